@@ -21,8 +21,8 @@ class NotCertified(TacitError):
 
 
 class LedgerError(TacitError):
-    """A ledger file is corrupt, foreign, from another version, or was opened with another budget."""
+    """A ledger file is corrupt, foreign, of another version, or was opened with another budget."""
 
 
 class IncompatibleModel(TacitError):
-    """The model mixes examples or keeps data-dependent state, so no example can be clipped alone."""
+    """The model mixes examples or keeps data-dependent state: no example can be clipped alone."""

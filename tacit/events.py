@@ -3,10 +3,10 @@
 An event is frozen, hashable, nestable and carries no behavior beyond checking itself: what it means
 never changes, and what it costs is the accountants' business. Standard library only.
 
-Noise is stated relative to what **one record contributes**: the change when that record is added or
-removed. When a record is *replaced*, its old contribution leaves and a new one enters, so the change
-can be up to twice as large; `replace_factor` says how much larger it really is (2 unless a proof
-beside the mechanism gives less), so that one event is priced correctly under every relation.
+Noise is stated relative to what **one record contributes**: the change when that record is added
+or removed. When a record is *replaced*, its old contribution leaves and a new one enters, so the
+change can be up to twice as large; `replace_factor` says how much larger it really is (2 unless a
+proof beside the mechanism gives less), so that one event is priced correctly under every relation.
 """
 
 import json
@@ -14,6 +14,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
+from itertools import pairwise
 from typing import Any
 
 from tacit._check import (
@@ -195,11 +196,11 @@ class RenyiCurve(Event):
         values = tuple(float(value) for value in self.values)
         if len(orders) != len(values) or not orders:
             raise ValueError(
-                f"orders and values must be of one length >= 1, got {len(orders)} and {len(values)}."
+                f"orders and values must have one length >= 1, got {len(orders)} and {len(values)}."
             )
         if not all(math.isfinite(order) and order > 1 for order in orders):
             raise ValueError("orders must be finite and above 1.")
-        if any(b <= a for a, b in zip(orders, orders[1:], strict=False)):
+        if any(b <= a for a, b in pairwise(orders)):
             raise ValueError("orders must increase.")
         if not all(math.isfinite(value) and value >= 0 for value in values):
             raise ValueError("values must be finite and >= 0; leave out orders without a bound.")
