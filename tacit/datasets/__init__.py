@@ -1,0 +1,46 @@
+"""Data sets: arrays with the public facts that a private method may rely on.
+
+`load("digits")` works anywhere scikit-learn is installed; `load("mnist")` and
+`load("fashion-mnist")` read idx files; `read_table` reads any CSV or Parquet table by a schema of
+declared bounds and categories. Nothing here looks at values to choose a bound.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from tacit.datasets._types import Dataset
+from tacit.datasets.digits import digits
+from tacit.datasets.images import fashion_mnist, mnist, read_idx
+from tacit.datasets.tables import Schema, read_chunks, read_table
+
+__all__ = [
+    "Dataset",
+    "Schema",
+    "digits",
+    "fashion_mnist",
+    "load",
+    "mnist",
+    "read_chunks",
+    "read_idx",
+    "read_table",
+]
+
+_NAMED: dict[str, Callable[[Path | None], Dataset]] = {
+    "digits": lambda _: digits(),
+    "mnist": mnist,
+    "fashion-mnist": fashion_mnist,
+}
+
+
+def load(name: str, *, data: str | Path | None = None) -> Dataset:
+    """The data set called `name`; `data` is the folder that holds it (default: `TACIT_DATA`).
+
+    >>> load("digits").x_train.shape
+    (1438, 8, 8)
+    """
+    if name not in _NAMED:
+        raise ValueError(
+            f"name must be one of {', '.join(_NAMED)}, got {name!r}. "
+            "For a table, write a schema and call read_table."
+        )
+    return _NAMED[name](None if data is None else Path(data))

@@ -1,0 +1,128 @@
+"""MNIST and Fashion-MNIST from idx files: a folder of yours, or one download with a checksum."""
+
+import gzip
+import hashlib
+import math
+import os
+import struct
+import tempfile
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+
+from tacit.datasets._types import Dataset
+
+_FILES = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
+_SOURCES = {
+    "mnist": "https://ossci-datasets.s3.amazonaws.com/mnist/",
+    "fashion-mnist": "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+}
+_SHA256 = {
+    "mnist": (
+        "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+        "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+        "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+        "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+    ),
+    "fashion-mnist": (
+        "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+        "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+        "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+        "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+    ),
+}
+
+
+def mnist(data: Path | None = None) -> Dataset:
+    """MNIST: 60,000 and 10,000 handwritten digits of 28 x 28, scaled to [0, 1]."""
+    return _image_set("mnist", data)
+
+
+def fashion_mnist(data: Path | None = None) -> Dataset:
+    """Fashion-MNIST: 60,000 and 10,000 pieces of clothing of 28 x 28, scaled to [0, 1]."""
+    return _image_set("fashion-mnist", data)
+
+
+def read_idx(path: Path) -> np.ndarray:
+    """The array in an idx file of unsigned bytes, gzip-compressed or plain.
+
+    Two zero bytes, the type 0x08, the number of dimensions, each size as four big-endian bytes,
+    then the values.
+    """
+    opener = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opener(path, "rb") as stream:
+            content = stream.read()
+    except (OSError, EOFError) as broken:
+        raise ValueError(f"{path.name} cannot be read: {broken}. Fetch the file again.") from None
+    if len(content) < 4 or content[:3] != b"\x00\x00\x08":
+        raise ValueError(f"{path.name} is not an idx file of unsigned bytes.")
+    n_dims = content[3]
+    start = 4 + 4 * n_dims
+    if len(content) < start:
+        raise ValueError(f"{path.name} ends inside its header. Fetch the file again.")
+    shape = struct.unpack(f">{n_dims}I", content[4:start])
+    if len(content) - start != math.prod(shape):
+        raise ValueError(f"{path.name} does not hold the {math.prod(shape)} values it announces.")
+    return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
+
+
+def _image_set(name: str, data: Path | None) -> Dataset:
+    folder = _folder(name, data)
+    x_train, y_train, x_test, y_test = (read_idx(_find(folder, file)) for file in _FILES)
+    return Dataset(
+        name=name,
+        x_train=x_train.astype(np.float32) / 255.0,
+        y_train=y_train.astype(np.int64),
+        x_test=x_test.astype(np.float32) / 255.0,
+        y_test=y_test.astype(np.int64),
+        n_classes=10,
+        public=("number of records", "pixel range 0..255", "ten classes"),
+    )
+
+
+def _folder(name: str, data: Path | None) -> Path:
+    """Where the files are: `data`, `TACIT_DATA`, or the cache after a download."""
+    given = data or (Path(os.environ["TACIT_DATA"]) if "TACIT_DATA" in os.environ else None)
+    if given is not None:
+        for folder in (given / name, given):
+            if _is_complete(folder):
+                return folder
+        raise FileNotFoundError(
+            f"no {name} in {given}: it must hold the four idx files "
+            f"({', '.join(_FILES)}-ubyte.gz), "
+            f"or a folder '{name}' that does."
+        )
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "tacit" / name
+    if not _is_complete(cache):
+        _download(name, cache)
+    return cache
+
+
+def _is_complete(folder: Path) -> bool:
+    return all(any(folder.glob(f"{file}-ubyte*")) for file in _FILES)
+
+
+def _find(folder: Path, file: str) -> Path:
+    return sorted(folder.glob(f"{file}-ubyte*"))[-1]
+
+
+def _download(name: str, cache: Path) -> None:
+    cache.mkdir(parents=True, exist_ok=True)
+    for file, expected in zip(_FILES, _SHA256[name], strict=True):
+        address = f"{_SOURCES[name]}{file}-ubyte.gz"
+        try:
+            with urllib.request.urlopen(address, timeout=60) as answer:
+                content = answer.read()
+        except (urllib.error.URLError, OSError) as failure:
+            raise FileNotFoundError(
+                f"{name} is not on this machine and could not be downloaded ({failure}). "
+                "Set TACIT_DATA to a folder with its idx files."
+            ) from None
+        if hashlib.sha256(content).hexdigest() != expected:
+            raise ValueError(f"{address} gave a file with another checksum; it was not kept.")
+        with tempfile.NamedTemporaryFile(dir=cache, delete=False) as part:
+            part.write(content)
+        Path(part.name).replace(cache / f"{file}-ubyte.gz")  # whole or not at all

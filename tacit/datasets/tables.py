@@ -1,0 +1,225 @@
+"""Tables (CSV or Parquet) by a schema of declared bounds and categories.
+
+A schema is public: it is written by someone who has not looked at the values, and values are
+clipped to it. Numeric columns are mapped from [lower, upper] to [-1, 1]; a category becomes one
+column per declared value, all zero for anything else; a missing number becomes the declared
+`missing` value.
+"""
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tacit.datasets._types import Dataset
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """One column of the table: either bounds or categories."""
+
+    name: str
+    lower: float | None = None
+    upper: float | None = None
+    categories: tuple[str, ...] = ()
+    missing: float | None = None
+
+    def __post_init__(self) -> None:
+        has_bounds = self.lower is not None and self.upper is not None
+        if has_bounds == bool(self.categories):
+            raise ValueError(
+                f"column {self.name!r} must declare lower and upper, or categories: one of the two."
+            )
+        if self.lower is not None and self.upper is not None and not self.lower < self.upper:
+            raise ValueError(f"column {self.name!r} must have lower < upper.")
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the features this column becomes."""
+        return tuple(f"{self.name}={c}" for c in self.categories) or (self.name,)
+
+    def encode(self, values: "pd.Series") -> np.ndarray:
+        """(rows, outputs) in [-1, 1] for numbers, {0, 1} for categories; never fails on a value."""
+        import pandas as pd
+
+        if self.categories:
+            text = values.astype("string").str.strip().to_numpy(dtype=object, na_value=None)
+            return np.stack([text == c for c in self.categories], axis=1).astype(np.float32)
+        assert self.lower is not None
+        assert self.upper is not None
+        middle, half = (self.lower + self.upper) / 2, (self.upper - self.lower) / 2
+        numbers = pd.to_numeric(values, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+        absent = middle if self.missing is None else self.missing
+        numbers = np.where(np.isnan(numbers), absent, numbers)
+        return (((np.clip(numbers, self.lower, self.upper) - middle) / half)[:, None]).astype(
+            np.float32
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Derived:
+    """A feature computed from one row's other columns: a threshold, or a product of 0/1 columns."""
+
+    name: str
+    column: str = ""
+    at_least: float | None = None
+    product: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if bool(self.product) == (self.at_least is not None):
+            raise ValueError(
+                f"derived {self.name!r} must give 'column' and 'at_least', or 'product'."
+            )
+
+    def encode(self, frame: "pd.DataFrame") -> np.ndarray:
+        """(rows, 1) of 0 and 1, or of a product clipped to [-1, 1]."""
+        import pandas as pd
+
+        if self.at_least is not None:
+            values = pd.to_numeric(frame[self.column], errors="coerce")
+            return (values >= self.at_least).fillna(False).to_numpy(np.float32)[:, None]
+        total = np.ones(len(frame))
+        for name in self.product:
+            total *= pd.to_numeric(frame[name], errors="coerce").fillna(0).to_numpy(np.float64)
+        return np.clip(total, -1.0, 1.0).astype(np.float32)[:, None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schema:
+    """Declared features and target of a table; `Schema.read` takes the TOML form.
+
+    >>> schema = Schema.parse('''
+    ... target = "employed"
+    ... [columns.age]
+    ... lower = 18
+    ... upper = 93
+    ... [columns.employed]
+    ... categories = ["0", "1"]
+    ... ''')
+    >>> schema.feature_names
+    ('age',)
+    """
+
+    target: str
+    columns: tuple[Column, ...]
+    derived: tuple[Derived, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.target not in {c.name for c in self.columns}:
+            raise ValueError(f"target {self.target!r} must be one of the declared columns.")
+
+    @classmethod
+    def read(cls, path: str | Path) -> "Schema":
+        """The schema in a TOML file."""
+        return cls.parse(Path(path).read_text(encoding="utf-8"))
+
+    @classmethod
+    def parse(cls, text: str) -> "Schema":
+        """The schema in TOML text."""
+        return cls.from_dict(tomllib.loads(text))
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "Schema":
+        """The schema in the form that TOML gives: target, [columns.NAME], [[derived]]."""
+        if extra := set(data) - {"target", "columns", "derived"}:
+            raise ValueError(f"a schema has no {', '.join(sorted(extra))}.")
+        if "target" not in data or not data.get("columns"):
+            raise ValueError("a schema must have 'target' and at least one [columns.NAME].")
+        try:
+            columns = tuple(
+                Column(name=name, **_tuples(given)) for name, given in data["columns"].items()
+            )
+            derived = tuple(Derived(**_tuples(given)) for given in data.get("derived", ()))
+        except TypeError as wrong:
+            raise ValueError(f"the schema cannot be read: {wrong}") from None
+        return cls(target=data["target"], columns=columns, derived=derived)
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """Names of the encoded features, in order."""
+        own = [out for c in self.columns if c.name != self.target for out in c.outputs]
+        return (*own, *(d.name for d in self.derived))
+
+    @property
+    def n_classes(self) -> int | None:
+        """Number of classes of the target, or None for a number."""
+        return len(self._target.categories) or None
+
+    @property
+    def needed(self) -> list[str]:
+        """The columns of the file that are read; everything else is ignored."""
+        extra = [name for d in self.derived for name in (d.column, *d.product) if name]
+        return list(dict.fromkeys([c.name for c in self.columns] + extra))
+
+    @property
+    def _target(self) -> Column:
+        return next(c for c in self.columns if c.name == self.target)
+
+    def encode(self, frame: "pd.DataFrame") -> tuple[np.ndarray, np.ndarray]:
+        """Features (rows, features) float32 and target: class numbers, or scaled to [-1, 1].
+
+        A row whose class is not declared gets class 0: dropping it would reveal that it was there.
+        """
+        parts = [c.encode(frame[c.name]) for c in self.columns if c.name != self.target]
+        parts += [d.encode(frame) for d in self.derived]
+        target = self._target.encode(frame[self.target])
+        y = target.argmax(axis=1).astype(np.int64) if self.n_classes else target[:, 0]
+        return np.concatenate(parts, axis=1), y
+
+
+def read_chunks(
+    path: str | Path, schema: Schema, *, rows: int = 65_536
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Encoded (features, target) of `rows` rows at a time: memory does not grow with the file."""
+    path = Path(path)
+    if path.suffix == ".parquet":
+        import pyarrow.parquet as parquet
+
+        for batch in parquet.ParquetFile(path).iter_batches(rows, columns=schema.needed):
+            yield schema.encode(batch.to_pandas())
+        return
+    import pandas as pd
+
+    try:
+        reader = pd.read_csv(path, usecols=schema.needed, chunksize=rows, skipinitialspace=True)
+        with reader:
+            for frame in reader:
+                yield schema.encode(frame)
+    except ValueError as wrong:
+        raise ValueError(f"{path.name} does not fit the schema: {wrong}") from None
+
+
+def read_table(
+    path: str | Path, schema: Schema, *, test_share: float = 0.2, seed: int = 0
+) -> Dataset:
+    """A table as a data set; rows go to the test part by a coin that looks at no value."""
+    chunks = list(read_chunks(path, schema))
+    if not chunks:
+        raise ValueError(f"{Path(path).name} has no rows.")
+    x, y = (np.concatenate(parts) for parts in zip(*chunks, strict=True))
+    order = np.random.default_rng(seed).permutation(len(x))
+    n_test = round(test_share * len(x))
+    test, train = np.sort(order[:n_test]), np.sort(order[n_test:])
+    return Dataset(
+        name=Path(path).name.split(".")[0],
+        x_train=x[train],
+        y_train=y[train],
+        x_test=x[test],
+        y_test=y[test],
+        n_classes=schema.n_classes,
+        feature_names=schema.feature_names,
+        public=("number of records", "bounds and categories of the schema"),
+    )
+
+
+def _tuples(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: tuple(str(v) for v in value) if isinstance(value, list) else value
+        for name, value in given.items()
+    }

@@ -1,0 +1,144 @@
+"""Loaders: right shapes, clear errors, and nothing learned from the values."""
+
+import gzip
+import struct
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tacit import datasets
+from tacit.datasets import Schema, read_chunks, read_idx, read_table
+from tacit.datasets.images import _FILES
+
+SCHEMA = """
+target = "income"
+[columns.age]
+lower = 18
+upper = 90
+[columns.state]
+categories = ["GA", "NY"]
+[columns.income]
+categories = ["low", "high"]
+[[derived]]
+name = "is_senior"
+column = "age"
+at_least = 65
+"""
+
+
+def write_idx(path, array):
+    header = b"\x00\x00\x08" + bytes([array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
+    path.write_bytes(gzip.compress(header + array.astype(np.uint8).tobytes()))
+
+
+@pytest.fixture
+def table(tmp_path):
+    path = tmp_path / "people.csv"
+    path.write_text(
+        "age,state,income,secret\n10,GA,low,1\n200,NY,high,2\n54,TX,low,3\n,GA,odd,4\n70,NY,high,5\n"
+    )
+    return path
+
+
+def test_digits_are_embedded_and_scaled_to_the_unit_interval():
+    digits = datasets.load("digits")
+    assert digits.x_train.shape == (1438, 8, 8)
+    assert len(digits.x_test) == 359
+    assert digits.x_train.min() == 0
+    assert digits.x_train.max() == 1
+    assert "x_train" not in repr(digits)
+
+
+def test_mnist_reads_from_the_folder(shared_data):
+    mnist = datasets.load("mnist", data=shared_data)
+    assert mnist.x_train.shape == (60_000, 28, 28)
+    assert np.bincount(mnist.y_test).tolist() == [
+        980,
+        1135,
+        1032,
+        1010,
+        982,
+        892,
+        958,
+        1028,
+        974,
+        1009,
+    ]
+
+
+def test_an_unknown_name_lists_what_there_is():
+    with pytest.raises(ValueError, match="digits, mnist, fashion-mnist"):
+        datasets.load("cifar")
+
+
+def test_a_folder_without_the_files_says_which_are_missing(tmp_path):
+    with pytest.raises(FileNotFoundError, match="train-images-idx3"):
+        datasets.load("mnist", data=tmp_path)
+
+
+def test_small_idx_files_make_a_data_set(tmp_path):
+    for file in _FILES:
+        shape = (4, 28, 28) if "images" in file else (4,)
+        write_idx(tmp_path / f"{file}-ubyte.gz", np.ones(shape))
+    assert datasets.load("mnist", data=tmp_path).x_test.shape == (4, 28, 28)
+
+
+@pytest.mark.parametrize("cut", [2, 6, -1])
+def test_a_damaged_idx_file_is_named(tmp_path, cut):
+    path = tmp_path / "train-labels-idx1-ubyte"
+    content = b"\x00\x00\x08\x01" + struct.pack(">I", 3) + b"\x01\x02\x03"
+    path.write_bytes(content[:cut])
+    with pytest.raises(ValueError, match="train-labels"):
+        read_idx(path)
+
+
+def test_numbers_are_clipped_to_the_declared_bounds_and_scaled(table):
+    x, y = next(read_chunks(table, Schema.parse(SCHEMA)))
+    assert x[:, 0].tolist() == [-1.0, 1.0, 0.0, 0.0, pytest.approx(16 / 36)]
+    assert x[:, 1:3].tolist() == [[1, 0], [0, 1], [0, 0], [1, 0], [0, 1]]
+    assert x[:, 3].tolist() == [0, 1, 0, 0, 1]
+    assert y.tolist() == [0, 1, 0, 0, 1]
+
+
+def test_chunks_and_parquet_give_the_same_features(table, tmp_path):
+    schema = Schema.parse(SCHEMA)
+    whole = np.concatenate([x for x, _ in read_chunks(table, schema)])
+    pieces = np.concatenate([x for x, _ in read_chunks(table, schema, rows=2)])
+    pd.read_csv(table).to_parquet(tmp_path / "people.parquet")
+    parquet = np.concatenate([x for x, _ in read_chunks(tmp_path / "people.parquet", schema)])
+    assert np.array_equal(whole, pieces)
+    assert np.array_equal(whole, parquet)
+
+
+def test_the_split_does_not_depend_on_values(table):
+    schema = Schema.parse(SCHEMA)
+    first = read_table(table, schema, test_share=0.4)
+    assert len(first.x_test) == 2
+    assert first.feature_names == ("age", "state=GA", "state=NY", "is_senior")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("target = 'a'", "at least one"),
+        ("target = 'a'\n[columns.b]\nlower=0\nupper=1", "declared columns"),
+        ("target = 'b'\n[columns.b]\nlower=0", "lower and upper, or categories"),
+        ("target = 'b'\n[columns.b]\nlower=1\nupper=1", "lower < upper"),
+        ("target = 'b'\n[columns.b]\nlower=0\nupper=1\nscale=2", "cannot be read"),
+        ("target = 'b'\nother=1\n[columns.b]\nlower=0\nupper=1", "no other"),
+        (
+            "target = 'b'\n[columns.b]\nlower=0\nupper=1\n[[derived]]\nname='c'",
+            "'product'",
+        ),
+    ],
+)
+def test_a_wrong_schema_says_what_to_write(text, message):
+    with pytest.raises(ValueError, match=message):
+        Schema.parse(text)
+
+
+def test_a_missing_column_is_an_error_that_shows_no_value(table):
+    schema = Schema.parse("target='wealth'\n[columns.wealth]\nlower=0\nupper=1")
+    with pytest.raises(ValueError, match="does not fit the schema"):
+        list(read_chunks(table, schema))
