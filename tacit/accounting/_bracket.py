@@ -1,0 +1,23 @@
+"""The answer of a certified accountant: two ends with the truth between them."""
+
+from typing import NamedTuple
+
+
+class Bracket(NamedTuple):
+    """A certified statement `lower <= truth <= upper`; both ends are proved, neither is a guess.
+
+    >>> Bracket(0.25, 0.75).width
+    0.5
+    """
+
+    lower: float
+    upper: float
+
+    @property
+    def width(self) -> float:
+        """How much is left open; 0 where both ends are infinite."""
+        return 0.0 if self.lower == self.upper else self.upper - self.lower
+
+    def meets(self, other: "Bracket") -> bool:
+        """Whether two brackets of one number can both be right."""
+        return self.lower <= other.upper and other.lower <= self.upper
