@@ -14,17 +14,18 @@ def digits() -> Dataset:
     """
     from sklearn.datasets import load_digits
 
-    images, labels = load_digits(return_X_y=True)
-    images = (images / 16.0).astype(np.float32).reshape(-1, 8, 8)  # pixel values are 0..16
+    pixels, classes = load_digits(return_X_y=True)
+    images = (np.asarray(pixels) / 16.0).astype(np.float32).reshape(-1, 8, 8)  # values are 0..16
+    labels = np.asarray(classes, np.int64)
     order = np.random.default_rng(20160701).permutation(len(images))
     n_test = round(_TEST_SHARE * len(images))
     test, train = order[:n_test], order[n_test:]
     return Dataset(
         name="digits",
         x_train=images[train],
-        y_train=labels[train].astype(np.int64),
+        y_train=labels[train],
         x_test=images[test],
-        y_test=labels[test].astype(np.int64),
+        y_test=labels[test],
         n_classes=10,
         public=("number of records", "pixel range 0..16", "ten classes"),
     )

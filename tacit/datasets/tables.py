@@ -44,17 +44,15 @@ class Column:
         """Names of the features this column becomes."""
         return tuple(f"{self.name}={c}" for c in self.categories) or (self.name,)
 
-    def encode(self, values: "pd.Series") -> np.ndarray:
+    def encode(self, values: Any) -> np.ndarray:
         """(rows, outputs) in [-1, 1] for numbers, {0, 1} for categories; never fails on a value."""
-        import pandas as pd
-
         if self.categories:
             text = values.astype("string").str.strip().to_numpy(dtype=object, na_value=None)
             return np.stack([text == c for c in self.categories], axis=1).astype(np.float32)
         assert self.lower is not None
         assert self.upper is not None
         middle, half = (self.lower + self.upper) / 2, (self.upper - self.lower) / 2
-        numbers = pd.to_numeric(values, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+        numbers = _numbers(values)
         absent = middle if self.missing is None else self.missing
         numbers = np.where(np.isnan(numbers), absent, numbers)
         return (((np.clip(numbers, self.lower, self.upper) - middle) / half)[:, None]).astype(
@@ -79,14 +77,11 @@ class Derived:
 
     def encode(self, frame: "pd.DataFrame") -> np.ndarray:
         """(rows, 1) of 0 and 1, or of a product clipped to [-1, 1]."""
-        import pandas as pd
-
         if self.at_least is not None:
-            values = pd.to_numeric(frame[self.column], errors="coerce")
-            return (values >= self.at_least).fillna(False).to_numpy(np.float32)[:, None]
+            return (_numbers(frame[self.column]) >= self.at_least).astype(np.float32)[:, None]
         total = np.ones(len(frame))
         for name in self.product:
-            total *= pd.to_numeric(frame[name], errors="coerce").fillna(0).to_numpy(np.float64)
+            total *= np.nan_to_num(_numbers(frame[name]))
         return np.clip(total, -1.0, 1.0).astype(np.float32)[:, None]
 
 
@@ -216,6 +211,13 @@ def read_table(
         feature_names=schema.feature_names,
         public=("number of records", "bounds and categories of the schema"),
     )
+
+
+def _numbers(column: Any) -> np.ndarray:  # Any: pandas' stubs do not type a column's methods
+    import pandas as pd
+
+    numbers: Any = pd.to_numeric(column, errors="coerce")
+    return numbers.to_numpy(dtype=np.float64, na_value=np.nan)
 
 
 def _tuples(given: Mapping[str, Any]) -> dict[str, Any]:

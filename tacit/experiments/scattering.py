@@ -1,0 +1,145 @@
+"""Scattering features: two layers of fixed Morlet wavelets and moduli, averaged over space.
+
+Nothing is learned, so computing the features costs no privacy: each image's features depend on that
+image alone. Mallat 2012 (arXiv:1101.2286), Bruna & Mallat 2013 (arXiv:1203.1513); filter shapes as
+in Kymatio (arXiv:1812.11214). Tramèr & Boneh 2021 (arXiv:2011.11660) showed that a private linear
+layer on them beats private end-to-end networks.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from scipy import fft
+
+_CHUNK = 512  # images at a time: bounded memory, and large enough to keep the transforms busy
+
+
+@dataclass(frozen=True)
+class Scattering:
+    """Scattering of square images: `scales` octaves (J) and `angles` orientations (L).
+
+    Gives 1 + J L + L^2 J (J - 1) / 2 channels at a 2^J times coarser resolution: 81 x 7 x 7 for
+    28 x 28 images with the defaults.
+
+    >>> Scattering()(np.zeros((3, 28, 28))).shape
+    (3, 81, 7, 7)
+    """
+
+    scales: int = 2
+    angles: int = 8
+
+    def __call__(self, images: np.ndarray) -> np.ndarray:
+        """Features (records, channels, height / 2^J, width / 2^J) in float32."""
+        if images.ndim != 3 or images.shape[1] != images.shape[2]:
+            raise ValueError(f"images must be (records, size, size), got {images.shape}.")
+        if images.shape[1] % 2**self.scales:
+            raise ValueError(
+                f"image size must be a multiple of {2**self.scales}, got {images.shape[1]}. "
+                "Pad the images."
+            )
+        starts = range(0, len(images), _CHUNK)
+        parts = [self._scatter(images[s : s + _CHUNK].astype(np.float32)) for s in starts]
+        side = images.shape[1] // 2**self.scales
+        return np.concatenate(parts) if parts else np.zeros((0, self.channels, side, side), "f4")
+
+    @property
+    def channels(self) -> int:
+        """Number of paths of order 0, 1 and 2."""
+        J, L = self.scales, self.angles
+        return 1 + J * L + L * L * J * (J - 1) // 2
+
+    def _scatter(self, x: np.ndarray) -> np.ndarray:
+        margin = 2**self.scales  # reflected border, cut off again below
+        x = np.pad(x, ((0, 0), (margin, margin), (margin, margin)), mode="reflect")
+        size = x.shape[1]
+        low_pass, wavelets = _filters(size, self.scales, self.angles)
+        x_hat = _fft(x)
+        zeroth = [self._average(x_hat, low_pass, size)]
+        first, second = [], []
+        for j1, band in enumerate(wavelets):
+            for wavelet in band:
+                u1 = _modulus(x_hat * wavelet, 2**j1)
+                u1_hat = _fft(u1)
+                first.append(self._average(u1_hat, low_pass, size))
+                for j2 in range(j1 + 1, self.scales):
+                    for coarser in wavelets[j2]:
+                        u2 = _modulus(u1_hat * _fold(coarser, 2**j1), 2 ** (j2 - j1))
+                        second.append(self._average(_fft(u2), low_pass, size))
+        return np.stack(zeroth + first + second, axis=1)[:, :, 1:-1, 1:-1]
+
+    def _average(self, u_hat: np.ndarray, low_pass: np.ndarray, size: int) -> np.ndarray:
+        """Low-pass `u`, given by its transform at any resolution, down to the coarsest one."""
+        done = size // u_hat.shape[-1]
+        smooth = u_hat * _fold(low_pass, done)
+        return _inverse(_fold(smooth, 2**self.scales // done, mean=True)).real
+
+
+def group_normalize(features: np.ndarray, groups: int = 27) -> np.ndarray:
+    """Each image's features standardized within `groups` groups of channels, then flattened.
+
+    Statistics are of one image, so no other record is looked at (a group of one constant value
+    becomes zero). 27 groups are those of Tramèr & Boneh 2021.
+    """
+    n = len(features)
+    grouped = features.reshape(n, groups, -1)
+    centered = grouped - grouped.mean(axis=2, keepdims=True)
+    spread = np.sqrt((centered**2).mean(axis=2, keepdims=True) + 1e-5)
+    return (centered / spread).reshape(n, -1).astype(np.float32)
+
+
+@lru_cache(maxsize=4)
+def _filters(size: int, scales: int, angles: int) -> tuple[np.ndarray, list[list[np.ndarray]]]:
+    """Transforms of the low-pass filter and of the Morlet wavelets, [scale][angle], real-valued."""
+    low_pass = _transform(_gabor(size, 0.8 * 2 ** (scales - 1), 0.0, 0.0, 1.0))
+    wavelets = [
+        [_morlet(size, 0.8 * 2**j, np.pi * 0.75 / 2**j, np.pi * a / angles, 4 / angles)
+         for a in range(angles)]
+        for j in range(scales)
+    ]  # fmt: skip
+    return low_pass, wavelets
+
+
+def _morlet(size: int, sigma: float, frequency: float, angle: float, slant: float) -> np.ndarray:
+    """An oriented wave under a Gaussian, with the Gaussian's share removed so that it sums to 0."""
+    wave = _gabor(size, sigma, frequency, angle, slant)
+    envelope = _gabor(size, sigma, 0.0, angle, slant)
+    return _transform(wave - wave.sum() / envelope.sum() * envelope)
+
+
+def _gabor(size: int, sigma: float, frequency: float, angle: float, slant: float) -> np.ndarray:
+    """A Gaussian of width `sigma` times a plane wave, periodic with period `size`."""
+    cos, sin = np.cos(angle), np.sin(angle)
+    total = np.zeros((size, size), complex)
+    for dy in (-2, -1, 0, 1, 2):
+        for dx in (-2, -1, 0, 1, 2):
+            y, x = np.mgrid[dy * size : (dy + 1) * size, dx * size : (dx + 1) * size]
+            along, across = cos * y + sin * x, -sin * y + cos * x
+            bell = np.exp(-(along**2 + slant**2 * across**2) / (2 * sigma**2))
+            total += bell * np.exp(1j * frequency * along)
+    return total / (2 * np.pi * sigma**2 / slant)
+
+
+def _transform(filter_: np.ndarray) -> np.ndarray:
+    return _fft(filter_).real.astype(np.float32)  # symmetric about 0: the transform is real
+
+
+def _fold(transform: np.ndarray, factor: int, *, mean: bool = False) -> np.ndarray:
+    """Transform after keeping every `factor`-th sample in space: aliases add up (averaged)."""
+    if factor == 1:
+        return transform
+    *lead, size, _ = transform.shape
+    blocks = transform.reshape(*lead, factor, size // factor, factor, size // factor)
+    return blocks.mean(axis=(-4, -2)) if mean else blocks.sum(axis=(-4, -2))
+
+
+def _modulus(transform: np.ndarray, factor: int) -> np.ndarray:
+    return np.abs(_inverse(_fold(transform, factor, mean=True)))
+
+
+def _fft(values: np.ndarray) -> np.ndarray:
+    return np.asarray(fft.fft2(values, workers=-1))
+
+
+def _inverse(transform: np.ndarray) -> np.ndarray:
+    return np.asarray(fft.ifft2(transform, workers=-1))
