@@ -1,0 +1,128 @@
+"""Gaussian and Laplace mechanisms: the noise is the event's, on every coordinate."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from tacit import events as ev
+from tacit.mechanisms import (
+    GaussianMechanism,
+    GridGaussianMechanism,
+    LaplaceMechanism,
+    secure_generator,
+)
+
+FALSE_ALARM = 1e-6  # per test, split evenly among its coordinates
+DIMENSION, DRAWS = 5, 20_000
+CASES = {
+    "gaussian": (GaussianMechanism(1.5, l2_sensitivity=2.0), stats.norm(scale=3.0)),
+    "laplace": (LaplaceMechanism(1.5, l1_sensitivity=2.0), stats.laplace(scale=3.0)),
+    "grid": (
+        GridGaussianMechanism(1.5, l2_sensitivity=2.0, dimension=DIMENSION * DRAWS),
+        stats.norm(scale=3.0),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("rng", [12, secure_generator()], ids=["seeded", "secure"])
+def test_noise_has_the_stated_law_on_every_coordinate(name, rng):
+    mechanism, law = CASES[name]
+    value = np.broadcast_to(np.array([0.0, 7.0, -2.5, 1e3, 1e-3]), (DRAWS, DIMENSION))
+    noise = mechanism.release(value, rng) - value
+    for coordinate in noise.T:
+        assert stats.kstest(coordinate, law.cdf).pvalue > FALSE_ALARM / DIMENSION
+    for i in range(DIMENSION):
+        for j in range(i):
+            test = stats.spearmanr(noise[:, i], noise[:, j])
+            assert test.pvalue > FALSE_ALARM / DIMENSION**2
+
+
+def test_the_event_carries_multiplier_and_replace_factor():
+    settings = {"replace_factor": 1.25}
+    assert GaussianMechanism(1.5, l2_sensitivity=2.0, **settings).event == ev.Gaussian(1.5, 1.25)
+    assert LaplaceMechanism(1.5, l1_sensitivity=2.0, **settings).event == ev.Laplace(1.5, 1.25)
+    grid = GridGaussianMechanism(1.5, l2_sensitivity=2.0, dimension=3, **settings)
+    assert grid.event == ev.Gaussian(1.5, 1.25)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3)], ids=str)
+def test_the_release_keeps_the_shape(shape):
+    assert GaussianMechanism(1.0, l2_sensitivity=1.0).release(np.zeros(shape)).shape == shape
+    assert LaplaceMechanism(1.0, l1_sensitivity=1.0).release(np.zeros(shape)).shape == shape
+
+
+def test_the_input_is_left_alone():
+    value = np.ones(3)
+    GaussianMechanism(1.0, l2_sensitivity=1.0).release(value)
+    assert (value == 1).all()
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
+def test_impossible_noise_or_sensitivity_is_refused(bad):
+    for make in (
+        lambda: GaussianMechanism(bad, l2_sensitivity=1.0),
+        lambda: GaussianMechanism(1.0, l2_sensitivity=bad),
+        lambda: LaplaceMechanism(bad, l1_sensitivity=1.0),
+        lambda: LaplaceMechanism(1.0, l1_sensitivity=bad),
+        lambda: GridGaussianMechanism(bad, l2_sensitivity=1.0, dimension=2),
+        lambda: GridGaussianMechanism(1.0, l2_sensitivity=bad, dimension=2),
+    ):
+        with pytest.raises(ValueError, match="must be"):
+            make()
+
+
+def test_noise_that_underflows_or_overflows_is_refused():
+    for multiplier, sensitivity in ((1e-200, 1e-200), (1e200, 1e200)):
+        with pytest.raises(ValueError, match="noise_std must be"):
+            GaussianMechanism(multiplier, l2_sensitivity=sensitivity)
+        with pytest.raises(ValueError, match="noise_scale must be"):
+            LaplaceMechanism(multiplier, l1_sensitivity=sensitivity)
+
+
+@pytest.mark.parametrize("mechanism", [CASES["gaussian"][0], CASES["laplace"][0]], ids=repr)
+def test_errors_do_not_repeat_the_private_value(mechanism):
+    with pytest.raises(ValueError, match="finite") as caught:
+        mechanism.release([123.456, math.nan])
+    assert "123" not in str(caught.value)
+    with pytest.raises(TypeError, match="real numbers"):
+        mechanism.release(["secret"])
+
+
+def test_the_grid_adds_less_than_a_millionth_to_the_noise():
+    for dimension in (1, 7, 10**8):
+        mechanism = GridGaussianMechanism(2.0, l2_sensitivity=3.0, dimension=dimension)
+        assert 6.0 < mechanism.noise_std <= 6.0 * (1 + 1e-6)
+
+
+def test_grid_releases_are_exact_multiples_of_the_grid():
+    mechanism = GridGaussianMechanism(0.7, l2_sensitivity=0.3, dimension=1000)
+    value = np.random.default_rng(0).normal(size=1000) * 1e3
+    steps = mechanism.release(value, 1) / mechanism.grid
+    assert (steps == np.rint(steps)).all()
+
+
+def test_rounding_to_the_grid_never_exceeds_the_sensitivity_charged():
+    mechanism = GridGaussianMechanism(1.0, l2_sensitivity=1.0, dimension=50)
+    rng = np.random.default_rng(5)
+    allowed = mechanism.noise_std / mechanism.noise_multiplier
+    for _ in range(50):
+        value = rng.normal(size=50)
+        step = rng.normal(size=50)
+        neighbor = value + step / np.linalg.norm(step)
+        moved = mechanism.release(value, 9) - mechanism.release(neighbor, 9)  # same noise
+        assert np.linalg.norm(moved) <= allowed
+
+
+def test_a_value_beyond_the_grid_is_clipped_without_an_error():
+    mechanism = GridGaussianMechanism(1.0, l2_sensitivity=1.0, dimension=2)
+    released = mechanism.release([1e300, -1e300], 0)
+    assert np.isfinite(released).all()
+    assert released[0] > 0 > released[1]
+
+
+def test_the_grid_release_checks_its_dimension():
+    with pytest.raises(ValueError, match="2 coordinates, got 3"):
+        GridGaussianMechanism(1.0, l2_sensitivity=1.0, dimension=2).release([1.0, 2.0, 3.0])
