@@ -1,0 +1,95 @@
+"""Clipped sum by `torch.func.vmap` over `grad`: takes any model that vmap can run.
+
+Each example is run alone, as a batch of one, so nothing can mix examples. Costs the memory of one
+gradient per example; the batch is cut into chunks that fit a budget.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from tacit.training.clip_rules import Clip
+from tacit.training.engines import batch as b
+from tacit.training.sums import ClippedSum, accumulator, trainable
+
+# Bytes that the per-example gradients of one chunk may take on a CPU; a quarter of what is free
+# on a GPU. Three copies live at once: in the transform, flattened, and masked.
+CPU_BUDGET = 2**29
+COPIES = 3
+
+
+class _Losses(nn.Module):
+    """`loss_fn` as a module, so that `functional_call` can put other parameters into the model."""
+
+    def __init__(self, model: nn.Module, loss_fn: Callable[..., Tensor], rows: int) -> None:
+        super().__init__()
+        self.model, self.loss_fn, self.rows = model, loss_fn, rows
+
+    def forward(self, batch: Any) -> Tensor:
+        return b.checked_losses(self.loss_fn, self.model, batch, self.rows)
+
+
+def run(
+    model: nn.Module,
+    loss_fn: Callable[..., Tensor],
+    batch: Any,
+    clip: Clip,
+    mask: Tensor,
+    augmentations: int = 1,
+) -> ClippedSum:
+    """Clipped sum of the rows where `mask` is True."""
+    parameters = trainable(model)
+    tensors, rebuild = b.split_rows(batch)
+    tensors = [t.unflatten(0, (-1, augmentations)) for t in tensors]
+    gradients = _per_example(model, loss_fn, rebuild, augmentations)
+    values = {name: p.detach() for name, p in parameters.items()}
+    total = ClippedSum.zeros(model, clip)
+    step = _chunk(values)
+    for start in range(0, len(mask), step):
+        part = slice(start, start + step)
+        rows = gradients(values, [t[part] for t in tensors])
+        total += _weigh(rows, clip, mask[part])
+    return total
+
+
+def _per_example(
+    model: nn.Module, loss_fn: Callable[..., Tensor], rebuild: Callable[..., Any], views: int
+) -> Callable[[dict[str, Tensor], list[Tensor]], dict[str, Tensor]]:
+    losses = _Losses(model, loss_fn, views)
+
+    def loss(values: dict[str, Tensor], rows: list[Tensor]) -> Tensor:
+        replaced = {f"model.{name}": value for name, value in values.items()}
+        return functional_call(losses, replaced, (rebuild(rows),)).mean()
+
+    return vmap(grad(loss), in_dims=(None, 0), randomness="different")
+
+
+def _weigh(gradients: dict[str, Tensor], clip: Clip, mask: Tensor) -> ClippedSum:
+    index = b.group_index(clip, list(gradients))
+    norms: list[Tensor | float] = [0.0] * len(clip.clip_norms)
+    for name, rows in gradients.items():
+        norms[index[name]] = norms[index[name]] + b.squared_norm(rows)
+    empty = torch.zeros(len(mask), device=mask.device)
+    squared = torch.stack([n if isinstance(n, Tensor) else empty for n in norms])
+    rounding = max(b.ROUNDING[rows.dtype] for rows in gradients.values())
+    factors, within = b.factors_of(clip, squared, mask, rounding)
+    sums = {name: _sum(rows, factors[index[name]]) for name, rows in gradients.items()}
+    return ClippedSum(sums, within)
+
+
+def _sum(rows: Tensor, factors: Tensor) -> Tensor:
+    flat = rows.reshape(len(rows), -1).to(accumulator(rows.dtype))
+    flat = torch.where((factors > 0).unsqueeze(1), flat, 0.0)  # 0 * inf would be nan
+    return (factors.to(flat.dtype) @ flat).view(rows.shape[1:])
+
+
+def _chunk(values: dict[str, Tensor]) -> int:
+    device = next(iter(values.values())).device
+    budget = CPU_BUDGET
+    if device.type == "cuda":
+        budget = torch.cuda.mem_get_info(device)[0] // 4
+    row = sum(v.numel() * v.element_size() for v in values.values())
+    return max(1, budget // (COPIES * row))

@@ -1,0 +1,62 @@
+"""The value that crosses the seam: a sum of clipped per-example gradients, which adds up."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from tacit.training.clip_rules import Clip
+
+
+@dataclass(frozen=True, repr=False)
+class ClippedSum:
+    """Sum of clipped per-example gradients. Private: add noise before anything leaves.
+
+    Attributes
+    ----------
+    sums
+        By parameter name, for each trainable parameter; float32, or float64 for float64 parameters.
+    within
+        How many examples had norm <= the clip norm, in each group, shape (groups,). Private; one
+        example changes it by at most 1 in each group. Adaptive clipping releases it with noise.
+    """
+
+    sums: dict[str, Tensor]
+    within: Tensor
+
+    @classmethod
+    def zeros(cls, model: nn.Module, clip: Clip | None = None) -> "ClippedSum":
+        """The sum over no examples: the result of an empty draw."""
+        parameters = trainable(model)
+        sums = {
+            name: torch.zeros_like(p, dtype=accumulator(p.dtype), requires_grad=False)
+            for name, p in parameters.items()
+        }
+        device = next(iter(parameters.values())).device
+        groups = 1 if clip is None else len(clip.clip_norms)
+        return cls(sums, torch.zeros(groups, device=device))
+
+    def __add__(self, other: "ClippedSum") -> "ClippedSum":
+        sums = torch._foreach_add(list(self.sums.values()), [other.sums[k] for k in self.sums])
+        return ClippedSum(dict(zip(self.sums, sums, strict=True)), self.within + other.within)
+
+    def __iadd__(self, other: "ClippedSum") -> "ClippedSum":
+        """Adds in place, so that microbatches of a large model need no third accumulator."""
+        torch._foreach_add_(list(self.sums.values()), [other.sums[k] for k in self.sums])
+        return ClippedSum(self.sums, self.within + other.within)
+
+    def __repr__(self) -> str:
+        return f"ClippedSum({len(self.sums)} parameters, private)"
+
+
+def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Trainable parameters by name; a tied parameter once, under its first name."""
+    found = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not found:
+        raise ValueError("model must have a trainable parameter (requires_grad=True), got none.")
+    return found
+
+
+def accumulator(dtype: torch.dtype) -> torch.dtype:
+    """The dtype sums and norms are kept in: never below float32."""
+    return torch.promote_types(dtype, torch.float32)
