@@ -1,0 +1,131 @@
+"""Streamed statistics of private rows: Gram matrix, cross moments, weighted sums.
+
+Every function here returns **private** values: sums over records, before any noise. They read the
+table in blocks that fit in the processor's cache and never hold a second copy of it, so a table of
+ten million rows (in memory or in a `numpy.memmap`) costs a fixed amount of extra memory.
+
+A record is a row of features, clipped to declared bounds and scaled to [-1, 1], with a constant 1
+in front. If `row_norm` is finite, a record longer than that is shrunk to it, together with its
+target: least squares on such rows is weighted least squares, so the linear model that is right for
+all records stays the answer while one record's contribution gets smaller.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tacit.regression._base import Box
+
+Floats = NDArray[np.float64]
+
+_BLOCK_BYTES = 1 << 20
+
+
+class Moments(NamedTuple):
+    """Private sums over records z = (1, x) and targets y."""
+
+    gram: Floats
+    """sum z z', (d + 1, d + 1)."""
+    cross: Floats
+    """sum y z, (d + 1,)."""
+
+
+class PrivateRows:
+    """Private rows of a table, clipped and scaled on the fly. Holds no copy of the table.
+
+    `factors` is what each row is multiplied by to have a norm of at most `row_norm`. A block that
+    already lies inside its bounds is read in place: clipping would not change it.
+    """
+
+    def __init__(self, X: NDArray[np.floating], box: Box, *, row_norm: float = np.inf) -> None:
+        self.X = X
+        self.box = box
+        self.row_norm = row_norm
+        self.n_rows, self.n_features = X.shape
+        self._size = max(64, _BLOCK_BYTES // (8 * (self.n_features + 1)))
+        self._inside = np.zeros(-(-self.n_rows // self._size), np.bool_)
+        self.factors = np.ones(self.n_rows)
+        self._prepare()
+
+    def moments(self, y: Floats) -> Moments:
+        """Private Gram matrix and cross moments of the shrunk rows; `y` is already in [-1, 1]."""
+        d = self.n_features
+        gram, cross = np.zeros((d + 1, d + 1)), np.zeros(d + 1)
+        for span, rows in self.scaled():
+            rows *= self.factors[span, None]
+            gram += rows.T @ rows
+            cross += rows.T @ (self.factors[span] * y[span])
+        return Moments(gram, cross)
+
+    def pull(self, weights: Floats, push: Callable[[slice, Floats], Floats]) -> Floats:
+        """Private sum over records of push(margin) z, where margin = weights' z.
+
+        `weights` is (d + 1,) or (d + 1, k); `push` maps a span of rows and their margins, (m,) or
+        (m, k), to multipliers of the same shape. Scaling is folded into the weights on the way in
+        and into the sum on the way out, so that the table itself is read as it is.
+        """
+        center, half = self.box.center, self.box.half
+        inner = (weights[1:].T / half).T
+        offset = weights[0] - center @ inner
+        total, count = np.zeros_like(inner), np.zeros_like(weights[0], dtype=np.float64)
+        for span, rows in self._clipped():
+            multipliers = push(span, rows @ inner + offset)
+            total += rows.T @ multipliers
+            count += multipliers.sum(axis=0)
+        return np.concatenate(
+            [count[None], ((total.T - np.multiply.outer(count, center)) / half).T]
+        )
+
+    def scaled(self) -> Iterator[tuple[slice, Floats]]:
+        """Spans of rows with their private (m, d + 1) blocks; each overwrites the one before."""
+        buffer = np.empty((self._size, self.n_features + 1))
+        for span in self._spans():
+            rows = buffer[: span.stop - span.start]
+            rows[:, 0] = 1.0
+            np.clip(self.X[span], self.box.lower, self.box.upper, out=rows[:, 1:])
+            rows[:, 1:] -= self.box.center
+            rows[:, 1:] /= self.box.half
+            yield span, rows
+
+    def _clipped(self) -> Iterator[tuple[slice, NDArray[np.floating]]]:
+        buffer = np.empty((self._size, self.n_features))
+        for index, span in enumerate(self._spans()):
+            rows = self.X[span]
+            if not (self._inside[index] and rows.dtype == np.float64):
+                rows = np.clip(rows, self.box.lower, self.box.upper, out=buffer[: len(rows)])
+            yield span, rows
+
+    def _prepare(self) -> None:
+        for index, (span, rows) in enumerate(self.scaled()):
+            raw = self.X[span]
+            self._inside[index] = bool(
+                (raw.min(axis=0) >= self.box.lower).all()
+                and (raw.max(axis=0) <= self.box.upper).all()
+            )
+            if np.isfinite(self.row_norm):
+                norms = np.sqrt(np.einsum("ij,ij->i", rows, rows))
+                self.factors[span] = np.minimum(1.0, self.row_norm / norms)
+
+    def _spans(self) -> Iterator[slice]:
+        for start in range(0, self.n_rows, self._size):
+            yield slice(start, min(start + self._size, self.n_rows))
+
+
+def triangle(matrix: Floats) -> Floats:
+    """The upper triangle of a symmetric matrix, entries off the diagonal times sqrt(2).
+
+    Keeps lengths: the L2 norm of the vector is the Frobenius norm of the matrix.
+    """
+    rows, columns = np.triu_indices(len(matrix))
+    return matrix[rows, columns] * np.where(rows == columns, 1.0, np.sqrt(2.0))
+
+
+def from_triangle(vector: Floats, size: int) -> Floats:
+    """The symmetric matrix of which `triangle` gives `vector`."""
+    rows, columns = np.triu_indices(size)
+    matrix = np.empty((size, size))
+    matrix[rows, columns] = vector / np.where(rows == columns, 1.0, np.sqrt(2.0))
+    matrix[columns, rows] = matrix[rows, columns]
+    return matrix
