@@ -24,6 +24,8 @@ from tacit import events as ev
 from tacit._check import in_closed_unit, whole
 from tacit.errors import UnsupportedEvent
 
+__all__ = ["FixedSize", "Poisson", "RandomAllocation", "Shuffle", "TruncatedPoisson"]
+
 Indices: TypeAlias = NDArray[np.int64]
 Seed: TypeAlias = np.random.Generator | int | None
 
