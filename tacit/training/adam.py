@@ -1,0 +1,76 @@
+"""Adam that knows how much noise it was given."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tacit._check import positive
+
+
+class AdamBC(torch.optim.Optimizer):
+    """Adam whose second moment is corrected for the noise of DP-SGD.
+
+    The mean of a squared noisy gradient is the squared gradient plus the noise's variance, which
+    under privacy is much the larger, so that Adam degenerates to momentum SGD. DP-AdamBC (Tang,
+    Shpilevskiy & Lécuyer 2023, arXiv:2312.14334, Algorithm 1) divides by
+    sqrt(max(v - noise_variance, floor)) instead. Post-processing: the noise's scale is public.
+
+    `make_private` states the noise before each step; without it this is Adam with a floor.
+
+    >>> weight = torch.nn.Parameter(torch.zeros(2))
+    >>> optimizer = AdamBC([weight], lr=0.1)
+    >>> weight.grad = torch.tensor([3.0, -3.0])
+    >>> optimizer.step()
+    >>> weight.detach()
+    tensor([-0.1000,  0.1000])
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Tensor] | Iterable[dict[str, Any]],  # Any: torch's parameter groups
+        *,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        floor: float = 5e-8,
+        weight_decay: float = 0.0,
+    ) -> None:
+        positive(lr=lr)
+        positive(floor=floor)
+        super().__init__(params, {"lr": lr, "betas": betas, "floor": floor, "decay": weight_decay})
+        self._noise_std: dict[int, float] = {}
+
+    def state_noise(self, stds: Iterable[tuple[Tensor, float]]) -> None:
+        """Say the standard deviation of the noise in each parameter's next gradient."""
+        self._noise_std = {id(parameter): std for parameter, std in stds}
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # one gradient a step
+        """Move every parameter that has a gradient."""
+        if closure is not None:
+            raise ValueError("closure must be None: a private step has one gradient.")
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._move(parameter, parameter.grad, group)
+
+    def _move(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        state = self.state[parameter]
+        if not state:
+            state["step"] = 0
+            state["mean"] = torch.zeros_like(parameter)
+            state["square"] = torch.zeros_like(parameter)
+            state["variance"] = 0.0
+        first, second = group["betas"]
+        state["step"] += 1
+        state["mean"].lerp_(gradient, 1 - first)
+        state["square"].mul_(second).addcmul_(gradient, gradient, value=1 - second)
+        # The noise may follow a schedule, so its variance is averaged as the squares are.
+        variance = self._noise_std.get(id(parameter), 0.0) ** 2
+        state["variance"] += (1 - second) * (variance - state["variance"])
+        unbias = 1 - second ** state["step"]
+        square = (state["square"] - state["variance"]) / unbias
+        parameter.mul_(1 - group["lr"] * group["decay"])
+        scale = group["lr"] / (1 - first ** state["step"])
+        parameter.addcdiv_(state["mean"], square.clamp_min(group["floor"]).sqrt(), value=-scale)

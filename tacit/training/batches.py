@@ -1,0 +1,361 @@
+"""Lots: the records drawn for one step, handed out in physical batches that fit in memory.
+
+A lot is private: its members and its size. It is drawn by the sampler whose event is billed, from
+the run's key and the step's number, so it does not depend on what happened before, and an
+interrupted loop goes on where it was. An empty lot is a step like any other. A physical batch may
+be padded with rows of zeros, whose weight is 0: they contribute exactly nothing to the sum.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Subset,
+    TensorDataset,
+    default_collate,
+)
+
+from tacit.training.noise import Key
+
+Indices = NDArray[np.int64]
+Batch = Any  # whatever the user's collate function makes: tensors in tuples, lists or mappings
+Fetch = Callable[[Indices], Batch]
+
+
+class Micro(NamedTuple):
+    """One physical batch. Private. `weights`: 1 for a record, 0 for padding; None if all are 1."""
+
+    batch: Batch
+    weights: Tensor | None
+
+
+class Lot:
+    """The records of one step; private. Give it to `Private.step`, or use it as a batch.
+
+    Unpacked (`x, y = lot`) or indexed (`lot["x"]`, `model(**lot)`) it is the whole lot as one
+    collated batch. An empty lot then has one row of zeros, which weighs nothing.
+    """
+
+    def __init__(
+        self,
+        source: "Lots",
+        step: int,
+        micros: Callable[[], Iterator[Micro]],
+        whole: Callable[[], Micro],
+    ) -> None:
+        self.source, self.step = source, step
+        self._micros, self._make_whole = micros, whole
+        self._whole: Micro | None = None
+
+    def __repr__(self) -> str:
+        return f"Lot(step={self.step})"  # neither its size nor its members
+
+    def micros(self) -> Iterator[Micro]:
+        """Its physical batches, none if nothing was drawn. Private."""
+        return self._micros()
+
+    def whole(self) -> Micro:
+        """All of it as one batch of at least one row. Private."""
+        if self._whole is None:
+            self._whole = self._make_whole()
+        return self._whole
+
+    def __iter__(self) -> Iterator[Any]:  # Any: fields of the user's batch
+        return iter(self.whole().batch)
+
+    def __getitem__(self, name: Any) -> Any:  # Any: as the user's batch is indexed
+        return self.whole().batch[name]
+
+    def keys(self) -> Any:  # Any: the view that the user's mapping gives
+        """Names of the fields, if records are mappings: this lets `model(**lot)` work."""
+        return self.whole().batch.keys()
+
+
+class Records:
+    """Random access to the private records: indices in, a collated batch on `device` out."""
+
+    def __init__(
+        self,
+        dataset: Any,  # Any: a Dataset, a tensor, or a tuple of tensors
+        *,
+        collate_fn: Callable[[list[Any]], Batch] | None,
+        device: torch.device,
+    ) -> None:
+        _refuse_unusable(dataset)
+        if isinstance(dataset, Tensor) or _is_tensors(dataset):
+            dataset = TensorDataset(*([dataset] if isinstance(dataset, Tensor) else dataset))
+        self.dataset: Any = dataset
+        self.device = device
+        self._fetch = _fetcher(dataset, collate_fn)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def fetch(self, indices: Indices) -> Batch:
+        """Those records, collated, on the model's device."""
+        return self.to_device(self._fetch(indices))
+
+    def fetch_on_host(self, indices: Indices) -> Batch:
+        """Those records, collated, where the data set keeps them."""
+        return self._fetch(indices)
+
+    def to_device(self, batch: Batch) -> Batch:
+        """`batch` with its tensors on the model's device."""
+        return map_tensors(lambda t: t.to(self.device, non_blocking=True), batch)
+
+    def blank(self) -> Batch:
+        """One row of zeros in the shape of a record: its schema is public, its values are gone."""
+        return map_tensors(torch.zeros_like, self.fetch(np.zeros(1, np.int64)))
+
+
+class Lots:
+    """Draws the lot of every step and cuts it into physical batches of at most `limit` rows."""
+
+    def __init__(
+        self,
+        records: Records,
+        drawer: Callable[[Key, int], Callable[[int], Indices]],
+        *,
+        key: Key,
+        limit: int,
+        pad: bool,
+        num_workers: int,
+        part: int = 0,
+        parts: int = 1,
+    ) -> None:
+        self.records, self.limit, self.pad = records, limit, pad
+        self._drawer, self._num_workers = drawer, num_workers
+        self._part, self._parts = part, parts
+        self.use(key)
+
+    def use(self, key: Key) -> None:
+        """Draw by this key from now on."""
+        self._key, self._draw = key, self._drawer(key, len(self.records))
+
+    def lower_limit(self, limit: int) -> None:
+        """Run at most `limit` rows at once from now on."""
+        self.limit = min(self.limit, limit)
+
+    def from_step(self, start: int, stop: int) -> Iterator[Lot]:
+        """Lots of steps `start` .. `stop` - 1, of which this rank's share is handed out."""
+        if self._num_workers:
+            yield from self._prefetched(start, stop)
+            return
+        for step in range(start, stop):
+            yield self.lot(step)
+
+    def lot(self, step: int) -> Lot:
+        """The lot of one step, fetched when used."""
+        mine = self._mine(step)
+
+        def micros() -> Iterator[Micro]:
+            for indices in self._cut(mine):
+                yield self._padded(self.records.fetch(indices), len(indices))
+
+        return Lot(self, step, micros, lambda: self._as_whole(mine))
+
+    def seed(self, step: int) -> int:
+        """Seed of the dropout and augmentation of `step` on this rank: a replay repeats them."""
+        return int.from_bytes(self._key.bytes("model", step, 7, part=self._part))
+
+    def _mine(self, step: int) -> Indices:
+        # Every rank draws the same lot; the shares are disjoint and cover it.
+        return self._draw(step)[self._part :: self._parts]
+
+    def _cut(self, indices: Indices) -> list[Indices]:
+        if not len(indices):
+            return []
+        if self.pad:
+            return [indices[i : i + self.limit] for i in range(0, len(indices), self.limit)]
+        return np.array_split(indices, -(-len(indices) // self.limit))
+
+    def _padded(self, batch: Batch, rows: int) -> Micro:
+        if not self.pad:
+            return Micro(batch, None)
+        weights = torch.zeros(self.limit, device=self.records.device)
+        weights[:rows] = 1.0
+        return Micro(pad_rows(batch, self.limit), weights)
+
+    def _as_whole(self, indices: Indices) -> Micro:
+        if not len(indices):
+            return Micro(self.records.blank(), torch.zeros(1, device=self.records.device))
+        return Micro(self.records.fetch(indices), None)
+
+    def _prefetched(self, start: int, stop: int) -> Iterator[Lot]:
+        requests = [] if start >= stop else self._requests(start, stop)
+        loader = DataLoader(
+            _Requested(self.records),
+            batch_sampler=requests,  # type: ignore[arg-type]  # any iterable of requests will do
+            collate_fn=_identity,
+            num_workers=self._num_workers,
+            generator=torch.Generator(),  # the user's own stream stays untouched
+        )
+        fetched = _explained(iter(loader))
+        for step in range(start, stop):
+            mine = self._mine(step)
+            cut = self._cut(mine)
+
+            def micros(cut: list[Indices] = cut) -> Iterator[Micro]:
+                for indices in cut:
+                    batch = self.records.to_device(next(fetched))
+                    yield self._padded(batch, len(indices))
+
+            yield Lot(self, step, micros, lambda mine=mine: self._as_whole(mine))
+
+    def _requests(self, start: int, stop: int) -> Iterator[list[int]]:
+        for step in range(start, stop):
+            for i, indices in enumerate(self._cut(self._mine(step))):
+                yield [self.seed(step) + i, *indices.tolist()]
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Torch's global generators start from `seed` inside and go on untouched outside."""
+    gpu = []
+    if device.type == "cuda":
+        gpu = [torch.cuda.current_device() if device.index is None else device.index]
+    with torch.random.fork_rng(devices=gpu):
+        torch.default_generator.manual_seed(seed)
+        for index in gpu:
+            torch.cuda.default_generators[index].manual_seed(seed)
+        yield
+
+
+def map_tensors(change: Callable[[Tensor], Tensor], batch: Batch) -> Batch:
+    """`batch` with `change` applied to each tensor in its tuples, lists and mappings."""
+    if isinstance(batch, Tensor):
+        return change(batch)
+    if isinstance(batch, Mapping):
+        changed = {name: map_tensors(change, value) for name, value in batch.items()}
+        return changed if type(batch) is dict else type(batch)(changed)  # type: ignore[call-arg]
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(map_tensors(change, value) for value in batch))
+    if isinstance(batch, tuple | list):
+        return type(batch)(map_tensors(change, value) for value in batch)
+    return batch
+
+
+def tensors_of(batch: Batch) -> list[Tensor]:
+    """The tensors of `batch`, in order."""
+    found: list[Tensor] = []
+    map_tensors(lambda t: (found.append(t), t)[1], batch)
+    return found
+
+
+def n_rows(batch: Batch) -> int:
+    """Number of rows (examples) of a collated batch. Private when the batch is."""
+    for tensor in tensors_of(batch):
+        if tensor.dim():
+            return tensor.shape[0]
+    raise TypeError(
+        "a batch must hold at least one tensor whose first dimension counts the examples. "
+        "Give collate_fn= if records are not tensors."
+    )
+
+
+def pad_rows(batch: Batch, rows: int) -> Batch:
+    """`batch` with rows of zeros appended up to `rows`."""
+
+    def pad(tensor: Tensor) -> Tensor:
+        missing = rows - tensor.shape[0]
+        if missing == 0:
+            return tensor
+        return torch.cat([tensor, tensor.new_zeros((missing, *tensor.shape[1:]))])
+
+    return map_tensors(pad, batch)
+
+
+def split_rows(micro: Micro) -> list[Micro]:
+    """`micro` in two halves."""
+    rows = n_rows(micro.batch)
+
+    def take(start: int, stop: int) -> Micro:
+        weights = None if micro.weights is None else micro.weights[start:stop]
+        return Micro(map_tensors(lambda t: t[start:stop], micro.batch), weights)
+
+    return [take(0, rows // 2), take(rows // 2, rows)]
+
+
+class _Requested(Dataset):
+    """In a worker: seed as the request says, fetch, collate."""
+
+    def __init__(self, records: Records) -> None:
+        self._records = records
+
+    def __getitems__(self, request: Sequence[int]) -> Batch:
+        torch.manual_seed(request[0])
+        return self._records.fetch_on_host(np.asarray(request[1:], np.int64))
+
+
+def _identity(batch: Batch) -> Batch:
+    return batch
+
+
+def _explained(batches: Iterator[Batch]) -> Iterator[Batch]:
+    while True:
+        try:
+            batch = next(batches)
+        except StopIteration:
+            return
+        except RuntimeError as error:
+            if "worker" not in str(error):
+                raise
+            raise RuntimeError(
+                "a data worker ended unexpectedly, often for want of memory. Nothing of this step "
+                "was released: go on by iterating again, or use num_workers=0 to see the cause."
+            ) from error
+        yield batch
+
+
+def _fetcher(dataset: Any, collate_fn: Callable[[list[Any]], Batch] | None) -> Fetch:
+    """The fastest way to collated records; `Any`: every map-style data set."""
+    if collate_fn is None and isinstance(dataset, TensorDataset):
+        tensors = dataset.tensors
+
+        def select(indices: Indices) -> Batch:
+            return tuple(t[torch.from_numpy(indices).to(t.device)] for t in tensors)
+
+        return select
+    if collate_fn is None and isinstance(dataset, Subset):
+        inner, chosen = _fetcher(dataset.dataset, None), np.asarray(dataset.indices, np.int64)
+        if isinstance(dataset.dataset, TensorDataset):
+            return lambda indices: inner(chosen[indices])
+    collate = default_collate if collate_fn is None else collate_fn
+
+    def gather(indices: Indices) -> Batch:
+        many = getattr(dataset, "__getitems__", None)
+        wanted = indices.tolist()
+        return collate(many(wanted) if many else [dataset[i] for i in wanted])
+
+    return gather
+
+
+def _is_tensors(dataset: object) -> bool:
+    return (
+        isinstance(dataset, tuple | list)
+        and len(dataset) > 0
+        and all(isinstance(part, Tensor) for part in dataset)
+    )
+
+
+def _refuse_unusable(dataset: object) -> None:
+    if isinstance(dataset, DataLoader):
+        raise TypeError(
+            "dataset must be a Dataset, got a DataLoader, whose own order and batch size would be "
+            "silently replaced by the sampling that the accountant prices. Pass loader.dataset."
+        )
+    if isinstance(dataset, IterableDataset):
+        raise TypeError(
+            "dataset must have random access (__len__ and __getitem__), got an IterableDataset: "
+            "each record must be able to join each lot independently."
+        )
+    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        raise TypeError(f"dataset must have __len__ and __getitem__, got {type(dataset).__name__}.")

@@ -1,0 +1,75 @@
+"""State of a private run, and what resuming it costs.
+
+A checkpoint holds the key, so a resumed run draws the same lots and adds the same noise: steps that
+were taken after the checkpoint and lost are repeated bit for bit, and the same release twice is one
+release. So the bill stays the plan's. That needs a deterministic computation and the same program;
+where that cannot be promised, say `lost_steps`: they are paid as extra steps, and the run goes on
+with a fresh key. A checkpoint is as secret as the data: who has the key can subtract the noise.
+"""
+
+import warnings
+from typing import Any
+
+import torch
+
+from tacit._check import whole
+from tacit.events import Event
+from tacit.events import Sequence as EventSequence
+from tacit.ledger import Ledger
+from tacit.training.plan import EpochSampler, Plan
+
+VERSION = 1
+State = dict[str, Any]  # JSON values
+
+
+def note_of(run: str) -> str:
+    """What the ledger says about a run."""
+    return f"DP-SGD run {run}"
+
+
+def reserve(ledger: Ledger, event: Event, run: str) -> None:
+    """Reserve the plan of `run`, unless this ledger has it already."""
+    if not is_reserved(ledger, event, run):
+        ledger.plan(event, note=note_of(run))
+
+
+def is_reserved(ledger: Ledger, event: Event, run: str) -> bool:
+    """Whether `ledger` holds the plan of `run`."""
+    return any(entry.note == note_of(run) and entry.event == event for entry in ledger.history())
+
+
+def check(state: State, fingerprint: dict[str, Any]) -> None:
+    """Raise `ValueError` unless `state` comes from a run with the same plan."""
+    if state.get("version") != VERSION:
+        raise ValueError(f"state must be of version {VERSION}, got {state.get('version')!r}.")
+    saved = state["plan"]
+    for name, value in fingerprint.items():
+        if saved.get(name) != value:
+            raise ValueError(
+                f"state comes from a run with another {name}. A run may only be resumed as it was "
+                "planned: the same noise on another computation would cancel out of the difference."
+            )
+
+
+def lost_event(plan: Plan, steps_taken: int, lost_steps: int) -> Event:
+    """What the steps after the checkpoint did, when they are not repeated but paid."""
+    whole(lost_steps=lost_steps)
+    sampler = plan.sampler
+    if isinstance(sampler, EpochSampler) and steps_taken % sampler.steps:
+        raise ValueError(
+            "lost_steps can only be given for a checkpoint at the end of an epoch: in the middle "
+            "of one, fresh randomness would let a record take part twice."
+        )
+    multipliers = plan.noise_multipliers[steps_taken : steps_taken + lost_steps]
+    return plan.event_of(multipliers) if multipliers else EventSequence(())
+
+
+def warn_if_not_repeatable(device: torch.device) -> None:
+    """A GPU may add in another order the second time, and then the noise is not on the same sum."""
+    if device.type == "cuda" and not torch.are_deterministic_algorithms_enabled():
+        warnings.warn(
+            "steps taken after this checkpoint are repeated with the same noise, which is sound if "
+            "their gradients are bit for bit the same. Call torch.use_deterministic_algorithms"
+            "(True) in every run, or say lost_steps= (0 if no step was taken after it).",
+            stacklevel=3,
+        )

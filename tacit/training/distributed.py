@@ -1,0 +1,145 @@
+"""Many ranks, one release: the draw is global, sums are added, noise is added once.
+
+Every rank holds the data set and the same key, so all draw the same lot, the same noise, and take
+the same number of steps, whatever falls to each. Rank r clips records r, r + R, r + 2R, ... of the
+lot; the clipped sums are added over the ranks; each rank then adds the *same* noise to the *same*
+total and gets the same gradient. So the noise is there once, at the scale of one process.
+
+Works under torchrun with any backend, for plain models, DistributedDataParallel and FSDP2
+(`fully_shard`). With FSDP2, parameters are gathered while gradients are clipped and the gradient is
+formed whole on each rank before its shard is kept: optimizer state stays sharded, gradients do not.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+
+_BUCKET = 1 << 24  # elements added over the ranks in one message
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among those that train together; alone without torch.distributed."""
+
+    rank: int = 0
+    size: int = 1
+
+    @classmethod
+    def here(cls) -> "Ranks":
+        """The default process group, if one was initialized."""
+        if dist.is_available() and dist.is_initialized():
+            return cls(dist.get_rank(), dist.get_world_size())
+        return cls()
+
+    def share(self, value: Any) -> Any:  # Any: small picklable settings
+        """Rank 0's `value`, on every rank."""
+        if self.size == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0)
+        return box[0]
+
+    def require_equal(self, what: str, value: Any) -> None:  # Any: comparable, picklable, public
+        """Raise on every rank unless all have the same `value`."""
+        if self.size == 1:
+            return
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, value)
+        if any(other != found[0] for other in found):
+            raise ValueError(f"{what} must be the same on every rank.")
+
+    def on_first(self, act: Callable[[], object]) -> None:
+        """`act` on rank 0 alone; if it raises there, every rank raises the same."""
+        if self.size == 1:
+            act()
+            return
+        error: Exception | None = None
+        if self.rank == 0:
+            try:
+                act()
+            except Exception as raised:
+                error = raised
+        if (error := self.share(error)) is not None:
+            raise error
+
+    def add(self, tensors: Sequence[Tensor]) -> None:
+        """Replace each tensor by its sum over the ranks."""
+        if self.size == 1:
+            return
+        for bucket in _buckets(tensors):
+            flat = torch.cat([t.reshape(-1) for t in bucket])
+            dist.all_reduce(flat)
+            for t, total in zip(bucket, flat.split([t.numel() for t in bucket]), strict=True):
+                t.copy_(total.view(t.shape))
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The user's own module: DistributedDataParallel's hooks must not see per-example gradients."""
+    if isinstance(model, DistributedDataParallel):
+        return model.module
+    if type(model).__name__ == "FullyShardedDataParallel":
+        raise TypeError("model must use FSDP2 (torch.distributed.fsdp.fully_shard), got FSDP1.")
+    return model
+
+
+def checksum(model: nn.Module) -> list[float]:
+    """A number per parameter that tells whether ranks start alike."""
+    return [float(_full(p.detach()).double().sum()) for p in model.parameters()]
+
+
+@contextmanager
+def gathered(model: nn.Module) -> Iterator[None]:
+    """Inside, every parameter of an FSDP2 model is whole and its own hooks sleep."""
+    sharded = [m for m in model.modules() if hasattr(m, "unshard") and hasattr(m, "reshard")]
+    if not sharded:
+        yield
+        return
+    hooks = [
+        (m, name) for m in model.modules() for name in ("_forward_pre_hooks", "_forward_hooks")
+    ]
+    kept = [(m, name, dict(getattr(m, name))) for m, name in hooks]
+    for module in sharded:
+        module.unshard()  # type: ignore[operator]  # a method of FSDPModule
+    try:
+        for module, name, _ in kept:
+            getattr(module, name).clear()
+        yield
+    finally:
+        for module, name, hooks_of in kept:
+            getattr(module, name).update(hooks_of)
+        for module in sharded:
+            module.reshard()  # type: ignore[operator]
+
+
+def like_parameter(gradient: Tensor, parameter: Tensor) -> Tensor:
+    """`gradient` in the parameter's type, and only its shard if the parameter is one."""
+    gradient = gradient.to(parameter.dtype)
+    if isinstance(parameter, DTensor):
+        mesh, placements = parameter.device_mesh, parameter.placements
+        return distribute_tensor(gradient, mesh, placements, src_data_rank=None)
+    return gradient
+
+
+def _full(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Runs of tensors of one dtype, each run at most `_BUCKET` elements or one tensor."""
+    bucket: list[Tensor] = []
+    size = 0
+    for t in tensors:
+        if bucket and (t.dtype != bucket[0].dtype or size + t.numel() > _BUCKET):
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(t)
+        size += t.numel()
+    if bucket:
+        yield bucket

@@ -1,0 +1,358 @@
+"""DP-SGD around a model that stays the user's own. Abadi et al. 2016, Algorithm 1.
+
+One step: draw a lot, clip each example's gradient, add the clipped gradients, pay, add noise once,
+divide by the declared batch size, and let the user's optimizer move the user's parameters. Nothing
+else is attached to either: what leaves the step is `p.grad`.
+"""
+
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from tacit import accounting
+from tacit.events import Event
+from tacit.ledger import Ledger
+from tacit.training import checkpoint, compatible
+from tacit.training._interrupt import uninterrupted
+from tacit.training.adam import AdamBC
+from tacit.training.batches import Batch, Lot, Lots, Micro, map_tensors, n_rows, seeded
+from tacit.training.clip_rules import Clip
+from tacit.training.clipping import clipped_sum
+from tacit.training.distributed import Ranks, gathered, like_parameter
+from tacit.training.memory import in_pieces
+from tacit.training.noise import Key, NoisyMean
+from tacit.training.outside import clipped_sum_of
+from tacit.training.plan import Plan
+from tacit.training.schedules import scaled
+from tacit.training.sums import ClippedSum
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machinery:
+    """Settings that change the speed and not the guarantee."""
+
+    engine: str = "auto"
+    augmentations: int = 1
+    augment: Callable[[Batch], Batch] | None = None
+
+    def views(self, batch: Batch) -> Batch:
+        """Each row `augmentations` times in a row, augmented."""
+        if self.augmentations > 1:
+            times = self.augmentations
+            batch = map_tensors(lambda t: t.repeat_interleave(times, 0) if t.dim() else t, batch)
+        return batch if self.augment is None else self.augment(batch)
+
+
+class Private:
+    """A private run: iterate over it for lots and hand each to `step`. Made by `make_private`.
+
+    Attributes
+    ----------
+    steps, steps_taken
+        Planned releases and those made so far; the run ends when they are equal.
+    ledger
+        Where the whole plan is reserved before the first release.
+    is_reproducible
+        Whether a seed was given, so that the noise can be computed again by who knows it.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        loss_fn: compatible.Loss | None,
+        *,
+        plan: Plan,
+        lots: Lots,
+        key: Key,
+        ledger: Ledger,
+        ranks: Ranks,
+        machinery: Machinery,
+        secure: bool,
+        is_reproducible: bool,
+    ) -> None:
+        self.ledger, self.is_reproducible, self.steps_taken = ledger, is_reproducible, 0
+        self._model, self._optimizer, self._loss_fn = model, optimizer, loss_fn
+        self._parameters = compatible.trainable(model, optimizer)
+        self._frozen = [p for p in model.parameters() if not p.requires_grad]
+        self._plan, self._lots, self._ranks, self._machinery = plan, lots, ranks, machinery
+        self._key = key
+        self._noise = NoisyMean(key, expected_batch=plan.expected_batch, secure=secure)
+        self._clip_moves = (1.0,) * len(plan.clip.clip_norms)  # what adaptive clipping learned
+        self._run, self._is_reserved = uuid.uuid4().hex, False
+        self._turn: _Turn | None = None
+        self._sum_so_far: tuple[ClippedSum, Tensor] | None = None
+        compatible.claim(self, self._parameters, optimizer)
+
+    # The step -----------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Lot]:
+        """The lots that remain, from the one after the last step taken."""
+        for lot in self._lots.from_step(self.steps_taken, self.steps):
+            self._sum_so_far, self._turn = None, _Turn(lot, None, is_last=True)
+            yield lot
+            if self.steps_taken == lot.step:
+                raise RuntimeError(
+                    "the last lot was drawn but not used. Every lot is a step, whatever it holds: "
+                    "call private.step(batch), or private.backward(losses), for each."
+                )
+
+    def step(self, lot: Lot) -> None:
+        """One release: clip, add, pay, noise, divide, and the optimizer's own step.
+
+        Guarantee: this step's share of `event`. Interrupted before the release, nothing has changed
+        and the same lot can be stepped on again; an interrupt during it waits for its end.
+        """
+        self._check_turn(lot)
+        clip = self._clip()
+        total, drawn = self._clipped_sum(lot, clip)  # private
+        self._add_over_ranks(total, drawn)  # private
+        self._pay()
+        with uninterrupted():
+            self._release(total, drawn, clip)
+            self._optimizer.step()
+
+    def _clipped_sum(self, lot: Lot, clip: Clip) -> tuple[ClippedSum, Tensor]:
+        """This rank's part of the clipped sum, and of the number drawn. Private."""
+        with gathered(self._model), seeded(self._lots.seed(lot.step), self._lots.records.device):
+            total = ClippedSum.zeros(self._model, clip)
+            drawn = torch.zeros_like(total.within[0])
+            for micro in lot.micros():
+                for part in in_pieces(
+                    lambda piece: self._clip_micro(piece, clip),
+                    micro,
+                    on_halved=self._lots.lower_limit,
+                ):
+                    total += part
+                drawn += _count(micro)
+        return total, drawn
+
+    def _clip_micro(self, micro: Micro, clip: Clip) -> ClippedSum:
+        if self._loss_fn is None:
+            raise ValueError("loss_fn must be given for private.step; without it use backward.")
+        return clipped_sum(
+            self._model,
+            self._loss_fn,
+            self._machinery.views(micro.batch),
+            clip,
+            engine=self._machinery.engine,
+            weights=micro.weights,
+            augmentations=self._machinery.augmentations,
+        )
+
+    def _release(self, total: ClippedSum, drawn: Tensor, clip: Clip) -> None:
+        """Noise once, the declared divisor, the result into `p.grad`; paid for by the caller."""
+        multiplier = self.noise_multiplier
+        for parameter in self._frozen:
+            parameter.grad = None  # the optimizer would follow whatever was left there
+        groups = zip(clip.groups(list(total.sums)), clip.noise_scales, strict=True)
+        scale_of = {name: scale for group, scale in groups for name in group}
+        # Divided by its scale, one example moves the sum by at most 1 (proof in clip_rules).
+        scales = [scale_of[name] for name in self._parameters]
+        sums = [total.sums[name] for name in self._parameters]
+        means = self._noise.release(
+            sums, scales, step=self.steps_taken, noise_multiplier=multiplier
+        )
+        for parameter, mean in zip(self._parameters.values(), means, strict=True):
+            parameter.grad = like_parameter(mean, parameter)
+        if isinstance(self._optimizer, AdamBC):
+            stds = [multiplier * scale / self._plan.expected_batch for scale in scales]
+            self._optimizer.state_noise(zip(self._parameters.values(), stds, strict=True))
+        if self._plan.adaptive is not None:
+            self._clip_moves = self._plan.adaptive.release(
+                self._clip_moves,
+                total.within.tolist(),
+                float(drawn),
+                noise=self._noise,
+                step=self.steps_taken,
+                expected_batch=self._plan.expected_batch,
+            )
+        self.steps_taken += 1
+        if self.steps_taken == self.steps:
+            compatible.release_claim(self)
+
+    # Loops that somebody else owns --------------------------------------------------------------
+
+    def batches(self) -> Iterator[Batch]:
+        """Physical batches for a loop that calls `backward` on each and then the optimizer.
+
+        A lot that does not fit comes in several batches. Until its last one `p.grad` stays None, so
+        the loop's `optimizer.step()` moves nothing. An empty lot comes as one row that weighs zero.
+        """
+        for lot in self._lots.from_step(self.steps_taken, self.steps):
+            self._sum_so_far = None
+            micros = lot.micros()
+            micro = next(micros, None) or lot.whole()
+            while micro is not None:
+                following = next(micros, None)
+                self._turn = _Turn(lot, micro, is_last=following is None)
+                yield micro.batch
+                if self._turn is not None:
+                    raise RuntimeError("call private.backward(losses) once for every batch.")
+                micro = following
+
+    def backward(self, losses: Tensor) -> None:
+        """In place of `loss.backward()`: losses of the batch handed out last, one per example.
+
+        Leaves in `p.grad` what may be released, or None while more of the lot is to come.
+        """
+        turn = self._turn
+        if turn is None:
+            raise RuntimeError("private.backward needs a batch from private or private.batches().")
+        micro = turn.micro or turn.lot.whole()
+        compatible.check_layers(self._model)
+        compatible.check_losses(losses, n_rows(micro.batch), is_private=True)
+        clip = self._clip()
+        part = clipped_sum_of(losses, self._parameters, clip, micro.weights)  # private
+        drawn = torch.zeros_like(part.within[0]) + _count(micro)
+        if self._sum_so_far is not None:
+            part, drawn = self._sum_so_far[0] + part, self._sum_so_far[1] + drawn
+        for parameter in self._parameters.values():
+            parameter.grad = None
+        self._sum_so_far, self._turn = (part, drawn), None
+        if turn.is_last:
+            self._sum_so_far = None
+            self._add_over_ranks(part, drawn)
+            self._pay()
+            with uninterrupted():
+                self._release(part, drawn, clip)
+
+    # What is public -----------------------------------------------------------------------------
+
+    @property
+    def steps(self) -> int:
+        """Planned number of releases."""
+        return self._plan.steps
+
+    @property
+    def event(self) -> Event:
+        """What the whole run does to the private data, fixed before its first step."""
+        return self._plan.event
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Of the next step; of the last one when the run is over."""
+        return self._plan.noise_multipliers[min(self.steps_taken, self.steps - 1)]
+
+    @property
+    def microbatch(self) -> int:
+        """Most rows run at once; lowered when memory runs out."""
+        return self._lots.limit
+
+    @property
+    def info(self) -> dict[str, Any]:  # Any: numbers and lists of them
+        """Released and declared values only: losses, norms and lot sizes stay private."""
+        return {
+            "step": self.steps_taken,
+            "steps": self.steps,
+            "clip_norms": list(self._clip().clip_norms),
+            "noise_multiplier": self.noise_multiplier,
+            "expected_batch": self._plan.expected_batch,
+            "n_records": self._plan.n_records,
+            "is_reproducible": self.is_reproducible,
+        }
+
+    def epsilon(self, *, delta: float) -> float:
+        """Price of the whole run, whether or not it has ended: the plan is paid in advance.
+
+        Stopping early in the light of the results does not make it cheaper.
+        """
+        return accounting.epsilon(self.event, delta=delta, relation=self.ledger.relation)
+
+    def __len__(self) -> int:
+        return self.steps - self.steps_taken
+
+    def __repr__(self) -> str:
+        return f"Private(step {self.steps_taken} of {self.steps}, {self.event})"
+
+    # Restarts -----------------------------------------------------------------------------------
+
+    def state_dict(self) -> checkpoint.State:
+        """What `load_state_dict` needs, as JSON values. Secret: it holds the noise's key."""
+        return {
+            "version": checkpoint.VERSION,
+            "run": self._run,
+            "key": self._key.secret.hex(),
+            "is_reproducible": self.is_reproducible,
+            "steps_taken": self.steps_taken,
+            "clip_moves": list(self._clip_moves),
+            "microbatch": self._lots.limit,
+            "plan": self._plan.fingerprint(),
+        }
+
+    def load_state_dict(self, state: checkpoint.State, *, lost_steps: int | None = None) -> None:
+        """Go on from `state_dict()`; load the model and the optimizer from the same moment.
+
+        Guarantee: with `lost_steps=None` the run repeats, with the same lots and noise, the steps
+        taken after the checkpoint, so the bill stays the plan's (see `tacit.training.checkpoint`).
+        Otherwise `lost_steps` bounds how many were taken since: they are spent on top of the plan,
+        and the run goes on with fresh randomness.
+        """
+        checkpoint.check(state, self._plan.fingerprint())
+        self._ranks.require_equal("the checkpoint", [state["run"], state["steps_taken"]])
+        key = Key(bytes.fromhex(state["key"]))
+        if lost_steps is None:
+            checkpoint.warn_if_not_repeatable(self._lots.records.device)
+        else:
+            event = checkpoint.lost_event(self._plan, state["steps_taken"], lost_steps)
+            note = f"steps lost by {checkpoint.note_of(state['run'])}"
+            self._ranks.on_first(lambda: self.ledger.spend(event, note=note))
+            key = self._ranks.share(Key.fresh())
+        self._run, self.is_reproducible = state["run"], state["is_reproducible"]
+        self.steps_taken, self._clip_moves = state["steps_taken"], tuple(state["clip_moves"])
+        self._lots.limit, self._is_reserved = state["microbatch"], False
+        self._use(key)
+        if self.steps_taken == self.steps:
+            compatible.release_claim(self)
+
+    # ---------------------------------------------------------------------------------------------
+
+    def _use(self, key: Key) -> None:
+        self._key = key
+        self._lots.use(key)
+        self._noise.use(key)
+
+    def _clip(self) -> Clip:
+        """The clip rule of the next step: public, by schedule and by what was released."""
+        scheduled = self._plan.clip_factors[min(self.steps_taken, self.steps - 1)]
+        return scaled(self._plan.clip, [scheduled * move for move in self._clip_moves])
+
+    def _check_turn(self, lot: Lot) -> None:
+        if not isinstance(lot, Lot):
+            raise TypeError(
+                f"batch must come from `for batch in private`, got {type(lot).__name__}: only lots "
+                "that were drawn as billed may be stepped on."
+            )
+        if lot.source is not self._lots or lot.step != self.steps_taken:
+            raise ValueError("this lot is of another step or run; each is used once, in order.")
+        compatible.check_layers(self._model)
+
+    def _add_over_ranks(self, total: ClippedSum, drawn: Tensor) -> None:
+        if total.sums.keys() != self._parameters.keys():
+            raise RuntimeError(
+                "requires_grad of a parameter was changed during the run. Make a new run instead."
+            )
+        self._ranks.add([*total.sums.values(), total.within, drawn])
+
+    def _pay(self) -> None:
+        """Reserve the whole plan, once; raises `BudgetExceeded` before anything is released."""
+        if not self._is_reserved:
+            self._ranks.on_first(lambda: checkpoint.reserve(self.ledger, self.event, self._run))
+            self._is_reserved = True
+
+
+class _Turn(NamedTuple):
+    """What the loop holds: a lot, or one physical batch of it."""
+
+    lot: Lot
+    micro: Micro | None
+    is_last: bool
+
+
+def _count(micro: Micro) -> Tensor | int:
+    """How many records, padding left out. Private."""
+    return n_rows(micro.batch) if micro.weights is None else micro.weights.sum()
