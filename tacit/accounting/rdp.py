@@ -1,0 +1,206 @@
+"""Rényi differential privacy: a curve of divergences that adds up over releases.
+
+One rule per type of event gives the curve of ONE occurrence (`_rules`), `compose` says how often it
+occurs, and the sum becomes (epsilon, delta) by Canonne, Kamath & Steinke 2020. Every number is an
+upper bound: rules that know only a bound give one, and an order that was not tried cannot make
+the answer too small. RDP prices every kind of event that has a sound price here; for what `PLD`
+knows as well, `PLD` is tighter.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from tacit._check import in_open_unit, non_negative
+from tacit.accounting._renyi import FloatArray
+from tacit.accounting._rules import price
+from tacit.accounting.compose import flatten
+from tacit.errors import UnsupportedEvent
+from tacit.events import BestOf, Event, RandomAllocation, Relation, RenyiCurve
+
+_HIGHEST, _LOWEST = 28.0, -16.0
+"""The search stops at orders 1 + 2^28 and 1 + 2^-16."""
+
+_ROUNDING = 1 + 1e-9
+"""Each curve is raised by this: a hundred times what rounding was seen to take away."""
+
+
+class Charge(NamedTuple):
+    """Price of a whole event: a Rényi curve that holds except with probability `delta_mass`."""
+
+    values: FloatArray
+    """Bound on the Rényi divergence at each order asked for."""
+    delta_mass: float
+    """Probability of failure outright; from `ApproximateDP` only, else 0."""
+
+
+_Conversion = Callable[[FloatArray, Charge], FloatArray]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RDP:
+    """Rényi accountant over all real orders.
+
+    Parameters
+    ----------
+    orders
+        Orders to convert at; None searches all orders above 1 for the best one.
+
+    Examples
+    --------
+    >>> from tacit.events import Gaussian, PoissonSampled, Repeated
+    >>> run = Repeated(PoissonSampled(0.01, Gaussian(4.0)), 10_000)
+    >>> round(RDP().epsilon(run, delta=1e-5), 4)
+    1.0355
+    """
+
+    orders: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.orders is not None:
+            object.__setattr__(self, "orders", tuple(_checked_orders(self.orders).tolist()))
+
+    def charge(
+        self, event: Event, orders: ArrayLike, relation: Relation = Relation.ADD_REMOVE
+    ) -> Charge:
+        """Curve of the whole event at `orders`, and the probability that it fails to hold."""
+        return _charge(flatten(event), _checked_orders(orders), Relation(relation))
+
+    def curve(
+        self, event: Event, orders: ArrayLike, relation: Relation = Relation.ADD_REMOVE
+    ) -> FloatArray:
+        """Bound on the Rényi divergence of the whole event at each of `orders`."""
+        charge = self.charge(event, orders, relation)
+        if charge.delta_mass > 0:
+            raise UnsupportedEvent(
+                "approximate DP has no Rényi curve: it may fail outright. Use RDP().charge, which "
+                "gives the curve and the probability of failure apart."
+            )
+        return charge.values
+
+    def epsilon(
+        self, event: Event, *, delta: float, relation: Relation = Relation.ADD_REMOVE
+    ) -> float:
+        """Smallest epsilon at `delta` that the curve implies; infinite if none does."""
+        delta = in_open_unit(delta=delta)
+        return self._least(event, relation, lambda o, charge: _epsilons(o, charge, delta))
+
+    def delta(
+        self, event: Event, *, epsilon: float, relation: Relation = Relation.ADD_REMOVE
+    ) -> float:
+        """Smallest delta at `epsilon` that the curve implies."""
+        epsilon = non_negative(epsilon=epsilon)
+        least = self._least(event, relation, lambda o, charge: _log_deltas(o, charge, epsilon))
+        return math.exp(min(least, 0.0))
+
+    def _least(self, event: Event, relation: Relation, convert: _Conversion) -> float:
+        parts, relation = flatten(event), Relation(relation)
+
+        def objective(orders: FloatArray) -> FloatArray:
+            return convert(orders, _charge(parts, orders, relation))
+
+        if self.orders is not None:
+            return float(objective(np.array(self.orders)).min())
+        return _least_over_orders(objective, _knots(parts))
+
+
+def _charge(parts: dict[Event, int], orders: FloatArray, relation: Relation) -> Charge:
+    total, log_kept = np.zeros(len(orders)), 0.0
+    for part, count in parts.items():
+        values, mass = price(part, orders, relation)
+        total += count * values
+        # A mechanism fails independently of the others: the chances to hold multiply.
+        log_kept += count * math.log1p(-mass) if mass < 1 else -math.inf
+    return Charge(total * _ROUNDING, min(-math.expm1(log_kept) * _ROUNDING, 1.0))
+
+
+def epsilon_from_rdp(values: ArrayLike, orders: ArrayLike, *, delta: float) -> float:
+    """Smallest epsilon that a Rényi curve implies at `delta`.
+
+    Minimum over `orders` of Canonne, Kamath & Steinke 2020, Prop. 12 (arXiv:2004.00010v4).
+    Any subset of orders gives a valid bound; more orders can only lower it.
+
+    >>> round(epsilon_from_rdp([0.1, 0.4], [2.0, 8.0], delta=1e-5), 3)
+    1.614
+    """
+    delta = in_open_unit(delta=delta)
+    charge = Charge(np.asarray(values, dtype=float), 0.0)
+    return float(_epsilons(_checked_orders(orders), charge, delta).min())
+
+
+def delta_from_rdp(values: ArrayLike, orders: ArrayLike, *, epsilon: float) -> float:
+    """Smallest delta that a Rényi curve implies at `epsilon`; see `epsilon_from_rdp`."""
+    epsilon = non_negative(epsilon=epsilon)
+    charge = Charge(np.asarray(values, dtype=float), 0.0)
+    return math.exp(min(float(_log_deltas(_checked_orders(orders), charge, epsilon).min()), 0.0))
+
+
+def _epsilons(orders: FloatArray, charge: Charge, delta: float) -> FloatArray:
+    values, mass = charge
+    if mass >= delta:
+        return np.full(len(orders), np.inf)
+    # With probability `mass` all may be lost; else the curve holds, for the rest of delta.
+    rest = (delta - mass) / (1 - mass)
+    found = values + np.log1p(-1 / orders) - (math.log(rest) + np.log(orders)) / (orders - 1)
+    # Where even the total variation is below delta, epsilon 0 holds.
+    return np.where(_total_variation(values) <= rest, 0.0, np.maximum(found, 0.0))
+
+
+def _log_deltas(orders: FloatArray, charge: Charge, epsilon: float) -> FloatArray:
+    values, mass = charge
+    found = (orders - 1) * (values - epsilon + np.log1p(-1 / orders)) - np.log(orders)
+    with np.errstate(divide="ignore"):  # a divergence of 0 means delta 0
+        found = np.minimum(found, np.log(_total_variation(values)))
+        return found if mass == 0 else np.log(mass + (1 - mass) * np.exp(np.minimum(found, 0.0)))
+
+
+def _total_variation(values: FloatArray) -> FloatArray:
+    """Pinsker's and Bretagnolle & Huber's bounds; a value at any order bounds the KL divergence."""
+    return np.sqrt(np.minimum(values / 2, -np.expm1(-values)))
+
+
+def _least_over_orders(objective: Callable[[FloatArray], FloatArray], knots: FloatArray) -> float:
+    """Smallest value of `objective` over real orders: doubling outwards, then closing in."""
+    exponents = np.arange(-4.0, 9.0)
+    found = objective(np.append(1 + 2.0**exponents, knots))
+    values, at_knots = found[: len(exponents)], found[len(exponents) :]
+    while values.min() > 0 and np.argmin(values) == len(values) - 1 and exponents[-1] < _HIGHEST:
+        more = exponents[-1] + np.arange(1.0, 5.0)
+        exponents = np.append(exponents, more)
+        values = np.append(values, objective(1 + 2.0**more))
+    while values.min() > 0 and np.argmin(values) == 0 and exponents[0] > _LOWEST:
+        more = exponents[0] - np.arange(4.0, 0.0, -1.0)
+        exponents = np.append(more, exponents)
+        values = np.append(objective(1 + 2.0**more), values)
+    best, center, width = values.min(), exponents[np.argmin(values)], 1.0
+    for _ in range(3):
+        tried = center + width * np.array([-0.75, -0.5, -0.25, 0.25, 0.5, 0.75])
+        values = objective(1 + 2.0**tried)
+        if values.min() < best:
+            best, center = values.min(), tried[np.argmin(values)]
+        width /= 4
+    return float(min(best, at_knots.min(initial=np.inf)))
+
+
+def _knots(parts: dict[Event, int]) -> FloatArray:
+    """Orders at which a curve is known exactly and only bounded in between."""
+    knots: set[float] = set()
+    for part in parts:
+        if isinstance(part, RenyiCurve):
+            knots.update(part.orders)
+        elif isinstance(part, BestOf):
+            knots.update(_knots(flatten(part.event)).tolist())
+        elif isinstance(part, RandomAllocation):
+            knots.update(np.arange(2.0, 40.0).tolist())
+    return np.array(sorted(knots))
+
+
+def _checked_orders(orders: ArrayLike) -> FloatArray:
+    checked = np.atleast_1d(np.asarray(orders, dtype=float))
+    if checked.ndim != 1 or not np.all(np.isfinite(checked) & (checked > 1)):
+        raise ValueError(f"orders must be finite numbers above 1, got {orders}.")
+    return checked
