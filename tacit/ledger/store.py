@@ -1,0 +1,375 @@
+"""The ledger's file: append-only rows in SQLite, each durable before its function returns.
+
+WAL with `synchronous=FULL`: a commit returns after the write-ahead log is on disk, so what was
+paid survives kill -9 and power loss. Writers take the file's lock first (`BEGIN IMMEDIATE`), so
+check and payment are one act across threads and processes. Rows form a hash chain that ends in
+`head`, so an edited, missing or reordered row is found; whoever can write the file can also forge
+a whole new chain, which only a copy of the head kept elsewhere reveals.
+
+SQLite connections must not cross a fork, so they are closed before it and reopened on next use.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import sqlite3
+import threading
+import uuid
+import weakref
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+from urllib.parse import quote
+
+from tacit.errors import LedgerError
+
+APPLICATION_ID = 0x74616369  # "taci"
+VERSION = 1
+
+_SCHEMA = """
+CREATE TABLE ledger (
+    one INTEGER PRIMARY KEY CHECK (one = 1),
+    id TEXT NOT NULL, created TEXT NOT NULL,
+    epsilon REAL, delta REAL, relation TEXT NOT NULL, unit TEXT NOT NULL
+);
+CREATE TABLE head (
+    one INTEGER PRIMARY KEY CHECK (one = 1), entries INTEGER NOT NULL, hash TEXT NOT NULL
+);
+CREATE TABLE entry (
+    id INTEGER PRIMARY KEY,
+    time TEXT NOT NULL, kind TEXT NOT NULL CHECK (kind IN ('spend', 'plan', 'steps')),
+    partition TEXT NOT NULL, note TEXT NOT NULL, event TEXT, cost TEXT, filter TEXT,
+    plan INTEGER REFERENCES entry (id), steps INTEGER NOT NULL, hash TEXT NOT NULL UNIQUE
+);
+CREATE TABLE total (
+    partition TEXT PRIMARY KEY, entries INTEGER NOT NULL, cost TEXT NOT NULL
+);
+CREATE TABLE progress (
+    plan INTEGER PRIMARY KEY REFERENCES entry (id),
+    steps INTEGER NOT NULL, taken INTEGER NOT NULL CHECK (taken BETWEEN 0 AND steps)
+);
+CREATE TRIGGER ledger_is_fixed BEFORE UPDATE ON ledger
+    BEGIN SELECT RAISE(ABORT, 'a ledger never changes its budget'); END;
+CREATE TRIGGER entry_is_fixed BEFORE UPDATE ON entry
+    BEGIN SELECT RAISE(ABORT, 'entries are append-only'); END;
+CREATE TRIGGER entry_stays BEFORE DELETE ON entry
+    BEGIN SELECT RAISE(ABORT, 'entries are append-only'); END;
+"""
+
+
+class Settings(NamedTuple):
+    """What a ledger is about; written once."""
+
+    id: str
+    created: str
+    epsilon: float | None
+    delta: float | None
+    relation: str
+    unit: str
+
+
+class Row(NamedTuple):
+    """One row of the chain; `hash` covers all other fields and the row before."""
+
+    id: int
+    time: str
+    kind: str
+    partition: str
+    note: str
+    event: str | None
+    cost: str | None
+    filter: str | None
+    plan: int | None
+    steps: int
+    hash: str
+
+
+def now() -> str:
+    """The time in UTC, to the millisecond."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def chained(previous: str, row: Row) -> str:
+    """The hash that `row` must carry after a row with hash `previous`."""
+    return hashlib.sha256(json.dumps([previous, *row[:-1]]).encode()).hexdigest()
+
+
+def genesis(settings: Settings) -> str:
+    """The hash that the chain starts from."""
+    return hashlib.sha256(json.dumps(settings).encode()).hexdigest()
+
+
+class Store:
+    """A connection to one ledger file, or to memory, used by one process.
+
+    `path` None keeps everything in memory. With `read_only` the file must exist and is not touched.
+    """
+
+    def __init__(
+        self, path: Path | None, *, wanted: Settings, timeout: float, read_only: bool
+    ) -> None:
+        self.path = path
+        self.read_only = read_only
+        self.lock = threading.RLock()
+        self._timeout = timeout
+        self._pid = os.getpid()
+        self._connection: sqlite3.Connection | None = None
+        self._is_closed = False
+        with _translated(self):
+            if path is None:
+                self._connection = sqlite3.connect(
+                    ":memory:", isolation_level=None, check_same_thread=False
+                )
+                _create_tables(self._connection, wanted)
+            else:
+                _require_ledger_file(path, wanted, read_only)
+            self.settings = self._load()
+        _live.add(self)
+
+    def _load(self) -> Settings:
+        """The file's settings, after a check that the chain's end is where `head` says."""
+        if not self.read_only:
+            with self.transaction():
+                pass  # finds a file that cannot be written before anybody relies on it
+        with self.reading() as connection:
+            found = connection.execute(
+                "SELECT id, created, epsilon, delta, relation, unit FROM ledger"
+            ).fetchone()
+            settings = Settings(*found or _corrupt(self.path, "its settings are missing"))
+            last = connection.execute("SELECT max(id), hash FROM entry").fetchone()
+            expected = last if last[0] else (0, genesis(settings))
+            if self.head() != expected:
+                _corrupt(self.path, "entries are missing at its end")
+        return settings
+
+    @property
+    def connection(self) -> sqlite3.Connection:
+        """The open connection of this process."""
+        if os.getpid() != self._pid:
+            raise LedgerError(
+                "this ledger was opened in another process and cannot follow a fork. "
+                + (
+                    "An in-memory ledger cannot be shared: give it a path."
+                    if self.path is None
+                    else f"Open Ledger({str(self.path)!r}) again in this process."
+                )
+            )
+        if self._is_closed:
+            raise LedgerError("this ledger is closed. Open it again to use it.")
+        if self._connection is None:
+            assert self.path is not None  # memory stays connected until closed
+            self._connection = _connect(self.path, self._timeout, self.read_only)
+        return self._connection
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """One consistent view of the file."""
+        self.connection  # noqa: B018  # a forked child must be told before it waits for a lock
+        with self.lock, _translated(self):
+            connection = self.connection
+            if connection.in_transaction:
+                yield connection
+                return
+            connection.execute("BEGIN")
+            try:
+                yield connection
+            finally:
+                connection.execute("ROLLBACK")
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """All or nothing, alone among all writers; durable when the block has been left."""
+        if self.read_only:
+            raise LedgerError(f"{self.path} was opened read-only, so nothing can be spent from it.")
+        self.connection  # noqa: B018  # a forked child must be told before it waits for a lock
+        with self.lock, _translated(self):
+            connection = self.connection
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield connection
+                connection.execute("COMMIT")
+            except BaseException:
+                # After a failed commit the row may still reach the disk: then it over-charges.
+                with contextlib.suppress(sqlite3.Error):
+                    if connection.in_transaction:
+                        connection.execute("ROLLBACK")
+                raise
+
+    def head(self) -> tuple[int, str]:
+        """Number of rows and hash of the last; call inside a transaction."""
+        found = self.connection.execute("SELECT entries, hash FROM head").fetchone()
+        return found or _corrupt(self.path, "its head is missing")
+
+    def append(self, row: Row) -> Row:
+        """`row` with its number, time and hash, at the end of the chain; inside a transaction."""
+        entries, previous = self.head()
+        row = row._replace(id=entries + 1, time=now())
+        row = row._replace(hash=chained(previous, row))
+        execute = self.connection.execute
+        execute("INSERT INTO entry VALUES (?,?,?,?,?,?,?,?,?,?,?)", row)
+        execute("UPDATE head SET entries = ?, hash = ?", (row.id, row.hash))
+        return row
+
+    def rows(self, where: str = "1", parameters: tuple[object, ...] = ()) -> list[Row]:
+        """Rows in order; `where` is our own SQL, never a user's."""
+        found = self.connection.execute(
+            f"SELECT * FROM entry WHERE {where} ORDER BY id", parameters
+        ).fetchall()
+        return [Row(*values) for values in found]
+
+    def close(self) -> None:
+        """Let go of the file; an in-memory ledger is gone after that."""
+        if os.getpid() == self._pid:
+            with self.lock:
+                self._disconnect()
+                self._is_closed = True
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+def _require_ledger_file(path: Path, wanted: Settings, read_only: bool) -> None:
+    """Create the file if it is missing; refuse anything that is not a ledger."""
+    if not path.parent.is_dir():
+        raise LedgerError(f"the folder {path.parent} does not exist. Create it first.")
+    if not path.exists():
+        if read_only:
+            raise LedgerError(f"there is no ledger at {path}.")
+        _create_file(path, wanted)
+    if not path.is_file():
+        raise LedgerError(f"{path} is not a file.")
+    with path.open("rb") as file:
+        if file.read(16) != b"SQLite format 3\0":
+            _corrupt(path, "it is empty, damaged, or another kind of file")
+
+
+def _create_file(path: Path, settings: Settings) -> None:
+    """A complete ledger appears at `path`, or nothing: written beside it, then linked."""
+    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}.new")
+    try:
+        connection = sqlite3.connect(draft, isolation_level=None)
+        try:
+            _create_tables(connection, settings)
+            connection.execute("PRAGMA journal_mode = WAL")
+        finally:
+            connection.close()
+        with contextlib.suppress(FileExistsError):  # another process was first: use its file
+            os.link(draft, path)
+        _sync_folder(path.parent)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _create_tables(connection: sqlite3.Connection, settings: Settings) -> None:
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    connection.execute(f"PRAGMA user_version = {VERSION}")
+    connection.executescript(f"BEGIN;{_SCHEMA}COMMIT;")
+    connection.execute("BEGIN")
+    connection.execute("INSERT INTO ledger VALUES (1,?,?,?,?,?,?)", settings)
+    connection.execute("INSERT INTO head VALUES (1, 0, ?)", (genesis(settings),))
+    connection.execute("COMMIT")
+
+
+def _connect(path: Path, timeout: float, read_only: bool) -> sqlite3.Connection:
+    address = f"file:{quote(str(path))}?mode={'ro' if read_only else 'rw'}"
+    if read_only and not os.access(path.parent, os.W_OK) and not _has_log(path):
+        address += "&immutable=1"  # a log cannot be made there, and there is none to miss
+    connection = sqlite3.connect(
+        address, uri=True, timeout=timeout, isolation_level=None, check_same_thread=False
+    )
+    try:
+        application = connection.execute("PRAGMA application_id").fetchone()[0]
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        if application != APPLICATION_ID:
+            raise LedgerError(f"{path} is a SQLite file, but not a ledger.")
+        if version != VERSION:
+            raise LedgerError(
+                f"{path} has ledger version {version}, this tacit reads {VERSION}. "
+                "Use the tacit it was made with."
+            )
+        connection.execute("PRAGMA foreign_keys = ON")
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA fullfsync = ON")  # macOS; elsewhere it does nothing
+        return connection
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _has_log(path: Path) -> bool:
+    log = path.with_name(path.name + "-wal")
+    return log.exists() and log.stat().st_size > 0
+
+
+def _sync_folder(folder: Path) -> None:
+    with contextlib.suppress(
+        OSError
+    ):  # some systems cannot open a folder; the file itself is synced
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _corrupt(path: Path | None, why: str) -> NoReturn:
+    raise LedgerError(f"{path} cannot be used as a ledger: {why}. Restore it from a backup.")
+
+
+@contextlib.contextmanager
+def _translated(store: Store) -> Iterator[None]:
+    """SQLite's and the system's errors as `LedgerError`; nothing may be released after one."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise LedgerError(_explain(store, error)) from error
+    except OSError as error:
+        raise LedgerError(f"{store.path} cannot be opened: {error.strerror or error}.") from error
+
+
+def _explain(store: Store, error: sqlite3.Error) -> str:
+    where, text = store.path or "the in-memory ledger", str(error)
+    if "locked" in text:
+        return (
+            f"{where} was kept locked by another process for {store._timeout:g} s. "
+            "Nothing was recorded; release nothing and try again."
+        )
+    if "full" in text or "disk I/O" in text:
+        return f"{where} could not be written ({text}). Release nothing; free space and try again."
+    if "readonly" in text:
+        return f"{where} cannot be written. Make it writable, or open it with read_only=True."
+    if "unable to open" in text:
+        return f"{where} cannot be opened ({text})."
+    return f"{where} cannot be used as a ledger ({text}). Restore it from a backup."
+
+
+_live: "weakref.WeakSet[Store]" = weakref.WeakSet()
+_held: list[Store] = []
+
+
+def _before_fork() -> None:
+    # Locks of SQLite belong to a process while its memory is copied: a child that carried an open
+    # connection would believe in locks it does not hold. So no connection is open while forking.
+    for store in list(_live):
+        store.lock.acquire()
+        _held.append(store)
+        if store.path is not None and not (
+            store._connection is not None and store._connection.in_transaction
+        ):
+            store._disconnect()
+
+
+def _after_fork() -> None:
+    while _held:
+        _held.pop().lock.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork
+    )

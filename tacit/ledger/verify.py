@@ -1,0 +1,124 @@
+"""Is a ledger file whole? Replays every row and compares."""
+
+from collections.abc import Callable
+from typing import NamedTuple, NoReturn
+
+from tacit.errors import LedgerError
+from tacit.events import Event, Relation, from_json
+from tacit.ledger.budget import Budget
+from tacit.ledger.entry import entry_of
+from tacit.ledger.guard import Filter
+from tacit.ledger.price import Cost, price
+from tacit.ledger.store import Row, Store, chained, genesis
+from tacit.ledger.totals import Totals
+
+_PRICE_SLACK = 1e-6
+"""Relative difference between versions of an accountant that is not held against a file."""
+
+
+class Verification(NamedTuple):
+    """What was checked and found right."""
+
+    entries: int
+    """Payments: spends and plans."""
+    rows: int
+    """Rows of the chain, steps of plans included."""
+    head: str
+    """Hash of the last row: keep it elsewhere, and any change to what is written now shows."""
+
+
+def verify_store(
+    store: Store,
+    budget: Budget | None,
+    relation: Relation,
+    *,
+    fits_alone: Callable[[Event], bool],
+) -> Verification:
+    """Check structure, chain, totals, prices, budget, steps; `LedgerError` at the first fault."""
+    with store.reading() as connection:
+        for check in ("integrity_check", "foreign_key_check"):
+            found = connection.execute(f"PRAGMA {check}").fetchall()
+            if found not in ([], [("ok",)]):
+                _fail(store, f"SQLite finds damage: {found[0]}")
+        rows = store.rows()
+        _verify_chain(store, rows)
+        payments = [row for row in rows if row.kind != "steps"]
+        _verify_payments(store, payments, budget, relation, fits_alone)
+        _verify_steps(store, rows)
+        return Verification(len(payments), *store.head())
+
+
+def _verify_chain(store: Store, rows: list[Row]) -> None:
+    previous = genesis(store.settings)
+    for number, row in enumerate(rows, start=1):
+        if row.id != number:
+            _fail(store, f"entry {number} is missing")
+        if row.hash != chained(previous, row):
+            _fail(store, f"entry {number} was changed, or one before it was taken out")
+        previous = row.hash
+    if store.head() != (len(rows), previous):
+        _fail(store, "entries are missing at its end")
+
+
+def _verify_payments(
+    store: Store,
+    rows: list[Row],
+    budget: Budget | None,
+    relation: Relation,
+    fits_alone: Callable[[Event], bool],
+) -> None:
+    """Prices are what the events cost, each entry was admissible, and the totals are the sum."""
+    if not rows:
+        replayed = Totals({}, 0)
+    else:
+        if rows[0].filter is None or any(row.filter for row in rows[1:]):
+            _fail(store, "the filter is not fixed by the first entry")
+        filter_ = Filter.from_json(rows[0].filter)
+        replayed = Totals({}, len(filter_.orders))
+        for row in rows:
+            cost = _verified_cost(store, row, filter_, relation)
+            if budget is not None:
+                event = from_json(row.event or "")
+                for entries, total in replayed.met(row.partition):
+                    if not filter_.admits(total + cost, budget) and (
+                        entries or not fits_alone(event)
+                    ):
+                        _fail(store, f"entry {row.id} passes the budget")
+            replayed.by_label[row.partition] = replayed.after(row.partition, cost)
+    if Totals.read(store.connection, replayed.n_orders).by_label != replayed.by_label:
+        _fail(store, "its running totals are not the sum of its entries")
+
+
+def _verified_cost(store: Store, row: Row, filter_: Filter, relation: Relation) -> Cost:
+    entry = entry_of(row)
+    fresh = price(entry.event, orders=filter_.orders, relation=relation)
+    pairs = [
+        *zip(entry.cost.renyi, fresh.renyi, strict=True),
+        (entry.cost.gaussian, fresh.gaussian),
+        (entry.cost.pure, fresh.pure),
+        (entry.cost.delta, fresh.delta),
+    ]
+    if any(stored < (1 - _PRICE_SLACK) * now for stored, now in pairs):
+        _fail(store, f"entry {row.id} is priced too low for its event")
+    return entry.cost
+
+
+def _verify_steps(store: Store, rows: list[Row]) -> None:
+    plans = {row.id: row.steps for row in rows if row.kind == "plan"}
+    taken = dict.fromkeys(plans, 0)
+    for row in rows:
+        if row.kind == "steps":
+            if row.plan not in plans:
+                _fail(store, f"entry {row.id} takes steps of no plan")
+            taken[row.plan] += row.steps
+            if not 0 <= taken[row.plan] <= plans[row.plan]:
+                _fail(store, f"plan {row.plan} has more steps taken than it has")
+    stored = store.connection.execute("SELECT plan, steps, taken FROM progress").fetchall()
+    if {plan: (steps, done) for plan, steps, done in stored} != {
+        plan: (steps, taken[plan]) for plan, steps in plans.items()
+    }:
+        _fail(store, "the progress of its plans is not the sum of its entries")
+
+
+def _fail(store: Store, why: str) -> NoReturn:
+    raise LedgerError(f"{store.path or 'the ledger'} does not verify: {why}.")
