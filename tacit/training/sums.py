@@ -37,12 +37,13 @@ class ClippedSum:
         return cls(sums, torch.zeros(groups, device=device))
 
     def __add__(self, other: "ClippedSum") -> "ClippedSum":
-        sums = torch._foreach_add(list(self.sums.values()), [other.sums[k] for k in self.sums])
-        return ClippedSum(dict(zip(self.sums, sums, strict=True)), self.within + other.within)
+        sums = {name: value + other.sums[name] for name, value in self.sums.items()}
+        return ClippedSum(sums, self.within + other.within)
 
     def __iadd__(self, other: "ClippedSum") -> "ClippedSum":
         """Adds in place, so that microbatches of a large model need no third accumulator."""
-        torch._foreach_add_(list(self.sums.values()), [other.sums[k] for k in self.sums])
+        for name, value in self.sums.items():
+            value.add_(other.sums[name])
         return ClippedSum(self.sums, self.within + other.within)
 
     def __repr__(self) -> str:

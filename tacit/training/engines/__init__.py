@@ -10,19 +10,34 @@ from typing import Any
 from torch import Tensor, nn
 
 from tacit.training.clip_rules import Clip
-from tacit.training.engines import vmap
+from tacit.training.engines import bookkeeping, vmap
+from tacit.training.layer_rules.site import Unsupported
 from tacit.training.sums import ClippedSum
 
 Engine = Callable[[nn.Module, Callable[..., Tensor], Any, Clip, Tensor, int], ClippedSum]
 
-ENGINES: dict[str, Engine] = {"vmap": vmap.run}
+ENGINES: dict[str, Engine] = {"bookkeeping": bookkeeping.run, "vmap": vmap.run}
 
 
 def engine_named(name: str) -> Engine:
     """The engine of that name; "auto" takes the cheapest that supports the model."""
     if name == "auto":
-        return vmap.run
+        return _cheapest
     if name not in ENGINES:
         known = ", ".join(["auto", *ENGINES])
         raise ValueError(f"engine must be one of {known}, got {name!r}.")
     return ENGINES[name]
+
+
+def _cheapest(
+    model: nn.Module,
+    loss_fn: Callable[..., Tensor],
+    batch: Any,
+    clip: Clip,
+    mask: Tensor,
+    augmentations: int,
+) -> ClippedSum:
+    try:
+        return bookkeeping.run(model, loss_fn, batch, clip, mask, augmentations)
+    except Unsupported:
+        return vmap.run(model, loss_fn, batch, clip, mask, augmentations)

@@ -19,10 +19,6 @@ ROUNDING = {
 }
 
 
-class Unsupported(Exception):
-    """This engine cannot take the model; another may."""
-
-
 def rows_of(batch: Any) -> tuple[int, torch.device]:
     """Length of the first axis, on which all tensors of the batch agree, and their device."""
     tensors = [leaf for leaf in pytree.tree_leaves(batch) if _has_rows(leaf)]

@@ -1,0 +1,295 @@
+"""Clipped sum in one backward that forms no weight gradient.
+
+Every operation on a trainable tensor goes through a layer rule, whose backward returns the input
+gradient only and leaves a piece that stands for the per-example gradients. From the pieces come
+each example's norm, then its factor, then the sum in one weighted contraction per parameter: the
+arithmetic of an ordinary step plus that of the norms (Bu et al. 2023, arXiv:2210.00038).
+
+Operations are intercepted by a torch function mode for the length of the call: nothing is attached
+to the model. A trainable tensor used in any way that the mode did not see would receive an ordinary
+gradient; autograd is asked for those, and the call fails over unless there are none.
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from tacit.training.clip_rules import Clip
+from tacit.training.engines import batch as b
+from tacit.training.engines.plan import Key, Label, Plan, Spec, make_plan, results_in, tensors_in
+from tacit.training.layer_rules import RULES, derived, generic
+from tacit.training.layer_rules.pieces import combine
+from tacit.training.layer_rules.site import Declined, Piece, Site, Unsupported
+from tacit.training.sums import ClippedSum, accumulator, trainable
+
+PLANS_PER_MODEL = 16
+_plans: WeakKeyDictionary[nn.Module, "OrderedDict[Any, Plan]"] = WeakKeyDictionary()
+
+
+class Stale(Exception):
+    """The plan does not fit this batch."""
+
+
+def run(
+    model: nn.Module,
+    loss_fn: Callable[..., Tensor],
+    batch: Any,
+    clip: Clip,
+    mask: Tensor,
+    augmentations: int = 1,
+) -> ClippedSum:
+    """Clipped sum of the rows where `mask` is True."""
+    parameters = trainable(model)
+    for attempt in range(2):
+        plan = plan_for(
+            model, loss_fn, batch, parameters, len(mask), augmentations, fresh=attempt > 0
+        )
+        try:
+            return compute(model, loss_fn, batch, clip, mask, augmentations, plan, parameters)
+        except Stale:
+            continue
+    raise Unsupported("the model uses its parameters in another way on every batch")
+
+
+def plan_for(
+    model: nn.Module,
+    loss_fn: Callable[..., Tensor],
+    batch: Any,
+    parameters: dict[str, nn.Parameter],
+    examples: int,
+    views: int,
+    *,
+    fresh: bool = False,
+) -> Plan:
+    """The plan for batches like this one, remembered as long as the model lives."""
+    tensors, _ = b.split_rows(batch)
+    device = tensors[0].device.type
+    key = (
+        getattr(loss_fn, "__code__", type(loss_fn)),
+        views,
+        tuple((t.shape[1:], t.dtype, t.device) for t in tensors),
+        tuple(parameters),
+        tuple(module.training for module in model.modules()),
+        torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device),
+    )
+    plans = _plans.setdefault(model, OrderedDict())
+    plan = None if fresh else plans.get(key)
+    if plan is None:
+        plan = make_plan(model, loss_fn, batch, parameters, examples=examples, views=views)
+        plans[key] = plan
+        if len(plans) > PLANS_PER_MODEL:
+            plans.popitem(last=False)
+    return plan
+
+
+def compute(
+    model: nn.Module,
+    loss_fn: Callable[..., Tensor],
+    batch: Any,
+    clip: Clip,
+    mask: Tensor,
+    views: int,
+    plan: Plan,
+    parameters: dict[str, nn.Parameter],
+    *,
+    branch: bool | None = None,
+) -> ClippedSum:
+    """The clipped sum as a function of tensors, given the plan.
+
+    `branch`: whether to look at values to skip the masking of non-finite rows, which saves a pass
+    over the activations; None means on a CPU only. Without it the function can be traced.
+    """
+    rows = len(mask) * views
+    recorder = Recorder(parameters, len(mask), clip)
+    with torch.enable_grad():
+        with Intercept(plan, recorder, rows) as intercept:
+            losses = b.checked_losses(loss_fn, model, batch, rows)
+        if not losses.requires_grad:
+            raise ValueError("loss_fn must depend on the trainable parameters of the model.")
+        with intercept.again(), torch.autograd.set_multithreading_enabled(False):
+            targets = [recorder.anchor, *parameters.values()]
+            seeds = torch.full_like(losses, 1 / views)
+            found = torch.autograd.grad(losses, targets, seeds, allow_unused=True)
+    if any(g is not None for g in found):  # the gradient of a use that no rule saw
+        raise Stale
+    with torch.no_grad():
+        return recorder.clipped(mask, mask.device.type == "cpu" if branch is None else branch)
+
+
+class Intercept(TorchFunctionMode):
+    """Sends operations on shared tensors to their layer rules."""
+
+    def __init__(self, plan: Plan, recorder: "Recorder", rows: int) -> None:
+        super().__init__()
+        self.plan, self.recorder, self.rows = plan, recorder, rows
+        self.calls: Counter[Key] = Counter()
+        self.checkpointed = False
+        self.recomputing = False
+        self.recomputed: list[Tensor] = []  # held, so that their ids stay theirs
+
+    def again(self) -> AbstractContextManager[Any]:
+        """For the backward: checkpointed blocks run again, and must save the same tensors."""
+        self.recomputing = True
+        return self if self.checkpointed else nullcontext()
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func not in self.plan.functions or not torch.is_grad_enabled():
+            return func(*args, **kwargs)
+        labels = self.recorder.labels
+        tensors = tensors_in(args, kwargs)
+        shared = tuple(labels[id(t)] for t in tensors if id(t) in labels)
+        if not shared:
+            return func(*args, **kwargs)
+        spec = self._spec((func, shared), tensors)
+        if spec.kind == "derived":
+            result = func(*args, **kwargs)
+            self._derive(Derived(results_in(result), func, args, kwargs), shared, tensors)
+            return result
+        return self._meet(spec, func, args, kwargs, tensors)
+
+    def _derive(self, made: "Derived", shared: tuple[Label, ...], tensors: Any) -> None:
+        for index, result in enumerate(made.results):
+            self.recorder.labels[id(result)] = (made.function, shared, index)
+        if self.recomputing:
+            self.recomputed.extend(made.results)
+        else:
+            self.recorder.derive(made, tensors)
+
+    def _spec(self, key: Key, tensors: tuple[Tensor, ...]) -> Spec:
+        specs = self.plan.specs.get(key, [])
+        index = 0 if self.recomputing else self.calls[key]
+        self.calls[key] += 1
+        if index >= len(specs):
+            raise Stale
+        spec = specs[index]
+        for tensor, layout in zip(tensors, spec.layouts, strict=True):
+            if layout is not None and tensor.shape[layout.dim] != self.rows * layout.inner:
+                raise Stale
+        return spec
+
+    def _meet(
+        self, spec: Spec, func: Any, args: Any, kwargs: dict[str, Any], tensors: tuple[Tensor, ...]
+    ) -> Any:
+        output = next(layout for layout in spec.outputs if layout is not None)
+        if not self.recomputing:
+            self.recorder.count(tensors)
+            self.checkpointed = self.checkpointed or _saved_tensors_are_hooked()
+        site = self.recorder.site(tensors, spec.layouts, output)
+        if spec.kind == "spread":
+            return generic.spread(site, func, args, kwargs)
+        rule = RULES.get(func)
+        if rule is not None:
+            try:
+                return rule(site, *args, **kwargs)
+            except Declined:
+                pass
+        if len(spec.outputs) != 1:
+            raise Unsupported("an operation on a shared tensor with several results")
+        return generic.generic(site, func, args, kwargs)
+
+
+class Derived(NamedTuple):
+    """Tensors computed from shared tensors alone, and the call that made them."""
+
+    results: tuple[Tensor, ...]
+    function: Any
+    args: Any
+    kwargs: dict[str, Any]
+
+
+class Recorder:
+    """What one backward leaves behind: norms, and pieces to weigh."""
+
+    def __init__(self, parameters: dict[str, nn.Parameter], examples: int, clip: Clip) -> None:
+        self.parameters, self.examples, self.clip = parameters, examples, clip
+        self.labels: dict[int, Label] = {id(p): name for name, p in parameters.items()}
+        self.groups = b.group_index(clip, list(parameters))
+        self.anchor = torch.zeros((), requires_grad=True)
+        self.uses: Counter[int] = Counter()
+        self.waiting: dict[int, list[Piece]] = {}
+        self.derived: list[Derived] = []
+        self.norms: list[list[Tensor]] = [[] for _ in clip.clip_norms]
+        self.settled: list[tuple[str, Piece]] = []
+        self.rounding = 0.0
+
+    def count(self, tensors: tuple[Tensor, ...]) -> None:
+        """A call that reads these tensors has been seen."""
+        for tensor in tensors:
+            if id(tensor) in self.labels:
+                self.uses[id(tensor)] += 1
+
+    def site(self, tensors: Any, layouts: Any, output: Any) -> Site:
+        return Site(
+            self.examples, tensors, layouts, output, self.is_shared, self.record, self.anchor
+        )
+
+    def is_shared(self, tensor: Tensor | None) -> bool:
+        return id(tensor) in self.labels
+
+    def derive(self, made: Derived, tensors: tuple[Tensor, ...]) -> None:
+        self.count(tensors)
+        self.derived.append(made)
+
+    def record(self, tensor: Tensor, piece: Piece) -> None:
+        """A piece that stands alone gives its norm now, and may free its activations."""
+        label = self.labels[id(tensor)]
+        if isinstance(label, str) and self.uses[id(tensor)] == 1:
+            self._settle(label, piece)
+        else:
+            self.waiting.setdefault(id(tensor), []).append(piece)
+
+    def _settle(self, name: str, piece: Piece) -> None:
+        squared, kept = piece.settle()
+        self.rounding = max(self.rounding, b.ROUNDING[kept.dtype])
+        self.norms[self.groups[name]].append(squared)
+        self.settled.append((name, kept))
+
+    def clipped(self, mask: Tensor, branch: bool) -> ClippedSum:
+        """The sum of the rows where `mask` is True."""
+        self._settle_waiting()
+        zero = torch.zeros(self.examples, device=mask.device)
+        squared = torch.stack([sum(n[1:], n[0]) if n else zero for n in self.norms])
+        factors, within = b.factors_of(self.clip, squared, mask, self.rounding)
+        keep = torch.isfinite(squared).all(0)
+        if branch and bool(keep.all()):
+            keep = None
+        sums: dict[str, Tensor] = {}
+        while self.settled:  # newest first: frees the activations on the way
+            name, piece = self.settled.pop()
+            p = self.parameters[name]
+            value = piece.weighted_sum(factors[self.groups[name]], keep)
+            sums[name] = value.view(p.shape).to(accumulator(p.dtype))
+        return ClippedSum(
+            {
+                name: sums.get(name, torch.zeros_like(p, dtype=accumulator(p.dtype)))
+                for name, p in self.parameters.items()
+            },
+            within,
+        )
+
+    def _settle_waiting(self) -> None:
+        for made in reversed(self.derived):
+            for result in made.results:
+                pieces = self.waiting.pop(id(result), None)
+                if pieces:
+                    found = derived.origin(made, result, combine(pieces), self.parameters)
+                    for tensor, piece in found:
+                        self.waiting.setdefault(id(tensor), []).append(piece)
+        for name, p in self.parameters.items():
+            pieces = self.waiting.pop(id(p), None)
+            if pieces:
+                self._settle(name, combine(pieces))
+
+
+def _saved_tensors_are_hooked() -> bool:
+    """Whether tensors saved now may be recomputed in the backward, as in a checkpointed block."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None

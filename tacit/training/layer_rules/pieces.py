@@ -1,0 +1,281 @@
+"""Per-example gradients that need not be formed: their norms, their sums, their weighted sums.
+
+A piece stands for a tensor of shape (examples, *shape). Pieces of one parameter that was used
+several times add up before the norm is taken: |u + v|^2 has a cross term.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tacit.training.layer_rules.cost import cheapest_way
+from tacit.training.layer_rules.site import Piece
+from tacit.training.sums import accumulator
+
+# Largest temporary of one chunk of examples, in elements.
+CHUNK_ELEMENTS = 2**24
+
+
+@dataclass(frozen=True)
+class Dense:
+    """Gradients that were formed, (examples, *shape)."""
+
+    values: Tensor
+    squared: Tensor | None = None  # squared norms, where the rule had them anyway
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.values.dtype
+
+    def dense(self) -> Tensor:
+        return self.values
+
+    def settle(self) -> tuple[Tensor, Piece]:
+        return (squared_norm(self.values) if self.squared is None else self.squared), self
+
+    def weighted_sum(self, factors: Tensor, keep: Tensor | None) -> Tensor:
+        flat = wide(self.values.reshape(len(factors), -1))
+        if keep is not None:
+            flat = torch.where(keep.unsqueeze(1), flat, 0.0)
+        return (factors.to(flat.dtype) @ flat).view(self.values.shape[1:])
+
+
+@dataclass(frozen=True)
+class Outer:
+    """Gradients sum_t left_t right_t' of a matrix, shapes (examples, T, P) and (examples, T, D)."""
+
+    left: Tensor
+    right: Tensor
+    left_squared: Tensor | None = None  # at T = 1: squared norms, where the rule had them
+    right_squared: Tensor | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.left.dtype
+
+    def dense(self) -> Tensor:
+        return bmm_wide(self.left.transpose(1, 2), self.right)
+
+    def settle(self) -> tuple[Tensor, Piece]:
+        positions, outputs = self.left.shape[1:]
+        inputs = self.right.shape[2]
+        if positions == 1:
+            left = squared_norm(self.left) if self.left_squared is None else self.left_squared
+            right = squared_norm(self.right) if self.right_squared is None else self.right_squared
+            return left * right, self
+        way = cheapest_way(
+            positions,
+            inputs,
+            outputs,
+            item=self.left.element_size(),
+            stored=positions * (inputs + outputs),
+            device=self.left.device,
+        )
+        if way == "keep":
+            return Dense(self.dense()).settle()
+        size = positions**2 if way == "gram" else inputs * outputs
+        parts = [
+            gram(left, right) if way == "gram" else Dense(Outer(left, right).dense()).settle()[0]
+            for left, right in _chunks(size, self.left, self.right)
+        ]
+        return (parts[0] if len(parts) == 1 else torch.cat(parts)), self
+
+    def weighted_sum(self, factors: Tensor, keep: Tensor | None) -> Tensor:
+        left, right = self.left, self.right
+        if left.shape[2] <= right.shape[2]:
+            left, right = scaled(left, factors, keep), kept(right, keep)
+        else:
+            left, right = kept(left, keep), scaled(right, factors, keep)
+        return mm_wide(left.reshape(-1, left.shape[2]).t(), right.reshape(-1, right.shape[2]))
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Gradients of a table: row ids[i, t] of example i receives values[i, t]."""
+
+    ids: Tensor  # (examples, T)
+    values: Tensor  # (examples, T, D)
+    table: int  # number of rows
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.values.dtype
+
+    def dense(self) -> Tensor:
+        examples, _, width = self.values.shape
+        rows = torch.arange(examples, device=self.ids.device).unsqueeze(1) * self.table + self.ids
+        out = wide(self.values).new_zeros(examples * self.table, width)
+        out = out.index_add(0, rows.flatten(), wide(self.values).reshape(-1, width))
+        return out.view(examples, self.table, width)
+
+    def settle(self) -> tuple[Tensor, Piece]:
+        if self.ids.shape[1] == 1:
+            return squared_norm(self.values), self
+        return squared_norm(self._compact()), self
+
+    def _compact(self) -> Tensor:
+        """Values added up by id within each example, in T rows: same norms, no table."""
+        examples, positions, width = self.values.shape
+        ordered, order = self.ids.sort(dim=1)
+        ranks = torch.zeros_like(ordered)
+        ranks[:, 1:] = (ordered[:, 1:] != ordered[:, :-1]).cumsum(1)  # (examples, T)
+        first = torch.arange(examples, device=ranks.device).unsqueeze(1) * positions
+        slots = torch.empty_like(ranks).scatter_(1, order, ranks + first)
+        values = wide(self.values).reshape(-1, width)
+        out = torch.zeros_like(values).index_add(0, slots.flatten(), values)
+        return out.view(examples, positions, width)
+
+    def weighted_sum(self, factors: Tensor, keep: Tensor | None) -> Tensor:
+        values = wide(scaled(self.values, factors, keep))
+        return torch.ops.aten.embedding_dense_backward(values, self.ids, self.table, -1, False)
+
+
+@dataclass(frozen=True)
+class Stacked:
+    """Gradients stacked along the first axis of the parameter, as in a packed projection."""
+
+    parts: tuple[Piece, ...]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return min((p.dtype for p in self.parts), key=lambda d: torch.finfo(d).bits)
+
+    def dense(self) -> Tensor:
+        return torch.cat([part.dense() for part in self.parts], dim=1)
+
+    def settle(self) -> tuple[Tensor, Piece]:
+        squared, parts = zip(*(part.settle() for part in self.parts), strict=True)
+        return torch.stack(squared).sum(0), Stacked(parts)
+
+    def weighted_sum(self, factors: Tensor, keep: Tensor | None) -> Tensor:
+        return torch.cat([part.weighted_sum(factors, keep) for part in self.parts])
+
+
+@dataclass(frozen=True)
+class Tied:
+    """A table read by rows and used as a matrix too, as a language model's tied head."""
+
+    outer: Outer
+    rows: Rows
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.outer.dtype
+
+    def dense(self) -> Tensor:
+        return self.outer.dense() + self.rows.dense()
+
+    def settle(self) -> tuple[Tensor, Piece]:
+        squared, outer = self.outer.settle()
+        if isinstance(outer, Dense):
+            return Dense(outer.values + self.rows.dense()).settle()
+        return squared + self.rows.settle()[0] + 2 * self._cross(), self
+
+    def _cross(self) -> Tensor:
+        """sum_ts left_s[id_t] (right_s . value_t): the inner product of the two gradients."""
+        size = self.outer.left.shape[1] * self.rows.ids.shape[1]
+        tensors = (self.outer.left, self.outer.right, self.rows.ids, self.rows.values)
+        parts = []
+        for left, right, ids, values in _chunks(size, *tensors):
+            index = ids.unsqueeze(1).expand(-1, left.shape[1], -1)
+            picked = wide(left.gather(2, index))  # (examples, S, T)
+            products = bmm_wide(right, values.to(right.dtype).transpose(1, 2))
+            parts.append((picked * products).sum((1, 2)))
+        return torch.cat(parts)
+
+    def weighted_sum(self, factors: Tensor, keep: Tensor | None) -> Tensor:
+        return self.outer.weighted_sum(factors, keep) + self.rows.weighted_sum(factors, keep)
+
+
+def combine(pieces: Sequence[Piece]) -> Piece:
+    """One piece for the sum of several of the same tensor, with all cross terms in its norm."""
+    if len(pieces) == 1:
+        return pieces[0]
+    outers = [p for p in pieces if isinstance(p, Outer)]
+    rows = [p for p in pieces if isinstance(p, Rows)]
+    if len(outers) + len(rows) == len(pieces):
+        # One long sequence holds the cross terms of its parts.
+        outer = (
+            Outer(_cat([p.left for p in outers]), _cat([p.right for p in outers]))
+            if outers
+            else None
+        )
+        row = (
+            Rows(_cat([p.ids for p in rows]), _cat([p.values for p in rows]), rows[0].table)
+            if rows
+            else None
+        )
+        if outer and row:
+            return Tied(outer, row)
+        return outer or row  # type: ignore[return-value]  # one of them is there
+    stacks = [p.parts for p in pieces if isinstance(p, Stacked)]
+    if len(stacks) == len(pieces) and len({tuple(_heights(parts)) for parts in stacks}) == 1:
+        return Stacked(tuple(combine(parts) for parts in zip(*stacks, strict=True)))
+    total = pieces[0].dense()
+    for piece in pieces[1:]:
+        total = total + piece.dense()
+    return Dense(total)
+
+
+def _heights(parts: Sequence[Piece]) -> Iterator[int]:
+    for part in parts:
+        yield part.left.shape[2] if isinstance(part, Outer) else part.dense().shape[1]
+
+
+def _cat(tensors: list[Tensor]) -> Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors, dim=1)
+
+
+def gram(left: Tensor, right: Tensor) -> Tensor:
+    """Squared norms of sum_t left_t right_t', by inner products of positions."""
+    left, right = bmm_wide(left, left.transpose(1, 2)), bmm_wide(right, right.transpose(1, 2))
+    return (left * right).sum((1, 2))
+
+
+def _chunks(size: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """The tensors cut along the examples so that `size` numbers for each stay within bounds."""
+    examples = len(tensors[0])
+    step = max(1, CHUNK_ELEMENTS // max(1, size))
+    for start in range(0, examples, step):
+        yield tuple(t[start : start + step] for t in tensors) if step < examples else tensors
+
+
+def squared_norm(rows: Tensor) -> Tensor:
+    """Squared norm of each row, at least in float32."""
+    flat = rows.reshape(rows.shape[0], -1)
+    return torch.linalg.vector_norm(flat, dim=1, dtype=accumulator(flat.dtype)).square()
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """At least float32."""
+    return tensor.to(accumulator(tensor.dtype))
+
+
+def bmm_wide(left: Tensor, right: Tensor) -> Tensor:
+    """Batched product whose sums are not rounded below float32."""
+    if left.is_cuda and left.dtype in (torch.float16, torch.bfloat16):
+        return torch.bmm(left, right, out_dtype=torch.float32)
+    return torch.bmm(wide(left), wide(right))
+
+
+def mm_wide(left: Tensor, right: Tensor) -> Tensor:
+    """Product whose sums are not rounded below float32."""
+    if left.is_cuda and left.dtype in (torch.float16, torch.bfloat16):
+        return torch.mm(left, right, out_dtype=torch.float32)
+    return torch.mm(wide(left), wide(right))
+
+
+def scaled(rows: Tensor, factors: Tensor, keep: Tensor | None) -> Tensor:
+    """Each row times its factor, multiplied before rounding; zero where not kept."""
+    shape = (-1,) + (1,) * (rows.dim() - 1)
+    product = (rows * factors.view(shape)).to(rows.dtype)
+    return kept(product, keep)
+
+
+def kept(rows: Tensor, keep: Tensor | None) -> Tensor:
+    """The rows, with zeros where not kept: 0 * inf would poison the sum."""
+    if keep is None:
+        return rows
+    return torch.where(keep.view((-1,) + (1,) * (rows.dim() - 1)), rows, 0.0)
