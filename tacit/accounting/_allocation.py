@@ -15,7 +15,7 @@ from functools import lru_cache
 import numpy as np
 from scipy import special
 
-from tacit.accounting._renyi import TAIL, FloatArray, excess_exp
+from tacit.accounting._renyi import TAIL, FloatArray, excess_exp, log_sum_exp
 from tacit.accounting._sampled_gaussian import poisson_divergence
 
 _REACH = 90.0
@@ -66,7 +66,7 @@ def addition_divergence(orders: FloatArray, *, steps: int, shift: float) -> Floa
         log_u, log_weight, log_excess = _gamma_grid(steps, shift)
         logs = np.multiply.outer(power, log_u) + (log_weight + log_excess)
         complete = logs[:, -1] < logs.max(axis=1) - 60  # nothing of weight lies beyond the grid
-        moment = special.logsumexp(logs, axis=1) - special.gammaln(power)
+        moment = log_sum_exp(logs) - special.gammaln(power)
         exact = np.where(complete, np.logaddexp(0.0, moment) / power, np.inf)
         bound[near] = np.minimum(bound[near], exact)
     return bound
@@ -109,7 +109,7 @@ def _removal_table(steps: int, shift: float) -> FloatArray:
     table = np.zeros(top + 1)
     for n in range(2, top + 1):
         choose = log_factorial[n] - log_factorial[: n + 1] - log_factorial[: n + 1][::-1]
-        table[n] = np.logaddexp(0.0, special.logsumexp((choose + moments[: n + 1])[2:]))
+        table[n] = np.logaddexp(0.0, log_sum_exp((choose + moments[: n + 1])[2:]))
     table *= 1 + 1e-11  # rounding can only raise the price
     table.flags.writeable = False
     return table
@@ -129,7 +129,7 @@ def _central_moments(top: int, shift: float) -> FloatArray:
     for k in range(1, top):
         j = np.arange(k)
         choose = special.gammaln(k + 1) - special.gammaln(j + 1) - special.gammaln(k - j + 1)
-        rest = special.logsumexp(choose + j * square + (k - j) * log_gain + logs[:k])
+        rest = log_sum_exp(choose + j * square + (k - j) * log_gain + logs[:k])
         grow = k * square + math.log(-math.expm1(-k * square)) + logs[k]
         logs[k + 1] = np.logaddexp(rest, grow)
     return logs
@@ -140,7 +140,7 @@ def _multiply(first: FloatArray, second: FloatArray) -> FloatArray:
     n = len(first)
     index = np.arange(n)[:, None] - np.arange(n)
     table = np.where(index >= 0, second[index] + first, -np.inf)
-    return special.logsumexp(table, axis=1)
+    return log_sum_exp(table)
 
 
 @lru_cache(maxsize=64)
@@ -173,5 +173,5 @@ def _log_laplace(w: FloatArray, shift: float) -> FloatArray:
     near = top <= 600
     mean[near] = np.log1p(excess_exp(exponent[near]) @ weight)
     if not near.all():
-        mean[~near] = special.logsumexp(exponent[~near], b=weight, axis=1)
+        mean[~near] = log_sum_exp(exponent[~near] + np.log(weight))
     return mean

@@ -17,9 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special
 
-FloatArray = NDArray[np.float64]
+FloatArray = NDArray[np.floating]
 
 TAIL = 13.0
 """Standard deviations of normal mass kept on each side: the rest, 1e-38, is below rounding."""
@@ -49,7 +48,7 @@ def log_moments(nodes: Nodes, orders: FloatArray) -> FloatArray:
     huge = logs.max(axis=1) > _LARGEST_EXPONENT
     result = np.empty(len(orders))
     if huge.any():
-        result[huge] = special.logsumexp(logs[huge], axis=1)
+        result[huge] = log_sum_exp(logs[huge])
     small = ~huge
     if small.any():
         exponent, logs, some = exponent[small], logs[small], orders[small]
@@ -78,8 +77,8 @@ def reverse(nodes: Nodes) -> Nodes:
 def fixed_size_sampled(nodes: Nodes, fraction: float) -> Nodes:
     """A symmetric pair dominating `fraction` of the records drawn without replacement.
 
-    Balle, Barthe & Gaboardi 2018, Section 4 (arXiv:1807.01647): with (P, Q) dominating the mechanism
-    when a record is replaced, the hockey-stick divergence at a >= 1 is at most that of
+    Balle, Barthe & Gaboardi 2018, Section 4 (arXiv:1807.01647): with (P, Q) dominating the
+    mechanism when a record is replaced, the hockey-stick divergence at a >= 1 is at most that of
     ((1 - fraction) Q + fraction P, Q), in both directions. Those values for a >= 1, mirrored for
     a < 1, are the profile of the pair below: mass w at ratio r >= 1, mass w r at ratio 1 / r.
     """
@@ -182,6 +181,14 @@ def _diluted(log_ratio: FloatArray, rate: float) -> FloatArray:
     return np.where(
         log_ratio > 30.0, np.logaddexp(math.log1p(-rate), math.log(rate) + log_ratio), near
     )
+
+
+def log_sum_exp(logs: FloatArray) -> FloatArray:
+    """log of the sum of exp(logs) over the last axis."""
+    top = logs.max(axis=-1, keepdims=True)
+    top = np.where(np.isfinite(top), top, 0.0)
+    with np.errstate(divide="ignore"):  # a sum of nothing has log -inf
+        return top[..., 0] + np.log(np.exp(logs - top).sum(axis=-1))
 
 
 def excess_exp(x: FloatArray) -> FloatArray:

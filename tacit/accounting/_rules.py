@@ -23,6 +23,7 @@ from tacit.accounting._renyi import (
     fixed_size_sampled,
     laplace_nodes,
     log_moments,
+    log_sum_exp,
     poisson_sampled,
     pure_nodes,
     response_nodes,
@@ -51,11 +52,11 @@ from tacit.events import (
     RandomizedResponse,
     Relation,
     RenyiCurve,
-    Trials,
     TruncatedPoissonSampled,
 )
 
-_BoundedLoss = Laplace | PureDP | Exponential | RandomizedResponse
+BoundedLoss = Laplace | PureDP | Exponential | RandomizedResponse
+"""Releases whose privacy loss is bounded, so that they are pure DP."""
 
 
 class Price(NamedTuple):
@@ -66,26 +67,26 @@ class Price(NamedTuple):
 
 
 @singledispatch
-def price(event: Event, orders: FloatArray, relation: Relation) -> Price:
+def price(event: Event, orders: FloatArray, relation: Relation) -> Price:  # noqa: ARG001  # the form of every rule
     """Rényi price of one occurrence of `event` at `orders`."""
     raise UnsupportedEvent(f"no Rényi curve is known for {type(event).__name__} ({relation}).")
 
 
 @price.register
-def _(event: NonPrivate, orders: FloatArray, relation: Relation) -> Price:  # noqa: ARG001
+def _(event: NonPrivate, orders: FloatArray, relation: Relation) -> Price:  # noqa: ARG001  # same for all
     return Price(np.full(len(orders), np.inf))
 
 
 @price.register
 def _(event: Gaussian, orders: FloatArray, relation: Relation) -> Price:
     # Mironov 2017, Prop. 7 (arXiv:1702.07476).
-    return Price(orders * _shift(event, relation) ** 2 / 2)
+    return Price(orders * gaussian_shift(event, relation) ** 2 / 2)
 
 
 @price.register
 def _(event: Laplace, orders: FloatArray, relation: Relation) -> Price:
     """Mironov 2017, Prop. 6; never above that of any epsilon-DP mechanism, order epsilon^2 / 2."""
-    epsilon = _pure_epsilon(event, relation)
+    epsilon = bounded_epsilon(event, relation)
     inner = (orders - 1) * np.expm1((1 - 2 * orders) * epsilon) / (2 * orders - 1)
     exact = epsilon + np.log1p(inner) / (orders - 1)
     square = orders * epsilon**2 / 2
@@ -94,18 +95,18 @@ def _(event: Laplace, orders: FloatArray, relation: Relation) -> Price:
 
 @price.register
 def _(event: PureDP, orders: FloatArray, relation: Relation) -> Price:
-    return Price(_pure(_pure_epsilon(event, relation), orders))
+    return Price(_pure(bounded_epsilon(event, relation), orders))
 
 
 @price.register
 def _(event: ApproximateDP, orders: FloatArray, relation: Relation) -> Price:
     """Pure DP but for a failure of probability delta: Kairouz, Oh & Viswanath 2015, Thm. 3.2."""
-    epsilon, delta = _approximate(event, relation)
+    epsilon, delta = approximate_pair(event, relation)
     return Price(_pure(epsilon, orders), delta)
 
 
 @price.register
-def _(event: RandomizedResponse, orders: FloatArray, relation: Relation) -> Price:  # noqa: ARG001
+def _(event: RandomizedResponse, orders: FloatArray, relation: Relation) -> Price:  # noqa: ARG001  # same for all
     nodes = response_nodes(event.random_probability, event.n_options)
     return Price(log_moments(nodes, orders) / (orders - 1))
 
@@ -119,7 +120,7 @@ def _(event: Exponential, orders: FloatArray, relation: Relation) -> Price:
     exp((a - 1) s) (1 - exp(-a e)) / (a (1 - exp(-e))) at the worst s, which is below. It never
     exceeds epsilon^2 / 8-zCDP (Cesar & Rogers 2021, arXiv:2004.07223).
     """
-    epsilon = _pure_epsilon(event, relation)
+    epsilon = bounded_epsilon(event, relation)
     concentrated = orders * epsilon**2 / 8
     if epsilon == 0:
         return Price(concentrated)
@@ -177,7 +178,7 @@ def _(event: TruncatedPoissonSampled, orders: FloatArray, relation: Relation) ->
 def _(event: FixedSizeSampled, orders: FloatArray, relation: Relation) -> Price:
     """Holds when a record is replaced, or blanked in its place: the number of records is public.
 
-    Tighter than Wang, Balle & Kasiviswanathan 2019 (arXiv:1808.00087), which bounds the same moment.
+    Tighter than Wang, Balle & Kasiviswanathan 2019 (arXiv:1808.00087) on the same moment.
     """
     if relation is Relation.ADD_REMOVE:
         raise UnsupportedEvent(
@@ -219,7 +220,7 @@ def _(event: BestOf, orders: FloatArray, relation: Relation) -> Price:
 
 
 def _poisson(inner: Event, rate: float, orders: FloatArray, relation: Relation) -> Price:
-    """`inner` on a Poisson sample: Zhu, Dong & Wang 2022 (arXiv:2106.08567) for dominating pairs."""
+    """`inner` on a Poisson sample; dominating pairs by Zhu, Dong & Wang 2022 (arXiv:2106.08567)."""
     if rate == 1:
         return price(inner, orders, relation)
     replace = relation is Relation.REPLACE_ONE
@@ -229,9 +230,9 @@ def _poisson(inner: Event, rate: float, orders: FloatArray, relation: Relation) 
     if isinstance(inner, ApproximateDP):
         # H at 1 + rate (e^epsilon - 1) is at most rate times the larger of the deltas between
         # "not drawn" and "drawn": advanced joint convexity, Balle, Barthe & Gaboardi 2018.
-        epsilon, delta = _approximate(inner, relation)
-        return Price(_pure(_diluted_epsilon(epsilon, rate), orders), rate * delta)
-    if not isinstance(inner, _BoundedLoss):
+        epsilon, delta = approximate_pair(inner, relation)
+        return Price(_pure(diluted_epsilon(epsilon, rate), orders), rate * delta)
+    if not isinstance(inner, BoundedLoss):
         raise _no_sampled_price(inner)
     if replace:
         return Price(_pure(_replaced_epsilon(inner, rate), orders))
@@ -245,12 +246,12 @@ def _replaced(inner: Event, fraction: float, orders: FloatArray) -> Price:
     if fraction == 1:
         return price(inner, orders, Relation.REPLACE_ONE)
     if isinstance(inner, Gaussian):
-        shift = _shift(inner, Relation.REPLACE_ONE)
+        shift = gaussian_shift(inner, Relation.REPLACE_ONE)
         return Price(fixed_size_divergence(orders, fraction=fraction, shift=shift))
     if isinstance(inner, ApproximateDP):
-        epsilon, delta = _approximate(inner, Relation.REPLACE_ONE)
-        return Price(_pure(_diluted_epsilon(epsilon, fraction), orders), fraction * delta)
-    if not isinstance(inner, _BoundedLoss):
+        epsilon, delta = approximate_pair(inner, Relation.REPLACE_ONE)
+        return Price(_pure(diluted_epsilon(epsilon, fraction), orders), fraction * delta)
+    if not isinstance(inner, BoundedLoss):
         raise _no_sampled_price(inner)
     nodes = fixed_size_sampled(_nodes(inner, Relation.REPLACE_ONE), fraction)
     return Price(log_moments(nodes, orders) / (orders - 1))
@@ -263,46 +264,51 @@ def _no_sampled_price(inner: Event) -> UnsupportedEvent:
     )
 
 
-def _nodes(event: _BoundedLoss, relation: Relation) -> Nodes:
+def _nodes(event: BoundedLoss, relation: Relation) -> Nodes:
     """A pair that dominates `event`, equally hard to tell apart in both directions."""
     if isinstance(event, RandomizedResponse):
         return response_nodes(event.random_probability, event.n_options)
-    epsilon = _pure_epsilon(event, relation)
+    epsilon = bounded_epsilon(event, relation)
     return laplace_nodes(epsilon) if isinstance(event, Laplace) else pure_nodes(epsilon)
 
 
-def _shift(event: Gaussian, relation: Relation) -> float:
+def gaussian_shift(event: Gaussian, relation: Relation) -> float:
+    """Standard deviations that one record moves the mean by."""
     factor = event.replace_factor if relation is Relation.REPLACE_ONE else 1.0
     return factor / event.noise_multiplier
 
 
-def _pure_epsilon(event: _BoundedLoss, relation: Relation) -> float:
+def bounded_epsilon(event: BoundedLoss, relation: Relation) -> float:
+    """Pure epsilon of a release of bounded loss."""
     if isinstance(event, RandomizedResponse):
         return math.log1p(event.n_options * (1 / event.random_probability - 1))
     epsilon = 1 / event.noise_multiplier if isinstance(event, Laplace) else event.epsilon
     return epsilon * (event.replace_factor if relation is Relation.REPLACE_ONE else 1.0)
 
 
-def _replaced_epsilon(event: _BoundedLoss, rate: float) -> float:
+def _replaced_epsilon(event: BoundedLoss, rate: float) -> float:
     """Pure epsilon of a Poisson sample when a record is replaced.
 
     With a, b, c the densities without the record, with the old, with the new one, the ratio is
     (1 - q + q b/a) / (1 - q + q c/a). Given b <= e^(f epsilon) c it grows with c, and b <=
     e^epsilon a, so it is largest at b/a = e^epsilon, c/a = e^((1 - f) epsilon).
     """
-    epsilon = _pure_epsilon(event, Relation.ADD_REMOVE)
+    epsilon = bounded_epsilon(event, Relation.ADD_REMOVE)
     factor = 1.0 if isinstance(event, RandomizedResponse) else event.replace_factor
-    return _diluted_epsilon(epsilon, rate) - _diluted_epsilon((1 - factor) * epsilon, rate)
+    return diluted_epsilon(epsilon, rate) - diluted_epsilon((1 - factor) * epsilon, rate)
 
 
-def _diluted_epsilon(epsilon: float, rate: float) -> float:
-    """log(1 - rate + rate * exp(epsilon)) for rate < 1."""
+def diluted_epsilon(epsilon: float, rate: float) -> float:
+    """log(1 - rate + rate * exp(epsilon)): pure epsilon on a sample at `rate`."""
+    if rate == 1:
+        return epsilon
     if epsilon < 30:
         return math.log1p(rate * math.expm1(epsilon))
     return float(np.logaddexp(math.log1p(-rate), math.log(rate) + epsilon))
 
 
-def _approximate(event: ApproximateDP, relation: Relation) -> tuple[float, float]:
+def approximate_pair(event: ApproximateDP, relation: Relation) -> tuple[float, float]:
+    """(epsilon, delta) under `relation`."""
     if relation is not Relation.REPLACE_ONE or event.replace_factor == 1:
         return event.epsilon, event.delta
     # Group privacy for two records: remove the old one, add the new one.
@@ -332,4 +338,4 @@ def _total_on_grid(event: Event, relation: Relation) -> FloatArray:
 def _log_mean(logs: FloatArray, weight: FloatArray) -> FloatArray:
     """log of the weighted mean of exp(logs) over the first axis, exact also near 0."""
     near = np.log1p((weight * np.expm1(np.minimum(logs, 30.0))).sum(axis=0))
-    return np.where(logs.max(axis=0) < 30, near, special.logsumexp(logs, b=weight, axis=0))
+    return np.where(logs.max(axis=0) < 30, near, log_sum_exp((logs + np.log(weight)).T))

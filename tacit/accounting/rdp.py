@@ -55,7 +55,7 @@ class RDP:
     >>> from tacit.events import Gaussian, PoissonSampled, Repeated
     >>> run = Repeated(PoissonSampled(0.01, Gaussian(4.0)), 10_000)
     >>> round(RDP().epsilon(run, delta=1e-5), 4)
-    1.0355
+    1.0354
     """
 
     orders: tuple[float, ...] | None = None
