@@ -1,0 +1,188 @@
+"""The clipped sum as two compiled graphs: forward, and backward with norms and contraction.
+
+`engines.bookkeeping.compute` is a function of tensors, so it can be traced whole for one shape of
+batch. The trace is cut where the backward begins by the partitioner that ordinary compiled training
+uses, which recomputes cheap activations instead of keeping them, and both halves are compiled.
+Parameters stay the model's own tensors: the optimizer's steps in place are seen by the graphs.
+
+Shapes are static: batches are padded, and `weights` says which rows count. The clip norm is no
+constant of the graph: clipping g at C is C times clipping g / C at 1, so the gradients are divided
+by C at the seed of the backward and the sums multiplied at the end.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
+
+from tacit.training.clip_rules import Clip
+from tacit.training.engines.bookkeeping import compute, plan_for
+from tacit.training.schedules import scaled
+from tacit.training.sums import ClippedSum, trainable
+
+Step = Callable[[Tensor, Tensor, list[Tensor]], list[Tensor]]
+"""(seed of the backward, weights, tensors of the batch) -> sums and counts."""
+
+
+class CompiledSum:
+    """`clipped_sum` of the book-keeping engine for one model, loss and clip rule, compiled.
+
+    Called with a batch, 0/1 weights and the factor by which this step's clip norms differ from the
+    rule's; compiles once for each shape of batch. Private, like `clipped_sum`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: Callable[..., Tensor],
+        clip: Clip,
+        *,
+        augmentations: int = 1,
+    ) -> None:
+        self.model, self.loss_fn, self.views = model, loss_fn, augmentations
+        # Contributions of length at most 1 in the first group; other groups in proportion.
+        self.reference = clip.clip_norms[0]
+        self.clip = scaled(clip, [1 / self.reference] * len(clip.clip_norms))
+        self._steps: dict[Any, Step] = {}
+
+    def __call__(self, batch: Any, weights: Tensor, scale: float = 1.0) -> ClippedSum:
+        """The clipped sum, at `scale` times the rule's clip norms."""
+        leaves, structure = pytree.tree_flatten(batch)
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        key = (str(structure), tuple((t.shape, t.dtype, t.device) for t in tensors))
+        if key not in self._steps:
+            self._steps[key] = self._compiled(batch, weights > 0, tensors, structure)
+        norm = self.reference * scale
+        seed = torch.full((), 1 / norm, device=weights.device)
+        *sums, within = self._steps[key](seed, weights > 0, tensors)
+        names = list(trainable(self.model))
+        scaled_back = torch._foreach_mul(sums, norm)
+        return ClippedSum(dict(zip(names, scaled_back, strict=True)), within)
+
+    def _compiled(
+        self, batch: Any, mask: Tensor, tensors: list[Tensor], structure: pytree.TreeSpec
+    ) -> Step:
+        leaves = pytree.tree_leaves(batch)
+        parameters = trainable(self.model)
+        plan = plan_for(self.model, self.loss_fn, batch, parameters, len(mask), self.views)
+
+        def joint(seed: Tensor, mask: Tensor, *given: Tensor) -> list[Tensor]:
+            replaced = iter(given)
+            filled = [next(replaced) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+            total: list[Tensor] = []
+
+            def loss_fn(model: nn.Module, batch: Any) -> Tensor:
+                losses = self.loss_fn(model, batch)
+                total.append(losses.detach().sum())
+                return _Seeded.apply(losses, seed)
+
+            found = compute(
+                self.model,
+                loss_fn,
+                pytree.tree_unflatten(filled, structure),
+                self.clip,
+                mask,
+                self.views,
+                plan,
+                parameters,
+                branch=False,
+            )
+            return [total[0], *found.sums.values(), found.within]
+
+        example = (torch.ones((), device=mask.device), mask, *tensors)
+        return _two_graphs(joint, example)
+
+
+class _Seeded(torch.autograd.Function):
+    """The identity, whose backward multiplies by `seed`: the partitioner's mark of a backward."""
+
+    @staticmethod
+    def forward(ctx: Any, losses: Tensor, seed: Tensor) -> Tensor:
+        ctx.save_for_backward(seed)
+        return losses.view_as(losses)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        (seed,) = ctx.saved_tensors
+        return g * seed.to(g.dtype), None
+
+
+def _two_graphs(joint: Callable[..., list[Tensor]], example: tuple[Tensor, ...]) -> Step:
+    """`joint(seed, ...)` traced, cut where `seed` enters, and compiled.
+
+    Its first result belongs to the forward and is dropped.
+    """
+    from functorch.compile import min_cut_rematerialization_partition
+
+    graph, constants = _traced(joint, example)
+    forward, backward = min_cut_rematerialization_partition(graph, None, num_fwd_outputs=1)
+    names = [node.name for node in forward.graph.nodes if node.op == "placeholder"]
+    first = torch.compile(forward, fullgraph=True, dynamic=False)
+    second = torch.compile(backward, fullgraph=True, dynamic=False)
+
+    @torch.no_grad()
+    def step(seed: Tensor, mask: Tensor, tensors: list[Tensor]) -> list[Tensor]:
+        inputs = (*constants, mask, *tensors)
+        primals = {f"primals_{i}": value for i, value in enumerate(inputs, 1)}
+        _, *saved = first(*(primals[name] for name in names))
+        return list(second(*saved, seed))
+
+    return step
+
+
+def _traced(
+    joint: Callable[..., list[Tensor]], example: tuple[Tensor, ...]
+) -> tuple[fx.GraphModule, list[Tensor]]:
+    """The graph of (constants, mask, tensors, seed), and the constants: the model's tensors.
+
+    Traced twice: as the engine runs it, then without operations in place and with the compiler's
+    own decompositions, so that the partitioner can recompute pointwise work.
+    """
+    from torch._inductor.decomposition import select_decomp_table
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    seed, *rest = example
+    raw = make_fx(joint, tracing_mode="fake", _allow_non_fake_inputs=True)(*example)
+    constants = _lift(raw)
+
+    def functional(*inputs: Tensor) -> list[Tensor]:
+        *primals, tangent = inputs
+        with torch.no_grad():
+            return raw(*primals[: len(constants)], tangent, *primals[len(constants) :])
+
+    graph = make_fx(
+        torch.func.functionalize(functional, remove="mutations_and_views"),
+        decomposition_table=select_decomp_table(),
+        tracing_mode="fake",
+    )(*constants, *rest, seed)
+    inputs = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    for index, node in enumerate(inputs[:-1], 1):
+        _rename(node, f"primals_{index}")
+    _rename(inputs[-1], "tangents_1")
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+    return graph, constants
+
+
+def _lift(module: fx.GraphModule) -> list[Tensor]:
+    """Turns the graph's constants (parameters, buffers) into its first inputs."""
+    graph = module.graph
+    first = next(iter(graph.nodes))
+    constants: list[Tensor] = []
+    for node in list(graph.nodes):
+        if node.op != "get_attr" or not isinstance(getattr(module, node.target), Tensor):
+            continue
+        with graph.inserting_before(first):
+            lifted = graph.placeholder(f"constant_{len(constants)}")
+        constants.append(getattr(module, node.target).detach())
+        node.replace_all_uses_with(lifted)
+        graph.erase_node(node)
+    module.recompile()
+    return constants
+
+
+def _rename(node: fx.Node, name: str) -> None:
+    node.target = name
+    node._rename(name)
