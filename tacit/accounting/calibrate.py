@@ -1,0 +1,263 @@
+"""How much noise, sampling or training a budget allows: the inverse of accounting.
+
+The answer is always on the safe side: an event that was priced, and whose price met the budget.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tacit._check import in_open_unit, positive
+from tacit._check import whole as check_whole
+from tacit.accounting.tightest import Accountant
+from tacit.accounting.tightest import epsilon as epsilon_of
+from tacit.events import Event, Relation
+
+_FARTHEST = 2.0**60
+_MOST_EVALUATIONS = 300
+
+
+def calibrate(
+    family: Callable[[float], Event],
+    *,
+    epsilon: float,
+    delta: float,
+    accountant: Accountant | None = None,
+    relation: Relation = Relation.ADD_REMOVE,
+    bounds: tuple[float, float] | None = None,
+    relative: float = 1e-6,
+) -> float:
+    """The x at which `family(x)` spends all of (epsilon, delta) and no more.
+
+    Where more x costs less (noise) it is the smallest x within the budget, where more x costs more
+    (a sampling rate) the largest; which of the two is found out. The price of the answer has been
+    computed and is at most `epsilon`; x is within a factor 1 +- `relative` of the best.
+
+    Parameters
+    ----------
+    family
+        Event for a positive number x; its price must rise or fall with x throughout. Raising
+        `ValueError` says that x is outside the domain, such as a rate above 1.
+    bounds
+        Smallest and largest x allowed; None searches outwards from 1.
+
+    Examples
+    --------
+    >>> from tacit.events import Gaussian, PoissonSampled, Repeated
+    >>> run = lambda noise: Repeated(PoissonSampled(0.01, Gaussian(noise)), 10_000)
+    >>> round(calibrate(run, epsilon=1.0, delta=1e-5), 4)
+    3.8128
+    """
+    search = _Search(
+        price=_price(family, delta, accountant, relation),
+        target=positive(epsilon=epsilon),
+        relative=positive(relative=relative),
+        limits=_limits(bounds),
+    )
+    return search.run(1.0 if bounds is None else math.sqrt(bounds[0] * bounds[1]))
+
+
+def calibrate_count(
+    family: Callable[[int], Event],
+    *,
+    epsilon: float,
+    delta: float,
+    accountant: Accountant | None = None,
+    relation: Relation = Relation.ADD_REMOVE,
+    most: int = 10**12,
+) -> int:
+    """The largest count n (of steps, say) for which `family(n)` stays within (epsilon, delta).
+
+    If more costs less, the smallest such n. At least 1 and at most `most`; raises `ValueError` if
+    not even one is within the budget.
+
+    >>> from tacit.events import Gaussian, PoissonSampled, Repeated
+    >>> step = PoissonSampled(0.01, Gaussian(4.0))
+    >>> calibrate_count(lambda n: Repeated(step, n), epsilon=1.0, delta=1e-5)
+    11080
+    """
+    price = _price(lambda x: family(round(x)), delta, accountant, relation)
+    search = _Search(
+        price=price,
+        target=positive(epsilon=epsilon),
+        relative=0.0,
+        limits=(1.0, float(check_whole(most=most, least=1))),
+        is_whole=True,
+    )
+    return round(search.run(1.0))
+
+
+@dataclass
+class _Search:
+    """Bracketed search for the crossing of a monotone price with a target, in logarithms."""
+
+    price: Callable[[float], float]
+    target: float
+    relative: float
+    limits: tuple[float, float]
+    is_whole: bool = False
+    known: dict[float, float] = field(default_factory=dict)
+
+    def run(self, start: float) -> float:
+        """The best x within the target."""
+        start = self._snap(min(max(start, self.limits[0]), self.limits[1]))
+        if math.isnan(self._at(start)):
+            raise ValueError(
+                f"family({start:g}) is outside its domain. Pass bounds=(smallest, largest)."
+            )
+        falls = self._falls(start)
+        toward_good = 1 if falls else -1
+        good = bad = None
+        if self._at(start) <= self.target:
+            good, bad = self._expand(start, -toward_good, until_within=False)
+            if bad is None:
+                return good  # the whole allowed range is within the budget
+        else:
+            bad, good = self._expand(start, toward_good, until_within=True)
+            if good is None:
+                raise ValueError(
+                    f"epsilon {self.target:g} cannot be reached: at {bad:g}, the cheapest allowed, "
+                    f"the price is {self._at(bad):g}. Raise epsilon or delta, or widen the bounds."
+                )
+        return self._close_in(bad, good)
+
+    def _at(self, x: float) -> float:
+        if x not in self.known:
+            if len(self.known) > _MOST_EVALUATIONS:
+                raise ValueError("the price must rise or fall steadily with x, and does not.")
+            self.known[x] = self.price(x)
+        return self.known[x]
+
+    def _snap(self, x: float) -> float:
+        return float(round(x)) if self.is_whole else x
+
+    def _falls(self, start: float) -> bool:
+        """Whether a larger x costs less, from two prices that differ."""
+        factor = 2.0
+        while factor <= _FARTHEST:
+            for x in (start * factor, start / factor):
+                x = self._snap(min(max(x, self.limits[0]), self.limits[1]))
+                if x == start or math.isnan(self._at(x)) or self._at(x) == self._at(start):
+                    continue
+                return (self._at(x) < self._at(start)) == (x > start)
+            factor = factor**2
+        raise ValueError(
+            f"the price does not change with x around {start:g} (it is {self._at(start):g}), so "
+            "there is nothing to calibrate."
+        )
+
+    def _expand(self, start: float, sign: int, *, until_within: bool) -> tuple[float, float | None]:
+        """Walk from `start` until the target is crossed: the last x before and the first after.
+
+        The second is None if an end of the domain comes first; the first is then that end.
+        """
+        here, stride = start, math.log(2)
+        while True:
+            there = self._next(here, sign, stride)
+            if there == here:
+                return here, None
+            if (self._at(there) <= self.target) == until_within:
+                return here, there
+            here, stride = there, min(stride * 2, 8.0)
+
+    def _next(self, here: float, sign: int, stride: float) -> float:
+        """A step of `stride` in log x, shortened to stay within limits and domain."""
+        edge = self.limits[0] if sign < 0 else self.limits[1]
+        while stride > 1e-9:
+            there = here * math.exp(sign * stride)
+            there = self._snap(max(there, edge) if sign < 0 else min(there, edge))
+            if there == here or not math.isnan(self._at(there)):
+                return there
+            stride /= 4
+        return here
+
+    def _close_in(self, bad: float, good: float) -> float:
+        """Shrink the bracket by inverse interpolation in (log x, log price)."""
+        slow = 0
+        while not self._is_close(bad, good):
+            width = abs(math.log(good / bad))
+            x = math.sqrt(bad * good) if slow > 1 else self._guess(bad, good)
+            x = self._inside(x, bad, good)
+            if self._at(x) <= self.target:
+                good = x
+            else:
+                bad = x
+            slow = slow + 1 if abs(math.log(good / bad)) > width / 2 else 0
+        return good
+
+    def _is_close(self, bad: float, good: float) -> bool:
+        if self.is_whole:
+            return abs(good - bad) <= 1
+        return abs(math.log(good / bad)) <= math.log1p(self.relative)
+
+    def _guess(self, bad: float, good: float) -> float:
+        """Where the price should cross, moved a little past it: away from the nearer end.
+
+        The new point then replaces the farther end, and the bracket shrinks to the error made.
+        """
+        points = self._nearest_points(bad, good)
+        if points is None:
+            return math.sqrt(bad * good)
+        crossing = _interpolate_at_zero(points)
+        low, high = sorted((math.log(bad), math.log(good)))
+        if not low < crossing < high:
+            return math.sqrt(bad * good)
+        nearer = min(crossing - low, high - crossing)
+        past = max(0.4 * math.log1p(self.relative), 0.02 * nearer)
+        return math.exp(crossing + (past if high - crossing > nearer else -past))
+
+    def _nearest_points(self, bad: float, good: float) -> list[tuple[float, float]] | None:
+        """(log price / target, log x) at both ends and at the next nearest x, prices distinct."""
+        others = sorted(self.known, key=lambda x: abs(math.log(x / good)))
+        found: dict[float, float] = {}
+        for x in (bad, good, *others):
+            price = self._at(x)
+            if 0 < price < math.inf:  # also leaves out what is outside the domain
+                found.setdefault(math.log(price / self.target), math.log(x))
+            elif x in (bad, good):
+                return None
+        return list(found.items())[:3] if len(found) > 1 else None
+
+    def _inside(self, x: float, bad: float, good: float) -> float:
+        """`x` strictly between the ends."""
+        low, high = min(bad, good), max(bad, good)
+        if self.is_whole:
+            return min(max(float(round(x)), low + 1), high - 1)
+        return x if low < x < high else math.sqrt(low * high)
+
+
+def _interpolate_at_zero(points: list[tuple[float, float]]) -> float:
+    """Value at 0 of the polynomial through (key, value) points: Lagrange's form."""
+    total = 0.0
+    for i, (key, value) in enumerate(points):
+        weight = math.prod(-other / (key - other) for j, (other, _) in enumerate(points) if j != i)
+        total += weight * value
+    return total
+
+
+def _limits(bounds: tuple[float, float] | None) -> tuple[float, float]:
+    if bounds is None:
+        return 1 / _FARTHEST, _FARTHEST
+    low, high = positive(smallest=bounds[0]), positive(largest=bounds[1])
+    if low >= high:
+        raise ValueError(f"bounds must be (smallest, largest), got {bounds}.")
+    return low, high
+
+
+def _price(
+    family: Callable[[float], Event],
+    delta: float,
+    accountant: Accountant | None,
+    relation: Relation,
+) -> Callable[[float], float]:
+    """Price of family(x); NaN where x is outside the domain of the family."""
+    delta, relation = in_open_unit(delta=delta), Relation(relation)
+
+    def price(x: float) -> float:
+        try:
+            event = family(x)
+        except ValueError:
+            return math.nan
+        return epsilon_of(event, delta=delta, accountant=accountant, relation=relation)
+
+    return price

@@ -1,0 +1,165 @@
+"""What an event cost, by the tightest accountant that can price it.
+
+`PLD` where it has a dominating pair for every part, else `RDP`, which prices more kinds of events.
+Of two valid answers the better is given: for an exponential mechanism, whose bounded range only
+`RDP` uses; and for an event priced in part by `PLD`, whose parts may be priced apart, each at a
+share of delta fixed beforehand, with epsilons and deltas added.
+"""
+
+import math
+from typing import Any, Protocol
+
+from tacit._check import in_open_unit, non_negative
+from tacit.accounting._bracket import Bracket
+from tacit.accounting._pairs import pair
+from tacit.accounting.compose import flatten
+from tacit.accounting.rdp import RDP
+from tacit.errors import NotCertified, UnsupportedEvent
+from tacit.events import Event, Exponential, Relation, Repeated, Sequence
+
+_SHARES = (0.5, 0.9, 0.99)
+"""Parts of delta tried for what `PLD` prices, when the rest goes to `RDP`."""
+
+
+class Accountant(Protocol):
+    """Anything that prices a whole event."""
+
+    def epsilon(self, event: Event, *, delta: float, relation: Relation = ...) -> float:
+        """Epsilon at `delta`."""
+        ...
+
+    def delta(self, event: Event, *, epsilon: float, relation: Relation = ...) -> float:
+        """Delta at `epsilon`."""
+        ...
+
+
+def epsilon(
+    event: Event,
+    *,
+    delta: float,
+    accountant: Accountant | None = None,
+    relation: Relation = Relation.ADD_REMOVE,
+) -> float:
+    """Epsilon that `event` cost at `delta`: a certified upper bound.
+
+    Parameters
+    ----------
+    accountant
+        None takes the tightest that can price the event.
+
+    Examples
+    --------
+    >>> from tacit.events import Gaussian, PoissonSampled
+    >>> run = Repeated(PoissonSampled(0.01, Gaussian(4.0)), 10_000)
+    >>> round(epsilon(run, delta=1e-5), 4)
+    0.9469
+    """
+    delta, relation = in_open_unit(delta=delta), Relation(relation)
+    if accountant is not None:
+        return accountant.epsilon(event, delta=delta, relation=relation)
+    known, rest = _split(event, relation)
+    if rest is None:
+        return _tight_epsilon(event, delta, relation)
+    found = RDP().epsilon(event, delta=delta, relation=relation)
+    if known is None:
+        return found
+    for share in _SHARES:
+        first = _tight_epsilon(known, share * delta, relation)
+        second = RDP().epsilon(rest, delta=(1 - share) * delta, relation=relation)
+        found = min(found, first + second)
+    return found
+
+
+def delta(
+    event: Event,
+    *,
+    epsilon: float,
+    accountant: Accountant | None = None,
+    relation: Relation = Relation.ADD_REMOVE,
+) -> float:
+    """Delta that `event` cost at `epsilon`: a certified upper bound; see `epsilon`.
+
+    >>> from tacit.events import Gaussian
+    >>> round(delta(Gaussian(1.0), epsilon=1.0), 6)
+    0.126937
+    """
+    epsilon, relation = non_negative(epsilon=epsilon), Relation(relation)
+    if accountant is not None:
+        return accountant.delta(event, epsilon=epsilon, relation=relation)
+    known, rest = _split(event, relation)
+    if rest is None:
+        return _tight_delta(event, epsilon, relation)
+    found = RDP().delta(event, epsilon=epsilon, relation=relation)
+    if known is None:
+        return found
+    for share in (0.25, 0.5, 0.75):
+        first = _tight_delta(known, share * epsilon, relation)
+        second = RDP().delta(rest, epsilon=(1 - share) * epsilon, relation=relation)
+        found = min(found, first + second)
+    return found
+
+
+def bracket(event: Event, *, delta: float, relation: Relation = Relation.ADD_REMOVE) -> Bracket:
+    """Certified lower and upper end of the epsilon of `event` at `delta`.
+
+    An event that `PLD` cannot price has a proved upper end only; its lower end is 0.
+
+    >>> from tacit.events import Gaussian
+    >>> found = bracket(Gaussian(1.0), delta=1e-5)
+    >>> round(found.lower, 4), round(found.upper, 4)
+    (4.3772, 4.3772)
+    """
+    delta, relation = in_open_unit(delta=delta), Relation(relation)
+    if _split(event, relation)[1] is None and not _has_bounded_range(event):
+        return _pld().bracket(event, delta=delta, relation=relation)
+    return Bracket(0.0, epsilon(event, delta=delta, relation=relation))
+
+
+def _tight_epsilon(event: Event, delta: float, relation: Relation) -> float:
+    """`PLD`'s price, or that of `RDP` where `PLD` cannot certify one or is the looser."""
+    try:
+        found = _pld().epsilon(event, delta=delta, relation=relation)
+    except NotCertified:
+        found = math.inf
+    if math.isinf(found) or _has_bounded_range(event):
+        found = min(found, RDP().epsilon(event, delta=delta, relation=relation))
+    return found
+
+
+def _tight_delta(event: Event, epsilon: float, relation: Relation) -> float:
+    try:
+        found = _pld().delta(event, epsilon=epsilon, relation=relation)
+    except NotCertified:
+        found = 1.0
+    if found == 1 or _has_bounded_range(event):
+        found = min(found, RDP().delta(event, epsilon=epsilon, relation=relation))
+    return found
+
+
+def _split(event: Event, relation: Relation) -> tuple[Event | None, Event | None]:
+    """What `PLD` can price and what it cannot, each None if empty (`known` then too)."""
+    known, rest = [], []
+    for part, count in flatten(event).items():
+        try:
+            pair(part, relation)
+        except UnsupportedEvent:
+            rest.append(Repeated(part, count))
+        else:
+            known.append(Repeated(part, count))
+    return _all(known), _all(rest)
+
+
+def _all(parts: list[Event]) -> Event | None:
+    return Sequence(tuple(parts)) if parts else None
+
+
+def _has_bounded_range(event: Event) -> bool:
+    return any(isinstance(part, Exponential) for part in flatten(event))
+
+
+def _pld() -> Any:
+    try:
+        from tacit.accounting.pld import PLD
+    except ModuleNotFoundError:  # TEMPORARY until pld.py lands
+        return RDP()
+    return PLD()
