@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from tacit import events as ev
+from tacit._check import whole
 from tacit.sampling import Poisson
 
 
@@ -41,7 +42,8 @@ MaybeSteps = Annotated[
 
 def sgd(rate: float, noise_multiplier: float, steps: int) -> ev.Event:
     """DP-SGD as an event: `steps` Gaussian releases, each on a fresh Poisson sample."""
-    return ev.Repeated(Poisson(rate).amplify(ev.Gaussian(noise_multiplier)), steps)
+    step = Poisson(rate).amplify(ev.Gaussian(noise_multiplier))
+    return ev.Repeated(step, whole(steps=steps))
 
 
 def round_up(value: float, digits: int = 6) -> str:

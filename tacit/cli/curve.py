@@ -1,5 +1,6 @@
 """`tacit curve`: epsilon against steps or delta."""
 
+import math
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -38,6 +39,8 @@ def curve(
     Example:
       tacit curve --rate 0.01 --noise-multiplier 4 --steps 10000 --over steps --out curve.svg
     """
+    if out is not None and out.suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise ValueError(f"out must end in .png, .svg or .pdf, got {out.name}.")
     xs = _grid(over, steps, delta, points)
     ys = [
         _epsilon(
@@ -49,10 +52,13 @@ def curve(
     ]
     fixed = f"delta = {delta:g}" if over is Over.STEPS else f"{steps:,} steps"
     title = f"rate {rate:g}, noise multiplier {noise_multiplier:g}, {fixed}, {relation}"
+    if as_json:
+        shared.print_json({"over": str(over), "x": xs, "epsilon": ys, "setting": title})
+    elif not all(math.isfinite(y) for y in ys):
+        raise ValueError("epsilon is infinite on part of this range, so there is no curve to draw.")
     if out is not None:
         _save(out, xs, ys, over, title)
     if as_json:
-        shared.print_json({"over": str(over), "x": xs, "epsilon": ys, "setting": title})
         return
     from tacit.cli._plot import draw
 
@@ -81,8 +87,6 @@ def _epsilon(event: ev.Event, delta: float, relation: ev.Relation) -> float:
 
 
 def _save(out: Path, xs: list[float], ys: list[float], over: Over, title: str) -> None:
-    if out.suffix.lower() not in (".png", ".svg", ".pdf"):
-        raise ValueError(f"out must end in .png, .svg or .pdf, got {out.name}.")
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6.4, 4.0), layout="constrained")

@@ -112,4 +112,5 @@ def _print_table(rows: list[Row]) -> None:
         shown = "-" if row.epsilon is None else shared.round_up(row.epsilon)
         time_taken = "-" if row.epsilon is None else f"{row.seconds * 1e3:.1f} ms"
         table.add_row(row.accountant, shown, time_taken, row.note)
-    Console(soft_wrap=True).print("\n", table, sep="")
+    typer.echo()
+    Console().print(table)

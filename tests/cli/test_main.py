@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import types
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -50,13 +51,21 @@ def test_help_lists_every_verb_without_importing_it():
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
+def commands_of(verb: str) -> list[list[str]]:
+    """The verb itself, or its commands where it has several."""
+    command = typer.main.get_command(import_module(f"tacit.cli.{verb}").app)
+    return [[verb, name] for name in getattr(command, "commands", {})] or [[verb]]
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_has_help_with_an_example(verb):
-    result = run(verb, "--help")
-    assert result.exit_code == 0, result.output
-    assert "Example" in result.output
-    assert f"tacit {verb}" in result.output
-    assert "completion" not in result.output
+    assert run(verb, "--help").exit_code == 0
+    for command in commands_of(verb):
+        result = run(*command, "--help")
+        assert result.exit_code == 0, result.output
+        assert "Example" in result.output
+        assert f"tacit {' '.join(command)} " in result.output
+        assert "completion" not in result.output
 
 
 @pytest.mark.parametrize("verb", VERBS)
