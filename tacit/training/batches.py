@@ -52,6 +52,7 @@ class Lot:
         whole: Callable[[], Micro],
     ) -> None:
         self.source, self.step = source, step
+        self.on_unpack: Callable[[Micro], None] | None = None
         self._micros, self._make_whole = micros, whole
         self._whole: Micro | None = None
 
@@ -66,6 +67,8 @@ class Lot:
         """All of it as one batch of at least one row. Private."""
         if self._whole is None:
             self._whole = self._make_whole()
+            if self.on_unpack is not None:
+                self.on_unpack(self._whole)
         return self._whole
 
     def __iter__(self) -> Iterator[Any]:  # Any: fields of the user's batch
@@ -340,7 +343,7 @@ def _fetcher(dataset: Any, collate_fn: Callable[[list[Any]], Batch] | None) -> F
 
 def _is_tensors(dataset: object) -> bool:
     return (
-        isinstance(dataset, tuple | list)
+        isinstance(dataset, tuple)  # a list is a data set of records
         and len(dataset) > 0
         and all(isinstance(part, Tensor) for part in dataset)
     )

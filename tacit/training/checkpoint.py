@@ -15,27 +15,10 @@ import torch
 from tacit._check import whole
 from tacit.events import Event
 from tacit.events import Sequence as EventSequence
-from tacit.ledger import Ledger
 from tacit.training.plan import EpochSampler, Plan
 
 VERSION = 1
-State = dict[str, Any]  # JSON values
-
-
-def note_of(run: str) -> str:
-    """What the ledger says about a run."""
-    return f"DP-SGD run {run}"
-
-
-def reserve(ledger: Ledger, event: Event, run: str) -> None:
-    """Reserve the plan of `run`, unless this ledger has it already."""
-    if not is_reserved(ledger, event, run):
-        ledger.plan(event, note=note_of(run))
-
-
-def is_reserved(ledger: Ledger, event: Event, run: str) -> bool:
-    """Whether `ledger` holds the plan of `run`."""
-    return any(entry.note == note_of(run) and entry.event == event for entry in ledger.history())
+State = dict[str, Any]  # Any: JSON values
 
 
 def check(state: State, fingerprint: dict[str, Any]) -> None:

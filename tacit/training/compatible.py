@@ -30,9 +30,15 @@ _RUNS: WeakKeyDictionary[object, tuple[set[int], torch.optim.Optimizer]] = WeakK
 _PROBE_ROWS = 3
 
 
-def check_layers(model: nn.Module) -> None:
-    """Raise `IncompatibleModel` for a layer known to mix examples or keep data in its buffers."""
-    for name, layer in model.named_modules():
+def norm_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """The layers that may mix examples or keep data, depending on their mode, by name."""
+    kinds = (_BatchNorm, _InstanceNorm)
+    return {name: layer for name, layer in model.named_modules() if isinstance(layer, kinds)}
+
+
+def check_layers(layers: dict[str, nn.Module]) -> None:
+    """Raise `IncompatibleModel` if one of `norm_layers` mixes examples or keeps data as it is."""
+    for name, layer in layers.items():
         if reason := _offense(layer):
             raise IncompatibleModel(f"{name or 'the model'} ({type(layer).__name__}) {reason}")
 
@@ -148,6 +154,8 @@ def fix(model: nn.Module) -> nn.Module:
     """
     if isinstance(model, _BatchNorm | _InstanceNorm):
         return _replacement(model)
+    for layer in norm_layers(model).values():
+        _channels(layer)  # before the copy: a layer without shapes cannot be copied
     fixed = copy.deepcopy(model)
     for parent in list(fixed.modules()):
         for name, layer in list(parent.named_children()):
@@ -171,12 +179,17 @@ def _offense(layer: nn.Module) -> str | None:
     return None
 
 
-def _replacement(layer: nn.Module) -> nn.Module:
+def _channels(layer: nn.Module) -> int:
     channels = int(layer.num_features)  # type: ignore[arg-type]  # all norms here have it
     if channels == 0:
         raise ValueError(
             f"{type(layer).__name__} does not know its channels yet: run the model once, then fix."
         )
+    return channels
+
+
+def _replacement(layer: nn.Module) -> nn.Module:
+    channels = _channels(layer)
     if isinstance(layer, _InstanceNorm):
         fixed = copy.deepcopy(layer)
         fixed.track_running_stats = False

@@ -38,7 +38,8 @@ class EMA:
         decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
         current = _trained(self._model)
         means = [self._means[name] for name in current]
-        torch._foreach_lerp_(means, list(current.values()), 1 - decay)
+        for mean, weight in zip(means, current.values(), strict=True):
+            mean.lerp_(weight, 1 - decay)
         self.updates += 1
 
     @contextmanager

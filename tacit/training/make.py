@@ -12,7 +12,7 @@ from tacit._check import whole
 from tacit.ledger import Ledger
 from tacit.training import compatible
 from tacit.training.adaptive import AdaptiveClip
-from tacit.training.batches import Batch, Lots, Records
+from tacit.training.batches import Batch, Lots, Records, n_rows
 from tacit.training.clip_rules import Clip, Flat
 from tacit.training.distributed import Ranks, checksum, gathered, unwrapped
 from tacit.training.memory import largest_lot, starting_limit
@@ -125,7 +125,7 @@ def make_private(
     """
     ranks, model = Ranks.here(), unwrapped(model)
     parameters = compatible.trainable(model, optimizer)
-    compatible.check_layers(model)
+    compatible.check_layers(compatible.norm_layers(model))
     records = Records(dataset, collate_fn=collate_fn, device=next(iter(parameters.values())).device)
     ledger = Ledger() if ledger is None else ledger
     plan = _without_noise(
@@ -228,6 +228,11 @@ def _limit(
         rows = np.arange(_PROBE_ROWS) % len(records)
         with gathered(model):
             batch = records.fetch(rows)
+            if n_rows(batch) != _PROBE_ROWS:
+                raise ValueError(
+                    "the first dimension of a batch must count the examples, but "
+                    f"{_PROBE_ROWS} records gave {n_rows(batch)} rows. Change collate_fn."
+                )
             bytes_per_example = compatible.probe(model, loss_fn, batch, records.device)
     if max_microbatch is not None:
         return whole(max_microbatch=max_microbatch, least=1)

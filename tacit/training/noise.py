@@ -133,9 +133,8 @@ class NoisyMean:
         if self._secure:
             return self._grid_release(sums, scales, step, noise_multiplier)
         views = self._standard_normals(sums, step)
-        torch._foreach_mul_(views, [noise_multiplier * scale * factor for scale in scales])
-        wide = [total.to(view.dtype) for total, view in zip(sums, views, strict=True)]
-        torch._foreach_add_(views, wide, alpha=factor)
+        for view, total, scale in zip(views, sums, scales, strict=True):
+            view.mul_(noise_multiplier * scale * factor).add_(total, alpha=factor)
         return views
 
     def release_counts(

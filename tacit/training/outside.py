@@ -1,46 +1,113 @@
-"""The clipped sum of losses that were computed outside, from their autograd graph alone.
+"""The clipped sum of losses that a loop of somebody else computes, for `Private.backward`.
 
-Used by `Private.backward`, where the loop and the forward pass belong to somebody else. Example i's
-gradient is the backward of losses[i]; a chunk of examples goes through one batched backward.
-Nothing was installed on the model beforehand, so any model works whose backward torch can batch;
-the price is that each example's backward runs over the whole batch. `Private.step` is faster.
+With `loss_fn` known, the loop's own forward pass is followed by the book-keeping engine: operations
+on parameters are intercepted from the moment the batch is handed out until `backward`, and the
+backward costs what `Private.step` costs. Otherwise, or if the loop does something else than
+`loss_fn`, example i's gradient is found as the backward of losses[i], in batched chunks: right for
+any model, but each example's backward runs over the whole batch.
 """
+
+from contextlib import ExitStack
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from tacit.training.batches import Micro, n_rows
 from tacit.training.clip_rules import Clip
+from tacit.training.engines.bookkeeping import Intercept, Recorder, Stale, plan_for
 from tacit.training.engines.vmap import _weigh
+from tacit.training.layer_rules.site import Unsupported
 from tacit.training.sums import ClippedSum
 
 _BUDGET = 2**28  # elements of per-example gradient held at once
 
 
-def clipped_sum_of(
-    losses: Tensor, parameters: dict[str, nn.Parameter], clip: Clip, weights: Tensor | None
-) -> ClippedSum:
-    """Sum of the clipped gradients of `losses`, one for each example. Private.
+_DIFFERS = (
+    "the loop uses the model in another way than loss_fn does. Make them the same, or give no "
+    "loss_fn to make_private: any loop works then, more slowly. Nothing was released."
+)
 
-    Rows of weight 0 add exactly zero. Frees the graph.
-    """
-    rows = len(losses)
-    keep = torch.ones(rows, dtype=torch.bool) if weights is None else weights > 0
-    keep = keep.to(losses.device)
-    size = max(1, sum(p.numel() for p in parameters.values()))
+
+class _Follow(Intercept):
+    """The engine's interception, with an error that makes sense inside a user's forward."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        try:
+            return super().__torch_function__(func, types, args, kwargs)
+        except (Stale, Unsupported):
+            raise RuntimeError(_DIFFERS) from None
+
+
+class Recording:
+    """Follows the forward pass of one handed-out batch. `stop` it before anything else runs."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: Any,  # Any: LossFn or None
+        micro: Micro,
+        clip: Clip,
+        parameters: dict[str, nn.Parameter],
+    ) -> None:
+        rows, device = n_rows(micro.batch), next(iter(parameters.values())).device
+        everything = torch.ones(rows, dtype=torch.bool, device=device)
+        self.mask = everything if micro.weights is None else micro.weights > 0
+        self.clip, self.parameters = clip, parameters
+        self._stack = ExitStack()
+        self._intercept: Intercept | None = None
+        if loss_fn is None:
+            return
+        try:
+            plan = plan_for(model, loss_fn, micro.batch, parameters, rows, 1)
+        except Unsupported:
+            return
+        recorder = Recorder(parameters, rows, clip)
+        self._intercept = self._stack.enter_context(_Follow(plan, recorder, rows))
+
+    def stop(self) -> None:
+        """Intercept nothing from now on."""
+        self._stack.close()
+
+    def clipped_sum(self, losses: Tensor) -> ClippedSum:
+        """Sum of the clipped gradients of `losses`, one per example. Private. Frees the graph."""
+        self.stop()
+        if self._intercept is None:
+            return clipped_sum_of(losses, self.parameters, self.clip, self.mask)
+        return self._from_the_record(losses, self._intercept)
+
+    def _from_the_record(self, losses: Tensor, intercept: Intercept) -> ClippedSum:
+        recorder = intercept.recorder
+        with intercept.again(), torch.autograd.set_multithreading_enabled(False):
+            targets = [recorder.anchor, *self.parameters.values()]
+            found = torch.autograd.grad(losses, targets, torch.ones_like(losses), allow_unused=True)
+        if any(gradient is not None for gradient in found):
+            raise RuntimeError(_DIFFERS)  # a parameter was used where no rule saw it
+        with torch.no_grad():
+            return recorder.clipped(self.mask, branch=self.mask.device.type == "cpu")
+
+
+def clipped_sum_of(
+    losses: Tensor, parameters: dict[str, nn.Parameter], clip: Clip, keep: Tensor
+) -> ClippedSum:
+    """The same from the autograd graph alone; rows where `keep` is False add zero. Private."""
+    rows, size = len(losses), max(1, sum(p.numel() for p in parameters.values()))
     step = max(1, min(rows, _BUDGET // size))
     total: ClippedSum | None = None
     for start in range(0, rows, step):
         part = slice(start, start + step)
-        picks = torch.eye(rows, dtype=losses.dtype, device=losses.device)[part]
         gradients = torch.autograd.grad(
             losses,
             list(parameters.values()),
-            grad_outputs=picks,
+            grad_outputs=torch.eye(rows, dtype=losses.dtype, device=losses.device)[part],
             is_grads_batched=True,
             materialize_grads=True,
+            allow_unused=True,
             retain_graph=start + step < rows,
         )
         found = _weigh(dict(zip(parameters, gradients, strict=True)), clip, keep[part])
         total = found if total is None else total + found
-    assert total is not None
+    assert total is not None  # a batch has at least one row
     return total

@@ -14,18 +14,20 @@ import torch
 from torch import Tensor, nn
 
 from tacit import accounting
+from tacit.errors import BudgetExceeded
 from tacit.events import Event
 from tacit.ledger import Ledger
 from tacit.training import checkpoint, compatible
 from tacit.training._interrupt import uninterrupted
 from tacit.training.adam import AdamBC
 from tacit.training.batches import Batch, Lot, Lots, Micro, map_tensors, n_rows, seeded
+from tacit.training.bill import Bill
 from tacit.training.clip_rules import Clip
 from tacit.training.clipping import clipped_sum
 from tacit.training.distributed import Ranks, gathered, like_parameter
 from tacit.training.memory import in_pieces
 from tacit.training.noise import Key, NoisyMean
-from tacit.training.outside import clipped_sum_of
+from tacit.training.outside import Recording
 from tacit.training.plan import Plan
 from tacit.training.schedules import scaled
 from tacit.training.sums import ClippedSum
@@ -78,13 +80,14 @@ class Private:
         self.ledger, self.is_reproducible, self.steps_taken = ledger, is_reproducible, 0
         self._model, self._optimizer, self._loss_fn = model, optimizer, loss_fn
         self._parameters = compatible.trainable(model, optimizer)
+        self._norms = compatible.norm_layers(model)
         self._frozen = [p for p in model.parameters() if not p.requires_grad]
         self._plan, self._lots, self._ranks, self._machinery = plan, lots, ranks, machinery
         self._key = key
         self._noise = NoisyMean(key, expected_batch=plan.expected_batch, secure=secure)
         self._clip_moves = (1.0,) * len(plan.clip.clip_norms)  # what adaptive clipping learned
-        self._run, self._is_reserved = uuid.uuid4().hex, False
-        self._turn: _Turn | None = None
+        self._bill = Bill(ledger, plan.event, steps=plan.steps, run=uuid.uuid4().hex)
+        self._handed_out: _HandedOut | None = None
         self._sum_so_far: tuple[ClippedSum, Tensor] | None = None
         compatible.claim(self, self._parameters, optimizer)
 
@@ -93,8 +96,12 @@ class Private:
     def __iter__(self) -> Iterator[Lot]:
         """The lots that remain, from the one after the last step taken."""
         for lot in self._lots.from_step(self.steps_taken, self.steps):
-            self._sum_so_far, self._turn = None, _Turn(lot, None, is_last=True)
-            yield lot
+            lot.on_unpack = lambda micro: self._hand_out(micro, is_last=True)
+            self._sum_so_far = None
+            try:
+                yield lot
+            finally:
+                self._take_back()
             if self.steps_taken == lot.step:
                 raise RuntimeError(
                     "the last lot was drawn but not used. Every lot is a step, whatever it holds: "
@@ -107,11 +114,11 @@ class Private:
         Guarantee: this step's share of `event`. Interrupted before the release, nothing has changed
         and the same lot can be stepped on again; an interrupt during it waits for its end.
         """
+        self._take_back()
         self._check_turn(lot)
         clip = self._clip()
         total, drawn = self._clipped_sum(lot, clip)  # private
-        self._add_over_ranks(total, drawn)  # private
-        self._pay()
+        self._pay_and_add_over_ranks(total, drawn)  # private still
         with uninterrupted():
             self._release(total, drawn, clip)
             self._optimizer.step()
@@ -119,17 +126,16 @@ class Private:
     def _clipped_sum(self, lot: Lot, clip: Clip) -> tuple[ClippedSum, Tensor]:
         """This rank's part of the clipped sum, and of the number drawn. Private."""
         with gathered(self._model), seeded(self._lots.seed(lot.step), self._lots.records.device):
-            total = ClippedSum.zeros(self._model, clip)
-            drawn = torch.zeros_like(total.within[0])
+            total, drawn = None, torch.zeros((), device=self._lots.records.device)
             for micro in lot.micros():
                 for part in in_pieces(
                     lambda piece: self._clip_micro(piece, clip),
                     micro,
                     on_halved=self._lots.lower_limit,
                 ):
-                    total += part
+                    total = part if total is None else total.__iadd__(part)
                 drawn += _count(micro)
-        return total, drawn
+            return (ClippedSum.zeros(self._model, clip) if total is None else total), drawn
 
     def _clip_micro(self, micro: Micro, clip: Clip) -> ClippedSum:
         if self._loss_fn is None:
@@ -189,10 +195,13 @@ class Private:
             micro = next(micros, None) or lot.whole()
             while micro is not None:
                 following = next(micros, None)
-                self._turn = _Turn(lot, micro, is_last=following is None)
-                yield micro.batch
-                if self._turn is not None:
-                    raise RuntimeError("call private.backward(losses) once for every batch.")
+                self._hand_out(micro, is_last=following is None)
+                try:
+                    yield micro.batch
+                    if self._handed_out is not None:
+                        raise RuntimeError("call private.backward(losses) once for every batch.")
+                finally:
+                    self._take_back()
                 micro = following
 
     def backward(self, losses: Tensor) -> None:
@@ -200,26 +209,33 @@ class Private:
 
         Leaves in `p.grad` what may be released, or None while more of the lot is to come.
         """
-        turn = self._turn
-        if turn is None:
+        handed = self._handed_out
+        if handed is None:
             raise RuntimeError("private.backward needs a batch from private or private.batches().")
-        micro = turn.micro or turn.lot.whole()
-        compatible.check_layers(self._model)
-        compatible.check_losses(losses, n_rows(micro.batch), is_private=True)
-        clip = self._clip()
-        part = clipped_sum_of(losses, self._parameters, clip, micro.weights)  # private
-        drawn = torch.zeros_like(part.within[0]) + _count(micro)
+        self._take_back()
+        compatible.check_layers(self._norms)
+        compatible.check_losses(losses, n_rows(handed.micro.batch), is_private=True)
+        total = handed.recording.clipped_sum(losses)  # private
+        drawn = torch.zeros_like(total.within[0]) + _count(handed.micro)  # private
         if self._sum_so_far is not None:
-            part, drawn = self._sum_so_far[0] + part, self._sum_so_far[1] + drawn
+            total, drawn = self._sum_so_far[0] + total, self._sum_so_far[1] + drawn
         for parameter in self._parameters.values():
             parameter.grad = None
-        self._sum_so_far, self._turn = (part, drawn), None
-        if turn.is_last:
-            self._sum_so_far = None
-            self._add_over_ranks(part, drawn)
-            self._pay()
+        self._sum_so_far = None if handed.is_last else (total, drawn)
+        if handed.is_last:
+            self._pay_and_add_over_ranks(total, drawn)
             with uninterrupted():
-                self._release(part, drawn, clip)
+                self._release(total, drawn, handed.recording.clip)
+
+    def _hand_out(self, micro: Micro, *, is_last: bool) -> None:
+        recording = Recording(self._model, self._loss_fn, micro, self._clip(), self._parameters)
+        self._handed_out = _HandedOut(micro, recording, is_last)
+
+    def _take_back(self) -> None:
+        """Stop following the loop's operations; nothing is intercepted while no batch is out."""
+        if self._handed_out is not None:
+            self._handed_out.recording.stop()
+            self._handed_out = None
 
     # What is public -----------------------------------------------------------------------------
 
@@ -275,7 +291,7 @@ class Private:
         """What `load_state_dict` needs, as JSON values. Secret: it holds the noise's key."""
         return {
             "version": checkpoint.VERSION,
-            "run": self._run,
+            "run": self._bill.run,
             "key": self._key.secret.hex(),
             "is_reproducible": self.is_reproducible,
             "steps_taken": self.steps_taken,
@@ -299,12 +315,12 @@ class Private:
             checkpoint.warn_if_not_repeatable(self._lots.records.device)
         else:
             event = checkpoint.lost_event(self._plan, state["steps_taken"], lost_steps)
-            note = f"steps lost by {checkpoint.note_of(state['run'])}"
+            note = f"lost steps of run {state['run']}"
             self._ranks.on_first(lambda: self.ledger.spend(event, note=note))
             key = self._ranks.share(Key.fresh())
-        self._run, self.is_reproducible = state["run"], state["is_reproducible"]
+        self._bill = Bill(self.ledger, self.event, steps=self.steps, run=state["run"])
+        self.is_reproducible, self._lots.limit = state["is_reproducible"], state["microbatch"]
         self.steps_taken, self._clip_moves = state["steps_taken"], tuple(state["clip_moves"])
-        self._lots.limit, self._is_reserved = state["microbatch"], False
         self._use(key)
         if self.steps_taken == self.steps:
             compatible.release_claim(self)
@@ -329,27 +345,33 @@ class Private:
             )
         if lot.source is not self._lots or lot.step != self.steps_taken:
             raise ValueError("this lot is of another step or run; each is used once, in order.")
-        compatible.check_layers(self._model)
+        compatible.check_layers(self._norms)
 
-    def _add_over_ranks(self, total: ClippedSum, drawn: Tensor) -> None:
+    def _pay_and_add_over_ranks(self, total: ClippedSum, drawn: Tensor) -> None:
+        """Pay for this step, then put the sum over all ranks in place of this rank's. Private."""
         if total.sums.keys() != self._parameters.keys():
             raise RuntimeError(
                 "requires_grad of a parameter was changed during the run. Make a new run instead."
             )
-        self._ranks.add([*total.sums.values(), total.within, drawn])
+        failure: Exception | None = None
+        if self._ranks.rank == 0 or self.ledger.path is None:  # a file is paid by one rank only
+            try:
+                self._bill.pay(self.steps_taken)
+            except Exception as error:  # raised below: the other ranks must hear of it first
+                failure = error
+        failed = torch.zeros_like(drawn) + (failure is not None)
+        self._ranks.add([*total.sums.values(), total.within, drawn, failed])
+        if failure is not None:
+            raise failure
+        if self._ranks.size > 1 and failed > 0:
+            raise BudgetExceeded("another rank could not pay for this step; nothing was released.")
 
-    def _pay(self) -> None:
-        """Reserve the whole plan, once; raises `BudgetExceeded` before anything is released."""
-        if not self._is_reserved:
-            self._ranks.on_first(lambda: checkpoint.reserve(self.ledger, self.event, self._run))
-            self._is_reserved = True
 
+class _HandedOut(NamedTuple):
+    """The physical batch that somebody else's loop holds."""
 
-class _Turn(NamedTuple):
-    """What the loop holds: a lot, or one physical batch of it."""
-
-    lot: Lot
-    micro: Micro | None
+    micro: Micro
+    recording: Recording
     is_last: bool
 
 

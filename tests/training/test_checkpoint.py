@@ -1,0 +1,245 @@
+"""Restarts: the same run goes on, and nothing is under-counted."""
+
+import copy
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+import torch
+
+import tacit
+from tacit import events as ev
+from tacit import sampling
+from tacit.training import AdaptiveClip, Stairs
+
+
+def weights(model):
+    return torch.cat([p.detach().flatten().clone() for p in model.parameters()])
+
+
+def train(case, stop=None):
+    for lot in case.private:
+        case.private.step(lot)
+        if case.private.steps_taken == stop:
+            break
+
+
+def saved(case):
+    """A checkpoint through JSON and torch, as a file would hold it."""
+    return {
+        "private": json.loads(json.dumps(case.private.state_dict())),
+        "model": {name: value.clone() for name, value in case.model.state_dict().items()},
+        "optimizer": copy.deepcopy(case.optimizer.state_dict()),
+    }
+
+
+def load(case, state, **options):
+    case.model.load_state_dict(state["model"])
+    case.optimizer.load_state_dict(state["optimizer"])
+    case.private.load_state_dict(state["private"], **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"adaptive": AdaptiveClip(), "secure": True},
+        {"noise_schedule": Stairs((1.0, 2.0)), "clip_schedule": Stairs((1.0, 0.5, 0.25))},
+        {"sampler": sampling.RandomAllocation(4), "steps": 8},
+        {"model": "dropout"},
+    ],
+    ids=lambda options: ", ".join(options) or "plain",
+)
+def test_a_resumed_run_is_the_run(problem, options):
+    def make():
+        chosen = dict(options)
+        if chosen.get("model") == "dropout":
+            torch.manual_seed(0)
+            chosen["model"] = torch.nn.Sequential(
+                torch.nn.Linear(4, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 2)
+            )
+        return problem(**({"steps": 8, "momentum": 0.9} | chosen))
+
+    whole, resumed = make(), make()
+    train(whole, stop=3)
+    state = saved(whole)
+    train(whole)
+    load(resumed, state)
+    assert resumed.private.steps_taken == 3
+    train(resumed)
+    assert torch.equal(weights(resumed.model), weights(whole.model))
+    assert resumed.private.info == whole.private.info
+
+
+def test_the_same_ledger_is_charged_once(problem):
+    ledger = tacit.Ledger()
+    first = problem(steps=6, ledger=ledger)
+    train(first, stop=2)
+    state = saved(first)
+    train(first, stop=5)  # three steps that the checkpoint does not know of
+    second = problem(steps=6, ledger=ledger, model_seed=1)
+    load(second, state)
+    train(second)
+    assert [entry.event for entry in ledger.history()] == [first.private.event]
+
+
+def test_a_checkpoint_from_before_the_first_step_is_charged_once(problem):
+    ledger = tacit.Ledger()
+    first = problem(ledger=ledger)
+    state = saved(first)
+    train(first, stop=2)
+    second = problem(ledger=ledger)
+    load(second, state)
+    train(second)
+    assert len(ledger.history()) == 1
+
+
+def test_another_ledger_is_charged_in_full(problem):
+    first = problem(steps=6)
+    train(first, stop=4)
+    second = problem(steps=6)
+    load(second, saved(first))
+    train(second)
+    assert [entry.event for entry in second.private.ledger.history()] == [first.private.event]
+
+
+def test_a_run_without_its_checkpoint_is_a_second_run(problem):
+    ledger = tacit.Ledger()
+    for _ in range(2):
+        train(problem(ledger=ledger), stop=2)
+    assert len(ledger.history()) == 2
+
+
+def test_lost_steps_are_paid_and_the_noise_is_fresh(problem):
+    ledger = tacit.Ledger()
+    first = problem(steps=6, ledger=ledger)
+    train(first, stop=2)
+    state = saved(first)
+    second = problem(steps=6, ledger=ledger)
+    load(second, state, lost_steps=3)
+    step = ev.PoissonSampled(0.25, ev.Gaussian(1.0))
+    assert ledger.history()[-1].event == ev.Repeated(step, 3)
+    train(second)
+    train(first)
+    assert second.private.steps_taken == 6
+    assert not torch.equal(weights(second.model), weights(first.model))
+    assert second.private.state_dict()["key"] != state["private"]["key"]
+    assert len(ledger.history()) == 2
+
+
+def test_lost_steps_in_the_middle_of_an_epoch_are_refused(problem):
+    case = problem(steps=8, sampler=sampling.RandomAllocation(4))
+    train(case, stop=3)
+    state = saved(case)
+    with pytest.raises(ValueError, match="end of an epoch"):
+        load(case, state, lost_steps=1)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"clip_norm": 2.0},
+        {"noise_multiplier": 2.0},
+        {"batch_size": 8},
+        {"steps": 5},
+        {"n_records": 70},
+        {"adaptive": AdaptiveClip()},
+        {"clip_schedule": Stairs((1.0, 0.5))},
+    ],
+    ids=str,
+)
+def test_another_plan_cannot_take_over(problem, change):
+    state = problem(steps=4).private.state_dict()
+    other = problem(**({"steps": 4} | change)).private
+    with pytest.raises(ValueError, match="state comes from a run with another"):
+        other.load_state_dict(state)
+
+
+def test_a_state_of_another_version_is_refused(problem):
+    run = problem().private
+    with pytest.raises(ValueError, match="version"):
+        run.load_state_dict({"version": 99})
+
+
+def test_a_finished_run_stays_finished(problem):
+    case = problem()
+    train(case)
+    other = problem()
+    load(other, saved(case))
+    assert list(other.private) == []
+
+
+KILLED = textwrap.dedent("""
+    import json, os, sys, time
+    import torch, tacit
+    from torch.nn import functional as F
+
+    folder, resume = sys.argv[1], sys.argv[2] == "resume"
+    torch.manual_seed(0)
+    x = torch.randn(200, 5)
+    y = (x.sum(1) > 0).long()
+    model = torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 2))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+
+    def loss_fn(model, batch):
+        x, y = batch
+        return F.cross_entropy(model(x), y, reduction="none")
+
+    ledger = tacit.Ledger(f"{folder}/data.ledger", budget=tacit.Budget(epsilon=2.0, delta=1e-5))
+    private = tacit.make_private(model, optimizer, (x, y), loss_fn, batch_size=40, steps=100,
+                                 clip_norm=1.0, epsilon=1.9, delta=1e-5, ledger=ledger)
+    if resume:
+        state = torch.load(f"{folder}/checkpoint.pt", weights_only=True)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        private.load_state_dict(state["private"])
+    for batch in private:
+        private.step(batch)
+        if private.steps_taken % 10 == 0:
+            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(),
+                     "private": private.state_dict()}
+            torch.save(state, f"{folder}/new.pt")
+            os.replace(f"{folder}/new.pt", f"{folder}/checkpoint.pt")
+        if private.steps_taken == 30 and not resume:
+            torch.save([p.detach() for p in model.parameters()], f"{folder}/at30.pt")
+        if private.steps_taken == 37 and not resume:
+            torch.save([p.detach() for p in model.parameters()], f"{folder}/at37.pt")
+            print("ready", flush=True)
+            time.sleep(60)
+        if private.steps_taken == 37 and resume:
+            torch.save([p.detach() for p in model.parameters()], f"{folder}/again37.pt")
+    print(json.dumps({"epsilon": private.epsilon(delta=1e-5), "entries": len(ledger.history()),
+                      "ledger": ledger.epsilon(delta=1e-5), "steps": private.steps_taken}))
+""")
+
+
+def test_kill_minus_nine_and_resume_gives_the_same_bill_and_the_same_releases(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(KILLED)
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+
+    def command(mode):
+        return [sys.executable, str(script), str(tmp_path), mode]
+
+    first = subprocess.Popen(command("start"), stdout=subprocess.PIPE, text=True, env=environment)
+    assert first.stdout is not None
+    assert first.stdout.readline().strip() == "ready"
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    first.stdout.close()
+    begun = time.monotonic()
+    output = subprocess.check_output(command("resume"), text=True, env=environment)
+    result = json.loads(output.splitlines()[-1])
+    assert time.monotonic() - begun < 120
+    assert result["steps"] == 100
+    assert result["entries"] == 1
+    assert result["epsilon"] <= 1.9
+    assert result["ledger"] == pytest.approx(result["epsilon"], rel=1e-6)
+    before = torch.load(tmp_path / "at37.pt", weights_only=True)
+    after = torch.load(tmp_path / "again37.pt", weights_only=True)
+    assert all(map(torch.equal, before, after))  # the lost steps were repeated, not made anew

@@ -1,0 +1,76 @@
+"""Out of memory: half the rows, and on."""
+
+import pytest
+import torch
+
+from tacit.training.batches import Micro, n_rows
+from tacit.training.memory import in_pieces, largest_lot, starting_limit
+
+CPU = torch.device("cpu")
+
+
+def summing(fits):
+    def compute(micro):
+        if n_rows(micro.batch) > fits:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return float((micro.batch[0] * (1.0 if micro.weights is None else micro.weights)).sum())
+
+    return compute
+
+
+@pytest.mark.parametrize("fits", [1, 2, 3, 5, 11])
+def test_halves_add_up_to_the_whole(fits):
+    heard = []
+    micro = Micro((torch.arange(11.0),), (torch.arange(11) < 7).float())
+    assert sum(in_pieces(summing(fits), micro, on_halved=heard.append)) == 21.0
+    assert (heard == []) == (fits == 11)
+    assert sorted(heard, reverse=True)[:1] in ([], [6])
+
+
+def test_one_example_that_does_not_fit_raises():
+    with pytest.raises(torch.OutOfMemoryError):
+        in_pieces(summing(0), Micro((torch.zeros(4),), None), on_halved=lambda rows: None)
+
+
+def test_other_errors_pass_through():
+    def compute(micro):
+        raise RuntimeError("shapes do not match")
+
+    with pytest.raises(RuntimeError, match="shapes"):
+        in_pieces(compute, Micro((torch.zeros(4),), None), on_halved=lambda rows: None)
+
+
+def test_a_step_goes_on_with_smaller_batches_and_the_same_sum(problem, monkeypatch):
+    from tacit.training import private as module
+
+    real, calls = module.clipped_sum, []
+
+    def tight(model, loss_fn, batch, *args, **options):
+        calls.append(n_rows(batch))
+        if n_rows(batch) > 5:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return real(model, loss_fn, batch, *args, **options)
+
+    plain = problem(seed=1, max_microbatch=64)
+    short = problem(seed=1, max_microbatch=64)
+    for lot in plain.private:
+        plain.private.step(lot)
+    monkeypatch.setattr(module, "clipped_sum", tight)
+    for lot in short.private:
+        short.private.step(lot)
+    for a, b in zip(plain.model.parameters(), short.model.parameters(), strict=True):
+        assert torch.allclose(a, b, atol=1e-6)
+    assert short.private.microbatch <= 5
+    assert sum(size > 5 for size in calls) <= 4  # the limit is learned, not hit at every step
+
+
+def test_the_starting_limit_follows_memory_and_lot():
+    assert starting_limit(1, CPU, largest_lot=300) == 300
+    assert starting_limit(2**34, CPU, largest_lot=300) == 1
+    few = starting_limit(2**22, CPU, largest_lot=10**6)
+    assert 1 <= few <= 64
+
+
+def test_lots_above_the_largest_are_rare():
+    assert largest_lot(0.01, 60_000) < 800
+    assert largest_lot(1.0, 50) == 50

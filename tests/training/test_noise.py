@@ -1,0 +1,137 @@
+"""The noise of a step: its law, its independence, its source."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chi2, norm
+
+from tacit.training.noise import _CHUNK, Key, NoisyMean
+
+FALSE_ALARM = 1e-6  # probability that one of the statistical tests below fails on sound code
+
+
+def releases(*, secure, steps, sizes=(30, 20), multiplier=2.0, scales=(0.5, 0.5), batch=10.0):
+    """(steps, coordinates) of released values whose sums are zero."""
+    mean = NoisyMean(Key.from_seed(5), expected_batch=batch, secure=secure)
+    zeros = [torch.zeros(size) for size in sizes]
+    return np.array(
+        [
+            torch.cat(mean.release(zeros, scales, step=t, noise_multiplier=multiplier)).numpy()
+            for t in range(steps)
+        ],
+        dtype=float,
+    )
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_every_coordinate_has_exactly_the_stated_variance(secure):
+    steps, expected = 600, (2.0 * 0.5 / 10.0) ** 2
+    values = releases(secure=secure, steps=steps)
+    statistic = (values**2).sum(0) / expected  # chi-squared with `steps` degrees of freedom
+    tail = FALSE_ALARM / 2 / values.shape[1]
+    assert (statistic > chi2.ppf(tail, steps)).all()
+    assert (statistic < chi2.isf(tail, steps)).all()
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_noise_has_mean_zero(secure):
+    values = releases(secure=secure, steps=600) / 0.1
+    z = np.abs(values.mean(0)) * math.sqrt(600)
+    assert (z < norm.isf(FALSE_ALARM / 2 / values.shape[1])).all()
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_noise_is_correlated_neither_across_parameters_nor_across_steps(secure):
+    """Peers, entry 20: one key used for several parameters."""
+    steps = 600
+    values = releases(secure=secure, steps=steps) / 0.1
+    coordinates = values.shape[1]
+    across = (values.T @ values / math.sqrt(steps))[np.triu_indices(coordinates, 1)]
+    later = values[1:].T @ values[:-1] / math.sqrt(steps - 1)
+    tests = across.size + later.size
+    bound = 1.05 * norm.isf(FALSE_ALARM / 2 / tests)  # products of normals: a little heavier tails
+    assert np.abs(across).max() < bound
+    assert np.abs(later).max() < bound
+
+
+def test_each_group_has_its_own_scale():
+    values = releases(secure=False, steps=300, sizes=(40, 40), scales=(1.0, 3.0))
+    ratio = values[:, 40:].std() / values[:, :40].std()
+    assert ratio == pytest.approx(3.0, rel=0.05)  # 12,000 draws each: 0.9 % standard error
+
+
+def test_sum_is_divided_by_the_declared_batch():
+    mean = NoisyMean(Key.from_seed(0), expected_batch=8.0)
+    (released,) = mean.release([torch.full((3,), 4.0)], [1.0], step=0, noise_multiplier=0.0)
+    assert released.tolist() == [0.5] * 3
+
+
+def test_a_seed_repeats_the_noise_and_no_seed_does_not():
+    def draw(key):
+        mean = NoisyMean(key, expected_batch=1.0)
+        return mean.release([torch.zeros(4)], [1.0], step=3, noise_multiplier=1.0)[0].clone()
+
+    assert torch.equal(draw(Key.from_seed(1)), draw(Key.from_seed(1)))
+    assert not torch.equal(draw(Key.from_seed(1)), draw(Key.from_seed(2)))
+    assert not torch.equal(draw(Key.from_seed(None)), draw(Key.from_seed(None)))
+
+
+def test_large_draws_do_not_depend_on_the_number_of_threads():
+    def draw():
+        mean = NoisyMean(Key.from_seed(1), expected_batch=1.0)
+        zeros = [torch.zeros(_CHUNK + 17), torch.zeros(_CHUNK)]
+        return torch.cat(mean.release(zeros, [1.0, 1.0], step=0, noise_multiplier=1.0))
+
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        one = draw()
+        torch.set_num_threads(2)
+        assert torch.equal(one, draw())
+    finally:
+        torch.set_num_threads(threads)
+    first, second = one[:_CHUNK], one[_CHUNK : 2 * _CHUNK]
+    z = float((first * second).mean()) * math.sqrt(_CHUNK)
+    assert abs(z) < norm.isf(FALSE_ALARM / 2)  # chunks are independent
+
+
+def test_the_cpu_generator_is_not_reduced_to_32_bits_of_seed():
+    states = [Key.from_seed(1).torch("noise", t, torch.device("cpu")).get_state() for t in (0, 1)]
+    words = [state.numpy()[24 : 24 + 8 * 624].view(np.uint64) for state in states]
+    assert len(np.unique(np.concatenate(words))) > 1240
+    assert words[0].max() < 2**32
+
+
+def test_secure_release_lies_on_a_grid_that_does_not_depend_on_the_sum():
+    mean = NoisyMean(Key.from_seed(1), expected_batch=1.0, secure=True)
+    for total in (torch.zeros(6).double(), torch.rand(6).double()):
+        (released,) = mean.release([total], [1.0], step=0, noise_multiplier=1.0)
+        grid = 2.0 ** math.floor(math.log2(1e-6 / math.sqrt(6)))
+        steps = released.numpy() / grid
+        assert np.array_equal(steps, np.rint(steps))
+
+
+def test_counts_are_noised_from_their_own_stream_also_in_secure_mode():
+    """Peers, entry 15: the count's noise bypassed secure mode."""
+    for secure in (False, True):
+        mean = NoisyMean(Key.from_seed(1), expected_batch=1.0, secure=secure)
+        noise = [
+            mean.release_counts([0.0], step=t, noise_multiplier=4.0, sensitivity=0.5)[0]
+            for t in range(400)
+        ]
+        assert np.std(noise) == pytest.approx(2.0, rel=0.18)  # 5 standard errors
+    grid = 2.0 ** math.floor(math.log2(0.5e-6))
+    assert np.array_equal(np.array(noise) / grid, np.rint(np.array(noise) / grid))
+
+
+def test_the_secret_is_not_shown():
+    assert "secret" not in repr(Key.from_seed(1))
+    assert Key.from_seed(1).secret.hex() not in repr(Key.from_seed(1))
+
+
+@pytest.mark.parametrize("seed", [-1, 1.5, True])
+def test_a_seed_must_be_a_whole_number(seed):
+    with pytest.raises((ValueError, TypeError), match="seed"):
+        Key.from_seed(seed)

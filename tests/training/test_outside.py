@@ -1,0 +1,150 @@
+"""Loops that somebody else owns: losses in, `p.grad` out."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.overrides import _get_current_function_mode_stack
+
+from tacit.errors import IncompatibleModel
+from tacit.training import AdaptiveClip
+
+
+def weights(model):
+    return torch.cat([p.detach().flatten().clone() for p in model.parameters()])
+
+
+def stepped(case):
+    for lot in case.private:
+        case.private.step(lot)
+    return weights(case.model)
+
+
+def foreign(case, batches):
+    for x, y in batches:
+        case.optimizer.zero_grad()
+        losses = F.cross_entropy(case.model(x), y, reduction="none")
+        case.private.backward(losses)
+        case.optimizer.step()
+    return weights(case.model)
+
+
+OPTIONS = {"seed": 3, "momentum": 0.9, "steps": 5, "batch_size": 8, "clip_norm": 0.2}
+
+
+@pytest.mark.parametrize("with_loss_fn", [True, False])
+@pytest.mark.parametrize("rows", [64, 3])
+def test_a_foreign_loop_takes_the_same_steps(problem, with_loss_fn, rows):
+    expected = stepped(problem(**OPTIONS))
+    chosen = {} if with_loss_fn else {"loss_fn": None}
+    case = problem(**OPTIONS, max_microbatch=rows, **chosen)
+    assert torch.allclose(foreign(case, case.private.batches()), expected, atol=1e-5)
+    assert case.private.steps_taken == 5
+
+
+@pytest.mark.parametrize("with_loss_fn", [True, False])
+def test_lots_unpack_in_a_plain_loop(problem, with_loss_fn):
+    expected = stepped(problem(**OPTIONS))
+    case = problem(**OPTIONS, **({} if with_loss_fn else {"loss_fn": None}))
+    assert torch.allclose(foreign(case, case.private), expected, atol=1e-5)
+
+
+def test_until_the_last_batch_of_a_lot_the_optimizer_moves_nothing(problem):
+    case = problem(seed=3, momentum=0.9, batch_size=32, steps=2, max_microbatch=10)
+    moves, batches = 0, 0
+    for x, y in case.private.batches():
+        before = weights(case.model)
+        case.private.backward(F.cross_entropy(case.model(x), y, reduction="none"))
+        case.optimizer.step()
+        batches += 1
+        moves += not torch.equal(weights(case.model), before)
+    assert batches > 4
+    assert moves == 2
+
+
+def test_empty_lots_come_as_one_row_that_weighs_nothing(problem):
+    for options in ({}, {"loss_fn": None}):
+        case = problem(n=8, batch_size=1, n_records=10**8, noise_multiplier=0.0, steps=3, **options)
+        before = weights(case.model)
+        foreign(case, case.private.batches())
+        assert case.private.steps_taken == 3
+        assert torch.equal(weights(case.model), before)
+
+
+def test_adaptive_clipping_works_in_a_foreign_loop(problem):
+    options = OPTIONS | {"adaptive": AdaptiveClip()}
+    own, other = problem(**options), problem(**options, max_microbatch=3)
+    stepped(own)
+    foreign(other, other.private.batches())
+    assert other.private.info["clip_norms"] == pytest.approx(own.private.info["clip_norms"])
+
+
+def test_nothing_stays_intercepted_after_the_batch_is_done(problem):
+    case = problem(**OPTIONS)
+    for x, y in case.private.batches():
+        assert len(_get_current_function_mode_stack()) == 1
+        case.private.backward(F.cross_entropy(case.model(x), y, reduction="none"))
+        assert len(_get_current_function_mode_stack()) == 0
+        break
+    assert len(_get_current_function_mode_stack()) == 0
+    for _ in case.private.batches():
+        break  # without backward
+    assert len(_get_current_function_mode_stack()) == 0
+    for lot in case.private:
+        _x, _y = lot  # looked at, then stepped on
+        case.private.step(lot)
+        break
+    assert len(_get_current_function_mode_stack()) == 0
+
+
+def test_evaluation_inside_the_loop_is_left_alone(problem):
+    expected = stepped(problem(**OPTIONS))
+    case = problem(**OPTIONS)
+    for x, y in case.private.batches():
+        with torch.no_grad():
+            case.model(case.x)
+        case.private.backward(F.cross_entropy(case.model(x), y, reduction="none"))
+        case.optimizer.step()
+    assert torch.allclose(weights(case.model), expected, atol=1e-5)
+
+
+def test_a_loop_that_differs_from_loss_fn_is_told_so(problem):
+    case = problem(**OPTIONS)
+    (x, y) = next(batches := case.private.batches())
+    with pytest.raises(RuntimeError, match="another way than loss_fn"):
+        case.private.backward(
+            F.cross_entropy(case.model(case.model[0].weight[0] + x), y, reduction="none")
+        )
+    assert case.private.steps_taken == 0
+    batches.close()
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_a_reduced_loss_is_explained(problem, reduction):
+    case = problem(**OPTIONS)
+    x, y = next(batches := case.private.batches())
+    with pytest.raises(ValueError, match="one loss per example"):
+        case.private.backward(F.cross_entropy(case.model(x), y, reduction=reduction))
+    batches.close()
+
+
+def test_backward_needs_a_batch_and_every_batch_a_backward(problem):
+    case = problem(**OPTIONS)
+    with pytest.raises(RuntimeError, match="needs a batch"):
+        case.private.backward(torch.zeros(3, requires_grad=True))
+    with pytest.raises(RuntimeError, match="once for every batch"):
+        for _ in case.private.batches():
+            pass
+
+
+def test_batch_norm_is_refused_in_foreign_loops_too(problem):
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    with pytest.raises(IncompatibleModel, match="BatchNorm1d"):
+        problem(model=model, loss_fn=None)
+
+
+def test_step_without_loss_fn_says_what_to_do(problem):
+    case = problem(loss_fn=None)
+    lot = next(iter(case.private))
+    with pytest.raises(ValueError, match="loss_fn must be given"):
+        case.private.step(lot)
