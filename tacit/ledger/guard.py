@@ -46,12 +46,13 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import log_ndtr, ndtr
+from scipy.special import ndtr
 
 from tacit.accounting.compose import flatten
+from tacit.accounting.gdp import gaussian_delta
 from tacit.events import ApproximateDP, Event, Relation
 from tacit.ledger.budget import Budget, Remaining
-from tacit.ledger.price import Cost, exact, price
+from tacit.ledger.price import Cost, exact, price, round_up
 
 _MARGIN = 1 - 1e-12  # limits are rounded down by more than prices can be rounded
 _NO_BUDGET_ORDERS = (1.5, 2.0, 3.0, 4.0, 6.0, 9.0, 14.0, 22.0, 36.0, 64.0, 128.0, 256.0)
@@ -112,13 +113,14 @@ class Filter:
         """
         if total.delta > exact(delta) * exact(self.set_aside):
             return math.inf
+        bounds = [round_up(total.pure)]
         convertible = delta * (1 - self.set_aside)
-        by_order = (
-            value + math.log(sum(self.shares) / (share * convertible)) / (order - 1)
-            for order, share, value in zip(self.orders, self.shares, total.renyi, strict=True)
-            if convertible > 0
-        )
-        return min(float(total.pure), *by_order) if self.orders else float(total.pure)
+        if convertible > 0:
+            bounds += [
+                value + math.log(sum(self.shares) / (share * convertible)) / (order - 1)
+                for order, share, value in zip(self.orders, self.shares, total.renyi, strict=True)
+            ]
+        return min(bounds)
 
     def remaining(self, total: Cost, budget: Budget) -> Remaining:
         """What one more entry may cost after `total`."""
@@ -143,7 +145,7 @@ class Filter:
         return Remaining(
             epsilon=max([pure, *(value * (1 - 1e-5) for value in by_order)]),
             delta=float(limits.delta - total.delta),
-            noise_multiplier=1 / math.sqrt(largest) / _MARGIN if largest > 0 else math.inf,
+            noise_multiplier=(1 + 1e-8) / math.sqrt(largest) if largest > 0 else math.inf,
             fraction=max(shares),
         )
 
@@ -199,17 +201,12 @@ def gaussian_limit(epsilon: float, delta: float) -> float:
     if delta <= 0 or epsilon <= 0:
         return -1.0
     low, high = 0.0, 1.0
-    while _gaussian_delta(high, epsilon) <= delta:
+    while gaussian_delta(high, epsilon) <= delta:
         low, high = high, 2 * high
-    for _ in range(80):
+    for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if _gaussian_delta(middle, epsilon) <= delta else (low, middle)
-    return low**2 * (1 - 1e-9)
-
-
-def _gaussian_delta(mu: float, epsilon: float) -> float:
-    a, b = mu / 2 - epsilon / mu, -mu / 2 - epsilon / mu
-    return float(ndtr(a) - math.exp(epsilon + float(log_ndtr(b))))
+        low, high = (middle, high) if gaussian_delta(middle, epsilon) <= delta else (low, middle)
+    return low**2 * _MARGIN
 
 
 def _renyi_limit(order: float, epsilon: float, delta: float) -> float:

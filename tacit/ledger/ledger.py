@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import NoReturn, Protocol, Self
+from typing import NoReturn, Self
 from uuid import uuid4
 
 from tacit import accounting
@@ -22,12 +22,6 @@ from tacit.ledger.price import Cost, price
 from tacit.ledger.store import Row, Settings, Store, now
 from tacit.ledger.totals import Total, Totals
 from tacit.ledger.verify import Verification, verify_store
-
-
-class Accountant(Protocol):
-    """Anything that prices an event, such as `tacit.accounting.PLD()`."""
-
-    def epsilon(self, event: Event, /, *, delta: float, relation: Relation) -> float: ...
 
 
 class Ledger:
@@ -195,8 +189,8 @@ class Ledger:
             fraction=min(one.fraction for one in left),
         )
 
-    def epsilon(self, *, delta: float, accountant: Accountant | None = None) -> float:
-        """What has been spent, as epsilon at `delta`.
+    def epsilon(self, *, delta: float, accountant: accounting.Accountant | None = None) -> float:
+        """What has been spent, as epsilon at `delta`, which may be 0: then, the pure epsilon.
 
         A single entry is priced as the fixed event it is (PLD). Several entries are priced by
         `Filter.epsilon`, which holds however they were chosen and whenever you ask; the value is
@@ -205,7 +199,7 @@ class Ledger:
         With an `accountant` the entries are priced by it as one event. That is tighter, and **valid
         only if all events were fixed in advance**, not chosen in the light of earlier releases.
         """
-        delta = in_open_unit(delta=delta)
+        delta = 0.0 if delta == 0 else in_open_unit(delta=delta)
         filter_ = self._known_filter()
         if filter_ is None:
             return 0.0
@@ -217,7 +211,7 @@ class Ledger:
             return max(price_of(event, delta=delta, relation=self.relation) for event, _ in met)
         spent = max(
             filter_.epsilon(total.cost, delta=delta)
-            if total.entries > 1
+            if total.entries > 1 or delta == 0
             else _whole(event, delta, self.relation)
             for event, total in met
         )

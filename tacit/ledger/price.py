@@ -114,6 +114,12 @@ def exact(value: float) -> Fraction:
     return Fraction(repr(value))
 
 
+def round_up(value: Fraction | float) -> float:
+    """The smallest float that, as the decimal it is written as, is not below `value`."""
+    near = float(value)
+    return near if near == math.inf or exact(near) >= value else math.nextafter(near, math.inf)
+
+
 @singledispatch
 def pure_epsilon(event: Event, relation: Relation) -> Fraction | float:  # noqa: ARG001  # dispatch
     """Epsilon of one occurrence of `event` at delta 0; infinity where no bound is known."""

@@ -131,8 +131,9 @@ class Store:
     def _load(self) -> Settings:
         """The file's settings, after a check that the chain's end is where `head` says."""
         if not self.read_only:
-            with self.transaction():
-                pass  # finds a file that cannot be written before anybody relies on it
+            with self.transaction() as connection:
+                # Changes nothing; finds a file that cannot be written before anyone relies on it.
+                connection.execute("UPDATE head SET entries = 0 WHERE one = 2")
         with self.reading() as connection:
             found = connection.execute(
                 "SELECT id, created, epsilon, delta, relation, unit FROM ledger"
