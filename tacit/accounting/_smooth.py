@@ -1,0 +1,349 @@
+"""Gaussian noise on a Poisson sample, made ready for the contour integral.
+
+In units y = x / sigma the law P has density phi(y) exp(a L(y)) and the loss is
+l(y) = a L(y) - b L(-y) (see `_laws`). Its moment generating function is the integral over y of
+
+    F_z(y) = phi(y) chi(y) exp(a L(y) + z l(y)),     z = order + i t,
+
+where chi(y) = Phi(cut - y) removes the far tail of high losses, without which moments explode; the
+mass it removes is a closed form, so removing it moves delta by a known amount.
+
+**One fact carries every bound below.** F is analytic in the strip |Im y| < pi sigma, because
+g = exp(L) = 1 - q + q exp(u) only vanishes at Im u = pi. Write p(y) = q exp(u) / g(y), the chance
+that the record was sampled given the output y. On the line y + i s, with angle s / sigma,
+
+    |g(y + i s)| / g(y) = exp(r),   r = log(1 - 2 p (1 - p) (1 - cos(s / sigma))) / 2  <= 0,
+    arg g(y + i s)      = w,        w = atan2(p sin(s / sigma), 1 - p + p cos(s / sigma)),
+
+so that |F_z(y + i s)| = F_order(y) exp(s^2 / 2 + c + a (1 + order) r(y) - b order r(-y)
+- t (a w(y) + b w(-y))), with exp(c) the modulus of chi relative to the real line. Hence
+
+* decay: moving the line of integration up by s, |M(order + i t)| / M(order) <= E[exp(exponent)]
+  under the tilted law. For s > 0 the bound falls as t grows: one evaluation covers all larger t;
+* quadrature: the trapezoid rule of step h errs by at most 2 N(s) / (exp(2 pi s / h) - 1), N(s)
+  being the larger integral of |F| over the lines +-s (Trefethen & Weideman 2014, Theorem 5.1),
+  which is the same expectation with t replaced by -t.
+
+Expectations are bounded cell by cell: p is monotone, so every term is extreme at the ends of a
+cell, and the mass of a cell is known to the factor exp(+-C h^2 / 8) from the value and slope of the
+log density at its middle and a bound C on its second derivative.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from scipy.special import expit, log_ndtr, logit
+
+from tacit.accounting._laws import ROUND, FloatArray, Normal, Sampled, log_mixture
+from tacit.accounting._models import Atoms, Moments
+from tacit.errors import NotCertified
+
+_LOG_ROOT_TWO_PI = 0.5 * math.log(2 * math.pi)
+_LEFT = -12.0  # phi puts less than 2e-33 below
+_RIGHT = 10.0  # beyond the cut, where chi has fallen to 1e-23
+_MOST_CELLS = 20_000
+_MOST_NODES = 1_000_000
+
+
+class SmoothLaw:
+    """`Sampled` normal noise with its tail of high losses cut, on a grid that serves all orders."""
+
+    def __init__(self, law: Sampled, *, log_removed: float) -> None:
+        assert isinstance(law.noise, Normal)
+        self.law, self.sigma, self.rate = law, law.noise.sigma, law.rate
+        self.cut, self.removed = self._choose_cut(log_removed)
+        self.step = 0.3 * min(1.0, self.sigma)
+        size = int((self.cut + _RIGHT - _LEFT) / self.step) + 2
+        if size > _MOST_CELLS:
+            raise NotCertified("the noise is too small for a grid.")
+        self.y = _LEFT + self.step * np.arange(size)
+        self.log_p, self.loss = self.log_density(self.y)
+
+    def _choose_cut(self, log_removed: float) -> tuple[float, float]:
+        """The lowest cut (in quarters) that removes at most exp(log_removed), and what it removes.
+
+        E_P[1 - chi] is the chance that y plus a standard normal exceeds the cut, and under P y is
+        normal around 0 or, sampled, around 1 / sigma.
+        """
+        shift, weight = self.law.a / self.sigma, self.law.a * self.rate
+        highest = shift + 2.0 * math.sqrt(1.0 - log_removed)
+        cuts = highest - 0.25 * np.arange(int(highest / 0.25))
+        log_mass = math.log1p(-weight) + log_ndtr(-cuts / math.sqrt(2))
+        if weight:
+            sampled = math.log(weight) + log_ndtr((shift - cuts) / math.sqrt(2))
+            log_mass = np.logaddexp(log_mass, sampled)
+        best = max(int(np.searchsorted(log_mass, log_removed)) - 1, 0)
+        return float(cuts[best]), math.exp(log_mass[best]) * (1 + 1e-12)
+
+    def log_density(self, y: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """log of phi chi exp(a L), and the loss."""
+        log_p = -0.5 * y * y - _LOG_ROOT_TWO_PI + log_ndtr(self.cut - y)
+        if self.law.a == 0:
+            return log_p, -self.log_ratio(-y)
+        forward = self.log_ratio(y)
+        return log_p + forward, forward - self.log_ratio(-y) if self.law.b else forward
+
+    def log_ratio(self, y: FloatArray) -> FloatArray:
+        """L(y)."""
+        return log_mixture(self.rate, (y - 0.5 / self.sigma) / self.sigma)
+
+    def chance(self, y: FloatArray) -> FloatArray:
+        """p(y)."""
+        return expit((y - 0.5 / self.sigma) / self.sigma + logit(self.rate))
+
+    def ratio_error(self, y: FloatArray) -> FloatArray:
+        """Rounding error of `log_ratio`, y being exact.
+
+        That of u reaches L with the factor p; `log_mixture` adds ten roundings of L and, where it
+        adds logarithms, a few of these.
+        """
+        u, q = (y - 0.5 / self.sigma) / self.sigma, self.rate
+        adds = 4.0 * ((u > 30.0) | (q > 0.5)) * (1 - math.log(q) - math.log1p(-q))
+        shaky = self.chance(y) * (4 * np.abs(u) + 2 / self.sigma**2)
+        return ROUND * (shaky + 10 * np.abs(log_mixture(q, u)) + adds)
+
+    def moments(self, orders: FloatArray) -> Moments:
+        """Cumulants at increasing `orders`; M is the trapezoid sum up to its proved error."""
+        log_mass = self.log_p + math.log(self.step)
+        fits = int(np.searchsorted(orders * self.loss[-1], 500.0))
+        growth = np.expm1(np.multiply.outer(orders[:fits], self.loss))  # (orders, cells)
+        mass = np.exp(log_mass)
+        log_m = np.empty(len(orders))
+        log_m[:fits] = np.log1p(growth @ mass - self.removed)
+        rounding = np.full(len(orders), 1e-13)
+        rounding[:fits] = 1e-14 * (np.abs(growth) @ mass)
+        logs = np.multiply.outer(orders[fits:], self.loss) + log_mass
+        peak = logs.max(axis=1, initial=-math.inf)
+        weights = np.concatenate((growth * mass + mass, np.exp(logs - peak[:, None])))
+        total = weights.sum(axis=1)
+        log_m[fits:] = peak + np.log(total[fits:])
+        mean = weights @ self.loss / total
+        variance = np.maximum(weights @ self.loss**2 / total - mean**2, 1e-100)
+        outside = np.exp(np.minimum(self.log_outside(orders) - log_m, 200.0))
+        upper = log_m + rounding + 4e-15 * np.abs(log_m) + 3 * self._strip(orders) + outside
+        return Moments(upper, mean, variance)
+
+    def _strip(self, orders: FloatArray) -> FloatArray:
+        """Relative error of the trapezoid sum for M: t = 0, and r >= log cos(s / (2 sigma))."""
+        s = np.array([[0.9], [0.6], [0.4], [0.2], [0.1]]) * min(4.0, math.pi * self.sigma)
+        log_norm = s * s - self.law.b * orders * np.log(np.cos(0.5 * s / self.sigma))
+        logs = log_norm + math.log(2) - np.log(np.expm1(2 * math.pi * s / self.step))
+        return np.exp(np.minimum(logs.min(axis=0), 200.0))
+
+    def log_outside(self, orders: FloatArray | float) -> FloatArray:
+        """log of the integral of F_order outside the grid, or of its sum over nodes there.
+
+        Left, the loss is largest at the end and P is at most phi. Right, log F falls at the rate
+        2 y - cut - (a (1 + order) + b order) / sigma or faster, since L' <= 1 / sigma.
+        """
+        left = orders * self.loss[0] + log_ndtr(_LEFT) + math.log(1 + self.step * (1 - _LEFT))
+        pull = (self.law.a * (1 + orders) + self.law.b * orders) / self.sigma
+        fall = np.maximum(2 * self.y[-1] - self.cut - pull, 1e-100)
+        right = self.log_p[-1] + orders * self.loss[-1] + np.log(self.step + 1 / fall)
+        return np.logaddexp(left, right)
+
+    def tilt(self, order: float, log_m: float) -> "TiltedLaw":
+        """This law weighted by exp(order * loss - log_m)."""
+        return TiltedLaw(self, order, log_m)
+
+
+class Split(NamedTuple):
+    """A smooth partition of the losses: psi(y) = Phi((y - at) / WIDTH) belongs to the high part."""
+
+    at: float
+    WIDTH = 0.1
+
+    def log_high(self, y: FloatArray) -> FloatArray:
+        """log psi."""
+        return log_ndtr((y - self.at) / self.WIDTH)
+
+    def log_low(self, y: FloatArray) -> FloatArray:
+        """log (1 - psi)."""
+        return log_ndtr((self.at - y) / self.WIDTH)
+
+
+class Nodes(NamedTuple):
+    """Trapezoid nodes at multiples first, ..., last - 1 of `spacing`, and their error."""
+
+    spacing: float
+    first: int
+    last: int
+    error: float
+
+
+class TiltedLaw:
+    """A `SmoothLaw` weighted by exp(order * loss) / M: cell masses, decay in t, and atoms."""
+
+    def __init__(self, base: SmoothLaw, order: float, log_m: float) -> None:
+        self.base, self.order, self.log_m = base, order, log_m
+        sigma, step, y = base.sigma, base.step, base.y
+        self.grow, self.fall = base.law.a * (1 + order), base.law.b * order
+        self.edges = np.append(y - 0.5 * step, y[-1] + 0.5 * step)
+        self.p, self.p_mirror = base.chance(self.edges), base.chance(-self.edges)
+        slope = (self.grow * base.chance(y) + self.fall * base.chance(-y)) / sigma
+        half = np.maximum(np.abs(slope - y - _hazard(base.cut - y)) * (step / 2), 1e-9)
+        # The second derivative of log F lies between -2 - fall p (1 - p) / sigma^2, with p at -y,
+        # and grow p (1 - p) / sigma^2.
+        rise = self.grow * _largest_spread(self.p) / sigma**2
+        drop = 2.0 + self.fall * _largest_spread(self.p_mirror) / sigma**2
+        bend = np.maximum(rise, drop) * (step * step / 8)
+        peak = np.exp(base.log_p + order * base.loss - log_m + math.log(step) + half)
+        mass = peak * (-np.expm1(-2 * half) / (2 * half))  # the middle times sinh(half) / half
+        self.low = mass * np.exp(-bend) * (1 - 1e-8)
+        self.high = np.maximum(mass * np.exp(bend) * (1 + 1e-8), 1e-300)
+        self.largest = peak * np.exp(bend)
+        self.outside = math.exp(min(float(base.log_outside(order)) - log_m, 700.0))
+        self.deepest = min(7.0, 0.97 * math.pi * sigma)
+
+    def decay_lines(self, count: int) -> "Lines":
+        """Lines for the decay of a `count`-fold product: the best depth is near 1 / sqrt(count)."""
+        shallow = min(1.5 / math.sqrt(count), 0.5 * self.deepest)
+        return Lines(self, np.geomspace(shallow, self.deepest, 14))
+
+    def spacing(self, t: float, log_error: float, split: Split | None) -> float:
+        """Largest step whose trapezoid error is at most exp(log_error) at all frequencies <= t."""
+        lines = Lines(self, self.deepest * np.array([1.0, 0.75, 0.55, 0.4, 0.3, 0.2, 0.1]))
+        log_norm = lines.log_norm(-t)
+        if split:  # |Phi(x + i s)| <= exp(s^2 / 2) Phi(x)
+            log_norm = log_norm + 0.5 * (lines.s / split.WIDTH) ** 2
+        reach = np.logaddexp(0.0, math.log(2) + log_norm - log_error)
+        return min(float((2 * math.pi * lines.s / reach).max()), self.base.step)
+
+    def nodes(self, t: float, log_error: float, split: Split | None) -> "Nodes":
+        """Trapezoid nodes whose transform errs by about exp(log_error) up to frequency t."""
+        spacing = self.spacing(t, log_error, split)
+        if spacing * _MOST_NODES < self.edges[-1] - self.edges[0]:
+            return Nodes(spacing, 0, _MOST_NODES, math.inf)
+        # A step of few bits makes every node an exact multiple of it.
+        spacing = math.ldexp(math.floor(math.ldexp(spacing, 30)), -30) or spacing
+        low, high, pruned = self.span(log_error)
+        first, last = math.ceil(low / spacing), math.floor(high / spacing) + 1
+        return Nodes(spacing, first, last, pruned + math.exp(log_error))
+
+    def span(self, log_error: float) -> tuple[float, float, float]:
+        """Ends of the cells worth a node, and a bound on the tilted mass of all others."""
+        most = math.exp(log_error)
+        first = int(np.searchsorted(np.cumsum(self.largest), most))
+        last = len(self.largest) - int(np.searchsorted(np.cumsum(self.largest[::-1]), most))
+        # Nodes in a cell are worth at most (1 + spacing / step) <= 2 times `largest`.
+        return self.edges[first], self.edges[max(last, first + 1)], 4 * most + 2 * self.outside
+
+    def atoms(self, nodes: "Nodes") -> tuple[FloatArray, Atoms]:
+        """Positions y of the nodes, and the nodes as atoms."""
+        base, order, error, spacing = self.base, self.order, nodes.error, nodes.spacing
+        y = spacing * np.arange(nodes.first, nodes.last)
+        log_p, loss = base.log_density(y)
+        log_p, exponent = log_p + math.log(spacing), order * loss
+        if exponent[-1] < 500.0:
+            log_m = math.log1p(float(np.exp(log_p) @ np.expm1(exponent)) - base.removed)
+        else:
+            peak = float(np.max(log_p + exponent))
+            log_m = peak + math.log(float(np.exp(log_p + exponent - peak).sum()))
+        weight = np.exp(log_p + exponent - log_m)
+        loss_error = ROUND * np.abs(loss)
+        loss_error += base.ratio_error(y) if base.law.a else 0.0
+        loss_error += base.ratio_error(-y) if base.law.b else 0.0
+        sizes = 3 + y * y + np.abs(log_p) + np.abs(loss) + np.abs(exponent) + abs(log_m)
+        log_error = 16 * ROUND * (sizes - math.log1p(-base.rate)) + (1 + order) * loss_error
+        excess = np.minimum(np.abs(exponent), 1.0)  # |1 - exp(-x)| of a term enters log_m
+        summing = 3 * len(y) * ROUND
+        m_error = float(weight @ (2 * excess * (log_error + summing) + order * loss_error))
+        m_error += 4 * ROUND * abs(log_m) + 2 * error
+        return y, Atoms(loss, loss_error, weight, log_error, log_m, m_error, error)
+
+    def split_at(self, level: float) -> Split:
+        """The split at the y whose loss is `level`."""
+        return Split(float(np.interp(level, self.base.loss, self.base.y)))
+
+    def log_low_moments(self, orders: FloatArray, split: Split) -> FloatArray:
+        """Upper bound of log E[(1 - psi) exp(order * loss)] for this law at order 0."""
+        loss = self.base.log_density(self.edges[1:])[1]
+        exponent = np.multiply.outer(orders, loss) + split.log_low(self.edges[:-1])
+        outside = np.exp(np.minimum(self.base.log_outside(orders), 700.0))
+        return self._log_expectation(exponent, outside)
+
+    def high_mass(self, split: Split) -> float:
+        """Upper bound of E[psi]."""
+        return float(np.exp(split.log_high(self.edges[1:])) @ self.high) + self.outside
+
+    def _log_expectation(self, exponent: FloatArray, outside: FloatArray) -> FloatArray:
+        """Upper bound of log E[exp(exponent)]: masses sum to 1, so only the change from 1 errs."""
+        with np.errstate(over="ignore"):
+            change = np.expm1(exponent)
+            total = np.maximum(change, 0) @ self.high + np.minimum(change, 0) @ self.low
+        return np.log1p(np.maximum(total + outside, 1e-15 - 1.0))
+
+
+class Lines:
+    """The lines y + i s for several s, with the exponent of the module docstring on every cell."""
+
+    def __init__(self, tilted: TiltedLaw, s: FloatArray) -> None:
+        self.tilted, self.s = tilted, s
+        base, law = tilted.base, tilted.base.law
+        angle = (s / base.sigma)[:, None]
+        exponent = _tail_growth(base.cut - tilted.edges, s[:, None])
+        turn_low = turn_high = np.zeros((len(s), 1))
+        if law.a:
+            log_size, turn = _turned(tilted.p, angle)
+            exponent = exponent + tilted.grow * np.maximum(log_size[:, 1:], log_size[:, :-1])
+            turn_low, turn_high = turn[:, :-1], turn[:, 1:]
+        if law.b:
+            log_size, turn = _turned(tilted.p_mirror, angle)
+            least = np.minimum(log_size[:, 1:], log_size[:, :-1])
+            crosses = (tilted.p_mirror[1:] - 0.5) * (tilted.p_mirror[:-1] - 0.5) <= 0
+            least = np.where(crosses, np.log(np.cos(0.5 * angle)), least)  # r is least at p = 1/2
+            exponent = exponent - tilted.fall * least
+            turn_low, turn_high = turn_low + turn[:, 1:], turn_high + turn[:, :-1]
+        self.exponent, self.turn_low, self.turn_high = exponent, turn_low, turn_high
+        log_cos = np.log(np.cos(0.5 * s / base.sigma))
+        self.log_outside = 0.5 * s * s - tilted.fall * log_cos
+        self.steepest = (law.a + law.b) * s / base.sigma
+
+    def log_norm(self, t: float, split: Split | None = None) -> FloatArray:
+        """log of the integral of |F| over each line, relative to M(order).
+
+        With `split`, of the high part only. Falls with t: for t > 0 it bounds all larger ones.
+        """
+        tilted = self.tilted
+        exponent = self.exponent - (t * self.turn_low if t > 0 else t * self.turn_high)
+        growth = np.minimum(self.log_outside - min(t, 0.0) * self.steepest, 700.0)
+        outside = tilted.outside * np.exp(growth)
+        if split:
+            exponent = exponent + split.log_high(tilted.edges[1:])
+            total = np.exp(np.minimum(exponent, 700.0)) @ tilted.high + outside
+            log_total = np.log(total) + 0.5 * (self.s / split.WIDTH) ** 2
+        else:
+            log_total = tilted._log_expectation(exponent, outside)
+        return 0.5 * self.s**2 + log_total
+
+
+def _turned(p: FloatArray, angle: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """r and w of the module docstring."""
+    drop = 2 * np.sin(0.5 * angle) ** 2  # 1 - cos
+    log_size = 0.5 * np.log1p(-2 * p * (1 - p) * drop)
+    return log_size, np.arctan2(p * np.sin(angle), 1 - p * drop)
+
+
+def _tail_growth(distance: FloatArray, s: FloatArray) -> FloatArray:
+    """Bound of log |Phi(x + i s)| / Phi(x) on cells whose ends x decrease along `distance`.
+
+    Integrating phi up the line, |Phi(x + i s)| is at most the norm of
+    (Phi + k |x| s^2 / 2, k s) with k = exp(s^2 / 2) phi(x), and also exp(s^2 / 2) Phi(x).
+    """
+    most = 0.5 * s * s
+    k = np.exp(most) * _hazard(distance[1:])  # phi / Phi falls with x
+    reach = np.maximum(np.abs(distance[1:]), np.abs(distance[:-1]))
+    return np.minimum(most, (k * reach + k * k) * most)
+
+
+def _hazard(x: FloatArray) -> FloatArray:
+    """phi(x) / Phi(x)."""
+    return np.exp(-0.5 * x * x - _LOG_ROOT_TWO_PI - log_ndtr(x))
+
+
+def _largest_spread(p: FloatArray) -> FloatArray:
+    """Largest p (1 - p) on each cell, from p at the ends of the cells."""
+    spread = p * (1 - p)
+    crosses = (p[1:] - 0.5) * (p[:-1] - 0.5) <= 0
+    return np.where(crosses, 0.25, np.maximum(spread[1:], spread[:-1]))
