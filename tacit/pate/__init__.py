@@ -1,0 +1,62 @@
+"""PATE: teachers on disjoint private parts vote on public inputs, a student learns noisy labels.
+
+`PATEClassifier` does it in one call. Piece by piece: `train_teachers` (anything with fit and
+predict) or `train_stacked_teachers` (hundreds of small torch models at once), `count_votes`, then
+one of `LaplaceMax`, `GNMax`, `ConfidentGNMax`, `InteractiveGNMax`, whose `.answer` pays the ledger
+and releases labels. Papernot et al. 2017 (arXiv:1610.05755) and 2018 (arXiv:1802.08908).
+
+>>> from tacit import Budget, Ledger
+>>> ledger = Ledger(budget=Budget(epsilon=1.0, delta=1e-5))
+>>> votes = [[240, 6, 4], [130, 118, 2]]
+>>> ConfidentGNMax(threshold=200, sigma_threshold=50, sigma_answer=40).answer(
+...     votes, ledger=ledger, rng=0
+... )
+array([ 0, -1])
+"""
+
+from tacit.pate.aggregate import (
+    NO_ANSWER,
+    ConfidentGNMax,
+    GNMax,
+    InteractiveGNMax,
+    LaplaceMax,
+)
+from tacit.pate.analysis import PrivateCurve
+from tacit.pate.journal import Journal
+from tacit.pate.run import OverlapWarning, PATEClassifier
+from tacit.pate.sanitize import SanitizedCost, Sanitizer, publish_cost
+from tacit.pate.student import SpreadStudent, spread_queries
+from tacit.pate.torch_teachers import (
+    Stacked,
+    StackedTeachers,
+    TeacherTraining,
+    TorchTeacher,
+    train_stacked_teachers,
+)
+from tacit.pate.votes import TeacherError, count_votes, partition, train_teachers
+
+__all__ = [
+    "NO_ANSWER",
+    "ConfidentGNMax",
+    "GNMax",
+    "InteractiveGNMax",
+    "Journal",
+    "LaplaceMax",
+    "OverlapWarning",
+    "PATEClassifier",
+    "PrivateCurve",
+    "SanitizedCost",
+    "Sanitizer",
+    "SpreadStudent",
+    "Stacked",
+    "StackedTeachers",
+    "TeacherError",
+    "TeacherTraining",
+    "TorchTeacher",
+    "count_votes",
+    "partition",
+    "publish_cost",
+    "spread_queries",
+    "train_stacked_teachers",
+    "train_teachers",
+]

@@ -1,0 +1,336 @@
+"""Teachers, votes, labels, student: PATE in one call.
+
+What is released is the student, the labels it was taught, and which queries were answered; all of
+them follow from the noisy answers that the ledger paid for. Teachers and votes are private: they
+are dropped when `fit` returns.
+"""
+
+import hashlib
+import warnings
+from collections.abc import Callable
+from copy import deepcopy
+from inspect import signature
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from tacit._check import whole
+from tacit.events import Event
+from tacit.ledger import Ledger
+from tacit.mechanisms.rng import Rng, Seed, generator
+from tacit.pate.aggregate import NO_ANSWER, ConfidentGNMax, GNMax, InteractiveGNMax, LaplaceMax
+from tacit.pate.journal import Journal
+from tacit.pate.sanitize import SanitizedCost, Sanitizer, publish_cost
+from tacit.pate.student import SpreadStudent, spread_queries
+from tacit.pate.torch_teachers import Stacked, train_stacked_teachers
+from tacit.pate.votes import (
+    Labels,
+    Progress,
+    Teacher,
+    TeacherGroup,
+    check_finite,
+    checked_records,
+    count_votes,
+    train_teachers,
+)
+
+Aggregator = LaplaceMax | GNMax | ConfidentGNMax
+
+
+class OverlapWarning(UserWarning):
+    """Some public inputs equal private ones. Public inputs are not protected at all."""
+
+
+class PATEClassifier:
+    """A private classifier: teachers on disjoint parts label public inputs for a student.
+
+    Guarantee: everything kept after `fit` is (epsilon, delta)-DP in the private records as the
+    ledger's payments say; with a budget, never more than that. Inputs in `X_public` are not
+    protected.
+
+    Parameters
+    ----------
+    teacher
+        A scikit-learn classifier to copy, a function from a seed to a new teacher, or
+        `Stacked(make_module)` to train torch modules at once.
+    student
+        A classifier with `fit` and `predict`. With `use_unlabeled` it is given all public inputs,
+        with -1 for the unlabeled (as scikit-learn's semi-supervised ones expect); without, only
+        those with labels. Default: `SpreadStudent()`.
+    n_teachers, aggregator
+        More teachers outvote more noise, but each learns from fewer records. The aggregator's noise
+        is in votes; default `GNMax(n_teachers / 5)`.
+    n_queries
+        How many public inputs to ask about; default all, at most 1,000.
+    queries
+        Which: "spread" picks typical, well-spread ones (`spread_queries`), "first" the first ones.
+    classes
+        All class labels; default those in `y_private`, which then count as public.
+    ledger
+        Pays before each answer. Default: a ledger in memory without limit, see `ledger_`.
+    sanitizer
+        If given, also publish what the votes at hand cost (`sanitized_cost_`), for its own price.
+    folder
+        Keep released answers there: `fit` with the same settings and ledger goes on where a killed
+        one stopped.
+    n_jobs, progress
+        As in `train_teachers`.
+    rng
+        Of partition, teachers and noise; None is fresh entropy, a seed makes the noise removable.
+
+    Attributes
+    ----------
+    student_, classes_, ledger_
+    queries_, labels_
+        Numbers of the public inputs asked about, and their released labels as indices into
+        `classes_`, `NO_ANSWER` where refused.
+    event_
+        What this run did to the private records, as answered.
+    sanitized_cost_
+        Published data-dependent cost, or None.
+    """
+
+    def __init__(
+        self,
+        teacher: Any = None,
+        student: Any = None,
+        *,
+        n_teachers: int = 50,
+        aggregator: Aggregator | None = None,
+        n_queries: int | None = None,
+        queries: Literal["spread", "first"] = "spread",
+        use_unlabeled: bool = True,
+        classes: ArrayLike | None = None,
+        ledger: Ledger | None = None,
+        sanitizer: Sanitizer | None = None,
+        folder: str | Path | None = None,
+        n_jobs: int | None = None,
+        progress: Progress | None = None,
+        rng: Seed = None,
+    ) -> None:
+        self.teacher = teacher
+        self.student = student
+        self.n_teachers = n_teachers
+        self.aggregator = aggregator
+        self.n_queries = n_queries
+        self.queries = queries
+        self.use_unlabeled = use_unlabeled
+        self.classes = classes
+        self.ledger = ledger
+        self.sanitizer = sanitizer
+        self.folder = folder
+        self.n_jobs = n_jobs
+        self.progress = progress
+        self.rng = rng
+
+    def fit(self, X_private: Any, y_private: ArrayLike, X_public: Any) -> Self:
+        """Train teachers on the private records, buy labels for public inputs, teach the student.
+
+        Everything is checked before anything is paid. Warns (`OverlapWarning`) if some public
+        inputs equal private ones; the warning goes to who runs this, who holds the records.
+        """
+        aggregator = self._checked_aggregator()
+        random = generator(self.rng)
+        self.classes_, labels = _class_indices(y_private, self.classes)
+        n_classes = len(self.classes_)
+        X_private, labels = checked_records(X_private, labels, n_classes=n_classes)
+        X_public = _checked_public(X_public, X_private)
+        _warn_of_overlap(X_private, X_public)
+        self.ledger_ = Ledger() if self.ledger is None else self.ledger
+        self.queries_ = self._choose_queries(X_public)
+        journal = self._journal(aggregator, X_public)
+        teachers = self._train(X_private, labels, n_classes, random)
+        votes = count_votes(teachers, X_public[self.queries_], n_classes)
+        self.labels_ = aggregator.answer(votes, ledger=self.ledger_, rng=random, journal=journal)
+        self.event_ = aggregator.event(len(self.labels_), self.n_answered_)
+        self.sanitized_cost_ = self._publish_cost(aggregator, votes, random)
+        self.student_ = self._teach(X_public)
+        return self
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        """Class of each input, by the student."""
+        return self.classes_[np.asarray(self.student_.predict(X))]
+
+    def score(self, X: Any, y: ArrayLike) -> float:
+        """Share of inputs whose class is right."""
+        return float(np.mean(self.predict(X) == np.asarray(y)))
+
+    @property
+    def n_answered_(self) -> int:
+        """How many queries were answered; released with the labels."""
+        return int(np.sum(self.labels_ != NO_ANSWER))
+
+    def plan_event(self, n_public: int) -> Event:
+        """What `fit` does to the private records if all queries are answered: known beforehand."""
+        return self._checked_aggregator().event(self._count_queries(n_public))
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:  # noqa: ARG002  # scikit-learn's
+        """Settings by name, as scikit-learn expects."""
+        return {
+            name: getattr(self, name)
+            for name in signature(type(self).__init__).parameters
+            if name != "self"
+        }
+
+    def set_params(self, **params: Any) -> Self:
+        """Change settings by name, as scikit-learn expects."""
+        known = self.get_params()
+        for name, value in params.items():
+            if name not in known:
+                raise ValueError(f"PATEClassifier has no setting {name!r}.")
+            setattr(self, name, value)
+        return self
+
+    def _checked_aggregator(self) -> Aggregator:
+        n_teachers = whole(n_teachers=self.n_teachers, least=1)
+        if isinstance(self.aggregator, InteractiveGNMax):
+            raise TypeError(
+                "aggregator must not be InteractiveGNMax here: it needs a student for each round. "
+                "Call its answer() yourself between rounds."
+            )
+        return GNMax(n_teachers / 5) if self.aggregator is None else self.aggregator
+
+    def _count_queries(self, n_public: int) -> int:
+        if self.n_queries is None:
+            return min(n_public, 1000)
+        n_queries = whole(n_queries=self.n_queries, least=1)
+        if n_queries > n_public:
+            raise ValueError(
+                f"n_queries must be <= the number of public inputs, got {n_queries} for {n_public}."
+            )
+        return n_queries
+
+    def _choose_queries(self, X_public: NDArray[Any]) -> NDArray[np.int64]:
+        n_queries = self._count_queries(len(X_public))
+        if self.queries == "spread":
+            # A fixed seed: the choice reads public inputs alone, and must be the same on resuming.
+            return spread_queries(X_public, n_queries, rng=0)
+        if self.queries == "first":
+            return np.arange(n_queries)
+        raise ValueError(f"queries must be 'spread' or 'first', got {self.queries!r}.")
+
+    def _journal(self, aggregator: Aggregator, X_public: NDArray[Any]) -> Journal | None:
+        if self.folder is None:
+            return None
+        asked = np.ascontiguousarray(X_public[self.queries_])
+        settings = {
+            "aggregator": repr(aggregator),
+            "n_teachers": self.n_teachers,
+            "n_classes": len(self.classes_),
+            "n_queries": len(asked),
+            "public_inputs_sha256": hashlib.sha256(asked.tobytes()).hexdigest(),
+        }
+        path = Path(self.folder)
+        path.mkdir(parents=True, exist_ok=True)
+        return Journal(path / "answers.jsonl", settings=settings, ledger=self.ledger_)
+
+    def _train(
+        self, X: NDArray[Any], labels: Labels, n_classes: int, random: Rng
+    ) -> list[Teacher] | TeacherGroup:
+        if isinstance(self.teacher, Stacked):
+            return train_stacked_teachers(
+                self.teacher.make_module,
+                X,
+                labels,
+                self.n_teachers,
+                n_classes=n_classes,
+                training=self.teacher.training,
+                rng=random,
+            )
+        return train_teachers(
+            _maker(self.teacher),
+            X,
+            labels,
+            self.n_teachers,
+            n_classes=n_classes,
+            rng=random,
+            n_jobs=self.n_jobs,
+            progress=self.progress,
+        )
+
+    def _publish_cost(
+        self, aggregator: Aggregator, votes: NDArray[np.int64], random: Rng
+    ) -> SanitizedCost | None:
+        if self.sanitizer is None:
+            return None
+        return publish_cost(
+            aggregator,
+            votes,
+            self.labels_,
+            sanitizer=self.sanitizer,
+            ledger=self.ledger_,
+            rng=random,
+        )
+
+    def _teach(self, X_public: NDArray[Any]) -> Any:
+        answered = self.labels_ != NO_ANSWER
+        if not answered.any():
+            raise ValueError(
+                "no query was answered, so there is nothing to learn. "
+                "Lower the threshold, or allow a larger budget."
+            )
+        student = SpreadStudent() if self.student is None else deepcopy(self.student)
+        if self.use_unlabeled:
+            labels = np.full(len(X_public), NO_ANSWER, dtype=np.int64)
+            labels[self.queries_] = self.labels_
+            return student.fit(X_public, labels)
+        return student.fit(X_public[self.queries_[answered]], self.labels_[answered])
+
+
+def _maker(teacher: Any) -> Callable[[int], Teacher]:
+    """A function from a seed to a new teacher."""
+    if teacher is None:
+        raise ValueError("teacher must be given: a classifier to copy, or a function of a seed.")
+    if not hasattr(teacher, "fit"):
+        return teacher
+    return _Copies(teacher)
+
+
+class _Copies:
+    """Copies of an unfitted estimator, each with its own seed; a class, so that workers get it."""
+
+    def __init__(self, teacher: Any) -> None:
+        self.teacher = teacher
+
+    def __call__(self, seed: int) -> Teacher:
+        copy = deepcopy(self.teacher)
+        if "random_state" in getattr(copy, "get_params", dict)():
+            copy.set_params(random_state=seed)
+        return copy
+
+
+def _class_indices(y: ArrayLike, classes: ArrayLike | None) -> tuple[NDArray[Any], Labels]:
+    labels = np.asarray(y)
+    known = np.unique(labels) if classes is None else np.unique(np.asarray(classes))
+    if len(known) < 2:
+        raise ValueError(f"classes must be at least 2, got {len(known)}. Declare all of them.")
+    index = np.clip(np.searchsorted(known, labels), 0, len(known) - 1)
+    if not np.array_equal(known[index], labels):
+        raise ValueError("y_private must hold only the declared classes.")
+    return known, index.astype(np.int64)
+
+
+def _checked_public(X_public: Any, X_private: Any) -> NDArray[Any]:
+    check_finite(X_public, "X_public")
+    public = np.asarray(X_public)
+    if public.shape[1:] != np.shape(X_private)[1:]:
+        raise ValueError(
+            f"X_public must have inputs of the shape of X_private's, {np.shape(X_private)[1:]}, "
+            f"got {public.shape[1:]}."
+        )
+    return public
+
+
+def _warn_of_overlap(X_private: Any, X_public: NDArray[Any]) -> None:
+    private = np.ascontiguousarray(np.asarray(X_private, dtype=X_public.dtype))
+    held = {row.tobytes() for row in private}
+    if any(row.tobytes() in held for row in np.ascontiguousarray(X_public)):
+        # Says neither which nor how many.
+        warnings.warn(
+            "some public inputs are identical to private ones. Public inputs are not protected: "
+            "use inputs from elsewhere if membership in X_private is secret.",
+            OverlapWarning,
+            stacklevel=3,
+        )

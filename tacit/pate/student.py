@@ -1,0 +1,194 @@
+"""A student that learns from few labels and many unlabeled public inputs, and what to ask for it.
+
+Everything here works on public inputs and released labels, so it costs no privacy: it is
+post-processing. Two halves: labels spread along a graph of nearest neighbors to all public inputs,
+then a kernel ridge classifier learns the spread labels, so that new inputs can be classified.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.linalg import solve
+from scipy.sparse import csr_matrix, diags_array
+
+from tacit._check import in_open_unit, positive, whole
+from tacit.mechanisms.rng import Seed, generator
+from tacit.pate.votes import Labels, check_finite
+
+Floats = NDArray[np.float32]
+_CHUNK = 1000  # rows of a distance matrix held at once
+
+
+class SpreadStudent:
+    """Classifier for inputs of which few are labeled; -1 (`NO_ANSWER`) marks the others.
+
+    Label spreading (Zhou et al. 2004) on a graph of `n_neighbors` with local scaling
+    (Zelnik-Manor & Perona 2004), columns scaled to equal mass (Zhu et al. 2003). A label that all
+    the others together outvote at its own place is dropped first, since noise may have made it.
+    Then kernel ridge regression on `n_landmarks` random inputs, with a Gaussian kernel of
+    `width` times the median distance.
+
+    Use features in which near means alike: distances are taken as they are.
+    """
+
+    def __init__(
+        self,
+        *,
+        n_neighbors: int = 10,
+        spread: float = 0.99,
+        n_landmarks: int = 2000,
+        width: float = 0.7,
+        ridge: float = 0.1,
+        seed: int = 0,
+    ) -> None:
+        self.n_neighbors = n_neighbors
+        self.spread = spread
+        self.n_landmarks = n_landmarks
+        self.width = width
+        self.ridge = ridge
+        self.seed = seed
+
+    def fit(self, X: ArrayLike, y: ArrayLike) -> "SpreadStudent":
+        """Learn from all rows of `X`; `y` holds class numbers, -1 where unknown."""
+        rows, labels = _public(X), np.asarray(y)
+        if labels.shape != (len(rows),):
+            raise ValueError(f"y must hold one label for each of {len(rows)} inputs.")
+        known = np.flatnonzero(labels >= 0)
+        if not len(known):
+            raise ValueError("y holds no label: nothing was answered. Spend more, or ask more.")
+        self.classes_ = np.unique(labels[known])
+        onehot = (labels[known, None] == self.classes_).astype(np.float32)
+        self.spread_labels_ = self._spread_labels(rows, known, onehot)
+        self._fit_ridge(rows, self.spread_labels_)
+        return self
+
+    def decision_function(self, X: ArrayLike) -> Floats:
+        """Score of each class for each input: (inputs, classes)."""
+        rows = _public(X)
+        parts = [
+            _kernel(rows[i : i + _CHUNK], self._landmarks, self._gamma) @ self._weights
+            for i in range(0, len(rows), _CHUNK)
+        ]
+        return np.concatenate(parts) if parts else np.empty((0, len(self.classes_)), np.float32)
+
+    def predict(self, X: ArrayLike) -> Labels:
+        """Class of each input."""
+        return self.classes_[self.decision_function(X).argmax(axis=1)]
+
+    def predict_proba(self, X: ArrayLike) -> Floats:
+        """Scores clipped to [0, 1] and scaled to add up to 1: a rough, uncalibrated confidence."""
+        scores = np.clip(self.decision_function(X), 1e-3, 1.0)
+        return scores / scores.sum(axis=1, keepdims=True)
+
+    def _spread_labels(self, rows: Floats, known: NDArray[Any], onehot: Floats) -> Labels:
+        """Class index for every input."""
+        in_open_unit(spread=self.spread)
+        graph = _neighbor_graph(rows, whole(n_neighbors=self.n_neighbors, least=1))
+        reach = _diffuse(
+            graph, len(rows), known, self.spread
+        )  # (inputs, labels): label's weight at an input
+        # The weight of all other labels at a label's own place decides whether it is believed.
+        others = reach[known].copy()
+        np.fill_diagonal(others, 0.0)
+        rival = (others @ onehot / np.maximum(onehot.sum(axis=0), 1)).argmax(axis=1)
+        has_rival = others.sum(axis=1) > 0
+        believed = ~has_rival | (rival == onehot.argmax(axis=1)) | _is_last_of_its_class(onehot)
+        scores = reach[:, believed] @ onehot[believed]
+        return (scores / np.maximum(scores.sum(axis=0), 1e-30)).argmax(axis=1)
+
+    def _fit_ridge(self, rows: Floats, index: Labels) -> None:
+        positive(ridge=self.ridge)
+        random = np.random.default_rng(self.seed)
+        size = min(whole(n_landmarks=self.n_landmarks, least=1), len(rows))
+        self._landmarks = rows[random.choice(len(rows), size, replace=False)]
+        sample = rows[random.choice(len(rows), min(500, len(rows)), replace=False)]
+        median = float(np.median(_squared_distances(sample, self._landmarks)))
+        self._gamma = 1 / (positive(width=self.width) ** 2 * max(median, 1e-12) * 2)
+        inner = self.ridge * _kernel(self._landmarks, self._landmarks, self._gamma).astype(float)
+        moment = np.zeros((size, len(self.classes_)))
+        target = np.eye(len(self.classes_))[index]
+        for start in range(0, len(rows), _CHUNK):
+            part = _kernel(rows[start : start + _CHUNK], self._landmarks, self._gamma).astype(float)
+            inner += part.T @ part
+            moment += part.T @ target[start : start + _CHUNK]
+        inner.flat[:: size + 1] += 1e-6 * np.trace(inner) / size
+        self._weights = solve(inner, moment, assume_a="pos").astype(np.float32)
+
+
+def spread_queries(X_public: ArrayLike, n_queries: int, *, rng: Seed = None) -> NDArray[np.int64]:
+    """Numbers of `n_queries` different public inputs that cover all of them well.
+
+    The input nearest to the center of each k-means cluster: typical ones, on which teachers agree,
+    and which speak for many others. Reads public inputs alone.
+    """
+    from sklearn.cluster import KMeans
+
+    rows = _public(X_public)
+    n_queries = whole(n_queries=n_queries, least=1)
+    if n_queries > len(rows):
+        raise ValueError(
+            f"n_queries must be <= the number of public inputs, got {n_queries} for {len(rows)}."
+        )
+    seed = int(generator(rng).integers(0, 2**31))
+    clusters = KMeans(n_queries, n_init="auto", random_state=seed).fit(rows)
+    cluster = np.asarray(clusters.labels_)
+    distance = ((rows - clusters.cluster_centers_[cluster]) ** 2).sum(axis=1)
+    order = np.lexsort((distance, cluster))
+    _, first = np.unique(cluster[order], return_index=True)
+    chosen = order[first]
+    missing = n_queries - len(chosen)  # fewer clusters than asked for if inputs repeat
+    rest = np.setdiff1d(np.arange(len(rows)), chosen)[:missing]
+    return np.concatenate([chosen, rest])
+
+
+def _public(X: ArrayLike) -> Floats:
+    check_finite(X, "X_public")
+    array = np.asarray(X, dtype=np.float32)
+    return array.reshape(len(array), -1)
+
+
+def _squared_distances(a: Floats, b: Floats) -> Floats:
+    squares = (a * a).sum(axis=1)[:, None] + (b * b).sum(axis=1)[None, :] - 2 * a @ b.T
+    return np.maximum(squares, 0.0)
+
+
+def _kernel(a: Floats, b: Floats, gamma: float) -> Floats:
+    return np.exp(-gamma * _squared_distances(a, b))
+
+
+def _neighbor_graph(rows: Floats, n_neighbors: int) -> csr_matrix:
+    """Symmetric graph of nearest neighbors, normalized by the root of both degrees."""
+    size = len(rows)
+    k = min(n_neighbors, size - 1)
+    near, far = np.empty((size, k + 1), np.int64), np.empty((size, k + 1), np.float32)
+    for start in range(0, size, _CHUNK):
+        squares = _squared_distances(rows[start : start + _CHUNK], rows)
+        own = np.arange(len(squares))
+        squares[own, start + own] = -1.0  # itself first, whatever repeats
+        best = np.argpartition(squares, k, axis=1)[:, : k + 1]
+        near[start : start + _CHUNK] = best
+        far[start : start + _CHUNK] = np.take_along_axis(squares, best, axis=1)
+    scale = np.maximum(far.max(axis=1), 1e-12)
+    source = np.repeat(np.arange(size), k + 1)
+    target, squares = near.reshape(-1), far.reshape(-1)
+    weight = np.exp(-np.maximum(squares, 0) / np.sqrt(scale[source] * scale[target]))
+    keep = source != target
+    graph = csr_matrix((weight[keep], (source[keep], target[keep])), shape=(size, size))
+    graph = graph.maximum(graph.T)
+    root = 1 / np.sqrt(np.maximum(np.asarray(graph.sum(axis=1)).reshape(-1), 1e-12))
+    return csr_matrix(diags_array(root) @ graph @ diags_array(root))
+
+
+def _diffuse(graph: csr_matrix, size: int, sources: NDArray[Any], spread: float) -> Floats:
+    """Weight at every input of a unit started at each source, by (I - spread * graph)^-1."""
+    start = np.zeros((size, len(sources)), np.float32)
+    start[sources, np.arange(len(sources))] = 1 - spread
+    weight = start.copy()
+    for _ in range(int(np.ceil(4 / (1 - spread)))):  # what is left out is below spread^n = e^-4
+        weight = spread * (graph @ weight) + start
+    return np.asarray(weight)
+
+
+def _is_last_of_its_class(onehot: Floats) -> NDArray[np.bool_]:
+    return onehot.sum(axis=0)[onehot.argmax(axis=1)] == 1
