@@ -13,13 +13,16 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.utils.validation import validate_data
 
 from tacit._check import in_open_unit, positive, whole
-from tacit.events import Event, Relation
+from tacit.accounting import GDP, calibrate
+from tacit.events import Event, Gaussian, Relation
 from tacit.mechanisms.rng import Rng, generator
 
 Floats = NDArray[np.float64]
 Bound: TypeAlias = float | Sequence[float]
 
 MAX_DENSE_FEATURES = 10_000
+SLACK = 1 + 1e-9
+"""Factor on every noise multiplier: rounding in a sum of prices must not pass the budget."""
 ROW_SHARE = 0.4
 """Share of the largest possible squared length of a scaled row that the Gaussian methods keep: a
 feature spread evenly over its bounds has mean square 1/3."""
@@ -42,16 +45,23 @@ class Pays(Protocol):
 class Bounds:
     """Declared range of each feature (or of the target): public, and never learned from the data.
 
-    One number for all features or one per feature. Values outside are clipped to the bounds.
+    One number for all features or one per feature. Values outside are clipped to the bounds, and
+    the range is taken to [-1, 1].
+
+    With `norm`, which suits indicators and counts, zero stays zero instead: each feature is divided
+    by its largest magnitude, and `norm` declares the L2 norm that a row then has at most; longer
+    rows count for less. Twelve questions of any number of options each, one-hot, have norm
+    sqrt(12) however many columns they fill.
 
     >>> Bounds(0, 100)
-    Bounds(lower=0.0, upper=100.0)
+    Bounds(lower=0.0, upper=100.0, norm=None)
     >>> Bounds([0, -1], [100, 1]).box(2).half.tolist()
     [50.0, 1.0]
     """
 
     lower: Bound
     upper: Bound
+    norm: float | None = None
 
     def __post_init__(self) -> None:
         lower, upper = _plain(self.lower), _plain(self.upper)
@@ -67,6 +77,8 @@ class Bounds:
                 "bounds must not be narrower than 1e-8 of their distance from 0. "
                 "Subtract a public constant from that column first."
             )
+        if self.norm is not None:
+            object.__setattr__(self, "norm", positive(norm=self.norm))
 
     def box(self, n_features: int) -> "Box":
         """The bounds as arrays, one entry per feature."""
@@ -78,25 +90,25 @@ class Bounds:
                 )
         lower = np.broadcast_to(np.asarray(self.lower, np.float64), n_features)
         upper = np.broadcast_to(np.asarray(self.upper, np.float64), n_features)
-        return Box(lower, upper)
+        if self.norm is None:
+            center, half = (lower + upper) / 2, (upper - lower) / 2
+            row_norm = math.sqrt(1 + ROW_SHARE * n_features)
+        else:
+            center, half = np.zeros(n_features), np.maximum(np.abs(lower), np.abs(upper))
+            row_norm = math.sqrt(1 + min(self.norm**2, n_features))
+        return Box(lower, upper, center, half, row_norm)
 
 
 @dataclass(frozen=True, eq=False)
 class Box:
-    """Bounds of `n_features` features as arrays; scaling takes them to [-1, 1]."""
+    """Bounds of features as arrays; x becomes (x - center) / half, in [-1, 1]."""
 
     lower: Floats
     upper: Floats
-
-    @property
-    def center(self) -> Floats:
-        """Middle of each range: 0 after scaling."""
-        return (self.lower + self.upper) / 2
-
-    @property
-    def half(self) -> Floats:
-        """Half of each range: 1 after scaling."""
-        return (self.upper - self.lower) / 2
+    center: Floats
+    half: Floats
+    row_norm: float
+    """Largest norm of a record (1, x), scaled, that the Gaussian methods leave as it is."""
 
     def target(self, y: NDArray[np.floating]) -> Floats:
         """Private targets, clipped to these one-column bounds and scaled to [-1, 1]."""
@@ -231,16 +243,12 @@ def gaussian_shares(
 
 
 def gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
-    """Smallest multiplier of one Gaussian release that is (`epsilon`, `delta`)-DP."""
-    from scipy.optimize import brentq
-    from scipy.special import log_ndtr
+    """Smallest multiplier of one Gaussian release that is (`epsilon`, `delta`)-DP.
 
-    def excess(log_mu: float) -> float:
-        mu = math.exp(log_mu)
-        p, q = log_ndtr(-epsilon / mu + mu / 2), epsilon + log_ndtr(-epsilon / mu - mu / 2)
-        return math.log(max(math.exp(p) - math.exp(q), 1e-300)) - math.log(delta)
-
-    return 1 / math.exp(brentq(excess, -14, 7)) * (1 + 1e-9)
+    Larger by the factor `SLACK`, so that rounding cannot push parts of it past the budget.
+    """
+    least = calibrate(Gaussian, epsilon=epsilon, delta=delta, accountant=GDP(), relative=SLACK - 1)
+    return SLACK * least
 
 
 def _plain(bound: ArrayLike) -> Bound:

@@ -8,7 +8,7 @@ z = (1, x) with features x and target y scaled to [-1, 1] by declared bounds.
 
 import math
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 
@@ -48,6 +48,7 @@ class FunctionalPlan:
     linear: LaplaceMechanism
     analysis: str
     row_norm: float = math.inf
+    method: ClassVar[str] = "functional"
 
     @property
     def event(self) -> Event:
@@ -71,6 +72,7 @@ class AdaSSPPlan:
     gram: GaussianMechanism
     cross: GaussianMechanism
     row_norm: float
+    method: ClassVar[str] = "adassp"
 
     @property
     def event(self) -> Event:
@@ -90,6 +92,7 @@ class GradientPlan:
     steps: int
     residual_clip: float
     row_norm: float
+    method: ClassVar[str] = "gradient"
 
     @property
     def event(self) -> Event:
@@ -98,6 +101,7 @@ class GradientPlan:
 
 
 Plan: TypeAlias = FunctionalPlan | AdaSSPPlan | GradientPlan
+METHODS = ("functional", "adassp", "gradient")
 
 
 def plan_functional(
@@ -122,7 +126,7 @@ def plan_functional(
     weight_a = (size_a * sensitivity_a**2) ** (1 / 3)
     weight_b = (size_b * sensitivity_b**2) ** (1 / 3)
     share = weight_a / (weight_a + weight_b) if split is None else split
-    moves = 2.0 if relation is Relation.REPLACE_ONE else 1.0
+    moves = _base.SLACK * (2.0 if relation is Relation.REPLACE_ONE else 1.0)
     return FunctionalPlan(
         quadratic=LaplaceMechanism(moves / (epsilon * share), l1_sensitivity=sensitivity_a),
         linear=LaplaceMechanism(moves / (epsilon * (1 - share)), l1_sensitivity=sensitivity_b),
@@ -130,14 +134,13 @@ def plan_functional(
     )
 
 
-def plan_adassp(n_features: int, *, epsilon: float, delta: float, relation: Relation) -> AdaSSPPlan:
+def plan_adassp(*, row_norm: float, epsilon: float, delta: float, relation: Relation) -> AdaSSPPlan:
     """AdaSSP (Wang 2018, arXiv:1803.02596, Algorithm 2), its releases priced together.
 
     Wang gives each of three releases a third of epsilon; as Gaussians they compose exactly, which
     leaves 1.6 to 1.9 times less noise at equal thirds. The eigenvalue, one number against a whole
     matrix, needs less than a third.
     """
-    row_norm = default_row_norm(n_features)
     factors = (1.0, math.sqrt(2.0), 2.0)
     noise = _base.gaussian_shares(
         epsilon, delta, shares=_ADASSP_SHARES, replace_factors=factors, relation=relation
@@ -151,20 +154,25 @@ def plan_adassp(n_features: int, *, epsilon: float, delta: float, relation: Rela
 
 
 def plan_gradient(
-    n_features: int, *, n_records: int, epsilon: float, delta: float, relation: Relation
+    *, row_norm: float, n_records: int, epsilon: float, delta: float, relation: Relation
 ) -> GradientPlan:
     """Full-batch descent whose number of steps follows from the noise: n mu / 4, in [5, 300]."""
     (whole,) = _base.gaussian_shares(
         epsilon, delta, shares=(1.0,), replace_factors=(2.0,), relation=relation
     )
     steps = int(np.clip(n_records / (4 * whole), _FEWEST_STEPS, _MOST_STEPS))
-    row_norm = default_row_norm(n_features)
     gradient = GaussianMechanism(whole * math.sqrt(steps), l2_sensitivity=_RESIDUAL_CLIP * row_norm)
     return GradientPlan(gradient, steps, _RESIDUAL_CLIP, row_norm)
 
 
 def choose_method(
-    n_features: int, *, n_records: int, epsilon: float, delta: float, relation: Relation
+    n_features: int,
+    *,
+    row_norm: float,
+    n_records: int,
+    epsilon: float,
+    delta: float,
+    relation: Relation,
 ) -> str:
     """The method expected to do best, from public facts only.
 
@@ -174,13 +182,8 @@ def choose_method(
     """
     if delta == 0:
         return "functional"
-    plan = plan_adassp(n_features, epsilon=epsilon, delta=delta, relation=relation)
+    plan = plan_adassp(row_norm=row_norm, epsilon=epsilon, delta=delta, relation=relation)
     return "adassp" if _spread(plan.gram, n_features) <= _ONE_SHOT_NOISE * n_records else "gradient"
-
-
-def default_row_norm(n_features: int) -> float:
-    """Largest norm of a record (1, x) that the Gaussian methods leave as it is."""
-    return math.sqrt(1 + _base.ROW_SHARE * n_features)
 
 
 def fit(rows: PrivateRows, y: Floats, plan: Plan, *, n_records: int, rng: Rng) -> Floats:

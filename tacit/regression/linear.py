@@ -106,17 +106,17 @@ class LinearRegression(RegressorMixin, BaseEstimator):
         ).box(1)
         n_records = _base.public_size(self.n_records, n_rows)
         rng = _base.random_generator(self.random_state)
-        plan, method = self._plan(d, n_records)
+        plan = self._plan(d, box.row_norm, n_records)
         rows = PrivateRows(table, box, row_norm=plan.row_norm)
         scaled = target_box.target(targets)
 
-        _base.pay(self.ledger, plan.event, note=f"LinearRegression, {method}")
+        _base.pay(self.ledger, plan.event, note=f"LinearRegression, {plan.method}")
         theta = least_squares.fit(rows, scaled, plan, n_records=n_records, rng=rng)
         coef, intercept = box.unscale(theta * target_box.half[0])
         self.coef_ = coef
         self.intercept_ = float(intercept + target_box.center[0])
         self.event_ = plan.event
-        self.method_ = method
+        self.method_ = plan.method
         return self
 
     def predict(self, X: ArrayLike) -> Floats:
@@ -125,36 +125,30 @@ class LinearRegression(RegressorMixin, BaseEstimator):
         table, _ = _base.check_table(self, X, reset=False)
         return table @ self.coef_ + self.intercept_
 
-    def _plan(self, n_features: int, n_records: int) -> tuple[least_squares.Plan, str]:
+    def _plan(self, n_features: int, row_norm: float, n_records: int) -> least_squares.Plan:
         epsilon, delta = _base.check_budget(self.epsilon, self.delta, pure=True)
         relation = _base.check_relation(self.relation, self.ledger)
-        _base.one_of(("auto", "functional", "adassp", "gradient"), method=self.method)
+        _base.one_of(("auto", *least_squares.METHODS), method=self.method)
         _base.one_of(("tight", "published"), analysis=self.analysis)
         split = None if self.split is None else in_open_unit(split=self.split)
+        budget = {"epsilon": epsilon, "delta": delta, "relation": relation}
         method = self.method
         if method == "auto":
             method = least_squares.choose_method(
-                n_features, n_records=n_records, epsilon=epsilon, delta=delta, relation=relation
+                n_features, row_norm=row_norm, n_records=n_records, **budget
             )
         if method == "functional":
-            plan = least_squares.plan_functional(
+            return least_squares.plan_functional(
                 n_features, epsilon=epsilon, relation=relation, analysis=self.analysis, split=split
             )
-            return plan, method
         if delta == 0:
             raise ValueError(
                 f"delta must be in (0, 1) for method {method!r}, got 0. Pass delta, "
                 "or use method='functional' for pure DP."
             )
         if method == "adassp":
-            plan = least_squares.plan_adassp(
-                n_features, epsilon=epsilon, delta=delta, relation=relation
-            )
-        else:
-            plan = least_squares.plan_gradient(
-                n_features, n_records=n_records, epsilon=epsilon, delta=delta, relation=relation
-            )
-        return plan, method
+            return least_squares.plan_adassp(row_norm=row_norm, **budget)
+        return least_squares.plan_gradient(row_norm=row_norm, n_records=n_records, **budget)
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()

@@ -78,6 +78,10 @@ class PrivateRows:
             [count[None], ((total.T - np.multiply.outer(count, center)) / half).T]
         )
 
+    def take(self, indices: NDArray[np.int64]) -> "PrivateRows":
+        """Private rows of one draw; copies those rows."""
+        return PrivateRows(self.X[indices], self.box, row_norm=self.row_norm)
+
     def scaled(self) -> Iterator[tuple[slice, Floats]]:
         """Spans of rows with their private (m, d + 1) blocks; each overwrites the one before."""
         buffer = np.empty((self._size, self.n_features + 1))
