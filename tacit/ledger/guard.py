@@ -48,9 +48,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import ndtr
 
-from tacit.accounting.compose import flatten
 from tacit.accounting.gdp import gaussian_delta
-from tacit.events import ApproximateDP, Event, Relation
+from tacit.events import Event, Relation
 from tacit.ledger.budget import Budget, Remaining
 from tacit.ledger.price import Cost, exact, price, round_up
 
@@ -154,28 +153,20 @@ def fit(budget: Budget | None, event: Event, relation: Relation) -> Filter:
     """The filter for a ledger whose first entry is `event`: most room for more of the same.
 
     The measure that admits most repetitions of `event` gets 80 % of the shares; the others keep the
-    door open for entries of another kind. If the first entry consists of `ApproximateDP` parts
-    only, all of delta is set aside: epsilons add and deltas add, as in basic composition.
+    door open for entries of another kind. A tenth of delta is set aside for `ApproximateDP`
+    entries; more if the first entry has a delta, up to all of it: then epsilons and deltas add.
     """
-    set_aside = _set_aside(event, budget, relation)
+    has_delta = price(event, orders=(), relation=relation).delta > 0
     if budget is None:
         equal = (1 / len(_NO_BUDGET_ORDERS),) * len(_NO_BUDGET_ORDERS)
-        return Filter(_NO_BUDGET_ORDERS, equal, 0.0, set_aside)
-    if set_aside == 1 or budget.delta == 0 or budget.epsilon == 0:
-        return Filter((), (), 0.0, set_aside)
-    epsilon, delta = budget.epsilon, budget.delta * (1 - set_aside)
-    center = _center(epsilon, delta)
-    # Not finer: a neighboring order admits less than 1 % fewer. Not wider: outside, limits vanish.
-    orders = tuple(float(1 + (center - 1) * ratio) for ratio in np.geomspace(1 / 32, 32, 49))
-    cost = price(event, orders=orders, relation=relation)
-    repeats = [
-        _renyi_limit(order, epsilon, delta) / value if value > 0 else 0.0
-        for order, value in zip(orders, cost.renyi, strict=True)
-    ]
-    most = max(repeats)
-    if most <= 0 or most * cost.gaussian <= gaussian_limit(epsilon, delta):
-        return Filter(_around(center), _shares(0.08), _MAIN, set_aside)
-    return Filter(_around(orders[int(np.argmax(repeats))]), _shares(_MAIN), 0.08, set_aside)
+        return Filter(_NO_BUDGET_ORDERS, equal, 0.0, 0.5 if has_delta else 0.1)
+    if budget.delta == 0 or budget.epsilon == 0:
+        return Filter((), (), 0.0, 1.0)
+    if not has_delta:
+        return _fit_shares(budget, event, relation, set_aside=0.1)
+    tried = [_fit_shares(budget, event, relation, set_aside=part) for part in (0.1, 0.5)]
+    tried.append(Filter((), (), 0.0, 1.0))
+    return max(tried, key=lambda one: _repeats(one, budget, event, relation))
 
 
 @lru_cache(maxsize=64)
@@ -217,6 +208,35 @@ def _renyi_limit(order: float, epsilon: float, delta: float) -> float:
     return limit * _MARGIN if limit > 0 else -1.0
 
 
+def _fit_shares(budget: Budget, event: Event, relation: Relation, *, set_aside: float) -> Filter:
+    epsilon, delta = budget.epsilon, budget.delta * (1 - set_aside)
+    center = _center(epsilon, delta)
+    # Not finer: a neighboring order admits less than 1 % fewer. Not wider: outside, limits vanish.
+    orders = tuple(float(1 + (center - 1) * ratio) for ratio in np.geomspace(1 / 32, 32, 49))
+    cost = price(event, orders=orders, relation=relation)
+    repeats = [
+        _renyi_limit(order, epsilon, delta) / value if value > 0 else 0.0
+        for order, value in zip(orders, cost.renyi, strict=True)
+    ]
+    most = max(repeats)
+    if most <= 0 or most * cost.gaussian <= gaussian_limit(epsilon, delta):
+        return Filter(_around(center), _shares(0.08), _MAIN, set_aside)
+    return Filter(_around(orders[int(np.argmax(repeats))]), _shares(_MAIN), 0.08, set_aside)
+
+
+def _repeats(filter_: Filter, budget: Budget, event: Event, relation: Relation) -> float:
+    """How often `filter_` admits `event`, fractions included."""
+    cost = price(event, orders=filter_.orders, relation=relation)
+    limits = limits_of(filter_, budget)
+    pairs = [
+        (float(cost.pure), float(limits.pure)),
+        (cost.gaussian, limits.gaussian),
+        *zip(cost.renyi, limits.renyi, strict=True),
+    ]
+    by_measure = max(limit / value if value > 0 else math.inf for value, limit in pairs)
+    return min(by_measure, float(limits.delta / cost.delta))
+
+
 def _center(epsilon: float, delta: float) -> float:
     """The order that admits most Gaussian releases, whatever their noise."""
     orders = 1 + np.geomspace(1e-2, 1e6, 801)
@@ -230,15 +250,3 @@ def _around(order: float) -> tuple[float, ...]:
 
 def _shares(main: float) -> tuple[float, ...]:
     return (main, *(share for _, share in _AROUND))
-
-
-def _set_aside(event: Event, budget: Budget | None, relation: Relation) -> float:
-    """Part of delta kept for the deltas of `ApproximateDP` entries, given that `event` is first."""
-    first = price(event, orders=(), relation=relation).delta
-    if first == 0:
-        return 0.1
-    if all(isinstance(part, ApproximateDP) for part in flatten(event)):
-        return 1.0
-    if budget is None or budget.delta == 0:
-        return 0.5
-    return min(0.5, max(0.1, 2 * float(first) / budget.delta))

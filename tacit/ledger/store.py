@@ -117,15 +117,19 @@ class Store:
         self._pid = os.getpid()
         self._connection: sqlite3.Connection | None = None
         self._is_closed = False
-        with _translated(self):
-            if path is None:
-                self._connection = sqlite3.connect(
-                    ":memory:", isolation_level=None, check_same_thread=False
-                )
-                _create_tables(self._connection, wanted)
-            else:
-                _require_ledger_file(path, wanted, read_only)
-            self.settings = self._load()
+        try:
+            with _translated(self):
+                if path is None:
+                    self._connection = sqlite3.connect(
+                        ":memory:", isolation_level=None, check_same_thread=False
+                    )
+                    _create_tables(self._connection, wanted)
+                else:
+                    _require_ledger_file(path, wanted, read_only)
+                self.settings = self._load()
+        except BaseException:
+            self._disconnect()
+            raise
         _live.add(self)
 
     def _load(self) -> Settings:
@@ -343,7 +347,10 @@ def _explain(store: Store, error: sqlite3.Error) -> str:
     if "full" in text or "disk I/O" in text:
         return f"{where} could not be written ({text}). Release nothing; free space and try again."
     if "readonly" in text:
-        return f"{where} cannot be written. Make it writable, or open it with read_only=True."
+        return (
+            f"{where}, or its -wal or -shm file, cannot be written. "
+            "Make them writable, or open the ledger with read_only=True."
+        )
     if "unable to open" in text:
         return f"{where} cannot be opened ({text})."
     return f"{where} cannot be used as a ledger ({text}). Restore it from a backup."

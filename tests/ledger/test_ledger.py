@@ -165,9 +165,12 @@ def test_epsilons_and_deltas_of_approximate_entries_add() -> None:
     ledger = Ledger(budget=Budget(1.0, 1e-5))
     assert fill(ledger, ApproximateDP(0.5, 5e-6)) == 2
     ledger = Ledger(budget=Budget(1.0, 1e-5))
-    ledger.spend(ApproximateDP(0.5, 1e-6))
+    ledger.spend(ApproximateDP(0.5, 5e-6))
     with pytest.raises(BudgetExceeded, match="spend ApproximateDP"):
         ledger.spend(Gaussian(50.0))
+    ledger = Ledger(budget=Budget(1.0, 1e-5))
+    ledger.spend(ApproximateDP(0.1, 1e-7))
+    ledger.spend(Gaussian(50.0))
 
 
 def test_disjoint_partitions_cost_as_much_as_the_dearest() -> None:

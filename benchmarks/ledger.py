@@ -1,0 +1,159 @@
+"""Durable spends a second, and how much of a budget the adaptive guard can use.
+
+    python benchmarks/ledger.py [FOLDER]
+
+The file is written under FOLDER (default: a temporary one); put it on the disk that matters to you.
+"""
+
+import os
+import sqlite3
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import _results as results
+
+from tacit import Budget, Ledger, accounting
+from tacit.events import (
+    ApproximateDP,
+    Event,
+    Gaussian,
+    Laplace,
+    PoissonSampled,
+    PureDP,
+    Relation,
+    Repeated,
+)
+from tacit.ledger.guard import fit
+from tacit.ledger.price import price
+
+SPENDS = 3_000
+
+
+def rate(call: Callable[[], object], count: int) -> tuple[str, str]:
+    """Calls a second by the clock on the wall, and CPU milliseconds for each."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    for _ in range(count):
+        call()
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    return f"{count / wall:,.0f}", f"{1e3 * cpu / count:.3f}"
+
+
+def speeds(folder: Path) -> list[tuple[str, str, str]]:
+    """One row for each way of paying."""
+    budget = Budget(epsilon=1e3, delta=1e-5)
+    names = [f"p{number}" for number in range(100)]
+    rows = []
+    with Ledger(folder / "a.ledger", budget) as ledger:
+        rows.append(("spend, file", *rate(lambda: ledger.spend(Gaussian(1e3)), SPENDS)))
+        turns = iter(names * SPENDS)
+        labeled = rate(lambda: ledger.spend(Gaussian(1e3), partition=next(turns)), SPENDS)
+        rows.append(("spend in one of 100 partitions, file", *labeled))
+        everyone = rate(lambda: ledger.spend(Gaussian(1e3)), SPENDS // 3)
+        rows.append(("spend that concerns all 100 partitions, file", *everyone))
+        plan = ledger.plan(Repeated(Gaussian(1e6), 10 * SPENDS))
+        rows.append(("step of a plan, file, each written", *rate(plan.step, SPENDS)))
+        plan = ledger.resume(plan.id, claim=100)
+        rows.append(("step of a plan, file, written by hundreds", *rate(plan.step, SPENDS)))
+        start = time.perf_counter()
+        found = ledger.verify()
+        took = time.perf_counter() - start
+        rows.append(
+            (f"verify, {found.rows:,} rows: rows a second", f"{found.rows / took:,.0f}", "")
+        )
+    with Ledger(budget=budget) as memory:
+        rows.append(("spend, in memory", *rate(lambda: memory.spend(Gaussian(1e3)), SPENDS)))
+    rows.append(("(a bare SQLite insert, WAL, FULL)", *_bare(folder / "bare.db")))
+    rows.append(_together(folder / "b.ledger", budget))
+    return rows
+
+
+def _bare(path: Path) -> tuple[str, str]:
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("CREATE TABLE entry (id INTEGER PRIMARY KEY, note TEXT)")
+    insert = "INSERT INTO entry (note) VALUES (?)"
+    return rate(lambda: connection.execute(insert, ("x" * 500,)), SPENDS)
+
+
+def _together(path: Path, budget: Budget, processes: int = 4) -> tuple[str, str, str]:
+    Ledger(path, budget).close()
+    start, children = time.perf_counter(), []
+    for _ in range(processes):
+        child = os.fork()
+        if child == 0:
+            ledger = Ledger(path)
+            for _ in range(SPENDS // processes):
+                ledger.spend(Gaussian(1e3))
+            os._exit(0)
+        children.append(child)
+    for child in children:
+        os.waitpid(child, 0)
+    wall = time.perf_counter() - start
+    with Ledger(path) as ledger:
+        assert ledger.verify().entries == processes * (SPENDS // processes)
+    return (f"spend, file, {processes} processes together", f"{SPENDS / wall:,.0f}", "")
+
+
+def efficiency() -> list[tuple[object, ...]]:
+    """Adaptive spends admitted against what fits if all are known in advance."""
+    rows = []
+    for budget in (Budget(1.0, 1e-5), Budget(3.0, 1e-5), Budget(8.0, 1e-6)):
+        for event in (
+            Gaussian(40.0),
+            Laplace(50.0),
+            PureDP(0.02),
+            PoissonSampled(0.01, Gaussian(2.0)),
+            PoissonSampled(0.01, Gaussian(1.0)),
+            ApproximateDP(0.02, 1e-8),
+        ):
+            known = _most(_fits_in_advance, event, budget)
+            admitted = _most(_fits_adaptively, event, budget)
+            share = f"{admitted / known:.1%}" if known else "-"
+            rows.append((budget, event, f"{known:,}", f"{admitted:,}", share))
+    return rows
+
+
+def _fits_in_advance(event: Event, count: int, budget: Budget) -> bool:
+    return accounting.epsilon(Repeated(event, count), delta=budget.delta) <= budget.epsilon
+
+
+def _fits_adaptively(event: Event, count: int, budget: Budget) -> bool:
+    chosen = fit(budget, event, Relation.ADD_REMOVE)
+    cost = price(Repeated(event, count), orders=chosen.orders, relation=Relation.ADD_REMOVE)
+    return chosen.admits(cost, budget)
+
+
+def _most(fits: Callable[[Event, int, Budget], bool], event: Event, budget: Budget) -> int:
+    low, high = 0, 1
+    while fits(event, high, budget):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(event, middle, budget) else (low, middle)
+    return low
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory(dir=sys.argv[1] if len(sys.argv) > 1 else None) as folder:
+        rows = speeds(Path(folder))
+    results.write(
+        "ledger",
+        "The ledger",
+        ["tacit", "numpy", "scipy"],
+        f"SQLite {sqlite3.sqlite_version}. Every spend in a file is durable (WAL, "
+        "`synchronous=FULL`) before it returns. The wall clock depends on the disk and on other "
+        "work on the machine: compare with the bare insert.",
+        results.table(["operation", "a second (wall)", "CPU ms each"], rows),
+        "How often an event is admitted when every spend may depend on the releases before it "
+        "(the filter, fitted to the first entry), against what fits if the number is fixed in "
+        "advance and priced whole by the tightest accountant:",
+        results.table(["budget", "event", "fixed", "adaptive", "share"], efficiency()),
+    )
+
+
+if __name__ == "__main__":
+    main()
