@@ -12,6 +12,7 @@ from tacit.accounting.classic import BasicComposition, StrongComposition, asympt
 from tacit.accounting.compose import flatten
 from tacit.accounting.gdp import GDP, CentralLimitGDP, gaussian_delta, gaussian_epsilon
 from tacit.accounting.moments import Moments
+from tacit.accounting.pld import PLD
 from tacit.accounting.rdp import RDP, Charge, delta_from_rdp, epsilon_from_rdp
 from tacit.accounting.tightest import Accountant, bracket, delta, epsilon
 
@@ -38,11 +39,3 @@ __all__ = [
     "gaussian_delta",
     "gaussian_epsilon",
 ]
-
-
-def __getattr__(name: str) -> object:
-    if name == "PLD":
-        from tacit.accounting.pld import PLD
-
-        return PLD
-    raise AttributeError(f"module 'tacit.accounting' has no attribute {name!r}")

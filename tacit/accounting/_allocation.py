@@ -60,15 +60,16 @@ def addition_divergence(orders: FloatArray, *, steps: int, shift: float) -> Floa
     (2 steps), and the unsampled bound always holds.
     """
     bound = np.minimum((orders + steps - 1) / steps, orders) * shift**2 / 2
-    near = orders <= _REACH**2 / 2
-    if near.any() and shift <= _LARGEST_SHIFT:
-        power = orders[near] - 1
-        log_u, log_weight, log_excess = _gamma_grid(steps, shift)
-        logs = np.multiply.outer(power, log_u) + (log_weight + log_excess)
-        complete = logs[:, -1] < logs.max(axis=1) - 60  # nothing of weight lies beyond the grid
+    if shift > _LARGEST_SHIFT:
+        return bound
+    for grid, serves in ((_root_grid, orders <= _REACH**2 / 2), (_log_grid, orders <= 64)):
+        power = orders[serves] - 1
+        log_u, log_weight = grid(steps, shift)
+        logs = np.multiply.outer(power, log_u) + log_weight
+        complete = logs[:, -1] < logs.max(axis=1, initial=-np.inf) - 50  # no weight lies beyond
         moment = log_sum_exp(logs) - special.gammaln(power)
         exact = np.where(complete, np.logaddexp(0.0, moment) / power, np.inf)
-        bound[near] = np.minimum(bound[near], exact)
+        bound[serves] = np.minimum(bound[serves], exact)
     return bound
 
 
@@ -144,20 +145,33 @@ def _multiply(first: FloatArray, second: FloatArray) -> FloatArray:
 
 
 @lru_cache(maxsize=64)
-def _gamma_grid(steps: int, shift: float) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Nodes for E over Gamma(s): log u, log of the weight without u^s / Gamma(s), log excess.
+def _root_grid(steps: int, shift: float) -> tuple[FloatArray, FloatArray]:
+    """Nodes for the Gamma integral: log u, and log of all that does not depend on s.
 
     u = softplus(v)^2 makes the integrand smooth and of unit width for every s, so a trapezoid sum
     in v of step 0.2 is exact to rounding.
     """
     v = np.arange(-12.0, _REACH, 0.2)
     root = np.logaddexp(0.0, v)
-    u = root**2
+    log_step = math.log(0.4) - np.log(root) - np.logaddexp(0.0, -v)  # of log u
+    return _weighted(2 * np.log(root), log_step, steps, shift)
+
+
+@lru_cache(maxsize=64)
+def _log_grid(steps: int, shift: float) -> tuple[FloatArray, FloatArray]:
+    """The same with u = exp(v): reaches farther, as few steps with little noise need it."""
+    v = np.arange(-18.0, 14.0, 0.03)
+    return _weighted(v, np.full(len(v), math.log(0.03)), steps, shift)
+
+
+def _weighted(
+    log_u: FloatArray, log_step: FloatArray, steps: int, shift: float
+) -> tuple[FloatArray, FloatArray]:
+    u = np.exp(log_u)
     growth = _log_laplace(u / steps, shift) * steps
     far = growth > 30
     log_excess = np.where(far, growth, np.log(np.expm1(np.where(far, 1.0, growth))))
-    log_weight = math.log(0.4) - u - np.log(root) - np.logaddexp(0.0, -v)
-    return 2 * np.log(root), log_weight, log_excess
+    return log_u, log_step - u + log_excess
 
 
 def _log_laplace(w: FloatArray, shift: float) -> FloatArray:

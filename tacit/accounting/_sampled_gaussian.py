@@ -36,6 +36,9 @@ _SHARED_REACH = 120.0
 _LONGEST_REACH = 3000.0
 """Farthest reach worth a grid of its own; beyond it the closed bounds must do."""
 
+_LARGEST_SHIFT = 30.0
+"""Noise so small that closed bounds lose nothing of note and a grid would be too fine."""
+
 _EXPLODED = 40.0
 """Nats above the threshold from which Minkowski's bound is exact to rounding."""
 
@@ -49,12 +52,12 @@ def poisson_divergence(orders: FloatArray, *, rate: float, shift: float) -> Floa
     growth = (orders - 1) * shift**2 / 2
     bound = orders / (orders - 1) * _log_mean_exp(growth, rate)
     excess = growth + math.log(rate)
-    shared = (orders * shift <= _SHARED_REACH) & (excess <= _EXPLODED)
+    shared = (orders * shift <= _SHARED_REACH) & (excess <= _EXPLODED) & (shift <= _LARGEST_SHIFT)
     if shared.any():
         some = orders[shared]
         base = gaussian_nodes(shift, -TAIL, some.max() * shift + TAIL, trapezoid_step(shift))
         bound[shared] = log_moments(poisson_sampled(base, rate), some) / (some - 1)
-    for i in np.flatnonzero(~shared & (excess <= 1.0)):
+    for i in np.flatnonzero(~shared & (excess <= 1.0) & (shift <= _LARGEST_SHIFT)):
         base = _windows(float(orders[i]), rate, shift)
         value = log_moments(poisson_sampled(base, rate), orders[i : i + 1])[0] / (orders[i] - 1)
         bound[i] = min(bound[i], value)
@@ -79,7 +82,7 @@ def opposed_divergence(orders: FloatArray, *, rate: float, shift: float) -> Floa
         return log_moments(nodes, some) / (some - 1)
 
     excess = (orders - 1) * shift**2 / 2 + math.log(rate)
-    for some in _groups(2 * orders * shift, excess):
+    for some in _groups(2 * orders * shift, excess, shift):
         bound[some] = np.minimum(bound[some], exact(orders[some]))
     return bound
 
@@ -98,13 +101,15 @@ def fixed_size_divergence(orders: FloatArray, *, fraction: float, shift: float) 
         base = gaussian_half_nodes(shift, some.max() * shift + TAIL)
         return log_moments(fixed_size_sampled(base, fraction), some) / (some - 1)
 
-    for some in _groups(orders * shift, growth + math.log(fraction)):
+    for some in _groups(orders * shift, growth + math.log(fraction), shift):
         bound[some] = np.minimum(bound[some], exact(orders[some]))
     return bound
 
 
-def _groups(reach: FloatArray, excess: FloatArray) -> Iterator[NDArray[np.intp]]:
+def _groups(reach: FloatArray, excess: FloatArray, shift: float) -> Iterator[NDArray[np.intp]]:
     """Orders to be integrated: the near ones together, far ones that sampling helps one by one."""
+    if shift > _LARGEST_SHIFT:
+        return
     shared = (reach <= _SHARED_REACH) & (excess <= _EXPLODED)
     if shared.any():
         yield np.flatnonzero(shared)

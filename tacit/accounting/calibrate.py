@@ -74,7 +74,7 @@ def calibrate_count(
     >>> from tacit.events import Gaussian, PoissonSampled, Repeated
     >>> step = PoissonSampled(0.01, Gaussian(4.0))
     >>> calibrate_count(lambda n: Repeated(step, n), epsilon=1.0, delta=1e-5)
-    11080
+    11050
     """
     price = _price(lambda x: family(round(x)), delta, accountant, relation)
     search = _Search(

@@ -7,12 +7,13 @@ share of delta fixed beforehand, with epsilons and deltas added.
 """
 
 import math
-from typing import Any, Protocol
+from typing import Protocol
 
 from tacit._check import in_open_unit, non_negative
 from tacit.accounting._bracket import Bracket
 from tacit.accounting._pairs import pair
 from tacit.accounting.compose import flatten
+from tacit.accounting.pld import PLD
 from tacit.accounting.rdp import RDP
 from tacit.errors import NotCertified, UnsupportedEvent
 from tacit.events import Event, Exponential, Relation, Repeated, Sequence
@@ -111,14 +112,14 @@ def bracket(event: Event, *, delta: float, relation: Relation = Relation.ADD_REM
     """
     delta, relation = in_open_unit(delta=delta), Relation(relation)
     if _split(event, relation)[1] is None and not _has_bounded_range(event):
-        return _pld().bracket(event, delta=delta, relation=relation)
+        return PLD().bracket(event, delta=delta, relation=relation)
     return Bracket(0.0, epsilon(event, delta=delta, relation=relation))
 
 
 def _tight_epsilon(event: Event, delta: float, relation: Relation) -> float:
     """`PLD`'s price, or that of `RDP` where `PLD` cannot certify one or is the looser."""
     try:
-        found = _pld().epsilon(event, delta=delta, relation=relation)
+        found = PLD().epsilon(event, delta=delta, relation=relation)
     except NotCertified:
         found = math.inf
     if math.isinf(found) or _has_bounded_range(event):
@@ -128,7 +129,7 @@ def _tight_epsilon(event: Event, delta: float, relation: Relation) -> float:
 
 def _tight_delta(event: Event, epsilon: float, relation: Relation) -> float:
     try:
-        found = _pld().delta(event, epsilon=epsilon, relation=relation)
+        found = PLD().delta(event, epsilon=epsilon, relation=relation)
     except NotCertified:
         found = 1.0
     if found == 1 or _has_bounded_range(event):
@@ -155,11 +156,3 @@ def _all(parts: list[Event]) -> Event | None:
 
 def _has_bounded_range(event: Event) -> bool:
     return any(isinstance(part, Exponential) for part in flatten(event))
-
-
-def _pld() -> Any:
-    try:
-        from tacit.accounting.pld import PLD
-    except ModuleNotFoundError:  # TEMPORARY until pld.py lands
-        return RDP()
-    return PLD()
