@@ -149,8 +149,11 @@ def fix(model: nn.Module) -> nn.Module:
     Scale and shift carry over; running statistics do not, since GroupNorm takes its own from each
     example. InstanceNorm stops tracking running statistics. Build the optimizer from the copy.
 
-    >>> fix(nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16)))[1]
-    GroupNorm(4, 16, eps=1e-05, affine=True)
+    >>> fix(nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16)))
+    Sequential(
+      (0): Conv2d(3, 16, kernel_size=(3, 3), stride=(1, 1))
+      (1): GroupNorm(4, 16, eps=1e-05, affine=True...)
+    )
     """
     if isinstance(model, _BatchNorm | _InstanceNorm):
         return _replacement(model)

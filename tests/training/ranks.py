@@ -1,0 +1,122 @@
+"""Run by `test_distributed.py` under torchrun: jobs `mode:kind` in, each rank's results as JSON."""
+
+import json
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+import tacit
+from tacit.training import AdaptiveClip
+
+
+def loss_fn(model, batch):
+    x, y = batch
+    return F.cross_entropy(model(x), y, reduction="none")
+
+
+def make(kind, **options):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 7), nn.Tanh(), nn.Linear(7, 2))
+    x = torch.randn(64, 4)
+    y = (x.sum(1) > 0).long()
+    if kind == "ddp":
+        model = DistributedDataParallel(model)
+    if kind == "fsdp":
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        fully_shard(model[0], mesh=mesh)
+        fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    settings = {"batch_size": 16, "steps": 5, "clip_norm": 0.5, "noise_multiplier": 1.0, "seed": 3}
+    private = tacit.make_private(model, optimizer, (x, y), loss_fn, **(settings | options))
+    return private, model, optimizer
+
+
+def full(tensor):
+    return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach()
+
+
+def trained(kind, **options):
+    """Final weights, and every gradient that was released."""
+    private, model, _ = make(kind, **options)
+    gradients = []
+    for lot in private:
+        private.step(lot)
+        gradients.append(torch.cat([full(p.grad).flatten() for p in model.parameters()]).tolist())
+    weights = torch.cat([full(p).flatten() for p in model.parameters()]).tolist()
+    return {"weights": weights, "gradients": gradients, "steps": private.steps_taken}
+
+
+def refused(kind):
+    """The budget is too small: every rank must hear of it, and none may hang."""
+    ledger = tacit.Ledger(budget=tacit.Budget(epsilon=1e-3, delta=1e-6))
+    private, model, _ = make(kind, ledger=ledger)
+    before = [p.detach().clone() for p in model.parameters()]
+    try:
+        private.step(next(iter(private)))
+    except tacit.errors.BudgetExceeded:
+        same = all(map(torch.equal, before, [p.detach() for p in model.parameters()]))
+        return {"refused": True, "unchanged": same}
+    return {"refused": False}
+
+
+def file_ledger(kind, path):
+    """One file, opened by every rank: charged once."""
+    ledger = tacit.Ledger(path)
+    private, _, _ = make(kind, ledger=ledger)
+    for lot in private:
+        private.step(lot)
+    dist.barrier()
+    return {"entries": len(ledger.history())}
+
+
+def different_start(kind):
+    torch.manual_seed(dist.get_rank())
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = (torch.zeros(8, 4), torch.zeros(8, dtype=torch.long))
+    try:
+        tacit.make_private(
+            model, optimizer, data, loss_fn, batch_size=2, steps=1, clip_norm=1.0,
+            noise_multiplier=1.0,
+        )  # fmt: skip
+    except ValueError as error:
+        return {"error": str(error)}
+    return {}
+
+
+MODES = {
+    "trained": lambda kind, folder: trained(kind, max_microbatch=5),
+    "fresh": lambda kind, folder: trained(kind, seed=None),
+    "tiny": lambda kind, folder: trained(kind, batch_size=1, n_records=640, steps=40),
+    "noise": lambda kind, folder: trained(kind, batch_size=1, n_records=10**8, steps=300),
+    "adaptive": lambda kind, folder: trained(kind, adaptive=AdaptiveClip()),
+    "refused": lambda kind, folder: refused(kind),
+    "ledger": lambda kind, folder: file_ledger(kind, Path(folder) / f"{kind}.ledger"),
+    "different": lambda kind, folder: different_start(kind),
+}
+
+
+def main():
+    folder, *jobs = sys.argv[1:]
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    torch.set_num_threads(1)
+    results = {}
+    for job in jobs:
+        mode, kind = job.split(":")
+        results[job] = MODES[mode](kind, folder)
+    Path(folder, f"{dist.get_rank()}.json").write_text(json.dumps(results))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""Many ranks give the release of one: same law, same steps, noise once."""
+
+import json
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.stats import chi2
+
+SCRIPT = Path(__file__).with_name("ranks.py")
+QUICK = [
+    "trained:plain",
+    "trained:ddp",
+    "trained:fsdp",
+    "noise:plain",
+    "tiny:plain",
+    "refused:plain",
+]
+
+
+def launch(folder, size, *jobs):
+    """Results of each rank, by job."""
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join([str(SCRIPT.parents[2]), *sys.path]),
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone",
+         f"--nproc-per-node={size}", str(SCRIPT), str(folder), *jobs],
+        env=environment, capture_output=True, text=True, timeout=250, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[:3000] + done.stderr[-1500:]
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(size)]
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    return launch(tmp_path_factory.mktemp("two"), 2, *QUICK)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The same jobs in one process without torch.distributed."""
+    modes = runpy.run_path(str(SCRIPT))["MODES"]
+    return {f"{mode}:plain": modes[mode]("plain", None) for mode in ("trained", "adaptive")}
+
+
+def agree(one, other):
+    """Same key, so same lots and same noise: equal up to the order of addition."""
+    for name in ("gradients", "weights"):
+        assert np.allclose(one[name], other[name], rtol=1e-4, atol=1e-6)
+
+
+def test_two_processes_release_what_one_does(alone, two):
+    assert two[0]["trained:plain"] == two[1]["trained:plain"]
+    agree(alone["trained:plain"], two[0]["trained:plain"])
+
+
+def test_data_parallel_and_sharded_models_get_the_same_release(two):
+    agree(two[0]["trained:plain"], two[0]["trained:ddp"])
+    agree(two[0]["trained:ddp"], two[1]["trained:fsdp"])
+
+
+def test_noise_is_there_once_and_the_same_on_every_rank(two):
+    """Peers, entry 20. Sum of squares against chi-squared; false-alarm probability 2e-6."""
+    assert two[0]["noise:plain"]["gradients"] == two[1]["noise:plain"]["gradients"]
+    noise = np.array(two[0]["noise:plain"]["gradients"]) / 0.5  # nothing is drawn: noise alone
+    assert chi2.ppf(5e-7, noise.size) < (noise**2).sum() < chi2.isf(5e-7, noise.size)
+    tail = 5e-7 / noise.shape[1]
+    per_coordinate = (noise**2).sum(0)
+    assert (per_coordinate > chi2.ppf(tail, len(noise))).all()
+    assert (per_coordinate < chi2.isf(tail, len(noise))).all()
+
+
+def test_every_rank_hears_that_the_budget_is_spent(two):
+    assert [rank["refused:plain"] for rank in two] == [{"refused": True, "unchanged": True}] * 2
+
+
+def test_ranks_take_equal_steps_though_some_draw_nothing(two):
+    """Peers, entry 9: a rank that skips an empty batch leaves the others waiting."""
+    assert [rank["tiny:plain"]["steps"] for rank in two] == [40, 40]
+    assert two[0]["tiny:plain"] == two[1]["tiny:plain"]
+
+
+@pytest.mark.slow
+def test_four_ranks_take_equal_steps_though_most_draw_nothing(tmp_path):
+    """Peers, entry 9."""
+    results = launch(tmp_path, 4, "tiny:plain")  # a draw in ten steps, by one of four ranks
+    assert [result["tiny:plain"]["steps"] for result in results] == [40] * 4
+    assert all(result == results[0] for result in results)
+
+
+@pytest.mark.slow
+def test_the_rest_agrees_over_ranks(tmp_path, alone):
+    jobs = [
+        "noise:fsdp",
+        "adaptive:plain",
+        "fresh:plain",
+        "fresh:ddp",
+        "ledger:plain",
+        "different:plain",
+    ]
+    ranks = launch(tmp_path, 2, *jobs)
+    noise = np.array(ranks[0]["noise:fsdp"]["gradients"]) / 0.5
+    assert chi2.ppf(5e-7, noise.size) < (noise**2).sum() < chi2.isf(5e-7, noise.size)
+    half = noise.shape[1] // 2
+    correlation = (noise[:, :half] * noise[:, half : 2 * half]).mean() * np.sqrt(half * len(noise))
+    assert abs(correlation) < 5.0  # shards are independent; false-alarm probability 6e-7
+    agree(alone["adaptive:plain"], ranks[1]["adaptive:plain"])
+    assert ranks[0]["fresh:plain"] == ranks[1]["fresh:plain"]  # a fresh key is shared
+    assert ranks[0]["fresh:plain"]["gradients"] != ranks[0]["fresh:ddp"]["gradients"]
+    assert [rank["ledger:plain"] for rank in ranks] == [{"entries": 1}] * 2
+    for rank in ranks:
+        assert "model at the start must be the same" in rank["different:plain"]["error"]
