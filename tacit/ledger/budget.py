@@ -48,12 +48,14 @@ class Remaining(NamedTuple):
     """Share of the budget that is unspent, by the measure with most room."""
 
     def __str__(self) -> str:
-        if self.fraction == 0:
+        ways = []
+        if self.epsilon > 0:
+            ways.append(f"one pure release of epsilon {self.epsilon:.4g}")
+        if self.noise_multiplier < math.inf:
+            ways.append(f"one Gaussian release of noise multiplier {self.noise_multiplier:.4g}")
+        if self.fraction == 0 or not ways:
             return "nothing"
-        return (
-            f"{self.fraction:.3g} of the budget: one pure release of epsilon {self.epsilon:.4g}, "
-            f"or one Gaussian release of noise multiplier {self.noise_multiplier:.4g}"
-        )
+        return f"{100 * self.fraction:.3g} % of the budget, {' or '.join(ways)}"
 
 
 UNLIMITED = Remaining(math.inf, 1.0, 0.0, 1.0)

@@ -296,17 +296,13 @@ class Ledger:
                 fixed = None if known else filter_.to_json()
                 row = self._store.append(
                     Row(
-                        0,
-                        "",
-                        kind,
-                        label,
-                        note,
-                        _json(event),
-                        cost.to_json(),
-                        fixed,
-                        None,
-                        steps,
-                        "",
+                        kind=kind,
+                        partition=label,
+                        note=note,
+                        event=_json(event),
+                        cost=cost.to_json(),
+                        filter=fixed,
+                        steps=steps,
                     )
                 )
                 totals.add(connection, label, cost)

@@ -126,7 +126,7 @@ class Plan:
 
     def _write(self, steps: int) -> None:
         store = self._ledger._store
-        store.append(Row(0, "", "steps", "", "", None, None, None, self.id, steps, ""))
+        store.append(Row(kind="steps", plan=self.id, steps=steps))
         store.connection.execute(
             "UPDATE progress SET taken = taken + ? WHERE plan = ?", (steps, self.id)
         )

@@ -73,17 +73,17 @@ class Settings(NamedTuple):
 class Row(NamedTuple):
     """One row of the chain; `hash` covers all other fields and the row before."""
 
-    id: int
-    time: str
-    kind: str
-    partition: str
-    note: str
-    event: str | None
-    cost: str | None
-    filter: str | None
-    plan: int | None
-    steps: int
-    hash: str
+    id: int = 0
+    time: str = ""
+    kind: str = "spend"
+    partition: str = ""
+    note: str = ""
+    event: str | None = None
+    cost: str | None = None
+    filter: str | None = None
+    plan: int | None = None
+    steps: int = 1
+    hash: str = ""
 
 
 def now() -> str:
@@ -147,6 +147,10 @@ class Store:
             expected = last if last[0] else (0, genesis(settings))
             if self.head() != expected:
                 _corrupt(self.path, "entries are missing at its end")
+            paid = connection.execute("SELECT count(*) FROM entry WHERE kind <> 'steps'").fetchone()
+            summed = connection.execute("SELECT coalesce(sum(entries), 0) FROM total").fetchone()
+            if paid != summed:
+                _corrupt(self.path, "its running totals are not the sum of its entries")
         return settings
 
     @property
@@ -177,11 +181,12 @@ class Store:
             if connection.in_transaction:
                 yield connection
                 return
-            connection.execute("BEGIN")
             try:
+                connection.execute("BEGIN")
                 yield connection
             finally:
-                connection.execute("ROLLBACK")
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
@@ -191,8 +196,8 @@ class Store:
         self.connection  # noqa: B018  # a forked child must be told before it waits for a lock
         with self.lock, _translated(self):
             connection = self.connection
-            connection.execute("BEGIN IMMEDIATE")
             try:
+                connection.execute("BEGIN IMMEDIATE")
                 yield connection
                 connection.execute("COMMIT")
             except BaseException:
@@ -230,6 +235,10 @@ class Store:
             with self.lock:
                 self._disconnect()
                 self._is_closed = True
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):  # at exit anything may be gone already
+            self._disconnect()
 
     def _disconnect(self) -> None:
         if self._connection is not None:
@@ -335,6 +344,8 @@ def _translated(store: Store) -> Iterator[None]:
         raise LedgerError(_explain(store, error)) from error
     except OSError as error:
         raise LedgerError(f"{store.path} cannot be opened: {error.strerror or error}.") from error
+    except (ValueError, KeyError) as error:  # from reading back what was written as JSON
+        raise LedgerError(f"{store.path} holds what no ledger writes ({error}).") from error
 
 
 def _explain(store: Store, error: sqlite3.Error) -> str:

@@ -140,7 +140,9 @@ def test_entries_cannot_be_changed_by_accident(file: Path) -> None:
         ("UPDATE entry SET note = 'other' WHERE id = 2", "entry 2 was changed"),
         ("UPDATE entry SET cost = replace(cost, '0.', '0.0') WHERE id = 1", "entry 1 was changed"),
         ("UPDATE entry SET partition = 'west' WHERE id = 3", "entry 3 was changed"),
-        ("DELETE FROM entry WHERE id = 2", "entry 2 is missing"),
+        ("DELETE FROM entry WHERE id = 2", "running totals"),
+        ("UPDATE total SET cost = 'x'", "no ledger writes"),
+        ("UPDATE total SET cost = '{}'", "no ledger writes"),
         ("UPDATE entry SET id = 99 WHERE id = 1", "missing"),
         ("DELETE FROM total", "running totals"),
         ("UPDATE total SET entries = 1", "running totals"),
@@ -152,6 +154,12 @@ def test_edits_are_found(file: Path, command: str, message: str) -> None:
     tamper(file, command)
     with pytest.raises(LedgerError, match=message), Ledger(file) as ledger:
         ledger.verify()
+
+
+def test_an_entry_that_cannot_be_read_is_reported_as_damage(file: Path) -> None:
+    tamper(file, 'UPDATE entry SET event = \'{"type": "Magic"}\' WHERE id = 1')
+    with Ledger(file) as ledger, pytest.raises(LedgerError, match="no ledger writes"):
+        ledger.history()
 
 
 def test_entries_cut_off_at_the_end_are_found_at_opening(file: Path) -> None:
