@@ -4,19 +4,28 @@ An engine is a function `(model, loss_fn, batch, clip, mask, augmentations) -> C
 `mask` is True for the rows that count. It raises `Unsupported` for a model that it cannot take.
 """
 
+import warnings
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
 from tacit.training.clip_rules import Clip
-from tacit.training.engines import bookkeeping, vmap
+from tacit.training.engines import bookkeeping, loop, vmap
 from tacit.training.layer_rules.site import Unsupported
 from tacit.training.sums import ClippedSum
 
 Engine = Callable[[nn.Module, Callable[..., Tensor], Any, Clip, Tensor, int], ClippedSum]
 
-ENGINES: dict[str, Engine] = {"bookkeeping": bookkeeping.run, "vmap": vmap.run}
+# Cheapest first; each takes every model the one before it takes.
+ENGINES: dict[str, Engine] = {
+    "bookkeeping": bookkeeping.run,
+    "vmap": vmap.run,
+    "loop": loop.run,
+}
+# By model, then by loss and shapes: the engines found not to take it.
+_refused: WeakKeyDictionary[nn.Module, dict[Any, set[str]]] = WeakKeyDictionary()
 
 
 def engine_named(name: str) -> Engine:
@@ -37,7 +46,19 @@ def _cheapest(
     mask: Tensor,
     augmentations: int,
 ) -> ClippedSum:
-    try:
-        return bookkeeping.run(model, loss_fn, batch, clip, mask, augmentations)
-    except Unsupported:
-        return vmap.run(model, loss_fn, batch, clip, mask, augmentations)
+    key = bookkeeping.signature(model, loss_fn, batch, augmentations)
+    refused = _refused.setdefault(model, {}).setdefault(key, set())
+    for name, engine in ENGINES.items():
+        if name in refused:
+            continue
+        if name == "loop" and len(refused) == 2:
+            warnings.warn(
+                "This model runs one example at a time: neither a layer rule nor vmap can take it.",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+        try:
+            return engine(model, loss_fn, batch, clip, mask, augmentations)
+        except Unsupported:
+            refused.add(name)
+    raise AssertionError("the loop takes every model")

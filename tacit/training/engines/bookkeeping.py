@@ -68,16 +68,7 @@ def plan_for(
     fresh: bool = False,
 ) -> Plan:
     """The plan for batches like this one, remembered as long as the model lives."""
-    tensors, _ = b.split_rows(batch)
-    device = tensors[0].device.type
-    key = (
-        getattr(loss_fn, "__code__", type(loss_fn)),
-        views,
-        tuple((t.shape[1:], t.dtype, t.device) for t in tensors),
-        tuple(parameters),
-        tuple(module.training for module in model.modules()),
-        torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device),
-    )
+    key = signature(model, loss_fn, batch, views)
     plans = _plans.setdefault(model, OrderedDict())
     plan = None if fresh else plans.get(key)
     if plan is None:
@@ -86,6 +77,22 @@ def plan_for(
         if len(plans) > PLANS_PER_MODEL:
             plans.popitem(last=False)
     return plan
+
+
+def signature(
+    model: nn.Module, loss_fn: Callable[..., Tensor], batch: Any, views: int
+) -> tuple[Any, ...]:
+    """What a plan depends on. A plan that does not fit after all is noticed when it is used."""
+    tensors, _ = b.split_rows(batch)
+    device = tensors[0].device.type
+    return (
+        getattr(loss_fn, "__code__", type(loss_fn)),
+        views,
+        tuple((t.shape[1:], t.dtype, t.device) for t in tensors),
+        tuple(p.requires_grad for p in model.parameters()),
+        tuple(module.training for module in model.modules()),
+        torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device),
+    )
 
 
 def compute(

@@ -194,10 +194,12 @@ def _checked(run: _Compare, losses: Tensor, views: int) -> dict[Key, list[Spec]]
     if not losses.requires_grad or not meeting:
         raise Unsupported("no operation meets the examples")
     targets = [r for r, _ in meeting]
-    plain = torch.autograd.grad(
-        losses, targets, torch.ones_like(losses), retain_graph=True, allow_unused=True
-    )
-    scaled = torch.autograd.grad(losses, targets, weights, allow_unused=True)
+    ones = torch.ones_like(losses)
+    try:
+        plain = torch.autograd.grad(losses, targets, ones, retain_graph=True, allow_unused=True)
+        scaled = torch.autograd.grad(losses, targets, weights, allow_unused=True)
+    except RuntimeError as error:
+        raise Unsupported("autograd gives no gradient inside the model") from error
     order = {
         id(r): _order(layout, g, h)
         for (r, layout), g, h in zip(meeting, plain, scaled, strict=True)

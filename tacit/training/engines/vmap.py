@@ -5,20 +5,37 @@ gradient per example; the batch is cut into chunks that fit a budget.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 
 from tacit.training.clip_rules import Clip
 from tacit.training.engines import batch as b
+from tacit.training.layer_rules.recurrent import CELLS, decomposed
+from tacit.training.layer_rules.site import Declined, Unsupported
 from tacit.training.sums import ClippedSum, accumulator, trainable
 
 # Bytes that the per-example gradients of one chunk may take on a CPU; a quarter of what is free
 # on a GPU. Three copies live at once: in the transform, flattened, and masked.
 CPU_BUDGET = 2**29
 COPIES = 3
+
+
+class _Decompose(TorchFunctionMode):
+    """Runs recurrent layers in operations that vmap knows."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in CELLS:
+            with suppress(Declined):
+                return decomposed(func, *args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
 
 
 class _Losses(nn.Module):
@@ -40,7 +57,10 @@ def run(
     mask: Tensor,
     augmentations: int = 1,
 ) -> ClippedSum:
-    """Clipped sum of the rows where `mask` is True."""
+    """Clipped sum of the rows where `mask` is True.
+
+    Raises `Unsupported` where vmap cannot run the model, such as on control flow by values.
+    """
     parameters = trainable(model)
     tensors, rebuild = b.split_rows(batch)
     tensors = [t.unflatten(0, (-1, augmentations)) for t in tensors]
@@ -50,8 +70,12 @@ def run(
     step = _chunk(values)
     for start in range(0, len(mask), step):
         part = slice(start, start + step)
-        rows = gradients(values, [t[part] for t in tensors])
-        total += _weigh(rows, clip, mask[part])
+        with _Decompose(), sdpa_kernel(SDPBackend.MATH):
+            try:
+                rows = gradients(values, [t[part] for t in tensors])
+            except RuntimeError as error:
+                raise Unsupported(f"vmap cannot run the model: {error}") from error
+        total += weigh(rows, clip, mask[part])
     return total
 
 
@@ -67,7 +91,8 @@ def _per_example(
     return vmap(grad(loss), in_dims=(None, 0), randomness="different")
 
 
-def _weigh(gradients: dict[str, Tensor], clip: Clip, mask: Tensor) -> ClippedSum:
+def weigh(gradients: dict[str, Tensor], clip: Clip, mask: Tensor) -> ClippedSum:
+    """Clipped sum of gradients that were formed, (examples, *shape) by name."""
     index = b.group_index(clip, list(gradients))
     norms: list[Tensor | float] = [0.0] * len(clip.clip_norms)
     for name, rows in gradients.items():

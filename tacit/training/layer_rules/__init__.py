@@ -14,11 +14,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tacit.training.layer_rules import (
+    attention,
     convolution,
     embedding,
     generic,
     linear,
     normalization,
+    recurrent,
 )
 
 Rule = Callable[..., Any]
@@ -38,10 +40,12 @@ RULES: dict[Callable[..., Any], Rule] = {
     torch.rms_norm: normalization.rms_norm,
     F.group_norm: normalization.group_norm,
     F.instance_norm: normalization.instance_norm,
+    F.multi_head_attention_forward: attention.multi_head_attention,
     torch.add: generic.add,
     Tensor.add: generic.add,
     Tensor.__add__: generic.add,
     Tensor.__radd__: generic.add,
+    **recurrent.RULES,
     **dict.fromkeys((torch.conv1d, torch.conv2d, torch.conv3d), convolution.convolution),
     **dict.fromkeys(
         (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d),

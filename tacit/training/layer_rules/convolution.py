@@ -174,34 +174,49 @@ class Convolved:
         return self.g.dtype
 
     def dense(self) -> Tensor:
-        return self._dense(0, self.examples)
+        spans = self._spans(self._patch_size())
+        if len(spans) == 1:
+            return self._dense(*spans[0])
+        dtype = pieces.accumulator(self.g.dtype)
+        out = self.g.new_empty((self.examples, *self.weight.shape), dtype=dtype)
+        for start, stop in spans:
+            self._dense(start, stop, out[start:stop])
+        return out
 
-    def _dense(self, start: int, stop: int) -> Tensor:
+    def _dense(self, start: int, stop: int, out: Tensor | None = None) -> Tensor:
         left, right = self._operands(start, stop)
-        product = pieces.bmm_wide(left, right.transpose(1, 2))  # (n * groups, P / groups, K)
+        outer = (len(left), left.shape[1], right.shape[1])  # (n * groups, P / groups, K)
+        out = None if out is None else out.view(outer)
+        product = pieces.bmm_wide(left, right.transpose(1, 2), out=out)
         return product.view(stop - start, *self.weight.shape)
 
-    def settle(self) -> tuple[Tensor, Piece]:
-        outputs = self.weight.shape[0] // self.geometry.groups
-        inputs = prod(self.weight.shape[1:])
-        views = len(self.x) // self.examples
+    def _patch_size(self) -> int:
+        """Elements of the patches of one example."""
         moved = self.x if self.geometry.transposed else self.g
-        positions = views * prod(moved.shape[2:])
-        stored = (self.x.numel() + self.g.numel()) / self.examples / self.geometry.groups
+        kernels = prod(self.weight.shape[1:]) * self.geometry.groups
+        return kernels * prod(moved.shape[2:]) * (len(self.x) // self.examples)
+
+    def _spans(self, size: int) -> list[tuple[int, int]]:
+        step = max(1, pieces.chunk_elements(self.g.device) // size)
+        return [(i, min(i + step, self.examples)) for i in range(0, self.examples, step)]
+
+    def settle(self) -> tuple[Tensor, Piece]:
+        groups = self.geometry.groups
+        outputs = self.weight.shape[0] // groups
+        inputs = prod(self.weight.shape[1:])
+        positions = self._patch_size() // (inputs * groups)
         way = cheapest_way(
             positions,
             inputs,
             outputs,
             item=self.g.element_size(),
-            stored=stored,
+            stored=(self.x.numel() + self.g.numel()) / self.examples / groups,
             device=self.g.device,
         )
         if way == "keep":
             return pieces.Dense(self.dense()).settle()
-        size = self.geometry.groups * (positions**2 if way == "gram" else inputs * outputs)
-        size = max(size, self.geometry.groups * positions * inputs)
-        step = max(1, pieces.CHUNK_ELEMENTS // size)
-        spans = [(i, min(i + step, self.examples)) for i in range(0, self.examples, step)]
+        formed = groups * (positions**2 if way == "gram" else inputs * outputs)
+        spans = self._spans(max(formed, self._patch_size()))
         norms = [self._gram(*s) if way == "gram" else self._drop(*s) for s in spans]
         return (norms[0] if len(norms) == 1 else torch.cat(norms)), self
 

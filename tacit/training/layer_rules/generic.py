@@ -110,6 +110,14 @@ def spread(site: Site, function: Callable[..., Any], args: Any, kwargs: Any) -> 
     return _Add.apply(site.anchor, None, result.detach(), (site, shared[0]))
 
 
+def spread_to(site: Site, shared: Tensor, shape: Sequence[int]) -> Tensor:
+    """`shared.expand(shape)` for a rule whose results have the site's layout."""
+    expanded = shared.detach().expand(tuple(shape))
+    if not site.is_shared(shared):
+        return expanded
+    return _Add.apply(site.anchor, None, expanded, (site, shared))
+
+
 def add(site: Site, input: Tensor, other: Any, *, alpha: float = 1) -> Tensor:
     """`input + other` with one of them shared."""
     if not isinstance(input, Tensor) or not isinstance(other, Tensor) or alpha != 1:

@@ -15,11 +15,21 @@ from tacit.training.layer_rules.site import Declined, Layout, Site, autocast_dty
 from tacit.training.sums import accumulator
 
 
-def linear(site: Site, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`torch.nn.functional.linear`: weight (P, D)."""
+def linear(
+    site: Site,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    layout: Layout | None = None,
+) -> Tensor:
+    """`torch.nn.functional.linear`: weight (P, D).
+
+    `layout` is for rules that call this one on a tensor of their own.
+    """
     if weight.dim() != 2:
         raise Declined
-    return _apply(site, input, weight, bias, transposed=False)
+    return _apply(site, input, weight, bias, layout)
 
 
 def matmul(site: Site, input: Tensor, other: Tensor) -> Tensor:
@@ -37,13 +47,20 @@ def addmm(site: Site, input: Tensor, mat1: Tensor, mat2: Tensor) -> Tensor:
 
 
 def _apply(
-    site: Site, x: Tensor, weight: Tensor, bias: Tensor | None, *, transposed: bool
+    site: Site,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    layout: Layout | None = None,
+    *,
+    transposed: bool = False,
 ) -> Tensor:
-    layout = site.require(x, weight, bias)
+    layout = site.require(x, weight, bias) if layout is None else layout
     if layout.dim == x.dim() - 1:
         raise Declined  # the examples are the features
     hidden = None if bias is None else bias.detach()
-    return _Linear.apply(site.anchor, x, weight.detach(), hidden, (site, weight, bias, transposed))
+    call = (site, layout, weight, bias, transposed)
+    return _Linear.apply(site.anchor, x, weight.detach(), hidden, call)
 
 
 class _Linear(torch.autograd.Function):
@@ -59,13 +76,13 @@ class _Linear(torch.autograd.Function):
         ctx.save_for_backward(x, weight)
         bias = None if bias is None else bias.to(dtype)
         with torch.autocast(x.device.type, enabled=False):
-            return F.linear(x, weight.t() if call[3] else weight, bias)
+            return F.linear(x, weight.t() if call[4] else weight, bias)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
         x, weight = ctx.saved_tensors
-        site, shared_weight, shared_bias, transposed = ctx.call
-        record_linear(site, site.output, x, g, shared_weight, shared_bias, transposed=transposed)
+        site, layout, shared_weight, shared_bias, transposed = ctx.call
+        _record(site, layout, x, g, shared_weight, shared_bias, transposed)
         gx = None
         if ctx.needs_input_grad[1]:
             flat = g.reshape(-1, g.shape[-1]) @ (weight.t() if transposed else weight)
@@ -73,17 +90,15 @@ class _Linear(torch.autograd.Function):
         return None, gx, None, None, None
 
 
-def record_linear(
+def _record(
     site: Site,
     layout: Layout,
     x: Tensor,
     g: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    *,
-    transposed: bool = False,
+    transposed: bool,
 ) -> None:
-    """Records the pieces of one product, input `x` and output gradient `g` in the same layout."""
     g = layout.sequences(g, site.examples)  # (examples, T, P)
     squared = squared_norm(g) if g.shape[1] == 1 else None
     if site.is_shared(weight):

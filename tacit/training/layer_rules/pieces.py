@@ -14,8 +14,13 @@ from tacit.training.layer_rules.cost import cheapest_way
 from tacit.training.layer_rules.site import Piece
 from tacit.training.sums import accumulator
 
-# Largest temporary of one chunk of examples, in elements.
-CHUNK_ELEMENTS = 2**24
+# Largest temporary of one chunk of examples, in elements: on a CPU it should stay in the cache.
+CHUNK_ELEMENTS = {"cpu": 2**18, "cuda": 2**26}
+
+
+def chunk_elements(device: torch.device) -> int:
+    """Largest temporary on this device."""
+    return CHUNK_ELEMENTS.get(device.type, 2**24)
 
 
 @dataclass(frozen=True)
@@ -237,7 +242,7 @@ def gram(left: Tensor, right: Tensor) -> Tensor:
 def _chunks(size: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """The tensors cut along the examples so that `size` numbers for each stay within bounds."""
     examples = len(tensors[0])
-    step = max(1, CHUNK_ELEMENTS // max(1, size))
+    step = max(1, chunk_elements(tensors[0].device) // max(1, size))
     for start in range(0, examples, step):
         yield tuple(t[start : start + step] for t in tensors) if step < examples else tensors
 
@@ -253,11 +258,11 @@ def wide(tensor: Tensor) -> Tensor:
     return tensor.to(accumulator(tensor.dtype))
 
 
-def bmm_wide(left: Tensor, right: Tensor) -> Tensor:
+def bmm_wide(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
     """Batched product whose sums are not rounded below float32."""
     if left.is_cuda and left.dtype in (torch.float16, torch.bfloat16):
-        return torch.bmm(left, right, out_dtype=torch.float32)
-    return torch.bmm(wide(left), wide(right))
+        return torch.bmm(left, right, out_dtype=torch.float32, out=out)
+    return torch.bmm(wide(left), wide(right), out=out)
 
 
 def mm_wide(left: Tensor, right: Tensor) -> Tensor:
