@@ -145,12 +145,24 @@ def check_table(
 ) -> tuple[NDArray[np.floating], NDArray[Any]]:
     """`X` and `y` as finite dense arrays by scikit-learn's rules; float64 is not copied.
 
-    Shape, type and finiteness are public schema; the errors name the rule, never a value.
+    Shape, type and finiteness are public schema. scikit-learn quotes data in some of its errors;
+    those are replaced, so that no error shows a value.
     """
     options: dict[str, Any] = {"dtype": (np.float64, np.float32), "reset": reset}
-    if y is None and not reset:
-        return validate_data(estimator, X, **options), np.empty(0)  # type: ignore[arg-type, return-value]  # sklearn annotates X as str
-    return validate_data(estimator, X, y, y_numeric=y_numeric, **options)  # type: ignore[arg-type, return-value]
+    if reset:
+        options |= {"y": y, "y_numeric": y_numeric}
+    try:
+        found = validate_data(estimator, X, **options)  # type: ignore[arg-type]  # annotated as str
+    except ValueError as error:
+        message = str(error)
+        if "could not convert" in message:
+            raise ValueError("X and y must hold numbers only. Encode text first.") from None
+        if "array=" in message:
+            rule = message.partition(":\narray=")[0]
+            raise ValueError(f"{rule}. Reshape your data to one row per record.") from None
+        raise
+    table, targets = found if reset else (found, np.empty(0))
+    return np.asarray(table), np.asarray(targets)  # type: ignore[return-value]  # dtype is checked
 
 
 def public_size(n_records: int | None, n_rows: int) -> int:

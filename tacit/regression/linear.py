@@ -50,6 +50,7 @@ class LinearRegression(RegressorMixin, BaseEstimator):
 
     Examples
     --------
+    >>> import numpy as np
     >>> rng = np.random.default_rng(0)
     >>> X = rng.uniform(0, 10, (20_000, 2))
     >>> y = X @ [1.0, -2.0] + 3

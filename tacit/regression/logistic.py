@@ -51,6 +51,7 @@ class LogisticRegression(ClassifierMixin, BaseEstimator):
 
     Examples
     --------
+    >>> import numpy as np
     >>> rng = np.random.default_rng(0)
     >>> X = rng.uniform(0, 10, (5_000, 2))
     >>> y = X[:, 0] > X[:, 1]
