@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from tacit.training.batches import Micro, n_rows
 from tacit.training.clip_rules import Clip
 from tacit.training.engines.bookkeeping import Intercept, Recorder, Stale, plan_for
-from tacit.training.engines.vmap import _weigh
+from tacit.training.engines.vmap import weigh
 from tacit.training.layer_rules.site import Unsupported
 from tacit.training.sums import ClippedSum
 
@@ -107,7 +107,7 @@ def clipped_sum_of(
             allow_unused=True,
             retain_graph=start + step < rows,
         )
-        found = _weigh(dict(zip(parameters, gradients, strict=True)), clip, keep[part])
+        found = weigh(dict(zip(parameters, gradients, strict=True)), clip, keep[part])
         total = found if total is None else total + found
     assert total is not None  # a batch has at least one row
     return total
