@@ -141,6 +141,8 @@ class _Search:
                     continue
                 return (self._at(x) < self._at(start)) == (x > start)
             factor = factor**2
+        if self.is_whole and self._at(start) <= self.target:
+            return False  # all counts cost the same and fit: the most is best
         raise ValueError(
             f"the price does not change with x around {start:g} (it is {self._at(start):g}), so "
             "there is nothing to calibrate."

@@ -8,6 +8,7 @@ mu^2 = sum of 1 / noise_multiplier^2, and its (epsilon, delta) curve is a closed
 import math
 from dataclasses import dataclass
 
+import numpy as np
 from scipy import special
 
 from tacit._check import in_open_unit, non_negative, positive
@@ -15,13 +16,17 @@ from tacit.accounting.compose import flatten
 from tacit.errors import UnsupportedEvent
 from tacit.events import Event, Gaussian, PoissonSampled, Relation
 
-_ULPS = 1e-15
+_ULP = 3e-16
+_SMALL = 0.5
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(12)
 
 
 def gaussian_delta(mu: float, epsilon: float) -> float:
     """Delta of N(mu, 1) against N(0, 1) at `epsilon`, rounded up, exact also in far tails.
 
-    Both normal tails enter as logs, so that nothing but their true difference cancels.
+    Large shifts: both normal tails enter as logs, so that only their true difference cancels.
+    Small ones: with R the Mills ratio, delta = phi(x) (R(-x) - R(mu - x)) at x = mu / 2 - epsilon
+    / mu, and the difference is the integral of -R'(t) = 1 - t R(t) > 0.
 
     >>> round(gaussian_delta(1.0, 1.0), 6)
     0.126937
@@ -29,14 +34,18 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
     mu, epsilon = non_negative(mu=mu), non_negative(epsilon=epsilon)
     if mu == 0:
         return 0.0
-    if math.isinf(1 / mu):
-        return mu  # delta is at most mu / sqrt(2 pi)
-    first = float(special.log_ndtr(mu / 2 - epsilon / mu))
+    if mu < 1e-300:
+        return mu  # delta is at most mu / sqrt(2 pi); epsilon / mu could overflow
+    if mu < _SMALL:
+        return _small_shift_delta(mu, epsilon)
+    x = mu / 2 - epsilon / mu
+    first = float(special.log_ndtr(x))
     second = epsilon + float(special.log_ndtr(-mu / 2 - epsilon / mu))
     if first == -math.inf:
-        return 0.0 if epsilon / mu > mu else 1.0
-    size = math.exp(first)
-    return min(1.0, size * (-math.expm1(min(second - first, 0.0)) + _ULPS * (8 + abs(first))))
+        return 0.0
+    slack = _ULP * (8 + abs(first))  # logs of this size carry this much error
+    size = math.exp(first) * (1 + _ULP * (8 + abs(x) * (mu + epsilon / mu)))
+    return min(1.0, size * (-math.expm1(min(second - first, 0.0)) + slack))
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
@@ -60,6 +69,17 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
         else:
             high = middle
     return high
+
+
+def _small_shift_delta(mu: float, epsilon: float) -> float:
+    start = epsilon / mu - mu / 2
+    if start > 40:
+        return 0.0 if start > 1e3 else math.exp(-start * start / 2)  # phi(x) R is less than that
+    t = start + mu * (_NODES + 1) / 2
+    slope = 1 - t * math.sqrt(math.pi / 2) * special.erfcx(t / math.sqrt(2))
+    difference = mu / 2 * float(_WEIGHTS @ slope)
+    density = math.exp(-start * start / 2) / math.sqrt(2 * math.pi)
+    return density * difference * (1 + _ULP * (100 + 8 * start * start))
 
 
 @dataclass(frozen=True)

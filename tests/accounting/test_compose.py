@@ -1,0 +1,74 @@
+"""Flattening: the only place where counts are multiplied."""
+
+import pytest
+
+from tacit.accounting import flatten
+from tacit.errors import UnsupportedEvent
+from tacit.events import (
+    FixedSizeSampled,
+    Gaussian,
+    Laplace,
+    PoissonSampled,
+    RandomAllocation,
+    Repeated,
+    Sequence,
+    TruncatedPoissonSampled,
+)
+
+STEP = PoissonSampled(0.01, Gaussian(4.0))
+
+
+def test_counts_multiply_through_nesting():
+    inner = Sequence((Repeated(STEP, 3), Laplace(1.0)))
+    event = Sequence((Repeated(Repeated(inner, 5), 2), STEP))
+    assert flatten(event) == {STEP: 31, Laplace(1.0): 10}
+
+
+def test_nothing_is_nothing():
+    assert flatten(Sequence(())) == {}
+    assert flatten(Repeated(STEP, 0)) == {}
+    assert flatten(PoissonSampled(0.0, Gaussian(1.0))) == {}
+    assert flatten(PoissonSampled(0.5, Sequence(()))) == {}
+
+
+def test_keys_keep_the_order_of_first_appearance():
+    parts = (Laplace(2.0), STEP, Gaussian(1.0), Laplace(2.0))
+    assert list(flatten(Sequence(parts))) == [Laplace(2.0), STEP, Gaussian(1.0)]
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        PoissonSampled(1.0, Repeated(Gaussian(2.0), 3)),
+        FixedSizeSampled(10, 10, Repeated(Gaussian(2.0), 3)),
+        RandomAllocation(1, Repeated(Gaussian(2.0), 3)),
+    ],
+)
+def test_a_sample_of_everything_is_no_sample(event):
+    assert flatten(event) == {Gaussian(2.0): 3}
+
+
+def test_a_truncation_that_cannot_bite_is_no_truncation():
+    event = TruncatedPoissonSampled(0.1, 50, 50, Gaussian(2.0))
+    assert flatten(event) == {PoissonSampled(0.1, Gaussian(2.0)): 1}
+
+
+def test_gaussians_on_one_sample_are_one_gaussian_rounded_to_the_safe_side():
+    (merged,) = flatten(PoissonSampled(0.1, Sequence((Gaussian(3.0), Gaussian(4.0, 1.5)))))
+    assert isinstance(merged, PoissonSampled)
+    assert isinstance(merged.event, Gaussian)
+    assert merged.event.noise_multiplier == pytest.approx(2.4)
+    assert merged.event.noise_multiplier <= 2.4
+    assert merged.event.replace_factor == 2.0
+
+
+def test_different_releases_on_one_sample_are_refused():
+    with pytest.raises(UnsupportedEvent, match="one sample"):
+        flatten(PoissonSampled(0.1, Sequence((Gaussian(1.0), Laplace(1.0)))))
+
+
+def test_deep_nesting_does_not_overflow_the_stack():
+    event = STEP
+    for _ in range(5000):
+        event = Repeated(event, 1)
+    assert flatten(event) == {STEP: 1}
