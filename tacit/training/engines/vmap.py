@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from tacit.training.clip_rules import Clip
 from tacit.training.engines import batch as b
+from tacit.training.layer_rules.generic import without_fallback_warnings
 from tacit.training.layer_rules.recurrent import CELLS, decomposed
 from tacit.training.layer_rules.site import Declined, Unsupported
 from tacit.training.sums import ClippedSum, accumulator, trainable
@@ -70,7 +71,7 @@ def run(
     step = _chunk(values)
     for start in range(0, len(mask), step):
         part = slice(start, start + step)
-        with _Decompose(), sdpa_kernel(SDPBackend.MATH):
+        with _Decompose(), sdpa_kernel(SDPBackend.MATH), without_fallback_warnings():
             try:
                 rows = gradients(values, [t[part] for t in tensors])
             except RuntimeError as error:

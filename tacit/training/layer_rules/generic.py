@@ -5,7 +5,9 @@ tensors it reads are formed. `spread` and `add` are the two cases that need no p
 shared tensor expanded over the batch, and one added to the examples (positions, tokens, shifts).
 """
 
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -89,12 +91,21 @@ def _mapped(
         chosen = [v for w, v in zip(wanted, values, strict=True) if w]
         return torch.func.vjp(of_wanted, *chosen)[1](g)
 
+    mapped = torch.func.vmap(pull, in_dims=(0, *axes), randomness="error")
     try:
-        mapped = torch.func.vmap(pull, in_dims=(0, *axes), randomness="error")
-        found = iter(mapped(site.output.split(g, site.examples), *split))
+        with without_fallback_warnings():
+            found = iter(mapped(site.output.split(g, site.examples), *split))
     except RuntimeError as error:
         raise Unsupported("an operation on a shared tensor that vmap cannot map") from error
     return [next(found) if w else None for w in wanted]
+
+
+@contextmanager
+def without_fallback_warnings() -> Iterator[None]:
+    """Operations without a batching rule run example by example; that is what we are here for."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="There is a performance drop")
+        yield
 
 
 def spread(site: Site, function: Callable[..., Any], args: Any, kwargs: Any) -> Tensor:

@@ -1,0 +1,65 @@
+"""The definition, in float64 and one example at a time: what every engine must equal."""
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tacit.training.clipping import Automatic, Clip, trainable
+
+
+def looped(
+    model: nn.Module,
+    loss_fn: Callable[..., Tensor],
+    batch: tuple[Tensor, ...],
+    clip: Clip,
+    *,
+    weights: Tensor | None = None,
+    augmentations: int = 1,
+) -> dict[str, Tensor]:
+    """Sum of clipped gradients by parameter name; a non-finite gradient counts as zero."""
+    double = copy.deepcopy(model).double()
+    parameters = trainable(double)
+    groups = clip.groups(list(parameters))
+    total = {name: torch.zeros_like(p) for name, p in parameters.items()}
+    for i in range(len(batch[0]) // augmentations):
+        if weights is not None and not weights[i]:
+            continue
+        rows = slice(i * augmentations, (i + 1) * augmentations)
+        one = tuple(t[rows].double() if t.is_floating_point() else t[rows] for t in batch)
+        gradient = _gradient(loss_fn(double, one).mean(), parameters)
+        if not all(bool(torch.isfinite(g).all()) for g in gradient.values()):
+            continue
+        for group, bound in zip(groups, clip.clip_norms, strict=True):
+            norm = math.sqrt(sum(float(gradient[name].square().sum()) for name in group))
+            for name in group:
+                total[name] += _factor(clip, norm, bound) * gradient[name]
+    return {name: value.detach() for name, value in total.items()}
+
+
+def _gradient(loss: Tensor, parameters: dict[str, Any]) -> dict[str, Tensor]:
+    found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+    return {
+        name: torch.zeros_like(p) if g is None else g
+        for (name, p), g in zip(parameters.items(), found, strict=True)
+    }
+
+
+def _factor(clip: Clip, norm: float, bound: float) -> float:
+    if isinstance(clip, Automatic):
+        return bound / (norm + clip.stability)
+    return min(1.0, bound / norm) if norm else 1.0
+
+
+def relative_error(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
+    """Of the whole vector, in the L2 norm."""
+    difference = sum(float((found[k].double() - v).square().sum()) for k, v in expected.items())
+    return math.sqrt(difference) / norm_of(expected)
+
+
+def norm_of(sums: dict[str, Tensor]) -> float:
+    """L2 norm of the whole vector."""
+    return math.sqrt(sum(float(v.double().square().sum()) for v in sums.values()))
