@@ -146,7 +146,8 @@ class Ledger:
         Parameters
         ----------
         steps
-            How many steps to hand out; by default, the repetitions in `event`.
+            How many steps to hand out; by default, the repetitions in `event`. `event` must be the
+            price of all of them together.
         claim
             How many steps to write down at a time, see `Plan`.
         """
@@ -174,13 +175,14 @@ class Ledger:
         with self._store.reading():
             return self._joined(None)
 
-    def remaining(self) -> Remaining:
-        """What one more entry that concerns all records may cost."""
+    def remaining(self, *, partition: str | None = None) -> Remaining:
+        """What one more entry may cost that concerns `partition`, or all records if None."""
         if self.budget is None:
             return UNLIMITED
         filter_ = self._known_filter() or fit(self.budget, Gaussian(1.0), self.relation)
+        label = _label(partition)
         with self._store.reading() as connection:
-            met = list(Totals.read(connection, len(filter_.orders)).met(""))
+            met = Totals.read(connection, len(filter_.orders), label=label).met(label)
         left = [filter_.remaining(total.cost, self.budget) for total in met]
         return Remaining(
             epsilon=min(one.epsilon for one in left),

@@ -73,6 +73,7 @@ class Cost:
         )
 
     @staticmethod
+    @lru_cache(maxsize=1024)  # totals of other partitions are read again and again
     def from_json(text: str) -> "Cost":
         """The cost that `to_json` wrote."""
         data = json.loads(text)

@@ -41,7 +41,7 @@ CREATE TABLE entry (
     id INTEGER PRIMARY KEY,
     time TEXT NOT NULL, kind TEXT NOT NULL CHECK (kind IN ('spend', 'plan', 'steps')),
     partition TEXT NOT NULL, note TEXT NOT NULL, event TEXT, cost TEXT, filter TEXT,
-    plan INTEGER REFERENCES entry (id), steps INTEGER NOT NULL, hash TEXT NOT NULL UNIQUE
+    plan INTEGER REFERENCES entry (id), steps INTEGER NOT NULL, hash TEXT NOT NULL
 );
 CREATE TABLE total (
     partition TEXT PRIMARY KEY, entries INTEGER NOT NULL, cost TEXT NOT NULL

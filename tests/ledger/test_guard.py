@@ -180,3 +180,33 @@ def test_no_adaptive_analyst_passes_the_budget(seed: int) -> None:
         )
 
     assert excess(1.0, 1.0, nothing(len(chosen.orders)), 0) <= budget.delta
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_odometer_holds_at_all_times_against_an_adaptive_analyst(seed: int) -> None:
+    """Exact check: the chance that the loss ever passes what the odometer says is at most delta."""
+    chance = random.Random(seed)
+    delta = chance.choice([0.05, 0.2])
+    menu = [PureDP(epsilon) for epsilon in (0.05, 0.2, 0.5)]
+    chosen = Filter((2.0, 5.0, 12.0), (0.3, 0.4, 0.3), 0.0, 0.1)
+    prices = {event: price(event, orders=chosen.orders, relation=ADD) for event in menu}
+    says: dict[Cost, float] = {}
+    seen_below_pure = False
+
+    def failing(p: float, loss: float, total: Cost, depth: int) -> float:
+        nonlocal seen_below_pure
+        bound = says.setdefault(total, chosen.epsilon(total, delta=delta))
+        seen_below_pure |= bound < total.pure
+        if loss > bound + 1e-12:
+            return p
+        if depth == 12:
+            return 0.0
+        event = menu[2] if loss > 0 else chance.choice(menu)
+        high = 1 / (1 + math.exp(-event.epsilon))
+        after = total + prices[event]
+        return failing(p * high, loss + event.epsilon, after, depth + 1) + failing(
+            p * (1 - high), loss - event.epsilon, after, depth + 1
+        )
+
+    assert failing(1.0, 0.0, nothing(3), 0) <= delta
+    assert seen_below_pure  # else the check would be empty

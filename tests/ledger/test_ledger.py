@@ -8,6 +8,8 @@ import threading
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import tacit
 from tacit import Budget, Ledger, Relation, accounting
@@ -188,6 +190,8 @@ def test_disjoint_partitions_cost_as_much_as_the_dearest() -> None:
     ledger.spend(PureDP(0.75), partition="west")
     with pytest.raises(BudgetExceeded):
         ledger.spend(PureDP(0.76), partition="up")
+    left = {label: ledger.remaining(partition=label).epsilon for label in ("east", "up", None)}
+    assert left == {"east": 0.25, "up": 0.75, None: 0.0}
     assert ledger.verify().entries == 7
 
 
@@ -240,6 +244,33 @@ def test_threads_share_one_budget(path: Path | None) -> None:
         thread.join()
     assert sum(granted) == 100
     assert ledger.verify().entries == 100
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([Gaussian(20.0), Laplace(30.0), ApproximateDP(0.01, 1e-7), SGD]),
+            st.sampled_from([None, "a", "b"]),
+            st.booleans(),
+        ),
+        max_size=12,
+    )
+)
+@settings(max_examples=25, deadline=None)
+def test_whatever_is_asked_the_books_balance(asked: list[tuple[Event, str | None, bool]]) -> None:
+    ledger, paid = Ledger(budget=Budget(1.0, 1e-5)), []
+    for event, partition, reserve in asked:
+        try:
+            if reserve:
+                paid.append(ledger.plan(event, partition=partition, claim=7).entry)
+            else:
+                paid.append(ledger.spend(event, partition=partition))
+        except BudgetExceeded:
+            continue
+    assert ledger.history() == paid
+    assert ledger.verify().entries == len(paid)
+    assert 0 <= ledger.epsilon(delta=1e-5) <= 1.0
+    assert ledger.epsilon(delta=1e-5, accountant=accounting.PLD()) <= 1.0
 
 
 def test_export_is_json_with_everything(path: Path | None) -> None:
