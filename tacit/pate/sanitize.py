@@ -11,7 +11,8 @@ Three places differ from the paper, each for a shorter proof:
   the smallest over all larger q on a fixed grid: a step function that can only fall as the votes
   agree more, whatever its formula does between. No condition needs checking at run time.
 * **Exact price of the noise.** The Rényi divergence of the two Gaussians is evaluated at its worst
-  case instead of bounded; it is below Thm. 23 everywhere (`release_curve`).
+  case (`release_curve`). It is up to half of Thm. 23's bound at orders below 1 / (4 beta); close to
+  1 / (2 beta) it is above it: there the theorem's constant is too small, and is not used.
 * **Margin.** Shifting the release up by `margin` noise standard deviations makes it an upper bound
   of R except with probability Phi(-margin). The shift moves with S, so it is charged for: R +
   margin * noise_multiplier * S changes by at most (1 + margin * noise_multiplier *
@@ -195,7 +196,7 @@ def release_curve(orders: ArrayLike, *, beta: float, noise_multiplier: float) ->
     Divergence of N(f, s^2) from N(f', (r s)^2) at its largest over |f - f'| <= min(1, r) s /
     noise_multiplier and |ln r| <= beta. The term in f grows and the term in ln r grows as r falls
     below 1; above 1 both are smaller than at 1 / r. So r = exp(-beta) is the worst. Infinite at
-    orders >= 1 / (1 - exp(-2 beta)). Below 2018's Thm. 23, whose constants are rounded up.
+    orders >= 1 / (1 - exp(-2 beta)).
     """
     orders = np.asarray(orders, dtype=float)
     remaining = 1 + orders * math.expm1(-2 * beta)

@@ -213,12 +213,11 @@ def _train_in_parallel(
     except ImportError:
         raise ImportError("train_teachers needs joblib: pip install 'tacit[sklearn]'.") from None
 
-    results: Iterable[Any] = Parallel(n_jobs=n_jobs, return_as="generator")(
-        delayed(_train_one)(job) for job in jobs
-    )
+    run: Any = Parallel(n_jobs=n_jobs, return_as="generator")  # Any: joblib is untyped
+    results: Iterable[Teacher | Exception] = run(delayed(_train_one)(job) for job in jobs)
     teachers: list[Teacher] = []
     failure: Exception | None = None
-    for number, result in enumerate(results):  # to the end, so that no worker is left behind
+    for number, result in enumerate(results):  # to the end, so no worker is left behind
         if isinstance(result, Exception):
             failure = failure or _named(number, len(jobs), result)
         else:
