@@ -168,7 +168,7 @@ def _(event: TruncatedPoissonSampled, orders: FloatArray, relation: Relation) ->
     if whole.delta_mass or cut.delta_mass:
         raise UnsupportedEvent("truncated Poisson sampling of approximate DP has no known price.")
     full = float(special.bdtrc(event.max_batch - 1, event.n_records, event.rate))
-    full = max(full * (1 + 1e-9), float(np.finfo(float).tiny))
+    full = min(max(full * (1 + 1e-9), float(np.finfo(float).tiny)), 1.0)
     logs = np.stack([whole.values, cut.values]) * (orders - 1)
     weight = np.array([[1 - full], [full]])
     return Price(_log_mean(logs, weight) / (orders - 1))
@@ -338,4 +338,6 @@ def _total_on_grid(event: Event, relation: Relation) -> FloatArray:
 def _log_mean(logs: FloatArray, weight: FloatArray) -> FloatArray:
     """log of the weighted mean of exp(logs) over the first axis, exact also near 0."""
     near = np.log1p((weight * np.expm1(np.minimum(logs, 30.0))).sum(axis=0))
-    return np.where(logs.max(axis=0) < 30, near, log_sum_exp((logs + np.log(weight)).T))
+    with np.errstate(divide="ignore"):  # a weight of 0 has log -inf
+        far = log_sum_exp((logs + np.log(weight)).T)
+    return np.where(logs.max(axis=0) < 30, near, far)

@@ -6,6 +6,7 @@ mu^2 = sum of 1 / noise_multiplier^2, and its (epsilon, delta) curve is a closed
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,17 +58,33 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     mu, delta = non_negative(mu=mu), in_open_unit(delta=delta)
     if gaussian_delta(mu, 0.0) <= delta:
         return 0.0
-    low, high = 0.0, mu * (mu / 2 + math.sqrt(-2 * math.log(delta)))
+    high = mu * (mu / 2 + math.sqrt(-2 * math.log(delta)))
     if math.isinf(high):
         return math.inf
     while gaussian_delta(mu, high) > delta:  # only where rounding beats the tail bound
         high *= 1 + 1e-9
+    return _least_within(lambda epsilon: gaussian_delta(mu, epsilon), delta, high)
+
+
+def _least_within(delta_of: Callable[[float], float], delta: float, high: float) -> float:
+    """Least epsilon below `high` whose delta is within the target, by bracketed secants of logs."""
+
+    def excess(epsilon: float) -> float:
+        found = delta_of(epsilon)
+        return math.log(found / delta) if found > 0 else -1e3
+
+    low, at_low, at_high, last = 0.0, excess(0.0), excess(high), 0
     while high - low > 1e-13 * high:
-        middle = (low + high) / 2
-        if gaussian_delta(mu, middle) > delta:
-            low = middle
+        share = at_low / (at_low - at_high) if at_low > at_high else 0.5
+        middle = low + (high - low) * min(max(share, 1e-4), 1 - 1e-4)
+        found = excess(middle)
+        if found > 0:
+            # The Illinois rule: an end that stays twice is drawn towards the root.
+            at_high = at_high / 2 if last > 0 else at_high
+            low, at_low, last = middle, found, 1
         else:
-            high = middle
+            at_low = at_low / 2 if last < 0 else at_low
+            high, at_high, last = middle, found, -1
     return high
 
 

@@ -78,16 +78,16 @@ EVENTS: tuple[Event, ...] = (
     Sequence((Gaussian(4.0), Laplace(5.0), PoissonSampled(0.1, Gaussian(2.0)))),
 )
 
-RELATIONS = list(Relation)
-
 every_accountant = pytest.mark.parametrize("accountant", ACCOUNTANTS, ids=repr)
 every_guarantee = pytest.mark.parametrize("accountant", GUARANTEES, ids=repr)
 every_event = pytest.mark.parametrize("event", EVENTS, ids=str)
-every_relation = pytest.mark.parametrize("relation", RELATIONS)
+
+DELTA = 1e-6
+ROUNDING = 1 + 1e-6  # ends of brackets move by this much from one computation to the next
 
 
 @cache
-def cost(accountant, event, delta=1e-6, relation=Relation.ADD_REMOVE):
+def cost(accountant, event, delta=DELTA, relation=Relation.ADD_REMOVE):
     """Epsilon, or None where the accountant has no price."""
     try:
         return accountant.epsilon(event, delta=delta, relation=relation)
@@ -95,51 +95,66 @@ def cost(accountant, event, delta=1e-6, relation=Relation.ADD_REMOVE):
         return None
 
 
-@every_relation
+@cache
+def lower_end(event, relation):
+    """Certified lower end of the pair that PLD uses, or None."""
+    try:
+        return acc.PLD().bracket(event, delta=DELTA, relation=relation).lower
+    except UnsupportedEvent:
+        return None
+
+
+def assert_rising(costs, slack=ROUNDING):
+    known = [c for c in costs if c is not None]
+    assert all(a <= b * slack for a, b in pairwise(known)), known
+
+
 @every_event
 @every_accountant
-def test_prices_or_says_that_it_cannot(accountant, event, relation):
-    found = cost(accountant, event, relation=relation)
-    assert found is None or (found >= 0 and not math.isnan(found))
-    try:
-        delta = accountant.delta(event, epsilon=0.7, relation=relation)
-    except UnsupportedEvent:
-        return
-    assert 0 <= delta <= 1
+def test_prices_or_says_that_it_cannot(accountant, event):
+    for relation in Relation:
+        found = cost(accountant, event, relation=relation)
+        if found is None:
+            continue
+        assert found >= 0
+        try:
+            assert 0 <= accountant.delta(event, epsilon=0.7, relation=relation) <= 1
+        except UnsupportedEvent as reason:
+            # Only the published recipe may hold at one budget and be refused at another.
+            if accountant != acc.StrongComposition():
+                raise AssertionError("a price for epsilon but none for delta") from reason
 
 
 @every_event
 @every_accountant
 def test_repeating_equals_listing(accountant, event):
-    repeated = cost(accountant, Repeated(event, 3))
-    listed = cost(accountant, Sequence((event,) * 3))
-    assert repeated == pytest.approx(listed, rel=1e-9)
-    nested = cost(accountant, Repeated(Sequence((event, Repeated(event, 2))), 2))
-    assert nested == pytest.approx(cost(accountant, Repeated(event, 6)), rel=1e-9)
+    for whole, listed in [
+        (Repeated(event, 3), Sequence((event,) * 3)),
+        (Repeated(event, 6), Repeated(Sequence((event, Repeated(event, 2))), 2)),
+    ]:
+        first, second = cost(accountant, whole), cost(accountant, listed)
+        assert (first is None) == (second is None)
+        assert first is None or first == pytest.approx(second, rel=1e-9)
 
 
 @every_event
 @every_accountant
 def test_more_releases_cost_no_less(accountant, event):
-    costs = [cost(accountant, Repeated(event, n)) for n in (0, 1, 2, 10, 1000)]
-    known = [c for c in costs if c is not None]
-    assert known == sorted(known)
-    if costs[0] is not None:
-        assert costs[0] == 0
+    costs = [cost(accountant, Repeated(event, n)) for n in (0, 1, 2, 10, 300)]
+    assert costs[0] == 0 or costs[0] is None
+    assert_rising(costs)
 
 
 @every_event
 @every_accountant
 def test_a_smaller_delta_costs_no_less(accountant, event):
-    costs = [cost(accountant, event, delta) for delta in (0.1, 1e-3, 1e-6, 1e-9)]
-    known = [c for c in costs if c is not None]
-    assert all(a <= b * (1 + 1e-6) for a, b in pairwise(known))
+    assert_rising([cost(accountant, event, delta) for delta in (0.1, 1e-3, DELTA, 1e-9)])
 
 
 @every_guarantee
-@pytest.mark.parametrize(
-    "family",
-    [
+@pytest.mark.parametrize("relation", list(Relation))
+def test_more_noise_costs_less(accountant, relation):
+    for family in (
         Gaussian,
         Laplace,
         lambda s: PoissonSampled(0.05, Gaussian(s)),
@@ -148,90 +163,71 @@ def test_a_smaller_delta_costs_no_less(accountant, event):
         lambda s: FixedSizeSampled(20, 400, Gaussian(s)),
         lambda s: TruncatedPoissonSampled(0.05, 90, 1000, Gaussian(s)),
         lambda s: BestOf(Gaussian(s), 3.0),
-    ],
-)
-@every_relation
-def test_more_noise_costs_less(accountant, family, relation):
-    costs = [
-        cost(accountant, Repeated(family(s), 5), 1e-6, relation) for s in (0.7, 1.5, 4.0, 20.0)
-    ]
-    known = [c for c in costs if c is not None]
-    assert known == sorted(known, reverse=True)
+    ):
+        events = [Repeated(family(s), 5) for s in (20.0, 4.0, 1.5, 0.7)]
+        assert_rising([cost(accountant, event, relation=relation) for event in events])
 
 
 @every_guarantee
-@every_relation
+@pytest.mark.parametrize("relation", list(Relation))
 def test_a_larger_sample_costs_no_less(accountant, relation):
     for inner in (Gaussian(1.5), Laplace(2.0), PureDP(0.4)):
-        costs = [
-            cost(accountant, Repeated(PoissonSampled(rate, inner), 4), 1e-6, relation)
-            for rate in (0.0, 1e-3, 0.1, 0.6, 1.0)
-        ]
-        known = [c for c in costs if c is not None]
-        assert all(a <= b * (1 + 1e-6) for a, b in pairwise(known))
+        events = [Repeated(PoissonSampled(q, inner), 4) for q in (0.0, 1e-3, 0.1, 0.6, 1.0)]
+        assert_rising([cost(accountant, event, relation=relation) for event in events])
 
 
 @every_guarantee
 @every_event
 def test_replacing_a_record_costs_no_less_than_blanking_it(accountant, event):
-    blanked = cost(accountant, event, relation=Relation.ZERO_OUT)
-    replaced = cost(accountant, event, relation=Relation.REPLACE_ONE)
-    if blanked is not None and replaced is not None:
-        assert replaced >= blanked * (1 - 1e-9)
+    relations = (Relation.ZERO_OUT, Relation.REPLACE_ONE)
+    assert_rising([cost(accountant, event, relation=relation) for relation in relations])
 
 
-def has_replaced_sample_of_pure_dp(event):
-    """A Poisson sample of pure DP, for which RDP uses a finer bound than PLD's pair."""
-    return any(
-        isinstance(part, PoissonSampled) and not isinstance(part.event, Gaussian)
-        for part in acc.flatten(event)
+def uses_a_finer_pair_than_pld(event, relation):
+    """RDP knows the bounded range of an exponential mechanism, and a replaced sample of pure DP."""
+    parts = acc.flatten(event)
+    replaced = relation is Relation.REPLACE_ONE and any(
+        isinstance(part, PoissonSampled) and not isinstance(part.event, Gaussian) for part in parts
     )
+    return replaced or any(isinstance(part, Exponential) for part in parts)
 
 
 @every_guarantee
 @every_event
-@every_relation
-@pytest.mark.parametrize("count", [1, 30])
-def test_no_guarantee_is_below_the_certified_lower_end(accountant, event, relation, count):
-    whole = Repeated(event, count)
-    found = cost(accountant, whole, 1e-6, relation)
-    if cost(acc.PLD(), whole, 1e-6, relation) is None or found is None:
-        pytest.skip("one of the two has no price here")
-    if any(isinstance(part, Exponential) for part in acc.flatten(whole)):
-        pytest.skip("PLD prices an exponential mechanism as pure DP, others as bounded range")
-    if relation is Relation.REPLACE_ONE and has_replaced_sample_of_pure_dp(whole):
-        pytest.skip("the accountants bound this with different pairs, each of them sound")
-    lower = acc.PLD().bracket(whole, delta=1e-6, relation=relation).lower
-    assert found >= lower * (1 - 1e-9)
+def test_no_guarantee_is_below_the_certified_lower_end(accountant, event):
+    for relation in Relation:
+        for count in (1, 30):
+            whole = Repeated(event, count)
+            found, lower = cost(accountant, whole, relation=relation), lower_end(whole, relation)
+            if None in (found, lower) or uses_a_finer_pair_than_pld(whole, relation):
+                continue
+            assert found >= lower * (1 - 1e-9), (relation, count)
 
 
 @every_event
 @pytest.mark.parametrize("relation", [Relation.ADD_REMOVE, Relation.ZERO_OUT])
-@pytest.mark.parametrize("count", [1, 30])
-def test_the_tight_accountant_is_no_looser_than_rdp(event, relation, count):
-    whole = Repeated(event, count)
-    tight, rdp = (cost(by, whole, 1e-6, relation) for by in (acc.PLD(), acc.RDP()))
-    if tight is None or rdp is None:
-        pytest.skip("one of the two has no price here")
-    if any(isinstance(part, Exponential) for part in acc.flatten(whole)):
-        pytest.skip("only RDP uses the bounded range of an exponential mechanism")
-    assert tight <= rdp * (1 + 1e-6) + 1e-12
+def test_the_tight_accountant_is_no_looser_than_rdp(event, relation):
+    for count in (1, 30):
+        whole = Repeated(event, count)
+        if not uses_a_finer_pair_than_pld(whole, relation):
+            prices = [cost(by, whole, relation=relation) for by in (acc.PLD(), acc.RDP())]
+            if None not in prices:
+                assert_rising(prices)
 
 
 @every_guarantee
-@every_relation
+@pytest.mark.parametrize("relation", list(Relation))
 @pytest.mark.parametrize("noise", [0.3, 1.0, 10.0, 1e3])
-@pytest.mark.parametrize("delta", [0.3, 1e-5, 1e-12])
-def test_never_below_the_closed_form_of_gaussian_noise(accountant, relation, noise, delta):
+def test_never_below_the_closed_form_of_gaussian_noise(accountant, relation, noise):
     factor = 2.0 if relation is Relation.REPLACE_ONE else 1.0
-    for count in (1, 17):
+    for count, delta in [(1, 0.3), (1, 1e-12), (17, 1e-5)]:
         exact = acc.gaussian_epsilon(math.sqrt(count) * factor / noise, delta)
         found = cost(accountant, Repeated(Gaussian(noise), count), delta, relation)
         assert found is None or found >= exact * (1 - 1e-9)
 
 
 @every_guarantee
-@every_relation
+@pytest.mark.parametrize("relation", list(Relation))
 def test_never_below_the_closed_form_of_pure_dp(accountant, relation):
     # Kairouz, Oh & Viswanath 2015, Thm. 3.3: delta(epsilon) of n randomized responses is a sum.
     epsilon, n = (0.6, 5) if relation is Relation.REPLACE_ONE else (0.3, 5)
@@ -286,7 +282,7 @@ def test_extreme_settings_get_a_number_or_a_reason(accountant, noise, rate, coun
 
 
 @every_event
-@every_relation
+@pytest.mark.parametrize("relation", list(Relation))
 def test_the_default_answer_is_the_best_of_the_tight_ones(event, relation):
     priced = [cost(by, event, 1e-6, relation) for by in (acc.PLD(), acc.RDP())]
     known = [c for c in priced if c is not None]
