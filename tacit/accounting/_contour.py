@@ -30,67 +30,38 @@ from dataclasses import dataclass
 import numpy as np
 
 from tacit.accounting._bracket import Bracket
+from tacit.accounting._laplace import LaplaceModel
 from tacit.accounting._laws import ROUND, Discrete, FloatArray, Law, Normal, Shifted
-from tacit.accounting._models import AtomicLaw, ComplexArray, Factor, PlainLaw, factor
+from tacit.accounting._models import (
+    AtomicModel,
+    ComplexArray,
+    Factor,
+    Model,
+    PlainModel,
+    Split,
+    expm1,
+)
+from tacit.accounting._moments import LOG_CONSTANT, ORDERS, total
 from tacit.accounting._pairs import Direction
-from tacit.accounting._smooth import Nodes, SmoothLaw, Split, TiltedLaw
+from tacit.accounting._smooth import SmoothModel, TiltedSmooth
 from tacit.errors import NotCertified
-
-Model = SmoothLaw | PlainLaw | AtomicLaw
-
-ORDERS = 2.0 ** np.arange(-14.0, 30.5, 0.5)
-LOG_CONSTANT = ORDERS * np.log(ORDERS / (1 + ORDERS)) - np.log1p(ORDERS)
-"""log c(order): delta(e) <= c M exp(-order e), attained by a loss that is constant."""
 
 _LIGHT_WORK = 3e5
 _MOST_WORK = 5e7
 
 
 class Family:
-    """The laws of one direction with their moments at `ORDERS`, from which contours are tuned."""
+    """The laws of one direction with their moments, from which contours are tuned."""
 
     def __init__(self, direction: Direction, *, log_removed: float) -> None:
-        log_each = log_removed - math.log(max(direction.steps, 1))
-        self.parts = [(_model(law, log_each), count) for law, count in direction.parts]
+        self.counts = [count for _, count in direction.parts]
         self.steps = direction.steps
-        self.removed = sum(count * model.removed for model, count in self.parts)
-        self.moments = [model.moments(ORDERS) for model, _ in self.parts]
-        counted = [(count, m) for (_, count), m in zip(self.parts, self.moments, strict=True)]
-        self.log_m: FloatArray = np.sum([n * m.upper for n, m in counted], axis=0)
-        self.mean: FloatArray = np.sum([n * m.mean for n, m in counted], axis=0)
-        self.variance: FloatArray = np.sum([n * m.variance for n, m in counted], axis=0)
-
-    def epsilon_bound(self, delta: float) -> float:
-        """The moment bound: epsilon is at most this (Chernoff at each of `ORDERS`)."""
-        if self.removed >= delta:
-            return math.inf
-        log_delta = math.log(delta - self.removed)
-        return max(float(np.min((self.log_m + LOG_CONSTANT - log_delta) / ORDERS)), 0.0)
-
-    def delta_bound(self, epsilon: float) -> float:
-        """The moment bound the other way round."""
-        logs = self.log_m + LOG_CONSTANT - ORDERS * epsilon
-        return min(math.exp(min(float(np.min(logs)), 0.0)) * (1 + 1e-9) + self.removed, 1.0)
-
-    def saddle_points(self) -> tuple[FloatArray, FloatArray]:
-        """Pairs (epsilon, log delta) on the curve, by the saddle-point approximation: a guess."""
-        epsilon = self.mean - 1 / ORDERS - 1 / (1 + ORDERS)
-        curvature = self.variance + 1 / ORDERS**2 + 1 / (1 + ORDERS) ** 2
-        log_delta = self.log_m - ORDERS * epsilon - np.log(ORDERS * (1 + ORDERS))
-        log_delta -= 0.5 * np.log(2 * math.pi * curvature)
-        falls = np.minimum.accumulate(np.where(np.isfinite(log_delta), log_delta, -1e300))
-        return epsilon, falls
-
-    def guess_epsilon(self, delta: float) -> float:
-        """About where delta(epsilon) = delta."""
-        epsilon, log_delta = self.saddle_points()
-        guess = np.interp(math.log(delta), log_delta[::-1], epsilon[::-1])
-        return float(min(max(guess, 0.0), self.epsilon_bound(delta)))
-
-    def guess_log_delta(self, epsilon: float) -> float:
-        """About log delta(epsilon)."""
-        points, log_delta = self.saddle_points()
-        return min(float(np.interp(epsilon, points, log_delta)), -1e-3)
+        log_each = log_removed - math.log(self.steps)
+        self.models = [_model(law, log_each) for law, _ in direction.parts]
+        removed = (n * model.removed for n, model in zip(self.counts, self.models, strict=True))
+        self.removed = math.fsum(removed)
+        self.each = [model.moments() for model in self.models]
+        self.moments = total(self.each, self.counts)
 
     def tune(self, epsilon: float, log_target: float) -> "Contour":
         """A contour whose errors near `epsilon` are about exp(log_target)."""
@@ -126,77 +97,51 @@ class _Draft:
         self, family: Family, epsilon: float, log_target: float, low: LowRuns | None
     ) -> None:
         self.family, self.low, self.center = family, low, epsilon
-        self.index, self.window = _choose_line(family, epsilon, log_target, low)
+        ceiling = low.log_others if low else 0.0
+        self.index, self.window = family.moments.choose_line(epsilon, log_target, ceiling)
         self.order, self.step = float(ORDERS[self.index]), 2 * math.pi / self.window
-        self.log_gain = float(family.log_m[self.index]) - self.order * epsilon - log_target
-        self.splits = low.splits if low else [None] * len(family.parts)
+        self.log_gain = float(family.moments.upper[self.index]) - self.order * epsilon - log_target
+        self.splits = low.splits if low else [None] * len(family.models)
         self.tilted = [
             model.tilt(self.order, float(m.upper[self.index]))
-            if isinstance(model, SmoothLaw)
-            else model
-            for (model, _), m in zip(family.parts, family.moments, strict=True)
+            for model, m in zip(family.models, family.each, strict=True)
         ]
         reach, self.log_truncation = self._reach()
         self.size = math.ceil(min(reach / self.step, 1e9)) + 2
         log_error = -self.log_gain - math.log(family.steps) - 3.0
-        self.nodes = [
-            law.nodes(self.size * self.step, log_error, split)
-            if isinstance(law, TiltedLaw)
-            else Nodes(0.0, 0, 0, 0.0)
+        nodes = [
+            law.lay_nodes(self.size * self.step, log_error, split)
             for law, split in zip(self.tilted, self.splits, strict=True)
         ]
-        self.work = self.size * float(1 + sum(nodes.last - nodes.first for nodes in self.nodes))
+        self.work = self.size * float(1 + sum(nodes))
 
     def _reach(self) -> tuple[float, float]:
         """Smallest t (within a fifth) beyond which the integral is below target, and its log."""
-        lines = [
-            law.decay_lines(1 if split else count) if isinstance(law, TiltedLaw) else None
-            for law, (_, count), split in zip(
-                self.tilted, self.family.parts, self.splits, strict=True
-            )
-        ]
-        t = 0.5 * math.sqrt(2 * max(self.log_gain, 1.0) / float(self.family.variance[self.index]))
+        variance = float(self.family.moments.variance[self.index])
+        t = 0.5 * math.sqrt(2 * max(self.log_gain, 1.0) / variance)
         for _ in range(100):
-            log_tail = self._log_tail(lines, t)
+            log_tail = self._log_tail(t)
             if log_tail + self.log_gain <= 0:
                 return t, log_tail
             t *= 1.2
         return math.inf, 0.0
 
-    def _log_tail(self, lines: list, t: float) -> float:
+    def _log_tail(self, t: float) -> float:
         """log of the integral beyond t: |prod M - prod A| <= sum of count |B|, other |M| <= 1."""
         whole, high = 0.0, []
-        for law, line, (_, count), split in zip(
-            self.tilted, lines, self.family.parts, self.splits, strict=True
-        ):
-            if split:
-                high.append(math.log(count) + float(line.log_norm(t, split).min()))
-            elif line:
-                whole += count * min(float(line.log_norm(t).min()), 0.0)
-            elif isinstance(law, PlainLaw):
-                whole += count * law.log_decay(t)
+        for law, count, split in zip(self.tilted, self.family.counts, self.splits, strict=True):
+            if split and isinstance(law, TiltedSmooth):
+                high.append(math.log(count) + law.log_high_decay(t, split))
+            else:
+                whole += count * law.log_decay(t, count)
         parts = float(np.logaddexp.reduce(high)) if high else 0.0
         return whole + parts - math.log(math.pi * t)
-
-
-def _choose_line(
-    family: Family, epsilon: float, log_target: float, low: LowRuns | None
-) -> tuple[int, float]:
-    """Index of the order, and window, for which aliases are below target and nodes are few."""
-    below = (low.log_others if low else 0.0) - log_target + 1.0
-    above = np.maximum(family.log_m + LOG_CONSTANT - ORDERS * epsilon - log_target + 1.0, 1.0)
-    gap = ORDERS[None, :] - ORDERS[:, None]
-    ratio = np.where(gap > 0, above / np.where(gap > 0, gap, 1.0), math.inf)
-    window = np.maximum(max(below, 1.0) / ORDERS, ratio.min(axis=1))
-    log_gain = np.maximum(family.log_m - ORDERS * epsilon - log_target, 1.0)
-    index = int(np.argmin(window * np.sqrt(log_gain / family.variance)))
-    return index, float(window[index])
 
 
 def _low_runs(family: Family, epsilon: float, log_target: float) -> LowRuns | None:
     """Split at the highest level that keeps the runs of low losses below target."""
     flat = [
-        model.tilt(0.0, 0.0) if isinstance(model, SmoothLaw) else None for model, _ in family.parts
+        model.tilt(0.0, 0.0) if isinstance(model, SmoothModel) else None for model in family.models
     ]
     best = None
     low, high = math.log(max(epsilon, 1e-12)) - 14.0, math.log(max(epsilon, 1e-12))
@@ -210,12 +155,12 @@ def _low_runs(family: Family, epsilon: float, log_target: float) -> LowRuns | No
     return best
 
 
-def _split_at(family: Family, flat: list[TiltedLaw | None], level: float) -> LowRuns:
+def _split_at(family: Family, flat: list[TiltedSmooth | None], level: float) -> LowRuns:
     splits, log_m, others = [], np.zeros(len(ORDERS)), 0.0
-    for (_, count), law, moments in zip(family.parts, flat, family.moments, strict=True):
+    for count, law, moments in zip(family.counts, flat, family.each, strict=True):
         split = law.split_at(level) if law else None
         splits.append(split)
-        log_m += count * (law.log_low_moments(ORDERS, split) if law else moments.upper)
+        log_m += count * (law.log_low_moments(split) if law else moments.upper)
         others += count * law.high_mass(split) if law else 0.0
     return LowRuns(splits, log_m, math.log(others + 1e-300))
 
@@ -228,10 +173,10 @@ class Contour:
         self.center = draft.center
         self.t = draft.step * np.arange(draft.size)
         factors = [
-            _factor_of(law, nodes, split, draft)
-            for law, nodes, split in zip(draft.tilted, draft.nodes, draft.splits, strict=True)
+            law.factor(draft.step, draft.size, split)
+            for law, split in zip(draft.tilted, draft.splits, strict=True)
         ]
-        counts = [count for _, count in draft.family.parts]
+        counts = draft.family.counts
         product, error = _product(factors, counts)
         z = self.order + 1j * self.t
         self.weights = product * (draft.step / math.pi) / (z * (z + 1))
@@ -272,20 +217,9 @@ class Contour:
         higher = slice(self.draft.index + 1, None)
         orders = ORDERS[higher]
         shrink = (self.order - orders) * self.window
-        logs = family.log_m[higher] + LOG_CONSTANT[higher] - orders * epsilon + shrink
+        logs = family.moments.upper[higher] + LOG_CONSTANT[higher] - orders * epsilon + shrink
         above = np.exp(np.minimum(logs, 700.0)) / -np.expm1(shrink)
         return below + float(above.min(initial=1.0))
-
-
-def _factor_of(law, nodes, split, draft: _Draft) -> Factor:
-    """The transform of one law at the nodes of the draft."""
-    if isinstance(law, PlainLaw):
-        return law.factor(draft.order, draft.step, draft.size)
-    if isinstance(law, AtomicLaw):
-        return factor(law.atoms(draft.order), None, draft.step, draft.size)
-    y, atoms = law.atoms(nodes)
-    share = np.exp(split.log_high(y)) if split else None
-    return factor(atoms, share, draft.step, draft.size)
 
 
 def _product(factors: list[Factor], counts: list[int]) -> tuple[ComplexArray, FloatArray]:
@@ -299,28 +233,21 @@ def _product(factors: list[Factor], counts: list[int]) -> tuple[ComplexArray, Fl
         return whole, np.abs(whole) * np.expm1(np.minimum(relative, 700.0))
     rise = np.sum([n * high.log_rise for n, _, high in highs], axis=0)
     low = np.exp(log - rise)
-    product = low * _expm1(rise)
+    product = low * expm1(rise)
     # d(prod M - prod A) = sum of n [ dB prod M / M + dA (prod M / M - prod A / A) ]
     error = np.abs(product) * (relative + 8 * ROUND * np.abs(rise))
     for n, f, high in highs:
         size = np.exp(-f.log.real)  # M(order) / |M|
         error += n * (high.error * size + 8 * ROUND * np.abs(high.log_rise)) * np.abs(whole)
-        error += n * f.error * np.abs(low * _expm1(high.log_rise))
+        error += n * f.error * np.abs(low * expm1(high.log_rise))
     return product, error * np.exp(np.minimum(2 * relative, 700.0))
-
-
-def _expm1(z: ComplexArray) -> ComplexArray:
-    """exp(z) - 1 without cancellation."""
-    return (
-        np.expm1(z.real) * np.exp(1j * z.imag) - 2 * np.sin(0.5 * z.imag) ** 2 + 1j * np.sin(z.imag)
-    )
 
 
 def _model(law: Law, log_removed: float) -> Model:
     if isinstance(law, Shifted):
-        return PlainLaw(law)
+        return PlainModel(law.mu**2)
     if isinstance(law, Discrete):
-        return AtomicLaw(law)
+        return AtomicModel(np.array(law.losses), np.array(law.p))
     if isinstance(law.noise, Normal):
-        return SmoothLaw(law, log_removed=log_removed)
-    raise NotCertified("no contour for this law.")
+        return SmoothModel(law, log_removed=log_removed)
+    return LaplaceModel(law)

@@ -62,6 +62,10 @@ class Normal:
 
     first_ratio = where_ratio
 
+    def reach(self, log_mass: float) -> float:
+        """Distance beyond which at most exp(log_mass) lies on either side."""
+        return self.sigma * math.sqrt(max(-2 * log_mass, 1.0))
+
 
 @dataclass(frozen=True)
 class DoubleExponential:
@@ -96,6 +100,10 @@ class DoubleExponential:
         x = 0.5 * (1.0 + u / self.epsilon)
         return np.where(u < -self.epsilon, -math.inf, np.where(u >= self.epsilon, math.inf, x))
 
+    def reach(self, log_mass: float) -> float:
+        """Distance beyond which at most exp(log_mass) lies; the loss is constant beyond 1."""
+        return min(max(-log_mass, 1.0) / self.epsilon, 2.0)
+
     def first_ratio(self, u: FloatArray) -> FloatArray:
         """The smallest x at which `log_ratio` is at least u."""
         x = 0.5 * (1.0 + u / self.epsilon)
@@ -117,6 +125,18 @@ class Sampled:
         top = self.noise.largest_ratio
         high, low = (float(log_mixture(self.rate, np.array(u))) for u in (top, -top))
         return (high if self.a else 0.0) - (low if self.b else 0.0)
+
+    def loss(self, x: float) -> float:
+        """a L(x) - b L(-x)."""
+        up, down = (
+            float(log_mixture(self.rate, self.noise.log_ratio(np.array(at)))) for at in (x, -x)
+        )
+        return (up if self.a else 0.0) - (down if self.b else 0.0)
+
+    def span(self, log_mass: float) -> tuple[float, float]:
+        """Losses outside which P has about exp(log_mass) or less, in the order of size."""
+        reach = self.noise.reach(log_mass)
+        return self.loss(-reach), self.loss(reach + self.a)
 
     def where_loss(self, loss: FloatArray) -> FloatArray:
         """The largest x whose loss is at most `loss` (-inf if none is, inf if all are)."""
@@ -163,6 +183,11 @@ class Shifted:
 
     largest_loss = math.inf
 
+    def span(self, log_mass: float) -> tuple[float, float]:
+        """As `Sampled.span`."""
+        reach = self.mu * math.sqrt(max(-2 * log_mass, 1.0))
+        return self.mu**2 / 2 - reach, self.mu**2 / 2 + reach
+
     def cells(self, edges: FloatArray) -> tuple[FloatArray, FloatArray]:
         """As `Sampled.cells`: the loss is N(+-mu^2 / 2, mu^2) under P and Q."""
         z = np.concatenate(([-math.inf], edges / self.mu, [math.inf]))
@@ -188,6 +213,10 @@ class Discrete:
     def largest_loss(self) -> float:
         """Largest finite loss."""
         return self.losses[-1]
+
+    def span(self, _log_mass: float) -> tuple[float, float]:
+        """All finite losses."""
+        return self.losses[0], self.losses[-1]
 
     def cells(self, edges: FloatArray) -> tuple[FloatArray, FloatArray]:
         """As `Sampled.cells`, of the finite losses."""

@@ -1,44 +1,46 @@
 """What the contour engine asks of a law, and the laws that answer in closed form.
 
-A model gives cumulants at all orders (`moments`), the mass it removed from the tail (`removed`),
-and, tilted to one order, how fast its transform decays and its transform at equally spaced t
-(`Factor`). Laws that are not closed forms become `Atoms`, which all share one transform.
+A `Model` gives its cumulants and, tilted to one order, how fast its transform decays and what the
+transform is at equally spaced t (`Factor`). A law that is no closed form becomes `Atoms` first:
+finitely many losses whose transform is right up to proved errors.
 """
 
 import math
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import log_ndtr
 
-from tacit.accounting._laws import ROUND, Discrete, FloatArray, Shifted
+from tacit.accounting._laws import ROUND, FloatArray
+from tacit.accounting._moments import ORDERS, Moments, grid_moments
 
 ComplexArray = NDArray[np.complex128]
 
 
-class Moments(NamedTuple):
-    """Cumulants of one loss at several orders."""
+class Split(NamedTuple):
+    """A smooth partition of outputs y: psi(y) = Phi((y - at) / WIDTH) belongs to the high part."""
 
-    upper: FloatArray
-    """Proved upper bound of log M."""
-    mean: FloatArray
-    variance: FloatArray
+    at: float
+    WIDTH = 0.1
+
+    def log_high(self, y: FloatArray) -> FloatArray:
+        """log psi."""
+        return log_ndtr((y - self.at) / self.WIDTH)
+
+    def log_low(self, y: FloatArray) -> FloatArray:
+        """log (1 - psi)."""
+        return log_ndtr((self.at - y) / self.WIDTH)
 
 
-class Atoms(NamedTuple):
-    """A tilted law as finitely many atoms, whose transform is right up to proved errors."""
+class HighPart(NamedTuple):
+    """Of a step that is split, M = A + B with A the low and B the high part."""
 
-    loss: FloatArray
-    loss_error: FloatArray
-    weight: FloatArray
-    """Tilted masses, summing to 1 up to `error`."""
-    weight_error: FloatArray
-    """Relative error of each weight by rounding."""
-    log_moment: float
-    """log M(order), right up to `log_moment_error`."""
-    log_moment_error: float
-    error: float
-    """Largest error of the transform relative to M(order), from quadrature and pruning."""
+    log_rise: ComplexArray
+    """log(M / A) = log(1 + B / A), relatively accurate where B is small."""
+    error: FloatArray
+    """Error of B(order + i t) / M(order)."""
 
 
 class Factor(NamedTuple):
@@ -49,48 +51,85 @@ class Factor(NamedTuple):
     error: FloatArray
     """Relative error of that ratio."""
     log_moment: float
+    """log M(order), right up to `log_moment_error`."""
     log_moment_error: float
-    high: "HighPart | None" = None
+    high: HighPart | None = None
 
 
-class HighPart(NamedTuple):
-    """Of a step that is split, M = A + B."""
+class Tilted(Protocol):
+    """A law weighted by exp(order * loss) / M(order)."""
 
-    log_rise: ComplexArray
-    """log(M / A) = log(1 + B / A), relatively accurate where B is small."""
-    error: FloatArray
-    """Error of B(order + i t) / M(order)."""
+    def log_decay(self, t: float, count: int) -> float:
+        """Bound of log |M(order + i t')| / M(order) for all t' >= t; sharp for `count` steps."""
+        ...
+
+    def lay_nodes(self, t: float, log_error: float, split: Split | None) -> int:
+        """Choose nodes good for all frequencies up to t; returns how many."""
+        ...
+
+    def factor(self, step: float, size: int, split: Split | None) -> Factor:
+        """The transform at t = 0, step, ..., (size - 1) step."""
+        ...
 
 
-def factor(atoms: Atoms, share: FloatArray | None, step: float, size: int) -> Factor:
-    """The transform of `atoms` at t = 0, step, ...; `share` of each belongs to the high part."""
-    t = step * np.arange(size)
-    if share is None:
-        excess, high = _transform(atoms.loss, atoms.weight, step, size), None
-    else:
-        weight = atoms.weight * share
-        mass = float(weight.sum())
-        low = _transform(atoms.loss, atoms.weight - weight, step, size) - mass
-        added = _transform(atoms.loss, weight, step, size) + mass
-        excess = low + added
-        relative = atoms.weight_error + 16 * ROUND * (2 - np.log(np.maximum(share, 1e-300)))
-        fixed = float(weight @ relative) + (16 + 3 * len(weight)) * ROUND * mass + atoms.error
-        high = HighPart(_log1p(added / (1.0 + low)), fixed + t * float(weight @ atoms.loss_error))
-    log = _log1p(excess)
-    # exp(i t l) - 1 is at most t |l|, and so are the errors of its sum over the atoms.
-    summing = atoms.weight_error + (8 + 3 * len(atoms.loss)) * ROUND
-    blur = float(atoms.weight @ (atoms.loss_error + summing * np.abs(atoms.loss)))
-    absolute = atoms.error + t * blur + 8 * ROUND * (t > 0) + (high.error if high else 0.0)
-    error = absolute * np.exp(-log.real) + 4 * ROUND * np.abs(log)
-    return Factor(log, error, atoms.log_moment, atoms.log_moment_error, high)
+class Model(Protocol):
+    """A law as the contour engine sees it."""
+
+    removed: float
+    """Mass cut from its tail of high losses."""
+
+    def moments(self) -> Moments:
+        """Cumulants at `ORDERS`."""
+        ...
+
+    def tilt(self, order: float, log_m: float) -> Tilted:
+        """The law weighted by exp(order * loss - log_m)."""
+        ...
+
+
+class Atoms(NamedTuple):
+    """A tilted law as finitely many atoms."""
+
+    loss: FloatArray
+    loss_error: FloatArray
+    weight: FloatArray
+    """Tilted masses, summing to 1 up to `error`."""
+    weight_error: FloatArray
+    """Relative error of each weight by rounding."""
+    log_moment: float
+    log_moment_error: float
+    error: float
+    """Largest error of the transform relative to M(order), from quadrature and pruning."""
+
+    def factor(self, share: FloatArray | None, step: float, size: int) -> Factor:
+        """Their transform; `share` of each atom belongs to the high part."""
+        t = step * np.arange(size)
+        if share is None:
+            excess, high = _transform(self.loss, self.weight, step, size), None
+        else:
+            weight = self.weight * share
+            mass = float(weight.sum())
+            low = _transform(self.loss, self.weight - weight, step, size) - mass
+            added = _transform(self.loss, weight, step, size) + mass
+            excess = low + added
+            relative = self.weight_error + 16 * ROUND * (2 - np.log(np.maximum(share, 1e-300)))
+            fixed = float(weight @ relative) + (16 + 3 * len(weight)) * ROUND * mass + self.error
+            error = fixed + t * float(weight @ self.loss_error)
+            high = HighPart(log1p(added / (1.0 + low)), error)
+        log = log1p(excess)
+        # |exp(i t l) - 1| is at most t |l|, and the errors of its sum over atoms are in proportion.
+        summing = self.weight_error + (8 + 3 * len(self.loss)) * ROUND
+        blur = float(self.weight @ (self.loss_error + summing * np.abs(self.loss)))
+        absolute = self.error + t * blur + 8 * ROUND * (t > 0) + (high.error if high else 0.0)
+        error = absolute * np.exp(-log.real) + 4 * ROUND * np.abs(log)
+        return Factor(log, error, self.log_moment, self.log_moment_error, high)
 
 
 def _transform(loss: FloatArray, weight: FloatArray, step: float, size: int) -> ComplexArray:
     """Sum of weight * (exp(i t loss) - 1) at t = 0, step, ..., (size - 1) step.
 
     exp(i t l) - 1 is formed without cancellation at few t, and with exp(i (t + s) l) - 1 =
-    x y + x + y all others follow from one matrix product; so the rounding error is relative to
-    t |loss| and not to 1.
+    x y + x + y all others follow from one matrix product; so rounding is relative to t |loss|.
     """
     inner = math.isqrt(size - 1) + 1
     fine = _turns(step * np.arange(inner), loss)  # (inner, atoms)
@@ -108,7 +147,7 @@ def _turns(t: FloatArray, loss: FloatArray) -> ComplexArray:
     return turns
 
 
-def _log1p(z: ComplexArray) -> ComplexArray:
+def log1p(z: ComplexArray) -> ComplexArray:
     """log(1 + z), relatively accurate for small z (numpy's is only absolutely)."""
     out = np.empty_like(z)
     out.real = 0.5 * np.log1p(np.maximum(z.real * (2 + z.real) + z.imag**2, 4 * ROUND - 1))
@@ -116,76 +155,106 @@ def _log1p(z: ComplexArray) -> ComplexArray:
     return out
 
 
-class PlainLaw:
-    """Plain Gaussian releases: log M(z) = mu^2 z (z + 1) / 2."""
+def expm1(z: ComplexArray) -> ComplexArray:
+    """exp(z) - 1 without cancellation."""
+    turn = np.exp(1j * z.imag)
+    return np.expm1(z.real) * turn - 2 * np.sin(0.5 * z.imag) ** 2 + 1j * turn.imag
+
+
+@dataclass(frozen=True)
+class PlainModel:
+    """Plain Gaussian releases: log M(z) = mu^2 z (z + 1) / 2, `square` being mu^2."""
+
+    square: float
+    order: float = 0.0
 
     removed = 0.0
 
-    def __init__(self, law: Shifted) -> None:
-        self.square = law.mu**2
-
-    def moments(self, orders: FloatArray) -> Moments:
+    def moments(self) -> Moments:
         """Exact cumulants."""
-        log_m = 0.5 * self.square * orders * (orders + 1)
-        return Moments(
-            log_m * (1 + 8 * ROUND),
-            self.square * (orders + 0.5),
-            np.full(len(orders), self.square),
-        )
+        log_m = 0.5 * self.square * ORDERS * (ORDERS + 1)
+        variance = np.full(len(ORDERS), self.square)
+        return Moments(log_m * (1 + 8 * ROUND), self.square * (ORDERS + 0.5), variance)
 
-    def log_decay(self, t: float) -> float:
-        """log |M(order + i t)| / M(order), which falls with t."""
+    def tilt(self, order: float, _log_m: float) -> "PlainModel":
+        """This law at one order."""
+        return replace(self, order=order)
+
+    def log_decay(self, t: float, _count: int) -> float:
+        """As `Tilted.log_decay`: here it is exact."""
         return -0.5 * self.square * t * t
 
-    def factor(self, order: float, step: float, size: int) -> Factor:
+    def lay_nodes(self, _t: float, _log_error: float, _split: Split | None) -> int:
+        """A closed form needs no nodes."""
+        return 0
+
+    def factor(self, step: float, size: int, _split: Split | None) -> Factor:
         """The exact transform."""
         t = step * np.arange(size)
-        log = self.square * (t * (1j * (order + 0.5) - 0.5 * t))
-        log_m = 0.5 * self.square * order * (order + 1)
+        log = self.square * (t * (1j * (self.order + 0.5) - 0.5 * t))
+        log_m = 0.5 * self.square * self.order * (self.order + 1)
         return Factor(log, 8 * ROUND * np.abs(log), log_m, 8 * ROUND * log_m)
 
 
-class AtomicLaw:
-    """Finitely many losses. Their transform need not decay at all."""
+@dataclass(frozen=True)
+class AtomicModel:
+    """Finitely many losses as they are, increasing; their transform need not decay at all."""
+
+    loss: FloatArray
+    mass: FloatArray
+    order: float = 0.0
 
     removed = 0.0
 
-    def __init__(self, law: Discrete) -> None:
-        self.loss, self.mass = np.array(law.losses), np.array(law.p)
-
-    def moments(self, orders: FloatArray) -> Moments:
+    def moments(self) -> Moments:
         """Cumulants of the finite sum."""
-        exponent = np.multiply.outer(orders, self.loss)
-        peak = np.maximum(exponent[:, -1] - 500.0, 0.0)
-        weight = np.exp(exponent - peak[:, None]) * self.mass
-        total = weight.sum(axis=1)
-        log_m = peak + np.log(total)
-        fits = peak == 0
-        log_m[fits] = np.log1p(np.expm1(exponent[fits]) @ self.mass)
-        mean = weight @ self.loss / total
-        variance = np.maximum(weight @ self.loss**2 / total - mean**2, 1e-100)
-        return Moments(log_m + 1e-14 * (np.abs(log_m) + self.error(orders)), mean, variance)
+        return grid_moments(self.loss, self.mass)
 
-    def error(self, orders: FloatArray | float) -> FloatArray | float:
-        """Size of the terms of log M, in units of which it is rounded."""
-        return np.minimum(orders * float(np.abs(self.loss).max()), 1.0)
+    def tilt(self, order: float, _log_m: float) -> "AtomicModel":
+        """This law at one order."""
+        return replace(self, order=order)
 
-    def atoms(self, order: float) -> Atoms:
-        """These atoms, tilted."""
-        exponent = order * self.loss
-        if exponent[-1] < 500.0:
-            log_m = math.log1p(float(np.expm1(exponent) @ self.mass))
-        else:
-            log_m = float(exponent[-1] + np.log(np.exp(exponent - exponent[-1]) @ self.mass))
-        weight = np.exp(exponent - log_m) * self.mass
-        error = 8 * ROUND * (2 + np.abs(exponent) + abs(log_m))
-        slack = 2 * float(weight @ (np.minimum(np.abs(exponent), 1.0) * error))
-        return Atoms(
-            self.loss,
-            4 * ROUND * np.abs(self.loss),
-            weight,
-            error,
-            log_m,
-            slack + 1e-15 * abs(log_m),
-            0.0,
-        )
+    def log_decay(self, _t: float, _count: int) -> float:
+        """As `Tilted.log_decay`: nothing can be said."""
+        return 0.0
+
+    def lay_nodes(self, _t: float, _log_error: float, _split: Split | None) -> int:
+        """The atoms are the nodes."""
+        return len(self.loss)
+
+    def factor(self, step: float, size: int, _split: Split | None) -> Factor:
+        """The transform of the atoms."""
+        loss_error, mass_error = 4 * ROUND * np.abs(self.loss), np.full(len(self.loss), 4 * ROUND)
+        atoms = tilted_atoms(self.loss, loss_error, np.log(self.mass), mass_error, self.order, 0.0)
+        return atoms.factor(None, step, size)
+
+
+def tilted_atoms(
+    loss: FloatArray,
+    loss_error: FloatArray,
+    log_mass: FloatArray,
+    mass_error: FloatArray,
+    order: float,
+    error: float,
+    removed: float = 0.0,
+) -> Atoms:
+    """Atoms of known mass, weighted by exp(order * loss) / M(order).
+
+    The masses sum to 1 - `removed`, so M(order) - 1 is formed from exp(order * loss) - 1, which
+    keeps its digits where M(order) is close to 1. `error` is their error by quadrature.
+    """
+    exponent = order * loss
+    if exponent[-1] < 500.0:
+        log_m = math.log1p(float(np.exp(log_mass) @ np.expm1(exponent)) - removed)
+    else:
+        peak = float(np.max(log_mass + exponent))
+        log_m = peak + math.log(float(np.exp(log_mass + exponent - peak).sum()))
+    weight = np.exp(log_mass + exponent - log_m)
+    sizes = 2 + np.abs(log_mass) + np.abs(exponent) + abs(log_m)
+    weight_error = mass_error + 4 * ROUND * sizes + order * loss_error
+    # A term of M - 1 is the weight times 1 - exp(-exponent), at most 2 min(|exponent|, 1) in size
+    # unless the exponent is negative, where the weight before tilting counts.
+    terms = np.abs(np.exp(log_mass - log_m) * np.expm1(np.minimum(exponent, 500.0)))
+    log_m_error = float(terms @ (weight_error + (8 + 3 * len(loss)) * ROUND))
+    log_m_error += float(weight @ (order * loss_error)) + 4 * ROUND * abs(log_m) + 2 * error
+    return Atoms(loss, loss_error, weight, weight_error, log_m, log_m_error, error)

@@ -5,6 +5,7 @@ import math
 from tacit.accounting._bracket import Bracket
 from tacit.accounting._closed import OneRelease, Unsampled
 from tacit.accounting._contour import Contour, Family
+from tacit.accounting._lattice import Lattice, coarse_moments
 from tacit.accounting._laws import ROUND
 from tacit.accounting._pairs import Direction
 from tacit.accounting._solve import invert
@@ -12,6 +13,9 @@ from tacit.errors import NotCertified
 
 _GOOD = 1e-5
 """Relative width with which an engine's bracket is taken without asking another engine."""
+_FAIR = 1e-4
+"""Relative width with which the lattice is not refined further."""
+_LATTICE_POINTS = (1 << 13, 1 << 16, 1 << 19)
 
 
 class Side:
@@ -55,28 +59,14 @@ class Side:
             return Bracket(self.largest_loss, self.largest_loss)
         if self.direction.steps == 1:
             return _epsilon_on(self.releases[0][0], delta)
-        try:
-            family = self._family(delta)
-        except NotCertified:
-            return self._modest_epsilon(delta)
-        ceiling = min(self.largest_loss, family.epsilon_bound(delta))
-        if ceiling <= floor:
-            return Bracket(0.0, ceiling)
-        answer = self._contour_epsilon(family, delta, ceiling)
-        return answer if _is_good(answer) else _meet(answer, self._modest_epsilon(delta))
-
-    def _contour_epsilon(self, family: Family, delta: float, ceiling: float) -> Bracket:
-        answer, guess = Bracket(0.0, ceiling), family.guess_epsilon(delta)
-        for attempt in range(4):
+        answer = Bracket(0.0, self.largest_loss)
+        for engine in (self._contour_epsilon, self._lattice_epsilon, self._modest_epsilon):
             try:
-                contour = self._contour(family, guess, delta, fresh=attempt > 0)
+                answer = engine(delta, floor, answer)
             except NotCertified:
+                continue
+            if _is_good(answer) or answer.upper <= floor:
                 break
-            found = invert(contour, delta, guess=guess, ceiling=ceiling)
-            answer = _meet(answer, found)
-            if _is_good(answer) or (attempt > 0 and contour.order * abs(found.upper - guess) < 1.0):
-                break
-            guess = found.upper  # closer to the truth than the guess for which it was tuned
         return answer
 
     def _finite_delta(self, epsilon: float) -> Bracket:
@@ -86,31 +76,78 @@ class Side:
             return self.releases[0][0].delta(epsilon)
         lower = max(one.delta(epsilon).lower for one, _ in self.releases)
         upper = min(self._total_variation(), Unsampled(self.direction).delta(epsilon))
-        answer, delta = Bracket(lower, upper), 1e-12
-        for attempt in range(4):
+        answer = Bracket(lower, upper)
+        for engine in (self._contour_delta, self._lattice_delta):
             try:
-                family = self._family(delta)
-                delta = math.exp(family.guess_log_delta(epsilon)) if attempt == 0 else delta
-                family = self._family(delta)
-                contour = self._contour(family, epsilon, delta, fresh=attempt > 0)
+                answer = engine(epsilon, answer)
             except NotCertified:
+                continue
+            if _is_good(answer):
                 break
-            found = contour.delta(epsilon)
-            answer = _meet(answer, found)
-            answer = _meet(answer, Bracket(0.0, family.delta_bound(epsilon)))
-            if _is_good(answer) or not found.upper < 0.5 * delta:
-                break
-            delta = found.upper
         return answer
+
+    def _contour_epsilon(self, delta: float, floor: float, answer: Bracket) -> Bracket:
+        family = self._family(delta)
+        bound = family.moments.epsilon_bound(delta - family.removed)
+        answer = _meet(answer, Bracket(0.0, bound))
+        guess = family.moments.guess_epsilon(delta)
+        for attempt in range(4):
+            if answer.upper <= floor:
+                break
+            contour = self._contour(family, guess, delta, fresh=attempt > 0)
+            found = invert(contour, delta, guess=guess, ceiling=answer.upper)
+            answer = _meet(answer, found)
+            near = contour.order * abs(found.upper - guess) < 1.0
+            if _is_good(answer) or (attempt > 0 and near):
+                break
+            guess = found.upper  # closer to the truth than the guess it was tuned for
+        return answer
+
+    def _contour_delta(self, epsilon: float, answer: Bracket) -> Bracket:
+        delta = math.exp(self._family(1e-12).moments.guess_log_delta(epsilon))
+        for attempt in range(4):
+            family = self._family(max(delta, 1e-300))
+            bound = math.exp(family.moments.log_delta_bound(epsilon)) + family.removed
+            contour = self._contour(family, epsilon, delta, fresh=attempt > 0)
+            found = contour.delta(epsilon)
+            answer = _meet(_meet(answer, found), Bracket(0.0, bound))
+            if _is_good(answer) or not 0.0 < answer.upper < 0.5 * delta:
+                break
+            delta = answer.upper
+        return answer
+
+    def _lattice_epsilon(self, delta: float, floor: float, answer: Bracket) -> Bracket:
+        log_target = math.log(delta) + math.log(self.tolerance)
+        moments = coarse_moments(self.direction, log_target - math.log(self.direction.steps))
+        guess = min(moments.guess_epsilon(delta), answer.upper)
+        for points in _LATTICE_POINTS:
+            lattice = Lattice(self.direction, moments, guess, log_target, points)
+            answer = _meet(answer, invert(lattice, delta, guess=guess, ceiling=answer.upper))
+            if answer.width <= _FAIR * answer.upper or answer.upper <= floor:
+                break
+            guess = answer.upper
+        return answer
+
+    def _lattice_delta(self, epsilon: float, answer: Bracket) -> Bracket:
+        moments = coarse_moments(self.direction, math.log(1e-30 * self.tolerance))
+        guess = moments.guess_log_delta(epsilon)
+        for points in _LATTICE_POINTS:
+            log_target = max(guess, -690.0) + math.log(self.tolerance)
+            lattice = Lattice(self.direction, moments, epsilon, log_target, points)
+            answer = _meet(answer, lattice.delta(epsilon))
+            if answer.width <= _FAIR * answer.upper:
+                break
+            guess = min(guess, math.log(answer.upper))
+        return answer
+
+    def _modest_epsilon(self, delta: float, _floor: float, answer: Bracket) -> Bracket:
+        """What needs no engine: one release from below, all without sampling from above."""
+        lower = max(_epsilon_on(one, delta).lower for one, _ in self.releases)
+        return _meet(answer, Bracket(lower, Unsampled(self.direction).epsilon(delta)))
 
     def _total_variation(self) -> float:
         """Upper bound of delta(0): that of a composition is at most the sum."""
         return math.fsum(n * one.delta(0.0).upper for one, n in self.releases)
-
-    def _modest_epsilon(self, delta: float) -> Bracket:
-        """What needs no engine: one release from below, all without sampling from above."""
-        lower = max(_epsilon_on(one, delta).lower for one, _ in self.releases)
-        return Bracket(lower, min(Unsampled(self.direction).epsilon(delta), self.largest_loss))
 
     def _family(self, delta: float) -> Family:
         """Laws whose removed tails are negligible beside delta."""

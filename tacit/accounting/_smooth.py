@@ -36,7 +36,8 @@ import numpy as np
 from scipy.special import expit, log_ndtr, logit
 
 from tacit.accounting._laws import ROUND, FloatArray, Normal, Sampled, log_mixture
-from tacit.accounting._models import Atoms, Moments
+from tacit.accounting._models import Factor, Split, tilted_atoms
+from tacit.accounting._moments import ORDERS, Moments
 from tacit.errors import NotCertified
 
 _LOG_ROOT_TWO_PI = 0.5 * math.log(2 * math.pi)
@@ -46,7 +47,7 @@ _MOST_CELLS = 20_000
 _MOST_NODES = 1_000_000
 
 
-class SmoothLaw:
+class SmoothModel:
     """`Sampled` normal noise with its tail of high losses cut, on a grid that serves all orders."""
 
     def __init__(self, law: Sampled, *, log_removed: float) -> None:
@@ -103,25 +104,25 @@ class SmoothLaw:
         shaky = self.chance(y) * (4 * np.abs(u) + 2 / self.sigma**2)
         return ROUND * (shaky + 10 * np.abs(log_mixture(q, u)) + adds)
 
-    def moments(self, orders: FloatArray) -> Moments:
-        """Cumulants at increasing `orders`; M is the trapezoid sum up to its proved error."""
+    def moments(self) -> Moments:
+        """Cumulants; M is the trapezoid sum up to its proved error."""
         log_mass = self.log_p + math.log(self.step)
-        fits = int(np.searchsorted(orders * self.loss[-1], 500.0))
-        growth = np.expm1(np.multiply.outer(orders[:fits], self.loss))  # (orders, cells)
+        fits = int(np.searchsorted(ORDERS * self.loss[-1], 500.0))
+        growth = np.expm1(np.multiply.outer(ORDERS[:fits], self.loss))  # (orders, cells)
         mass = np.exp(log_mass)
-        log_m = np.empty(len(orders))
+        log_m = np.empty(len(ORDERS))
         log_m[:fits] = np.log1p(growth @ mass - self.removed)
-        rounding = np.full(len(orders), 1e-13)
+        rounding = np.full(len(ORDERS), 1e-13)
         rounding[:fits] = 1e-14 * (np.abs(growth) @ mass)
-        logs = np.multiply.outer(orders[fits:], self.loss) + log_mass
+        logs = np.multiply.outer(ORDERS[fits:], self.loss) + log_mass
         peak = logs.max(axis=1, initial=-math.inf)
         weights = np.concatenate((growth * mass + mass, np.exp(logs - peak[:, None])))
         total = weights.sum(axis=1)
         log_m[fits:] = peak + np.log(total[fits:])
         mean = weights @ self.loss / total
         variance = np.maximum(weights @ self.loss**2 / total - mean**2, 1e-100)
-        outside = np.exp(np.minimum(self.log_outside(orders) - log_m, 200.0))
-        upper = log_m + rounding + 4e-15 * np.abs(log_m) + 3 * self._strip(orders) + outside
+        outside = np.exp(np.minimum(self.log_outside(ORDERS) - log_m, 200.0))
+        upper = log_m + rounding + 4e-15 * np.abs(log_m) + 3 * self._strip(ORDERS) + outside
         return Moments(upper, mean, variance)
 
     def _strip(self, orders: FloatArray) -> FloatArray:
@@ -143,24 +144,9 @@ class SmoothLaw:
         right = self.log_p[-1] + orders * self.loss[-1] + np.log(self.step + 1 / fall)
         return np.logaddexp(left, right)
 
-    def tilt(self, order: float, log_m: float) -> "TiltedLaw":
+    def tilt(self, order: float, log_m: float) -> "TiltedSmooth":
         """This law weighted by exp(order * loss - log_m)."""
-        return TiltedLaw(self, order, log_m)
-
-
-class Split(NamedTuple):
-    """A smooth partition of the losses: psi(y) = Phi((y - at) / WIDTH) belongs to the high part."""
-
-    at: float
-    WIDTH = 0.1
-
-    def log_high(self, y: FloatArray) -> FloatArray:
-        """log psi."""
-        return log_ndtr((y - self.at) / self.WIDTH)
-
-    def log_low(self, y: FloatArray) -> FloatArray:
-        """log (1 - psi)."""
-        return log_ndtr((self.at - y) / self.WIDTH)
+        return TiltedSmooth(self, order, log_m)
 
 
 class Nodes(NamedTuple):
@@ -172,10 +158,10 @@ class Nodes(NamedTuple):
     error: float
 
 
-class TiltedLaw:
-    """A `SmoothLaw` weighted by exp(order * loss) / M: cell masses, decay in t, and atoms."""
+class TiltedSmooth:
+    """A `SmoothModel` weighted by exp(order * loss) / M: cell masses, decay in t, and atoms."""
 
-    def __init__(self, base: SmoothLaw, order: float, log_m: float) -> None:
+    def __init__(self, base: SmoothModel, order: float, log_m: float) -> None:
         self.base, self.order, self.log_m = base, order, log_m
         sigma, step, y = base.sigma, base.step, base.y
         self.grow, self.fall = base.law.a * (1 + order), base.law.b * order
@@ -195,13 +181,25 @@ class TiltedLaw:
         self.largest = peak * np.exp(bend)
         self.outside = math.exp(min(float(base.log_outside(order)) - log_m, 700.0))
         self.deepest = min(7.0, 0.97 * math.pi * sigma)
+        self.decay_lines: Lines | None = None
+        self.nodes = Nodes(0.0, 0, 0, 0.0)
 
-    def decay_lines(self, count: int) -> "Lines":
+    def log_decay(self, t: float, count: int) -> float:
+        """As `Tilted.log_decay`."""
+        return min(float(self._lines(count).log_norm(t).min()), 0.0)
+
+    def log_high_decay(self, t: float, split: Split) -> float:
+        """The same for the high part B of this law."""
+        return float(self._lines(1).log_norm(t, split).min())
+
+    def _lines(self, count: int) -> "Lines":
         """Lines for the decay of a `count`-fold product: the best depth is near 1 / sqrt(count)."""
-        shallow = min(1.5 / math.sqrt(count), 0.5 * self.deepest)
-        return Lines(self, np.geomspace(shallow, self.deepest, 14))
+        if self.decay_lines is None:
+            shallow = min(1.5 / math.sqrt(count), 0.5 * self.deepest)
+            self.decay_lines = Lines(self, np.geomspace(shallow, self.deepest, 14))
+        return self.decay_lines
 
-    def spacing(self, t: float, log_error: float, split: Split | None) -> float:
+    def _spacing(self, t: float, log_error: float, split: Split | None) -> float:
         """Largest step whose trapezoid error is at most exp(log_error) at all frequencies <= t."""
         lines = Lines(self, self.deepest * np.array([1.0, 0.75, 0.55, 0.4, 0.3, 0.2, 0.1]))
         log_norm = lines.log_norm(-t)
@@ -210,18 +208,19 @@ class TiltedLaw:
         reach = np.logaddexp(0.0, math.log(2) + log_norm - log_error)
         return min(float((2 * math.pi * lines.s / reach).max()), self.base.step)
 
-    def nodes(self, t: float, log_error: float, split: Split | None) -> "Nodes":
-        """Trapezoid nodes whose transform errs by about exp(log_error) up to frequency t."""
-        spacing = self.spacing(t, log_error, split)
-        if spacing * _MOST_NODES < self.edges[-1] - self.edges[0]:
-            return Nodes(spacing, 0, _MOST_NODES, math.inf)
+    def lay_nodes(self, t: float, log_error: float, split: Split | None) -> int:
+        """As `Tilted.lay_nodes`: trapezoid nodes that err by about exp(log_error)."""
+        spacing = self._spacing(t, log_error, split)
+        low, high, pruned = self._span(log_error)
+        if spacing * _MOST_NODES < high - low:
+            return _MOST_NODES
         # A step of few bits makes every node an exact multiple of it.
-        spacing = math.ldexp(math.floor(math.ldexp(spacing, 30)), -30) or spacing
-        low, high, pruned = self.span(log_error)
+        spacing = math.ldexp(math.floor(math.ldexp(spacing, 30)), -30)
         first, last = math.ceil(low / spacing), math.floor(high / spacing) + 1
-        return Nodes(spacing, first, last, pruned + math.exp(log_error))
+        self.nodes = Nodes(spacing, first, last, pruned + math.exp(log_error))
+        return last - first
 
-    def span(self, log_error: float) -> tuple[float, float, float]:
+    def _span(self, log_error: float) -> tuple[float, float, float]:
         """Ends of the cells worth a node, and a bound on the tilted mass of all others."""
         most = math.exp(log_error)
         first = int(np.searchsorted(np.cumsum(self.largest), most))
@@ -229,38 +228,32 @@ class TiltedLaw:
         # Nodes in a cell are worth at most (1 + spacing / step) <= 2 times `largest`.
         return self.edges[first], self.edges[max(last, first + 1)], 4 * most + 2 * self.outside
 
-    def atoms(self, nodes: "Nodes") -> tuple[FloatArray, Atoms]:
-        """Positions y of the nodes, and the nodes as atoms."""
-        base, order, error, spacing = self.base, self.order, nodes.error, nodes.spacing
-        y = spacing * np.arange(nodes.first, nodes.last)
+    def factor(self, step: float, size: int, split: Split | None) -> Factor:
+        """As `Tilted.factor`."""
+        base, nodes = self.base, self.nodes
+        y = nodes.spacing * np.arange(nodes.first, nodes.last)
         log_p, loss = base.log_density(y)
-        log_p, exponent = log_p + math.log(spacing), order * loss
-        if exponent[-1] < 500.0:
-            log_m = math.log1p(float(np.exp(log_p) @ np.expm1(exponent)) - base.removed)
-        else:
-            peak = float(np.max(log_p + exponent))
-            log_m = peak + math.log(float(np.exp(log_p + exponent - peak).sum()))
-        weight = np.exp(log_p + exponent - log_m)
+        log_p = log_p + math.log(nodes.spacing)
         loss_error = ROUND * np.abs(loss)
         loss_error += base.ratio_error(y) if base.law.a else 0.0
         loss_error += base.ratio_error(-y) if base.law.b else 0.0
-        sizes = 3 + y * y + np.abs(log_p) + np.abs(loss) + np.abs(exponent) + abs(log_m)
-        log_error = 16 * ROUND * (sizes - math.log1p(-base.rate)) + (1 + order) * loss_error
-        excess = np.minimum(np.abs(exponent), 1.0)  # |1 - exp(-x)| of a term enters log_m
-        summing = 3 * len(y) * ROUND
-        m_error = float(weight @ (2 * excess * (log_error + summing) + order * loss_error))
-        m_error += 4 * ROUND * abs(log_m) + 2 * error
-        return y, Atoms(loss, loss_error, weight, log_error, log_m, m_error, error)
+        # log_p sums -y^2 / 2, log chi <= 0 and a L, so these are no larger than it and the rest.
+        sizes = 3 + y * y + np.abs(log_p) + np.abs(loss) - math.log1p(-base.rate)
+        log_error = 16 * ROUND * sizes + base.law.a * loss_error
+        atoms = tilted_atoms(
+            loss, loss_error, log_p, log_error, self.order, nodes.error, base.removed
+        )
+        return atoms.factor(np.exp(split.log_high(y)) if split else None, step, size)
 
     def split_at(self, level: float) -> Split:
         """The split at the y whose loss is `level`."""
         return Split(float(np.interp(level, self.base.loss, self.base.y)))
 
-    def log_low_moments(self, orders: FloatArray, split: Split) -> FloatArray:
-        """Upper bound of log E[(1 - psi) exp(order * loss)] for this law at order 0."""
+    def log_low_moments(self, split: Split) -> FloatArray:
+        """Upper bounds of log E[(1 - psi) exp(m * loss)] at `ORDERS` m, this law being untilted."""
         loss = self.base.log_density(self.edges[1:])[1]
-        exponent = np.multiply.outer(orders, loss) + split.log_low(self.edges[:-1])
-        outside = np.exp(np.minimum(self.base.log_outside(orders), 700.0))
+        exponent = np.multiply.outer(ORDERS, loss) + split.log_low(self.edges[:-1])
+        outside = np.exp(np.minimum(self.base.log_outside(ORDERS), 700.0))
         return self._log_expectation(exponent, outside)
 
     def high_mass(self, split: Split) -> float:
@@ -278,7 +271,7 @@ class TiltedLaw:
 class Lines:
     """The lines y + i s for several s, with the exponent of the module docstring on every cell."""
 
-    def __init__(self, tilted: TiltedLaw, s: FloatArray) -> None:
+    def __init__(self, tilted: TiltedSmooth, s: FloatArray) -> None:
         self.tilted, self.s = tilted, s
         base, law = tilted.base, tilted.base.law
         angle = (s / base.sigma)[:, None]

@@ -1,0 +1,254 @@
+"""The lattice engine: losses on a grid, composed by a tilted Fourier transform.
+
+It shares no numerics with the contour engine and needs nothing of a law but the masses that P and
+Q give to ranges of losses, so it serves laws with atoms and checks the other engine.
+
+**Upper bound.** The masses (P_k, Q_k) of a cell (g, g + h] are replaced by two atoms at its ends
+that keep both: g + h gets (P_k - exp(g) Q_k) / (1 - exp(-h)) of the P-mass and g the rest. This is
+the least pessimistic law on the grid (Doroshenko et al. 2022, arXiv:2207.04380). Losses below the
+grid are raised to its first point, losses above it count as infinite.
+
+**Lower bound.** An attack. Each output is reported only as the index k of the grid point nearest
+to its loss, and the attacker looks at the sum S of the reported indices. Post-processing never
+helps, so for every threshold s
+
+    delta(epsilon)  >=  P(S >= s) - exp(epsilon) Q(S >= s),
+
+with both tails composed from exact cell masses. Both bounds are second order in h.
+
+**Composition.** The masses are tilted by exp(order * loss) and normalized before the transform, so
+that what matters lies where the tilted law is large and rounding is relative to it. The window of
+N points wraps around. Mass from k windows below arrives with its weight times exp(-order k N h),
+together at most r / (1 - r); mass from above is bounded by Chernoff at higher orders. Rounding: a
+transform of length N errs by at most c u log2(N) in relative 2-norm (Higham 2002, Theorem 24.2), a
+power of count n multiplies this by n, and a tail sum with weights exp(-order (x - s)) picks up at
+most its 2-norm over sqrt(1 - exp(-2 order h)) by Cauchy-Schwarz.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from scipy import fft
+
+from tacit.accounting._bracket import Bracket
+from tacit.accounting._laws import ROUND, Discrete, FloatArray, Law
+from tacit.accounting._moments import ORDERS, Moments, grid_moments, total
+from tacit.accounting._pairs import Direction
+from tacit.errors import NotCertified
+
+_MOST_POINTS = 1 << 21
+_HIGHER = np.array([1.15, 1.4, 1.8, 2.5, 4.0, 8.0, 20.0, 100.0])
+"""Multiples of the order at which Chernoff bounds what lies above the window."""
+
+
+class Grid(NamedTuple):
+    """One law on the points first * step, ..., as masses; what is above counts as infinite."""
+
+    first: int
+    mass: FloatArray
+    above: float = 0.0
+
+
+def dots(law: Law, step: float, low: float, high: float) -> Grid:
+    """The least law on the grid that dominates `law`."""
+    first, points = _points(step, low, high)
+    p, q = law.cells(points)
+    tail = np.cumsum(p[::-1])[::-1]  # P-mass from each cell up
+    gap = -math.expm1(-step)
+    # A tail is right to a few roundings, so P and exp(g) Q <= P of a cell err by as much of it.
+    raised = (p[1:-1] - np.exp(points[:-1]) * q[1:-1] + 16 * ROUND * tail[1:-1]) / gap
+    raised = np.clip(raised, 0.0, p[1:-1])
+    mass = np.zeros(len(points))
+    mass[1:] += raised
+    mass[:-1] += p[1:-1] - raised
+    mass[0] += p[0]
+    return Grid(first, mass, float(p[-1]))
+
+
+def reports(law: Law, step: float, low: float, high: float) -> tuple[Grid, Grid]:
+    """The law of the reported index under P and under Q."""
+    first, points = _points(step, low, high)
+    p, q = law.cells(points[:-1] + 0.5 * step)
+    return Grid(first, p), Grid(first, q)
+
+
+def _points(step: float, low: float, high: float) -> tuple[int, FloatArray]:
+    first, last = math.floor(low / step) - 1, math.ceil(high / step) + 1  # room for rounding
+    if last - first > _MOST_POINTS:
+        raise NotCertified("the losses span too many grid points.")
+    return first, step * np.arange(first, last + 1)
+
+
+class Composed:
+    """The sum of many grid losses: certified tails inside one window."""
+
+    def __init__(
+        self, parts: list[tuple[Grid, int]], step: float, order: float, window: float, start: float
+    ) -> None:
+        """The window begins at the loss `start`."""
+        self.step, self.order = step, order
+        self.higher = order * _HIGHER
+        self.log_m, self.log_higher = 0.0, np.zeros(len(self.higher))
+        size = fft.next_fast_len(math.ceil(window / step) + 2, real=True)
+        log_spectrum = np.zeros(size // 2 + 1, np.complex128)
+        norm, first, last = 0.0, 0, 0
+        for grid, count in parts:
+            x = step * np.arange(grid.first, grid.first + len(grid.mass))
+            tilted, log_m = _tilt(grid.mass, order * x)
+            self.log_m += count * log_m
+            self.log_higher += count * np.array([_tilt(grid.mass, m * x)[1] for m in self.higher])
+            first, last = first + count * grid.first, last + count * (grid.first + len(x) - 1)
+            norm += count * float(np.linalg.norm(tilted))
+            folded = np.pad(tilted, (0, -len(tilted) % size)).reshape(-1, size).sum(axis=0)
+            transformed = fft.rfft(folded)
+            transformed[transformed == 0] = 1e-300
+            log_spectrum += count * np.log(transformed)
+        self.whole = last - first < size  # nothing wraps around
+        self.base = first if self.whole else math.floor(start / step)
+        self.overflows = last >= self.base + size
+        spectrum = np.exp(log_spectrum)
+        law = np.roll(fft.irfft(spectrum, size), (first - self.base) % size)
+        powers = np.abs(spectrum) * (8 + 4 * np.abs(log_spectrum))
+        norm = 16 * math.log2(size) * (norm + float(np.linalg.norm(law)))
+        norm += float(np.linalg.norm(powers)) * math.sqrt(2 / size)
+        self.error = ROUND * norm / math.sqrt(-math.expm1(-2 * order * step))
+        weights = np.exp(-order * step * np.arange(size)) * law
+        self.mass = np.cumsum(weights[::-1])[::-1]  # P-mass from each point up, scaled
+        inner = weights * np.exp(-step * np.arange(size))
+        self.other = np.cumsum(inner[::-1])[::-1]  # and Q-mass
+
+    def tails(self, threshold: FloatArray, log_factor: float) -> tuple[FloatArray, FloatArray]:
+        """exp(log_factor) times the mass from each threshold up, wrapped mass included; its error.
+
+        The error is infinite where the numbers would not fit into a float.
+        """
+        index = threshold - self.base
+        return self._scaled(self.mass[index], index, log_factor)
+
+    def hockey_stick(self, threshold: int, epsilon: float) -> tuple[float, float]:
+        """Sum of mass * (1 - exp(epsilon - loss)) from `threshold` > epsilon up, and its error."""
+        index = np.array([threshold - self.base])
+        shift = math.exp(min(epsilon - self.step * self.base, 700.0))
+        value, error = self._scaled(self.mass[index] - shift * self.other[index], index, 0.0)
+        return float(value[0]), 2 * float(error[0])
+
+    def _scaled(
+        self, sums: FloatArray, index: FloatArray, log_factor: float
+    ) -> tuple[FloatArray, FloatArray]:
+        log_scale = self.log_m - self.order * self.step * self.base + log_factor
+        log_error = log_scale - self.order * self.step * index + math.log(self.error)
+        fits = (log_error < 600.0) & (self.order * self.step * index < 650.0)
+        logs = log_scale + np.log(np.maximum(sums, 1e-320))
+        value = np.exp(np.minimum(logs, 700.0))
+        return value, np.where(fits, np.exp(np.minimum(log_error, 700.0)), math.inf)
+
+    def beyond(self) -> float:
+        """Mass above the window, by Chernoff."""
+        if not self.overflows:
+            return 0.0
+        logs = self.log_higher - self.higher * (self.step * (self.base + len(self.mass)))
+        return math.exp(min(float(logs.min()), 0.0))
+
+    def wrapped(self, threshold: FloatArray) -> FloatArray:
+        """Bound on the mass from each threshold up that belongs elsewhere."""
+        if self.whole:
+            return np.zeros(len(threshold))
+        width = self.step * len(self.mass)
+        below = math.exp(-self.order * width)
+        if not self.overflows:
+            return np.full(len(threshold), below / (1 - below))
+        x = self.step * threshold
+        shrink = (self.order - self.higher) * width
+        logs = self.log_higher - np.multiply.outer(x, self.higher) + shrink
+        above = np.exp(np.minimum(logs, 700.0)) / -np.expm1(shrink)
+        return below / (1 - below) + above.min(axis=1)
+
+
+class Lattice:
+    """delta(epsilon) of one direction on one grid; certified everywhere, sharp near one epsilon."""
+
+    def __init__(
+        self, direction: Direction, moments: Moments, epsilon: float, log_target: float, points: int
+    ) -> None:
+        index, window = moments.choose_line(epsilon, log_target)
+        order, start = float(ORDERS[index]), epsilon - 0.25 * window
+        step = _aligned(direction, window / points)
+        log_each = log_target - math.log(direction.steps)
+        uppers, tests_p, tests_q, largest = [], [], [], 0.0
+        for law, count in direction.parts:
+            low, high = law.span(log_each)
+            low = max(low, min(-2 * window, high - step))  # losses far below hardly matter
+            uppers.append((dots(law, step, low, high), count))
+            p, q = reports(law, step, low, high)
+            tests_p.append((p, count))
+            tests_q.append((q, count))
+            largest += count * max(abs(low), abs(high))
+        self.step = step
+        self.upper = Composed(uppers, step, order, window, start)
+        self.p = Composed(tests_p, step, order, window, start)
+        self.q = Composed(tests_q, step, order + 1, window, start)
+        self.infinite = math.fsum(count * grid.above for grid, count in uppers)
+        self.shift = 4 * ROUND * largest  # points of the grid are rounded
+        self.slack = math.expm1(32 * ROUND * direction.steps)  # masses are right to few roundings
+
+    def delta(self, epsilon: float) -> Bracket:
+        """Certified bounds on delta(epsilon)."""
+        return Bracket(self._attack(epsilon + self.shift), self._dominate(epsilon - self.shift))
+
+    def _dominate(self, epsilon: float) -> float:
+        law, fixed = self.upper, self.infinite + self.upper.beyond()
+        first = math.floor(epsilon / self.step) + 1  # the first point above epsilon
+        if first >= law.base + len(law.mass):
+            return min(fixed, 1.0)
+        if first < law.base:
+            if not law.whole:
+                return 1.0  # part of what counts lies below the window
+            first = law.base
+        value, error = law.hockey_stick(first, epsilon)
+        return min(value * (1 + self.slack) + error + fixed, 1.0)
+
+    def _attack(self, epsilon: float) -> float:
+        """Best threshold near epsilon."""
+        center = round(epsilon / self.step)
+        reach = 64 + int(2 * math.sqrt(len(self.p.mass)))
+        low = max(center - reach, self.p.base, self.q.base)
+        high = min(center + reach, self.p.base + len(self.p.mass), self.q.base + len(self.q.mass))
+        if low >= high:
+            return 0.0
+        threshold = np.arange(low, high)
+        p, p_error = self.p.tails(threshold, 0.0)
+        q, q_error = self.q.tails(threshold, epsilon)
+        lost = math.exp(min(epsilon, 700.0)) * self.q.beyond() + 1e-300  # and what underflows
+        gain = p * (1 - self.slack) - p_error - self.p.wrapped(threshold)
+        return max(float(np.max(gain - q * (1 + self.slack) - q_error - lost)), 0.0)
+
+
+def coarse_moments(direction: Direction, log_removed: float) -> Moments:
+    """Moments of the law that dominates each step on a coarse grid."""
+    each = []
+    for law, _ in direction.parts:
+        low, high = law.span(log_removed)
+        step = (high - low) / 1024
+        grid = dots(law, step, low, high)
+        loss = step * np.arange(grid.first, grid.first + len(grid.mass))
+        each.append(grid_moments(loss, grid.mass))
+    return total(each, [count for _, count in direction.parts])
+
+
+def _aligned(direction: Direction, step: float) -> float:
+    """A step not above `step` of which the losses of a discrete law are multiples, if there is."""
+    atoms = [law for law, _ in direction.parts if isinstance(law, Discrete)]
+    if not atoms:
+        return step
+    return atoms[0].largest_loss / math.ceil(atoms[0].largest_loss / step)
+
+
+def _tilt(mass: FloatArray, exponent: FloatArray) -> tuple[FloatArray, float]:
+    """mass * exp(exponent), normalized, and the log of its sum."""
+    with np.errstate(divide="ignore"):
+        logs = np.log(mass) + exponent
+    peak = float(logs.max())
+    tilted = np.exp(logs - peak)
+    scale = float(tilted.sum())
+    return tilted / scale, peak + math.log(scale)

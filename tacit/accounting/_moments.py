@@ -1,0 +1,92 @@
+"""Moments of the total loss at many orders: the bounds and guesses that both engines start from."""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from tacit.accounting._laws import FloatArray
+
+ORDERS = 2.0 ** np.arange(-14.0, 30.5, 0.5)
+LOG_CONSTANT = ORDERS * np.log(ORDERS / (1 + ORDERS)) - np.log1p(ORDERS)
+"""log c(order) with c = m^m / (m + 1)^(m + 1): delta(e) <= c M exp(-m e), by maximizing
+(1 - exp(e - l)) / exp(m (l - e)) over the loss l."""
+
+
+class Moments(NamedTuple):
+    """Cumulants of a loss at `ORDERS`."""
+
+    upper: FloatArray
+    """Proved upper bound of log M, M = E_P[exp(order * loss)]."""
+    mean: FloatArray
+    variance: FloatArray
+
+    def epsilon_bound(self, delta: float) -> float:
+        """The moment bound: epsilon is at most this (Chernoff at each order)."""
+        if delta <= 0:
+            return math.inf
+        logs = (self.upper + LOG_CONSTANT - math.log(delta)) / ORDERS
+        return max(float(np.min(logs)), 0.0) * (1 + 1e-14)
+
+    def log_delta_bound(self, epsilon: float) -> float:
+        """The moment bound the other way round."""
+        return min(float(np.min(self.upper + LOG_CONSTANT - ORDERS * epsilon)) + 1e-12, 0.0)
+
+    def guess_epsilon(self, delta: float) -> float:
+        """About where delta(epsilon) = delta."""
+        epsilon, log_delta = self._saddle_points()
+        guess = np.interp(math.log(delta), log_delta[::-1], epsilon[::-1])
+        return float(min(max(guess, 0.0), self.epsilon_bound(delta)))
+
+    def guess_log_delta(self, epsilon: float) -> float:
+        """About log delta(epsilon)."""
+        points, log_delta = self._saddle_points()
+        return min(float(np.interp(epsilon, points, log_delta)), -1e-3)
+
+    def _saddle_points(self) -> tuple[FloatArray, FloatArray]:
+        """Pairs (epsilon, log delta) near the curve, by the saddle-point approximation."""
+        epsilon = self.mean - 1 / ORDERS - 1 / (1 + ORDERS)
+        curvature = self.variance + 1 / ORDERS**2 + 1 / (1 + ORDERS) ** 2
+        log_delta = self.upper - ORDERS * epsilon - np.log(ORDERS * (1 + ORDERS))
+        log_delta -= 0.5 * np.log(2 * math.pi * curvature)
+        return epsilon, np.minimum.accumulate(log_delta)
+
+    def choose_line(
+        self, epsilon: float, log_target: float, log_ceiling: float = 0.0
+    ) -> tuple[int, float]:
+        """Index of an order, and a window, for which aliases are below target and nodes are few.
+
+        Aliases from below shrink like exp(-order * window) from `log_ceiling`, those from above
+        like Chernoff at any higher order; the number of nodes grows with the window over the
+        standard deviation of the tilted loss.
+        """
+        above = np.maximum(self.upper + LOG_CONSTANT - ORDERS * epsilon - log_target + 1, 1.0)
+        gap = ORDERS[None, :] - ORDERS[:, None]
+        needed = np.where(gap > 0, above / np.where(gap > 0, gap, 1.0), math.inf).min(axis=1)
+        window = np.maximum(max(log_ceiling - log_target + 1, 1.0) / ORDERS, needed)
+        log_gain = np.maximum(self.upper - ORDERS * epsilon - log_target, 1.0)
+        index = int(np.argmin(window * np.sqrt(log_gain / self.variance)))
+        return index, float(window[index])
+
+
+def total(moments: list[Moments], counts: list[int]) -> Moments:
+    """Cumulants of a sum of independent losses."""
+    columns = zip(*moments, strict=True)
+    return Moments(*(np.tensordot(np.array(counts, float), np.array(c), 1) for c in columns))
+
+
+def grid_moments(loss: FloatArray, mass: FloatArray) -> Moments:
+    """Cumulants of atoms whose losses increase and whose masses sum to 1."""
+    loss, mass = loss[mass > 0], mass[mass > 0]
+    exponent = np.multiply.outer(ORDERS, loss)
+    logs = exponent + np.log(mass)
+    peak = logs.max(axis=1)
+    weight = np.exp(logs - peak[:, None])
+    sums = weight.sum(axis=1)
+    log_m = peak + np.log(sums)
+    fits = int(np.searchsorted(exponent[:, -1], 500.0))
+    log_m[:fits] = np.log1p(np.expm1(exponent[:fits]) @ mass)  # keeps digits near M = 1
+    mean = weight @ loss / sums
+    variance = np.maximum(weight @ loss**2 / sums - mean**2, 1e-100)
+    terms = np.minimum(ORDERS * float(np.abs(loss).max()), 1.0)
+    return Moments(log_m + 1e-13 * (np.abs(log_m) + terms), mean, variance)
