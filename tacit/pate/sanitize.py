@@ -29,7 +29,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from scipy.special import log_ndtr, logsumexp, ndtri_exp
 
 from tacit._check import non_negative, positive
@@ -40,7 +40,9 @@ from tacit.mechanisms.rng import Seed, generator
 from tacit.pate.aggregate import ConfidentGNMax, GNMax, LaplaceMax
 from tacit.pate.analysis import ORDERS, FloatArray, as_votes, rdp_from_log_q
 
-_CELLS = 20  # grid cells to a gap of 2 votes
+_CELLS = 40  # grid cells to a gap of 2 votes
+_MOVE = _CELLS + 1  # cells that one moved vote shifts a query by at most; one more than exact
+# arithmetic needs, since a gap on a cell's edge may be rounded to either side
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +110,7 @@ class Sanitizer:
         if not len(gaps):
             return 0.0
         costs = self._costs(n_teachers, n_classes, sigma)
-        cells = np.minimum((gaps * (_CELLS / 2)).astype(int), len(costs) - 1)
+        cells = _cells(gaps, len(costs))
         scale = self.noise_multiplier * self._smooth_sensitivity(costs, cells, n_teachers)
         noisy = costs[cells].sum() + scale * (generator(rng).normal() + self.margin)
         return float(np.clip(noisy, 0.0, len(gaps) * self.order / sigma**2))
@@ -121,12 +123,14 @@ class Sanitizer:
         bound = rdp_from_log_q(log_q, sigma=sigma, orders=[self.order])[:, 0]
         return np.minimum.accumulate(bound)
 
-    def _smooth_sensitivity(self, costs: FloatArray, cells: np.ndarray, n_teachers: int) -> float:
+    def _smooth_sensitivity(
+        self, costs: FloatArray, cells: NDArray[np.int64], n_teachers: int
+    ) -> float:
         """max over d of exp(-beta d) * (largest change of the summed cost d teachers away)."""
-        # A moved vote shifts a query's cell by at most _CELLS, so the cost changes by at most
-        # costs[k - _CELLS] - costs[k], k the higher of the two cells.
-        drop = costs[np.maximum(np.arange(len(costs)) - _CELLS, 0)] - costs
-        worst = _spread(drop, up_only=True)  # 0 teachers away: cells k .. k + _CELLS
+        # A moved vote shifts a query's cell by at most _MOVE, so the cost changes by at most
+        # costs[k - _MOVE] - costs[k], k the higher of the two cells.
+        drop = costs[np.maximum(np.arange(len(costs)) - _MOVE, 0)] - costs
+        worst = _spread(drop, up_only=True)  # 0 teachers away: cells k .. k + _MOVE
         best = 0.0
         for distance in range(n_teachers + 1):
             best = max(best, math.exp(-self.beta * distance) * float(worst[cells].sum()))
@@ -218,13 +222,18 @@ def equivalent_gaps(votes: ArrayLike, *, sigma: float) -> tuple[FloatArray, int,
     return np.maximum(shared, 0.0), counts.shape[1], int(counts[0].sum())
 
 
+def _cells(gaps: FloatArray, size: int) -> NDArray[np.int64]:
+    """Grid cell of each gap, by its lower end."""
+    return np.minimum((gaps * (_CELLS / 2)).astype(np.int64), size - 1)
+
+
 def _spread(values: FloatArray, *, up_only: bool) -> FloatArray:
-    """Largest of each cell's value and those up to _CELLS above (and below, unless `up_only`)."""
+    """Largest of each cell's value and those up to _MOVE above (and below, unless `up_only`)."""
     size = len(values)
     index = np.arange(size)
     if up_only:
-        padded = np.concatenate([values, np.zeros(_CELLS)])
-        return np.lib.stride_tricks.sliding_window_view(padded, _CELLS + 1).max(axis=1)
-    below = values[np.maximum(index - _CELLS, 0)]
-    above = values[np.minimum(index + _CELLS, size - 1)]
+        padded = np.concatenate([values, np.zeros(_MOVE)])
+        return np.lib.stride_tricks.sliding_window_view(padded, _MOVE + 1).max(axis=1)
+    below = values[np.maximum(index - _MOVE, 0)]
+    above = values[np.minimum(index + _MOVE, size - 1)]
     return np.maximum(values, np.maximum(below, above))
