@@ -79,14 +79,10 @@ class Recording:
         return self._from_the_record(losses, self._intercept)
 
     def _from_the_record(self, losses: Tensor, intercept: Intercept) -> ClippedSum:
-        recorder = intercept.recorder
-        with intercept.again(), torch.autograd.set_multithreading_enabled(False):
-            targets = [recorder.anchor, *self.parameters.values()]
-            found = torch.autograd.grad(losses, targets, torch.ones_like(losses), allow_unused=True)
-        if any(gradient is not None for gradient in found):
+        if not intercept.backward(losses, torch.ones_like(losses)):
             raise RuntimeError(_DIFFERS)  # a parameter was used where no rule saw it
         with torch.no_grad():
-            return recorder.clipped(self.mask, branch=self.mask.device.type == "cpu")
+            return intercept.recorder.clipped(self.mask, branch=self.mask.device.type == "cpu")
 
 
 def clipped_sum_of(

@@ -12,12 +12,12 @@ gradient; autograd is asked for those, and the call fails over unless there are 
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 
 from tacit.training.clip_rules import Clip
@@ -119,12 +119,8 @@ def compute(
             losses = b.checked_losses(loss_fn, model, batch, rows)
         if not losses.requires_grad:
             raise ValueError("loss_fn must depend on the trainable parameters of the model.")
-        with intercept.again(), torch.autograd.set_multithreading_enabled(False):
-            targets = [recorder.anchor, *parameters.values()]
-            seeds = torch.full_like(losses, 1 / views)
-            found = torch.autograd.grad(losses, targets, seeds, allow_unused=True)
-    if any(g is not None for g in found):  # the gradient of a use that no rule saw
-        raise Stale
+        if not intercept.backward(losses, torch.full_like(losses, 1 / views)):
+            raise Stale
     with torch.no_grad():
         return recorder.clipped(mask, mask.device.type == "cpu" if branch is None else branch)
 
@@ -140,10 +136,24 @@ class Intercept(TorchFunctionMode):
         self.recomputing = False
         self.recomputed: list[Tensor] = []  # held, so that their ids stay theirs
 
-    def again(self) -> AbstractContextManager[Any]:
-        """For the backward: checkpointed blocks run again, and must save the same tensors."""
+    def backward(self, losses: Tensor, seeds: Tensor) -> bool:
+        """Runs the backward; False if a parameter was used where no rule saw it.
+
+        Such a parameter receives an ordinary gradient, which is what is asked for here.
+        """
         self.recomputing = True
-        return self if self.checkpointed else nullcontext()
+        targets = (self.recorder.anchor, *self.recorder.parameters.values())
+        with torch.autograd.set_multithreading_enabled(False):
+            if not self.checkpointed:
+                found = torch.autograd.grad(losses, targets, seeds, allow_unused=True)
+            else:
+                # Checkpointed blocks run again and must save the same tensors, so the mode has to
+                # be on; `torch.autograd.grad` is itself a torch function, which would leave it.
+                with self:
+                    found = torch.autograd.graph._engine_run_backward(
+                        (losses,), (seeds,), False, False, targets, True, accumulate_grad=False
+                    )
+        return all(gradient is None for gradient in found)
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -158,7 +168,9 @@ class Intercept(TorchFunctionMode):
             return func(*args, **kwargs)
         spec = self._spec((func, shared), tensors)
         if spec.kind == "derived":
-            result = func(*args, **kwargs)
+            # Derived tensors are pulled back after the backward: a checkpointed block keeps theirs.
+            with saved_tensors_hooks(_same, _same):
+                result = func(*args, **kwargs)
             self._derive(Derived(results_in(result), func, args, kwargs), shared, tensors)
             return result
         return self._meet(spec, func, args, kwargs, tensors)
@@ -295,6 +307,10 @@ class Recorder:
             pieces = self.waiting.pop(id(p), None)
             if pieces:
                 self._settle(name, combine(pieces))
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 def _saved_tensors_are_hooked() -> bool:

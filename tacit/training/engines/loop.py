@@ -45,7 +45,7 @@ def _gradient(loss: Tensor, parameters: list[nn.Parameter]) -> tuple[Tensor | No
     try:
         return torch.autograd.grad(loss, parameters, allow_unused=True)
     except RuntimeError as error:
-        if "Checkpointing is not compatible" in str(error):
+        if "use_reentrant=True" in str(error):
             raise IncompatibleModel(
                 "Reentrant checkpointing hides the backward from per-example clipping. "
                 "Call torch.utils.checkpoint.checkpoint with use_reentrant=False."

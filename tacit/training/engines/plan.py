@@ -191,7 +191,9 @@ def _checked(run: _Compare, losses: Tensor, views: int) -> dict[Key, list[Spec]]
         if spec.kind != "derived" and o is not None and r.requires_grad
     ]
     weights = losses.new_tensor([1.0, 2.0, 4.0]).repeat_interleave(views)
-    if not losses.requires_grad or not meeting:
+    if not losses.requires_grad:
+        raise ValueError("loss_fn must depend on the trainable parameters of the model.")
+    if not meeting:
         raise Unsupported("no operation meets the examples")
     targets = [r for r, _ in meeting]
     ones = torch.ones_like(losses)
