@@ -36,7 +36,9 @@ class Pays(Protocol):
         """Which data sets are neighbors."""
         ...
 
-    def spend(self, event: Event, *, note: str = ...) -> Any:  # Any: the entry is not used here
+    def spend(
+        self, event: Event, *, note: str = ..., partition: str | None = ...
+    ) -> Any:  # Any: the entry is not used here
         """Pay, or raise `BudgetExceeded`."""
         ...
 
@@ -109,6 +111,16 @@ class Box:
     half: Floats
     row_norm: float
     """Largest norm of a record (1, x), scaled, that the Gaussian methods leave as it is."""
+
+    def take(self, features: NDArray[np.intp], row_norm: float) -> "Box":
+        """The bounds of some of the features, with the row norm that goes with them."""
+        return Box(
+            self.lower[features],
+            self.upper[features],
+            self.center[features],
+            self.half[features],
+            row_norm,
+        )
 
     def target(self, y: NDArray[np.floating]) -> Floats:
         """Private targets, clipped to these one-column bounds and scaled to [-1, 1]."""
@@ -218,10 +230,10 @@ def check_relation(relation: object, ledger: Pays | None) -> Relation:
     return checked
 
 
-def pay(ledger: Pays | None, event: Event, *, note: str) -> None:
+def pay(ledger: Pays | None, event: Event, *, note: str, partition: str | None = None) -> None:
     """Spend `event` before anything is released; without a ledger the caller keeps the count."""
     if ledger is not None:
-        ledger.spend(event, note=note)
+        ledger.spend(event, note=note, partition=partition)
 
 
 def random_generator(random_state: object) -> Rng:

@@ -183,7 +183,7 @@ def choose_method(
     if delta == 0:
         return "functional"
     plan = plan_adassp(row_norm=row_norm, epsilon=epsilon, delta=delta, relation=relation)
-    return "adassp" if _spread(plan.gram, n_features) <= _ONE_SHOT_NOISE * n_records else "gradient"
+    return "adassp" if spread(plan.gram, n_features) <= _ONE_SHOT_NOISE * n_records else "gradient"
 
 
 def fit(rows: PrivateRows, y: Floats, plan: Plan, *, n_records: int, rng: Rng) -> Floats:
@@ -243,7 +243,7 @@ def fit_adassp(rows: PrivateRows, y: Floats, plan: AdaSSPPlan, *, rng: Rng) -> F
     gram = from_triangle(plan.gram.release(triangle(private.gram), rng), size)
     cross = plan.cross.release(private.cross, rng)
     floor = max(0.0, float(smallest) - _SURE * plan.eigenvalue.noise_std)
-    ridge = max(0.0, _spread(plan.gram, rows.n_features) - floor)
+    ridge = max(0.0, spread(plan.gram, rows.n_features) - floor)
     return minimize_quadratic(Moments(gram, cross), ridge=ridge, floor=floor)
 
 
@@ -279,7 +279,7 @@ def minimize_quadratic(moments: Moments, *, ridge: float, floor: float = 0.0) ->
     Post-processing of released moments. The intercept is solved for first and not penalized; noise
     may leave what remains of A indefinite: its eigenvalues are raised to `floor`, then by `ridge`.
     """
-    gram, cross = moments
+    gram, cross = moments.gram, moments.cross
     count = max(gram[0, 0], ridge, 1.0)
     means = gram[1:, 0] / count
     values, vectors = np.linalg.eigh(gram[1:, 1:] - count * np.outer(means, means))
@@ -290,7 +290,7 @@ def minimize_quadratic(moments: Moments, *, ridge: float, floor: float = 0.0) ->
     return np.append(cross[0] / count - means @ slope, slope)
 
 
-def _spread(gram: GaussianMechanism, n_features: int) -> float:
+def spread(gram: GaussianMechanism, n_features: int) -> float:
     """Largest eigenvalue, about, of the noise that `from_triangle` makes of a released triangle.
 
     Its entries off the diagonal have variance noise_std^2 / 2, so Wigner's 2 sqrt(size variance).

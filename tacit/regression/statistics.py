@@ -30,6 +30,8 @@ class Moments(NamedTuple):
     """sum z z', (d + 1, d + 1)."""
     cross: Floats
     """sum y z, (d + 1,)."""
+    square: float = 0.0
+    """sum y^2."""
 
 
 class PrivateRows:
@@ -52,12 +54,14 @@ class PrivateRows:
     def moments(self, y: Floats) -> Moments:
         """Private Gram matrix and cross moments of the shrunk rows; `y` is already in [-1, 1]."""
         d = self.n_features
-        gram, cross = np.zeros((d + 1, d + 1)), np.zeros(d + 1)
+        gram, cross, square = np.zeros((d + 1, d + 1)), np.zeros(d + 1), 0.0
         for span, rows in self.scaled():
             rows *= self.factors[span, None]
+            target = self.factors[span] * y[span]
             gram += rows.T @ rows
-            cross += rows.T @ (self.factors[span] * y[span])
-        return Moments(gram, cross)
+            cross += rows.T @ target
+            square += target @ target
+        return Moments(gram, cross, float(square))
 
     def pull(self, weights: Floats, push: Callable[[slice, Floats], Floats]) -> Floats:
         """Private sum over records of push(margin) z, where margin = weights' z.

@@ -1,0 +1,173 @@
+"""Transfer: sensitivities, which sources are used, and never much worse than the target alone."""
+
+import numpy as np
+import pytest
+
+import tacit
+from tacit.accounting import GDP
+from tacit.errors import BudgetExceeded
+from tacit.events import Relation, Sequence
+from tacit.mechanisms import generator
+from tacit.regression import Bounds, TransferRegression, pooling
+from tacit.regression.statistics import PrivateRows
+
+OPTIONS = {"bounds": Bounds(0, 10), "target_bounds": Bounds(-40, 60)}
+
+
+def people(rows, low=0.0, high=10.0, slope=(2.0, 1.0), seed=0):
+    rng = np.random.default_rng(seed)
+    X = rng.uniform(low, high, (rows, 2))
+    return X, X @ slope + 1 + rng.normal(0, 1, rows)
+
+
+def fitted(sources, seed=0, **changes):
+    model = TransferRegression(**OPTIONS | {"random_state": seed} | changes)
+    return model.fit(*people(2000, 0, 3, seed=90), sources=sources)
+
+
+def test_sources_on_the_same_line_are_used_and_sources_on_another_are_not():
+    same = [people(5000, 3, 10, seed=k) for k in (1, 2)]
+    other = [people(5000, 3, 10, slope=(-2.0, 3.0), seed=k) for k in (3, 4)]
+    model = fitted([same[0], other[0], same[1], other[1]])
+    assert model.informative_ == [0, 2]
+
+
+@pytest.mark.parametrize("q", [1, 2])
+def test_informative_sources_lower_the_error(q):
+    test, truth = people(500, seed=7)[0], np.array([2.0, 1.0])
+
+    def error(sources):
+        losses = []
+        for seed in range(15):
+            model = fitted(sources, seed, q=q)
+            losses.append(np.mean((model.predict(test) - test @ truth - 1) ** 2))
+        return np.median(losses)
+
+    good = [people(5000, seed=k) for k in (1, 2, 3)]
+    assert error(good) < 0.5 * error([])
+
+
+@pytest.mark.parametrize("q", [1, 2])
+def test_bad_sources_leave_the_target_its_own_fit(q):
+    bad = [people(20_000, slope=(-3.0, 0.0), seed=k) for k in (1, 2)]
+    with_them, alone = fitted(bad, q=q), fitted([], q=q)
+    assert with_them.informative_ == []
+    np.testing.assert_allclose(with_them.coef_, alone.coef_)
+
+
+def test_a_wide_allowance_lets_a_distant_source_in():
+    near = [people(5000, slope=(2.3, 1.0), seed=1)]
+    assert fitted(near, epsilon=20.0, h=0.0).informative_ == []
+    assert fitted(near, epsilon=20.0, h=3.0).informative_ == [0]
+
+
+def test_one_record_moves_the_moments_by_no_more_than_claimed():
+    plan = pooling.plan_data_set(
+        3, row_norm=1.4, n_kept=9, epsilon=1.0, delta=1e-6, relation=Relation.ADD_REMOVE
+    )
+    rng = np.random.default_rng(0)
+    box = Bounds(0, 100).box(3)
+    moved = []
+    for _ in range(200):
+        X, y = rng.uniform(-50, 150, (1, 3)), rng.choice([-1.0, 1.0], 1)
+        m = PrivateRows(X, box, row_norm=plan.row_norm).moments(y)
+        z = np.append(m.cross / y * 0 + m.gram[0] / np.sqrt(m.gram[0, 0]), 0)
+        z[-1] = plan.scale * y[0] * z[0]
+        whole = np.outer(z, z)
+        moved.append(whole)
+        assert np.linalg.norm(whole) <= plan.moments.l2_sensitivity * (1 + 1e-9)
+    for one, other in zip(moved[::2], moved[1::2], strict=True):
+        bound = plan.moments.replace_factor * plan.moments.l2_sensitivity
+        assert np.linalg.norm(one - other) <= bound * (1 + 1e-9)
+
+
+def test_every_released_moment_carries_noise_at_its_scale():
+    """Asymmetric bounds (0, 100); false alarms: 15 coordinates at 6 sigma, below 1e-7."""
+    plan = pooling.plan_data_set(
+        3, row_norm=1.4, n_kept=9, epsilon=1.0, delta=1e-6, relation=Relation.ADD_REMOVE
+    )
+    X = np.random.default_rng(0).uniform(0, 100, (40, 3))
+    y = X[:, 0] / 50 - 1
+    rows = PrivateRows(X, Bounds(0, 100).box(3), row_norm=plan.row_norm)
+    exact, rng, draws = rows.moments(y), generator(0), 2000
+    noise = []
+    for _ in range(draws):
+        released, gram_std, cross_std = pooling.release_moments(rows, y, plan, rng)
+        off = np.full((4, 4), gram_std / np.sqrt(2))
+        np.fill_diagonal(off, gram_std)
+        square = (released.square - exact.square) * plan.scale**2 / gram_std
+        noise.append(
+            np.concatenate(
+                [
+                    ((released.gram - exact.gram) / off)[np.triu_indices(4)],
+                    (released.cross - exact.cross) / cross_std,
+                    [square],
+                ]
+            )
+        )
+    assert (np.abs(np.std(noise, axis=0) - 1) < 6 / np.sqrt(2 * draws)).all()
+
+
+def test_many_features_are_screened_first():
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-1, 1, (20_000, 60))
+    y = X[:, 7] - X[:, 21]
+    model = TransferRegression(
+        epsilon=2.0, bounds=(-1, 1), target_bounds=(-2, 2), max_features=6, random_state=0
+    ).fit(X, y, sources=[(X[::-1], y[::-1])])
+    assert np.count_nonzero(model.coef_) <= 6
+    assert {7, 21} <= set(np.flatnonzero(np.abs(model.coef_) > 0.5).tolist())
+    assert GDP().epsilon(model.event_, delta=1e-6) <= 2.0
+
+
+def test_disjoint_people_cost_the_maximum_and_shared_people_the_sum():
+    sources = [people(1000, seed=1), people(1000, seed=2)]
+    apart = fitted(sources, source_epsilon=[0.5, 2.0])
+    assert GDP().epsilon(apart.event_, delta=1e-6) == pytest.approx(2.0, rel=1e-6)
+    together = fitted(sources, disjoint=False)
+    assert together.event_ == Sequence(together.events_)
+    assert GDP().epsilon(together.event_, delta=1e-6) > 1.5
+
+
+def test_one_ledger_pays_disjoint_people_in_parallel_and_shared_ones_in_sequence():
+    sources = [people(1000, seed=1), people(1000, seed=2)]
+
+    def spent(disjoint):
+        ledger = tacit.Ledger()
+        fitted(sources, disjoint=disjoint, ledger=ledger)
+        assert len(ledger.history()) == 3
+        return ledger.epsilon(delta=1e-6)
+
+    assert spent(disjoint=False) > 1.5 * spent(disjoint=True)
+
+
+def test_sources_may_pay_from_ledgers_of_their_own():
+    ledgers = [tacit.Ledger() for _ in range(3)]
+    model = TransferRegression(**OPTIONS, ledger=ledgers[0])
+    sources = [people(500, seed=1), people(500, seed=2)]
+    model.fit(*people(500), sources=sources, source_ledgers=ledgers[1:])
+    assert [len(ledger.history()) for ledger in ledgers] == [1, 1, 1]
+    poor = tacit.Ledger(budget=tacit.Budget(epsilon=0.01, delta=1e-9))
+    with pytest.raises(BudgetExceeded):
+        TransferRegression(**OPTIONS).fit(
+            *people(500), sources=sources, source_ledgers=[None, poor]
+        )
+
+
+@pytest.mark.parametrize(
+    ("sources", "changes", "message"),
+    [
+        ([people(100)[0]], {}, "source 0 must be a pair"),
+        ([(np.full((5, 2), np.nan), np.zeros(5))], {}, "source 0 must be a pair"),
+        ([(np.zeros((5, 3)), np.zeros(5))], {}, "must have the 2 features"),
+        ([people(100)], {"q": 3}, "q must be 1 or 2"),
+        ([people(100)], {"h": -1.0}, "h must be"),
+        ([people(100)], {"source_epsilon": [1.0, 1.0]}, "source_epsilon must be one number"),
+        ([people(100)], {"delta": 0.0}, "delta must be in"),
+    ],
+)
+def test_a_fault_is_an_error_and_costs_nothing(sources, changes, message):
+    ledger = tacit.Ledger()
+    with pytest.raises(ValueError, match=message):
+        fitted(sources, ledger=ledger, **changes)
+    assert ledger.history() == []
