@@ -233,22 +233,19 @@ class Automatic:
 
     def factors(self, squared_norms: Tensor, *, rounding: float = FLOAT32_ROUNDING) -> Tensor:
         norms = squared_norms.clamp_min(0).sqrt() * (1 + rounding)
-        factors = self.clip_norm / (norms + self.stability)
-        return torch.where(torch.isfinite(norms), factors, torch.zeros_like(factors))
+        return (self.clip_norm / (norms + self.stability)).nan_to_num(nan=0.0)
 
 
 def _shorten(squared_norms: Tensor, clip_norms: tuple[float, ...], rounding: float) -> Tensor:
     # factor * norm <= C: either norm * (1 + rounding) <= C and the factor is 1, or the factor is
-    # C / (norm * (1 + rounding)).
+    # C / (norm * (1 + rounding)). An infinite norm gives 0 by itself.
+    norms = squared_norms.clamp_min(0).sqrt() * (1 + rounding)
     if len(clip_norms) == 1:
-        bound: Tensor | float = clip_norms[0]
-        norms = squared_norms.clamp_min(0).sqrt() * (1 + rounding)
-        factors = bound / norms.clamp_min(bound)
+        factors = clip_norms[0] / norms.clamp_min(clip_norms[0])
     else:
-        bound = squared_norms.new_tensor(clip_norms).unsqueeze(1)  # (groups, 1)
-        norms = squared_norms.clamp_min(0).sqrt() * (1 + rounding)
-        factors = bound / torch.maximum(norms, bound)
-    return torch.where(torch.isfinite(norms), factors, torch.zeros_like(factors))
+        bounds = squared_norms.new_tensor(clip_norms).unsqueeze(1)  # (groups, 1)
+        factors = bounds / torch.maximum(norms, bounds)
+    return factors.nan_to_num(nan=0.0)
 
 
 def _norms(values: Sequence[float]) -> tuple[float, ...]:

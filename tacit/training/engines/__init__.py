@@ -24,8 +24,8 @@ ENGINES: dict[str, Engine] = {
     "vmap": vmap.run,
     "loop": loop.run,
 }
-# By model, then by loss and shapes: the engines found not to take it.
-_refused: WeakKeyDictionary[nn.Module, dict[Any, set[str]]] = WeakKeyDictionary()
+# By model, then by loss and shapes: where vmap was found to fail.
+_looped: WeakKeyDictionary[nn.Module, set[Any]] = WeakKeyDictionary()
 
 
 def engine_named(name: str) -> Engine:
@@ -46,19 +46,19 @@ def _cheapest(
     mask: Tensor,
     augmentations: int,
 ) -> ClippedSum:
-    key = bookkeeping.signature(model, loss_fn, batch, augmentations)
-    refused = _refused.setdefault(model, {}).setdefault(key, set())
-    for name, engine in ENGINES.items():
-        if name in refused:
-            continue
-        if name == "loop" and len(refused) == 2:
+    try:
+        return bookkeeping.run(model, loss_fn, batch, clip, mask, augmentations)
+    except Unsupported:
+        key = bookkeeping.signature(model, loss_fn, batch, augmentations)
+    looped = _looped.setdefault(model, set())
+    if key not in looped:
+        try:
+            return vmap.run(model, loss_fn, batch, clip, mask, augmentations)
+        except Unsupported:
+            looped.add(key)
             warnings.warn(
                 "This model runs one example at a time: neither a layer rule nor vmap can take it.",
                 RuntimeWarning,
                 stacklevel=4,
             )
-        try:
-            return engine(model, loss_fn, batch, clip, mask, augmentations)
-        except Unsupported:
-            refused.add(name)
-    raise AssertionError("the loop takes every model")
+    return loop.run(model, loss_fn, batch, clip, mask, augmentations)

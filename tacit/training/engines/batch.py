@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from tacit.training.clip_rules import FLOAT32_ROUNDING, Clip
-from tacit.training.sums import accumulator
 
 # Relative error of a norm and of the weighted contraction, by the dtype they were computed in.
 ROUNDING = {
@@ -21,7 +20,7 @@ ROUNDING = {
 
 def rows_of(batch: Any) -> tuple[int, torch.device]:
     """Length of the first axis, on which all tensors of the batch agree, and their device."""
-    tensors = [leaf for leaf in pytree.tree_leaves(batch) if _has_rows(leaf)]
+    tensors, _ = split_rows(batch)
     lengths = {t.shape[0] for t in tensors}
     if not lengths:
         raise ValueError("batch must hold a tensor with the examples on its first axis, got none.")
@@ -40,6 +39,8 @@ def map_rows(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 def split_rows(batch: Any) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], Any]]:
     """The tensors that have rows, and a function that puts others in their place."""
+    if isinstance(batch, tuple) and all(_has_rows(leaf) for leaf in batch):
+        return list(batch), tuple  # the common case, without the cost of the general one
     leaves, spec = pytree.tree_flatten(batch)
     places = [i for i, leaf in enumerate(leaves) if _has_rows(leaf)]
 
@@ -78,25 +79,21 @@ def group_index(clip: Clip, names: Sequence[str]) -> dict[str, int]:
     return {name: g for g, group in enumerate(clip.groups(names)) for name in group}
 
 
-def squared_norm(gradients: Tensor) -> Tensor:
-    """Squared norm of each row, at least in float32."""
-    flat = gradients.reshape(gradients.shape[0], -1)
-    norm = torch.linalg.vector_norm(flat, dim=1, dtype=accumulator(flat.dtype))
-    return norm.square()
-
-
 def factors_of(
-    clip: Clip, squared_norms: Tensor, mask: Tensor, rounding: float
+    clip: Clip, squared_norms: Tensor, mask: Tensor, rounding: float, finite: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Factors (groups, examples), zero where masked or not finite, and the `within` counts.
 
-    An example that is not finite in one group gives nothing to any: its gradient is not a vector.
+    `finite` says which examples are (None: all): one that is not finite in one group gives nothing
+    to any, since its gradient is not a vector.
     """
-    usable = mask & torch.isfinite(squared_norms).all(0)  # (examples,)
-    factors = torch.where(usable, clip.factors(squared_norms, rounding=rounding), 0.0)
-    bounds = squared_norms.new_tensor(clip.clip_norms).square().unsqueeze(1)
-    within = ((squared_norms <= bounds) & usable).sum(1)
-    return factors, within.to(torch.float32)
+    usable = mask if finite is None else mask & finite  # (examples,)
+    factors = clip.factors(squared_norms, rounding=rounding) * usable
+    if len(clip.clip_norms) == 1:
+        short = squared_norms <= clip.clip_norms[0] ** 2
+    else:
+        short = squared_norms <= squared_norms.new_tensor(clip.clip_norms).square().unsqueeze(1)
+    return factors, (short & usable).sum(1, dtype=torch.float32)
 
 
 def _has_rows(leaf: Any) -> bool:

@@ -10,6 +10,7 @@ to the model. A trainable tensor used in any way that the mode did not see would
 gradient; autograd is asked for those, and the call fails over unless there are none.
 """
 
+import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -29,7 +30,8 @@ from tacit.training.layer_rules.site import Declined, Piece, Site, Unsupported
 from tacit.training.sums import ClippedSum, accumulator, trainable
 
 PLANS_PER_MODEL = 16
-_plans: WeakKeyDictionary[nn.Module, "OrderedDict[Any, Plan]"] = WeakKeyDictionary()
+# By model, then by what the plan depends on: the plan, or why there is none.
+_plans: WeakKeyDictionary[nn.Module, "OrderedDict[Any, Plan | Unsupported]"] = WeakKeyDictionary()
 
 
 class Stale(Exception):
@@ -54,7 +56,22 @@ def run(
             return compute(model, loss_fn, batch, clip, mask, augmentations, plan, parameters)
         except Stale:
             continue
+        except Unsupported as reason:
+            refuse(model, loss_fn, batch, augmentations, reason)
+            raise
     raise Unsupported("the model uses its parameters in another way on every batch")
+
+
+def refuse(
+    model: nn.Module,
+    loss_fn: Callable[..., Tensor],
+    batch: Any,
+    views: int,
+    reason: Unsupported,
+) -> None:
+    """Remembers that no plan works for batches like this one."""
+    key = signature(model, loss_fn, batch, views)
+    _plans.setdefault(model, OrderedDict())[key] = Unsupported(*reason.args)
 
 
 def plan_for(
@@ -72,10 +89,15 @@ def plan_for(
     plans = _plans.setdefault(model, OrderedDict())
     plan = None if fresh else plans.get(key)
     if plan is None:
-        plan = make_plan(model, loss_fn, batch, parameters, examples=examples, views=views)
+        try:
+            plan = make_plan(model, loss_fn, batch, parameters, examples=examples, views=views)
+        except Unsupported as reason:
+            plan = reason.with_traceback(None)
         plans[key] = plan
         if len(plans) > PLANS_PER_MODEL:
             plans.popitem(last=False)
+    if isinstance(plan, Unsupported):
+        raise plan
     return plan
 
 
@@ -277,19 +299,19 @@ class Recorder:
         self._settle_waiting()
         zero = torch.zeros(self.examples, device=mask.device)
         squared = torch.stack([sum(n[1:], n[0]) if n else zero for n in self.norms])
-        factors, within = b.factors_of(self.clip, squared, mask, self.rounding)
-        keep = torch.isfinite(squared).all(0)
-        if branch and bool(keep.all()):
-            keep = None
+        finite = None
+        if not branch or not math.isfinite(float(squared.sum())):
+            finite = torch.isfinite(squared).all(0)
+        factors, within = b.factors_of(self.clip, squared, mask, self.rounding, finite)
         sums: dict[str, Tensor] = {}
         while self.settled:  # newest first: frees the activations on the way
             name, piece = self.settled.pop()
             p = self.parameters[name]
-            value = piece.weighted_sum(factors[self.groups[name]], keep)
+            value = piece.weighted_sum(factors[self.groups[name]], finite)
             sums[name] = value.view(p.shape).to(accumulator(p.dtype))
         return ClippedSum(
             {
-                name: sums.get(name, torch.zeros_like(p, dtype=accumulator(p.dtype)))
+                name: sums[name] if name in sums else _zeros(p)
                 for name, p in self.parameters.items()
             },
             within,
@@ -307,6 +329,10 @@ class Recorder:
             pieces = self.waiting.pop(id(p), None)
             if pieces:
                 self._settle(name, combine(pieces))
+
+
+def _zeros(p: Tensor) -> Tensor:
+    return torch.zeros_like(p, dtype=accumulator(p.dtype), requires_grad=False)
 
 
 def _same(tensor: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from tacit.training.clip_rules import Clip
 from tacit.training.engines import batch as b
 from tacit.training.layer_rules.generic import without_fallback_warnings
+from tacit.training.layer_rules.pieces import squared_norm
 from tacit.training.layer_rules.recurrent import CELLS, decomposed
 from tacit.training.layer_rules.site import Declined, Unsupported
 from tacit.training.sums import ClippedSum, accumulator, trainable
@@ -97,11 +98,12 @@ def weigh(gradients: dict[str, Tensor], clip: Clip, mask: Tensor) -> ClippedSum:
     index = b.group_index(clip, list(gradients))
     norms: list[Tensor | float] = [0.0] * len(clip.clip_norms)
     for name, rows in gradients.items():
-        norms[index[name]] = norms[index[name]] + b.squared_norm(rows)
+        norms[index[name]] = norms[index[name]] + squared_norm(rows)
     empty = torch.zeros(len(mask), device=mask.device)
     squared = torch.stack([n if isinstance(n, Tensor) else empty for n in norms])
     rounding = max(b.ROUNDING[rows.dtype] for rows in gradients.values())
-    factors, within = b.factors_of(clip, squared, mask, rounding)
+    finite = torch.isfinite(squared).all(0)
+    factors, within = b.factors_of(clip, squared, mask, rounding, finite)
     sums = {name: _sum(rows, factors[index[name]]) for name, rows in gradients.items()}
     return ClippedSum(sums, within)
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from tacit.training.layer_rules.generic import spread_to
 from tacit.training.layer_rules.linear import bias_piece, linear
 from tacit.training.layer_rules.pieces import Dense, Outer, Stacked
-from tacit.training.layer_rules.site import Declined, Site, autocast_dtype
+from tacit.training.layer_rules.site import Declined, Site, autocast_dtype, outside_autocast
 
 
 def multi_head_attention(
@@ -129,7 +129,7 @@ class _Projections(torch.autograd.Function):
         weights = [t.to(dtype) for t in tensors[3:6]]
         ctx.save_for_backward(*inputs, *weights)
         shifts = [None] * 3 if tensors[6] is None else tensors[6].to(dtype).chunk(3)
-        with torch.autocast(inputs[0].device.type, enabled=False):
+        with outside_autocast(inputs[0]):
             return tuple(map(F.linear, inputs, weights, shifts))
 
     @staticmethod

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from tacit.training.layer_rules import pieces
 from tacit.training.layer_rules.cost import cheapest_way
 from tacit.training.layer_rules.linear import bias_piece
-from tacit.training.layer_rules.site import Declined, Piece, Site, autocast_dtype
+from tacit.training.layer_rules.site import Declined, Piece, Site, autocast_dtype, outside_autocast
 
 Size = int | Sequence[int]
 aten = torch.ops.aten
@@ -128,7 +128,7 @@ class _Convolution(torch.autograd.Function):
         x, weight = x.to(dtype), weight.to(dtype)
         ctx.save_for_backward(x, weight)
         bias = None if bias is None else bias.to(dtype)
-        with torch.autocast(x.device.type, enabled=False):
+        with outside_autocast(x):
             return torch.convolution(x, weight, bias, *call[3].arguments)
 
     @staticmethod

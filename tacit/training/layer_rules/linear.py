@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tacit.training.layer_rules.pieces import Dense, Outer, squared_norm
-from tacit.training.layer_rules.site import Declined, Layout, Site, autocast_dtype
+from tacit.training.layer_rules.site import Declined, Layout, Site, autocast_dtype, outside_autocast
 from tacit.training.sums import accumulator
 
 
@@ -75,7 +75,7 @@ class _Linear(torch.autograd.Function):
         x, weight = x.to(dtype), weight.to(dtype)
         ctx.save_for_backward(x, weight)
         bias = None if bias is None else bias.to(dtype)
-        with torch.autocast(x.device.type, enabled=False):
+        with outside_autocast(x):
             return F.linear(x, weight.t() if call[4] else weight, bias)
 
     @staticmethod

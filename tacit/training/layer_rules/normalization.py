@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from tacit.errors import IncompatibleModel
 from tacit.training.layer_rules.pieces import Dense
-from tacit.training.layer_rules.site import Declined, Site
+from tacit.training.layer_rules.site import Declined, Site, outside_autocast
 from tacit.training.sums import accumulator
 
 aten = torch.ops.aten
@@ -105,7 +105,7 @@ class _LayerNorm(torch.autograd.Function):
         dtype = _compute_dtype(x, weight)
         weight = None if weight is None else weight.to(dtype)
         bias = None if bias is None else bias.to(dtype)
-        with torch.autocast(x.device.type, enabled=False):
+        with outside_autocast(x):
             y, mean, rstd = torch.native_layer_norm(x.to(dtype), call[3], weight, bias, call[4])
         ctx.call, ctx.dtype = call, dtype
         ctx.save_for_backward(x, weight, mean, rstd)
@@ -156,7 +156,7 @@ class _GroupNorm(torch.autograd.Function):
         weight = None if weight is None else weight.to(dtype)
         bias = None if bias is None else bias.to(dtype)
         rows, channels, size = _sizes(x)
-        with torch.autocast(x.device.type, enabled=False):
+        with outside_autocast(x):
             y, mean, rstd = torch.native_group_norm(
                 _dense(x.to(dtype)), weight, bias, rows, channels, size, call[3], call[4]
             )

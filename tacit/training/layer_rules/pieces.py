@@ -17,6 +17,9 @@ from tacit.training.sums import accumulator
 # Largest temporary of one chunk of examples, in elements: on a CPU it should stay in the cache.
 CHUNK_ELEMENTS = {"cpu": 2**18, "cuda": 2**26}
 
+# Rows up to this long are squared and summed faster by a matrix product on a CPU.
+NARROW = 16
+
 
 def chunk_elements(device: torch.device) -> int:
     """Largest temporary on this device."""
@@ -250,6 +253,9 @@ def _chunks(size: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
 def squared_norm(rows: Tensor) -> Tensor:
     """Squared norm of each row, at least in float32."""
     flat = rows.reshape(rows.shape[0], -1)
+    if flat.shape[1] <= NARROW and not flat.is_cuda:
+        flat = wide(flat)
+        return (flat * flat).mv(flat.new_ones(flat.shape[1]))
     return torch.linalg.vector_norm(flat, dim=1, dtype=accumulator(flat.dtype)).square()
 
 

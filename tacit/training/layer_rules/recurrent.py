@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from tacit.training.layer_rules.linear import bias_piece, linear
 from tacit.training.layer_rules.pieces import Outer
-from tacit.training.layer_rules.site import Declined, Layout, Site
+from tacit.training.layer_rules.site import Declined, Layout, Site, outside_autocast
 
 State = tuple[Tensor, ...]
 
@@ -236,7 +236,7 @@ class _Recurrence(torch.autograd.Function):
         w_ih, w_hh, b_ih, b_hh, w_hr = tensors[count:]
         ctx.dtypes = [t.dtype for t in (x, *tensors[:count])]
         ctx.call, ctx.count = call, count
-        with torch.autocast(x.device.type, enabled=False):
+        with outside_autocast(x):
             x = x.to(w_ih.dtype)
             state = tuple(s.to(w_ih.dtype) for s in tensors[:count])
             before, saved, raw = [], [], []

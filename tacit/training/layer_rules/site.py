@@ -1,8 +1,9 @@
 """Where a tensor holds the examples, and what a layer rule is told about one call."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -71,7 +72,7 @@ class Layout(NamedTuple):
         return self.split(tensor, examples).reshape(examples, -1, tensor.shape[-1])
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Site:
     """One call of an operation where tensors that all examples share meet the examples.
 
@@ -113,6 +114,13 @@ class Site:
         if layout is None or any(t is not None and self.layout(t) is not None for t in others):
             raise Declined
         return layout
+
+
+def outside_autocast(tensor: Tensor) -> AbstractContextManager[Any]:
+    """For a rule that has cast its tensors itself."""
+    if torch.is_autocast_enabled(tensor.device.type):
+        return torch.autocast(tensor.device.type, enabled=False)
+    return nullcontext()
 
 
 def autocast_dtype(tensor: Tensor) -> torch.dtype:
