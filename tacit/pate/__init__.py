@@ -22,7 +22,9 @@ from tacit.pate.aggregate import (
     LaplaceMax,
 )
 from tacit.pate.analysis import PrivateCurve
+from tacit.pate.images import character_features
 from tacit.pate.journal import Journal
+from tacit.pate.kernel import KernelTeacher
 from tacit.pate.run import OverlapWarning, PATEClassifier
 from tacit.pate.sanitize import SanitizedCost, Sanitizer, publish_cost
 from tacit.pate.student import SpreadStudent, spread_queries
@@ -41,6 +43,7 @@ __all__ = [
     "GNMax",
     "InteractiveGNMax",
     "Journal",
+    "KernelTeacher",
     "LaplaceMax",
     "OverlapWarning",
     "PATEClassifier",
@@ -53,6 +56,7 @@ __all__ = [
     "TeacherError",
     "TeacherTraining",
     "TorchTeacher",
+    "character_features",
     "count_votes",
     "partition",
     "publish_cost",

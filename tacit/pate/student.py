@@ -14,9 +14,9 @@ from scipy.sparse import csr_matrix, diags_array
 
 from tacit._check import in_open_unit, positive, whole
 from tacit.mechanisms.rng import Seed, generator
+from tacit.pate.kernel import Floats, as_rows, gamma_of, kernel, squared_distances
 from tacit.pate.votes import Labels, check_finite
 
-Floats = NDArray[np.float32]
 _CHUNK = 1000  # rows of a distance matrix held at once
 
 
@@ -67,7 +67,7 @@ class SpreadStudent:
         """Score of each class for each input: (inputs, classes)."""
         rows = _public(X)
         parts = [
-            _kernel(rows[i : i + _CHUNK], self._landmarks, self._gamma) @ self._weights
+            kernel(rows[i : i + _CHUNK], self._landmarks, self._gamma) @ self._weights
             for i in range(0, len(rows), _CHUNK)
         ]
         return np.concatenate(parts) if parts else np.empty((0, len(self.classes_)), np.float32)
@@ -103,13 +103,12 @@ class SpreadStudent:
         size = min(whole(n_landmarks=self.n_landmarks, least=1), len(rows))
         self._landmarks = rows[random.choice(len(rows), size, replace=False)]
         sample = rows[random.choice(len(rows), min(500, len(rows)), replace=False)]
-        median = float(np.median(_squared_distances(sample, self._landmarks)))
-        self._gamma = 1 / (positive(width=self.width) ** 2 * max(median, 1e-12) * 2)
-        inner = self.ridge * _kernel(self._landmarks, self._landmarks, self._gamma).astype(float)
+        self._gamma = gamma_of(sample, self._landmarks, self.width)
+        inner = self.ridge * kernel(self._landmarks, self._landmarks, self._gamma).astype(float)
         moment = np.zeros((size, len(self.classes_)))
         target = np.eye(len(self.classes_))[index]
         for start in range(0, len(rows), _CHUNK):
-            part = _kernel(rows[start : start + _CHUNK], self._landmarks, self._gamma).astype(float)
+            part = kernel(rows[start : start + _CHUNK], self._landmarks, self._gamma).astype(float)
             inner += part.T @ part
             moment += part.T @ target[start : start + _CHUNK]
         inner.flat[:: size + 1] += 1e-6 * np.trace(inner) / size
@@ -144,17 +143,7 @@ def spread_queries(X_public: ArrayLike, n_queries: int, *, rng: Seed = None) -> 
 
 def _public(X: ArrayLike) -> Floats:
     check_finite(X, "X_public")
-    array = np.asarray(X, dtype=np.float32)
-    return array.reshape(len(array), -1)
-
-
-def _squared_distances(a: Floats, b: Floats) -> Floats:
-    squares = (a * a).sum(axis=1)[:, None] + (b * b).sum(axis=1)[None, :] - 2 * a @ b.T
-    return np.maximum(squares, 0.0)
-
-
-def _kernel(a: Floats, b: Floats, gamma: float) -> Floats:
-    return np.exp(-gamma * _squared_distances(a, b))
+    return as_rows(X)
 
 
 def _neighbor_graph(rows: Floats, n_neighbors: int) -> csr_matrix:
@@ -163,7 +152,7 @@ def _neighbor_graph(rows: Floats, n_neighbors: int) -> csr_matrix:
     k = min(n_neighbors, size - 1)
     near, far = np.empty((size, k + 1), np.int64), np.empty((size, k + 1), np.float32)
     for start in range(0, size, _CHUNK):
-        squares = _squared_distances(rows[start : start + _CHUNK], rows)
+        squares = squared_distances(rows[start : start + _CHUNK], rows)
         own = np.arange(len(squares))
         squares[own, start + own] = -1.0  # itself first, whatever repeats
         best = np.argpartition(squares, k, axis=1)[:, : k + 1]
