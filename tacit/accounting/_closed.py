@@ -5,7 +5,8 @@ import math
 import numpy as np
 
 from tacit.accounting._bracket import Bracket
-from tacit.accounting._laws import ROUND, Discrete, Law, Normal, Sampled, Shifted
+from tacit.accounting._laws import Discrete, Law, Normal, Sampled, Shifted
+from tacit.accounting._numerics import ROUND
 from tacit.accounting._pairs import Direction
 from tacit.accounting._solve import invert
 

@@ -26,9 +26,10 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import expit, log_expit, logit, roots_legendre
 
-from tacit.accounting._laws import ROUND, DoubleExponential, FloatArray, Sampled, log_mixture
+from tacit.accounting._laws import DoubleExponential, Sampled
 from tacit.accounting._models import Factor, Split, tilted_atoms
 from tacit.accounting._moments import ORDERS, Moments, grid_moments
+from tacit.accounting._numerics import ROUND, FloatArray, log_mixture
 
 _POINTS = 24
 _NODES, _WEIGHTS = roots_legendre(_POINTS)

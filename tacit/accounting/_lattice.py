@@ -32,8 +32,9 @@ import numpy as np
 from scipy import fft
 
 from tacit.accounting._bracket import Bracket
-from tacit.accounting._laws import ROUND, Discrete, FloatArray, Law
+from tacit.accounting._laws import Discrete, Law
 from tacit.accounting._moments import ORDERS, Moments, grid_moments, total
+from tacit.accounting._numerics import ROUND, FloatArray
 from tacit.accounting._pairs import Direction
 from tacit.errors import NotCertified
 
@@ -194,6 +195,8 @@ class Lattice:
 
     def delta(self, epsilon: float) -> Bracket:
         """Certified bounds on delta(epsilon)."""
+        if not epsilon / self.step < 1e15:
+            return Bracket(0.0, 1.0)
         return Bracket(self._attack(epsilon + self.shift), self._dominate(epsilon - self.shift))
 
     def _dominate(self, epsilon: float) -> float:

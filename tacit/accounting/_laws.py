@@ -14,24 +14,9 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import log_ndtr, ndtr
 
-FloatArray = NDArray[np.float64]
-
-ROUND = 2.0**-53
-"""Largest relative error of one rounding."""
-
-
-def log_mixture(rate: float, log_ratio: FloatArray) -> FloatArray:
-    """log(1 - rate + rate exp(u)), relatively accurate near 0 and without overflow."""
-    if rate == 1.0:
-        return log_ratio
-    direct = np.log1p(rate * np.expm1(np.minimum(log_ratio, 30.0)))
-    if rate <= 0.5 and np.max(log_ratio, initial=-math.inf) <= 30.0:
-        return direct
-    added = np.logaddexp(math.log1p(-rate), math.log(rate) + log_ratio)
-    return added if rate > 0.5 else np.where(log_ratio > 30.0, added, direct)
+from tacit.accounting._numerics import FloatArray, log_mixture
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,10 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import log_ndtr
 
-from tacit.accounting._laws import ROUND, FloatArray
 from tacit.accounting._moments import ORDERS, Moments, grid_moments
-
-ComplexArray = NDArray[np.complex128]
+from tacit.accounting._numerics import ROUND, Array, ComplexArray, FloatArray, expm1, log1p
 
 
 class Split(NamedTuple):
@@ -37,6 +34,8 @@ class Split(NamedTuple):
 class HighPart(NamedTuple):
     """Of a step that is split, M = A + B with A the low and B the high part."""
 
+    log_low: ComplexArray
+    """log of A(order + i t) / M(order)."""
     log_rise: ComplexArray
     """log(M / A) = log(1 + B / A), relatively accurate where B is small."""
     error: FloatArray
@@ -88,11 +87,11 @@ class Model(Protocol):
 
 
 class Atoms(NamedTuple):
-    """A tilted law as finitely many atoms."""
+    """A tilted law as finitely many atoms; losses and weights are complex off the real line."""
 
-    loss: FloatArray
+    loss: Array
     loss_error: FloatArray
-    weight: FloatArray
+    weight: Array
     """Tilted masses, summing to 1 up to `error`."""
     weight_error: FloatArray
     """Relative error of each weight by rounding."""
@@ -101,31 +100,32 @@ class Atoms(NamedTuple):
     error: float
     """Largest error of the transform relative to M(order), from quadrature and pruning."""
 
-    def factor(self, share: FloatArray | None, step: float, size: int) -> Factor:
+    def factor(self, share: Array | None, step: float, size: int) -> Factor:
         """Their transform; `share` of each atom belongs to the high part."""
         t = step * np.arange(size)
         if share is None:
             excess, high = _transform(self.loss, self.weight, step, size), None
         else:
             weight = self.weight * share
-            mass = float(weight.sum())
+            sizes, mass = np.abs(weight), complex(weight.sum())
             low = _transform(self.loss, self.weight - weight, step, size) - mass
             added = _transform(self.loss, weight, step, size) + mass
             excess = low + added
-            relative = self.weight_error + 16 * ROUND * (2 - np.log(np.maximum(share, 1e-300)))
-            fixed = float(weight @ relative) + (16 + 3 * len(weight)) * ROUND * mass + self.error
-            error = fixed + t * float(weight @ self.loss_error)
-            high = HighPart(log1p(added / (1.0 + low)), error)
+            shares = 2 - np.log(np.maximum(np.abs(share), 1e-300))
+            relative = self.weight_error + ROUND * (128 * shares + 16 + 3 * len(weight))
+            error = self.error + float(sizes @ relative) + t * float(sizes @ self.loss_error)
+            log_low = log1p(low)
+            high = HighPart(log_low, log1p(added * np.exp(-log_low)), error)
         log = log1p(excess)
         # |exp(i t l) - 1| is at most t |l|, and the errors of its sum over atoms are in proportion.
         summing = self.weight_error + (8 + 3 * len(self.loss)) * ROUND
-        blur = float(self.weight @ (self.loss_error + summing * np.abs(self.loss)))
+        blur = float(np.abs(self.weight) @ (self.loss_error + summing * np.abs(self.loss)))
         absolute = self.error + t * blur + 8 * ROUND * (t > 0) + (high.error if high else 0.0)
         error = absolute * np.exp(-log.real) + 4 * ROUND * np.abs(log)
         return Factor(log, error, self.log_moment, self.log_moment_error, high)
 
 
-def _transform(loss: FloatArray, weight: FloatArray, step: float, size: int) -> ComplexArray:
+def _transform(loss: Array, weight: Array, step: float, size: int) -> ComplexArray:
     """Sum of weight * (exp(i t loss) - 1) at t = 0, step, ..., (size - 1) step.
 
     exp(i t l) - 1 is formed without cancellation at few t, and with exp(i (t + s) l) - 1 =
@@ -138,27 +138,15 @@ def _transform(loss: FloatArray, weight: FloatArray, step: float, size: int) -> 
     return both.ravel()[:size]
 
 
-def _turns(t: FloatArray, loss: FloatArray) -> ComplexArray:
+def _turns(t: FloatArray, loss: Array) -> ComplexArray:
     """exp(i t loss) - 1."""
+    if np.iscomplexobj(loss):
+        return expm1(np.multiply.outer(1j * t, loss))
     angle = np.multiply.outer(t, loss)
     turns = np.empty(angle.shape, np.complex128)
     turns.real = -2 * np.sin(0.5 * angle) ** 2
     turns.imag = np.sin(angle)
     return turns
-
-
-def log1p(z: ComplexArray) -> ComplexArray:
-    """log(1 + z), relatively accurate for small z (numpy's is only absolutely)."""
-    out = np.empty_like(z)
-    out.real = 0.5 * np.log1p(np.maximum(z.real * (2 + z.real) + z.imag**2, 4 * ROUND - 1))
-    out.imag = np.arctan2(z.imag, 1 + z.real)
-    return out
-
-
-def expm1(z: ComplexArray) -> ComplexArray:
-    """exp(z) - 1 without cancellation."""
-    turn = np.exp(1j * z.imag)
-    return np.expm1(z.real) * turn - 2 * np.sin(0.5 * z.imag) ** 2 + 1j * turn.imag
 
 
 @dataclass(frozen=True)
@@ -230,9 +218,9 @@ class AtomicModel:
 
 
 def tilted_atoms(
-    loss: FloatArray,
+    loss: Array,
     loss_error: FloatArray,
-    log_mass: FloatArray,
+    log_mass: Array,
     mass_error: FloatArray,
     order: float,
     error: float,
@@ -244,17 +232,19 @@ def tilted_atoms(
     keeps its digits where M(order) is close to 1. `error` is their error by quadrature.
     """
     exponent = order * loss
-    if exponent[-1] < 500.0:
-        log_m = math.log1p(float(np.exp(log_mass) @ np.expm1(exponent)) - removed)
+    if np.max(exponent.real) < 500.0:
+        growth = expm1(exponent) if np.iscomplexobj(exponent) else np.expm1(exponent)
+        log_m = math.log1p(float((np.exp(log_mass) @ growth).real) - removed)
     else:
-        peak = float(np.max(log_mass + exponent))
-        log_m = peak + math.log(float(np.exp(log_mass + exponent - peak).sum()))
+        peak = float(np.max((log_mass + exponent).real))
+        log_m = peak + math.log(float(np.exp(log_mass + exponent - peak).sum().real))
     weight = np.exp(log_mass + exponent - log_m)
     sizes = 2 + np.abs(log_mass) + np.abs(exponent) + abs(log_m)
     weight_error = mass_error + 4 * ROUND * sizes + order * loss_error
-    # A term of M - 1 is the weight times 1 - exp(-exponent), at most 2 min(|exponent|, 1) in size
-    # unless the exponent is negative, where the weight before tilting counts.
-    terms = np.abs(np.exp(log_mass - log_m) * np.expm1(np.minimum(exponent, 500.0)))
+    # A term of M - 1 is a weight times 1 - exp(-exponent), the difference of two positive masses.
+    masses = np.exp((log_mass - log_m).real)
+    terms = np.minimum(np.abs(exponent), 1.0) * 2 * (np.abs(weight) + masses)
     log_m_error = float(terms @ (weight_error + (8 + 3 * len(loss)) * ROUND))
-    log_m_error += float(weight @ (order * loss_error)) + 4 * ROUND * abs(log_m) + 2 * error
+    log_m_error += float(np.abs(weight) @ (order * loss_error))
+    log_m_error += 4 * ROUND * abs(log_m) + 2 * error
     return Atoms(loss, loss_error, weight, weight_error, log_m, log_m_error, error)

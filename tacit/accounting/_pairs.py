@@ -10,20 +10,14 @@ two neighboring data sets can be compared; the guarantee is the worse of them.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import singledispatch
 
 import numpy as np
 
-from tacit.accounting._laws import (
-    Discrete,
-    DoubleExponential,
-    Law,
-    Normal,
-    Sampled,
-    Shifted,
-    log_mixture,
-)
+from tacit.accounting._laws import Discrete, DoubleExponential, Law, Normal, Sampled, Shifted
+from tacit.accounting._numerics import log_mixture
 from tacit.accounting.compose import flatten
 from tacit.errors import UnsupportedEvent
 from tacit.events import (
@@ -38,6 +32,8 @@ from tacit.events import (
     RandomizedResponse,
     Relation,
 )
+
+PairRule = Callable[[Event, Relation], tuple[Law, Law]]
 
 
 @dataclass(frozen=True)
@@ -63,10 +59,15 @@ class Direction:
         return sum(count for _, count in self.parts)
 
 
-def directions(event: Event, relation: Relation) -> tuple[Direction, ...]:
-    """The comparisons whose worst is the guarantee of `event` under `relation`."""
+def directions(
+    event: Event, relation: Relation, pair_of: PairRule | None = None
+) -> tuple[Direction, ...]:
+    """The comparisons whose worst is the guarantee of `event` under `relation`.
+
+    `pair_of` may give pairs that only bound an event from above; `pair`, the default, is exact.
+    """
     counts = flatten(event)
-    pairs = {part: pair(part, relation) for part in counts}
+    pairs = {part: (pair_of or pair)(part, relation) for part in counts}
     both = tuple(_direction([(pairs[part][i], n) for part, n in counts.items()]) for i in (0, 1))
     return both[:1] if both[0] == both[1] else both
 

@@ -4,9 +4,9 @@ import math
 
 from tacit.accounting._bracket import Bracket
 from tacit.accounting._closed import OneRelease, Unsampled
-from tacit.accounting._contour import Contour, Family
+from tacit.accounting._contour import LIGHT_WORK, Contour, Family
 from tacit.accounting._lattice import Lattice, coarse_moments
-from tacit.accounting._laws import ROUND
+from tacit.accounting._numerics import ROUND
 from tacit.accounting._pairs import Direction
 from tacit.accounting._solve import invert
 from tacit.errors import NotCertified
@@ -91,10 +91,16 @@ class Side:
         bound = family.moments.epsilon_bound(delta - family.removed)
         answer = _meet(answer, Bracket(0.0, bound))
         guess = family.moments.guess_epsilon(delta)
-        for attempt in range(4):
+        for attempt in range(6):
             if answer.upper <= floor:
                 break
-            contour = self._contour(family, guess, delta, fresh=attempt > 0)
+            try:
+                contour = self._contour(family, guess, delta, fresh=attempt > 0)
+            except NotCertified:
+                if attempt:
+                    break
+                guess = self._single_jump(delta)
+                continue
             found = invert(contour, delta, guess=guess, ceiling=answer.upper)
             answer = _meet(answer, found)
             near = contour.order * abs(found.upper - guess) < 1.0
@@ -103,12 +109,16 @@ class Side:
             guess = found.upper  # closer to the truth than the guess it was tuned for
         return answer
 
+    def _single_jump(self, delta: float) -> float:
+        """About epsilon where one step in many makes all the loss: delta = steps * one delta."""
+        return max(_epsilon_on(one, delta / count).upper for one, count in self.releases)
+
     def _contour_delta(self, epsilon: float, answer: Bracket) -> Bracket:
         delta = math.exp(self._family(1e-12).moments.guess_log_delta(epsilon))
         for attempt in range(4):
             family = self._family(max(delta, 1e-300))
             bound = math.exp(family.moments.log_delta_bound(epsilon)) + family.removed
-            contour = self._contour(family, epsilon, delta, fresh=attempt > 0)
+            contour = self._contour(family, epsilon, delta, fresh=True)
             found = contour.delta(epsilon)
             answer = _meet(_meet(answer, found), Bracket(0.0, bound))
             if _is_good(answer) or not 0.0 < answer.upper < 0.5 * delta:
@@ -162,7 +172,8 @@ class Side:
             for contour in self.contours:
                 if contour.order * abs(contour.center - epsilon) < 2.0:
                     return contour
-        contour = family.tune(epsilon, math.log(delta) + math.log(self.tolerance))
+        log_target = math.log(delta) + math.log(self.tolerance)
+        contour = family.tune(epsilon, log_target, most_work=3e7 if fresh else LIGHT_WORK)
         self.contours.append(contour)
         return contour
 

@@ -35,9 +35,10 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import expit, log_ndtr, logit
 
-from tacit.accounting._laws import ROUND, FloatArray, Normal, Sampled, log_mixture
+from tacit.accounting._laws import Normal, Sampled
 from tacit.accounting._models import Factor, Split, tilted_atoms
 from tacit.accounting._moments import ORDERS, Moments
+from tacit.accounting._numerics import ROUND, Array, FloatArray, log_mixture
 from tacit.errors import NotCertified
 
 _LOG_ROOT_TWO_PI = 0.5 * math.log(2 * math.pi)
@@ -77,7 +78,7 @@ class SmoothModel:
         best = max(int(np.searchsorted(log_mass, log_removed)) - 1, 0)
         return float(cuts[best]), math.exp(log_mass[best]) * (1 + 1e-12)
 
-    def log_density(self, y: FloatArray) -> tuple[FloatArray, FloatArray]:
+    def log_density(self, y: Array) -> tuple[Array, Array]:
         """log of phi chi exp(a L), and the loss."""
         log_p = -0.5 * y * y - _LOG_ROOT_TWO_PI + log_ndtr(self.cut - y)
         if self.law.a == 0:
@@ -85,7 +86,7 @@ class SmoothModel:
         forward = self.log_ratio(y)
         return log_p + forward, forward - self.log_ratio(-y) if self.law.b else forward
 
-    def log_ratio(self, y: FloatArray) -> FloatArray:
+    def log_ratio(self, y: Array) -> Array:
         """L(y)."""
         return log_mixture(self.rate, (y - 0.5 / self.sigma) / self.sigma)
 
@@ -94,15 +95,16 @@ class SmoothModel:
         return expit((y - 0.5 / self.sigma) / self.sigma + logit(self.rate))
 
     def ratio_error(self, y: FloatArray) -> FloatArray:
-        """Rounding error of `log_ratio`, y being exact.
+        """Rounding error of `log_ratio` at y, or on a line above it.
 
-        That of u reaches L with the factor p; `log_mixture` adds ten roundings of L and, where it
-        adds logarithms, a few of these.
+        That of u reaches L with the factor |q exp(u) / g| <= sqrt(2) p; `log_mixture` adds ten
+        roundings of L, which is at most its real part and angle, and a few of the logarithms that
+        it may add.
         """
         u, q = (y - 0.5 / self.sigma) / self.sigma, self.rate
         adds = 4.0 * ((u > 30.0) | (q > 0.5)) * (1 - math.log(q) - math.log1p(-q))
-        shaky = self.chance(y) * (4 * np.abs(u) + 2 / self.sigma**2)
-        return ROUND * (shaky + 10 * np.abs(log_mixture(q, u)) + adds)
+        shaky = self.chance(y) * (8 * np.abs(u) + 4 / self.sigma**2 + 8)
+        return ROUND * (shaky + 20 * np.abs(log_mixture(q, u)) + adds)
 
     def moments(self) -> Moments:
         """Cumulants; M is the trapezoid sum up to its proved error."""
@@ -133,7 +135,11 @@ class SmoothModel:
         return np.exp(np.minimum(logs.min(axis=0), 200.0))
 
     def log_outside(self, orders: FloatArray | float) -> FloatArray:
-        """log of the integral of F_order outside the grid, or of its sum over nodes there.
+        """log of the integral of F_order outside the grid, or of its sum over nodes there."""
+        return np.logaddexp(*self.log_beyond(orders))
+
+    def log_beyond(self, orders: FloatArray | float) -> tuple[FloatArray, FloatArray]:
+        """The same for each end.
 
         Left, the loss is largest at the end and P is at most phi. Right, log F falls at the rate
         2 y - cut - (a (1 + order) + b order) / sigma or faster, since L' <= 1 / sigma.
@@ -142,7 +148,7 @@ class SmoothModel:
         pull = (self.law.a * (1 + orders) + self.law.b * orders) / self.sigma
         fall = np.maximum(2 * self.y[-1] - self.cut - pull, 1e-100)
         right = self.log_p[-1] + orders * self.loss[-1] + np.log(self.step + 1 / fall)
-        return np.logaddexp(left, right)
+        return left, right
 
     def tilt(self, order: float, log_m: float) -> "TiltedSmooth":
         """This law weighted by exp(order * loss - log_m)."""
@@ -150,11 +156,12 @@ class SmoothModel:
 
 
 class Nodes(NamedTuple):
-    """Trapezoid nodes at multiples first, ..., last - 1 of `spacing`, and their error."""
+    """Trapezoid nodes at multiples first, ..., last - 1 of `spacing` on the line Im y = height."""
 
     spacing: float
     first: int
     last: int
+    height: float
     error: float
 
 
@@ -182,7 +189,8 @@ class TiltedSmooth:
         self.outside = math.exp(min(float(base.log_outside(order)) - log_m, 700.0))
         self.deepest = min(7.0, 0.97 * math.pi * sigma)
         self.decay_lines: Lines | None = None
-        self.nodes = Nodes(0.0, 0, 0, 0.0)
+        self.split_lines: Lines | None = None
+        self.nodes = Nodes(0.0, 0, 0, 0.0, 0.0)
 
     def log_decay(self, t: float, count: int) -> float:
         """As `Tilted.log_decay`."""
@@ -190,7 +198,10 @@ class TiltedSmooth:
 
     def log_high_decay(self, t: float, split: Split) -> float:
         """The same for the high part B of this law."""
-        return float(self._lines(1).log_norm(t, split).min())
+        if self.split_lines is None:
+            deepest = min(12 * split.WIDTH, self.deepest)
+            self.split_lines = Lines(self, np.geomspace(0.1 * deepest, deepest, 14))
+        return float(self.split_lines.log_norm(t, split).min())
 
     def _lines(self, count: int) -> "Lines":
         """Lines for the decay of a `count`-fold product: the best depth is near 1 / sqrt(count)."""
@@ -199,47 +210,64 @@ class TiltedSmooth:
             self.decay_lines = Lines(self, np.geomspace(shallow, self.deepest, 14))
         return self.decay_lines
 
-    def _spacing(self, t: float, log_error: float, split: Split | None) -> float:
-        """Largest step whose trapezoid error is at most exp(log_error) at all frequencies <= t."""
-        lines = Lines(self, self.deepest * np.array([1.0, 0.75, 0.55, 0.4, 0.3, 0.2, 0.1]))
-        log_norm = lines.log_norm(-t)
-        if split:  # |Phi(x + i s)| <= exp(s^2 / 2) Phi(x)
-            log_norm = log_norm + 0.5 * (lines.s / split.WIDTH) ** 2
-        reach = np.logaddexp(0.0, math.log(2) + log_norm - log_error)
-        return min(float((2 * math.pi * lines.s / reach).max()), self.base.step)
-
     def lay_nodes(self, t: float, log_error: float, split: Split | None) -> int:
         """As `Tilted.lay_nodes`: trapezoid nodes that err by about exp(log_error)."""
-        spacing = self._spacing(t, log_error, split)
-        low, high, pruned = self._span(log_error)
+        spacing, height = self._spacing(t, log_error, split)
+        low, high, pruned = self._span(log_error, height, split)
         if spacing * _MOST_NODES < high - low:
             return _MOST_NODES
         # A step of few bits makes every node an exact multiple of it.
         spacing = math.ldexp(math.floor(math.ldexp(spacing, 30)), -30)
         first, last = math.ceil(low / spacing), math.floor(high / spacing) + 1
-        self.nodes = Nodes(spacing, first, last, pruned + math.exp(log_error))
+        self.nodes = Nodes(spacing, first, last, height, pruned + math.exp(log_error))
         return last - first
 
-    def _span(self, log_error: float) -> tuple[float, float, float]:
-        """Ends of the cells worth a node, and a bound on the tilted mass of all others."""
-        most = math.exp(log_error)
+    def _spacing(self, t: float, log_error: float, split: Split | None) -> tuple[float, float]:
+        """Largest step that errs by at most exp(log_error) at all frequencies up to t; its line.
+
+        On the real line the error is set by the line -s, on which |F| grows with t. On the line
+        +s / 2 it is set by the lines 0 and +s, on which |F| does not: few nodes then serve any t.
+        """
+        lines = Lines(self, self.deepest * np.geomspace(0.01, 1.0, 14))
+        real, lifted = lines.log_norm(-t), np.logaddexp(0.0, lines.log_norm(0.0))
+        if split:  # |Phi(x + i s)| <= exp(s^2 / 2) Phi(x)
+            extra = 0.5 * (lines.s / split.WIDTH) ** 2
+            real, lifted = real + extra, lifted + extra
+        on_real = 2 * math.pi * lines.s / np.logaddexp(0.0, math.log(2) + real - log_error)
+        on_lifted = math.pi * lines.s / np.logaddexp(0.0, math.log(2) + lifted - log_error)
+        best = int(np.argmax(on_lifted))
+        spacing, height = float(on_real.max()), 0.0
+        if on_lifted[best] > 2 * spacing:
+            spacing, height = float(on_lifted[best]), 0.5 * float(lines.s[best])
+        return min(spacing, self.base.step), height
+
+    def _span(
+        self, log_error: float, height: float, split: Split | None
+    ) -> tuple[float, float, float]:
+        """Ends of the cells worth a node, and a bound on what all other nodes would add."""
+        # On a line above, |F| is at most exp(s^2 - fall log cos) times what it is below.
+        log_lift = height**2 - self.fall * math.log(math.cos(0.5 * height / self.base.sigma))
+        log_lift += 0.5 * (height / split.WIDTH) ** 2 if split else 0.0
+        most = math.exp(log_error - log_lift)
         first = int(np.searchsorted(np.cumsum(self.largest), most))
         last = len(self.largest) - int(np.searchsorted(np.cumsum(self.largest[::-1]), most))
         # Nodes in a cell are worth at most (1 + spacing / step) <= 2 times `largest`.
-        return self.edges[first], self.edges[max(last, first + 1)], 4 * most + 2 * self.outside
+        pruned = (4 * most + 2 * self.outside) * math.exp(min(log_lift, 700.0))
+        return self.edges[first], self.edges[max(last, first + 1)], pruned
 
     def factor(self, step: float, size: int, split: Split | None) -> Factor:
         """As `Tilted.factor`."""
         base, nodes = self.base, self.nodes
-        y = nodes.spacing * np.arange(nodes.first, nodes.last)
+        x = nodes.spacing * np.arange(nodes.first, nodes.last)
+        y = x + 1j * nodes.height if nodes.height else x
         log_p, loss = base.log_density(y)
         log_p = log_p + math.log(nodes.spacing)
         loss_error = ROUND * np.abs(loss)
-        loss_error += base.ratio_error(y) if base.law.a else 0.0
-        loss_error += base.ratio_error(-y) if base.law.b else 0.0
+        loss_error += base.ratio_error(x) if base.law.a else 0.0
+        loss_error += base.ratio_error(-x) if base.law.b else 0.0
         # log_p sums -y^2 / 2, log chi <= 0 and a L, so these are no larger than it and the rest.
-        sizes = 3 + y * y + np.abs(log_p) + np.abs(loss) - math.log1p(-base.rate)
-        log_error = 16 * ROUND * sizes + base.law.a * loss_error
+        sizes = 3 + np.abs(y) ** 2 + np.abs(log_p) + np.abs(loss) - math.log1p(-base.rate)
+        log_error = (64 if nodes.height else 16) * ROUND * sizes + base.law.a * loss_error
         atoms = tilted_atoms(
             loss, loss_error, log_p, log_error, self.order, nodes.error, base.removed
         )
@@ -253,7 +281,9 @@ class TiltedSmooth:
         """Upper bounds of log E[(1 - psi) exp(m * loss)] at `ORDERS` m, this law being untilted."""
         loss = self.base.log_density(self.edges[1:])[1]
         exponent = np.multiply.outer(ORDERS, loss) + split.log_low(self.edges[:-1])
-        outside = np.exp(np.minimum(self.base.log_outside(ORDERS), 700.0))
+        left, right = self.base.log_beyond(ORDERS)
+        right = right + split.log_low(self.edges[-1:])
+        outside = np.exp(np.minimum(np.logaddexp(left, right), 700.0))
         return self._log_expectation(exponent, outside)
 
     def high_mass(self, split: Split) -> float:
