@@ -120,9 +120,9 @@ def gpt_parameters() -> Tree:
         "up": dense(d, 4 * d), "down": dense(4 * d, d),
     }  # fmt: skip
     return {
-        "tokens": array(50_257, d), "positions": array(512, d),
+        "tokens": array(50_304, d), "positions": array(512, d),
         "blocks": [block() for _ in range(12)], "norm": affine(d),
-        "head": dense(d, 50_257, bias=False),
+        "head": dense(d, 50_304, bias=False),
     }  # fmt: skip
 
 
@@ -205,7 +205,7 @@ WORKLOADS: dict[str, tuple[Callable[[], Tree], Callable, Callable[[int], tuple]]
     "gpt2": (
         gpt_parameters,
         classify(gpt),
-        lambda n: (whole(50_257, n, 512), whole(50_257, n, 512)),
+        lambda n: (whole(50_304, n, 512), whole(50_304, n, 512)),
     ),
 }
 WORKLOADS["cnn-2048"] = WORKLOADS["cnn-256"]
