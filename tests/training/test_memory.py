@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tacit.training.batches import Micro, n_rows
-from tacit.training.memory import in_pieces, largest_lot, starting_limit
+from tacit.training.memory import in_pieces, starting_limit, usual_lot
 
 CPU = torch.device("cpu")
 
@@ -71,6 +71,7 @@ def test_the_starting_limit_follows_memory_and_lot():
     assert 1 <= few <= 64
 
 
-def test_lots_above_the_largest_are_rare():
-    assert largest_lot(0.01, 60_000) < 800
-    assert largest_lot(1.0, 50) == 50
+def test_lots_above_the_usual_are_rare():
+    assert usual_lot(600, deviations=6.0) == 752
+    assert usual_lot(256, deviations=2.0) == 288
+    assert usual_lot(0.01, deviations=6.0) == 8
