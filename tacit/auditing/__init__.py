@@ -1,11 +1,24 @@
 """Auditing: attack what was trained; a lower bound on epsilon that must stay under the bill."""
 
+from tacit.auditing.bill import BillTest, refute_event
 from tacit.auditing.bounds import (
     AuditBound,
     gaussian_fit,
+    gaussian_threshold_test,
     one_run,
     one_run_gaussian,
     threshold_test,
 )
+from tacit.auditing.guesses import plan_guesses
 
-__all__ = ["AuditBound", "gaussian_fit", "one_run", "one_run_gaussian", "threshold_test"]
+__all__ = [
+    "AuditBound",
+    "BillTest",
+    "gaussian_fit",
+    "gaussian_threshold_test",
+    "one_run",
+    "one_run_gaussian",
+    "plan_guesses",
+    "refute_event",
+    "threshold_test",
+]
