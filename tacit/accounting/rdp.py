@@ -10,6 +10,7 @@ knows as well, `PLD` is tighter.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +23,7 @@ from tacit.accounting.compose import flatten
 from tacit.errors import UnsupportedEvent
 from tacit.events import BestOf, Event, RandomAllocation, Relation, RenyiCurve
 
+_NEAR_ONE = 1 + 2.0**-10
 _HIGHEST, _LOWEST = 28.0, -16.0
 """The search stops at orders 1 + 2^28 and 1 + 2^-16."""
 
@@ -87,15 +89,21 @@ class RDP:
     ) -> float:
         """Smallest epsilon at `delta` that the curve implies; infinite if none does."""
         delta = in_open_unit(delta=delta)
-        return self._least(event, relation, lambda o, charge: _epsilons(o, charge, delta))
+        if self._at_zero(event, relation) <= delta:
+            return 0.0
+        return max(self._least(event, relation, partial(_epsilons, delta=delta)), 0.0)
 
     def delta(
         self, event: Event, *, epsilon: float, relation: Relation = Relation.ADD_REMOVE
     ) -> float:
         """Smallest delta at `epsilon` that the curve implies."""
         epsilon = non_negative(epsilon=epsilon)
-        least = self._least(event, relation, lambda o, charge: _log_deltas(o, charge, epsilon))
-        return math.exp(min(least, 0.0))
+        least = self._least(event, relation, partial(_log_deltas, epsilon=epsilon))
+        return min(math.exp(min(least, 0.0)), self._at_zero(event, relation))
+
+    def _at_zero(self, event: Event, relation: Relation) -> float:
+        """Bound on delta at epsilon 0, from the smallest order: a divergence grows with it."""
+        return _total_variation(self.charge(event, min(self.orders or (_NEAR_ONE,)), relation))
 
     def _least(self, event: Event, relation: Relation, convert: _Conversion) -> float:
         parts, relation = flatten(event), Relation(relation)
@@ -129,38 +137,38 @@ def epsilon_from_rdp(values: ArrayLike, orders: ArrayLike, *, delta: float) -> f
     """
     delta = in_open_unit(delta=delta)
     charge = Charge(np.asarray(values, dtype=float), 0.0)
-    return float(_epsilons(_checked_orders(orders), charge, delta).min())
+    if _total_variation(charge) <= delta:
+        return 0.0
+    return max(float(_epsilons(_checked_orders(orders), charge, delta=delta).min()), 0.0)
 
 
 def delta_from_rdp(values: ArrayLike, orders: ArrayLike, *, epsilon: float) -> float:
     """Smallest delta that a Rényi curve implies at `epsilon`; see `epsilon_from_rdp`."""
     epsilon = non_negative(epsilon=epsilon)
     charge = Charge(np.asarray(values, dtype=float), 0.0)
-    return math.exp(min(float(_log_deltas(_checked_orders(orders), charge, epsilon).min()), 0.0))
+    logs = _log_deltas(_checked_orders(orders), charge, epsilon=epsilon)
+    return min(math.exp(min(float(logs.min()), 0.0)), _total_variation(charge))
 
 
-def _epsilons(orders: FloatArray, charge: Charge, delta: float) -> FloatArray:
+def _epsilons(orders: FloatArray, charge: Charge, *, delta: float) -> FloatArray:
     values, mass = charge
     if mass >= delta:
         return np.full(len(orders), np.inf)
     # With probability `mass` all may be lost; else the curve holds, for the rest of delta.
     rest = (delta - mass) / (1 - mass)
-    found = values + np.log1p(-1 / orders) - (math.log(rest) + np.log(orders)) / (orders - 1)
-    # Where even the total variation is below delta, epsilon 0 holds.
-    return np.where(_total_variation(values) <= rest, 0.0, np.maximum(found, 0.0))
+    return values + np.log1p(-1 / orders) - (math.log(rest) + np.log(orders)) / (orders - 1)
 
 
-def _log_deltas(orders: FloatArray, charge: Charge, epsilon: float) -> FloatArray:
+def _log_deltas(orders: FloatArray, charge: Charge, *, epsilon: float) -> FloatArray:
     values, mass = charge
     found = (orders - 1) * (values - epsilon + np.log1p(-1 / orders)) - np.log(orders)
-    with np.errstate(divide="ignore"):  # a divergence of 0 means delta 0
-        found = np.minimum(found, np.log(_total_variation(values)))
-        return found if mass == 0 else np.log(mass + (1 - mass) * np.exp(np.minimum(found, 0.0)))
+    return found if mass == 0 else np.log(mass + (1 - mass) * np.exp(np.minimum(found, 0.0)))
 
 
-def _total_variation(values: FloatArray) -> FloatArray:
+def _total_variation(charge: Charge) -> float:
     """Pinsker's and Bretagnolle & Huber's bounds; a value at any order bounds the KL divergence."""
-    return np.sqrt(np.minimum(values / 2, -np.expm1(-values)))
+    least = float(charge.values.min())
+    return charge.delta_mass + math.sqrt(min(least / 2, -math.expm1(-least)))
 
 
 def _least_over_orders(objective: Callable[[FloatArray], FloatArray], knots: FloatArray) -> float:
@@ -168,11 +176,11 @@ def _least_over_orders(objective: Callable[[FloatArray], FloatArray], knots: Flo
     exponents = np.arange(-4.0, 9.0)
     found = objective(np.append(1 + 2.0**exponents, knots))
     values, at_knots = found[: len(exponents)], found[len(exponents) :]
-    while values.min() > 0 and np.argmin(values) == len(values) - 1 and exponents[-1] < _HIGHEST:
+    while np.argmin(values) == len(values) - 1 and exponents[-1] < _HIGHEST:
         more = exponents[-1] + np.arange(1.0, 5.0)
         exponents = np.append(exponents, more)
         values = np.append(values, objective(1 + 2.0**more))
-    while values.min() > 0 and np.argmin(values) == 0 and exponents[0] > _LOWEST:
+    while np.argmin(values) == 0 and exponents[0] > _LOWEST:
         more = exponents[0] - np.arange(4.0, 0.0, -1.0)
         exponents = np.append(more, exponents)
         values = np.append(objective(1 + 2.0**more), values)

@@ -1,22 +1,36 @@
 """What an event cost, by the tightest accountant that can price it.
 
 `PLD` where it has a dominating pair for every part, else `RDP`, which prices more kinds of events.
-Of two valid answers the better is given: for an exponential mechanism, whose bounded range only
-`RDP` uses; and for an event priced in part by `PLD`, whose parts may be priced apart, each at a
-share of delta fixed beforehand, with epsilons and deltas added.
+Of two valid answers the better is given:
+
+* random allocation is composed as `PLD` does, from a pair that bounds it (`_allocation_pair`);
+* an exponential mechanism is priced by both, since only `RDP` uses its bounded range;
+* of an event that `PLD` knows in part, the parts are also priced apart, each at a share of delta
+  fixed beforehand, and epsilons and deltas added.
 """
 
 import math
 from typing import Protocol
 
 from tacit._check import in_open_unit, non_negative
+from tacit.accounting._allocation_pair import allocation_pair
 from tacit.accounting._bracket import Bracket
-from tacit.accounting._pairs import pair
+from tacit.accounting._laws import Law
+from tacit.accounting._pairs import directions, pair
+from tacit.accounting._side import Side
 from tacit.accounting.compose import flatten
 from tacit.accounting.pld import PLD
 from tacit.accounting.rdp import RDP
 from tacit.errors import NotCertified, UnsupportedEvent
-from tacit.events import Event, Exponential, Relation, Repeated, Sequence
+from tacit.events import (
+    Event,
+    Exponential,
+    Gaussian,
+    RandomAllocation,
+    Relation,
+    Repeated,
+    Sequence,
+)
 
 _SHARES = (0.5, 0.9, 0.99)
 """Parts of delta tried for what `PLD` prices, when the rest goes to `RDP`."""
@@ -103,7 +117,7 @@ def delta(
 def bracket(event: Event, *, delta: float, relation: Relation = Relation.ADD_REMOVE) -> Bracket:
     """Certified lower and upper end of the epsilon of `event` at `delta`.
 
-    An event that `PLD` cannot price has a proved upper end only; its lower end is 0.
+    An event that `PLD` cannot price exactly has a proved upper end only; its lower end is 0.
 
     >>> from tacit.events import Gaussian
     >>> found = bracket(Gaussian(1.0), delta=1e-5)
@@ -111,30 +125,43 @@ def bracket(event: Event, *, delta: float, relation: Relation = Relation.ADD_REM
     (4.3772, 4.3772)
     """
     delta, relation = in_open_unit(delta=delta), Relation(relation)
-    if _split(event, relation)[1] is None and not _has_bounded_range(event):
-        return PLD().bracket(event, delta=delta, relation=relation)
-    return Bracket(0.0, epsilon(event, delta=delta, relation=relation))
+    if _split(event, relation)[1] is not None or _has_looser_pair(event):
+        return Bracket(0.0, epsilon(event, delta=delta, relation=relation))
+    return PLD().bracket(event, delta=delta, relation=relation)
 
 
 def _tight_epsilon(event: Event, delta: float, relation: Relation) -> float:
-    """`PLD`'s price, or that of `RDP` where `PLD` cannot certify one or is the looser."""
+    """Price by dominating pairs, or that of `RDP` where it is the lower."""
     try:
-        found = PLD().epsilon(event, delta=delta, relation=relation)
+        found = max(side.epsilon(delta).upper for side in _sides(event, relation))
     except NotCertified:
         found = math.inf
-    if math.isinf(found) or _has_bounded_range(event):
+    if math.isinf(found) or _has_looser_pair(event):
         found = min(found, RDP().epsilon(event, delta=delta, relation=relation))
     return found
 
 
 def _tight_delta(event: Event, epsilon: float, relation: Relation) -> float:
     try:
-        found = PLD().delta(event, epsilon=epsilon, relation=relation)
+        found = max(side.delta(epsilon).upper for side in _sides(event, relation))
     except NotCertified:
         found = 1.0
-    if found == 1 or _has_bounded_range(event):
+    if found == 1 or _has_looser_pair(event):
         found = min(found, RDP().delta(event, epsilon=epsilon, relation=relation))
     return found
+
+
+def _sides(event: Event, relation: Relation) -> list[Side]:
+    """As `PLD` has them, but with pairs that need only bound an event from above."""
+    found = directions(event, relation, _pair_from_above)
+    return [Side(direction, tolerance=PLD().tolerance) for direction in found]
+
+
+def _pair_from_above(event: Event, relation: Relation) -> tuple[Law, Law]:
+    replaced = relation is Relation.REPLACE_ONE
+    if isinstance(event, RandomAllocation) and isinstance(event.event, Gaussian) and not replaced:
+        return allocation_pair(event.steps, 1 / event.event.noise_multiplier)
+    return pair(event, relation)
 
 
 def _split(event: Event, relation: Relation) -> tuple[Event | None, Event | None]:
@@ -142,7 +169,7 @@ def _split(event: Event, relation: Relation) -> tuple[Event | None, Event | None
     known, rest = [], []
     for part, count in flatten(event).items():
         try:
-            pair(part, relation)
+            _pair_from_above(part, relation)
         except UnsupportedEvent:
             rest.append(Repeated(part, count))
         else:
@@ -154,5 +181,6 @@ def _all(parts: list[Event]) -> Event | None:
     return Sequence(tuple(parts)) if parts else None
 
 
-def _has_bounded_range(event: Event) -> bool:
-    return any(isinstance(part, Exponential) for part in flatten(event))
+def _has_looser_pair(event: Event) -> bool:
+    """Whether some part has a pair that only bounds it, so that `RDP` may be lower."""
+    return any(isinstance(part, Exponential | RandomAllocation) for part in flatten(event))
