@@ -757,3 +757,41 @@ def test_peer_bug_18_microbatching_does_not_change_the_sensitivity(engine):
         )
         moved = {name: whole.sums[name] - without.sums[name] for name in whole.sums}
         assert reference.norm_of(moved) <= 0.5 * (1 + 1e-6)
+
+
+# Losses that differentiate the model themselves.
+
+
+def test_an_attack_inside_the_loss_is_not_recorded():
+    def adversarial(model, batch):
+        x, y = batch
+        moved = x.clone().requires_grad_(True)
+        (slope,) = torch.autograd.grad(cross_entropy(model, (moved, y)).sum(), moved)
+        return cross_entropy(model, (x + 0.1 * slope.sign(), y))
+
+    model, batch = network(), examples()
+    found = clipped_sum(model, adversarial, batch, CLIP, engine="bookkeeping")
+    assert_equal(found, reference.looped(model, adversarial, batch, CLIP))
+
+
+@pytest.mark.filterwarnings("ignore:This model runs one example at a time")
+def test_a_penalty_on_the_slope_is_clipped_with_the_rest():
+    def penalized(model, batch):
+        x = batch[0].clone().requires_grad_(True)
+        losses = cross_entropy(model, (x, batch[1]))
+        (slope,) = torch.autograd.grad(losses.sum(), x, create_graph=True)
+        return losses + slope.square().sum(1)
+
+    model, batch = network(), examples()
+    found = clipped_sum(model, penalized, batch, CLIP)
+    assert_equal(found, reference.looped(model, penalized, batch, CLIP))
+
+
+def test_reduced_matrix_precision_leaves_more_room():
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("high")
+        found = clipped_sum(network(), cross_entropy, examples(1), Flat(0.01))
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert reference.norm_of(found.sums) < 0.01 * (1 - 2**-11)

@@ -18,6 +18,14 @@ ROUNDING = {
 }
 
 
+def rounding_of(dtype: torch.dtype) -> float:
+    """Relative error to leave room for, with the matrix units as they are set."""
+    setting = torch.get_float32_matmul_precision()
+    if dtype == torch.float32 and setting != "highest":
+        return ROUNDING[torch.float16 if setting == "high" else torch.bfloat16]
+    return ROUNDING[dtype]
+
+
 def rows_of(batch: Any) -> tuple[int, torch.device]:
     """Length of the first axis, on which all tensors of the batch agree, and their device."""
     tensors, _ = split_rows(batch)

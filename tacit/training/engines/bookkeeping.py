@@ -29,7 +29,7 @@ from tacit.training.layer_rules.pieces import combine
 from tacit.training.layer_rules.site import Declined, Piece, Site, Unsupported
 from tacit.training.sums import ClippedSum, accumulator, trainable
 
-PLANS_PER_MODEL = 16
+PLANS_PER_MODEL = 256  # one for each length of sequence, say
 # By model, then by what the plan depends on: the plan, or why there is none.
 _plans: WeakKeyDictionary[nn.Module, "OrderedDict[Any, Plan | Unsupported]"] = WeakKeyDictionary()
 
@@ -71,7 +71,7 @@ def refuse(
 ) -> None:
     """Remembers that no plan works for batches like this one."""
     key = signature(model, loss_fn, batch, views)
-    _plans.setdefault(model, OrderedDict())[key] = Unsupported(*reason.args)
+    _plans.setdefault(model, OrderedDict())[key] = Unsupported(reason.reason)
 
 
 def plan_for(
@@ -108,13 +108,30 @@ def signature(
     tensors, _ = b.split_rows(batch)
     device = tensors[0].device.type
     return (
-        getattr(loss_fn, "__code__", type(loss_fn)),
+        _identity(loss_fn),
         views,
         tuple((t.shape[1:], t.dtype, t.device) for t in tensors),
         tuple(p.requires_grad for p in model.parameters()),
         tuple(module.training for module in model.modules()),
         torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device),
     )
+
+
+def _identity(loss_fn: Callable[..., Tensor]) -> tuple[Any, ...]:
+    """Equal for two functions made by the same line from the same objects, as in a loop."""
+    function = getattr(loss_fn, "__func__", loss_fn)
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return (type(loss_fn), id(loss_fn))
+    cells = getattr(function, "__closure__", None) or ()
+    return (code, id(getattr(loss_fn, "__self__", None)), *(id(_content(cell)) for cell in cells))
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not filled yet
+        return None
 
 
 def compute(
@@ -164,18 +181,24 @@ class Intercept(TorchFunctionMode):
         Such a parameter receives an ordinary gradient, which is what is asked for here.
         """
         self.recomputing = True
+        self.recorder.is_recording = True
         targets = (self.recorder.anchor, *self.recorder.parameters.values())
-        with torch.autograd.set_multithreading_enabled(False):
-            if not self.checkpointed:
-                found = torch.autograd.grad(losses, targets, seeds, allow_unused=True)
-            else:
-                # Checkpointed blocks run again and must save the same tensors, so the mode has to
-                # be on; `torch.autograd.grad` is itself a torch function, which would leave it.
-                with self:
-                    found = torch.autograd.graph._engine_run_backward(
-                        (losses,), (seeds,), False, False, targets, True, accumulate_grad=False
-                    )
+        try:
+            with torch.autograd.set_multithreading_enabled(False):
+                found = self._gradients(losses, seeds, targets)
+        finally:
+            self.recorder.is_recording = False
         return all(gradient is None for gradient in found)
+
+    def _gradients(self, losses: Tensor, seeds: Tensor, targets: tuple[Tensor, ...]) -> Any:
+        if not self.checkpointed:
+            return torch.autograd.grad(losses, targets, seeds, allow_unused=True)
+        # Checkpointed blocks run again and must save the same tensors, so the mode has to be on;
+        # `torch.autograd.grad` is itself a torch function, which would leave it.
+        with self:
+            return torch.autograd.graph._engine_run_backward(
+                (losses,), (seeds,), False, False, targets, True, accumulate_grad=False
+            )
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -261,6 +284,7 @@ class Recorder:
         self.norms: list[list[Tensor]] = [[] for _ in clip.clip_norms]
         self.settled: list[tuple[str, Piece]] = []
         self.rounding = 0.0
+        self.is_recording = False
 
     def count(self, tensors: tuple[Tensor, ...]) -> None:
         """A call that reads these tensors has been seen."""
@@ -281,7 +305,12 @@ class Recorder:
         self.derived.append(made)
 
     def record(self, tensor: Tensor, piece: Piece) -> None:
-        """A piece that stands alone gives its norm now, and may free its activations."""
+        """A piece that stands alone gives its norm now, and may free its activations.
+
+        A backward inside the loss (an attack, a penalty on gradients) is not the one to record.
+        """
+        if not self.is_recording:
+            return
         label = self.labels[id(tensor)]
         if isinstance(label, str) and self.uses[id(tensor)] == 1:
             self._settle(label, piece)
@@ -290,7 +319,7 @@ class Recorder:
 
     def _settle(self, name: str, piece: Piece) -> None:
         squared, kept = piece.settle()
-        self.rounding = max(self.rounding, b.ROUNDING[kept.dtype])
+        self.rounding = max(self.rounding, b.rounding_of(kept.dtype))
         self.norms[self.groups[name]].append(squared)
         self.settled.append((name, kept))
 
@@ -341,4 +370,7 @@ def _same(tensor: Tensor) -> Tensor:
 
 def _saved_tensors_are_hooked() -> bool:
     """Whether tensors saved now may be recomputed in the backward, as in a checkpointed block."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+    # torch has no public way to ask; without this one, assume so: it costs a little time only.
+    ask = getattr(torch._C, "_autograd", None)
+    ask = getattr(ask, "_top_saved_tensors_default_hooks", None)
+    return ask is None or ask(True) is not None

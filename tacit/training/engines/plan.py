@@ -221,7 +221,9 @@ def _order(layout: Layout, plain: Tensor | None, scaled: Tensor | None) -> Layou
         ratio = torch.tensor([[1.0], [2.0], [4.0]], dtype=torch.float64, device=one.device)
         finite = torch.isfinite(one).all(1) & torch.isfinite(other).all(1)
         error = (other - ratio * one)[finite].norm()
-        if error <= 0.02 * other[finite].norm():
+        # Powers of two scale exactly; what remains is sums in another order, on some devices.
+        slack = 1e-4 if torch.finfo(plain.dtype).bits >= 32 else 0.02
+        if error <= slack * other[finite].norm():
             return candidate
         if layout.inner == 1:
             break

@@ -76,7 +76,7 @@ def run(
             try:
                 rows = gradients(values, [t[part] for t in tensors])
             except RuntimeError as error:
-                raise Unsupported(f"vmap cannot run the model: {error}") from error
+                raise Unsupported("vmap cannot run it") from error
         total += weigh(rows, clip, mask[part])
     return total
 
@@ -101,7 +101,7 @@ def weigh(gradients: dict[str, Tensor], clip: Clip, mask: Tensor) -> ClippedSum:
         norms[index[name]] = norms[index[name]] + squared_norm(rows)
     empty = torch.zeros(len(mask), device=mask.device)
     squared = torch.stack([n if isinstance(n, Tensor) else empty for n in norms])
-    rounding = max(b.ROUNDING[rows.dtype] for rows in gradients.values())
+    rounding = max(b.rounding_of(rows.dtype) for rows in gradients.values())
     finite = torch.isfinite(squared).all(0)
     factors, within = b.factors_of(clip, squared, mask, rounding, finite)
     sums = {name: _sum(rows, factors[index[name]]) for name, rows in gradients.items()}

@@ -14,7 +14,13 @@ from torch.nn import functional as F
 from tacit.training.layer_rules.generic import spread_to
 from tacit.training.layer_rules.linear import bias_piece, linear
 from tacit.training.layer_rules.pieces import Dense, Outer, Stacked
-from tacit.training.layer_rules.site import Declined, Site, autocast_dtype, outside_autocast
+from tacit.training.layer_rules.site import (
+    Declined,
+    Site,
+    autocast_dtype,
+    first_order,
+    outside_autocast,
+)
 
 
 def multi_head_attention(
@@ -133,6 +139,7 @@ class _Projections(torch.autograd.Function):
             return tuple(map(F.linear, inputs, weights, shifts))
 
     @staticmethod
+    @first_order
     def backward(ctx: Any, *grads: Tensor) -> Any:
         inputs, weights = ctx.saved_tensors[:3], ctx.saved_tensors[3:]
         site, shared, bias = ctx.call

@@ -17,7 +17,14 @@ from torch.nn import functional as F
 from tacit.training.layer_rules import pieces
 from tacit.training.layer_rules.cost import cheapest_way
 from tacit.training.layer_rules.linear import bias_piece
-from tacit.training.layer_rules.site import Declined, Piece, Site, autocast_dtype, outside_autocast
+from tacit.training.layer_rules.site import (
+    Declined,
+    Piece,
+    Site,
+    autocast_dtype,
+    first_order,
+    outside_autocast,
+)
 
 Size = int | Sequence[int]
 aten = torch.ops.aten
@@ -132,6 +139,7 @@ class _Convolution(torch.autograd.Function):
             return torch.convolution(x, weight, bias, *call[3].arguments)
 
     @staticmethod
+    @first_order
     def backward(ctx: Any, g: Tensor) -> Any:
         x, weight = ctx.saved_tensors
         site, shared_weight, shared_bias, geometry = ctx.call

@@ -26,7 +26,7 @@ class Rates(NamedTuple):
 
 # Orders of magnitude are enough: only ratios between ways matter. GPU: one H200 as measured for
 # this project, 4 TB/s and some 2e14 multiply-adds; CPU: two cores with AVX, batched small products.
-RATES = {"cpu": Rates(2e10, 1e10, 4.0), "cuda": Rates(2e14, 4e12, 1.0)}
+RATES = {"cpu": Rates(2e10, 5e9, 4.0), "cuda": Rates(2e14, 4e12, 1.0)}
 
 
 def cheapest_way(

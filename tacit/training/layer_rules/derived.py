@@ -37,7 +37,7 @@ def origin(
         yield source, piece
     elif source is not None and source.dim() == 2 and _is_turn(made):
         yield source, _turned(piece)
-    elif made.function is F.embedding and not {"max_norm", "scale_grad_by_freq"} & set(made.kwargs):
+    elif made.function is F.embedding and len(made.args) > 1 and not _is_special(made):
         yield made.args[1], _looked_up(made, piece)
     else:
         yield from _pulled(result, piece, parameters)
@@ -47,6 +47,15 @@ def _is_turn(made: Any) -> bool:
     if made.function in (Tensor.transpose, torch.transpose):
         return {axis % 2 for axis in made.args[1:3]} == {0, 1}
     return made.function in TURNS
+
+
+def _is_special(lookup: Any) -> bool:
+    """Whether a lookup has max_norm or scale_grad_by_freq."""
+    given = dict(
+        zip(("max_norm", "norm_type", "scale_grad_by_freq"), lookup.args[3:], strict=False)
+    )
+    given.update(lookup.kwargs)
+    return given.get("max_norm") is not None or bool(given.get("scale_grad_by_freq"))
 
 
 def _turned(piece: Piece) -> Piece:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from tacit.errors import IncompatibleModel
 from tacit.training.layer_rules.pieces import Rows
-from tacit.training.layer_rules.site import Declined, Site, Unsupported
+from tacit.training.layer_rules.site import Declined, Site, Unsupported, first_order
 
 
 def embedding(
@@ -55,6 +55,7 @@ class _Embedding(torch.autograd.Function):
         return F.embedding(ids, weight)
 
     @staticmethod
+    @first_order
     def backward(ctx: Any, g: Tensor) -> Any:
         (ids,) = ctx.saved_tensors
         site, weight, padding_idx = ctx.call

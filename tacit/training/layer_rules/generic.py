@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from tacit.training.layer_rules.pieces import Dense
-from tacit.training.layer_rules.site import Declined, Layout, Site, Unsupported
+from tacit.training.layer_rules.site import Declined, Layout, Site, Unsupported, first_order
 from tacit.training.sums import accumulator
 
 
@@ -50,6 +50,7 @@ class _Generic(torch.autograd.Function):
         return call[1](*tensors)
 
     @staticmethod
+    @first_order
     def backward(ctx: Any, g: Tensor) -> Any:
         site, function, layouts, shared = ctx.call
         wanted = [
@@ -63,8 +64,10 @@ class _Generic(torch.autograd.Function):
         for s, layout, gradient in zip(shared, layouts, found, strict=True):
             if s is not None and gradient is not None:
                 site.record(s, Dense(gradient))
-            takes = s is None and gradient is not None and layout is not None
-            grads.append(layout.join(gradient) if takes else None)
+            if s is None and gradient is not None and layout is not None:
+                grads.append(layout.join(gradient))
+            else:
+                grads.append(None)
         return None, None, *grads
 
 
@@ -150,6 +153,7 @@ class _Add(torch.autograd.Function):
         return shared.clone() if x is None else x + shared
 
     @staticmethod
+    @first_order
     def backward(ctx: Any, g: Tensor) -> Any:
         site, shared = ctx.call
         rows = site.output.split(g, site.examples)  # (examples, *one example's shape)

@@ -11,7 +11,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tacit.training.layer_rules.pieces import Dense, Outer, squared_norm
-from tacit.training.layer_rules.site import Declined, Layout, Site, autocast_dtype, outside_autocast
+from tacit.training.layer_rules.site import (
+    Declined,
+    Layout,
+    Site,
+    autocast_dtype,
+    first_order,
+    outside_autocast,
+)
 from tacit.training.sums import accumulator
 
 
@@ -79,6 +86,7 @@ class _Linear(torch.autograd.Function):
             return F.linear(x, weight.t() if call[4] else weight, bias)
 
     @staticmethod
+    @first_order
     def backward(ctx: Any, g: Tensor) -> Any:
         x, weight = ctx.saved_tensors
         site, layout, shared_weight, shared_bias, transposed = ctx.call

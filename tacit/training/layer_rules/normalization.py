@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from tacit.errors import IncompatibleModel
 from tacit.training.layer_rules.pieces import Dense
-from tacit.training.layer_rules.site import Declined, Site, outside_autocast
+from tacit.training.layer_rules.site import Declined, Site, first_order, outside_autocast
 from tacit.training.sums import accumulator
 
 aten = torch.ops.aten
@@ -112,6 +112,7 @@ class _LayerNorm(torch.autograd.Function):
         return y
 
     @staticmethod
+    @first_order
     def backward(ctx: Any, g: Tensor) -> Any:
         x, weight, mean, rstd = ctx.saved_tensors
         site, shared_weight, shared_bias, shape, _ = ctx.call
@@ -139,6 +140,7 @@ class _Scale(torch.autograd.Function):
         return normal * weight
 
     @staticmethod
+    @first_order
     def backward(ctx: Any, g: Tensor) -> Any:
         normal, weight = ctx.saved_tensors
         site, shared = ctx.call
@@ -165,6 +167,7 @@ class _GroupNorm(torch.autograd.Function):
         return y
 
     @staticmethod
+    @first_order
     def backward(ctx: Any, g: Tensor) -> Any:
         x, weight, mean, rstd = ctx.saved_tensors
         site, shared_weight, shared_bias, groups, _ = ctx.call

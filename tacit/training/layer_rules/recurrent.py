@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from tacit.training.layer_rules.linear import bias_piece, linear
 from tacit.training.layer_rules.pieces import Outer
-from tacit.training.layer_rules.site import Declined, Layout, Site, outside_autocast
+from tacit.training.layer_rules.site import Declined, Layout, Site, first_order, outside_autocast
 
 State = tuple[Tensor, ...]
 
@@ -149,11 +149,10 @@ def cell_rule(function: Any) -> Any:
     """Rule for `torch.lstm_cell` and its like: autograd does all but the two products."""
     cell = CELLS[function]
 
-    def rule(site: Site, input: Tensor, hx: Any, *weights: Tensor | None) -> Any:
+    def rule(site: Site, input: Tensor, hx: Any, *weights: Any) -> Any:
         state = (hx,) if isinstance(hx, Tensor) else tuple(hx)
-        w_ih, w_hh, b_ih, b_hh = (*weights, None, None)[:4]
-        assert w_ih is not None
-        assert w_hh is not None
+        w_ih, w_hh, *biases = weights
+        b_ih, b_hh = (*biases, None, None)[:2]
         zx, zh = linear(site, input, w_ih, b_ih), linear(site, state[0], w_hh, b_hh)
         after = cell.forward(zx, zh, state)[0]
         return after[0] if isinstance(hx, Tensor) else after
@@ -255,6 +254,7 @@ class _Recurrence(torch.autograd.Function):
         return outputs, *state
 
     @staticmethod
+    @first_order
     def backward(ctx: Any, *grads: Tensor) -> Any:
         x, w_ih, w_hh, w_hr, *rest = ctx.saved_tensors
         site, cell, layout, weights, count = ctx.call

@@ -3,14 +3,23 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from tacit.errors import IncompatibleModel
 
-class Unsupported(Exception):
-    """Cannot take this model; another engine may. Carries no private value."""
+
+class Unsupported(IncompatibleModel):
+    """One engine cannot take this model; another may. Carries no private value."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            f"This engine cannot take the model: {reason}. engine='auto' finds one that can."
+        )
+        self.reason = reason
 
 
 class Declined(Exception):
@@ -129,3 +138,19 @@ def autocast_dtype(tensor: Tensor) -> torch.dtype:
     if tensor.dtype != torch.float64 and torch.is_autocast_enabled(kind):
         return torch.get_autocast_dtype(kind)
     return tensor.dtype
+
+
+def first_order(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Marks a rule's backward, which hides how its result depends on the shared tensors.
+
+    A loss that differentiates the model and then the result once more (`create_graph=True`) would
+    silently lose that part of its gradient.
+    """
+
+    @wraps(backward)
+    def checked(ctx: Any, *grads: Any) -> Any:
+        if torch.is_grad_enabled():
+            raise Unsupported("the loss differentiates the model itself")
+        return backward(ctx, *grads)
+
+    return checked
