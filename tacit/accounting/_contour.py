@@ -38,6 +38,7 @@ from tacit.accounting._models import (
     Model,
     PlainModel,
     Split,
+    Tilt,
 )
 from tacit.accounting._moments import LOG_CONSTANT, ORDERS, total
 from tacit.accounting._numerics import ROUND, ComplexArray, FloatArray, expm1
@@ -101,9 +102,12 @@ class _Draft:
         self.order, self.step = float(ORDERS[self.index]), 2 * math.pi / self.window
         self.log_gain = float(family.moments.upper[self.index]) - self.order * epsilon - log_target
         self.splits = low.splits if low else [None] * len(family.models)
+        self.tilts = [
+            Tilt(self.order, float(m.upper[self.index]), float(m.error[self.index]))
+            for m in family.each
+        ]
         self.tilted = [
-            model.tilt(self.order, float(m.upper[self.index]))
-            for model, m in zip(family.models, family.each, strict=True)
+            model.tilt(tilt) for model, tilt in zip(family.models, self.tilts, strict=True)
         ]
         reach, self.log_truncation = self._reach()
         self.size = math.ceil(min(reach / self.step, 1e9)) + 2
@@ -139,8 +143,9 @@ class _Draft:
 
 def _low_runs(family: Family, epsilon: float, log_target: float) -> LowRuns | None:
     """Split at the highest level that keeps the runs of low losses below target."""
+    still = Tilt(0.0, 0.0, 0.0)
     flat = [
-        model.tilt(0.0, 0.0) if isinstance(model, SmoothModel) else None for model in family.models
+        model.tilt(still) if isinstance(model, SmoothModel) else None for model in family.models
     ]
     best = None
     low, high = math.log(max(epsilon, 1e-12)) - 14.0, math.log(max(epsilon, 1e-12))
@@ -186,10 +191,9 @@ class Contour:
         self.error = float(np.sum(absolute)) + math.exp(draft.log_truncation)
         self.error += float(sizes.sum()) * (8 + len(sizes)) * ROUND
         self.phase_error = 2 * ROUND * float(sizes @ self.t)
-        self.log_m = math.fsum(n * f.log_moment for n, f in zip(counts, factors, strict=True))
-        self.log_m_error = 8 * ROUND * abs(self.log_m) + math.fsum(
-            n * f.log_moment_error for n, f in zip(counts, factors, strict=True)
-        )
+        tilts = list(zip(counts, draft.tilts, strict=True))
+        self.log_m = math.fsum(n * tilt.log_moment for n, tilt in tilts)
+        self.log_m_error = 8 * ROUND * abs(self.log_m) + math.fsum(n * t.error for n, t in tilts)
 
     def delta(self, epsilon: float) -> Bracket:
         """Certified bounds on delta(epsilon)."""

@@ -27,7 +27,7 @@ import numpy as np
 from scipy.special import expit, log_expit, logit, roots_legendre
 
 from tacit.accounting._laws import DoubleExponential, Sampled
-from tacit.accounting._models import Factor, Split, tilted_atoms
+from tacit.accounting._models import Factor, Split, Tilt, tilted_atoms
 from tacit.accounting._moments import ORDERS, Moments, grid_moments
 from tacit.accounting._numerics import ROUND, FloatArray, log_mixture
 
@@ -113,17 +113,16 @@ class LaplaceModel:
     def moments(self) -> Moments:
         """Cumulants; M is the sum over the nodes up to its error, and at most exp(order * most)."""
         panels = max(8, math.ceil(2 * self.epsilon))
-        loss, log_mass, _, _ = self.nodes(panels)
-        found = grid_moments(loss, np.exp(log_mass))
+        loss, log_mass, loss_error, mass_error = self.nodes(panels)
+        found = grid_moments(loss, log_mass, loss_error=loss_error, mass_error=mass_error)
         slack = np.exp(np.minimum(self.log_quadrature(panels, ORDERS, 0.0) - found.upper, 50.0))
-        still = np.exp(self.log_quadrature(panels, np.zeros(1), 0.0))
-        most = ORDERS * (float(self.atom_loss[1]) * (1 + 1e-14))
-        upper = np.minimum(found.upper + slack + still + 1e-14, most)
-        return Moments(upper, found.mean, found.variance)
+        slack += np.exp(self.log_quadrature(panels, np.zeros(1), 0.0))
+        upper = np.minimum(found.upper + slack, ORDERS * float(loss[-1]) * (1 + 1e-14))
+        return found._replace(upper=upper, error=found.error + 2 * slack)
 
-    def tilt(self, order: float, log_m: float) -> "TiltedLaplace":
-        """This law at one order."""
-        return TiltedLaplace(self, order, log_m)
+    def tilt(self, tilt: Tilt) -> "TiltedLaplace":
+        """This law, tilted."""
+        return TiltedLaplace(self, tilt)
 
     def _centers(self, panels: int) -> FloatArray:
         return self.epsilon * ((2 * np.arange(panels) + 1) / panels - 1)
@@ -132,8 +131,9 @@ class LaplaceModel:
 class TiltedLaplace:
     """A `LaplaceModel` weighted by exp(order * loss) / M."""
 
-    def __init__(self, base: LaplaceModel, order: float, log_m: float) -> None:
-        self.base, self.order, self.log_m = base, order, log_m
+    def __init__(self, base: LaplaceModel, tilt: Tilt) -> None:
+        self.base, self.tilt = base, tilt
+        self.order, self.log_m = order, log_m = tilt.order, tilt.log_moment
         self.fixed = float(np.exp(base.log_atom + order * base.atom_loss - log_m).sum())
         self.variation = sum(self._variation(piece) for piece in base.pieces)
         self.panels, self.error = 0, math.inf
@@ -169,5 +169,5 @@ class TiltedLaplace:
     def factor(self, step: float, size: int, _split: Split | None) -> Factor:
         """As `Tilted.factor`."""
         loss, log_mass, loss_error, mass_error = self.base.nodes(self.panels)
-        atoms = tilted_atoms(loss, loss_error, log_mass, mass_error, self.order, self.error)
+        atoms = tilted_atoms(loss, loss_error, log_mass, mass_error, self.tilt, self.error)
         return atoms.factor(None, step, size)

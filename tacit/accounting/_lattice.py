@@ -235,7 +235,9 @@ def coarse_moments(direction: Direction, log_removed: float) -> Moments:
         step = (high - low) / 1024
         grid = dots(law, step, low, high)
         loss = step * np.arange(grid.first, grid.first + len(grid.mass))
-        each.append(grid_moments(loss, grid.mass))
+        loss, mass = loss[grid.mass > 0], grid.mass[grid.mass > 0]
+        none = np.zeros(len(loss))
+        each.append(grid_moments(loss, np.log(mass), loss_error=none, mass_error=none))
     return total(each, [count for _, count in direction.parts])
 
 

@@ -31,6 +31,15 @@ class Split(NamedTuple):
         return log_ndtr((self.at - y) / self.WIDTH)
 
 
+class Tilt(NamedTuple):
+    """The weight exp(order * loss) / M(order)."""
+
+    order: float
+    log_moment: float
+    """log M(order), right up to `error`."""
+    error: float
+
+
 class HighPart(NamedTuple):
     """Of a step that is split, M = A + B with A the low and B the high part."""
 
@@ -49,9 +58,6 @@ class Factor(NamedTuple):
     """log of M(order + i t) / M(order)."""
     error: FloatArray
     """Relative error of that ratio."""
-    log_moment: float
-    """log M(order), right up to `log_moment_error`."""
-    log_moment_error: float
     high: HighPart | None = None
 
 
@@ -81,8 +87,8 @@ class Model(Protocol):
         """Cumulants at `ORDERS`."""
         ...
 
-    def tilt(self, order: float, log_m: float) -> Tilted:
-        """The law weighted by exp(order * loss - log_m)."""
+    def tilt(self, tilt: Tilt) -> Tilted:
+        """The law, tilted."""
         ...
 
 
@@ -95,10 +101,8 @@ class Atoms(NamedTuple):
     """Tilted masses, summing to 1 up to `error`."""
     weight_error: FloatArray
     """Relative error of each weight by rounding."""
-    log_moment: float
-    log_moment_error: float
     error: float
-    """Largest error of the transform relative to M(order), from quadrature and pruning."""
+    """Largest error of the transform relative to M(order), from all but rounding."""
 
     def factor(self, share: Array | None, step: float, size: int) -> Factor:
         """Their transform; `share` of each atom belongs to the high part."""
@@ -122,7 +126,7 @@ class Atoms(NamedTuple):
         blur = float(np.abs(self.weight) @ (self.loss_error + summing * np.abs(self.loss)))
         absolute = self.error + t * blur + 8 * ROUND * (t > 0) + (high.error if high else 0.0)
         error = absolute * np.exp(-log.real) + 4 * ROUND * np.abs(log)
-        return Factor(log, error, self.log_moment, self.log_moment_error, high)
+        return Factor(log, error, high)
 
 
 def _transform(loss: Array, weight: Array, step: float, size: int) -> ComplexArray:
@@ -160,13 +164,13 @@ class PlainModel:
 
     def moments(self) -> Moments:
         """Exact cumulants."""
-        log_m = 0.5 * self.square * ORDERS * (ORDERS + 1)
+        log_m = 0.5 * self.square * ORDERS * (ORDERS + 1) * (1 + 8 * ROUND)
         variance = np.full(len(ORDERS), self.square)
-        return Moments(log_m * (1 + 8 * ROUND), self.square * (ORDERS + 0.5), variance)
+        return Moments(log_m, 16 * ROUND * log_m, self.square * (ORDERS + 0.5), variance)
 
-    def tilt(self, order: float, _log_m: float) -> "PlainModel":
+    def tilt(self, tilt: Tilt) -> "PlainModel":
         """This law at one order."""
-        return replace(self, order=order)
+        return replace(self, order=tilt.order)
 
     def log_decay(self, t: float, _count: int) -> float:
         """As `Tilted.log_decay`: here it is exact."""
@@ -180,27 +184,37 @@ class PlainModel:
         """The exact transform."""
         t = step * np.arange(size)
         log = self.square * (t * (1j * (self.order + 0.5) - 0.5 * t))
-        log_m = 0.5 * self.square * self.order * (self.order + 1)
-        return Factor(log, 8 * ROUND * np.abs(log), log_m, 8 * ROUND * log_m)
+        return Factor(log, 8 * ROUND * np.abs(log))
 
 
-@dataclass(frozen=True)
 class AtomicModel:
     """Finitely many losses as they are, increasing; their transform need not decay at all."""
 
-    loss: FloatArray
-    mass: FloatArray
-    order: float = 0.0
-
     removed = 0.0
+
+    def __init__(self, loss: FloatArray, mass: FloatArray) -> None:
+        self.loss, self.loss_error = loss, 4 * ROUND * np.abs(loss)
+        self.log_mass = np.log(mass)
+        self.mass_error = 8 * ROUND * (1 + np.abs(self.log_mass))
 
     def moments(self) -> Moments:
         """Cumulants of the finite sum."""
-        return grid_moments(self.loss, self.mass)
+        return grid_moments(
+            self.loss, self.log_mass, loss_error=self.loss_error, mass_error=self.mass_error
+        )
 
-    def tilt(self, order: float, _log_m: float) -> "AtomicModel":
-        """This law at one order."""
-        return replace(self, order=order)
+    def tilt(self, tilt: Tilt) -> "TiltedAtoms":
+        """This law, tilted."""
+        return TiltedAtoms(self, tilt)
+
+
+class TiltedAtoms:
+    """An `AtomicModel` at one order."""
+
+    def __init__(self, base: AtomicModel, tilt: Tilt) -> None:
+        self.atoms = tilted_atoms(
+            base.loss, base.loss_error, base.log_mass, base.mass_error, tilt, 0.0
+        )
 
     def log_decay(self, _t: float, _count: int) -> float:
         """As `Tilted.log_decay`: nothing can be said."""
@@ -208,13 +222,11 @@ class AtomicModel:
 
     def lay_nodes(self, _t: float, _log_error: float, _split: Split | None) -> int:
         """The atoms are the nodes."""
-        return len(self.loss)
+        return len(self.atoms.loss)
 
     def factor(self, step: float, size: int, _split: Split | None) -> Factor:
         """The transform of the atoms."""
-        loss_error, mass_error = 4 * ROUND * np.abs(self.loss), np.full(len(self.loss), 4 * ROUND)
-        atoms = tilted_atoms(self.loss, loss_error, np.log(self.mass), mass_error, self.order, 0.0)
-        return atoms.factor(None, step, size)
+        return self.atoms.factor(None, step, size)
 
 
 def tilted_atoms(
@@ -222,29 +234,12 @@ def tilted_atoms(
     loss_error: FloatArray,
     log_mass: Array,
     mass_error: FloatArray,
-    order: float,
+    tilt: Tilt,
     error: float,
-    removed: float = 0.0,
 ) -> Atoms:
-    """Atoms of known mass, weighted by exp(order * loss) / M(order).
-
-    The masses sum to 1 - `removed`, so M(order) - 1 is formed from exp(order * loss) - 1, which
-    keeps its digits where M(order) is close to 1. `error` is their error by quadrature.
-    """
-    exponent = order * loss
-    if np.max(exponent.real) < 500.0:
-        growth = expm1(exponent) if np.iscomplexobj(exponent) else np.expm1(exponent)
-        log_m = math.log1p(float((np.exp(log_mass) @ growth).real) - removed)
-    else:
-        peak = float(np.max((log_mass + exponent).real))
-        log_m = peak + math.log(float(np.exp(log_mass + exponent - peak).sum().real))
-    weight = np.exp(log_mass + exponent - log_m)
-    sizes = 2 + np.abs(log_mass) + np.abs(exponent) + abs(log_m)
-    weight_error = mass_error + 4 * ROUND * sizes + order * loss_error
-    # A term of M - 1 is a weight times 1 - exp(-exponent), the difference of two positive masses.
-    masses = np.exp((log_mass - log_m).real)
-    terms = np.minimum(np.abs(exponent), 1.0) * 2 * (np.abs(weight) + masses)
-    log_m_error = float(terms @ (weight_error + (8 + 3 * len(loss)) * ROUND))
-    log_m_error += float(np.abs(weight) @ (order * loss_error))
-    log_m_error += 4 * ROUND * abs(log_m) + 2 * error
-    return Atoms(loss, loss_error, weight, weight_error, log_m, log_m_error, error)
+    """Atoms weighted by exp(order * loss) / M(order); `error` is that of their quadrature."""
+    exponent = tilt.order * loss
+    weight = np.exp(log_mass + exponent - tilt.log_moment)
+    sizes = 2 + np.abs(log_mass) + np.abs(exponent) + abs(tilt.log_moment)
+    weight_error = mass_error + 4 * ROUND * sizes + tilt.order * loss_error
+    return Atoms(loss, loss_error, weight, weight_error, error + tilt.error)

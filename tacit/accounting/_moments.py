@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tacit.accounting._numerics import FloatArray
+from tacit.accounting._numerics import ROUND, FloatArray
 
 ORDERS = 2.0 ** np.arange(-14.0, 30.5, 0.5)
 LOG_CONSTANT = ORDERS * np.log(ORDERS / (1 + ORDERS)) - np.log1p(ORDERS)
@@ -18,6 +18,8 @@ class Moments(NamedTuple):
 
     upper: FloatArray
     """Proved upper bound of log M, M = E_P[exp(order * loss)]."""
+    error: FloatArray
+    """`upper - error` is a proved lower bound."""
     mean: FloatArray
     variance: FloatArray
 
@@ -75,18 +77,31 @@ def total(moments: list[Moments], counts: list[int]) -> Moments:
     return Moments(*(np.tensordot(np.array(counts, float), np.array(c), 1) for c in columns))
 
 
-def grid_moments(loss: FloatArray, mass: FloatArray) -> Moments:
-    """Cumulants of atoms whose losses increase and whose masses sum to 1."""
-    loss, mass = loss[mass > 0], mass[mass > 0]
-    exponent = np.multiply.outer(ORDERS, loss)
-    logs = exponent + np.log(mass)
-    peak = logs.max(axis=1)
-    weight = np.exp(logs - peak[:, None])
-    sums = weight.sum(axis=1)
-    log_m = peak + np.log(sums)
+def grid_moments(
+    loss: FloatArray,
+    log_mass: FloatArray,
+    *,
+    loss_error: FloatArray,
+    mass_error: FloatArray,
+    removed: float = 0.0,
+) -> Moments:
+    """Cumulants of atoms whose losses increase and whose masses sum to 1 - `removed`.
+
+    M - 1 is formed from exp(order * loss) - 1, which keeps its digits where M is close to 1.
+    `mass_error` is the relative error of each mass.
+    """
+    exponent = np.multiply.outer(ORDERS, loss)  # (orders, atoms)
     fits = int(np.searchsorted(exponent[:, -1], 500.0))
-    log_m[:fits] = np.log1p(np.expm1(exponent[:fits]) @ mass)  # keeps digits near M = 1
+    mass, mass_error = np.exp(log_mass), mass_error + (8 + len(loss)) * ROUND
+    growth = np.expm1(exponent[:fits])
+    logs = exponent[fits:] + log_mass
+    peak = logs.max(axis=1, initial=-math.inf)
+    weight = np.concatenate((growth * mass + mass, np.exp(logs - peak[:, None])))
+    sums = weight.sum(axis=1)
+    log_m = np.concatenate((np.log1p(growth @ mass - removed), peak + np.log(sums[fits:])))
+    shaken = np.concatenate((np.abs(growth) * mass, weight[fits:])) @ mass_error
+    shaken += ORDERS * (weight @ loss_error) + ROUND * (removed + 4 * np.abs(log_m)) * sums
+    error = shaken / sums
     mean = weight @ loss / sums
     variance = np.maximum(weight @ loss**2 / sums - mean**2, 1e-100)
-    terms = np.minimum(ORDERS * float(np.abs(loss).max()), 1.0)
-    return Moments(log_m + 1e-13 * (np.abs(log_m) + terms), mean, variance)
+    return Moments(log_m + error, 2 * error, mean, variance)

@@ -36,8 +36,8 @@ import numpy as np
 from scipy.special import expit, log_ndtr, logit
 
 from tacit.accounting._laws import Normal, Sampled
-from tacit.accounting._models import Factor, Split, tilted_atoms
-from tacit.accounting._moments import ORDERS, Moments
+from tacit.accounting._models import Factor, Split, Tilt, tilted_atoms
+from tacit.accounting._moments import ORDERS, Moments, grid_moments
 from tacit.accounting._numerics import ROUND, Array, FloatArray, log_mixture
 from tacit.errors import NotCertified
 
@@ -108,24 +108,27 @@ class SmoothModel:
 
     def moments(self) -> Moments:
         """Cumulants; M is the trapezoid sum up to its proved error."""
-        log_mass = self.log_p + math.log(self.step)
-        fits = int(np.searchsorted(ORDERS * self.loss[-1], 500.0))
-        growth = np.expm1(np.multiply.outer(ORDERS[:fits], self.loss))  # (orders, cells)
-        mass = np.exp(log_mass)
-        log_m = np.empty(len(ORDERS))
-        log_m[:fits] = np.log1p(growth @ mass - self.removed)
-        rounding = np.full(len(ORDERS), 1e-13)
-        rounding[:fits] = 1e-14 * (np.abs(growth) @ mass)
-        logs = np.multiply.outer(ORDERS[fits:], self.loss) + log_mass
-        peak = logs.max(axis=1, initial=-math.inf)
-        weights = np.concatenate((growth * mass + mass, np.exp(logs - peak[:, None])))
-        total = weights.sum(axis=1)
-        log_m[fits:] = peak + np.log(total[fits:])
-        mean = weights @ self.loss / total
-        variance = np.maximum(weights @ self.loss**2 / total - mean**2, 1e-100)
-        outside = np.exp(np.minimum(self.log_outside(ORDERS) - log_m, 200.0))
-        upper = log_m + rounding + 4e-15 * np.abs(log_m) + 3 * self._strip(ORDERS) + outside
-        return Moments(upper, mean, variance)
+        loss_error, mass_error = self.rounding(self.y, self.log_p, self.loss)
+        found = grid_moments(
+            self.loss,
+            self.log_p + math.log(self.step),
+            loss_error=loss_error,
+            mass_error=mass_error,
+            removed=self.removed,
+        )
+        outside = np.exp(np.minimum(self.log_outside(ORDERS) - found.upper, 200.0))
+        slack = 3 * self._strip(ORDERS) + outside
+        return found._replace(upper=found.upper + slack, error=found.error + 2 * slack)
+
+    def rounding(self, y: Array, log_p: Array, loss: Array) -> tuple[FloatArray, FloatArray]:
+        """Rounding errors of the losses, and relative errors of the masses, at exact nodes y."""
+        loss_error = ROUND * np.abs(loss)
+        loss_error += self.ratio_error(y.real) if self.law.a else 0.0
+        loss_error += self.ratio_error(-y.real) if self.law.b else 0.0
+        # log_p sums -y^2 / 2, log chi <= 0 and a L, so these are no larger than it and the rest.
+        sizes = 3 + np.abs(y) ** 2 + np.abs(log_p) + np.abs(loss) - math.log1p(-self.rate)
+        units = 64 if np.iscomplexobj(y) else 16
+        return loss_error, units * ROUND * sizes + self.law.a * loss_error
 
     def _strip(self, orders: FloatArray) -> FloatArray:
         """Relative error of the trapezoid sum for M: t = 0, and r >= log cos(s / (2 sigma))."""
@@ -150,9 +153,9 @@ class SmoothModel:
         right = self.log_p[-1] + orders * self.loss[-1] + np.log(self.step + 1 / fall)
         return left, right
 
-    def tilt(self, order: float, log_m: float) -> "TiltedSmooth":
-        """This law weighted by exp(order * loss - log_m)."""
-        return TiltedSmooth(self, order, log_m)
+    def tilt(self, tilt: Tilt) -> "TiltedSmooth":
+        """This law, tilted."""
+        return TiltedSmooth(self, tilt)
 
 
 class Nodes(NamedTuple):
@@ -168,8 +171,9 @@ class Nodes(NamedTuple):
 class TiltedSmooth:
     """A `SmoothModel` weighted by exp(order * loss) / M: cell masses, decay in t, and atoms."""
 
-    def __init__(self, base: SmoothModel, order: float, log_m: float) -> None:
-        self.base, self.order, self.log_m = base, order, log_m
+    def __init__(self, base: SmoothModel, tilt: Tilt) -> None:
+        self.base, self.tilt = base, tilt
+        order, log_m = tilt.order, tilt.log_moment
         sigma, step, y = base.sigma, base.step, base.y
         self.grow, self.fall = base.law.a * (1 + order), base.law.b * order
         self.edges = np.append(y - 0.5 * step, y[-1] + 0.5 * step)
@@ -261,15 +265,9 @@ class TiltedSmooth:
         x = nodes.spacing * np.arange(nodes.first, nodes.last)
         y = x + 1j * nodes.height if nodes.height else x
         log_p, loss = base.log_density(y)
-        log_p = log_p + math.log(nodes.spacing)
-        loss_error = ROUND * np.abs(loss)
-        loss_error += base.ratio_error(x) if base.law.a else 0.0
-        loss_error += base.ratio_error(-x) if base.law.b else 0.0
-        # log_p sums -y^2 / 2, log chi <= 0 and a L, so these are no larger than it and the rest.
-        sizes = 3 + np.abs(y) ** 2 + np.abs(log_p) + np.abs(loss) - math.log1p(-base.rate)
-        log_error = (64 if nodes.height else 16) * ROUND * sizes + base.law.a * loss_error
+        loss_error, mass_error = base.rounding(y, log_p, loss)
         atoms = tilted_atoms(
-            loss, loss_error, log_p, log_error, self.order, nodes.error, base.removed
+            loss, loss_error, log_p + math.log(nodes.spacing), mass_error, self.tilt, nodes.error
         )
         return atoms.factor(np.exp(split.log_high(y)) if split else None, step, size)
 
