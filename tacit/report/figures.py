@@ -1,0 +1,213 @@
+"""Figures as data: drawn as an SVG that follows the page's theme, and written as CSV.
+
+A figure is a value (series of points with labels); `svg` draws it without any library, so the page
+stays small and self-contained. Hovering and the arrow keys read values off it (see page.js).
+"""
+
+import csv
+import html
+import io
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+WIDTH, HEIGHT = 720, 400
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 20, 16, 52
+
+
+class Role(StrEnum):
+    """What a series stands for; the page gives each role a color and a stroke."""
+
+    PRIVATE = "private"
+    BASELINE = "baseline"
+    PUBLISHED = "published"
+    BOUND = "bound"
+    OTHER = "other"
+    FOURTH = "fourth"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """Points of one name; `low` and `high` draw a band, `is_line` joins the points."""
+
+    name: str
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+    role: Role = Role.PRIVATE
+    is_line: bool = True
+
+    def __post_init__(self) -> None:
+        for field in ("x", "y", "low", "high"):
+            object.__setattr__(self, field, tuple(float(v) for v in getattr(self, field)))
+        if len(self.x) != len(self.y) or len(self.low) != len(self.high):
+            raise ValueError(f"series {self.name!r} must have as many x as y, and low as high.")
+        if self.low and len(self.low) != len(self.x):
+            raise ValueError(f"series {self.name!r} must have a band at every point, or none.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """What is drawn: `name` is its file name and anchor, `caption` says what to see."""
+
+    name: str
+    title: str
+    caption: str
+    x_label: str
+    y_label: str
+    series: tuple[Series, ...]
+    x_log: bool = False
+    y_log: bool = False
+    y_percent: bool = False
+
+
+def to_csv(figure: Figure) -> str:
+    """Long form: one row for each point of each series.
+
+    >>> line = Series(name="ours", x=(1,), y=(2,))
+    >>> print(to_csv(Figure(name="f", title="", caption="", x_label="a", y_label="b",
+    ...                     series=(line,))).splitlines()[1])
+    ours,1.0,2.0,,
+    """
+    out = io.StringIO()
+    rows = csv.writer(out, lineterminator="\n")
+    rows.writerow(["series", figure.x_label, figure.y_label, "low", "high"])
+    for series in figure.series:
+        low = series.low or ("",) * len(series.x)
+        high = series.high or ("",) * len(series.x)
+        rows.writerows(zip([series.name] * len(low), series.x, series.y, low, high, strict=True))
+    return out.getvalue()
+
+
+def to_svg(figure: Figure) -> str:
+    """The figure as an `<svg>` element, with its points as JSON for the reader's pointer."""
+    points = [(x, y) for s in figure.series for x, y in zip(s.x, s.y, strict=True)]
+    band = [v for s in figure.series for v in (*s.low, *s.high)]
+    xs = _Axis([x for x, _ in points], is_log=figure.x_log, span=(_LEFT, WIDTH - _RIGHT))
+    ys = _Axis(
+        [y for _, y in points] + band, is_log=figure.y_log, span=(HEIGHT - _BOTTOM, _TOP), pad=0.06
+    )
+    label = f"{figure.title}. {figure.y_label} against {figure.x_label}."
+    parts = [
+        f'<svg class="figure" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" tabindex="0" '
+        f'aria-label="{html.escape(label)}" data-points="{_data(figure, xs, ys)}">',
+        *_grid(figure, xs, ys),
+        *(_drawn(series, xs, ys) for series in figure.series),
+        '<line class="cursor" y1="16" y2="348" visibility="hidden"/>',
+        "</svg>",
+    ]
+    return "\n".join(parts)
+
+
+class _Axis:
+    """From values to positions, with ticks at round numbers."""
+
+    def __init__(
+        self, values: Iterable[float], *, is_log: bool, span: tuple[float, float], pad: float = 0.0
+    ) -> None:
+        finite = [v for v in values if math.isfinite(v) and (v > 0 or not is_log)] or [0.1, 1.0]
+        low, high = min(finite), max(finite)
+        if is_log:
+            low, high = math.log10(low), math.log10(high)
+        room = (high - low) * pad or (0.0 if high > low else max(abs(high), 1.0) * 0.1)
+        self.low, self.high = low - room, high + room
+        self.is_log, self.span = is_log, span
+
+    def at(self, value: float) -> float:
+        if self.is_log:
+            value = math.log10(value) if value > 0 else self.low
+        share = (value - self.low) / (self.high - self.low)
+        return self.span[0] + share * (self.span[1] - self.span[0])
+
+    def ticks(self) -> list[float]:
+        if self.is_log:
+            whole = range(math.ceil(self.low - 1e-9), math.floor(self.high + 1e-9) + 1)
+            steps = [10.0**k for k in whole]
+            if len(steps) >= 2:
+                return steps
+            fine = [m * 10.0**k for k in range(whole.start - 1, whole.stop + 1) for m in (1, 2, 5)]
+            return [v for v in fine if self.low - 1e-9 <= math.log10(v) <= self.high + 1e-9]
+        step = _round_step((self.high - self.low) / 5)
+        first = math.ceil(self.low / step - 1e-9)
+        return [k * step for k in range(first, math.floor(self.high / step + 1e-9) + 1)]
+
+
+def _round_step(rough: float) -> float:
+    scale = 10.0 ** math.floor(math.log10(rough))
+    return next(m * scale for m in (1, 2, 2.5, 5, 10) if m * scale >= rough * 0.999)
+
+
+def _grid(figure: Figure, xs: _Axis, ys: _Axis) -> Iterable[str]:
+    bottom = HEIGHT - _BOTTOM
+    for value in ys.ticks():
+        y = ys.at(value)
+        yield f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        text = _number(value, percent=figure.y_percent)
+        yield f'<text class="tick" x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{text}</text>'
+    for value in xs.ticks():
+        x = xs.at(value)
+        yield f'<line class="tick" x1="{x:.1f}" x2="{x:.1f}" y1="{bottom}" y2="{bottom + 5}"/>'
+        text = f'<text class="tick" x="{x:.1f}" y="{bottom + 20}" text-anchor="middle">'
+        yield f"{text}{_number(value)}</text>"
+    yield f'<line class="axis" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{bottom}" y2="{bottom}"/>'
+    middle = (_LEFT + WIDTH - _RIGHT) / 2
+    yield (
+        f'<text class="label" x="{middle}" y="{HEIGHT - 8}" text-anchor="middle">'
+        f"{html.escape(figure.x_label)}</text>"
+    )
+    yield (
+        f'<text class="label" transform="translate(14 {(_TOP + bottom) / 2}) rotate(-90)" '
+        f'text-anchor="middle">{html.escape(figure.y_label)}</text>'
+    )
+
+
+def _drawn(series: Series, xs: _Axis, ys: _Axis) -> str:
+    places = [(xs.at(x), ys.at(y)) for x, y in zip(series.x, series.y, strict=True)]
+    out = [f'<g class="series {series.role}">']
+    if series.low:
+        up = [(xs.at(x), ys.at(v)) for x, v in zip(series.x, series.high, strict=True)]
+        down = [(xs.at(x), ys.at(v)) for x, v in zip(series.x, series.low, strict=True)]
+        out.append(f'<polygon class="band" points="{_path(up + down[::-1])}"/>')
+    if series.is_line and len(places) > 1:
+        out.append(f'<polyline points="{_path(places)}"/>')
+    if len(places) <= 24 or not series.is_line:
+        out += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5"/>' for x, y in places]
+    return "".join([*out, "</g>"])
+
+
+def _path(places: Sequence[tuple[float, float]]) -> str:
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+
+
+def _data(figure: Figure, xs: _Axis, ys: _Axis) -> str:
+    data = [
+        {
+            "name": s.name,
+            "role": s.role,
+            "points": [
+                [round(xs.at(x), 1), round(ys.at(y), 1), _number(x),
+                 _number(y, percent=figure.y_percent, digits=4)]
+                for x, y in zip(s.x, s.y, strict=True)
+            ],
+        }
+        for s in figure.series
+    ]  # fmt: skip
+    return html.escape(json.dumps({"x": figure.x_label, "series": data}), quote=True)
+
+
+def _number(value: float, *, percent: bool = False, digits: int = 3) -> str:
+    if percent:
+        return f"{100 * value:.{digits}g}%"
+    if value and (abs(value) >= 1e5 or abs(value) < 1e-3):
+        mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
+        mantissa = f"{float(mantissa):g}"
+        power = f"10{_superscript(int(exponent))}"
+        return power if mantissa == "1" else f"{mantissa}·{power}"
+    return f"{value:,.{digits}g}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def _superscript(number: int) -> str:
+    return str(number).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
