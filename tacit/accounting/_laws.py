@@ -147,7 +147,8 @@ class Sampled:
         if isinstance(self.noise, DoubleExponential):
             # For x >= 0, L(-x) stays at its floor, so L(x) = loss + floor.
             floor = log_mixture(q, np.array(-self.noise.epsilon))
-            u = _unmix(q, size + floor)
+            # Rounding must not carry u below its own floor, from where no x is found.
+            u = np.maximum(_unmix(q, size + floor), np.nextafter(-self.noise.epsilon, 0.0))
             return np.where(loss >= 0, self.noise.where_ratio(u), -self.noise.first_ratio(u))
         # With X = exp(x / sigma^2) and c = q exp(-1 / (2 sigma^2)) the equation is
         #   c X^2 + (1 - q)(1 - exp(l)) X - c exp(l) = 0;  X = exp(l / 2 + v) turns it into
