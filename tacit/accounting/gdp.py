@@ -63,19 +63,26 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
         return math.inf
     while gaussian_delta(mu, high) > delta:  # only where rounding beats the tail bound
         high *= 1 + 1e-9
-    return _least_within(lambda epsilon: gaussian_delta(mu, epsilon), delta, high)
+    return _least_within(lambda epsilon: gaussian_delta(mu, epsilon), delta, high, 1e-14 * mu)
 
 
-def _least_within(delta_of: Callable[[float], float], delta: float, high: float) -> float:
-    """Least epsilon below `high` whose delta is within the target, by bracketed secants of logs."""
+def _least_within(
+    delta_of: Callable[[float], float], delta: float, high: float, fine: float
+) -> float:
+    """Least epsilon below `high` whose delta is within the target, by bracketed secants of logs.
+
+    It is at most `fine` plus 1e-13 of itself too large: less is below the rounding of delta.
+    """
 
     def excess(epsilon: float) -> float:
         found = delta_of(epsilon)
         return math.log(found / delta) if found > 0 else -1e3
 
-    low, at_low, at_high, last = 0.0, excess(0.0), excess(high), 0
-    while high - low > 1e-13 * high:
-        share = at_low / (at_low - at_high) if at_low > at_high else 0.5
+    low, at_low, at_high, last, steps = 0.0, excess(0.0), excess(high), 0, 0
+    while high - low > 1e-13 * high + fine:
+        steps += 1
+        is_noise = steps > 20 or not at_low > at_high  # rounding misleads a secant: halve instead
+        share = 0.5 if is_noise else at_low / (at_low - at_high)
         middle = low + (high - low) * min(max(share, 1e-4), 1 - 1e-4)
         found = excess(middle)
         if found > 0:
