@@ -1,17 +1,17 @@
 """The run folder: what one training run leaves behind, and nothing half-written.
 
     runs/mnist-epsilon-3/
-    ├── recipe.toml         the recipe with every default written out; the run can be repeated from it
+    ├── recipe.toml         the recipe with every default written out, to repeat the run
     ├── metrics.jsonl       one JSON object per evaluation of the private model (see `Metric`)
     ├── baseline.jsonl      the same for the non-private twin; absent if there was none
-    ├── model.safetensors   what is released: the weights, with a description of the model in the header
+    ├── model.safetensors   what is released: the weights, and the model's recipe as header
     ├── run.ledger          the payments (`tacit ledger show run.ledger`)
-    ├── facts.json          `Facts`: everything a certificate needs; written last, so it marks the end
-    └── secret/             mode 0700: checkpoint with the noise's key; removed when the run has ended
+    ├── facts.json          `Facts`: what a certificate needs; written last: the end mark
+    └── secret/             mode 0700: checkpoint with the noise's key; removed at the end
 
-Released and public values only, `secret/` apart: whoever has the key can subtract the noise. Metrics
-are measured on the test split, which is assumed to be public, with weights that were paid for.
-Every file is replaced whole, so a reader finds the old one or the new one.
+Released and public values only, `secret/` apart: whoever has the key can subtract the noise.
+Metrics are measured on the test split, which is assumed to be public, with weights that were paid
+for. Every file is replaced whole, so a reader finds the old one or the new one.
 """
 
 import json
@@ -37,22 +37,21 @@ SECRET = "secret"
 Json = Any  # Any: JSON values have no narrower common type
 Metric = dict[str, float]
 """One line of metrics.jsonl, numbers alone: `step`, `epoch`, `epsilon` (what the run would cost had
-it been planned to end here; absent in baseline.jsonl), and on the test split `loss`, `accuracy` and,
-for two classes, `auc`."""
+it been planned to end here; absent in baseline.jsonl), and on the test split `loss`, `accuracy`
+and, for two classes, `auc`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Touch:
     """One way in which the run looked at data, and what the claim does about it.
 
-    `cost` is one of
-    "paid" (covered: `event` is part of the claim), "free" (covered: each record's features depend on
-    that record alone), "public" (looked only at what is assumed public), and "not covered" (looked
-    at private records without paying; the claim does not hold for what came of it).
+    `cost` is one of "paid" (covered: `event` is part of the claim), "free" (covered: what a record
+    becomes depends on that record alone), "public" (looked only at what is assumed public), and
+    "not covered" (looked at private records without paying: the claim does not hold for it).
     """
 
     what: str
-    """preprocessing, training, model selection, early stopping, evaluation, baseline, data set size."""
+    """preprocessing, training, model selection, early stopping, evaluation, baseline, size."""
     how: str
     cost: str
     event: dict[str, Json] | None = None
