@@ -1,0 +1,179 @@
+"""The certificate: everything that anyone needs to recompute a claim of privacy, as JSON.
+
+It states the events and lets the reader price them: `verify` computes every epsilon again from the
+events alone, compares the model file with its hash, and checks the seal, a hash over all other
+fields that finds any edit. The seal is no signature: who edits on purpose can seal again, but then
+has to state other events, and the prices are recomputed from those.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tacit import __version__, accounting, events
+from tacit.errors import TacitError, UnsupportedEvent
+from tacit.events import Event, Relation
+
+FORMAT, VERSION = "tacit certificate", 1
+TOLERANCE = 1e-6  # relative; other versions of numpy and scipy may differ in the last digits
+
+ACCOUNTANTS: dict[str, Callable[[], Any]] = {  # Any: classes of one protocol, loaded on use
+    "PLD": lambda: accounting.PLD(),
+    "RDP": lambda: accounting.RDP(),
+    "moments (2016)": lambda: accounting.Moments(),
+    "strong composition": lambda: accounting.StrongComposition(),
+}
+
+
+class Problem(NamedTuple):
+    """One reason why a certificate does not hold."""
+
+    field: str
+    what: str
+
+
+def prices(event: Event, *, delta: float, relation: Relation) -> list[dict[str, Any]]:
+    """Epsilon by every accountant that has a price, and the certified bracket of the tightest."""
+    found: list[dict[str, Any]] = []
+    for name, make in ACCOUNTANTS.items():
+        entry: dict[str, Any] = {"accountant": name, "version": __version__}
+        try:
+            if name == "PLD":
+                bracket = make().bracket(event, delta=delta, relation=relation)
+                entry |= {"epsilon": bracket.upper, "lower": bracket.lower}
+            else:
+                entry |= {"epsilon": make().epsilon(event, delta=delta, relation=relation)}
+        except UnsupportedEvent:
+            continue
+        if math.isfinite(entry["epsilon"]):
+            found.append(entry)
+    return found
+
+
+def make_certificate(
+    *,
+    event: Event,
+    delta: float,
+    relation: Relation,
+    unit: str,
+    n_records: int,
+    sampling_used: str,
+    data_touches: list[dict[str, str]],
+    released: list[str],
+    randomness: str,
+    utility: dict[str, Any],
+    software: dict[str, str],
+    created: str,
+    title: str,
+    model: Path | None = None,
+) -> dict[str, Any]:
+    """A sealed certificate of `event`; epsilon is the tightest certified upper bound."""
+    epsilon = accounting.epsilon(event, delta=delta, relation=relation)
+    body = {
+        "format": FORMAT,
+        "version": VERSION,
+        "title": title,
+        "created": created,
+        "claim": {
+            "epsilon": epsilon if math.isfinite(epsilon) else None,
+            "delta": delta,
+            "relation": str(relation),
+            "unit": unit,
+            "n_records_assumed_public": n_records,
+            "events": event.to_dict(),
+            "sampling": {"assumed": str(event), "used": sampling_used},
+            "data_touches": data_touches,
+            "released": released,
+            "randomness": randomness,
+        },
+        "prices": prices(event, delta=delta, relation=relation),
+        "utility": utility,
+        "model": None if model is None else {"file": model.name, "sha256": file_hash(model)},
+        "software": software,
+    }
+    return body | {"seal": seal(body)}
+
+
+def verify(certificate: Mapping[str, Any], *, folder: Path | None = None) -> list[Problem]:
+    """Every reason why the certificate does not hold; none if it does.
+
+    `folder` is where the model file lies; without it the file is not looked at.
+    """
+    malformed = list(_schema_problems(certificate))
+    if malformed:
+        return malformed
+    body = {name: value for name, value in certificate.items() if name != "seal"}
+    found = [] if seal(body) == certificate["seal"] else [Problem("seal", "a field was edited")]
+    return [*found, *_price_problems(certificate), *_model_problems(certificate, folder)]
+
+
+def seal(body: Mapping[str, Any]) -> str:
+    """Hash of the canonical JSON of all fields but the seal."""
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def file_hash(path: Path) -> str:
+    """SHA-256 of a file, read in pieces."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema of certificates."""
+    file = resources.files("tacit.report") / "certificate.schema.json"
+    return json.loads(file.read_text(encoding="utf-8"))
+
+
+def _schema_problems(certificate: Mapping[str, Any]) -> Iterator[Problem]:
+    from jsonschema import Draft202012Validator
+
+    for error in Draft202012Validator(schema()).iter_errors(certificate):
+        field = ".".join(str(part) for part in error.absolute_path) or "certificate"
+        yield Problem(field, error.message.splitlines()[0][:200])
+
+
+def _price_problems(certificate: Mapping[str, Any]) -> Iterator[Problem]:
+    claim = certificate["claim"]
+    try:
+        event = events.from_dict(claim["events"])
+        relation = Relation(claim["relation"])
+        epsilon = accounting.epsilon(event, delta=claim["delta"], relation=relation)
+        again = prices(event, delta=claim["delta"], relation=relation)
+    except (ValueError, TypeError, RecursionError, TacitError) as wrong:
+        yield Problem("claim.events", f"cannot be priced: {wrong}")
+        return
+    stated = math.inf if claim["epsilon"] is None else claim["epsilon"]
+    if not _close(stated, epsilon):
+        yield Problem("claim.epsilon", f"the events cost {epsilon:.6g}, not {stated:.6g}")
+    if claim["sampling"]["assumed"] != str(event):
+        yield Problem("claim.sampling.assumed", "does not say what the events say")
+    before = {entry["accountant"]: entry for entry in certificate["prices"]}
+    after = {entry["accountant"]: entry for entry in again}
+    if before.keys() != after.keys():
+        yield Problem("prices", f"must be those of {', '.join(after)}")
+    for name in before.keys() & after.keys():
+        for field in ("epsilon", "lower"):
+            if not _close(before[name].get(field, 0.0), after[name].get(field, 0.0)):
+                yield Problem(f"prices.{name}.{field}", f"is {after[name][field]:.6g} today")
+
+
+def _model_problems(certificate: Mapping[str, Any], folder: Path | None) -> Iterator[Problem]:
+    model = certificate["model"]
+    if model is None or folder is None:
+        return
+    path = folder / Path(model["file"]).name  # never outside the folder
+    if not path.is_file():
+        yield Problem("model.file", "is not there")
+    elif file_hash(path) != model["sha256"]:
+        yield Problem("model.sha256", "the file is another one")
+
+
+def _close(stated: float, computed: float) -> bool:
+    if math.isinf(stated) or math.isinf(computed):
+        return stated == computed
+    return abs(stated - computed) <= TOLERANCE * max(abs(stated), abs(computed), 1e-12)

@@ -1,0 +1,155 @@
+"""An honest certificate holds; one with any field edited does not."""
+
+import copy
+import json
+
+import pytest
+
+from tacit import events as ev
+from tacit.events import Relation
+from tacit.report import make_certificate, verify
+from tacit.report.certificate import seal
+
+EVENT = ev.Sequence((ev.Gaussian(8.0), ev.Repeated(ev.PoissonSampled(0.02, ev.Gaussian(1.3)), 500)))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    return tmp_path
+
+
+@pytest.fixture
+def certificate(folder):
+    return make_certificate(
+        event=EVENT,
+        delta=1e-5,
+        relation=Relation.ADD_REMOVE,
+        unit="record",
+        n_records=50_000,
+        sampling_used="Poisson, drawn for every step",
+        data_touches=[{"what": "training", "paid": "by the events"}],
+        released=["the model after the last step"],
+        randomness="OS entropy",
+        utility={"test accuracy": [0.91, 0.92], "non-private": 0.95},
+        software={"python": "3.11"},
+        created="2026-11-15",
+        title="a test",
+        model=folder / "model.safetensors",
+    )
+
+
+def leaves(value, path=()):
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from leaves(item, (*path, key))
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from leaves(item, (*path, index))
+    else:
+        yield path
+
+
+def edited(value):
+    if isinstance(value, bool) or value is None:
+        return "edited"
+    if isinstance(value, int):
+        return value + 1
+    return value * 1.01 + 1e-9 if isinstance(value, float) else value + "x"
+
+
+def changed(certificate, path):
+    copied = copy.deepcopy(certificate)
+    place = copied
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = edited(place[path[-1]])
+    return copied
+
+
+def test_an_honest_certificate_holds_also_after_a_file(certificate, folder):
+    again = json.loads(json.dumps(certificate))
+    assert verify(again, folder=folder) == []
+    assert again["claim"]["epsilon"] == pytest.approx(again["prices"][0]["epsilon"])
+    assert [entry["accountant"] for entry in again["prices"]][:2] == ["PLD", "RDP"]
+
+
+def test_every_edited_field_is_found(certificate, folder):
+    paths = list(leaves(certificate))
+    assert len(paths) > 25
+    for path in paths:
+        assert verify(changed(certificate, path), folder=folder), path
+
+
+def test_every_missing_field_is_found(certificate, folder):
+    for name in certificate:
+        rest = {key: value for key, value in certificate.items() if key != name}
+        assert verify(rest, folder=folder), name
+    for name in certificate["claim"]:
+        broken = copy.deepcopy(certificate)
+        del broken["claim"][name]
+        assert verify(broken, folder=folder), name
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        ("claim", "epsilon"),
+        ("claim", "delta"),
+        ("claim", "events", "parts", 1, "count"),
+        ("claim", "events", "parts", 1, "event", "rate"),
+        ("claim", "sampling", "assumed"),
+        ("prices", 0, "epsilon"),
+        ("prices", 1, "epsilon"),
+        ("prices", 0, "lower"),
+        ("model", "sha256"),
+    ],
+)
+def test_sealing_again_does_not_hide_a_false_price(certificate, folder, path):
+    forged = changed(certificate, path)
+    if path[-1] == "sha256":
+        forged["model"]["sha256"] = "0" * 64
+    forged["seal"] = seal({k: v for k, v in forged.items() if k != "seal"})
+    assert verify(forged, folder=folder)
+
+
+def test_a_smaller_epsilon_is_named_with_the_true_one(certificate):
+    forged = copy.deepcopy(certificate)
+    forged["claim"]["epsilon"] /= 2
+    forged["seal"] = seal({k: v for k, v in forged.items() if k != "seal"})
+    (problem,) = verify(forged)
+    assert problem.field == "claim.epsilon"
+    assert f"{certificate['claim']['epsilon']:.6g}" in problem.what
+
+
+def test_another_model_file_is_found(certificate, folder):
+    (folder / "model.safetensors").write_bytes(b"other weights")
+    assert [p.field for p in verify(certificate, folder=folder)] == ["model.sha256"]
+    (folder / "model.safetensors").unlink()
+    assert [p.field for p in verify(certificate, folder=folder)] == ["model.file"]
+
+
+def test_a_hostile_event_is_a_problem_and_no_crash(certificate):
+    hostile = copy.deepcopy(certificate)
+    hostile["claim"]["events"] = {"type": "os.system", "command": "true"}
+    assert any(p.field == "claim.events" for p in verify(hostile))
+
+
+def test_a_run_without_noise_has_no_epsilon():
+    certificate = make_certificate(
+        event=ev.NonPrivate(),
+        delta=1e-5,
+        relation=Relation.ADD_REMOVE,
+        unit="record",
+        n_records=10,
+        sampling_used="all records",
+        data_touches=[],
+        released=[],
+        randomness="none",
+        utility={},
+        software={},
+        created="2026-11-15",
+        title="no noise",
+    )
+    assert certificate["claim"]["epsilon"] is None
+    assert verify(certificate) == []
