@@ -113,7 +113,9 @@ def count_steps(*, epochs: float | None, steps: int | None, batch_size: int, n_r
         raise ValueError("give epochs or steps, one of them.")
     if steps is not None:
         return whole(steps=steps, least=1)
-    exact = Fraction(positive(epochs=epochs)) * n_records / batch_size
+    # The fraction that was meant: as a float, a tenth is a little more than a tenth.
+    passes = Fraction(positive(epochs=epochs)).limit_denominator(10**6)
+    exact = passes * n_records / batch_size
     return -(-exact.numerator // exact.denominator)
 
 

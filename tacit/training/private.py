@@ -24,6 +24,7 @@ from tacit.training.batches import Batch, Lot, Lots, Micro, map_tensors, n_rows,
 from tacit.training.bill import Bill
 from tacit.training.clip_rules import Clip
 from tacit.training.clipping import clipped_sum
+from tacit.training.compiled import CompiledSum
 from tacit.training.distributed import Ranks, gathered, like_parameter
 from tacit.training.memory import in_pieces
 from tacit.training.noise import Key, NoisyMean
@@ -40,6 +41,7 @@ class Machinery:
     engine: str = "auto"
     augmentations: int = 1
     augment: Callable[[Batch], Batch] | None = None
+    is_compiled: bool = False
 
     def views(self, batch: Batch) -> Batch:
         """Each row `augmentations` times in a row, augmented."""
@@ -83,6 +85,10 @@ class Private:
         self._norms = compatible.norm_layers(model)
         self._frozen = [p for p in model.parameters() if not p.requires_grad]
         self._plan, self._lots, self._ranks, self._machinery = plan, lots, ranks, machinery
+        self._compiled: CompiledSum | None = None
+        if machinery.is_compiled and loss_fn is not None:
+            views = machinery.augmentations
+            self._compiled = CompiledSum(model, loss_fn, plan.clip, augmentations=views)
         self._key = key
         self._noise = NoisyMean(key, expected_batch=plan.expected_batch, secure=secure)
         self._clip_moves = (1.0,) * len(plan.clip.clip_norms)  # what adaptive clipping learned
@@ -140,10 +146,15 @@ class Private:
     def _clip_micro(self, micro: Micro, clip: Clip) -> ClippedSum:
         if self._loss_fn is None:
             raise ValueError("loss_fn must be given for private.step; without it use backward.")
+        batch = self._machinery.views(micro.batch)
+        if self._compiled is not None:
+            assert micro.weights is not None  # compiled batches are padded
+            scale = clip.clip_norms[0] / self._plan.clip.clip_norms[0]
+            return self._compiled(batch, micro.weights, scale)
         return clipped_sum(
             self._model,
             self._loss_fn,
-            self._machinery.views(micro.batch),
+            batch,
             clip,
             engine=self._machinery.engine,
             weights=micro.weights,
