@@ -231,7 +231,7 @@ def _sampled_replace(law: Discrete, rate: float) -> Discrete:
     ]
     down = [(-loss, q, p) for loss, p, q in up]
     infinite = rate * law.infinite
-    rest = max(1.0 - 2.0 * infinite - math.fsum(p for _, p, _ in up + down), 0.0)
+    rest = max(1.0 - infinite - math.fsum(p for _, p, _ in up + down), 0.0)
     return _collect([*up, *down, (0.0, rest, rest)], infinite, infinite)
 
 
