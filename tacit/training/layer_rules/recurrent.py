@@ -17,6 +17,8 @@ from tacit.training.layer_rules.pieces import Outer
 from tacit.training.layer_rules.site import Declined, Layout, Site, first_order, outside_autocast
 
 State = tuple[Tensor, ...]
+# (gradient of the result, result) -> gradient of the argument
+sigmoid_backward, tanh_backward = torch.ops.aten.sigmoid_backward, torch.ops.aten.tanh_backward
 
 
 class Cell(Protocol):
@@ -44,11 +46,11 @@ class LSTM:
     def backward(self, saved: State, before: State, grads: State) -> tuple[Tensor, Tensor, State]:
         i, f, g, o, tanh_c = saved
         dh, dc = grads
-        dc = dc + dh * o * (1 - tanh_c.square())
-        di = dc * g * i * (1 - i)
-        df = dc * before[1] * f * (1 - f)
-        dg = dc * i * (1 - g.square())
-        do = dh * tanh_c * o * (1 - o)
+        dc = dc + tanh_backward(dh * o, tanh_c)
+        di = sigmoid_backward(dc * g, i)
+        df = sigmoid_backward(dc * before[1], f)
+        dg = tanh_backward(dc * i, g)
+        do = sigmoid_backward(dh * tanh_c, o)
         dz = torch.cat([di, df, dg, do], 1)
         return dz, dz, (torch.zeros_like(dh), dc * f)
 
@@ -65,10 +67,11 @@ class GRU:
     def backward(self, saved: State, before: State, grads: State) -> tuple[Tensor, Tensor, State]:
         r, u, n, hn = saved
         (dh,) = grads
-        dn = dh * (1 - u) * (1 - n.square())
-        du = dh * (before[0] - n) * u * (1 - u)
-        dr = dn * hn * r * (1 - r)
-        return torch.cat([dr, du, dn], 1), torch.cat([dr, du, dn * r], 1), (dh * u,)
+        through = dh * u
+        dn = tanh_backward(dh - through, n)
+        du = sigmoid_backward(dh * (before[0] - n), u)
+        dr = sigmoid_backward(dn * hn, r)
+        return torch.cat([dr, du, dn], 1), torch.cat([dr, du, dn * r], 1), (through,)
 
 
 class RNN:
@@ -86,7 +89,7 @@ class RNN:
     def backward(self, saved: State, before: State, grads: State) -> tuple[Tensor, Tensor, State]:
         del before
         (h,), (dh,) = saved, grads
-        dz = dh * (1 - h.square()) if self.is_tanh else dh * (h > 0)
+        dz = tanh_backward(dh, h) if self.is_tanh else dh * (h > 0)
         return dz, dz, (torch.zeros_like(dh),)
 
 
@@ -165,7 +168,8 @@ def decomposed(function: Any, input: Tensor, hx: Any, params: Any, *options: Any
     cell = CELLS[function]
     if isinstance(params, Tensor):
         state = (hx,) if isinstance(hx, Tensor) else tuple(hx)
-        w_hh, b_ih, b_hh = (*options, None, None)[:3]
+        w_hh, *biases = options
+        b_ih, b_hh = (*biases, None, None)[:2]
         zx, zh = F.linear(input, params, b_ih), F.linear(state[0], w_hh, b_hh)
         after = cell.forward(zx, zh, state)[0]
         return after[0] if isinstance(hx, Tensor) else after
@@ -277,32 +281,42 @@ class _Recurrence(torch.autograd.Function):
             state = [first, *state[1:]]
             dzx.append(dx)
             dzh.append(dz)
-        dzx, dzh = torch.stack(dzx[::-1]), torch.stack(dzh[::-1])  # (T, rows, gates)
+        is_one = dzx[0] is dzh[0]  # the gates take their two shares as a sum
+        dx = torch.stack(dzx[::-1])  # (T, rows, gates)
+        dh = dx if is_one else torch.stack(dzh[::-1])
         before = torch.stack([s[0] for s in states])
-        _record(site, layout, x, before, dzx, dzh, weights)
+        _record(site, layout, (x, before), (dx, dh), weights)
         if w_hr is not None and site.is_shared(weights.w_hr):
-            _record_matrix(site, layout, torch.stack(projected[::-1]), torch.stack(raw), weights[4])
-        gx = dzx @ w_ih if ctx.needs_input_grad[2] else None
+            left, right = torch.stack(projected[::-1]), torch.stack(raw)
+            _record_matrix(site, weights.w_hr, *_sequences(site, layout, left, right))
+        gx = dx @ w_ih if ctx.needs_input_grad[2] else None
         found = [gx, *state]
         found = [g if g is None else g.to(d) for g, d in zip(found, ctx.dtypes, strict=True)]
         return None, None, *found, None, None, None, None, None
 
 
 def _record(
-    site: Site, layout: Layout, x: Tensor, h: Tensor, dzx: Tensor, dzh: Tensor, weights: Weights
+    site: Site, layout: Layout, inputs: State, grads: tuple[Tensor, Tensor], weights: Weights
 ) -> None:
-    if site.is_shared(weights.w_ih):
-        _record_matrix(site, layout, dzx, x, weights.w_ih)
-    if site.is_shared(weights.w_hh):
-        _record_matrix(site, layout, dzh, h, weights.w_hh)
-    for bias, dz in ((weights.b_ih, dzx), (weights.b_hh, dzh)):
+    """Records the pieces of the two products, with inputs x_t and h_{t-1}."""
+    x, h = _sequences(site, layout, *inputs)
+    dx, dh = _sequences(site, layout, *grads)
+    _record_matrix(site, weights.w_ih, dx, x)
+    _record_matrix(site, weights.w_hh, dh, h)
+    for bias, dz in ((weights.b_ih, dx), (weights.b_hh, dh)):
         if bias is not None and site.is_shared(bias):
-            site.record(bias, bias_piece(layout.sequences(dz, site.examples)))
+            site.record(bias, bias_piece(dz))
 
 
-def _record_matrix(site: Site, layout: Layout, g: Tensor, a: Tensor, weight: Tensor) -> None:
-    left, right = (layout.sequences(t, site.examples) for t in (g, a))
-    site.record(weight, Outer(left, right))
+def _sequences(site: Site, layout: Layout, *tensors: Tensor) -> list[Tensor]:
+    """(examples, T, features) of each; the same tensor once."""
+    found = {id(t): layout.sequences(t, site.examples) for t in tensors}
+    return [found[id(t)] for t in tensors]
+
+
+def _record_matrix(site: Site, weight: Tensor, left: Tensor, right: Tensor) -> None:
+    if site.is_shared(weight):
+        site.record(weight, Outer(left, right))
 
 
 _LAYERS = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)

@@ -1,0 +1,131 @@
+"""What one backward leaves behind: each example's norms, and pieces to weigh with its factor."""
+
+import math
+from collections import Counter
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from tacit.training.clip_rules import Clip
+from tacit.training.engines import batch as b
+from tacit.training.engines.plan import Label
+from tacit.training.layer_rules import derived
+from tacit.training.layer_rules.pieces import combine
+from tacit.training.layer_rules.site import Layout, Piece, Site
+from tacit.training.sums import ClippedSum, accumulator
+
+
+class Derived(NamedTuple):
+    """Tensors computed from shared tensors alone, and the call that made them."""
+
+    results: tuple[Tensor, ...]
+    function: Any
+    args: Any
+    kwargs: dict[str, Any]
+
+
+class Recorder:
+    """Collects pieces in the backward; `clipped` turns them into the sum.
+
+    A parameter that one call uses is settled at once: its norm is taken and it may let go of its
+    activations. Pieces of one that several calls use, or of a tensor derived from parameters, wait
+    until all are there.
+    """
+
+    def __init__(self, parameters: dict[str, nn.Parameter], examples: int, clip: Clip) -> None:
+        self.parameters, self.examples, self.clip = parameters, examples, clip
+        self.labels: dict[int, Label] = {id(p): name for name, p in parameters.items()}
+        self.groups = b.group_index(clip, list(parameters))
+        self.anchor = torch.zeros((), requires_grad=True)
+        self.uses: Counter[int] = Counter()
+        self.waiting: dict[int, list[Piece]] = {}
+        self.derived: list[Derived] = []
+        self.norms: list[list[Tensor]] = [[] for _ in clip.clip_norms]
+        self.settled: list[tuple[str, Piece]] = []
+        self.rounding = 0.0
+        self.is_recording = False
+
+    def count(self, tensors: tuple[Tensor, ...]) -> None:
+        """A call that reads these tensors has been seen."""
+        for tensor in tensors:
+            if id(tensor) in self.labels:
+                self.uses[id(tensor)] += 1
+
+    def site(
+        self, tensors: tuple[Tensor, ...], layouts: tuple[Layout | None, ...], output: Layout
+    ) -> Site:
+        """What a rule is told about one call."""
+        return Site(
+            self.examples, tensors, layouts, output, self.is_shared, self.record, self.anchor
+        )
+
+    def is_shared(self, tensor: Tensor | None) -> bool:
+        """Whether gradients of this tensor are wanted."""
+        return id(tensor) in self.labels
+
+    def derive(self, made: Derived, tensors: tuple[Tensor, ...]) -> None:
+        """A call on shared tensors alone: it uses them, and its results are shared."""
+        self.count(tensors)
+        self.derived.append(made)
+
+    def record(self, tensor: Tensor, piece: Piece) -> None:
+        """A piece that stands alone gives its norm now, and may free its activations.
+
+        A backward inside the loss (an attack, a penalty on gradients) is not the one to record.
+        """
+        if not self.is_recording:
+            return
+        label = self.labels[id(tensor)]
+        if isinstance(label, str) and self.uses[id(tensor)] == 1:
+            self._settle(label, piece)
+        else:
+            self.waiting.setdefault(id(tensor), []).append(piece)
+
+    def _settle(self, name: str, piece: Piece) -> None:
+        # Two norms of one parameter would lack their cross term.
+        assert all(name != other for other, _ in self.settled), f"{name} was settled before"
+        squared, kept = piece.settle()
+        self.rounding = max(self.rounding, b.rounding_of(kept.dtype))
+        self.norms[self.groups[name]].append(squared)
+        self.settled.append((name, kept))
+
+    def clipped(self, mask: Tensor, branch: bool) -> ClippedSum:
+        """The sum of the rows where `mask` is True."""
+        self._settle_waiting()
+        zero = torch.zeros(self.examples, device=mask.device)
+        squared = torch.stack([sum(n[1:], n[0]) if n else zero for n in self.norms])
+        finite = None
+        if not branch or not math.isfinite(float(squared.sum())):
+            finite = torch.isfinite(squared).all(0)
+        factors, within = b.factors_of(self.clip, squared, mask, self.rounding, finite)
+        sums: dict[str, Tensor] = {}
+        while self.settled:  # newest first: frees the activations on the way
+            name, piece = self.settled.pop()
+            p = self.parameters[name]
+            value = piece.weighted_sum(factors[self.groups[name]], finite)
+            sums[name] = value.view(p.shape).to(accumulator(p.dtype))
+        return ClippedSum(
+            {
+                name: sums[name] if name in sums else _zeros(p)
+                for name, p in self.parameters.items()
+            },
+            within,
+        )
+
+    def _settle_waiting(self) -> None:
+        for made in reversed(self.derived):
+            for result in made.results:
+                pieces = self.waiting.pop(id(result), None)
+                if pieces:
+                    found = derived.origin(made, result, combine(pieces), self.parameters)
+                    for tensor, piece in found:
+                        self.waiting.setdefault(id(tensor), []).append(piece)
+        for name, p in self.parameters.items():
+            pieces = self.waiting.pop(id(p), None)
+            if pieces:
+                self._settle(name, combine(pieces))
+
+
+def _zeros(p: Tensor) -> Tensor:
+    return torch.zeros_like(p, dtype=accumulator(p.dtype), requires_grad=False)
