@@ -127,28 +127,40 @@ def bracket(event: Event, *, delta: float, relation: Relation = Relation.ADD_REM
     delta, relation = in_open_unit(delta=delta), Relation(relation)
     if _split(event, relation)[1] is not None or _has_looser_pair(event):
         return Bracket(0.0, epsilon(event, delta=delta, relation=relation))
-    return PLD().bracket(event, delta=delta, relation=relation)
+    found = PLD().bracket(event, delta=delta, relation=relation)
+    if not _is_open(found):
+        return found
+    return Bracket(found.lower, epsilon(event, delta=delta, relation=relation))
 
 
 def _tight_epsilon(event: Event, delta: float, relation: Relation) -> float:
-    """Price by dominating pairs, or that of `RDP` where it is the lower."""
+    """Price by dominating pairs, or that of `RDP` where it may be the lower."""
     try:
-        found = max(side.epsilon(delta).upper for side in _sides(event, relation))
+        found = _worst([side.epsilon(delta) for side in _sides(event, relation)])
     except NotCertified:
-        found = math.inf
-    if math.isinf(found) or _has_looser_pair(event):
-        found = min(found, RDP().epsilon(event, delta=delta, relation=relation))
-    return found
+        found = Bracket(0.0, math.inf)
+    if _is_open(found) or _has_looser_pair(event):
+        return min(found.upper, RDP().epsilon(event, delta=delta, relation=relation))
+    return found.upper
 
 
 def _tight_delta(event: Event, epsilon: float, relation: Relation) -> float:
     try:
-        found = max(side.delta(epsilon).upper for side in _sides(event, relation))
+        found = _worst([side.delta(epsilon) for side in _sides(event, relation)])
     except NotCertified:
-        found = 1.0
-    if found == 1 or _has_looser_pair(event):
-        found = min(found, RDP().delta(event, epsilon=epsilon, relation=relation))
-    return found
+        found = Bracket(0.0, 1.0)
+    if _is_open(found) or _has_looser_pair(event):
+        return min(found.upper, RDP().delta(event, epsilon=epsilon, relation=relation))
+    return found.upper
+
+
+def _worst(found: list[Bracket]) -> Bracket:
+    return Bracket(max(one.lower for one in found), max(one.upper for one in found))
+
+
+def _is_open(found: Bracket) -> bool:
+    """Whether the bracket leaves room for `RDP` to be tighter."""
+    return found.upper == math.inf or found.width > 1e-3 * found.upper
 
 
 def _sides(event: Event, relation: Relation) -> list[Side]:
