@@ -254,6 +254,7 @@ class TiltedSmooth:
         log_lift += 0.5 * (height / split.WIDTH) ** 2 if split else 0.0
         most = math.exp(log_error - log_lift)
         first = int(np.searchsorted(np.cumsum(self.largest), most))
+        first = min(first, len(self.largest) - 1)  # if all could go, one stays
         last = len(self.largest) - int(np.searchsorted(np.cumsum(self.largest[::-1]), most))
         # Nodes in a cell are worth at most (1 + spacing / step) <= 2 times `largest`.
         pruned = (4 * most + 2 * self.outside) * math.exp(min(log_lift, 700.0))
