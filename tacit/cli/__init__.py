@@ -21,6 +21,8 @@ VERBS = {
     "calibrate": "The noise, the rate or the steps that fit a budget.",
     "curve": "Epsilon against steps or delta, as a plot.",
     "ledger": "The budget of one private data set, in a file.",
+    "report": "Certificate, figures and page of a finished run.",
+    "verify": "Whether a certificate holds.",
 }
 
 

@@ -1,0 +1,216 @@
+"""From a run folder to its certificate, figures and page."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from tacit.events import Relation
+from tacit.experiments.run import Facts, Metric, RunFolder
+from tacit.report.certificate import make_certificate
+from tacit.report.figures import Figure, Role, Series, to_csv
+from tacit.report.page import Number, Page, Section, cautions, promise, render, strength
+
+CERTIFICATE, REPORT, FIGURES, AUDIT = "certificate.json", "report.html", "figures", "audit.json"
+
+
+def write_report(folder: str | Path) -> Path:
+    """Certificate, figures (CSV) and report.html of a finished run; the page's path."""
+    run = RunFolder(folder)
+    facts = run.facts()
+    certificate = certificate_of(facts, run)
+    run.write(CERTIFICATE, json.dumps(certificate, indent=2) + "\n")
+    figures = run_figures(facts, run)
+    for figure in figures:
+        run.write(f"{FIGURES}/{figure.name}.csv", to_csv(figure))
+    page = page_of(facts, certificate, figures, _audit_sections(run))
+    return run.write(REPORT, render(page))
+
+
+def certificate_of(facts: Facts, run: RunFolder) -> dict[str, Any]:
+    """The sealed certificate of a run."""
+    utility = facts.utility
+    return make_certificate(
+        title=f"{facts.method} on {facts.data}",
+        event=facts.claim,
+        delta=facts.delta,
+        relation=Relation(facts.relation),
+        unit=facts.unit,
+        n_records=facts.n_records,
+        sampling_used=facts.sampling_used,
+        data_touches=[
+            {"what": f"{touch.what}: {touch.how}", "paid": touch.cost} for touch in facts.touches
+        ],
+        released=list(facts.released),
+        randomness=_randomness(facts),
+        utility={
+            "metric": utility.metric,
+            "private": [one.value for one in utility.private],
+            "mean": utility.mean,
+            "spread": utility.spread,
+            "non_private": [one.value for one in utility.non_private],
+            "majority": utility.majority,
+            "n_test": utility.n_test,
+        },
+        software=facts.versions,
+        created=facts.created,
+        model=run / facts.model_file,
+    )
+
+
+def run_figures(facts: Facts, run: RunFolder) -> tuple[Figure, ...]:
+    """Epsilon by epoch, and accuracy and loss by epoch beside the non-private twin."""
+    private = run.read_lines(facts.metrics_file)
+    twin = [] if facts.baseline_file is None else run.read_lines(facts.baseline_file)
+    figures = []
+    if len(private) > 1:
+        figures.append(_epsilon_by_epoch(facts, private))
+    for metric, title in (("accuracy", "Accuracy"), ("auc", "Area under the ROC curve")):
+        if private and metric in private[0]:
+            figures.append(_metric_by_epoch(metric, title, private, twin))
+    return tuple(figures)
+
+
+def page_of(
+    facts: Facts,
+    certificate: dict[str, Any],
+    figures: tuple[Figure, ...],
+    sections: tuple[Section, ...] = (),
+) -> Page:
+    """What the page of this run says."""
+    stated = certificate["claim"]["epsilon"]
+    epsilon = math.inf if stated is None else stated
+    return Page(
+        title=f"{facts.data}: a model that keeps its data to itself",
+        lead=(
+            f"{facts.model}, trained by {facts.method} on {facts.n_records:,} records. "
+            f"Unit of privacy: one {facts.unit}."
+        ),
+        numbers=_numbers(facts, epsilon),
+        warnings=cautions(
+            epsilon=epsilon,
+            delta=facts.delta,
+            n_records=facts.n_records,
+            is_reproducible=isinstance(facts.seed, int),
+            is_shuffled="shuffl" in facts.sampling_used.lower(),
+            not_covered=[t.how for t in facts.touches if t.cost == "not covered"],
+        ),
+        promise=promise(epsilon, facts.delta, facts.unit),
+        figures=figures,
+        sections=sections,
+        prices=tuple(certificate["prices"]),
+        fields=_fields(facts, epsilon),
+        certificate=certificate,
+        footer=f"Written by tacit {facts.versions.get('tacit', '')}, run of {facts.created}.",
+    )
+
+
+def _numbers(facts: Facts, epsilon: float) -> tuple[Number, ...]:
+    utility = facts.utility
+    spread = "" if utility.spread is None else f" ± {100 * utility.spread:.2f} over seeds"
+    numbers = [
+        Number("epsilon", f"{epsilon:.3f}" if math.isfinite(epsilon) else "∞", "certified bound"),
+        Number("delta", f"{facts.delta:g}", f"{facts.n_records:,} records"),
+        Number(
+            f"private {utility.metric}",
+            f"{100 * utility.mean:.2f} %",
+            f"on {utility.n_test:,} public test records{spread}",
+        ),
+    ]
+    if utility.non_private:
+        mean = sum(one.value for one in utility.non_private) / len(utility.non_private)
+        cost = 100 * (mean - utility.mean)
+        numbers.append(
+            Number("without privacy", f"{100 * mean:.2f} %", f"privacy costs {cost:.2f} points")
+        )
+    return tuple(numbers)
+
+
+def _fields(facts: Facts, epsilon: float) -> tuple[tuple[str, str], ...]:
+    price = f"epsilon {epsilon:.4f}, delta {facts.delta:g}; {strength(epsilon)}"
+    tuning = [t.how for t in facts.touches if t.what in ("model selection", "early stopping")]
+    return (
+        ("Setting", facts.trust),
+        ("Unit of privacy", f"one {facts.unit}"),
+        ("Neighboring relation", facts.relation.replace("_", " ")),
+        ("Guarantee", price),
+        ("Mechanism", f"{facts.method}: {facts.claim}"),
+        ("Accounting", "privacy loss distributions with certified error; others for comparison"),
+        ("Sampling assumed", facts.sampling_assumed),
+        ("Sampling used", facts.sampling_used),
+        ("What is released", "; ".join(facts.released)),
+        ("Assumed public", "; ".join(facts.assumed_public)),
+        ("Uses of the data", "; ".join(f"{t.what} ({t.cost}): {t.how}" for t in facts.touches)),
+        ("Tuning", "; ".join(tuning) or "none on private data"),
+        ("Randomness", _randomness(facts)),
+        ("Hyperparameters", ", ".join(f"{k} {v}" for k, v in facts.hyperparameters.items())),
+        ("Software", ", ".join(f"{k} {v}" for k, v in facts.versions.items())),
+    )
+
+
+def _randomness(facts: Facts) -> str:
+    if isinstance(facts.seed, int):
+        return f"seed {facts.seed}: the noise is reproducible"
+    return "OS entropy"
+
+
+def _epsilon_by_epoch(facts: Facts, rows: list[Metric]) -> Figure:
+    points = [(row["epoch"], row["epsilon"]) for row in rows if "epsilon" in row]
+    x, y = zip(*points, strict=True)
+    return Figure(
+        name="epsilon-by-epoch",
+        title="What each epoch costs",
+        caption=f"Epsilon at delta {facts.delta:g} of a run planned to end there.",
+        x_label="epoch",
+        y_label="epsilon",
+        series=(Series(name="epsilon spent", x=x, y=y),),
+    )
+
+
+def _metric_by_epoch(
+    metric: str, title: str, private: list[Metric], twin: list[Metric]
+) -> Figure:
+    def series(name: str, rows: list[Metric], role: Role) -> Series:
+        kept = [(row["epoch"], row[metric]) for row in rows if metric in row]
+        x, y = zip(*kept, strict=True)
+        return Series(name=name, x=x, y=y, role=role)
+
+    drawn = [series("private", private, Role.PRIVATE)]
+    if twin and metric in twin[0]:
+        drawn.append(series("without privacy", twin, Role.BASELINE))
+    return Figure(
+        name=f"{metric}-by-epoch",
+        title=f"{title} on the public test split",
+        caption="Both models see the same records; only one of them keeps them to itself.",
+        x_label="epoch",
+        y_label=metric,
+        y_percent=metric == "accuracy",
+        series=tuple(drawn),
+    )
+
+
+def _audit_sections(run: RunFolder) -> tuple[Section, ...]:
+    """What an audit left behind, if there was one."""
+    path = run / AUDIT
+    if not path.is_file():
+        return ()
+    audit = json.loads(path.read_text(encoding="utf-8"))
+    rows = [
+        (
+            bound["method"],
+            f"epsilon at least {bound['epsilon_lower']:.3f} with {100 * bound['confidence']:g} % "
+            f"confidence ({bound['n_canaries']:,} canaries; assumes {bound['assumes']})",
+        )
+        for bound in audit.get("bounds", ())
+    ]
+    return (
+        Section(
+            name="audit",
+            title="What attacks reach",
+            text=(
+                "A lower bound on epsilon from attacking the run. It must stay below the bill; "
+                "if it passes the bill, something is broken."
+            ),
+            rows=tuple(rows),
+        ),
+    )
