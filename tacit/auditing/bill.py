@@ -6,21 +6,32 @@ nothing is translated: the null hypothesis is the billed event itself, by as man
 subsampled and composed ones included.
 """
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
 from tacit import accounting
 from tacit._check import in_open_unit
 from tacit.auditing import _refute
-from tacit.auditing.bounds import Members, Scores, checked, error_limits, split_threshold
+from tacit.auditing.bounds import (
+    AuditBound,
+    Members,
+    Scores,
+    checked,
+    error_limits,
+    split_threshold,
+)
 from tacit.auditing.guesses import list_of_guesses, right_guesses
 from tacit.errors import UnsupportedEvent
-from tacit.events import Event, Relation
+from tacit.events import Event, Gaussian, Relation
 
 _EPSILONS = (0.0, *np.geomspace(0.02, 40.0, 48).tolist())
+_AT_ONCE, _NEGLIGIBLE = 2, 1e-8
+_FEW = (0.0, *np.geomspace(0.05, 12.0, 23).tolist())
 
 
 @dataclass(frozen=True)
@@ -75,6 +86,72 @@ def refute_event(
     return BillTest(p_value, confidence, assumes, len(values))
 
 
+def noise_bound(
+    scores: Scores,
+    is_member: Members,
+    event: Event,
+    *,
+    delta: float,
+    confidence: float = 0.95,
+    relation: Relation = Relation.ADD_REMOVE,
+) -> AuditBound:
+    """Lower bound on epsilon for the billed mechanism with an unknown amount of Gaussian noise.
+
+    Refutes `event` with its noise multiplied by s, for s as small as it goes, and states epsilon of
+    that event: its own curve, so neither sampling nor composition is approximated. Assumes
+    independent scores (Dirac canaries) and that the mechanism is `event` up to its noise.
+
+    >>> import tacit
+    >>> from tacit.events import Gaussian, PoissonSampled
+    >>> event = PoissonSampled(0.5, Gaussian(0.5))
+    >>> rng = np.random.default_rng(0)
+    >>> inside = rng.integers(0, 2, 4_000).astype(bool)
+    >>> scores = inside * rng.integers(0, 2, 4_000) + rng.normal(0, 0.5, 4_000)
+    >>> bound = noise_bound(scores, inside, event, delta=1e-5)
+    >>> 6.5 < bound.epsilon_lower < tacit.epsilon(event, delta=1e-5)
+    True
+    """
+    values, members = checked(scores, is_member, delta, in_open_unit(confidence=confidence))
+    relation = Relation(relation)
+    threshold, rest, known = split_threshold(_accuracy, values, members)
+    limits = error_limits(rest, known, threshold, (1 - confidence) / 2)
+
+    def is_refuted(log_scale: float) -> bool:
+        scaled = _with_noise(event, math.exp(-log_scale))
+        return _refute.rejects_rates(
+            billed_curve(scaled, relation=relation, epsilons=_FEW), *limits
+        )
+
+    lower, least, most = 0.0, -3.0, 3.0  # of minus the logarithm of the scale
+    if is_refuted(least):
+        while most - least > 0.01:
+            middle = (least + most) / 2
+            least, most = (middle, most) if is_refuted(middle) else (least, middle)
+        refuted = _with_noise(event, math.exp(-least))
+        lower = accounting.epsilon(refuted, delta=delta, relation=relation)
+    correct = int(((rest >= threshold) == known).sum())
+    assumes = "independent scores, and the billed mechanism with some amount of noise"
+    n = len(rest)
+    return AuditBound(lower, delta, confidence, "noise scale", assumes, n, n, correct)
+
+
+def _accuracy(false_positive: float, false_negative: float) -> float:
+    return 1 - false_positive - false_negative
+
+
+def _with_noise(event: Any, scale: float) -> Any:  # Any: events, and the tuples inside them
+    """`event` with every noise multiplier of Gaussian noise multiplied by `scale`."""
+    if isinstance(event, tuple):
+        return tuple(_with_noise(part, scale) for part in event)
+    if isinstance(event, Gaussian):
+        return replace(event, noise_multiplier=event.noise_multiplier * scale)
+    if not isinstance(event, Event):
+        return event
+    names = [f.name for f in fields(event)]  # type: ignore[arg-type]  # every event is a dataclass
+    inner = {name: _with_noise(getattr(event, name), scale) for name in names}
+    return replace(event, **inner)  # type: ignore[type-var]  # as above
+
+
 def billed_curve(
     event: Event, *, relation: Relation = Relation.ADD_REMOVE, epsilons: Sequence[float] = _EPSILONS
 ) -> _refute.Inverse:
@@ -83,13 +160,23 @@ def billed_curve(
     return _refute.profile_inverse(np.array(grid), _deltas(event, grid, Relation(relation)))
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def _deltas(event: Event, epsilons: tuple[float, ...], relation: Relation) -> np.ndarray:
+    """Delta at each of the increasing `epsilons`; once negligible, not worked out any further."""
+    found: list[float] = []
+    for start in range(0, len(epsilons), _AT_ONCE):
+        if found and found[-1] < _NEGLIGIBLE:
+            break
+        found += _some_deltas(event, epsilons[start : start + _AT_ONCE], relation)
+    rest = len(epsilons) - len(found)
+    return np.array(found + found[-1:] * rest)  # delta falls with epsilon: an earlier one is safe
+
+
+def _some_deltas(event: Event, epsilons: tuple[float, ...], relation: Relation) -> list[float]:
     try:
-        return accounting.PLD().deltas(event, epsilons, relation=relation)
+        return accounting.PLD().deltas(event, epsilons, relation=relation).tolist()
     except UnsupportedEvent:
-        each = [accounting.delta(event, epsilon=e, relation=relation) for e in epsilons]
-        return np.array(each)
+        return [accounting.delta(event, epsilon=e, relation=relation) for e in epsilons]
 
 
 def _by_rates(inverse: _refute.Inverse, scores: np.ndarray, is_member: np.ndarray) -> float:

@@ -235,7 +235,8 @@ def split_threshold(
     """A threshold chosen on the first tenth, with the scores and coins that are left to test it."""
     used = max(2, round(_SHARE_TO_CHOOSE * len(scores)))
     tried, known = scores[:used], is_member[:used]
-    best, chosen = -math.inf, float(np.median(tried))
+    chosen = float(np.median(tried))
+    best = bound(*error_limits(tried, known, chosen, _CAUTION))
     for threshold in np.unique(np.quantile(tried, np.linspace(0.01, 0.99, 99), method="lower")):
         gain = bound(*error_limits(tried, known, float(threshold), _CAUTION))
         if gain > best:

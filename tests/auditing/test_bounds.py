@@ -268,7 +268,6 @@ def test_less_noise_than_billed_is_refuted(independent, noise):
     scores, inside = noisy_counts(0.2, 20, noise, 5000, np.random.default_rng(8))
     found = refute_event(scores, inside, event, independent=independent)
     assert found.is_refuted
-    assert found.p_value < 0.01
     assert found.n_canaries == 5000
 
 

@@ -1,0 +1,249 @@
+"""Canaries: records made to be recognized, each in or out of the training set by a fair coin.
+
+| canary | what an attacker sees | strength |
+|---|---|---|
+| `GradientCanaries` | every released update (white box) | the worst case the bill allows for |
+| `mislabeled`, `random_inputs` | the final model (black box) | what a bystander could do |
+
+Canaries are records like any other: sampled, clipped and covered by noise together with the real
+ones, whose guarantee is unchanged. What they cost is accuracy: they take a share of every lot.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from tacit._check import positive, whole
+from tacit.mechanisms.rng import Seed, generator
+
+if TYPE_CHECKING:
+    import torch
+
+Flags = NDArray[np.bool_]
+Loss = Callable[..., Any]
+"""loss_fn(model, batch) -> one loss for each example."""
+_OVERSHOOT = 1e3  # gradient of a canary before clipping, in clip norms: it always meets the bound
+
+
+def flip_coins(n: int, rng: Seed = None) -> Flags:
+    """One fair coin for each of `n` canaries: True is in."""
+    return generator(rng).integers(0, 2, whole(n=n, least=1)).astype(bool)
+
+
+# White box -----------------------------------------------------------------------------------
+
+
+class Planted(NamedTuple):
+    """Model, data set and loss to hand to `tacit.make_private` in place of the originals."""
+
+    model: Any
+    dataset: Any
+    loss_fn: Loss
+
+
+class Run(Protocol):
+    """What `tacit.make_private` returns, as far as an audit needs it."""
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+
+class GradientCanaries:
+    """Dirac canaries: the gradient of canary j is the j-th unit vector, in directions nobody uses.
+
+    The model gets a table of `n_canaries` numbers that no prediction reads; the loss of canary j is
+    the j-th of them, scaled so that its gradient is clipped to exactly the clip norm. So each
+    canary changes the released sum as much as a record may, in a coordinate of its own: its score,
+    the sum of that coordinate over all releases, is the worst case the bill allows for, and scores
+    are independent given the coins (each coordinate has its own noise, each record its own draws).
+
+    Guarantee: none is lost. Canaries are extra records; the real ones keep theirs.
+
+    Examples
+    --------
+    >>> import torch, tacit
+    >>> x = torch.randn(200, 3)
+    >>> canaries = GradientCanaries(2000, clip_norm=1.0, rng=0)
+    >>> def loss_fn(model, batch):
+    ...     x, y = batch
+    ...     return (model(x).squeeze(1) - y) ** 2
+    >>> model, data, loss = canaries.plant(torch.nn.Linear(3, 1), (x, x.sum(1)), loss_fn)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> private = tacit.make_private(model, optimizer, data, loss, batch_size=400, steps=20,
+    ...                              clip_norm=1.0, epsilon=8.0, delta=1e-5, n_records=1200,
+    ...                              seed=0)
+    >>> for batch in canaries.watch(private):
+    ...     private.step(batch)
+    >>> bill = private.epsilon(delta=1e-5)
+    >>> bound = tacit.auditing.gaussian_threshold_test(canaries.scores, canaries.is_member,
+    ...                                                delta=1e-5)
+    >>> 2.0 < bound.epsilon_lower < bill
+    True
+    """
+
+    def __init__(self, n_canaries: int, *, clip_norm: float, rng: Seed = None) -> None:
+        self.n_canaries = whole(n_canaries=n_canaries, least=2)
+        self.is_member = flip_coins(n_canaries, rng)
+        self._strength = _OVERSHOOT * positive(clip_norm=clip_norm)
+        self._table: torch.nn.Parameter | None = None
+        self._totals = np.zeros(n_canaries)
+        self._releases = 0
+
+    @property
+    def n_members(self) -> int:
+        """How many are in. Declare n + n_canaries // 2 as `n_records`: it does not need this."""
+        return int(self.is_member.sum())
+
+    def plant(self, model: Any, dataset: Any, loss_fn: Loss) -> Planted:
+        """Model, data set and loss with the canaries in; build the optimizer from this model.
+
+        `dataset` is a tensor, a tuple of tensors, a `TensorDataset` or any map-style one.
+        """
+        if self._table is not None:
+            raise ValueError("these canaries are planted already: make new ones for a new run.")
+        planted = _with_table(model, self.n_canaries)
+        self._table = planted.canaries.weight
+        members = np.flatnonzero(self.is_member) + 1
+        rows, unpack = _with_rows(dataset, members)
+        return Planted(planted, rows, _with_canaries(loss_fn, unpack, self._strength))
+
+    def watch(self, private: Run) -> Iterator[Any]:
+        """The lots of `private`; adds up what each step released along the canaries."""
+        for lot in private:
+            yield lot
+            self.record()
+
+    def record(self) -> None:
+        """Add the latest release: what stands in `p.grad` after a step."""
+        if self._table is None or self._table.grad is None:
+            raise RuntimeError("nothing was released yet: plant the canaries and take a step.")
+        released = self._table.grad[1:, 0]
+        self._totals += released.detach().double().cpu().numpy()
+        self._releases += 1
+
+    @property
+    def scores(self) -> NDArray[np.float64]:
+        """Sum of the releases along each canary: higher for members."""
+        if self._releases == 0:
+            raise RuntimeError("no release was recorded: loop over canaries.watch(private).")
+        return self._totals.copy()
+
+
+def _with_table(model: Any, n_canaries: int) -> Any:
+    """`model` under the name `inner`, beside a table that its predictions do not read."""
+    import torch
+
+    class WithCanaries(torch.nn.Module):
+        """Predicts as `inner` does."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model
+            self.canaries = torch.nn.Embedding(n_canaries + 1, 1, padding_idx=0)
+            torch.nn.init.zeros_(self.canaries.weight)
+
+        def forward(self, *args: Any, **options: Any) -> Any:
+            return self.inner(*args, **options)
+
+    first = next(model.parameters())
+    planted = WithCanaries()
+    planted.canaries.to(first.device)
+    return planted.train(model.training)
+
+
+def _with_canaries(loss_fn: Loss, unpack: Callable[[Any], Any], strength: float) -> Loss:
+    import torch
+
+    def loss(model: Any, batch: Any) -> Any:
+        records, which = unpack(batch)
+        real = loss_fn(model.inner, records)
+        # Real rows read row 0, which is padding: its gradient is zero.
+        canary = model.canaries(which).squeeze(-1) * strength
+        return torch.where(which > 0, canary.to(real.dtype), real)
+
+    return loss
+
+
+def _with_rows(dataset: Any, members: NDArray[np.int64]) -> tuple[Any, Callable[[Any], Any]]:
+    """Records with the number of their canary (0: none), and how to take a batch apart.
+
+    A canary's record is all zeros. Tensors stay tensors, which are fast to draw from.
+    """
+    import torch
+
+    if isinstance(dataset, torch.utils.data.TensorDataset):
+        dataset = dataset.tensors
+    tensors = (dataset,) if isinstance(dataset, torch.Tensor) else dataset
+    if isinstance(tensors, tuple) and all(isinstance(t, torch.Tensor) for t in tensors):
+        blanks = [t.new_zeros((len(members), *t.shape[1:])) for t in tensors]
+        which = torch.cat([torch.zeros(len(tensors[0]), dtype=torch.int64), torch.tensor(members)])
+        longer = [torch.cat(pair) for pair in zip(tensors, blanks, strict=True)]
+        return (*longer, which.to(tensors[0].device)), lambda batch: (batch[:-1], batch[-1])
+    return _Longer(dataset, members), lambda batch: (batch[0], batch[1])
+
+
+class _Longer:
+    """A map-style data set, then one blank record for each canary that is in."""
+
+    def __init__(self, dataset: Any, members: NDArray[np.int64]) -> None:
+        self._dataset, self._members = dataset, members
+        self._n_real, self._blank = len(dataset), _zeros(dataset[0])
+
+    def __len__(self) -> int:
+        return self._n_real + len(self._members)
+
+    def __getitem__(self, i: int) -> Any:  # Any: a record of the user's, and a number
+        if i < self._n_real:
+            return self._dataset[i], 0
+        return self._blank, int(self._members[i - self._n_real])
+
+
+def _zeros(record: Any) -> Any:  # Any: tensors, arrays and numbers in tuples, lists and mappings
+    if isinstance(record, Mapping):
+        return {name: _zeros(value) for name, value in record.items()}
+    if isinstance(record, tuple | list):
+        return type(record)(_zeros(value) for value in record)
+    return record * 0
+
+
+# Black box -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class InputCanaries:
+    """Input canaries: `x` and `y` of all of them, and which are to be trained on."""
+
+    x: NDArray[Any]
+    y: NDArray[np.int64]
+    is_member: Flags
+
+    def add_to(self, x: ArrayLike, y: ArrayLike) -> tuple[NDArray[Any], NDArray[Any]]:
+        """A training set with the members at its end; the others are held out."""
+        return (
+            np.concatenate([np.asarray(x), self.x[self.is_member]]),
+            np.concatenate([np.asarray(y), self.y[self.is_member]]),
+        )
+
+
+def mislabeled(x: ArrayLike, y: ArrayLike, *, n_classes: int, rng: Seed = None) -> InputCanaries:
+    """Records with a wrong label each: what a model can only get right by heart.
+
+    The records should not be in the training set otherwise. Labels are drawn among the other
+    classes.
+    """
+    random, labels = generator(rng), np.asarray(y, np.int64)
+    moves = random.integers(1, whole(n_classes=n_classes, least=2), len(labels))
+    return InputCanaries(
+        np.asarray(x), (labels + moves) % n_classes, flip_coins(len(labels), random)
+    )
+
+
+def random_inputs(
+    n: int, shape: tuple[int, ...], *, n_classes: int, rng: Seed = None
+) -> InputCanaries:
+    """Records of uniform noise in [0, 1] with random labels, unlike any real one."""
+    random = generator(rng)
+    x = random.random((whole(n=n, least=1), *shape)).astype(np.float32)
+    return InputCanaries(x, random.integers(0, n_classes, n), flip_coins(n, random))
