@@ -3,7 +3,7 @@
 import math
 from dataclasses import replace
 from functools import cache
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 
@@ -104,51 +104,50 @@ def lower_end(event, relation):
         return None
 
 
-def assert_rising(costs, slack=ROUNDING):
+def assert_rising(costs, of):
     known = [c for c in costs if c is not None]
-    assert all(a <= b * slack for a, b in pairwise(known)), known
+    assert all(a <= b * ROUNDING for a, b in pairwise(known)), (known, of)
 
 
-@every_event
 @every_accountant
-def test_prices_or_says_that_it_cannot(accountant, event):
-    for relation in Relation:
+def test_prices_or_says_that_it_cannot(accountant):
+    for event, relation in product(EVENTS, Relation):
         found = cost(accountant, event, relation=relation)
         if found is None:
             continue
-        assert found >= 0
+        assert found >= 0, event
         try:
-            assert 0 <= accountant.delta(event, epsilon=0.7, relation=relation) <= 1
-        except UnsupportedEvent as reason:
+            assert 0 <= accountant.delta(event, epsilon=0.7, relation=relation) <= 1, event
+        except UnsupportedEvent:
             # Only the published recipe may hold at one budget and be refused at another.
             if accountant != acc.StrongComposition():
-                raise AssertionError("a price for epsilon but none for delta") from reason
+                pytest.fail(f"a price for epsilon but none for delta: {event}")
 
 
-@every_event
 @every_accountant
-def test_repeating_equals_listing(accountant, event):
-    for whole, listed in [
-        (Repeated(event, 3), Sequence((event,) * 3)),
-        (Repeated(event, 6), Repeated(Sequence((event, Repeated(event, 2))), 2)),
-    ]:
-        first, second = cost(accountant, whole), cost(accountant, listed)
-        assert (first is None) == (second is None)
-        assert first is None or first == pytest.approx(second, rel=1e-9)
+def test_repeating_equals_listing(accountant):
+    for event in EVENTS:
+        for whole, listed in [
+            (Repeated(event, 3), Sequence((event,) * 3)),
+            (Repeated(event, 6), Repeated(Sequence((event, Repeated(event, 2))), 2)),
+        ]:
+            first, second = cost(accountant, whole), cost(accountant, listed)
+            assert (first is None) == (second is None), event
+            assert first is None or first == pytest.approx(second, rel=1e-9), event
 
 
-@every_event
 @every_accountant
-def test_more_releases_cost_no_less(accountant, event):
-    costs = [cost(accountant, Repeated(event, n)) for n in (0, 1, 2, 10, 300)]
-    assert costs[0] == 0 or costs[0] is None
-    assert_rising(costs)
+def test_more_releases_cost_no_less(accountant):
+    for event in EVENTS:
+        costs = [cost(accountant, Repeated(event, n)) for n in (0, 1, 3, 30, 300)]
+        assert costs[0] == 0 or costs[0] is None, event
+        assert_rising(costs, event)
 
 
-@every_event
 @every_accountant
-def test_a_smaller_delta_costs_no_less(accountant, event):
-    assert_rising([cost(accountant, event, delta) for delta in (0.1, 1e-3, DELTA, 1e-9)])
+def test_a_smaller_delta_costs_no_less(accountant):
+    for event in EVENTS:
+        assert_rising([cost(accountant, event, d) for d in (0.1, 1e-3, DELTA, 1e-9)], event)
 
 
 @every_guarantee
@@ -165,7 +164,7 @@ def test_more_noise_costs_less(accountant, relation):
         lambda s: BestOf(Gaussian(s), 3.0),
     ):
         events = [Repeated(family(s), 5) for s in (20.0, 4.0, 1.5, 0.7)]
-        assert_rising([cost(accountant, event, relation=relation) for event in events])
+        assert_rising([cost(accountant, event, relation=relation) for event in events], events)
 
 
 @every_guarantee
@@ -173,14 +172,14 @@ def test_more_noise_costs_less(accountant, relation):
 def test_a_larger_sample_costs_no_less(accountant, relation):
     for inner in (Gaussian(1.5), Laplace(2.0), PureDP(0.4)):
         events = [Repeated(PoissonSampled(q, inner), 4) for q in (0.0, 1e-3, 0.1, 0.6, 1.0)]
-        assert_rising([cost(accountant, event, relation=relation) for event in events])
+        assert_rising([cost(accountant, event, relation=relation) for event in events], events)
 
 
 @every_guarantee
-@every_event
-def test_replacing_a_record_costs_no_less_than_blanking_it(accountant, event):
+def test_replacing_a_record_costs_no_less_than_blanking_it(accountant):
     relations = (Relation.ZERO_OUT, Relation.REPLACE_ONE)
-    assert_rising([cost(accountant, event, relation=relation) for relation in relations])
+    for event in EVENTS:
+        assert_rising([cost(accountant, event, relation=relation) for relation in relations], event)
 
 
 def uses_a_finer_pair_than_pld(event, relation):
@@ -193,26 +192,24 @@ def uses_a_finer_pair_than_pld(event, relation):
 
 
 @every_guarantee
-@every_event
-def test_no_guarantee_is_below_the_certified_lower_end(accountant, event):
-    for relation in Relation:
-        for count in (1, 30):
-            whole = Repeated(event, count)
-            found, lower = cost(accountant, whole, relation=relation), lower_end(whole, relation)
-            if None in (found, lower) or uses_a_finer_pair_than_pld(whole, relation):
-                continue
-            assert found >= lower * (1 - 1e-9), (relation, count)
+@pytest.mark.parametrize("relation", list(Relation))
+def test_no_guarantee_is_below_the_certified_lower_end(accountant, relation):
+    for event, count in product(EVENTS, (1, 30)):
+        whole = Repeated(event, count)
+        found, lower = cost(accountant, whole, relation=relation), lower_end(whole, relation)
+        if None in (found, lower) or uses_a_finer_pair_than_pld(whole, relation):
+            continue
+        assert found >= lower * (1 - 1e-9), whole
 
 
-@every_event
 @pytest.mark.parametrize("relation", [Relation.ADD_REMOVE, Relation.ZERO_OUT])
-def test_the_tight_accountant_is_no_looser_than_rdp(event, relation):
-    for count in (1, 30):
+def test_the_tight_accountant_is_no_looser_than_rdp(relation):
+    for event, count in product(EVENTS, (1, 30)):
         whole = Repeated(event, count)
         if not uses_a_finer_pair_than_pld(whole, relation):
             prices = [cost(by, whole, relation=relation) for by in (acc.PLD(), acc.RDP())]
             if None not in prices:
-                assert_rising(prices)
+                assert_rising(prices, whole)
 
 
 @every_guarantee
@@ -274,9 +271,9 @@ def test_relations_may_be_given_by_name_and_unknown_ones_are_refused(accountant)
 @every_accountant
 @pytest.mark.parametrize("noise", [1e-3, 1e6])
 @pytest.mark.parametrize("rate", [1e-6, 0.5])
-@pytest.mark.parametrize("count", [0, 1, 10**9])
-def test_extreme_settings_get_a_number_or_a_reason(accountant, noise, rate, count):
-    for event in (Gaussian(noise), PoissonSampled(rate, Gaussian(noise))):
+def test_extreme_settings_get_a_number_or_a_reason(accountant, noise, rate):
+    events = (Gaussian(noise), PoissonSampled(rate, Gaussian(noise)))
+    for event, count in product(events, (0, 1, 10**9)):
         found = cost(accountant, Repeated(event, count), 1e-8)
         assert found is None or found >= 0
 
@@ -300,7 +297,7 @@ def test_the_default_answer_is_the_best_of_the_tight_ones(event, relation):
 
 
 def test_parts_with_and_without_a_tight_price_are_added_where_that_is_better():
-    known = Repeated(PoissonSampled(1e-4, Gaussian(0.7)), 1000)  # RDP is very loose here
+    known = Repeated(PoissonSampled(1e-3, Gaussian(0.8)), 300)  # RDP is very loose here
     rest = BestOf(PureDP(1e-3), 3.0)
     mixed = Sequence((known, rest))
     found = acc.epsilon(mixed, delta=1e-6)
