@@ -95,10 +95,11 @@ class Bounds:
         if self.norm is None:
             center, half = (lower + upper) / 2, (upper - lower) / 2
             row_norm = math.sqrt(1 + ROW_SHARE * n_features)
+            full_norm = math.sqrt(1 + n_features)
         else:
             center, half = np.zeros(n_features), np.maximum(np.abs(lower), np.abs(upper))
-            row_norm = math.sqrt(1 + min(self.norm**2, n_features))
-        return Box(lower, upper, center, half, row_norm)
+            row_norm = full_norm = math.sqrt(1 + min(self.norm**2, n_features))
+        return Box(lower, upper, center, half, row_norm, full_norm)
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,6 +112,8 @@ class Box:
     half: Floats
     row_norm: float
     """Largest norm of a record (1, x), scaled, that the Gaussian methods leave as it is."""
+    full_norm: float
+    """Norm that no record within the declared bounds passes."""
 
     def take(self, features: NDArray[np.intp], row_norm: float) -> "Box":
         """The bounds of some of the features, with the row norm that goes with them."""
@@ -120,6 +123,7 @@ class Box:
             self.center[features],
             self.half[features],
             row_norm,
+            self.full_norm,
         )
 
     def target(self, y: NDArray[np.floating]) -> Floats:

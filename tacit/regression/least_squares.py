@@ -22,11 +22,15 @@ from tacit.regression.statistics import Moments, PrivateRows, from_triangle, tri
 _ADASSP_SHARES = (0.05, 0.475, 0.475)
 _SURE = 1.645
 """Normal quantile at 0.95: how sure AdaSSP is that its bound on the smallest eigenvalue holds."""
-_RESIDUAL_CLIP = 0.5
+_TIGHTEST_CLIP, _WIDEST_CLIP = 0.5, 1.5
+_CLIP_NOISE = 0.025
+"""Noise of a step, over its largest signal, at which residuals are clipped at 1."""
 _MOMENTUM = 0.9
 _FEWEST_STEPS, _MOST_STEPS = 5, 300
 _ONE_SHOT_NOISE = 0.005
 """Relative noise of the Gram matrix below which one release of it beats descent."""
+_NO_SHRINK_NOISE = 0.002
+"""Relative noise below which AdaSSP does not shrink long rows: nothing is left to gain."""
 
 
 @dataclass(frozen=True)
@@ -154,15 +158,28 @@ def plan_adassp(*, row_norm: float, epsilon: float, delta: float, relation: Rela
 
 
 def plan_gradient(
-    *, row_norm: float, n_records: int, epsilon: float, delta: float, relation: Relation
+    n_features: int,
+    *,
+    row_norm: float,
+    n_records: int,
+    epsilon: float,
+    delta: float,
+    relation: Relation,
 ) -> GradientPlan:
-    """Full-batch descent whose number of steps follows from the noise: n mu / 4, in [5, 300]."""
+    """Full-batch descent; steps and clip follow from the noise.
+
+    n mu / 4 steps, in [5, 300]. Residuals lie in [-2, 2]; the more noise a step has, the closer
+    they are clipped, from 1.5 to 0.5: a clipped residual is a bias, an unclipped one is noise.
+    """
     (whole,) = _base.gaussian_shares(
         epsilon, delta, shares=(1.0,), replace_factors=(2.0,), relation=relation
     )
-    steps = int(np.clip(n_records / (4 * whole), _FEWEST_STEPS, _MOST_STEPS))
-    gradient = GaussianMechanism(whole * math.sqrt(steps), l2_sensitivity=_RESIDUAL_CLIP * row_norm)
-    return GradientPlan(gradient, steps, _RESIDUAL_CLIP, row_norm)
+    signal = n_records / whole
+    steps = int(np.clip(signal / 4, _FEWEST_STEPS, _MOST_STEPS))
+    crowding = math.sqrt(steps * (n_features + 1)) / signal
+    residual_clip = float(np.clip(_CLIP_NOISE / crowding, _TIGHTEST_CLIP, _WIDEST_CLIP))
+    gradient = GaussianMechanism(whole * math.sqrt(steps), l2_sensitivity=residual_clip * row_norm)
+    return GradientPlan(gradient, steps, residual_clip, row_norm)
 
 
 def choose_method(
@@ -186,6 +203,25 @@ def choose_method(
     return "adassp" if spread(plan.gram, n_features) <= _ONE_SHOT_NOISE * n_records else "gradient"
 
 
+def choose_row_norm(
+    n_features: int,
+    *,
+    row_norm: float,
+    full_norm: float,
+    n_records: int,
+    epsilon: float,
+    delta: float,
+    relation: Relation,
+) -> float:
+    """`full_norm`, at which no row is shrunk, if AdaSSP's noise is negligible even so.
+
+    Shrinking long rows weights them less, which moves the answer if the model is not linear.
+    """
+    plan = plan_adassp(row_norm=full_norm, epsilon=epsilon, delta=delta, relation=relation)
+    is_small = spread(plan.gram, n_features) <= _NO_SHRINK_NOISE * n_records
+    return full_norm if is_small else row_norm
+
+
 def fit(rows: PrivateRows, y: Floats, plan: Plan, *, n_records: int, rng: Rng) -> Floats:
     """theta by the method that `plan` is of; pay for `plan.event` first."""
     match plan:
@@ -205,7 +241,7 @@ def fit_functional(
     size = rows.n_features + 1
     noise_std = math.sqrt(2.0) * plan.quadratic.noise_scale
     # The largest eigenvalue of a symmetric noise matrix is about 2 std sqrt(size) (Wigner).
-    return minimize_quadratic(released, ridge=2 * noise_std * math.sqrt(size))
+    return minimize_quadratic(released, noise=2 * noise_std * math.sqrt(size))
 
 
 def release_functional(
@@ -234,8 +270,7 @@ def release_functional(
 def fit_adassp(rows: PrivateRows, y: Floats, plan: AdaSSPPlan, *, rng: Rng) -> Floats:
     """theta of ridge regression on noisy moments, the ridge as small as the spectrum allows.
 
-    `rows` must be shrunk to `plan.row_norm`. With L a lower bound on the smallest eigenvalue, the
-    ridge is max(0, noise - L), noise being the size of the noise matrix (Wang 2018, Algorithm 2).
+    `rows` must be shrunk to `plan.row_norm`. See `minimize_quadratic` (Wang 2018, Algorithm 2).
     """
     private = rows.moments(y)
     size = rows.n_features + 1
@@ -243,8 +278,8 @@ def fit_adassp(rows: PrivateRows, y: Floats, plan: AdaSSPPlan, *, rng: Rng) -> F
     gram = from_triangle(plan.gram.release(triangle(private.gram), rng), size)
     cross = plan.cross.release(private.cross, rng)
     floor = max(0.0, float(smallest) - _SURE * plan.eigenvalue.noise_std)
-    ridge = max(0.0, spread(plan.gram, rows.n_features) - floor)
-    return minimize_quadratic(Moments(gram, cross), ridge=ridge, floor=floor)
+    noise = spread(plan.gram, rows.n_features)
+    return minimize_quadratic(Moments(gram, cross), noise=noise, floor=floor)
 
 
 def fit_gradient(
@@ -273,17 +308,21 @@ def fit_gradient(
     return average
 
 
-def minimize_quadratic(moments: Moments, *, ridge: float, floor: float = 0.0) -> Floats:
+def minimize_quadratic(moments: Moments, *, noise: float, floor: float = 0.0) -> Floats:
     """theta that minimizes theta' A theta - 2 cross' theta + ridge |features|^2, always finite.
 
-    Post-processing of released moments. The intercept is solved for first and not penalized; noise
-    may leave what remains of A indefinite: its eigenvalues are raised to `floor`, then by `ridge`.
+    Post-processing of released moments. The intercept is solved for first and not penalized. What
+    remains of A is off by a matrix of eigenvalues up to about `noise`, and may be indefinite: its
+    true eigenvalues are at least `floor` (if that is known) and the smallest seen less `noise`.
+    They are raised to that bound, then by the ridge, max(0, noise - bound): where the bound alone
+    keeps the solution stable nothing is added.
     """
     gram, cross = moments.gram, moments.cross
-    count = max(gram[0, 0], ridge, 1.0)
+    count = max(gram[0, 0], noise, 1.0)
     means = gram[1:, 0] / count
     values, vectors = np.linalg.eigh(gram[1:, 1:] - count * np.outer(means, means))
-    curvature = np.maximum(values, floor) + ridge
+    bound = max(floor, float(values[0]) - noise, 0.0)
+    curvature = np.maximum(values, bound) + max(0.0, noise - bound)
     pull = vectors.T @ (cross[1:] - means * cross[0])
     usable = curvature > 0  # without any noise a constant column has none: its coefficient is 0
     slope = vectors[:, usable] @ (pull[usable] / curvature[usable])

@@ -10,7 +10,7 @@ from sklearn.utils.validation import check_is_fitted
 from tacit._check import in_open_unit
 from tacit.events import Event, Relation
 from tacit.regression import _base, least_squares
-from tacit.regression._base import Bounds, Floats, Pays
+from tacit.regression._base import Bounds, Box, Floats, Pays
 from tacit.regression.statistics import PrivateRows
 
 
@@ -107,7 +107,7 @@ class LinearRegression(RegressorMixin, BaseEstimator):
         ).box(1)
         n_records = _base.public_size(self.n_records, n_rows)
         rng = _base.random_generator(self.random_state)
-        plan = self._plan(d, box.row_norm, n_records)
+        plan = self._plan(box, n_records)
         rows = PrivateRows(table, box, row_norm=plan.row_norm)
         scaled = target_box.target(targets)
 
@@ -126,7 +126,8 @@ class LinearRegression(RegressorMixin, BaseEstimator):
         table, _ = _base.check_table(self, X, reset=False)
         return table @ self.coef_ + self.intercept_
 
-    def _plan(self, n_features: int, row_norm: float, n_records: int) -> least_squares.Plan:
+    def _plan(self, box: Box, n_records: int) -> least_squares.Plan:
+        n_features, row_norm = len(box.half), box.row_norm
         epsilon, delta = _base.check_budget(self.epsilon, self.delta, pure=True)
         relation = _base.check_relation(self.relation, self.ledger)
         _base.one_of(("auto", *least_squares.METHODS), method=self.method)
@@ -148,8 +149,17 @@ class LinearRegression(RegressorMixin, BaseEstimator):
                 "or use method='functional' for pure DP."
             )
         if method == "adassp":
+            row_norm = least_squares.choose_row_norm(
+                n_features,
+                row_norm=row_norm,
+                full_norm=box.full_norm,
+                n_records=n_records,
+                **budget,
+            )
             return least_squares.plan_adassp(row_norm=row_norm, **budget)
-        return least_squares.plan_gradient(row_norm=row_norm, n_records=n_records, **budget)
+        return least_squares.plan_gradient(
+            n_features, row_norm=row_norm, n_records=n_records, **budget
+        )
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()

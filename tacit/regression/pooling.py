@@ -243,12 +243,12 @@ def minimize(summary: Summary, *, q: int = 2) -> Floats:
     off the released matrix itself; for q = 1 sqrt(2 log d) standard deviations of a cross moment,
     on top of the repair that makes the problem convex.
     """
+    theta = minimize_quadratic(summary.moments, noise=summary.spread)
+    if q == 2:
+        return theta
     smallest = float(np.linalg.eigvalsh(summary.moments.gram)[0])
     floor = max(0.0, smallest - summary.spread)
     ridge = max(0.0, summary.spread - floor)
-    theta = minimize_quadratic(summary.moments, ridge=ridge, floor=floor)
-    if q == 2:
-        return theta
     n_features = len(theta) - 1
     lam = summary.cross_std * math.sqrt(2 * math.log(max(n_features, 2)))
     gram = _repaired(summary.moments.gram, ridge, floor)

@@ -106,7 +106,7 @@ def smallest(matrix):
 def test_gaussian_plans_cost_exactly_their_budget(relation):
     for plan in (
         ls.plan_adassp(row_norm=2.0, **BUDGET, relation=relation),
-        ls.plan_gradient(row_norm=2.0, n_records=10_000, **BUDGET, relation=relation),
+        ls.plan_gradient(4, row_norm=2.0, n_records=10_000, **BUDGET, relation=relation),
     ):
         cost = GDP().epsilon(plan.event, delta=1e-6, relation=relation)
         assert cost <= 1.0
@@ -169,7 +169,7 @@ def test_every_gaussian_coordinate_carries_noise_at_its_scale(monkeypatch):
     box = Bounds(0, 100).box(2)
     adassp = ls.plan_adassp(row_norm=box.row_norm, **BUDGET, relation=Relation.ADD_REMOVE)
     descent = ls.plan_gradient(
-        row_norm=box.row_norm, n_records=60, **BUDGET, relation=Relation.ADD_REMOVE
+        2, row_norm=box.row_norm, n_records=60, **BUDGET, relation=Relation.ADD_REMOVE
     )
     rng = generator(0)
     draws = 600
@@ -196,7 +196,7 @@ def test_plenty_of_records_give_the_least_squares_solution():
     for plan in (
         ls.plan_functional(3, epsilon=1.0, relation=Relation.ADD_REMOVE),
         ls.plan_adassp(row_norm=box.row_norm, **budget),
-        ls.plan_gradient(row_norm=box.row_norm, n_records=len(X), **budget),
+        ls.plan_gradient(3, row_norm=box.row_norm, n_records=len(X), **budget),
     ):
         rows = PrivateRows(X, box, row_norm=plan.row_norm)
         theta = ls.fit(rows, y, plan, n_records=len(X), rng=generator(1))
@@ -208,8 +208,8 @@ def test_the_minimum_is_finite_however_indefinite_the_noisy_matrix(seed):
     rng = np.random.default_rng(seed)
     noise = 1e6 * rng.laplace(size=(6, 6))
     moments = Moments(noise + noise.T, 1e6 * rng.laplace(size=6))
-    assert np.isfinite(ls.minimize_quadratic(moments, ridge=1e5)).all()
-    assert np.isfinite(ls.minimize_quadratic(Moments(np.zeros((6, 6)), np.ones(6)), ridge=0)).all()
+    assert np.isfinite(ls.minimize_quadratic(moments, noise=1e5)).all()
+    assert np.isfinite(ls.minimize_quadratic(Moments(np.zeros((6, 6)), np.ones(6)), noise=0)).all()
 
 
 def test_the_method_follows_from_public_facts():
@@ -225,13 +225,32 @@ def test_the_method_follows_from_public_facts():
     assert chosen(10**6, delta=0.0) == "functional"
 
 
-def test_fewer_records_or_less_budget_mean_fewer_steps():
-    def steps(n_records, epsilon):
-        return ls.plan_gradient(
-            row_norm=2.0, n_records=n_records, epsilon=epsilon, delta=1e-6,
+def test_rows_are_left_as_they_are_where_noise_is_negligible():
+    def chosen(n_records):
+        return ls.choose_row_norm(
+            8, row_norm=2.0, full_norm=3.0, n_records=n_records, **BUDGET,
             relation=Relation.ADD_REMOVE,
-        ).steps  # fmt: skip
+        )  # fmt: skip
 
-    assert steps(100, 0.1) == 5
-    assert steps(1000, 1.0) < steps(2000, 1.0) < steps(2000, 2.0)
-    assert steps(10**7, 1.0) == 300
+    assert chosen(10**4) == 2.0
+    assert chosen(10**6) == 3.0
+
+
+def descent(n_records, epsilon):
+    return ls.plan_gradient(
+        5, row_norm=2.0, n_records=n_records, epsilon=epsilon, delta=1e-6,
+        relation=Relation.ADD_REMOVE,
+    )  # fmt: skip
+
+
+def test_fewer_records_or_less_budget_mean_fewer_steps():
+    assert descent(100, 0.1).steps == 5
+    assert descent(1000, 1.0).steps < descent(2000, 1.0).steps < descent(2000, 2.0).steps
+    assert descent(10**7, 1.0).steps == 300
+
+
+def test_residuals_are_clipped_closer_where_there_is_more_noise():
+    clips = [descent(n_records, 1.0).residual_clip for n_records in (100, 5_000, 20_000, 10**6)]
+    assert clips[0] == 0.5
+    assert clips[-1] == 1.5
+    assert clips == sorted(clips)
