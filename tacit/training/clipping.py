@@ -62,8 +62,8 @@ def clipped_sum(
     clip
         `Flat`, `PerLayer`, `PerGroup` or `Automatic`.
     engine
-        "auto", "bookkeeping" or "vmap". All give the same sum; they differ in cost and in which
-        models they take.
+        "auto", "bookkeeping", "vmap" or "loop". All give the same sum; they differ in cost and in
+        which models they take. "auto" takes the first of these that can.
     weights
         0 or 1 for each example, shape (examples,). A row of weight 0 adds exactly zero whatever it
         holds, so that batches can be padded to one shape.
@@ -88,13 +88,13 @@ def clipped_sum(
     views = _check.whole(augmentations=augmentations, least=1)
     examples, mask = _examples(batch, views, weights)
     step = examples if chunk is None else _check.whole(chunk=chunk, least=1)
-    total = ClippedSum.zeros(model, clip) if examples == 0 or step < examples else None
+    if 0 < examples <= step:
+        return run(model, loss_fn, batch, clip, mask, views)
+    total = ClippedSum.zeros(model, clip)
     for start in range(0, examples, step or 1):
         rows = slice(start * views, (start + step) * views)
-        part = batch if step >= examples else map_rows(batch, lambda t, rows=rows: t[rows])
-        found = run(model, loss_fn, part, clip, mask[start : start + step], views)
-        total = found if total is None else total.__iadd__(found)
-    assert total is not None
+        part = map_rows(batch, lambda t, rows=rows: t[rows])
+        total += run(model, loss_fn, part, clip, mask[start : start + step], views)
     return total
 
 

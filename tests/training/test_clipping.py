@@ -795,3 +795,44 @@ def test_reduced_matrix_precision_leaves_more_room():
     finally:
         torch.set_float32_matmul_precision(before)
     assert reference.norm_of(found.sums) < 0.01 * (1 - 2**-11)
+
+
+# Statistics of the batch that no gradient shows.
+
+
+def test_a_statistic_of_the_inputs_is_found_before_any_parameter_sees_them():
+    centered = lambda model, batch: cross_entropy(model, (batch[0] - batch[0].mean(0), batch[1]))  # noqa: E731
+    with pytest.raises(IncompatibleModel, match="depends on which others are in the batch"):
+        clipped_sum(network(), centered, examples(), CLIP)
+
+
+def test_dropout_is_no_statistic_of_the_batch():
+    model = nn.Sequential(nn.Dropout(0.5), nn.Linear(5, 3))
+    clipped_sum(model, cross_entropy, examples(), CLIP, engine="bookkeeping")
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (nn.Embedding(9, 4, max_norm=0.1), "max_norm"),
+        (
+            nn.Sequential(nn.Embedding(9, 4), nn.InstanceNorm1d(5, track_running_stats=True)),
+            "track",
+        ),
+    ],
+)
+def test_layers_that_write_what_they_see_are_refused_before_they_do(layer, message):
+    values = {name: value.clone() for name, value in layer.state_dict().items()}
+    loss = lambda model, batch: model(batch[0]).sum((1, 2))  # noqa: E731
+    with pytest.raises(IncompatibleModel, match=message):
+        clipped_sum(layer, loss, (torch.randint(0, 9, (6, 5)),), CLIP)
+    assert all(torch.equal(value, values[name]) for name, value in layer.state_dict().items())
+
+
+@pytest.mark.parametrize("engine", ["auto", "vmap"])
+def test_an_embedding_scaled_by_frequency_counts_within_the_example(engine):
+    model = nn.Embedding(4, 3, scale_grad_by_freq=True)
+    batch = (torch.tensor([[0, 0, 1], [1, 2, 3]]),)
+    loss = lambda model, batch: model(batch[0]).sum((1, 2))  # noqa: E731
+    found = clipped_sum(model, loss, batch, CLIP, engine=engine)
+    assert_equal(found, reference.looped(model, loss, batch, CLIP))

@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 from tacit.training.clip_rules import Clip
 from tacit.training.engines import batch as b
 from tacit.training.engines.plan import Key, Label, Plan, Spec, make_plan, results_in, tensors_in
-from tacit.training.engines.recorder import Derived, Recorder
+from tacit.training.engines.recorder import Derived, NonFinite, Recorder, default_nonfinite
 from tacit.training.layer_rules import RULES, generic
 from tacit.training.layer_rules.site import Declined, Unsupported
 from tacit.training.sums import ClippedSum, trainable
@@ -143,12 +143,11 @@ def compute(
     plan: Plan,
     parameters: dict[str, nn.Parameter],
     *,
-    branch: bool | None = None,
+    nonfinite: NonFinite | None = None,
 ) -> ClippedSum:
     """The clipped sum as a function of tensors, given the plan.
 
-    `branch`: whether to look at values to skip the masking of non-finite rows, which saves a pass
-    over the activations; None means on a CPU only. Without it the function can be traced.
+    `nonfinite` None means "look" on a CPU, else "mask"; unless it looks, it can be traced.
     """
     rows = len(mask) * views
     recorder = Recorder(parameters, len(mask), clip)
@@ -160,7 +159,7 @@ def compute(
         if not intercept.backward(losses, torch.full_like(losses, 1 / views)):
             raise Stale
     with torch.no_grad():
-        return recorder.clipped(mask, mask.device.type == "cpu" if branch is None else branch)
+        return recorder.clipped(mask, nonfinite or default_nonfinite(mask))
 
 
 class Intercept(TorchFunctionMode):

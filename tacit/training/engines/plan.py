@@ -72,15 +72,27 @@ def make_plan(
         The calls depend on the data, or hold the examples in a way no rule knows.
     """
     labels = {id(p): name for name, p in parameters.items()}
+
+    def losses_of(size: int) -> Tensor:
+        return _losses(model, loss_fn, batch, size, examples, views)
+
     with _undisturbed(model, parameters):
         small = _Log()
         with small:
-            _losses(model, loss_fn, batch, SMALL, examples, views)
+            few = losses_of(SMALL)
     with _undisturbed(model, parameters):
         large = _Compare(labels, small.calls, views)
         with large:
-            losses = _losses(model, loss_fn, batch, LARGE, examples, views)
+            losses = losses_of(LARGE)
         specs = _checked(large, losses, views)
+    if not _agree(few, losses):
+        with _undisturbed(model, parameters):
+            again, drawn = losses_of(SMALL), losses_of(SMALL)
+        if _agree(again, few) and _agree(again, drawn):  # no dropout, no random augmentation
+            raise IncompatibleModel(
+                "The loss of an example depends on which others are in the batch, so none can be "
+                "clipped alone. Look for a statistic over the batch in the model or in the loss."
+            )
     functions = frozenset(function for function, _ in specs)
     return Plan(specs, functions)
 
@@ -112,7 +124,7 @@ class _Log(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        _refuse_batch_statistics(func, args, kwargs)
+        _refuse(func, args, kwargs)
         arguments = [tuple(t.shape) for t in tensors_in(args, kwargs)]
         result = func(*args, **kwargs)
         self.calls.append(_Call(func, arguments, [tuple(t.shape) for t in results_in(result)]))
@@ -252,12 +264,34 @@ def _ordered(
     return Spec(spec.kind, layouts, tuple(checked))
 
 
-def _refuse_batch_statistics(func: Any, args: Any, kwargs: dict[str, Any]) -> None:
-    if func is F.batch_norm and (kwargs.get("training") or (len(args) > 5 and args[5])):
+def _agree(few: Tensor, many: Tensor) -> bool:
+    """Whether the losses of the first examples are the same, up to sums in another order."""
+    many, few = many[: len(few)].detach().double(), few.detach().double()
+    finite = torch.isfinite(few) & torch.isfinite(many)
+    slack = 1e-3 * few[finite].abs().amax() if bool(finite.any()) else 0.0
+    return bool(((few - many)[finite].abs() <= slack + 1e-6).all())
+
+
+def _refuse(func: Any, args: Any, kwargs: dict[str, Any]) -> None:
+    """Refuses calls that mix examples or write what they see into the model, before they run."""
+    if func is F.batch_norm and _argument("training", 5, args, kwargs):
         raise IncompatibleModel(
             "BatchNorm in training mode mixes the examples of a batch, so none can be clipped "
             "alone. Use nn.GroupNorm, or put the layer in eval mode."
         )
+    if func is F.embedding and _argument("max_norm", 3, args, kwargs) is not None:
+        raise IncompatibleModel(
+            "Embedding with max_norm rewrites its table by what the batch holds. Drop max_norm."
+        )
+    if func is F.instance_norm and _argument("running_mean", 1, args, kwargs) is not None:
+        raise IncompatibleModel(
+            "InstanceNorm with track_running_stats keeps statistics of the examples. "
+            "Use track_running_stats=False."
+        )
+
+
+def _argument(name: str, place: int, args: Any, kwargs: dict[str, Any]) -> Any:
+    return args[place] if len(args) > place else kwargs.get(name)
 
 
 def _losses(

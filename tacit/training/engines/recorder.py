@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,12 @@ from tacit.training.layer_rules import derived
 from tacit.training.layer_rules.pieces import combine
 from tacit.training.layer_rules.site import Layout, Piece, Site
 from tacit.training.sums import ClippedSum, accumulator
+
+
+NonFinite = Literal["look", "mask", "ignore"]
+"""What to do about examples whose gradient is not finite, which must add zero: "look" at the norms
+and mask rows only if need be (waits for the device); always "mask" (a pass over the activations);
+or "ignore", where the caller looks at the norms and takes the sum only if all are finite."""
 
 
 class Derived(NamedTuple):
@@ -90,13 +96,14 @@ class Recorder:
         self.norms[self.groups[name]].append(squared)
         self.settled.append((name, kept))
 
-    def clipped(self, mask: Tensor, branch: bool) -> ClippedSum:
+    def clipped(self, mask: Tensor, nonfinite: NonFinite) -> ClippedSum:
         """The sum of the rows where `mask` is True."""
         self._settle_waiting()
         zero = torch.zeros(self.examples, device=mask.device)
         squared = torch.stack([sum(n[1:], n[0]) if n else zero for n in self.norms])
         finite = None
-        if not branch or not math.isfinite(float(squared.sum())):
+        looked = nonfinite == "look" and not math.isfinite(float(squared.sum()))
+        if nonfinite == "mask" or looked:
             finite = torch.isfinite(squared).all(0)
         factors, within = b.factors_of(self.clip, squared, mask, self.rounding, finite)
         sums: dict[str, Tensor] = {}
@@ -129,3 +136,8 @@ class Recorder:
 
 def _zeros(p: Tensor) -> Tensor:
     return torch.zeros_like(p, dtype=accumulator(p.dtype), requires_grad=False)
+
+
+def default_nonfinite(mask: Tensor) -> NonFinite:
+    """Looking is free on a CPU, and would stop a GPU."""
+    return "look" if mask.device.type == "cpu" else "mask"

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tacit.errors import IncompatibleModel
 from tacit.training.layer_rules.pieces import Rows
 from tacit.training.layer_rules.site import Declined, Site, Unsupported, first_order
 
@@ -21,17 +20,13 @@ def embedding(
     weight: Tensor,
     padding_idx: int | None = None,
     max_norm: float | None = None,
-    norm_type: float = 2.0,  # noqa: ARG001  # of max_norm, which is refused
+    norm_type: float = 2.0,  # noqa: ARG001  # goes with max_norm
     scale_grad_by_freq: bool = False,
     sparse: bool = False,  # noqa: ARG001  # the sum is dense: noise goes to every row
 ) -> Tensor:
     """`torch.nn.functional.embedding`; the row `padding_idx` receives nothing."""
-    if max_norm is not None:
-        raise IncompatibleModel(
-            "Embedding with max_norm rewrites its table by what the batch holds. Drop max_norm."
-        )
-    if scale_grad_by_freq:
-        raise Unsupported("scale_grad_by_freq counts over the batch")
+    if max_norm is not None or scale_grad_by_freq:
+        raise Unsupported("an embedding that looks at the whole batch")
     site.require(input, weight)
     if padding_idx is not None and padding_idx < 0:
         padding_idx += weight.shape[0]

@@ -12,9 +12,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tacit.errors import IncompatibleModel
 from tacit.training.layer_rules.pieces import Dense
-from tacit.training.layer_rules.site import Declined, Site, first_order, outside_autocast
+from tacit.training.layer_rules.site import (
+    Declined,
+    Site,
+    Unsupported,
+    first_order,
+    outside_autocast,
+)
 from tacit.training.sums import accumulator
 
 aten = torch.ops.aten
@@ -74,15 +79,12 @@ def instance_norm(
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     use_input_stats: bool = True,
-    momentum: float = 0.1,  # noqa: ARG001  # of running statistics, which are refused
+    momentum: float = 0.1,  # noqa: ARG001  # of running statistics
     eps: float = 1e-5,
 ) -> Tensor:
     """`torch.nn.functional.instance_norm`: a group norm with one channel in each group."""
     if running_mean is not None or running_var is not None or not use_input_stats:
-        raise IncompatibleModel(
-            "InstanceNorm with track_running_stats keeps statistics of the examples. "
-            "Use track_running_stats=False."
-        )
+        raise Unsupported("an instance norm with running statistics")
     return group_norm(site, input, input.shape[1], weight, bias, eps)
 
 
