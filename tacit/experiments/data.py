@@ -1,0 +1,58 @@
+"""The data of a recipe: a named set or a table, with the split that is measured on."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from tacit import datasets
+from tacit.experiments.settings import Data
+
+
+def load(settings: Data, root: str | Path | None = None) -> datasets.Dataset:
+    """Training records (private) and the records measured on (assumed public).
+
+    `root` is the folder that holds the data, default `TACIT_DATA`. With a validation share, that
+    share of the training records takes the place of the test split.
+    """
+    if settings.name == "table":
+        schema = datasets.Schema.from_dict(settings.schema)
+        dataset = datasets.read_table(
+            _find(settings.path, root),
+            schema,
+            test_share=settings.test_share,
+            seed=settings.split_seed,
+        )
+    else:
+        dataset = datasets.load(settings.name, data=settings.path or root)
+    if dataset.n_classes is None:
+        raise ValueError(
+            f"the target of {dataset.name} must have categories: recipes train classifiers. "
+            "For a number, see tacit.regression."
+        )
+    return _validating(dataset, settings) if settings.validation_share else dataset
+
+
+def _validating(dataset: datasets.Dataset, settings: Data) -> datasets.Dataset:
+    n = len(dataset.x_train)
+    order = np.random.default_rng(settings.split_seed).permutation(n)
+    held = max(1, round(settings.validation_share * n))
+    measured, trained = np.sort(order[:held]), np.sort(order[held:])
+    return replace(
+        dataset,
+        x_train=dataset.x_train[trained],
+        y_train=dataset.y_train[trained],
+        x_test=dataset.x_train[measured],
+        y_test=dataset.y_train[measured],
+    )
+
+
+def _find(path: str, root: str | Path | None) -> Path:
+    folders = [Path(root)] if root else []
+    folders += [Path(os.environ["TACIT_DATA"])] if "TACIT_DATA" in os.environ else []
+    for folder in (*folders, Path()):
+        if (folder / path).is_file():
+            return folder / path
+    looked = ", ".join(str(folder) for folder in (*folders, Path()))
+    raise FileNotFoundError(f"there is no {path} in {looked}. Say where with --data or TACIT_DATA.")

@@ -1,0 +1,197 @@
+"""Features: what becomes of a record before the model sees it, and what that costs.
+
+Scattering and random projection map each record by itself, so they are free. Principal components
+depend on all records at once, so they are released with noise and paid for.
+"""
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from tacit.datasets import Dataset
+from tacit.events import Gaussian
+from tacit.experiments.scattering import Scattering, group_normalize
+from tacit.experiments.settings import Features
+from tacit.mechanisms import GaussianMechanism
+
+_CHUNK = 2048  # images scattered at a time
+_CACHE_VERSION = 1
+
+
+class Prepared(NamedTuple):
+    """The records as the model sees them. The training part is private."""
+
+    x_train: np.ndarray
+    y_train: np.ndarray
+    x_test: np.ndarray
+    y_test: np.ndarray
+    directions: np.ndarray | None
+    """The linear map of PCA or projection, part of the released model."""
+
+
+@dataclass(frozen=True)
+class PrivatePCA:
+    """Principal directions of records scaled to norm 1, released once with Gaussian noise.
+
+    Guarantee: `event`, for the directions and anything computed from them. Analyze Gauss (Dwork,
+    Talwar, Thakurta & Zhang 2014), with the noise fitted to the Frobenius norm.
+
+    >>> rng = np.random.default_rng(0)
+    >>> x = rng.normal(size=(1000, 3)) * [5.0, 1.0, 0.1]
+    >>> PrivatePCA(1, noise_multiplier=4.0).release(x, rng).round(1).tolist()
+    [[1.0], [0.0], [0.0]]
+    """
+
+    components: int
+    noise_multiplier: float
+
+    @property
+    def event(self) -> Gaussian:
+        """What the one release does to the private data."""
+        return self._mechanism.event
+
+    def release(self, x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Orthonormal directions (inputs, components), most important first; pay first."""
+        gram = _gram(x)
+        rows, columns = np.triu_indices(len(gram))
+        weights = np.where(rows == columns, 1.0, np.sqrt(2.0))
+        noisy = np.zeros_like(gram)
+        noisy[rows, columns] = self._mechanism.release(gram[rows, columns] * weights, rng) / weights
+        return _directions(noisy, self.components)
+
+    @property
+    def _mechanism(self) -> GaussianMechanism:
+        # The vector (diagonal, sqrt(2) x upper triangle) of x xᵀ has L2 norm |x xᵀ|_F = |x|² <= 1.
+        # Replacing x by z moves it by sqrt(|x|⁴ + |z|⁴ - 2 (x·z)²) <= sqrt(2).
+        return GaussianMechanism(
+            self.noise_multiplier, l2_sensitivity=1.0, replace_factor=np.sqrt(2.0)
+        )
+
+
+def prepare(
+    dataset: Dataset,
+    settings: Features,
+    *,
+    directions: Callable[[np.ndarray], np.ndarray],
+    cache: Path | None = None,
+) -> Prepared:
+    """Both splits through the features of the recipe.
+
+    `directions` is asked for PCA's linear map, given the training records as rows; whoever gives it
+    pays. `cache` is the folder where scattering is kept; it holds private values.
+    """
+    x_train, x_test, linear = dataset.x_train, dataset.x_test, None
+    if settings.kind == "scattering":
+        x_train, x_test = (_scattered(x, settings, cache) for x in (x_train, x_test))
+    elif settings.kind in ("pca", "projection"):
+        x_train, x_test = (x.reshape(len(x), -1) for x in (x_train, x_test))
+        if settings.components > x_train.shape[1]:
+            raise ValueError(
+                f"features.components must be <= {x_train.shape[1]}, the size of a record, "
+                f"got {settings.components}."
+            )
+        if settings.kind == "pca":
+            linear = directions(x_train).astype(np.float32)
+        else:
+            linear = random_directions(x_train.shape[1], settings.components)
+        x_train, x_test = (project(x, linear) for x in (x_train, x_test))
+    return Prepared(x_train, dataset.y_train, x_test, dataset.y_test, linear)
+
+
+def project(x: np.ndarray, directions: np.ndarray) -> np.ndarray:
+    """Each record scaled to norm 1, in the given directions, in units of 1 / sqrt(components)."""
+    scale = np.float32(np.sqrt(directions.shape[1]))
+    return (_unit_rows(x) @ directions * scale).astype(np.float32)
+
+
+def random_directions(inputs: int, components: int) -> np.ndarray:
+    """Orthonormal directions (inputs, components) from a fixed seed: they look at no data."""
+    draw = np.random.default_rng(20160701).normal(size=(inputs, components))
+    return np.linalg.qr(draw)[0].astype(np.float32)
+
+
+def exact_directions(x: np.ndarray, components: int) -> np.ndarray:
+    """PCA without noise, for the non-private twin. Private."""
+    return _directions(_gram(x), components)
+
+
+def _unit_rows(x: np.ndarray) -> np.ndarray:
+    # A record of zeros stays zero. The factor keeps rounding from leaving the unit ball.
+    norms = np.linalg.norm(x, axis=1, keepdims=True)
+    return x / (np.maximum(norms, 1e-12) * (1 + 1e-6))
+
+
+def _gram(x: np.ndarray) -> np.ndarray:
+    unit = _unit_rows(np.asarray(x, np.float64))
+    unit = np.nan_to_num(unit, nan=0.0, posinf=0.0, neginf=0.0)  # non-finite: no contribution
+    return unit.T @ unit
+
+
+def _directions(gram: np.ndarray, components: int) -> np.ndarray:
+    _, vectors = np.linalg.eigh(gram)
+    chosen = vectors[:, ::-1][:, :components]
+    # Signs are arbitrary; fixing them makes equal inputs give equal directions.
+    largest = np.abs(chosen).argmax(axis=0)
+    return chosen * np.sign(chosen[largest, np.arange(chosen.shape[1])])
+
+
+def cache_folder() -> Path:
+    """Where features are kept between runs; private."""
+    home = os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")
+    return Path(home) / "tacit" / "features"
+
+
+def _scattered(images: np.ndarray, settings: Features, cache: Path | None) -> np.ndarray:
+    """Normalized scattering (records, channels, side, side), read from the cache if it is there."""
+    scattering = Scattering(settings.scales, settings.angles)
+    if scattering.channels % settings.groups:
+        raise ValueError(
+            f"features.groups must divide the {scattering.channels} channels, "
+            f"got {settings.groups}."
+        )
+    side = images.shape[1] // 2**settings.scales
+    shape = (len(images), scattering.channels, side, side)
+    if cache is None:
+        return np.concatenate([_features(part, scattering, settings) for part in _parts(images)])
+    cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+    label = f"{_CACHE_VERSION}|{scattering}|{settings.groups}|{images.shape}|{images.dtype}"
+    digest = hashlib.sha256(label.encode() + np.ascontiguousarray(images).tobytes()).hexdigest()
+    path = cache / f"{digest[:32]}.npy"
+    if not path.is_file():
+        _fill(path, images, scattering, settings, shape)
+    # Copy on write: processes share the pages, and torch may treat the array as its own.
+    return np.load(path, mmap_mode="c")
+
+
+def _fill(
+    path: Path, images: np.ndarray, scattering: Scattering, settings: Features, shape: tuple
+) -> None:
+    handle, part = tempfile.mkstemp(dir=path.parent)  # mode 0600: the features are private
+    os.close(handle)
+    try:
+        kept = np.lib.format.open_memmap(part, mode="w+", dtype=np.float32, shape=shape)
+        start = 0
+        for chunk in _parts(images):
+            kept[start : start + len(chunk)] = _features(chunk, scattering, settings)
+            start += len(chunk)
+        kept.flush()
+        del kept
+        os.replace(part, path)  # whole or not at all
+    except BaseException:
+        Path(part).unlink(missing_ok=True)
+        raise
+
+
+def _parts(images: np.ndarray) -> list[np.ndarray]:
+    return [images[i : i + _CHUNK] for i in range(0, max(1, len(images)), _CHUNK)]
+
+
+def _features(images: np.ndarray, scattering: Scattering, settings: Features) -> np.ndarray:
+    scattered = scattering(images)
+    return group_normalize(scattered, settings.groups).reshape(scattered.shape)

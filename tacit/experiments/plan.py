@@ -1,0 +1,56 @@
+"""What a filled recipe will do to the private records, as an event, and the noise it needs."""
+
+from tacit import accounting
+from tacit.events import Event, Gaussian, Relation, Repeated, Sequence
+from tacit.experiments.features import PrivatePCA
+from tacit.experiments.recipe import Recipe
+from tacit.sampling import Poisson
+
+
+def steps_of(recipe: Recipe, n_records: int) -> int:
+    """Number of releases of the training."""
+    from tacit.training.plan import count_steps
+
+    batch = recipe.training.batch_size
+    assert batch is not None  # filled
+    epochs = recipe.training.epochs
+    return count_steps(epochs=epochs, steps=None, batch_size=batch, n_records=n_records)
+
+
+def claim(
+    recipe: Recipe, n_records: int, noise_multiplier: float, *, steps: int | None = None
+) -> Event:
+    """The features' release, if they have one, then `steps` steps (default all)."""
+    batch = recipe.training.batch_size
+    assert batch is not None
+    step = Poisson(batch / n_records).amplify(Gaussian(noise_multiplier))
+    training = Repeated(step, steps_of(recipe, n_records) if steps is None else steps)
+    paid = features_event(recipe)
+    return training if paid is None else Sequence((paid, training))
+
+
+def features_event(recipe: Recipe) -> Event | None:
+    """What the features do to the private records; None if each record is mapped by itself."""
+    features = recipe.features
+    if features.kind != "pca":
+        return None
+    return PrivatePCA(features.components, features.noise_multiplier).event
+
+
+def noise_multiplier(recipe: Recipe, n_records: int) -> float:
+    """The least noise of the training with which everything stays within the recipe's epsilon."""
+    privacy = recipe.privacy
+    assert privacy.delta is not None
+    try:
+        return accounting.calibrate(
+            lambda noise: claim(recipe, n_records, noise),
+            epsilon=privacy.epsilon,
+            delta=privacy.delta,
+            relation=Relation(privacy.relation),
+        )
+    except ValueError as refusal:
+        if (paid := features_event(recipe)) is None:
+            raise
+        raise ValueError(
+            f"{refusal} The features alone are {paid}: raise features.noise_multiplier."
+        ) from None

@@ -1,0 +1,209 @@
+"""The sections of a recipe: every setting, its default, its rule."""
+
+import difflib
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from tacit._check import in_open_unit, non_negative, positive, whole
+from tacit.events import Relation
+
+Value = Any  # Any: TOML values
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """What is learned from."""
+
+    name: str = "digits"
+    """digits, mnist, fashion-mnist, or table."""
+    path: str = ""
+    """Folder of the idx files, or the table's file; relative to --data or TACIT_DATA."""
+    is_public: bool = True
+    """Whether the records are public, so that a non-private twin may be trained beside."""
+    test_share: float = 0.2
+    """Share of a table's rows that is assumed public and measured on."""
+    split_seed: int = 0
+    validation_share: float = 0.0
+    """Measure on this share of the training records instead of the test split, to tune."""
+    schema: dict[str, Value] = field(default_factory=dict)
+    """A table's declared columns, see `tacit.datasets.Schema`."""
+
+    def __post_init__(self) -> None:
+        _one_of("data.name", self.name, ("digits", "mnist", "fashion-mnist", "table"))
+        in_open_unit(**{"data.test_share": self.test_share})
+        if not 0 <= self.validation_share < 1:
+            raise ValueError(
+                f"data.validation_share must be in [0, 1), got {self.validation_share}."
+            )
+        if self.name == "table" and not (self.path and self.schema):
+            raise ValueError("a table needs data.path, and its columns under [data.schema].")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Features:
+    """What becomes of a record before the model sees it."""
+
+    kind: str = "none"
+    """none, scattering, pca (paid for), or projection (random, free)."""
+    scales: int = 2
+    angles: int = 8
+    groups: int = 27
+    """Groups of channels in which each image's scattering is standardized."""
+    components: int = 60
+    """Dimensions kept by pca and projection."""
+    noise_multiplier: float = 16.0
+    """Of the private PCA's one release."""
+
+    def __post_init__(self) -> None:
+        _one_of("features.kind", self.kind, ("none", "scattering", "pca", "projection"))
+        for name in ("scales", "angles", "groups", "components"):
+            whole(**{f"features.{name}": getattr(self, name)}, least=1)
+        positive(**{"features.noise_multiplier": self.noise_multiplier})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """What is trained."""
+
+    kind: str = "linear"
+    """linear, mlp, cnn, or module (any importable nn.Module)."""
+    hidden: tuple[int, ...] = (1000,)
+    activation: str = "relu"
+    """relu or tanh (tempered: bounded activations keep gradients small)."""
+    channels: tuple[int, ...] = (16, 32)
+    module: str = ""
+    """For kind module: "package.module:Name"."""
+    arguments: dict[str, Value] = field(default_factory=dict)
+    """Keyword arguments of the module."""
+
+    def __post_init__(self) -> None:
+        _one_of("model.kind", self.kind, ("linear", "mlp", "cnn", "module"))
+        _one_of("model.activation", self.activation, ("relu", "tanh"))
+        for width in (*self.hidden, *self.channels):
+            whole(**{"model.hidden and model.channels": width}, least=1)
+        if (self.kind == "module") != bool(self.module):
+            raise ValueError(
+                'model.module = "package.module:Name" goes with model.kind = "module".'
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """How it is trained; the guarantee follows from these and [privacy]."""
+
+    batch_size: int | None = None
+    """Expected lot; default about an eighth of the records."""
+    epochs: float = 30.0
+    clip_norm: float = 0.1
+    learning_rate: float = 8.0
+    learning_rate_end: float | None = None
+    """Reached linearly after `decay_epochs`, then kept; default the rate at the start."""
+    decay_epochs: float | None = None
+    """Default the whole run."""
+    momentum: float = 0.9
+    optimizer: str = "sgd"
+    """sgd, or adam (corrected for the noise)."""
+    average: float = 0.95
+    """Decay of the running mean of the weights that is released; 0 for the last weights."""
+    max_microbatch: int | None = None
+    """Most rows at once; default by the memory at hand."""
+    at: tuple[dict[str, Value], ...] = ()
+    """Settings of this section for given epsilons."""
+
+    def __post_init__(self) -> None:
+        _one_of("training.optimizer", self.optimizer, ("sgd", "adam"))
+        for name in ("epochs", "clip_norm", "learning_rate"):
+            positive(**{f"training.{name}": getattr(self, name)})
+        for name in ("learning_rate_end", "decay_epochs"):
+            if getattr(self, name) is not None:
+                positive(**{f"training.{name}": getattr(self, name)})
+        for name in ("batch_size", "max_microbatch"):
+            if getattr(self, name) is not None:
+                whole(**{f"training.{name}": getattr(self, name)}, least=1)
+        for name in ("momentum", "average"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"training.{name} must be in [0, 1), got {getattr(self, name)}.")
+        for given in self.at:
+            positive(**{"training.at.epsilon": given.get("epsilon")})
+            section(Training, {k: v for k, v in given.items() if k != "epsilon"}, "training.at")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Privacy:
+    """What it may cost."""
+
+    epsilon: float = 3.0
+    delta: float | None = None
+    """Default 1e-5, or a tenth of 1 / records where that is smaller."""
+    relation: str = str(Relation.ADD_REMOVE)
+    unit: str = "record"
+    ledger: str = ""
+    """File of the data set's own ledger; default one in the run folder."""
+
+    def __post_init__(self) -> None:
+        positive(**{"privacy.epsilon": self.epsilon})
+        if self.delta is not None:
+            in_open_unit(**{"privacy.delta": self.delta})
+        _one_of("privacy.relation", self.relation, tuple(Relation))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Everything else."""
+
+    seed: int | None = None
+    """Makes lots and noise reproducible, hence removable; default the system's entropy."""
+    checkpoint_seconds: float = 20.0
+    """How much work an interruption may cost."""
+    baseline_epochs: float = 10.0
+    """Length of the non-private twin; 0 for none."""
+
+    def __post_init__(self) -> None:
+        if self.seed is not None:
+            whole(**{"run.seed": self.seed})
+        non_negative(**{"run.checkpoint_seconds": self.checkpoint_seconds})
+        non_negative(**{"run.baseline_epochs": self.baseline_epochs})
+
+
+def section(kind: type, data: Mapping[str, Value], where: str) -> Any:
+    """An instance of the dataclass `kind` from TOML values, checked key by key."""
+    if not isinstance(data, Mapping):
+        raise ValueError(f"[{where}] must be a table, got {type(data).__name__}.")
+    hints = typing.get_type_hints(kind)
+    known = [f.name for f in fields(kind)]
+    for name in data:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, 1)
+            advice = f"Did you mean {close[0]!r}?" if close else f"It has {', '.join(known)}."
+            raise ValueError(f"[{where or 'recipe'}] has no {name!r}. {advice}")
+    dotted = f"{where}." if where else ""
+    return kind(**{name: cast(hints[name], value, dotted + name) for name, value in data.items()})
+
+
+def cast(hint: Any, value: Value, name: str) -> Value:
+    """`value` as the annotated type; whole numbers pass for floats."""
+    if hasattr(hint, "__dataclass_fields__"):
+        return section(hint, value, name)
+    if isinstance(hint, types.UnionType):
+        (hint,) = (part for part in typing.get_args(hint) if part is not type(None))
+    origin = typing.get_origin(hint) or hint
+    if origin is tuple and isinstance(value, list | tuple):
+        inner = typing.get_args(hint)[0]
+        return tuple(cast(inner, item, name) for item in value)
+    if origin is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, origin) or (isinstance(value, bool) and origin is not bool):
+        wanted = {float: "a number", int: "a whole number", str: "text in quotes"}
+        wanted |= {bool: "true or false", tuple: "a list", dict: "a table"}
+        raise ValueError(f"{name} must be {wanted[origin]}, got {value!r}.")
+    return value
+
+
+def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        close = difflib.get_close_matches(value, allowed, 1)
+        advice = f" Did you mean {close[0]!r}?" if close else ""
+        raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}.{advice}")
