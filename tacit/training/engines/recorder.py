@@ -49,6 +49,7 @@ class Recorder:
         self.derived: list[Derived] = []
         self.norms: list[list[Tensor]] = [[] for _ in clip.clip_norms]
         self.settled: list[tuple[str, Piece]] = []
+        self.done: set[str] = set()
         self.rounding = 0.0
         self.is_recording = False
 
@@ -90,7 +91,8 @@ class Recorder:
 
     def _settle(self, name: str, piece: Piece) -> None:
         # Two norms of one parameter would lack their cross term.
-        assert all(name != other for other, _ in self.settled), f"{name} was settled before"
+        assert name not in self.done, f"{name} was settled before"
+        self.done.add(name)
         squared, kept = piece.settle()
         self.rounding = max(self.rounding, b.rounding_of(kept.dtype))
         self.norms[self.groups[name]].append(squared)
