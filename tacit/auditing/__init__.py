@@ -17,15 +17,37 @@ from tacit.auditing.canaries import (
     random_inputs,
 )
 from tacit.auditing.guesses import plan_guesses
+from tacit.auditing.inversion import inversion_figure, invert, likeness
+from tacit.auditing.membership import (
+    ROC,
+    Shadows,
+    best_tpr,
+    lira,
+    roc,
+    roc_figure,
+    train_shadows,
+)
+from tacit.auditing.scores import calibrated, inner_products, logit_confidence, minus_loss
 
 __all__ = [
+    "ROC",
     "AuditBound",
     "BillTest",
     "GradientCanaries",
     "InputCanaries",
+    "Shadows",
+    "best_tpr",
+    "calibrated",
     "flip_coins",
     "gaussian_fit",
     "gaussian_threshold_test",
+    "inner_products",
+    "inversion_figure",
+    "invert",
+    "likeness",
+    "lira",
+    "logit_confidence",
+    "minus_loss",
     "mislabeled",
     "noise_bound",
     "one_run",
@@ -33,5 +55,8 @@ __all__ = [
     "plan_guesses",
     "random_inputs",
     "refute_event",
+    "roc",
+    "roc_figure",
     "threshold_test",
+    "train_shadows",
 ]
