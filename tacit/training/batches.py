@@ -97,6 +97,7 @@ class Records:
             dataset = TensorDataset(*([dataset] if isinstance(dataset, Tensor) else dataset))
         self.dataset: Any = dataset
         self.device = device
+        self.is_stored = collate_fn is None and isinstance(dataset, TensorDataset)
         self._fetch = _fetcher(dataset, collate_fn)
 
     def __len__(self) -> int:
@@ -160,10 +161,10 @@ class Lots:
         mine = self._mine(step)
 
         def micros() -> Iterator[Micro]:
-            for indices in self._cut(mine):
-                yield self._padded(self.records.fetch(indices), len(indices))
+            for i, indices in enumerate(self._cut(mine)):
+                yield self._padded(self._fetch(indices, self.seed(step) + i), len(indices))
 
-        return Lot(self, step, micros, lambda: self._as_whole(mine))
+        return Lot(self, step, micros, lambda: self._as_whole(mine, self.seed(step)))
 
     def seed(self, step: int) -> int:
         """Seed of the dropout and augmentation of `step` on this rank: a replay repeats them."""
@@ -187,10 +188,17 @@ class Lots:
         weights[:rows] = 1.0
         return Micro(pad_rows(batch, self.limit), weights)
 
-    def _as_whole(self, indices: Indices) -> Micro:
+    def _as_whole(self, indices: Indices, seed: int) -> Micro:
         if not len(indices):
             return Micro(self.records.blank(), torch.zeros(1, device=self.records.device))
-        return Micro(self.records.fetch(indices), None)
+        return Micro(self._fetch(indices, seed), None)
+
+    def _fetch(self, indices: Indices, seed: int) -> Batch:
+        """Records with the augmentation that a worker would give them."""
+        if self.records.is_stored:
+            return self.records.fetch(indices)
+        with seeded(seed, self.records.device):
+            return self.records.fetch(indices)
 
     def _prefetched(self, start: int, stop: int) -> Iterator[Lot]:
         requests = [] if start >= stop else self._requests(start, stop)
@@ -211,7 +219,8 @@ class Lots:
                     batch = self.records.to_device(next(fetched))
                     yield self._padded(batch, len(indices))
 
-            yield Lot(self, step, micros, lambda mine=mine: self._as_whole(mine))
+            seed = self.seed(step)
+            yield Lot(self, step, micros, lambda mine=mine, seed=seed: self._as_whole(mine, seed))
 
     def _requests(self, start: int, stop: int) -> Iterator[list[int]]:
         for step in range(start, stop):
@@ -222,14 +231,22 @@ class Lots:
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
     """Torch's global generators start from `seed` inside and go on untouched outside."""
-    gpu = []
-    if device.type == "cuda":
-        gpu = [torch.cuda.current_device() if device.index is None else device.index]
-    with torch.random.fork_rng(devices=gpu):
-        torch.default_generator.manual_seed(seed)
-        for index in gpu:
-            torch.cuda.default_generators[index].manual_seed(seed)
+    with torch.random.fork_rng(devices=_gpu(device)):
+        reseed(seed, device)
         yield
+
+
+def reseed(seed: int, device: torch.device) -> None:
+    """Start torch's global generators, the CPU's and that of `device`, from `seed`."""
+    torch.default_generator.manual_seed(seed)
+    for index in _gpu(device):
+        torch.cuda.default_generators[index].manual_seed(seed)
+
+
+def _gpu(device: torch.device) -> list[int]:
+    if device.type != "cuda":
+        return []
+    return [torch.cuda.current_device() if device.index is None else device.index]
 
 
 def map_tensors(change: Callable[[Tensor], Tensor], batch: Batch) -> Batch:

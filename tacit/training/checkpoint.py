@@ -3,14 +3,18 @@
 A checkpoint holds the key, so a resumed run draws the same lots and adds the same noise: steps that
 were taken after the checkpoint and lost are repeated bit for bit, and the same release twice is one
 release. So the bill stays the plan's. That needs a deterministic computation and the same program;
-where that cannot be promised, say `lost_steps`: they are paid as extra steps, and the run goes on
-with a fresh key. A checkpoint is as secret as the data: who has the key can subtract the noise.
+model and optimizer must be those of the checkpoint, which the next step checks. To change anything,
+say `lost_steps`: they are paid as extra steps, and the run goes on with a fresh key. A checkpoint is
+as secret as the data: who has the key can subtract the noise.
 """
 
+import hashlib
 import warnings
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from tacit._check import whole
 from tacit.events import Event
@@ -32,6 +36,33 @@ def check(state: State, fingerprint: dict[str, Any]) -> None:
                 f"state comes from a run with another {name}. A run may only be resumed as it was "
                 "planned: the same noise on another computation would cancel out of the difference."
             )
+
+
+def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str | None:
+    """Fingerprint of what decides the next steps; None for sharded models, which go unchecked."""
+    found = hashlib.sha256()
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if isinstance(tensor, DTensor):
+            return None
+        found.update(name.encode() + _bytes(tensor))
+    for group in optimizer.param_groups:
+        options = {name: value for name, value in group.items() if name != "params"}
+        states = [optimizer.state.get(p, {}) for p in group["params"]]
+        for values in (options, *states):
+            for name in sorted(values):
+                found.update(name.encode() + _bytes(values[name]))
+    return found.hexdigest()
+
+
+def check_digest(expected: str | None, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Raise `ValueError` if the run would repeat its noise on other gradients."""
+    if expected is not None and digest(model, optimizer) != expected:
+        raise ValueError(
+            "model or optimizer are not those of the checkpoint that private was loaded from, so "
+            "the same noise would fall on other gradients and cancel out of the difference. Load "
+            "all three from one moment, or say lost_steps= in load_state_dict (0 if no step was "
+            "taken after the checkpoint) to go on with fresh noise."
+        )
 
 
 def lost_event(plan: Plan, steps_taken: int, lost_steps: int) -> Event:
@@ -56,3 +87,11 @@ def warn_if_not_repeatable(device: torch.device) -> None:
             "(True) in every run, or say lost_steps= (0 if no step was taken after it).",
             stacklevel=3,
         )
+
+
+def _bytes(value: Any) -> bytes:  # Any: options and state of any optimizer
+    if isinstance(value, Tensor) and value.dim():
+        return value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    if isinstance(value, Tensor):
+        value = value.item()
+    return repr(list(value) if isinstance(value, tuple) else value).encode()

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from tacit.training.batches import Micro, n_rows
 from tacit.training.clip_rules import Clip
-from tacit.training.engines.bookkeeping import Intercept, Recorder, Stale, plan_for
+from tacit.training.engines.bookkeeping import Intercept, Stale, plan_for
+from tacit.training.engines.recorder import Recorder, default_nonfinite
 from tacit.training.engines.vmap import weigh
 from tacit.training.layer_rules.site import Unsupported
 from tacit.training.sums import ClippedSum
@@ -82,7 +83,7 @@ class Recording:
         if not intercept.backward(losses, torch.ones_like(losses)):
             raise RuntimeError(_DIFFERS)  # a parameter was used where no rule saw it
         with torch.no_grad():
-            return intercept.recorder.clipped(self.mask, branch=self.mask.device.type == "cpu")
+            return intercept.recorder.clipped(self.mask, default_nonfinite(self.mask))
 
 
 def clipped_sum_of(

@@ -20,7 +20,7 @@ from tacit.ledger import Ledger
 from tacit.training import checkpoint, compatible
 from tacit.training._interrupt import uninterrupted
 from tacit.training.adam import AdamBC
-from tacit.training.batches import Batch, Lot, Lots, Micro, map_tensors, n_rows, seeded
+from tacit.training.batches import Batch, Lot, Lots, Micro, map_tensors, n_rows, reseed, seeded
 from tacit.training.bill import Bill
 from tacit.training.clip_rules import Clip
 from tacit.training.clipping import clipped_sum
@@ -95,6 +95,7 @@ class Private:
         self._bill = Bill(ledger, plan.event, steps=plan.steps, run=uuid.uuid4().hex)
         self._handed_out: _HandedOut | None = None
         self._sum_so_far: tuple[ClippedSum, Tensor] | None = None
+        self._loaded_digest: str | None = None  # of the model and optimizer to go on with
         compatible.claim(self, self._parameters, optimizer)
 
     # The step -----------------------------------------------------------------------------------
@@ -203,10 +204,10 @@ class Private:
         for lot in self._lots.from_step(self.steps_taken, self.steps):
             self._sum_so_far = None
             micros = lot.micros()
-            micro = next(micros, None) or lot.whole()
+            micro, number = next(micros, None) or lot.whole(), 0
             while micro is not None:
-                following = next(micros, None)
-                self._hand_out(micro, is_last=following is None)
+                following, number = next(micros, None), number + 1
+                self._hand_out(micro, is_last=following is None, number=number)
                 try:
                     yield micro.batch
                     if self._handed_out is not None:
@@ -238,7 +239,10 @@ class Private:
             with uninterrupted():
                 self._release(total, drawn, handed.recording.clip)
 
-    def _hand_out(self, micro: Micro, *, is_last: bool) -> None:
+    def _hand_out(self, micro: Micro, *, is_last: bool, number: int = 1) -> None:
+        self._check_loaded()
+        # The loop's own randomness, such as dropout, is repeated when the run is resumed.
+        reseed(self._lots.seed(self.steps_taken) + number, self._lots.records.device)
         recording = Recording(self._model, self._loss_fn, micro, self._clip(), self._parameters)
         self._handed_out = _HandedOut(micro, recording, is_last)
 
@@ -299,7 +303,10 @@ class Private:
     # Restarts -----------------------------------------------------------------------------------
 
     def state_dict(self) -> checkpoint.State:
-        """What `load_state_dict` needs, as JSON values. Secret: it holds the noise's key."""
+        """What `load_state_dict` needs, as JSON values. Secret: it holds the noise's key.
+
+        Take it after the optimizer's step, together with the states of model and optimizer.
+        """
         return {
             "version": checkpoint.VERSION,
             "run": self._bill.run,
@@ -309,6 +316,7 @@ class Private:
             "clip_moves": list(self._clip_moves),
             "microbatch": self._lots.limit,
             "plan": self._plan.fingerprint(),
+            "digest": checkpoint.digest(self._model, self._optimizer),
         }
 
     def load_state_dict(self, state: checkpoint.State, *, lost_steps: int | None = None) -> None:
@@ -321,13 +329,15 @@ class Private:
         """
         checkpoint.check(state, self._plan.fingerprint())
         self._ranks.require_equal("the checkpoint", [state["run"], state["steps_taken"]])
-        key = Key(bytes.fromhex(state["key"]))
+        key, self._loaded_digest = Key(bytes.fromhex(state["key"])), None
         if lost_steps is None:
             checkpoint.warn_if_not_repeatable(self._lots.records.device)
+            self._loaded_digest = state["digest"]
         else:
             event = checkpoint.lost_event(self._plan, state["steps_taken"], lost_steps)
             note = f"lost steps of run {state['run']}"
-            self._ranks.on_first(lambda: self.ledger.spend(event, note=note))
+            if lost_steps:
+                self._ranks.on_first(lambda: self.ledger.spend(event, note=note))
             key = self._ranks.share(Key.fresh())
         self._bill = Bill(self.ledger, self.event, steps=self.steps, run=state["run"])
         self.is_reproducible, self._lots.limit = state["is_reproducible"], state["microbatch"]
@@ -356,7 +366,12 @@ class Private:
             )
         if lot.source is not self._lots or lot.step != self.steps_taken:
             raise ValueError("this lot is of another step or run; each is used once, in order.")
+        self._check_loaded()
         compatible.check_layers(self._norms)
+
+    def _check_loaded(self) -> None:
+        checkpoint.check_digest(self._loaded_digest, self._model, self._optimizer)
+        self._loaded_digest = None
 
     def _pay_and_add_over_ranks(self, total: ClippedSum, drawn: Tensor) -> None:
         """Pay for this step, then put the sum over all ranks in place of this rank's. Private."""

@@ -124,6 +124,7 @@ def test_lost_steps_are_paid_and_the_noise_is_fresh(problem):
     load(second, state, lost_steps=3)
     step = ev.PoissonSampled(0.25, ev.Gaussian(1.0))
     assert ledger.history()[-1].event == ev.Repeated(step, 3)
+    assert ledger.history()[-1].kind == "spend"
     train(second)
     train(first)
     assert second.private.steps_taken == 6
@@ -158,6 +159,68 @@ def test_another_plan_cannot_take_over(problem, change):
     other = problem(**({"steps": 4} | change)).private
     with pytest.raises(ValueError, match="state comes from a run with another"):
         other.load_state_dict(state)
+
+
+@pytest.mark.parametrize("changed", ["model", "optimizer", "learning rate"])
+def test_the_same_noise_never_falls_on_another_computation(problem, changed):
+    case = problem(steps=6, momentum=0.9)
+    train(case, stop=2)
+    state = saved(case)
+    train(case, stop=4)
+    other = problem(steps=6, momentum=0.9)
+    load(other, state)
+    if changed == "model":
+        other.model.load_state_dict(case.model.state_dict())
+    elif changed == "optimizer":
+        other.optimizer.load_state_dict(case.optimizer.state_dict())
+    else:
+        other.optimizer.param_groups[0]["lr"] = 0.2
+    lot = next(iter(other.private))
+    with pytest.raises(ValueError, match="would fall on other gradients"):
+        other.private.step(lot)
+    with pytest.raises(ValueError, match="would fall on other gradients"):
+        next(other.private.batches())
+    other.private.load_state_dict(state["private"], lost_steps=0)
+    train(other)
+    assert other.private.steps_taken == 6
+    assert [entry.steps for entry in other.private.ledger.history() if entry.kind == "plan"] == [6]
+
+
+def test_the_order_of_loading_does_not_matter(problem):
+    case = problem(steps=4, momentum=0.9)
+    train(case, stop=2)
+    state = saved(case)
+    train(case)
+    other = problem(steps=4, momentum=0.9)
+    other.private.load_state_dict(state["private"])
+    other.model.load_state_dict(state["model"])
+    other.optimizer.load_state_dict(state["optimizer"])
+    train(other)
+    assert torch.equal(weights(other.model), weights(case.model))
+
+
+def test_a_foreign_loop_with_dropout_resumes_exactly(problem):
+    def make():
+        torch.manual_seed(0)
+        layers = torch.nn.Linear(4, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 2)
+        return problem(model=torch.nn.Sequential(*layers), steps=6, max_microbatch=7)
+
+    def go(case, stop=None):
+        for x, y in case.private.batches():
+            losses = torch.nn.functional.cross_entropy(case.model(x), y, reduction="none")
+            case.private.backward(losses)
+            case.optimizer.step()
+            if case.private.steps_taken == stop:
+                break
+
+    whole, resumed = make(), make()
+    go(whole, stop=3)
+    state = saved(whole)
+    go(whole)
+    load(resumed, state)
+    torch.manual_seed(99)
+    go(resumed)
+    assert torch.equal(weights(resumed.model), weights(whole.model))
 
 
 def test_a_state_of_another_version_is_refused(problem):
