@@ -15,7 +15,6 @@ from tacit.training.layer_rules.pieces import combine
 from tacit.training.layer_rules.site import Layout, Piece, Site
 from tacit.training.sums import ClippedSum, accumulator
 
-
 NonFinite = Literal["look", "mask", "ignore"]
 """What to do about examples whose gradient is not finite, which must add zero: "look" at the norms
 and mask rows only if need be (waits for the device); always "mask" (a pass over the activations);
