@@ -4,8 +4,8 @@ A checkpoint holds the key, so a resumed run draws the same lots and adds the sa
 were taken after the checkpoint and lost are repeated bit for bit, and the same release twice is one
 release. So the bill stays the plan's. That needs a deterministic computation and the same program;
 model and optimizer must be those of the checkpoint, which the next step checks. To change anything,
-say `lost_steps`: they are paid as extra steps, and the run goes on with a fresh key. A checkpoint is
-as secret as the data: who has the key can subtract the noise.
+say `lost_steps`: they are paid as extra steps, and the run goes on with a fresh key. A checkpoint
+is as secret as the data: who has the key can subtract the noise.
 """
 
 import hashlib
