@@ -209,18 +209,22 @@ class Lots:
             num_workers=self._num_workers,
             generator=torch.Generator(),  # the user's own stream stays untouched
         )
-        fetched = _explained(iter(loader))
+        queue, start_of_lot = _Queue(iter(loader)), 0
         for step in range(start, stop):
             mine = self._mine(step)
-            cut = self._cut(mine)
+            cut, seed = self._cut(mine), self.seed(step)
 
-            def micros(cut: list[Indices] = cut) -> Iterator[Micro]:
-                for indices in cut:
-                    batch = self.records.to_device(next(fetched))
-                    yield self._padded(batch, len(indices))
+            def micros(
+                cut: list[Indices] = cut, seed: int = seed, first: int = start_of_lot
+            ) -> Iterator[Micro]:
+                for i, indices in enumerate(cut):
+                    batch = queue.take(first + i)
+                    if batch is None:  # taken before, by an attempt that was interrupted
+                        batch = self._fetch(indices, seed + i)
+                    yield self._padded(self.records.to_device(batch), len(indices))
 
-            seed = self.seed(step)
             yield Lot(self, step, micros, lambda mine=mine, seed=seed: self._as_whole(mine, seed))
+            start_of_lot += len(cut)
 
     def _requests(self, start: int, stop: int) -> Iterator[list[int]]:
         for step in range(start, stop):
@@ -319,20 +323,27 @@ def _identity(batch: Batch) -> Batch:
     return batch
 
 
-def _explained(batches: Iterator[Batch]) -> Iterator[Batch]:
-    while True:
-        try:
-            batch = next(batches)
-        except StopIteration:
-            return
-        except RuntimeError as error:
-            if "worker" not in str(error):
-                raise
-            raise RuntimeError(
-                "a data worker ended unexpectedly, often for want of memory. Nothing of this step "
-                "was released: go on by iterating again, or use num_workers=0 to see the cause."
-            ) from error
-        yield batch
+class _Queue:
+    """Fetched batches by number; one that is asked for late is gone."""
+
+    def __init__(self, batches: Iterator[Batch]) -> None:
+        self._batches, self._next = batches, 0
+
+    def take(self, number: int) -> Batch | None:
+        """Batch `number`, dropping those before it that nobody took; None if it was taken."""
+        batch = None
+        while self._next <= number:
+            self._next += 1
+            try:
+                batch = next(self._batches)
+            except RuntimeError as error:
+                if not any(sign in str(error) for sign in ("exited unexpectedly", "by signal")):
+                    raise
+                raise RuntimeError(
+                    "a data worker ended unexpectedly, often for want of memory. Nothing of this "
+                    "step was released: iterate again to go on, or use num_workers=0 to see why."
+                ) from error
+        return batch
 
 
 def _fetcher(dataset: Any, collate_fn: Callable[[list[Any]], Batch] | None) -> Fetch:

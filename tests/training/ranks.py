@@ -107,7 +107,7 @@ MODES = {
 
 def main():
     folder, *jobs = sys.argv[1:]
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    dist.init_process_group("gloo", timeout=timedelta(seconds=180))
     torch.set_num_threads(1)
     results = {}
     for job in jobs:

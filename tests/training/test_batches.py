@@ -115,6 +115,21 @@ def test_random_augmentation_in_workers_is_repeated_by_a_resumed_run():
     assert all(map(torch.equal, whole[-len(resumed) :], resumed))
 
 
+def test_lots_that_are_dropped_or_used_twice_do_not_shift_what_workers_fetched():
+    expected = [members(lot) for lot in lots_of(torch.arange(50), limit=4).from_step(0, 6)]
+    helped = lots_of(torch.arange(50), limit=4, num_workers=1).from_step(0, 6)
+    found = []
+    for number, lot in enumerate(helped):
+        if number == 1:
+            continue  # dropped
+        if number == 2:
+            next(lot.micros())  # interrupted
+        if number == 3:
+            members(lot)
+        found.append(members(lot))
+    assert found == [expected[0], *expected[2:]]
+
+
 def test_a_worker_crash_is_explained():
     lots = lots_of(Crashing(), num_workers=1)
     with pytest.raises(RuntimeError, match=r"data worker ended.*Nothing of this step was released"):
