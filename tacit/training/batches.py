@@ -289,7 +289,7 @@ def pad_rows(batch: Batch, rows: int) -> Batch:
     """`batch` with rows of zeros appended up to `rows`."""
 
     def pad(tensor: Tensor) -> Tensor:
-        missing = rows - tensor.shape[0]
+        missing = rows - tensor.shape[0] if tensor.dim() else 0
         if missing == 0:
             return tensor
         return torch.cat([tensor, tensor.new_zeros((missing, *tensor.shape[1:]))])
@@ -303,7 +303,8 @@ def split_rows(micro: Micro) -> list[Micro]:
 
     def take(start: int, stop: int) -> Micro:
         weights = None if micro.weights is None else micro.weights[start:stop]
-        return Micro(map_tensors(lambda t: t[start:stop], micro.batch), weights)
+        part = map_tensors(lambda t: t[start:stop] if t.dim() else t, micro.batch)
+        return Micro(part, weights)
 
     return [take(0, rows // 2), take(rows // 2, rows)]
 

@@ -9,7 +9,16 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from tacit import sampling
-from tacit.training.batches import Lots, Records, map_tensors, n_rows, seeded
+from tacit.training.batches import (
+    Lots,
+    Micro,
+    Records,
+    map_tensors,
+    n_rows,
+    pad_rows,
+    seeded,
+    split_rows,
+)
 from tacit.training.noise import Key
 
 CPU = torch.device("cpu")
@@ -156,6 +165,16 @@ def test_batches_keep_their_structure():
     assert moved["p"].b[0].tolist() == [1.0, 1.0]
     assert moved["p"].b[1] == "text"
     assert moved["n"] == 3
+
+
+def test_numbers_without_rows_are_neither_padded_nor_split():
+    batch = {"x": torch.ones(3, 2), "temperature": torch.tensor(2.0)}
+    padded = pad_rows(batch, 5)
+    assert padded["x"].sum(1).tolist() == [2.0, 2.0, 2.0, 0.0, 0.0]
+    assert padded["temperature"] == 2.0
+    first, second = split_rows(Micro(padded, torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0])))
+    assert (n_rows(first.batch), n_rows(second.batch)) == (2, 3)
+    assert second.weights.tolist() == [1.0, 0.0, 0.0]
 
 
 def test_a_lot_can_be_unpacked_indexed_and_passed_as_keywords():
