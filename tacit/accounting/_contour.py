@@ -46,8 +46,8 @@ from tacit.accounting._pairs import Direction
 from tacit.accounting._smooth import SmoothModel, TiltedSmooth
 from tacit.errors import NotCertified
 
-LIGHT_WORK = 3e5
-"""Nodes in t times nodes in y that take about a millisecond."""
+_LIGHT_WORK, _MOST_WORK = 3e5, 3e7
+"""Nodes in t times nodes in y that take about a millisecond, and that are worth their time."""
 
 
 class Family:
@@ -63,14 +63,14 @@ class Family:
         self.each = [model.moments() for model in self.models]
         self.moments = total(self.each, self.counts)
 
-    def tune(self, epsilon: float, log_target: float, *, most_work: float = 3e7) -> "Contour":
+    def tune(self, epsilon: float, log_target: float) -> "Contour":
         """A contour whose errors near `epsilon` are about exp(log_target)."""
         draft = _Draft(self, epsilon, log_target, None)
-        if draft.work > LIGHT_WORK and most_work > LIGHT_WORK:
+        if draft.work > _LIGHT_WORK:
             low = _low_runs(self, epsilon, log_target)
             if low is not None:
                 draft = min(draft, _Draft(self, epsilon, log_target, low), key=lambda d: d.work)
-        if draft.work > most_work:
+        if draft.work > _MOST_WORK:
             raise NotCertified("the transform of the loss decays too slowly.")
         return Contour(draft)
 
@@ -111,7 +111,7 @@ class _Draft:
         ]
         reach, self.log_truncation = self._reach()
         self.size = math.ceil(min(reach / self.step, 1e9)) + 2
-        log_error = -self.log_gain - math.log(family.steps) - 3.0
+        log_error = -max(self.log_gain, 3.0) - math.log(family.steps) - 3.0
         nodes = [
             law.lay_nodes(self.size * self.step, log_error, split)
             for law, split in zip(self.tilted, self.splits, strict=True)

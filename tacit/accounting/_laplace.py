@@ -30,6 +30,7 @@ from tacit.accounting._laws import DoubleExponential, Sampled
 from tacit.accounting._models import Factor, Split, Tilt, tilted_atoms
 from tacit.accounting._moments import ORDERS, Moments, grid_moments
 from tacit.accounting._numerics import ROUND, FloatArray, log_mixture
+from tacit.errors import NotCertified
 
 _POINTS = 24
 _NODES, _WEIGHTS = roots_legendre(_POINTS)
@@ -37,6 +38,7 @@ _ALONG, _ACROSS = 2.125, 1.875
 _LOG_GAUSS = math.log(64 / 15) - 2 * (_POINTS - 1) * math.log(4.0) - math.log1p(-1 / 16)
 _CELLS = 256
 _MOST_PANELS = 1 << 14
+_LARGEST = 300.0
 
 
 class Piece(NamedTuple):
@@ -56,6 +58,8 @@ class LaplaceModel:
     def __init__(self, law: Sampled) -> None:
         assert isinstance(law.noise, DoubleExponential)
         a, b, q, e = law.a, law.b, law.rate, law.noise.epsilon
+        if e > _LARGEST:
+            raise NotCertified("the noise is too small for its atoms to be told from zero.")
         self.rate, self.epsilon = q, e
         floor, ceiling = (float(log_mixture(q, np.array(u))) for u in (-e, e))
         start = -0.5 * e - math.log(4)
@@ -134,7 +138,9 @@ class TiltedLaplace:
     def __init__(self, base: LaplaceModel, tilt: Tilt) -> None:
         self.base, self.tilt = base, tilt
         self.order, self.log_m = order, log_m = tilt.order, tilt.log_moment
-        self.fixed = float(np.exp(base.log_atom + order * base.atom_loss - log_m).sum())
+        self.atoms = np.exp(base.log_atom + order * base.atom_loss - log_m) * (1 - 1e-12)
+        self.fixed = float(self.atoms.sum()) * (1 + 1e-11)
+        self.width = float(base.atom_loss[1] - base.atom_loss[0]) * (1 + 1e-12)
         self.variation = sum(self._variation(piece) for piece in base.pieces)
         self.panels, self.error = 0, math.inf
 
@@ -152,8 +158,23 @@ class TiltedLaplace:
         return ends + float(np.exp(fixed + rising[1:] + falling[:-1]) @ change) * (1 + 1e-9)
 
     def log_decay(self, t: float, _count: int) -> float:
-        """As `Tilted.log_decay`."""
-        return min(math.log(self.fixed + self.variation / t) + 1e-14, 0.0)
+        """As `Tilted.log_decay`.
+
+        Let f = |M|^2 / M(order)^2 and `far` a t beyond which V / t takes half of what the atoms
+        leave. Below it, 1 - f(n t) <= n^2 (1 - f(t)) carries the bound down. Where two independent
+        losses cannot differ by more than pi / t, 1 - f = E[1 - cos(t (l - l'))] is at least
+        2 t^2 / pi^2 E[(l - l')^2], of which the atoms alone give a part.
+        """
+        if self.fixed > 1 - 1e-12:
+            return 0.0
+        far, turn = 2 * self.variation / (1 - self.fixed), math.pi / self.width
+        if t >= far:
+            return math.log(self.fixed + self.variation / t) + 1e-14
+        kept = 0.25 * (1 + self.fixed) ** 2
+        gap = (1 - kept) / math.ceil(far / max(t, turn)) ** 2
+        if t < turn:
+            gap = min(gap, 4 * float(self.atoms.prod()) * (t / turn) ** 2)
+        return 0.5 * math.log1p(-gap) + 1e-14
 
     def lay_nodes(self, t: float, log_error: float, _split: Split | None) -> int:
         """As `Tilted.lay_nodes`."""

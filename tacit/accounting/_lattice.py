@@ -58,7 +58,9 @@ def dots(law: Law, step: float, low: float, high: float) -> Grid:
     tail = np.cumsum(p[::-1])[::-1]  # P-mass from each cell up
     gap = -math.expm1(-step)
     # A tail is right to a few roundings, so P and exp(g) Q <= P of a cell err by as much of it.
-    raised = (p[1:-1] - np.exp(points[:-1]) * q[1:-1] + 16 * ROUND * tail[1:-1]) / gap
+    with np.errstate(divide="ignore"):
+        other = np.exp(points[:-1] + np.log(q[1:-1]))  # exp(g) Q
+    raised = (p[1:-1] - other + 16 * ROUND * tail[1:-1]) / gap
     raised = np.clip(raised, 0.0, p[1:-1])
     mass = np.zeros(len(points))
     mass[1:] += raised
@@ -217,12 +219,12 @@ class Lattice:
         reach = 64 + int(2 * math.sqrt(len(self.p.mass)))
         low = max(center - reach, self.p.base, self.q.base)
         high = min(center + reach, self.p.base + len(self.p.mass), self.q.base + len(self.q.mass))
-        if low >= high:
+        if low >= high or epsilon > 600.0:
             return 0.0
         threshold = np.arange(low, high)
         p, p_error = self.p.tails(threshold, 0.0)
         q, q_error = self.q.tails(threshold, epsilon)
-        lost = math.exp(min(epsilon, 700.0)) * self.q.beyond() + 1e-300  # and what underflows
+        lost = math.exp(epsilon) * (self.q.beyond() + 1e-290) + 1e-300  # and what underflows
         gain = p * (1 - self.slack) - p_error - self.p.wrapped(threshold)
         return max(float(np.max(gain - q * (1 + self.slack) - q_error - lost)), 0.0)
 
@@ -232,7 +234,7 @@ def coarse_moments(direction: Direction, log_removed: float) -> Moments:
     each = []
     for law, _ in direction.parts:
         low, high = law.span(log_removed)
-        step = (high - low) / 1024
+        step = max(high - low, 1e-9 * abs(high)) / 1024
         grid = dots(law, step, low, high)
         loss = step * np.arange(grid.first, grid.first + len(grid.mass))
         loss, mass = loss[grid.mass > 0], grid.mass[grid.mass > 0]
@@ -251,6 +253,8 @@ def _aligned(direction: Direction, step: float) -> float:
 
 def _tilt(mass: FloatArray, exponent: FloatArray) -> tuple[FloatArray, float]:
     """mass * exp(exponent), normalized, and the log of its sum."""
+    if not mass.any():
+        raise NotCertified("all masses underflow.")
     with np.errstate(divide="ignore"):
         logs = np.log(mass) + exponent
     peak = float(logs.max())

@@ -237,9 +237,13 @@ def tilted_atoms(
     tilt: Tilt,
     error: float,
 ) -> Atoms:
-    """Atoms weighted by exp(order * loss) / M(order); `error` is that of their quadrature."""
+    """Atoms weighted by exp(order * loss) / M(order); `error` is that of their quadrature.
+
+    The transform minus 1 is a difference of two sums, so it errs twice by quadrature; an error of
+    M(order) scales it, as if all weights were wrong together.
+    """
     exponent = tilt.order * loss
     weight = np.exp(log_mass + exponent - tilt.log_moment)
     sizes = 2 + np.abs(log_mass) + np.abs(exponent) + abs(tilt.log_moment)
-    weight_error = mass_error + 4 * ROUND * sizes + tilt.order * loss_error
-    return Atoms(loss, loss_error, weight, weight_error, error + tilt.error)
+    weight_error = mass_error + 4 * ROUND * sizes + tilt.order * loss_error + tilt.error
+    return Atoms(loss, loss_error, weight, weight_error, 2 * error)

@@ -2,9 +2,11 @@
 
 import math
 
+import numpy as np
+
 from tacit.accounting._bracket import Bracket
 from tacit.accounting._closed import OneRelease, Unsampled
-from tacit.accounting._contour import LIGHT_WORK, Contour, Family
+from tacit.accounting._contour import Contour, Family
 from tacit.accounting._lattice import Lattice, coarse_moments
 from tacit.accounting._numerics import ROUND
 from tacit.accounting._pairs import Direction
@@ -15,7 +17,7 @@ _GOOD = 1e-5
 """Relative width with which an engine's bracket is taken without asking another engine."""
 _FAIR = 1e-4
 """Relative width with which the lattice is not refined further."""
-_LATTICE_POINTS = (1 << 13, 1 << 16, 1 << 19)
+_LATTICE_POINTS = (1 << 13, 1 << 16, 1 << 18)
 
 
 class Side:
@@ -45,10 +47,10 @@ class Side:
         upper = self._finite_epsilon((delta - high) / (1 - high) * (1 - 4 * ROUND), floor).upper
         return Bracket(answer.lower, upper)
 
-    def delta(self, epsilon: float) -> Bracket:
-        """Bounds on delta(epsilon)."""
+    def delta(self, epsilon: float, *, floor: float = 0.0) -> Bracket:
+        """Bounds on delta(epsilon); where `upper` is below `floor` it is not sharpened."""
         low, high = self.direction.infinite_lower, self.direction.infinite_upper
-        finite = self._finite_delta(epsilon)
+        finite = self._finite_delta(epsilon, floor - high)
         upper = high + (1 - high) * finite.upper * (1 + 8 * ROUND)
         return Bracket(low + (1 - low) * finite.lower * (1 - 8 * ROUND), min(upper, 1.0))
 
@@ -62,14 +64,15 @@ class Side:
         answer = Bracket(0.0, self.largest_loss)
         for engine in (self._contour_epsilon, self._lattice_epsilon, self._modest_epsilon):
             try:
-                answer = engine(delta, floor, answer)
+                with np.errstate(over="ignore"):  # an infinite bound is a bound
+                    answer = engine(delta, floor, answer)
             except NotCertified:
                 continue
             if _is_good(answer) or answer.upper <= floor:
                 break
         return answer
 
-    def _finite_delta(self, epsilon: float) -> Bracket:
+    def _finite_delta(self, epsilon: float, floor: float) -> Bracket:
         if epsilon >= self.largest_loss or not self.releases:
             return Bracket(0.0, 0.0)
         if self.direction.steps == 1:
@@ -79,10 +82,11 @@ class Side:
         answer = Bracket(lower, upper)
         for engine in (self._contour_delta, self._lattice_delta):
             try:
-                answer = engine(epsilon, answer)
+                with np.errstate(over="ignore"):
+                    answer = engine(epsilon, floor, answer)
             except NotCertified:
                 continue
-            if _is_good(answer):
+            if _is_good(answer) or answer.upper <= floor:
                 break
         return answer
 
@@ -95,7 +99,7 @@ class Side:
             if answer.upper <= floor:
                 break
             try:
-                contour = self._contour(family, guess, delta, fresh=attempt > 0)
+                contour = self._contour(family, guess, delta, first=attempt == 0)
             except NotCertified:
                 if attempt:
                     break
@@ -113,14 +117,16 @@ class Side:
         """About epsilon where one step in many makes all the loss: delta = steps * one delta."""
         return max(_epsilon_on(one, delta / count).upper for one, count in self.releases)
 
-    def _contour_delta(self, epsilon: float, answer: Bracket) -> Bracket:
+    def _contour_delta(self, epsilon: float, floor: float, answer: Bracket) -> Bracket:
         delta = math.exp(self._family(1e-12).moments.guess_log_delta(epsilon))
         for attempt in range(4):
             family = self._family(max(delta, 1e-300))
             bound = math.exp(family.moments.log_delta_bound(epsilon)) + family.removed
-            contour = self._contour(family, epsilon, delta, fresh=True)
-            found = contour.delta(epsilon)
-            answer = _meet(_meet(answer, found), Bracket(0.0, bound))
+            answer = _meet(answer, Bracket(0.0, bound))
+            if answer.upper <= floor:
+                break
+            contour = self._contour(family, epsilon, delta, first=attempt == 0)
+            answer = _meet(answer, contour.delta(epsilon))
             if _is_good(answer) or not 0.0 < answer.upper < 0.5 * delta:
                 break
             delta = answer.upper
@@ -138,14 +144,14 @@ class Side:
             guess = answer.upper
         return answer
 
-    def _lattice_delta(self, epsilon: float, answer: Bracket) -> Bracket:
+    def _lattice_delta(self, epsilon: float, floor: float, answer: Bracket) -> Bracket:
         moments = coarse_moments(self.direction, math.log(1e-30 * self.tolerance))
         guess = moments.guess_log_delta(epsilon)
         for points in _LATTICE_POINTS:
             log_target = max(guess, -690.0) + math.log(self.tolerance)
             lattice = Lattice(self.direction, moments, epsilon, log_target, points)
             answer = _meet(answer, lattice.delta(epsilon))
-            if answer.width <= _FAIR * answer.upper:
+            if answer.width <= _FAIR * answer.upper or answer.upper <= floor:
                 break
             guess = min(guess, math.log(answer.upper))
         return answer
@@ -166,15 +172,13 @@ class Side:
             self.family = Family(self.direction, log_removed=log_removed)
         return self.family
 
-    def _contour(self, family: Family, epsilon: float, delta: float, *, fresh: bool) -> Contour:
-        """A contour tuned near `epsilon`: one at hand, or a new one."""
-        if not fresh:
-            for contour in self.contours:
-                if contour.order * abs(contour.center - epsilon) < 2.0:
-                    return contour
-        log_target = math.log(delta) + math.log(self.tolerance)
-        contour = family.tune(epsilon, log_target, most_work=3e7 if fresh else LIGHT_WORK)
-        self.contours.append(contour)
+    def _contour(self, family: Family, epsilon: float, delta: float, *, first: bool) -> Contour:
+        """A contour tuned near `epsilon`: on the first attempt one at hand will do."""
+        near = (c for c in self.contours if c.order * abs(c.center - epsilon) < 2.0)
+        contour = next(near, None) if first else None
+        if contour is None:
+            contour = family.tune(epsilon, math.log(delta) + math.log(self.tolerance))
+            self.contours.append(contour)
         return contour
 
 

@@ -18,11 +18,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tacit._check import in_open_unit, non_negative
+from tacit._check import in_closed_unit, in_open_unit, non_negative
 from tacit.accounting._bracket import Bracket
 from tacit.accounting._pairs import directions
 from tacit.accounting._side import Side
 from tacit.events import Event, Relation
+
+
+_LINES = 128
+"""Points of the curve whose lines bound a trade-off."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +98,31 @@ class PLD:
         found = {epsilon: price.delta(epsilon).upper for epsilon in sorted(set(targets))[::-1]}
         return np.array([found[epsilon] for epsilon in targets])
 
+    def tradeoff(
+        self,
+        event: Event,
+        false_positive_rates: Iterable[float],
+        *,
+        relation: Relation = Relation.ADD_REMOVE,
+    ) -> NDArray[np.float64]:
+        """Least false negative rate of any test between neighbors, at each false positive rate.
+
+        Each point (epsilon, delta) of the curve rules out the tests below two lines (Dong, Roth &
+        Su 2022, Proposition 2.5); the result is the highest of many such lines, so it is proved
+        and, between two of them, a little too low.
+        """
+        rates = np.array(
+            [in_closed_unit(false_positive_rate=rate) for rate in false_positive_rates]
+        )
+        smallest = min((rate for rate in rates if 0 < rate < 1), default=0.5)
+        price = self._price(event, relation)
+        far = min(price.epsilon(1e-3 * smallest).upper, 60.0)
+        epsilon = far * np.linspace(0.0, 1.0, _LINES)[::-1]
+        kept = 1.0 - np.array([price.delta(point).upper for point in epsilon])
+        steep = kept - np.multiply.outer(rates, np.exp(epsilon))  # (rates, lines)
+        flat = (kept - rates[:, None]) * np.exp(-epsilon)
+        return np.clip(np.maximum(steep, flat).max(axis=1), 0.0, 1.0 - rates)
+
     def _price(self, event: Event, relation: Relation) -> "_Price":
         sides = directions(event, Relation(relation))
         return _Price([Side(side, tolerance=self.tolerance) for side in sides])
@@ -113,5 +142,8 @@ class _Price:
         return worst
 
     def delta(self, epsilon: float) -> Bracket:
-        each = [side.delta(epsilon) for side in self.sides]
-        return Bracket(max(one.lower for one in each), max(one.upper for one in each))
+        worst = Bracket(0.0, 0.0)
+        for side in self.sides:
+            one = side.delta(epsilon, floor=worst.lower)
+            worst = Bracket(max(worst.lower, one.lower), max(worst.upper, one.upper))
+        return worst
