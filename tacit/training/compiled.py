@@ -5,9 +5,9 @@ batch. The trace is cut where the backward begins by the partitioner that ordina
 uses, which recomputes cheap activations instead of keeping them, and both halves are compiled.
 Parameters stay the model's own tensors: the optimizer's steps in place are seen by the graphs.
 
-Shapes are static: batches are padded, and `weights` says which rows count. The clip norm is no
-constant of the graph: clipping g at C is C times clipping g / C at 1, so the gradients are divided
-by C at the seed of the backward and the sums multiplied at the end.
+Shapes are static: batches are padded, and `weights` says which rows count. Clip norms may move from
+step to step by a factor s without another compilation: clipping g at s C is s times clipping g / s
+at C, so gradients are divided by s at the seed of the backward, and factors multiplied by it.
 """
 
 from collections.abc import Callable
@@ -17,13 +17,14 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from tacit.training.clip_rules import Clip
+from tacit.training.clip_rules import FLOAT32_ROUNDING, Clip
+from tacit.training.clipping import clipped_sum
 from tacit.training.engines.bookkeeping import compute, plan_for
 from tacit.training.schedules import scaled
 from tacit.training.sums import ClippedSum, trainable
 
-Step = Callable[[Tensor, Tensor, list[Tensor]], list[Tensor]]
-"""(seed of the backward, weights, tensors of the batch) -> sums and counts."""
+Step = Callable[[Tensor, list[Tensor]], list[Tensor]]
+"""(seed of the backward, other inputs) -> results of the backward."""
 
 
 class CompiledSum:
@@ -31,6 +32,9 @@ class CompiledSum:
 
     Called with a batch, 0/1 weights and the factor by which this step's clip norms differ from the
     rule's; compiles once for each shape of batch. Private, like `clipped_sum`.
+
+    The compiled sum does not mask examples whose gradient is not finite, which would cost a pass
+    over all activations; it says whether there were any, and then the sum is taken again, masked.
     """
 
     def __init__(
@@ -41,34 +45,43 @@ class CompiledSum:
         *,
         augmentations: int = 1,
     ) -> None:
-        self.model, self.loss_fn, self.views = model, loss_fn, augmentations
-        # Contributions of length at most 1 in the first group; other groups in proportion.
-        self.reference = clip.clip_norms[0]
-        self.clip = scaled(clip, [1 / self.reference] * len(clip.clip_norms))
+        self.model, self.loss_fn, self.clip, self.views = model, loss_fn, clip, augmentations
         self._steps: dict[Any, Step] = {}
 
     def __call__(self, batch: Any, weights: Tensor, scale: float = 1.0) -> ClippedSum:
         """The clipped sum, at `scale` times the rule's clip norms."""
+        mask = weights > 0
         leaves, structure = pytree.tree_flatten(batch)
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         key = (str(structure), tuple((t.shape, t.dtype, t.device) for t in tensors))
         if key not in self._steps:
-            self._steps[key] = self._compiled(batch, weights > 0, tensors, structure)
-        norm = self.reference * scale
-        seed = torch.full((), 1 / norm, device=weights.device)
-        *sums, within = self._steps[key](seed, weights > 0, tensors)
-        names = list(trainable(self.model))
-        scaled_back = torch._foreach_mul(sums, norm)
-        return ClippedSum(dict(zip(names, scaled_back, strict=True)), within)
+            self._steps[key] = self._compiled(batch, mask, leaves, structure)
+        factor = torch.full((), scale, device=mask.device)
+        *sums, within, is_finite = self._steps[key](1 / factor, [factor, mask, *tensors])
+        if not is_finite:
+            return self._masked(batch, mask, scale)
+        return ClippedSum(dict(zip(trainable(self.model), sums, strict=True)), within)
+
+    def _masked(self, batch: Any, mask: Tensor, scale: float) -> ClippedSum:
+        clip = scaled(self.clip, [scale] * len(self.clip.clip_norms))
+        return clipped_sum(
+            self.model,
+            self.loss_fn,
+            batch,
+            clip,
+            engine="bookkeeping",
+            weights=mask,
+            augmentations=self.views,
+        )
 
     def _compiled(
-        self, batch: Any, mask: Tensor, tensors: list[Tensor], structure: pytree.TreeSpec
+        self, batch: Any, mask: Tensor, leaves: list[Any], structure: pytree.TreeSpec
     ) -> Step:
-        leaves = pytree.tree_leaves(batch)
         parameters = trainable(self.model)
         plan = plan_for(self.model, self.loss_fn, batch, parameters, len(mask), self.views)
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
-        def joint(seed: Tensor, mask: Tensor, *given: Tensor) -> list[Tensor]:
+        def joint(seed: Tensor, factor: Tensor, mask: Tensor, *given: Tensor) -> list[Tensor]:
             replaced = iter(given)
             filled = [next(replaced) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
             total: list[Tensor] = []
@@ -78,21 +91,39 @@ class CompiledSum:
                 total.append(losses.detach().sum())
                 return _Seeded.apply(losses, seed)
 
+            clip = _Rescaled(self.clip, factor)
             found = compute(
                 self.model,
                 loss_fn,
                 pytree.tree_unflatten(filled, structure),
-                self.clip,
+                clip,
                 mask,
                 self.views,
                 plan,
                 parameters,
-                branch=False,
+                nonfinite="ignore",
             )
-            return [total[0], *found.sums.values(), found.within]
+            return [total[0], *found.sums.values(), found.within, clip.is_finite()]
 
-        example = (torch.ones((), device=mask.device), mask, *tensors)
-        return _two_graphs(joint, example)
+        seed, factor = (torch.ones((), device=mask.device) for _ in range(2))
+        return _two_graphs(joint, (seed, factor, mask, *tensors))
+
+
+class _Rescaled:
+    """A clip rule whose factors are multiplied by a tensor; remembers the norms it saw."""
+
+    def __init__(self, rule: Clip, factor: Tensor) -> None:
+        self._rule, self._factor, self._norms = rule, factor, factor
+        self.clip_norms, self.l2_sensitivity = rule.clip_norms, rule.l2_sensitivity
+        self.noise_scales, self.groups = rule.noise_scales, rule.groups
+
+    def factors(self, squared_norms: Tensor, *, rounding: float = FLOAT32_ROUNDING) -> Tensor:
+        self._norms = squared_norms
+        return self._rule.factors(squared_norms, rounding=rounding) * self._factor
+
+    def is_finite(self) -> Tensor:
+        """Whether all norms are finite, of padded rows too: 0 * inf there would poison the sum."""
+        return torch.isfinite(self._norms).all()
 
 
 class _Seeded(torch.autograd.Function):
@@ -104,7 +135,7 @@ class _Seeded(torch.autograd.Function):
         return losses.view_as(losses)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Any:
+    def backward(ctx: Any, g: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]  # as torch documents it
         (seed,) = ctx.saved_tensors
         return g * seed.to(g.dtype), None
 
@@ -123,8 +154,8 @@ def _two_graphs(joint: Callable[..., list[Tensor]], example: tuple[Tensor, ...])
     second = torch.compile(backward, fullgraph=True, dynamic=False)
 
     @torch.no_grad()
-    def step(seed: Tensor, mask: Tensor, tensors: list[Tensor]) -> list[Tensor]:
-        inputs = (*constants, mask, *tensors)
+    def step(seed: Tensor, others: list[Tensor]) -> list[Tensor]:
+        inputs = (*constants, *others)
         primals = {f"primals_{i}": value for i, value in enumerate(inputs, 1)}
         _, *saved = first(*(primals[name] for name in names))
         return list(second(*saved, seed))
@@ -140,6 +171,7 @@ def _traced(
     Traced twice: as the engine runs it, then without operations in place and with the compiler's
     own decompositions, so that the partitioner can recompute pointwise work.
     """
+    import torch._inductor.lowering  # the decompositions of pooling need it loaded
     from torch._inductor.decomposition import select_decomp_table
     from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -153,7 +185,7 @@ def _traced(
             return raw(*primals[: len(constants)], tangent, *primals[len(constants) :])
 
     graph = make_fx(
-        torch.func.functionalize(functional, remove="mutations_and_views"),
+        torch.func.functionalize(functional),
         decomposition_table=select_decomp_table(),
         tracing_mode="fake",
     )(*constants, *rest, seed)

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tacit.training.batches import Micro, n_rows
 from tacit.training.clip_rules import Clip
 from tacit.training.engines.bookkeeping import Intercept, Stale, plan_for
 from tacit.training.engines.recorder import Recorder, default_nonfinite
 from tacit.training.engines.vmap import weigh
 from tacit.training.layer_rules.site import Unsupported
+from tacit.training.records import Micro, n_rows
 from tacit.training.sums import ClippedSum
 
 _BUDGET = 2**28  # elements of per-example gradient held at once

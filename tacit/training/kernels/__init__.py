@@ -7,6 +7,7 @@ write one number for each tile.
 """
 
 import importlib.util
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -17,9 +18,40 @@ def usable(tensor: Tensor) -> bool:
     return tensor.is_cuda and tensor.dtype in _DTYPES and has_triton()
 
 
+@lru_cache(maxsize=1)
 def has_triton() -> bool:
     """Whether Triton can be imported."""
     return importlib.util.find_spec("triton") is not None
+
+
+def gram_norms(a: Tensor, g: Tensor) -> Tensor:
+    """Squared norms (examples,) of a'g; a (examples, T, D), g (examples, T, P)."""
+    from tacit.training.kernels import gram
+
+    return gram.gram_norms(a, g)
+
+
+def conv2d_norms(x: Tensor, g: Tensor, kernel: list[int], stride: int, padding: int) -> Tensor:
+    """Squared norms (examples,) of weight gradients, from channels-first input and output gradient.
+
+    Tensors that are channels last in memory are read as they are.
+    """
+    from tacit.training.kernels import conv
+
+    return conv.conv2d_norms(_channels_last(x), _channels_last(g), kernel, stride, padding)
+
+
+def conv2d_instances(
+    x: Tensor, g: Tensor, kernel: list[int], stride: int, padding: int
+) -> tuple[Tensor, Tensor]:
+    """Weight gradients (examples, outputs, *kernel, inputs) and their squared norms."""
+    from tacit.training.kernels import conv
+
+    return conv.conv2d_instances(_channels_last(x), _channels_last(g), kernel, stride, padding)
+
+
+def _channels_last(tensor: Tensor) -> Tensor:
+    return tensor.permute(0, 2, 3, 1).contiguous()
 
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)

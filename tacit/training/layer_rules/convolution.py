@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tacit.training import kernels
 from tacit.training.layer_rules import pieces
-from tacit.training.layer_rules.cost import cheapest_way
+from tacit.training.layer_rules.cost import Way, cheapest_way
 from tacit.training.layer_rules.linear import bias_piece
 from tacit.training.layer_rules.site import (
     Declined,
@@ -220,13 +221,38 @@ class Convolved:
             item=self.g.element_size(),
             stored=(self.x.numel() + self.g.numel()) / self.examples / groups,
             device=self.g.device,
+            fused=self._is_fusible(),
         )
+        if self._is_fusible() and way != "drop":
+            return self._fused(way)
         if way == "keep":
             return pieces.Dense(self.dense()).settle()
         formed = groups * (positions**2 if way == "gram" else inputs * outputs)
         spans = self._spans(max(formed, self._patch_size()))
         norms = [self._gram(*s) if way == "gram" else self._drop(*s) for s in spans]
         return (norms[0] if len(norms) == 1 else torch.cat(norms)), self
+
+    def _is_fusible(self) -> bool:
+        """Whether the GPU kernels take this convolution: plain, in two dimensions, square steps."""
+        geometry = self.geometry
+        return (
+            kernels.usable(self.x)
+            and len(geometry.kernel) == 2
+            and not geometry.transposed
+            and geometry.groups == 1
+            and geometry.dilation == [1, 1]
+            and len(set(geometry.stride)) == len(set(geometry.padding)) == 1
+            and len(self.x) == self.examples
+        )
+
+    def _fused(self, way: Way) -> tuple[Tensor, Piece]:
+        geometry = self.geometry
+        span = (list(geometry.kernel), geometry.stride[0], geometry.padding[0])
+        g = self.g.to(self.x.dtype)
+        if way == "gram":
+            return kernels.conv2d_norms(self.x, g, *span), self
+        instances, squared = kernels.conv2d_instances(self.x, g, *span)
+        return squared, pieces.Dense(instances, squared, axes=(0, 3, 1, 2))
 
     def _gram(self, start: int, stop: int) -> Tensor:
         left, right = self._operands(start, stop)

@@ -30,12 +30,24 @@ RATES = {"cpu": Rates(2e10, 5e9, 4.0), "cuda": Rates(2e14, 4e12, 1.0)}
 
 
 def cheapest_way(
-    positions: int, inputs: int, outputs: int, *, item: int, stored: float, device: torch.device
+    positions: int,
+    inputs: int,
+    outputs: int,
+    *,
+    item: int,
+    stored: float,
+    device: torch.device,
+    fused: bool = False,
 ) -> Way:
-    """The cheapest way for one layer; `stored` is the size of its activations for one example."""
+    """The cheapest way for one layer; `stored` is the size of its activations for one example.
+
+    `fused`: the Gram matrices never leave the chip, and only half of each is formed.
+    """
     rates = RATES.get(device.type, RATES["cpu"])
     size = inputs * outputs
     gram = positions**2 * (inputs + outputs) / rates.products + 4 * positions**2 * 4 / rates.bytes
+    if fused:
+        gram = positions**2 * (inputs + outputs) / 2 / rates.products
     traffic = 3 * size * item / rates.bytes  # written, squared, weighted
     formed = positions * size / rates.products
     if traffic <= gram and size <= rates.memory * stored:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tacit.training import kernels
 from tacit.training.layer_rules.cost import cheapest_way
 from tacit.training.layer_rules.site import Piece
 from tacit.training.sums import accumulator
@@ -32,13 +33,16 @@ class Dense:
 
     values: Tensor
     squared: Tensor | None = None  # squared norms, where the rule had them anyway
+    axes: tuple[int, ...] | None = None  # order of the values' axes as the parameter has them
 
     @property
     def dtype(self) -> torch.dtype:
         return self.values.dtype
 
     def dense(self) -> Tensor:
-        return self.values
+        if self.axes is None:
+            return self.values
+        return self.values.permute(0, *(axis + 1 for axis in self.axes))
 
     def settle(self) -> tuple[Tensor, Piece]:
         return (squared_norm(self.values) if self.squared is None else self.squared), self
@@ -47,7 +51,8 @@ class Dense:
         flat = wide(self.values.reshape(len(factors), -1))
         if keep is not None:
             flat = torch.where(keep.unsqueeze(1), flat, 0.0)
-        return (factors.to(flat.dtype) @ flat).view(self.values.shape[1:])
+        total = (factors.to(flat.dtype) @ flat).view(self.values.shape[1:])
+        return total if self.axes is None else total.permute(self.axes)
 
 
 @dataclass(frozen=True)
@@ -80,9 +85,12 @@ class Outer:
             item=self.left.element_size(),
             stored=positions * (inputs + outputs),
             device=self.left.device,
+            fused=kernels.usable(self.left),
         )
         if way == "keep":
             return Dense(self.dense()).settle()
+        if way == "gram" and kernels.usable(self.left):
+            return kernels.gram_norms(self.right, self.left), self
         size = positions**2 if way == "gram" else inputs * outputs
         parts = [
             gram(left, right) if way == "gram" else Dense(Outer(left, right).dense()).settle()[0]

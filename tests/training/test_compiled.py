@@ -1,0 +1,79 @@
+"""The compiled sum is the eager one, for any clip scale, with padding and non-finite rows."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from tacit.training.clipping import Flat, clipped_sum
+from tacit.training.compiled import CompiledSum
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # raised inside the compiler
+]
+
+
+def losses(model, batch):
+    x, y = batch
+    return F.cross_entropy(model(x), y, reduction="none")
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, stride=2),
+        nn.GroupNorm(2, 4),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(36, 3),
+    )
+
+
+def relative(found, wanted):
+    gap = sum((found.sums[k] - v).square().sum() for k, v in wanted.sums.items())
+    return float((gap / sum(v.square().sum() for v in wanted.sums.values())).sqrt())
+
+
+@pytest.fixture(scope="module")
+def setting():
+    model = network()
+    batch = torch.randn(6, 1, 8, 8), torch.randint(0, 3, (6,))
+    return model, batch, CompiledSum(model, losses, Flat(0.5))
+
+
+@pytest.mark.smoke
+def test_the_compiled_sum_is_the_eager_one(setting):
+    model, batch, compiled = setting
+    weights = torch.tensor([1.0, 1, 1, 1, 0, 0])
+    for scale in (1.0, 0.3):
+        wanted = clipped_sum(model, losses, batch, Flat(0.5 * scale), weights=weights)
+        found = compiled(batch, weights, scale)
+        assert relative(found, wanted) < 1e-5
+        assert torch.equal(found.within, wanted.within)
+
+
+def test_the_optimizers_steps_are_seen(setting):
+    model, batch, compiled = setting
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.1)
+    weights = torch.ones(6)
+    assert relative(compiled(batch, weights), clipped_sum(model, losses, batch, Flat(0.5))) < 1e-5
+
+
+def test_a_row_that_is_not_finite_adds_zero(setting):
+    model, (x, y), compiled = setting
+    spoiled = x.clone()
+    spoiled[2] = float("nan")
+    weights = torch.ones(6)
+    rest = torch.tensor([1.0, 1, 0, 1, 1, 1])
+    wanted = clipped_sum(model, losses, (x, y), Flat(0.5), weights=rest)
+    assert relative(compiled((spoiled, y), weights), wanted) < 1e-5
+
+
+def test_another_shape_is_compiled_anew(setting):
+    model, _, compiled = setting
+    batch = torch.randn(3, 1, 8, 8), torch.randint(0, 3, (3,))
+    wanted = clipped_sum(model, losses, batch, Flat(0.5))
+    assert relative(compiled(batch, torch.ones(3)), wanted) < 1e-5
