@@ -22,7 +22,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import UninitializedParameter
 
 from tacit.errors import IncompatibleModel
-from tacit.training.batches import Batch, map_tensors, n_rows, seeded
+from tacit.training.records import Batch, map_tensors, n_rows, seeded
 
 Loss = Callable[[nn.Module, Batch], Tensor]
 # Runs that are not over: the ids of their parameters, and their optimizer.

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import torch
 
-from tacit.training.batches import Micro, n_rows, split_rows
+from tacit.training.records import Micro, n_rows, split_rows
 
 _CPU_BUDGET = 2**30  # activations on a CPU: more rows at once are no faster there
 _COPIES = 4  # activations, their gradients, and what the norms need, with room to spare

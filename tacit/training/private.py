@@ -6,8 +6,7 @@ else is attached to either: what leaves the step is `p.grad`.
 """
 
 import uuid
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -20,35 +19,18 @@ from tacit.ledger import Ledger
 from tacit.training import checkpoint, compatible
 from tacit.training._interrupt import uninterrupted
 from tacit.training.adam import AdamBC
-from tacit.training.batches import Batch, Lot, Lots, Micro, map_tensors, n_rows, reseed, seeded
+from tacit.training.batches import Lot, Lots
 from tacit.training.bill import Bill
 from tacit.training.clip_rules import Clip
-from tacit.training.clipping import clipped_sum
-from tacit.training.compiled import CompiledSum
 from tacit.training.distributed import Ranks, gathered, like_parameter
+from tacit.training.machinery import Clipper, Machinery
 from tacit.training.memory import in_pieces
 from tacit.training.noise import Key, NoisyMean
 from tacit.training.outside import Recording
 from tacit.training.plan import Plan
+from tacit.training.records import Batch, Micro, n_rows, reseed, seeded
 from tacit.training.schedules import scaled
 from tacit.training.sums import ClippedSum
-
-
-@dataclass(frozen=True, kw_only=True)
-class Machinery:
-    """Settings that change the speed and not the guarantee."""
-
-    engine: str = "auto"
-    augmentations: int = 1
-    augment: Callable[[Batch], Batch] | None = None
-    is_compiled: bool = False
-
-    def views(self, batch: Batch) -> Batch:
-        """Each row `augmentations` times in a row, augmented."""
-        if self.augmentations > 1:
-            times = self.augmentations
-            batch = map_tensors(lambda t: t.repeat_interleave(times, 0) if t.dim() else t, batch)
-        return batch if self.augment is None else self.augment(batch)
 
 
 class Private:
@@ -84,11 +66,8 @@ class Private:
         self._parameters = compatible.trainable(model, optimizer)
         self._norms = compatible.norm_layers(model)
         self._frozen = [p for p in model.parameters() if not p.requires_grad]
-        self._plan, self._lots, self._ranks, self._machinery = plan, lots, ranks, machinery
-        self._compiled: CompiledSum | None = None
-        if machinery.is_compiled and loss_fn is not None:
-            views = machinery.augmentations
-            self._compiled = CompiledSum(model, loss_fn, plan.clip, augmentations=views)
+        self._plan, self._lots, self._ranks = plan, lots, ranks
+        self._clipper = Clipper(model, loss_fn, plan.clip, machinery)
         self._key = key
         self._noise = NoisyMean(key, expected_batch=plan.expected_batch, secure=secure)
         self._clip_moves = (1.0,) * len(plan.clip.clip_norms)  # what adaptive clipping learned
@@ -136,31 +115,13 @@ class Private:
             total, drawn = None, torch.zeros((), device=self._lots.records.device)
             for micro in lot.micros():
                 for part in in_pieces(
-                    lambda piece: self._clip_micro(piece, clip),
+                    lambda piece: self._clipper.clipped_sum(piece, clip),
                     micro,
                     on_halved=self._lots.lower_limit,
                 ):
                     total = part if total is None else total.__iadd__(part)
                 drawn += _count(micro)
             return (ClippedSum.zeros(self._model, clip) if total is None else total), drawn
-
-    def _clip_micro(self, micro: Micro, clip: Clip) -> ClippedSum:
-        if self._loss_fn is None:
-            raise ValueError("loss_fn must be given for private.step; without it use backward.")
-        batch = self._machinery.views(micro.batch)
-        if self._compiled is not None:
-            assert micro.weights is not None  # compiled batches are padded
-            scale = clip.clip_norms[0] / self._plan.clip.clip_norms[0]
-            return self._compiled(batch, micro.weights, scale)
-        return clipped_sum(
-            self._model,
-            self._loss_fn,
-            batch,
-            clip,
-            engine=self._machinery.engine,
-            weights=micro.weights,
-            augmentations=self._machinery.augmentations,
-        )
 
     def _release(self, total: ClippedSum, drawn: Tensor, clip: Clip) -> None:
         """Noise once, the declared divisor, the result into `p.grad`; paid for by the caller."""

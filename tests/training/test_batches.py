@@ -9,8 +9,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from tacit import sampling
-from tacit.training.batches import (
-    Lots,
+from tacit.training.batches import Lots
+from tacit.training.noise import Key
+from tacit.training.records import (
     Micro,
     Records,
     map_tensors,
@@ -19,7 +20,6 @@ from tacit.training.batches import (
     seeded,
     split_rows,
 )
-from tacit.training.noise import Key
 
 CPU = torch.device("cpu")
 

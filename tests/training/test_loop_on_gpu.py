@@ -7,6 +7,7 @@ from torch import nn
 
 from tacit.training.memory import in_pieces
 from tacit.training.noise import Key, NoisyMean
+from tacit.training.records import Micro
 
 pytestmark = [
     pytest.mark.gpu,
@@ -69,8 +70,6 @@ def test_repetition_without_determinism_is_warned_of(problem):
 
 
 def test_a_real_out_of_memory_halves_the_batch():
-    from tacit.training.batches import Micro
-
     free = torch.cuda.mem_get_info()[0]
     row = free // 8  # four rows at once do not fit three times
 

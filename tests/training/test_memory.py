@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from tacit.training.batches import Micro, n_rows
 from tacit.training.memory import in_pieces, starting_limit, usual_lot
+from tacit.training.records import Micro, n_rows
 
 CPU = torch.device("cpu")
 
@@ -41,7 +41,7 @@ def test_other_errors_pass_through():
 
 
 def test_a_step_goes_on_with_smaller_batches_and_the_same_sum(problem, monkeypatch):
-    from tacit.training import private as module
+    from tacit.training import machinery as module
 
     real, calls = module.clipped_sum, []
 

@@ -14,8 +14,7 @@ import tacit
 from tacit import events as ev
 from tacit import sampling
 from tacit.errors import BudgetExceeded, UnsupportedEvent
-from tacit.training import AdaptiveClip, Automatic, Flat, PerLayer, Stairs
-from tacit.training import private as private_module
+from tacit.training import AdaptiveClip, Automatic, Flat, PerLayer, Stairs, machinery
 from tacit.training.plan import count_steps
 
 
@@ -417,19 +416,19 @@ def test_only_the_lot_of_this_step_can_be_stepped_on(problem):
 
 def test_ctrl_c_before_the_release_changes_nothing(problem, monkeypatch):
     case, twin = problem(seed=1), problem(seed=1)
-    real = private_module.clipped_sum
+    real = machinery.clipped_sum
 
     def interrupted(*args, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(private_module, "clipped_sum", interrupted)
+    monkeypatch.setattr(machinery, "clipped_sum", interrupted)
     before = weights(case.model)
     lot = next(iter(case.private))
     with pytest.raises(KeyboardInterrupt):
         case.private.step(lot)
     assert torch.equal(weights(case.model), before)
     assert case.private.steps_taken == 0
-    monkeypatch.setattr(private_module, "clipped_sum", real)
+    monkeypatch.setattr(machinery, "clipped_sum", real)
     train(case.private)
     train(twin.private)
     assert torch.equal(weights(case.model), weights(twin.model))

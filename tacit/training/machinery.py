@@ -1,0 +1,64 @@
+"""From a physical batch to its clipped sum, by the settings that decide the speed."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from tacit.training.clip_rules import Clip
+from tacit.training.clipping import clipped_sum
+from tacit.training.compiled import CompiledSum
+from tacit.training.records import Batch, Micro, map_tensors
+from tacit.training.sums import ClippedSum
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machinery:
+    """Settings that change the speed, and the views that an example's gradient is averaged over."""
+
+    engine: str = "auto"
+    is_compiled: bool = False
+    augmentations: int = 1
+    augment: Callable[[Batch], Batch] | None = None
+
+    def views(self, batch: Batch) -> Batch:
+        """Each row `augmentations` times in a row, augmented."""
+        times = self.augmentations
+        if times > 1:
+            batch = map_tensors(lambda t: t.repeat_interleave(times, 0) if t.dim() else t, batch)
+        return batch if self.augment is None else self.augment(batch)
+
+
+class Clipper:
+    """The seam, called with this run's settings."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: Callable[[nn.Module, Batch], Tensor] | None,
+        clip: Clip,
+        machinery: Machinery,
+    ) -> None:
+        self._model, self._loss_fn, self._machinery = model, loss_fn, machinery
+        self._clip_norm, self._compiled = clip.clip_norms[0], None
+        if machinery.is_compiled and loss_fn is not None:
+            views = machinery.augmentations
+            self._compiled = CompiledSum(model, loss_fn, clip, augmentations=views)
+
+    def clipped_sum(self, micro: Micro, clip: Clip) -> ClippedSum:
+        """Sum of the clipped gradients of a physical batch. Private."""
+        if self._loss_fn is None:
+            raise ValueError("loss_fn must be given for private.step; without it use backward.")
+        batch = self._machinery.views(micro.batch)
+        if self._compiled is not None:
+            assert micro.weights is not None  # compiled batches are padded
+            return self._compiled(batch, micro.weights, clip.clip_norms[0] / self._clip_norm)
+        return clipped_sum(
+            self._model,
+            self._loss_fn,
+            batch,
+            clip,
+            engine=self._machinery.engine,
+            weights=micro.weights,
+            augmentations=self._machinery.augmentations,
+        )
