@@ -136,7 +136,7 @@ class Recipe:
         )
 
     def to_dict(self) -> dict[str, Value]:
-        """Plain values by section; what is None is left out, as TOML has none."""
+        """Plain values by section; what is None or empty is left out."""
         return _plain(self)
 
     def to_toml(self) -> str:
@@ -171,7 +171,7 @@ def _interpolate(points: list[tuple[float, Value]], epsilon: float) -> Value:
 def _plain(value: Value) -> Value:
     if hasattr(value, "__dataclass_fields__"):
         inner = {f.name: getattr(value, f.name) for f in fields(value)}
-        return {name: _plain(item) for name, item in inner.items() if item is not None}
+        return {n: _plain(item) for n, item in inner.items() if item not in (None, (), {})}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     if isinstance(value, Mapping):

@@ -17,9 +17,9 @@ from tacit.datasets import Dataset
 from tacit.events import Event
 from tacit.experiments import models, plan
 from tacit.experiments._describe import describe_run
-from tacit.experiments.baseline import fit_baseline
+from tacit.experiments.baseline import train_baseline
 from tacit.experiments.evaluate import evaluate
-from tacit.experiments.features import Prepared, PrivatePCA, exact_directions, prepare
+from tacit.experiments.features import Prepared, PrivatePCA, prepare
 from tacit.experiments.recipe import Recipe
 from tacit.experiments.released import model_bytes
 from tacit.experiments.run import (
@@ -56,7 +56,7 @@ OnProgress = Callable[[Progress], None]
 
 @dataclass
 class Session:
-    """One session of a run: everything in memory, all of it rebuilt from the folder on a restart."""
+    """Everything of a run in memory; all of it is rebuilt from the folder on a restart."""
 
     recipe: Recipe
     folder: RunFolder
@@ -227,25 +227,7 @@ class Session:
 
     def baseline(self) -> list[Metric]:
         """Metrics of the non-private twin; none where the recipe does not allow one."""
-        recipe = self.recipe
-        if not (recipe.data.is_public and recipe.run.baseline_epochs):
-            return []
-        train_set, test_set = self.train_set, self.test_set
-        if recipe.features.kind == "pca":
-            exact = prepare(
-                self.dataset,
-                recipe.features,
-                directions=lambda x: exact_directions(x, recipe.features.components),
-            )
-            train_set = _tensors(exact.x_train, exact.y_train)
-            test_set = _tensors(exact.x_test, exact.y_test)
-        return fit_baseline(
-            self._build(self.init),
-            train_set,
-            test_set,
-            epochs=recipe.run.baseline_epochs,
-            seed=self.init,
-        )
+        return train_baseline(self.recipe, self.dataset, self.cache, seed=self.init)
 
     def finish(self, baseline: Sequence[Metric]) -> Facts:
         """The released model and the facts, which are written last."""

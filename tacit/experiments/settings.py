@@ -3,7 +3,7 @@
 import difflib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -33,7 +33,7 @@ class Data:
 
     def __post_init__(self) -> None:
         _one_of("data.name", self.name, ("digits", "mnist", "fashion-mnist", "table"))
-        in_open_unit(**{"data.test_share": self.test_share})
+        _check(in_open_unit, "data.test_share", self.test_share)
         if not 0 <= self.validation_share < 1:
             raise ValueError(
                 f"data.validation_share must be in [0, 1), got {self.validation_share}."
@@ -60,8 +60,8 @@ class Features:
     def __post_init__(self) -> None:
         _one_of("features.kind", self.kind, ("none", "scattering", "pca", "projection"))
         for name in ("scales", "angles", "groups", "components"):
-            whole(**{f"features.{name}": getattr(self, name)}, least=1)
-        positive(**{"features.noise_multiplier": self.noise_multiplier})
+            _check(whole, f"features.{name}", getattr(self, name), least=1)
+        _check(positive, "features.noise_multiplier", self.noise_multiplier)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,7 @@ class Model:
         _one_of("model.kind", self.kind, ("linear", "mlp", "cnn", "module"))
         _one_of("model.activation", self.activation, ("relu", "tanh"))
         for width in (*self.hidden, *self.channels):
-            whole(**{"model.hidden and model.channels": width}, least=1)
+            _check(whole, "model.hidden and model.channels", width, least=1)
         if (self.kind == "module") != bool(self.module):
             raise ValueError(
                 'model.module = "package.module:Name" goes with model.kind = "module".'
@@ -116,18 +116,18 @@ class Training:
     def __post_init__(self) -> None:
         _one_of("training.optimizer", self.optimizer, ("sgd", "adam"))
         for name in ("epochs", "clip_norm", "learning_rate"):
-            positive(**{f"training.{name}": getattr(self, name)})
+            _check(positive, f"training.{name}", getattr(self, name))
         for name in ("learning_rate_end", "decay_epochs"):
             if getattr(self, name) is not None:
-                positive(**{f"training.{name}": getattr(self, name)})
+                _check(positive, f"training.{name}", getattr(self, name))
         for name in ("batch_size", "max_microbatch"):
             if getattr(self, name) is not None:
-                whole(**{f"training.{name}": getattr(self, name)}, least=1)
+                _check(whole, f"training.{name}", getattr(self, name), least=1)
         for name in ("momentum", "average"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"training.{name} must be in [0, 1), got {getattr(self, name)}.")
         for given in self.at:
-            positive(**{"training.at.epsilon": given.get("epsilon")})
+            _check(positive, "training.at.epsilon", given.get("epsilon"))
             section(Training, {k: v for k, v in given.items() if k != "epsilon"}, "training.at")
 
 
@@ -144,9 +144,9 @@ class Privacy:
     """File of the data set's own ledger; default one in the run folder."""
 
     def __post_init__(self) -> None:
-        positive(**{"privacy.epsilon": self.epsilon})
+        _check(positive, "privacy.epsilon", self.epsilon)
         if self.delta is not None:
-            in_open_unit(**{"privacy.delta": self.delta})
+            _check(in_open_unit, "privacy.delta", self.delta)
         _one_of("privacy.relation", self.relation, tuple(Relation))
 
 
@@ -158,14 +158,14 @@ class Run:
     """Makes lots and noise reproducible, hence removable; default the system's entropy."""
     checkpoint_seconds: float = 20.0
     """How much work an interruption may cost."""
-    baseline_epochs: float = 10.0
+    baseline_steps: int = 3000
     """Length of the non-private twin; 0 for none."""
 
     def __post_init__(self) -> None:
         if self.seed is not None:
-            whole(**{"run.seed": self.seed})
-        non_negative(**{"run.checkpoint_seconds": self.checkpoint_seconds})
-        non_negative(**{"run.baseline_epochs": self.baseline_epochs})
+            _check(whole, "run.seed", self.seed)
+        _check(non_negative, "run.checkpoint_seconds", self.checkpoint_seconds)
+        _check(whole, "run.baseline_steps", self.baseline_steps)
 
 
 def section(kind: type, data: Mapping[str, Value], where: str) -> Any:
@@ -200,6 +200,14 @@ def cast(hint: Any, value: Value, name: str) -> Value:
         wanted |= {bool: "true or false", tuple: "a list", dict: "a table"}
         raise ValueError(f"{name} must be {wanted[origin]}, got {value!r}.")
     return value
+
+
+def _check(rule: Callable[..., object], name: str, value: object, **options: Any) -> None:
+    """`rule` of `tacit._check` on a setting with a dotted name."""
+    try:
+        rule(**{name: value}, **options)
+    except TypeError as wrong:
+        raise ValueError(str(wrong)) from None
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -42,7 +42,7 @@ def train(
     Examples
     --------
     >>> import tempfile
-    >>> quick = Recipe.parse("[training]\\nepochs = 1\\n[run]\\nbaseline_epochs = 0")
+    >>> quick = Recipe.parse("[training]\\nepochs = 1\\n[run]\\nbaseline_steps = 0")
     >>> facts = train(quick, tempfile.mkdtemp())
     >>> facts.epsilon <= 3.0
     True
