@@ -118,9 +118,10 @@ class Side:
         return max(_epsilon_on(one, delta / count).upper for one, count in self.releases)
 
     def _contour_delta(self, epsilon: float, floor: float, answer: Bracket) -> Bracket:
-        delta = math.exp(self._family(1e-12).moments.guess_log_delta(epsilon))
+        # A delta below what a float can hold is as good as the smallest that it can.
+        delta = max(math.exp(self._family(1e-12).moments.guess_log_delta(epsilon)), 1e-300)
         for attempt in range(4):
-            family = self._family(max(delta, 1e-300))
+            family = self._family(delta)
             bound = math.exp(family.moments.log_delta_bound(epsilon)) + family.removed
             answer = _meet(answer, Bracket(0.0, bound))
             if answer.upper <= floor:
