@@ -132,9 +132,9 @@ class NoisyMean:
             return [total * factor for total in sums]
         if self._secure:
             return self._grid_release(sums, scales, step, noise_multiplier)
-        views = self._standard_normals(sums, step)
-        for view, total, scale in zip(views, sums, scales, strict=True):
-            view.mul_(noise_multiplier * scale * factor).add_(total, alpha=factor)
+        stds = [noise_multiplier * scale * factor for scale in scales]
+        views = self._normals(sums, stds, step)
+        torch._foreach_add_(views, list(sums), alpha=factor)
         return views
 
     def release_counts(
@@ -147,8 +147,8 @@ class NoisyMean:
         rng = self._key.secure if self._secure else self._key.numpy
         return mechanism.release(np.asarray(counts, float), rng("counts", step)).tolist()
 
-    def _standard_normals(self, sums: Sequence[Tensor], step: int) -> list[Tensor]:
-        """One flat draw per device and dtype, cut into the shapes of `sums`."""
+    def _normals(self, sums: Sequence[Tensor], stds: Sequence[float], step: int) -> list[Tensor]:
+        """One flat draw per device and dtype, cut into the shapes of `sums`, with these stds."""
         groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
         for i, total in enumerate(sums):
             dtype = torch.promote_types(total.dtype, torch.float32)
@@ -157,9 +157,13 @@ class NoisyMean:
         for part, ((device, dtype), members) in enumerate(groups.items()):
             sizes = [sums[i].numel() for i in members]
             flat = self._buffer(device, dtype, sum(sizes))
-            _fill_normal(flat, self._key, step, part)
+            common = {stds[i] for i in members}
+            std = common.pop() if len(common) == 1 else 1.0  # scaled while drawn: one pass less
+            _fill_normal(flat, self._key, step, part, std)
             for i, view in zip(members, flat.split(sizes), strict=True):
                 views[i] = view.view(sums[i].shape)
+                if common:
+                    view.mul_(stds[i])
         return views
 
     def _buffer(self, device: torch.device, dtype: torch.dtype, size: int) -> Tensor:
@@ -186,15 +190,17 @@ class NoisyMean:
         ]
 
 
-def _fill_normal(flat: Tensor, key: Key, step: int, part: int) -> None:
-    """Standard normals into `flat`; on the CPU in chunks, each with its generator, by threads."""
+def _fill_normal(flat: Tensor, key: Key, step: int, part: int, std: float) -> None:
+    """Normals into `flat`; on the CPU in chunks, each with its own generator, by threads."""
     if flat.device.type != "cpu":
-        flat.normal_(generator=key.torch("noise", step, flat.device, part))
+        flat.normal_(std=std, generator=key.torch("noise", step, flat.device, part))
         return
     chunks = flat.split(_CHUNK)
 
     def fill(i: int) -> None:
-        chunks[i].normal_(generator=key.torch("noise", step, flat.device, part * 2**32 + i))
+        chunks[i].normal_(
+            std=std, generator=key.torch("noise", step, flat.device, part * 2**32 + i)
+        )
 
     threads = min(torch.get_num_threads(), len(chunks))
     if threads < 2:

@@ -1,0 +1,340 @@
+"""The cost of a private step beside the ordinary one, Opacus and JAX Privacy.
+
+    pip install -c constraints.txt -e '.[torch]' -r benchmarks/requirements-training.txt
+    python benchmarks/training.py [--workloads cnn-256 mlp] [--methods plain tacit]
+
+Every pair of workload and method runs in a process of its own, back to back, on the same device:
+a GPU if there is one, else the CPU. A step is the whole step: forward, clipping, noise, optimizer.
+Time is the median over steps, memory the peak above the model's own at rest. fastDP has no release
+to install, so it is not here. Where a method fails, the reason is printed in its place.
+"""
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from _results import table, write
+
+PACKAGES = ("tacit", "torch", "opacus", "jax", "jax-privacy", "numpy")
+METHODS = (
+    "plain", "plain-compiled", "tacit", "tacit-compiled",
+    "opacus", "opacus-ghost", "jax-plain", "jax-privacy",
+)  # fmt: skip
+ON_CPU = {"cnn-2048": 256, "wrn-16-4": 16, "gpt2": 1, "gpt2-lora": 1}  # batches a CPU can do
+SIGMA, CLIP = 1.0, 1.0
+
+
+class Measured(NamedTuple):
+    """Median seconds of a step, and peak bytes above rest."""
+
+    seconds: float
+    peak: float
+
+
+def main() -> None:
+    """Run the grid in processes and write results/training-<device>.md."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--workloads", nargs="*")
+    parser.add_argument("--methods", nargs="*", default=list(METHODS))
+    parser.add_argument("--one", nargs=2, metavar=("WORKLOAD", "METHOD"))
+    parser.add_argument("--limit", type=float, default=300, help="seconds for one process")
+    arguments = parser.parse_args()
+    if arguments.one:
+        print("MEASURED", json.dumps(measure(*arguments.one)._asdict()))
+        return
+    import torch
+    from _models import WORKLOADS
+
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    chosen = arguments.workloads or list(WORKLOADS)
+    found, failures = {}, []
+    for workload in chosen:
+        for method in arguments.methods:
+            result = in_process(workload, method, arguments.limit)
+            found[workload, method] = result
+            if isinstance(result, str):
+                failures.append(f"{workload}, {method}: {result}")
+            print(workload, method, result, flush=True)
+    kind = "gpu" if torch.cuda.is_available() else "cpu"
+    write(
+        f"training-{kind}",
+        f"A private step beside the ordinary one, on {device}",
+        PACKAGES,
+        f"{torch.get_num_threads()} threads. Ratios are to the plain step of the same kind: "
+        "compiled to compiled, JAX to JAX.",
+        "## Milliseconds a step (ratio)",
+        block(found, chosen, arguments.methods, "seconds", 1e3),
+        "## Peak MiB above rest (ratio)",
+        block(found, chosen, arguments.methods, "peak", 2.0**-20),
+        "## Failures",
+        "\n".join(f"- {line}" for line in failures) or "none",
+    )
+
+
+def block(
+    found: dict[tuple[str, str], Measured | str],
+    workloads: list[str],
+    methods: list[str],
+    field: str,
+    unit: float,
+) -> str:
+    rows = []
+    for workload in workloads:
+        row = [workload]
+        for method in methods:
+            result, base = found[workload, method], found.get((workload, twin_of(method)))
+            if isinstance(result, str):
+                row.append("–")
+                continue
+            value = getattr(result, field)
+            text = f"{unit * value:.3g}"
+            if isinstance(base, Measured) and base is not result and getattr(base, field) > 0:
+                text += f" ({value / getattr(base, field):.2f}x)"
+            row.append(text)
+        rows.append(row)
+    return table(["workload", *methods], rows)
+
+
+def twin_of(method: str) -> str:
+    """The non-private method that a method is compared with."""
+    if method.startswith("jax"):
+        return "jax-plain"
+    return "plain-compiled" if method.endswith("compiled") else "plain"
+
+
+def in_process(workload: str, method: str, limit: float) -> Measured | str:
+    command = [sys.executable, __file__, "--one", workload, method]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
+    except subprocess.TimeoutExpired:
+        return f"no result within {limit:.0f} s"
+    for line in done.stdout.splitlines():
+        if line.startswith("MEASURED "):
+            return Measured(**json.loads(line.removeprefix("MEASURED ")))
+    lines = [line for line in done.stderr.strip().splitlines() if line.strip()]
+    return lines[-1][:200] if lines else f"exit code {done.returncode}"
+
+
+def measure(workload: str, method: str) -> Measured:
+    """One pair, in this process."""
+    if method.startswith("jax"):
+        return measure_jax(workload, is_private=method == "jax-privacy")
+    import torch
+    from _models import WORKLOADS
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    work = WORKLOADS[workload]
+    size = work.batch_size if device.type == "cuda" else ON_CPU.get(workload, work.batch_size)
+    torch.manual_seed(0)
+    model = work.build().to(device)
+    x, y = work.batch(2 * size, device)
+    if work.channels_last:
+        model, x = (t.to(memory_format=torch.channels_last) for t in (model, x))
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if "gpt" in workload:
+        optimizer = torch.optim.AdamW(parameters, lr=1e-4, fused=device.type == "cuda")
+    else:
+        optimizer = torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
+
+    def losses(model: Any, batch: Any) -> Any:
+        use = work.autocast and device.type == "cuda"
+        with torch.autocast(device.type, torch.bfloat16, enabled=use):
+            return work.losses(model, batch)
+
+    make = {"plain": plain_step, "tacit": tacit_step, "opacus": opacus_step}[method.split("-")[0]]
+    micro = min(work.microbatch or size, size)
+    step = make(model, optimizer, losses, (x, y), size, micro, method)
+    return timed(step, device)
+
+
+def plain_step(
+    model: Any, optimizer: Any, losses: Any, data: Any, size: int, micro: int, method: str
+) -> Callable[[], None]:
+    import torch
+
+    def mean_loss(x: Any, y: Any) -> Any:
+        return losses(model, (x, y)).sum() / size
+
+    loss = torch.compile(mean_loss, dynamic=False) if method.endswith("compiled") else mean_loss
+    x, y = data
+
+    def step() -> None:
+        chosen = torch.randperm(2 * size, device=x.device)[:size]
+        optimizer.zero_grad()
+        for part in chosen.split(micro):
+            loss(x[part], y[part]).backward()
+        optimizer.step()
+
+    return step
+
+
+def tacit_step(
+    model: Any, optimizer: Any, losses: Any, data: Any, size: int, micro: int, method: str
+) -> Callable[[], None]:
+    import tacit
+    from tacit.sampling import FixedSize
+
+    private = tacit.make_private(
+        model,
+        optimizer,
+        data,
+        losses,
+        batch_size=size,
+        steps=100_000,
+        clip_norm=CLIP,
+        noise_multiplier=SIGMA,
+        sampler=FixedSize(size, 2 * size),
+        ledger=tacit.Ledger(relation=tacit.Relation.REPLACE_ONE),
+        max_microbatch=micro,
+        compile=method.endswith("compiled"),
+    )
+    lots = iter(private)
+    return lambda: private.step(next(lots))
+
+
+def opacus_step(
+    model: Any, optimizer: Any, losses: Any, data: Any, size: int, micro: int, method: str
+) -> Callable[[], None]:
+    import torch
+    from opacus import GradSampleModule
+    from opacus.grad_sample import GradSampleModuleFastGradientClipping
+    from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
+
+    x, y = data
+    settings = {
+        "noise_multiplier": SIGMA, "max_grad_norm": CLIP, "expected_batch_size": size,
+        "loss_reduction": "sum",
+    }  # fmt: skip
+    ghost = method == "opacus-ghost"
+    if ghost:
+        wrapped = GradSampleModuleFastGradientClipping(
+            model, max_grad_norm=CLIP, use_ghost_clipping=True, loss_reduction="sum"
+        )
+        private = DPOptimizerFastGradientClipping(optimizer, **settings)
+    else:
+        wrapped = GradSampleModule(model, loss_reduction="sum")
+        private = DPOptimizer(optimizer, **settings)
+
+    def step() -> None:
+        chosen = torch.randperm(2 * size, device=x.device)[:size].split(micro)
+        for i, part in enumerate(chosen):
+            private.signal_skip_step(do_skip=i < len(chosen) - 1)
+            found = losses(wrapped, (x[part], y[part]))
+            if ghost:
+                found.sum().backward(retain_graph=True)
+                private.zero_grad()
+                factors = wrapped.get_clipping_coef()
+                wrapped.disable_hooks()
+                (factors * found).sum().backward()
+                wrapped.enable_hooks()
+            else:
+                found.sum().backward()
+            private.step()
+            private.zero_grad()
+
+    return step
+
+
+def timed(step: Callable[[], None], device: Any) -> Measured:
+    """Median over enough steps to fill three seconds, after warming up."""
+    import torch
+
+    def synchronize() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+
+    rest = resting_bytes(device)
+    for _ in range(3):
+        step()
+    synchronize()
+    times: list[float] = []
+    while len(times) < 5 or (sum(times) < 3 and len(times) < 200):
+        start = time.perf_counter()
+        step()
+        synchronize()
+        times.append(time.perf_counter() - start)
+    return Measured(statistics.median(times), peak_bytes(device) - rest)
+
+
+def resting_bytes(device: Any) -> float:
+    import torch
+
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        return 0.0  # the model's own memory counts, as it does on the device
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
+
+
+def peak_bytes(device: Any) -> float:
+    import torch
+
+    if device.type == "cuda":
+        return float(torch.cuda.max_memory_allocated())
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
+
+
+def measure_jax(workload: str, *, is_private: bool) -> Measured:
+    import jax
+    import optax
+    from _jax_models import WORKLOADS
+    from _models import WORKLOADS as TORCH
+
+    if workload not in WORKLOADS:
+        raise NotImplementedError(f"{workload} was not written in JAX")
+    build, loss, make_batch = WORKLOADS[workload]
+    on_gpu = jax.default_backend() != "cpu"
+    size = (
+        TORCH[workload].batch_size if on_gpu else ON_CPU.get(workload, TORCH[workload].batch_size)
+    )
+    parameters, batch = build(), make_batch(size)
+    optimizer = optax.adamw(1e-4) if "gpt" in workload else optax.sgd(0.01, momentum=0.9)
+    state = optimizer.init(parameters)
+    if is_private:
+        from jax_privacy import clipping
+
+        micro = TORCH[workload].microbatch
+        gradient = clipping.clipped_grad(
+            loss, l2_clip_norm=CLIP, batch_argnums=(1, 2), normalize_by=size,
+            microbatch_size=min(micro, size) if micro else None,
+        )  # fmt: skip
+    else:
+        gradient = jax.grad(loss)
+
+    @jax.jit
+    def update(parameters: Any, state: Any, key: Any, x: Any, y: Any) -> Any:
+        gradients = gradient(parameters, x, y)
+        if is_private:
+            leaves, tree = jax.tree.flatten(gradients)
+            keys = jax.random.split(key, len(leaves))
+            noisy = [
+                leaf + SIGMA * CLIP / size * jax.random.normal(k, leaf.shape)
+                for leaf, k in zip(leaves, keys, strict=True)
+            ]
+            gradients = jax.tree.unflatten(tree, noisy)
+        changes, state = optimizer.update(gradients, state, parameters)
+        return optax.apply_updates(parameters, changes), state
+
+    key = jax.random.key(0)
+    rest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
+    times: list[float] = []
+    while len(times) < 8 or (sum(times[3:]) < 3 and len(times) < 200):
+        start = time.perf_counter()
+        key, now = jax.random.split(key)
+        parameters, state = update(parameters, state, now, *batch)
+        jax.block_until_ready(parameters)
+        times.append(time.perf_counter() - start)
+    if on_gpu:
+        peak = float(jax.devices()[0].memory_stats()["peak_bytes_in_use"])
+    else:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0 - rest
+    return Measured(statistics.median(times[3:]), peak)
+
+
+if __name__ == "__main__":
+    main()
