@@ -26,6 +26,7 @@ class Case(NamedTuple):
     bill: Event
     attack: Callable[[Flags, Rng], NDArray[np.float64]]
     n_trials: int = 3000
+    epsilons: tuple[float, ...] = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 9.0)  # of the bill
 
 
 def clip(gradients, norm):
@@ -198,7 +199,7 @@ def shuffled_batches_charged_as_poisson(is_broken):
         return (drawn - pushed + np.float32(sigma) * noise).max(axis=1)
 
     bill = Repeated(PoissonSampled(1 / steps, Gaussian(sigma)), steps)
-    return Case(bill, attack, n_trials=10_000 if is_broken else 600)
+    return Case(bill, attack, n_trials=10_000 if is_broken else 600, epsilons=(0.0, 2.0, 4.0))
 
 
 CASES = {

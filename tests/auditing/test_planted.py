@@ -22,7 +22,7 @@ def audit(case, seed):
     rng = np.random.default_rng(seed)
     inside = flip_coins(case.n_trials, rng)
     scores = case.attack(inside, rng)
-    return refute_event(scores, inside, case.bill, confidence=0.95, independent=True)
+    return refute_event(scores, inside, case.bill, independent=True, epsilons=case.epsilons)
 
 
 @pytest.mark.parametrize("name", planted.CASES)
