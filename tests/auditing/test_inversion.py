@@ -1,0 +1,58 @@
+"""Inversion gives back what an un-private model holds, and nothing from one that holds nothing."""
+
+import numpy as np
+import torch
+from torch import nn
+
+from tacit.auditing import inversion_figure, invert, likeness
+from tacit.datasets import digits
+
+
+def softmax_regression(x, y, steps=300):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05, weight_decay=1e-3)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    return model
+
+
+def test_a_model_trained_without_noise_gives_its_classes_away():
+    data = digits()
+    x, y = torch.tensor(data.x_train), torch.tensor(data.y_train)
+    trained = softmax_regression(x, y)
+    torch.manual_seed(1)
+    fresh = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+    def mean_likeness(model):
+        images = [invert(model, label, (8, 8)) for label in range(10)]
+        groups = [data.x_train[data.y_train == label] for label in range(10)]
+        return np.mean([likeness(i, g) for i, g in zip(images, groups, strict=True)])
+
+    assert mean_likeness(trained) > 0.5
+    assert abs(mean_likeness(fresh)) < 0.25
+
+
+def test_inversion_leaves_the_model_as_it_was():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).train()
+    before = [p.clone() for p in model.parameters()]
+    image = invert(model, 3, (8, 8), steps=5)
+    assert image.shape == (8, 8)
+    assert image.min() >= 0
+    assert image.max() <= 1
+    assert model.training
+    assert all(p.grad is None for p in model.parameters())
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
+
+
+def test_a_flat_image_is_like_nothing():
+    assert likeness(np.ones((2, 2)), np.random.default_rng(0).random((3, 2, 2))) == 0.0
+
+
+def test_images_are_drawn_side_by_side(tmp_path):
+    images = np.random.default_rng(0).random((2, 4, 4))
+    path = inversion_figure([("not private", images), ("private", images)], tmp_path / "a.png")
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert len(path.with_suffix(".csv").read_text().splitlines()) == 1 + 2 * 2 * 16
