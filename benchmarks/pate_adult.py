@@ -37,21 +37,8 @@ DELTA = 1e-5
 N_PUBLIC = 12_000
 N_TEACHERS = 250
 COLUMNS = [
-    "age",
-    "work",
-    "weight",
-    "education",
-    "years",
-    "marital",
-    "occupation",
-    "relationship",
-    "race",
-    "sex",
-    "gain",
-    "loss",
-    "hours",
-    "country",
-    "income",
+    *("age", "work", "weight", "education", "years", "marital", "occupation", "relationship"),
+    *("race", "sex", "gain", "loss", "hours", "country", "income"),
 ]
 CATEGORIES = ("work", "education", "marital", "occupation", "relationship", "race", "sex")
 

@@ -14,6 +14,7 @@ is what the student asks about; the rest measures the student. The run folder ho
 import datetime
 import hashlib
 import io
+import json
 import platform
 import time
 import tomllib
@@ -62,9 +63,9 @@ class Teachers:
     jobs: int | None = None
 
     def __post_init__(self) -> None:
-        whole(**{"teachers.count": self.count}, least=1)
-        positive(**{"teachers.width": self.width})
-        positive(**{"teachers.ridge": self.ridge})
+        whole(count=self.count, least=1)
+        positive(width=self.width)
+        positive(ridge=self.ridge)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +83,7 @@ class Answers:
     """Publish what the votes at hand cost, for its own price."""
 
     def __post_init__(self) -> None:
-        whole(**{"answers.queries": self.queries}, least=1)
+        whole(queries=self.queries, least=1)
         if self.mechanism not in ("gaussian", "laplace"):
             raise ValueError(
                 f"answers.mechanism must be gaussian or laplace, got {self.mechanism!r}."
@@ -112,9 +113,9 @@ class Privacy:
     delta: float = 1e-5
 
     def __post_init__(self) -> None:
-        in_open_unit(**{"privacy.delta": self.delta})
+        in_open_unit(delta=self.delta)
         if self.epsilon is not None:
-            positive(**{"privacy.epsilon": self.epsilon})
+            positive(epsilon=self.epsilon)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +123,7 @@ class PATERecipe:
     """A whole run. Every setting has a default: the embedded digits."""
 
     data: Data = field(default_factory=Data)
-    public_share: float = 0.5
+    public_share: float = 2 / 3
     """Share of the test split that the student may ask about; the rest measures it."""
     teachers: Teachers = field(default_factory=Teachers)
     answers: Answers = field(default_factory=Answers)
@@ -233,10 +234,14 @@ class _MakeTeacher:
 def _split(dataset: Dataset, public_share: float) -> _Split:
     n_public = round(public_share * len(dataset.x_test))
     x, z = np.asarray(dataset.x_train), np.asarray(dataset.x_test)
-    if x.ndim == 3 and min(x.shape[1:]) >= 16:
+    if x.ndim == 3:
         from sklearn.decomposition import PCA
 
-        x, z = character_features(x), character_features(z)
+        enlarge = -(-16 // min(x.shape[1:]))  # each pixel becomes a block until windows fit
+        x, z = (
+            character_features(part.repeat(enlarge, axis=1).repeat(enlarge, axis=2))
+            for part in (x, z)
+        )
         pca = PCA(min(_COMPONENTS, n_public), random_state=0).fit(z[:n_public])  # public inputs
         x, z = pca.transform(x), pca.transform(z)
     x, z = (part.reshape(len(part), -1).astype(np.float32) for part in (x, z))
@@ -344,8 +349,6 @@ def _npz(student: SpreadStudent) -> bytes:
 
 
 def _json(facts: Facts) -> str:
-    import json
-
     return json.dumps(facts.to_dict(), indent=2) + "\n"
 
 

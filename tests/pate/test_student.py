@@ -69,3 +69,10 @@ def test_a_kernel_teacher_learns_from_few_records_and_keeps_class_numbers():
     teacher = KernelTeacher().fit(X, np.where(y == 0, 2, 5))
     assert np.mean(teacher.predict(test) == np.where(truth == 0, 2, 5)) > 0.9
     assert KernelTeacher().fit(X[:1], [4]).predict(test).tolist() == [4] * 200
+
+
+def test_a_saved_student_predicts_the_same():
+    X, y = rings(100)
+    student = SpreadStudent().fit(X, y)
+    again = SpreadStudent.from_arrays(student.to_arrays())
+    assert np.array_equal(again.predict(X), student.predict(X))
