@@ -1,4 +1,4 @@
-"""Private maximum likelihood for the logit model as functions: descent and objective perturbation.
+"""Private maximum likelihood for the logit model: descent, lots, objective perturbation.
 
 As in `least_squares`, a *plan* is made from public facts alone and holds the mechanisms, so that
 the event paid and the noise drawn come from one object. A record is z = (1, x), scaled; one longer
@@ -19,13 +19,17 @@ from tacit.mechanisms import GaussianMechanism
 from tacit.mechanisms.rng import Rng
 from tacit.regression import _base
 from tacit.regression._base import Floats
-from tacit.regression.statistics import PrivateRows
+from tacit.regression.least_squares import spread
+from tacit.regression.statistics import PrivateRows, from_triangle, triangle
 from tacit.sampling import Poisson
 
-_MOMENTUM = 0.9
-_STEPS_PER_SIGNAL, _FEWEST_STEPS, _MOST_STEPS = 12, 10, 80
-_CROWDED = 0.05
-"""Noise of a step, over its largest signal, above which residuals are clipped to half."""
+_STEPS, _AVERAGED = 12, 4
+_GRAM_SHARE = 0.15
+_GRAM_NOISE = 0.05
+"""Relative noise of the Gram matrix that is good enough to set step lengths by."""
+_LEAST_GRAM_RATE = 0.05
+_CROWDED = 0.2
+"""Relative noise of the Gram matrix above which residuals are clipped to half their range."""
 _SGD_EPOCHS = 10
 _CURVATURE_SHARE = 0.1
 """Part of epsilon that objective perturbation gives to the change of curvature."""
@@ -37,30 +41,46 @@ METHODS = ("gradient", "sgd", "objective")
 
 
 @dataclass(frozen=True)
-class DescentPlan:
-    """`steps` noisy gradients of the log-likelihood, of all records or of Poisson lots at `rate`.
+class GradientPlan:
+    """A noisy Gram matrix, then `steps` noisy gradients of the log-likelihood.
 
-    One record pushes with a residual p - y of norm at most `residual_clip` along a weighted row of
-    norm at most `row_norm`, so it moves the sum by at most their product; replaced, by at most
-    twice that. Unclipped, |p - y| < 1 for two classes, |p - e_y|_2 < sqrt(2) for more.
+    * Gram matrix of a share `gram_rate` of the records, chosen by independent coins: one record
+      adds at most |z z'|_F <= R^2; replaced, sqrt(2) R^2 at most (inner products are >= 0). The
+      coins' amplification is not claimed.
+    * Gradient: one record pushes with a residual p - y of norm at most `residual_clip` along a
+      weighted row of norm at most R, so it moves the sum by at most their product; replaced, by at
+      most twice that. Unclipped, |p - y| < 1 for two classes, |p - e_y|_2 < sqrt(2) for more.
     """
+
+    gram: GaussianMechanism
+    gram_rate: float
+    gradient: GaussianMechanism
+    steps: int
+    residual_clip: float
+    row_norm: float
+    method: ClassVar[str] = "gradient"
+
+    @property
+    def event(self) -> Event:
+        """What one fit costs."""
+        return Sequence((self.gram.event, Repeated(self.gradient.event, self.steps)))
+
+
+@dataclass(frozen=True)
+class SGDPlan:
+    """`steps` noisy gradients of Poisson lots at `rate`; sensitivity as in `GradientPlan`."""
 
     gradient: GaussianMechanism
     steps: int
     residual_clip: float
     row_norm: float
-    rate: float = 1.0
-
-    @property
-    def method(self) -> str:
-        """Name of the method in `METHODS`."""
-        return "gradient" if self.rate == 1.0 else "sgd"
+    rate: float
+    method: ClassVar[str] = "sgd"
 
     @property
     def event(self) -> Event:
         """What one fit costs."""
-        step = self.gradient.event
-        return Repeated(step if self.rate == 1.0 else Poisson(self.rate).amplify(step), self.steps)
+        return Repeated(Poisson(self.rate).amplify(self.gradient.event), self.steps)
 
 
 @dataclass(frozen=True)
@@ -96,7 +116,7 @@ class ObjectivePlan:
         return Sequence((self.claim, self.output.event))
 
 
-Plan: TypeAlias = DescentPlan | ObjectivePlan
+Plan: TypeAlias = GradientPlan | SGDPlan | ObjectivePlan
 
 
 def plan_gradient(
@@ -108,23 +128,33 @@ def plan_gradient(
     epsilon: float,
     delta: float,
     relation: Relation,
-) -> DescentPlan:
-    """Full-batch descent; steps and clip follow from the noise.
+) -> GradientPlan:
+    """Twelve full-batch steps, each multiplied by the inverse of a bound on the curvature.
 
-    n mu / 12 steps, in [10, 80]. If the noise of a step, over all coordinates, passes 5 % of the
-    largest signal, residuals are clipped at half their range: less noise for a small bias.
+    If the noise in that bound passes 20 % of the largest signal, residuals are clipped at half
+    their range: less noise for a small bias.
     """
-    (whole,) = _base.gaussian_shares(
-        epsilon, delta, shares=(1.0,), replace_factors=(2.0,), relation=relation
+    factors = (math.sqrt(2.0), 2.0)
+    first, rest = _base.gaussian_shares(
+        epsilon,
+        delta,
+        shares=(_GRAM_SHARE, 1 - _GRAM_SHARE),
+        replace_factors=factors,
+        relation=relation,
     )
-    signal = n_records / whole
-    steps = int(np.clip(signal / _STEPS_PER_SIGNAL, _FEWEST_STEPS, _MOST_STEPS))
-    size = (n_features + 1) * (1 if n_classes == 2 else n_classes)
-    residual_clip = 1.0 if n_classes == 2 else math.sqrt(2.0)
-    if math.sqrt(steps * size) > _CROWDED * signal:
-        residual_clip /= 2
-    gradient = GaussianMechanism(whole * math.sqrt(steps), l2_sensitivity=residual_clip * row_norm)
-    return DescentPlan(gradient, steps, residual_clip, row_norm)
+    gram = GaussianMechanism(first, l2_sensitivity=row_norm**2, replace_factor=factors[0])
+    noise = spread(gram, n_features) / n_records
+    residual_clip = _residual_bound(n_classes) / (2 if noise > _CROWDED else 1)
+    return GradientPlan(
+        gram=gram,
+        gram_rate=float(np.clip(noise / _GRAM_NOISE, _LEAST_GRAM_RATE, 1.0)),
+        gradient=GaussianMechanism(
+            rest * math.sqrt(_STEPS), l2_sensitivity=residual_clip * row_norm
+        ),
+        steps=_STEPS,
+        residual_clip=residual_clip,
+        row_norm=row_norm,
+    )
 
 
 def plan_sgd(
@@ -135,7 +165,7 @@ def plan_sgd(
     epsilon: float,
     delta: float,
     relation: Relation,
-) -> DescentPlan:
+) -> SGDPlan:
     """DP-SGD (Abadi et al. 2016): Poisson lots at `rate`, ten epochs, priced by the accountant."""
     steps = math.ceil(_SGD_EPOCHS / rate)
     sampler = Poisson(rate)
@@ -145,9 +175,9 @@ def plan_sgd(
         delta=delta,
         relation=relation,
     )
-    residual_clip = 1.0 if n_classes == 2 else math.sqrt(2.0)
+    residual_clip = _residual_bound(n_classes)
     gradient = GaussianMechanism(noise, l2_sensitivity=residual_clip * row_norm)
-    return DescentPlan(gradient, steps, residual_clip, row_norm, rate)
+    return SGDPlan(gradient, steps, residual_clip, row_norm, rate)
 
 
 def plan_objective(
@@ -185,35 +215,77 @@ def fit(
 
     `labels` are class numbers 0, 1, ..., private.
     """
-    if isinstance(plan, ObjectivePlan):
-        return fit_objective(rows, labels, plan, rng=rng)
-    return fit_descent(rows, labels, plan, n_classes=n_classes, n_records=n_records, rng=rng)
+    match plan:
+        case ObjectivePlan():
+            return fit_objective(rows, labels, plan, rng=rng)
+        case GradientPlan():
+            return fit_gradient(
+                rows, labels, plan, n_classes=n_classes, n_records=n_records, rng=rng
+            )
+        case SGDPlan():
+            return fit_sgd(rows, labels, plan, n_classes=n_classes, n_records=n_records, rng=rng)
 
 
-def fit_descent(
+def fit_gradient(
     rows: PrivateRows,
     labels: Floats,
-    plan: DescentPlan,
+    plan: GradientPlan,
     *,
     n_classes: int,
     n_records: int,
     rng: Rng,
 ) -> Floats:
-    """theta after `plan.steps` noisy steps with momentum, averaged over the second half.
+    """theta after preconditioned noisy steps with momentum 1/2, the last four averaged.
+
+    The Hessian of the log-likelihood is at most a quarter (two classes) or half (more) of the Gram
+    matrix, so a step by the inverse of that bound cannot overshoot (Böhning & Lindsay 1988);
+    the noise is added to the bound, and momentum is stable up to three times it.
+    """
+    chosen = Poisson(plan.gram_rate).indices(rows.n_rows, rng)  # type: ignore[arg-type]  # see Rng
+    part = rows.take(chosen) if plan.gram_rate < 1 else rows
+    size = rows.n_features + 1
+    # One record adds z z' with |z| <= row_norm, or nothing if its coin kept it out.
+    noisy = from_triangle(plan.gram.release(triangle(part.gram()), rng), size)
+    steer = _inverse_bound(noisy / (plan.gram_rate * n_records), plan, n_records, n_classes)
+    theta = np.zeros(size if n_classes == 2 else (size, n_classes))
+    velocity, average = np.zeros_like(theta), np.zeros_like(theta)
+    for step in range(plan.steps):
+        private = _private_gradient(rows, labels, theta, plan.residual_clip, n_classes)
+        # One record adds a vector of norm at most residual_clip * row_norm.
+        velocity = velocity / 2 - steer @ (plan.gradient.release(private, rng) / n_records)
+        theta = theta + velocity
+        if step >= plan.steps - _AVERAGED:
+            average += theta / _AVERAGED
+    return average
+
+
+def fit_sgd(
+    rows: PrivateRows,
+    labels: Floats,
+    plan: SGDPlan,
+    *,
+    n_classes: int,
+    n_records: int,
+    rng: Rng,
+) -> Floats:
+    """theta after `plan.steps` noisy steps with momentum 0.9, averaged over the second half.
 
     The curvature of the mean loss is at most R^2 / 4 (two classes) or R^2 / 2 (more) where rows are
     not shrunk, and momentum 0.9 is stable up to 3.8 over that; the step is 2 over it.
     """
-    shape = (rows.n_features + 1,) if n_classes == 2 else (rows.n_features + 1, n_classes)
+    size = rows.n_features + 1
     step_size = (8.0 if n_classes == 2 else 4.0) / plan.row_norm**2
-    theta = np.zeros(shape)
-    velocity, average = np.zeros(shape), np.zeros(shape)
+    theta = np.zeros(size if n_classes == 2 else (size, n_classes))
+    velocity, average = np.zeros_like(theta), np.zeros_like(theta)
     first_kept = plan.steps // 2
     for step in range(plan.steps):
-        private = _private_gradient(rows, labels, plan, theta, n_classes, rng)
+        lot = Poisson(plan.rate).indices(rows.n_rows, rng)  # type: ignore[arg-type]  # see Rng
+        private = _private_gradient(
+            rows.take(lot), labels[lot], theta, plan.residual_clip, n_classes
+        )
         # One record adds a vector of norm at most residual_clip * row_norm.
         gradient = plan.gradient.release(private, rng) / (plan.rate * n_records)
-        velocity = _MOMENTUM * velocity + gradient
+        velocity = 0.9 * velocity + gradient
         theta = theta - step_size * velocity
         if step >= first_kept:
             average += theta / (plan.steps - first_kept)
@@ -235,30 +307,37 @@ def fit_objective(rows: PrivateRows, labels: Floats, plan: ObjectivePlan, *, rng
     raise RuntimeError("the perturbed objective was not minimized. Use method='gradient'.")
 
 
+def _residual_bound(n_classes: int) -> float:
+    """Largest norm of a residual: of p - y, or of p - e_y for more than two classes."""
+    return 1.0 if n_classes == 2 else math.sqrt(2.0)
+
+
+def _inverse_bound(gram: Floats, plan: GradientPlan, n_records: int, n_classes: int) -> Floats:
+    """Inverse of a bound on the Hessian, from a released Gram matrix of mean records."""
+    values, vectors = np.linalg.eigh(gram)
+    noise = spread(plan.gram, len(gram) - 1) / (plan.gram_rate * n_records)
+    # No mean of z z' has an eigenvalue above row_norm^2: half of it is as much doubt as helps.
+    doubt = min(noise, plan.row_norm**2 / 2)
+    bound = (np.maximum(values, 0.0) + doubt) / (4 if n_classes == 2 else 2)
+    return (vectors / bound) @ vectors.T
+
+
 def _private_gradient(
-    rows: PrivateRows,
-    labels: Floats,
-    plan: DescentPlan,
-    theta: Floats,
-    n_classes: int,
-    rng: Rng,
+    rows: PrivateRows, labels: Floats, theta: Floats, residual_clip: float, n_classes: int
 ) -> Floats:
-    """Private sum of clipped, weighted gradients over all rows or one Poisson lot."""
-    if plan.rate < 1.0:
-        lot = Poisson(plan.rate).indices(rows.n_rows, rng)  # type: ignore[arg-type]  # estimators pass numpy generators
-        rows, labels = rows.take(lot), labels[lot]
+    """Private sum of clipped, weighted gradients."""
 
     def push(span: slice, margins: Floats) -> Floats:
         if n_classes == 2:
             residuals = expit(margins)
             residuals -= labels[span]
-            np.clip(residuals, -plan.residual_clip, plan.residual_clip, out=residuals)
+            np.clip(residuals, -residual_clip, residual_clip, out=residuals)
             residuals *= rows.factors[span]
             return residuals
         residuals = softmax(margins, axis=1)
         residuals[np.arange(len(residuals)), labels[span].astype(np.intp)] -= 1.0
-        norms = np.maximum(np.linalg.norm(residuals, axis=1), plan.residual_clip)
-        return residuals * (rows.factors[span] * plan.residual_clip / norms)[:, None]
+        norms = np.maximum(np.linalg.norm(residuals, axis=1), residual_clip)
+        return residuals * (rows.factors[span] * residual_clip / norms)[:, None]
 
     return rows.pull(theta, push)
 

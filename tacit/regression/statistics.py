@@ -63,6 +63,14 @@ class PrivateRows:
             square += target @ target
         return Moments(gram, cross, float(square))
 
+    def gram(self) -> Floats:
+        """Private Gram matrix of the shrunk rows."""
+        total = np.zeros((self.n_features + 1, self.n_features + 1))
+        for span, rows in self.scaled():
+            rows *= self.factors[span, None]
+            total += rows.T @ rows
+        return total
+
     def pull(self, weights: Floats, push: Callable[[slice, Floats], Floats]) -> Floats:
         """Private sum over records of push(margin) z, where margin = weights' z.
 
@@ -89,12 +97,13 @@ class PrivateRows:
     def scaled(self) -> Iterator[tuple[slice, Floats]]:
         """Spans of rows with their private (m, d + 1) blocks; each overwrites the one before."""
         buffer = np.empty((self._size, self.n_features + 1))
+        inverse = 1 / self.box.half
         for span in self._spans():
             rows = buffer[: span.stop - span.start]
             rows[:, 0] = 1.0
             np.clip(self.X[span], self.box.lower, self.box.upper, out=rows[:, 1:])
             rows[:, 1:] -= self.box.center
-            rows[:, 1:] /= self.box.half
+            rows[:, 1:] *= inverse
             yield span, rows
 
     def _clipped(self) -> Iterator[tuple[slice, NDArray[np.floating]]]:

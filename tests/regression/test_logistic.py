@@ -76,8 +76,8 @@ def test_one_record_moves_the_gradient_by_no_more_than_claimed(n_classes, n_reco
     for i in range(0, 300, 2):
         one, other = (
             likelihood._private_gradient(
-                PrivateRows(X[j : j + 1], box, row_norm=1.5), labels[j : j + 1], settings,
-                theta, n_classes, generator(0),
+                PrivateRows(X[j : j + 1], box, row_norm=1.5), labels[j : j + 1], theta,
+                settings.residual_clip, n_classes,
             )
             for j in (i, i + 1)
         )  # fmt: skip
