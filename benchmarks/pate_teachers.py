@@ -58,7 +58,7 @@ def seconds(call) -> tuple[float, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--measured", type=int, default=50)
+    parser.add_argument("--measured", type=int, default=20)
     measured = parser.parse_args().measured
     rng = np.random.default_rng(0)
     training = TeacherTraining(steps=100, batch_size=32, learning_rate=0.02)

@@ -79,6 +79,8 @@ class Answers:
     """Standard deviation (or Laplace scale); default a fifth of the teachers."""
     threshold: float | None = None
     threshold_noise: float | None = None
+    most: int | None = None
+    """Stop after so many answers; it bounds the claim where a threshold decides who is answered."""
     sanitized: bool = False
     """Publish what the votes at hand cost, for its own price."""
 
@@ -200,6 +202,7 @@ def run_pate(
         n_teachers=recipe.teachers.count,
         aggregator=recipe.answers.aggregator(recipe.teachers.count),
         n_queries=recipe.answers.queries,
+        max_answers=recipe.answers.most,
         classes=range(dataset.n_classes or 0),
         ledger=book,
         sanitizer=Sanitizer() if recipe.answers.sanitized else None,
@@ -275,7 +278,9 @@ def _by_answers(model: PATEClassifier, split: _Split, delta: float) -> list[dict
 def _facts(
     recipe: PATERecipe, dataset: Dataset, split: _Split, model: PATEClassifier, run: RunFolder
 ) -> Facts:
-    event = model.event_
+    # With a threshold the number of answers depends on the votes, so the plan is claimed.
+    is_fixed = recipe.answers.threshold is None
+    event = model.event_ if is_fixed else model.plan_event(len(split.public))
     if model.sanitizer is not None:
         event = tacit.events.Sequence((event, model.sanitizer.event))
     delta = recipe.privacy.delta

@@ -13,8 +13,10 @@ L2 change of sqrt(2), and a change of the highest count by at most 1. The winner
 of the noisy counts. `replace_factor` is 1 throughout: replacing a record, too, moves one vote.
 
 The ledger is charged with these data-independent events. How many answers follow the checks is
-known only as they are released; the ledger guards such adaptive spending by a filter. What the
-votes at hand would have cost (`private_cost`) is smaller and private, and is never charged.
+known only as they are released: a budget is kept by the ledger's filter, and without one the claim
+to state is `event(n_queries, max_answers)`, fixed beforehand (Gaussian releases in adaptive order
+are as private as their squared multipliers add up to: Smith & Thakurta 2022, arXiv:2210.17520).
+What the votes at hand would have cost (`private_cost`) is smaller and private, never charged.
 """
 
 import math
@@ -53,6 +55,17 @@ class _Asked(NamedTuple):
         return _Asked(self.counts[index], self.leads[index])
 
 
+class _Terms(NamedTuple):
+    """How answers are paid for and when they stop; see `answer`."""
+
+    ledger: Ledger | None
+    rng: Seed
+    journal: Journal | None
+    block: int
+    max_answers: int | None
+    strict: bool
+
+
 def _ask(votes: ArrayLike) -> _Asked:
     counts = as_votes(votes)
     return _Asked(counts, counts.max(axis=1).astype(float))
@@ -69,6 +82,7 @@ class _Aggregator(ABC):
         rng: Seed = None,
         journal: Journal | None = None,
         block: int = 1,
+        max_answers: int | None = None,
         strict: bool = False,
     ) -> Labels:
         """Label of each query, `NO_ANSWER` where refused: (queries,).
@@ -85,8 +99,12 @@ class _Aggregator(ABC):
             Answers of an earlier, killed run: they are handed on as they are.
         block
             Queries paid for at once; more is faster on a ledger file, and coarser at its end.
+        max_answers
+            Stop after so many answers. Then `event(n_queries, max_answers)` bounds the cost before
+            the first query is asked, although the number of answers is not known.
         """
-        return self._answer(_ask(votes), ledger, rng, journal, block, strict)
+        terms = _Terms(ledger, rng, journal, block, max_answers, strict)
+        return self._answer(_ask(votes), terms)
 
     def event(self, n_queries: int, n_answers: int | None = None) -> Event:
         """What `n_queries`, of which `n_answers` were answered (default: all), do to the data."""
@@ -132,23 +150,17 @@ class _Aggregator(ABC):
         self, asked: _Asked, answered: NDArray[np.bool_], orders: NDArray[Any], *, tight: bool
     ) -> PrivateCurve: ...
 
-    def _answer(
-        self,
-        asked: _Asked,
-        ledger: Ledger | None,
-        rng: Seed,
-        journal: Journal | None,
-        block: int,
-        strict: bool,
-    ) -> Labels:
-        ledger = Ledger() if ledger is None else ledger
-        random = generator(rng)
-        block = whole(block=block, least=1)
+    def _answer(self, asked: _Asked, terms: _Terms) -> Labels:
+        ledger = Ledger() if terms.ledger is None else terms.ledger
+        random, journal = generator(terms.rng), terms.journal
+        block = whole(block=terms.block, least=1)
         labels = np.full(len(asked.counts), NO_ANSWER, dtype=np.int64)
         known = [i for i in range(len(labels)) if journal is not None and i in journal]
         for i in known:
             labels[i] = journal[i]  # type: ignore[index]  # known is empty without a journal
-        open_queries = np.setdiff1d(np.arange(len(labels)), known)
+        waiting = np.setdiff1d(np.arange(len(labels)), known)
+        most = len(labels) if terms.max_answers is None else terms.max_answers
+        left = whole(max_answers=most) - int(np.sum(labels != NO_ANSWER))
         note = f"PATE run {journal.run}" if journal is not None else "PATE"
         paid = bool(known)
 
@@ -157,17 +169,18 @@ class _Aggregator(ABC):
             ledger.spend(event if count == 1 else Repeated(event, count), note=note)
             paid = True
 
-        for start in range(0, len(open_queries), block):
-            now = open_queries[start : start + block]
+        while len(waiting) and left > 0:
+            now = waiting[: min(block, left)]  # even if all of them are answered, none too many
             try:
                 released = self._release(asked.at(now), pay, random)
             except BudgetExceeded:
-                if strict or not paid:
+                if terms.strict or not paid:
                     raise
                 break
             if journal is not None:
                 journal.record(now.tolist(), released.tolist())
             labels[now] = released
+            waiting, left = waiting[len(now) :], left - int(np.sum(released != NO_ANSWER))
         return labels
 
 
@@ -328,6 +341,7 @@ class InteractiveGNMax(ConfidentGNMax):
         rng: Seed = None,
         journal: Journal | None = None,
         block: int = 1,
+        max_answers: int | None = None,
         strict: bool = False,
     ) -> Labels:
         """Label of each query, by the teachers or by a confident student, else `NO_ANSWER`.
@@ -336,7 +350,8 @@ class InteractiveGNMax(ConfidentGNMax):
         alone. The rest as in `ConfidentGNMax.answer`.
         """
         asked, probabilities = _ask_beside_student(votes, student_probabilities)
-        labels = self._answer(asked, ledger, rng, journal, block, strict)
+        terms = _Terms(ledger, rng, journal, block, max_answers, strict)
+        labels = self._answer(asked, terms)
         sure = (labels == NO_ANSWER) & (probabilities.max(axis=1) >= self.confidence)
         labels[sure] = probabilities[sure].argmax(axis=1)
         return labels

@@ -64,6 +64,8 @@ class PATEClassifier:
         is in votes; default `GNMax(n_teachers / 5)`.
     n_queries
         How many public inputs to ask about; default all, at most 1,000.
+    max_answers
+        Stop after so many answers, so that `plan_event` is cheaper with Confident-GNMax.
     queries
         Which: "spread" picks typical, well-spread ones (`spread_queries`), "first" the first ones.
     classes
@@ -100,6 +102,7 @@ class PATEClassifier:
         n_teachers: int = 50,
         aggregator: Aggregator | None = None,
         n_queries: int | None = None,
+        max_answers: int | None = None,
         queries: Literal["spread", "first"] = "spread",
         use_unlabeled: bool = True,
         classes: ArrayLike | None = None,
@@ -115,6 +118,7 @@ class PATEClassifier:
         self.n_teachers = n_teachers
         self.aggregator = aggregator
         self.n_queries = n_queries
+        self.max_answers = max_answers
         self.queries = queries
         self.use_unlabeled = use_unlabeled
         self.classes = classes
@@ -143,7 +147,9 @@ class PATEClassifier:
         journal = self._journal(aggregator, X_public)
         teachers = self._train(X_private, labels, n_classes, random)
         votes = count_votes(teachers, X_public[self.queries_], n_classes)
-        self.labels_ = aggregator.answer(votes, ledger=self.ledger_, rng=random, journal=journal)
+        self.labels_ = aggregator.answer(
+            votes, ledger=self.ledger_, rng=random, journal=journal, max_answers=self.max_answers
+        )
         self.event_ = aggregator.event(len(self.labels_), self.n_answered_)
         self.sanitized_cost_ = self._publish_cost(aggregator, votes, random)
         self.student_ = self._teach(X_public)
@@ -163,8 +169,14 @@ class PATEClassifier:
         return int(np.sum(self.labels_ != NO_ANSWER))
 
     def plan_event(self, n_public: int) -> Event:
-        """What `fit` does to the private records if all queries are answered: known beforehand."""
-        return self._checked_aggregator().event(self._count_queries(n_public))
+        """The most that `fit` does to the private records, known beforehand.
+
+        All queries are asked, and all answered up to `max_answers`. This is the claim to state for
+        Confident-GNMax without a budget, whose number of answers depends on the votes.
+        """
+        n_queries = self._count_queries(n_public)
+        most = n_queries if self.max_answers is None else min(n_queries, self.max_answers)
+        return self._checked_aggregator().event(n_queries, most)
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:  # noqa: ARG002  # scikit-learn's
         """Settings by name, as scikit-learn expects."""

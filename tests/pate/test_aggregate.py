@@ -7,6 +7,7 @@ import pytest
 
 import tacit
 from tacit import Budget, Ledger
+from tacit.accounting import flatten
 from tacit.errors import BudgetExceeded, LedgerError
 from tacit.events import Gaussian, Laplace, Relation, Repeated, Sequence
 from tacit.pate import (
@@ -48,8 +49,6 @@ def test_what_the_ledger_holds_is_the_event_of_the_run(aggregator):
     labels = aggregator.answer(VOTES, ledger=ledger, rng=0)
     whole = aggregator.event(len(VOTES), int(np.sum(labels != NO_ANSWER)))
     spent = Sequence(tuple(entry.event for entry in ledger.history()))
-    from tacit.accounting import flatten
-
     assert flatten(spent) == flatten(whole)
 
 
@@ -127,6 +126,17 @@ def test_a_budget_too_small_for_one_query_raises_and_spends_nothing(aggregator):
     with pytest.raises(BudgetExceeded):
         aggregator.answer(VOTES, ledger=ledger, rng=0)
     assert list(ledger.history()) == []
+
+
+@pytest.mark.parametrize("aggregator", AGGREGATORS, ids=repr)
+@pytest.mark.parametrize("block", [1, 4])
+def test_no_more_answers_are_given_than_allowed(aggregator, block):
+    ledger = Ledger()
+    labels = aggregator.answer(VOTES, ledger=ledger, rng=0, block=block, max_answers=5)
+    assert np.sum(labels != NO_ANSWER) == 5
+    most = flatten(aggregator.event(len(VOTES), 5))
+    spent = flatten(Sequence(tuple(entry.event for entry in ledger.history())))
+    assert all(count <= most[event] for event, count in spent.items())
 
 
 def test_strict_raises_where_the_budget_ends():

@@ -179,6 +179,9 @@ def test_settings_are_scikit_learns():
 def test_the_plan_prices_every_query_answered():
     aggregator = ConfidentGNMax(threshold=15, sigma_threshold=4.0, sigma_answer=3.0)
     assert small(aggregator=aggregator).plan_event(200) == aggregator.event(30, 30)
+    capped = small(aggregator=aggregator, max_answers=7)
+    assert capped.plan_event(200) == aggregator.event(30, 7)
+    assert capped.fit(X, Y, PUBLIC).n_answered_ <= 7
 
 
 KILLED = """

@@ -1,0 +1,125 @@
+"""`tacit pate` and its recipe: defaults, refusals, a run folder that can be reported on."""
+
+import json
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from tacit import Ledger
+from tacit.cli import app
+from tacit.experiments.pate import PATERecipe, run_pate
+from tacit.experiments.run import RunFolder
+from tacit.pate import ConfidentGNMax, GNMax, LaplaceMax, SpreadStudent
+from tacit.report import verify
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The default run: the embedded digits."""
+    folder = tmp_path_factory.mktemp("pate")
+    result = CliRunner().invoke(app, ["pate", "--out", str(folder), "--seed", "1"])
+    assert result.exit_code == 0, result.output
+    return folder, result.output
+
+
+def test_the_default_run_works_offline_and_says_that_epsilon_is_large(finished):
+    _, output = finished
+    assert "40 of 40 queries answered by 50 teachers of 1,438 records" in output
+    assert "epsilon is large" in output
+
+
+def test_the_run_folder_holds_facts_that_price_again(finished):
+    import tacit
+
+    folder, _ = finished
+    facts = RunFolder(folder).facts()
+    assert facts.method == "PATE"
+    assert facts.epsilon == pytest.approx(tacit.epsilon(facts.claim, delta=facts.delta))
+    assert facts.utility.mean > 0.7
+    assert facts.claim == GNMax(10.0).event(40)
+    ledger = Ledger(folder / "run.ledger", read_only=True)
+    assert ledger.epsilon(delta=1e-5) >= facts.epsilon * (1 - 1e-9)
+
+
+def test_the_released_student_can_be_read_back(finished):
+    folder, _ = finished
+    with np.load(folder / "student.npz") as arrays:
+        student = SpreadStudent.from_arrays(dict(arrays))
+    assert set(student.classes_) <= set(range(10))
+
+
+def test_a_certificate_of_the_run_holds(finished):
+    folder, _ = finished
+    assert CliRunner().invoke(app, ["report", str(folder)]).exit_code == 0
+    certificate = json.loads((folder / "certificate.json").read_text())
+    assert verify(certificate, folder=folder) == []
+
+
+def test_running_again_in_the_same_folder_pays_nothing(finished):
+    folder, _ = finished
+    before = len(list(Ledger(folder / "run.ledger", read_only=True).history()))
+    facts = run_pate(PATERecipe(seed=1), folder)
+    assert len(list(Ledger(folder / "run.ledger", read_only=True).history())) == before
+    assert facts.utility.mean == pytest.approx(RunFolder(folder).facts().utility.mean)
+
+
+def test_flags_override_a_recipe_and_a_budget_stops_the_answers(tmp_path):
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text("[teachers]\ncount = 30\n[answers]\nqueries = 40\nnoise = 20.0\n")
+    result = CliRunner().invoke(
+        app,
+        ["pate", str(recipe), "--noise", "8", "--epsilon", "3", "--out", str(tmp_path / "run")]
+        + ["--json"],
+    )
+    assert result.exit_code == 0, result.output
+    facts = json.loads(result.output)
+    assert facts["hyperparameters"]["aggregator"] == "GNMax(sigma=8.0)"
+    assert facts["hyperparameters"]["teachers"] == 30
+    assert facts["utility"]["others"]["answered"] < 40
+    assert facts["epsilon"] <= 3.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "aggregator"),
+    [
+        ({"answers.noise": 7.0}, GNMax(7.0)),
+        ({"answers.mechanism": "laplace"}, LaplaceMax(10.0)),
+        (
+            {"answers.threshold": 30.0, "answers.threshold_noise": 5.0},
+            ConfidentGNMax(threshold=30.0, sigma_threshold=5.0, sigma_answer=10.0),
+        ),
+    ],
+)
+def test_settings_name_an_aggregator(changes, aggregator):
+    recipe = PATERecipe().changed(changes)
+    assert recipe.answers.aggregator(recipe.teachers.count) == aggregator
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"answers.threshold": 3.0},
+        {"answers.mechanism": "cauchy"},
+        {"answers.mechanism": "laplace", "answers.sanitized": True},
+        {"teachers.count": 0},
+        {"privacy.delta": 2.0},
+        {"public_share": 1.5},
+    ],
+)
+def test_wrong_settings_are_refused(changes):
+    with pytest.raises(ValueError, match=r"must|together|need"):
+        PATERecipe().changed(changes)
+
+
+def test_a_recipe_is_written_out_and_read_back(tmp_path):
+    recipe = PATERecipe().changed({"teachers.count": 77, "answers.noise": 3.0})
+    path = tmp_path / "recipe.toml"
+    path.write_text(recipe.to_toml())
+    assert PATERecipe.read(path) == recipe
+    path.write_text("[teachers]\nnumber = 3\n")
+    with pytest.raises(ValueError, match="has no 'number'"):
+        PATERecipe.read(path)
+    path.write_text("oops")
+    with pytest.raises(ValueError, match="not TOML"):
+        PATERecipe.read(path)
