@@ -12,6 +12,7 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -70,7 +71,7 @@ class Key:
         generator = torch.Generator(device)
         if device.type != "cpu":
             return generator.manual_seed(int.from_bytes(self.bytes(purpose, step, 8, part)[:8]))
-        state = generator.manual_seed(0).get_state().numpy()
+        state = _mersenne_state().copy()
         words = np.frombuffer(self.bytes(purpose, step, 4 * 624, part), np.uint32)
         # Layout: seed, (left, seeded), next, 624 words in 64 bits each, then cached normals.
         state[24 : 24 + 8 * 624] = words.astype(np.uint64).view(np.uint8)
@@ -188,6 +189,12 @@ class NoisyMean:
             (part * (scale / self._expected_batch)).view(total.shape).to(total)
             for part, total, scale in zip(noisy.split(sizes), sums, scales, strict=True)
         ]
+
+
+@lru_cache(maxsize=1)
+def _mersenne_state() -> NDArray[np.uint8]:
+    """The state of a newly seeded CPU generator, whose words are to be replaced."""
+    return torch.Generator().manual_seed(0).get_state().numpy()
 
 
 def _fill_normal(flat: Tensor, key: Key, step: int, part: int, std: float) -> None:
