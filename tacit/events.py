@@ -71,7 +71,7 @@ class Gaussian(Event):
     replace_factor: float = 2.0
 
     def __post_init__(self) -> None:
-        _set(self, noise_multiplier=positive(noise_multiplier=self.noise_multiplier))
+        _set(self, noise_multiplier=_noise(self.noise_multiplier))
         _set(self, replace_factor=_factor(self.replace_factor))
 
     def __str__(self) -> str:
@@ -89,7 +89,7 @@ class Laplace(Event):
     replace_factor: float = 2.0
 
     def __post_init__(self) -> None:
-        _set(self, noise_multiplier=positive(noise_multiplier=self.noise_multiplier))
+        _set(self, noise_multiplier=_noise(self.noise_multiplier))
         _set(self, replace_factor=_factor(self.replace_factor))
 
     def __str__(self) -> str:
@@ -438,6 +438,13 @@ def _set(event: Event, **values: object) -> None:
 def _nested(event: object) -> None:
     if not isinstance(event, Event):
         raise TypeError(f"event must be an Event, got {type(event).__name__}.")
+
+
+def _noise(value: object) -> float:
+    noise = positive(noise_multiplier=value)
+    if not 1e-60 <= noise <= 1e60:  # beyond, fourth powers leave the range of floats
+        raise ValueError(f"noise_multiplier must be within 1e-60 and 1e60, got {value}.")
+    return noise
 
 
 def _factor(value: object) -> float:

@@ -171,3 +171,10 @@ def test_wrong_types_are_type_errors(wrong):
         ev.Repeated(ev.Gaussian(1.0), wrong)
     with pytest.raises(TypeError):
         ev.PoissonSampled(0.1, wrong)
+
+
+@pytest.mark.parametrize("kind", [ev.Gaussian, ev.Laplace])
+@pytest.mark.parametrize("noise", [1e-200, 1e200])
+def test_noise_beyond_what_floats_can_square_is_refused(kind, noise):
+    with pytest.raises(ValueError, match="noise_multiplier must be within"):
+        kind(noise)

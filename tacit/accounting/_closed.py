@@ -39,7 +39,7 @@ class OneRelease:
         value = float(p @ -np.expm1(np.minimum(epsilon - loss, 0.0)))
         high = loss > epsilon * (1 - 8 * ROUND)
         error = 8 * ROUND * float(p[high] @ (1 + np.abs(loss[high]) + epsilon))
-        return Bracket(max(value - error, 0.0), min(value + error, 1.0))
+        return Bracket.of_delta(value - error, value + error)
 
     @staticmethod
     def _tails(law: Sampled, epsilon: float) -> Bracket:
@@ -63,7 +63,7 @@ class OneRelease:
         scale = math.exp(min(top, 0.0))
         slack = 0.0 if isinstance(law.noise, Normal) else 8 * ROUND * (1 + epsilon)
         lower, upper = scale * (value - error), scale * (value + error) + slack
-        return Bracket(max(lower, 0.0), min(max(upper, 5e-324), 1.0))
+        return Bracket.of_delta(lower, max(upper, 5e-324))
 
 
 class Unsampled:

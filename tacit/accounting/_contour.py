@@ -210,7 +210,7 @@ class Contour:
         if low:
             hidden += math.exp(min(low.log_delta(epsilon), 0.0))
         upper, lower = value + both + hidden, value - both - self._aliases(epsilon)
-        return Bracket(min(max(lower, 0.0), 1.0), min(max(upper, 0.0), 1.0))
+        return Bracket.of_delta(lower, upper)
 
     def _aliases(self, epsilon: float) -> float:
         """Bound on the terms k != 0 of the Poisson sum."""

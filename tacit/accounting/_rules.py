@@ -169,7 +169,8 @@ def _(event: TruncatedPoissonSampled, orders: FloatArray, relation: Relation) ->
         raise UnsupportedEvent("truncated Poisson sampling of approximate DP has no known price.")
     full = float(special.bdtrc(event.max_batch - 1, event.n_records, event.rate))
     full = min(max(full * (1 + 1e-9), float(np.finfo(float).tiny)), 1.0)
-    logs = np.stack([whole.values, cut.values]) * (orders - 1)
+    # `full` is rounded up, which must not lower the price where a replacement costs less.
+    logs = np.stack([whole.values, np.maximum(whole.values, cut.values)]) * (orders - 1)
     weight = np.array([[1 - full], [full]])
     return Price(_log_mean(logs, weight) / (orders - 1))
 

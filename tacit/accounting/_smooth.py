@@ -54,8 +54,10 @@ class SmoothModel:
     def __init__(self, law: Sampled, *, log_removed: float) -> None:
         assert isinstance(law.noise, Normal)
         self.law, self.sigma, self.rate = law, law.noise.sigma, law.rate
-        self.cut, self.removed = self._choose_cut(log_removed)
         self.step = 0.3 * min(1.0, self.sigma)
+        if (_RIGHT - _LEFT) / self.step > _MOST_CELLS:  # the cuts tried are as many as 4 / sigma
+            raise NotCertified("the noise is too small for a grid.")
+        self.cut, self.removed = self._choose_cut(log_removed)
         size = int((self.cut + _RIGHT - _LEFT) / self.step) + 2
         if size > _MOST_CELLS:
             raise NotCertified("the noise is too small for a grid.")

@@ -26,7 +26,8 @@ def invert(curve: Curve, delta: float, *, guess: float, ceiling: float) -> Brack
     log_delta = math.log(delta)
 
     def excess(epsilon: float) -> float:
-        return _log(curve.delta(epsilon).upper) - log_delta
+        upper = curve.delta(epsilon).upper
+        return math.inf if math.isnan(upper) else _log(upper) - log_delta
 
     if excess(0.0) <= 0:
         return Bracket(0.0, 0.0)

@@ -21,6 +21,9 @@ from tacit.events import (
     TruncatedPoissonSampled,
 )
 
+_MOST_REPETITIONS = 10**18
+"""Far beyond any use, and exact enough as a float."""
+
 _SAMPLED = (PoissonSampled, TruncatedPoissonSampled, FixedSizeSampled, RandomAllocation)
 
 
@@ -48,6 +51,8 @@ def flatten(event: Event) -> dict[Event, int]:
                 counts[simple] += count * times
         else:
             counts[node] += count
+    if any(count > _MOST_REPETITIONS for count in counts.values()):
+        raise UnsupportedEvent(f"more than {_MOST_REPETITIONS:.0e} repetitions have no price.")
     return dict(counts)
 
 
@@ -57,7 +62,8 @@ def _simplify_sampled(node: Event) -> dict[Event, int]:
     if isinstance(node, TruncatedPoissonSampled):
         if node.rate == 0:
             return {}
-        if node.max_batch >= node.n_records:
+        # A neighbor may hold one record more than `n_records`, and all of them may be drawn.
+        if node.max_batch > node.n_records:
             return _simplify_sampled(PoissonSampled(node.rate, node.event))
     takes_all = (
         (isinstance(node, PoissonSampled) and node.rate == 1)

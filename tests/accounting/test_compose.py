@@ -49,8 +49,18 @@ def test_a_sample_of_everything_is_no_sample(event):
 
 
 def test_a_truncation_that_cannot_bite_is_no_truncation():
-    event = TruncatedPoissonSampled(0.1, 50, 50, Gaussian(2.0))
+    event = TruncatedPoissonSampled(0.1, 51, 50, Gaussian(2.0))
     assert flatten(event) == {PoissonSampled(0.1, Gaussian(2.0)): 1}
+
+
+def test_a_cap_that_only_the_larger_neighbor_reaches_is_kept():
+    event = TruncatedPoissonSampled(0.1, 50, 50, Gaussian(2.0))
+    assert flatten(event) == {event: 1}
+
+
+def test_more_repetitions_than_a_float_can_count_are_refused():
+    with pytest.raises(UnsupportedEvent, match="repetitions"):
+        flatten(Repeated(Repeated(STEP, 10**12), 10**12))
 
 
 def test_gaussians_on_one_sample_are_one_gaussian_rounded_to_the_safe_side():

@@ -8,6 +8,10 @@ import numpy as np
 import pytest
 from scipy.special import ndtr, ndtri
 
+from tacit.accounting._bracket import Bracket
+from tacit.accounting._closed import OneRelease
+from tacit.accounting._laws import Normal, Sampled
+from tacit.accounting._solve import invert
 from tacit.accounting.pld import PLD
 from tacit.errors import UnsupportedEvent
 from tacit.events import (
@@ -231,3 +235,22 @@ def test_two_hundred_phases_take_well_under_a_second():
     bracket = PLD().bracket(Sequence(phases), delta=1e-5)
     assert time.process_time() - start < 2.0  # 0.3 s on an idle machine
     assert bracket.width <= 1e-5 * bracket.upper
+
+
+def test_a_bound_that_is_not_a_number_proves_nothing():
+    class Broken:
+        def delta(self, _epsilon: float) -> Bracket:
+            return Bracket(math.nan, math.nan)
+
+    assert invert(Broken(), 1e-5, guess=1.0, ceiling=7.0) == Bracket(0.0, 7.0)
+
+
+def test_noise_whose_square_underflows_is_not_free():
+    law = Sampled(Normal(1e-200), 0.1, 1, 0)
+    assert OneRelease(law).delta(1.0).upper >= 0.1
+
+
+@pytest.mark.parametrize("noise", [1e-11, 1e-60])
+def test_tiny_noise_needs_no_memory_and_costs_dearly(noise):
+    run = Repeated(PoissonSampled(1e-3, Gaussian(noise)), 100)
+    assert PLD().epsilon(run, delta=1e-5) > 0.4 / noise**2

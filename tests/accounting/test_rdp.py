@@ -198,6 +198,24 @@ def test_truncation_bounds_a_tiny_case_computed_exactly():
         assert density_divergence(q, p, order) <= value
 
 
+def test_a_cap_reached_by_the_larger_neighbor_alone_is_priced():
+    # One record at +1, the private one at -1 may take its place.
+    rate, noise = 0.5, 1.0
+    here = rate * (1 - rate) + rate * rate / 2
+    p = _normal_mixture([(0.0, (1 - rate) ** 2), (1.0, here), (-1.0, here)], noise)
+    q = _normal_mixture([(0.0, 1 - rate), (1.0, rate)], noise)
+    values = curve(TruncatedPoissonSampled(rate, 1, 1, Gaussian(noise)))
+    for order, value in zip(ORDERS, values, strict=True):
+        assert density_divergence(p, q, order) <= value
+
+
+def test_truncation_never_costs_less_than_poisson_when_replacing_is_cheap():
+    # Almost every draw is cut, yet not all: an uncut one may not be forgotten.
+    event = TruncatedPoissonSampled(0.5, 1, 31, Gaussian(0.5, replace_factor=1.0))
+    plain = curve(PoissonSampled(0.5, Gaussian(0.5, 1.0)), relation=Relation.REPLACE_ONE)
+    assert np.all(curve(event, relation=Relation.REPLACE_ONE) >= plain * (1 - TIGHT))
+
+
 @pytest.mark.parametrize("noise", [1.1, 2.0, 6.0])
 def test_allocation_to_two_steps_equals_the_integral_in_both_directions(noise):
     nodes, weights = np.polynomial.hermite_e.hermegauss(150)

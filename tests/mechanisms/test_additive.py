@@ -75,7 +75,7 @@ def test_impossible_noise_or_sensitivity_is_refused(bad):
 
 
 def test_noise_that_underflows_or_overflows_is_refused():
-    for multiplier, sensitivity in ((1e-200, 1e-200), (1e200, 1e200)):
+    for multiplier, sensitivity in ((1e-50, 1e-300), (1e50, 1e300)):
         with pytest.raises(ValueError, match="noise_std must be"):
             GaussianMechanism(multiplier, l2_sensitivity=sensitivity)
         with pytest.raises(ValueError, match="noise_scale must be"):
