@@ -135,7 +135,7 @@ class NoisyMean:
             return self._grid_release(sums, scales, step, noise_multiplier)
         stds = [noise_multiplier * scale * factor for scale in scales]
         views = self._normals(sums, stds, step)
-        torch._foreach_add_(views, list(sums), alpha=factor)
+        torch._foreach_add_(views, list(sums), alpha=factor)  # pyright: ignore[reportPrivateImportUsage]  # as torch.optim does
         return views
 
     def release_counts(
