@@ -10,8 +10,8 @@ import tacit
 from tacit import accounting
 from tacit.datasets import Dataset
 from tacit.events import Event, Relation
-from tacit.experiments import plan
 from tacit.experiments.evaluate import majority_accuracy
+from tacit.experiments.features import summaries_of
 from tacit.experiments.recipe import Recipe
 from tacit.experiments.run import (
     BASELINE,
@@ -25,6 +25,11 @@ from tacit.experiments.run import (
     Utility,
 )
 from tacit.ledger import Ledger
+
+_SUMMARIES = {
+    "directions": "principal directions of the records",
+    "mean": "the mean record",
+}
 
 
 def describe_run(
@@ -86,21 +91,21 @@ def describe_run(
 def _touches(recipe: Recipe, dataset: Dataset, *, has_baseline: bool) -> tuple[Touch, ...]:
     """Every look at the data."""
     features, measured = recipe.features, f"{len(dataset.x_test):,} records of the test split"
-    paid = plan.features_event(recipe)
     how = {
         "none": "values scaled by declared bounds, record by record",
         "scattering": "fixed wavelets and statistics of one image at a time",
-        "pca": f"{features.components} principal directions of the noisy second-moment matrix",
+        "pca": f"projected on {features.components} principal directions",
         "projection": f"{features.components} random directions from a public seed",
     }[features.kind]
     touches = [
         Touch(what="size", how="the number of training records is assumed public", cost="public"),
-        Touch(
-            what="preprocessing",
-            how=how,
-            cost="free" if paid is None else "paid",
-            event=None if paid is None else paid.to_dict(),
-        ),
+        Touch(what="preprocessing", how=how, cost="free"),
+    ]
+    for name, summary in summaries_of(features, len(dataset.x_train)).items():
+        how = f"{_SUMMARIES[name]}, released once with {summary.event}"
+        event = summary.event.to_dict()
+        touches.append(Touch(what="preprocessing", how=how, cost="paid", event=event))
+    touches += [
         Touch(
             what="training",
             how="noisy sums of clipped gradients; the plan was paid before its first step",
@@ -126,13 +131,12 @@ def _touches(recipe: Recipe, dataset: Dataset, *, has_baseline: bool) -> tuple[T
 
 def _released(recipe: Recipe) -> tuple[str, ...]:
     weights = "running mean of the weights" if recipe.training.average else "final weights"
-    linear = ("directions of the principal components",) if recipe.features.kind == "pca" else ()
-    return (weights, *linear, "metrics on the test split after each epoch")
+    taken = [_SUMMARIES[name] for name in summaries_of(recipe.features, 1)]
+    return (weights, *taken, "metrics on the test split after each epoch")
 
 
 def _hyperparameters(recipe: Recipe, steps: int, noise_multiplier: float) -> dict[str, object]:
     training = recipe.to_dict()["training"]
-    training.pop("at", None)
     return training | {"steps": steps, "noise_multiplier": noise_multiplier}
 
 

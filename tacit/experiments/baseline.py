@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from tacit.datasets import Dataset
 from tacit.experiments import models
 from tacit.experiments.evaluate import evaluate
-from tacit.experiments.features import exact_directions, prepare
+from tacit.experiments.features import prepare
 from tacit.experiments.recipe import Recipe
 from tacit.experiments.run import Metric
 
@@ -27,12 +27,8 @@ def train_baseline(recipe: Recipe, dataset: Dataset, cache: Path, *, seed: int) 
         return []
     import torch
 
-    features = recipe.features
     prepared = prepare(
-        dataset,
-        features,
-        directions=lambda x: exact_directions(x, features.components),
-        cache=cache,
+        dataset, recipe.features, release=lambda _, summary, x: summary.exact(x), cache=cache
     )
     assert dataset.n_classes is not None  # data.load refuses others
     shape = tuple(prepared.x_train.shape[1:])

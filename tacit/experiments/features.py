@@ -1,27 +1,49 @@
 """Features: what becomes of a record before the model sees it, and what that costs.
 
 Scattering and random projection map each record by itself, so they are free. Principal components
-depend on all records at once, so they are released with noise and paid for.
+and the mean depend on all records together, so they are released with noise and paid for.
 """
 
 import hashlib
+import math
 import os
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from tacit.datasets import Dataset
-from tacit.events import Gaussian
+from tacit.events import Event, Gaussian
 from tacit.experiments.scattering import Scattering, group_normalize
 from tacit.experiments.settings import Features
 from tacit.mechanisms import GaussianMechanism
 
 _CHUNK = 2048  # images scattered at a time
 _CACHE_VERSION = 1
+
+
+class Summary(Protocol):
+    """Something that all records determine together, so that its release is paid for."""
+
+    @property
+    def event(self) -> Event:
+        """What one release does to the private data."""
+        ...
+
+    def release(self, x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """The noisy summary of the rows; pay first."""
+        ...
+
+    def exact(self, x: np.ndarray) -> np.ndarray:
+        """Without noise, for the non-private twin. Private."""
+        ...
+
+
+Release = Callable[[str, Summary, np.ndarray], np.ndarray]
+"""Gives the summary of that name; whoever gives it pays."""
 
 
 class Prepared(NamedTuple):
@@ -31,8 +53,8 @@ class Prepared(NamedTuple):
     y_train: np.ndarray
     x_test: np.ndarray
     y_test: np.ndarray
-    directions: np.ndarray | None
-    """The linear map of PCA or projection, part of the released model."""
+    summaries: dict[str, np.ndarray]
+    """What the features took from all records together; part of the released model."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +87,10 @@ class PrivatePCA:
         noisy[rows, columns] = self._mechanism.release(gram[rows, columns] * weights, rng) / weights
         return _directions(noisy, self.components)
 
+    def exact(self, x: np.ndarray) -> np.ndarray:
+        """The directions without noise. Private."""
+        return _directions(_gram(x), self.components)
+
     @property
     def _mechanism(self) -> GaussianMechanism:
         # The vector (diagonal, sqrt(2) x upper triangle) of x xᵀ has L2 norm |x xᵀ|_F = |x|² <= 1.
@@ -74,34 +100,75 @@ class PrivatePCA:
         )
 
 
+@dataclass(frozen=True)
+class PrivateMean:
+    """Mean of `n_records` records, each of norm sqrt(size) at most, with Gaussian noise.
+
+    Guarantee: `event`. Centered records waste nothing of their clipped gradients on what all of
+    them share; Tramèr & Boneh 2021 (arXiv:2011.11660) normalize by private means likewise.
+    """
+
+    n_records: int
+    noise_multiplier: float
+
+    @property
+    def event(self) -> Gaussian:
+        """What the one release does to the private data."""
+        return Gaussian(self.noise_multiplier)
+
+    def release(self, x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """The noisy mean, in the shape of one record; pay first."""
+        bound = math.sqrt(math.prod(x.shape[1:]))
+        # Rows are clipped to norm `bound`, so one record moves their sum by at most that.
+        mechanism = GaussianMechanism(self.noise_multiplier, l2_sensitivity=bound)
+        noisy = mechanism.release(_bounded_sum(x, bound), rng) / self.n_records
+        return noisy.reshape(x.shape[1:]).astype(np.float32)
+
+    def exact(self, x: np.ndarray) -> np.ndarray:
+        """The mean without noise. Private."""
+        bound = math.sqrt(math.prod(x.shape[1:]))
+        return (_bounded_sum(x, bound) / len(x)).reshape(x.shape[1:]).astype(np.float32)
+
+
+def summaries_of(settings: Features, n_records: int) -> dict[str, Summary]:
+    """What has to be released for these features, by name, in the order of release."""
+    found: dict[str, Summary] = {}
+    if settings.kind == "pca":
+        found["directions"] = PrivatePCA(settings.components, settings.noise_multiplier)
+    if settings.mean_noise_multiplier:
+        found["mean"] = PrivateMean(n_records, settings.mean_noise_multiplier)
+    return found
+
+
 def prepare(
-    dataset: Dataset,
-    settings: Features,
-    *,
-    directions: Callable[[np.ndarray], np.ndarray],
-    cache: Path | None = None,
+    dataset: Dataset, settings: Features, *, release: Release, cache: Path | None = None
 ) -> Prepared:
     """Both splits through the features of the recipe.
 
-    `directions` is asked for PCA's linear map, given the training records as rows; whoever gives it
-    pays. `cache` is the folder where scattering is kept; it holds private values.
+    `cache` is the folder where scattering is kept; it holds private values.
     """
-    x_train, x_test, linear = dataset.x_train, dataset.x_test, None
+    needed = summaries_of(settings, len(dataset.x_train))
+    kept: dict[str, np.ndarray] = {}
+    x_train, x_test = dataset.x_train, dataset.x_test
     if settings.kind == "scattering":
         x_train, x_test = (_scattered(x, settings, cache) for x in (x_train, x_test))
     elif settings.kind in ("pca", "projection"):
-        x_train, x_test = (x.reshape(len(x), -1) for x in (x_train, x_test))
-        if settings.components > x_train.shape[1]:
+        size = math.prod(x_train.shape[1:])
+        x_train, x_test = (x.reshape(len(x), size) for x in (x_train, x_test))
+        if settings.components > size:
             raise ValueError(
-                f"features.components must be <= {x_train.shape[1]}, the size of a record, "
+                f"features.components must be <= {size}, the size of a record, "
                 f"got {settings.components}."
             )
+        directions = random_directions(size, settings.components)
         if settings.kind == "pca":
-            linear = directions(x_train).astype(np.float32)
-        else:
-            linear = random_directions(x_train.shape[1], settings.components)
-        x_train, x_test = (project(x, linear) for x in (x_train, x_test))
-    return Prepared(x_train, dataset.y_train, x_test, dataset.y_test, linear)
+            directions = release("directions", needed["directions"], x_train).astype(np.float32)
+            kept["directions"] = directions
+        x_train, x_test = (project(x, directions) for x in (x_train, x_test))
+    if "mean" in needed:
+        kept["mean"] = release("mean", needed["mean"], x_train)
+        x_train, x_test = (x - kept["mean"] for x in (x_train, x_test))
+    return Prepared(x_train, dataset.y_train, x_test, dataset.y_test, kept)
 
 
 def project(x: np.ndarray, directions: np.ndarray) -> np.ndarray:
@@ -116,21 +183,28 @@ def random_directions(inputs: int, components: int) -> np.ndarray:
     return np.linalg.qr(draw)[0].astype(np.float32)
 
 
-def exact_directions(x: np.ndarray, components: int) -> np.ndarray:
-    """PCA without noise, for the non-private twin. Private."""
-    return _directions(_gram(x), components)
-
-
 def _unit_rows(x: np.ndarray) -> np.ndarray:
-    # A record of zeros stays zero. The factor keeps rounding from leaving the unit ball.
-    norms = np.linalg.norm(x, axis=1, keepdims=True)
-    return x / (np.maximum(norms, 1e-12) * (1 + 1e-6))
+    """Rows scaled to norm 1, or just below; a row of zeros, or not finite, becomes zeros."""
+    x = np.where(np.isfinite(x).all(axis=1, keepdims=True), x, np.zeros((), x.dtype))
+    x = x / np.maximum(np.abs(x).max(axis=1, keepdims=True), 1e-30)  # now no square overflows
+    # The factor keeps rounding from leaving the unit ball.
+    return x / (np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 0.5) * (1 + 1e-6))
 
 
 def _gram(x: np.ndarray) -> np.ndarray:
     unit = _unit_rows(np.asarray(x, np.float64))
-    unit = np.nan_to_num(unit, nan=0.0, posinf=0.0, neginf=0.0)  # non-finite: no contribution
     return unit.T @ unit
+
+
+def _bounded_sum(x: np.ndarray, bound: float) -> np.ndarray:
+    """Sum of the rows, each clipped to norm `bound`; a row that is not finite counts nothing."""
+    total = np.zeros(math.prod(x.shape[1:]))
+    for start in range(0, len(x), _CHUNK):
+        rows = x[start : start + _CHUNK].reshape(-1, len(total)).astype(np.float64)
+        rows[~np.isfinite(rows).all(axis=1)] = 0.0
+        norms = np.linalg.norm(rows, axis=1) * (1 + 1e-12)  # rounding stays inside the bound
+        total += (np.minimum(1.0, bound / np.maximum(norms, 1e-300))) @ rows
+    return total
 
 
 def _directions(gram: np.ndarray, components: int) -> np.ndarray:

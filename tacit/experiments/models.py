@@ -106,4 +106,6 @@ def _imported(name: str, arguments: dict[str, Any]) -> "nn.Module":  # Any: the 
         raise ValueError(f"model.module {name!r} cannot be made: {wrong}.") from None
     if not isinstance(made, nn.Module):
         raise ValueError(f"model.module {name!r} must be an nn.Module, got {type(made).__name__}.")
+    if not any(p.requires_grad for p in made.parameters()):
+        raise ValueError(f"model.module {name!r} has no parameters to train.")
     return made

@@ -2,7 +2,7 @@
 
 from tacit import accounting
 from tacit.events import Event, Gaussian, Relation, Repeated, Sequence
-from tacit.experiments.features import PrivatePCA
+from tacit.experiments.features import summaries_of
 from tacit.experiments.recipe import Recipe
 from tacit.sampling import Poisson
 
@@ -25,16 +25,13 @@ def claim(
     assert batch is not None
     step = Poisson(batch / n_records).amplify(Gaussian(noise_multiplier))
     training = Repeated(step, steps_of(recipe, n_records) if steps is None else steps)
-    paid = features_event(recipe)
-    return training if paid is None else Sequence((paid, training))
+    paid = features_events(recipe, n_records)
+    return Sequence((*paid, training)) if paid else training
 
 
-def features_event(recipe: Recipe) -> Event | None:
-    """What the features do to the private records; None if each record is mapped by itself."""
-    features = recipe.features
-    if features.kind != "pca":
-        return None
-    return PrivatePCA(features.components, features.noise_multiplier).event
+def features_events(recipe: Recipe, n_records: int) -> tuple[Event, ...]:
+    """What the features do to the private records; empty if each record is mapped by itself."""
+    return tuple(s.event for s in summaries_of(recipe.features, n_records).values())
 
 
 def noise_multiplier(recipe: Recipe, n_records: int) -> float:
@@ -49,8 +46,10 @@ def noise_multiplier(recipe: Recipe, n_records: int) -> float:
             relation=Relation(privacy.relation),
         )
     except ValueError as refusal:
-        if (paid := features_event(recipe)) is None:
+        paid = features_events(recipe, n_records)
+        if not paid:
             raise
+        listed = "; ".join(str(event) for event in paid)
         raise ValueError(
-            f"{refusal} The features alone are {paid}: raise features.noise_multiplier."
+            f"{refusal} The features alone are {listed}: raise their noise_multiplier."
         ) from None

@@ -1,8 +1,8 @@
 """Recipes: one TOML file says what is trained, on what, how, and at what price.
 
 Every key has a default, so an empty file is a recipe; the run folder gets the file with all of them
-written out. A wrong key or value is answered with what to write instead. `[[training.at]]` gives
-settings for several epsilons; between two of them they are interpolated (see `Recipe.at`).
+written out. A wrong key is answered with what to write instead. `[[at]]` gives the settings for
+several epsilons; between two of them they are interpolated (see `Recipe.for_epsilon`).
 
     [data]
     name = "mnist"
@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, fields, replace
 from importlib import resources
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from tacit.experiments import _toml
 from tacit.experiments.settings import (
@@ -34,6 +35,7 @@ from tacit.experiments.settings import (
     section,
 )
 
+_ADJUSTED: dict[str, type] = {"features": Features, "training": Training}
 SHIPPED = resources.files("tacit.experiments") / "recipes"
 
 
@@ -55,6 +57,18 @@ class Recipe:
     training: Training = field(default_factory=Training)
     privacy: Privacy = field(default_factory=Privacy)
     run: Run = field(default_factory=Run)
+    at: tuple[dict[str, Value], ...] = ()
+    """Settings of [features] and [training] for given epsilons."""
+
+    def __post_init__(self) -> None:
+        for given in self.at:
+            if not isinstance(given.get("epsilon"), int | float) or given["epsilon"] <= 0:
+                raise ValueError("each [[at]] needs the epsilon it is for, as in epsilon = 1.0.")
+            for name, settings in given.items():
+                if name in _ADJUSTED:
+                    section(_ADJUSTED[name], settings, f"at.{name}")
+                elif name != "epsilon":
+                    raise ValueError(f"[[at]] has epsilon, features and training, not {name!r}.")
 
     @classmethod
     def parse(cls, text: str) -> "Recipe":
@@ -100,29 +114,31 @@ class Recipe:
             inner[name] = value
         return Recipe.from_dict(data)
 
-    def at(self, epsilon: float) -> "Recipe":
-        """This recipe for one epsilon: `[[training.at]]` is resolved and gone.
+    def for_epsilon(self, epsilon: float) -> "Recipe":
+        """This recipe for one epsilon: `[[at]]` is resolved and gone.
 
         Numbers between two given epsilons are interpolated on logarithmic axes; outside, the
         nearest is used. The choice looks at no data.
         """
-        points = sorted(self.training.at, key=lambda given: given["epsilon"])
-        names = {name for given in points for name in given} - {"epsilon"}
-        chosen = {
-            name: _interpolate([(p["epsilon"], p[name]) for p in points if name in p], epsilon)
-            for name in names
-        }
-        kinds = typing.get_type_hints(Training)
-        chosen = {n: cast(kinds[n], v, f"training.{n}") for n, v in chosen.items()}
-        return replace(
-            self,
-            training=replace(self.training, at=(), **chosen),
-            privacy=replace(self.privacy, epsilon=epsilon),
-        )
+        points = sorted(self.at, key=lambda given: given["epsilon"])
+        changed: dict[str, Any] = {}
+        for part, kind in _ADJUSTED.items():
+            given = [(point["epsilon"], point.get(part, {})) for point in points]
+            hints = typing.get_type_hints(kind)
+            chosen = {
+                name: cast(
+                    hints[name],
+                    _interpolate([(e, s[name]) for e, s in given if name in s], epsilon),
+                    f"at.{part}.{name}",
+                )
+                for name in dict.fromkeys(name for _, settings in given for name in settings)
+            }
+            changed[part] = replace(getattr(self, part), **chosen)
+        return replace(self, **changed, at=(), privacy=replace(self.privacy, epsilon=epsilon))
 
     def filled(self, n_records: int) -> "Recipe":
         """This recipe for one run: no default left open. `n_records` is assumed public."""
-        recipe = self.at(self.privacy.epsilon)
+        recipe = self.for_epsilon(self.privacy.epsilon)
         training, privacy = recipe.training, recipe.privacy
         return replace(
             recipe,

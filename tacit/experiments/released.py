@@ -14,14 +14,16 @@ from tacit.experiments.run import MODEL, RunFolder
 if TYPE_CHECKING:
     from torch import nn
 
-_DIRECTIONS = "features.directions"
+_ABOUT, _SUMMARY = "tacit", "features."
 
 
 class Released:
     """A trained model with the features in front of it: raw records in, class scores out."""
 
-    def __init__(self, recipe: Recipe, model: "nn.Module", directions: np.ndarray | None) -> None:
-        self.recipe, self.model, self._directions = recipe, model, directions
+    def __init__(
+        self, recipe: Recipe, model: "nn.Module", summaries: dict[str, np.ndarray]
+    ) -> None:
+        self.recipe, self.model, self._summaries = recipe, model, summaries
 
     def predict(self, records: np.ndarray) -> np.ndarray:
         """The class of each record, given as the data set gives them (images, encoded rows)."""
@@ -36,13 +38,11 @@ class Released:
         none = np.zeros(0, np.int64)
         labels = np.zeros(len(records), np.int64)
         dataset = Dataset("", records[:0], none, records, labels, None)
-        prepared = prepare(dataset, self.recipe.features, directions=self._given)
+        prepared = prepare(
+            dataset, self.recipe.features, release=lambda name, *_: self._summaries[name]
+        )
         with torch.no_grad():
             return self.model(torch.from_numpy(prepared.x_test)).numpy()
-
-    def _given(self, _: np.ndarray) -> np.ndarray:
-        assert self._directions is not None  # saved with every model that needs them
-        return self._directions
 
 
 def model_bytes(recipe: Recipe, model: "nn.Module", prepared: Prepared, n_classes: int) -> bytes:
@@ -51,13 +51,15 @@ def model_bytes(recipe: Recipe, model: "nn.Module", prepared: Prepared, n_classe
     from safetensors.torch import save
 
     tensors = {name: t.detach().contiguous() for name, t in model.state_dict().items()}
-    if prepared.directions is not None:
-        tensors[_DIRECTIONS] = torch.from_numpy(np.ascontiguousarray(prepared.directions))
-    shape = list(prepared.x_train.shape[1:])
-    return save(
-        tensors,
-        {"recipe": recipe.to_toml(), "shape": json.dumps(shape), "n_classes": str(n_classes)},
-    )
+    for name, summary in prepared.summaries.items():
+        tensors[_SUMMARY + name] = torch.from_numpy(np.ascontiguousarray(summary))
+    about = {
+        "recipe": recipe.to_toml(),
+        "shape": list(prepared.x_train.shape[1:]),
+        "n_classes": n_classes,
+    }
+    # One entry: the format writes several in any order, and the file's hash is part of the claim.
+    return save(tensors, {_ABOUT: json.dumps(about)})
 
 
 def load_model(run: str | Path) -> Released:
@@ -66,11 +68,14 @@ def load_model(run: str | Path) -> Released:
 
     path = Path(run) if Path(run).is_file() else RunFolder(run) / MODEL
     with safe_open(path, "pt") as file:
-        header = file.metadata()
+        about = json.loads(file.metadata()[_ABOUT])
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no dict
-    recipe = Recipe.parse(header["recipe"])
-    directions = tensors.pop(_DIRECTIONS, None)
-    shape = tuple(json.loads(header["shape"]))
-    model = models.build(recipe.model, shape, int(header["n_classes"]), seed=0)
+    recipe = Recipe.parse(about["recipe"])
+    summaries = {
+        name.removeprefix(_SUMMARY): tensors.pop(name).numpy()
+        for name in list(tensors)
+        if name.startswith(_SUMMARY)
+    }
+    model = models.build(recipe.model, tuple(about["shape"]), about["n_classes"], seed=0)
     model.load_state_dict(tensors)
-    return Released(recipe, model.eval(), None if directions is None else directions.numpy())
+    return Released(recipe, model.eval(), summaries)

@@ -16,6 +16,7 @@ for. Every file is replaced whole, so a reader finds the old one or the new one.
 
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -33,6 +34,7 @@ MODEL = "model.safetensors"
 LEDGER = "run.ledger"
 FACTS = "facts.json"
 SECRET = "secret"
+PART = ".part"  # ending of a file that is being written
 
 Json = Any  # Any: JSON values have no narrower common type
 Metric = dict[str, float]
@@ -233,6 +235,12 @@ class RunFolder:
         """JSON lines."""
         self.write(name, "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
 
+    def close(self) -> None:
+        """Remove the key and whatever a killed process left half-written."""
+        shutil.rmtree(self / SECRET, ignore_errors=True)
+        for part in self.path.glob(f".*{PART}"):
+            part.unlink(missing_ok=True)
+
     def read_lines(self, name: str) -> list[Metric]:
         """The rows of a file of JSON lines; none if it is not there."""
         path = self / name
@@ -245,7 +253,7 @@ def write_whole(path: Path, content: str | bytes, *, mode: int = 0o644) -> Path:
     """`content` at `path` by writing beside it, syncing, and renaming."""
     path.parent.mkdir(parents=True, exist_ok=True)
     raw = content.encode("utf-8") if isinstance(content, str) else content
-    handle, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    handle, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=PART)
     try:
         with os.fdopen(handle, "wb") as stream:
             stream.write(raw)

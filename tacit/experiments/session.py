@@ -3,7 +3,6 @@
 import io
 import json
 import os
-import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from tacit.experiments import models, plan
 from tacit.experiments._describe import describe_run
 from tacit.experiments.baseline import train_baseline
 from tacit.experiments.evaluate import evaluate
-from tacit.experiments.features import Prepared, PrivatePCA, prepare
+from tacit.experiments.features import Prepared, Summary, prepare
 from tacit.experiments.recipe import Recipe
 from tacit.experiments.released import model_bytes
 from tacit.experiments.run import (
@@ -171,24 +170,22 @@ class Session:
     # Making and ending --------------------------------------------------------------------------
 
     def _prepare(self, state: Mapping | None) -> Prepared:
-        kept = None if state is None else state["directions"]
+        kept = {} if state is None else state["summaries"]
 
-        def directions(x: np.ndarray) -> np.ndarray:
-            return kept.numpy() if kept is not None else self._pay_and_release(x)
+        def release(name: str, summary: Summary, x: np.ndarray) -> np.ndarray:
+            return kept[name].numpy() if name in kept else self._pay_and_release(name, summary, x)
 
-        return prepare(self.dataset, self.recipe.features, directions=directions, cache=self.cache)
+        return prepare(self.dataset, self.recipe.features, release=release, cache=self.cache)
 
-    def _pay_and_release(self, x: np.ndarray) -> np.ndarray:
-        """PCA's directions: paid once, and after a crash released again with the same noise."""
+    def _pay_and_release(self, name: str, summary: Summary, x: np.ndarray) -> np.ndarray:
+        """A summary, paid once; after a crash it is released again with the same noise."""
         from tacit.training.noise import Key
 
         key = Key(_secret_key(self.folder, self.recipe.run.seed))
-        settings = self.recipe.features
-        pca = PrivatePCA(settings.components, settings.noise_multiplier)
-        note = f"private PCA of run {key.bytes('name', 0, 8).hex()}"
+        note = f"{name} for run {key.bytes('name', 0, 8).hex()}"
         if not any(entry.note == note for entry in self.ledger.history()):
-            self.ledger.spend(pca.event, note=note)
-        return pca.release(x, key.numpy("features", 0))
+            self.ledger.spend(summary.event, note=note)
+        return summary.release(x, key.numpy(name, 0))
 
     def _init_seed(self) -> int:
         seed = self.recipe.run.seed
@@ -258,7 +255,7 @@ class Session:
             seconds=self.seconds,
         )
         self.folder.write(FACTS, json.dumps(facts.to_dict(), indent=2) + "\n")
-        shutil.rmtree(self.folder / SECRET, ignore_errors=True)
+        self.folder.close()
         return facts
 
     # Restarts -----------------------------------------------------------------------------------
@@ -266,7 +263,6 @@ class Session:
     def _save(self) -> None:
         import torch
 
-        directions = self.prepared.directions
         state = {
             "private": self.private.state_dict(),
             "model": self.model.state_dict(),
@@ -275,7 +271,7 @@ class Session:
             "metrics": self.metrics,
             "noise": self.noise,
             "init": self.init,
-            "directions": None if directions is None else torch.from_numpy(directions),
+            "summaries": {n: torch.from_numpy(s) for n, s in self.prepared.summaries.items()},
             "resumed": self.resumed,
             "seconds": self.seconds,
         }

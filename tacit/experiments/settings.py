@@ -56,12 +56,15 @@ class Features:
     """Dimensions kept by pca and projection."""
     noise_multiplier: float = 16.0
     """Of the private PCA's one release."""
+    mean_noise_multiplier: float = 0.0
+    """Of the private mean's one release, which centers the records; 0 leaves them as they are."""
 
     def __post_init__(self) -> None:
         _one_of("features.kind", self.kind, ("none", "scattering", "pca", "projection"))
         for name in ("scales", "angles", "groups", "components"):
             _check(whole, f"features.{name}", getattr(self, name), least=1)
         _check(positive, "features.noise_multiplier", self.noise_multiplier)
+        _check(non_negative, "features.mean_noise_multiplier", self.mean_noise_multiplier)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,8 +113,6 @@ class Training:
     """Decay of the running mean of the weights that is released; 0 for the last weights."""
     max_microbatch: int | None = None
     """Most rows at once; default by the memory at hand."""
-    at: tuple[dict[str, Value], ...] = ()
-    """Settings of this section for given epsilons."""
 
     def __post_init__(self) -> None:
         _one_of("training.optimizer", self.optimizer, ("sgd", "adam"))
@@ -126,9 +127,6 @@ class Training:
         for name in ("momentum", "average"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"training.{name} must be in [0, 1), got {getattr(self, name)}.")
-        for given in self.at:
-            _check(positive, "training.at.epsilon", given.get("epsilon"))
-            section(Training, {k: v for k, v in given.items() if k != "epsilon"}, "training.at")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -124,7 +124,7 @@ def _grid(
         for epsilon in sorted(set(epsilons)):
             for k in range(repeats):
                 seed = None if recipe.run.seed is None else recipe.run.seed + k
-                one = recipe.at(epsilon)
+                one = recipe.for_epsilon(epsilon)
                 one = replace(
                     one,
                     privacy=replace(one.privacy, delta=delta),

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tacit.events import Relation
-from tacit.experiments import data, plan
-from tacit.experiments.features import cache_folder
+from tacit.experiments import data
+from tacit.experiments.features import cache_folder, summaries_of
 from tacit.experiments.recipe import Recipe
-from tacit.experiments.run import LEDGER, RECIPE, Facts, Metric, RunFolder
+from tacit.experiments.run import LEDGER, PART, RECIPE, Facts, Metric, RunFolder
 from tacit.experiments.session import OnProgress, Session
 from tacit.ledger import Budget, Ledger
 
@@ -52,6 +52,7 @@ def train(
     recipe = recipe.filled(len(dataset.x_train))
     _take(folder, recipe)
     if folder.is_finished:
+        folder.close()  # in case it was killed between the facts and this
         return folder.facts()
     with _ledger(recipe, folder) as ledger:
         session = Session(recipe, folder, dataset, ledger, cache or cache_folder())
@@ -70,7 +71,7 @@ def _take(folder: RunFolder, recipe: Recipe) -> None:
                 f"or resume it as it was planned: tacit train {path}"
             )
         return
-    if folder.path.exists() and any(folder.path.iterdir()):
+    if folder.path.exists() and any(p.suffix != PART for p in folder.path.iterdir()):
         raise ValueError(f"{folder.path} is not empty and holds no run. Choose another with --out.")
     folder.write(RECIPE, text)
 
@@ -86,9 +87,10 @@ def _ledger(recipe: Recipe, folder: RunFolder) -> Ledger:
         return Ledger(privacy.ledger, relation=Relation(privacy.relation))
     assert privacy.delta is not None  # filled
     budget = Budget(privacy.epsilon, privacy.delta)
+    recipe_pays_twice = bool(summaries_of(recipe.features, 1))
     return Ledger(
         folder / LEDGER,
-        budget=None if plan.features_event(recipe) else budget,
+        budget=None if recipe_pays_twice else budget,
         relation=Relation(privacy.relation),
         unit=privacy.unit,
     )

@@ -1,0 +1,126 @@
+"""Features: what is free is free, what is released is paid for and noisy as billed."""
+
+import numpy as np
+import pytest
+
+from tacit.datasets import Dataset
+from tacit.events import Gaussian
+from tacit.experiments.features import (
+    PrivateMean,
+    PrivatePCA,
+    _bounded_sum,
+    _gram,
+    prepare,
+    project,
+    random_directions,
+)
+from tacit.experiments.settings import Features
+
+
+def noisy_vector(x: np.ndarray) -> np.ndarray:
+    """What the mechanism of PrivatePCA is given: diagonal and sqrt(2) times the upper triangle."""
+    gram = _gram(x)
+    rows, columns = np.triu_indices(len(gram))
+    return gram[rows, columns] * np.where(rows == columns, 1.0, np.sqrt(2.0))
+
+
+def test_one_record_moves_the_release_by_at_most_one_and_a_replacement_by_root_two():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(50, 6)) * rng.lognormal(0, 3, size=(50, 1))
+    whole = noisy_vector(x)
+    for i in range(len(x)):
+        assert np.linalg.norm(whole - noisy_vector(np.delete(x, i, 0))) <= 1.0
+        swapped = x.copy()
+        swapped[i] = rng.normal(size=6)
+        assert np.linalg.norm(whole - noisy_vector(swapped)) <= np.sqrt(2.0)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e308])
+def test_a_record_that_is_not_finite_contributes_at_most_one(bad):
+    x = np.random.default_rng(0).normal(size=(20, 4))
+    spoiled = np.vstack([x, [bad, 1.0, 1.0, 1.0]])
+    assert np.linalg.norm(noisy_vector(spoiled) - noisy_vector(x)) <= 1.0
+
+
+def test_the_noise_of_the_private_components_is_as_billed():
+    pca = PrivatePCA(2, noise_multiplier=3.0)
+    assert pca.event == Gaussian(3.0, replace_factor=np.sqrt(2.0))
+    assert pca._mechanism.noise_std == 3.0  # sensitivity 1
+
+
+def test_private_directions_approach_the_exact_ones_as_noise_falls():
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(4000, 8)) * np.array([8, 4, 2, 1, 1, 1, 1, 1])
+    exact = PrivatePCA(3, 1.0).exact(x)
+    near = PrivatePCA(3, noise_multiplier=0.01).release(x, rng)
+    far = PrivatePCA(3, noise_multiplier=1e4).release(x, rng)
+    overlap = lambda a: np.linalg.norm(exact.T @ a) ** 2 / 3  # noqa: E731  # a formula
+    assert overlap(near) > 0.999 > overlap(far)
+    np.testing.assert_allclose(near.T @ near, np.eye(3), atol=1e-9)
+
+
+def test_one_record_moves_the_mean_by_what_its_noise_is_scaled_to():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(40, 2, 3)) * rng.lognormal(0, 3, size=(40, 1, 1))
+    x[7, 0, 0] = np.nan
+    bound = np.sqrt(6.0)
+    whole = _bounded_sum(x, bound)
+    for i in range(len(x)):
+        assert np.linalg.norm(whole - _bounded_sum(np.delete(x, i, 0), bound)) <= bound + 1e-9
+    many = PrivateMean(40, noise_multiplier=2.0)
+    draws = [many.release(x, np.random.default_rng(seed)) for seed in range(300)]
+    spread = np.std(draws, axis=0)
+    # 1,800 normal draws: the relative error of each std has sd 1 / sqrt(600); 6 sd is 1e-9 a draw
+    np.testing.assert_allclose(spread, 2.0 * bound / 40, rtol=6 / np.sqrt(600))
+
+
+def tiny() -> Dataset:
+    rng = np.random.default_rng(0)
+    images = rng.random((12, 8, 8), dtype=np.float32)
+    labels = np.arange(12) % 3
+    return Dataset("tiny", images[:9], labels[:9], images[9:], labels[9:], 3)
+
+
+def refuse(name, summary, x):
+    raise AssertionError("nothing has to be released")
+
+
+def test_features_without_a_price_look_at_one_record_at_a_time(tmp_path):
+    data = tiny()
+    for settings in (
+        Features(kind="none"),
+        Features(kind="scattering", scales=1, groups=9),
+        Features(kind="projection", components=5),
+    ):
+        whole = prepare(data, settings, release=refuse)
+        alone = Dataset("one", data.x_train[3:4], data.y_train[3:4], data.x_test, data.y_test, 3)
+        one = prepare(alone, settings, release=refuse)
+        np.testing.assert_allclose(whole.x_train[3], one.x_train[0], rtol=1e-5, atol=1e-6)
+
+
+def test_scattering_is_cached_and_the_cache_gives_the_same(tmp_path):
+    data, settings = tiny(), Features(kind="scattering", scales=1, groups=9)
+    plain = prepare(data, settings, release=refuse)
+    first = prepare(data, settings, release=refuse, cache=tmp_path / "cache")
+    again = prepare(data, settings, release=refuse, cache=tmp_path / "cache")
+    files = sorted((tmp_path / "cache").iterdir())
+    assert len(files) == 2
+    assert all(path.stat().st_mode & 0o077 == 0 for path in files), "private values"
+    for prepared in (first, again):
+        np.testing.assert_array_equal(prepared.x_train, plain.x_train)
+        np.testing.assert_array_equal(prepared.x_test, plain.x_test)
+
+
+def test_projected_records_keep_their_scale():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(30, 40)).astype(np.float32)
+    directions = random_directions(40, 40)
+    norms = np.linalg.norm(project(x, directions), axis=1)
+    np.testing.assert_allclose(norms, np.sqrt(40), rtol=1e-4)
+
+
+def test_wrong_sizes_are_refused_in_words():
+    with pytest.raises(ValueError, match=r"features.components must be <= 64"):
+        prepare(tiny(), Features(kind="pca", components=65), release=refuse)
+    with pytest.raises(ValueError, match=r"features.groups must divide the 9 channels"):
+        prepare(tiny(), Features(kind="scattering", scales=1, groups=27), release=refuse)

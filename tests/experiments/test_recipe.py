@@ -1,0 +1,118 @@
+"""Recipes: every default written out, every error says what to write."""
+
+import tomllib
+
+import pytest
+
+from tacit.experiments import _toml
+from tacit.experiments.recipe import Recipe, shipped
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_a_shipped_recipe_reads_back_from_its_written_form(name):
+    recipe = Recipe.read(name)
+    assert recipe.name == name
+    assert Recipe.parse(recipe.to_toml()) == recipe
+    filled = recipe.filled(50_000)
+    assert Recipe.parse(filled.to_toml()) == filled == filled.filled(50_000)
+
+
+def test_the_expected_recipes_are_shipped():
+    wanted = {"digits", "mnist", "fashion-mnist", "paper-2016", "pums-logistic", "pums-mlp"}
+    assert wanted <= set(shipped())
+
+
+def test_a_filled_recipe_leaves_no_default_open():
+    filled = Recipe().filled(1000)
+    assert filled.training.batch_size == 125
+    assert filled.privacy.delta == 1e-5
+    assert filled.training.learning_rate_end == filled.training.learning_rate
+    assert filled.training.decay_epochs == filled.training.epochs
+    assert Recipe().filled(10**7).privacy.delta == 1e-8
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[training]\nepoch = 3", r"\[training\] has no 'epoch'. Did you mean 'epochs'\?"),
+        ("[trainin]\nepochs = 3", r"\[recipe\] has no 'trainin'. Did you mean 'training'\?"),
+        ("[training]\nepochs = 'ten'", "training.epochs must be a number, got 'ten'"),
+        ("[training]\nepochs = true", "training.epochs must be a number, got True"),
+        ("[training]\nepochs = -1", "training.epochs must be a positive finite number, got -1"),
+        ("[training]\nbatch_size = 0", "training.batch_size must be a whole number >= 1, got 0"),
+        ("[training]\nmomentum = 1.0", r"training.momentum must be in \[0, 1\), got 1.0"),
+        ("training = 3", r"\[training\] must be a table, got int"),
+        ("[privacy]\ndelta = 2.0", r"privacy.delta must be in \(0, 1\), got 2.0"),
+        ("[privacy]\nrelation = 'swap'", "privacy.relation must be one of add_remove"),
+        ("[model]\nkind = 'conv'", "model.kind must be one of linear, mlp, cnn, module"),
+        ("[model]\nkind = 'module'", 'model.module = "package.module:Name"'),
+        ("[model]\nhidden = [0]", "model.hidden and model.channels must be a whole number >= 1"),
+        ("[model]\nhidden = 1000", "model.hidden must be a list, got 1000"),
+        ("[data]\nname = 'mnits'", "Did you mean 'mnist'"),
+        ("[data]\nname = 'table'", "a table needs data.path"),
+        ("[data]\nvalidation_share = 1.0", r"data.validation_share must be in \[0, 1\)"),
+        ("[features]\nkind = 'pca'\nnoise_multiplier = 0", "features.noise_multiplier must be"),
+        ("[[at]]\ntraining.epochs = 3", r"each \[\[at\]\] needs the epsilon it is for"),
+        ("[[at]]\nepsilon = 1\ntraining.lr = 3", r"\[at.training\] has no 'lr'"),
+        ("[[at]]\nepsilon = 1\nepochs = 3", "has epsilon, features and training, not 'epochs'"),
+        ("[run]\nseed = -1", "run.seed must be a whole number >= 0"),
+        ("epsilon = = 3", "the recipe is not TOML"),
+    ],
+)
+def test_a_wrong_setting_says_what_to_write(text, message):
+    with pytest.raises(ValueError, match=message):
+        Recipe.parse(text)
+
+
+def test_an_unknown_recipe_lists_those_that_are_shipped():
+    with pytest.raises(ValueError, match=r"Shipped: .*digits"):
+        Recipe.read("nonsense")
+
+
+def test_settings_between_two_budgets_are_interpolated_on_logarithmic_axes():
+    recipe = Recipe.parse(
+        """
+        [[at]]
+        epsilon = 1
+        training.epochs = 10
+        training.batch_size = 100
+        [[at]]
+        epsilon = 4
+        training.epochs = 40
+        training.batch_size = 400
+        training.optimizer = "adam"
+        features.noise_multiplier = 2.0
+        """
+    )
+    between = recipe.for_epsilon(2.0).training
+    assert between.epochs == pytest.approx(20)
+    assert between.batch_size == 200
+    assert between.optimizer == "adam"
+    assert recipe.for_epsilon(0.1).training.epochs == 10
+    assert recipe.for_epsilon(100).training.epochs == 40
+    assert recipe.for_epsilon(2.0).at == ()
+    assert recipe.for_epsilon(2.0).features.noise_multiplier == 2.0
+
+
+def test_a_setting_is_changed_by_its_dotted_name():
+    changed = Recipe().with_settings({"training.epochs": 5, "model.kind": "mlp", "name": "x"})
+    assert (changed.training.epochs, changed.model.kind, changed.name) == (5.0, "mlp", "x")
+    with pytest.raises(ValueError, match="has no 'epoch'"):
+        Recipe().with_settings({"training.epoch": 5})
+    with pytest.raises(ValueError, match=r"name\.x is not a setting"):
+        Recipe().with_settings({"name.x": 5})
+
+
+def test_toml_reads_back_what_was_written():
+    data = {
+        "text": 'a "quoted"\nline\\ with \x7f and é',
+        "number": -1.5e-300,
+        "whole": 3,
+        "truth": [True, False],
+        "empty": [],
+        "table": {"strange key!": {"deep": 1.0}},
+        "tables": [{"x": 1, "inner": {"y": "z"}}, {"x": 2}],
+    }
+    assert tomllib.loads(_toml.dumps(data)) == data
+    with pytest.raises(TypeError, match="no TOML form"):
+        _toml.dumps({"x": object()})
