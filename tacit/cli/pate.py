@@ -10,6 +10,8 @@ import typer
 from tacit.cli import _shared as shared
 
 if TYPE_CHECKING:
+    from tacit.experiments.pate import PATERecipe
+    from tacit.experiments.pate_sweep import Point
     from tacit.pate.votes import Progress
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -41,6 +43,10 @@ def pate(
     jobs: Annotated[int | None, typer.Option(help="Teachers trained at once.")] = None,
     data: Annotated[Path | None, typer.Option(help="Folder of the data sets.")] = None,
     ledger: Annotated[Path | None, typer.Option(help="Ledger that pays.")] = None,
+    vary: Annotated[
+        str | None,
+        typer.Option(metavar="NAME=A,B,...", help="One run each: teachers, noise or queries."),
+    ] = None,
     out: Annotated[Path, typer.Option(help="Run folder; one that was killed goes on.")] = Path(
         "runs/pate"
     ),
@@ -52,6 +58,7 @@ def pate(
     Example:
       tacit pate
       tacit pate --dataset mnist --teachers 250 --queries 64 --noise 60 --out runs/pate-mnist
+      tacit pate --vary teachers=10,25,50,100
     """
     from tacit.experiments.pate import PATERecipe, run_pate
 
@@ -72,6 +79,9 @@ def pate(
             "seed": seed,
         }
     )
+    if vary is not None:
+        _sweep(plan, vary, out, data, as_json=as_json)
+        return
     with _bar(quiet=as_json) as progress:
         facts = run_pate(plan, out, data=data, ledger=ledger, progress=progress)
     if as_json:
@@ -93,6 +103,37 @@ def pate(
             fg=typer.colors.YELLOW,
         )
     typer.echo(f"wrote {out}")
+
+
+def _sweep(plan: "PATERecipe", vary: str, out: Path, data: Path | None, *, as_json: bool) -> None:
+    from tacit.experiments.pate_sweep import sweep_pate
+
+    setting, _, listed = vary.partition("=")
+    try:
+        values = [float(value) for value in listed.split(",")]
+    except ValueError:
+        raise ValueError(f"--vary must look like teachers=10,50, got {vary!r}.") from None
+    if not as_json:
+        typer.echo(f"{setting:>10}  accuracy %  epsilon  answered")
+    points = sweep_pate(
+        plan,
+        setting,
+        values,
+        out,
+        data=data,
+        tell=lambda point: None if as_json else typer.echo(_row(point)),
+    )
+    if as_json:
+        shared.print_json({"setting": setting, "points": [point._asdict() for point in points]})
+    else:
+        typer.echo(f"wrote {out}: one run each; on one private data set their costs add up")
+
+
+def _row(point: "Point") -> str:
+    accuracy = f"{100 * point.accuracy:10.2f}"
+    return (
+        f"{point.value:10g}  {accuracy}  {shared.round_up(point.epsilon, 4):>7}  {point.answered}"
+    )
 
 
 @contextlib.contextmanager

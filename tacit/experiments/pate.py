@@ -30,6 +30,7 @@ import tacit
 from tacit import accounting
 from tacit._check import in_open_unit, positive, whole
 from tacit.datasets import Dataset
+from tacit.events import Event, Sequence
 from tacit.experiments import _toml
 from tacit.experiments import data as data_of
 from tacit.experiments.run import LEDGER, RECIPE, Facts, RunFolder, SeedValue, Touch, Utility
@@ -282,7 +283,7 @@ def _facts(
     is_fixed = recipe.answers.threshold is None
     event = model.event_ if is_fixed else model.plan_event(len(split.public))
     if model.sanitizer is not None:
-        event = tacit.events.Sequence((event, model.sanitizer.event))
+        event = Sequence((event, model.sanitizer.event))
     delta = recipe.privacy.delta
     accuracy = model.score(split.test, split.truth)
     counts = np.bincount(split.truth)
@@ -302,21 +303,7 @@ def _facts(
         assumed_public=(*dataset.public, "test split, without labels where the student asks"),
         sampling_assumed="none: every record is used by one teacher",
         sampling_used="none: every record is used by one teacher",
-        touches=(
-            Touch(
-                what="training",
-                how="teachers on disjoint random parts, seen through their noisy votes alone",
-                cost="paid",
-                event=event.to_dict(),
-            ),
-            Touch(
-                what="preprocessing",
-                how="features of each image alone, components from public inputs",
-                cost="free",
-            ),
-            Touch(what="evaluation", how="on the public test split", cost="public"),
-            Touch(what="size", how="number of records and classes", cost="public"),
-        ),
+        touches=_touches(event),
         released=("student", "labels of public inputs", "which queries were answered"),
         seed="OS entropy" if recipe.seed is None else recipe.seed,
         method="PATE",
@@ -344,6 +331,24 @@ def _facts(
             "scipy": version("scipy"),
         },
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    )
+
+
+def _touches(event: Event) -> tuple[Touch, ...]:
+    return (
+        Touch(
+            what="training",
+            how="teachers on disjoint random parts, seen through their noisy votes alone",
+            cost="paid",
+            event=event.to_dict(),
+        ),
+        Touch(
+            what="preprocessing",
+            how="features of each image alone, components from public inputs",
+            cost="free",
+        ),
+        Touch(what="evaluation", how="on the public test split", cost="public"),
+        Touch(what="size", how="number of records and classes", cost="public"),
     )
 
 

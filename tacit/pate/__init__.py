@@ -18,11 +18,11 @@ from tacit.pate.aggregate import (
     NO_ANSWER,
     ConfidentGNMax,
     GNMax,
-    InteractiveGNMax,
     LaplaceMax,
 )
 from tacit.pate.analysis import PrivateCurve
 from tacit.pate.images import character_features
+from tacit.pate.interactive import InteractiveGNMax
 from tacit.pate.journal import Journal
 from tacit.pate.kernel import KernelTeacher
 from tacit.pate.run import OverlapWarning, PATEClassifier

@@ -7,6 +7,8 @@
 | `ConfidentGNMax` | nothing, unless a noisy check finds a clear winner | a check, then GNMax |
 | `InteractiveGNMax` | the same, where the student does not know yet | a check, then GNMax |
 
+(the last in `tacit.pate.interactive`).
+
 Why. One record changes one teacher (`tacit.pate.partition`), so on each query one class loses a
 vote and another gains it, whether the record is added, removed or replaced: an L1 change of 2, an
 L2 change of sqrt(2), and a change of the highest count by at most 1. The winner is post-processing
@@ -28,7 +30,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from tacit._check import in_closed_unit, positive, whole
+from tacit._check import positive, whole
 from tacit.errors import BudgetExceeded
 from tacit.events import Event, Gaussian, Laplace, Repeated, Sequence
 from tacit.ledger import Ledger
@@ -317,71 +319,6 @@ class ConfidentGNMax(_Aggregator):
         return PrivateCurve(orders, checks.sum(axis=0)) + answers
 
 
-@dataclass(frozen=True, kw_only=True)
-class InteractiveGNMax(ConfidentGNMax):
-    """Confident-GNMax that asks only where teachers and student disagree (2018, Alg. 2).
-
-    The check is on the highest of (count - teachers * student's probability): small where the
-    student already agrees. A query that fails it is answered by the student itself, at no further
-    cost, where the student's probability is at least `confidence`.
-    """
-
-    confidence: float = 0.9
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        in_closed_unit(confidence=self.confidence)
-
-    def answer(  # type: ignore[override]  # a student's probabilities are needed
-        self,
-        votes: ArrayLike,
-        student_probabilities: ArrayLike,
-        *,
-        ledger: Ledger | None = None,
-        rng: Seed = None,
-        journal: Journal | None = None,
-        block: int = 1,
-        max_answers: int | None = None,
-        strict: bool = False,
-    ) -> Labels:
-        """Label of each query, by the teachers or by a confident student, else `NO_ANSWER`.
-
-        `student_probabilities` (queries, classes) must come from released labels and public data
-        alone. The rest as in `ConfidentGNMax.answer`.
-        """
-        asked, probabilities = _ask_beside_student(votes, student_probabilities)
-        terms = _Terms(ledger, rng, journal, block, max_answers, strict)
-        labels = self._answer(asked, terms)
-        sure = (labels == NO_ANSWER) & (probabilities.max(axis=1) >= self.confidence)
-        labels[sure] = probabilities[sure].argmax(axis=1)
-        return labels
-
-    def private_cost(  # type: ignore[override]  # as in answer
-        self,
-        votes: ArrayLike,
-        student_probabilities: ArrayLike,
-        labels: ArrayLike | None = None,
-        *,
-        orders: ArrayLike = ORDERS,
-        tight: bool = False,
-    ) -> PrivateCurve:
-        """As in `ConfidentGNMax`; a label that the student gave is counted as the teachers'."""
-        asked, _ = _ask_beside_student(votes, student_probabilities)
-        return self._private_cost(
-            asked, _answered(labels, asked), np.asarray(orders, float), tight=tight
-        )
-
-
-def _ask_beside_student(
-    votes: ArrayLike, student_probabilities: ArrayLike
-) -> tuple[_Asked, NDArray[np.float64]]:
-    counts = as_votes(votes)
-    probabilities = _as_probabilities(student_probabilities, counts.shape)
-    n_teachers = counts[0].sum() if len(counts) else 0  # the same for every query, and public
-    # The student's share is public, so a moved vote still changes the maximum by <= 1.
-    return _Asked(counts, (counts - n_teachers * probabilities).max(axis=1)), probabilities
-
-
 def _answered(labels: ArrayLike | None, asked: _Asked) -> NDArray[np.bool_]:
     if labels is None:
         return np.ones(len(asked.counts), dtype=bool)
@@ -392,15 +329,3 @@ def _answered(labels: ArrayLike | None, asked: _Asked) -> NDArray[np.bool_]:
             f"got shape {given.shape}."
         )
     return given != NO_ANSWER
-
-
-def _as_probabilities(values: ArrayLike, shape: tuple[int, ...]) -> NDArray[np.float64]:
-    probabilities = np.asarray(values, dtype=float)
-    if probabilities.shape != shape:
-        raise ValueError(
-            f"student_probabilities must have the shape of votes {shape}, "
-            f"got {probabilities.shape}."
-        )
-    if not np.all((probabilities >= 0) & (probabilities <= 1 + 1e-6)):
-        raise ValueError("student_probabilities must be in [0, 1].")
-    return probabilities

@@ -20,7 +20,8 @@ from tacit._check import whole
 from tacit.events import Event
 from tacit.ledger import Ledger
 from tacit.mechanisms.rng import Rng, Seed, generator
-from tacit.pate.aggregate import NO_ANSWER, ConfidentGNMax, GNMax, InteractiveGNMax, LaplaceMax
+from tacit.pate.aggregate import NO_ANSWER, ConfidentGNMax, GNMax, LaplaceMax
+from tacit.pate.interactive import InteractiveGNMax
 from tacit.pate.journal import Journal
 from tacit.pate.sanitize import SanitizedCost, Sanitizer, publish_cost
 from tacit.pate.student import SpreadStudent, spread_queries

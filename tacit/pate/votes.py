@@ -60,9 +60,10 @@ class ConstantTeacher:
 def partition(n_records: int, n_teachers: int, rng: Seed = None) -> list[NDArray[np.int64]]:
     """Record numbers of each teacher: disjoint, all of them, drawn without looking at any value.
 
-    Every record draws its teacher uniformly and on its own, so that adding, removing or replacing
-    one record changes the part of one teacher and no other. (Equal parts would not do: with one
-    record more, the balance is restored elsewhere, and two teachers change.)
+    Every record draws its teacher uniformly and on its own. So, with the same draws for the records
+    that two neighboring data sets share, they differ in the part of one teacher and no other; the
+    draws are secret, and a mixture over them costs no more than its worst member. (Equal parts
+    would not do: with one record more, the balance is restored elsewhere, and two teachers change.)
 
     >>> parts = partition(1000, 10, rng=0)
     >>> sorted(np.concatenate(parts).tolist()) == list(range(1000))

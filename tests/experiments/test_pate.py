@@ -123,3 +123,23 @@ def test_a_recipe_is_written_out_and_read_back(tmp_path):
     path.write_text("oops")
     with pytest.raises(ValueError, match="not TOML"):
         PATERecipe.read(path)
+
+
+def test_a_setting_can_be_varied_and_finished_points_are_kept(tmp_path):
+    command = ["pate", "--out", str(tmp_path), "--queries", "15", "--vary", "teachers=10,20"]
+    first = CliRunner().invoke(app, command)
+    assert first.exit_code == 0, first.output
+    lines = (tmp_path / "sweep.csv").read_text().splitlines()
+    assert lines[0] == "teachers,accuracy,epsilon,answered"
+    assert len(lines) == 3
+    assert (tmp_path / "sweep.png").stat().st_size > 1000
+    again = CliRunner().invoke(app, [*command, "--json"])
+    points = json.loads(again.output)["points"]
+    assert [point["value"] for point in points] == [10.0, 20.0]
+    assert (tmp_path / "sweep.csv").read_text().splitlines() == lines
+
+
+@pytest.mark.parametrize("vary", ["teachers", "teachers=a,b", "color=1,2"])
+def test_a_setting_that_cannot_be_varied_is_refused(tmp_path, vary):
+    result = CliRunner().invoke(app, ["pate", "--out", str(tmp_path), "--vary", vary])
+    assert result.exit_code == 2
