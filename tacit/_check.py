@@ -6,6 +6,9 @@ Each takes one keyword, the argument under its public name, and returns the valu
 import math
 from numbers import Integral, Real
 
+MOST = 10**18
+"""Largest whole number taken: beyond any use, and within 64 bits."""
+
 
 def _single(named: dict[str, object]) -> tuple[str, object]:
     ((name, value),) = named.items()
@@ -15,7 +18,10 @@ def _single(named: dict[str, object]) -> tuple[str, object]:
 def _real(name: str, value: object, rule: str, advice: str) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be {rule}, got {type(value).__name__}.{_space(advice)}")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:  # a whole number or fraction beyond all floats
+        return math.inf if math.floor(value) > 0 else -math.inf
 
 
 def _space(advice: str) -> str:
@@ -64,10 +70,11 @@ def in_closed_unit(*, advice: str = "", **named: object) -> float:
 
 
 def whole(*, least: int = 0, advice: str = "", **named: object) -> int:
-    """The named value as an int; it must be a whole number, at least `least`."""
+    """The named value as an int; it must be a whole number, from `least` to 10^18."""
     name, value = _single(named)
     rule = f"a whole number >= {least}"
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"{name} must be {rule}, got {type(value).__name__}.{_space(advice)}")
     _require(int(value) >= least, name, rule, value, advice)
+    _require(int(value) <= MOST, name, "at most 10**18", "more", advice)
     return int(value)

@@ -104,7 +104,7 @@ class PureDP(Event):
     replace_factor: float = 2.0
 
     def __post_init__(self) -> None:
-        _set(self, epsilon=non_negative(epsilon=self.epsilon))
+        _set(self, epsilon=_epsilon(self.epsilon))
         _set(self, replace_factor=_factor(self.replace_factor))
 
     def __str__(self) -> str:
@@ -123,7 +123,7 @@ class ApproximateDP(Event):
     replace_factor: float = 2.0
 
     def __post_init__(self) -> None:
-        _set(self, epsilon=non_negative(epsilon=self.epsilon))
+        _set(self, epsilon=_epsilon(self.epsilon))
         _set(self, delta=in_closed_unit(delta=self.delta))
         _set(self, replace_factor=_factor(self.replace_factor))
         if self.replace_factor not in (1.0, 2.0):
@@ -147,7 +147,7 @@ class Exponential(Event):
     replace_factor: float = 2.0
 
     def __post_init__(self) -> None:
-        _set(self, epsilon=non_negative(epsilon=self.epsilon))
+        _set(self, epsilon=_epsilon(self.epsilon))
         _set(self, replace_factor=_factor(self.replace_factor))
 
     def __str__(self) -> str:
@@ -167,8 +167,10 @@ class RandomizedResponse(Event):
 
     def __post_init__(self) -> None:
         probability = in_closed_unit(random_probability=self.random_probability)
-        if probability == 0:
-            raise ValueError("random_probability must be above 0, got 0. Use NonPrivate().")
+        if probability < 1e-60:
+            raise ValueError(
+                f"random_probability must be at least 1e-60, got {probability}. Use NonPrivate()."
+            )
         _set(self, random_probability=probability)
         _set(self, n_options=whole(n_options=self.n_options, least=2))
 
@@ -445,6 +447,13 @@ def _noise(value: object) -> float:
     if not 1e-60 <= noise <= 1e60:  # beyond, fourth powers leave the range of floats
         raise ValueError(f"noise_multiplier must be within 1e-60 and 1e60, got {value}.")
     return noise
+
+
+def _epsilon(value: object) -> float:
+    epsilon = non_negative(epsilon=value)
+    if epsilon > 1e60:
+        raise ValueError(f"epsilon must be at most 1e60, got {value}. Use NonPrivate().")
+    return epsilon
 
 
 def _factor(value: object) -> float:

@@ -178,3 +178,21 @@ def test_wrong_types_are_type_errors(wrong):
 def test_noise_beyond_what_floats_can_square_is_refused(kind, noise):
     with pytest.raises(ValueError, match="noise_multiplier must be within"):
         kind(noise)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ev.PureDP(1e308),
+        lambda: ev.PureDP(10**400),
+        lambda: ev.ApproximateDP(1e300, 0.1),
+        lambda: ev.Exponential(1e61),
+        lambda: ev.RandomizedResponse(1e-320),
+        lambda: ev.RandomizedResponse(0.5, 10**400),
+        lambda: ev.Repeated(ev.Gaussian(1.0), 10**400),
+        lambda: ev.FixedSizeSampled(1, 10**400, ev.Gaussian(1.0)),
+    ],
+)
+def test_numbers_beyond_what_floats_can_price_are_refused(make):
+    with pytest.raises(ValueError, match="must be"):
+        make()

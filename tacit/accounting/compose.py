@@ -9,6 +9,7 @@ import math
 from collections import Counter
 from dataclasses import replace
 
+from tacit._check import MOST
 from tacit.errors import UnsupportedEvent
 from tacit.events import (
     Event,
@@ -20,9 +21,6 @@ from tacit.events import (
     Sequence,
     TruncatedPoissonSampled,
 )
-
-_MOST_REPETITIONS = 10**18
-"""Far beyond any use, and exact enough as a float."""
 
 _SAMPLED = (PoissonSampled, TruncatedPoissonSampled, FixedSizeSampled, RandomAllocation)
 
@@ -51,8 +49,8 @@ def flatten(event: Event) -> dict[Event, int]:
                 counts[simple] += count * times
         else:
             counts[node] += count
-    if any(count > _MOST_REPETITIONS for count in counts.values()):
-        raise UnsupportedEvent(f"more than {_MOST_REPETITIONS:.0e} repetitions have no price.")
+    if any(count > MOST for count in counts.values()):
+        raise UnsupportedEvent("more than 10**18 repetitions have no price.")
     return dict(counts)
 
 

@@ -24,7 +24,6 @@ from tacit.accounting._pairs import directions
 from tacit.accounting._side import Side
 from tacit.events import Event, Relation
 
-
 _LINES = 128
 """Points of the curve whose lines bound a trade-off."""
 
@@ -51,7 +50,12 @@ class PLD:
     def bracket(
         self, event: Event, *, delta: float, relation: Relation = Relation.ADD_REMOVE
     ) -> Bracket:
-        """Proved bounds on the smallest epsilon for which `event` is (epsilon, delta)-DP."""
+        """Proved bounds on the smallest epsilon for which `event` is (epsilon, delta)-DP.
+
+        They are those of its dominating pair. Where the pair is harder than the event can be (an
+        exponential mechanism; replacement in a sample of other than additive noise of factor 2),
+        only the upper end is a statement about the event; `tacit.bracket` then gives 0 as lower.
+        """
         return self._price(event, relation).epsilon(in_open_unit(delta=delta))
 
     def epsilon(

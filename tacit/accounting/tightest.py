@@ -26,6 +26,8 @@ from tacit.events import (
     Event,
     Exponential,
     Gaussian,
+    Laplace,
+    PoissonSampled,
     RandomAllocation,
     Relation,
     Repeated,
@@ -125,7 +127,8 @@ def bracket(event: Event, *, delta: float, relation: Relation = Relation.ADD_REM
     (4.3772, 4.3772)
     """
     delta, relation = in_open_unit(delta=delta), Relation(relation)
-    if _split(event, relation)[1] is not None or _has_looser_pair(event):
+    only_bounded = any(_is_only_bounded(part, relation) for part in flatten(event))
+    if only_bounded or _split(event, relation)[1] is not None:
         return Bracket(0.0, epsilon(event, delta=delta, relation=relation))
     found = PLD().bracket(event, delta=delta, relation=relation)
     if not _is_open(found):
@@ -191,6 +194,16 @@ def _split(event: Event, relation: Relation) -> tuple[Event | None, Event | None
 
 def _all(parts: list[Event]) -> Event | None:
     return Sequence(tuple(parts)) if parts else None
+
+
+def _is_only_bounded(part: Event, relation: Relation) -> bool:
+    """Whether the pair of `part` is harder than any mechanism it may stand for: no lower end."""
+    if not isinstance(part, PoissonSampled):
+        return isinstance(part, Exponential | RandomAllocation)
+    inner = part.event
+    if relation is not Relation.REPLACE_ONE:
+        return isinstance(inner, Exponential)
+    return not (isinstance(inner, Gaussian | Laplace) and inner.replace_factor == 2)
 
 
 def _has_looser_pair(event: Event) -> bool:

@@ -46,7 +46,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import ndtr
+from scipy.special import log_ndtr
 
 from tacit.accounting.gdp import gaussian_delta
 from tacit.events import Event, Relation
@@ -134,8 +134,8 @@ class Filter:
         by_order = [
             max(left, math.sqrt(2 * left / a)) for a, left in zip(self.orders, renyi, strict=True)
         ]
-        rare = float(ndtr(-math.sqrt(gaussian) / 2))  # where `price` meets the Gaussian, inverted
-        by_order.append(math.log((1 - rare) / rare))
+        half = math.sqrt(gaussian) / 2  # where `price` meets the Gaussian, inverted
+        by_order.append(float(log_ndtr(half) - log_ndtr(-half)))
         squares = [gaussian, *(2 * left / a for a, left in zip(self.orders, renyi, strict=True))]
         shares = [gaussian / limits.gaussian if limits.gaussian > 0 else 0.0]
         shares += [left / b for left, b in zip(renyi, limits.renyi, strict=True) if b > 0]

@@ -13,6 +13,7 @@ from tacit.accounting._closed import OneRelease
 from tacit.accounting._laws import Normal, Sampled
 from tacit.accounting._solve import invert
 from tacit.accounting.pld import PLD
+from tacit.accounting.tightest import bracket
 from tacit.errors import UnsupportedEvent
 from tacit.events import (
     ApproximateDP,
@@ -254,3 +255,17 @@ def test_noise_whose_square_underflows_is_not_free():
 def test_tiny_noise_needs_no_memory_and_costs_dearly(noise):
     run = Repeated(PoissonSampled(1e-3, Gaussian(noise)), 100)
     assert PLD().epsilon(run, delta=1e-5) > 0.4 / noise**2
+
+
+@pytest.mark.parametrize(
+    ("event", "relation"),
+    [
+        (PoissonSampled(0.3, Gaussian(1.0, replace_factor=1.0)), Relation.REPLACE_ONE),
+        (PoissonSampled(0.3, PureDP(1.0)), Relation.REPLACE_ONE),
+        (PoissonSampled(0.3, Exponential(1.0)), Relation.ADD_REMOVE),
+    ],
+)
+def test_a_pair_that_only_bounds_an_event_proves_no_lower_end(event, relation):
+    found = bracket(event, delta=1e-3, relation=relation)
+    assert found.lower == 0.0
+    assert found.upper == PLD().epsilon(event, delta=1e-3, relation=relation)

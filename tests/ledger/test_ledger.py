@@ -362,3 +362,8 @@ def test_a_closed_ledger_says_so() -> None:
         ledger.spend(PureDP(0.1))
     with pytest.raises(LedgerError, match="closed"):
         ledger.spend(PureDP(0.1))
+
+
+def test_what_is_left_of_a_huge_budget_can_be_said():
+    left = Ledger(budget=Budget(epsilon=1e4, delta=1e-5)).remaining()
+    assert left.epsilon == pytest.approx(1e4)
