@@ -24,6 +24,7 @@ VERBS = {
     "ledger": "The budget of one private data set, in a file.",
     "report": "Certificate, figures and page of a finished run.",
     "verify": "Whether a certificate holds.",
+    "audit": "Attack a finished run: a lower bound that must stay under its bill.",
     "train": "A private model by a recipe, in a folder that can be resumed.",
     "sweep": "One recipe at several budgets, in parallel.",
     "demo": "Learn digits privately, and see the page. No network needed.",

@@ -1,0 +1,222 @@
+"""Audit of a finished run: train by its recipe again, with canaries, and attack every release.
+
+The canaries have coordinates of their own, which no real record touches, so what the audit writes
+about them says nothing about the records and is not paid for. Whatever does depend on the records
+(the accuracy with canaries, membership inference on the released model) is measured only where the
+recipe says that the records are public.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tacit import accounting
+from tacit.auditing import (
+    AuditBound,
+    BillTest,
+    GradientCanaries,
+    minus_loss,
+    noise_bound,
+    one_run,
+    refute_event,
+    roc,
+    roc_figure,
+    threshold_test,
+)
+from tacit.datasets import Dataset
+from tacit.events import Event, Relation
+from tacit.experiments import data, models
+from tacit.experiments.evaluate import evaluate
+from tacit.experiments.features import Prepared, cache_folder, prepare
+from tacit.experiments.recipe import Recipe
+from tacit.experiments.released import Released, load_model
+from tacit.experiments.run import RECIPE, Facts, RunFolder
+
+if TYPE_CHECKING:
+    from torch import nn
+
+AUDIT, MEMBERSHIP_FIGURE = "audit.json", "figures/membership.png"
+AUDIT_VERSION = 1
+_MOST_MEMBERS = 5000  # records asked about in membership inference
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunAudit:
+    """What attacks on a run proved; `audit.json` holds it as plain JSON values."""
+
+    epsilon: float
+    """The bill of the audited run: the recipe's sampling rate, steps and noise."""
+    delta: float
+    bounds: tuple[AuditBound, ...]
+    tests: tuple[BillTest, ...]
+    """Of the billed event on its own curve: with fair coins alone, and with independent scores."""
+    n_canaries: int
+    accuracy: dict[str, float] | None
+    """With canaries and without, on the public test split; None if the records are private."""
+    membership: dict[str, float] | None
+    """AUC and true positive rates of a loss attack on the released model; None if private."""
+    created: str
+    version: int = AUDIT_VERSION
+
+    @property
+    def passes(self) -> bool:
+        """Whether no bound is above the bill and no test refutes it."""
+        holds = all(bound.passes(self.epsilon) for bound in self.bounds)
+        return holds and not any(test.is_refuted for test in self.tests)
+
+    def to_dict(self) -> dict[str, Any]:  # Any: JSON values
+        """Plain JSON values."""
+        tests = [{**asdict(test), "is_refuted": test.is_refuted} for test in self.tests]
+        return {**json.loads(json.dumps(asdict(self))), "tests": tests, "passes": self.passes}
+
+
+def audit_run(
+    path: str | Path,
+    *,
+    n_canaries: int | None = None,
+    confidence: float = 0.95,
+    root: str | Path | None = None,
+    seed: int | None = None,
+    on_step: Callable[[int, int], None] = lambda *_: None,
+) -> RunAudit:
+    """Audit the finished run in folder `path`, and write `audit.json` there.
+
+    With probability at least `confidence` for each bound and test, a run whose bill is right
+    passes. Canaries take part in every lot; the sampling rate of the recipe is kept.
+    """
+    folder = RunFolder(path)
+    facts, recipe = folder.facts(), Recipe.read(folder / RECIPE)
+    dataset = data.load(recipe.data, root)
+    released = load_model(folder.path)
+    n_canaries = n_canaries or (10_000 if facts.n_records > 20_000 else 2_000)
+    clip_norm = recipe.training.clip_norm
+    canaries = GradientCanaries(n_canaries, clip_norm=clip_norm, rng=seed)
+    prepared = prepare(
+        dataset,
+        recipe.features,
+        release=lambda name, *_: released._summaries[name],
+        cache=cache_folder(),
+    )
+    event, model = _train(canaries, recipe, facts, prepared, dataset, seed, on_step)
+    relation = Relation(facts.relation)
+    bill = accounting.epsilon(event, delta=facts.delta, relation=relation)
+    bounds, tests = _attacked(canaries, event, bill, facts.delta, relation, confidence)
+    is_public = recipe.data.is_public
+    found = RunAudit(
+        epsilon=bill,
+        delta=facts.delta,
+        bounds=bounds,
+        tests=tests,
+        n_canaries=n_canaries,
+        accuracy=_accuracy(model, facts, prepared) if is_public else None,
+        membership=_membership(folder, released, dataset, facts) if is_public else None,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+    folder.write(AUDIT, json.dumps(found.to_dict(), indent=2) + "\n")
+    return found
+
+
+def _train(
+    canaries: GradientCanaries,
+    recipe: Recipe,
+    facts: Facts,
+    prepared: Prepared,
+    dataset: Dataset,
+    seed: int | None,
+    on_step: Callable[[int, int], None],
+) -> tuple[Event, "nn.Module"]:
+    """What the audited run did to its records, and its model."""
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    from tacit.training import AdamBC, make_private
+
+    def losses(model: Any, batch: Any) -> Any:  # Any: tensors
+        return cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+    training, n = recipe.training, facts.n_records
+    assert training.batch_size is not None  # the recipe of a run folder is filled
+    assert dataset.n_classes is not None
+    shape = tuple(prepared.x_train.shape[1:])
+    inner = models.build(recipe.model, shape, dataset.n_classes, seed=seed or 0)
+    records = (torch.from_numpy(prepared.x_train), torch.from_numpy(prepared.y_train))
+    model, planted, loss_fn = canaries.plant(inner, records, losses)
+    kept_rate = training.learning_rate * (1 + canaries.n_canaries / 2 / n)  # for the longer divisor
+    if training.optimizer == "adam":
+        optimizer = AdamBC(model.parameters(), lr=training.learning_rate)
+    else:
+        optimizer = torch.optim.SGD(model.parameters(), lr=kept_rate, momentum=training.momentum)
+    n_records = n + canaries.n_canaries // 2
+    private = make_private(
+        model,
+        optimizer,
+        planted,
+        loss_fn,
+        batch_size=round(training.batch_size * n_records / n),
+        steps=facts.steps,
+        clip_norm=training.clip_norm,
+        noise_multiplier=float(facts.hyperparameters["noise_multiplier"]),
+        n_records=n_records,
+        seed=seed,
+        max_microbatch=training.max_microbatch,
+    )
+    for lot in canaries.watch(private):
+        private.step(lot)
+        on_step(private.steps_taken, private.steps)
+    return private.event, inner
+
+
+def _attacked(
+    canaries: GradientCanaries,
+    event: Event,
+    bill: float,
+    delta: float,
+    relation: Relation,
+    confidence: float,
+) -> tuple[tuple[AuditBound, ...], tuple[BillTest, ...]]:
+    scores, inside = canaries.scores, canaries.is_member
+    asked: dict[str, Any] = {"delta": delta, "confidence": confidence}  # Any: both are floats
+    bounds = (
+        one_run(scores, inside, **asked, expected_epsilon=bill),
+        threshold_test(scores, inside, **asked),
+        noise_bound(scores, inside, event, **asked, relation=relation),
+    )
+    tests = tuple(
+        refute_event(
+            scores,
+            inside,
+            event,
+            confidence=confidence,
+            relation=relation,
+            independent=independent,
+        )
+        for independent in (False, True)
+    )
+    return bounds, tests
+
+
+def _accuracy(model: "nn.Module", facts: Facts, prepared: Prepared) -> dict[str, float]:
+    import torch
+
+    x, y = torch.from_numpy(prepared.x_test), torch.from_numpy(prepared.y_test)
+    found = evaluate(model, x, y)["accuracy"]
+    return {"with_canaries": found, "without": facts.utility.private[0].value}
+
+
+def _membership(
+    folder: RunFolder, released: Released, dataset: Dataset, facts: Facts
+) -> dict[str, float]:
+    """Loss attack on the released model: training records against test records."""
+    x = np.concatenate([dataset.x_train[:_MOST_MEMBERS], dataset.x_test[:_MOST_MEMBERS]])
+    y = np.concatenate([dataset.y_train[:_MOST_MEMBERS], dataset.y_test[:_MOST_MEMBERS]])
+    n_in = len(dataset.x_train[:_MOST_MEMBERS])
+    curve = roc(minus_loss(released.scores(x), y), np.arange(len(y)) < n_in)
+    path = folder / MEMBERSHIP_FIGURE
+    path.parent.mkdir(exist_ok=True)
+    roc_figure({"released model": curve}, path, epsilon=facts.epsilon, delta=facts.delta)
+    return curve.summary
