@@ -134,7 +134,7 @@ def conv2d_instances(
     K = kernel[0] * kernel[1] * inputs
     tile_o, tile_k, tile_t = (
         tile_for(outputs, 64),
-        tile_for(K, 128),
+        tile_for(K, 64),
         tile_for(out_height * out_width, 64),
     )
     tiles_k = triton.cdiv(K, tile_k)
