@@ -79,7 +79,8 @@ def _direction(parts: list[tuple[Law, int]]) -> Direction:
     infinite = [(law.infinite, n) for law, n in parts if isinstance(law, Discrete) and law.infinite]
     for law, n in parts:
         finite = law.given_finite() if isinstance(law, Discrete) else law
-        free = isinstance(finite, Discrete) and finite.losses == (0.0,)
+        # Losses that are never positive are raised to 0: exact alone, an over-charge among others.
+        free = isinstance(finite, Discrete) and finite.largest_loss <= 0
         if not free and not isinstance(finite, Shifted):
             merged[finite] = merged.get(finite, 0) + n
     return Direction(tuple(merged.items()), *_any_infinite(infinite))

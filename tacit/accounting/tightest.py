@@ -27,6 +27,7 @@ from tacit.events import (
     Exponential,
     Gaussian,
     Laplace,
+    NonPrivate,
     PoissonSampled,
     RandomAllocation,
     Relation,
@@ -201,6 +202,8 @@ def _is_only_bounded(part: Event, relation: Relation) -> bool:
     if not isinstance(part, PoissonSampled):
         return isinstance(part, Exponential | RandomAllocation)
     inner = part.event
+    if isinstance(inner, NonPrivate) or getattr(inner, "epsilon", 1.0) == 0:
+        return True  # losses below 0 are raised to 0, see `_pairs`
     if relation is not Relation.REPLACE_ONE:
         return isinstance(inner, Exponential)
     return not (isinstance(inner, Gaussian | Laplace) and inner.replace_factor == 2)

@@ -269,3 +269,15 @@ def test_a_pair_that_only_bounds_an_event_proves_no_lower_end(event, relation):
     found = bracket(event, delta=1e-3, relation=relation)
     assert found.lower == 0.0
     assert found.upper == PLD().epsilon(event, delta=1e-3, relation=relation)
+
+
+@pytest.mark.parametrize("rare", [NonPrivate(), ApproximateDP(0.0, 0.5)])
+@pytest.mark.parametrize("common", [Gaussian(1.0), Laplace(1.0), PureDP(0.5)])
+def test_a_rare_disaster_composes_with_what_has_a_loss(rare, common):
+    run = Repeated(PoissonSampled(0.1, common), 50)
+    both = Sequence((PoissonSampled(1e-6, rare), run))
+    assert bracket(both, delta=1e-3).lower == 0.0
+    assert PLD().epsilon(both, delta=1e-7) == math.inf
+    price = PLD().epsilon(both, delta=1e-3)
+    assert PLD().epsilon(run, delta=1e-3) <= price
+    assert price == pytest.approx(PLD().epsilon(run, delta=1e-3 - 1e-6), rel=1e-4)
