@@ -21,7 +21,7 @@ def _real(name: str, value: object, rule: str, advice: str) -> float:
     try:
         return float(value)
     except OverflowError:  # a whole number or fraction beyond all floats
-        return math.inf if math.floor(value) > 0 else -math.inf
+        return math.inf if value == abs(value) else -math.inf
 
 
 def _space(advice: str) -> str:
