@@ -1,0 +1,90 @@
+"""An honest run passes its audit; a run whose noise is too small does not."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from tacit.cli import app
+from tacit.experiments.audit import AUDIT, audit_run
+from tacit.experiments.recipe import Recipe
+from tacit.experiments.train import train
+from tacit.training.noise import NoisyMean
+
+SMALL = """
+[training]
+epochs = 2
+[privacy]
+epsilon = 6.0
+[run]
+seed = 1
+baseline_steps = 0
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run") / "small"
+    train(Recipe.parse(SMALL), folder)
+    return folder
+
+
+@pytest.fixture
+def quiet_noise(monkeypatch):
+    """A fault of the kind an audit is for: a quarter of the billed noise."""
+    honest = NoisyMean.release
+
+    def release(self, sums, scales, *, step, noise_multiplier):
+        return honest(self, sums, scales, step=step, noise_multiplier=noise_multiplier / 4)
+
+    monkeypatch.setattr(NoisyMean, "release", release)
+
+
+def test_an_honest_run_passes_and_the_attack_is_not_idle(run):
+    found = audit_run(run, n_canaries=1500, seed=0)
+    assert found.passes
+    assert found.epsilon == pytest.approx(6.0, rel=0.05)  # the recipe's rate, kept up to rounding
+    best = max(bound.epsilon_lower for bound in found.bounds)
+    assert 0.3 * found.epsilon < best < found.epsilon
+    assert found.accuracy is not None
+    assert found.membership is not None
+    assert 0.4 < found.membership["auc"] < 0.6
+    written = json.loads((run / AUDIT).read_text())
+    assert written["passes"] is True
+    assert written["bounds"][0]["method"] == "one run"
+    assert (run / "figures/membership.png").is_file()
+    assert (run / "figures/membership.csv").is_file()
+
+
+def test_too_little_noise_is_found(run, quiet_noise):
+    found = audit_run(run, n_canaries=1500, seed=0)
+    assert not found.passes
+    assert any(test.is_refuted for test in found.tests)
+
+
+def test_private_records_are_not_measured(tmp_path):
+    recipe = Recipe.parse(SMALL).with_settings({"data.is_public": False})
+    train(recipe, tmp_path / "run")
+    found = audit_run(tmp_path / "run", n_canaries=200, seed=0)
+    assert found.accuracy is None
+    assert found.membership is None
+
+
+def test_the_verb_prints_bounds_and_ends_with_zero(run):
+    result = CliRunner().invoke(app, ["audit", str(run), "--canaries", "400", "--seed", "0"])
+    assert result.exit_code == 0, result.output
+    assert "the bill stands at 95 % confidence" in result.output
+    assert "What attacks reach" in (run / "report.html").read_text()
+
+
+def test_the_verb_ends_with_one_where_the_bill_is_refuted(run, quiet_noise):
+    command = ["audit", str(run), "--canaries", "1500", "--seed", "0", "--no-page", "--json"]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 1
+    assert "refuted" in result.stderr
+
+
+def test_a_folder_without_a_finished_run_is_refused(tmp_path):
+    result = CliRunner().invoke(app, ["audit", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "no finished run" in result.stderr
