@@ -17,17 +17,21 @@ that are never negative. So the sum over |t| < t_max differs from delta by
 
 The cost is nodes in t times nodes in y: the number of steps enters as an exponent only.
 
-**Splitting.** If few steps are taken and sampling is rare, the total loss has almost an atom where
-no step sampled the record, and M hardly decays. Split the law of each step smoothly into a low and
-a high part, M = A + B. The product of all A belongs to runs in which every loss is low; its own
-delta(epsilon) is below any wanted error by Chernoff, so it may be left out of the integral. What is
-left, prod M - prod A <= sum |B|, decays like B, whose losses are spread out.
+**Rungs.** If sampling is rare, the total loss is almost an atom (no step sampled the record) with
+a tail on a much larger scale: M hardly decays, and no order suits both. So cut every law at lower
+and lower levels, P >= A_1 >= A_2 ..., and write the composition as a telescoping sum,
+
+    prod P = (prod P - prod A_1) + (prod A_1 - prod A_2) + ... + prod A_k.
+
+Each difference is a positive measure and decays like A_j - A_(j+1), whose losses are spread out on
+one scale, so each gets a contour of its own (|prod A - prod B| <= sum |A - B|). The last term is
+one that a plain contour handles, or one with losses so low that Chernoff bounds it away.
 """
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
+from scipy.special import ndtr
 
 from tacit.accounting._bracket import Bracket
 from tacit.accounting._laplace import LaplaceModel
@@ -43,65 +47,122 @@ from tacit.accounting._models import (
 from tacit.accounting._moments import LOG_CONSTANT, ORDERS, total
 from tacit.accounting._numerics import ROUND, ComplexArray, FloatArray, expm1
 from tacit.accounting._pairs import Direction
-from tacit.accounting._smooth import SmoothModel, TiltedSmooth
+from tacit.accounting._smooth import WIDE, SmoothModel, TiltedSmooth
 from tacit.errors import NotCertified
 
-_LIGHT_WORK, _MOST_WORK = 3e5, 3e7
-"""Nodes in t times nodes in y that take about a millisecond, and that are worth their time."""
+_LIGHT_WORK, _MOST_WORK = 3e5, 1e8
+"""Nodes in t times nodes in y: of each law, not to think twice; of all, worth their time."""
+_MOST_RUNGS = 16
+_LITTLE_GAIN = 28.0
+"""log of the integrand over the target that leaves rounding without effect."""
 
 
 class Family:
-    """The laws of one direction with their moments, from which contours are tuned."""
+    """Laws with their counts and moments, from which contours are tuned."""
 
-    def __init__(self, direction: Direction, *, log_removed: float) -> None:
-        self.counts = [count for _, count in direction.parts]
-        self.steps = direction.steps
-        log_each = log_removed - math.log(self.steps)
-        self.models = [_model(law, log_each) for law, _ in direction.parts]
-        removed = (n * model.removed for n, model in zip(self.counts, self.models, strict=True))
+    def __init__(self, models: list[Model], counts: list[int]) -> None:
+        self.models, self.counts, self.steps = models, counts, sum(counts)
+        self.each = [model.moments() for model in models]
+        self.moments = total(self.each, counts)
+        removed = (n * model.removed for n, model in zip(counts, models, strict=True))
         self.removed = math.fsum(removed)
-        self.each = [model.moments() for model in self.models]
-        self.moments = total(self.each, self.counts)
 
-    def tune(self, epsilon: float, log_target: float) -> "Contour":
-        """A contour whose errors near `epsilon` are about exp(log_target)."""
+    @staticmethod
+    def of(direction: Direction, *, log_removed: float, width: float = WIDE) -> "Family":
+        """The laws of `direction`, cut where exp(log_removed) of the mass is lost in all."""
+        log_each = log_removed - math.log(direction.steps)
+        models = [_model(law, log_each, width) for law, _ in direction.parts]
+        return Family(models, [count for _, count in direction.parts])
+
+    def lower(self, epsilon: float) -> "Family | None":
+        """The same laws, cut one rung lower; None if no losses worth cutting are left."""
+        smooth = [model for model in self.models if isinstance(model, SmoothModel)]
+        if not smooth:
+            return None
+        steepest = max(smooth, key=lambda model: float(np.interp(model.cut, model.y, model.loss)))
+        below = steepest.cut - max(1.2, 2.5 * steepest.sigma)
+        level = float(np.interp(below, steepest.y, steepest.loss))
+        if level <= 1e-6 * epsilon:
+            return None
+        scale = max(level, epsilon)
+        models = [m.cut_at(level, scale) if isinstance(m, SmoothModel) else m for m in self.models]
+        return Family(models, self.counts)
+
+    def plain(self, epsilon: float, log_target: float) -> "Contours | None":
+        """One contour whose error near `epsilon` is about exp(log_target), if it is light."""
         draft = _Draft(self, epsilon, log_target, None)
-        if draft.work > _LIGHT_WORK:
-            low = _low_runs(self, epsilon, log_target)
-            if low is not None:
-                draft = min(draft, _Draft(self, epsilon, log_target, low), key=lambda d: d.work)
-        if draft.work > _MOST_WORK:
-            raise NotCertified("the transform of the loss decays too slowly.")
-        return Contour(draft)
+        return Contours([draft], self, None) if draft.is_light else None
+
+    def ladder(self, epsilon: float, log_target: float) -> "Contours":
+        """A sum of contours, one to a rung."""
+        drafts, top = [], self
+        for _ in range(_MOST_RUNGS):
+            low = top.lower(epsilon)
+            if low is None:
+                break
+            drafts.append(_Draft(top, epsilon, log_target, low))
+            rest = _LowRuns(low)
+            if rest.log_delta(epsilon) <= log_target:
+                return Contours(drafts, self, rest)
+            bottom = _Draft(low, epsilon, log_target, None)
+            if bottom.is_light and bottom.log_gain <= _LITTLE_GAIN:
+                return Contours([*drafts, bottom], self, None)
+            top = low
+        raise NotCertified("the transform of the loss decays too slowly.")
 
 
-@dataclass(frozen=True)
-class LowRuns:
-    """The runs in which every loss is low, which a split contour leaves out."""
+class _LowRuns:
+    """The last term of the telescoping sum, where no step has a high loss."""
 
-    splits: list[Split | None]
-    log_m: FloatArray
-    """Upper bound of their log moments at `ORDERS`."""
-    log_others: float
-    """log of a bound on the probability of all other runs."""
+    def __init__(self, family: Family) -> None:
+        self.log_m, self.leak = np.zeros(len(ORDERS)), 0.0
+        for model, n, moments in zip(family.models, family.counts, family.each, strict=True):
+            upper, leak = (
+                model.bounded() if isinstance(model, SmoothModel) else (moments.upper, 0.0)
+            )
+            self.log_m += n * upper
+            self.leak += n * leak
 
     def log_delta(self, epsilon: float) -> float:
-        """Chernoff bound of what these runs add to delta(epsilon)."""
-        return float(np.min(self.log_m + LOG_CONSTANT - ORDERS * epsilon))
+        """Chernoff bound of its delta(epsilon), and all that leaks through the cut."""
+        logs = self.log_m + LOG_CONSTANT - ORDERS * epsilon
+        return float(np.logaddexp(np.min(logs), math.log(self.leak + 1e-300)))
+
+
+class Contours:
+    """delta(epsilon) as a sum of contours; certified everywhere, sharp near `center`."""
+
+    def __init__(self, drafts: list["_Draft"], family: Family, rest: _LowRuns | None) -> None:
+        """`rest` is the term of the telescoping sum that has no contour."""
+        if sum(draft.work for draft in drafts) > _MOST_WORK:
+            raise NotCertified("the transform of the loss decays too slowly.")
+        self.removed, self.rest = family.removed, rest
+        self.center, self.order = drafts[0].center, max(draft.order for draft in drafts)
+        self.overlap = math.fsum(draft.overlap for draft in drafts)
+        self.contours = [Contour(draft) for draft in drafts]
+
+    def delta(self, epsilon: float) -> Bracket:
+        """Certified bounds on delta(epsilon)."""
+        parts = [contour.delta(epsilon) for contour in self.contours]
+        lower = math.fsum(part.lower for part in parts) - self.overlap
+        upper = math.fsum(part.upper for part in parts) + self.removed
+        if self.rest:
+            upper += math.exp(min(self.rest.log_delta(epsilon), 0.0))
+        return Bracket(min(max(lower, 0.0), 1.0), min(upper, 1.0))
 
 
 class _Draft:
     """A contour as planned: its line, its nodes in t and in y, and what they will cost."""
 
     def __init__(
-        self, family: Family, epsilon: float, log_target: float, low: LowRuns | None
+        self, family: Family, epsilon: float, log_target: float, low: Family | None
     ) -> None:
-        self.family, self.low, self.center = family, low, epsilon
-        ceiling = low.log_others if low else 0.0
-        self.index, self.window = family.moments.choose_line(epsilon, log_target, ceiling)
+        """With `low`, for the difference of the two families."""
+        self.family, self.center = family, epsilon
+        self.splits, self.log_mass, self.overlap = _difference(family, low)
+        self.index, self.window = family.moments.choose_line(epsilon, log_target, self.log_mass)
         self.order, self.step = float(ORDERS[self.index]), 2 * math.pi / self.window
         self.log_gain = float(family.moments.upper[self.index]) - self.order * epsilon - log_target
-        self.splits = low.splits if low else [None] * len(family.models)
         self.tilts = [
             Tilt(self.order, float(m.upper[self.index]), float(m.error[self.index]))
             for m in family.each
@@ -110,24 +171,30 @@ class _Draft:
             model.tilt(tilt) for model, tilt in zip(family.models, self.tilts, strict=True)
         ]
         reach, self.log_truncation = self._reach()
-        self.size = math.ceil(min(reach / self.step, 1e9)) + 2
+        self.size = math.ceil(min(reach * self.window, 1e9) / (2 * math.pi)) + 2
         log_error = -max(self.log_gain, 3.0) - math.log(family.steps) - 3.0
         nodes = [
             law.lay_nodes(self.size * self.step, log_error, split)
             for law, split in zip(self.tilted, self.splits, strict=True)
         ]
         self.work = self.size * float(1 + sum(nodes))
+        self.is_light = self.work <= _LIGHT_WORK * len(nodes)
 
     def _reach(self) -> tuple[float, float]:
-        """Smallest t (within a fifth) beyond which the integral is below target, and its log."""
+        """A t beyond which the integral is below target, within a fifth, and the log of that."""
         variance = float(self.family.moments.variance[self.index])
-        t = 0.5 * math.sqrt(2 * max(self.log_gain, 1.0) / variance)
-        for _ in range(100):
-            log_tail = self._log_tail(t)
-            if log_tail + self.log_gain <= 0:
-                return t, log_tail
-            t *= 1.2
-        return math.inf, 0.0
+        low = t = 0.5 * math.sqrt(2 * max(self.log_gain, 1.0) / variance)
+        while (log_tail := self._log_tail(t)) + self.log_gain > 0:
+            low, t = t, 2 * t
+            if t > 1e30 * low or t * self.window > 1e10:
+                return math.inf, 0.0
+        while t > 1.2 * low:
+            middle = math.sqrt(low * t)
+            if (log_middle := self._log_tail(middle)) + self.log_gain > 0:
+                low = middle
+            else:
+                t, log_tail = middle, log_middle
+        return t, log_tail
 
     def _log_tail(self, t: float) -> float:
         """log of the integral beyond t: |prod M - prod A| <= sum of count |B|, other |M| <= 1."""
@@ -141,32 +208,27 @@ class _Draft:
         return whole + parts - math.log(math.pi * t)
 
 
-def _low_runs(family: Family, epsilon: float, log_target: float) -> LowRuns | None:
-    """Split at the highest level that keeps the runs of low losses below target."""
-    still = Tilt(0.0, 0.0, 0.0)
-    flat = [
-        model.tilt(still) if isinstance(model, SmoothModel) else None for model in family.models
-    ]
-    best = None
-    low, high = math.log(max(epsilon, 1e-12)) - 14.0, math.log(max(epsilon, 1e-12))
-    for _ in range(7):
-        level = 0.5 * (low + high)
-        runs = _split_at(family, flat, math.exp(level))
-        if runs.log_delta(epsilon) <= log_target:
-            best, low = runs, level
-        else:
-            high = level
-    return best
+def _difference(
+    family: Family, low: Family | None
+) -> tuple[list[Split | None], float | None, float]:
+    """Where each law is split, log of the mass of the difference, and what is counted twice.
 
-
-def _split_at(family: Family, flat: list[TiltedSmooth | None], level: float) -> LowRuns:
-    splits, log_m, others = [], np.zeros(len(ORDERS)), 0.0
-    for count, law, moments in zip(family.counts, flat, family.each, strict=True):
-        split = law.split_at(level) if law else None
-        splits.append(split)
-        log_m += count * (law.log_low_moments(split) if law else moments.upper)
-        others += count * law.high_mass(split) if law else 0.0
-    return LowRuns(splits, log_m, math.log(others + 1e-300))
+    A law cut at two places, chi_low chi_top, is a little less than one cut at the lower place: by
+    P(y + w Z < low, y + w' Z' > top) <= P(w' Z' - w Z > top - low), or by all that `top` removes.
+    """
+    splits: list[Split | None] = [None] * len(family.models)
+    if low is None:
+        return splits, None, 0.0
+    mass = overlap = 0.0
+    for i, (n, top, bottom) in enumerate(
+        zip(family.counts, family.models, low.models, strict=True)
+    ):
+        if isinstance(top, SmoothModel) and isinstance(bottom, SmoothModel) and top is not bottom:
+            splits[i] = Split(bottom.cut, bottom.width)
+            mass += n * bottom.removed
+            apart = (top.cut - bottom.cut) / math.hypot(top.width, bottom.width)
+            overlap += n * min(float(ndtr(-apart)), top.removed)
+    return splits, math.log(min(mass, 1.0)), overlap
 
 
 class Contour:
@@ -174,7 +236,6 @@ class Contour:
 
     def __init__(self, draft: _Draft) -> None:
         self.draft, self.order, self.window = draft, draft.order, draft.window
-        self.center = draft.center
         self.t = draft.step * np.arange(draft.size)
         factors = [
             law.factor(draft.step, draft.size, split)
@@ -206,17 +267,12 @@ class Contour:
         relative = self.log_m_error + 8 * ROUND * (1 + abs(exponent) + self.order * epsilon)
         both = scale * (self.error + self.phase_error * epsilon)
         both += abs(value) * math.expm1(min(relative, 700.0))
-        hidden, low = self.draft.family.removed, self.draft.low
-        if low:
-            hidden += math.exp(min(low.log_delta(epsilon), 0.0))
-        upper, lower = value + both + hidden, value - both - self._aliases(epsilon)
-        return Bracket.of_delta(lower, upper)
+        return Bracket(max(value - both - self._aliases(epsilon), 0.0), max(value + both, 0.0))
 
     def _aliases(self, epsilon: float) -> float:
         """Bound on the terms k != 0 of the Poisson sum."""
-        low, family = self.draft.low, self.draft.family
-        ratio = math.exp(-self.order * self.window)
-        below = math.exp(min(low.log_others, 0.0) if low else 0.0) * ratio / (1 - ratio)
+        family, ratio = self.draft.family, math.exp(-self.order * self.window)
+        below = math.exp(self.draft.log_mass or 0.0) * ratio / (1 - ratio)
         higher = slice(self.draft.index + 1, None)
         orders = ORDERS[higher]
         shrink = (self.order - orders) * self.window
@@ -239,13 +295,14 @@ def _product(factors: list[Factor], counts: list[int]) -> tuple[ComplexArray, Fl
     log_low = np.sum([n * (f.high.log_low if f.high else f.log) for n, f in pairs], axis=0)
     low_growth = np.sum([n * np.log1p(f.error * _ratio(f)) for n, f in pairs], axis=0)
     low, low_error = _power(log_low, low_growth + 8 * ROUND * (1 + np.abs(log_low)))
+    small = (np.abs(rise) < 0.5) & (growth + low_growth < 0.1)
     # d(prod M - prod A) = sum of n [ dB prod M / M + dA (prod M / M - prod A / A) ]
-    product = low * expm1(rise)
+    product = low * expm1(np.where(small, rise, 0.0))
     fine = np.abs(product) * (growth + low_growth + 8 * ROUND * (1 + np.abs(rise)))
     for n, f, high in highs:
         added = high.error * np.exp(-f.log.real) + 8 * ROUND * np.abs(high.log_rise)
-        fine += n * (added * np.abs(whole) + f.error * np.abs(low * expm1(high.log_rise)))
-    small = (np.abs(rise) < 0.5) & (growth + low_growth < 0.1)
+        step = expm1(np.where(small, high.log_rise, 0.0))
+        fine += n * (added * np.abs(whole) + f.error * np.abs(low * step))
     return np.where(small, product, whole - low), np.where(small, 2 * fine, error + low_error)
 
 
@@ -260,11 +317,11 @@ def _ratio(f: Factor) -> FloatArray:
     return np.exp((f.log - f.high.log_low).real) if f.high else np.ones(len(f.log))
 
 
-def _model(law: Law, log_removed: float) -> Model:
+def _model(law: Law, log_removed: float, width: float) -> Model:
     if isinstance(law, Shifted):
         return PlainModel(law.mu**2)
     if isinstance(law, Discrete):
         return AtomicModel(np.array(law.losses), np.array(law.p))
     if isinstance(law.noise, Normal):
-        return SmoothModel(law, log_removed=log_removed)
+        return SmoothModel.cut_lightly(law, log_removed, width)
     return LaplaceModel(law)

@@ -93,7 +93,9 @@ class Composed:
         self.step, self.order = step, order
         self.higher = order * _HIGHER
         self.log_m, self.log_higher = 0.0, np.zeros(len(self.higher))
-        size = fft.next_fast_len(math.ceil(window / step) + 2, real=True)
+        if not window / step < _MOST_POINTS:
+            raise NotCertified("the window spans too many grid points.")
+        size = int(fft.next_fast_len(math.ceil(window / step) + 2, real=True))
         log_spectrum = np.zeros(size // 2 + 1, np.complex128)
         norm, first, last = 0.0, 0, 0
         for grid, count in parts:
@@ -199,9 +201,7 @@ class Lattice:
         """Certified bounds on delta(epsilon)."""
         if not epsilon / self.step < 1e15:
             return Bracket(0.0, 1.0)
-        return Bracket.of_delta(
-            self._attack(epsilon + self.shift), self._dominate(epsilon - self.shift)
-        )
+        return Bracket(self._attack(epsilon + self.shift), self._dominate(epsilon - self.shift))
 
     def _dominate(self, epsilon: float) -> float:
         law, fixed = self.upper, self.infinite + self.upper.beyond()
@@ -248,7 +248,7 @@ def coarse_moments(direction: Direction, log_removed: float) -> Moments:
 def _aligned(direction: Direction, step: float) -> float:
     """A step not above `step` of which the losses of a discrete law are multiples, if there is."""
     atoms = [law for law, _ in direction.parts if isinstance(law, Discrete)]
-    if not atoms:
+    if not atoms or atoms[0].largest_loss < step:
         return step
     return atoms[0].largest_loss / math.ceil(atoms[0].largest_loss / step)
 

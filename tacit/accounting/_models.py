@@ -17,18 +17,14 @@ from tacit.accounting._numerics import ROUND, Array, ComplexArray, FloatArray, e
 
 
 class Split(NamedTuple):
-    """A smooth partition of outputs y: psi(y) = Phi((y - at) / WIDTH) belongs to the high part."""
+    """A smooth partition of outputs y: psi(y) = Phi((y - at) / width) belongs to the high part."""
 
     at: float
-    WIDTH = 0.1
+    width: float
 
     def log_high(self, y: FloatArray) -> FloatArray:
         """log psi."""
-        return log_ndtr((y - self.at) / self.WIDTH)
-
-    def log_low(self, y: FloatArray) -> FloatArray:
-        """log (1 - psi)."""
-        return log_ndtr((self.at - y) / self.WIDTH)
+        return log_ndtr((y - self.at) / self.width)
 
 
 class Tilt(NamedTuple):

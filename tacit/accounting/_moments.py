@@ -54,20 +54,23 @@ class Moments(NamedTuple):
         return epsilon, np.minimum.accumulate(log_delta)
 
     def choose_line(
-        self, epsilon: float, log_target: float, log_ceiling: float = 0.0
+        self, epsilon: float, log_target: float, log_mass: float | None = None
     ) -> tuple[int, float]:
         """Index of an order, and a window, for which aliases are below target and nodes are few.
 
-        Aliases from below shrink like exp(-order * window) from `log_ceiling`, those from above
-        like Chernoff at any higher order; the number of nodes grows with the window over the
-        standard deviation of the tilted loss.
+        Aliases from below shrink like exp(-order * window) from the mass of the law, those from
+        above like Chernoff at any higher order. The number of nodes grows with the window over the
+        standard deviation of the tilted loss; for part of a law, whose mass is given, that says
+        nothing. What is integrated should not exceed the result too much: rounding is amplified.
         """
         above = np.maximum(self.upper + LOG_CONSTANT - ORDERS * epsilon - log_target + 1, 1.0)
         gap = ORDERS[None, :] - ORDERS[:, None]
         needed = np.where(gap > 0, above / np.where(gap > 0, gap, 1.0), math.inf).min(axis=1)
-        window = np.maximum(max(log_ceiling - log_target + 1, 1.0) / ORDERS, needed)
+        window = np.maximum(max((log_mass or 0.0) - log_target + 1, 1.0) / ORDERS, needed)
         log_gain = np.maximum(self.upper - ORDERS * epsilon - log_target, 1.0)
-        index = int(np.argmin(window * np.sqrt(log_gain / self.variance)))
+        spread = np.sqrt(self.variance) if log_mass is None else 1.0
+        extra = np.minimum(log_gain - log_gain.min(), 400.0)
+        index = int(np.argmin(window * np.sqrt(log_gain) / spread * np.exp(0.25 * extra)))
         return index, float(window[index])
 
 

@@ -6,10 +6,11 @@ import numpy as np
 
 from tacit.accounting._bracket import Bracket
 from tacit.accounting._closed import OneRelease, Unsampled
-from tacit.accounting._contour import Contour, Family
+from tacit.accounting._contour import Contours, Family
 from tacit.accounting._lattice import Lattice, coarse_moments
 from tacit.accounting._numerics import ROUND
 from tacit.accounting._pairs import Direction
+from tacit.accounting._smooth import NARROW, WIDE
 from tacit.accounting._solve import invert
 from tacit.errors import NotCertified
 
@@ -17,7 +18,8 @@ _GOOD = 1e-5
 """Relative width with which an engine's bracket is taken without asking another engine."""
 _FAIR = 1e-4
 """Relative width with which the lattice is not refined further."""
-_LATTICE_POINTS = (1 << 13, 1 << 16, 1 << 18)
+_COARSE = 1 << 13
+_LATTICE_POINTS = (_COARSE, 1 << 16, 1 << 18)
 
 
 class Side:
@@ -31,8 +33,8 @@ class Side:
         self.direction, self.tolerance = direction, tolerance
         self.largest_loss = direction.largest_loss
         self.releases = [(OneRelease(law), count) for law, count in direction.parts]
-        self.contours: list[Contour] = []
-        self.family: Family | None = None
+        self.curves: list[Contours] = []
+        self.families: dict[float, Family] = {}
 
     def epsilon(self, delta: float, *, floor: float = 0.0) -> Bracket:
         """Bounds on the smallest epsilon; where `upper` is below `floor` it is not sharpened."""
@@ -94,23 +96,27 @@ class Side:
         family = self._family(delta)
         bound = family.moments.epsilon_bound(delta - family.removed)
         answer = _meet(answer, Bracket(0.0, bound))
-        guess = family.moments.guess_epsilon(delta)
-        for attempt in range(6):
+        guess, log_target = family.moments.guess_epsilon(delta), math.log(delta * self.tolerance)
+        curve, plain = self._at_hand(guess) or family.plain(guess, log_target), True
+        if curve is None:  # too heavy: perhaps one step in many makes all the loss
+            guess = min(guess, self._single_jump(delta))
+        for _ in range(6):
             if answer.upper <= floor:
                 break
-            try:
-                contour = self._contour(family, guess, delta, first=attempt == 0)
-            except NotCertified:
-                if attempt:
+            if curve is None:
+                plain = False
+                try:
+                    curve = self._family(delta, NARROW).ladder(guess, log_target)
+                except NotCertified:
                     break
-                guess = self._single_jump(delta)
-                continue
-            found = invert(contour, delta, guess=guess, ceiling=answer.upper)
+            self.curves.append(curve)
+            found = invert(curve, delta, guess=guess, ceiling=answer.upper)
             answer = _meet(answer, found)
-            near = contour.order * abs(found.upper - guess) < 1.0
-            if _is_good(answer) or (attempt > 0 and near):
+            near = curve.order * abs(found.upper - guess) < 1.0
+            if _is_good(answer) or (near and not plain):
                 break
             guess = found.upper  # closer to the truth than the guess it was tuned for
+            curve = None if near or not plain else family.plain(guess, log_target)
         return answer
 
     def _single_jump(self, delta: float) -> float:
@@ -118,28 +124,38 @@ class Side:
         return max(_epsilon_on(one, delta / count).upper for one, count in self.releases)
 
     def _contour_delta(self, epsilon: float, floor: float, answer: Bracket) -> Bracket:
-        # A delta below what a float can hold is as good as the smallest that it can.
-        delta = max(math.exp(self._family(1e-12).moments.guess_log_delta(epsilon)), 1e-300)
+        delta = math.exp(self._family(1e-12).moments.guess_log_delta(epsilon))
         for attempt in range(4):
-            family = self._family(delta)
+            family = self._family(max(delta, 1e-300))
             bound = math.exp(family.moments.log_delta_bound(epsilon)) + family.removed
             answer = _meet(answer, Bracket(0.0, bound))
             if answer.upper <= floor:
                 break
-            contour = self._contour(family, epsilon, delta, first=attempt == 0)
-            answer = _meet(answer, contour.delta(epsilon))
+            log_target = math.log(max(delta, 1e-300) * self.tolerance)
+            curve = self._at_hand(epsilon) if attempt == 0 else None
+            curve = curve or family.plain(epsilon, log_target)
+            curve = curve or self._family(max(delta, 1e-300), NARROW).ladder(epsilon, log_target)
+            self.curves.append(curve)
+            answer = _meet(answer, curve.delta(epsilon))
             if _is_good(answer) or not 0.0 < answer.upper < 0.5 * delta:
                 break
             delta = answer.upper
         return answer
+
+    def _at_hand(self, epsilon: float) -> Contours | None:
+        """Contours that were tuned close by."""
+        near = (c for c in self.curves if c.order * abs(c.center - epsilon) < 2.0)
+        return next(near, None)
 
     def _lattice_epsilon(self, delta: float, floor: float, answer: Bracket) -> Bracket:
         log_target = math.log(delta) + math.log(self.tolerance)
         moments = coarse_moments(self.direction, log_target - math.log(self.direction.steps))
         guess = min(moments.guess_epsilon(delta), answer.upper)
         for points in _LATTICE_POINTS:
-            lattice = Lattice(self.direction, moments, guess, log_target, points)
-            answer = _meet(answer, invert(lattice, delta, guess=guess, ceiling=answer.upper))
+            for center in {guess, self._single_jump(delta)} if points == _COARSE else {guess}:
+                lattice = Lattice(self.direction, moments, center, log_target, points)
+                found = invert(lattice, delta, guess=center, ceiling=answer.upper)
+                answer = _meet(answer, found)
             if answer.width <= _FAIR * answer.upper or answer.upper <= floor:
                 break
             guess = answer.upper
@@ -166,21 +182,14 @@ class Side:
         """Upper bound of delta(0): that of a composition is at most the sum."""
         return math.fsum(n * one.delta(0.0).upper for one, n in self.releases)
 
-    def _family(self, delta: float) -> Family:
+    def _family(self, delta: float, width: float = WIDE) -> Family:
         """Laws whose removed tails are negligible beside delta."""
-        if self.family is None or self.family.removed > delta * self.tolerance:
+        family = self.families.get(width)
+        if family is None or family.removed > delta * self.tolerance:
             log_removed = math.log(delta) + math.log(self.tolerance / 8)
-            self.family = Family(self.direction, log_removed=log_removed)
-        return self.family
-
-    def _contour(self, family: Family, epsilon: float, delta: float, *, first: bool) -> Contour:
-        """A contour tuned near `epsilon`: on the first attempt one at hand will do."""
-        near = (c for c in self.contours if c.order * abs(c.center - epsilon) < 2.0)
-        contour = next(near, None) if first else None
-        if contour is None:
-            contour = family.tune(epsilon, math.log(delta) + math.log(self.tolerance))
-            self.contours.append(contour)
-        return contour
+            family = Family.of(self.direction, log_removed=log_removed, width=width)
+            self.families[width] = family
+        return family
 
 
 def _epsilon_on(one: OneRelease, delta: float) -> Bracket:

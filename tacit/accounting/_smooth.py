@@ -5,8 +5,8 @@ l(y) = a L(y) - b L(-y) (see `_laws`). Its moment generating function is the int
 
     F_z(y) = phi(y) chi(y) exp(a L(y) + z l(y)),     z = order + i t,
 
-where chi(y) = Phi(cut - y) removes the far tail of high losses, without which moments explode; the
-mass it removes is a closed form, so removing it moves delta by a known amount.
+where chi(y) = Phi((cut - y) / width) cuts the tail of high losses, without which moments explode;
+the mass it removes is a closed form, so removing it moves delta by a known amount.
 
 **One fact carries every bound below.** F is analytic in the strip |Im y| < pi sigma, because
 g = exp(L) = 1 - q + q exp(u) only vanishes at Im u = pi. Write p(y) = q exp(u) / g(y), the chance
@@ -33,7 +33,7 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import expit, log_ndtr, logit
+from scipy.special import expit, log_ndtr, logit, ndtr
 
 from tacit.accounting._laws import Normal, Sampled
 from tacit.accounting._models import Factor, Split, Tilt, tilted_atoms
@@ -43,7 +43,9 @@ from tacit.errors import NotCertified
 
 _LOG_ROOT_TWO_PI = 0.5 * math.log(2 * math.pi)
 _LEFT = -12.0  # phi puts less than 2e-33 below
-_RIGHT = 10.0  # beyond the cut, where chi has fallen to 1e-23
+_RIGHT = 10.0  # widths beyond the cut, where chi has fallen to 1e-23
+WIDE, NARROW = 1.0, 0.1
+"""Widths of a cut: a wide one needs few nodes, a narrow one can lie lower."""
 _MOST_CELLS = 20_000
 _MOST_NODES = 1_000_000
 
@@ -51,38 +53,42 @@ _MOST_NODES = 1_000_000
 class SmoothModel:
     """`Sampled` normal noise with its tail of high losses cut, on a grid that serves all orders."""
 
-    def __init__(self, law: Sampled, *, log_removed: float) -> None:
+    def __init__(self, law: Sampled, cut: float, width: float) -> None:
         assert isinstance(law.noise, Normal)
         self.law, self.sigma, self.rate = law, law.noise.sigma, law.rate
-        self.step = 0.3 * min(1.0, self.sigma)
-        if (_RIGHT - _LEFT) / self.step > _MOST_CELLS:  # the cuts tried are as many as 4 / sigma
-            raise NotCertified("the noise is too small for a grid.")
-        self.cut, self.removed = self._choose_cut(log_removed)
-        size = int((self.cut + _RIGHT - _LEFT) / self.step) + 2
+        self.cut, self.width = cut, width
+        self.removed = math.exp(float(_log_removed(law, np.array(cut), width))) * (1 + 1e-12)
+        self.curve = 1 + 1 / width**2  # |F| grows at most like exp(curve s^2 / 2) up a line
+        # Negative powers of g (b = 1) grow on lines off the real one, so they need finer steps.
+        self.step = min((0.1 if law.b else 0.3) * min(1.0, self.sigma), 0.5 * width)
+        size = int((cut + _RIGHT * width - _LEFT) / self.step) + 2
         if size > _MOST_CELLS:
             raise NotCertified("the noise is too small for a grid.")
         self.y = _LEFT + self.step * np.arange(size)
         self.log_p, self.loss = self.log_density(self.y)
 
-    def _choose_cut(self, log_removed: float) -> tuple[float, float]:
-        """The lowest cut (in quarters) that removes at most exp(log_removed), and what it removes.
-
-        E_P[1 - chi] is the chance that y plus a standard normal exceeds the cut, and under P y is
-        normal around 0 or, sampled, around 1 / sigma.
-        """
-        shift, weight = self.law.a / self.sigma, self.law.a * self.rate
-        highest = shift + 2.0 * math.sqrt(1.0 - log_removed)
+    @staticmethod
+    def cut_lightly(law: Sampled, log_removed: float, width: float) -> "SmoothModel":
+        """`law` with the lowest cut (in quarters) that removes at most exp(log_removed)."""
+        assert isinstance(law.noise, Normal)
+        highest = law.a / law.noise.sigma + 2.0 * math.sqrt(1.0 - log_removed)
         cuts = highest - 0.25 * np.arange(int(highest / 0.25))
-        log_mass = math.log1p(-weight) + log_ndtr(-cuts / math.sqrt(2))
-        if weight:
-            sampled = math.log(weight) + log_ndtr((shift - cuts) / math.sqrt(2))
-            log_mass = np.logaddexp(log_mass, sampled)
-        best = max(int(np.searchsorted(log_mass, log_removed)) - 1, 0)
-        return float(cuts[best]), math.exp(log_mass[best]) * (1 + 1e-12)
+        fits = int(np.searchsorted(_log_removed(law, cuts, width), log_removed))
+        return SmoothModel(law, float(cuts[max(fits - 1, 0)]), width)
+
+    def cut_at(self, loss: float, scale: float) -> "SmoothModel":
+        """This law, cut sharply where its loss is `loss`; itself if it is cut below that.
+
+        Beyond the cut, chi must fall faster than exp(order * loss) grows at the orders that matter
+        to losses on the `scale`, a few dozen over it: hence the width.
+        """
+        cut = float(np.interp(loss, self.loss, self.y))
+        width = min(NARROW, 0.3 * self.sigma * math.sqrt(scale))
+        return SmoothModel(self.law, cut, width) if cut < self.cut else self
 
     def log_density(self, y: Array) -> tuple[Array, Array]:
         """log of phi chi exp(a L), and the loss."""
-        log_p = -0.5 * y * y - _LOG_ROOT_TWO_PI + log_ndtr(self.cut - y)
+        log_p = -0.5 * y * y - _LOG_ROOT_TWO_PI + log_ndtr((self.cut - y) / self.width)
         if self.law.a == 0:
             return log_p, -self.log_ratio(-y)
         forward = self.log_ratio(y)
@@ -134,26 +140,43 @@ class SmoothModel:
 
     def _strip(self, orders: FloatArray) -> FloatArray:
         """Relative error of the trapezoid sum for M: t = 0, and r >= log cos(s / (2 sigma))."""
-        s = np.array([[0.9], [0.6], [0.4], [0.2], [0.1]]) * min(4.0, math.pi * self.sigma)
-        log_norm = s * s - self.law.b * orders * np.log(np.cos(0.5 * s / self.sigma))
+        s = np.geomspace(0.05, 0.97, 12)[:, None] * min(4.0, math.pi * self.sigma)
+        log_norm = 0.5 * self.curve * s * s - self.law.b * orders * np.log(
+            np.cos(0.5 * s / self.sigma)
+        )
         logs = log_norm + math.log(2) - np.log(np.expm1(2 * math.pi * s / self.step))
         return np.exp(np.minimum(logs.min(axis=0), 200.0))
 
     def log_outside(self, orders: FloatArray | float) -> FloatArray:
-        """log of the integral of F_order outside the grid, or of its sum over nodes there."""
-        return np.logaddexp(*self.log_beyond(orders))
-
-    def log_beyond(self, orders: FloatArray | float) -> tuple[FloatArray, FloatArray]:
-        """The same for each end.
+        """log of the integral of F_order outside the grid, or of its sum over nodes there.
 
         Left, the loss is largest at the end and P is at most phi. Right, log F falls at the rate
-        2 y - cut - (a (1 + order) + b order) / sigma or faster, since L' <= 1 / sigma.
+        y + (y - cut) / width^2 - (a (1 + order) + b order) / sigma or faster, as L' <= 1 / sigma.
         """
         left = orders * self.loss[0] + log_ndtr(_LEFT) + math.log(1 + self.step * (1 - _LEFT))
         pull = (self.law.a * (1 + orders) + self.law.b * orders) / self.sigma
-        fall = np.maximum(2 * self.y[-1] - self.cut - pull, 1e-100)
-        right = self.log_p[-1] + orders * self.loss[-1] + np.log(self.step + 1 / fall)
-        return left, right
+        push = self.y[-1] + (self.y[-1] - self.cut) / self.width**2
+        rate = np.maximum(push - pull, 1e-100)
+        right = self.log_p[-1] + orders * self.loss[-1] + np.log(self.step + 1 / rate)
+        return np.logaddexp(left, right)
+
+    def bounded(self) -> tuple[FloatArray, float]:
+        """Moments without the tail of chi: log E_P[exp(order * loss); y < top], and chi beyond top.
+
+        Upper bounds: on each cell the loss is largest at its right end, and masses are exact.
+        """
+        top = self.cut + _RIGHT * self.width
+        edges = np.append(self.y[self.y < top - self.step], top)
+        shift, weight = self.law.a / self.sigma, self.law.a * self.rate
+        ends, unit = np.append(-math.inf, edges), Normal(1.0)
+        mass = (1 - weight) * unit.between(ends[:-1], ends[1:])
+        mass += weight * unit.between(ends[:-1] - shift, ends[1:] - shift)
+        beyond = math.exp(float(_log_removed(self.law, np.array(top), 0.0)))
+        with np.errstate(over="ignore"):
+            growth = np.expm1(np.multiply.outer(ORDERS, self.log_density(edges)[1]))
+            total = growth @ (mass * (1 + 1e-12)) - beyond
+        upper = np.log1p(np.maximum(total, 1e-15 - 1)) + 1e-15
+        return upper, float(ndtr(-_RIGHT)) * beyond
 
     def tilt(self, tilt: Tilt) -> "TiltedSmooth":
         """This law, tilted."""
@@ -181,11 +204,12 @@ class TiltedSmooth:
         self.edges = np.append(y - 0.5 * step, y[-1] + 0.5 * step)
         self.p, self.p_mirror = base.chance(self.edges), base.chance(-self.edges)
         slope = (self.grow * base.chance(y) + self.fall * base.chance(-y)) / sigma
-        half = np.maximum(np.abs(slope - y - _hazard(base.cut - y)) * (step / 2), 1e-9)
-        # The second derivative of log F lies between -2 - fall p (1 - p) / sigma^2, with p at -y,
-        # and grow p (1 - p) / sigma^2.
+        slope -= y + _hazard((base.cut - y) / base.width) / base.width
+        half = np.maximum(np.abs(slope) * (step / 2), 1e-9)
+        # The second derivative of log F lies between -curve - fall p (1 - p) / sigma^2, p being
+        # that at -y, and grow p (1 - p) / sigma^2.
         rise = self.grow * _largest_spread(self.p) / sigma**2
-        drop = 2.0 + self.fall * _largest_spread(self.p_mirror) / sigma**2
+        drop = base.curve + self.fall * _largest_spread(self.p_mirror) / sigma**2
         bend = np.maximum(rise, drop) * (step * step / 8)
         peak = np.exp(base.log_p + order * base.loss - log_m + math.log(step) + half)
         mass = peak * (-np.expm1(-2 * half) / (2 * half))  # the middle times sinh(half) / half
@@ -205,7 +229,7 @@ class TiltedSmooth:
     def log_high_decay(self, t: float, split: Split) -> float:
         """The same for the high part B of this law."""
         if self.split_lines is None:
-            deepest = min(12 * split.WIDTH, self.deepest)
+            deepest = min(12 * split.width, self.deepest)
             self.split_lines = Lines(self, np.geomspace(0.1 * deepest, deepest, 14))
         return float(self.split_lines.log_norm(t, split).min())
 
@@ -237,7 +261,7 @@ class TiltedSmooth:
         lines = Lines(self, self.deepest * np.geomspace(0.01, 1.0, 14))
         real, lifted = lines.log_norm(-t), np.logaddexp(0.0, lines.log_norm(0.0))
         if split:  # |Phi(x + i s)| <= exp(s^2 / 2) Phi(x)
-            extra = 0.5 * (lines.s / split.WIDTH) ** 2
+            extra = 0.5 * (lines.s / split.width) ** 2
             real, lifted = real + extra, lifted + extra
         on_real = 2 * math.pi * lines.s / np.logaddexp(0.0, math.log(2) + real - log_error)
         on_lifted = math.pi * lines.s / np.logaddexp(0.0, math.log(2) + lifted - log_error)
@@ -251,9 +275,10 @@ class TiltedSmooth:
         self, log_error: float, height: float, split: Split | None
     ) -> tuple[float, float, float]:
         """Ends of the cells worth a node, and a bound on what all other nodes would add."""
-        # On a line above, |F| is at most exp(s^2 - fall log cos) times what it is below.
-        log_lift = height**2 - self.fall * math.log(math.cos(0.5 * height / self.base.sigma))
-        log_lift += 0.5 * (height / split.WIDTH) ** 2 if split else 0.0
+        # On a line above, |F| is at most exp(curve s^2 / 2 - fall log cos) times what it is below.
+        log_lift = 0.5 * self.base.curve * height**2
+        log_lift -= self.fall * math.log(math.cos(0.5 * height / self.base.sigma))
+        log_lift += 0.5 * (height / split.width) ** 2 if split else 0.0
         most = math.exp(log_error - log_lift)
         first = int(np.searchsorted(np.cumsum(self.largest), most))
         first = min(first, len(self.largest) - 1)  # if all could go, one stays
@@ -274,23 +299,6 @@ class TiltedSmooth:
         )
         return atoms.factor(np.exp(split.log_high(y)) if split else None, step, size)
 
-    def split_at(self, level: float) -> Split:
-        """The split at the y whose loss is `level`."""
-        return Split(float(np.interp(level, self.base.loss, self.base.y)))
-
-    def log_low_moments(self, split: Split) -> FloatArray:
-        """Upper bounds of log E[(1 - psi) exp(m * loss)] at `ORDERS` m, this law being untilted."""
-        loss = self.base.log_density(self.edges[1:])[1]
-        exponent = np.multiply.outer(ORDERS, loss) + split.log_low(self.edges[:-1])
-        left, right = self.base.log_beyond(ORDERS)
-        right = right + split.log_low(self.edges[-1:])
-        outside = np.exp(np.minimum(np.logaddexp(left, right), 700.0))
-        return self._log_expectation(exponent, outside)
-
-    def high_mass(self, split: Split) -> float:
-        """Upper bound of E[psi]."""
-        return float(np.exp(split.log_high(self.edges[1:])) @ self.high) + self.outside
-
     def _log_expectation(self, exponent: FloatArray, outside: FloatArray) -> FloatArray:
         """Upper bound of log E[exp(exponent)]: masses sum to 1, so only the change from 1 errs."""
         with np.errstate(over="ignore"):
@@ -306,7 +314,7 @@ class Lines:
         self.tilted, self.s = tilted, s
         base, law = tilted.base, tilted.base.law
         angle = (s / base.sigma)[:, None]
-        exponent = _tail_growth(base.cut - tilted.edges, s[:, None])
+        exponent = _tail_growth((base.cut - tilted.edges) / base.width, s[:, None] / base.width)
         turn_low = turn_high = np.zeros((len(s), 1))
         if law.a:
             log_size, turn = _turned(tilted.p, angle)
@@ -321,7 +329,7 @@ class Lines:
             turn_low, turn_high = turn_low + turn[:, 1:], turn_high + turn[:, :-1]
         self.exponent, self.turn_low, self.turn_high = exponent, turn_low, turn_high
         log_cos = np.log(np.cos(0.5 * s / base.sigma))
-        self.log_outside = 0.5 * s * s - tilted.fall * log_cos
+        self.log_outside = 0.5 * (base.curve - 1) * s * s - tilted.fall * log_cos
         self.steepest = (law.a + law.b) * s / base.sigma
 
     def log_norm(self, t: float, split: Split | None = None) -> FloatArray:
@@ -336,10 +344,23 @@ class Lines:
         if split:
             exponent = exponent + split.log_high(tilted.edges[1:])
             total = np.exp(np.minimum(exponent, 700.0)) @ tilted.high + outside
-            log_total = np.log(total) + 0.5 * (self.s / split.WIDTH) ** 2
+            log_total = np.log(total) + 0.5 * (self.s / split.width) ** 2
         else:
             log_total = tilted._log_expectation(exponent, outside)
         return 0.5 * self.s**2 + log_total
+
+
+def _log_removed(law: Sampled, cut: FloatArray, width: float) -> FloatArray:
+    """log E_P[1 - chi]: the chance that y plus `width` times a standard normal exceeds the cut.
+
+    Under P, y is normal around 0 or, sampled, around 1 / sigma.
+    """
+    assert isinstance(law.noise, Normal)
+    shift, weight, spread = law.a / law.noise.sigma, law.a * law.rate, math.hypot(1.0, width)
+    log_mass = math.log1p(-weight) + log_ndtr(-cut / spread)
+    if weight:
+        log_mass = np.logaddexp(log_mass, math.log(weight) + log_ndtr((shift - cut) / spread))
+    return log_mass
 
 
 def _turned(p: FloatArray, angle: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -356,7 +377,7 @@ def _tail_growth(distance: FloatArray, s: FloatArray) -> FloatArray:
     (Phi + k |x| s^2 / 2, k s) with k = exp(s^2 / 2) phi(x), and also exp(s^2 / 2) Phi(x).
     """
     most = 0.5 * s * s
-    k = np.exp(most) * _hazard(distance[1:])  # phi / Phi falls with x
+    k = np.exp(np.minimum(most, 300.0)) * _hazard(distance[1:])  # phi / Phi falls with x
     reach = np.maximum(np.abs(distance[1:]), np.abs(distance[:-1]))
     return np.minimum(most, (k * reach + k * k) * most)
 

@@ -5,27 +5,28 @@ import math
 import numpy as np
 import pytest
 
-from tacit.accounting._contour import Contour, Family, _Draft, _low_runs
+from tacit.accounting._contour import Contours, Family, _Draft
 from tacit.accounting._laplace import LaplaceModel
 from tacit.accounting._laws import DoubleExponential, Normal, Sampled
 from tacit.accounting._models import Tilt
 from tacit.accounting._moments import ORDERS
 from tacit.accounting._numerics import expm1, log1p, log_mixture
 from tacit.accounting._pairs import directions
-from tacit.accounting._smooth import SmoothModel
+from tacit.accounting._smooth import NARROW, WIDE, SmoothModel
 from tacit.accounting._solve import invert
+from tacit.accounting.pld import PLD
 from tacit.events import Gaussian, Laplace, PoissonSampled, Relation, Repeated
 
 SIDES = [(1, 0), (0, 1), (1, 1)]
 
 
 def smooth(rate, sigma, a, b, removed=1e-14):
-    return SmoothModel(Sampled(Normal(sigma), rate, a, b), log_removed=math.log(removed))
+    return SmoothModel.cut_lightly(Sampled(Normal(sigma), rate, a, b), math.log(removed), WIDE)
 
 
 def exact_moments(model, z):
     """E[exp(z loss)] of the cut law on a grid so fine that nothing is left to prove."""
-    y, step = np.linspace(-14, model.cut + 11, 400_001, retstep=True)
+    y, step = np.linspace(-14, model.cut + 11, 100_001, retstep=True)
     log_p, loss = model.log_density(y)
     return np.array([np.exp(log_p + value * loss).sum() * step for value in np.atleast_1d(z)])
 
@@ -65,7 +66,7 @@ class TestBoundsOfSampledNormalNoise:
         index, reach = 24, 40.0
         order, log_m = float(ORDERS[index]), float(moments.upper[index])
         tilted = model.tilt(Tilt(order, log_m, float(moments.error[index])))
-        for t_max in (reach, 50 * reach):  # the second is reached on a lifted line
+        for t_max in (reach, 50 * reach):  # the second may need a lifted line
             size = 9
             tilted.lay_nodes(t_max, -30.0, None)
             factor = tilted.factor(t_max / (size - 1), size, None)
@@ -133,24 +134,34 @@ def laplace_moment(law, z):
 
 
 @pytest.mark.parametrize(
-    ("rate", "sigma", "steps", "delta"), [(1e-3, 0.4, 1000, 1e-5), (0.01, 0.5, 10, 1e-6)]
+    ("rate", "sigma", "steps", "delta"),
+    [(1e-3, 0.4, 1000, 1e-5), (0.01, 0.5, 10, 1e-6), (1e-4, 1.0, 100_000, 1e-9)],
 )
-def test_a_split_contour_and_a_whole_one_agree(rate, sigma, steps, delta):
+def test_a_ladder_and_a_plain_contour_agree(rate, sigma, steps, delta):
     event = Repeated(PoissonSampled(rate, Gaussian(sigma)), steps)
     direction = directions(event, Relation.ADD_REMOVE)[0]
-    family = Family(direction, log_removed=math.log(delta) - 16)
-    guess, log_target = family.moments.guess_epsilon(delta), math.log(delta) - 12
-    low = _low_runs(family, guess, log_target)
-    assert low is not None
-    ceiling = family.moments.epsilon_bound(delta - family.removed)
-    whole, split = (
-        invert(
-            Contour(_Draft(family, guess, log_target, runs)), delta, guess=guess, ceiling=ceiling
-        )
-        for runs in (None, low)
-    )
-    assert whole.meets(split)
-    assert max(whole.width, split.width) < 1e-3 * whole.upper
+    family = Family.of(direction, log_removed=math.log(delta) - 18)
+    narrow = Family.of(direction, log_removed=math.log(delta) - 18, width=NARROW)
+    log_target = math.log(delta) - 14
+    guess = PLD().epsilon(event, delta=delta)
+    plain = Contours([_Draft(family, guess, log_target, None)], family, None)
+    ladder = narrow.ladder(guess, log_target)
+    assert len(ladder.contours) >= 2
+    brackets = [
+        invert(curve, delta, guess=guess, ceiling=2 * guess + 1) for curve in (plain, ladder)
+    ]
+    assert brackets[0].meets(brackets[1])
+    assert max(bracket.width for bracket in brackets) < 1e-2 * guess
+
+
+@pytest.mark.parametrize(("a", "b"), SIDES)
+def test_what_is_bounded_away_is_bounded(a, b):
+    model = SmoothModel(Sampled(Normal(0.8), 0.01, a, b), 2.0, NARROW)
+    upper, leak = model.bounded()
+    for index in range(0, 44, 4):
+        exact = exact_moments(model, ORDERS[index])[0]
+        assert exact <= math.exp(upper[index]) + leak * math.exp(ORDERS[index] * 10)
+    assert leak < 1e-20
 
 
 @pytest.mark.parametrize("noise", [Gaussian(1.0), Laplace(1.0)], ids=str)
@@ -158,7 +169,7 @@ def test_the_work_does_not_grow_with_the_number_of_steps(noise):
     def work(steps):
         event = Repeated(PoissonSampled(0.02, noise), steps)
         direction = directions(event, Relation.ADD_REMOVE)[0]
-        family = Family(direction, log_removed=math.log(1e-6) - 18)
+        family = Family.of(direction, log_removed=math.log(1e-6) - 18)
         guess = family.moments.guess_epsilon(1e-6)
         return _Draft(family, guess, math.log(1e-6) - 16, None).work
 
