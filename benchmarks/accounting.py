@@ -137,7 +137,7 @@ PEERS: dict[str, Callable[[Setting], float]] = {
 def main() -> None:
     """Run all parts and write results/accounting.md."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--limit", type=float, default=120, help="CPU seconds a peer may take a query")
+    parser.add_argument("--limit", type=float, default=120, help="CPU seconds a query")
     limit = parser.parse_args().limit
     warnings.simplefilter("ignore")
     np.seterr(all="ignore")

@@ -63,10 +63,9 @@ def _simplify_sampled(node: Event) -> dict[Event, int]:
         # A neighbor may hold one record more than `n_records`, and all of them may be drawn.
         if node.max_batch > node.n_records:
             return _simplify_sampled(PoissonSampled(node.rate, node.event))
-    takes_all = (
-        (isinstance(node, PoissonSampled) and node.rate == 1)
-        or (isinstance(node, FixedSizeSampled) and node.batch_size == node.n_records)
-        or (isinstance(node, RandomAllocation) and node.steps == 1)
+    # All of n records is no "all" once a record is added, so a full fixed-size sample stays one.
+    takes_all = (isinstance(node, PoissonSampled) and node.rate == 1) or (
+        isinstance(node, RandomAllocation) and node.steps == 1
     )
     if takes_all:
         return flatten(node.event)  # type: ignore[attr-defined]  # every sampled event has one

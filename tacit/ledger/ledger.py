@@ -153,6 +153,11 @@ class Ledger:
         """
         claim = whole(claim=claim, least=1)
         count = steps_of(event) if steps is None else whole(steps=steps, least=1)
+        if isinstance(event, Repeated | Sequence) and count > steps_of(event):
+            raise ValueError(
+                f"steps must be at most the {steps_of(event):,} releases in event, got {count:,}: "
+                "steps beyond them would not be paid for."
+            )
         entry = self._record("plan", event, note, partition, steps=count)
         return Plan(self, entry, claim=claim)
 

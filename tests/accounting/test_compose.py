@@ -2,7 +2,7 @@
 
 import pytest
 
-from tacit.accounting import flatten
+from tacit.accounting import epsilon, flatten
 from tacit.errors import UnsupportedEvent
 from tacit.events import (
     FixedSizeSampled,
@@ -10,6 +10,7 @@ from tacit.events import (
     Laplace,
     PoissonSampled,
     RandomAllocation,
+    Relation,
     Repeated,
     Sequence,
     TruncatedPoissonSampled,
@@ -40,7 +41,6 @@ def test_keys_keep_the_order_of_first_appearance():
     "event",
     [
         PoissonSampled(1.0, Repeated(Gaussian(2.0), 3)),
-        FixedSizeSampled(10, 10, Repeated(Gaussian(2.0), 3)),
         RandomAllocation(1, Repeated(Gaussian(2.0), 3)),
     ],
 )
@@ -82,3 +82,11 @@ def test_deep_nesting_does_not_overflow_the_stack():
     for _ in range(5000):
         event = Repeated(event, 1)
     assert flatten(event) == {STEP: 1}
+
+
+def test_a_full_fixed_size_sample_is_refused_when_records_come_and_go():
+    everything = FixedSizeSampled(10, 10, Gaussian(2.0))
+    with pytest.raises(UnsupportedEvent, match="fixed number"):
+        epsilon(everything, delta=1e-5)
+    closed = epsilon(Gaussian(2.0), delta=1e-5, relation=Relation.REPLACE_ONE)
+    assert epsilon(everything, delta=1e-5, relation=Relation.REPLACE_ONE) >= closed

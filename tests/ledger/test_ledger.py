@@ -367,3 +367,10 @@ def test_a_closed_ledger_says_so() -> None:
 def test_what_is_left_of_a_huge_budget_can_be_said():
     left = Ledger(budget=Budget(epsilon=1e4, delta=1e-5)).remaining()
     assert left.epsilon == pytest.approx(1e4)
+
+
+def test_a_plan_hands_out_no_more_steps_than_its_event_has():
+    ledger = Ledger()
+    with pytest.raises(ValueError, match="at most the 3 releases"):
+        ledger.plan(Repeated(Gaussian(20.0), 3), steps=4)
+    assert ledger.plan(Repeated(Gaussian(20.0), 3), steps=2).steps == 2
