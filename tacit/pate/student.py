@@ -64,7 +64,8 @@ class SpreadStudent:
         self.classes_ = np.unique(labels[known])
         onehot = (labels[known, None] == self.classes_).astype(np.float32)
         self.spread_labels_ = self._spread_labels(rows, known, onehot)
-        self._fit_ridge(rows, self.spread_labels_)
+        reached = self.spread_labels_ >= 0
+        self._fit_ridge(rows[reached], self.spread_labels_[reached])
         return self
 
     def decision_function(self, X: ArrayLike) -> Floats:
@@ -104,7 +105,7 @@ class SpreadStudent:
         return student
 
     def _spread_labels(self, rows: Floats, known: NDArray[Any], onehot: Floats) -> Labels:
-        """Class index for every input."""
+        """Class index for every input; -1 where no label arrives."""
         spread = 1 - 1 / np.clip(len(rows) / 90, 10, 100) if self.spread is None else self.spread
         in_open_unit(spread=spread)
         graph = _neighbor_graph(rows, whole(n_neighbors=self.n_neighbors, least=1))
@@ -118,7 +119,8 @@ class SpreadStudent:
         has_rival = others.sum(axis=1) > 0
         believed = ~has_rival | (rival == onehot.argmax(axis=1)) | _is_last_of_its_class(onehot)
         scores = reach[:, believed] @ onehot[believed]
-        return (scores / np.maximum(scores.sum(axis=0), 1e-30)).argmax(axis=1)
+        chosen = (scores / np.maximum(scores.sum(axis=0), 1e-30)).argmax(axis=1)
+        return np.where(scores.sum(axis=1) > 0, chosen, -1)
 
     def _fit_ridge(self, rows: Floats, index: Labels) -> None:
         positive(ridge=self.ridge)

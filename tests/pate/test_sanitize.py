@@ -119,12 +119,12 @@ def test_the_published_cost_is_centered_on_an_upper_bound_of_the_private_one():
     cost, smooth = parts(sanitizer, VOTES, sigma)
     assert private <= cost <= private * 1.1 + 1e-9
     rng = np.random.default_rng(0)
-    drawn = [sanitizer.release(VOTES, sigma=sigma, rng=rng) for _ in range(400)]
+    drawn = [sanitizer.release(VOTES, sigma=sigma, rng=rng) for _ in range(200)]
     ceiling = len(VOTES) * 5.0 / sigma**2
     assert all(0 <= value <= ceiling for value in drawn)
     expected = np.clip(cost + smooth * norm.ppf((np.arange(4000) + 0.5) / 4000), 0, ceiling)
     # Five standard errors: false alarm below 1e-6.
-    assert abs(np.mean(drawn) - expected.mean()) < 5 * smooth / math.sqrt(400)
+    assert abs(np.mean(drawn) - expected.mean()) < 5 * smooth / math.sqrt(200)
 
 
 def test_with_a_margin_the_published_cost_is_seldom_too_small():
@@ -132,8 +132,8 @@ def test_with_a_margin_the_published_cost_is_seldom_too_small():
     assert sanitizer.failure_probability == pytest.approx(0.05, abs=1e-3)
     cost, _ = parts(sanitizer, VOTES, 8.0)
     rng = np.random.default_rng(1)
-    low = sum(sanitizer.release(VOTES, sigma=8.0, rng=rng) < cost - 1e-12 for _ in range(400))
-    assert low < 400 * 0.05 + 5 * math.sqrt(400 * 0.05 * 0.95)  # false alarm below 1e-6
+    low = sum(sanitizer.release(VOTES, sigma=8.0, rng=rng) < cost - 1e-12 for _ in range(200))
+    assert low < 200 * 0.05 + 5 * math.sqrt(200 * 0.05 * 0.95)  # false alarm below 1e-6
 
 
 def test_a_margin_and_less_noise_cost_more():
