@@ -49,6 +49,12 @@ WIDE, NARROW = 1.0, 0.1
 _MOST_CELLS = 20_000
 _MOST_NODES = 1_000_000
 
+# Depths tried, as shares of the deepest: made once, since making them costs as much as using them.
+_SHIFTS = np.geomspace(0.05, 0.97, 12)[:, None]
+_UPPER_DECADE = np.geomspace(0.1, 1.0, 14)
+_TWO_DECADES = np.geomspace(0.01, 1.0, 14)
+_DOWN = np.linspace(1.0, 0.0, 14)
+
 
 class SmoothModel:
     """`Sampled` normal noise with its tail of high losses cut, on a grid that serves all orders."""
@@ -140,7 +146,7 @@ class SmoothModel:
 
     def _strip(self, orders: FloatArray) -> FloatArray:
         """Relative error of the trapezoid sum for M: t = 0, and r >= log cos(s / (2 sigma))."""
-        s = np.geomspace(0.05, 0.97, 12)[:, None] * min(4.0, math.pi * self.sigma)
+        s = _SHIFTS * min(4.0, math.pi * self.sigma)
         log_norm = 0.5 * self.curve * s * s - self.law.b * orders * np.log(
             np.cos(0.5 * s / self.sigma)
         )
@@ -230,14 +236,14 @@ class TiltedSmooth:
         """The same for the high part B of this law."""
         if self.split_lines is None:
             deepest = min(12 * split.width, self.deepest)
-            self.split_lines = Lines(self, np.geomspace(0.1 * deepest, deepest, 14))
+            self.split_lines = Lines(self, deepest * _UPPER_DECADE)
         return float(self.split_lines.log_norm(t, split).min())
 
     def _lines(self, count: int) -> "Lines":
         """Lines for the decay of a `count`-fold product: the best depth is near 1 / sqrt(count)."""
         if self.decay_lines is None:
             shallow = min(1.5 / math.sqrt(count), 0.5 * self.deepest)
-            self.decay_lines = Lines(self, np.geomspace(shallow, self.deepest, 14))
+            self.decay_lines = Lines(self, self.deepest * (shallow / self.deepest) ** _DOWN)
         return self.decay_lines
 
     def lay_nodes(self, t: float, log_error: float, split: Split | None) -> int:
@@ -258,7 +264,7 @@ class TiltedSmooth:
         On the real line the error is set by the line -s, on which |F| grows with t. On the line
         +s / 2 it is set by the lines 0 and +s, on which |F| does not: few nodes then serve any t.
         """
-        lines = Lines(self, self.deepest * np.geomspace(0.01, 1.0, 14))
+        lines = Lines(self, self.deepest * _TWO_DECADES)
         real, lifted = lines.log_norm(-t), np.logaddexp(0.0, lines.log_norm(0.0))
         if split:  # |Phi(x + i s)| <= exp(s^2 / 2) Phi(x)
             extra = 0.5 * (lines.s / split.width) ** 2
