@@ -100,8 +100,8 @@ class Training:
     batch_size: int | None = None
     """Expected lot; default about an eighth of the records."""
     epochs: float = 30.0
-    clip_norm: float = 0.1
-    learning_rate: float = 8.0
+    clip_norm: float = 1.0
+    learning_rate: float = 0.5
     learning_rate_end: float | None = None
     """Reached linearly after `decay_epochs`, then kept; default the rate at the start."""
     decay_epochs: float | None = None
@@ -109,7 +109,7 @@ class Training:
     momentum: float = 0.9
     optimizer: str = "sgd"
     """sgd, or adam (corrected for the noise)."""
-    average: float = 0.95
+    average: float = 0.9
     """Decay of the running mean of the weights that is released; 0 for the last weights."""
     max_microbatch: int | None = None
     """Most rows at once; default by the memory at hand."""
