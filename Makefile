@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 .PHONY: demo test test-slow check clean
 
 demo: $(READY)
-	$(BIN)/tacit epsilon --rate 0.01 --noise-multiplier 4 --steps 10000 --delta 1e-5 --compare
+	$(BIN)/tacit demo
 
 test: $(READY)
 	$(BIN)/ruff check .
