@@ -22,6 +22,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import UninitializedParameter
 
 from tacit.errors import IncompatibleModel
+from tacit.training.mixing import where_it_mixes
 from tacit.training.records import Batch, map_tensors, n_rows, seeded
 
 Loss = Callable[[nn.Module, Batch], Tensor]
@@ -108,10 +109,12 @@ def probe(model: nn.Module, loss_fn: Loss, batch: Batch, device: torch.device) -
         after = _first_gradient(moved, params)
         _compare_buffers(model, buffers)
         if not _same(losses[:1], moved[:1]) or not all(map(_same, before, after)):
+            restore()
+            place = where_it_mixes(model, lambda b: loss_fn(model, b), batch, other, _same)
             raise IncompatibleModel(
                 "the loss or gradient of one example changes when another example changes, so none "
-                "can be clipped alone. Look for statistics over the batch (means, norms, sorting, "
-                "contrastive losses) in the model or in loss_fn, and take them per example."
+                f"can be clipped alone. {place} Look for statistics over the batch (means, norms, "
+                "sorting, contrastive losses), and take them per example."
             )
         restore()
         if _depends_on_size(model, loss_fn, batch, rows):
