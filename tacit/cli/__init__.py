@@ -20,14 +20,14 @@ VERBS = {
     "epsilon": "What a run costs, by one accountant or by all of them.",
     "calibrate": "The noise, the rate or the steps that fit a budget.",
     "curve": "Epsilon against steps or delta, as a plot.",
-    "pate": "A student taught by the noisy votes of teachers on private parts.",
+    "pate": "A student taught by the noisy votes of disjoint teachers.",
     "ledger": "The budget of one private data set, in a file.",
     "report": "Certificate, figures and page of a finished run.",
     "verify": "Whether a certificate holds.",
-    "audit": "Attack a finished run: a lower bound that must stay under its bill.",
+    "audit": "Attack a finished run: a lower bound to hold against its bill.",
     "train": "A private model by a recipe, in a folder that can be resumed.",
     "sweep": "One recipe at several budgets, in parallel.",
-    "demo": "Learn digits privately, and see the page. No network needed.",
+    "demo": "Learn digits privately, and see the page.",
 }
 
 
