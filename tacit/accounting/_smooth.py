@@ -78,6 +78,8 @@ class SmoothModel:
         """`law` with the lowest cut (in quarters) that removes at most exp(log_removed)."""
         assert isinstance(law.noise, Normal)
         highest = law.a / law.noise.sigma + 2.0 * math.sqrt(1.0 - log_removed)
+        if not highest < _MOST_CELLS:
+            raise NotCertified("the noise is too small for a grid.")
         cuts = highest - 0.25 * np.arange(int(highest / 0.25))
         fits = int(np.searchsorted(_log_removed(law, cuts, width), log_removed))
         return SmoothModel(law, float(cuts[max(fits - 1, 0)]), width)
