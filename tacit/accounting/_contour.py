@@ -62,7 +62,7 @@ class Family:
 
     def __init__(self, models: list[Model], counts: list[int]) -> None:
         self.models, self.counts, self.steps = models, counts, sum(counts)
-        self.each = [model.moments() for model in models]
+        self.each = [model.moments(self.steps) for model in models]
         self.moments = total(self.each, counts)
         removed = (n * model.removed for n, model in zip(counts, models, strict=True))
         self.removed = math.fsum(removed)
@@ -148,7 +148,7 @@ class Contours:
         upper = math.fsum(part.upper for part in parts) + self.removed
         if self.rest:
             upper += math.exp(min(self.rest.log_delta(epsilon), 0.0))
-        return Bracket(min(max(lower, 0.0), 1.0), min(upper, 1.0))
+        return Bracket.of_delta(lower, upper)
 
 
 class _Draft:
@@ -252,9 +252,20 @@ class Contour:
         self.error = float(np.sum(absolute)) + math.exp(draft.log_truncation)
         self.error += float(sizes.sum()) * (8 + len(sizes)) * ROUND
         self.phase_error = 2 * ROUND * float(sizes @ self.t)
+        self._bound_aliases(draft)
         tilts = list(zip(counts, draft.tilts, strict=True))
         self.log_m = math.fsum(n * tilt.log_moment for n, tilt in tilts)
         self.log_m_error = 8 * ROUND * abs(self.log_m) + math.fsum(n * t.error for n, t in tilts)
+
+    def _bound_aliases(self, draft: _Draft) -> None:
+        ratio = math.exp(-self.order * self.window)
+        self.below = math.exp(draft.log_mass or 0.0) * ratio / (1 - ratio)
+        upper = draft.family.moments.upper
+        higher = np.flatnonzero(np.isfinite(upper))
+        higher = higher[higher > draft.index]
+        self.higher = ORDERS[higher]
+        shrink = (self.order - self.higher) * self.window
+        self.log_above = upper[higher] + LOG_CONSTANT[higher] + shrink - np.log(-np.expm1(shrink))
 
     def delta(self, epsilon: float) -> Bracket:
         """Certified bounds on delta(epsilon)."""
@@ -267,18 +278,12 @@ class Contour:
         relative = self.log_m_error + 8 * ROUND * (1 + abs(exponent) + self.order * epsilon)
         both = scale * (self.error + self.phase_error * epsilon)
         both += abs(value) * math.expm1(min(relative, 700.0))
-        return Bracket(max(value - both - self._aliases(epsilon), 0.0), max(value + both, 0.0))
+        return Bracket.of_delta(value - both - self._aliases(epsilon), value + both)
 
     def _aliases(self, epsilon: float) -> float:
         """Bound on the terms k != 0 of the Poisson sum."""
-        family, ratio = self.draft.family, math.exp(-self.order * self.window)
-        below = math.exp(self.draft.log_mass or 0.0) * ratio / (1 - ratio)
-        higher = slice(self.draft.index + 1, None)
-        orders = ORDERS[higher]
-        shrink = (self.order - orders) * self.window
-        logs = family.moments.upper[higher] + LOG_CONSTANT[higher] - orders * epsilon + shrink
-        above = np.exp(np.minimum(logs, 700.0)) / -np.expm1(shrink)
-        return below + float(above.min(initial=1.0))
+        logs = self.log_above - self.higher * epsilon
+        return self.below + math.exp(min(float(logs.min(initial=700.0)), 700.0))
 
 
 def _product(factors: list[Factor], counts: list[int]) -> tuple[ComplexArray, FloatArray]:

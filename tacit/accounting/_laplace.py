@@ -114,7 +114,7 @@ class LaplaceModel:
             logs.append(np.logaddexp.reduce(fixed + worst - 0.5 * low + t * turn, axis=1))
         return np.logaddexp.reduce(logs) + math.log(half) + _LOG_GAUSS
 
-    def moments(self) -> Moments:
+    def moments(self, _steps: int) -> Moments:
         """Cumulants; M is the sum over the nodes up to its error, and at most exp(order * most)."""
         panels = max(8, math.ceil(2 * self.epsilon))
         loss, log_mass, loss_error, mass_error = self.nodes(panels)

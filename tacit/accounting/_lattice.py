@@ -201,7 +201,9 @@ class Lattice:
         """Certified bounds on delta(epsilon)."""
         if not epsilon / self.step < 1e15:
             return Bracket(0.0, 1.0)
-        return Bracket(self._attack(epsilon + self.shift), self._dominate(epsilon - self.shift))
+        return Bracket.of_delta(
+            self._attack(epsilon + self.shift), self._dominate(epsilon - self.shift)
+        )
 
     def _dominate(self, epsilon: float) -> float:
         law, fixed = self.upper, self.infinite + self.upper.beyond()

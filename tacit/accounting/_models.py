@@ -79,8 +79,8 @@ class Model(Protocol):
     removed: float
     """Mass cut from its tail of high losses."""
 
-    def moments(self) -> Moments:
-        """Cumulants at `ORDERS`."""
+    def moments(self, steps: int) -> Moments:
+        """Cumulants at `ORDERS`, as far as they help where `steps` such losses are added."""
         ...
 
     def tilt(self, tilt: Tilt) -> Tilted:
@@ -158,7 +158,7 @@ class PlainModel:
 
     removed = 0.0
 
-    def moments(self) -> Moments:
+    def moments(self, _steps: int) -> Moments:
         """Exact cumulants."""
         log_m = 0.5 * self.square * ORDERS * (ORDERS + 1) * (1 + 8 * ROUND)
         variance = np.full(len(ORDERS), self.square)
@@ -193,7 +193,7 @@ class AtomicModel:
         self.log_mass = np.log(mass)
         self.mass_error = 8 * ROUND * (1 + np.abs(self.log_mass))
 
-    def moments(self) -> Moments:
+    def moments(self, _steps: int) -> Moments:
         """Cumulants of the finite sum."""
         return grid_moments(
             self.loss, self.log_mass, loss_error=self.loss_error, mass_error=self.mass_error

@@ -76,8 +76,10 @@ class Moments(NamedTuple):
 
 def total(moments: list[Moments], counts: list[int]) -> Moments:
     """Cumulants of a sum of independent losses."""
+    if len(moments) == 1:
+        return Moments(*(counts[0] * column for column in moments[0]))
     columns = zip(*moments, strict=True)
-    return Moments(*(np.tensordot(np.array(counts, float), np.array(c), 1) for c in columns))
+    return Moments(*(np.array(counts, float) @ np.array(column) for column in columns))
 
 
 def grid_moments(
@@ -87,24 +89,37 @@ def grid_moments(
     loss_error: FloatArray,
     mass_error: FloatArray,
     removed: float = 0.0,
+    largest_order: float = math.inf,
 ) -> Moments:
     """Cumulants of atoms whose losses increase and whose masses sum to 1 - `removed`.
 
     M - 1 is formed from exp(order * loss) - 1, which keeps its digits where M is close to 1.
-    `mass_error` is the relative error of each mass.
+    `mass_error` is the relative error of each mass. Above `largest_order` nothing is claimed.
     """
-    exponent = np.multiply.outer(ORDERS, loss)  # (orders, atoms)
-    fits = int(np.searchsorted(exponent[:, -1], 500.0))
+    used = max(int(np.searchsorted(ORDERS, largest_order)), 1)
+    orders = ORDERS[:used]
+    fits = int(np.searchsorted(orders * loss[-1], 500.0))
+    ones = np.ones(len(loss))
+    columns = np.stack((ones, loss, loss * loss, loss_error), axis=1)  # (atoms, 4)
     mass, mass_error = np.exp(log_mass), mass_error + (8 + len(loss)) * ROUND
-    growth = np.expm1(exponent[:fits])
-    logs = exponent[fits:] + log_mass
-    peak = logs.max(axis=1, initial=-math.inf)
-    weight = np.concatenate((growth * mass + mass, np.exp(logs - peak[:, None])))
-    sums = weight.sum(axis=1)
-    log_m = np.concatenate((np.log1p(growth @ mass - removed), peak + np.log(sums[fits:])))
-    shaken = np.concatenate((np.abs(growth) * mass, weight[fits:])) @ mass_error
-    shaken += ORDERS * (weight @ loss_error) + ROUND * (removed + 4 * np.abs(log_m)) * sums
-    error = shaken / sums
-    mean = weight @ loss / sums
-    variance = np.maximum(weight @ loss**2 / sums - mean**2, 1e-100)
-    return Moments(log_m + error, 2 * error, mean, variance)
+    growth = np.expm1(np.multiply.outer(orders[:fits], loss))  # (orders, atoms)
+    weighted = columns * mass[:, None]
+    sums = growth @ weighted  # of weight - mass, first without the masses, for their digits
+    log_m, shaken = np.log1p(sums[:, 0] - removed), np.abs(growth) @ (mass * mass_error)
+    sums = sums + weighted.sum(axis=0)
+    if fits < used:
+        logs = np.multiply.outer(orders[fits:], loss) + log_mass
+        peak = logs.max(axis=1)
+        weight = np.exp(logs - peak[:, None])
+        far = weight @ columns
+        log_m = np.concatenate((log_m, peak + np.log(far[:, 0])))
+        shaken = np.concatenate((shaken, weight @ mass_error))
+        sums = np.concatenate((sums, far))
+    scale = sums[:, 0]
+    error = (shaken + orders * sums[:, 3]) / scale + ROUND * (removed + 4 * np.abs(log_m))
+    mean = sums[:, 1] / scale
+    table = np.full((4, len(ORDERS)), math.inf)
+    table[0, :used], table[1, :used] = log_m + error, 2 * error
+    table[2], table[2, :used] = mean[-1], mean
+    table[3], table[3, :used] = 1e-100, np.maximum(sums[:, 2] / scale - mean**2, 1e-100)
+    return Moments(*table)

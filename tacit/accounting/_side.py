@@ -18,6 +18,8 @@ _GOOD = 1e-5
 """Relative width with which an engine's bracket is taken without asking another engine."""
 _FAIR = 1e-4
 """Relative width with which the lattice is not refined further."""
+_ROUGH = 1e-2
+"""Relative error of delta with which one side is compared with the other."""
 _COARSE = 1 << 13
 _LATTICE_POINTS = (_COARSE, 1 << 16, 1 << 18)
 
@@ -96,7 +98,14 @@ class Side:
         family = self._family(delta)
         bound = family.moments.epsilon_bound(delta - family.removed)
         answer = _meet(answer, Bracket(0.0, bound))
-        guess, log_target = family.moments.guess_epsilon(delta), math.log(delta * self.tolerance)
+        if floor > 0.0 and answer.upper > floor:  # is this side the lesser one?
+            rough = family.plain(floor, math.log(delta) + math.log(_ROUGH))
+            if rough and rough.delta(floor).upper <= delta:
+                return _meet(answer, Bracket(0.0, floor))
+        guess, log_target = (
+            family.moments.guess_epsilon(delta),
+            math.log(delta) + math.log(self.tolerance),
+        )
         curve, plain = self._at_hand(guess) or family.plain(guess, log_target), True
         if curve is None:  # too heavy: perhaps one step in many makes all the loss
             guess = min(guess, self._single_jump(delta))
@@ -110,7 +119,7 @@ class Side:
                 except NotCertified:
                     break
             self.curves.append(curve)
-            found = invert(curve, delta, guess=guess, ceiling=answer.upper)
+            found = invert(curve, delta, guess=guess, ceiling=answer.upper, slope=curve.order)
             answer = _meet(answer, found)
             near = curve.order * abs(found.upper - guess) < 1.0
             if _is_good(answer) or (near and not plain):
@@ -124,20 +133,21 @@ class Side:
         return max(_epsilon_on(one, delta / count).upper for one, count in self.releases)
 
     def _contour_delta(self, epsilon: float, floor: float, answer: Bracket) -> Bracket:
-        delta = math.exp(self._family(1e-12).moments.guess_log_delta(epsilon))
+        # A delta below what a float can hold is as good as the smallest that it can.
+        delta = max(math.exp(self._family(1e-12).moments.guess_log_delta(epsilon)), 1e-300)
         for attempt in range(4):
-            family = self._family(max(delta, 1e-300))
+            family = self._family(delta)
             bound = math.exp(family.moments.log_delta_bound(epsilon)) + family.removed
             answer = _meet(answer, Bracket(0.0, bound))
             if answer.upper <= floor:
                 break
-            log_target = math.log(max(delta, 1e-300) * self.tolerance)
+            log_target = math.log(delta) + math.log(self.tolerance)
             curve = self._at_hand(epsilon) if attempt == 0 else None
             curve = curve or family.plain(epsilon, log_target)
-            curve = curve or self._family(max(delta, 1e-300), NARROW).ladder(epsilon, log_target)
+            curve = curve or self._family(delta, NARROW).ladder(epsilon, log_target)
             self.curves.append(curve)
             answer = _meet(answer, curve.delta(epsilon))
-            if _is_good(answer) or not 0.0 < answer.upper < 0.5 * delta:
+            if _is_good(answer) or not 1e-300 < answer.upper < 0.5 * delta:
                 break
             delta = answer.upper
         return answer

@@ -46,14 +46,10 @@ _LEFT = -12.0  # phi puts less than 2e-33 below
 _RIGHT = 10.0  # widths beyond the cut, where chi has fallen to 1e-23
 WIDE, NARROW = 1.0, 0.1
 """Widths of a cut: a wide one needs few nodes, a narrow one can lie lower."""
+_DEPTHS = np.geomspace(0.01, 1.0, 11)
+_FARTHEST = 128.0  # orders above this many over the standard deviation of the total do not help
 _MOST_CELLS = 20_000
 _MOST_NODES = 1_000_000
-
-# Depths tried, as shares of the deepest: made once, since making them costs as much as using them.
-_SHIFTS = np.geomspace(0.05, 0.97, 12)[:, None]
-_UPPER_DECADE = np.geomspace(0.1, 1.0, 14)
-_TWO_DECADES = np.geomspace(0.01, 1.0, 14)
-_DOWN = np.linspace(1.0, 0.0, 14)
 
 
 class SmoothModel:
@@ -67,7 +63,10 @@ class SmoothModel:
         self.curve = 1 + 1 / width**2  # |F| grows at most like exp(curve s^2 / 2) up a line
         # Negative powers of g (b = 1) grow on lines off the real one, so they need finer steps.
         self.step = min((0.1 if law.b else 0.3) * min(1.0, self.sigma), 0.5 * width)
-        size = int((cut + _RIGHT * width - _LEFT) / self.step) + 2
+        # Cells may be coarser than nodes; whole cells cover the grid.
+        self.stride = max(int(min(0.3, 0.3 * self.sigma, 0.5 * width) / self.step), 1)
+        cells = int((cut + _RIGHT * width - _LEFT) / (self.stride * self.step)) + 2
+        size = cells * self.stride + 1
         if size > _MOST_CELLS:
             raise NotCertified("the noise is too small for a grid.")
         self.y = _LEFT + self.step * np.arange(size)
@@ -77,9 +76,9 @@ class SmoothModel:
     def cut_lightly(law: Sampled, log_removed: float, width: float) -> "SmoothModel":
         """`law` with the lowest cut (in quarters) that removes at most exp(log_removed)."""
         assert isinstance(law.noise, Normal)
-        highest = law.a / law.noise.sigma + 2.0 * math.sqrt(1.0 - log_removed)
-        if not highest < _MOST_CELLS:
+        if 0.3 * law.noise.sigma * _MOST_CELLS < _RIGHT - _LEFT:  # nor could the cuts be listed
             raise NotCertified("the noise is too small for a grid.")
+        highest = law.a / law.noise.sigma + 2.0 * math.sqrt(1.0 - log_removed)
         cuts = highest - 0.25 * np.arange(int(highest / 0.25))
         fits = int(np.searchsorted(_log_removed(law, cuts, width), log_removed))
         return SmoothModel(law, float(cuts[max(fits - 1, 0)]), width)
@@ -122,15 +121,18 @@ class SmoothModel:
         shaky = self.chance(y) * (8 * np.abs(u) + 4 / self.sigma**2 + 8)
         return ROUND * (shaky + 20 * np.abs(log_mixture(q, u)) + adds)
 
-    def moments(self) -> Moments:
+    def moments(self, steps: int) -> Moments:
         """Cumulants; M is the trapezoid sum up to its proved error."""
         loss_error, mass_error = self.rounding(self.y, self.log_p, self.loss)
+        mass = np.exp(self.log_p) * self.step
+        spread = math.sqrt(float(mass @ self.loss**2 - (mass @ self.loss) ** 2) * steps + 1e-300)
         found = grid_moments(
             self.loss,
             self.log_p + math.log(self.step),
             loss_error=loss_error,
             mass_error=mass_error,
             removed=self.removed,
+            largest_order=_FARTHEST / spread,
         )
         outside = np.exp(np.minimum(self.log_outside(ORDERS) - found.upper, 200.0))
         slack = 3 * self._strip(ORDERS) + outside
@@ -148,7 +150,7 @@ class SmoothModel:
 
     def _strip(self, orders: FloatArray) -> FloatArray:
         """Relative error of the trapezoid sum for M: t = 0, and r >= log cos(s / (2 sigma))."""
-        s = _SHIFTS * min(4.0, math.pi * self.sigma)
+        s = 0.97 * min(4.0, math.pi * self.sigma) * _DEPTHS[2:, None]
         log_norm = 0.5 * self.curve * s * s - self.law.b * orders * np.log(
             np.cos(0.5 * s / self.sigma)
         )
@@ -207,7 +209,10 @@ class TiltedSmooth:
     def __init__(self, base: SmoothModel, tilt: Tilt) -> None:
         self.base, self.tilt = base, tilt
         order, log_m = tilt.order, tilt.log_moment
-        sigma, step, y = base.sigma, base.step, base.y
+        sigma = base.sigma
+        stride = base.stride
+        step, y, loss = stride * base.step, base.y[::stride], base.loss[::stride]
+        self.step = step
         self.grow, self.fall = base.law.a * (1 + order), base.law.b * order
         self.edges = np.append(y - 0.5 * step, y[-1] + 0.5 * step)
         self.p, self.p_mirror = base.chance(self.edges), base.chance(-self.edges)
@@ -219,7 +224,7 @@ class TiltedSmooth:
         rise = self.grow * _largest_spread(self.p) / sigma**2
         drop = base.curve + self.fall * _largest_spread(self.p_mirror) / sigma**2
         bend = np.maximum(rise, drop) * (step * step / 8)
-        peak = np.exp(base.log_p + order * base.loss - log_m + math.log(step) + half)
+        peak = np.exp(base.log_p[::stride] + order * loss - log_m + math.log(step) + half)
         mass = peak * (-np.expm1(-2 * half) / (2 * half))  # the middle times sinh(half) / half
         self.low = mass * np.exp(-bend) * (1 - 1e-8)
         self.high = np.maximum(mass * np.exp(bend) * (1 + 1e-8), 1e-300)
@@ -238,14 +243,15 @@ class TiltedSmooth:
         """The same for the high part B of this law."""
         if self.split_lines is None:
             deepest = min(12 * split.width, self.deepest)
-            self.split_lines = Lines(self, deepest * _UPPER_DECADE)
+            self.split_lines = Lines(self, deepest * np.sqrt(_DEPTHS))
         return float(self.split_lines.log_norm(t, split).min())
 
     def _lines(self, count: int) -> "Lines":
         """Lines for the decay of a `count`-fold product: the best depth is near 1 / sqrt(count)."""
         if self.decay_lines is None:
             shallow = min(1.5 / math.sqrt(count), 0.5 * self.deepest)
-            self.decay_lines = Lines(self, self.deepest * (shallow / self.deepest) ** _DOWN)
+            ratio = math.log(shallow / self.deepest) / math.log(_DEPTHS[0])
+            self.decay_lines = Lines(self, self.deepest * _DEPTHS**ratio)
         return self.decay_lines
 
     def lay_nodes(self, t: float, log_error: float, split: Split | None) -> int:
@@ -266,7 +272,7 @@ class TiltedSmooth:
         On the real line the error is set by the line -s, on which |F| grows with t. On the line
         +s / 2 it is set by the lines 0 and +s, on which |F| does not: few nodes then serve any t.
         """
-        lines = Lines(self, self.deepest * _TWO_DECADES)
+        lines = Lines(self, self.deepest * _DEPTHS)
         real, lifted = lines.log_norm(-t), np.logaddexp(0.0, lines.log_norm(0.0))
         if split:  # |Phi(x + i s)| <= exp(s^2 / 2) Phi(x)
             extra = 0.5 * (lines.s / split.width) ** 2
@@ -277,7 +283,7 @@ class TiltedSmooth:
         spacing, height = float(on_real.max()), 0.0
         if on_lifted[best] > 2 * spacing:
             spacing, height = float(on_lifted[best]), 0.5 * float(lines.s[best])
-        return min(spacing, self.base.step), height
+        return min(spacing, self.step), height
 
     def _span(
         self, log_error: float, height: float, split: Split | None

@@ -36,7 +36,7 @@ def exact_moments(model, z):
 class TestBoundsOfSampledNormalNoise:
     def test_moments_lie_in_their_bounds(self, rate, sigma, a, b):
         model = smooth(rate, sigma, a, b)
-        moments = model.moments()
+        moments = model.moments(1)
         for index in range(8, 40, 4):
             if moments.upper[index] > 100:
                 break
@@ -46,7 +46,7 @@ class TestBoundsOfSampledNormalNoise:
 
     def test_the_transform_decays_as_promised(self, rate, sigma, a, b):
         model = smooth(rate, sigma, a, b)
-        moments = model.moments()
+        moments = model.moments(1)
         for index in (20, 28, 34):
             log_m = float(moments.upper[index])
             if log_m > 50:
@@ -62,7 +62,7 @@ class TestBoundsOfSampledNormalNoise:
 
     def test_few_nodes_give_the_transform(self, rate, sigma, a, b):
         model = smooth(rate, sigma, a, b)
-        moments = model.moments()
+        moments = model.moments(1)
         index, reach = 24, 40.0
         order, log_m = float(ORDERS[index]), float(moments.upper[index])
         tilted = model.tilt(Tilt(order, log_m, float(moments.error[index])))
@@ -78,7 +78,7 @@ class TestBoundsOfSampledNormalNoise:
 
     def test_cell_masses_bracket_the_mass(self, rate, sigma, a, b):
         model = smooth(rate, sigma, a, b)
-        log_m = float(model.moments().upper[24])
+        log_m = float(model.moments(1).upper[24])
         tilted = model.tilt(Tilt(float(ORDERS[24]), log_m, 0.0))
         assert tilted.low.sum() <= 1.0 + 1e-9
         assert tilted.high.sum() + tilted.outside >= 1.0 - 1e-9
@@ -92,7 +92,7 @@ def test_laplace_moments_and_decay(rate, epsilon, a, b):
         pytest.skip("a plain release has one pair")
     law = Sampled(DoubleExponential(epsilon), rate, a, b)
     model = LaplaceModel(law)
-    moments = model.moments()
+    moments = model.moments(1)
     for index in (10, 24, 30):
         order = float(ORDERS[index])
         exact = laplace_moment(law, order).real
