@@ -23,7 +23,7 @@ class Journal:
     """The answers of one run: a text file of JSON lines, only ever appended to.
 
     Opened with the public settings of the run; a file written under other settings is refused.
-    `ledger` must be the one that paid for the answers in the file.
+    `ledger` must be the one that paid for the answers in the file. One process at a time.
     """
 
     def __init__(self, path: str | Path, *, settings: dict[str, Any], ledger: Ledger) -> None:
