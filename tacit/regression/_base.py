@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.sparse import issparse
 from sklearn.utils.validation import validate_data
 
 from tacit._check import in_open_unit, positive, whole
@@ -158,13 +159,15 @@ def check_table(
     *,
     y_numeric: bool = False,
     reset: bool = True,
-) -> tuple[NDArray[np.floating], NDArray[Any]]:
-    """`X` and `y` as finite dense arrays by scikit-learn's rules; float64 is not copied.
+    accept_sparse: bool = False,
+) -> tuple[Any, NDArray[Any]]:  # Any: an array of floats, or scipy's sparse rows where accepted
+    """`X` and `y` as finite arrays by scikit-learn's rules; float64 is not copied.
 
     Shape, type and finiteness are public schema. scikit-learn quotes data in some of its errors;
     those are replaced, so that no error shows a value.
     """
     options: dict[str, Any] = {"dtype": (np.float64, np.float32), "reset": reset}
+    options["accept_sparse"] = "csr" if accept_sparse else False
     if reset:
         options |= {"y": y, "y_numeric": y_numeric}
     try:
@@ -178,7 +181,7 @@ def check_table(
             raise ValueError(f"{rule}. Reshape your data to one row per record.") from None
         raise
     table, targets = found if reset else (found, np.empty(0))
-    return np.asarray(table), np.asarray(targets)  # type: ignore[return-value]  # dtype is checked
+    return table if issparse(table) else np.asarray(table), np.asarray(targets)
 
 
 def public_size(n_records: int | None, n_rows: int) -> int:
