@@ -185,7 +185,8 @@ ESTIMATORS = {
     "logistic sgd": ("LogisticRegression", {"classes": (0, 1), "method": "sgd", "rate": 0.5}),
     "objective": ("LogisticRegression", {"classes": (0, 1), "method": "objective"}),
     "transfer": ("TransferRegression", TARGET),
-    "Frank-Wolfe": ("FrankWolfe", TARGET | {"loss": "squared", "radius": 1.0}),
+    # The canary turns the choice between the two vertices round.
+    "Frank-Wolfe": ("FrankWolfe", TARGET | {"vertices": [[1.0], [-0.2]], "steps": 1}),
 }
 
 
