@@ -2,6 +2,7 @@
 
 import json
 import math
+from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from tacit.events import Relation
 from tacit.experiments.run import Facts, Metric, RunFolder
 from tacit.report.certificate import make_certificate
 from tacit.report.figures import Figure, Role, Series, to_csv
-from tacit.report.page import Number, Page, Section, cautions, promise, render, strength
+from tacit.report.page import Image, Number, Page, Section, cautions, promise, render, strength
 
 CERTIFICATE, REPORT, FIGURES, AUDIT = "certificate.json", "report.html", "figures", "audit.json"
 
@@ -167,9 +168,7 @@ def _epsilon_by_epoch(facts: Facts, rows: list[Metric]) -> Figure:
     )
 
 
-def _metric_by_epoch(
-    metric: str, title: str, private: list[Metric], twin: list[Metric]
-) -> Figure:
+def _metric_by_epoch(metric: str, title: str, private: list[Metric], twin: list[Metric]) -> Figure:
     def series(name: str, rows: list[Metric], role: Role) -> Series:
         kept = [(row["epoch"], row[metric]) for row in rows if metric in row]
         x, y = zip(*kept, strict=True)
@@ -203,6 +202,14 @@ def _audit_sections(run: RunFolder) -> tuple[Section, ...]:
         )
         for bound in audit.get("bounds", ())
     ]
+    rows += [
+        (
+            "the bill itself",
+            f"p-value {test['p_value']:.3g} against its own curve (assumes {test['assumes']})",
+        )
+        for test in audit.get("tests", ())
+    ]
+    shown = (audit.get("demonstrations") or {}).get("figures", {})
     return (
         Section(
             name="audit",
@@ -212,5 +219,15 @@ def _audit_sections(run: RunFolder) -> tuple[Section, ...]:
                 "if it passes the bill, something is broken."
             ),
             rows=tuple(rows),
+            images=tuple(
+                Image(_inline(path), caption)
+                for file, caption in shown.items()
+                if (path := run / FIGURES / Path(file).name).is_file()
+            ),
         ),
     )
+
+
+def _inline(path: Path) -> str:
+    """A PNG as a data address: the page is one file."""
+    return f"data:image/png;base64,{b64encode(path.read_bytes()).decode()}"
