@@ -59,7 +59,7 @@ def describe_run(
     return Facts(
         event=claim.to_dict(),
         relation=str(relation),
-        unit=privacy.unit,
+        unit=ledger.unit,
         delta=privacy.delta,
         epsilon=bracket.upper,
         epsilon_target=privacy.epsilon,

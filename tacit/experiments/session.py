@@ -1,5 +1,6 @@
 """One session of a run: prepare, pay, train, measure, write down; and go on after a crash."""
 
+import hashlib
 import io
 import json
 import os
@@ -13,6 +14,7 @@ import numpy as np
 
 from tacit import accounting
 from tacit.datasets import Dataset
+from tacit.errors import LedgerError
 from tacit.events import Event
 from tacit.experiments import models, plan
 from tacit.experiments._describe import describe_run
@@ -50,6 +52,7 @@ class Progress(NamedTuple):
     is_measured: bool
 
 
+FEATURES_KEY = "features.key"
 OnProgress = Callable[[Progress], None]
 
 
@@ -67,16 +70,15 @@ class Session:
     seconds: float = 0.0
 
     def __post_init__(self) -> None:
-        import torch
-
         from tacit.training import EMA
 
+        self.digest = _digest(self.dataset)
         state = self._read_checkpoint()
+        self._refuse_lost_key(state)
         n = len(self.dataset.x_train)
         self.noise = state["noise"] if state else plan.noise_multiplier(self.recipe, n)
         self.prepared = self._prepare(state)
-        x_train, y_train = _tensors(self.prepared.x_train, self.prepared.y_train)
-        self.train_set = (x_train, y_train)
+        self.train_set = _tensors(self.prepared.x_train, self.prepared.y_train)
         self.test_set = _tensors(self.prepared.x_test, self.prepared.y_test)
         init = state["init"] if state else self._init_seed()
         self.model, self.init = self._build(init), init
@@ -84,7 +86,6 @@ class Session:
         self.private = self._make_private()
         average = self.recipe.training.average
         self.ema = EMA(self.model, decay=average) if average else None
-        torch.set_flush_denormal(True)
         if state:
             self._load(state)
         else:
@@ -235,6 +236,8 @@ class Session:
                 content = model_bytes(self.recipe, model, self.prepared, classes)
         else:
             content = model_bytes(self.recipe, self.model, self.prepared, classes)
+        if not self.recipe.privacy.ledger and self.ledger.event != self.claim:
+            raise LedgerError(f"{self.ledger.path} records another event than the run's claim.")
         self.folder.write_lines(METRICS, self.metrics)
         self.folder.write(MODEL, content)
         if baseline:
@@ -270,6 +273,7 @@ class Session:
             "ema": None if self.ema is None else self.ema.state_dict(),
             "metrics": self.metrics,
             "noise": self.noise,
+            "digest": self.digest,
             "init": self.init,
             "summaries": {n: torch.from_numpy(s) for n, s in self.prepared.summaries.items()},
             "resumed": self.resumed,
@@ -285,7 +289,24 @@ class Session:
 
         if not self._checkpoint.is_file():
             return None
-        return torch.load(self._checkpoint, weights_only=True)
+        state = torch.load(self._checkpoint, weights_only=True)
+        if state["digest"] != self.digest:
+            raise ValueError(
+                f"{self.folder.path} was started on other training records. "
+                "Restore them, or start anew with --out."
+            )
+        return state
+
+    def _refuse_lost_key(self, state: Mapping | None) -> None:
+        """What was paid can only be repeated with its key; without it, it may be out already."""
+        if state is not None or self.recipe.privacy.ledger:
+            return
+        paid = {entry.kind for entry in self.ledger.history()}
+        if "plan" in paid or (paid and not (self.folder / SECRET / FEATURES_KEY).is_file()):
+            raise ValueError(
+                f"{self.folder.path} holds payments of a run but no checkpoint to resume it from. "
+                "Choose another folder with --out."
+            )
 
     def _load(self, state: Mapping) -> None:
         self.private.load_state_dict(state["private"])
@@ -305,6 +326,14 @@ def _tensors(x: np.ndarray, y: np.ndarray) -> tuple["Tensor", "Tensor"]:
     import torch
 
     return torch.from_numpy(x), torch.from_numpy(y)
+
+
+def _digest(dataset: Dataset) -> str:
+    """Hash of the training records; private, kept in the checkpoint alone."""
+    found = hashlib.sha256()
+    for part in (dataset.x_train, dataset.y_train):
+        found.update(np.ascontiguousarray(part).data)
+    return found.hexdigest()
 
 
 def _optimizer(recipe: Recipe, model: "nn.Module") -> "torch.optim.Optimizer":
@@ -328,7 +357,7 @@ def _secret_key(folder: RunFolder, seed: int | None) -> bytes:
     """The key of the features' noise, kept before it is first used."""
     from tacit.training.noise import Key
 
-    path = folder / SECRET / "features.key"
+    path = folder / SECRET / FEATURES_KEY
     if not path.is_file():
         path.parent.mkdir(mode=0o700, exist_ok=True)
         write_whole(path, Key.from_seed(seed).secret, mode=0o600)

@@ -283,3 +283,25 @@ def test_a_checkpoint_is_readable_by_its_owner_alone(tmp_path):
     secret = tmp_path / "run" / "secret"
     assert secret.stat().st_mode & 0o077 == 0
     assert all(path.stat().st_mode & 0o077 == 0 for path in secret.iterdir())
+
+
+def test_a_run_is_not_resumed_on_other_records(tmp_path, monkeypatch):
+    from dataclasses import replace
+
+    from tacit.experiments import data
+
+    recipe = quick()
+    stopped(recipe, tmp_path / "run", at=4, how="SIGKILL", where="step")
+    digits = datasets.load("digits")
+    changed = replace(digits, x_train=digits.x_train[::-1].copy())
+    monkeypatch.setattr(data, "load", lambda *_: changed)
+    with pytest.raises(ValueError, match="started on other training records"):
+        train(recipe, tmp_path / "run")
+
+
+def test_payments_without_a_checkpoint_are_not_built_upon(tmp_path):
+    recipe = quick(features__mean_noise_multiplier=9.0)
+    train(recipe, tmp_path / "run")
+    (tmp_path / "run" / "facts.json").unlink()
+    with pytest.raises(ValueError, match="no checkpoint to resume it from"):
+        train(recipe, tmp_path / "run")
