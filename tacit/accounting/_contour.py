@@ -52,6 +52,7 @@ from tacit.errors import NotCertified
 
 _LIGHT_WORK, _MOST_WORK = 3e5, 1e8
 """Nodes in t times nodes in y: of each law, not to think twice; of all, worth their time."""
+_TINY_MASS = 1e-290  # above any sum of masses that are too small for a float
 _MOST_RUNGS = 16
 _LITTLE_GAIN = 28.0
 """log of the integrand over the target that leaves rounding without effect."""
@@ -228,7 +229,7 @@ def _difference(
             mass += n * bottom.removed
             apart = (top.cut - bottom.cut) / math.hypot(top.width, bottom.width)
             overlap += n * min(float(ndtr(-apart)), top.removed)
-    return splits, math.log(min(mass, 1.0)), overlap
+    return splits, math.log(min(max(mass, _TINY_MASS), 1.0)), overlap  # it may have underflowed
 
 
 class Contour:
