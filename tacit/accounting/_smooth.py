@@ -125,7 +125,8 @@ class SmoothModel:
         """Cumulants; M is the trapezoid sum up to its proved error."""
         loss_error, mass_error = self.rounding(self.y, self.log_p, self.loss)
         mass = np.exp(self.log_p) * self.step
-        spread = math.sqrt(float(mass @ self.loss**2 - (mass @ self.loss) ** 2) * steps + 1e-300)
+        variance = max(float(mass @ self.loss**2 - (mass @ self.loss) ** 2), 0.0)  # may round below
+        spread = math.sqrt(variance * steps + 1e-300)
         found = grid_moments(
             self.loss,
             self.log_p + math.log(self.step),
@@ -141,8 +142,8 @@ class SmoothModel:
     def rounding(self, y: Array, log_p: Array, loss: Array) -> tuple[FloatArray, FloatArray]:
         """Rounding errors of the losses, and relative errors of the masses, at exact nodes y."""
         loss_error = ROUND * np.abs(loss)
-        loss_error += self.ratio_error(y.real) if self.law.a else 0.0
-        loss_error += self.ratio_error(-y.real) if self.law.b else 0.0
+        loss_error += self.ratio_error(np.real(y)) if self.law.a else 0.0
+        loss_error += self.ratio_error(-np.real(y)) if self.law.b else 0.0
         # log_p sums -y^2 / 2, log chi <= 0 and a L, so these are no larger than it and the rest.
         sizes = 3 + np.abs(y) ** 2 + np.abs(log_p) + np.abs(loss) - math.log1p(-self.rate)
         units = 64 if np.iscomplexobj(y) else 16

@@ -13,6 +13,7 @@ from tacit.accounting._closed import OneRelease
 from tacit.accounting._laws import Normal, Sampled
 from tacit.accounting._solve import invert
 from tacit.accounting.pld import PLD
+from tacit.accounting.rdp import RDP
 from tacit.accounting.tightest import bracket
 from tacit.errors import UnsupportedEvent
 from tacit.events import (
@@ -281,3 +282,11 @@ def test_a_rare_disaster_composes_with_what_has_a_loss(rare, common):
     price = PLD().epsilon(both, delta=1e-3)
     assert PLD().epsilon(run, delta=1e-3) <= price
     assert price == pytest.approx(PLD().epsilon(run, delta=1e-3 - 1e-6), rel=1e-4)
+
+
+@pytest.mark.parametrize("noise", [0.02, 0.05, 0.1])
+@pytest.mark.parametrize("steps", [2, 20, 2000])
+def test_noise_far_below_the_contribution_is_priced_and_not_refused(noise, steps):
+    event = Repeated(PoissonSampled(0.05, Gaussian(noise)), steps)
+    bracket = PLD().bracket(event, delta=1e-6)
+    assert 0 < bracket.lower <= bracket.upper <= RDP().epsilon(event, delta=1e-6) * (1 + 1e-9)
