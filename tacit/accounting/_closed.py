@@ -50,7 +50,11 @@ class OneRelease:
         middle = (q - p) * math.exp(-epsilon) + math.expm1(-epsilon) * (1 - q)
         sizes = [(p, 0.0, x - 1), (middle, epsilon, x), (-q, epsilon, x + 1)]
         terms = [
-            (math.copysign(1.0, size), math.log(abs(size)) + shift, float(law.noise.log_above(at)))
+            (
+                math.copysign(1.0, size),
+                math.log(abs(size)) + shift,
+                float(law.noise.log_above(np.array(at))),
+            )
             for size, shift, at in sizes
             if size and at < math.inf
         ]

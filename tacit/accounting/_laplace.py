@@ -38,6 +38,7 @@ _ALONG, _ACROSS = 2.125, 1.875
 _LOG_GAUSS = math.log(64 / 15) - 2 * (_POINTS - 1) * math.log(4.0) - math.log1p(-1 / 16)
 _CELLS = 256
 _MOST_PANELS = 1 << 14
+_TWO = np.ones(2)
 _LARGEST = 300.0
 
 
@@ -75,21 +76,26 @@ class LaplaceModel:
         """Losses in increasing order, log masses, and the rounding errors of both."""
         half = self.epsilon / panels
         u = (self._centers(panels)[:, None] + half * _NODES).ravel()
-        log_g, p = log_mixture(self.rate, u), self.chance(u)
-        g_error = ROUND * (p * 4 * np.abs(u) + 10 * np.abs(log_g))
-        g_error = g_error + (4 * ROUND * (1 - math.log(self.rate)) if self.rate > 0.5 else 0.0)
+        log_g, p, q = log_mixture(self.rate, u), self.chance(u), self.rate
+        logs = 1 - math.log(q) - (math.log1p(-q) if q < 1 else 0.0)
+        adds = 4 * logs * ((u > 30.0) | (q > 0.5))  # where `log_mixture` adds logarithms
+        g_error = ROUND * (p * 4 * np.abs(u) + 10 * np.abs(log_g) + adds)
         weights = np.tile(np.log(half * _WEIGHTS), panels)
-        losses, masses = [self.atom_loss], [self.log_atom]
-        loss_errors, mass_errors = [8 * ROUND * np.abs(self.atom_loss)], [np.full(2, 16 * ROUND)]
+        rows = [
+            (self.atom_loss, self.log_atom, 8 * ROUND * np.abs(self.atom_loss), 16 * ROUND * _TWO)
+        ]
         for piece in self.pieces:
-            losses.append(piece.offset + piece.sign * log_g)
-            masses.append(weights + piece.start - 0.5 * u + piece.rise * log_g)
-            loss_errors.append(g_error + 8 * ROUND * abs(piece.offset))
             sizes = 3 + np.abs(u) + np.abs(log_g) + np.abs(weights) + abs(piece.start)
-            mass_errors.append(16 * ROUND * sizes + g_error)
-        columns = [np.concatenate(c) for c in (losses, masses, loss_errors, mass_errors)]
-        order = np.argsort(columns[0], kind="stable")
-        loss, mass, loss_error, mass_error = (column[order] for column in columns)
+            rows.append(
+                (
+                    piece.offset + piece.sign * log_g,
+                    weights + piece.start - 0.5 * u + piece.rise * log_g,
+                    g_error + 8 * ROUND * abs(piece.offset),
+                    16 * ROUND * sizes + g_error,
+                )
+            )
+        table = np.concatenate(rows, axis=1)
+        loss, mass, loss_error, mass_error = table[:, np.argsort(table[0], kind="stable")]
         return loss, mass, loss_error, mass_error
 
     def chance(self, u: FloatArray) -> FloatArray:
@@ -178,7 +184,7 @@ class TiltedLaplace:
 
     def lay_nodes(self, t: float, log_error: float, _split: Split | None) -> int:
         """As `Tilted.lay_nodes`."""
-        order, panels = np.array([self.order]), 1
+        order, panels, log_found = np.array([self.order]), 1, math.inf
         while panels < _MOST_PANELS:
             log_found = float(self.base.log_quadrature(panels, order, t)[0]) - self.log_m
             if log_found <= log_error:

@@ -29,12 +29,11 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from scipy import fft
 
 from tacit.accounting._bracket import Bracket
 from tacit.accounting._laws import Discrete, Law
 from tacit.accounting._moments import ORDERS, Moments, grid_moments, total
-from tacit.accounting._numerics import ROUND, FloatArray
+from tacit.accounting._numerics import ROUND, Array, FloatArray
 from tacit.accounting._pairs import Direction
 from tacit.errors import NotCertified
 
@@ -95,7 +94,7 @@ class Composed:
         self.log_m, self.log_higher = 0.0, np.zeros(len(self.higher))
         if not window / step < _MOST_POINTS:
             raise NotCertified("the window spans too many grid points.")
-        size = int(fft.next_fast_len(math.ceil(window / step) + 2, real=True))
+        size = 1 << math.ceil(math.log2(window / step + 2))
         log_spectrum = np.zeros(size // 2 + 1, np.complex128)
         norm, first, last = 0.0, 0, 0
         for grid, count in parts:
@@ -106,14 +105,14 @@ class Composed:
             first, last = first + count * grid.first, last + count * (grid.first + len(x) - 1)
             norm += count * float(np.linalg.norm(tilted))
             folded = np.pad(tilted, (0, -len(tilted) % size)).reshape(-1, size).sum(axis=0)
-            transformed = fft.rfft(folded)
+            transformed = np.fft.rfft(folded)
             transformed[transformed == 0] = 1e-300
             log_spectrum += count * np.log(transformed)
         self.whole = last - first < size  # nothing wraps around
         self.base = first if self.whole else math.floor(start / step)
         self.overflows = last >= self.base + size
         spectrum = np.exp(log_spectrum)
-        law = np.roll(fft.irfft(spectrum, size), (first - self.base) % size)
+        law = np.roll(np.fft.irfft(spectrum, size), (first - self.base) % size)
         powers = np.abs(spectrum) * (8 + 4 * np.abs(log_spectrum))
         norm = 16 * math.log2(size) * (norm + float(np.linalg.norm(law)))
         norm += float(np.linalg.norm(powers)) * math.sqrt(2 / size)
@@ -123,7 +122,7 @@ class Composed:
         inner = weights * np.exp(-step * np.arange(size))
         self.other = np.cumsum(inner[::-1])[::-1]  # and Q-mass
 
-    def tails(self, threshold: FloatArray, log_factor: float) -> tuple[FloatArray, FloatArray]:
+    def tails(self, threshold: Array, log_factor: float) -> tuple[FloatArray, FloatArray]:
         """exp(log_factor) times the mass from each threshold up, wrapped mass included; its error.
 
         The error is infinite where the numbers would not fit into a float.
@@ -139,7 +138,7 @@ class Composed:
         return float(value[0]), 2 * float(error[0])
 
     def _scaled(
-        self, sums: FloatArray, index: FloatArray, log_factor: float
+        self, sums: FloatArray, index: Array, log_factor: float
     ) -> tuple[FloatArray, FloatArray]:
         log_scale = self.log_m - self.order * self.step * self.base + log_factor
         log_error = log_scale - self.order * self.step * index + math.log(self.error)
@@ -155,7 +154,7 @@ class Composed:
         logs = self.log_higher - self.higher * (self.step * (self.base + len(self.mass)))
         return math.exp(min(float(logs.min()), 0.0))
 
-    def wrapped(self, threshold: FloatArray) -> FloatArray:
+    def wrapped(self, threshold: Array) -> FloatArray:
         """Bound on the mass from each threshold up that belongs elsewhere."""
         if self.whole:
             return np.zeros(len(threshold))

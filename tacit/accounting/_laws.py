@@ -208,7 +208,8 @@ class Discrete:
         """As `Sampled.cells`, of the finite losses."""
         index = np.searchsorted(edges, np.array(self.losses), side="left")
         size = len(edges) + 1
-        return np.bincount(index, self.p, size), np.bincount(index, self.q, size)
+        p, q = (np.bincount(index, np.array(mass), size) for mass in (self.p, self.q))
+        return p.astype(float), q.astype(float)
 
     def given_finite(self) -> "Discrete":
         """What P is given that the loss is finite; Q is scaled along, so that losses stay."""

@@ -22,7 +22,7 @@ class Split(NamedTuple):
     at: float
     width: float
 
-    def log_high(self, y: FloatArray) -> FloatArray:
+    def log_high(self, y: Array) -> Array:
         """log psi."""
         return log_ndtr((y - self.at) / self.width)
 
@@ -60,15 +60,15 @@ class Factor(NamedTuple):
 class Tilted(Protocol):
     """A law weighted by exp(order * loss) / M(order)."""
 
-    def log_decay(self, t: float, count: int) -> float:
+    def log_decay(self, t: float, count: int, /) -> float:
         """Bound of log |M(order + i t')| / M(order) for all t' >= t; sharp for `count` steps."""
         ...
 
-    def lay_nodes(self, t: float, log_error: float, split: Split | None) -> int:
+    def lay_nodes(self, t: float, log_error: float, split: Split | None, /) -> int:
         """Choose nodes good for all frequencies up to t; returns how many."""
         ...
 
-    def factor(self, step: float, size: int, split: Split | None) -> Factor:
+    def factor(self, step: float, size: int, split: Split | None, /) -> Factor:
         """The transform at t = 0, step, ..., (size - 1) step."""
         ...
 
@@ -79,11 +79,11 @@ class Model(Protocol):
     removed: float
     """Mass cut from its tail of high losses."""
 
-    def moments(self, steps: int) -> Moments:
+    def moments(self, steps: int, /) -> Moments:
         """Cumulants at `ORDERS`, as far as they help where `steps` such losses are added."""
         ...
 
-    def tilt(self, tilt: Tilt) -> Tilted:
+    def tilt(self, tilt: Tilt, /) -> Tilted:
         """The law, tilted."""
         ...
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 FloatArray = NDArray[np.floating[Any]]
 ComplexArray = NDArray[np.complexfloating[Any, Any]]
-Array = FloatArray | ComplexArray
+Array = NDArray[Any]  # real or complex, as the argument is
 
 ROUND = 2.0**-53
 """Largest relative error of one rounding."""
@@ -42,8 +42,8 @@ def log_mixture(rate: float, u: Array) -> Array:
         return u
     log_rate, log_rest = math.log(rate), math.log1p(-rate)
     if np.iscomplexobj(u):
-        near = log1p(rate * expm1(np.minimum(u.real, 30.0) + 1j * u.imag))
-        rises = u.real + log_rate > log_rest
+        near = log1p(rate * expm1(np.minimum(np.real(u), 30.0) + 1j * np.imag(u)))
+        rises = np.real(u) + log_rate > log_rest
         gap = np.where(rises, log_rest - log_rate - u, u + log_rate - log_rest)
         added = np.where(rises, u + log_rate, log_rest) + log1p(np.exp(gap))
     else:
@@ -51,4 +51,4 @@ def log_mixture(rate: float, u: Array) -> Array:
         if rate <= 0.5 and np.max(u, initial=-math.inf) <= 30.0:
             return near
         added = np.logaddexp(log_rest, log_rate + u)
-    return added if rate > 0.5 else np.where(u.real > 30.0, added, near)
+    return added if rate > 0.5 else np.where(np.real(u) > 30.0, added, near)

@@ -109,12 +109,12 @@ def pair(event: Event, relation: Relation) -> tuple[Law, Law]:
 
 @pair.register
 def _(_event: NonPrivate, _relation: Relation) -> tuple[Law, Law]:
-    return (_two_point(0.0, 1.0),) * 2
+    return _same(_two_point(0.0, 1.0))
 
 
 @pair.register
 def _(event: Gaussian, relation: Relation) -> tuple[Law, Law]:
-    return (Shifted(_stretch(event, relation) / event.noise_multiplier),) * 2
+    return _same(Shifted(_stretch(event, relation) / event.noise_multiplier))
 
 
 @pair.register
@@ -122,13 +122,13 @@ def _(event: Laplace, relation: Relation) -> tuple[Law, Law]:
     # The overlap of f(x - s) and alpha f(x), f log-concave, is log-concave in the shift s
     # (Prékopa), so over the L1 ball of shifts it is least at a corner: one coordinate moves.
     noise = DoubleExponential(_stretch(event, relation) / event.noise_multiplier)
-    return (Sampled(noise, 1.0, 1, 0),) * 2
+    return _same(Sampled(noise, 1.0, 1, 0))
 
 
 @pair.register(PureDP)
 @pair.register(Exponential)
 def _(event: PureDP | Exponential, relation: Relation) -> tuple[Law, Law]:
-    return (_two_point(event.epsilon * _stretch(event, relation), 0.0),) * 2
+    return _same(_two_point(event.epsilon * _stretch(event, relation), 0.0))
 
 
 @pair.register
@@ -136,7 +136,7 @@ def _(event: ApproximateDP, relation: Relation) -> tuple[Law, Law]:
     epsilon, delta = event.epsilon, event.delta
     if _stretch(event, relation) == 2.0:  # group privacy: two steps of one record each
         epsilon, delta = 2 * epsilon, min(delta * (1 + math.exp(min(epsilon, 700.0))), 1.0)
-    return (_two_point(epsilon, delta),) * 2
+    return _same(_two_point(epsilon, delta))
 
 
 @pair.register
@@ -146,7 +146,7 @@ def _(event: RandomizedResponse, _relation: Relation) -> tuple[Law, Law]:
     loss = math.log1p((1.0 - event.random_probability) / other)
     rest = (event.n_options - 2) * other
     outcomes = [(-loss, other, truth), (0.0, rest, rest), (loss, truth, other)]
-    return (_collect(outcomes if loss else [(0.0, 1.0, 1.0)]),) * 2
+    return _same(_collect(outcomes if loss else [(0.0, 1.0, 1.0)]))
 
 
 @pair.register
@@ -159,7 +159,7 @@ def _(event: PoissonSampled, relation: Relation) -> tuple[Law, Law]:
         scale = inner.noise_multiplier
         noise = Normal(scale) if isinstance(inner, Gaussian) else DoubleExponential(1 / scale)
         if replaced:
-            return (Sampled(noise, rate, 1, 1),) * 2
+            return _same(Sampled(noise, rate, 1, 1))
         return Sampled(noise, rate, 1, 0), Sampled(noise, rate, 0, 1)
     law, other = pair(inner, relation)
     if not isinstance(law, Discrete) or law != other:
@@ -168,8 +168,12 @@ def _(event: PoissonSampled, relation: Relation) -> tuple[Law, Law]:
             "Use the RDP accountant."
         )
     if replaced:
-        return (_sampled_replace(law, rate),) * 2
+        return _same(_sampled_replace(law, rate))
     return _sampled_remove(law, rate), _sampled_add(law, rate)
+
+
+def _same(law: Law) -> tuple[Law, Law]:
+    return law, law
 
 
 def _stretch(event: Event, relation: Relation) -> float:
