@@ -12,21 +12,20 @@ from typing import ClassVar, TypeAlias
 
 import numpy as np
 
-from tacit.events import Event, Relation, Repeated, Sequence
+from tacit.events import Event, Relation, Sequence
 from tacit.mechanisms import GaussianMechanism, LaplaceMechanism
 from tacit.mechanisms.rng import Rng
 from tacit.regression import _base
 from tacit.regression._base import Floats
+from tacit.regression.descent import GradientPlan, descend, plan_descent, spread
 from tacit.regression.statistics import Moments, PrivateRows, from_triangle, triangle
 
 _ADASSP_SHARES = (0.05, 0.475, 0.475)
 _SURE = 1.645
 """Normal quantile at 0.95: how sure AdaSSP is that its bound on the smallest eigenvalue holds."""
 _TIGHTEST_CLIP, _WIDEST_CLIP = 0.5, 1.5
-_CLIP_NOISE = 0.025
+_CLIP_NOISE = 0.003
 """Noise of a step, over its largest signal, at which residuals are clipped at 1."""
-_MOMENTUM = 0.9
-_FEWEST_STEPS, _MOST_STEPS = 5, 300
 _ONE_SHOT_NOISE = 0.005
 """Relative noise of the Gram matrix below which one release of it beats descent."""
 _NO_SHRINK_NOISE = 0.002
@@ -82,26 +81,6 @@ class AdaSSPPlan:
     def event(self) -> Event:
         """What one fit costs."""
         return Sequence((self.eigenvalue.event, self.gram.event, self.cross.event))
-
-
-@dataclass(frozen=True)
-class GradientPlan:
-    """`steps` noisy gradients of the clipped residuals.
-
-    One record pushes with residual at most `residual_clip` along a row of norm at most `row_norm`,
-    so it moves the sum by at most their product; replaced, by at most twice that.
-    """
-
-    gradient: GaussianMechanism
-    steps: int
-    residual_clip: float
-    row_norm: float
-    method: ClassVar[str] = "gradient"
-
-    @property
-    def event(self) -> Event:
-        """What one fit costs."""
-        return Repeated(self.gradient.event, self.steps)
 
 
 Plan: TypeAlias = FunctionalPlan | AdaSSPPlan | GradientPlan
@@ -166,20 +145,23 @@ def plan_gradient(
     delta: float,
     relation: Relation,
 ) -> GradientPlan:
-    """Full-batch descent; steps and clip follow from the noise.
+    """Full-batch descent on clipped residuals.
 
-    n mu / 4 steps, in [5, 300]. Residuals lie in [-2, 2]; the more noise a step has, the closer
-    they are clipped, from 1.5 to 0.5: a clipped residual is a bias, an unclipped one is noise.
+    Residuals lie in [-2, 2]; the more noise a step has, over all coordinates, the closer they are
+    clipped, from 1.5 to 0.5: a clipped residual is a bias, an unclipped one is noise.
     """
-    (whole,) = _base.gaussian_shares(
-        epsilon, delta, shares=(1.0,), replace_factors=(2.0,), relation=relation
+    size = math.sqrt(n_features + 1)
+    return plan_descent(
+        n_features,
+        clip_for=lambda noise, _: float(
+            np.clip(math.sqrt(_CLIP_NOISE / (noise * size)), _TIGHTEST_CLIP, _WIDEST_CLIP)
+        ),
+        row_norm=row_norm,
+        n_records=n_records,
+        epsilon=epsilon,
+        delta=delta,
+        relation=relation,
     )
-    signal = n_records / whole
-    steps = int(np.clip(signal / 4, _FEWEST_STEPS, _MOST_STEPS))
-    crowding = math.sqrt(steps * (n_features + 1)) / signal
-    residual_clip = float(np.clip(_CLIP_NOISE / crowding, _TIGHTEST_CLIP, _WIDEST_CLIP))
-    gradient = GaussianMechanism(whole * math.sqrt(steps), l2_sensitivity=residual_clip * row_norm)
-    return GradientPlan(gradient, steps, residual_clip, row_norm)
 
 
 def choose_method(
@@ -285,27 +267,25 @@ def fit_adassp(rows: PrivateRows, y: Floats, plan: AdaSSPPlan, *, rng: Rng) -> F
 def fit_gradient(
     rows: PrivateRows, y: Floats, plan: GradientPlan, *, n_records: int, rng: Rng
 ) -> Floats:
-    """theta after `plan.steps` noisy steps with momentum, averaged over the second half.
+    """theta by descent; `rows` must be shrunk to `plan.row_norm`.
 
-    `rows` must be shrunk to `plan.row_norm`. The step is 1 / row_norm^2, at most the inverse of
-    the curvature; residuals are clipped, which is Huber's loss: robust, and cheap in noise.
+    Clipping residuals is Huber's loss: its Hessian is at most the Gram matrix.
     """
 
     def push(span: slice, margins: Floats) -> Floats:
         clipped = np.clip(margins - y[span], -plan.residual_clip, plan.residual_clip)
         return clipped * rows.factors[span]
 
-    theta = np.zeros(rows.n_features + 1)
-    velocity, average = np.zeros_like(theta), np.zeros_like(theta)
-    first_kept = plan.steps // 2
-    for step in range(plan.steps):
-        # One record adds a vector of norm at most residual_clip * row_norm.
-        gradient = plan.gradient.release(rows.pull(theta, push), rng) / n_records
-        velocity = _MOMENTUM * velocity + gradient
-        theta = theta - velocity / plan.row_norm**2
-        if step >= first_kept:
-            average += theta / (plan.steps - first_kept)
-    return average
+    return descend(
+        rows,
+        plan,
+        lambda theta: rows.pull(theta, push),
+        start=np.zeros(rows.n_features + 1),
+        curvature=1.0,
+        averaged=6,
+        n_records=n_records,
+        rng=rng,
+    )
 
 
 def minimize_quadratic(moments: Moments, *, noise: float, floor: float = 0.0) -> Floats:
@@ -327,11 +307,3 @@ def minimize_quadratic(moments: Moments, *, noise: float, floor: float = 0.0) ->
     usable = curvature > 0  # without any noise a constant column has none: its coefficient is 0
     slope = vectors[:, usable] @ (pull[usable] / curvature[usable])
     return np.append(cross[0] / count - means @ slope, slope)
-
-
-def spread(gram: GaussianMechanism, n_features: int) -> float:
-    """Largest eigenvalue, about, of the noise that `from_triangle` makes of a released triangle.
-
-    Its entries off the diagonal have variance noise_std^2 / 2, so Wigner's 2 sqrt(size variance).
-    """
-    return gram.noise_std * math.sqrt(2.0 * (n_features + 1))

@@ -19,17 +19,10 @@ from tacit.mechanisms import GaussianMechanism
 from tacit.mechanisms.rng import Rng
 from tacit.regression import _base
 from tacit.regression._base import Floats
-from tacit.regression.least_squares import spread
-from tacit.regression.statistics import PrivateRows, from_triangle, triangle
+from tacit.regression.descent import GradientPlan, descend, plan_descent
+from tacit.regression.statistics import PrivateRows
 from tacit.sampling import Poisson
 
-_STEPS, _AVERAGED = 12, 4
-_GRAM_SHARE = 0.15
-_GRAM_NOISE = 0.05
-"""Relative noise of the Gram matrix that is good enough to set step lengths by."""
-_LEAST_GRAM_RATE = 0.05
-_CROWDED = 0.2
-"""Relative noise of the Gram matrix above which residuals are clipped to half their range."""
 _SGD_EPOCHS = 10
 _CURVATURE_SHARE = 0.1
 """Part of epsilon that objective perturbation gives to the change of curvature."""
@@ -41,34 +34,11 @@ METHODS = ("gradient", "sgd", "objective")
 
 
 @dataclass(frozen=True)
-class GradientPlan:
-    """A noisy Gram matrix, then `steps` noisy gradients of the log-likelihood.
-
-    * Gram matrix of a share `gram_rate` of the records, chosen by independent coins: one record
-      adds at most |z z'|_F <= R^2; replaced, sqrt(2) R^2 at most (inner products are >= 0). The
-      coins' amplification is not claimed.
-    * Gradient: one record pushes with a residual p - y of norm at most `residual_clip` along a
-      weighted row of norm at most R, so it moves the sum by at most their product; replaced, by at
-      most twice that. Unclipped, |p - y| < 1 for two classes, |p - e_y|_2 < sqrt(2) for more.
-    """
-
-    gram: GaussianMechanism
-    gram_rate: float
-    gradient: GaussianMechanism
-    steps: int
-    residual_clip: float
-    row_norm: float
-    method: ClassVar[str] = "gradient"
-
-    @property
-    def event(self) -> Event:
-        """What one fit costs."""
-        return Sequence((self.gram.event, Repeated(self.gradient.event, self.steps)))
-
-
-@dataclass(frozen=True)
 class SGDPlan:
-    """`steps` noisy gradients of Poisson lots at `rate`; sensitivity as in `GradientPlan`."""
+    """`steps` noisy gradients of Poisson lots at `rate`; sensitivity as in `GradientPlan`.
+
+    Unclipped, the residual |p - y| < 1 for two classes, |p - e_y|_2 < sqrt(2) for more.
+    """
 
     gradient: GaussianMechanism
     steps: int
@@ -129,31 +99,19 @@ def plan_gradient(
     delta: float,
     relation: Relation,
 ) -> GradientPlan:
-    """Twelve full-batch steps, each multiplied by the inverse of a bound on the curvature.
+    """Full-batch descent; where noise crowds it, residuals are clipped at half their range.
 
-    If the noise in that bound passes 20 % of the largest signal, residuals are clipped at half
-    their range: less noise for a small bias.
+    That is less noise for a small bias: the loss of confident mistakes is cut off.
     """
-    factors = (math.sqrt(2.0), 2.0)
-    first, rest = _base.gaussian_shares(
-        epsilon,
-        delta,
-        shares=(_GRAM_SHARE, 1 - _GRAM_SHARE),
-        replace_factors=factors,
-        relation=relation,
-    )
-    gram = GaussianMechanism(first, l2_sensitivity=row_norm**2, replace_factor=factors[0])
-    noise = spread(gram, n_features) / n_records
-    residual_clip = _residual_bound(n_classes) / (2 if noise > _CROWDED else 1)
-    return GradientPlan(
-        gram=gram,
-        gram_rate=float(np.clip(noise / _GRAM_NOISE, _LEAST_GRAM_RATE, 1.0)),
-        gradient=GaussianMechanism(
-            rest * math.sqrt(_STEPS), l2_sensitivity=residual_clip * row_norm
-        ),
-        steps=_STEPS,
-        residual_clip=residual_clip,
+    bound = _residual_bound(n_classes)
+    return plan_descent(
+        n_features,
+        clip_for=lambda _, crowded: bound / 2 if crowded else bound,
         row_norm=row_norm,
+        n_records=n_records,
+        epsilon=epsilon,
+        delta=delta,
+        relation=relation,
     )
 
 
@@ -235,28 +193,18 @@ def fit_gradient(
     n_records: int,
     rng: Rng,
 ) -> Floats:
-    """theta after preconditioned noisy steps with momentum 1/2, the last four averaged.
-
-    The Hessian of the log-likelihood is at most a quarter (two classes) or half (more) of the Gram
-    matrix, so a step by the inverse of that bound cannot overshoot (Böhning & Lindsay 1988);
-    the noise is added to the bound, and momentum is stable up to three times it.
-    """
-    chosen = Poisson(plan.gram_rate).indices(rows.n_rows, rng)  # type: ignore[arg-type]  # see Rng
-    part = rows.take(chosen) if plan.gram_rate < 1 else rows
+    """theta by descent: the Hessian is at most 1/4 (two classes) or 1/2 of the Gram matrix."""
     size = rows.n_features + 1
-    # One record adds z z' with |z| <= row_norm, or nothing if its coin kept it out.
-    noisy = from_triangle(plan.gram.release(triangle(part.gram()), rng), size)
-    steer = _inverse_bound(noisy / (plan.gram_rate * n_records), plan, n_records, n_classes)
-    theta = np.zeros(size if n_classes == 2 else (size, n_classes))
-    velocity, average = np.zeros_like(theta), np.zeros_like(theta)
-    for step in range(plan.steps):
-        private = _private_gradient(rows, labels, theta, plan.residual_clip, n_classes)
-        # One record adds a vector of norm at most residual_clip * row_norm.
-        velocity = velocity / 2 - steer @ (plan.gradient.release(private, rng) / n_records)
-        theta = theta + velocity
-        if step >= plan.steps - _AVERAGED:
-            average += theta / _AVERAGED
-    return average
+    return descend(
+        rows,
+        plan,
+        lambda theta: _private_gradient(rows, labels, theta, plan.residual_clip, n_classes),
+        start=np.zeros(size if n_classes == 2 else (size, n_classes)),
+        curvature=0.25 if n_classes == 2 else 0.5,
+        averaged=4,
+        n_records=n_records,
+        rng=rng,
+    )
 
 
 def fit_sgd(
@@ -312,16 +260,6 @@ def _residual_bound(n_classes: int) -> float:
     return 1.0 if n_classes == 2 else math.sqrt(2.0)
 
 
-def _inverse_bound(gram: Floats, plan: GradientPlan, n_records: int, n_classes: int) -> Floats:
-    """Inverse of a bound on the Hessian, from a released Gram matrix of mean records."""
-    values, vectors = np.linalg.eigh(gram)
-    noise = spread(plan.gram, len(gram) - 1) / (plan.gram_rate * n_records)
-    # No mean of z z' has an eigenvalue above row_norm^2: half of it is as much doubt as helps.
-    doubt = min(noise, plan.row_norm**2 / 2)
-    bound = (np.maximum(values, 0.0) + doubt) / (4 if n_classes == 2 else 2)
-    return (vectors / bound) @ vectors.T
-
-
 def _private_gradient(
     rows: PrivateRows, labels: Floats, theta: Floats, residual_clip: float, n_classes: int
 ) -> Floats:
@@ -349,12 +287,18 @@ def _objective(
     value = ridge * theta @ theta / 2 + b @ theta
     gradient = ridge * theta + b
     hessian = ridge * np.eye(len(theta))
-    for span, block in rows.scaled():
-        margins, weights = block @ theta, rows.factors[span]
+    for span, features in rows.scaled():
+        margins, weights = features @ theta[1:] + theta[0], rows.factors[span]
         p = expit(margins)
         value += weights @ (np.logaddexp(0.0, margins) - labels[span] * margins)
-        gradient = gradient + block.T @ (weights * (p - labels[span]))
-        hessian += block.T @ (block * (weights * p * (1 - p))[:, None])
+        residuals, bend = weights * (p - labels[span]), weights * p * (1 - p)
+        gradient[0] += residuals.sum()
+        gradient[1:] += features.T @ residuals
+        bent = features.T * bend
+        hessian[0, 0] += bend.sum()
+        hessian[0, 1:] += bent.sum(axis=1)
+        hessian[1:, 0] += bent.sum(axis=1)
+        hessian[1:, 1:] += bent @ features
     return float(value), gradient, hessian
 
 
@@ -372,8 +316,8 @@ def _descend(
     for halving in range(40):
         trial = theta - step / 2**halving
         reached = ridge * trial @ trial / 2 + b @ trial
-        for span, block in rows.scaled():
-            margins = block @ trial
+        for span, features in rows.scaled():
+            margins = features @ trial[1:] + trial[0]
             reached += rows.factors[span] @ (np.logaddexp(0.0, margins) - labels[span] * margins)
         # Near the minimum rounding hides the decrease: a full step is then right.
         if reached <= value - 0.25 * decrease / 2**halving + 1e-12 * abs(value):

@@ -8,7 +8,6 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit, softmax
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import Tags
-from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
 from tacit._check import in_closed_unit
@@ -93,7 +92,6 @@ class LogisticRegression(ClassifierMixin, BaseEstimator):
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
         """The private model of `X` (n, d) and labels `y` (n,); pays before it releases."""
         table, labels = _base.check_table(self, X, y)
-        check_classification_targets(labels)
         n_rows, d = table.shape
         _base.check_width(d)
         box = _base.as_bounds(
@@ -178,11 +176,15 @@ class LogisticRegression(ClassifierMixin, BaseEstimator):
 def _numbered(labels: NDArray[Any], classes: Sequence[Any] | None) -> tuple[NDArray[Any], Floats]:
     """Sorted classes, and the private number of each label's class."""
     known = np.unique(labels if classes is None else np.asarray(classes))
+    if known.dtype.kind == "f" and not (known == np.floor(known)).all():
+        raise ValueError("Unknown label type: continuous. Labels must be classes, not quantities.")
     if len(known) < 2:
         raise ValueError(
             f"y must have at least two classes, got {len(known)} class. "
             "Declare classes=... if others may occur."
         )
+    if len(known) == 2 and classes is None:
+        return known, (labels == known[1]).astype(np.float64)
     numbers = np.searchsorted(known, labels)
     if (known[np.minimum(numbers, len(known) - 1)] != labels).any():
         raise ValueError("y holds labels that are not in classes. Declare all that may occur.")

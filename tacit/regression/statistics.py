@@ -41,34 +41,45 @@ class PrivateRows:
     already lies inside its bounds is read in place: clipping would not change it.
     """
 
-    def __init__(self, X: NDArray[np.floating], box: Box, *, row_norm: float = np.inf) -> None:
+    def __init__(
+        self,
+        X: NDArray[np.floating],
+        box: Box,
+        *,
+        row_norm: float = np.inf,
+        factors: Floats | None = None,
+    ) -> None:
         self.X = X
         self.box = box
         self.row_norm = row_norm
         self.n_rows, self.n_features = X.shape
         self._size = max(64, _BLOCK_BYTES // (8 * (self.n_features + 1)))
         self._inside = np.zeros(-(-self.n_rows // self._size), np.bool_)
-        self.factors = np.ones(self.n_rows)
-        self._prepare()
+        self.factors = np.ones(self.n_rows) if factors is None else factors
+        if factors is None:
+            self._prepare()
 
     def moments(self, y: Floats) -> Moments:
         """Private Gram matrix and cross moments of the shrunk rows; `y` is already in [-1, 1]."""
-        d = self.n_features
-        gram, cross, square = np.zeros((d + 1, d + 1)), np.zeros(d + 1), 0.0
-        for span, rows in self.scaled():
-            rows *= self.factors[span, None]
-            target = self.factors[span] * y[span]
-            gram += rows.T @ rows
-            cross += rows.T @ target
+        gram, cross, square = self._empty_gram(), np.zeros(self.n_features + 1), 0.0
+        for span, rows in self._shrunk():
+            factors = self.factors[span]
+            target = factors * y[span]
+            _add_gram(gram, rows, factors)
+            cross[0] += factors @ target
+            cross[1:] += rows.T @ target
             square += target @ target
         return Moments(gram, cross, float(square))
 
-    def gram(self) -> Floats:
-        """Private Gram matrix of the shrunk rows."""
-        total = np.zeros((self.n_features + 1, self.n_features + 1))
-        for span, rows in self.scaled():
-            rows *= self.factors[span, None]
-            total += rows.T @ rows
+    def gram(self, chosen: NDArray[np.int64] | None = None) -> Floats:
+        """Private Gram matrix of the shrunk rows, or of the `chosen` ones among them."""
+        total = self._empty_gram()
+        if chosen is not None:
+            for start in range(0, len(chosen), self._size):
+                total += self.take(chosen[start : start + self._size]).gram()
+            return total
+        for span, rows in self._shrunk():
+            _add_gram(total, rows, self.factors[span])
         return total
 
     def pull(self, weights: Floats, push: Callable[[slice, Floats], Floats]) -> Floats:
@@ -92,18 +103,26 @@ class PrivateRows:
 
     def take(self, indices: NDArray[np.int64]) -> "PrivateRows":
         """Private rows of one draw; copies those rows."""
-        return PrivateRows(self.X[indices], self.box, row_norm=self.row_norm)
+        return PrivateRows(
+            self.X[indices], self.box, row_norm=self.row_norm, factors=self.factors[indices]
+        )
 
     def scaled(self) -> Iterator[tuple[slice, Floats]]:
-        """Spans of rows with their private (m, d + 1) blocks; each overwrites the one before."""
-        buffer = np.empty((self._size, self.n_features + 1))
+        """Spans of rows with their private (m, d) features; each overwrites the one before."""
+        buffer = np.empty((self._size, self.n_features))
         inverse = 1 / self.box.half
-        for span in self._spans():
+        lower, upper = self._scaled_bounds()
+        for index, span in enumerate(self._spans()):
             rows = buffer[: span.stop - span.start]
-            rows[:, 0] = 1.0
-            np.clip(self.X[span], self.box.lower, self.box.upper, out=rows[:, 1:])
-            rows[:, 1:] -= self.box.center
-            rows[:, 1:] *= inverse
+            np.subtract(self.X[span], self.box.center, out=rows)
+            rows *= inverse
+            if not self._inside[index]:
+                np.clip(rows, lower, upper, out=rows)
+            yield span, rows
+
+    def _shrunk(self) -> Iterator[tuple[slice, Floats]]:
+        for span, rows in self.scaled():
+            rows *= self.factors[span, None]
             yield span, rows
 
     def _clipped(self) -> Iterator[tuple[slice, NDArray[np.floating]]]:
@@ -115,19 +134,36 @@ class PrivateRows:
             yield span, rows
 
     def _prepare(self) -> None:
+        """Find the blocks that need no clipping, and how much each row is to be shrunk."""
+        self._inside[:] = True  # look at the rows as they are
+        lower, upper = self._scaled_bounds()
         for index, (span, rows) in enumerate(self.scaled()):
-            raw = self.X[span]
-            self._inside[index] = bool(
-                (raw.min(axis=0) >= self.box.lower).all()
-                and (raw.max(axis=0) <= self.box.upper).all()
-            )
+            self._inside[index] = rows.min() >= lower.max() and rows.max() <= upper.min()
+            if not self._inside[index]:
+                np.clip(rows, lower, upper, out=rows)
             if np.isfinite(self.row_norm):
-                norms = np.sqrt(np.einsum("ij,ij->i", rows, rows))
+                norms = np.sqrt(1.0 + np.einsum("ij,ij->i", rows, rows))
                 self.factors[span] = np.minimum(1.0, self.row_norm / norms)
+
+    def _scaled_bounds(self) -> tuple[Floats, Floats]:
+        center, inverse = self.box.center, 1 / self.box.half
+        return (self.box.lower - center) * inverse, (self.box.upper - center) * inverse
+
+    def _empty_gram(self) -> Floats:
+        return np.zeros((self.n_features + 1, self.n_features + 1))
 
     def _spans(self) -> Iterator[slice]:
         for start in range(0, self.n_rows, self._size):
             yield slice(start, min(start + self._size, self.n_rows))
+
+
+def _add_gram(gram: Floats, rows: Floats, factors: Floats) -> None:
+    """Add to `gram` that of records (1, x) times their factors; `rows` holds x times them."""
+    with_constant = factors @ rows
+    gram[0, 0] += factors @ factors
+    gram[0, 1:] += with_constant
+    gram[1:, 0] += with_constant
+    gram[1:, 1:] += rows.T @ rows
 
 
 def triangle(matrix: Floats) -> Floats:
