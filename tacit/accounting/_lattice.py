@@ -193,7 +193,7 @@ class Lattice:
         self.p = Composed(tests_p, step, order, window, start)
         self.q = Composed(tests_q, step, order + 1, window, start)
         self.infinite = math.fsum(count * grid.above for grid, count in uppers)
-        self.shift = 4 * ROUND * largest  # points of the grid are rounded
+        self.shift = 64 * ROUND * largest  # points of the grid, and where they lie, are rounded
         self.slack = math.expm1(32 * ROUND * direction.steps)  # masses are right to few roundings
 
     def delta(self, epsilon: float) -> Bracket:

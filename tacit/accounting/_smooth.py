@@ -135,7 +135,8 @@ class SmoothModel:
             removed=self.removed,
             largest_order=_FARTHEST / spread,
         )
-        outside = np.exp(np.minimum(self.log_outside(ORDERS) - found.upper, 200.0))
+        known = np.where(np.isfinite(found.upper), found.upper, 0.0)
+        outside = np.exp(np.minimum(self.log_outside(ORDERS) - known, 200.0))
         slack = 3 * self._strip(ORDERS) + outside
         return found._replace(upper=found.upper + slack, error=found.error + 2 * slack)
 
@@ -161,14 +162,19 @@ class SmoothModel:
     def log_outside(self, orders: FloatArray | float) -> FloatArray:
         """log of the integral of F_order outside the grid, or of its sum over nodes there.
 
-        Left, the loss is largest at the end and P is at most phi. Right, log F falls at the rate
-        y + (y - cut) / width^2 - (a (1 + order) + b order) / sigma or faster, as L' <= 1 / sigma.
+        Left, the loss is largest at the end and P is at most phi. Right, the slope of log F is at
+        most grow p(y) + fall p(-y) over sigma, less y + (y - cut) / width^2, where grow = a (1 +
+        order) and fall = b order. p(-y) falls; p(y) rises, but the slope falls nevertheless if its
+        share grow p (1 - p) / sigma^2 cannot outgrow `curve`, and else p is at most 1.
         """
         left = orders * self.loss[0] + log_ndtr(_LEFT) + math.log(1 + self.step * (1 - _LEFT))
-        pull = (self.law.a * (1 + orders) + self.law.b * orders) / self.sigma
-        push = self.y[-1] + (self.y[-1] - self.cut) / self.width**2
-        rate = np.maximum(push - pull, 1e-100)
-        right = self.log_p[-1] + orders * self.loss[-1] + np.log(self.step + 1 / rate)
+        end, grow, fall = self.y[-1], self.law.a * (1 + orders), self.law.b * orders
+        p, p_mirror = (float(self.chance(np.array(at))) for at in (end, -end))
+        p = np.where(grow <= 4 * self.curve * self.sigma**2, p, 1.0)
+        push = end + (end - self.cut) / self.width**2
+        rate = push - (grow * p + fall * p_mirror) / self.sigma
+        logs = np.log(self.step + 1 / np.maximum(rate, 1e-9))
+        right = self.log_p[-1] + orders * self.loss[-1] + np.where(rate > 1e-9, logs, math.inf)
         return np.logaddexp(left, right)
 
     def bounded(self) -> tuple[FloatArray, float]:
@@ -185,7 +191,7 @@ class SmoothModel:
         beyond = math.exp(float(_log_removed(self.law, np.array(top), 0.0)))
         with np.errstate(over="ignore"):
             growth = np.expm1(np.multiply.outer(ORDERS, self.log_density(edges)[1]))
-            total = growth @ (mass * (1 + 1e-12)) - beyond
+            total = growth @ mass - beyond + 1e-12 * (np.abs(growth) @ mass)
         upper = np.log1p(np.maximum(total, 1e-15 - 1)) + 1e-15
         return upper, float(ndtr(-_RIGHT)) * beyond
 
@@ -260,6 +266,7 @@ class TiltedSmooth:
         spacing, height = self._spacing(t, log_error, split)
         low, high, pruned = self._span(log_error, height, split)
         if spacing * _MOST_NODES < high - low:
+            self.nodes = Nodes(1.0, 0, 1, 0.0, math.inf)  # certifies nothing
             return _MOST_NODES
         # A step of few bits makes every node an exact multiple of it.
         spacing = math.ldexp(math.floor(math.ldexp(spacing, 30)), -30)
