@@ -111,8 +111,8 @@ class PLD:
     ) -> NDArray[np.float64]:
         """Least false negative rate of any test between neighbors, at each false positive rate.
 
-        Each point (epsilon, delta) of the curve rules out the tests below two lines (Dong, Roth &
-        Su 2022, Proposition 2.5); the result is the highest of many such lines, so it is proved
+        Each point (epsilon, delta) of the curve rules out the tests below two lines (Wasserman &
+        Zhou 2010; Dong, Roth & Su 2022, Section 2); the result is the highest of many such lines, so it is proved
         and, between two of them, a little too low.
         """
         rates = np.array(
