@@ -1,4 +1,4 @@
-"""Time and memory of private fits against scikit-learn, and fits of tables larger than a copy of it.
+"""Time and memory of private fits against scikit-learn, and fits of tables larger than memory.
 
     OMP_NUM_THREADS=1 python benchmarks/regression_speed.py [--rows-streamed 10000000]
 
