@@ -1,8 +1,9 @@
 """Model inversion: what a model's weights alone say about the records of a class.
 
 Gradient ascent on the input (Fredrikson, Jha & Ristenpart 2015, doi:10.1145/2810103.2813677): find
-the image that the model is surest about. A model trained without noise gives back the face of a
-class; a private one, at a small epsilon, gives back noise. A demonstration, not a bound.
+the image that the model is surest about. Where a class holds one person's few records, a model
+trained without noise gives them back, and a private one does not. (The mean of a class of many
+records is no one's secret; privacy does not hide it.) A demonstration, not a bound.
 """
 
 from collections.abc import Sequence

@@ -18,9 +18,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 def audit(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
     *,
-    canaries: Annotated[
-        int | None, typer.Option(min=2, help="How many [2,000, or 10,000 for large data].")
-    ] = None,
+    canaries: Annotated[int, typer.Option(min=2, help="How many.")] = 10_000,
     confidence: Annotated[float, typer.Option(help="Of each bound.")] = 0.95,
     data: run.Root = None,
     seed: run.Seed = None,

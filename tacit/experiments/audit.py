@@ -13,36 +13,30 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from tacit import accounting
 from tacit.auditing import (
     AuditBound,
     BillTest,
     GradientCanaries,
-    minus_loss,
     noise_bound,
     one_run,
     refute_event,
-    roc,
-    roc_figure,
     threshold_test,
 )
 from tacit.datasets import Dataset
 from tacit.events import Event, Relation
 from tacit.experiments import data, models
+from tacit.experiments.demonstrate import Demonstrations, demonstrate
 from tacit.experiments.evaluate import evaluate
 from tacit.experiments.features import Prepared, cache_folder, prepare
 from tacit.experiments.recipe import Recipe
-from tacit.experiments.released import Released, load_model
+from tacit.experiments.released import load_model
 from tacit.experiments.run import RECIPE, Facts, RunFolder
 
 if TYPE_CHECKING:
     from torch import nn
 
-AUDIT, MEMBERSHIP_FIGURE = "audit.json", "figures/membership.png"
-AUDIT_VERSION = 1
-_MOST_MEMBERS = 5000  # records asked about in membership inference
+AUDIT, AUDIT_VERSION = "audit.json", 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +52,8 @@ class RunAudit:
     n_canaries: int
     accuracy: dict[str, float] | None
     """With canaries and without, on the public test split; None if the records are private."""
-    membership: dict[str, float] | None
-    """AUC and true positive rates of a loss attack on the released model; None if private."""
+    demonstrations: Demonstrations | None
+    """Membership inference and inversion beside a non-private twin; None if private."""
     created: str
     version: int = AUDIT_VERSION
 
@@ -78,7 +72,7 @@ class RunAudit:
 def audit_run(
     path: str | Path,
     *,
-    n_canaries: int | None = None,
+    n_canaries: int = 10_000,
     confidence: float = 0.95,
     root: str | Path | None = None,
     seed: int | None = None,
@@ -87,15 +81,14 @@ def audit_run(
     """Audit the finished run in folder `path`, and write `audit.json` there.
 
     With probability at least `confidence` for each bound and test, a run whose bill is right
-    passes. Canaries take part in every lot; the sampling rate of the recipe is kept.
+    passes. Canaries take part in every lot. The sampling rate of the recipe is kept, and a longer
+    divisor is met by a larger learning rate: real records train as they would without canaries.
     """
     folder = RunFolder(path)
     facts, recipe = folder.facts(), Recipe.read(folder / RECIPE)
     dataset = data.load(recipe.data, root)
     released = load_model(folder.path)
-    n_canaries = n_canaries or (10_000 if facts.n_records > 20_000 else 2_000)
-    clip_norm = recipe.training.clip_norm
-    canaries = GradientCanaries(n_canaries, clip_norm=clip_norm, rng=seed)
+    canaries = GradientCanaries(n_canaries, clip_norm=recipe.training.clip_norm, rng=seed)
     prepared = prepare(
         dataset,
         recipe.features,
@@ -114,7 +107,9 @@ def audit_run(
         tests=tests,
         n_canaries=n_canaries,
         accuracy=_accuracy(model, facts, prepared) if is_public else None,
-        membership=_membership(folder, released, dataset, facts) if is_public else None,
+        demonstrations=demonstrate(folder, facts, released, dataset, prepared)
+        if is_public
+        else None,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     folder.write(AUDIT, json.dumps(found.to_dict(), indent=2) + "\n")
@@ -206,17 +201,3 @@ def _accuracy(model: "nn.Module", facts: Facts, prepared: Prepared) -> dict[str,
     x, y = torch.from_numpy(prepared.x_test), torch.from_numpy(prepared.y_test)
     found = evaluate(model, x, y)["accuracy"]
     return {"with_canaries": found, "without": facts.utility.private[0].value}
-
-
-def _membership(
-    folder: RunFolder, released: Released, dataset: Dataset, facts: Facts
-) -> dict[str, float]:
-    """Loss attack on the released model: training records against test records."""
-    x = np.concatenate([dataset.x_train[:_MOST_MEMBERS], dataset.x_test[:_MOST_MEMBERS]])
-    y = np.concatenate([dataset.y_train[:_MOST_MEMBERS], dataset.y_test[:_MOST_MEMBERS]])
-    n_in = len(dataset.x_train[:_MOST_MEMBERS])
-    curve = roc(minus_loss(released.scores(x), y), np.arange(len(y)) < n_in)
-    path = folder / MEMBERSHIP_FIGURE
-    path.parent.mkdir(exist_ok=True)
-    roc_figure({"released model": curve}, path, epsilon=facts.epsilon, delta=facts.delta)
-    return curve.summary

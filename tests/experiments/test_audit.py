@@ -47,13 +47,17 @@ def test_an_honest_run_passes_and_the_attack_is_not_idle(run):
     best = max(bound.epsilon_lower for bound in found.bounds)
     assert 0.3 * found.epsilon < best < found.epsilon
     assert found.accuracy is not None
-    assert found.membership is not None
-    assert 0.4 < found.membership["auc"] < 0.6
+    shown = found.demonstrations
+    assert shown is not None
+    assert 0.4 < shown.membership["released model"]["auc"] < 0.6
+    assert shown.inversion["without privacy"] > 0.3
+    assert shown.inversion["epsilon 6"] < 0.15
     written = json.loads((run / AUDIT).read_text())
     assert written["passes"] is True
     assert written["bounds"][0]["method"] == "one run"
-    assert (run / "figures/membership.png").is_file()
-    assert (run / "figures/membership.csv").is_file()
+    for name in ("membership", "inversion"):
+        assert (run / f"figures/{name}.png").is_file()
+        assert (run / f"figures/{name}.csv").is_file()
 
 
 def test_too_little_noise_is_found(run, quiet_noise):
@@ -67,14 +71,16 @@ def test_private_records_are_not_measured(tmp_path):
     train(recipe, tmp_path / "run")
     found = audit_run(tmp_path / "run", n_canaries=200, seed=0)
     assert found.accuracy is None
-    assert found.membership is None
+    assert found.demonstrations is None
 
 
 def test_the_verb_prints_bounds_and_ends_with_zero(run):
     result = CliRunner().invoke(app, ["audit", str(run), "--canaries", "400", "--seed", "0"])
     assert result.exit_code == 0, result.output
     assert "the bill stands at 95 % confidence" in result.output
-    assert "What attacks reach" in (run / "report.html").read_text()
+    page = (run / "report.html").read_text()
+    assert "What attacks reach" in page
+    assert page.count("data:image/png") == 2
 
 
 def test_the_verb_ends_with_one_where_the_bill_is_refuted(run, quiet_noise):
