@@ -44,7 +44,7 @@ DATA = Path(os.environ.get("TACIT_DATA", Path(__file__).resolve().parents[2] / "
 DELTA = 1e-5
 N_PUBLIC = 9_000
 TEACHERS = (10, 50, 100, 250)
-NOISE = (0.08, 0.16, 0.24, 0.32, 0.48, 0.64)  # sigma in units of the number of teachers
+NOISE = (5.0, 10.0, 20.0, 40.0, 60.0, 80.0, 120.0)  # sigma, in votes
 
 
 class Data(NamedTuple):
@@ -184,16 +184,16 @@ def _spread(values: NDArray[np.float64]) -> str:
 
 
 def sweep(data: Data, n_queries: int = 64) -> list[tuple[int, float, Outcome]]:
-    """Teachers against noise, one seed each."""
+    """Teachers against noise; partition, teachers and noise fresh for each number of teachers."""
     queries = spread_queries(data.public, n_queries, rng=0)
     rows = []
     for n_teachers in TEACHERS:
-        votes = vote(data, n_teachers, queries, seed=100)
-        for share in NOISE:
-            setting = Setting("", GNMax(share * n_teachers), queries)
-            outcome = run(data, setting, votes, seed=100)
-            rows.append((n_teachers, share * n_teachers, outcome))
-            print("sweep", n_teachers, share, outcome, flush=True)
+        votes = vote(data, n_teachers, queries, seed=100 + n_teachers)
+        for sigma in NOISE:
+            setting = Setting("", GNMax(sigma), queries)
+            outcome = run(data, setting, votes, seed=round(1000 * n_teachers + sigma))
+            rows.append((n_teachers, sigma, outcome))
+            print("sweep", n_teachers, sigma, outcome, flush=True)
     return rows
 
 
@@ -223,14 +223,18 @@ def draw(rows: list[tuple[int, float, Outcome]], curve: dict[str, NDArray[np.flo
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(1, 3, figsize=(13, 3.8), constrained_layout=True)
-    for share in NOISE:
-        own = [(n, o) for n, sigma, o in rows if np.isclose(sigma, share * n)]
+    for sigma in NOISE:
+        own = [(n, o) for n, own_sigma, o in rows if own_sigma == sigma]
+        epsilon = own[0][1].independent
         axes[0].plot(
-            [n for n, _ in own], [100 * o.accuracy for _, o in own], "o-", label=f"{share:g}"
+            [n for n, _ in own],
+            [100 * o.accuracy for _, o in own],
+            "o-",
+            label=f"{sigma:g} ({epsilon:.2g})",
         )
     axes[0].set(xlabel="teachers", ylabel="student accuracy, %", xscale="log")
     axes[0].set_xticks(TEACHERS, [str(n) for n in TEACHERS])
-    axes[0].legend(title="sigma / teachers", fontsize=7)
+    axes[0].legend(title="sigma (epsilon)", fontsize=7)
     for n_teachers in TEACHERS:
         own = [o for n, _, o in rows if n == n_teachers]
         axes[1].plot(
