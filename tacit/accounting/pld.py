@@ -112,7 +112,7 @@ class PLD:
         """Least false negative rate of any test between neighbors, at each false positive rate.
 
         Each point (epsilon, delta) of the curve rules out the tests below two lines (Wasserman &
-        Zhou 2010; Dong, Roth & Su 2022, Section 2); the result is the highest of many such lines,
+        Zhou 2010; Dong, Roth & Su 2022, Section 2). The result is the highest of many such lines,
         so it is proved and, between two of them, a little too low.
         """
         rates = np.array(
