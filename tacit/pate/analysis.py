@@ -3,8 +3,8 @@
 A bound that uses the votes is **private**: it says how far the teachers agreed, which nothing has
 paid for. Functions here that take votes return private arrays; `PrivateCurve` carries their sum and
 shows nothing of it unless asked by name. What may be published instead is in `tacit.pate.sanitize`.
-A ledger is never charged with these numbers: they bound the divergence between this data set and
-its neighbors, not between every two neighbors.
+A ledger is never charged with these numbers: they bound the divergence of this data set's outcome
+from its neighbors', not that of every data set from every neighbor.
 
 In formulas, as in the papers: n_j votes for class j, m classes, q the chance that noise changes the
 winner, lambda a Rényi order. Sources: Papernot et al. 2017 (arXiv:1610.05755, "2017") and

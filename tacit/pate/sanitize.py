@@ -143,8 +143,9 @@ class SanitizedCost:
     """Data-dependent Rényi cost of a PATE run that may be published; holds at one order.
 
     `checks` is data-independent, `answers` the noisy cost of the answers, `publishing` what it cost
-    to publish it. With `confidence`, their sum is at least what this data set lost: it speaks of
-    this data set and its neighbors, not of every two neighbors, so no budget is charged with it.
+    to publish it. With `confidence`, their sum is at least the papers' data-dependent cost. That
+    speaks of this data set's outcome against its neighbors', not of every data set against every
+    neighbor, so no budget is ever charged with it: the ledger holds the data-independent events.
     """
 
     order: float
