@@ -21,6 +21,7 @@ does for every method that skips zeros.
 """
 
 import math
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -35,9 +36,11 @@ _ROUNDING = 1e-9
 """Added to the drift, relative to the residual bound: covers rounding in the kept gradient."""
 _MOST_TOUCHED = 0.25
 """Share of the non-zeros from which computing all afresh is cheaper."""
-_WIDEST = 2.0
+_NARROWEST, _WIDEST = 1e-9, 2.0
+"""Logarithm of the reference over the smallest scale of its window."""
 _FEW_PROPOSALS, _MANY_PROPOSALS = math.log(1.25), math.log(2.0)
 """Expected proposals for a draw, in log: the window widens below and halves above."""
+_MOST_TRIALS = 64
 _EXACT_MARGINS = 64
 """Number of refreshes after which the margins are multiplied out again."""
 
@@ -87,7 +90,7 @@ class LazyGradient:
             self._drift = drift + _ROUNDING * self._loss.clip
             bounds = self._log_bounds(slice(None))
             proposals = _log_sum_exp(bounds) - exact
-            if proposals <= _MANY_PROPOSALS:
+            if proposals <= _MANY_PROPOSALS or self._span < _NARROWEST:
                 break
             self._span /= 2
         self._lowest = scale * math.exp(-self._span)
@@ -101,7 +104,9 @@ class LazyGradient:
     def draw(self, scale: float, rng: Rng) -> tuple[int, float]:
         """Feature and sign of the vertex drawn at the model scale * sums: released."""
         assert self._sampler is not None
-        while True:
+        for trial in count(1):
+            if trial % _MOST_TRIALS == 0:
+                self.refresh(scale)  # tightens the bounds; every trial has the exact law by itself
             first, second, third, fourth = rng.random(4).tolist()
             feature = self._sampler.draw(first, second)
             gradient = self._exact(feature, scale)
@@ -109,6 +114,7 @@ class LazyGradient:
             if third < math.exp(min(weight - float(self._sampler.log_weights[feature]), 0.0)):
                 lowers = fourth < 1 / (1 + math.exp(-2 * self._slope * abs(gradient)))
                 return feature, -1.0 if lowers == (gradient > 0) else 1.0
+        raise AssertionError  # count does not end
 
     def add(self, feature: int, amount: float, scale: float) -> None:
         """Add `amount` to one entry of `sums`; draws at `scale` come next."""

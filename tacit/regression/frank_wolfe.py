@@ -61,7 +61,7 @@ class FrankWolfe(BaseEstimator):
         (squared), where the zero model's residuals are just not clipped. See `_loss.Loss`.
     analysis
         `"tight"`: exponential mechanism, priced by its bounded range. `"published"`: Laplace noise
-        as in the paper. See `polytope.plan`.
+        as in the paper. See `polytope.plan_descent`.
     bounds, target_bounds
         `Bounds(lower, upper)` or a pair, of the features and, for the squared loss, of the target.
         Values are clipped.
@@ -219,7 +219,7 @@ class FrankWolfe(BaseEstimator):
             steps = polytope.choose_steps(n_records, **budget)
         else:
             steps = whole(steps=self.steps, least=1)
-        return polytope.plan(domain, loss, steps=steps, analysis=self.analysis, **budget)
+        return polytope.plan_descent(domain, loss, steps=steps, analysis=self.analysis, **budget)
 
     def _domain(self, n_coordinates: int) -> polytope.Domain:
         if self.vertices is None:

@@ -16,6 +16,7 @@ bounded range needs. A replaced record changes the gradient by r x - r' x': twic
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -143,7 +144,7 @@ def choose_steps(n_records: int, *, epsilon: float, delta: float, relation: Rela
     return max(_FEWEST_STEPS, int(n_records / noise / _SIGNAL_PER_STEP))
 
 
-def plan(
+def plan_descent(
     domain: Domain,
     loss: Loss,
     *,
@@ -165,14 +166,7 @@ def plan(
         raise ValueError("vertices must not all be equal. Pass a polytope with a choice.")
     pick: Pick
     if analysis == "tight":
-        # The tightest accountant would answer the same, more slowly: bounded range is a Rényi rule.
-        epsilon_step = calibrate(
-            lambda e: Repeated(Exponential(e), steps),
-            epsilon=epsilon,
-            delta=delta,
-            accountant=RDP(),
-            relation=relation,
-        )
+        epsilon_step = _epsilon_of_each(steps, epsilon, delta, relation)
         pick = ExponentialMechanism(epsilon_step, sensitivity=loss.clip * domain.diameter / 2)
         return Plan(domain, loss, pick, steps)
     replaced = 2 if relation is Relation.REPLACE_ONE else 1
@@ -185,6 +179,21 @@ def plan(
             "its noise is proved for small epsilon only. Use analysis='tight'."
         )
     return found
+
+
+@lru_cache
+def _epsilon_of_each(steps: int, epsilon: float, delta: float, relation: Relation) -> float:
+    """Epsilon of each of `steps` exponential mechanisms that cost (`epsilon`, `delta`) in all.
+
+    The tightest accountant would say the same, more slowly: bounded range is a Rényi rule.
+    """
+    return calibrate(
+        lambda each: Repeated(Exponential(each), steps),
+        epsilon=epsilon,
+        delta=delta,
+        accountant=RDP(),
+        relation=relation,
+    )
 
 
 def descend(

@@ -1,0 +1,532 @@
+"""Frank–Wolfe over polytopes: sensitivities, price, the exact law of the fast path, manners."""
+
+import math
+from collections import Counter
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import sparse, stats
+from sklearn.base import clone
+from sklearn.linear_model import Lasso
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+import tacit
+from tacit.errors import BudgetExceeded
+from tacit.events import Exponential, PureDP, Relation, Repeated
+from tacit.regression import Bounds, FrankWolfe, polytope
+from tacit.regression._lazy_gradient import LazyGradient
+from tacit.regression._loss import LOSSES, Loss
+from tacit.regression._sparse_sampler import BlockSampler
+
+FALSE_ALARM = 1e-6
+"""Probability with which a statistical test fails on correct code, were its seed not fixed."""
+BOX = {"bounds": Bounds(-10, 10), "target_bounds": Bounds(-100, 100)}
+CLASSIFIER = FrankWolfe(loss="logistic", **BOX)
+REGRESSOR = FrankWolfe(**BOX)
+MEMBERS = [
+    CLASSIFIER,
+    REGRESSOR,
+    FrankWolfe(loss="logistic", analysis="published", **BOX),
+    FrankWolfe(fit_intercept=False, residual_clip=5.0, **BOX),
+]
+RELATIONS = [Relation.ADD_REMOVE, Relation.REPLACE_ONE]
+
+
+def some_data(rows=400, seed=0):
+    rng = np.random.default_rng(seed)
+    X = rng.uniform(-10, 10, (rows, 3))
+    return X, (X[:, 0] > 0).astype(int)
+
+
+def sparse_rows(n=300, d=40, seed=0, *, has_constant=False, density=0.1):
+    """Scaled sparse rows with columns of very different weight, and targets 0 or 1."""
+    rng = np.random.default_rng(seed)
+    X = sparse.random_array((n, d), density=density, rng=rng).tocsr()
+    X = X + sparse.csr_array(np.outer(rng.random(n) < 0.7, np.arange(d) == 3).astype(float) * 0.5)
+    y = (X @ rng.normal(size=d) > 0).astype(float)
+    box = Bounds(-1, 1).box(d)
+    return polytope.SparseRows(X, box, has_constant=has_constant), y
+
+
+def lazy(rows, y, loss="logistic", *, slope, radius=4.0, clip=None):
+    made = Loss.make(loss, reach=radius, clip=clip)
+    return LazyGradient(rows.X, y, made, slope=slope, radius=radius), made
+
+
+def dense_probabilities(rows, y, loss, theta, slope):
+    """Probability of each vertex +-e_j, plus signs first, from the gradient in full."""
+    X = rows.X.toarray()
+    gradient = X.T @ loss.residuals(X @ theta, y)
+    scores = slope * np.concatenate([-gradient, gradient])
+    weights = np.exp(scores - scores.max())
+    return weights / weights.sum()
+
+
+# Sensitivity and price -----------------------------------------------------------------------
+
+DOMAINS = {
+    "ball": lambda rng: polytope.Ball(2.5, 4),
+    "simplex": lambda rng: polytope.Hull(np.eye(4)),
+    "cube": lambda rng: polytope.Hull(np.array(np.meshgrid(*[[0, 1]] * 4)).reshape(4, -1).T * 1.0),
+    "random": lambda rng: polytope.Hull(rng.normal(size=(6, 4)) + 3),
+}
+
+
+@pytest.mark.parametrize("domain", DOMAINS)
+@pytest.mark.parametrize("loss", LOSSES)
+@settings(max_examples=50, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_one_record_moves_scores_no_more_than_declared(loss, domain, seed):
+    rng = np.random.default_rng(seed)
+    domain = DOMAINS[domain](rng)
+    made = Loss.make(loss, reach=domain.reach, clip=rng.choice([0.3, 1.0, 100.0]))
+    x = rng.choice([-1.0, 1.0], 4) * rng.choice([1.0, rng.random()])
+    theta = domain.start()
+    domain.move(theta, int(rng.integers(len(domain.scores(x)))), 1.0)
+    target = rng.integers(2) if loss == "logistic" else rng.uniform(-1, 1)
+    change = domain.scores(made.residuals(np.array([theta @ x]), np.array([target]))[0] * x)
+    assert np.ptp(change) <= made.clip * domain.diameter * (1 + 1e-12)
+    assert np.abs(change).max() <= made.clip * domain.reach * (1 + 1e-12)
+
+
+def test_diameters_of_known_polytopes():
+    assert polytope.Ball(3.0, 5).diameter == 6
+    assert polytope.Hull(np.eye(5)).diameter == pytest.approx(2)
+    assert DOMAINS["cube"](None).diameter == pytest.approx(4)
+    assert polytope.Hull(np.array([[5.0, 1.0], [7.0, 1.0]])).diameter == pytest.approx(2)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_without_a_clip_residuals_stay_within_the_proved_bound(loss):
+    made = Loss.make(loss, reach=3.0, clip=1e9)
+    margins, targets = np.meshgrid(
+        np.linspace(-3, 3, 50), [0, 1] if loss == "logistic" else [-1, 1]
+    )
+    assert made.clip == (1.0 if loss == "logistic" else 4.0)
+    assert np.abs(made.residuals(margins, targets)).max() <= made.clip
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_the_default_clip_leaves_the_zero_model_alone(loss):
+    made = Loss.make(loss, reach=3.0)
+    targets = np.array([0.0, 1.0])
+    exact = (0.5 if loss == "logistic" else 0.0) - targets
+    np.testing.assert_array_equal(made.residuals(np.zeros(2), targets), exact)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@settings(max_examples=100, deadline=None)
+@given(
+    margin=st.floats(-3, 3), log_ratio=st.floats(0, 3), target=st.sampled_from([0.0, 1.0]),
+    clip=st.sampled_from([0.2, 0.5, 10.0]),
+)  # fmt: skip
+def test_drift_bounds_what_a_shrinking_scale_does(loss, margin, log_ratio, target, clip):
+    made = Loss.make(loss, reach=3.0, clip=clip)
+    pair = np.array([margin, margin * math.exp(log_ratio)])  # as it is, and at the reference
+    now, before = made.residuals(pair, np.full(2, target))
+    assert abs(now - before) <= made.bound_drift(log_ratio, reach=3.0) + 1e-12
+
+
+@pytest.mark.parametrize("relation", RELATIONS)
+@pytest.mark.parametrize("analysis", polytope.ANALYSES)
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0])
+def test_a_plan_costs_no_more_than_its_budget(epsilon, analysis, relation):
+    domain = polytope.Ball(2.0, 10)
+    plan = polytope.plan_descent(
+        domain, Loss.make("squared", reach=2.0), steps=50, epsilon=epsilon, delta=1e-6,
+        relation=relation, analysis=analysis,
+    )  # fmt: skip
+    price = tacit.epsilon(plan.event, delta=1e-6, relation=relation)
+    assert (0.99 if analysis == "tight" else 0.1) * epsilon <= price <= epsilon
+    kind = Exponential if analysis == "tight" else PureDP
+    assert isinstance(plan.event, Repeated)
+    assert isinstance(plan.event.event, kind)
+    assert plan.event.count == 50
+
+
+def test_published_noise_is_the_papers():
+    """Talwar et al. 2015, Algorithm 2, on sums: L1 ||C||_1 sqrt(8 T log(1 / delta)) / epsilon."""
+    options = {"steps": 30, "epsilon": 0.5, "delta": 1e-5, "analysis": "published"}
+    loss = Loss.make("squared", reach=2.0, clip=1e9)
+    plan = polytope.plan_descent(
+        polytope.Ball(2.0, 10), loss, relation=Relation.ADD_REMOVE, **options
+    )
+    scale = 3.0 * 2.0 * math.sqrt(8 * 30 * math.log(1e5)) / 0.5
+    assert plan.pick.noise_scale == pytest.approx(scale)
+    replaced = polytope.plan_descent(
+        polytope.Ball(2.0, 10), loss, relation=Relation.REPLACE_ONE, **options
+    )
+    assert replaced.pick.noise_scale == pytest.approx(2 * scale)
+
+
+def test_published_noise_is_refused_where_its_proof_ends():
+    with pytest.raises(ValueError, match="epsilon must be smaller for analysis 'published'"):
+        FrankWolfe(analysis="published", epsilon=30.0, delta=1e-3, steps=100, **BOX).fit(
+            *some_data()
+        )
+
+
+def test_the_tight_analysis_needs_less_noise():
+    """Standard deviations: Gumbel pi / sqrt(6) times its scale, Laplace sqrt(2) times."""
+    loss, domain = Loss.make("logistic", reach=1.0), polytope.Ball(1.0, 10)
+    for steps in (10, 100, 1000):
+        tight, published = (
+            polytope.plan_descent(
+                domain, loss, steps=steps, epsilon=1.0, delta=1e-6, analysis=analysis,
+                relation=Relation.ADD_REMOVE,
+            ).pick.noise_scale
+            for analysis in ("tight", "published")
+        )  # fmt: skip
+        assert math.pi / math.sqrt(6) * tight < 0.6 * math.sqrt(2) * published
+
+
+# The descent ---------------------------------------------------------------------------------
+
+
+def test_without_noise_the_ball_gives_the_lasso():
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-1, 1, (500, 8))
+    y = np.clip(X @ [0.5, -0.4, 0, 0, 0, 0, 0, 0] + rng.normal(0, 0.1, 500), -1, 1)
+    lasso = Lasso(alpha=0.02, fit_intercept=False).fit(X, y)
+    radius = np.abs(lasso.coef_).sum()
+    rows = polytope.DenseRows(X, Bounds(-1, 1).box(8), has_constant=False)
+    theta = polytope.descend(
+        rows, y, polytope.Ball(radius, 8), Loss.make("squared", reach=radius, clip=9.0),
+        steps=2000, choose=lambda scores: int(np.argmax(scores)),
+    )  # fmt: skip
+    np.testing.assert_allclose(theta, lasso.coef_, atol=2e-3)
+
+
+def test_a_hull_of_the_balls_vertices_is_the_ball():
+    X, y = some_data()
+    options = {"fit_intercept": False, "analysis": "published", "random_state": 3, **BOX}
+    ball = FrankWolfe(radius=2.0, **options).fit(X, y)
+    corners = 2.0 * np.vstack([np.eye(3), -np.eye(3)])
+    # Only the public start differs, and the first step of length 1 forgets it.
+    hull = FrankWolfe(vertices=corners, **options).fit(X, y)
+    np.testing.assert_allclose(hull.coef_, ball.coef_, rtol=1e-12)
+    assert hull.intercept_ == ball.intercept_ == 0
+
+
+def test_models_stay_within_the_polytope():
+    X, y = some_data()
+    simplex = FrankWolfe(vertices=np.eye(3), bounds=(-10, 10), target_bounds=(-10, 10)).fit(X, y)
+    assert simplex.coef_.min() >= 0
+    assert simplex.coef_.sum() == pytest.approx(1)
+    ball = FrankWolfe(loss="logistic", radius=3.0, bounds=(-10, 10)).fit(X, y)
+    assert 10 * np.abs(ball.coef_).sum() + abs(ball.intercept_[0]) <= 3 + 1e-9
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("has_constant", [True, False])
+def test_dense_and_sparse_rows_give_the_same_model(loss, has_constant):
+    rng = np.random.default_rng(0)
+    X = sparse.random_array((200, 30), density=0.2, rng=rng).tocsr() * 5
+    y = rng.integers(0, 2, 200)
+    model = FrankWolfe(
+        loss=loss, bounds=(-2, 3), target_bounds=(0, 1), random_state=1, analysis="published",
+        fit_intercept=has_constant,
+    )  # fmt: skip
+    dense, thin = (clone(model).fit(table, y) for table in (X.toarray(), X))
+    np.testing.assert_allclose(dense.coef_, thin.coef_, rtol=1e-9)
+    np.testing.assert_allclose(dense.intercept_, thin.intercept_, rtol=1e-9)
+    np.testing.assert_allclose(dense.predict(X), dense.predict(X.toarray()), atol=1e-12)
+
+
+def test_entries_stored_twice_count_once():
+    twice = sparse.coo_array(([0.8, 0.8, 0.5], ([0, 0, 1], [0, 0, 1])), shape=(2, 2)).tocsr()
+    apart = sparse.csr_array(([0.8, 0.8, 0.5], [0, 0, 1], [0, 2, 3]), shape=(2, 2))
+    for X in (twice, apart):
+        rows = polytope.SparseRows(X, Bounds(-1, 1).box(2), has_constant=False)
+        np.testing.assert_array_equal(rows.X.toarray(), [[1.0, 0.0], [0.0, 0.5]])
+
+
+# The fast path -------------------------------------------------------------------------------
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1), size=st.integers(1, 60),
+    spread=st.sampled_from([1.0, 50.0, 5000.0]),
+)  # fmt: skip
+def test_the_sampler_keeps_the_probabilities_of_its_weights(seed, size, spread):
+    rng = np.random.default_rng(seed)
+    logs = rng.normal(0, spread, size)
+    sampler = BlockSampler(logs.copy())
+    for _ in range(200):
+        items = rng.permutation(size)[: rng.integers(size + 1)]
+        logs[items] = rng.normal(rng.choice([-spread, 0, spread]), spread, len(items))
+        sampler.update(items, logs[items])
+    weights = np.exp(logs - logs.max())
+    np.testing.assert_allclose(sampler.probabilities(), weights / weights.sum(), atol=1e-10)
+
+
+def test_the_sampler_never_draws_what_has_no_weight():
+    sampler = BlockSampler(np.array([0.0, -np.inf, 0.0, -np.inf, -np.inf]))
+    edges = [0.0, 0.25, 0.5, 0.75, 1 - 2.0**-53]
+    assert {sampler.draw(a, b) for a in edges for b in edges} == {0, 2}
+
+
+def test_the_samplers_draws_have_the_law_of_its_weights():
+    rng = np.random.default_rng(0)
+    logs = rng.normal(0, 2, 30)
+    sampler = BlockSampler(logs)
+    counts = np.bincount([sampler.draw(*rng.random(2)) for _ in range(20_000)], minlength=30)
+    expected = np.exp(logs) / np.exp(logs).sum() * 20_000
+    assert chi_square(counts, expected) > FALSE_ALARM
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("has_constant", [True, False])
+@pytest.mark.parametrize("slope", [0.01, 0.3, 5.0])
+def test_the_fast_path_has_the_dense_probabilities_at_every_step(slope, has_constant, loss):
+    rows, y = sparse_rows(has_constant=has_constant)
+    state, made = lazy(rows, y, loss, slope=slope)
+    rng, scale = np.random.default_rng(1), 1.0
+    for step in range(300):
+        exact = dense_probabilities(rows, y, made, scale * state.sums, slope)
+        by_feature = exact.reshape(2, -1).sum(axis=0)
+        np.testing.assert_allclose(state.probabilities(scale), by_feature, atol=1e-9)
+        feature, sign = state.draw(scale, rng)
+        scale = 2 / ((step + 1) * (step + 2))
+        state.add(feature, (step + 1) * sign * 4.0, scale)
+
+
+def test_probabilities_do_not_drift_in_a_long_run():
+    rows, y = sparse_rows(n=200, d=100, density=0.05)
+    state, made = lazy(rows, y, slope=0.2)
+    rng, scale = np.random.default_rng(1), 1.0
+    for step in range(5_000):
+        feature, sign = state.draw(scale, rng)
+        scale = 2 / ((step + 1) * (step + 2))
+        state.add(feature, (step + 1) * sign * 4.0, scale)
+    exact = dense_probabilities(rows, y, made, scale * state.sums, 0.2)
+    np.testing.assert_allclose(
+        state.probabilities(scale), exact.reshape(2, -1).sum(axis=0), rtol=1e-9
+    )
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_the_fast_path_draws_vertices_by_the_exact_law(loss):
+    """Chi-square over all 2 d vertices, away from the reference; false alarm 1e-6 each."""
+    rows, y = sparse_rows(d=20, density=0.05)
+    slope = 0.08 if loss == "logistic" else 0.02
+    state, made = lazy(rows, y, loss, slope=slope)
+    step, scale = 0, 1.0
+    while step < 60 or state._reference < 1.05 * scale:  # proposals must not be the exact law
+        step += 1
+        scale = 2 / (step * (step + 1))
+        state.add(step % 3, step * 4.0, scale)
+    rng = np.random.default_rng(2)
+    drawn = Counter(state.draw(scale, rng) for _ in range(20_000))
+    counts = np.array([drawn[j, sign] for sign in (1.0, -1.0) for j in range(20)])
+    expected = 20_000 * dense_probabilities(rows, y, made, scale * state.sums, slope)
+    assert chi_square(counts, expected) > FALSE_ALARM
+
+
+def test_fast_and_slow_runs_end_in_the_same_models_equally_often():
+    """Two-sample chi-square over the models after three steps; false alarm 1e-6."""
+    rows, y = sparse_rows(n=60, d=3, density=0.5)
+    plan = polytope.plan_descent(
+        polytope.Ball(4.0, 3), Loss.make("logistic", reach=4.0), steps=3, epsilon=0.8, delta=1e-3,
+        relation=Relation.ADD_REMOVE,
+    )  # fmt: skip
+    rng = np.random.default_rng(0)
+
+    def slow():
+        return polytope.descend(
+            rows, y, plan.domain, plan.loss, steps=3,
+            choose=lambda scores: plan.pick.release(scores, rng),
+        )  # fmt: skip
+
+    fast = Counter(tuple(polytope.fit(rows, y, plan, rng=rng).round(6) + 0.0) for _ in range(1_500))
+    plain = Counter(tuple(slow().round(6) + 0.0) for _ in range(1_500))
+    models = [model for model in fast | plain if fast[model] + plain[model] >= 10]
+    counts = np.array([[runs[model] for model in models] for runs in (fast, plain)])
+    assert len(models) > 20
+    assert stats.chi2_contingency(counts).pvalue > FALSE_ALARM
+
+
+def chi_square(counts, expected):
+    """p-value, cells of fewer than five expected draws taken together."""
+    rare = expected < 5
+    counts = np.append(counts[~rare], counts[rare].sum())
+    expected = np.append(expected[~rare], expected[rare].sum())
+    kept = expected > 0
+    return stats.chisquare(counts[kept], expected[kept]).pvalue
+
+
+# The estimator -------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:Skipping check")
+@parametrize_with_checks(MEMBERS)
+def test_scikit_learn_finds_no_fault(estimator, check):
+    check(estimator)
+
+
+def test_it_learns_from_wide_sparse_rows():
+    rng = np.random.default_rng(0)
+    X = sparse.random_array((4_000, 2_000), density=0.01, rng=rng).tocsr()
+    X.data[:] = 1.0
+    X = X + sparse.csr_array(np.eye(4, 2_000)[rng.integers(4, size=4_000)])
+    y = X[:, [0, 1]].sum(axis=1) > 0
+    model = FrankWolfe(loss="logistic", radius=10.0, bounds=(0, 1), epsilon=2.0, random_state=0)
+    fitted = model.fit(X, y)
+    assert fitted.score(X, y) > 0.9
+    assert np.count_nonzero(fitted.coef_) <= fitted.event_.count
+
+
+def test_regression_recovers_units():
+    rng = np.random.default_rng(0)
+    X = rng.uniform(0, 50, (5_000, 3))
+    y = 100 + X @ [2.0, -1.0, 0.0]
+    model = FrankWolfe(
+        radius=3.0, bounds=(0, 50), target_bounds=(50, 200), steps=200, epsilon=50.0,
+        random_state=0,
+    )  # fmt: skip
+    assert model.fit(X, y).score(X, y) > 0.95
+
+
+@pytest.mark.parametrize("relation", RELATIONS)
+@pytest.mark.parametrize("model", MEMBERS, ids=repr)
+def test_the_event_costs_no_more_than_the_budget(model, relation):
+    fitted = clone(model).set_params(relation=relation, epsilon=0.8).fit(*some_data())
+    assert tacit.epsilon(fitted.event_, delta=1e-6, relation=relation) <= 0.8
+
+
+def test_more_budget_and_records_allow_more_steps():
+    options = {"delta": 1e-6, "relation": Relation.ADD_REMOVE}
+    steps = [
+        polytope.choose_steps(n, epsilon=epsilon, **options)
+        for n, epsilon in [(10, 1.0), (10_000, 0.1), (10_000, 1.0), (100_000, 1.0)]
+    ]
+    assert steps == sorted(steps)
+    assert steps[0] == 4
+    replaced = polytope.choose_steps(10_000, epsilon=1.0, delta=1e-6, relation=Relation.REPLACE_ONE)
+    assert replaced < steps[2]
+
+
+@pytest.mark.parametrize("model", MEMBERS, ids=repr)
+def test_a_fit_that_cannot_be_paid_releases_nothing(model):
+    ledger = tacit.Ledger(budget=tacit.Budget(epsilon=0.01, delta=1e-9))
+    poor = clone(model).set_params(ledger=ledger, epsilon=1.0)
+    with pytest.raises(BudgetExceeded):
+        poor.fit(*some_data())
+    assert not hasattr(poor, "coef_")
+    assert ledger.history() == []
+
+
+def spoiled_sparse(value):
+    def spoil(X, y):
+        table = sparse.csr_array(X)
+        table.data[0] = value
+        return table, y
+
+    return spoil
+
+
+FAULTS = {
+    "nan": lambda X, y: (np.where(X[0, 0] == X, np.nan, X), y),
+    "inf": lambda X, y: (np.where(X[0, 0] == X, np.inf, X), y),
+    "sparse nan": spoiled_sparse(np.nan),
+    "sparse inf": spoiled_sparse(np.inf),
+    "shape": lambda X, y: (X, y[:-1]),
+    "flat": lambda X, y: (X[:, 0], y),
+    "mixed": lambda X, y: (np.where(X[0, 0] == X, f"secret {X[0, 0]:.4f}", X).astype(object), y),
+    "empty": lambda X, y: (X[:0], y[:0]),
+}
+SETTINGS = [
+    {"epsilon": 0.0}, {"epsilon": np.nan}, {"delta": 0.0}, {"delta": 1.0}, {"n_records": 100},
+    {"n_records": 100_000}, {"relation": "neighbors"}, {"analysis": "loose"}, {"loss": "hinge"},
+    {"radius": 0.0}, {"radius": np.inf}, {"steps": 0}, {"steps": 1.5}, {"residual_clip": -1.0},
+    {"vertices": np.eye(2)}, {"vertices": np.ones((2, 3))}, {"vertices": np.empty((0, 3))},
+    {"vertices": np.full((1, 3), np.nan)}, {"vertices": [1.0, 2.0, 3.0]},
+    {"bounds": None}, {"bounds": Bounds([0, 0], [1, 1])},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("model", [CLASSIFIER, REGRESSOR], ids=["classifier", "regressor"])
+def test_a_faulty_table_is_an_error_without_values_and_costs_nothing(model, fault):
+    ledger = tacit.Ledger()
+    X, y = FAULTS[fault](*some_data())
+    with pytest.raises((ValueError, TypeError)) as error:
+        clone(model).set_params(ledger=ledger).fit(X, y)
+    assert f"{some_data()[0][0, 0]:.3f}" not in str(error.value)
+    assert ledger.history() == []
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+def test_a_wrong_setting_is_an_error_and_costs_nothing(setting):
+    ledger = tacit.Ledger()
+    with pytest.raises((ValueError, TypeError), match="must"):
+        clone(CLASSIFIER).set_params(ledger=ledger, **setting).fit(*some_data())
+    assert ledger.history() == []
+
+
+def test_one_class_or_three_are_refused():
+    X, y = some_data()
+    with pytest.raises(ValueError, match="at least two classes"):
+        clone(CLASSIFIER).fit(X, np.zeros(len(y)))
+    with pytest.raises(ValueError, match="Only binary classification is supported"):
+        clone(CLASSIFIER).fit(X, np.arange(len(y)) % 3)
+
+
+def test_a_missing_target_bound_says_what_to_pass():
+    with pytest.raises(ValueError, match="target_bounds must be declared, got None"):
+        FrankWolfe(bounds=(-10, 10)).fit(*some_data())
+
+
+def test_bounds_of_sparse_rows_must_include_zero():
+    X, y = some_data()
+    with pytest.raises(ValueError, match="bounds must include 0 for a sparse X"):
+        clone(CLASSIFIER).set_params(bounds=(1, 2)).fit(sparse.csr_array(X), y)
+
+
+@pytest.mark.parametrize("frame", [pd.DataFrame, pl.DataFrame])
+@pytest.mark.parametrize("model", [CLASSIFIER, REGRESSOR], ids=["classifier", "regressor"])
+def test_frames_name_the_features(model, frame):
+    X, y = some_data()
+    table = frame({"age": X[:, 0], "hours": X[:, 1], "years": X[:, 2]})
+    fitted = clone(model).fit(table, y)
+    assert fitted.feature_names_in_.tolist() == ["age", "hours", "years"]
+    assert fitted.predict(table).shape == (len(X),)
+
+
+def test_a_grid_search_pays_the_shared_ledger_for_every_fit():
+    ledger = tacit.Ledger()
+    pipeline = make_pipeline(
+        FunctionTransformer(accept_sparse=True), clone(CLASSIFIER).set_params(ledger=ledger)
+    )
+    X, y = some_data()
+    GridSearchCV(pipeline, {"frankwolfe__radius": [1.0, 3.0]}, cv=3).fit(sparse.csr_array(X), y)
+    assert len(ledger.history()) == 2 * 3 + 1
+
+
+def test_a_seed_repeats_the_model():
+    X, y = some_data()
+    for table in (X, sparse.csr_array(X)):
+        one, two = (clone(CLASSIFIER).set_params(random_state=7).fit(table, y) for _ in range(2))
+        np.testing.assert_array_equal(one.coef_, two.coef_)
+
+
+@pytest.mark.parametrize("model", MEMBERS, ids=repr)
+def test_only_released_values_are_kept(model):
+    learned = {key for key in vars(clone(model).fit(*some_data())) if key.endswith("_")}
+    assert learned <= {"coef_", "intercept_", "event_", "classes_", "n_features_in_"}
+
+
+def test_a_regressor_has_no_probabilities():
+    assert not hasattr(REGRESSOR, "predict_proba")
+    fitted = clone(CLASSIFIER).fit(*some_data())
+    both = fitted.predict_proba(some_data()[0])
+    np.testing.assert_allclose(both.sum(axis=1), 1)
+    np.testing.assert_allclose(np.exp(fitted.predict_log_proba(some_data()[0])), both)
