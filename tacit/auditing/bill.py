@@ -130,7 +130,7 @@ def noise_bound(
             middle = (least + most) / 2
             least, most = (middle, most) if is_refuted(middle) else (least, middle)
         refuted = _with_noise(event, math.exp(-least))
-        lower = accounting.epsilon(refuted, delta=delta, relation=relation)
+        lower = accounting.bracket(refuted, delta=delta, relation=relation).lower
     correct = int(((rest >= threshold) == known).sum())
     assumes = "independent scores, and the billed mechanism with some amount of noise"
     n = len(rest)
