@@ -20,6 +20,8 @@ VERBS = {
     "epsilon": "What a run costs, by one accountant or by all of them.",
     "calibrate": "The noise, the rate or the steps that fit a budget.",
     "curve": "Epsilon against steps or delta, as a plot.",
+    "regress": "A linear or logistic model of a table with declared bounds.",
+    "transfer": "A linear model of one table with the help of others.",
     "pate": "A student taught by the noisy votes of disjoint teachers.",
     "ledger": "The budget of one private data set, in a file.",
     "report": "Certificate, figures and page of a finished run.",

@@ -94,6 +94,17 @@ def test_a_fit_that_cannot_be_paid_releases_nothing(model):
     assert ledger.history() == []
 
 
+@pytest.mark.parametrize("relation", [Relation.ADD_REMOVE, Relation.REPLACE_ONE])
+@pytest.mark.parametrize("model", MEMBERS, ids=name)
+def test_a_fit_may_spend_a_budget_to_the_last(model, relation):
+    budget = tacit.Budget(epsilon=0.7, delta=model.delta)
+    ledger = tacit.Ledger(budget=budget, relation=relation)
+    clone(model).set_params(ledger=ledger, epsilon=0.7, relation=relation).fit(*some_data())
+    assert len(ledger.history()) == 1
+    with pytest.raises(BudgetExceeded):
+        clone(model).set_params(ledger=ledger, epsilon=0.7, relation=relation).fit(*some_data())
+
+
 FAULTS = {
     "nan": lambda X, y: (np.where(X[0, 0] == X, np.nan, X), y),
     "inf": lambda X, y: (np.where(X[0, 0] == X, np.inf, X), y),

@@ -1,0 +1,178 @@
+"""Transfer regression: the line, and the sparse simulation of glmtrans.
+
+    python benchmarks/transfer.py
+
+Line: y = 2x + 1 seen through x = (i, i), two equal coordinates, so that the design is collinear.
+Data sets i = 1..5, then 5, 10, 15 and 20 migrated ones i = 6..25, each with 1,000 records uniform
+around its point, epsilon = 1 for each. Bar: the squared error summed over test points falls with
+every step and ends at least 20 times below the start (mean of 100 runs).
+
+Sparse: p = 500, s = 5, K = 5 sources, h in {5, 20}, sizes 50 times those of Tian & Feng 2023
+(glmtrans): n_0 = 10,000 and n_k = 5,000. Error against the number of informative sources for
+transfer, target only, oracle (told which sources are informative) and naive pooling of all.
+"""
+
+import _results as results
+import matplotlib as mpl
+import numpy as np
+from numpy.typing import NDArray
+from scipy.signal import lfilter
+
+from tacit.regression import Bounds, TransferRegression
+
+mpl.use("Agg")
+import matplotlib.pyplot as plt  # after the backend is chosen
+
+BUDGET = {"epsilon": 1.0, "delta": 1e-6}
+Floats = NDArray[np.float64]
+Data = tuple[Floats, Floats]
+
+RUNS, ORIGINAL, STEPS, RECORDS = 100, 5, (0, 5, 10, 15, 20), 1000
+SPARSE_RUNS, P, S, N_TARGET, N_SOURCE, K = 15, 500, 5, 10_000, 5_000, 5
+EVERYTHING = 1e9
+"""Allowance at which every source counts as informative: naive pooling."""
+
+
+def around(i: int, rng: np.random.Generator) -> Data:
+    """Records of data set i: both coordinates equal, noise of standard deviation 0.5."""
+    t = i + rng.uniform(-0.5, 0.5, RECORDS)
+    return np.column_stack([t, t]), 2 * t + 1 + rng.normal(0, 0.5, RECORDS)
+
+
+def line_errors(seed: int) -> list[float]:
+    """Sum of squared errors over i = 1..25 after each step."""
+    rng = np.random.default_rng(seed)
+    data = [around(i, rng) for i in range(1, ORIGINAL + max(STEPS) + 1)]
+    points = np.arange(1.0, len(data) + 1)
+    errors = []
+    for migrated in STEPS:
+        target, *sources = data[: ORIGINAL + migrated]
+        model = TransferRegression(
+            **BUDGET, bounds=Bounds(0, 26), target_bounds=Bounds(0, 54), random_state=seed
+        ).fit(*target, sources=sources)
+        away = model.predict(np.column_stack([points, points])) - (2 * points + 1)
+        errors.append(float(away @ away))
+    return errors
+
+
+def line() -> str:
+    """The table of the line simulation; draws results/transfer_line.svg."""
+    found = np.array([line_errors(seed) for seed in range(RUNS)])
+    mean = found.mean(axis=0)
+    figure, axes = plt.subplots(figsize=(6, 4))
+    sets = [ORIGINAL + migrated for migrated in STEPS]
+    axes.plot(sets, mean, marker="o", label="mean of 100 runs")
+    axes.plot(sets, np.median(found, axis=0), marker="s", linestyle=":", label="median")
+    axes.set(yscale="log", xlabel="data sets", ylabel="sum of squared errors, i = 1..25")
+    axes.set_xticks(sets)
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(results.RESULTS / "transfer_line.svg", metadata={"Date": None})
+    plt.close(figure)
+    rows = [
+        [f"{ORIGINAL} + {m}", f"{a:,.2f}", f"{b:,.2f}", f"{mean[0] / a:,.0f}"]
+        for m, a, b in zip(STEPS, mean, np.median(found, axis=0), strict=True)
+    ]
+    return results.table(
+        ["data sets", "sum of squares, mean", "median", "times below the start"], rows
+    )
+
+
+def toeplitz() -> Floats:
+    """Covariance 0.5^|i - j|."""
+    index = np.arange(P)
+    return 0.5 ** np.abs(index[:, None] - index)
+
+
+def draw(
+    n: int, weights: Floats, shift: float, direction: Floats, rng: np.random.Generator
+) -> Data:
+    """Features with covariance Sigma + direction direction', and their targets."""
+    white = rng.normal(size=(n, P))
+    white[:, 1:] *= 0.75**0.5
+    X = lfilter([1.0], [1.0, -0.5], white, axis=1)  # an autoregression has covariance Sigma
+    X += rng.normal(size=(n, 1)) * direction
+    return X, X @ weights + shift + rng.normal(size=n)
+
+
+def simulate(seed: int, h: float) -> tuple[Data, list[Data], list[Data], Floats]:
+    """Target, informative sources, others, and the target's coefficients."""
+    rng = np.random.default_rng(seed)
+    beta = np.zeros(P)
+    beta[:S] = 0.5
+    target = draw(N_TARGET, beta, 0.0, np.zeros(P), rng)
+    good, bad = [], []
+    for _ in range(K):
+        direction = rng.normal(0, 0.3, P)
+        near = beta + h / P * rng.choice([-1, 1], P)
+        good.append(draw(N_SOURCE, near, 0.0, direction, rng))
+        far = np.zeros(P)
+        far[rng.choice(np.arange(S, P), S, replace=False)] = 0.5
+        bad.append(draw(N_SOURCE, far + 2 * h / P * rng.choice([-1, 1], P), 0.5, direction, rng))
+    return target, good, bad, beta
+
+
+def fit(target: Data, sources: list[Data], q: int, seed: int, h: float | None) -> tuple:
+    """Coefficients, and the sources used."""
+    # Bounds +-4 keep all but 6e-5 of normal features; the norm is that of the mean square, 1 / 16.
+    model = TransferRegression(
+        **BUDGET,
+        bounds=Bounds(-4, 4, norm=(P / 16) ** 0.5),
+        target_bounds=Bounds(-8, 8),
+        q=q,
+        h=h,
+        max_features=20,
+        random_state=seed,
+    ).fit(*target, sources=sources)
+    return model.coef_, model.informative_
+
+
+def sparse(h: float) -> list[list[object]]:
+    """Rows: h, q, number of informative sources, then prediction error by each way."""
+    sigma = toeplitz()
+    names = ("transfer", "target only", "oracle", "naive pooling")
+    cases = [(q, a) for q in (1, 2) for a in range(K + 1)]
+    found = {(case, name): [] for case in cases for name in names}
+    right = dict.fromkeys(cases, 0)
+    for seed in range(SPARSE_RUNS):
+        target, good, bad, beta = simulate(seed, h)
+        for q, a in cases:
+            sources = good[:a] + bad[: K - a]
+            coef, used = fit(target, sources, q, seed, None)
+            right[q, a] += used == list(range(a))
+            ways = {
+                "transfer": coef,
+                "target only": fit(target, [], q, seed, None)[0],
+                "oracle": fit(target, good[:a], q, seed, EVERYTHING)[0],
+                "naive pooling": fit(target, sources, q, seed, EVERYTHING)[0],
+            }
+            for name, w in ways.items():
+                found[(q, a), name].append(float((w - beta) @ sigma @ (w - beta)))
+    return [
+        [f"{h:g}", q, a, *(f"{np.median(found[(q, a), name]):.4f}" for name in names),
+         f"{right[q, a]} of {SPARSE_RUNS}"]
+        for q, a in cases
+    ]  # fmt: skip
+
+
+def main() -> None:
+    header = [
+        "h", "q", "informative", "transfer", "target only", "oracle", "naive pooling",
+        "sources chosen rightly",
+    ]  # fmt: skip
+    rows = [row for h in (5.0, 20.0) for row in sparse(h)]
+    results.write(
+        "transfer",
+        "Transfer regression",
+        ["numpy", "scikit-learn"],
+        "Each data set has epsilon = 1, delta = 1e-6 of its own; people are disjoint.",
+        f"## The line\n\n{RUNS} runs.\n\n{line()}\n\n![line](transfer_line.svg)",
+        f"## Sparse, p = {P}\n\nn_0 = {N_TARGET:,}, n_k = {N_SOURCE:,}, {K} sources of which some "
+        "are informative. Prediction error (w - beta)' Sigma (w - beta), median of "
+        f"{SPARSE_RUNS} runs; at w = 0 it is {np.sum(toeplitz()[:S, :S]) / 4:.2f}.\n\n"
+        + results.table(header, rows),
+    )
+
+
+if __name__ == "__main__":
+    main()

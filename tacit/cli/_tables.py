@@ -1,0 +1,96 @@
+"""What `regress` and `transfer` share: a table read by its schema, bounds, and original units."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+import typer
+
+from tacit.cli import _shared as shared
+
+if TYPE_CHECKING:
+    from tacit.datasets.tables import Schema
+    from tacit.regression import Bounds
+
+SchemaFile = Annotated[
+    Path, typer.Option("--schema", help="TOML: the target, and bounds or categories of columns.")
+]
+Epsilon = Annotated[float, typer.Option("--epsilon", help="The budget.")]
+LedgerFile = Annotated[Path | None, typer.Option("--ledger", help="Ledger that pays.")]
+Seed = Annotated[
+    int | None, typer.Option("--seed", help="Reproducible, hence removable, noise: for tests.")
+]
+Out = Annotated[Path | None, typer.Option("--out", help="Write the model as JSON.")]
+
+
+def read(path: Path, schema: "Schema") -> tuple[np.ndarray, np.ndarray]:
+    """Encoded features and target of a whole table."""
+    from tacit.datasets.tables import read_chunks
+
+    chunks = list(read_chunks(path, schema))
+    if not chunks:
+        raise ValueError(f"{path.name} has no rows.")
+    x, y = (np.concatenate(parts) for parts in zip(*chunks, strict=True))
+    return x, y
+
+
+def bounds_of(schema: "Schema") -> "Bounds":
+    """Bounds of the encoded features: [-1, 1] for numbers, [0, 1] for categories.
+
+    A column of categories has at most one 1, so a row's norm is at most the root of the number of
+    columns, however many categories they have.
+    """
+    from tacit.regression import Bounds
+
+    columns = [c for c in schema.columns if c.name != schema.target]
+    if not any(c.categories for c in columns):
+        return Bounds(-1, 1)
+    lower = [0.0 if c.categories else -1.0 for c in columns for _ in c.outputs]
+    lower += [0.0 if d.at_least is not None else -1.0 for d in schema.derived]
+    return Bounds(lower, 1.0, norm=(len(columns) + len(schema.derived)) ** 0.5)
+
+
+def model_of(schema: "Schema", coef: np.ndarray, intercept: np.ndarray) -> dict[str, Any]:
+    """Intercept and coefficients in the units of the file, by name.
+
+    Any: a number a name, or a list of them if there are more than two classes.
+    """
+    coef, intercept = np.atleast_2d(coef), np.atleast_1d(intercept).astype(float)
+    columns = [c for c in schema.columns if c.name != schema.target]
+    scales = [_middle_and_half(c) for c in columns for _ in c.outputs]
+    scales += [(0.0, 1.0)] * len(schema.derived)
+    middles, halves = np.transpose(scales)
+    slopes = coef / halves
+    constants = intercept - slopes @ middles
+    if schema.n_classes is None:
+        middle, half = _middle_and_half(next(c for c in schema.columns if c.name == schema.target))
+        slopes, constants = slopes * half, constants * half + middle
+    values = {"(intercept)": constants} | dict(zip(schema.feature_names, slopes.T, strict=True))
+    return {name: v.tolist() if len(v) > 1 else float(v[0]) for name, v in values.items()}
+
+
+def show(facts: dict[str, Any], *, out: Path | None, as_json: bool) -> None:
+    """Print the model, or its JSON; write it to `out`."""
+    if out is not None:
+        import json
+
+        out.write_text(json.dumps(facts, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    if as_json:
+        shared.print_json(facts)
+        return
+    width = max(len(name) for name in facts["coefficients"])
+    for name, value in facts["coefficients"].items():
+        shown = " ".join(f"{v:>12.6g}" for v in (value if isinstance(value, list) else [value]))
+        typer.echo(f"{name:<{width}}  {shown}")
+    typer.echo(
+        f"{facts['method']}: epsilon = {shared.round_up(facts['epsilon'], 4)} "
+        f"at delta = {facts['delta']:g}, {facts['relation']}"
+    )
+    if out is not None:
+        typer.echo(f"wrote {out}")
+
+
+def _middle_and_half(column: Any) -> tuple[float, float]:  # Any: tacit.datasets.tables.Column
+    if column.categories:
+        return 0.0, 1.0
+    return (column.lower + column.upper) / 2, (column.upper - column.lower) / 2

@@ -1,0 +1,71 @@
+"""`tacit regress`: a private linear or logistic model of a table."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tacit import events as ev
+from tacit.cli import _shared as shared
+from tacit.cli import _tables as tables
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command()
+def regress(
+    table: Annotated[Path, typer.Argument(help="CSV or Parquet file of private records.")],
+    *,
+    schema: tables.SchemaFile,
+    epsilon: tables.Epsilon,
+    delta: Annotated[float, typer.Option("--delta", help="0 asks for pure DP (linear).")] = 1e-6,
+    method: Annotated[
+        str | None,
+        typer.Option(
+            help="Linear: auto, functional, adassp, gradient. Logistic: gradient, sgd, objective."
+        ),
+    ] = None,
+    relation: shared.Relation = ev.Relation.ADD_REMOVE,
+    ledger: tables.LedgerFile = None,
+    seed: tables.Seed = None,
+    out: tables.Out = None,
+    as_json: shared.AsJson = False,
+) -> None:
+    """Fit a number by least squares, or categories by the logit model, under EPSILON at DELTA.
+
+    The schema names the target and declares bounds or categories of every column; values outside
+    are clipped to them.
+
+    \b
+    Example:
+      tacit regress census.csv --schema census.toml --epsilon 1 --ledger census.ledger
+    """
+    from tacit.datasets.tables import Schema
+    from tacit.ledger import Ledger
+    from tacit.regression import Bounds, LinearRegression, LogisticRegression
+
+    declared = Schema.read(schema)
+    x, y = tables.read(table, declared)
+    options: dict[str, Any] = {  # Any: settings of several types
+        "epsilon": epsilon,
+        "delta": delta,
+        "bounds": tables.bounds_of(declared),
+        "relation": str(relation),
+        "ledger": None if ledger is None else Ledger(ledger),
+        "random_state": seed,
+    } | ({} if method is None else {"method": method})
+    if declared.n_classes is None:
+        model = LinearRegression(target_bounds=Bounds(-1, 1), **options).fit(x, y)
+        used = f"linear regression, {model.method_}"
+    else:
+        model = LogisticRegression(classes=range(declared.n_classes), **options).fit(x, y)
+        used = f"logistic regression, {model.method}"
+    facts = {
+        "method": used,
+        "coefficients": tables.model_of(declared, model.coef_, model.intercept_),
+        "epsilon": epsilon,
+        "delta": delta,
+        "relation": str(relation),
+        "event": model.event_.to_dict(),
+    }
+    tables.show(facts, out=out, as_json=as_json)

@@ -1,0 +1,75 @@
+"""`tacit transfer`: a private linear model of one table with the help of others."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tacit import events as ev
+from tacit.cli import _shared as shared
+from tacit.cli import _tables as tables
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command()
+def transfer(
+    target: Annotated[Path, typer.Argument(help="CSV or Parquet file to model.")],
+    sources: Annotated[list[Path], typer.Argument(help="Files of related records.")],
+    *,
+    schema: tables.SchemaFile,
+    epsilon: tables.Epsilon,
+    delta: shared.Delta = 1e-6,
+    h: Annotated[
+        float | None,
+        typer.Option("--h", help="Distance of coefficients, all columns in [-1, 1], that helps."),
+    ] = None,
+    q: Annotated[int, typer.Option("--q", help="Norm of the penalty and of h: 1 or 2.")] = 2,
+    overlapping: Annotated[
+        bool, typer.Option("--overlapping", help="Somebody may be in two files: costs add up.")
+    ] = False,
+    relation: shared.Relation = ev.Relation.ADD_REMOVE,
+    ledger: tables.LedgerFile = None,
+    seed: tables.Seed = None,
+    out: tables.Out = None,
+    as_json: shared.AsJson = False,
+) -> None:
+    """Fit TARGET with those SOURCES that agree with it; each file spends EPSILON at DELTA.
+
+    \b
+    Example:
+      tacit transfer clinic.csv north.csv south.csv --schema clinic.toml --epsilon 1
+    """
+    from tacit import accounting
+    from tacit.datasets.tables import Schema
+    from tacit.ledger import Ledger
+    from tacit.regression import Bounds, TransferRegression
+
+    declared = Schema.read(schema)
+    if declared.n_classes is not None:
+        raise ValueError("transfer needs a number as target: declare lower and upper for it.")
+    files = [tables.read(path, declared) for path in (target, *sources)]
+    model = TransferRegression(
+        epsilon=epsilon,
+        delta=delta,
+        bounds=tables.bounds_of(declared),
+        target_bounds=Bounds(-1, 1),
+        h=h,
+        q=q,
+        disjoint=not overlapping,
+        relation=str(relation),
+        ledger=None if ledger is None else Ledger(ledger),
+        random_state=seed,
+    ).fit(*files[0], sources=files[1:])
+    used = [sources[k].name for k in model.informative_]
+    facts = {
+        "method": f"transfer from {', '.join(used) or 'no source'}",
+        "coefficients": tables.model_of(declared, model.coef_, model.intercept_),
+        "informative": used,
+        "epsilon_per_file": epsilon,
+        "epsilon": accounting.epsilon(model.event_, delta=delta, relation=relation),
+        "delta": delta,
+        "relation": str(relation),
+        "event": model.event_.to_dict(),
+    }
+    tables.show(facts, out=out, as_json=as_json)
