@@ -15,7 +15,7 @@ from pathlib import Path
 from _results import RESULTS, table, write
 
 from tacit.experiments.recipe import Recipe
-from tacit.experiments.sweep import Sweep, sweep
+from tacit.experiments.sweep import SWEEP, Sweep, sweep
 
 HERE = Path(__file__).resolve().parent
 DATA = Path(os.environ.get("TACIT_DATA", HERE.parents[1] / "shared" / "data"))
@@ -49,10 +49,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=1)
     options = parser.parse_args()
-    found = {}
-    for name in options.only.split(","):
+    for name in filter(None, options.only.split(",")):
         recipe = Recipe.read(name).with_settings({"run.seed": 0})
-        found[name] = sweep(
+        sweep(
             recipe,
             RUNS / name,
             epsilons=GRID[name],
@@ -65,15 +64,16 @@ def main() -> None:
                 flush=True,
             ),
         )
+    found = {name: Sweep.read(RUNS / name) for name in GRID if (RUNS / name / SWEEP).is_file()}
     _write_csv(found)
     write(
         "accuracy",
         "Accuracy against epsilon",
         ("torch", "numpy", "scipy"),
-        _NOTES.format(seeds=options.seeds),
+        _NOTES,
         table(
             (
-                "recipe", "epsilon", "delta", "accuracy, mean ± sd", "lowest", "AUC",
+                "recipe", "epsilon", "delta", "seeds", "accuracy, mean ± sd", "lowest", "AUC",
                 "without privacy", "commonest class", "published",
             ),
             [row for name, result in found.items() for row in _rows(name, result)],
@@ -81,7 +81,7 @@ def main() -> None:
     )  # fmt: skip
 
 
-_NOTES = """Mean and standard deviation of {seeds} seeds on the test split; epsilon is the upper end
+_NOTES = """Mean and standard deviation over seeds on the test split; epsilon is the upper end
 of the PLD bracket of everything that looked at the training records (features that are learned
 included), at the delta shown, records added or removed, lots drawn by Poisson sampling. The twin
 without privacy has the same model and features, Adam, one seed. Published figures are quoted from
@@ -101,7 +101,8 @@ def _rows(name: str, result: Sweep) -> list[tuple[object, ...]]:
             (
                 name,
                 f"{max(c.spent for c in cells):.4f}",
-                f"{summary.delta or cells[0].delta:g}",
+                f"{summary.delta:g}",
+                summary.runs,
                 f"{100 * summary.accuracy:.2f}{spread}",
                 f"{100 * min(c.accuracy for c in cells):.2f}",
                 auc,

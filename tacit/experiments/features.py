@@ -133,10 +133,10 @@ class PrivateMean:
 def summaries_of(settings: Features, n_records: int) -> dict[str, Summary]:
     """What has to be released for these features, by name, in the order of release."""
     found: dict[str, Summary] = {}
-    if settings.kind == "pca":
-        found["directions"] = PrivatePCA(settings.components, settings.noise_multiplier)
     if settings.mean_noise_multiplier:
         found["mean"] = PrivateMean(n_records, settings.mean_noise_multiplier)
+    if settings.kind == "pca":
+        found["directions"] = PrivatePCA(settings.components, settings.noise_multiplier)
     return found
 
 
@@ -149,25 +149,25 @@ def prepare(
     """
     needed = summaries_of(settings, len(dataset.x_train))
     kept: dict[str, np.ndarray] = {}
-    x_train, x_test = dataset.x_train, dataset.x_test
-    if settings.kind == "scattering":
-        x_train, x_test = (_scattered(x, settings, cache) for x in (x_train, x_test))
-    elif settings.kind in ("pca", "projection"):
-        size = math.prod(x_train.shape[1:])
-        x_train, x_test = (x.reshape(len(x), size) for x in (x_train, x_test))
-        if settings.components > size:
-            raise ValueError(
-                f"features.components must be <= {size}, the size of a record, "
-                f"got {settings.components}."
-            )
-        directions = random_directions(size, settings.components)
+
+    def centered(x_train: np.ndarray, x_test: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        if "mean" not in needed:
+            return x_train, x_test
+        kept["mean"] = release("mean", needed["mean"], x_train)
+        return x_train - kept["mean"], x_test - kept["mean"]
+
+    x_train, x_test = (_pooled(x, settings.pool) for x in (dataset.x_train, dataset.x_test))
+    if settings.kind in ("pca", "projection"):
+        x_train, x_test = centered(*(_scaled_rows(x) for x in (x_train, x_test)))
+        directions = random_directions(x_train.shape[1], settings.components)
         if settings.kind == "pca":
             directions = release("directions", needed["directions"], x_train).astype(np.float32)
             kept["directions"] = directions
         x_train, x_test = (project(x, directions) for x in (x_train, x_test))
-    if "mean" in needed:
-        kept["mean"] = release("mean", needed["mean"], x_train)
-        x_train, x_test = (x - kept["mean"] for x in (x_train, x_test))
+    else:
+        if settings.kind == "scattering":
+            x_train, x_test = (_scattered(x, settings, cache) for x in (x_train, x_test))
+        x_train, x_test = centered(x_train, x_test)
     return Prepared(x_train, dataset.y_train, x_test, dataset.y_test, kept)
 
 
@@ -179,8 +179,31 @@ def project(x: np.ndarray, directions: np.ndarray) -> np.ndarray:
 
 def random_directions(inputs: int, components: int) -> np.ndarray:
     """Orthonormal directions (inputs, components) from a fixed seed: they look at no data."""
+    if components > inputs:
+        raise ValueError(
+            f"features.components must be <= {inputs}, the size of a record, got {components}."
+        )
     draw = np.random.default_rng(20160701).normal(size=(inputs, components))
     return np.linalg.qr(draw)[0].astype(np.float32)
+
+
+def _pooled(images: np.ndarray, side: int) -> np.ndarray:
+    if side == 1:
+        return images
+    if images.ndim != 3 or images.shape[1] % side or images.shape[2] % side:
+        raise ValueError(
+            f"features.pool must divide the size of the images, got {side} for records of shape "
+            f"{images.shape[1:]}."
+        )
+    n, height, width = images.shape
+    squares = images.reshape(n, height // side, side, width // side, side)
+    return squares.mean(axis=(2, 4), dtype=np.float32)
+
+
+def _scaled_rows(x: np.ndarray) -> np.ndarray:
+    """Records as rows of norm sqrt(size)."""
+    size = math.prod(x.shape[1:])
+    return (_unit_rows(x.reshape(len(x), size)) * math.sqrt(size)).astype(np.float32)
 
 
 def _unit_rows(x: np.ndarray) -> np.ndarray:

@@ -48,6 +48,8 @@ class Features:
 
     kind: str = "none"
     """none, scattering, pca (paid for), or projection (random, free)."""
+    pool: int = 1
+    """Average images over squares of so many pixels first; free."""
     scales: int = 2
     angles: int = 8
     groups: int = 27
@@ -61,7 +63,7 @@ class Features:
 
     def __post_init__(self) -> None:
         _one_of("features.kind", self.kind, ("none", "scattering", "pca", "projection"))
-        for name in ("scales", "angles", "groups", "components"):
+        for name in ("pool", "scales", "angles", "groups", "components"):
             _check(whole, f"features.{name}", getattr(self, name), least=1)
         _check(positive, "features.noise_multiplier", self.noise_multiplier)
         _check(non_negative, "features.mean_noise_multiplier", self.mean_noise_multiplier)

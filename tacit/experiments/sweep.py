@@ -78,6 +78,17 @@ class Sweep:
         """Plain JSON values."""
         return asdict(self)
 
+    @classmethod
+    def read(cls, folder: str | os.PathLike[str]) -> "Sweep":
+        """The finished sweep in a folder."""
+        path = Path(folder) / SWEEP
+        if not path.is_file():
+            raise FileNotFoundError(f"{folder} holds no finished sweep ({SWEEP} is missing).")
+        given = json.loads(path.read_text(encoding="utf-8"))
+        cells = tuple(Cell(**cell) for cell in given.pop("cells"))
+        summaries = tuple(Summary(**summary) for summary in given.pop("summaries"))
+        return cls(cells=cells, summaries=summaries, **given)
+
 
 def sweep(
     recipe: Recipe,

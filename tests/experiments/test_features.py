@@ -124,3 +124,24 @@ def test_wrong_sizes_are_refused_in_words():
         prepare(tiny(), Features(kind="pca", components=65), release=refuse)
     with pytest.raises(ValueError, match=r"features.groups must divide the 9 channels"):
         prepare(tiny(), Features(kind="scattering", scales=1, groups=27), release=refuse)
+    with pytest.raises(ValueError, match=r"features.pool must divide the size of the images"):
+        prepare(tiny(), Features(pool=3), release=refuse)
+
+
+def test_pooling_averages_squares_of_pixels():
+    data = tiny()
+    pooled = prepare(data, Features(pool=2), release=refuse).x_train
+    assert pooled.shape == (9, 4, 4)
+    np.testing.assert_allclose(pooled[3, 1, 2], data.x_train[3, 2:4, 4:6].mean(), rtol=1e-6)
+
+
+def test_what_is_centered_has_mean_zero_up_to_noise():
+    def exact(name, summary, x):
+        return summary.exact(x)
+
+    for kind in ("none", "projection", "pca"):
+        settings = Features(kind=kind, components=5, mean_noise_multiplier=1.0)
+        prepared = prepare(tiny(), settings, release=exact)
+        assert prepared.summaries["mean"].shape in ((8, 8), (64,))
+        if kind == "none":
+            np.testing.assert_allclose(prepared.x_train.mean(axis=0), 0.0, atol=1e-6)

@@ -1,7 +1,5 @@
 """Sweeps: every cell once, resumable, with the price of releasing all."""
 
-import json
-
 import pytest
 
 from tacit import accounting
@@ -9,7 +7,7 @@ from tacit.events import Sequence
 from tacit.experiments import sweep as module
 from tacit.experiments.recipe import Recipe
 from tacit.experiments.run import RunFolder
-from tacit.experiments.sweep import sweep
+from tacit.experiments.sweep import Sweep, sweep
 
 RECIPE = Recipe.parse(
     """
@@ -35,9 +33,9 @@ def test_a_sweep_covers_the_grid(swept):
     found = [(cell.delta, cell.epsilon, cell.seed) for cell in result.cells]
     assert found == [(d, e, s) for d in (1e-5, 1e-4) for e in (1.0, 4.0) for s in (5, 6)]
     assert all(cell.spent <= cell.epsilon for cell in result.cells)
-    assert json.loads((folder / "sweep.json").read_text()) == json.loads(
-        json.dumps(result.to_dict())
-    )
+    assert Sweep.read(folder) == result
+    with pytest.raises(FileNotFoundError, match="no finished sweep"):
+        Sweep.read(folder.parent)
 
 
 def test_each_runs_facts_tell_of_its_siblings(swept):
