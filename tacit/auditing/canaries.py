@@ -49,15 +49,20 @@ class Run(Protocol):
 
     def __iter__(self) -> Iterator[Any]: ...
 
+    @property
+    def info(self) -> dict[str, Any]:  # Any: numbers and lists of them
+        """Public numbers of the next step: noise, clip norms, divisor, records."""
+        ...
+
 
 class GradientCanaries:
     """Dirac canaries: the gradient of canary j is the j-th unit vector, in directions nobody uses.
 
     The model gets a table of `n_canaries` numbers that no prediction reads; the loss of canary j is
     the j-th of them, scaled so that its gradient is clipped to exactly the clip norm. So each
-    canary changes the released sum as much as a record may, in a coordinate of its own: its score,
-    the sum of that coordinate over all releases, is the worst case the bill allows for, and scores
-    are independent given the coins (each coordinate has its own noise, each record its own draws).
+    canary changes the released sum as much as a record may, in a coordinate of its own: the
+    likelihood ratio of that coordinate over all releases is the worst case the bill allows for, and
+    scores are independent given the coins (own noise, and own draws under Poisson sampling).
 
     Guarantee: none is lost. Canaries are extra records; the real ones keep theirs.
 
@@ -77,9 +82,9 @@ class GradientCanaries:
     >>> for batch in canaries.watch(private):
     ...     private.step(batch)
     >>> bill = private.epsilon(delta=1e-5)
-    >>> bound = tacit.auditing.gaussian_threshold_test(canaries.scores, canaries.is_member,
-    ...                                                delta=1e-5)
-    >>> 2.0 < bound.epsilon_lower < bill
+    >>> bound = tacit.auditing.noise_bound(canaries.scores, canaries.is_member, private.event,
+    ...                                    delta=1e-5)
+    >>> 5.0 < bound.epsilon_lower < bill
     True
     """
 
@@ -88,7 +93,7 @@ class GradientCanaries:
         self.is_member = flip_coins(n_canaries, rng)
         self._strength = _OVERSHOOT * positive(clip_norm=clip_norm)
         self._table: torch.nn.Parameter | None = None
-        self._totals = np.zeros(n_canaries)
+        self._sums, self._ratios = np.zeros(n_canaries), np.zeros(n_canaries)
         self._releases = 0
 
     @property
@@ -110,25 +115,70 @@ class GradientCanaries:
         return Planted(planted, rows, _with_canaries(loss_fn, unpack, self._strength))
 
     def watch(self, private: Run) -> Iterator[Any]:
-        """The lots of `private`; adds up what each step released along the canaries."""
+        """The lots of `private`; scores what each step released along the canaries."""
         for lot in private:
+            public = private.info  # before the step: the noise may be scheduled
             yield lot
-            self.record()
+            self.record(**_public_numbers(public))
 
-    def record(self) -> None:
-        """Add the latest release: what stands in `p.grad` after a step."""
+    def record(
+        self, *, rate: float = 1.0, noise_multiplier: float = 0.0, unit: float = 1.0
+    ) -> None:
+        """Score the latest release: what stands in `p.grad` after a step.
+
+        `unit` is what a member that was drawn adds to its coordinate, apart from noise.
+        """
         if self._table is None or self._table.grad is None:
             raise RuntimeError("nothing was released yet: plant the canaries and take a step.")
-        released = self._table.grad[1:, 0]
-        self._totals += released.detach().double().cpu().numpy()
+        released = self._table.grad[1:, 0].detach().double().cpu().numpy() / unit
+        self._sums += released
+        self._ratios += log_ratio(released, rate=rate, noise_multiplier=noise_multiplier)
         self._releases += 1
 
     @property
     def scores(self) -> NDArray[np.float64]:
-        """Sum of the releases along each canary: higher for members."""
+        """Log-likelihood ratio of each canary: the best test of in against out there is.
+
+        If a member joins each lot with the same probability, by Neyman & Pearson; else a good one.
+        Any score makes a valid audit.
+        """
+        return self._scored(self._ratios)
+
+    @property
+    def sums(self) -> NDArray[np.float64]:
+        """Sum of the releases along each canary, in clip norms: normal up to sampling."""
+        return self._scored(self._sums)
+
+    def _scored(self, scores: NDArray[np.float64]) -> NDArray[np.float64]:
         if self._releases == 0:
             raise RuntimeError("no release was recorded: loop over canaries.watch(private).")
-        return self._totals.copy()
+        return scores.copy()
+
+
+def log_ratio(released: ArrayLike, *, rate: float, noise_multiplier: float) -> NDArray[np.float64]:
+    """Log-likelihood ratio of one release: drawn with probability `rate`, against never.
+
+    `released` is 1 if the record was drawn and 0 if not, plus normal noise; without noise the
+    value is its own score.
+
+    >>> log_ratio([0.5], rate=1.0, noise_multiplier=1.0).tolist()
+    [0.0]
+    """
+    values = np.asarray(released, np.float64)
+    if noise_multiplier == 0:
+        return values
+    ratio = (2 * values - 1) / (2 * noise_multiplier**2)
+    with np.errstate(divide="ignore"):  # log 0 where the rate is 1
+        return np.logaddexp(np.log1p(-rate), np.log(rate) + ratio)
+
+
+def _public_numbers(info: dict[str, Any]) -> dict[str, float]:  # Any: as in `Run.info`
+    expected = float(info["expected_batch"])
+    return {
+        "rate": min(1.0, expected / info["n_records"]),
+        "noise_multiplier": float(info["noise_multiplier"]),
+        "unit": float(info["clip_norms"][0]) / expected,
+    }
 
 
 def _with_table(model: Any, n_canaries: int) -> Any:
