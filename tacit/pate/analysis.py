@@ -93,7 +93,7 @@ def log_wrong_winner(votes: ArrayLike, *, sigma: float) -> FloatArray:
     """
     counts = as_votes(votes)
     gaps = _losing_gaps(counts)  # (queries, m - 1)
-    log_q = logsumexp(log_ndtr(-gaps / (np.sqrt(2) * sigma)), axis=1)
+    log_q = np.asarray(logsumexp(log_ndtr(-gaps / (np.sqrt(2) * sigma)), axis=1))
     return np.minimum(log_q, np.log1p(-1 / counts.shape[1]))
 
 
@@ -161,7 +161,7 @@ def laplace_max_rdp(votes: ArrayLike, *, scale: float, orders: ArrayLike = ORDER
     orders = np.asarray(orders, dtype=float)[None, :]
     e = 2 / scale
     gaps = _losing_gaps(counts) / scale
-    log_q = logsumexp(np.log(2 + gaps) - np.log(4) - gaps, axis=1)[:, None]
+    log_q = np.asarray(logsumexp(np.log(2 + gaps) - np.log(4) - gaps, axis=1))[:, None]
     independent = np.minimum(orders * e**2 / 2, e)
     holds = log_q < -np.logaddexp(0, e)  # q < 1 / (1 + exp(e))
     with np.errstate(all="ignore"):  # values where the condition fails are not used

@@ -128,8 +128,8 @@ def _moved(tables: FloatArray, a: int, b: int) -> FloatArray:
 
 
 def _normalized(log_integrand: FloatArray) -> FloatArray:
-    log_p = logsumexp(log_integrand, axis=-1)
-    return log_p - logsumexp(log_p)
+    log_p = np.asarray(logsumexp(log_integrand, axis=-1))
+    return log_p - np.asarray(logsumexp(log_p))
 
 
 def _two_outcomes(standardized: FloatArray) -> FloatArray:

@@ -218,7 +218,7 @@ def equivalent_gaps(votes: ArrayLike, *, sigma: float) -> tuple[FloatArray, int,
         return np.empty(0), counts.shape[1], 0
     ordered = np.sort(counts, axis=1).astype(float)
     gaps = ordered[:, -1:] - ordered[:, :-1]
-    log_q = logsumexp(log_ndtr(-gaps / (math.sqrt(2) * sigma)), axis=1)
+    log_q = np.asarray(logsumexp(log_ndtr(-gaps / (math.sqrt(2) * sigma)), axis=1))
     shared = -math.sqrt(2) * sigma * ndtri_exp(log_q - math.log(counts.shape[1] - 1))
     return np.maximum(shared, 0.0), counts.shape[1], int(counts[0].sum())
 
