@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tacit.cli import _run as run
 from tacit.cli import _shared as shared
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ def pate(
     out: Annotated[Path, typer.Option(help="Run folder; one that was killed goes on.")] = Path(
         "runs/pate"
     ),
+    page: run.WithPage = True,
     as_json: shared.AsJson = False,
 ) -> None:
     """Teach a student with the noisy votes of teachers on disjoint private parts.
@@ -84,6 +86,8 @@ def pate(
         return
     with _bar(quiet=as_json) as progress:
         facts = run_pate(plan, out, data=data, ledger=ledger, progress=progress)
+    if page:
+        run.write_page(out)
     if as_json:
         shared.print_json(facts.to_dict())
         return

@@ -322,6 +322,7 @@ def _facts(
             n_test=len(split.truth),
         ),
         model_file=STUDENT,
+        metrics_file=CURVE,
         recipe_sha256=hashlib.sha256((run / RECIPE).read_bytes()).hexdigest(),
         ledger_head=verified.head,
         versions={

@@ -11,6 +11,7 @@ from tacit.experiments.run import Facts, Metric, RunFolder
 from tacit.report.certificate import make_certificate
 from tacit.report.figures import Figure, Role, Series, to_csv
 from tacit.report.page import Image, Number, Page, Section, cautions, promise, render, strength
+from tacit.report.pate_report import answer_figures
 
 CERTIFICATE, REPORT, FIGURES, AUDIT = "certificate.json", "report.html", "figures", "audit.json"
 
@@ -62,6 +63,8 @@ def certificate_of(facts: Facts, run: RunFolder) -> dict[str, Any]:
 def run_figures(facts: Facts, run: RunFolder) -> tuple[Figure, ...]:
     """Epsilon by epoch, and accuracy and loss by epoch beside the non-private twin."""
     private = run.read_lines(facts.metrics_file)
+    if facts.method == "PATE":
+        return answer_figures(facts, private)
     twin = [] if facts.baseline_file is None else run.read_lines(facts.baseline_file)
     figures = []
     if len(private) > 1:

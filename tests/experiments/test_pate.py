@@ -49,8 +49,12 @@ def test_the_released_student_can_be_read_back(finished):
     assert set(student.classes_) <= set(range(10))
 
 
-def test_a_certificate_of_the_run_holds(finished):
+def test_the_run_comes_with_page_figures_and_a_certificate_that_holds(finished):
     folder, _ = finished
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert "What the answers cost" in page
+    assert "What the answers taught" in page
+    assert (folder / "figures" / "epsilon-by-answers.csv").is_file()
     assert CliRunner().invoke(app, ["report", str(folder)]).exit_code == 0
     certificate = json.loads((folder / "certificate.json").read_text())
     assert verify(certificate, folder=folder) == []
