@@ -29,6 +29,7 @@ VERBS = {
     "audit": "Attack a finished run: a lower bound to hold against its bill.",
     "train": "A private model by a recipe, in a folder that can be resumed.",
     "sweep": "One recipe at several budgets, in parallel.",
+    "surface": "A logit model's likelihood, with private paths up to its top.",
     "demo": "Learn digits privately, and see the page.",
 }
 

@@ -101,11 +101,11 @@ def free_folder(wanted: Path) -> Path:
 
 
 def write_page(out: Path) -> Path | None:
-    """The report of a finished run; None, with a line on standard error, if an extra is missing."""
+    """The page of a finished run or sweep; None, with a line on standard error, without jinja2."""
     try:
-        from tacit.report.run_report import write_report
+        from tacit.report import write_page as written
 
-        return write_report(out)
+        return written(out)
     except ModuleNotFoundError as missing:
         typer.echo(f"no page: install 'tacit[report]' for {missing.name}.", err=True)
         return None

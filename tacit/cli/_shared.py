@@ -46,6 +46,14 @@ def sgd(rate: float, noise_multiplier: float, steps: int) -> ev.Event:
     return ev.Repeated(step, whole(steps=steps))
 
 
+def numbers(text: str, option: str) -> list[float]:
+    """The numbers in a comma-separated option."""
+    try:
+        return [float(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise typer.BadParameter(f"{option} must be numbers with commas, got {text!r}.") from None
+
+
 def round_up(value: float, digits: int = 6) -> str:
     """`value` to `digits` significant digits, never below it.
 

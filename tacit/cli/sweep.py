@@ -30,6 +30,7 @@ def sweep(
     out: run.Out = None,
     seed: run.Seed = None,
     settings: run.Settings = None,
+    page: run.WithPage = True,
     as_json: shared.AsJson = False,
 ) -> None:
     """Train a recipe at several budgets; what is finished is kept when called again.
@@ -45,7 +46,8 @@ def sweep(
 
     chosen = run.recipe_of(recipe, settings, run__seed=seed)
     folder = out or Path("runs") / f"{chosen.name}-sweep"
-    wanted, at = _numbers(epsilons, "--epsilons"), _numbers(deltas, "--deltas")
+    wanted = shared.numbers(epsilons, "--epsilons")
+    at = shared.numbers(deltas, "--deltas")
     console = Console(stderr=True)
     is_off = as_json or not console.is_terminal
     try:
@@ -71,17 +73,14 @@ def sweep(
     except KeyboardInterrupt:
         typer.echo("\ninterrupted; the same command goes on.", err=True)
         raise typer.Exit(130) from None
+    written = run.write_page(folder) if page else None
     if as_json:
-        shared.print_json(result.to_dict() | {"folder": str(folder)})
+        found = {"folder": str(folder), "page": None if written is None else str(written)}
+        shared.print_json(result.to_dict() | found)
     else:
         _print(result, folder)
-
-
-def _numbers(text: str, option: str) -> list[float]:
-    try:
-        return [float(part) for part in text.split(",") if part.strip()]
-    except ValueError:
-        raise typer.BadParameter(f"{option} must be numbers with commas, got {text!r}.") from None
+        if written is not None:
+            typer.echo(f"page    {written}")
 
 
 def _print(result: "Sweep", folder: Path) -> None:

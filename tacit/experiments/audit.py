@@ -3,7 +3,8 @@
 The canaries have coordinates of their own, which no real record touches, so what the audit writes
 about them says nothing about the records and is not paid for. Whatever does depend on the records
 (the accuracy with canaries, membership inference on the released model) is measured only where the
-recipe says that the records are public.
+recipe says that the records are public. A PATE run is attacked through its answers
+(`tacit.experiments.audit_pate`).
 """
 
 import json
@@ -12,6 +13,9 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tacit import accounting
 from tacit.auditing import (
@@ -26,6 +30,7 @@ from tacit.auditing import (
 from tacit.datasets import Dataset
 from tacit.events import Event, Relation
 from tacit.experiments import data, models
+from tacit.experiments.audit_pate import attack_answers
 from tacit.experiments.demonstrate import Demonstrations, demonstrate
 from tacit.experiments.evaluate import evaluate
 from tacit.experiments.features import Prepared, cache_folder, prepare
@@ -85,7 +90,10 @@ def audit_run(
     divisor is met by a larger learning rate: real records train as they would without canaries.
     """
     folder = RunFolder(path)
-    facts, recipe = folder.facts(), Recipe.read(folder / RECIPE)
+    facts = folder.facts()
+    if facts.method == "PATE":
+        return _audit_answers(folder, facts, n_canaries, confidence, seed)
+    recipe = Recipe.read(folder / RECIPE)
     dataset = data.load(recipe.data, root)
     released = load_model(folder.path)
     canaries = GradientCanaries(n_canaries, clip_norm=recipe.training.clip_norm, rng=seed)
@@ -98,7 +106,8 @@ def audit_run(
     event, model = _train(canaries, recipe, facts, prepared, dataset, seed, on_step)
     relation = Relation(facts.relation)
     bill = accounting.epsilon(event, delta=facts.delta, relation=relation)
-    bounds, tests = _attacked(canaries, event, bill, facts.delta, relation, confidence)
+    scores, inside = canaries.scores, canaries.is_member
+    bounds, tests = _attacked(scores, inside, event, bill, facts.delta, relation, confidence)
     is_public = recipe.data.is_public
     found = RunAudit(
         epsilon=bill,
@@ -110,6 +119,27 @@ def audit_run(
         demonstrations=demonstrate(folder, facts, released, dataset, prepared)
         if is_public
         else None,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+    folder.write(AUDIT, json.dumps(found.to_dict(), indent=2) + "\n")
+    return found
+
+
+def _audit_answers(
+    folder: RunFolder, facts: Facts, n_canaries: int, confidence: float, seed: int | None
+) -> RunAudit:
+    event, scores, inside = attack_answers(folder, n_canaries=n_canaries, rng=seed)
+    relation = Relation(facts.relation)
+    bill = accounting.epsilon(event, delta=facts.delta, relation=relation)
+    bounds, tests = _attacked(scores, inside, event, bill, facts.delta, relation, confidence)
+    found = RunAudit(
+        epsilon=bill,
+        delta=facts.delta,
+        bounds=bounds,
+        tests=tests,
+        n_canaries=n_canaries,
+        accuracy=None,
+        demonstrations=None,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     folder.write(AUDIT, json.dumps(found.to_dict(), indent=2) + "\n")
@@ -167,14 +197,14 @@ def _train(
 
 
 def _attacked(
-    canaries: GradientCanaries,
+    scores: NDArray[np.float64],
+    inside: NDArray[np.bool_],
     event: Event,
     bill: float,
     delta: float,
     relation: Relation,
     confidence: float,
 ) -> tuple[tuple[AuditBound, ...], tuple[BillTest, ...]]:
-    scores, inside = canaries.scores, canaries.is_member
     asked: dict[str, Any] = {"delta": delta, "confidence": confidence}  # Any: both are floats
     bounds = (
         one_run(scores, inside, **asked, expected_epsilon=bill),

@@ -28,6 +28,7 @@ from tacit.experiments.settings import (
     Features,
     Model,
     Privacy,
+    Published,
     Run,
     Training,
     Value,
@@ -59,6 +60,8 @@ class Recipe:
     run: Run = field(default_factory=Run)
     at: tuple[dict[str, Value], ...] = ()
     """Settings of [features] and [training] for given epsilons."""
+    published: tuple[Published, ...] = ()
+    """What to compare with; changes nothing about a run."""
 
     def __post_init__(self) -> None:
         for given in self.at:

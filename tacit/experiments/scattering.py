@@ -72,7 +72,7 @@ class Scattering:
         """Low-pass `u`, given by its transform at any resolution, down to the coarsest one."""
         done = size // u_hat.shape[-1]
         smooth = u_hat * _fold(low_pass, done)
-        return _inverse(_fold(smooth, 2**self.scales // done, mean=True)).real
+        return np.real(_inverse(_fold(smooth, 2**self.scales // done, mean=True)))
 
 
 def group_normalize(features: np.ndarray, groups: int = 27) -> np.ndarray:
@@ -121,7 +121,7 @@ def _gabor(size: int, sigma: float, frequency: float, angle: float, slant: float
 
 
 def _transform(filter_: np.ndarray) -> np.ndarray:
-    return _fft(filter_).real.astype(np.float32)  # symmetric about 0: the transform is real
+    return np.real(_fft(filter_)).astype(np.float32)  # symmetric about 0: the transform is real
 
 
 def _fold(transform: np.ndarray, factor: int, *, mean: bool = False) -> np.ndarray:

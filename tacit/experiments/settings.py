@@ -4,7 +4,7 @@ import difflib
 import types
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
 from tacit._check import in_open_unit, non_negative, positive, whole
@@ -168,6 +168,19 @@ class Run:
         _check(whole, "run.baseline_steps", self.baseline_steps)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """What others report for the same data, to be drawn beside the runs."""
+
+    epsilon: float
+    accuracy: float
+    source: str
+
+    def __post_init__(self) -> None:
+        _check(positive, "published.epsilon", self.epsilon)
+        _check(in_open_unit, "published.accuracy", self.accuracy)
+
+
 def section(kind: type, data: Mapping[str, Value], where: str) -> Any:
     """An instance of the dataclass `kind` from TOML values, checked key by key."""
     if not isinstance(data, Mapping):
@@ -179,6 +192,9 @@ def section(kind: type, data: Mapping[str, Value], where: str) -> Any:
             close = difflib.get_close_matches(name, known, 1)
             advice = f"Did you mean {close[0]!r}?" if close else f"It has {', '.join(known)}."
             raise ValueError(f"[{where or 'recipe'}] has no {name!r}. {advice}")
+    for f in fields(kind):
+        if f.default is MISSING and f.default_factory is MISSING and f.name not in data:
+            raise ValueError(f"[{where}] needs {f.name!r}.")
     dotted = f"{where}." if where else ""
     return kind(**{name: cast(hints[name], value, dotted + name) for name, value in data.items()})
 

@@ -25,6 +25,7 @@ from tacit.experiments.baseline import train_baseline
 from tacit.experiments.features import cache_folder
 from tacit.experiments.recipe import Recipe
 from tacit.experiments.run import BASELINE, FACTS, Facts, Metric, RunFolder, write_whole
+from tacit.experiments.settings import Published
 from tacit.experiments.train import train
 
 SWEEP = "sweep.json"
@@ -73,6 +74,8 @@ class Sweep:
     majority: float | None
     epsilon_of_all: float
     """Price, at the smallest delta, of releasing every run."""
+    published: tuple[Published, ...] = ()
+    """The recipe's, to compare with."""
 
     def to_dict(self) -> dict[str, Any]:  # Any: JSON values
         """Plain JSON values."""
@@ -87,7 +90,8 @@ class Sweep:
         given = json.loads(path.read_text(encoding="utf-8"))
         cells = tuple(Cell(**cell) for cell in given.pop("cells"))
         summaries = tuple(Summary(**summary) for summary in given.pop("summaries"))
-        return cls(cells=cells, summaries=summaries, **given)
+        published = tuple(Published(**point) for point in given.pop("published"))
+        return cls(cells=cells, summaries=summaries, published=published, **given)
 
 
 def sweep(
@@ -138,6 +142,7 @@ def _grid(
                 one = recipe.for_epsilon(epsilon)
                 one = replace(
                     one,
+                    published=(),
                     privacy=replace(one.privacy, delta=delta),
                     run=replace(one.run, seed=seed),
                 )
@@ -217,6 +222,7 @@ def _result(recipe: Recipe, facts: dict[str, Facts], baseline: list[Metric]) -> 
         baseline=baseline[-1] if baseline else None,
         majority=first.utility.majority,
         epsilon_of_all=_price_of_all([one.claim for one in facts.values()], facts),
+        published=recipe.published,
     )
 
 

@@ -9,12 +9,14 @@ import html
 import io
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+import numpy as np
+
 WIDTH, HEIGHT = 720, 400
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 20, 16, 52
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 20, 36, 52
 
 
 class Role(StrEnum):
@@ -50,8 +52,27 @@ class Series:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Surface:
+    """Heights over a grid, drawn as contour lines at `levels`, lowest first."""
+
+    name: str
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    z: tuple[tuple[float, ...], ...]
+    """One row for each y."""
+    levels: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.z) != len(self.y) or any(len(row) != len(self.x) for row in self.z):
+            raise ValueError(f"surface {self.name!r} must have a row for each y, as long as x.")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Figure:
-    """What is drawn: `name` is its file name and anchor, `caption` says what to see."""
+    """What is drawn: `name` is its file name and anchor, `caption` says what to see.
+
+    With a `surface` the series are paths on it, and a reader steps along them.
+    """
 
     name: str
     title: str
@@ -62,6 +83,7 @@ class Figure:
     x_log: bool = False
     y_log: bool = False
     y_percent: bool = False
+    surface: Surface | None = None
 
 
 def to_csv(figure: Figure) -> str:
@@ -82,21 +104,41 @@ def to_csv(figure: Figure) -> str:
     return out.getvalue()
 
 
+def surface_csv(surface: Surface, x_label: str, y_label: str) -> str:
+    """Long form: one row for each point of the grid."""
+    out = io.StringIO()
+    rows = csv.writer(out, lineterminator="\n")
+    rows.writerow([x_label, y_label, surface.name])
+    for y, heights in zip(surface.y, surface.z, strict=True):
+        rows.writerows((x, y, z) for x, z in zip(surface.x, heights, strict=True))
+    return out.getvalue()
+
+
+def files(figure: Figure) -> Iterator[tuple[str, str]]:
+    """The data of a figure as CSV files: name and content."""
+    yield f"{figure.name}.csv", to_csv(figure)
+    if figure.surface is not None:
+        content = surface_csv(figure.surface, figure.x_label, figure.y_label)
+        yield f"{figure.name}-surface.csv", content
+
+
 def to_svg(figure: Figure) -> str:
     """The figure as an `<svg>` element, with its points as JSON for the reader's pointer."""
-    points = [(x, y) for s in figure.series for x, y in zip(s.x, s.y, strict=True)]
-    band = [v for s in figure.series for v in (*s.low, *s.high)]
-    xs = _Axis([x for x, _ in points], is_log=figure.x_log, span=(_LEFT, WIDTH - _RIGHT))
-    ys = _Axis(
-        [y for _, y in points] + band, is_log=figure.y_log, span=(HEIGHT - _BOTTOM, _TOP), pad=0.06
-    )
+    ground = figure.surface
+    x_values = [x for s in figure.series for x in s.x] + list(ground.x if ground else ())
+    y_values = [v for s in figure.series for v in (*s.y, *s.low, *s.high)]
+    y_values += ground.y if ground else ()
+    xs = _Axis(x_values, is_log=figure.x_log, span=(_LEFT, WIDTH - _RIGHT))
+    pad = 0.0 if ground else 0.06
+    ys = _Axis(y_values, is_log=figure.y_log, span=(HEIGHT - _BOTTOM, _TOP), pad=pad)
     label = f"{figure.title}. {figure.y_label} against {figure.x_label}."
     parts = [
         f'<svg class="figure" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" tabindex="0" '
         f'aria-label="{html.escape(label)}" data-points="{_data(figure, xs, ys)}">',
         *_grid(figure, xs, ys),
+        *([] if ground is None else _contours(ground, xs, ys)),
         *(_drawn(series, xs, ys) for series in figure.series),
-        '<line class="cursor" y1="16" y2="348" visibility="hidden"/>',
+        '<line class="cursor" y1="36" y2="348" visibility="hidden"/>',
         "</svg>",
     ]
     return "\n".join(parts)
@@ -158,10 +200,20 @@ def _grid(figure: Figure, xs: _Axis, ys: _Axis) -> Iterable[str]:
         f'<text class="label" x="{middle}" y="{HEIGHT - 8}" text-anchor="middle">'
         f"{html.escape(figure.x_label)}</text>"
     )
-    yield (
-        f'<text class="label" transform="translate(14 {(_TOP + bottom) / 2}) rotate(-90)" '
-        f'text-anchor="middle">{html.escape(figure.y_label)}</text>'
-    )
+    yield f'<text class="label" x="4" y="16">{html.escape(figure.y_label)}</text>'
+
+
+def _contours(surface: Surface, xs: _Axis, ys: _Axis) -> Iterator[str]:
+    from contourpy import contour_generator  # comes with matplotlib
+
+    lines = contour_generator(surface.x, surface.y, surface.z)
+    for k, level in enumerate(surface.levels):
+        height = 0.25 + 0.75 * (k + 1) / len(surface.levels)  # the higher, the stronger
+        yield f'<g class="contour" opacity="{height:.2f}">'
+        for line in lines.lines(level):
+            places = [(xs.at(x), ys.at(y)) for x, y in np.asarray(line)]
+            yield f'<polyline points="{_path(places)}"/>'
+        yield "</g>"
 
 
 def _drawn(series: Series, xs: _Axis, ys: _Axis) -> str:
@@ -195,7 +247,8 @@ def _data(figure: Figure, xs: _Axis, ys: _Axis) -> str:
         }
         for s in figure.series
     ]  # fmt: skip
-    return html.escape(json.dumps({"x": figure.x_label, "series": data}), quote=True)
+    about = {"x": figure.x_label, "is_path": figure.surface is not None, "series": data}
+    return html.escape(json.dumps(about), quote=True)
 
 
 def _number(value: float, *, percent: bool = False, digits: int = 3) -> str:

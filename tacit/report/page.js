@@ -1,29 +1,39 @@
 // Reads values off a figure: by pointer, by touch, or by the arrow keys when it has the focus.
+// A cursor stands at one x of the points; on a surface it stands at one step of the paths.
 for (const svg of document.querySelectorAll("svg.figure")) {
   const data = JSON.parse(svg.dataset.points);
-  const places = [...new Set(data.series.flatMap((s) => s.points.map((p) => p[0])))].sort((a, b) => a - b);
+  const lengths = data.series.map((s) => s.points.length);
+  const places = data.is_path
+    ? [...Array(Math.max(0, ...lengths)).keys()]
+    : [...new Set(data.series.flatMap((s) => s.points.map((p) => p[0])))].sort((a, b) => a - b);
+  const found = (series, place) =>
+    data.is_path
+      ? series.points[Math.min(place, series.points.length - 1)]
+      : series.points.find((p) => p[0] === place);
   const cursor = svg.querySelector(".cursor");
   const tip = svg.parentElement.appendChild(document.createElement("div"));
   tip.className = "tip";
   tip.setAttribute("role", "status");
   let at = -1;
 
+  const line = (text, role) => {
+    const row = tip.appendChild(document.createElement("div"));
+    if (role) {
+      row.className = role;
+      row.append(document.createElement("i"));
+    }
+    row.append(text);
+  };
   const show = (index) => {
     if (!places.length) return;
     at = Math.max(0, Math.min(places.length - 1, index));
-    const x = places[at];
+    const shown = data.series.map((s) => [s, found(s, places[at])]).filter(([, point]) => point);
+    const [x, , name] = shown[0][1];
     tip.replaceChildren();
-    let title = null;
-    for (const series of data.series) {
-      const point = series.points.find((p) => p[0] === x);
-      if (!point) continue;
-      if (!title) {
-        title = tip.appendChild(document.createElement("div"));
-        title.textContent = `${data.x}: ${point[2]}`;
-      }
-      const row = tip.appendChild(document.createElement("div"));
-      row.className = series.role;
-      row.append(document.createElement("i"), `${series.name}: ${point[3]}`);
+    line(data.is_path ? `step ${at}` : `${data.x}: ${name}`);
+    for (const [series, point] of shown) {
+      const value = data.is_path ? `(${point[2]}, ${point[3]})` : point[3];
+      line(`${series.name}: ${value}`, series.role);
     }
     cursor.setAttribute("x1", x);
     cursor.setAttribute("x2", x);
@@ -33,8 +43,8 @@ for (const svg of document.querySelectorAll("svg.figure")) {
     const left = box.left - frame.left + (x / 720) * box.width;
     tip.style.visibility = "visible";
     tip.style.top = `${box.top - frame.top + 8}px`;
-    tip.style.left = `${Math.min(left + 12, frame.width - tip.offsetWidth - 8)}px`;
-    if (left + 12 + tip.offsetWidth > frame.width) tip.style.left = `${Math.max(4, left - tip.offsetWidth - 12)}px`;
+    const isTooFar = left + 20 + tip.offsetWidth > frame.width;
+    tip.style.left = `${isTooFar ? Math.max(4, left - tip.offsetWidth - 12) : left + 12}px`;
   };
   const hide = () => {
     tip.style.visibility = "hidden";
@@ -43,8 +53,13 @@ for (const svg of document.querySelectorAll("svg.figure")) {
   const nearest = (event) => {
     const box = svg.getBoundingClientRect();
     const x = ((event.clientX - box.left) / box.width) * 720;
+    const y = ((event.clientY - box.top) / box.width) * 720;
+    const away = (place) =>
+      data.is_path
+        ? Math.min(...data.series.map((s) => found(s, place)).map((p) => Math.hypot(p[0] - x, p[1] - y)))
+        : Math.abs(place - x);
     let best = 0;
-    places.forEach((p, i) => { if (Math.abs(p - x) < Math.abs(places[best] - x)) best = i; });
+    places.forEach((place, i) => { if (away(place) < away(places[best])) best = i; });
     show(best);
   };
   svg.addEventListener("pointermove", nearest);

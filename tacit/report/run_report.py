@@ -9,7 +9,7 @@ from typing import Any
 from tacit.events import Relation
 from tacit.experiments.run import Facts, Metric, RunFolder
 from tacit.report.certificate import make_certificate
-from tacit.report.figures import Figure, Role, Series, to_csv
+from tacit.report.figures import Figure, Role, Series, files
 from tacit.report.page import Image, Number, Page, Section, cautions, promise, render, strength
 from tacit.report.pate_report import answer_figures
 
@@ -24,7 +24,8 @@ def write_report(folder: str | Path) -> Path:
     run.write(CERTIFICATE, json.dumps(certificate, indent=2) + "\n")
     figures = run_figures(facts, run)
     for figure in figures:
-        run.write(f"{FIGURES}/{figure.name}.csv", to_csv(figure))
+        for name, content in files(figure):
+            run.write(f"{FIGURES}/{name}", content)
     page = page_of(facts, certificate, figures, _audit_sections(run))
     return run.write(REPORT, render(page))
 

@@ -1,12 +1,15 @@
 """An honest run passes its audit; a run whose noise is too small does not."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
 
 from tacit.cli import app
+from tacit.experiments import audit_pate
 from tacit.experiments.audit import AUDIT, audit_run
+from tacit.experiments.pate import PATERecipe, run_pate
 from tacit.experiments.recipe import Recipe
 from tacit.experiments.train import train
 from tacit.training.noise import NoisyMean
@@ -94,3 +97,27 @@ def test_a_folder_without_a_finished_run_is_refused(tmp_path):
     result = CliRunner().invoke(app, ["audit", str(tmp_path)])
     assert result.exit_code == 2
     assert "no finished run" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"answers.mechanism": "laplace"},
+        {"answers.threshold": 30.0, "answers.threshold_noise": 12.0},
+    ],
+    ids=["gaussian", "laplace", "threshold"],
+)
+def test_the_answers_of_a_pate_run_are_attacked(tmp_path, changes, monkeypatch):
+    run_pate(PATERecipe(seed=1).changed({"answers.noise": 8.0, **changes}), tmp_path)
+    found = audit_run(tmp_path, n_canaries=2000, seed=0)
+    assert found.passes
+    assert max(bound.epsilon_lower for bound in found.bounds) > 0.15 * found.epsilon
+    honest = audit_pate._answer
+
+    def loud(aggregator, n_teachers, inside, random):  # a quarter of the billed noise
+        quiet = {name: value / 4 for name, value in vars(aggregator).items() if name != "threshold"}
+        return honest(replace(aggregator, **quiet), n_teachers, inside, random)
+
+    monkeypatch.setattr(audit_pate, "_answer", loud)
+    assert not audit_run(tmp_path, n_canaries=2000, seed=0).passes
