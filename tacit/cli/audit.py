@@ -27,6 +27,8 @@ def audit(
 ) -> None:
     """Train by the run's recipe again with canaries, attack every release, write audit.json.
 
+    A PATE run is attacked through its answers: can one vote be seen through the noise?
+
     Example: tacit audit runs/digits-epsilon-3
     """
     from tacit.experiments.audit import audit_run
