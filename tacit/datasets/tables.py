@@ -22,22 +22,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """One column of the table: either bounds or categories."""
+    """One column of the table: bounds, categories, or a threshold that makes it 0 or 1."""
 
     name: str
     lower: float | None = None
     upper: float | None = None
     categories: tuple[str, ...] = ()
+    at_least: float | None = None
     missing: float | None = None
 
     def __post_init__(self) -> None:
         has_bounds = self.lower is not None and self.upper is not None
-        if has_bounds == bool(self.categories):
+        if has_bounds + bool(self.categories) + (self.at_least is not None) != 1:
             raise ValueError(
-                f"column {self.name!r} must declare lower and upper, or categories: one of the two."
+                f"column {self.name!r} must declare lower and upper, or categories, or at_least: "
+                "one of the three."
             )
         if self.lower is not None and self.upper is not None and not self.lower < self.upper:
             raise ValueError(f"column {self.name!r} must have lower < upper.")
+
+    @property
+    def n_classes(self) -> int | None:
+        """Number of classes of the column as a target, or None for a number."""
+        return 2 if self.at_least is not None else len(self.categories) or None
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -49,6 +56,8 @@ class Column:
         if self.categories:
             text = values.astype("string").str.strip().to_numpy(dtype=object, na_value=None)
             return np.stack([text == c for c in self.categories], axis=1).astype(np.float32)
+        if self.at_least is not None:  # a missing number is not above the threshold
+            return (_numbers(values) >= self.at_least).astype(np.float32)[:, None]
         assert self.lower is not None
         assert self.upper is not None
         middle, half = (self.lower + self.upper) / 2, (self.upper - self.lower) / 2
@@ -144,7 +153,7 @@ class Schema:
     @property
     def n_classes(self) -> int | None:
         """Number of classes of the target, or None for a number."""
-        return len(self._target.categories) or None
+        return self._target.n_classes
 
     @property
     def needed(self) -> list[str]:
@@ -164,7 +173,8 @@ class Schema:
         parts = [c.encode(frame[c.name]) for c in self.columns if c.name != self.target]
         parts += [d.encode(frame) for d in self.derived]
         target = self._target.encode(frame[self.target])
-        y = target.argmax(axis=1).astype(np.int64) if self.n_classes else target[:, 0]
+        y = target.argmax(axis=1) if self._target.categories else target[:, 0]
+        y = y.astype(np.int64) if self.n_classes else y
         return np.concatenate(parts, axis=1), y
 
 

@@ -2,12 +2,15 @@
 
 import os
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 
 from tacit import datasets
 from tacit.experiments.settings import Data
+
+_PACKAGE = "package:"
 
 
 def load(settings: Data, root: str | Path | None = None) -> datasets.Dataset:
@@ -49,6 +52,13 @@ def _validating(dataset: datasets.Dataset, settings: Data) -> datasets.Dataset:
 
 
 def _find(path: str, root: str | Path | None) -> Path:
+    """The table's file; `package:NAME/FILE` is one that an installed package brings along."""
+    if path.startswith(_PACKAGE):
+        name, _, file = path.removeprefix(_PACKAGE).partition("/")
+        found = find_spec(name)
+        if found is None or not found.submodule_search_locations:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        return Path(found.submodule_search_locations[0]) / file
     folders = [Path(root)] if root else []
     folders += [Path(os.environ["TACIT_DATA"])] if "TACIT_DATA" in os.environ else []
     for folder in (*folders, Path()):

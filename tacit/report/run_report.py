@@ -102,7 +102,7 @@ def page_of(
         ),
         promise=promise(epsilon, facts.delta, facts.unit),
         figures=figures,
-        sections=sections,
+        sections=(*sections, _levels(facts, epsilon)),
         prices=tuple(certificate["prices"]),
         fields=_fields(facts, epsilon),
         certificate=certificate,
@@ -150,6 +150,44 @@ def _fields(facts: Facts, epsilon: float) -> tuple[tuple[str, str], ...]:
         ("Randomness", _randomness(facts)),
         ("Hyperparameters", ", ".join(f"{k} {v}" for k, v in facts.hyperparameters.items())),
         ("Software", ", ".join(f"{k} {v}" for k, v in facts.versions.items())),
+    )
+
+
+def _levels(facts: Facts, epsilon: float) -> Section:
+    """The levels of NIST SP 800-226 (2025), section 1 and figure 1: each rests on those below."""
+    spread = facts.utility.spread
+    seeds = "one run" if spread is None else f"{len(facts.utility.private)} runs"
+    return Section(
+        name="levels",
+        title="What it rests on",
+        text=(
+            "NIST SP 800-226 orders a claim of differential privacy in levels. A level is worth "
+            "no more than the ones below it."
+        ),
+        rows=(
+            (
+                "The guarantee",
+                f"epsilon {epsilon:.4f} at delta {facts.delta:g} for one {facts.unit} "
+                f"({facts.relation.replace('_', ' ')}): {strength(epsilon)}.",
+            ),
+            (
+                "Algorithm and utility",
+                f"{facts.method}, priced by an accountant with certified error; utility of {seeds} "
+                f"on {facts.utility.n_test:,} public records, as a mean over all of them: "
+                "differences between groups of people are not measured here.",
+            ),
+            (
+                "Implementation",
+                f"Trust model: {facts.trust}. Noise: {_randomness(facts)}, drawn in floating "
+                "point, while prices are those of exact arithmetic. Timing is not hidden.",
+            ),
+            (
+                "Collection and access",
+                "Outside this page: who collected the records, who may read them, and how long "
+                "they are kept. The run folder holds none of them, and the key of its noise was "
+                "removed when the run ended.",
+            ),
+        ),
     )
 
 

@@ -142,3 +142,16 @@ def test_a_missing_column_is_an_error_that_shows_no_value(table):
     schema = Schema.parse("target='wealth'\n[columns.wealth]\nlower=0\nupper=1")
     with pytest.raises(ValueError, match="does not fit the schema"):
         list(read_chunks(table, schema))
+
+
+def test_a_threshold_makes_two_classes_and_a_missing_number_is_below(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("x,income\n1,5\n2,\n3,9\n4,7\n")
+    schema = datasets.Schema.parse(
+        'target = "income"\n[columns.income]\nat_least = 7\n[columns.x]\nlower = 0\nupper = 4\n'
+    )
+    assert schema.n_classes == 2
+    ((_, y),) = datasets.read_chunks(path, schema)
+    assert y.tolist() == [0, 0, 1, 1]
+    with pytest.raises(ValueError, match="one of the three"):
+        datasets.Schema.parse('target = "a"\n[columns.a]\nat_least = 7\nlower = 0\nupper = 9\n')
