@@ -1,5 +1,6 @@
 """The frame of the command line: verbs on demand, errors in one line."""
 
+import os
 import subprocess
 import sys
 import types
@@ -66,6 +67,28 @@ def test_every_verb_has_help_with_an_example(verb):
         assert "Example" in result.output
         assert f"tacit {' '.join(command)} " in result.output
         assert "completion" not in result.output
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_command_answers_programs_in_json(verb):
+    for command in commands_of(verb):
+        help_text = run(*command, "--help").output
+        assert "--json" in help_text or "as JSON" in help_text, command
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_complete_verbs(shell):
+    asked = {"COMP_WORDS": "tacit ver", "COMP_CWORD": "1", "_TYPER_COMPLETE_ARGS": "tacit ver"}
+    asked |= {"_TYPER_COMPLETE_FISH_ACTION": "get-args", "_TACIT_COMPLETE": f"complete_{shell}"}
+    result = subprocess.run(
+        [sys.executable, "-m", "tacit"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=os.environ | asked,
+    )
+    assert "verify" in result.stdout
+    assert "sweep" not in result.stdout
 
 
 @pytest.mark.parametrize("verb", VERBS)
