@@ -286,3 +286,18 @@ def test_points_of_the_gaussian_profile_give_nearly_its_curve():
     for y in (1e-3, 0.01, 0.3, 0.9):
         assert by_points(y) <= exact(y) + 1e-12
         assert by_points(y) == pytest.approx(exact(y), rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("t", "freedom", "center"), [(1.5, 2, 0.5), (5.0, 3, 2.0), (30.0, 998, 28.5), (100.0, 6, 50.0)]
+)
+def test_the_tail_of_the_noncentral_t_law_agrees_with_its_series(t, freedom, center):
+    expected = stats.nct.sf(t, freedom, center)
+    assert _refute.noncentral_t_tail(t, freedom, center) == pytest.approx(expected, rel=1e-8)
+
+
+def test_a_gaussian_fit_of_many_canaries_converges():
+    rng = np.random.default_rng(0)
+    inside = rng.integers(0, 2, 100_000).astype(bool)
+    bound = gaussian_fit(inside + rng.normal(0, 0.5, 100_000), inside, delta=1e-5)
+    assert 0.97 < bound.epsilon_lower / 10.0 < 1.0
