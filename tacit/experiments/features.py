@@ -17,12 +17,12 @@ import numpy as np
 
 from tacit.datasets import Dataset
 from tacit.events import Event, Gaussian
-from tacit.experiments.scattering import Scattering, group_normalize
+from tacit.experiments.scattering import Scattering, contrast_normalize, group_normalize
 from tacit.experiments.settings import Features
 from tacit.mechanisms import GaussianMechanism
 
 _CHUNK = 2048  # images scattered at a time
-_CACHE_VERSION = 1
+_CACHE_VERSION = 2
 
 
 class Summary(Protocol):
@@ -85,7 +85,7 @@ class PrivatePCA:
         weights = np.where(rows == columns, 1.0, np.sqrt(2.0))
         noisy = np.zeros_like(gram)
         noisy[rows, columns] = self._mechanism.release(gram[rows, columns] * weights, rng) / weights
-        return _directions(noisy, self.components)
+        return _directions(noisy + np.triu(noisy, 1).T, self.components)
 
     def exact(self, x: np.ndarray) -> np.ndarray:
         """The directions without noise. Private."""
@@ -156,7 +156,7 @@ def prepare(
         kept["mean"] = release("mean", needed["mean"], x_train)
         return x_train - kept["mean"], x_test - kept["mean"]
 
-    x_train, x_test = (_pooled(x, settings.pool) for x in (dataset.x_train, dataset.x_test))
+    x_train, x_test = dataset.x_train, dataset.x_test
     if settings.kind in ("pca", "projection"):
         x_train, x_test = centered(*(_scaled_rows(x) for x in (x_train, x_test)))
         directions = random_directions(x_train.shape[1], settings.components)
@@ -185,19 +185,6 @@ def random_directions(inputs: int, components: int) -> np.ndarray:
         )
     draw = np.random.default_rng(20160701).normal(size=(inputs, components))
     return np.linalg.qr(draw)[0].astype(np.float32)
-
-
-def _pooled(images: np.ndarray, side: int) -> np.ndarray:
-    if side == 1:
-        return images
-    if images.ndim != 3 or images.shape[1] % side or images.shape[2] % side:
-        raise ValueError(
-            f"features.pool must divide the size of the images, got {side} for records of shape "
-            f"{images.shape[1:]}."
-        )
-    n, height, width = images.shape
-    squares = images.reshape(n, height // side, side, width // side, side)
-    return squares.mean(axis=(2, 4), dtype=np.float32)
 
 
 def _scaled_rows(x: np.ndarray) -> np.ndarray:
@@ -257,7 +244,8 @@ def _scattered(images: np.ndarray, settings: Features, cache: Path | None) -> np
     if cache is None:
         return np.concatenate([_features(part, scattering, settings) for part in _parts(images)])
     cache.mkdir(parents=True, exist_ok=True, mode=0o700)
-    label = f"{_CACHE_VERSION}|{scattering}|{settings.groups}|{images.shape}|{images.dtype}"
+    how = f"{scattering}|{settings.groups}|{settings.contrast}"
+    label = f"{_CACHE_VERSION}|{how}|{images.shape}|{images.dtype}"
     digest = hashlib.sha256(label.encode() + np.ascontiguousarray(images).tobytes()).hexdigest()
     path = cache / f"{digest[:32]}.npy"
     if not path.is_file():
@@ -291,4 +279,5 @@ def _parts(images: np.ndarray) -> list[np.ndarray]:
 
 def _features(images: np.ndarray, scattering: Scattering, settings: Features) -> np.ndarray:
     scattered = scattering(images)
-    return group_normalize(scattered, settings.groups).reshape(scattered.shape)
+    grouped = group_normalize(scattered, settings.groups).reshape(scattered.shape)
+    return contrast_normalize(grouped, scattering.orders) if settings.contrast else grouped

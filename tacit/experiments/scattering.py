@@ -6,12 +6,14 @@ in Kymatio (arXiv:1812.11214). Tramèr & Boneh 2021 (arXiv:2011.11660) showed th
 layer on them beats private end-to-end networks.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 from scipy import fft
 
+_FAINT, _KEPT = 0.1, 0.3  # variance that is not amplified; share of the common part that is kept
 _CHUNK = 512  # images at a time: bounded memory, and large enough to keep the transforms busy
 
 
@@ -48,6 +50,12 @@ class Scattering:
         """Number of paths of order 0, 1 and 2."""
         J, L = self.scales, self.angles
         return 1 + J * L + L * L * J * (J - 1) // 2
+
+    @property
+    def orders(self) -> tuple[slice, slice, slice]:
+        """The channels of order 0, 1 and 2."""
+        first = 1 + self.scales * self.angles
+        return slice(0, 1), slice(1, first), slice(first, self.channels)
 
     def _scatter(self, x: np.ndarray) -> np.ndarray:
         margin = 2**self.scales  # reflected border, cut off again below
@@ -86,6 +94,25 @@ def group_normalize(features: np.ndarray, groups: int = 27) -> np.ndarray:
     centered = grouped - grouped.mean(axis=2, keepdims=True)
     spread = np.sqrt((centered**2).mean(axis=2, keepdims=True) + 1e-5)
     return (centered / spread).reshape(n, -1).astype(np.float32)
+
+
+def contrast_normalize(features: np.ndarray, orders: Sequence[slice]) -> np.ndarray:
+    """At each place of an image, the channels of one order relative to their mean and spread there.
+
+    Most of what varies between images is how much happens where, in all channels alike; taking most
+    of that off evens out the directions of the features, so that fewer noisy steps learn more.
+    Statistics are of one place of one image: no other record is looked at. Order 0, one channel,
+    stays as it is. Divisive normalization as in Dalal & Triggs 2005 for histograms of gradients.
+    """
+    parts = []
+    for channels in orders:
+        part = features[:, channels]
+        if part.shape[1] > 1:
+            mean = part.mean(axis=1, keepdims=True)
+            spread = np.sqrt(((part - mean) ** 2).mean(axis=1, keepdims=True) + _FAINT)
+            part = (part - (1 - _KEPT) * mean) / spread
+        parts.append(part)
+    return np.concatenate(parts, axis=1).astype(np.float32)
 
 
 @lru_cache(maxsize=4)

@@ -48,12 +48,12 @@ class Features:
 
     kind: str = "none"
     """none, scattering, pca (paid for), or projection (random, free)."""
-    pool: int = 1
-    """Average images over squares of so many pixels first; free."""
     scales: int = 2
     angles: int = 8
     groups: int = 27
     """Groups of channels in which each image's scattering is standardized."""
+    contrast: bool = False
+    """Then standardize the channels at each place of the image; free."""
     components: int = 60
     """Dimensions kept by pca and projection."""
     noise_multiplier: float = 16.0
@@ -63,7 +63,7 @@ class Features:
 
     def __post_init__(self) -> None:
         _one_of("features.kind", self.kind, ("none", "scattering", "pca", "projection"))
-        for name in ("pool", "scales", "angles", "groups", "components"):
+        for name in ("scales", "angles", "groups", "components"):
             _check(whole, f"features.{name}", getattr(self, name), least=1)
         _check(positive, "features.noise_multiplier", self.noise_multiplier)
         _check(non_negative, "features.mean_noise_multiplier", self.mean_noise_multiplier)

@@ -216,13 +216,16 @@ def _metric_by_epoch(metric: str, title: str, private: list[Metric], twin: list[
         x, y = zip(*kept, strict=True)
         return Series(name=name, x=x, y=y, role=role)
 
-    drawn = [series("private", private, Role.PRIVATE)]
-    if twin and metric in twin[0]:
-        drawn.append(series("without privacy", twin, Role.BASELINE))
+    drawn, end = [series("private", private, Role.PRIVATE)], ""
+    beside = [row for row in twin if row["epoch"] <= private[-1]["epoch"] and metric in row]
+    if beside:  # a twin that was trained for longer would press the private run together
+        drawn.append(series("without privacy", beside, Role.BASELINE))
+        last = f"{twin[-1][metric]:.2%}" if metric == "accuracy" else f"{twin[-1][metric]:.4f}"
+        end = f" Without privacy it ends at {last} after {twin[-1]['epoch']:.3g} epochs."
     return Figure(
         name=f"{metric}-by-epoch",
         title=f"{title} on the public test split",
-        caption="Both models see the same records; only one of them keeps them to itself.",
+        caption=f"Both models see the same records; one of them keeps them to itself.{end}",
         x_label="epoch",
         y_label=metric,
         y_percent=metric == "accuracy",

@@ -124,15 +124,6 @@ def test_wrong_sizes_are_refused_in_words():
         prepare(tiny(), Features(kind="pca", components=65), release=refuse)
     with pytest.raises(ValueError, match=r"features.groups must divide the 9 channels"):
         prepare(tiny(), Features(kind="scattering", scales=1, groups=27), release=refuse)
-    with pytest.raises(ValueError, match=r"features.pool must divide the size of the images"):
-        prepare(tiny(), Features(pool=3), release=refuse)
-
-
-def test_pooling_averages_squares_of_pixels():
-    data = tiny()
-    pooled = prepare(data, Features(pool=2), release=refuse).x_train
-    assert pooled.shape == (9, 4, 4)
-    np.testing.assert_allclose(pooled[3, 1, 2], data.x_train[3, 2:4, 4:6].mean(), rtol=1e-6)
 
 
 def test_what_is_centered_has_mean_zero_up_to_noise():
@@ -145,3 +136,11 @@ def test_what_is_centered_has_mean_zero_up_to_noise():
         assert prepared.summaries["mean"].shape in ((8, 8), (64,))
         if kind == "none":
             np.testing.assert_allclose(prepared.x_train.mean(axis=0), 0.0, atol=1e-6)
+
+
+def test_with_little_noise_the_private_directions_are_the_exact_ones():
+    rng = np.random.default_rng(0)
+    turned = np.linalg.qr(rng.normal(size=(6, 6)))[0]  # no direction is a coordinate
+    x = rng.normal(size=(4000, 6)) * [5.0, 4.0, 3.0, 2.0, 1.0, 0.5] @ turned
+    private = PrivatePCA(4, noise_multiplier=0.01)
+    np.testing.assert_allclose(private.release(x, rng), private.exact(x), atol=1e-3)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tacit.experiments.scattering import Scattering, group_normalize
+from tacit.experiments.scattering import Scattering, contrast_normalize, group_normalize
 
 rng = np.random.default_rng(0)
 IMAGES = np.zeros((4, 32, 32), np.float32)
@@ -82,3 +82,22 @@ def test_wrong_shapes_are_explained(shape):
 
 def test_no_images_give_no_features():
     assert Scattering()(np.zeros((0, 28, 28))).shape == (0, 81, 7, 7)
+
+
+def test_contrast_is_relative_to_each_place_of_each_image_alone():
+    rng = np.random.default_rng(0)
+    scattering = Scattering(scales=2, angles=4)
+    features = rng.normal(size=(5, scattering.channels, 3, 3)).astype(np.float32)
+    zeroth, first, second = scattering.orders
+    found = contrast_normalize(features, scattering.orders)
+    np.testing.assert_array_equal(found[:, zeroth], features[:, zeroth])
+    for channels in (first, second):
+        centered = found[:, channels] - found[:, channels].mean(axis=1, keepdims=True)
+        assert 0.5 < centered.std(axis=1).min() < centered.std(axis=1).max() < 1.0
+        louder = features.copy()
+        louder[:, channels] += 7.0
+        moved = contrast_normalize(louder, scattering.orders) - found
+        before = louder[:, channels] - features[:, channels]
+        assert np.abs(moved[:, channels]).mean() < 0.5 * np.abs(before).mean()
+    alone = contrast_normalize(features[2:3], scattering.orders)
+    np.testing.assert_allclose(alone[0], found[2], rtol=1e-6)
