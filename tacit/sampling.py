@@ -204,9 +204,9 @@ def _distinct(n: int, count: int, rng: np.random.Generator) -> Indices:
 
 def _distinct_mask(n: int, count: int, rng: np.random.Generator) -> NDArray[np.bool_]:
     """The same set as marks among `n`: a byte a record, at most eight times the draw."""
-    if 2 * count > n:
-        return ~_distinct_mask(n, n - count, rng)
     chosen = np.zeros(n, np.bool_)
+    if 8 * count > n:  # in one go; it holds 8 bytes a record for a moment
+        chosen[rng.choice(n, count, replace=False, shuffle=False)] = True
     while missing := count - int(np.count_nonzero(chosen)):
         chosen[rng.integers(0, n, size=missing)] = True
     return chosen

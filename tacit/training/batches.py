@@ -125,15 +125,15 @@ class Lots:
 
     def _padded(self, batch: Batch, rows: int) -> Micro:
         if not self.pad:
-            return Micro(batch, None)
-        weights = torch.zeros(self.limit, device=self.records.device)
-        weights[:rows] = 1.0
-        return Micro(pad_rows(batch, self.limit), weights)
+            return Micro(batch, None, rows)
+        weights = torch.ones(self.limit, device=self.records.device)
+        weights[rows:] = 0.0
+        return Micro(pad_rows(batch, self.limit), weights, rows)
 
     def _as_whole(self, indices: Indices, seed: int) -> Micro:
         if not len(indices):
             return Micro(self.records.blank(), torch.zeros(1, device=self.records.device))
-        return Micro(self._fetch(indices, seed), None)
+        return Micro(self._fetch(indices, seed), None, len(indices))
 
     def _fetch(self, indices: Indices, seed: int) -> Batch:
         """Records with the augmentation that a worker would give them."""

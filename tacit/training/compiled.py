@@ -10,8 +10,9 @@ step to step by a factor s without another compilation: clipping g at s C is s t
 at C, so gradients are divided by s at the seed of the backward, and factors multiplied by it.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
@@ -20,21 +21,30 @@ from torch.utils import _pytree as pytree
 from tacit.training.clip_rules import FLOAT32_ROUNDING, Clip
 from tacit.training.clipping import clipped_sum
 from tacit.training.engines.bookkeeping import compute, plan_for
+from tacit.training.engines.recorder import NonFinite
 from tacit.training.schedules import scaled
 from tacit.training.sums import ClippedSum, trainable
 
 Step = Callable[[Tensor, list[Tensor]], list[Tensor]]
 """(seed of the backward, other inputs) -> results of the backward."""
 
+Compiled = Callable[[list[Tensor]], Sequence[Tensor]]
+"""A compiled graph, called as autograd calls its own: with a list, which it empties."""
+
+# Activations that a GPU passes over in the time that the host needs to hear from it.
+_CHEAP_TO_MASK = 2**26
+
 
 class CompiledSum:
     """`clipped_sum` of the book-keeping engine for one model, loss and clip rule, compiled.
 
     Called with a batch, 0/1 weights and the factor by which this step's clip norms differ from the
-    rule's; compiles once for each shape of batch. Private, like `clipped_sum`.
+    rule's; compiles once for each layout of batch. Private, like `clipped_sum`. On a GPU the whole
+    computation is recorded as one CUDA graph and replayed, so it costs one launch.
 
     The compiled sum does not mask examples whose gradient is not finite, which would cost a pass
     over all activations; it says whether there were any, and then the sum is taken again, masked.
+    Only where that pass is cheaper than to let the host wait for the device, it does mask.
     """
 
     def __init__(
@@ -46,21 +56,53 @@ class CompiledSum:
         augmentations: int = 1,
     ) -> None:
         self.model, self.loss_fn, self.clip, self.views = model, loss_fn, clip, augmentations
-        self._steps: dict[Any, Step] = {}
+        self._names = list(trainable(model))
+        self._steps: dict[Any, list[tuple[pytree.TreeSpec, Traced]]] = {}
 
-    def __call__(self, batch: Any, weights: Tensor, scale: float = 1.0) -> ClippedSum:
-        """The clipped sum, at `scale` times the rule's clip norms."""
+    @property
+    def draws(self) -> bool:
+        """Whether the model may draw random numbers: so far as is known from the graphs built."""
+        steps = [step for known in self._steps.values() for _, step in known]
+        return not steps or any(step.draws for step in steps)
+
+    def __call__(
+        self, batch: Any, weights: Tensor, scale: float = 1.0, *, reuse: bool = False
+    ) -> ClippedSum:
+        """The clipped sum, at `scale` times the rule's clip norms.
+
+        With `reuse` it may lie in memory that the next call overwrites.
+        """
         mask = weights > 0
         leaves, structure = pytree.tree_flatten(batch)
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        key = (str(structure), tuple((t.shape, t.dtype, t.device) for t in tensors))
-        if key not in self._steps:
-            self._steps[key] = self._compiled(batch, mask, leaves, structure)
+        step = self._step_for(batch, mask, leaves, structure, tensors)
         factor = torch.full((), scale, device=mask.device)
-        *sums, within, is_finite = self._steps[key](1 / factor, [factor, mask, *tensors])
-        if not is_finite:
+        *sums, within, is_finite = step.run(1 / factor, [factor, mask, *tensors])
+        if not step.masks and not is_finite:
             return self._masked(batch, mask, scale)
-        return ClippedSum(dict(zip(trainable(self.model), sums, strict=True)), within)
+        if mask.is_cuda and not reuse:
+            sums, within = [value.clone() for value in sums], within.clone()
+        return ClippedSum(dict(zip(self._names, sums, strict=True)), within)
+
+    def _step_for(
+        self,
+        batch: Any,
+        mask: Tensor,
+        leaves: list[Any],
+        structure: pytree.TreeSpec,
+        tensors: list[Tensor],
+    ) -> "Traced":
+        key = tuple((t.shape, t.stride(), t.dtype, t.device) for t in tensors)
+        known = self._steps.setdefault(key, [])
+        for seen, step in known:
+            if seen == structure:
+                return step
+        step = self._compiled(batch, mask, leaves, structure)
+        if mask.is_cuda:
+            one = torch.ones((), device=mask.device)
+            step = step._replace(run=Captured(step.run, one, mask, tensors))
+        known.append((structure, step))
+        return step
 
     def _masked(self, batch: Any, mask: Tensor, scale: float) -> ClippedSum:
         clip = scaled(self.clip, [scale] * len(self.clip.clip_norms))
@@ -76,12 +118,14 @@ class CompiledSum:
 
     def _compiled(
         self, batch: Any, mask: Tensor, leaves: list[Any], structure: pytree.TreeSpec
-    ) -> Step:
+    ) -> "Traced":
         parameters = trainable(self.model)
         plan = plan_for(self.model, self.loss_fn, batch, parameters, len(mask), self.views)
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
-        def joint(seed: Tensor, factor: Tensor, mask: Tensor, *given: Tensor) -> list[Tensor]:
+        def joint(
+            nonfinite: NonFinite, seed: Tensor, factor: Tensor, mask: Tensor, *given: Tensor
+        ) -> list[Tensor]:
             replaced = iter(given)
             filled = [next(replaced) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
             total: list[Tensor] = []
@@ -101,12 +145,25 @@ class CompiledSum:
                 self.views,
                 plan,
                 parameters,
-                nonfinite="ignore",
+                nonfinite=nonfinite,
             )
             return [total[0], *found.sums.values(), found.within, clip.is_finite()]
 
         seed, factor = (torch.ones((), device=mask.device) for _ in range(2))
-        return _two_graphs(joint, (seed, factor, mask, *tensors))
+        example = (seed, factor, mask, *tensors)
+        traced = _two_graphs(partial(joint, "ignore"), example)
+        if mask.is_cuda and traced.held < _CHEAP_TO_MASK:
+            traced = _two_graphs(partial(joint, "mask"), example)._replace(masks=True)
+        return traced
+
+
+class Traced(NamedTuple):
+    """A step, ready to run, and what its graphs told."""
+
+    run: Step
+    held: int  # bytes that the forward keeps for the backward
+    draws: bool  # random numbers
+    masks: bool = False  # examples that are not finite
 
 
 class _Rescaled:
@@ -140,8 +197,34 @@ class _Seeded(torch.autograd.Function):
         return g * seed.to(g.dtype), None
 
 
-def _two_graphs(joint: Callable[..., list[Tensor]], example: tuple[Tensor, ...]) -> Step:
-    """`joint(seed, ...)` traced, cut where `seed` enters, and compiled.
+class Captured:
+    """A step recorded once as a CUDA graph, replayed on whatever is copied into its inputs.
+
+    Its results lie where the next call puts them. The graph reads parameters where they are, so
+    the optimizer's steps in place are seen.
+    """
+
+    def __init__(self, step: Step, one: Tensor, mask: Tensor, tensors: list[Tensor]) -> None:
+        self._inputs = [one.clone(), one.clone(), mask.clone(), *(t.clone() for t in tensors)]
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):  # compiles and settles what must not be captured
+            for _ in range(2):
+                step(self._inputs[0], self._inputs[1:])
+        torch.cuda.current_stream().wait_stream(stream)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self._results = step(self._inputs[0], self._inputs[1:])
+
+    def __call__(self, seed: Tensor, others: list[Tensor]) -> list[Tensor]:
+        for mine, given in zip(self._inputs, (seed, *others), strict=True):
+            mine.copy_(given)
+        self._graph.replay()
+        return self._results
+
+
+def _two_graphs(joint: Callable[..., list[Tensor]], example: tuple[Tensor, ...]) -> Traced:
+    """`joint(seed, ...)` traced, cut where `seed` enters, and compiled when first called.
 
     Its first result belongs to the forward and is dropped.
     """
@@ -150,17 +233,47 @@ def _two_graphs(joint: Callable[..., list[Tensor]], example: tuple[Tensor, ...])
     graph, constants = _traced(joint, example)
     forward, backward = min_cut_rematerialization_partition(graph, None, num_fwd_outputs=1)
     names = [node.name for node in forward.graph.nodes if node.op == "placeholder"]
-    first = torch.compile(forward, fullgraph=True, dynamic=False)
-    second = torch.compile(backward, fullgraph=True, dynamic=False)
+    order = [int(name.removeprefix("primals_")) - 1 for name in names]
+    compiled: list[Compiled] = []
 
     @torch.no_grad()
     def step(seed: Tensor, others: list[Tensor]) -> list[Tensor]:
-        inputs = (*constants, *others)
-        primals = {f"primals_{i}": value for i, value in enumerate(inputs, 1)}
-        _, *saved = first(*(primals[name] for name in names))
-        return list(second(*saved, seed))
+        inputs = [*constants, *others]
+        inputs = [inputs[i] for i in order]
+        if not compiled:
+            compiled.append(_compiled(forward, inputs, is_backward=False))
+        saved = list(compiled[0](inputs))[1:]
+        saved.append(seed)
+        if len(compiled) == 1:
+            compiled.append(_compiled(backward, saved, is_backward=True))
+        return list(compiled[1](saved))
 
-    return step
+    return Traced(step, _bytes_held(forward), any(map(_is_random, graph.graph.nodes)))
+
+
+def _bytes_held(forward: fx.GraphModule) -> int:
+    """Size of what the forward computes for the backward."""
+    results = next(node for node in forward.graph.nodes if node.op == "output").args[0]
+    kept = [node.meta["val"] for node in results if node.op != "placeholder"]
+    return sum(value.numel() * value.itemsize for value in kept if isinstance(value, Tensor))
+
+
+def _is_random(node: fx.Node) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def _compiled(graph: fx.GraphModule, inputs: list[Tensor], *, is_backward: bool) -> Compiled:
+    """`graph` compiled for tensors laid out like these; it takes a list, which it empties.
+
+    So each activation is freed after its last use, as in an ordinary compiled backward.
+    `torch.compile` would hold all of them until the end, and check its guards on every call.
+    """
+    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._subclasses import FakeTensorMode
+
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    like = [mode.from_tensor(t) for t in inputs]
+    return compile_fx_inner(graph, like, is_backward=is_backward)
 
 
 def _traced(

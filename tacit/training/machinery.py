@@ -45,14 +45,25 @@ class Clipper:
             views = machinery.augmentations
             self._compiled = CompiledSum(model, loss_fn, clip, augmentations=views)
 
-    def clipped_sum(self, micro: Micro, clip: Clip) -> ClippedSum:
-        """Sum of the clipped gradients of a physical batch. Private."""
+    @property
+    def draws(self) -> bool:
+        """Whether model or augmentation may draw random numbers."""
+        if self._compiled is None or self._machinery.augment is not None:
+            return True
+        return self._compiled.draws
+
+    def clipped_sum(self, micro: Micro, clip: Clip, *, reuse: bool = False) -> ClippedSum:
+        """Sum of the clipped gradients of a physical batch. Private.
+
+        With `reuse` it may lie in memory that the next call overwrites.
+        """
         if self._loss_fn is None:
             raise ValueError("loss_fn must be given for private.step; without it use backward.")
         batch = self._machinery.views(micro.batch)
         if self._compiled is not None:
             assert micro.weights is not None  # compiled batches are padded
-            return self._compiled(batch, micro.weights, clip.clip_norms[0] / self._clip_norm)
+            scale = clip.clip_norms[0] / self._clip_norm
+            return self._compiled(batch, micro.weights, scale, reuse=reuse)
         return clipped_sum(
             self._model,
             self._loss_fn,

@@ -22,6 +22,7 @@ from torch import Tensor
 from tacit._check import whole
 from tacit.mechanisms import GaussianMechanism, GridGaussianMechanism
 from tacit.mechanisms.rng import SecureGenerator, Size
+from tacit.training import kernels
 
 _CHUNK = 1 << 18  # normals drawn from one generator on the CPU: fixed, so threads do not matter
 
@@ -114,6 +115,7 @@ class NoisyMean:
     def __init__(self, key: Key, *, expected_batch: float, secure: bool = False) -> None:
         self._key, self._expected_batch, self._secure = key, expected_batch, secure
         self._buffers: dict[tuple[torch.device, torch.dtype, int], Tensor] = {}
+        self._blocks: kernels.noise.Blocks | None = None
 
     def use(self, key: Key) -> None:
         """Draw by this key from now on."""
@@ -127,13 +129,18 @@ class NoisyMean:
         step: int,
         noise_multiplier: float,
     ) -> list[Tensor]:
-        """Noisy means in the shapes of `sums`; pay first. They stay valid until the next call."""
+        """Noisy means in the shapes of `sums`; pay first. They stay valid until the next call.
+
+        The sums themselves may be overwritten.
+        """
         factor = 1.0 / self._expected_batch  # declared: the drawn size is private
         if noise_multiplier == 0:
             return [total * factor for total in sums]
         if self._secure:
             return self._grid_release(sums, scales, step, noise_multiplier)
         stds = [noise_multiplier * scale * factor for scale in scales]
+        if self._in_place(sums, stds, step, factor):
+            return list(sums)
         views = self._normals(sums, stds, step)
         torch._foreach_add_(views, list(sums), alpha=factor)  # pyright: ignore[reportPrivateImportUsage]  # as torch.optim does
         return views
@@ -147,6 +154,19 @@ class NoisyMean:
         mechanism = kind(noise_multiplier, l2_sensitivity=sensitivity, **size)
         rng = self._key.secure if self._secure else self._key.numpy
         return mechanism.release(np.asarray(counts, float), rng("counts", step)).tolist()
+
+    def _in_place(
+        self, sums: Sequence[Tensor], stds: Sequence[float], step: int, factor: float
+    ) -> bool:
+        """Draw on the device, where the sums lie; False where there is no kernel for it."""
+        if not sums[0].is_cuda:
+            return False
+        if self._blocks is None or not self._blocks.fit(sums, stds):
+            self._blocks = kernels.noise_blocks(sums, stds)
+        if self._blocks is None:
+            return False
+        self._blocks.add_noise(int.from_bytes(self._key.bytes("noise", step, 8)), factor)
+        return True
 
     def _normals(self, sums: Sequence[Tensor], stds: Sequence[float], step: int) -> list[Tensor]:
         """One flat draw per device and dtype, cut into the shapes of `sums`, with these stds."""

@@ -7,6 +7,7 @@ else is attached to either: what leaves the step is `p.grad`.
 
 import uuid
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -73,7 +74,7 @@ class Private:
         self._clip_moves = (1.0,) * len(plan.clip.clip_norms)  # what adaptive clipping learned
         self._bill = Bill(ledger, plan.event, steps=plan.steps, run=uuid.uuid4().hex)
         self._handed_out: _HandedOut | None = None
-        self._sum_so_far: tuple[ClippedSum, Tensor] | None = None
+        self._sum_so_far: tuple[ClippedSum, int] | None = None
         self._loaded_digest: str | None = None  # of the model and optimizer to go on with
         compatible.claim(self, self._parameters, optimizer)
 
@@ -104,26 +105,34 @@ class Private:
         self._check_turn(lot)
         clip = self._clip()
         total, drawn = self._clipped_sum(lot, clip)  # private
-        self._pay_and_add_over_ranks(total, drawn)  # private still
+        drawn = self._pay_and_add_over_ranks(total, drawn)  # private still
         with uninterrupted():
             self._release(total, drawn, clip)
             self._optimizer.step()
 
-    def _clipped_sum(self, lot: Lot, clip: Clip) -> tuple[ClippedSum, Tensor]:
+    def _clipped_sum(self, lot: Lot, clip: Clip) -> tuple[ClippedSum, int]:
         """This rank's part of the clipped sum, and of the number drawn. Private."""
-        with gathered(self._model), seeded(self._lots.seed(lot.step), self._lots.records.device):
-            total, drawn = None, torch.zeros((), device=self._lots.records.device)
-            for micro in lot.micros():
+        with gathered(self._model), self._seeded(lot):
+            total, drawn = None, 0
+            for micro, is_only in _with_only(lot.micros()):
                 for part in in_pieces(
-                    lambda piece: self._clipper.clipped_sum(piece, clip),
+                    lambda piece, micro=micro, is_only=is_only: self._clipper.clipped_sum(
+                        piece, clip, reuse=is_only and piece is micro
+                    ),
                     micro,
                     on_halved=self._lots.lower_limit,
                 ):
                     total = part if total is None else total.__iadd__(part)
-                drawn += _count(micro)
+                drawn += micro.count
             return (ClippedSum.zeros(self._model, clip) if total is None else total), drawn
 
-    def _release(self, total: ClippedSum, drawn: Tensor, clip: Clip) -> None:
+    def _seeded(self, lot: Lot) -> AbstractContextManager[None]:
+        """The randomness of model and augmentation follows the run's key, where there is any."""
+        if not self._clipper.draws:
+            return nullcontext()
+        return seeded(self._lots.seed(lot.step), self._lots.records.device)
+
+    def _release(self, total: ClippedSum, drawn: float, clip: Clip) -> None:
         """Noise once, the declared divisor, the result into `p.grad`; paid for by the caller."""
         multiplier = self.noise_multiplier
         for parameter in self._frozen:
@@ -145,7 +154,7 @@ class Private:
             self._clip_moves = self._plan.adaptive.release(
                 self._clip_moves,
                 total.within.tolist(),
-                float(drawn),
+                drawn,
                 noise=self._noise,
                 step=self.steps_taken,
                 expected_batch=self._plan.expected_batch,
@@ -189,14 +198,14 @@ class Private:
         compatible.check_layers(self._norms)
         compatible.check_losses(losses, n_rows(handed.micro.batch), is_private=True)
         total = handed.recording.clipped_sum(losses)  # private
-        drawn = torch.zeros_like(total.within[0]) + _count(handed.micro)  # private
+        drawn = handed.micro.count  # private
         if self._sum_so_far is not None:
             total, drawn = self._sum_so_far[0] + total, self._sum_so_far[1] + drawn
         for parameter in self._parameters.values():
             parameter.grad = None
         self._sum_so_far = None if handed.is_last else (total, drawn)
         if handed.is_last:
-            self._pay_and_add_over_ranks(total, drawn)
+            drawn = self._pay_and_add_over_ranks(total, drawn)
             with uninterrupted():
                 self._release(total, drawn, handed.recording.clip)
 
@@ -334,8 +343,11 @@ class Private:
         checkpoint.check_digest(self._loaded_digest, self._model, self._optimizer)
         self._loaded_digest = None
 
-    def _pay_and_add_over_ranks(self, total: ClippedSum, drawn: Tensor) -> None:
-        """Pay for this step, then put the sum over all ranks in place of this rank's. Private."""
+    def _pay_and_add_over_ranks(self, total: ClippedSum, drawn: int) -> float:
+        """Pay for this step, then put the sum over all ranks in place of this rank's. Private.
+
+        Returns how many records all ranks drew together.
+        """
         if total.sums.keys() != self._parameters.keys():
             raise RuntimeError(
                 "requires_grad of a parameter was changed during the run. Make a new run instead."
@@ -346,12 +358,18 @@ class Private:
                 self._bill.pay(self.steps_taken)
             except Exception as error:  # raised below: the other ranks must hear of it first
                 failure = error
-        failed = torch.zeros_like(drawn) + (failure is not None)
-        self._ranks.add([*total.sums.values(), total.within, drawn, failed])
+        if self._ranks.size == 1:
+            if failure is not None:
+                raise failure
+            return drawn
+        counts = torch.tensor([drawn, failure is not None], dtype=torch.float64)
+        counts = counts.to(total.within.device)
+        self._ranks.add([*total.sums.values(), total.within, counts])
         if failure is not None:
             raise failure
-        if self._ranks.size > 1 and failed > 0:
+        if counts[1] > 0:
             raise BudgetExceeded("another rank could not pay for this step; nothing was released.")
+        return float(counts[0])
 
 
 class _HandedOut(NamedTuple):
@@ -362,6 +380,12 @@ class _HandedOut(NamedTuple):
     is_last: bool
 
 
-def _count(micro: Micro) -> Tensor | int:
-    """How many records, padding left out. Private."""
-    return n_rows(micro.batch) if micro.weights is None else micro.weights.sum()
+def _with_only(micros: Iterator[Micro]) -> Iterator[tuple[Micro, bool]]:
+    """Each physical batch, and whether the lot has no other."""
+    first, second = next(micros, None), next(micros, None)
+    if first is not None:
+        yield first, second is None
+    if second is not None:
+        yield second, False
+        for micro in micros:
+            yield micro, False

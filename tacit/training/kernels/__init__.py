@@ -7,10 +7,15 @@ write one number for each tile.
 """
 
 import importlib.util
+from collections.abc import Sequence
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from tacit.training.kernels import noise
 
 
 def usable(tensor: Tensor) -> bool:
@@ -48,6 +53,22 @@ def conv2d_instances(
     from tacit.training.kernels import conv
 
     return conv.conv2d_instances(_channels_last(x), _channels_last(g), kernel, stride, padding)
+
+
+def weighted_sum(values: Tensor, factors: Tensor) -> Tensor:
+    """sum_i factors_i values_i in float32; values (examples, size); a factor 0 leaves a row out."""
+    from tacit.training.kernels import weigh
+
+    return weigh.weighted_sum(values, factors)
+
+
+def noise_blocks(tensors: Sequence[Tensor], stds: Sequence[float]) -> "noise.Blocks | None":
+    """Blocks that add noise to all tensors in one launch; None if the kernel cannot take them."""
+    if not all(usable(tensor) for tensor in tensors) or len({t.device for t in tensors}) != 1:
+        return None
+    from tacit.training.kernels import noise
+
+    return noise.Blocks(tensors, stds) if all(noise.takes(t) for t in tensors) else None
 
 
 def _channels_last(tensor: Tensor) -> Tensor:

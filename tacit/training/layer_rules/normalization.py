@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensor
 from torch.nn import functional as F
 
 from tacit.training.layer_rules.pieces import Dense
@@ -210,8 +211,12 @@ def _sizes(x: Tensor) -> tuple[int, int, int]:
 
 
 def _memory_format(x: Tensor) -> torch.memory_format:
-    """The kernel wants the gradient in the memory format its forward saw."""
-    if x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):
+    """The kernel wants the gradient in the memory format its forward saw.
+
+    A GPU's takes contiguous tensors only; the compiler writes its own, for any format.
+    """
+    takes_any = x.device.type == "cpu" or isinstance(x, FakeTensor)
+    if takes_any and x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):
         return torch.channels_last
     return torch.contiguous_format
 

@@ -48,10 +48,12 @@ class Dense:
         return (squared_norm(self.values) if self.squared is None else self.squared), self
 
     def weighted_sum(self, factors: Tensor, keep: Tensor | None) -> Tensor:
-        flat = wide(self.values.reshape(len(factors), -1))
-        if keep is not None:
-            flat = torch.where(keep.unsqueeze(1), flat, 0.0)
-        total = (factors.to(flat.dtype) @ flat).view(self.values.shape[1:])
+        flat = self.values.reshape(len(factors), -1)
+        if kernels.usable(flat) and flat.element_size() == 2:
+            total = kernels.weighted_sum(flat, kept(factors, keep)).view(self.values.shape[1:])
+        else:
+            flat = kept(wide(flat), keep)
+            total = (factors.to(flat.dtype) @ flat).view(self.values.shape[1:])
         return total if self.axes is None else total.permute(self.axes)
 
 
@@ -82,7 +84,7 @@ class Outer:
             positions,
             inputs,
             outputs,
-            item=self.left.element_size(),
+            item=accumulator(self.left.dtype).itemsize,
             stored=positions * (inputs + outputs),
             device=self.left.device,
             fused=kernels.usable(self.left),

@@ -1,0 +1,101 @@
+"""Gaussian noise added to many tensors in place, in one launch (Triton).
+
+Drawing into a buffer and adding it reads and writes everything twice and holds a copy of the model;
+here each number is drawn where it is needed. Numbers come from Philox-4x32-10 (Salmon et al. 2011)
+under a 64-bit key, at a counter that runs through all tensors, and become normal by the transform
+of Box and Muller: the generator, and the tails (6.7 deviations), of torch's own CUDA normals.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def _uniform(word):
+    """A whole number of 32 bits as a float in (0, 1]."""
+    return (word.to(tl.uint32, bitcast=True).to(tl.float32) + 0.5) * 2.3283064365386963e-10
+
+
+@triton.jit
+def _normal_pair(first, second):
+    radius = tl.sqrt(-2.0 * tl.log(_uniform(first)))
+    angle = 6.283185307179586 * _uniform(second)
+    return radius * tl.cos(angle), radius * tl.sin(angle)
+
+
+@triton.jit
+def _add_to(place, z, factor, std, inside):
+    tl.store(place, tl.load(place, mask=inside) * factor + z * std, mask=inside)
+
+
+@triton.jit
+def _noise_kernel(places, counts, counters, stds, key, factor, QUARTER: tl.constexpr):
+    """x <- factor x + std z on one block of up to 4 QUARTER numbers."""
+    block = tl.program_id(0)
+    x = tl.load(places + block).to(tl.pointer_type(tl.float32))
+    count, std = tl.load(counts + block), tl.load(stds + block)
+    lane = tl.arange(0, QUARTER)
+    counter = tl.load(counters + block) + lane
+    words = tl.randint4x(tl.load(key), counter)
+    a, b = _normal_pair(words[0], words[1])
+    c, d = _normal_pair(words[2], words[3])
+    _add_to(x + lane, a, factor, std, lane < count)
+    _add_to(x + lane + QUARTER, b, factor, std, lane + QUARTER < count)
+    _add_to(x + lane + 2 * QUARTER, c, factor, std, lane + 2 * QUARTER < count)
+    _add_to(x + lane + 3 * QUARTER, d, factor, std, lane + 3 * QUARTER < count)
+
+
+class Blocks:
+    """Where the numbers of some tensors lie, cut into blocks of one program each."""
+
+    def __init__(self, tensors: Sequence[Tensor], stds: Sequence[float]) -> None:
+        self._of = identity(tensors, stds)
+        device = tensors[0].device
+        places, counts, sigmas = [], [], []
+        for tensor, std in zip(tensors, stds, strict=True):
+            starts = torch.arange(0, tensor.numel(), 4 * _QUARTER)
+            places.append(tensor.data_ptr() + 4 * starts)
+            counts.append((tensor.numel() - starts).clamp(max=4 * _QUARTER))
+            sigmas.append(torch.full(starts.shape, std))
+        self._places = torch.cat(places).to(device)
+        self._counts = torch.cat(counts).to(torch.int32).to(device)
+        self._stds = torch.cat(sigmas).to(torch.float32).to(device)
+        # Whole blocks of counters: no two numbers share one. 2^32 of them serve 17 G parameters.
+        self._counters = _QUARTER * torch.arange(len(self._places), device=device)
+
+    def fit(self, tensors: Sequence[Tensor], stds: Sequence[float]) -> bool:
+        """Whether these are the same places and deviations."""
+        return self._of == identity(tensors, stds)
+
+    def add_noise(self, key: int, factor: float) -> None:
+        """x <- factor x + std z for every number x."""
+        secret = torch.tensor([key - 2**63], dtype=torch.int64).to(self._places.device)
+        _noise_kernel[(len(self._places),)](
+            self._places, self._counts, self._counters, self._stds, secret, factor,
+            QUARTER=_QUARTER, num_warps=4,
+        )  # fmt: skip
+
+
+def identity(tensors: Sequence[Tensor], stds: Sequence[float]) -> tuple[object, ...]:
+    """What `Blocks` depends on."""
+    return tuple((t.data_ptr(), t.numel(), std) for t, std in zip(tensors, stds, strict=True))
+
+
+def takes(tensor: Tensor) -> bool:
+    """Whether the kernel can add to this tensor: float32 without gaps, in any order of axes."""
+    if tensor.dtype != torch.float32:
+        return False
+    strides = sorted(zip(tensor.stride(), tensor.shape, strict=True))
+    expected = 1
+    for stride, size in strides:
+        if size > 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+_QUARTER = 1024
