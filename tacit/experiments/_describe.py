@@ -12,6 +12,7 @@ from tacit.datasets import Dataset
 from tacit.events import Event, Relation
 from tacit.experiments.evaluate import majority_accuracy
 from tacit.experiments.features import summaries_of
+from tacit.experiments.plan import lot_of
 from tacit.experiments.recipe import Recipe
 from tacit.experiments.run import (
     BASELINE,
@@ -48,14 +49,13 @@ def describe_run(
     seconds: float,
 ) -> Facts:
     """The facts, once everything but facts.json is in the folder."""
-    training, privacy = recipe.training, recipe.privacy
+    privacy = recipe.privacy
     assert privacy.delta is not None  # filled
     relation = Relation(privacy.relation)
     n = len(dataset.x_train)
     seed = recipe.run.seed
     bracket = accounting.bracket(claim, delta=privacy.delta, relation=relation)
-    assert training.batch_size is not None
-    sampling = f"Poisson, rate {training.batch_size / n:.6g}, drawn anew for each step"
+    sampling = f"Poisson, rate {lot_of(recipe) / n:.6g}, drawn anew for each step"
     return Facts(
         event=claim.to_dict(),
         relation=str(relation),

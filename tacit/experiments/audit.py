@@ -29,7 +29,7 @@ from tacit.auditing import (
 )
 from tacit.datasets import Dataset
 from tacit.events import Event, Relation
-from tacit.experiments import data, models
+from tacit.experiments import data, models, plan
 from tacit.experiments.audit_pate import attack_answers
 from tacit.experiments.demonstrate import Demonstrations, demonstrate
 from tacit.experiments.evaluate import evaluate
@@ -165,7 +165,6 @@ def _train(
         return cross_entropy(model(batch[0]), batch[1], reduction="none")
 
     training, n = recipe.training, facts.n_records
-    assert training.batch_size is not None  # the recipe of a run folder is filled
     assert dataset.n_classes is not None
     shape = tuple(prepared.x_train.shape[1:])
     inner = models.build(recipe.model, shape, dataset.n_classes, seed=seed or 0)
@@ -182,7 +181,7 @@ def _train(
         optimizer,
         planted,
         loss_fn,
-        batch_size=round(training.batch_size * n_records / n),
+        batch_size=round(plan.lot_of(recipe) * n_records / n),
         steps=facts.steps,
         clip_norm=training.clip_norm,
         noise_multiplier=float(facts.hyperparameters["noise_multiplier"]),

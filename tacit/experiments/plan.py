@@ -1,5 +1,7 @@
 """What a filled recipe will do to the private records, as an event, and the noise it needs."""
 
+from dataclasses import replace
+
 from tacit import accounting
 from tacit.events import Event, Gaussian, Relation, Repeated, Sequence
 from tacit.experiments.features import summaries_of
@@ -17,13 +19,18 @@ def steps_of(recipe: Recipe, n_records: int) -> int:
     return count_steps(epochs=epochs, steps=None, batch_size=batch, n_records=n_records)
 
 
+def lot_of(recipe: Recipe) -> int:
+    """Expected number of records in one step."""
+    batch = recipe.training.batch_size
+    assert batch is not None  # filled
+    return max(1, batch // recipe.training.shrink)
+
+
 def claim(
     recipe: Recipe, n_records: int, noise_multiplier: float, *, steps: int | None = None
 ) -> Event:
     """The features' release, if they have one, then `steps` steps (default all)."""
-    batch = recipe.training.batch_size
-    assert batch is not None
-    step = Poisson(batch / n_records).amplify(Gaussian(noise_multiplier))
+    step = Poisson(lot_of(recipe) / n_records).amplify(Gaussian(noise_multiplier))
     training = Repeated(step, steps_of(recipe, n_records) if steps is None else steps)
     paid = features_events(recipe, n_records)
     return Sequence((*paid, training)) if paid else training
@@ -35,16 +42,21 @@ def features_events(recipe: Recipe, n_records: int) -> tuple[Event, ...]:
 
 
 def noise_multiplier(recipe: Recipe, n_records: int) -> float:
-    """The least noise of the training with which everything stays within the recipe's epsilon."""
-    privacy = recipe.privacy
+    """The least noise of the training with which everything stays within the recipe's epsilon.
+
+    With `training.shrink`, that noise divided by it: not within the epsilon.
+    """
+    privacy, training = recipe.privacy, recipe.training
     assert privacy.delta is not None
+    whole = replace(recipe, training=replace(training, shrink=1))
     try:
-        return accounting.calibrate(
-            lambda noise: claim(recipe, n_records, noise),
+        noise = accounting.calibrate(
+            lambda noise: claim(whole, n_records, noise),
             epsilon=privacy.epsilon,
             delta=privacy.delta,
             relation=Relation(privacy.relation),
         )
+        return noise / training.shrink
     except ValueError as refusal:
         paid = features_events(recipe, n_records)
         if not paid:

@@ -129,7 +129,7 @@ class Session:
 
     @property
     def expected_batch(self) -> int:
-        """Declared lot size."""
+        """Lot size of the recipe, by which epochs are counted."""
         assert self.recipe.training.batch_size is not None  # filled
         return self.recipe.training.batch_size
 
@@ -214,7 +214,7 @@ class Session:
             self.optimizer,
             self.train_set,
             losses,
-            batch_size=self.expected_batch,
+            batch_size=plan.lot_of(self.recipe),
             steps=plan.steps_of(self.recipe, len(self.dataset.x_train)),
             clip_norm=training.clip_norm,
             noise_multiplier=self.noise,

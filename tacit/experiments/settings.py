@@ -113,6 +113,10 @@ class Training:
     """sgd, or adam (corrected for the noise)."""
     average: float = 0.9
     """Decay of the running mean of the weights that is released; 0 for the last weights."""
+    shrink: int = 1
+    """For cheap tuning on public data: lot and noise divided by this, as many steps. What a step
+    learns depends on lot / noise, so settings that do well here do well in full (Sander, Stock &
+    Sablayrolles 2023, arXiv:2210.03403). Costs far more than the epsilon asked for, and says so."""
     max_microbatch: int | None = None
     """Most rows at once; default by the memory at hand."""
 
@@ -123,6 +127,7 @@ class Training:
         for name in ("learning_rate_end", "decay_epochs"):
             if getattr(self, name) is not None:
                 _check(positive, f"training.{name}", getattr(self, name))
+        _check(whole, "training.shrink", self.shrink, least=1)
         for name in ("batch_size", "max_microbatch"):
             if getattr(self, name) is not None:
                 _check(whole, f"training.{name}", getattr(self, name), least=1)

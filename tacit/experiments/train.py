@@ -87,10 +87,11 @@ def _ledger(recipe: Recipe, folder: RunFolder) -> Ledger:
         return Ledger(privacy.ledger, relation=Relation(privacy.relation))
     assert privacy.delta is not None  # filled
     budget = Budget(privacy.epsilon, privacy.delta)
-    recipe_pays_twice = bool(summaries_of(recipe.features, 1))
+    is_over = recipe.training.shrink > 1  # and meant to be: the bill says by how much
+    is_paid_twice = bool(summaries_of(recipe.features, 1))
     return Ledger(
         folder / LEDGER,
-        budget=None if recipe_pays_twice else budget,
+        budget=None if is_paid_twice or is_over else budget,
         relation=Relation(privacy.relation),
         unit=privacy.unit,
     )

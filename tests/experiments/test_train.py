@@ -173,6 +173,18 @@ def test_paid_features_and_training_share_one_budget(tmp_path):
         )
 
 
+def test_a_shrunk_run_keeps_steps_and_signal_and_states_its_real_price(tmp_path):
+    whole, small = quick().filled(1438), quick(training__shrink=8).filled(1438)
+    assert plan.steps_of(small, 1438) == plan.steps_of(whole, 1438)
+    assert plan.noise_multiplier(small, 1438) == plan.noise_multiplier(whole, 1438) / 8
+    facts = train(small, tmp_path / "run")
+    assert facts.steps == 12
+    assert facts.sampling_used.startswith(f"Poisson, rate {30 / 1438:.6g}")
+    assert facts.epsilon > 2 * facts.epsilon_target
+    claim = plan.claim(small, 1438, facts.hyperparameters["noise_multiplier"])
+    assert facts.claim == claim
+
+
 def test_a_data_sets_own_ledger_pays_and_refuses(tmp_path):
     from tacit.errors import BudgetExceeded
     from tacit.ledger import Budget
