@@ -18,7 +18,7 @@ from tacit.experiments.run import Metric
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-_BATCH, _RATE, _ROWS = 128, 3e-3, 30  # Adam's usual batch; a rate that decays to 0 starts larger
+_BATCH, _ROWS = 128, 30  # Adam's usual batch; rows of metrics at most
 
 
 def train_baseline(recipe: Recipe, dataset: Dataset, cache: Path, *, seed: int) -> list[Metric]:
@@ -37,6 +37,7 @@ def train_baseline(recipe: Recipe, dataset: Dataset, cache: Path, *, seed: int) 
         (torch.from_numpy(prepared.x_train), torch.from_numpy(prepared.y_train)),
         (torch.from_numpy(prepared.x_test), torch.from_numpy(prepared.y_test)),
         steps=recipe.run.baseline_steps,
+        rate=recipe.run.baseline_rate,
         seed=seed,
     )
 
@@ -47,6 +48,7 @@ def fit(
     test: tuple["Tensor", "Tensor"],
     *,
     steps: int,
+    rate: float,
     seed: int,
 ) -> list[Metric]:
     """Metrics of ordinary training: Adam, shuffled batches, rate decayed to 0; at most 30 rows."""
@@ -55,7 +57,7 @@ def fit(
 
     x, y = train
     generator = torch.Generator().manual_seed(seed)
-    optimizer = torch.optim.Adam(model.parameters(), lr=_RATE)
+    optimizer = torch.optim.Adam(model.parameters(), lr=rate)
     an_epoch = math.ceil(len(x) / _BATCH)
     measured = max(an_epoch, -(-steps // _ROWS))
     rows: list[Metric] = []
@@ -65,7 +67,7 @@ def fit(
             order = torch.randperm(len(x), generator=generator)
         batch, order = order[:_BATCH], order[_BATCH:]
         for group in optimizer.param_groups:
-            group["lr"] = _RATE * (1 - (step - 1) / steps)
+            group["lr"] = rate * (1 - (step - 1) / steps)
         optimizer.zero_grad()
         cross_entropy(model(x.index_select(0, batch)), y.index_select(0, batch)).backward()
         optimizer.step()

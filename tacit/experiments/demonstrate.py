@@ -71,7 +71,8 @@ def _twin(released: Released, dataset: Dataset, prepared: Prepared) -> "nn.Modul
     model = models.build(released.recipe.model, shape, dataset.n_classes, seed=0)
     train = torch.from_numpy(prepared.x_train), torch.from_numpy(prepared.y_train)
     few = torch.from_numpy(prepared.x_test[:1]), torch.from_numpy(prepared.y_test[:1])
-    baseline.fit(model, train, few, steps=_TWIN_STEPS, seed=0)
+    rate = released.recipe.run.baseline_rate
+    baseline.fit(model, train, few, steps=_TWIN_STEPS, rate=rate, seed=0)
     return model
 
 

@@ -165,12 +165,15 @@ class Run:
     """How much work an interruption may cost."""
     baseline_steps: int = 3000
     """Length of the non-private twin; 0 for none."""
+    baseline_rate: float = 3e-3
+    """Adam's rate at the twin's start; it falls to 0."""
 
     def __post_init__(self) -> None:
         if self.seed is not None:
             _check(whole, "run.seed", self.seed)
         _check(non_negative, "run.checkpoint_seconds", self.checkpoint_seconds)
         _check(whole, "run.baseline_steps", self.baseline_steps)
+        _check(positive, "run.baseline_rate", self.baseline_rate)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from importlib import resources
 
 import numpy as np
 
@@ -115,7 +116,8 @@ def surface_csv(surface: Surface, x_label: str, y_label: str) -> str:
 
 
 def files(figure: Figure) -> Iterator[tuple[str, str]]:
-    """The data of a figure as CSV files: name and content."""
+    """A figure as files, name and content: the picture as SVG, its data as CSV."""
+    yield f"{figure.name}.svg", to_svg_file(figure)
     yield f"{figure.name}.csv", to_csv(figure)
     if figure.surface is not None:
         content = surface_csv(figure.surface, figure.x_label, figure.y_label)
@@ -142,6 +144,28 @@ def to_svg(figure: Figure) -> str:
         "</svg>",
     ]
     return "\n".join(parts)
+
+
+def to_svg_file(figure: Figure) -> str:
+    """The figure as a file of its own, with the page's colors, its title and its legend."""
+    css = (resources.files("tacit.report") / "page.css").read_text(encoding="utf-8")
+    rows = [f'<text class="label" x="{_LEFT}" y="20" font-weight="600">{html.escape(figure.title)}']
+    rows.append("</text>")
+    x = float(_LEFT)
+    for series in figure.series:
+        rows.append(
+            f'<g class="series {series.role}"><circle cx="{x + 5:.0f}" cy="38" r="4"/></g>'
+            f'<text x="{x + 14:.0f}" y="42">{html.escape(series.name)}</text>'
+        )
+        x += 30 + 6.4 * len(series.name)
+    drawn = to_svg(figure)
+    inner = drawn[drawn.index(">") + 1 : drawn.rindex("</svg>")]
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT + 50}">'
+        f"<style>{css}</style>\n"
+        f'<rect width="{WIDTH}" height="{HEIGHT + 50}" fill="var(--card)"/>\n'
+        f'{"".join(rows)}\n<g transform="translate(0 50)">{inner}</g></svg>\n'
+    )
 
 
 class _Axis:

@@ -5,13 +5,14 @@ import json
 import math
 import re
 from html.parser import HTMLParser
+from xml.etree import ElementTree
 
 import pytest
 from typer.testing import CliRunner
 
 from tacit.cli import app
 from tacit.report import verify
-from tacit.report.figures import Figure, Series, to_csv, to_svg
+from tacit.report.figures import Figure, Series, to_csv, to_svg, to_svg_file
 from tacit.report.page import cautions, promise, strength
 from tacit.report.run_report import page_of, write_report
 
@@ -119,6 +120,14 @@ def test_figures_of_awkward_data_are_finite():
         drawn = to_svg(figure(**changes))
         assert "nan" not in drawn
         assert "inf" not in drawn
+
+
+def test_a_figure_is_a_picture_of_its_own():
+    drawn = ElementTree.fromstring(to_svg_file(figure(title="A & B")))
+    text = " ".join(drawn.itertext())
+    assert "A & B" in text
+    assert "a" in [part.strip() for part in drawn.itertext()], "the legend"
+    assert drawn.tag.endswith("svg")
 
 
 def test_csv_has_a_row_for_every_point():
