@@ -87,7 +87,7 @@ of the PLD bracket of everything that looked at the training records (features t
 included), at the delta shown, records added or removed, lots drawn by Poisson sampling. The twin
 without privacy has the same model and features, Adam, one seed. Published figures are quoted from
 the papers' own accounting. Hyperparameters are in `tacit/experiments/recipes`; they were chosen on
-parts of the training records, never on the test split. The seeds make the noise reproducible, which
+parts of the training records. The seeds make the noise reproducible, which
 is for benchmarks only."""
 
 

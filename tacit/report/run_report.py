@@ -68,11 +68,11 @@ def run_figures(facts: Facts, run: RunFolder) -> tuple[Figure, ...]:
         return answer_figures(facts, private)
     twin = [] if facts.baseline_file is None else run.read_lines(facts.baseline_file)
     figures = []
-    if len(private) > 1:
-        figures.append(_epsilon_by_epoch(facts, private))
     for metric, title in (("accuracy", "Accuracy"), ("auc", "Area under the ROC curve")):
         if private and metric in private[0]:
             figures.append(_metric_by_epoch(metric, title, private, twin))
+    if len(private) > 1:
+        figures.append(_epsilon_by_epoch(facts, private))
     return tuple(figures)
 
 
