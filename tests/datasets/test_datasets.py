@@ -1,6 +1,7 @@
 """Loaders: right shapes, clear errors, and nothing learned from the values."""
 
 import gzip
+import hashlib
 import struct
 
 import numpy as np
@@ -8,7 +9,7 @@ import pandas as pd
 import pytest
 
 from tacit import datasets
-from tacit.datasets import Schema, read_chunks, read_idx, read_table
+from tacit.datasets import Schema, images, read_chunks, read_idx, read_table
 from tacit.datasets.images import _FILES
 
 SCHEMA = """
@@ -30,6 +31,12 @@ at_least = 65
 def write_idx(path, array):
     header = b"\x00\x00\x08" + bytes([array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
     path.write_bytes(gzip.compress(header + array.astype(np.uint8).tobytes()))
+
+
+def write_small_set(folder):
+    for file in _FILES:
+        shape = (4, 28, 28) if "images" in file else (4,)
+        write_idx(folder / f"{file}-ubyte.gz", np.ones(shape))
 
 
 @pytest.fixture
@@ -78,9 +85,7 @@ def test_a_folder_without_the_files_says_which_are_missing(tmp_path):
 
 
 def test_small_idx_files_make_a_data_set(tmp_path):
-    for file in _FILES:
-        shape = (4, 28, 28) if "images" in file else (4,)
-        write_idx(tmp_path / f"{file}-ubyte.gz", np.ones(shape))
+    write_small_set(tmp_path)
     assert datasets.load("mnist", data=tmp_path).x_test.shape == (4, 28, 28)
 
 
@@ -155,3 +160,45 @@ def test_a_threshold_makes_two_classes_and_a_missing_number_is_below(tmp_path):
     assert y.tolist() == [0, 0, 1, 1]
     with pytest.raises(ValueError, match="one of the three"):
         datasets.Schema.parse('target = "a"\n[columns.a]\nat_least = 7\nlower = 0\nupper = 9\n')
+
+
+@pytest.fixture
+def web(tmp_path, monkeypatch):
+    """A web that serves tiny idx files under the addresses of MNIST; the list of what was asked."""
+    monkeypatch.delenv("TACIT_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    served = tmp_path / "served"
+    served.mkdir()
+    write_small_set(served)
+    asked = []
+
+    def urlopen(address, timeout):
+        asked.append(address)
+        return (served / address.rpartition("/")[2]).open("rb")
+
+    monkeypatch.setattr(images.urllib.request, "urlopen", urlopen)
+    sums = [hashlib.sha256((served / f"{file}-ubyte.gz").read_bytes()) for file in _FILES]
+    monkeypatch.setitem(images._SHA256, "mnist", tuple(s.hexdigest() for s in sums))
+    return asked
+
+
+def test_a_set_is_downloaded_once(web):
+    first, second = datasets.load("mnist"), datasets.load("mnist")
+    assert len(web) == 4
+    np.testing.assert_array_equal(first.x_train, second.x_train)
+
+
+def test_a_download_with_another_checksum_is_not_kept(web, monkeypatch, tmp_path):
+    monkeypatch.setitem(images._SHA256, "mnist", ("0" * 64,) * 4)
+    with pytest.raises(ValueError, match="another checksum"):
+        datasets.load("mnist")
+    assert not list((tmp_path / "cache").rglob("*ubyte*"))
+
+
+def test_without_a_network_the_way_out_is_named(web, monkeypatch):
+    def refuse(address, timeout):
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(images.urllib.request, "urlopen", refuse)
+    with pytest.raises(FileNotFoundError, match="Set TACIT_DATA"):
+        datasets.load("mnist")
