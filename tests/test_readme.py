@@ -38,3 +38,8 @@ def test_files_exist(path):
 @pytest.mark.parametrize("target", sorted(set(re.findall(r"make ([\w-]+)", README))))
 def test_make_targets_exist(target):
     assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("path", sorted(set(re.findall(r"\]\(([^):]+)\)", README))))
+def test_links_lead_somewhere(path):
+    assert (ROOT / path).is_file()
