@@ -7,6 +7,9 @@ post-processing and costs nothing more.
 The scheme is that of Li, Cai & Li 2022 (Trans-Lasso) and Tian & Feng 2023 (TransGLM): keep the
 sources that do not raise the target's loss, fit on the pool, correct on the target. Losses are
 quadratic forms in the released moments, and the noise in them has a known size.
+
+What the target releases does not depend on its sources unless they agree with it, so a target whose
+sources are all of another kind gets the very model it would have had alone.
 """
 
 import math
@@ -27,6 +30,8 @@ from tacit.regression.least_squares import minimize_quadratic
 from tacit.regression.statistics import Moments, PrivateRows, from_triangle, triangle
 
 _SCREEN_SHARE = 0.3
+_LIKE_MINDED = 0.5
+"""Cosine of two screens from which a source has a say in the choice of features."""
 _QUANTILE = 0.99
 _ROUNDS = 4
 _WIDE = 100.0
@@ -134,9 +139,14 @@ def release_screen(rows: PrivateRows, y: Floats, plan: DataSetPlan, rng: Rng) ->
 
 
 def choose_features(screens: Many[Floats], n_kept: int) -> NDArray[np.intp]:
-    """Features with the largest scores: half by the target alone, the rest by all data sets."""
-    target, pooled = np.abs(screens[0]), np.abs(np.sum(screens, axis=0))
-    first = np.argsort(-target, kind="stable")[: n_kept // 2]
+    """Features with the largest scores: half by the target, the rest with like-minded sources.
+
+    A source is like-minded if its scores of the target's half point the way of the target's.
+    """
+    target, *sources = screens
+    first = np.argsort(-np.abs(target), kind="stable")[: (n_kept + 1) // 2]
+    like = [s for s in sources if _cosine(s[first], target[first]) >= _LIKE_MINDED]
+    pooled = np.abs(np.sum([target, *like], axis=0))
     pooled[first] = np.inf
     return np.sort(np.argsort(-pooled, kind="stable")[:n_kept])
 
@@ -178,38 +188,57 @@ def transfer(
 ) -> Transfer:
     """The target's model with the help of its informative sources: select, pool, correct.
 
-    `allowance` is the squared distance, in scaled coefficients, that a source may be off by.
-    With no informative source the answer is the target's own fit.
+    `allowance` is the squared distance, in scaled coefficients, that a source may be off by. The
+    answer lies between the target's own fit and that with help, as far as the source most like the
+    target is trusted; with no informative source it is the target's own fit. So a source near the
+    limit of what can be seen is not let in whole or not at all.
     """
-    informative = [
-        k for k, source in enumerate(sources) if agree(target, source, allowance=allowance)
-    ]
-    if not informative:
-        return Transfer(minimize(target, q=q), [])
-    pooled = minimize(pool([target, *(sources[k] for k in informative)]), q=q)
-    return Transfer(pooled + correct(target, pooled, q=q), informative)
+    alone = minimize(target, q=q)
+    trusts = select(target, sources, allowance=allowance)
+    if not trusts:
+        return Transfer(alone, [])
+    pooled = minimize(pool([target, *(sources[k] for k in trusts)]), q=q)
+    helped = pooled + correct(target, pooled, q=q)
+    return Transfer(alone + max(trusts.values()) * (helped - alone), sorted(trusts))
 
 
-def agree(target: Summary, source: Summary, *, allowance: float = 0.0) -> bool:
-    """Whether one linear model explains both data sets as well as their noise lets one tell.
+def select(target: Summary, sources: Many[Summary], *, allowance: float = 0.0) -> dict[int, float]:
+    """Informative sources, by number, and how far each is trusted, above 0 and at most 1.
+
+    Sources most like the target come first. Each must agree with the target, and with the target
+    pooled with those let in before: what they know together shows differences that the target's
+    noise hides. Trust falls from 1 to 0 between the median of a misfit's law and its 0.99 quantile.
+    """
+    median, most = chi2.ppf((0.5, _QUANTILE), len(target.moments.cross)).tolist()
+    misfits = [misfit_of_both(target, source, allowance=allowance) for source in sources]
+    known, trusts = target, {}
+    for k in np.argsort(misfits, kind="stable").tolist():
+        worse = max(misfits[k], misfit_of_both(known, sources[k], allowance=allowance))
+        if worse < most:
+            trusts[k] = min(1.0, (most - worse) / (most - median))
+            known = pool([known, sources[k]])
+    return trusts
+
+
+def misfit_of_both(one: Summary, other: Summary, *, allowance: float = 0.0) -> float:
+    """How badly one linear model explains two data sets, in units of their noise.
 
     At the common truth theta, what is left of the cross moments, cross - gram theta, is noise of
-    known covariance C, so J = sum over both of rest' C^-1 rest has 2 (d + 1) degrees of freedom
-    (Hansen's test of overidentifying restrictions, 1982). Its minimum over theta is compared with
-    the 0.99 quantile; `allowance` adds what a source that far off may add.
+    known covariance C, so J = sum over both of rest' C^-1 rest, at its minimum over theta, is
+    chi-square with 2 (d + 1) - (d + 1) degrees of freedom (Hansen's test of overidentifying
+    restrictions, 1982). `allowance` takes off what an `other` that far away may add.
     """
-    theta: Floats = np.zeros(len(target.moments.cross))
+    theta: Floats = np.zeros(len(one.moments.cross))
     for _ in range(_ROUNDS):  # the covariance depends on theta
-        weights = [np.linalg.inv(s.covariance(theta)) for s in (target, source)]
+        weights = [np.linalg.inv(s.covariance(theta)) for s in (one, other)]
         normal, pull = np.eye(len(theta)) / _WIDE, np.zeros_like(theta)
-        for s, weight in zip((target, source), weights, strict=True):
+        for s, weight in zip((one, other), weights, strict=True):
             normal += s.moments.gram @ weight @ s.moments.gram
             pull += s.moments.gram @ weight @ s.moments.cross
         theta = np.asarray(np.linalg.solve(normal, pull), np.float64)
-    misfit = target.misfit(theta) + source.misfit(theta)
-    weight = np.linalg.inv(source.covariance(theta))
-    reach = np.linalg.eigvalsh(source.moments.gram @ weight @ source.moments.gram)[-1]
-    return misfit <= float(chi2.ppf(_QUANTILE, 2 * len(theta))) + float(reach) * allowance
+    weight = np.linalg.inv(other.covariance(theta))
+    reach = np.linalg.eigvalsh(other.moments.gram @ weight @ other.moments.gram)[-1]
+    return one.misfit(theta) + other.misfit(theta) - float(reach) * allowance
 
 
 def correct(target: Summary, pooled: Floats, *, q: int = 2) -> Floats:
@@ -255,6 +284,11 @@ def minimize(summary: Summary, *, q: int = 2) -> Floats:
     penalties = np.full(len(theta), lam)
     penalties[0] = 0.0
     return _lasso(gram, summary.moments.cross, penalties, start=theta)
+
+
+def _cosine(one: Floats, other: Floats) -> float:
+    """Of two non-zero vectors."""
+    return float(one @ other / np.sqrt((one @ one) * (other @ other)))
 
 
 def _repaired(gram: Floats, ridge: float, floor: float) -> Floats:

@@ -13,7 +13,7 @@ from sklearn.utils.validation import check_is_fitted
 from tacit._check import non_negative, positive, whole
 from tacit.accounting import GDP
 from tacit.events import Event, Relation, Sequence
-from tacit.mechanisms.rng import Rng
+from tacit.mechanisms.rng import Rng, SecureGenerator
 from tacit.regression import _base, pooling
 from tacit.regression._base import Bounds, Box, Floats, Pays
 from tacit.regression.pooling import DataSetPlan, Summary
@@ -233,22 +233,31 @@ class _DataSet(NamedTuple):
 def _release(
     data: Many[_DataSet], plans: Many[DataSetPlan], box: Box, rng: Rng
 ) -> tuple[NDArray[np.intp], list[Summary]]:
-    """Features kept, and the released moments of each data set."""
-    pairs = list(zip(data, plans, strict=True))
+    """Features kept, and the released moments of each data set.
+
+    Each data set has a stream of noise of its own: that of the target does not depend on how many
+    sources there are.
+    """
+    streams = [rng] * len(data) if isinstance(rng, SecureGenerator) else rng.spawn(len(data))
+    triples = list(zip(data, plans, streams, strict=True))
     features = np.arange(len(box.half))
     if plans[0].screen is not None:
         screens = [
             pooling.release_screen(
-                PrivateRows(one.X, box, row_norm=plan.screen_norm), one.y, plan, rng
+                PrivateRows(one.X, box, row_norm=plan.screen_norm), one.y, plan, stream
             )
-            for one, plan in pairs
+            for one, plan, stream in triples
         ]
         features = pooling.choose_features(screens, plans[0].n_kept)
-        pairs = [(_DataSet(one.X[:, features], one.y), plan) for one, plan in pairs]
+        triples = [
+            (_DataSet(one.X[:, features], one.y), plan, stream) for one, plan, stream in triples
+        ]
     inner = box.take(features, plans[0].row_norm)
     return features, [
-        pooling.release_moments(PrivateRows(one.X, inner, row_norm=plan.row_norm), one.y, plan, rng)
-        for one, plan in pairs
+        pooling.release_moments(
+            PrivateRows(one.X, inner, row_norm=plan.row_norm), one.y, plan, stream
+        )
+        for one, plan, stream in triples
     ]
 
 

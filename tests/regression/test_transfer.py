@@ -55,6 +55,37 @@ def test_bad_sources_leave_the_target_its_own_fit(q):
     np.testing.assert_allclose(with_them.coef_, alone.coef_)
 
 
+@pytest.mark.parametrize("q", [1, 2])
+@pytest.mark.parametrize("offset", [0.3, 0.6, 3.0])
+def test_sources_of_another_line_cost_at_most_a_tenth(offset, q):
+    """From offsets that noise hides to plain ones; the mean error over seeds, which are fixed."""
+    errors = np.zeros((100, 2))
+    test = people(300, seed=7)[0]
+    for seed in range(len(errors)):
+        turn = np.random.default_rng(seed).normal(size=2)
+        slope = np.array([2.0, 1.0]) + offset * turn / np.linalg.norm(turn)
+        target = people(2000, seed=1000 + seed)
+        bad = [people(5000, slope=slope, seed=2000 + 10 * seed + k) for k in range(3)]
+        for column, sources in enumerate([bad, []]):
+            model = TransferRegression(**OPTIONS, q=q, random_state=seed)
+            away = model.fit(*target, sources=sources).predict(test) - test @ [2.0, 1.0] - 1
+            errors[seed, column] = np.mean(away**2)
+    helped, alone = errors.mean(axis=0)
+    assert helped <= 1.1 * alone
+
+
+def test_what_the_target_releases_does_not_depend_on_unlike_sources():
+    """More features than are kept: those of the target alone are kept, with the same noise."""
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-1, 1, (20_000, 60))
+    target, other = (X, X[:, 7] - X[:, 21]), (X[::-1], X[::-1, 40] - X[::-1, 50])
+    options = {"bounds": (-1, 1), "target_bounds": (-2, 2), "max_features": 6, "random_state": 0}
+    alone = TransferRegression(epsilon=2.0, **options).fit(*target)
+    beside = TransferRegression(epsilon=2.0, **options).fit(*target, sources=[other, other])
+    assert beside.informative_ == []
+    np.testing.assert_array_equal(beside.coef_, alone.coef_)
+
+
 def test_a_wide_allowance_lets_a_distant_source_in():
     near = [people(5000, slope=(2.3, 1.0), seed=1)]
     assert fitted(near, epsilon=20.0, h=0.0).informative_ == []
