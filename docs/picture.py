@@ -17,7 +17,10 @@ def main() -> None:
     program = find_browser()
     if program is None:
         sys.exit("needs chromium or chrome on the path, or its path in TACIT_BROWSER")
-    with tempfile.TemporaryDirectory() as profile, Browser(program, Path(profile)) as browser:
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile,
+        Browser(program, Path(profile)) as browser,
+    ):
         browser.open(Path(sys.argv[1]).resolve(), scheme="light", width=WIDTH, height=HEIGHT)
         clip = {"x": 0, "y": 0, "width": WIDTH, "height": HEIGHT, "scale": 1}
         shot = browser.call("Page.captureScreenshot", clip=clip)
