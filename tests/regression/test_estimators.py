@@ -108,6 +108,8 @@ def test_a_fit_may_spend_a_budget_to_the_last(model, relation):
 FAULTS = {
     "nan": lambda X, y: (np.where(X[0, 0] == X, np.nan, X), y),
     "inf": lambda X, y: (np.where(X[0, 0] == X, np.inf, X), y),
+    "nan target": lambda X, y: (X, np.where(np.arange(len(y)) == 3, np.nan, y)),
+    "inf target": lambda X, y: (X, np.where(np.arange(len(y)) == 3, np.inf, y)),
     "shape": lambda X, y: (X, y[:-1]),
     "flat": lambda X, y: (X[:, 0], y),
     "mixed": lambda X, y: (np.where(X[0, 0] == X, f"secret {X[0, 0]:.4f}", X).astype(object), y),

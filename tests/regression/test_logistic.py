@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 from scipy.special import expit
 
+import tacit
 from tacit.events import Relation
 from tacit.mechanisms import generator
 from tacit.regression import Bounds, LogisticRegression, likelihood
@@ -47,10 +48,12 @@ def test_declared_classes_may_be_absent_from_the_data():
         LogisticRegression(bounds=(0, 10), classes=[1, 2]).fit(X, y)
 
 
-def test_one_class_is_an_error():
+def test_one_class_is_an_error_and_costs_nothing():
     X, y = coins(100)
+    ledger = tacit.Ledger()
     with pytest.raises(ValueError, match="at least two classes"):
-        LogisticRegression(bounds=(0, 10)).fit(X, np.ones_like(y))
+        LogisticRegression(bounds=(0, 10), ledger=ledger).fit(X, np.ones_like(y))
+    assert ledger.history() == []
 
 
 def plan(**changes):
