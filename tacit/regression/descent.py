@@ -23,6 +23,7 @@ from tacit.regression._base import Floats
 from tacit.regression.statistics import PrivateRows, from_triangle, triangle
 from tacit.sampling import Poisson
 
+# What other values cost is in benchmarks/regression_tuning.py.
 _GRAM_SHARE = 0.15
 _GRAM_NOISE = 0.03
 """Relative noise of the Gram matrix that is good enough to set step lengths by."""

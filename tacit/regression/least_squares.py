@@ -20,9 +20,13 @@ from tacit.regression._base import Floats
 from tacit.regression.descent import GradientPlan, descend, plan_descent, spread
 from tacit.regression.statistics import Moments, PrivateRows, from_triangle, triangle
 
+# Constants of schedules and rules below: benchmarks/regression_tuning.py shows what others cost, on
+# data sets that no other benchmark reports.
 _ADASSP_SHARES = (0.05, 0.475, 0.475)
 _SURE = 1.645
 """Normal quantile at 0.95: how sure AdaSSP is that its bound on the smallest eigenvalue holds."""
+_AVERAGED = 6
+"""Last steps of a descent that are averaged."""
 _TIGHTEST_CLIP, _WIDEST_CLIP = 0.5, 1.5
 _CLIP_NOISE = 0.003
 """Noise of a step, over its largest signal, at which residuals are clipped at 1."""
@@ -37,11 +41,16 @@ class FunctionalPlan:
     """Laplace noise for the coefficients of J = theta' A theta + b' theta + c; c is dropped.
 
     A = sum z z', b = -2 sum y z. What one record contributes in L1 norm, and twice that if it is
-    replaced:
+    replaced, except where it says less:
 
     * tight, A: sum over j of |x_j| + |x_j^2 - 1/2|, and over i < j of |x_i x_j|, is at most
       d + d/2 + d(d-1)/2 = d(d+2)/2. One triangle is released because A is symmetric; the entry
       x_0 x_0 is the public number of records; x_j^2 lies in [0, 1], so it is released around 1/2.
+      Replaced, x by w: (d+2)/(d+1) times that. With a = |x - w| and b = |x + w|, a_j + b_j <= 2, an
+      entry x_i x_j - w_i w_j is at most (a_i b_j + b_i a_j) / 2 and x_j^2 - w_j^2 is a_j b_j. These
+      sum, with a_j for x_j - w_j, to at most A + AB/2 + sum a_j b_j / 2, A and B the sums of a and
+      b; at b = 2 - a, and with sum a_j^2 >= A^2 / d, to (d+2) A - A^2 (d+1) / 2d, whose largest
+      value is d(d+2)^2 / 2(d+1).
     * tight, b: 2 |y| (1 + sum |x_j|) <= 2(d+1).
     * published (Zhang et al. 2012, VLDB 5(11), section 4.2): (d+1)^2 and 2(d+1), counting every
       entry of A twice and the constant one as well.
@@ -102,17 +111,25 @@ def plan_functional(
     """
     d = n_features
     if analysis == "tight":
-        size_a, sensitivity_a = d + d * (d + 1) // 2, d * (d + 2) / 2
+        size_a, sensitivity_a, factor_a = d + d * (d + 1) // 2, d * (d + 2) / 2, (d + 2) / (d + 1)
     else:
-        size_a, sensitivity_a = (d + 1) * (d + 2) // 2, float((d + 1) ** 2)
-    size_b, sensitivity_b = d + 1, 2.0 * (d + 1)
-    weight_a = (size_a * sensitivity_a**2) ** (1 / 3)
-    weight_b = (size_b * sensitivity_b**2) ** (1 / 3)
+        size_a, sensitivity_a, factor_a = (d + 1) * (d + 2) // 2, float((d + 1) ** 2), 2.0
+    size_b, sensitivity_b, factor_b = d + 1, 2.0 * (d + 1), 2.0
+    moves_a, moves_b = (factor_a, factor_b) if relation is Relation.REPLACE_ONE else (1.0, 1.0)
+    weight_a = (size_a * (moves_a * sensitivity_a) ** 2) ** (1 / 3)
+    weight_b = (size_b * (moves_b * sensitivity_b) ** 2) ** (1 / 3)
     share = weight_a / (weight_a + weight_b) if split is None else split
-    moves = _base.SLACK * (2.0 if relation is Relation.REPLACE_ONE else 1.0)
     return FunctionalPlan(
-        quadratic=LaplaceMechanism(moves / (epsilon * share), l1_sensitivity=sensitivity_a),
-        linear=LaplaceMechanism(moves / (epsilon * (1 - share)), l1_sensitivity=sensitivity_b),
+        quadratic=LaplaceMechanism(
+            _base.SLACK * moves_a / (epsilon * share),
+            l1_sensitivity=sensitivity_a,
+            replace_factor=factor_a,
+        ),
+        linear=LaplaceMechanism(
+            _base.SLACK * moves_b / (epsilon * (1 - share)),
+            l1_sensitivity=sensitivity_b,
+            replace_factor=factor_b,
+        ),
         analysis=analysis,
     )
 
@@ -282,7 +299,7 @@ def fit_gradient(
         lambda theta: rows.pull(theta, push),
         start=np.zeros(rows.n_features + 1),
         curvature=1.0,
-        averaged=6,
+        averaged=_AVERAGED,
         n_records=n_records,
         rng=rng,
     )

@@ -23,6 +23,8 @@ from tacit.regression.descent import GradientPlan, descend, plan_descent
 from tacit.regression.statistics import PrivateRows
 from tacit.sampling import Poisson
 
+_AVERAGED = 4
+"""Last steps of a descent that are averaged."""
 _SGD_EPOCHS = 10
 _CURVATURE_SHARE = 0.1
 """Part of epsilon that objective perturbation gives to the change of curvature."""
@@ -201,7 +203,7 @@ def fit_gradient(
         lambda theta: _private_gradient(rows, labels, theta, plan.residual_clip, n_classes),
         start=np.zeros(size if n_classes == 2 else (size, n_classes)),
         curvature=0.25 if n_classes == 2 else 0.5,
-        averaged=4,
+        averaged=_AVERAGED,
         n_records=n_records,
         rng=rng,
     )

@@ -76,8 +76,9 @@ def test_the_event_costs_no_more_than_the_budget(model, relation):
     fitted = clone(model).set_params(relation=relation, epsilon=0.8).fit(*some_data())
     if model.delta == 0:
         parts = fitted.event_.parts
-        moves = 2 if relation is Relation.REPLACE_ONE else 1
-        assert sum(moves / part.noise_multiplier for part in parts) <= 0.8
+        moves = [p.replace_factor if relation is Relation.REPLACE_ONE else 1.0 for p in parts]
+        spent = sum(m / part.noise_multiplier for m, part in zip(moves, parts, strict=True))
+        assert spent <= 0.8
     elif getattr(model, "method", None) not in ("sgd", "objective"):
         assert GDP().epsilon(fitted.event_, delta=1e-6, relation=relation) <= 0.8
     else:

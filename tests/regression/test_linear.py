@@ -63,4 +63,4 @@ def test_replacing_a_record_costs_more_noise_than_adding_one():
         .noise_multiplier
         for relation in ("add_remove", "replace_one")
     ]
-    assert events[1] == pytest.approx(2 * events[0])
+    assert events[0] < events[1] < 2 * events[0]
