@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
+from torch._guards import detect_fake_mode
+from torch._subclasses import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from tacit.training.clip_rules import FLOAT32_ROUNDING, Clip
-from tacit.training.clipping import clipped_sum
 from tacit.training.engines.bookkeeping import compute, plan_for
 from tacit.training.engines.recorder import NonFinite
-from tacit.training.schedules import scaled
 from tacit.training.sums import ClippedSum, trainable
 
 Step = Callable[[Tensor, list[Tensor]], list[Tensor]]
@@ -43,8 +43,8 @@ class CompiledSum:
     computation is recorded as one CUDA graph and replayed, so it costs one launch.
 
     The compiled sum does not mask examples whose gradient is not finite, which would cost a pass
-    over all activations; it says whether there were any, and then the sum is taken again, masked.
-    Only where that pass is cheaper than to let the host wait for the device, it does mask.
+    over all activations: `is_finite` of its result says whether it can be used. Only where that
+    pass is cheaper than to let the host wait for the device, it does mask.
     """
 
     def __init__(
@@ -78,11 +78,10 @@ class CompiledSum:
         step = self._step_for(batch, mask, leaves, structure, tensors)
         factor = torch.full((), scale, device=mask.device)
         *sums, within, is_finite = step.run(1 / factor, [factor, mask, *tensors])
-        if not step.masks and not is_finite:
-            return self._masked(batch, mask, scale)
         if mask.is_cuda and not reuse:
-            sums, within = [value.clone() for value in sums], within.clone()
-        return ClippedSum(dict(zip(self._names, sums, strict=True)), within)
+            *sums, within, is_finite = (t.clone() for t in (*sums, within, is_finite))
+        named = dict(zip(self._names, sums, strict=True))
+        return ClippedSum(named, within, None if step.masks else is_finite)
 
     def _step_for(
         self,
@@ -103,18 +102,6 @@ class CompiledSum:
             step = step._replace(run=Captured(step.run, one, mask, tensors))
         known.append((structure, step))
         return step
-
-    def _masked(self, batch: Any, mask: Tensor, scale: float) -> ClippedSum:
-        clip = scaled(self.clip, [scale] * len(self.clip.clip_norms))
-        return clipped_sum(
-            self.model,
-            self.loss_fn,
-            batch,
-            clip,
-            engine="bookkeeping",
-            weights=mask,
-            augmentations=self.views,
-        )
 
     def _compiled(
         self, batch: Any, mask: Tensor, leaves: list[Any], structure: pytree.TreeSpec
@@ -229,8 +216,13 @@ def _two_graphs(joint: Callable[..., list[Tensor]], example: tuple[Tensor, ...])
     Its first result belongs to the forward and is dropped.
     """
     from functorch.compile import min_cut_rematerialization_partition
+    from torch._inductor.fx_passes.joint_graph import joint_graph_passes
+    from torch._inductor.virtualized import V
 
-    graph, constants = _traced(joint, example)
+    graph, constants, mode = _traced(joint, example)
+    draws = any(map(_is_random, graph.graph.nodes))
+    with V.set_fake_mode(mode):
+        graph = joint_graph_passes(graph)
     forward, backward = min_cut_rematerialization_partition(graph, None, num_fwd_outputs=1)
     names = [node.name for node in forward.graph.nodes if node.op == "placeholder"]
     order = [int(name.removeprefix("primals_")) - 1 for name in names]
@@ -248,7 +240,7 @@ def _two_graphs(joint: Callable[..., list[Tensor]], example: tuple[Tensor, ...])
             compiled.append(_compiled(backward, saved, is_backward=True))
         return list(compiled[1](saved))
 
-    return Traced(step, _bytes_held(forward), any(map(_is_random, graph.graph.nodes)))
+    return Traced(step, _bytes_held(forward), draws)
 
 
 def _bytes_held(forward: fx.GraphModule) -> int:
@@ -269,7 +261,6 @@ def _compiled(graph: fx.GraphModule, inputs: list[Tensor], *, is_backward: bool)
     `torch.compile` would hold all of them until the end, and check its guards on every call.
     """
     from torch._inductor.compile_fx import compile_fx_inner
-    from torch._subclasses import FakeTensorMode
 
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     like = [mode.from_tensor(t) for t in inputs]
@@ -278,8 +269,10 @@ def _compiled(graph: fx.GraphModule, inputs: list[Tensor], *, is_backward: bool)
 
 def _traced(
     joint: Callable[..., list[Tensor]], example: tuple[Tensor, ...]
-) -> tuple[fx.GraphModule, list[Tensor]]:
-    """The graph of (constants, mask, tensors, seed), and the constants: the model's tensors.
+) -> tuple[fx.GraphModule, list[Tensor], FakeTensorMode | None]:
+    """The graph of (constants, mask, tensors, seed); the constants, which are the model's tensors.
+
+    And the mode under which its shapes were found.
 
     Traced twice: as the engine runs it, then without operations in place and with the compiler's
     own decompositions, so that the partitioner can recompute pointwise work.
@@ -308,7 +301,7 @@ def _traced(
     _rename(inputs[-1], "tangents_1")
     graph.graph.eliminate_dead_code()
     graph.recompile()
-    return graph, constants
+    return graph, constants, detect_fake_mode([node.meta["val"] for node in inputs])
 
 
 def _lift(module: fx.GraphModule) -> list[Tensor]:

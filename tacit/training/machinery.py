@@ -52,15 +52,18 @@ class Clipper:
             return True
         return self._compiled.draws
 
-    def clipped_sum(self, micro: Micro, clip: Clip, *, reuse: bool = False) -> ClippedSum:
+    def clipped_sum(
+        self, micro: Micro, clip: Clip, *, reuse: bool = False, masked: bool = False
+    ) -> ClippedSum:
         """Sum of the clipped gradients of a physical batch. Private.
 
-        With `reuse` it may lie in memory that the next call overwrites.
+        With `reuse` it may lie in memory that the next call overwrites; with `masked` no example
+        spoils it, which `is_finite` of the result would tell otherwise.
         """
         if self._loss_fn is None:
             raise ValueError("loss_fn must be given for private.step; without it use backward.")
         batch = self._machinery.views(micro.batch)
-        if self._compiled is not None:
+        if self._compiled is not None and not masked:
             assert micro.weights is not None  # compiled batches are padded
             scale = clip.clip_norms[0] / self._clip_norm
             return self._compiled(batch, micro.weights, scale, reuse=reuse)

@@ -112,12 +112,18 @@ class Private:
 
     def _clipped_sum(self, lot: Lot, clip: Clip) -> tuple[ClippedSum, int]:
         """This rank's part of the clipped sum, and of the number drawn. Private."""
+        total, drawn = self._sum_over(lot, clip)
+        if total.is_finite is not None and not total.is_finite:
+            return self._sum_over(lot, clip, masked=True)
+        return total, drawn
+
+    def _sum_over(self, lot: Lot, clip: Clip, *, masked: bool = False) -> tuple[ClippedSum, int]:
         with gathered(self._model), self._seeded(lot):
             total, drawn = None, 0
-            for micro, is_only in _with_only(lot.micros()):
+            for micro, reuse in _with_reuse(lot.micros()):
                 for part in in_pieces(
-                    lambda piece, micro=micro, is_only=is_only: self._clipper.clipped_sum(
-                        piece, clip, reuse=is_only and piece is micro
+                    lambda piece, micro=micro, reuse=reuse: self._clipper.clipped_sum(
+                        piece, clip, reuse=reuse and piece is micro, masked=masked
                     ),
                     micro,
                     on_halved=self._lots.lower_limit,
@@ -380,12 +386,15 @@ class _HandedOut(NamedTuple):
     is_last: bool
 
 
-def _with_only(micros: Iterator[Micro]) -> Iterator[tuple[Micro, bool]]:
-    """Each physical batch, and whether the lot has no other."""
+def _with_reuse(micros: Iterator[Micro]) -> Iterator[tuple[Micro, bool]]:
+    """Each physical batch, and whether its sum is done with before the next one is computed.
+
+    Only the first sum stays, if others are to be added to it.
+    """
     first, second = next(micros, None), next(micros, None)
     if first is not None:
         yield first, second is None
     if second is not None:
-        yield second, False
+        yield second, True
         for micro in micros:
-            yield micro, False
+            yield micro, True

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from tacit.training import make_private
 from tacit.training.clipping import Flat, clipped_sum
 from tacit.training.compiled import CompiledSum
 
@@ -62,14 +63,39 @@ def test_the_optimizers_steps_are_seen(setting):
     assert relative(compiled(batch, weights), clipped_sum(model, losses, batch, Flat(0.5))) < 1e-5
 
 
-def test_a_row_that_is_not_finite_adds_zero(setting):
-    model, (x, y), compiled = setting
+def test_a_row_that_is_not_finite_is_told(setting):
+    _, (x, y), compiled = setting
+    assert compiled((x, y), torch.ones(6)).is_finite
     spoiled = x.clone()
     spoiled[2] = float("nan")
-    weights = torch.ones(6)
-    rest = torch.tensor([1.0, 1, 0, 1, 1, 1])
-    wanted = clipped_sum(model, losses, (x, y), Flat(0.5), weights=rest)
-    assert relative(compiled((spoiled, y), weights), wanted) < 1e-5
+    assert not compiled((spoiled, y), torch.ones(6)).is_finite
+
+
+def test_a_record_that_is_not_finite_adds_nothing_to_a_compiled_run():
+    x, y = torch.randn(24, 1, 8, 8), torch.randint(0, 3, (24,))
+    x[5] = float("nan")
+    ends = []
+    for is_compiled in (False, True):
+        model = network()
+        private = make_private(
+            model,
+            torch.optim.SGD(model.parameters(), lr=0.5),
+            (x, y),
+            losses,
+            batch_size=24,
+            steps=3,
+            clip_norm=0.5,
+            noise_multiplier=0.0,
+            max_microbatch=10,
+            compile=is_compiled,
+            check=False,
+            seed=1,
+        )
+        for lot in private:
+            private.step(lot)
+        ends.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    assert torch.isfinite(ends[0]).all()
+    assert torch.allclose(*ends, atol=1e-5)
 
 
 def test_another_shape_is_compiled_anew(setting):

@@ -36,7 +36,7 @@ def _add_to(place, z, factor, std, inside):
 def _noise_kernel(places, counts, counters, stds, key, factor, QUARTER: tl.constexpr):
     """x <- factor x + std z on one block of up to 4 QUARTER numbers."""
     block = tl.program_id(0)
-    x = tl.load(places + block).to(tl.pointer_type(tl.float32))
+    x = tl.multiple_of(tl.load(places + block).to(tl.pointer_type(tl.float32)), 4)
     count, std = tl.load(counts + block), tl.load(stds + block)
     lane = tl.arange(0, QUARTER)
     counter = tl.load(counters + block) + lane
@@ -73,7 +73,8 @@ class Blocks:
 
     def add_noise(self, key: int, factor: float) -> None:
         """x <- factor x + std z for every number x."""
-        secret = torch.tensor([key - 2**63], dtype=torch.int64).to(self._places.device)
+        secret = torch.tensor([key - 2**63], dtype=torch.int64)
+        secret = secret.to(self._places.device, non_blocking=True)  # the host goes on
         _noise_kernel[(len(self._places),)](
             self._places, self._counts, self._counters, self._stds, secret, factor,
             QUARTER=_QUARTER, num_warps=4,
@@ -87,7 +88,7 @@ def identity(tensors: Sequence[Tensor], stds: Sequence[float]) -> tuple[object, 
 
 def takes(tensor: Tensor) -> bool:
     """Whether the kernel can add to this tensor: float32 without gaps, in any order of axes."""
-    if tensor.dtype != torch.float32:
+    if tensor.dtype != torch.float32 or tensor.data_ptr() % 16:
         return False
     strides = sorted(zip(tensor.stride(), tensor.shape, strict=True))
     expected = 1

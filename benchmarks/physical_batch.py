@@ -1,0 +1,112 @@
+"""The largest physical batch before memory runs out, private beside ordinary, on a GPU.
+
+    python benchmarks/physical_batch.py [--workloads gpt2 wrn-16-4]
+
+Each pair of workload and method has a process of its own that may use a fixed part of the device's
+memory. The largest batch whose step fits (forward, backward, optimizer) is found by bisection, to
+within two percent. Both sides run eagerly.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from typing import Any
+
+from _results import table, write
+
+LIMITS = {"mlp": 1, "cnn-2048": 2, "lstm": 2, "wrn-16-4": 8, "gpt2": 24, "gpt2-lora": 24}  # GiB
+METHODS = ("plain", "tacit")
+
+
+def main() -> None:
+    """Bisect in processes and write results/physical-batch.md."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--workloads", nargs="*", default=list(LIMITS))
+    parser.add_argument("--one", nargs=2, metavar=("WORKLOAD", "METHOD"))
+    arguments = parser.parse_args()
+    if arguments.one:
+        print("LARGEST", json.dumps(largest(*arguments.one)))
+        return
+    rows = []
+    for workload in arguments.workloads:
+        plain, tacit = (in_process(workload, method) for method in METHODS)
+        rows.append([workload, LIMITS[workload], plain, tacit, f"{tacit / plain:.2f}"])
+        print(*rows[-1], flush=True)
+    write(
+        "physical-batch",
+        "The largest physical batch before memory runs out",
+        ("tacit", "torch"),
+        table(["workload", "GiB allowed", "plain", "tacit", "ratio"], rows),
+    )
+
+
+def in_process(workload: str, method: str) -> int:
+    command = [sys.executable, __file__, "--one", workload, method]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    line = next(line for line in done.stdout.splitlines() if line.startswith("LARGEST "))
+    return int(json.loads(line.removeprefix("LARGEST ")))
+
+
+def largest(workload: str, method: str) -> int:
+    """Rows of the largest batch that fits."""
+    import torch
+    from _models import WORKLOADS
+
+    work, device = WORKLOADS[workload], torch.device("cuda")
+    total = torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.set_per_process_memory_fraction(LIMITS[workload] * 2**30 / total)
+    model = work.build().to(device)
+    if work.channels_last:
+        model = model.to(memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.0)
+    low, high = 1, 2
+    while fits(work, model, optimizer, method, high):
+        low, high = high, 2 * high
+    while high - low > max(1, low // 50):
+        middle = (low + high) // 2
+        if fits(work, model, optimizer, method, middle):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def fits(work: Any, model: Any, optimizer: Any, method: str, rows: int) -> bool:
+    import torch
+
+    try:
+        one_step(work, model, optimizer, method, rows)
+        torch.cuda.synchronize()
+    except torch.OutOfMemoryError:
+        return False
+    finally:
+        optimizer.zero_grad()
+        torch.cuda.empty_cache()
+    return True
+
+
+def one_step(work: Any, model: Any, optimizer: Any, method: str, rows: int) -> None:
+    import torch
+
+    from tacit.training.clipping import Flat, clipped_sum
+
+    def losses(model: Any, batch: Any) -> Any:
+        with torch.autocast("cuda", torch.bfloat16, enabled=work.autocast):
+            return work.losses(model, batch)
+
+    batch = work.batch(rows, torch.device("cuda"))
+    if work.channels_last:
+        batch = (batch[0].to(memory_format=torch.channels_last), batch[1])
+    if method == "plain":
+        losses(model, batch).sum().backward()
+    else:
+        total = clipped_sum(model, losses, batch, Flat(1.0), engine="bookkeeping")
+        for name, p in model.named_parameters():
+            if p.requires_grad:
+                p.grad = total.sums[name]
+    optimizer.step()
+
+
+if __name__ == "__main__":
+    main()
