@@ -56,7 +56,7 @@ class CompiledSum:
         augmentations: int = 1,
     ) -> None:
         self.model, self.loss_fn, self.clip, self.views = model, loss_fn, clip, augmentations
-        self._names = list(trainable(model))
+        self._names, self._places = list(trainable(model)), list[int]()
         self._steps: dict[Any, list[tuple[pytree.TreeSpec, Traced]]] = {}
 
     @property
@@ -91,6 +91,10 @@ class CompiledSum:
         structure: pytree.TreeSpec,
         tensors: list[Tensor],
     ) -> "Traced":
+        places = [p.data_ptr() for p in self.model.parameters()]
+        if places != self._places:  # the graphs read the parameters where they were
+            self._steps.clear()
+            self._places = places
         key = tuple((t.shape, t.stride(), t.dtype, t.device) for t in tensors)
         known = self._steps.setdefault(key, [])
         for seen, step in known:

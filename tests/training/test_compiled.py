@@ -63,6 +63,14 @@ def test_the_optimizers_steps_are_seen(setting):
     assert relative(compiled(batch, weights), clipped_sum(model, losses, batch, Flat(0.5))) < 1e-5
 
 
+def test_parameters_that_moved_are_found_again(setting):
+    model, batch, compiled = setting
+    for p in model.parameters():
+        p.data = p.data + 0.1  # another tensor, as after model.to(...)
+    wanted = clipped_sum(model, losses, batch, Flat(0.5))
+    assert relative(compiled(batch, torch.ones(6)), wanted) < 1e-5
+
+
 def test_a_row_that_is_not_finite_is_told(setting):
     _, (x, y), compiled = setting
     assert compiled((x, y), torch.ones(6)).is_finite
