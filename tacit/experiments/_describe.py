@@ -30,6 +30,7 @@ from tacit.ledger import Ledger
 _SUMMARIES = {
     "directions": "principal directions of the records",
     "mean": "the mean record",
+    "evening": "a map that evens out the main directions of the records",
 }
 
 

@@ -17,7 +17,12 @@ import numpy as np
 
 from tacit.datasets import Dataset
 from tacit.events import Event, Gaussian
-from tacit.experiments.scattering import Scattering, contrast_normalize, group_normalize
+from tacit.experiments.scattering import (
+    Scattering,
+    by_frequency,
+    contrast_normalize,
+    group_normalize,
+)
 from tacit.experiments.settings import Features
 from tacit.mechanisms import GaussianMechanism
 
@@ -80,12 +85,7 @@ class PrivatePCA:
 
     def release(self, x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Orthonormal directions (inputs, components), most important first; pay first."""
-        gram = _gram(x)
-        rows, columns = np.triu_indices(len(gram))
-        weights = np.where(rows == columns, 1.0, np.sqrt(2.0))
-        noisy = np.zeros_like(gram)
-        noisy[rows, columns] = self._mechanism.release(gram[rows, columns] * weights, rng) / weights
-        return _directions(noisy + np.triu(noisy, 1).T, self.components)
+        return _directions(_noisy_gram(x, self._mechanism, rng), self.components)
 
     def exact(self, x: np.ndarray) -> np.ndarray:
         """The directions without noise. Private."""
@@ -93,11 +93,41 @@ class PrivatePCA:
 
     @property
     def _mechanism(self) -> GaussianMechanism:
-        # The vector (diagonal, sqrt(2) x upper triangle) of x xᵀ has L2 norm |x xᵀ|_F = |x|² <= 1.
-        # Replacing x by z moves it by sqrt(|x|⁴ + |z|⁴ - 2 (x·z)²) <= sqrt(2).
-        return GaussianMechanism(
-            self.noise_multiplier, l2_sensitivity=1.0, replace_factor=np.sqrt(2.0)
-        )
+        return _gram_mechanism(self.noise_multiplier)
+
+
+@dataclass(frozen=True)
+class PrivateEvening:
+    """A symmetric map of the first `coordinates` that shortens the directions which vary most.
+
+    Guarantee: `event`, for the map and anything computed with it. The noisy second moments of the
+    records, scaled to norm 1, stand out of their noise (whose largest eigenvalue is near
+    2 noise_multiplier sqrt(coordinates)) in a few directions; those above twice that are shortened
+    to it. Noisy gradient steps then learn in more directions at once.
+    """
+
+    coordinates: int
+    noise_multiplier: float
+
+    @property
+    def event(self) -> Gaussian:
+        """What the one release does to the private data."""
+        return _gram_mechanism(self.noise_multiplier).event
+
+    def release(self, x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """The map (coordinates, coordinates); pay first."""
+        mechanism = _gram_mechanism(self.noise_multiplier)
+        return self._map(_noisy_gram(x[:, : self.coordinates], mechanism, rng))
+
+    def exact(self, x: np.ndarray) -> np.ndarray:
+        """The map without noise. Private."""
+        return self._map(_gram(x[:, : self.coordinates]))
+
+    def _map(self, gram: np.ndarray) -> np.ndarray:
+        values, vectors = np.linalg.eigh(gram)
+        level = 4 * self.noise_multiplier * math.sqrt(len(gram))
+        scales = np.sqrt(level / np.maximum(values, level))
+        return ((vectors * scales) @ vectors.T).astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -137,6 +167,8 @@ def summaries_of(settings: Features, n_records: int) -> dict[str, Summary]:
         found["mean"] = PrivateMean(n_records, settings.mean_noise_multiplier)
     if settings.kind == "pca":
         found["directions"] = PrivatePCA(settings.components, settings.noise_multiplier)
+    if settings.even_noise_multiplier:
+        found["evening"] = PrivateEvening(settings.even, settings.even_noise_multiplier)
     return found
 
 
@@ -168,6 +200,10 @@ def prepare(
         if settings.kind == "scattering":
             x_train, x_test = (_scattered(x, settings, cache) for x in (x_train, x_test))
         x_train, x_test = centered(x_train, x_test)
+    if "evening" in needed:
+        kept["evening"] = release("evening", needed["evening"], x_train)
+        for x in (x_train, x_test):
+            x[:, : settings.even] = x[:, : settings.even] @ kept["evening"]
     return Prepared(x_train, dataset.y_train, x_test, dataset.y_test, kept)
 
 
@@ -206,6 +242,24 @@ def _gram(x: np.ndarray) -> np.ndarray:
     return unit.T @ unit
 
 
+def _gram_mechanism(noise_multiplier: float) -> GaussianMechanism:
+    # The vector (diagonal, sqrt(2) x upper triangle) of x xᵀ has L2 norm |x xᵀ|_F = |x|² <= 1.
+    # Replacing x by z moves it by sqrt(|x|⁴ + |z|⁴ - 2 (x·z)²) <= sqrt(2).
+    return GaussianMechanism(noise_multiplier, l2_sensitivity=1.0, replace_factor=np.sqrt(2.0))
+
+
+def _noisy_gram(
+    x: np.ndarray, mechanism: GaussianMechanism, rng: np.random.Generator
+) -> np.ndarray:
+    """Second moments of the rows, scaled to norm 1, with noise; symmetric. Pay first."""
+    gram = _gram(x)
+    rows, columns = np.triu_indices(len(gram))
+    weights = np.where(rows == columns, 1.0, np.sqrt(2.0))
+    noisy = np.zeros_like(gram)
+    noisy[rows, columns] = mechanism.release(gram[rows, columns] * weights, rng) / weights
+    return noisy + np.triu(noisy, 1).T
+
+
 def _bounded_sum(x: np.ndarray, bound: float) -> np.ndarray:
     """Sum of the rows, each clipped to norm `bound`; a row that is not finite counts nothing."""
     total = np.zeros(math.prod(x.shape[1:]))
@@ -241,10 +295,13 @@ def _scattered(images: np.ndarray, settings: Features, cache: Path | None) -> np
         )
     side = images.shape[1] // 2**settings.scales
     shape = (len(images), scattering.channels, side, side)
+    is_flat = bool(settings.even_noise_multiplier)
+    if is_flat:
+        shape = (len(images), math.prod(shape[1:]))
     if cache is None:
         return np.concatenate([_features(part, scattering, settings) for part in _parts(images)])
     cache.mkdir(parents=True, exist_ok=True, mode=0o700)
-    how = f"{scattering}|{settings.groups}|{settings.contrast}"
+    how = f"{scattering}|{settings.groups}|{settings.contrast}|{is_flat}"
     label = f"{_CACHE_VERSION}|{how}|{images.shape}|{images.dtype}"
     digest = hashlib.sha256(label.encode() + np.ascontiguousarray(images).tobytes()).hexdigest()
     path = cache / f"{digest[:32]}.npy"
@@ -280,4 +337,6 @@ def _parts(images: np.ndarray) -> list[np.ndarray]:
 def _features(images: np.ndarray, scattering: Scattering, settings: Features) -> np.ndarray:
     scattered = scattering(images)
     grouped = group_normalize(scattered, settings.groups).reshape(scattered.shape)
-    return contrast_normalize(grouped, scattering.orders) if settings.contrast else grouped
+    if settings.contrast:
+        grouped = contrast_normalize(grouped, scattering.orders)
+    return by_frequency(grouped, scattering) if settings.even_noise_multiplier else grouped

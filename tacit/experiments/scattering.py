@@ -115,6 +115,38 @@ def contrast_normalize(features: np.ndarray, orders: Sequence[slice]) -> np.ndar
     return np.concatenate(parts, axis=1).astype(np.float32)
 
 
+def by_frequency(features: np.ndarray, scattering: Scattering) -> np.ndarray:
+    """Features (records, inputs) as frequencies over place and angle, the coarsest first.
+
+    A fixed orthogonal map: nothing is learned, and distances between records stay as they are.
+    """
+    L, side, n = scattering.angles, features.shape[-1], len(features)
+    spectrum = np.asarray(fft.dctn(features, axes=(2, 3), norm="ortho"))
+    turn = np.minimum(np.arange(L), L - np.arange(L)).astype(float)  # angles are a circle
+    zeroth, first, _ = scattering.orders
+    once = spectrum[:, first].reshape(n, scattering.scales, L, side, side)
+    parts = [spectrum[:, zeroth], _hartley(once, 2).reshape(n, -1, side, side)]
+    found = [np.zeros(1), np.tile(turn, scattering.scales)]
+    start = first.stop
+    for j in range(scattering.scales - 1):  # pairs of angles, for each pair of scales
+        coarser = scattering.scales - 1 - j
+        twice = spectrum[:, start : start + L * coarser * L]
+        start += L * coarser * L
+        twice = _hartley(_hartley(twice.reshape(n, L, coarser, L, side, side), 1), 3)
+        parts.append(twice.reshape(n, -1, side, side))
+        found.append((turn[:, None, None] + turn + np.zeros((1, coarser, 1))).ravel())
+    place = np.hypot(*np.mgrid[:side, :side])
+    frequency = (np.concatenate(found)[:, None, None] + place).ravel()
+    order = np.argsort(frequency, kind="stable")
+    return np.concatenate(parts, axis=1).reshape(n, -1)[:, order].astype(np.float32)
+
+
+def _hartley(values: np.ndarray, axis: int) -> np.ndarray:
+    """The real, orthogonal form of the Fourier transform."""
+    transform = np.asarray(fft.fft(values, axis=axis, norm="ortho"))
+    return np.real(transform) - np.imag(transform)
+
+
 @lru_cache(maxsize=4)
 def _filters(size: int, scales: int, angles: int) -> tuple[np.ndarray, list[list[np.ndarray]]]:
     """Transforms of the low-pass filter and of the Morlet wavelets, [scale][angle], real-valued."""

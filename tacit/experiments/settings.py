@@ -54,6 +54,10 @@ class Features:
     """Groups of channels in which each image's scattering is standardized."""
     contrast: bool = False
     """Then standardize the channels at each place of the image; free."""
+    even_noise_multiplier: float = 0.0
+    """Of the one release by which scattering's main directions are evened out; 0 for none."""
+    even: int = 300
+    """Coarsest frequencies of the scattering in which those directions are sought."""
     components: int = 60
     """Dimensions kept by pca and projection."""
     noise_multiplier: float = 16.0
@@ -63,10 +67,13 @@ class Features:
 
     def __post_init__(self) -> None:
         _one_of("features.kind", self.kind, ("none", "scattering", "pca", "projection"))
-        for name in ("scales", "angles", "groups", "components"):
+        for name in ("scales", "angles", "groups", "even", "components"):
             _check(whole, f"features.{name}", getattr(self, name), least=1)
         _check(positive, "features.noise_multiplier", self.noise_multiplier)
         _check(non_negative, "features.mean_noise_multiplier", self.mean_noise_multiplier)
+        _check(non_negative, "features.even_noise_multiplier", self.even_noise_multiplier)
+        if self.even_noise_multiplier and self.kind != "scattering":
+            raise ValueError('features.even_noise_multiplier goes with kind = "scattering".')
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ import pytest
 from tacit.datasets import Dataset
 from tacit.events import Gaussian
 from tacit.experiments.features import (
+    PrivateEvening,
     PrivateMean,
     PrivatePCA,
     _bounded_sum,
@@ -13,6 +14,7 @@ from tacit.experiments.features import (
     prepare,
     project,
     random_directions,
+    summaries_of,
 )
 from tacit.experiments.settings import Features
 
@@ -144,3 +146,36 @@ def test_with_little_noise_the_private_directions_are_the_exact_ones():
     x = rng.normal(size=(4000, 6)) * [5.0, 4.0, 3.0, 2.0, 1.0, 0.5] @ turned
     private = PrivatePCA(4, noise_multiplier=0.01)
     np.testing.assert_allclose(private.release(x, rng), private.exact(x), atol=1e-3)
+
+
+def test_evening_shortens_what_varies_most_and_nothing_else():
+    rng = np.random.default_rng(0)
+    turned = np.linalg.qr(rng.normal(size=(6, 6)))[0]
+    x = rng.normal(size=(4000, 6)) * [9.0, 5.0, 1.0, 0.3, 0.3, 0.3] @ turned
+    evening = PrivateEvening(6, noise_multiplier=2.0)
+    for found in (evening.exact(x), evening.release(x, rng)):
+        after = np.linalg.svd(x @ found, compute_uv=False)
+        before = np.linalg.svd(x, compute_uv=False)
+        assert after[0] < 0.5 * before[0]
+        np.testing.assert_allclose(after[3:], before[3:], rtol=0.05)
+        np.testing.assert_allclose(found, found.T, atol=1e-6)
+    assert evening.event.replace_factor == pytest.approx(2**0.5)
+
+
+def test_an_evened_run_keeps_its_map_and_pays_for_it():
+    settings = Features(
+        kind="scattering", scales=1, groups=9, contrast=True, mean_noise_multiplier=5.0,
+        even_noise_multiplier=5.0, even=20,
+    )  # fmt: skip
+    names = []
+
+    def release(name, summary, x):
+        names.append(name)
+        return summary.exact(x)
+
+    prepared = prepare(tiny(), settings, release=release)
+    assert names == list(summaries_of(settings, 9)) == ["mean", "evening"]
+    assert prepared.summaries["evening"].shape == (20, 20)
+    assert prepared.x_train.shape == (9, 9 * 16)
+    with pytest.raises(ValueError, match="goes with kind"):
+        Features(kind="pca", even_noise_multiplier=1.0)

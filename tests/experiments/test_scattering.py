@@ -3,7 +3,12 @@
 import numpy as np
 import pytest
 
-from tacit.experiments.scattering import Scattering, contrast_normalize, group_normalize
+from tacit.experiments.scattering import (
+    Scattering,
+    by_frequency,
+    contrast_normalize,
+    group_normalize,
+)
 
 rng = np.random.default_rng(0)
 IMAGES = np.zeros((4, 32, 32), np.float32)
@@ -101,3 +106,16 @@ def test_contrast_is_relative_to_each_place_of_each_image_alone():
         assert np.abs(moved[:, channels]).mean() < 0.5 * np.abs(before).mean()
     alone = contrast_normalize(features[2:3], scattering.orders)
     np.testing.assert_allclose(alone[0], found[2], rtol=1e-6)
+
+
+@pytest.mark.parametrize("scales", [1, 2, 3])
+def test_frequencies_are_an_orthogonal_map_with_the_coarsest_first(scales):
+    scattering = Scattering(scales=scales, angles=4)
+    features = np.random.default_rng(0).normal(size=(3, scattering.channels, 2, 2))
+    turned = by_frequency(features, scattering)
+    before = features.reshape(3, -1)
+    assert turned.shape == before.shape
+    np.testing.assert_allclose(turned @ turned.T, before @ before.T, rtol=1e-4)
+    smooth = by_frequency(np.ones((1, scattering.channels, 2, 2)), scattering)[0]
+    orders = 1 + scales + scales * (scales - 1) // 2  # one constant for each pair of scales
+    assert np.flatnonzero(np.abs(smooth) > 1e-5).tolist() == list(range(orders))
