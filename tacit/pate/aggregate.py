@@ -98,7 +98,8 @@ class _Aggregator(ABC):
             rest of the queries go unanswered; if it refuses the very first payment, or with
             `strict`, `BudgetExceeded` is raised. The budget is never passed.
         journal
-            Answers of an earlier, killed run: they are handed on as they are.
+            Answers of an earlier, killed run: they are handed on as they are, and their noise is
+            not drawn again, even if `rng` is the same seed.
         block
             Queries paid for at once; more is faster on a ledger file, and coarser at its end.
         max_answers
@@ -155,6 +156,7 @@ class _Aggregator(ABC):
     def _answer(self, asked: _Asked, terms: _Terms) -> Labels:
         ledger = Ledger() if terms.ledger is None else terms.ledger
         random, journal = generator(terms.rng), terms.journal
+        random = random if journal is None else journal.fresh(random)
         block = whole(block=terms.block, least=1)
         labels = np.full(len(asked.counts), NO_ANSWER, dtype=np.int64)
         known = [i for i in range(len(labels)) if journal is not None and i in journal]

@@ -13,8 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tacit.errors import LedgerError
 from tacit.ledger import Ledger
+from tacit.mechanisms.rng import Rng
 
 _KIND = "tacit-pate-answers"
 
@@ -29,9 +32,12 @@ class Journal:
     def __init__(self, path: str | Path, *, settings: dict[str, Any], ledger: Ledger) -> None:
         self._path = Path(path)
         self._labels: dict[int, int] = {}
-        if self._path.exists() and self._path.stat().st_size:
-            self._read(settings, ledger)
+        self._published: dict[str, dict[str, float]] = {}
+        content = self._path.read_bytes() if self._path.exists() else b""
+        if not _is_torn_head(content):
+            self._read(content, settings, ledger)
         else:
+            self._path.write_bytes(b"")
             self.run = uuid.uuid4().hex
             self._append({"kind": _KIND, "run": self.run, "settings": settings})
 
@@ -52,20 +58,40 @@ class Journal:
         self._append({"answers": pairs})
         self._labels.update(pairs)
 
+    def published(self, what: str) -> dict[str, float] | None:
+        """Numbers that were released under the name `what`, if they were."""
+        return self._published.get(what)
+
+    def publish(self, what: str, numbers: dict[str, float]) -> None:
+        """Write numbers that have been paid for; returns when they are on disk."""
+        self._append({"published": what, "numbers": numbers})
+        self._published[what] = numbers
+
+    def fresh(self, rng: Rng) -> Rng:
+        """`rng`, or, if answers are here already, one whose noise none of them was given.
+
+        A resumed run with a seed would otherwise draw again the noise of its first answers: two
+        answers of equal noise say more than two payments cover.
+        """
+        if not self._labels or not isinstance(rng, np.random.Generator):
+            return rng
+        return np.random.default_rng([*rng.integers(0, 2**32, 8).tolist(), len(self._labels)])
+
     def _append(self, line: dict[str, Any]) -> None:
         with self._path.open("ab") as stream:
             stream.write(json.dumps(line).encode() + b"\n")
             stream.flush()
             os.fsync(stream.fileno())
 
-    def _read(self, settings: dict[str, Any], ledger: Ledger) -> None:
-        content = self._path.read_bytes()
-        whole, newline, torn = content.rpartition(b"\n")
+    def _read(self, content: bytes, settings: dict[str, Any], ledger: Ledger) -> None:
+        whole, _, torn = content.rpartition(b"\n")
         try:
-            lines = [json.loads(line) for line in whole.split(b"\n")] if newline else []
-            head, *rest = lines
+            head, *rest = [json.loads(line) for line in whole.split(b"\n")]
             kind, self.run, written = head["kind"], head["run"], head["settings"]
             for line in rest:
+                if "published" in line:
+                    self._published[line["published"]] = line["numbers"]
+                    continue
                 self._labels.update({int(query): int(label) for query, label in line["answers"]})
         except (ValueError, KeyError, TypeError):
             raise LedgerError(
@@ -83,3 +109,9 @@ class Journal:
             )
         if torn:  # killed inside a write: never handed on, so dropped; its payment is lost
             os.truncate(self._path, len(content) - len(torn))
+
+
+def _is_torn_head(content: bytes) -> bool:
+    """Whether a run was killed before its first line was whole: it has paid for nothing yet."""
+    head = json.dumps({"kind": _KIND})[:-1].encode()
+    return b"\n" not in content and (head.startswith(content) or content.startswith(head))

@@ -9,6 +9,7 @@ import hashlib
 import warnings
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import asdict
 from inspect import signature
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -146,13 +147,14 @@ class PATEClassifier:
         self.ledger_ = Ledger() if self.ledger is None else self.ledger
         self.queries_ = self._choose_queries(X_public)
         journal = self._journal(aggregator, X_public)
+        carried = [i for i in range(len(self.queries_)) if journal is not None and i in journal]
         teachers = self._train(X_private, labels, n_classes, random)
         votes = count_votes(teachers, X_public[self.queries_], n_classes)
         self.labels_ = aggregator.answer(
             votes, ledger=self.ledger_, rng=random, journal=journal, max_answers=self.max_answers
         )
         self.event_ = aggregator.event(len(self.labels_), self.n_answered_)
-        self.sanitized_cost_ = self._publish_cost(aggregator, votes, random)
+        self.sanitized_cost_ = self._publish_cost(aggregator, votes, random, journal, carried)
         self.student_ = self._teach(X_public)
         return self
 
@@ -203,6 +205,8 @@ class PATEClassifier:
                 "aggregator must not be InteractiveGNMax here: it needs a student for each round. "
                 "Call its answer() yourself between rounds."
             )
+        if self.sanitizer is not None and isinstance(self.aggregator, LaplaceMax):
+            raise TypeError("sanitizer must be None with LaplaceMax: no sanitized cost is known.")
         return GNMax(n_teachers / 5) if self.aggregator is None else self.aggregator
 
     def _count_queries(self, n_public: int) -> int:
@@ -264,18 +268,30 @@ class PATEClassifier:
         )
 
     def _publish_cost(
-        self, aggregator: Aggregator, votes: NDArray[np.int64], random: Rng
+        self,
+        aggregator: Aggregator,
+        votes: NDArray[np.int64],
+        random: Rng,
+        journal: Journal | None,
+        carried: list[int],
     ) -> SanitizedCost | None:
         if self.sanitizer is None:
             return None
-        return publish_cost(
+        what = f"cost of {self.n_answered_} answers by {self.sanitizer!r}"
+        if journal is not None and (known := journal.published(what)) is not None:
+            return SanitizedCost(**known)  # paid for and published by an earlier, killed run
+        cost = publish_cost(
             aggregator,
             votes,
             self.labels_,
             sanitizer=self.sanitizer,
             ledger=self.ledger_,
-            rng=random,
+            rng=random if journal is None else journal.fresh(random),
+            carried=carried,
         )
+        if journal is not None:
+            journal.publish(what, asdict(cost))
+        return cost
 
     def _teach(self, X_public: NDArray[Any]) -> Any:
         answered = self.labels_ != NO_ANSWER

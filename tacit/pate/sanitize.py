@@ -142,10 +142,11 @@ class Sanitizer:
 class SanitizedCost:
     """Data-dependent Rényi cost of a PATE run that may be published; holds at one order.
 
-    `checks` is data-independent, `answers` the noisy cost of the answers, `publishing` what it cost
-    to publish it. With `confidence`, their sum is at least the papers' data-dependent cost. That
-    speaks of this data set's outcome against its neighbors', not of every data set against every
-    neighbor, so no budget is ever charged with it: the ledger holds the data-independent events.
+    `checks` is data-independent, and so is `carried`, of answers whose votes are gone; `answers` is
+    the noisy cost of the others, `publishing` what it cost to publish it. With `confidence`, their
+    sum is at least the papers' data-dependent cost. That speaks of this data set's outcome against
+    its neighbors', not of every data set against every neighbor, so no budget is ever charged with
+    it: the ledger holds the data-independent events.
     """
 
     order: float
@@ -153,10 +154,11 @@ class SanitizedCost:
     answers: float
     publishing: float
     confidence: float
+    carried: float = 0.0
 
     def epsilon(self, *, delta: float) -> float:
         """Epsilon at `delta` of answers, checks and the publishing together."""
-        total = self.checks + self.answers + self.publishing
+        total = self.checks + self.carried + self.answers + self.publishing
         return RDP().epsilon(RenyiCurve((self.order,), (total,)), delta=delta)
 
 
@@ -168,14 +170,20 @@ def publish_cost(
     sanitizer: Sanitizer,
     ledger: Ledger | None = None,
     rng: Seed = None,
+    carried: ArrayLike = (),
 ) -> SanitizedCost:
     """What releasing `labels` cost given these votes, made publishable by noise and paid for.
 
     The threshold checks of Confident-GNMax enter with their data-independent cost, from which the
-    data-dependent one hardly differs.
+    data-dependent one hardly differs; so do the answers to the queries numbered in `carried`, which
+    other teachers gave in an earlier, killed run, so that `votes` say nothing about their cost.
     """
-    answered = np.asarray(labels) >= 0
     counts = as_votes(votes)
+    answered = np.asarray(labels) >= 0
+    if answered.shape != counts.shape[:1]:
+        raise ValueError(f"labels must hold one label for each of {len(counts)} queries.")
+    own = answered.copy()
+    own[np.asarray(carried, dtype=np.int64)] = False
     if isinstance(aggregator, ConfidentGNMax):
         sigma = aggregator.sigma_answer
         checks = len(counts) * sanitizer.order / (2 * aggregator.sigma_threshold**2)
@@ -185,13 +193,14 @@ def publish_cost(
         raise TypeError(f"no sanitized cost is known for {type(aggregator).__name__}. Use GNMax.")
     if ledger is not None:
         ledger.spend(sanitizer.event, note="PATE: publish the data-dependent cost")
-    answers = sanitizer.release(counts[answered], sigma=sigma, rng=rng)
+    answers = sanitizer.release(counts[own], sigma=sigma, rng=rng)
     return SanitizedCost(
         order=sanitizer.order,
         checks=checks,
         answers=answers,
         publishing=sanitizer.publishing_cost,
         confidence=1 - sanitizer.failure_probability,
+        carried=int(np.sum(answered & ~own)) * sanitizer.order / sigma**2,
     )
 
 

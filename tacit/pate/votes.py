@@ -162,7 +162,8 @@ def checked_records(X: Any, y: ArrayLike, *, n_classes: int) -> tuple[Any, Label
         )
     if labels.dtype.kind not in "iu" or np.any((labels < 0) | (labels >= n_classes)):
         raise ValueError(f"y must hold whole numbers from 0 to {n_classes - 1}.")
-    return X if hasattr(X, "shape") else np.asarray(X), labels.astype(np.int64)
+    is_table = hasattr(X, "to_numpy") or not hasattr(X, "shape")  # rows are taken by number
+    return np.asarray(X) if is_table else X, labels.astype(np.int64)
 
 
 def check_finite(X: Any, name: str) -> None:

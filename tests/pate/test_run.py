@@ -1,5 +1,6 @@
 """PATE in one call: what comes out, what is paid, what is refused, and life after a kill."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -14,12 +15,15 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.naive_bayes import GaussianNB
 
 from tacit import Budget, Ledger
-from tacit.errors import BudgetExceeded
+from tacit.errors import BudgetExceeded, LedgerError
+from tacit.mechanisms import GaussianMechanism
 from tacit.pate import (
     NO_ANSWER,
     ConfidentGNMax,
     GNMax,
     InteractiveGNMax,
+    Journal,
+    LaplaceMax,
     OverlapWarning,
     PATEClassifier,
     Sanitizer,
@@ -115,6 +119,19 @@ def test_a_failing_teacher_is_named_and_nothing_is_spent():
     with pytest.raises(TeacherError, match="teacher 0 of 5"):
         model.fit(X, Y, PUBLIC)
     assert list(ledger.history()) == []
+
+
+def test_a_sanitizer_that_cannot_serve_is_refused_before_anything_is_spent():
+    ledger = Ledger()
+    with pytest.raises(TypeError, match="LaplaceMax"):
+        small(ledger=ledger, aggregator=LaplaceMax(3.0), sanitizer=Sanitizer()).fit(X, Y, PUBLIC)
+    assert list(ledger.history()) == []
+
+
+def test_records_may_come_in_tables():
+    table = pytest.importorskip("pandas").DataFrame
+    model = small().fit(table(X, index=np.arange(len(X)) + 7), Y, table(PUBLIC))
+    assert model.labels_.tolist() == small().fit(X, Y, PUBLIC).labels_.tolist()
 
 
 def nan_at(array):
@@ -246,3 +263,69 @@ def test_a_killed_run_resumes_without_paying_or_answering_twice(tmp_path, fault,
     again = small(ledger=ledger, folder=tmp_path, rng=None).fit(X, Y, PUBLIC)
     assert again.labels_.tolist() == model.labels_.tolist()
     assert len(list(ledger.history())) == 30 + (paid - answered)
+
+
+@pytest.fixture
+def kill_at(monkeypatch):
+    """Ends a run after so many answers are on disk, or never for None."""
+    record = Journal.record
+    limit: list[int | None] = [None]
+
+    def killed(self, queries, labels):
+        record(self, queries, labels)
+        if len(self) == limit[0]:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Journal, "record", killed)
+    return lambda count: limit.__setitem__(0, count)
+
+
+def test_a_resumed_run_with_a_seed_draws_no_noise_twice(tmp_path, kill_at, monkeypatch):
+    drawn = []
+    release = GaussianMechanism.release
+
+    def noted(self, value, rng=None):
+        released = release(self, value, rng)
+        drawn.append(tuple((np.asarray(released) - value).ravel().round(9)))
+        return released
+
+    monkeypatch.setattr(GaussianMechanism, "release", noted)
+    ledger = Ledger()
+    for stop in (7, 19, None):
+        kill_at(stop)
+        with contextlib.suppress(KeyboardInterrupt):
+            small(ledger=ledger, folder=tmp_path).fit(X, Y, PUBLIC)
+    assert len(drawn) == len(set(drawn)) == 30
+
+
+def test_a_sanitized_cost_is_published_and_paid_for_once(tmp_path):
+    ledger = Ledger()
+    first, again = (
+        small(ledger=ledger, folder=tmp_path, rng=None, sanitizer=Sanitizer()).fit(X, Y, PUBLIC)
+        for _ in range(2)
+    )
+    assert again.sanitized_cost_ == first.sanitized_cost_
+    assert [entry.event for entry in ledger.history()].count(Sanitizer().event) == 1
+
+
+def test_answers_of_teachers_that_are_gone_enter_at_their_price_for_any_data(tmp_path, kill_at):
+    ledger = Ledger()
+    kill_at(12)
+    sanitized = {"sanitizer": Sanitizer(), "ledger": ledger, "folder": tmp_path, "rng": None}
+    with pytest.raises(KeyboardInterrupt):
+        small(**sanitized).fit(X, Y, PUBLIC)
+    kill_at(None)
+    cost = small(**sanitized).fit(X, Y, PUBLIC).sanitized_cost_
+    assert cost.carried == pytest.approx(12 * Sanitizer().order / 3.0**2)
+
+
+def test_a_run_killed_inside_its_first_line_begins_again(tmp_path):
+    (tmp_path / "answers.jsonl").write_bytes(b'{"kind": "tacit-pate-answers", "run": "ab')
+    assert small(folder=tmp_path).fit(X, Y, PUBLIC).n_answered_ == 30
+
+
+def test_a_file_of_someone_elses_is_not_overwritten(tmp_path):
+    (tmp_path / "answers.jsonl").write_text("my answers")
+    with pytest.raises(LedgerError, match="not a journal"):
+        small(folder=tmp_path).fit(X, Y, PUBLIC)
+    assert (tmp_path / "answers.jsonl").read_text() == "my answers"
