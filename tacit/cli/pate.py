@@ -82,7 +82,7 @@ def pate(
         }
     )
     if vary is not None:
-        _sweep(plan, vary, out, data, as_json=as_json)
+        _sweep(plan, vary, out, data, ledger, as_json=as_json)
         return
     with _bar(quiet=as_json) as progress:
         facts = run_pate(plan, out, data=data, ledger=ledger, progress=progress)
@@ -109,7 +109,15 @@ def pate(
     typer.echo(f"wrote {out}")
 
 
-def _sweep(plan: "PATERecipe", vary: str, out: Path, data: Path | None, *, as_json: bool) -> None:
+def _sweep(
+    plan: "PATERecipe",
+    vary: str,
+    out: Path,
+    data: Path | None,
+    ledger: Path | None,
+    *,
+    as_json: bool,
+) -> None:
     from tacit.experiments.pate_sweep import sweep_pate
 
     setting, _, listed = vary.partition("=")
@@ -125,6 +133,7 @@ def _sweep(plan: "PATERecipe", vary: str, out: Path, data: Path | None, *, as_js
         values,
         out,
         data=data,
+        ledger=ledger,
         tell=lambda point: None if as_json else typer.echo(_row(point)),
     )
     if as_json:

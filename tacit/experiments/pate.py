@@ -187,9 +187,11 @@ def run_pate(
     """Carry out `recipe` in `folder` and write its facts; a killed run goes on where it stopped.
 
     `data` is the folder of the data sets, `ledger` the file that pays (default: one in the folder).
+    A folder that holds a finished run of another recipe is left as it is, with an error.
     """
     start = time.perf_counter()
     run = RunFolder(folder)
+    refuse_other_recipe(recipe, run)
     run.path.mkdir(parents=True, exist_ok=True)
     was_killed = (run / "answers.jsonl").exists() and not run.is_finished
     run.write(RECIPE, recipe.to_toml())
@@ -226,6 +228,15 @@ def run_pate(
     return facts
 
 
+def refuse_other_recipe(recipe: PATERecipe, run: RunFolder) -> None:
+    """Raise if `run` finished by another recipe; how many work at once makes no difference."""
+    any_jobs = {"teachers.jobs": 1}
+    if run.is_finished and PATERecipe.read(run / RECIPE).changed(any_jobs) != recipe.changed(
+        any_jobs
+    ):
+        raise ValueError(f"{run.path.name} holds a finished run of another recipe. Use a new one.")
+
+
 @dataclass(frozen=True)
 class _MakeTeacher:
     width: float
@@ -254,7 +265,10 @@ def _split(dataset: Dataset, public_share: float) -> _Split:
 
 
 def _by_answers(model: PATEClassifier, split: _Split, delta: float) -> list[dict[str, float]]:
-    """Epsilon and accuracy after growing numbers of queries: all from released labels."""
+    """Epsilon and accuracy after growing numbers of queries: all from released labels.
+
+    Epsilon is the plan's, as in the facts: how many were answered may depend on the votes.
+    """
     total = len(model.labels_)
     aggregator = model._checked_aggregator()
     rows = []
@@ -265,11 +279,12 @@ def _by_answers(model: PATEClassifier, split: _Split, delta: float) -> list[dict
         if not answered:
             continue
         student = SpreadStudent().fit(split.public, labels)
+        billed = min(int(n), model.max_answers or total) if _has_check(aggregator) else answered
         rows.append(
             {
                 "queries": int(n),
                 "answers": answered,
-                "epsilon": accounting.epsilon(aggregator.event(int(n), answered), delta=delta),
+                "epsilon": accounting.epsilon(aggregator.event(int(n), billed), delta=delta),
                 "accuracy": float(np.mean(student.predict(split.test) == split.truth)),
             }
         )
@@ -280,8 +295,8 @@ def _facts(
     recipe: PATERecipe, dataset: Dataset, split: _Split, model: PATEClassifier, run: RunFolder
 ) -> Facts:
     # With a threshold the number of answers depends on the votes, so the plan is claimed.
-    is_fixed = recipe.answers.threshold is None
-    event = model.event_ if is_fixed else model.plan_event(len(split.public))
+    has_check = _has_check(model._checked_aggregator())
+    event = model.plan_event(len(split.public)) if has_check else model.event_
     if model.sanitizer is not None:
         event = Sequence((event, model.sanitizer.event))
     delta = recipe.privacy.delta
@@ -333,6 +348,11 @@ def _facts(
         },
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     )
+
+
+def _has_check(aggregator: Aggregator) -> bool:
+    """Whether the votes decide how many queries are answered."""
+    return isinstance(aggregator, ConfidentGNMax)
 
 
 def _touches(event: Event) -> tuple[Touch, ...]:

@@ -1,7 +1,8 @@
 """The same PATE recipe with one setting varied: the figures of its trade-offs.
 
-Every point is a run of its own, with a folder and a ledger of its own. On one private data set the
-runs add up: a sweep on data that are not public costs the sum of its points.
+Every point is a run of its own, with a folder and, unless one is given that pays for all, a ledger
+of its own. On one private data set the runs add up: a sweep on data that are not public costs the
+sum of its points.
 """
 
 import csv
@@ -11,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tacit.experiments.pate import PATERecipe, run_pate
+from tacit.experiments.pate import PATERecipe, refuse_other_recipe, run_pate
 from tacit.experiments.run import RunFolder
 
 VARIED = {"teachers": "teachers.count", "noise": "answers.noise", "queries": "answers.queries"}
@@ -33,6 +34,7 @@ def sweep_pate(
     folder: str | Path,
     *,
     data: str | Path | None = None,
+    ledger: str | Path | None = None,
     tell: Callable[[Point], None] = lambda _: None,
 ) -> list[Point]:
     """Run `recipe` at each of `values` of `setting` ("teachers", "noise" or "queries").
@@ -47,7 +49,10 @@ def sweep_pate(
         number = value if setting == "noise" else int(value)
         run = RunFolder(Path(folder) / f"{setting}-{number:g}")
         varied = recipe.changed({VARIED[setting]: number})
-        facts = run.facts() if run.is_finished else run_pate(varied, run.path, data=data)
+        refuse_other_recipe(varied, run)
+        facts = (
+            run.facts() if run.is_finished else run_pate(varied, run.path, data=data, ledger=ledger)
+        )
         answered = int(facts.utility.others["answered"])
         points.append(Point(float(number), facts.utility.mean, facts.epsilon, answered))
         tell(points[-1])

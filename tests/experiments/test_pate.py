@@ -68,6 +68,33 @@ def test_running_again_in_the_same_folder_pays_nothing(finished):
     assert facts.utility.mean == pytest.approx(RunFolder(folder).facts().utility.mean)
 
 
+def test_a_finished_run_is_not_overwritten_by_another_recipe(finished):
+    folder, _ = finished
+    before = (folder / "recipe.toml").read_bytes()
+    with pytest.raises(ValueError, match="another recipe"):
+        run_pate(PATERecipe(seed=1).changed({"answers.noise": 3.0}), folder)
+    assert (folder / "recipe.toml").read_bytes() == before
+
+
+def test_with_a_threshold_the_curve_ends_at_the_epsilon_that_is_claimed(tmp_path):
+    changes = {"answers.threshold": 30.0, "answers.threshold_noise": 12.0, "answers.queries": 16}
+    facts = run_pate(PATERecipe(seed=1).changed(changes), tmp_path)
+    *_, last = (tmp_path / "by_answers.jsonl").read_text().splitlines()
+    assert json.loads(last)["answers"] < 16
+    assert json.loads(last)["epsilon"] == pytest.approx(facts.epsilon)
+
+
+def test_one_ledger_can_pay_for_all_that_is_varied(tmp_path):
+    paying = tmp_path / "all.ledger"
+    command = ["pate", "--out", str(tmp_path / "runs"), "--queries", "15", "--ledger", str(paying)]
+    result = CliRunner().invoke(app, [*command, "--vary", "noise=5,10"])
+    assert result.exit_code == 0, result.output
+    assert len(list(Ledger(paying, read_only=True).history())) == 30
+    other = CliRunner().invoke(app, [*command, "--teachers", "20", "--vary", "noise=5,10"])
+    assert other.exit_code == 2
+    assert "another recipe" in other.stderr
+
+
 def test_flags_override_a_recipe_and_a_budget_stops_the_answers(tmp_path):
     recipe = tmp_path / "recipe.toml"
     recipe.write_text("[teachers]\ncount = 30\n[answers]\nqueries = 40\nnoise = 20.0\n")
