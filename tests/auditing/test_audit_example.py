@@ -1,0 +1,11 @@
+"""The example of an audit runs as it stands."""
+
+import runpy
+from pathlib import Path
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "audit_white_box.py"
+
+
+def test_the_honest_run_passes_and_the_quiet_one_does_not(capsys):
+    runpy.run_path(str(EXAMPLE), run_name="__main__")  # it asserts both
+    assert capsys.readouterr().out.count("p-value of the bill") == 2
