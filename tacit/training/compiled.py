@@ -56,7 +56,9 @@ class CompiledSum:
         augmentations: int = 1,
     ) -> None:
         self.model, self.loss_fn, self.clip, self.views = model, loss_fn, clip, augmentations
-        self._names, self._places = list(trainable(model)), list[int]()
+        self._names, self._parameters = list(trainable(model)), list(model.parameters())
+        self._places = list[int]()
+        self._scale = (0.0, torch.zeros(()), torch.zeros(()))  # the last one, and its inverse
         self._steps: dict[Any, list[tuple[pytree.TreeSpec, Traced]]] = {}
 
     @property
@@ -76,8 +78,11 @@ class CompiledSum:
         leaves, structure = pytree.tree_flatten(batch)
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         step = self._step_for(batch, mask, leaves, structure, tensors)
-        factor = torch.full((), scale, device=mask.device)
-        *sums, within, is_finite = step.run(1 / factor, [factor, mask, *tensors])
+        if scale != self._scale[0]:
+            factor = torch.full((), scale, device=mask.device)
+            self._scale = (scale, factor, 1 / factor)
+        _, factor, seed = self._scale
+        *sums, within, is_finite = step.run(seed, [factor, mask, *tensors])
         if mask.is_cuda and not reuse:
             *sums, within, is_finite = (t.clone() for t in (*sums, within, is_finite))
         named = dict(zip(self._names, sums, strict=True))
@@ -91,7 +96,7 @@ class CompiledSum:
         structure: pytree.TreeSpec,
         tensors: list[Tensor],
     ) -> "Traced":
-        places = [p.data_ptr() for p in self.model.parameters()]
+        places = [p.data_ptr() for p in self._parameters]
         if places != self._places:  # the graphs read the parameters where they were
             self._steps.clear()
             self._places = places

@@ -59,8 +59,8 @@ class Key:
 
     def numpy(self, purpose: str, step: int) -> np.random.Generator:
         """A fast numpy generator with 256 bits of seed."""
-        words = np.frombuffer(self.bytes(purpose, step, 32), np.uint32)
-        return np.random.Generator(np.random.PCG64DXSM(words.tolist()))
+        seed = int.from_bytes(self.bytes(purpose, step, 32), "little")
+        return np.random.Generator(np.random.PCG64DXSM(seed))
 
     def torch(self, purpose: str, step: int, device: torch.device, part: int = 0):
         """A torch generator on `device`.
