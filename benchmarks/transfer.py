@@ -32,7 +32,7 @@ Data = tuple[Floats, Floats]
 
 RUNS, ORIGINAL, STEPS, RECORDS = 100, 5, (0, 5, 10, 15, 20), 1000
 UNLIKE_RUNS, OFFSETS = 200, (0.0, 0.1, 0.2, 0.3, 0.45, 0.6, 1.0, 3.0)
-SPARSE_RUNS, P, S, N_TARGET, N_SOURCE, K = 15, 500, 5, 10_000, 5_000, 5
+SPARSE_RUNS, P, S, N_TARGET, N_SOURCE, K = 11, 500, 5, 10_000, 5_000, 5
 EVERYTHING = 1e9
 """Allowance at which every source counts as informative: naive pooling."""
 

@@ -32,7 +32,8 @@ from tacit.regression.statistics import Moments, PrivateRows, from_triangle, tri
 _SCREEN_SHARE = 0.3
 _LIKE_MINDED = 0.5
 """Cosine of two screens from which a source has a say in the choice of features."""
-_QUANTILE = 0.99
+_TRUSTED, _REFUSED = 0.9, 0.99
+"""Quantiles of the misfit of a source like the target, between which trust falls from 1 to 0."""
 _ROUNDS = 4
 _WIDE = 100.0
 """Variance of a prior so wide, in scaled coefficients, that it only keeps equations solvable."""
@@ -207,15 +208,15 @@ def select(target: Summary, sources: Many[Summary], *, allowance: float = 0.0) -
 
     Sources most like the target come first. Each must agree with the target, and with the target
     pooled with those let in before: what they know together shows differences that the target's
-    noise hides. Trust falls from 1 to 0 between the median of a misfit's law and its 0.99 quantile.
+    noise hides. Trust falls from 1 to 0 between the 0.9 and the 0.99 quantile of a misfit's law.
     """
-    median, most = chi2.ppf((0.5, _QUANTILE), len(target.moments.cross)).tolist()
+    least, most = chi2.ppf((_TRUSTED, _REFUSED), len(target.moments.cross)).tolist()
     misfits = [misfit_of_both(target, source, allowance=allowance) for source in sources]
     known, trusts = target, {}
     for k in np.argsort(misfits, kind="stable").tolist():
         worse = max(misfits[k], misfit_of_both(known, sources[k], allowance=allowance))
         if worse < most:
-            trusts[k] = min(1.0, (most - worse) / (most - median))
+            trusts[k] = min(1.0, (most - worse) / (most - least))
             known = pool([known, sources[k]])
     return trusts
 

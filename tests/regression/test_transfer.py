@@ -56,9 +56,9 @@ def test_bad_sources_leave_the_target_its_own_fit(q):
 
 
 @pytest.mark.parametrize("q", [1, 2])
-@pytest.mark.parametrize("offset", [0.3, 0.6, 3.0])
-def test_sources_of_another_line_cost_at_most_a_tenth(offset, q):
-    """From offsets that noise hides to plain ones; the mean error over seeds, which are fixed."""
+@pytest.mark.parametrize(("offset", "most"), [(0.3, 1.1), (0.45, 1.2), (0.6, 1.1), (3.0, 1.0)])
+def test_sources_of_another_line_cost_little_and_plain_ones_nothing(offset, most, q):
+    """Mean error over seeds, which are fixed; at 0.45 noise just lets such sources in, at worst."""
     errors = np.zeros((100, 2))
     test = people(300, seed=7)[0]
     for seed in range(len(errors)):
@@ -71,7 +71,7 @@ def test_sources_of_another_line_cost_at_most_a_tenth(offset, q):
             away = model.fit(*target, sources=sources).predict(test) - test @ [2.0, 1.0] - 1
             errors[seed, column] = np.mean(away**2)
     helped, alone = errors.mean(axis=0)
-    assert helped <= 1.1 * alone
+    assert helped <= most * alone
 
 
 def test_what_the_target_releases_does_not_depend_on_unlike_sources():
