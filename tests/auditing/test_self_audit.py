@@ -20,6 +20,7 @@ import tacit
 from tacit import mechanisms, pate, regression, training
 from tacit.auditing import GradientCanaries, flip_coins, refute_event
 from tacit.events import Event
+from tacit.experiments import features
 from tacit.regression import least_squares, likelihood
 from tacit.sampling import RandomAllocation
 from tacit.training.engines import ENGINES
@@ -299,3 +300,37 @@ def test_a_published_cost_holds_its_bill():
         return Attack(sanitizer.event, -np.array(costs), inside)
 
     assert_sound(attack, n=300, loud=20.0)
+
+
+# Features ------------------------------------------------------------------------------------
+
+SUMMARIES = {
+    "PrivateMean": lambda loud: features.PrivateMean(1, 1.0 / loud),
+    "PrivatePCA": lambda loud: features.PrivatePCA(1, 1.0 / loud),
+    "PrivateEvening": lambda loud: features.PrivateEvening(2, 1.0 / loud),
+}
+TELLS = {
+    "PrivateMean": np.sum,
+    "PrivatePCA": lambda directions: abs(directions[0, 0]),
+    "PrivateEvening": lambda shortened: -shortened[0, 0],
+}
+
+
+@pytest.mark.parametrize("name", SUMMARIES)
+def test_a_summary_of_features_holds_its_bill(name):
+    def attack(inside, rng, loud):
+        summary = SUMMARIES[name](loud)
+        # A record longer than may be, or nothing; what is evened must stand out before.
+        record = np.array([[1e3, 1e3 if name == "PrivateMean" else 0.0]])
+        others = np.repeat(record, 10, axis=0) if name == "PrivateEvening" else 0 * record
+        both = [others, np.concatenate([others, record])]
+        released = [summary.release(both[one], rng) for one in inside.astype(int)]
+        scores = np.array([float(TELLS[name](value)) for value in released])
+        return Attack(summary.event, scores, inside)
+
+    assert_sound(attack, n=600, loud=20.0)
+
+
+def test_every_summary_is_audited():
+    public = {name for name, kind in vars(features).items() if hasattr(kind, "release")}
+    assert public - {"Summary", "GaussianMechanism"} == set(SUMMARIES)
