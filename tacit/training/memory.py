@@ -44,7 +44,7 @@ def in_pieces(
         return [compute(micro)]
     except (RuntimeError, MemoryError) as error:
         rows = n_rows(micro.batch)
-        if not _is_out_of_memory(error) or rows <= 1:
+        if not is_out_of_memory(error) or rows <= 1:
             raise
     # Outside the except block, whose traceback would keep the failed attempt's tensors alive.
     if torch.cuda.is_available():
@@ -54,7 +54,8 @@ def in_pieces(
     return [part for half in halves for part in in_pieces(compute, half, on_halved=on_halved)]
 
 
-def _is_out_of_memory(error: BaseException) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a smaller batch would have helped, on a GPU or a CPU."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return "can't allocate memory" in str(error) or "out of memory" in str(error)

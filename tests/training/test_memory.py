@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from tacit.training.clipping import Flat, clipped_sum
+from tacit.training.engines import vmap
 from tacit.training.memory import in_pieces, starting_limit, usual_lot
 from tacit.training.records import Micro, n_rows
 
@@ -75,3 +77,16 @@ def test_lots_above_the_usual_are_rare():
     assert usual_lot(600, deviations=6.0) == 752
     assert usual_lot(256, deviations=2.0) == 288
     assert usual_lot(0.01, deviations=6.0) == 8
+
+
+def test_vmap_that_runs_out_of_memory_halves_the_batch_instead_of_looping(monkeypatch):
+    def full(*_):
+        def raising(values, rows):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+        return raising
+
+    monkeypatch.setattr(vmap, "_per_example", full)
+    model = torch.nn.Linear(2, 1)
+    with pytest.raises(torch.OutOfMemoryError):
+        clipped_sum(model, lambda m, b: m(b).sum(1), torch.ones(3, 2), Flat(1.0), engine="vmap")

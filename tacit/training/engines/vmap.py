@@ -20,6 +20,7 @@ from tacit.training.layer_rules.generic import without_fallback_warnings
 from tacit.training.layer_rules.pieces import squared_norm
 from tacit.training.layer_rules.recurrent import CELLS, decomposed
 from tacit.training.layer_rules.site import Declined, Unsupported
+from tacit.training.memory import is_out_of_memory
 from tacit.training.sums import ClippedSum, accumulator, trainable
 
 # Bytes that the per-example gradients of one chunk may take on a CPU; a quarter of what is free
@@ -76,6 +77,8 @@ def run(
             try:
                 rows = gradients(values, [t[part] for t in tensors])
             except RuntimeError as error:
+                if is_out_of_memory(error):
+                    raise  # fewer rows at once will do
                 raise Unsupported("vmap cannot run it") from error
         total += weigh(rows, clip, mask[part])
     return total
