@@ -33,7 +33,8 @@ GRID: dict[str, tuple[float, ...]] = {
     "kdd-income": (0.1, 0.3, 1, 3),
 }
 PANELS: tuple[tuple[str, str, dict[str, str]], ...] = (  # title, metric, {recipe: label}
-    ("MNIST", "accuracy", {"mnist": "scattering, linear", "paper-2016": "PCA-60, 1,000 ReLUs"}),
+    ("MNIST", "accuracy", {"mnist": "scattering, linear"}),
+    ("MNIST as in 2016", "accuracy", {"paper-2016": "PCA-60, 1,000 ReLUs"}),
     ("Fashion-MNIST", "accuracy", {"fashion-mnist": "scattering, linear"}),
     ("digits", "accuracy", {"digits": "scattering, linear"}),
     ("employment, census", "accuracy", {"pums-logistic": "logistic", "pums-mlp": "MLP"}),
@@ -125,17 +126,22 @@ def _draw(found: dict[str, Sweep]) -> None:
     from matplotlib.figure import Figure
 
     panels = [panel for panel in PANELS if any(name in found for name in panel[2])]
-    rows = -(-len(panels) // 3)
-    figure = Figure(figsize=(11, 3.1 * rows), layout="constrained")
-    grid = figure.subplots(rows, 3, squeeze=False).ravel()
+    rows = -(-len(panels) // 4)
+    figure = Figure(figsize=(14, 3.2 * rows), layout="constrained")
+    grid = figure.subplots(rows, 4, squeeze=False).ravel()
     for axes, (title, metric, recipes) in zip(grid, panels, strict=False):
         for name, color in zip(recipes, ("#0b6e6a", "#5b4bc4"), strict=False):
             if name in found:
                 _lines(axes, found[name], metric, recipes[name], color)
         axes.set(xscale="log", xlabel="epsilon", title=title)
         axes.set_ylabel("AUC" if metric == "auc" else "accuracy, %")
+        epsilons = sorted({c.epsilon for n in recipes if n in found for c in found[n].cells})
+        axes.set_xticks(epsilons, [f"{epsilon:g}" for epsilon in epsilons])
+        axes.minorticks_off()
         axes.grid(alpha=0.3)
-        axes.legend(fontsize=7.5, loc="lower right")
+        handles, labels = axes.get_legend_handles_labels()
+        shown = dict(zip(labels, handles, strict=True))  # each label once
+        axes.legend(shown.values(), shown.keys(), fontsize=7.5, loc="lower right")
     for axes in grid[len(panels) :]:
         axes.set_axis_off()
     figure.savefig(RESULTS / "accuracy.png", dpi=110)

@@ -77,6 +77,8 @@ class PrivatePCA:
 
     components: int
     noise_multiplier: float
+    whiten: float = 0.0
+    """From 0, directions of length 1, to 1, lengths that give each the same second moment."""
 
     @property
     def event(self) -> Gaussian:
@@ -84,12 +86,13 @@ class PrivatePCA:
         return self._mechanism.event
 
     def release(self, x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Orthonormal directions (inputs, components), most important first; pay first."""
-        return _directions(_noisy_gram(x, self._mechanism, rng), self.components)
+        """Orthogonal directions (inputs, components), most important first; pay first."""
+        noisy = _noisy_gram(x, self._mechanism, rng)
+        return _directions(noisy, self.components, self.whiten)
 
     def exact(self, x: np.ndarray) -> np.ndarray:
         """The directions without noise. Private."""
-        return _directions(_gram(x), self.components)
+        return _directions(_gram(x), self.components, self.whiten)
 
     @property
     def _mechanism(self) -> GaussianMechanism:
@@ -166,8 +169,12 @@ def summaries_of(settings: Features, n_records: int) -> dict[str, Summary]:
     if settings.mean_noise_multiplier:
         found["mean"] = PrivateMean(n_records, settings.mean_noise_multiplier)
     if settings.kind == "pca":
-        found["directions"] = PrivatePCA(settings.components, settings.noise_multiplier)
+        found["directions"] = PrivatePCA(
+            settings.components, settings.noise_multiplier, settings.whiten
+        )
     if settings.even_noise_multiplier:
+        if settings.kind != "scattering":
+            raise ValueError('features.even_noise_multiplier goes with kind = "scattering".')
         found["evening"] = PrivateEvening(settings.even, settings.even_noise_multiplier)
     return found
 
@@ -271,12 +278,16 @@ def _bounded_sum(x: np.ndarray, bound: float) -> np.ndarray:
     return total
 
 
-def _directions(gram: np.ndarray, components: int) -> np.ndarray:
-    _, vectors = np.linalg.eigh(gram)
+def _directions(gram: np.ndarray, components: int, whiten: float) -> np.ndarray:
+    values, vectors = np.linalg.eigh(gram)
     chosen = vectors[:, ::-1][:, :components]
     # Signs are arbitrary; fixing them makes equal inputs give equal directions.
     largest = np.abs(chosen).argmax(axis=0)
-    return chosen * np.sign(chosen[largest, np.arange(chosen.shape[1])])
+    chosen = chosen * np.sign(chosen[largest, np.arange(chosen.shape[1])])
+    kept = np.maximum(values[::-1][:components], 1e-12 * values[-1])
+    lengths = kept ** (-whiten / 2)
+    # The mean squared length of what is projected stays what it is without whitening.
+    return chosen * lengths * np.sqrt(kept.sum() / (kept * lengths**2).sum())
 
 
 def cache_folder() -> Path:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
-from tacit._check import in_open_unit, non_negative, positive, whole
+from tacit._check import in_closed_unit, in_open_unit, non_negative, positive, whole
 from tacit.events import Relation
 
 Value = Any  # Any: TOML values
@@ -62,6 +62,8 @@ class Features:
     """Dimensions kept by pca and projection."""
     noise_multiplier: float = 16.0
     """Of the private PCA's one release."""
+    whiten: float = 0.0
+    """How far the components are brought to one scale, by that release: 0 not at all, 1 fully."""
     mean_noise_multiplier: float = 0.0
     """Of the private mean's one release, which centers the records; 0 leaves them as they are."""
 
@@ -69,11 +71,10 @@ class Features:
         _one_of("features.kind", self.kind, ("none", "scattering", "pca", "projection"))
         for name in ("scales", "angles", "groups", "even", "components"):
             _check(whole, f"features.{name}", getattr(self, name), least=1)
+        _check(in_closed_unit, "features.whiten", self.whiten)
         _check(positive, "features.noise_multiplier", self.noise_multiplier)
         _check(non_negative, "features.mean_noise_multiplier", self.mean_noise_multiplier)
         _check(non_negative, "features.even_noise_multiplier", self.even_noise_multiplier)
-        if self.even_noise_multiplier and self.kind != "scattering":
-            raise ValueError('features.even_noise_multiplier goes with kind = "scattering".')
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,7 @@
 """An honest run passes its audit; a run whose noise is too small does not."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -67,6 +68,22 @@ def test_too_little_noise_is_found(run, quiet_noise):
     found = audit_run(run, n_canaries=1500, seed=0)
     assert not found.passes
     assert any(test.is_refuted for test in found.tests)
+
+
+def test_a_certificate_that_claims_too_little_is_found(run, tmp_path):
+    copied = tmp_path / "run"
+    shutil.copytree(run, copied)
+    facts = json.loads((copied / "facts.json").read_text())
+    (copied / "facts.json").write_text(json.dumps(facts | {"epsilon": facts["epsilon"] / 8}))
+    found = audit_run(copied, n_canaries=1500, seed=0)
+    assert not any(test.is_refuted for test in found.tests)  # the noise is right, the claim is not
+    assert not found.passes
+
+
+def test_all_attacks_together_raise_a_false_alarm_as_rarely_as_stated(run):
+    found = audit_run(run, n_canaries=200, confidence=0.9, seed=0)
+    attacks = (*found.bounds, *found.tests)
+    assert sum(1 - attack.confidence for attack in attacks) == pytest.approx(0.1)
 
 
 def test_private_records_are_not_measured(tmp_path):

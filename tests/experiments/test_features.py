@@ -178,4 +178,13 @@ def test_an_evened_run_keeps_its_map_and_pays_for_it():
     assert prepared.summaries["evening"].shape == (20, 20)
     assert prepared.x_train.shape == (9, 9 * 16)
     with pytest.raises(ValueError, match="goes with kind"):
-        Features(kind="pca", even_noise_multiplier=1.0)
+        summaries_of(Features(kind="pca", even_noise_multiplier=1.0), 9)
+
+
+def test_whitening_gives_components_one_scale_and_keeps_their_length():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(4000, 6)) * [5.0, 4.0, 3.0, 2.0, 1.0, 0.5]
+    plain, white = (project(x, PrivatePCA(4, 1.0, whiten=w).exact(x)) for w in (0.0, 1.0))
+    moments = (white**2).mean(axis=0)
+    np.testing.assert_allclose(moments, moments.mean(), rtol=1e-3)
+    assert (white**2).sum() == pytest.approx((plain**2).sum(), rel=1e-3)
