@@ -23,7 +23,7 @@ _BATCH, _ROWS = 128, 30  # Adam's usual batch; rows of metrics at most
 
 def train_baseline(recipe: Recipe, dataset: Dataset, cache: Path, *, seed: int) -> list[Metric]:
     """Metrics of the twin by step; none where the recipe does not allow one."""
-    if not (recipe.data.is_public and recipe.run.baseline_steps):
+    if not (recipe.data.holds_public_records and recipe.run.baseline_steps):
         return []
     import torch
 

@@ -81,7 +81,7 @@ def study_logit(
 
     The recipe's table must have one attribute with bounds and a target of two classes.
     """
-    if not recipe.data.is_public:
+    if not recipe.data.holds_public_records:
         raise ValueError("the surface shows all records: it needs data.is_public = true.")
     dataset = data.load(recipe.data, None if root is None else Path(root))
     schema = Schema.from_dict(recipe.data.schema) if recipe.data.schema else None

@@ -145,6 +145,7 @@ class Recipe:
         training, privacy = recipe.training, recipe.privacy
         return replace(
             recipe,
+            data=replace(recipe.data, is_public=recipe.data.holds_public_records),
             training=replace(
                 training,
                 batch_size=min(n_records, training.batch_size or -(-n_records // 8)),

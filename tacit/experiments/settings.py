@@ -21,8 +21,9 @@ class Data:
     """digits, mnist, fashion-mnist, or table."""
     path: str = ""
     """Folder of the idx files, or the table's file; relative to --data or TACIT_DATA."""
-    is_public: bool = True
-    """Whether the records are public, so that a non-private twin may be trained beside."""
+    is_public: bool | None = None
+    """Whether the records are public, so that a non-private twin may be trained beside and attacks
+    shown; default yes, but no for a table: see `holds_public_records`."""
     test_share: float = 0.2
     """Share of a table's rows that is assumed public and measured on."""
     split_seed: int = 0
@@ -40,6 +41,11 @@ class Data:
             )
         if self.name == "table" and not (self.path and self.schema):
             raise ValueError("a table needs data.path, and its columns under [data.schema].")
+
+    @property
+    def holds_public_records(self) -> bool:
+        """What `is_public` says; if it says nothing, whether the set is one of the published."""
+        return self.name != "table" if self.is_public is None else self.is_public
 
 
 @dataclass(frozen=True, kw_only=True)

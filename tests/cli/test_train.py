@@ -121,7 +121,8 @@ def test_a_surface_is_drawn_from_a_table(tmp_path, monkeypatch):
     rows = "".join(f"{k % 5},{int(k % 5 > k % 3)}\n" for k in range(500))
     (tmp_path / "t.csv").write_text("x,y\n" + rows)
     (tmp_path / "t.toml").write_text(
-        'name = "t"\n[data]\nname = "table"\npath = "t.csv"\n[data.schema]\ntarget = "y"\n'
+        'name = "t"\n[data]\nname = "table"\npath = "t.csv"\nis_public = true\n'
+        '[data.schema]\ntarget = "y"\n'
         '[data.schema.columns.y]\ncategories = ["0", "1"]\n'
         "[data.schema.columns.x]\nlower = 0\nupper = 4\n[training]\nepochs = 2\n"
     )

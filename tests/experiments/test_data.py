@@ -43,3 +43,12 @@ def test_a_file_that_is_not_there_says_where_it_was_sought(tmp_path, monkeypatch
     settings = Recipe.parse(TABLE.replace("package:", "")).data
     with pytest.raises(FileNotFoundError, match="--data or TACIT_DATA"):
         data.load(settings, tmp_path)
+
+
+def test_a_table_is_private_unless_it_is_said_to_be_public():
+    table = Recipe.parse(TABLE)
+    assert not table.data.holds_public_records
+    assert table.filled(10).data.is_public is False
+    assert table.with_settings({"data.is_public": True}).data.holds_public_records
+    assert Recipe().data.holds_public_records
+    assert Recipe().filled(10).data.is_public is True

@@ -11,6 +11,7 @@ name = "toy"
 [data]
 name = "table"
 path = "toy.csv"
+is_public = true
 [data.schema]
 target = "married"
 [data.schema.columns.married]
