@@ -19,7 +19,7 @@ def audit(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
     *,
     canaries: Annotated[int, typer.Option(min=2, help="How many.")] = 10_000,
-    confidence: Annotated[float, typer.Option(help="Of each bound.")] = 0.95,
+    confidence: Annotated[float, typer.Option(help="That a right bill stands.")] = 0.95,
     data: run.Root = None,
     seed: run.Seed = None,
     page: run.WithPage = True,
@@ -39,7 +39,10 @@ def audit(
     if as_json:
         shared.print_json(found.to_dict())
     else:
-        typer.echo(f"bill: epsilon {shared.round_up(found.epsilon)} at delta {found.delta:g}")
+        claimed, attacked = shared.round_up(found.claimed), shared.round_up(found.epsilon)
+        typer.echo(
+            f"bill: epsilon {claimed} at delta {found.delta:g}; what is attacked: {attacked}"
+        )
         for bound in found.bounds:
             typer.echo(f"at least {bound.epsilon_lower:.3f} by {bound.method} ({bound.assumes})")
         if found.accuracy is not None:

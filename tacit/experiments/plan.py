@@ -26,6 +26,18 @@ def lot_of(recipe: Recipe) -> int:
     return max(1, batch // recipe.training.shrink)
 
 
+def learning_rate(recipe: Recipe, n_records: int, step: int) -> float:
+    """Learning rate of a step: linear from start to end over `decay_epochs`, then constant."""
+    training = recipe.training
+    assert training.batch_size is not None  # filled, like the next two
+    assert training.decay_epochs is not None
+    assert training.learning_rate_end is not None
+    epoch = step * training.batch_size / n_records
+    share = min(1.0, epoch / training.decay_epochs)
+    start, end = training.learning_rate, training.learning_rate_end
+    return start + share * (end - start)
+
+
 def claim(
     recipe: Recipe, n_records: int, noise_multiplier: float, *, steps: int | None = None
 ) -> Event:

@@ -118,14 +118,8 @@ class Session:
             on_progress(self._progress(latest, is_measured=is_measured))
 
     def rate(self, step: int) -> float:
-        """Learning rate: linear from start to end over `decay_epochs`, then constant."""
-        training = self.recipe.training
-        assert training.decay_epochs is not None
-        assert training.learning_rate_end is not None
-        epoch = step * self.expected_batch / len(self.dataset.x_train)
-        share = min(1.0, epoch / training.decay_epochs)
-        start, end = training.learning_rate, training.learning_rate_end
-        return start + share * (end - start)
+        """Learning rate of a step."""
+        return plan.learning_rate(self.recipe, len(self.dataset.x_train), step)
 
     @property
     def expected_batch(self) -> int:
