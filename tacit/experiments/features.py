@@ -309,6 +309,8 @@ def _scattered(images: np.ndarray, settings: Features, cache: Path | None) -> np
     is_flat = bool(settings.even_noise_multiplier)
     if is_flat:
         shape = (len(images), math.prod(shape[1:]))
+    if not len(images):  # a released model has no records but those it is asked about
+        return np.zeros(shape, np.float32)
     if cache is None:
         return np.concatenate([_features(part, scattering, settings) for part in _parts(images)])
     cache.mkdir(parents=True, exist_ok=True, mode=0o700)

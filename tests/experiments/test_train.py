@@ -158,6 +158,18 @@ def test_features_and_models_combine(tmp_path, kind, model):
     assert accuracy == pytest.approx(facts.utility.private[0].value)
 
 
+def test_a_model_on_evened_features_predicts_what_was_measured(tmp_path):
+    settings = {"kind": "scattering", "scales": 1, "groups": 9, "contrast": True, "even": 20}
+    settings |= {"mean_noise_multiplier": 20.0, "even_noise_multiplier": 20.0}
+    recipe = quick().with_settings({f"features.{name}": v for name, v in settings.items()})
+    facts = train(recipe, tmp_path / "run", cache=tmp_path / "cache")
+    assert [touch.cost for touch in facts.touches].count("paid") == 3
+    data = datasets.load("digits")
+    released = load_model(tmp_path / "run")
+    accuracy = (released.predict(data.x_test) == data.y_test).mean()
+    assert accuracy == pytest.approx(facts.utility.private[0].value)
+
+
 def test_paid_features_and_training_share_one_budget(tmp_path):
     recipe = quick(features__kind="pca", features__components=5, features__noise_multiplier=9.0)
     recipe = recipe.with_settings({"features.mean_noise_multiplier": 9.0})
