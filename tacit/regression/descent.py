@@ -28,7 +28,7 @@ _GRAM_SHARE = 0.15
 _GRAM_NOISE = 0.03
 """Relative noise of the Gram matrix that is good enough to set step lengths by."""
 _LEAST_GRAM_RATE = 0.05
-_CROWDED = 0.2
+_CROWDED = 0.05
 """Relative noise of the Gram matrix above which a plan is called crowded."""
 _STEPS, _MOMENTUM = 12, 0.5
 

@@ -23,7 +23,7 @@ from tacit.regression.descent import GradientPlan, descend, plan_descent
 from tacit.regression.statistics import PrivateRows
 from tacit.sampling import Poisson
 
-_AVERAGED = 4
+_AVERAGED = 8
 """Last steps of a descent that are averaged."""
 _SGD_EPOCHS = 10
 _CURVATURE_SHARE = 0.1
