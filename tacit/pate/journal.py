@@ -50,6 +50,11 @@ class Journal:
     def __len__(self) -> int:
         return len(self._labels)
 
+    @property
+    def n_answered(self) -> int:
+        """How many queries have a label; the others in here were refused."""
+        return sum(label >= 0 for label in self._labels.values())
+
     def record(self, queries: Sequence[int], labels: Sequence[int]) -> None:
         """Write answers that have been paid for; returns when they are on disk."""
         pairs = [(int(query), int(label)) for query, label in zip(queries, labels, strict=True)]
@@ -61,6 +66,10 @@ class Journal:
     def published(self, what: str) -> dict[str, float] | None:
         """Numbers that were released under the name `what`, if they were."""
         return self._published.get(what)
+
+    def n_published(self, part: str) -> int:
+        """How many names of what was published contain `part`."""
+        return sum(part in what for what in self._published)
 
     def publish(self, what: str, numbers: dict[str, float]) -> None:
         """Write numbers that have been paid for; returns when they are on disk."""

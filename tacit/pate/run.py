@@ -150,11 +150,14 @@ class PATEClassifier:
         carried = [i for i in range(len(self.queries_)) if journal is not None and i in journal]
         teachers = self._train(X_private, labels, n_classes, random)
         votes = count_votes(teachers, X_public[self.queries_], n_classes)
+        is_paid = self._pay_for_cost(journal)
         self.labels_ = aggregator.answer(
             votes, ledger=self.ledger_, rng=random, journal=journal, max_answers=self.max_answers
         )
         self.event_ = aggregator.event(len(self.labels_), self.n_answered_)
-        self.sanitized_cost_ = self._publish_cost(aggregator, votes, random, journal, carried)
+        self.sanitized_cost_ = self._publish_cost(
+            aggregator, votes, random, journal, carried, is_paid=is_paid
+        )
         self.student_ = self._teach(X_public)
         return self
 
@@ -267,6 +270,27 @@ class PATEClassifier:
             progress=self.progress,
         )
 
+    def _pay_for_cost(self, journal: Journal | None) -> bool:
+        """Pay for the sanitized cost before the answers use up the budget; False if not needed."""
+        if self.sanitizer is None:
+            return False
+        if journal is not None and journal.published(self._cost_name(journal.n_answered)):
+            return False
+        self._spend_on_cost(self.sanitizer, journal)
+        return True
+
+    def _spend_on_cost(self, sanitizer: Sanitizer, journal: Journal | None) -> None:
+        note = "PATE: publish the data-dependent cost"
+        if journal is not None:
+            note = f"PATE run {journal.run}: publish the cost by {sanitizer!r}"
+            payments = sum(entry.note == note for entry in self.ledger_.history())
+            if payments > journal.n_published(repr(sanitizer)):
+                return  # a killed run paid, and published nothing
+        self.ledger_.spend(sanitizer.event, note=note)
+
+    def _cost_name(self, n_answered: int) -> str:
+        return f"cost of {n_answered} answers by {self.sanitizer!r}"
+
     def _publish_cost(
         self,
         aggregator: Aggregator,
@@ -274,23 +298,26 @@ class PATEClassifier:
         random: Rng,
         journal: Journal | None,
         carried: list[int],
+        *,
+        is_paid: bool,
     ) -> SanitizedCost | None:
         if self.sanitizer is None:
             return None
-        what = f"cost of {self.n_answered_} answers by {self.sanitizer!r}"
-        if journal is not None and (known := journal.published(what)) is not None:
+        name = self._cost_name(self.n_answered_)
+        if journal is not None and (known := journal.published(name)) is not None:
             return SanitizedCost(**known)  # paid for and published by an earlier, killed run
+        if not is_paid:
+            self._spend_on_cost(self.sanitizer, journal)
         cost = publish_cost(
             aggregator,
             votes,
             self.labels_,
             sanitizer=self.sanitizer,
-            ledger=self.ledger_,
             rng=random if journal is None else journal.fresh(random),
             carried=carried,
         )
         if journal is not None:
-            journal.publish(what, asdict(cost))
+            journal.publish(name, asdict(cost))
         return cost
 
     def _teach(self, X_public: NDArray[Any]) -> Any:

@@ -308,6 +308,17 @@ def test_a_sanitized_cost_is_published_and_paid_for_once(tmp_path):
     assert [entry.event for entry in ledger.history()].count(Sanitizer().event) == 1
 
 
+def test_a_budget_that_ends_the_answers_has_paid_for_their_sanitized_cost(tmp_path):
+    ledger = Ledger(budget=Budget(epsilon=6.0, delta=1e-5))
+    options = {"ledger": ledger, "folder": tmp_path, "n_queries": 200, "sanitizer": Sanitizer()}
+    model = small(**options).fit(X, Y, PUBLIC)
+    assert 0 < model.n_answered_ < 200
+    assert ledger.epsilon(delta=1e-5) <= 6.0
+    paid = len(list(ledger.history()))
+    assert small(**options).fit(X, Y, PUBLIC).sanitized_cost_ == model.sanitized_cost_
+    assert len(list(ledger.history())) == paid
+
+
 def test_answers_of_teachers_that_are_gone_enter_at_their_price_for_any_data(tmp_path, kill_at):
     ledger = Ledger()
     kill_at(12)
@@ -317,6 +328,7 @@ def test_answers_of_teachers_that_are_gone_enter_at_their_price_for_any_data(tmp
     kill_at(None)
     cost = small(**sanitized).fit(X, Y, PUBLIC).sanitized_cost_
     assert cost.carried == pytest.approx(12 * Sanitizer().order / 3.0**2)
+    assert [entry.event for entry in ledger.history()].count(Sanitizer().event) == 1
 
 
 def test_a_run_killed_inside_its_first_line_begins_again(tmp_path):
