@@ -183,6 +183,64 @@ def test_every_way_to_the_norm_gives_the_same_sum(way, chunk, monkeypatch):
     check(tied_language_model(), *text())
 
 
+def weighed_outputs(model, batch):
+    """A loss whose gradient by the output is the second part of the batch."""
+    x, g = batch
+    return (model(x) * g).flatten(1).sum(1)
+
+
+def canceling(positions, width, size):
+    """Output gradients that cancel over the positions but for a ten-thousandth."""
+    signs = torch.tensor([1.0, -1.0]).repeat(positions // 2).view(1, positions, 1)
+    g = size * torch.randn(1, 1, width) * signs
+    return g + 1e-4 * size * torch.randn(1, positions, width)
+
+
+@pytest.mark.parametrize("way", ["gram", "keep", "drop"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("size", [1e3, 1e5, 1e7])
+def test_positions_that_cancel_do_not_hide_the_norm(way, dtype, size, monkeypatch):
+    # The norm is far below the inner products that it is computed from.
+    monkeypatch.setattr(pieces, "cheapest_way", lambda *_, **__: way)
+    monkeypatch.setattr(convolution, "cheapest_way", lambda *_, **__: way)
+    allowed = 1.001 if dtype != torch.bfloat16 else 1.04
+    for positions in (2, 4, 16):
+        x = torch.randn(1, 1, 200).expand(1, positions, 200)
+        linear = (nn.Linear(200, 300, bias=False), x, canceling(positions, 300, size))
+        image = torch.randn(1, 40, 1).expand(1, 40, positions + 2)
+        g = canceling(positions, 60, size).transpose(1, 2)
+        for model, *batch in (linear, (nn.Conv1d(40, 60, 3, bias=False), image, g)):
+            model, batch = model.to(dtype), [t.to(dtype) for t in batch]
+            found = clipped_sum(model, weighed_outputs, batch, Flat(1.0), engine="bookkeeping")
+            assert found.sums["weight"].double().norm() <= allowed
+
+
+def test_a_table_that_is_read_and_used_as_a_matrix_does_not_hide_its_norm():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = parameter(7, 300)
+
+        def forward(self, batch):
+            ids, g, h, x = batch
+            read = (F.embedding(ids, self.table) * g).flatten(1).sum(1)
+            return read + (F.linear(x, self.table) * h).flatten(1).sum(1)
+
+    g = 1e6 * torch.randn(1, 2, 300)
+    h = torch.zeros(1, 2, 7)
+    h[0, 0, 3], h[0, 1, 4] = 1.0, 1.0  # the head takes back what the reading gave
+    batch = (torch.tensor([[3, 4]]), g, h, -g + 10 * torch.randn(1, 2, 300))
+    found = clipped_sum(Tied(), lambda m, b: m(b), batch, Flat(1.0), engine="bookkeeping")
+    assert found.sums["table"].norm() <= 1.001
+
+
+def test_squares_below_the_range_of_float32_do_not_hide_the_norm():
+    batch = torch.full((1, 784), 2e-23), torch.full((1, 1), 1e19)
+    model, clip = nn.Linear(784, 1, bias=False), Flat(1e-3)
+    found = clipped_sum(model, weighed_outputs, batch, clip, engine="bookkeeping")
+    assert found.sums["weight"].norm() <= clip.clip_norm
+
+
 def text(length=7):
     ids = torch.randint(0, 11, (6, length))
     return ids, ids.roll(1, 1)

@@ -29,17 +29,23 @@ def has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-def gram_norms(a: Tensor, g: Tensor) -> Tensor:
-    """Squared norms (examples,) of a'g; a (examples, T, D), g (examples, T, P)."""
+def gram_norms(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    """Squared norms (examples,) of a'g, and sums of |a_t| |g_t|, the scale of their rounding.
+
+    Shapes: a (examples, T, D), g (examples, T, P).
+    """
     from tacit.training.kernels import gram
 
     return gram.gram_norms(a, g)
 
 
-def conv2d_norms(x: Tensor, g: Tensor, kernel: list[int], stride: int, padding: int) -> Tensor:
-    """Squared norms (examples,) of weight gradients, from channels-first input and output gradient.
+def conv2d_norms(
+    x: Tensor, g: Tensor, kernel: list[int], stride: int, padding: int
+) -> tuple[Tensor, Tensor]:
+    """Squared norms (examples,) of weight gradients, and the scale of their rounding.
 
-    Tensors that are channels last in memory are read as they are.
+    From channels-first input and output gradient, as `gram_norms` over output positions. Tensors
+    that are channels last in memory are read as they are.
     """
     from tacit.training.kernels import conv
 

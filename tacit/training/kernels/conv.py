@@ -9,12 +9,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tacit.training.kernels.gram import _lower_triangle, precision, tile_for
+from tacit.training.kernels.gram import _lower_triangle, _store_share, precision, tile_for
 
 
 @triton.jit
 def _conv_gram_kernel(
-    a, g, out, T, CI, CO, H, W, OUT_W, KERNEL_W, TAPS, STRIDE, PAD, stride_ab, stride_gb,
+    a, g, out, lengths, T, CI, CO, H, W, OUT_W, KERNEL_W, TAPS, STRIDE, PAD,
+    stride_ab, stride_gb,
     TILE: tl.constexpr, DEPTH: tl.constexpr, DEPTH_G: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     pair = tl.program_id(0)
@@ -59,9 +60,7 @@ def _conv_gram_kernel(
             mask=has_column[None, :] & (channel < CO)[:, None], other=0.0,
         )  # fmt: skip
         of_g = tl.dot(left, right, of_g, input_precision=PRECISION)
-    twice = tl.where(i == j, 1.0, 2.0)
-    share = tl.sum(tl.sum(of_a * of_g, 1), 0) * twice
-    tl.store(out + example * tl.num_programs(0) + pair, share)
+    _store_share(out, lengths, example * tl.num_programs(0) + pair, of_a * of_g, i, j, TILE)
 
 
 @triton.jit
@@ -101,27 +100,35 @@ def _conv_instance_kernel(
 
 
 @torch.library.custom_op("tacit::conv2d_norms", mutates_args=())
-def conv2d_norms(a: Tensor, g: Tensor, kernel: list[int], stride: int, padding: int) -> Tensor:
-    """Squared norms (batch,) of weight gradients; a (batch, H, W, CI), g (batch, OH, OW, CO)."""
+def conv2d_norms(
+    a: Tensor, g: Tensor, kernel: list[int], stride: int, padding: int
+) -> tuple[Tensor, Tensor]:
+    """Squared norms (batch,) of weight gradients; a (batch, H, W, CI), g (batch, OH, OW, CO).
+
+    And the sum over positions of |a_t| |g_t|: the scale of the rounding.
+    """
     batch, height, width, inputs = a.shape
     _, out_height, out_width, outputs = g.shape
     T = out_height * out_width
     tile = tile_for(T, 64)
     tiles = triton.cdiv(T, tile)
     pairs = tiles * (tiles + 1) // 2
-    out = torch.empty(batch, pairs, device=a.device, dtype=torch.float32)
+    out = torch.empty(2, batch, pairs, device=a.device, dtype=torch.float32)
     _conv_gram_kernel[(pairs, batch)](
-        a, g, out, T, inputs, outputs, height, width, out_width, kernel[1], kernel[0] * kernel[1],
-        stride, padding, a.stride(0), g.stride(0),
+        a, g, out[0], out[1], T, inputs, outputs, height, width, out_width,
+        kernel[1], kernel[0] * kernel[1], stride, padding, a.stride(0), g.stride(0),
         TILE=tile, DEPTH=tile_for(inputs, 64), DEPTH_G=tile_for(outputs, 64),
         PRECISION=precision(a), num_warps=4, num_stages=3,
     )  # fmt: skip
-    return out.sum(1)
+    return out[0].sum(1), out[1].sum(1)
 
 
 @conv2d_norms.register_fake
-def _(a: Tensor, g: Tensor, kernel: list[int], stride: int, padding: int) -> Tensor:
-    return a.new_empty(a.shape[0], dtype=torch.float32)
+def _(a: Tensor, g: Tensor, kernel: list[int], stride: int, padding: int) -> tuple[Tensor, Tensor]:
+    return (
+        a.new_empty(a.shape[0], dtype=torch.float32),
+        a.new_empty(a.shape[0], dtype=torch.float32),
+    )
 
 
 @torch.library.custom_op("tacit::conv2d_instances", mutates_args=())

@@ -29,8 +29,8 @@ def _gram_tile(
 ):  # fmt: skip
     """x[rows] @ x[columns]' over features start..stop, in float32."""
     k = tl.arange(0, DEPTH)
-    left = base + rows[:, None] * stride + k[None, :]
-    right = base + columns[None, :] * stride + k[:, None]
+    left = base + rows.to(tl.int64)[:, None] * stride + k[None, :]
+    right = base + columns.to(tl.int64)[None, :] * stride + k[:, None]
     has_row, has_column = rows[:, None] < T, columns[None, :] < T
     total = tl.zeros([TILE, TILE], dtype=tl.float32)
     for at in range(start, stop, DEPTH):
@@ -46,8 +46,19 @@ def _gram_tile(
 
 
 @triton.jit
+def _store_share(out, lengths, at, products, i, j, TILE: tl.constexpr):
+    """A tile's share of the squared norm, and its sum of |a_t| |g_t|, found on the diagonal."""
+    twice = tl.where(i == j, 1.0, 2.0)  # the upper triangle mirrors the lower one
+    tl.store(out + at, tl.sum(tl.sum(products, 1), 0) * twice)
+    t = tl.arange(0, TILE)
+    is_diagonal = (t[:, None] == t[None, :]) & (i == j)
+    squares = tl.where(is_diagonal, products, 0.0)
+    tl.store(lengths + at, tl.sum(tl.sum(tl.sqrt(squares), 1), 0))
+
+
+@triton.jit
 def _gram_kernel(
-    a, g, out, T, D, P, part, stride_ab, stride_at, stride_gb, stride_gt,
+    a, g, out, lengths, T, D, P, part, stride_ab, stride_at, stride_gb, stride_gt,
     TILE: tl.constexpr, DEPTH: tl.constexpr,
     EVEN_D: tl.constexpr, EVEN_P: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -65,15 +76,13 @@ def _gram_kernel(
     of_a = _gram_tile(
         a + example * stride_ab, stride_at, rows, columns, T, 0, D, TILE, DEPTH, EVEN_D, PRECISION
     )
-    twice = tl.where(i == j, 1.0, 2.0)  # the upper triangle mirrors the lower one
-    share = tl.sum(tl.sum(of_a * of_g, 1), 0) * twice
     at = (example * tl.num_programs(0) + pair) * tl.num_programs(2) + chunk
-    tl.store(out + at, share)
+    _store_share(out, lengths, at, of_a * of_g, i, j, TILE)
 
 
 @triton.jit
 def _bulk_gram_kernel(
-    a, g, out, D, P, part, TILE: tl.constexpr, DEPTH: tl.constexpr
+    a, g, out, lengths, D, P, part, TILE: tl.constexpr, DEPTH: tl.constexpr
 ):  # fmt: skip
     """`_gram_kernel` on tensor descriptors: tiles come by the copy engine, zeros outside."""
     pair, example, chunk = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -89,15 +98,16 @@ def _bulk_gram_kernel(
         x = a.load([example, i * TILE, at]).reshape(TILE, DEPTH)
         y = a.load([example, j * TILE, at]).reshape(TILE, DEPTH)
         of_a = tl.dot(x, y.T, of_a)
-    twice = tl.where(i == j, 1.0, 2.0)
-    share = tl.sum(tl.sum(of_a * of_g, 1), 0) * twice
     at = (example.to(tl.int64) * tl.num_programs(0) + pair) * tl.num_programs(2) + chunk
-    tl.store(out + at, share)
+    _store_share(out, lengths, at, of_a * of_g, i, j, TILE)
 
 
 @torch.library.custom_op("tacit::gram_norms", mutates_args=())
-def gram_norms(a: Tensor, g: Tensor) -> Tensor:
-    """Squared norm (batch,) in float32 of each example's a'g; a (batch, T, D), g (batch, T, P)."""
+def gram_norms(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    """Squared norm (batch,) in float32 of each example's a'g; a (batch, T, D), g (batch, T, P).
+
+    And the sum over t of |a_t| |g_t|, or somewhat more: the scale of the rounding.
+    """
     common = torch.promote_types(a.dtype, g.dtype)
     a, g = _rows(a.to(common)), _rows(g.to(common))
     if a.shape[2] > g.shape[2]:  # split the wider side: the product is linear in either matrix
@@ -111,25 +121,28 @@ def gram_norms(a: Tensor, g: Tensor) -> Tensor:
     chunks = _chunks(batch * pairs, D, P)
     part = triton.cdiv(triton.cdiv(P, chunks), depth) * depth
     chunks = triton.cdiv(P, part)
-    out = torch.empty(batch, pairs, chunks, device=g.device, dtype=torch.float32)
+    out = torch.empty(2, batch, pairs, chunks, device=g.device, dtype=torch.float32)
     grid = (pairs, batch, chunks)
     if bulk:
         _bulk_gram_kernel[grid](
-            _descriptor(a, tile, depth), _descriptor(g, tile, depth), out, D, P, part,
+            _descriptor(a, tile, depth), _descriptor(g, tile, depth), out[0], out[1], D, P, part,
             TILE=tile, DEPTH=depth, num_warps=warps, num_stages=stages,
         )  # fmt: skip
     else:
         _gram_kernel[grid](
-            a, g, out, T, D, P, part, a.stride(0), a.stride(1), g.stride(0), g.stride(1),
+            a, g, out[0], out[1], T, D, P, part, a.stride(0), a.stride(1), g.stride(0), g.stride(1),
             TILE=tile, DEPTH=depth, EVEN_D=D % depth == 0, EVEN_P=P % depth == 0,
             PRECISION=precision(g), num_warps=warps, num_stages=stages,
         )  # fmt: skip
-    return out.sum((1, 2))
+    return out[0].sum((1, 2)), out[1].sum((1, 2))
 
 
 @gram_norms.register_fake
-def _(a: Tensor, g: Tensor) -> Tensor:
-    return a.new_empty(a.shape[0], dtype=torch.float32)
+def _(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    return (
+        a.new_empty(a.shape[0], dtype=torch.float32),
+        a.new_empty(a.shape[0], dtype=torch.float32),
+    )
 
 
 def precision(tensor: Tensor) -> str:
@@ -158,7 +171,7 @@ def _takes_bulk_copies(x: Tensor) -> bool:
     """Whether the copy engine of Hopper and later can fetch tiles of x (examples, T, features)."""
     if x.element_size() != 2 or x.shape[1] < 128 or x.shape[2] < 64 or TensorDescriptor is None:
         return False
-    aligned = x.data_ptr() % 16 == 0 and all(stride % 8 == 0 for stride in x.stride()[:2])
+    aligned = x.data_ptr() % 16 == 0 and all(s > 0 and s % 8 == 0 for s in x.stride()[:2])
     return aligned and torch.cuda.get_device_capability(x.device)[0] in (9, 10)
 
 

@@ -28,7 +28,8 @@ def _weigh_kernel(
 
 @torch.library.custom_op("tacit::weighted_sum", mutates_args=())
 def weighted_sum(values: Tensor, factors: Tensor) -> Tensor:
-    """sum_i factors_i values_i, shape (size,); values (examples, size) contiguous."""
+    """sum_i factors_i values_i, shape (size,); values (examples, size)."""
+    values, factors = values.contiguous(), factors.contiguous()  # the kernel counts on it
     examples, size = values.shape
     columns = triton.cdiv(size, _COLUMNS)
     # Cut the examples until the device is full.

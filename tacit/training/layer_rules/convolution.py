@@ -232,6 +232,12 @@ class Convolved:
         norms = [self._gram(*s) if way == "gram" else self._drop(*s) for s in spans]
         return (norms[0] if len(norms) == 1 else torch.cat(norms)), self
 
+    def _raised(self, squared: Tensor, lengths: Tensor, *, gram: bool = True) -> Tensor:
+        """Squared norms with room for what rounding may hide where positions cancel."""
+        width = max(self.weight.shape[0], prod(self.weight.shape[1:]))
+        room = pieces.room(self.dtype, gram=width * gram, fused=self._is_fusible())
+        return squared + room * lengths.square()
+
     def _is_fusible(self) -> bool:
         """Whether the GPU kernels take this convolution: plain, in two dimensions, square steps."""
         geometry = self.geometry
@@ -250,17 +256,20 @@ class Convolved:
         span = (list(geometry.kernel), geometry.stride[0], geometry.padding[0])
         g = self.g.to(self.x.dtype)
         if way == "gram":
-            return kernels.conv2d_norms(self.x, g, *span), self
+            return self._raised(*kernels.conv2d_norms(self.x, g, *span)), self
         instances, squared = kernels.conv2d_instances(self.x, g, *span)
         return squared, pieces.Dense(instances, squared, axes=(0, 3, 1, 2))
 
     def _gram(self, start: int, stop: int) -> Tensor:
         left, right = self._operands(start, stop)
-        squared = pieces.gram(left.transpose(1, 2), right.transpose(1, 2))
-        return squared.view(stop - start, -1).sum(1)
+        found = pieces.gram(left.transpose(1, 2), right.transpose(1, 2))
+        return self._raised(*(part.view(stop - start, -1).sum(1) for part in found))
 
     def _drop(self, start: int, stop: int) -> Tensor:
-        return pieces.squared_norm(self._dense(start, stop))
+        left, right = self._operands(start, stop)
+        sizes = (pieces.norms_along(left, 1) * pieces.norms_along(right, 1)).sum(1)
+        squared = pieces.squared_norm(self._dense(start, stop))
+        return self._raised(squared, sizes.view(stop - start, -1).sum(1), gram=False)
 
     def weighted_sum(self, factors: Tensor, keep: Tensor | None) -> Tensor:
         views = len(self.x) // self.examples

@@ -4,6 +4,7 @@ A piece stands for a tensor of shape (examples, *shape). Pieces of one parameter
 several times add up before the norm is taken: |u + v|^2 has a cross term.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -20,6 +21,19 @@ CHUNK_ELEMENTS = {"cpu": 2**18, "cuda": 2**26}
 
 # Rows up to this long are squared and summed faster by a matrix product on a CPU.
 NARROW = 16
+
+# A gradient is a sum over positions, and positions may cancel: rounding then is small against
+# B = (sum_t |left_t| |right_t|)^2, not against the squared norm. Squared norms are raised by a
+# share of B, so that factor * sqrt(B), the largest number in the weighted sum, stays bounded too.
+ROOM = {
+    torch.float64: 2.0**-44,
+    torch.float32: 2.0**-28,
+    torch.float16: 2.0**-14,  # the factors are rounded into the sum, by up to 2^-9 of a position
+    torch.bfloat16: 2.0**-14,
+}
+GRAM_ROOM = 2.0**-24  # times sqrt(width): inner products in float32, terms rounded at random
+REDUCED_ROOM = 2.0**-9  # of those by matrix units that round float32 to 11 bits or fewer
+TINY = 2.0**-110  # squares below float32's range, and the sum of many of them, are lost
 
 
 def chunk_elements(device: torch.device) -> int:
@@ -74,12 +88,28 @@ class Outer:
         return bmm_wide(self.left.transpose(1, 2), self.right)
 
     def settle(self) -> tuple[Tensor, Piece]:
+        if self.left.shape[1] == 1:
+            return self._rank_one(), self
+        squared, lengths, share, piece = self.measure()
+        if isinstance(piece, Dense):
+            return squared, piece
+        return squared + share * lengths.square(), piece
+
+    def _rank_one(self) -> Tensor:
+        left = squared_norm(self.left) if self.left_squared is None else self.left_squared
+        right = squared_norm(self.right) if self.right_squared is None else self.right_squared
+        return (left + TINY) * (right + TINY)
+
+    def measure(self) -> tuple[Tensor, Tensor, float, Piece]:
+        """Squared norms, sums of |left_t| |right_t|, the `room` to leave, and what to weigh.
+
+        A gradient that was formed needs no room: its norm is taken of what will be weighed.
+        """
         positions, outputs = self.left.shape[1:]
         inputs = self.right.shape[2]
         if positions == 1:
-            left = squared_norm(self.left) if self.left_squared is None else self.left_squared
-            right = squared_norm(self.right) if self.right_squared is None else self.right_squared
-            return left * right, self
+            squared = self._rank_one()
+            return squared, squared.sqrt(), room(self.dtype), self
         way = cheapest_way(
             positions,
             inputs,
@@ -90,15 +120,21 @@ class Outer:
             fused=kernels.usable(self.left),
         )
         if way == "keep":
-            return Dense(self.dense()).settle()
-        if way == "gram" and kernels.usable(self.left):
-            return kernels.gram_norms(self.right, self.left), self
+            squared, piece = Dense(self.dense()).settle()
+            return squared, squared.sqrt(), 0.0, piece
+        width, fused = max(inputs, outputs), kernels.usable(self.left)
+        share = room(self.dtype, gram=width if way == "gram" else 0, fused=fused)
+        if way == "gram" and fused:
+            return *kernels.gram_norms(self.right, self.left), share, self
         size = positions**2 if way == "gram" else inputs * outputs
         parts = [
-            gram(left, right) if way == "gram" else Dense(Outer(left, right).dense()).settle()[0]
+            gram(left, right)
+            if way == "gram"
+            else (squared_norm(Outer(left, right).dense()), lengths(left, right))
             for left, right in _chunks(size, self.left, self.right)
         ]
-        return (parts[0] if len(parts) == 1 else torch.cat(parts)), self
+        squared, sizes = zip(*parts, strict=True)
+        return _joined(squared), _joined(sizes), share, self
 
     def weighted_sum(self, factors: Tensor, keep: Tensor | None) -> Tensor:
         left, right = self.left, self.right
@@ -131,7 +167,12 @@ class Rows:
     def settle(self) -> tuple[Tensor, Piece]:
         if self.ids.shape[1] == 1:
             return squared_norm(self.values), self
-        return squared_norm(self._compact()), self
+        squared = squared_norm(self._compact())
+        return squared + room(self.dtype) * self.length().square(), self
+
+    def length(self) -> Tensor:
+        """Sum of the norms of an example's values."""
+        return norms_along(self.values, 2).sum(1)
 
     def _compact(self) -> Tensor:
         """Values added up by id within each example, in T rows: same norms, no table."""
@@ -186,10 +227,12 @@ class Tied:
         return self.outer.dense() + self.rows.dense()
 
     def settle(self) -> tuple[Tensor, Piece]:
-        squared, outer = self.outer.settle()
+        squared, lengths, share, outer = self.outer.measure()
         if isinstance(outer, Dense):
             return Dense(outer.values + self.rows.dense()).settle()
-        return squared + self.rows.settle()[0] + 2 * self._cross(), self
+        squared = squared + self.rows.settle()[0] + 2 * self._cross()
+        share = max(share, room(self.dtype, gram=self.rows.values.shape[2]))  # the cross term
+        return squared + share * (lengths + self.rows.length()).square(), self
 
     def _cross(self) -> Tensor:
         """sum_ts left_s[id_t] (right_s . value_t): the inner product of the two gradients."""
@@ -246,10 +289,40 @@ def _cat(tensors: list[Tensor]) -> Tensor:
     return tensors[0] if len(tensors) == 1 else torch.cat(tensors, dim=1)
 
 
-def gram(left: Tensor, right: Tensor) -> Tensor:
-    """Squared norms of sum_t left_t right_t', by inner products of positions."""
+def gram(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """Squared norms of sum_t left_t right_t', by inner products of positions; the `lengths`."""
     left, right = bmm_wide(left, left.transpose(1, 2)), bmm_wide(right, right.transpose(1, 2))
-    return (left * right).sum((1, 2))
+    products = left * right
+    return products.sum((1, 2)), products.diagonal(dim1=1, dim2=2).sqrt().sum(1)
+
+
+def lengths(left: Tensor, right: Tensor) -> Tensor:
+    """Sum over positions of |left_t| |right_t|, for each example."""
+    return (norms_along(left, 2) * norms_along(right, 2)).sum(1)
+
+
+def norms_along(tensor: Tensor, dim: int) -> Tensor:
+    """Norms over one axis, at least in float32."""
+    return torch.linalg.vector_norm(tensor, dim=dim, dtype=accumulator(tensor.dtype))
+
+
+def room(dtype: torch.dtype, *, gram: int = 0, fused: bool = False) -> float:
+    """The share of B by which a squared norm is raised.
+
+    `gram`: the norm comes from inner products of this many terms; `fused`: by our own kernels,
+    which do not reduce their precision.
+    """
+    is_reduced = dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
+    share = ROOM[torch.float16 if is_reduced else dtype]
+    if not gram or dtype == torch.float64:
+        return share
+    if is_reduced and not fused:
+        return REDUCED_ROOM
+    return max(share, GRAM_ROOM * math.sqrt(max(gram, 16)))
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def _chunks(size: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
