@@ -103,8 +103,9 @@ class Lots:
         mine = self._mine(step)
 
         def micros() -> Iterator[Micro]:
+            limit = self.limit  # may be lowered between two of them
             for i, indices in enumerate(self._cut(mine)):
-                yield self._padded(self._fetch(indices, self.seed(step) + i), len(indices))
+                yield self._padded(self._fetch(indices, self.seed(step) + i), len(indices), limit)
 
         return Lot(self, step, micros, lambda: self._as_whole(mine, self.seed(step)))
 
@@ -123,12 +124,12 @@ class Lots:
             return [indices[i : i + self.limit] for i in range(0, len(indices), self.limit)]
         return np.array_split(indices, -(-len(indices) // self.limit))
 
-    def _padded(self, batch: Batch, rows: int) -> Micro:
+    def _padded(self, batch: Batch, rows: int, limit: int) -> Micro:
         if not self.pad:
             return Micro(batch, None, rows)
-        weights = torch.ones(self.limit, device=self.records.device)
+        weights = torch.ones(limit, device=self.records.device)
         weights[rows:] = 0.0
-        return Micro(pad_rows(batch, self.limit), weights, rows)
+        return Micro(pad_rows(batch, limit), weights, rows)
 
     def _as_whole(self, indices: Indices, seed: int) -> Micro:
         if not len(indices):
@@ -143,35 +144,47 @@ class Lots:
             return self.records.fetch(indices)
 
     def _prefetched(self, start: int, stop: int) -> Iterator[Lot]:
-        requests = [] if start >= stop else self._requests(start, stop)
+        # Workers are ahead of the steps. Whoever comes first to a lot cuts it for both, so that a
+        # limit lowered in between does not give one lot the batches of another.
+        cuts: dict[int, tuple[list[Indices], int]] = {}
+
+        def cut_of(step: int) -> tuple[list[Indices], int]:
+            if step in cuts:
+                return cuts.pop(step)
+            cuts[step] = self._cut(self._mine(step)), self.limit
+            return cuts[step]
+
+        def requests() -> Iterator[list[int]]:
+            for step in range(start, stop):
+                for i, indices in enumerate(cut_of(step)[0]):
+                    yield [self.seed(step) + i, *indices.tolist()]
+
         loader = DataLoader(
             _Requested(self.records),
-            batch_sampler=requests,  # type: ignore[arg-type]  # any iterable of requests will do
+            batch_sampler=requests() if start < stop else [],  # type: ignore[arg-type]  # any iterable of requests will do
             collate_fn=_identity,
             num_workers=self._num_workers,
             generator=torch.Generator(),  # the user's own stream stays untouched
         )
         queue, start_of_lot = _Queue(iter(loader)), 0
         for step in range(start, stop):
-            mine = self._mine(step)
-            cut, seed = self._cut(mine), self.seed(step)
+            (cut, limit), seed = cut_of(step), self.seed(step)
 
             def micros(
-                cut: list[Indices] = cut, seed: int = seed, first: int = start_of_lot
+                cut: list[Indices] = cut,
+                limit: int = limit,
+                seed: int = seed,
+                first: int = start_of_lot,
             ) -> Iterator[Micro]:
                 for i, indices in enumerate(cut):
                     batch = queue.take(first + i)
                     if batch is None:  # taken before, by an attempt that was interrupted
                         batch = self._fetch(indices, seed + i)
-                    yield self._padded(self.records.to_device(batch), len(indices))
+                    yield self._padded(self.records.to_device(batch), len(indices), limit)
 
+            mine = self._mine(step)
             yield Lot(self, step, micros, lambda mine=mine, seed=seed: self._as_whole(mine, seed))
             start_of_lot += len(cut)
-
-    def _requests(self, start: int, stop: int) -> Iterator[list[int]]:
-        for step in range(start, stop):
-            for i, indices in enumerate(self._cut(self._mine(step))):
-                yield [self.seed(step) + i, *indices.tolist()]
 
 
 class _Requested(Dataset):

@@ -66,6 +66,32 @@ def test_a_step_goes_on_with_smaller_batches_and_the_same_sum(problem, monkeypat
     assert sum(size > 5 for size in calls) <= 4  # the limit is learned, not hit at every step
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("static", [False, True], ids=["cut", "padded"])
+def test_a_limit_lowered_in_mid_run_leaves_every_lot_as_it_was_drawn(
+    problem, monkeypatch, workers, static
+):
+    # Workers had fetched the next lots in larger batches: none may slip into another lot.
+    options = {"seed": 1, "steps": 8, "noise_multiplier": 0.0, "static_shapes": static}
+    plain = problem(max_microbatch=10, num_workers=workers, **options)
+    short = problem(max_microbatch=10, num_workers=workers, **options)
+    for lot in plain.private:
+        plain.private.step(lot)
+    real, clipper = short.private._clipper.clipped_sum, short.private._clipper
+
+    def tight(micro, clip, **options):
+        if n_rows(micro.batch) > 5 and short.private.steps_taken == 2:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return real(micro, clip, **options)
+
+    monkeypatch.setattr(clipper, "clipped_sum", tight)
+    for lot in short.private:
+        short.private.step(lot)
+    assert short.private.microbatch <= 5
+    for a, b in zip(plain.model.parameters(), short.model.parameters(), strict=True):
+        assert torch.allclose(a, b, atol=1e-6)
+
+
 def test_the_starting_limit_follows_memory_and_lot():
     assert starting_limit(1, CPU, largest_lot=300) == 300
     assert starting_limit(2**34, CPU, largest_lot=300) == 1
