@@ -55,6 +55,7 @@ def test_bad_sources_leave_the_target_its_own_fit(q):
     np.testing.assert_allclose(with_them.coef_, alone.coef_)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("q", [1, 2])
 @pytest.mark.parametrize(("offset", "most"), [(0.3, 1.1), (0.45, 1.2), (0.6, 1.1), (3.0, 1.0)])
 def test_sources_of_another_line_cost_little_and_plain_ones_nothing(offset, most, q):
