@@ -20,8 +20,10 @@ from torch._guards import detect_fake_mode
 from torch._subclasses import FakeTensorMode
 from torch.utils import _pytree as pytree
 
+from tacit.errors import IncompatibleModel
 from tacit.training.clip_rules import FLOAT32_ROUNDING, Clip
 from tacit.training.engines.bookkeeping import compute, plan_for
+from tacit.training.engines.plan import undisturbed
 from tacit.training.engines.recorder import NonFinite
 from tacit.training.sums import ClippedSum, trainable
 
@@ -56,16 +58,29 @@ class CompiledSum:
         augmentations: int = 1,
     ) -> None:
         self.model, self.loss_fn, self.clip, self.views = model, loss_fn, clip, augmentations
-        self._names, self._parameters = list(trainable(model)), list(model.parameters())
+        self._modules, self._device = list(model.modules()), next(model.parameters()).device
+        homes = [home for m in self._modules for home in (m._parameters, m._buffers)]
+        self._homes = [home for home in homes if home]
         self._places = list[int]()
         self._scale = (0.0, torch.zeros(()), torch.zeros(()))  # the last one, and its inverse
-        self._steps: dict[Any, list[tuple[pytree.TreeSpec, Traced]]] = {}
+        self._steps: dict[Any, dict[Any, list[_Known]]] = {}  # by state, then by layout
 
     @property
     def draws(self) -> bool:
         """Whether the model may draw random numbers: so far as is known from the graphs built."""
-        steps = [step for known in self._steps.values() for _, step in known]
+        layouts = self._steps.get(self._state(), {})
+        steps = [known.step for found in layouts.values() for known in found]
         return not steps or any(step.draws for step in steps)
+
+    def _state(self) -> tuple[Any, ...]:
+        """What the graphs depend on besides the batch and where tensors lie."""
+        kind = self._device.type
+        return (
+            tuple(module.training for module in self._modules),
+            tuple(p.requires_grad for home in self._homes for p in home.values() if p is not None),
+            torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind),
+            torch.get_float32_matmul_precision(),
+        )
 
     def __call__(
         self, batch: Any, weights: Tensor, scale: float = 1.0, *, reuse: bool = False
@@ -85,7 +100,7 @@ class CompiledSum:
         *sums, within, is_finite = step.run(seed, [factor, mask, *tensors])
         if mask.is_cuda and not reuse:
             *sums, within, is_finite = (t.clone() for t in (*sums, within, is_finite))
-        named = dict(zip(self._names, sums, strict=True))
+        named = dict(zip(step.names, sums, strict=True))
         return ClippedSum(named, within, None if step.masks else is_finite)
 
     def _step_for(
@@ -96,20 +111,27 @@ class CompiledSum:
         structure: pytree.TreeSpec,
         tensors: list[Tensor],
     ) -> "Traced":
-        places = [p.data_ptr() for p in self._parameters]
-        if places != self._places:  # the graphs read the parameters where they were
+        tensors_of = (t for home in self._homes for t in home.values() if t is not None)
+        places = [t.data_ptr() for t in tensors_of]
+        if places != self._places:  # the graphs read parameters and buffers where they were
             self._steps.clear()
             self._places = places
         key = tuple((t.shape, t.stride(), t.dtype, t.device) for t in tensors)
-        known = self._steps.setdefault(key, [])
-        for seen, step in known:
-            if seen == structure:
-                return step
-        step = self._compiled(batch, mask, leaves, structure)
-        if mask.is_cuda:
+        known = self._steps.setdefault(self._state(), {}).setdefault(key, [])
+        fixed = [leaf for leaf in leaves if not isinstance(leaf, Tensor)]
+        for seen in known:
+            if seen.structure == structure:
+                _require_equal(seen.fixed, fixed)
+                return seen.step
+        # A run that is resumed builds at another step: building must not move the random stream.
+        with undisturbed(self.model, trainable(self.model)):
+            step = self._compiled(batch, mask, leaves, structure)
             one = torch.ones((), device=mask.device)
-            step = step._replace(run=Captured(step.run, one, mask, tensors))
-        known.append((structure, step))
+            if mask.is_cuda:
+                step = step._replace(run=Captured(step.run, one, mask, tensors))
+            else:
+                step.run(one, [one, mask, *tensors])  # compiles
+        known.append(_Known(structure, fixed, step))
         return step
 
     def _compiled(
@@ -150,7 +172,7 @@ class CompiledSum:
         traced = _two_graphs(partial(joint, "ignore"), example)
         if mask.is_cuda and traced.held < _CHEAP_TO_MASK:
             traced = _two_graphs(partial(joint, "mask"), example)._replace(masks=True)
-        return traced
+        return traced._replace(names=tuple(parameters))
 
 
 class Traced(NamedTuple):
@@ -160,6 +182,15 @@ class Traced(NamedTuple):
     held: int  # bytes that the forward keeps for the backward
     draws: bool  # random numbers
     masks: bool = False  # examples that are not finite
+    names: tuple[str, ...] = ()  # of the parameters, in the order of the sums
+
+
+class _Known(NamedTuple):
+    """A step, and the batches that it is for: those of this structure."""
+
+    structure: pytree.TreeSpec
+    fixed: list[Any]  # what is not a tensor in them
+    step: Traced
 
 
 class _Rescaled:
@@ -217,6 +248,18 @@ class Captured:
             mine.copy_(given)
         self._graph.replay()
         return self._results
+
+
+def _require_equal(seen: list[Any], fixed: list[Any]) -> None:
+    """Raise unless what is not a tensor in a batch is as it was when the graphs were built."""
+    if any(
+        a is not b and (type(a) is not type(b) or repr(a) != repr(b))
+        for a, b in zip(seen, fixed, strict=True)
+    ):
+        raise ValueError(
+            "with compile, whatever is not a tensor in a batch is fixed in the graphs, but it has "
+            "changed. Make it a tensor, leave it out in collate_fn, or do not compile."
+        )
 
 
 def _two_graphs(joint: Callable[..., list[Tensor]], example: tuple[Tensor, ...]) -> Traced:
@@ -308,9 +351,20 @@ def _traced(
     for index, node in enumerate(inputs[:-1], 1):
         _rename(node, f"primals_{index}")
     _rename(inputs[-1], "tangents_1")
+    _refuse_writes(graph)
     graph.graph.eliminate_dead_code()
     graph.recompile()
     return graph, constants, detect_fake_mode([node.meta["val"] for node in inputs])
+
+
+def _refuse_writes(graph: fx.GraphModule) -> None:
+    """Raise if the model writes into its buffers: the backward would read what came after."""
+    for node in graph.graph.nodes:
+        if node.target is torch.ops.aten.copy_.default and node.args[0].op == "placeholder":
+            raise IncompatibleModel(
+                "the model writes into a buffer while it runs, as spectral_norm and counters do in "
+                "train mode, which cannot be compiled. Use compile=False."
+            )
 
 
 def _lift(module: fx.GraphModule) -> list[Tensor]:

@@ -83,7 +83,7 @@ class Private:
     def __iter__(self) -> Iterator[Lot]:
         """The lots that remain, from the one after the last step taken."""
         for lot in self._lots.from_step(self.steps_taken, self.steps):
-            lot.on_unpack = lambda micro: self._hand_out(micro, is_last=True)
+            lot.on_unpack = lambda micro, step=lot.step: self._hand_out_whole(micro, step)
             self._sum_so_far = None
             try:
                 yield lot
@@ -104,6 +104,8 @@ class Private:
         self._take_back()
         self._check_turn(lot)
         clip = self._clip()
+        for parameter in self._parameters.values():
+            parameter.grad = None  # on a GPU it may lie where the next sum is put, without noise
         total, drawn = self._clipped_sum(lot, clip)  # private
         drawn = self._pay_and_add_over_ranks(total, drawn)  # private still
         with uninterrupted():
@@ -140,7 +142,7 @@ class Private:
 
     def _release(self, total: ClippedSum, drawn: float, clip: Clip) -> None:
         """Noise once, the declared divisor, the result into `p.grad`; paid for by the caller."""
-        multiplier = self.noise_multiplier
+        multiple = self.noise_multiplier
         for parameter in self._frozen:
             parameter.grad = None  # the optimizer would follow whatever was left there
         groups = zip(clip.groups(list(total.sums)), clip.noise_scales, strict=True)
@@ -148,13 +150,11 @@ class Private:
         # Divided by its scale, one example moves the sum by at most 1 (proof in clip_rules).
         scales = [scale_of[name] for name in self._parameters]
         sums = [total.sums[name] for name in self._parameters]
-        means = self._noise.release(
-            sums, scales, step=self.steps_taken, noise_multiplier=multiplier
-        )
+        means = self._noise.release(sums, scales, step=self.steps_taken, noise_multiplier=multiple)
         for parameter, mean in zip(self._parameters.values(), means, strict=True):
             parameter.grad = like_parameter(mean, parameter)
         if isinstance(self._optimizer, AdamBC):
-            stds = [multiplier * scale / self._plan.expected_batch for scale in scales]
+            stds = [multiple * scale / self._plan.expected_batch for scale in scales]
             self._optimizer.state_noise(zip(self._parameters.values(), stds, strict=True))
         if self._plan.adaptive is not None:
             self._clip_moves = self._plan.adaptive.release(
@@ -197,8 +197,7 @@ class Private:
 
         Leaves in `p.grad` what may be released, or None while more of the lot is to come.
         """
-        handed = self._handed_out
-        if handed is None:
+        if (handed := self._handed_out) is None:
             raise RuntimeError("private.backward needs a batch from private or private.batches().")
         self._take_back()
         compatible.check_layers(self._norms)
@@ -221,6 +220,10 @@ class Private:
         reseed(self._lots.seed(self.steps_taken) + number, self._lots.records.device)
         recording = Recording(self._model, self._loss_fn, micro, self._clip(), self._parameters)
         self._handed_out = _HandedOut(micro, recording, is_last)
+
+    def _hand_out_whole(self, micro: Micro, step: int) -> None:
+        if step == self.steps_taken:  # a lot that was stepped on is not released again
+            self._hand_out(micro, is_last=True)
 
     def _take_back(self) -> None:
         """Stop following the loop's operations; nothing is intercepted while no batch is out."""
@@ -322,8 +325,6 @@ class Private:
         if self.steps_taken == self.steps:
             compatible.release_claim(self)
 
-    # ---------------------------------------------------------------------------------------------
-
     def _use(self, key: Key) -> None:
         self._key = key
         self._lots.use(key)
@@ -394,7 +395,6 @@ def _with_reuse(micros: Iterator[Micro]) -> Iterator[tuple[Micro, bool]]:
     first, second = next(micros, None), next(micros, None)
     if first is not None:
         yield first, second is None
-    if second is not None:
+    while second is not None:
         yield second, True
-        for micro in micros:
-            yield micro, True
+        second = next(micros, None)

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from tacit.errors import IncompatibleModel
 from tacit.training import make_private
 from tacit.training.clipping import Flat, clipped_sum
 from tacit.training.compiled import CompiledSum
@@ -111,3 +112,79 @@ def test_another_shape_is_compiled_anew(setting):
     batch = torch.randn(3, 1, 8, 8), torch.randint(0, 3, (3,))
     wanted = clipped_sum(model, losses, batch, Flat(0.5))
     assert relative(compiled(batch, torch.ones(3)), wanted) < 1e-5
+
+
+class Small(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.head, self.drop = nn.Linear(4, 4), nn.Linear(4, 2), nn.Dropout(0.5)
+        self.register_buffer("shift", torch.zeros(4))
+
+    def forward(self, x):
+        return self.head(self.drop(torch.tanh(self.hidden(x) + self.shift)))
+
+
+def weighed(model, batch):
+    x, y, weight = batch
+    return weight * (model(x) - y).square().sum(1)
+
+
+def test_graphs_do_not_outlive_what_they_were_built_for():
+    torch.manual_seed(0)
+    model, batch = Small().eval(), (torch.randn(6, 4), torch.randn(6, 2), 1.0)
+    compiled, rows = CompiledSum(model, weighed, Flat(0.1)), torch.ones(6)
+
+    def check():
+        found, wanted = compiled(batch, rows), clipped_sum(model, weighed, batch, Flat(0.1))
+        assert found.sums.keys() == wanted.sums.keys()
+        assert relative(found, wanted) < 1e-5
+
+    check()
+    assert not compiled.draws
+    model.shift.fill_(1.0)
+    check()
+    model.shift = torch.full((4,), -2.0)  # another tensor
+    check()
+    model.hidden.weight.requires_grad_(False)
+    check()
+    model.hidden.weight.requires_grad_(True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found, wanted = compiled(batch, rows), clipped_sum(model, weighed, batch, Flat(0.1))
+        assert relative(found, wanted) < 1e-2
+    with pytest.raises(ValueError, match="not a tensor"):
+        compiled((*batch[:2], 1e-3), rows)
+    model.train()
+    assert compiled.draws  # before the graph is built: its first step must be seeded too
+    drawn = []
+    for seed in (5, 5, 6):
+        torch.manual_seed(seed)
+        drawn.append(compiled(batch, rows).sums["head.weight"])
+    assert torch.equal(drawn[0], drawn[1])  # building moves no random stream
+    assert not torch.equal(drawn[0], drawn[2])
+
+
+def test_a_model_that_writes_into_its_buffers_is_refused():
+    model = nn.utils.parametrizations.spectral_norm(nn.Linear(4, 2))
+    batch = torch.randn(6, 4), torch.randint(0, 2, (6,))
+    with pytest.raises(IncompatibleModel, match="buffer"):
+        CompiledSum(model, losses, Flat(0.5))(batch, torch.ones(6))
+
+
+def test_layers_with_equal_gradients_are_added_once():
+    # The compiler computes equal things once; two sums in one place would be added twice.
+    class Twins(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.other = nn.Linear(4, 3), nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.one(x) + self.other(x)
+
+    model, rows = Twins(), torch.ones(6)
+    compiled = CompiledSum(model, losses, Flat(0.5))
+    first, second = ((torch.randn(6, 4), torch.randint(0, 3, (6,))) for _ in range(2))
+    found = compiled(first, rows)
+    found += compiled(second, rows)
+    wanted = clipped_sum(model, losses, first, Flat(0.5))
+    wanted += clipped_sum(model, losses, second, Flat(0.5))
+    assert relative(found, wanted) < 1e-5

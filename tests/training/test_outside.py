@@ -137,6 +137,17 @@ def test_backward_needs_a_batch_and_every_batch_a_backward(problem):
             pass
 
 
+def test_a_lot_that_was_stepped_on_is_not_released_again(problem):
+    # Lots of two steps must be drawn on their own: that is what the bill assumes.
+    case = problem()
+    for lot in case.private:
+        case.private.step(lot)
+        batch = tuple(lot)
+        with pytest.raises(RuntimeError, match="needs a batch"):
+            case.private.backward(case.loss_fn(case.model, batch))
+    assert case.private.steps_taken == case.private.steps
+
+
 def test_batch_norm_is_refused_in_foreign_loops_too(problem):
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
     with pytest.raises(IncompatibleModel, match="BatchNorm1d"):

@@ -414,6 +414,22 @@ def test_only_the_lot_of_this_step_can_be_stepped_on(problem):
         case.private.step((case.x, case.y))
 
 
+def test_a_step_that_fails_leaves_no_gradient_behind(problem, monkeypatch):
+    # The last one's memory may hold the next sum, without noise.
+    case = problem()
+    lots = iter(case.private)
+    case.private.step(next(lots))
+    lot = next(lots)
+
+    def fail(*_):
+        raise BudgetExceeded("spent")
+
+    monkeypatch.setattr(case.private._bill, "pay", fail)
+    with pytest.raises(BudgetExceeded):
+        case.private.step(lot)
+    assert all(p.grad is None for p in case.model.parameters())
+
+
 def test_ctrl_c_before_the_release_changes_nothing(problem, monkeypatch):
     case, twin = problem(seed=1), problem(seed=1)
     real = machinery.clipped_sum

@@ -76,17 +76,17 @@ def make_plan(
     def losses_of(size: int) -> Tensor:
         return _losses(model, loss_fn, batch, size, examples, views)
 
-    with _undisturbed(model, parameters):
+    with undisturbed(model, parameters):
         small = _Log()
         with small:
             few = losses_of(SMALL)
-    with _undisturbed(model, parameters):
+    with undisturbed(model, parameters):
         large = _Compare(labels, small.calls, views)
         with large:
             losses = losses_of(LARGE)
         specs = _checked(large, losses, views)
     if not _agree(few, losses):
-        with _undisturbed(model, parameters):
+        with undisturbed(model, parameters):
             again, drawn = losses_of(SMALL), losses_of(SMALL)
         if _agree(again, few) and _agree(again, drawn):  # no dropout, no random augmentation
             raise IncompatibleModel(
@@ -310,7 +310,7 @@ def _losses(
 
 
 @contextmanager
-def _undisturbed(model: nn.Module, parameters: dict[str, nn.Parameter]) -> Iterator[None]:
+def undisturbed(model: nn.Module, parameters: dict[str, nn.Parameter]) -> Iterator[None]:
     """Puts back the random state and the buffers."""
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     devices = {p.device for p in parameters.values() if p.is_cuda}
