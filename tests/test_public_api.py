@@ -72,5 +72,6 @@ def test_light_top_level_names_resolve_and_unknown_ones_do_not():
 
 
 def test_the_verbs_are_exactly_these():
-    verbs = "audit calibrate curve demo epsilon ledger pate report sweep train verify"
+    verbs = "audit calibrate curve demo epsilon ledger pate regress report surface sweep train"
+    verbs += " transfer verify"
     assert sorted(VERBS) == verbs.split()
