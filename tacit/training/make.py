@@ -71,7 +71,8 @@ def make_private(
         `sampler`, each record with probability batch_size / n_records.
     loss_fn
         `loss_fn(model, batch)` gives one loss per example. None for loops that use
-        `private.backward`.
+        `private.backward`; then nothing can be probed before the run, and examples that mix are
+        found in known layers (BatchNorm) only.
     batch_size
         Expected size of a lot, and the divisor of its sum. Lots differ in size; some are empty.
     epochs, steps
@@ -106,7 +107,8 @@ def make_private(
         "auto" takes the fastest that the model allows; see `tacit.training.clipped_sum`.
     compile
         Compile forward, norms and contraction; implies `static_shapes`. The first step takes tens
-        of seconds, later ones less time than without.
+        of seconds, later ones less time than without. What the model and `loss_fn` read from
+        Python, such as a coefficient that changes, is fixed at the first step.
     num_workers
         Processes that fetch records ahead.
     augmentations, augment

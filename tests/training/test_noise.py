@@ -105,6 +105,7 @@ def test_the_cpu_generator_is_not_reduced_to_32_bits_of_seed():
 
 
 def test_secure_release_lies_on_a_grid_that_does_not_depend_on_the_sum():
+    """Peers, entry 19: noise that hides the sum must not leave its last bits readable."""
     mean = NoisyMean(Key.from_seed(1), expected_batch=1.0, secure=True)
     for total in (torch.zeros(6).double(), torch.rand(6).double()):
         (released,) = mean.release([total], [1.0], step=0, noise_multiplier=1.0)
