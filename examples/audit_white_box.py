@@ -16,6 +16,7 @@ from tacit.auditing import GradientCanaries, noise_bound, one_run, refute_event
 from tacit.training.noise import NoisyMean
 
 DELTA, CLIP, CANARIES = 1e-5, 0.1, 4000
+SEED = 0  # so that it prints the same each time; a real run takes none
 
 
 def loss_fn(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
@@ -26,7 +27,8 @@ def loss_fn(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch
 def audit() -> bool:
     data = tacit.datasets.load("digits")
     x, y = torch.from_numpy(data.x_train).flatten(1), torch.from_numpy(data.y_train)
-    canaries = GradientCanaries(CANARIES, clip_norm=CLIP)
+    torch.manual_seed(SEED)
+    canaries = GradientCanaries(CANARIES, clip_norm=CLIP, rng=SEED)
     model, records, loss = canaries.plant(nn.Linear(64, 10), (x, y), loss_fn)
     n_records = len(x) + CANARIES // 2  # declared: half of the canaries are expected in
     private = tacit.make_private(
@@ -40,6 +42,7 @@ def audit() -> bool:
         epsilon=4.0,
         delta=DELTA,
         n_records=n_records,
+        seed=SEED,
     )
     for lot in canaries.watch(private):  # the only line of the loop that changes
         private.step(lot)
