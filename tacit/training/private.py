@@ -74,6 +74,7 @@ class Private:
         self._clip_moves = (1.0,) * len(plan.clip.clip_norms)  # what adaptive clipping learned
         self._bill = Bill(ledger, plan.event, steps=plan.steps, run=uuid.uuid4().hex)
         self._handed_out: _HandedOut | None = None
+        self._loop = 0  # number of the loop that is on
         self._sum_so_far: tuple[ClippedSum, int] | None = None
         self._loaded_digest: str | None = None  # of the model and optimizer to go on with
         compatible.claim(self, self._parameters, optimizer)
@@ -82,13 +83,15 @@ class Private:
 
     def __iter__(self) -> Iterator[Lot]:
         """The lots that remain, from the one after the last step taken."""
+        mine = self._begin_loop()
         for lot in self._lots.from_step(self.steps_taken, self.steps):
             lot.on_unpack = lambda micro, step=lot.step: self._hand_out_whole(micro, step)
             self._sum_so_far = None
             try:
                 yield lot
             finally:
-                self._take_back()
+                self._end_turn(mine)
+            self._check_loop(mine)
             if self.steps_taken == lot.step:
                 raise RuntimeError(
                     "the last lot was drawn but not used. Every lot is a step, whatever it holds: "
@@ -177,6 +180,7 @@ class Private:
         A lot that does not fit comes in several batches. Until its last one `p.grad` stays None, so
         the loop's `optimizer.step()` moves nothing. An empty lot comes as one row that weighs zero.
         """
+        mine = self._begin_loop()
         for lot in self._lots.from_step(self.steps_taken, self.steps):
             self._sum_so_far = None
             micros = lot.micros()
@@ -186,10 +190,11 @@ class Private:
                 self._hand_out(micro, is_last=following is None, number=number)
                 try:
                     yield micro.batch
+                    self._check_loop(mine)
                     if self._handed_out is not None:
                         raise RuntimeError("call private.backward(losses) once for every batch.")
                 finally:
-                    self._take_back()
+                    self._end_turn(mine)
                 micro = following
 
     def backward(self, losses: Tensor) -> None:
@@ -224,6 +229,20 @@ class Private:
     def _hand_out_whole(self, micro: Micro, step: int) -> None:
         if step == self.steps_taken:  # a lot that was stepped on is not released again
             self._hand_out(micro, is_last=True)
+
+    def _begin_loop(self) -> int:
+        """Two loops at a time could release parts of one lot twice: only the newest goes on."""
+        self._take_back()
+        self._loop += 1
+        return self._loop
+
+    def _end_turn(self, loop: int) -> None:
+        if loop == self._loop:  # a loop that was left behind has nothing out
+            self._take_back()
+
+    def _check_loop(self, loop: int) -> None:
+        if loop != self._loop:
+            raise RuntimeError("another loop over this run has begun; go on with that one.")
 
     def _take_back(self) -> None:
         """Stop following the loop's operations; nothing is intercepted while no batch is out."""

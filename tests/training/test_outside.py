@@ -159,3 +159,14 @@ def test_step_without_loss_fn_says_what_to_do(problem):
     lot = next(iter(case.private))
     with pytest.raises(ValueError, match="loss_fn must be given"):
         case.private.step(lot)
+
+
+@pytest.mark.parametrize("kind", ["batches", "lots"])
+def test_of_two_loops_over_one_run_only_the_newer_goes_on(problem, kind):
+    case = problem(**OPTIONS, max_microbatch=3)
+    loops = [case.private.batches() if kind == "batches" else iter(case.private) for _ in range(2)]
+    next(loops[0])
+    next(loops[1])
+    with pytest.raises(RuntimeError, match="another loop"):
+        next(loops[0])
+    assert case.private.steps_taken == 0
