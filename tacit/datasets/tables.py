@@ -3,7 +3,7 @@
 A schema is public: it is written by someone who has not looked at the values, and values are
 clipped to it. Numeric columns are mapped from [lower, upper] to [-1, 1]; a category becomes one
 column per declared value, all zero for anything else; a missing number becomes the declared
-`missing` value.
+`missing` value. Every value is read by itself, whatever the other rows hold.
 """
 
 import tomllib
@@ -18,6 +18,8 @@ from tacit.datasets._types import Dataset
 
 if TYPE_CHECKING:
     import pandas as pd
+
+_TRUTH = {"True": 1, "TRUE": 1, "true": 1, "False": 0, "FALSE": 0, "false": 0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +56,7 @@ class Column:
     def encode(self, values: Any) -> np.ndarray:
         """(rows, outputs) in [-1, 1] for numbers, {0, 1} for categories; never fails on a value."""
         if self.categories:
-            text = values.astype("string").str.strip().to_numpy(dtype=object, na_value=None)
-            return np.stack([text == c for c in self.categories], axis=1).astype(np.float32)
+            return self._one_hot(values)
         if self.at_least is not None:  # a missing number is not above the threshold
             return (_numbers(values) >= self.at_least).astype(np.float32)[:, None]
         assert self.lower is not None
@@ -67,6 +68,17 @@ class Column:
         return (((np.clip(numbers, self.lower, self.upper) - middle) / half)[:, None]).astype(
             np.float32
         )
+
+    def _one_hot(self, values: Any) -> np.ndarray:
+        """Each value by itself: what other rows hold must not change how this one is read."""
+        import pandas as pd
+
+        exact = {c: k for k, c in enumerate(self.categories)}
+        equal = {_number(c): k for c, k in exact.items() if _is_plain_number(c)}
+        codes, found = pd.factorize(values.astype("string").str.strip())
+        known = [exact.get(text, equal.get(_number(text), -1)) for text in map(str, found)]
+        places = np.array([*known, -1])[codes]  # a missing value has code -1
+        return (places[:, None] == np.arange(len(self.categories))).astype(np.float32)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,12 +199,16 @@ def read_chunks(
         import pyarrow.parquet as parquet
 
         for batch in parquet.ParquetFile(path).iter_batches(rows, columns=schema.needed):
-            yield schema.encode(batch.to_pandas())
+            yield schema.encode(batch.to_pandas(integer_object_nulls=True))
         return
     import pandas as pd
 
+    # As text: a type guessed for the column would let one row (an empty field makes whole numbers
+    # fractions) change what every other row is read as, and no noise is calibrated to that.
     try:
-        reader = pd.read_csv(path, usecols=schema.needed, chunksize=rows, skipinitialspace=True)
+        reader = pd.read_csv(
+            path, usecols=schema.needed, chunksize=rows, skipinitialspace=True, dtype=str
+        )
         with reader:
             for frame in reader:
                 yield schema.encode(frame)
@@ -226,8 +242,22 @@ def read_table(
 def _numbers(column: Any) -> np.ndarray:  # Any: pandas' stubs do not type a column's methods
     import pandas as pd
 
+    if not pd.api.types.is_numeric_dtype(column):
+        column = column.map(_TRUTH.get, na_action="ignore").where(column.isin(_TRUTH), column)
     numbers: Any = pd.to_numeric(column, errors="coerce")
     return numbers.to_numpy(dtype=np.float64, na_value=np.nan)
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _is_plain_number(text: str) -> bool:
+    """Whether a declared category is a number as one writes it, which 1.0 and 01 also mean."""
+    return text.removeprefix("-").isdecimal() and text == str(int(text))
 
 
 def _tuples(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -202,3 +202,51 @@ def test_without_a_network_the_way_out_is_named(web, monkeypatch):
     monkeypatch.setattr(images.urllib.request, "urlopen", refuse)
     with pytest.raises(FileNotFoundError, match="Set TACIT_DATA"):
         datasets.load("mnist")
+
+
+ALONE = """
+target = "married"
+[columns.age]
+lower = 0
+upper = 100
+[columns.zip]
+categories = ["01", "02"]
+[columns.veteran]
+lower = 0
+upper = 1
+[columns.married]
+categories = ["0", "1"]
+"""
+PEOPLE = "age,zip,veteran,married\n20,01,True,0\n30.5,02,False,1\n40,01,True,1\n"
+
+
+@pytest.mark.parametrize(
+    "added", ["50,02,True,", ",,,", "x,y,z,w", "1e3,1.5,2,1.0", "-1,01,true,01"]
+)
+def test_one_row_changes_nothing_about_how_the_others_are_read(tmp_path, added):
+    schema, path = Schema.parse(ALONE), tmp_path / "people.csv"
+    path.write_text(PEOPLE)
+    ((x, y),) = read_chunks(path, schema)
+    assert x[:, 1:3].tolist() == [[1, 0], [0, 1], [1, 0]]
+    assert x[:, 3].tolist() == [1, -1, 1]
+    assert y.tolist() == [0, 1, 1]
+    path.write_text(PEOPLE + added + "\n")
+    ((more_x, more_y),) = read_chunks(path, schema)
+    np.testing.assert_array_equal(more_x[:3], x)
+    np.testing.assert_array_equal(more_y[:3], y)
+
+
+def test_a_missing_value_in_parquet_changes_no_other_row(tmp_path):
+    schema = Schema.parse(ALONE.replace('["01", "02"]', '["1", "2"]'))
+    rows = {"age": [20, 30], "zip": [1, 2], "veteran": [True, False], "married": [0, 1]}
+    found = []
+    for name, last in (("whole", 1), ("gap", None)):
+        table = {
+            column: pd.array([*values, None if last is None else type(values[0])(last)])
+            for column, values in rows.items()
+        }
+        pd.DataFrame(table).to_parquet(tmp_path / f"{name}.parquet")
+        ((x, y),) = read_chunks(tmp_path / f"{name}.parquet", schema)
+        found.append((x[:2].tolist(), y[:2].tolist()))
+    assert found[0] == found[1]
+    assert found[0][1] == [0, 1]
