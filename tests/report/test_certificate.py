@@ -2,10 +2,13 @@
 
 import copy
 import json
+import math
 
 import pytest
+from typer.testing import CliRunner
 
 from tacit import events as ev
+from tacit.cli import app
 from tacit.events import Relation
 from tacit.report import make_certificate, verify
 from tacit.report.certificate import seal
@@ -135,7 +138,40 @@ def test_a_hostile_event_is_a_problem_and_no_crash(certificate):
     assert any(p.field == "claim.events" for p in verify(hostile))
 
 
-def test_a_run_without_noise_has_no_epsilon():
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_number_that_is_none_is_a_problem_and_no_crash(certificate, value):
+    for field in ("epsilon", "delta"):
+        forged = copy.deepcopy(certificate)
+        forged["claim"][field] = value
+        assert verify(forged)
+
+
+def test_a_price_cannot_be_stated_twice(certificate):
+    forged = copy.deepcopy(certificate)
+    forged["prices"].insert(0, forged["prices"][0] | {"epsilon": 0.1})
+    forged["seal"] = seal({k: v for k, v in forged.items() if k != "seal"})
+    assert [problem.field for problem in verify(forged)] == ["prices"]
+
+
+def test_the_command_says_1_to_whatever_does_not_hold(certificate, folder):
+    file = folder / "certificate.json"
+
+    def asked(text):
+        file.write_text(text)
+        return CliRunner().invoke(app, ["verify", str(file)])
+
+    honest = json.dumps(certificate)
+    assert asked(honest).exit_code == 0
+    epsilon = json.dumps(certificate["claim"]["epsilon"])
+    assert asked(honest.replace(f'"epsilon": {epsilon}', '"epsilon": NaN', 1)).exit_code == 1
+    result = asked(honest.replace('"epsilon": ', '"epsilon": 0.01, "epsilon": ', 1))
+    assert result.exit_code == 1
+    assert "epsilon: is there twice" in result.stderr
+    assert asked("[]").exit_code == 1
+    assert asked("[" * 100_000).exit_code == 2
+
+
+def test_a_run_without_noise_has_no_epsilon(tmp_path):
     certificate = make_certificate(
         event=ev.NonPrivate(),
         delta=1e-5,
@@ -153,3 +189,6 @@ def test_a_run_without_noise_has_no_epsilon():
     )
     assert certificate["claim"]["epsilon"] is None
     assert verify(certificate) == []
+    file = tmp_path / "certificate.json"
+    file.write_text(json.dumps(certificate))
+    assert "epsilon infinity" in CliRunner().invoke(app, ["verify", str(file)]).stdout
