@@ -114,7 +114,8 @@ def _touches(recipe: Recipe, dataset: Dataset, *, has_baseline: bool) -> tuple[T
         ),
         Touch(
             what="model selection",
-            how="hyperparameters are those of the recipe, fixed before the run",
+            how="none in this run: settings are those of the recipe; if they were chosen by "
+            "looking at these records, that is not in the bill",
             cost="public",
         ),
         Touch(what="early stopping", how="none: the number of steps was fixed", cost="public"),

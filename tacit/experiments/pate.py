@@ -284,7 +284,11 @@ def _by_answers(model: PATEClassifier, split: _Split, delta: float) -> list[dict
             {
                 "queries": int(n),
                 "answers": answered,
-                "epsilon": accounting.epsilon(aggregator.event(int(n), billed), delta=delta),
+                "epsilon": accounting.epsilon(
+                    aggregator.event(int(n), billed),
+                    delta=delta,
+                    relation=model.ledger_.relation,
+                ),
                 "accuracy": float(np.mean(student.predict(split.test) == split.truth)),
             }
         )

@@ -176,8 +176,8 @@ class Session:
         """A summary, paid once; after a crash it is released again with the same noise."""
         from tacit.training.noise import Key
 
-        key = Key(_secret_key(self.folder, self.recipe.run.seed))
-        note = f"{name} for run {key.bytes('name', 0, 8).hex()}"
+        secret, run = _secret_key(self.folder, self.recipe.run.seed)
+        key, note = Key(secret), f"{name} for run {run.hex()}"
         if not any(entry.note == note for entry in self.ledger.history()):
             self.ledger.spend(summary.event, note=note)
         return summary.release(x, key.numpy(name, 0))
@@ -347,12 +347,16 @@ def _set_rate(optimizer: "torch.optim.Optimizer", rate: float) -> None:
         group["lr"] = rate
 
 
-def _secret_key(folder: RunFolder, seed: int | None) -> bytes:
-    """The key of the features' noise, kept before it is first used."""
+def _secret_key(folder: RunFolder, seed: int | None) -> tuple[bytes, bytes]:
+    """The key of the features' noise and the run's name, kept before they are first used.
+
+    The name is drawn, so that two runs of one seed in one ledger pay twice.
+    """
     from tacit.training.noise import Key
 
     path = folder / SECRET / FEATURES_KEY
     if not path.is_file():
         path.parent.mkdir(mode=0o700, exist_ok=True)
-        write_whole(path, Key.from_seed(seed).secret, mode=0o600)
-    return path.read_bytes()
+        write_whole(path, Key.from_seed(seed).secret + os.urandom(16), mode=0o600)
+    content = path.read_bytes()
+    return content[:32], content[32:]

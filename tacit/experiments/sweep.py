@@ -2,7 +2,8 @@
 
     runs/mnist-sweep/
     ├── sweep.json          a row per run, a summary per (epsilon, delta), the price of all
-    ├── baseline.jsonl      the non-private twin, trained once
+    ├── sweep.toml          the recipe, without what the sweep varies
+    ├── baseline.jsonl      the non-private twin, trained once; empty if the records are private
     └── epsilon-3_delta-1e-05_run-0/    a run folder, see `tacit.experiments.run`
 
 Each run has its own bill, which holds if that run alone is released. Whoever publishes all of them
@@ -28,7 +29,7 @@ from tacit.experiments.run import BASELINE, FACTS, Facts, Metric, RunFolder, wri
 from tacit.experiments.settings import Published
 from tacit.experiments.train import train
 
-SWEEP = "sweep.json"
+SWEEP, GIVEN = "sweep.json", "sweep.toml"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +116,7 @@ def sweep(
     if not cells:
         raise ValueError("a sweep needs at least one epsilon.")
     dataset = data.load(recipe.data, root)
+    _take(folder, recipe)
     if not (folder / BASELINE).is_file():
         rows = train_baseline(recipe, dataset, cache, seed=recipe.run.seed or 0)
         folder.write_lines(BASELINE, rows)
@@ -129,6 +131,20 @@ def sweep(
     result = _result(recipe, facts, baseline)
     folder.write(SWEEP, json.dumps(result.to_dict(), indent=2, allow_nan=False) + "\n")
     return result
+
+
+def _take(folder: RunFolder, recipe: Recipe) -> None:
+    """Make the folder this recipe's, or raise: a twin of other settings must not be shown."""
+    privacy = replace(recipe.privacy, epsilon=1.0, delta=None)
+    text = replace(recipe, privacy=privacy, published=()).to_toml()
+    path = folder / GIVEN
+    if not path.is_file():
+        (folder / BASELINE).unlink(missing_ok=True)  # of nobody knows what
+        folder.write(GIVEN, text)
+    elif path.read_text(encoding="utf-8") != text:
+        raise ValueError(
+            f"{folder.path} holds a sweep of another recipe. Choose another folder with --out."
+        )
 
 
 def _grid(

@@ -57,7 +57,9 @@ def train(
     with _ledger(recipe, folder) as ledger:
         session = Session(recipe, folder, dataset, ledger, cache or cache_folder())
         session.go(on_progress or (lambda _: None))
-        return session.finish(session.baseline() if baseline is None else baseline)
+        if baseline is None or not recipe.data.holds_public_records:
+            baseline = session.baseline()  # none where the records are private
+        return session.finish(baseline)
 
 
 def _take(folder: RunFolder, recipe: Recipe) -> None:

@@ -8,6 +8,7 @@ from tacit.experiments import sweep as module
 from tacit.experiments.recipe import Recipe
 from tacit.experiments.run import RunFolder
 from tacit.experiments.sweep import Sweep, sweep
+from tacit.experiments.train import train
 
 RECIPE = Recipe.parse(
     """
@@ -88,3 +89,23 @@ def test_parallel_runs_equal_serial_ones(swept, tmp_path):
 def test_an_empty_grid_is_refused(tmp_path):
     with pytest.raises(ValueError, match="at least one epsilon"):
         sweep(RECIPE, tmp_path / "none", epsilons=[])
+
+
+def test_a_twin_of_public_records_is_not_shown_where_they_are_private(swept, tmp_path):
+    _, folder = swept
+    private = RECIPE.with_settings({"data.is_public": False})
+    with pytest.raises(ValueError, match="sweep of another recipe"):
+        sweep(private, folder, epsilons=[2])
+    path = tmp_path / "digits"
+    RunFolder(path).write_lines("baseline.jsonl", [{"step": 1, "epoch": 1, "accuracy": 0.9}])
+    assert sweep(private, path, epsilons=[2]).baseline is None
+    rows = RunFolder(folder).read_lines("baseline.jsonl")
+    facts = train(private, tmp_path / "one", baseline=rows)
+    assert facts.utility.non_private == ()
+    assert not (tmp_path / "one" / "baseline.jsonl").exists()
+
+
+def test_other_budgets_join_a_sweep_of_the_same_recipe(swept, monkeypatch):
+    _, folder = swept
+    monkeypatch.setattr(module, "train_baseline", lambda *_, **__: pytest.fail("trained again"))
+    assert sweep(RECIPE, folder, epsilons=[2], deltas=[1e-5]).baseline is not None

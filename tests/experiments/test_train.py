@@ -210,6 +210,15 @@ def test_a_data_sets_own_ledger_pays_and_refuses(tmp_path):
     assert not (tmp_path / "second" / "facts.json").exists()
 
 
+def test_two_runs_of_one_seed_both_pay_for_their_features(tmp_path):
+    path = tmp_path / "clinic.ledger"
+    recipe = quick(privacy__ledger=str(path), features__mean_noise_multiplier=9.0)
+    for name in "ab":
+        train(recipe, tmp_path / name)
+    with Ledger(path, read_only=True) as ledger:
+        assert [entry.kind for entry in ledger.history()] == ["spend", "plan"] * 2
+
+
 def test_any_importable_module_can_be_trained(tmp_path):
     arguments = {"model.kind": "module", "model.module": "torch.nn:Identity"}
     with pytest.raises(ValueError, match="parameters"):
