@@ -47,10 +47,13 @@ class TransferRegression(RegressorMixin, BaseEstimator):
         that many features enter the model.
     disjoint
         Whether no person is in two data sets. With a `ledger`, each data set is then one of its
-        partitions: parallel composition.
+        partitions: parallel composition. That of the target pays as much as the costliest.
     ledger
         A `tacit.Ledger` that is asked to pay for all data sets; or, for the sources, pass their own
         to `fit`.
+    random_state
+        A seed makes the noise reproducible, and so removable by who knows it: for tests only. So
+        does a numpy Generator: `clone` copies it, and clones that share noise cancel it.
 
     Attributes
     ----------
@@ -125,7 +128,8 @@ class TransferRegression(RegressorMixin, BaseEstimator):
         """
         tables = [_base.check_table(self, X, y, y_numeric=True)]
         d = tables[0][0].shape[1]
-        tables += [_source(k, source, d) for k, source in enumerate(sources)]
+        names = getattr(self, "feature_names_in_", None)
+        tables += [_source(k, source, d, names) for k, source in enumerate(sources)]
         _base.check_width(d)
         box = _base.as_bounds(
             self.bounds, name="bounds", advice="Pass Bounds(lower, upper) for the features."
@@ -204,9 +208,14 @@ class TransferRegression(RegressorMixin, BaseEstimator):
             _base.check_relation(self.relation, ledger)
         apart = self.disjoint and shared and len(plans) > 1
         names = ["target", *(f"source {k}" for k in range(len(ledgers)))]
-        for name, ledger, plan in zip(names, [self.ledger, *ledgers], plans, strict=True):
+        events = [plan.event for plan in plans]
+        if apart:
+            # Partitions are named by place, and the next fit may put the same people in another.
+            # The target's is in every fit: with the costliest event it bounds what anyone met.
+            events[0] = self._whole(tuple(events))
+        for name, ledger, event in zip(names, [self.ledger, *ledgers], events, strict=True):
             partition = name if apart else None
-            _base.pay(ledger, plan.event, note=f"TransferRegression, {name}", partition=partition)
+            _base.pay(ledger, event, note=f"TransferRegression, {name}", partition=partition)
 
     def _whole(self, events: tuple[Event, ...]) -> Event:
         """What a person may have met: the costliest data set, or all of them."""
@@ -261,7 +270,9 @@ def _release(
     ]
 
 
-def _source(k: int, source: Source, n_features: int) -> tuple[NDArray[np.floating], NDArray[Any]]:
+def _source(
+    k: int, source: Source, n_features: int, names: NDArray[Any] | None
+) -> tuple[NDArray[np.floating], NDArray[Any]]:
     try:
         dtype: Any = (np.float64, np.float32)  # Any: annotated as str in scikit-learn
         X, y = check_X_y(*source, dtype=dtype, y_numeric=True)
@@ -273,4 +284,7 @@ def _source(k: int, source: Source, n_features: int) -> tuple[NDArray[np.floatin
         raise ValueError(
             f"source {k} must have the {n_features} features of the target, got {X.shape[1]}."
         )
+    columns = getattr(source[0], "columns", None)
+    if columns is not None and names is not None and list(columns) != list(names):
+        raise ValueError(f"source {k} must have the columns of the target, in the same order.")
     return X, y

@@ -1,6 +1,7 @@
 """Transfer: sensitivities, which sources are used, and never much worse than the target alone."""
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import tacit
@@ -171,6 +172,28 @@ def test_one_ledger_pays_disjoint_people_in_parallel_and_shared_ones_in_sequence
         return ledger.epsilon(delta=1e-6)
 
     assert spent(disjoint=False) > 1.5 * spent(disjoint=True)
+
+
+def test_one_ledger_covers_people_whose_source_changes_place():
+    """Partitions are named by place: the costly source, met twice, must count twice."""
+    ledger = tacit.Ledger()
+    costly, cheap = people(1000, seed=1), people(1000, seed=2)
+    options = {"epsilon": 0.1, "ledger": ledger}
+    once = fitted([costly, cheap], source_epsilon=[1.0, 0.1], **options).events_[1]
+    fitted([cheap, costly], source_epsilon=[0.1, 1.0], **options)
+    met = GDP().epsilon(Sequence((once, once)), delta=1e-6)
+    assert ledger.epsilon(delta=1e-6) >= met * (1 - 1e-9)
+
+
+def test_a_source_with_other_columns_is_refused():
+    def frame(X, names):
+        return pd.DataFrame(X, columns=list(names))
+
+    (X, y), (more, labels) = people(100), people(100, seed=1)
+    model = TransferRegression(**OPTIONS)
+    model.fit(frame(X, "ab"), y, sources=[(frame(more, "ab"), labels)])
+    with pytest.raises(ValueError, match="source 0 must have the columns of the target"):
+        model.fit(frame(X, "ab"), y, sources=[(frame(more, "ba"), labels)])
 
 
 def test_sources_may_pay_from_ledgers_of_their_own():
