@@ -16,7 +16,8 @@ from sklearn.utils.validation import validate_data
 from tacit._check import in_open_unit, positive, whole
 from tacit.accounting import GDP, calibrate
 from tacit.events import Event, Gaussian, Relation
-from tacit.mechanisms.rng import Rng, generator
+from tacit.mechanisms.rng import Rng, SecureGenerator, generator
+from tacit.sampling import Poisson
 
 Floats = NDArray[np.float64]
 Bound: TypeAlias = float | Sequence[float]
@@ -75,9 +76,14 @@ class Bounds:
             raise ValueError("bounds must be finite.")
         if not (low < high).all():
             raise ValueError("bounds must have lower < upper for every feature. Drop constants.")
-        if not (np.abs(high + low) <= 1e8 * (high - low)).all():
+        if not (np.maximum(np.abs(low), np.abs(high)) < 1e150).all():
+            raise ValueError("bounds must be below 1e150 in magnitude. Rescale that column first.")
+        if not (high - low > 1e-150).all():
+            raise ValueError("bounds must be more than 1e-150 apart. Rescale that column first.")
+        # `PrivateRows.pull` subtracts the center from sums: rounding there must stay far below 1.
+        if not (np.abs(high + low) <= 1e4 * (high - low)).all():
             raise ValueError(
-                "bounds must not be narrower than 1e-8 of their distance from 0. "
+                "bounds must not be narrower than 1e-4 of their distance from 0. "
                 "Subtract a public constant from that column first."
             )
         if self.norm is not None:
@@ -179,7 +185,9 @@ def check_table(
         if "array=" in message:
             rule = message.partition(":\narray=")[0]
             raise ValueError(f"{rule}. Reshape your data to one row per record.") from None
-        raise
+        if "Complex data" in message:
+            raise ValueError("Complex data not supported. Pass real numbers.") from None
+        raise error from None  # what it was raised from may quote data
     table, targets = found if reset else (found, np.empty(0))
     return table if issparse(table) else np.asarray(table), np.asarray(targets)
 
@@ -248,6 +256,13 @@ def random_generator(random_state: object) -> Rng:
     if isinstance(random_state, np.random.RandomState):
         random_state = int(random_state.randint(2**31 - 1))
     return generator(random_state)  # type: ignore[arg-type]  # checked there
+
+
+def draw(rate: float, n_rows: int, rng: Rng) -> NDArray[np.int64]:
+    """Private: rows of one Poisson draw at `rate`, from any kind of generator."""
+    if isinstance(rng, SecureGenerator):
+        return np.flatnonzero(rng.random(n_rows) < rate)
+    return Poisson(rate).indices(n_rows, rng)
 
 
 def gaussian_shares(

@@ -21,7 +21,6 @@ from tacit.mechanisms.rng import Rng
 from tacit.regression import _base
 from tacit.regression._base import Floats
 from tacit.regression.statistics import PrivateRows, from_triangle, triangle
-from tacit.sampling import Poisson
 
 # What other values cost is in benchmarks/regression_tuning.py.
 _GRAM_SHARE = 0.15
@@ -115,7 +114,7 @@ def descend(
     """
     chosen = None
     if plan.gram_rate < 1:
-        chosen = Poisson(plan.gram_rate).indices(rows.n_rows, rng)  # type: ignore[arg-type]  # see Rng
+        chosen = _base.draw(plan.gram_rate, rows.n_rows, rng)
     # One record adds z z' with |z| <= row_norm, or nothing if its coin kept it out.
     noisy = from_triangle(plan.gram.release(triangle(rows.gram(chosen)), rng), rows.n_features + 1)
     steer = _inverse(noisy / (plan.gram_rate * n_records), plan, n_records) / curvature

@@ -229,7 +229,7 @@ def fit_sgd(
     velocity, average = np.zeros_like(theta), np.zeros_like(theta)
     first_kept = plan.steps // 2
     for step in range(plan.steps):
-        lot = Poisson(plan.rate).indices(rows.n_rows, rng)  # type: ignore[arg-type]  # see Rng
+        lot = _base.draw(plan.rate, rows.n_rows, rng)
         private = _private_gradient(
             rows.take(lot), labels[lot], theta, plan.residual_clip, n_classes
         )

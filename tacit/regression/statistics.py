@@ -114,8 +114,9 @@ class PrivateRows:
         lower, upper = self._scaled_bounds()
         for index, span in enumerate(self._spans()):
             rows = buffer[: span.stop - span.start]
-            np.subtract(self.X[span], self.box.center, out=rows)
-            rows *= inverse
+            with np.errstate(over="ignore"):  # a warning would tell of a record far out of bounds
+                np.subtract(self.X[span], self.box.center, out=rows)
+                rows *= inverse
             if not self._inside[index]:
                 np.clip(rows, lower, upper, out=rows)
             yield span, rows

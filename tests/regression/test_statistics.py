@@ -72,8 +72,12 @@ def test_a_memory_map_is_streamed(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("lower", "upper"), [([0.0, 1.0], [1.0, 1.0]), (0.0, np.inf), (np.nan, 1.0), (1e12, 1e12 + 1)]
-)
+    ("lower", "upper"),
+    [
+        ([0.0, 1.0], [1.0, 1.0]), (0.0, np.inf), (np.nan, 1.0), (1e12, 1e12 + 1),
+        (1e5, 1e5 + 1), (1e308, 1.7e308), (-1.7e308, 1.7e308), (0.0, 1e-310),
+    ],
+)  # fmt: skip
 def test_bounds_that_cannot_scale_are_refused(lower, upper):
     with pytest.raises(ValueError, match="bounds must"):
         Bounds(lower, upper)
