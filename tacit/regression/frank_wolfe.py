@@ -70,7 +70,8 @@ class FrankWolfe(BaseEstimator):
     ledger
         A `tacit.Ledger` that is asked to pay before anything is released.
     random_state
-        A seed makes the noise reproducible, and so removable by who knows it: for tests only.
+        A seed makes the noise reproducible, and so removable by who knows it: for tests only. So
+        does a numpy Generator: `clone` copies it, and clones that share noise cancel it.
 
     Attributes
     ----------

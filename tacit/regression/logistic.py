@@ -39,7 +39,8 @@ class LogisticRegression(ClassifierMixin, BaseEstimator):
     ledger
         A `tacit.Ledger` that is asked to pay before anything is released.
     random_state
-        A seed makes the noise reproducible, and so removable by who knows it: for tests only.
+        A seed makes the noise reproducible, and so removable by who knows it: for tests only. So
+        does a numpy Generator: `clone` copies it, and clones that share noise cancel it.
 
     Attributes
     ----------
