@@ -53,7 +53,6 @@ def surface(
         )
     log_odds, slope = study.ordinary[-1]
     typer.echo(
-        f"{'no privacy':<16} log-odds {log_odds:8.4f}   slope {slope:8.4f}   "
-        f"loss {study.loss:.5f}"
+        f"{'no privacy':<16} log-odds {log_odds:8.4f}   slope {slope:8.4f}   loss {study.loss:.5f}"
     )
     typer.echo(f"page      {page}")
