@@ -74,6 +74,9 @@ def sweep(
         typer.echo("\ninterrupted; the same command goes on.", err=True)
         raise typer.Exit(130) from None
     written = run.write_page(folder) if page else None
+    if written is not None:
+        for cell in result.cells:  # each may be released alone, with its own certificate
+            run.write_page(folder / cell.folder)
     if as_json:
         found = {"folder": str(folder), "page": None if written is None else str(written)}
         shared.print_json(result.to_dict() | found)

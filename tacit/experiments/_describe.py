@@ -134,7 +134,9 @@ def _touches(recipe: Recipe, dataset: Dataset, *, has_baseline: bool) -> tuple[T
 def _released(recipe: Recipe) -> tuple[str, ...]:
     weights = "running mean of the weights" if recipe.training.average else "final weights"
     taken = [_SUMMARIES[name] for name in summaries_of(recipe.features, 1)]
-    return (weights, *taken, "metrics on the test split after each epoch")
+    held = recipe.data.validation_share
+    measured = "records held out of the training set" if held else "the test split"
+    return (weights, *taken, f"metrics on {measured} after each epoch")
 
 
 def _hyperparameters(recipe: Recipe, steps: int, noise_multiplier: float) -> dict[str, object]:

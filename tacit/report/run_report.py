@@ -119,7 +119,7 @@ def _numbers(facts: Facts, epsilon: float) -> tuple[Number, ...]:
         Number(
             f"private {utility.metric}",
             f"{100 * utility.mean:.2f} %",
-            f"on {utility.n_test:,} public test records{spread}",
+            f"on {utility.n_test:,} {_measured(facts)}{spread}",
         ),
     ]
     if utility.non_private:
@@ -129,6 +129,12 @@ def _numbers(facts: Facts, epsilon: float) -> tuple[Number, ...]:
             Number("without privacy", f"{100 * mean:.2f} %", f"privacy costs {cost:.2f} points")
         )
     return tuple(numbers)
+
+
+def _measured(facts: Facts) -> str:
+    """Whose records utility was measured on: not to be called public where they are not."""
+    is_public = all(t.cost == "public" for t in facts.touches if t.what == "evaluation")
+    return "public test records" if is_public else "held-out records, not covered"
 
 
 def _fields(facts: Facts, epsilon: float) -> tuple[tuple[str, str], ...]:
@@ -173,7 +179,7 @@ def _levels(facts: Facts, epsilon: float) -> Section:
             (
                 "Algorithm and utility",
                 f"{facts.method}, priced by an accountant with certified error; utility of {seeds} "
-                f"on {facts.utility.n_test:,} public records, as a mean over all of them: "
+                f"on {facts.utility.n_test:,} {_measured(facts)}, as a mean over all of them: "
                 "differences between groups of people are not measured here.",
             ),
             (
@@ -224,7 +230,7 @@ def _metric_by_epoch(metric: str, title: str, private: list[Metric], twin: list[
         end = f" Without privacy it ends at {last} after {twin[-1]['epoch']:.3g} epochs."
     return Figure(
         name=f"{metric}-by-epoch",
-        title=f"{title} on the public test split",
+        title=f"{title} on records not trained on",
         caption=f"Both models see the same records; one of them keeps them to itself.{end}",
         x_label="epoch",
         y_label=metric,

@@ -25,11 +25,11 @@ def write_sweep_report(folder: str | Path) -> Path:
 
 def sweep_figures(sweep: Sweep) -> tuple[Figure, ...]:
     """Accuracy, and where there are any AUC and loss, against epsilon, a line for each delta."""
-    figures = [_by_epsilon(sweep, "accuracy", "Accuracy on the public test split")]
+    figures = [_by_epsilon(sweep, "accuracy", "Accuracy on records not trained on")]
     if all(cell.auc is not None for cell in sweep.cells):
         figures.append(_by_epsilon(sweep, "auc", "Area under the ROC curve"))
     if all(cell.loss is not None for cell in sweep.cells):
-        figures.append(_by_epsilon(sweep, "loss", "Loss on the public test split"))
+        figures.append(_by_epsilon(sweep, "loss", "Loss on records not trained on"))
     return tuple(figures)
 
 

@@ -1,6 +1,7 @@
 """The verbs train, sweep and demo: flags in, folder and exit code out."""
 
 import json
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -98,6 +99,9 @@ def test_sweep_prints_a_row_for_each_budget(recipe):
     result = run(*arguments)
     assert result.exit_code == 0, result.output
     assert "releasing every run would cost epsilon" in result.stdout
+    certificates = sorted(Path("here").glob("epsilon-*/certificate.json"))
+    assert len(certificates) == 4
+    assert run("verify", str(certificates[0])).exit_code == 0
     found = json.loads(run(*arguments, "--json").stdout)
     assert [row["epsilon"] for row in found["summaries"]] == [1.0, 4.0]
     assert run("sweep", recipe, "--epsilons", "one").exit_code == 2
