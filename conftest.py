@@ -4,4 +4,4 @@ import importlib.util
 
 collect_ignore_glob = []
 if importlib.util.find_spec("triton") is None:
-    collect_ignore_glob = ["tacit/training/kernels/gram.py", "tacit/training/kernels/conv.py"]
+    collect_ignore_glob = ["tacit/training/kernels/[!_]*.py"]

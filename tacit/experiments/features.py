@@ -71,7 +71,7 @@ class PrivatePCA:
 
     >>> rng = np.random.default_rng(0)
     >>> x = rng.normal(size=(1000, 3)) * [5.0, 1.0, 0.1]
-    >>> PrivatePCA(1, noise_multiplier=4.0).release(x, rng).round(1).tolist()
+    >>> np.abs(PrivatePCA(1, noise_multiplier=4.0).release(x, rng)).round(1).tolist()
     [[1.0], [0.0], [0.0]]
     """
 
