@@ -7,6 +7,9 @@ Noise is stated relative to what **one record contributes**: the change when tha
 or removed. When a record is *replaced*, its old contribution leaves and a new one enters, so the
 change can be up to twice as large; `replace_factor` says how much larger it really is (2 unless a
 proof beside the mechanism gives less), so that one event is priced correctly under every relation.
+
+Past 400 lines on purpose: the closed list of events, with its one way to and from JSON, is one idea
+and is read from top to bottom.
 """
 
 import json

@@ -27,6 +27,8 @@ so that |F_z(y + i s)| = F_order(y) exp(s^2 / 2 + c + a (1 + order) r(y) - b ord
 Expectations are bounded cell by cell: p is monotone, so every term is extreme at the ends of a
 cell, and the mass of a cell is known to the factor exp(+-C h^2 / 8) from the value and slope of the
 log density at its middle and a bound C on its second derivative.
+
+Past 400 lines because every class below is a line of this proof, in its notation.
 """
 
 import math

@@ -1,14 +1,18 @@
-"""From a physical batch to its clipped sum, by the settings that decide the speed."""
+"""From a lot to its clipped sum, by the settings that decide the speed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from tacit.training.batches import Lot
 from tacit.training.clip_rules import Clip
 from tacit.training.clipping import clipped_sum
 from tacit.training.compiled import CompiledSum
-from tacit.training.records import Batch, Micro, map_tensors
+from tacit.training.distributed import gathered
+from tacit.training.memory import in_pieces
+from tacit.training.records import Batch, Micro, map_tensors, seeded
 from tacit.training.sums import ClippedSum
 
 
@@ -52,6 +56,31 @@ class Clipper:
             return True
         return self._compiled.draws
 
+    def sum_over(self, lot: Lot, clip: Clip) -> tuple[ClippedSum, int]:
+        """Sum of the clipped gradients of a lot, and how many records it holds. Private.
+
+        A lot that does not fit is run in parts; if an example spoils the sum, it is taken again.
+        """
+        total, drawn = self._sum_over(lot, clip, masked=False)
+        if total.is_finite is not None and not total.is_finite:
+            return self._sum_over(lot, clip, masked=True)
+        return total, drawn
+
+    def _sum_over(self, lot: Lot, clip: Clip, *, masked: bool) -> tuple[ClippedSum, int]:
+        with gathered(self._model), self._seeded(lot):
+            total, drawn = None, 0
+            for micro, reuse in _with_reuse(lot.micros()):
+                for part in in_pieces(
+                    lambda piece, micro=micro, reuse=reuse: self.clipped_sum(
+                        piece, clip, reuse=reuse and piece is micro, masked=masked
+                    ),
+                    micro,
+                    on_halved=lot.source.lower_limit,
+                ):
+                    total = part if total is None else total.__iadd__(part)
+                drawn += micro.count
+            return (ClippedSum.zeros(self._model, clip) if total is None else total), drawn
+
     def clipped_sum(
         self, micro: Micro, clip: Clip, *, reuse: bool = False, masked: bool = False
     ) -> ClippedSum:
@@ -76,3 +105,22 @@ class Clipper:
             weights=micro.weights,
             augmentations=self._machinery.augmentations,
         )
+
+    def _seeded(self, lot: Lot) -> AbstractContextManager[None]:
+        """The randomness of model and augmentation follows the run's key, where there is any."""
+        if not self.draws:
+            return nullcontext()
+        return seeded(lot.source.seed(lot.step), lot.source.records.device)
+
+
+def _with_reuse(micros: Iterator[Micro]) -> Iterator[tuple[Micro, bool]]:
+    """Each physical batch, and whether its sum is done with before the next one is computed.
+
+    Only the first sum stays, if others are to be added to it.
+    """
+    first, second = next(micros, None), next(micros, None)
+    if first is not None:
+        yield first, second is None
+    while second is not None:
+        yield second, True
+        second = next(micros, None)

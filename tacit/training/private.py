@@ -7,7 +7,6 @@ else is attached to either: what leaves the step is `p.grad`.
 
 import uuid
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -23,13 +22,12 @@ from tacit.training.adam import AdamBC
 from tacit.training.batches import Lot, Lots
 from tacit.training.bill import Bill
 from tacit.training.clip_rules import Clip
-from tacit.training.distributed import Ranks, gathered, like_parameter
+from tacit.training.distributed import Ranks, like_parameter
 from tacit.training.machinery import Clipper, Machinery
-from tacit.training.memory import in_pieces
 from tacit.training.noise import Key, NoisyMean
 from tacit.training.outside import Recording
 from tacit.training.plan import Plan
-from tacit.training.records import Batch, Micro, n_rows, reseed, seeded
+from tacit.training.records import Batch, Micro, n_rows, reseed
 from tacit.training.schedules import scaled
 from tacit.training.sums import ClippedSum
 
@@ -109,39 +107,11 @@ class Private:
         clip = self._clip()
         for parameter in self._parameters.values():
             parameter.grad = None  # on a GPU it may lie where the next sum is put, without noise
-        total, drawn = self._clipped_sum(lot, clip)  # private
+        total, drawn = self._clipper.sum_over(lot, clip)  # private: this rank's part
         drawn = self._pay_and_add_over_ranks(total, drawn)  # private still
         with uninterrupted():
             self._release(total, drawn, clip)
             self._optimizer.step()
-
-    def _clipped_sum(self, lot: Lot, clip: Clip) -> tuple[ClippedSum, int]:
-        """This rank's part of the clipped sum, and of the number drawn. Private."""
-        total, drawn = self._sum_over(lot, clip)
-        if total.is_finite is not None and not total.is_finite:
-            return self._sum_over(lot, clip, masked=True)
-        return total, drawn
-
-    def _sum_over(self, lot: Lot, clip: Clip, *, masked: bool = False) -> tuple[ClippedSum, int]:
-        with gathered(self._model), self._seeded(lot):
-            total, drawn = None, 0
-            for micro, reuse in _with_reuse(lot.micros()):
-                for part in in_pieces(
-                    lambda piece, micro=micro, reuse=reuse: self._clipper.clipped_sum(
-                        piece, clip, reuse=reuse and piece is micro, masked=masked
-                    ),
-                    micro,
-                    on_halved=self._lots.lower_limit,
-                ):
-                    total = part if total is None else total.__iadd__(part)
-                drawn += micro.count
-            return (ClippedSum.zeros(self._model, clip) if total is None else total), drawn
-
-    def _seeded(self, lot: Lot) -> AbstractContextManager[None]:
-        """The randomness of model and augmentation follows the run's key, where there is any."""
-        if not self._clipper.draws:
-            return nullcontext()
-        return seeded(self._lots.seed(lot.step), self._lots.records.device)
 
     def _release(self, total: ClippedSum, drawn: float, clip: Clip) -> None:
         """Noise once, the declared divisor, the result into `p.grad`; paid for by the caller."""
@@ -404,16 +374,3 @@ class _HandedOut(NamedTuple):
     micro: Micro
     recording: Recording
     is_last: bool
-
-
-def _with_reuse(micros: Iterator[Micro]) -> Iterator[tuple[Micro, bool]]:
-    """Each physical batch, and whether its sum is done with before the next one is computed.
-
-    Only the first sum stays, if others are to be added to it.
-    """
-    first, second = next(micros, None), next(micros, None)
-    if first is not None:
-        yield first, second is None
-    while second is not None:
-        yield second, True
-        second = next(micros, None)
