@@ -80,6 +80,7 @@ class Lots:
         self.records, self.limit, self.pad = records, limit, pad
         self._drawer, self._num_workers = drawer, num_workers
         self._part, self._parts = part, parts
+        self._row_numbers = torch.arange(0)
         self.use(key)
 
     def use(self, key: Key) -> None:
@@ -127,9 +128,9 @@ class Lots:
     def _padded(self, batch: Batch, rows: int, limit: int) -> Micro:
         if not self.pad:
             return Micro(batch, None, rows)
-        weights = torch.ones(limit, device=self.records.device)
-        weights[rows:] = 0.0
-        return Micro(pad_rows(batch, limit), weights, rows)
+        if len(self._row_numbers) != limit:
+            self._row_numbers = torch.arange(limit, device=self.records.device)
+        return Micro(pad_rows(batch, limit), self._row_numbers < rows, rows)
 
     def _as_whole(self, indices: Indices, seed: int) -> Micro:
         if not len(indices):

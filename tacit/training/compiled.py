@@ -33,8 +33,8 @@ Step = Callable[[Tensor, list[Tensor]], list[Tensor]]
 Compiled = Callable[[list[Tensor]], Sequence[Tensor]]
 """A compiled graph, called as autograd calls its own: with a list, which it empties."""
 
-# Activations that a GPU passes over in the time that the host needs to hear from it.
-_CHEAP_TO_MASK = 2**26
+# Bytes of activations that a GPU passes over in the time that it would wait for the host to look.
+_CHEAP_TO_MASK = 2**28
 
 
 class CompiledSum:
@@ -89,7 +89,7 @@ class CompiledSum:
 
         With `reuse` it may lie in memory that the next call overwrites.
         """
-        mask = weights > 0
+        mask = weights if weights.dtype == torch.bool else weights > 0
         leaves, structure = pytree.tree_flatten(batch)
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         step = self._step_for(batch, mask, leaves, structure, tensors)
@@ -240,12 +240,11 @@ class Captured:
                 step(self._inputs[0], self._inputs[1:])
         torch.cuda.current_stream().wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
+        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
             self._results = step(self._inputs[0], self._inputs[1:])
 
     def __call__(self, seed: Tensor, others: list[Tensor]) -> list[Tensor]:
-        for mine, given in zip(self._inputs, (seed, *others), strict=True):
-            mine.copy_(given)
+        torch._foreach_copy_(self._inputs, [seed, *others])  # pyright: ignore[reportPrivateImportUsage]  # as torch.optim does
         self._graph.replay()
         return self._results
 

@@ -94,6 +94,11 @@ def checksum(model: nn.Module) -> list[float]:
     return [float(_full(p.detach()).double().sum()) for p in model.parameters()]
 
 
+def is_sharded(model: nn.Module) -> bool:
+    """Whether FSDP2 spread the model over the ranks."""
+    return any(isinstance(p, DTensor) for p in model.parameters())
+
+
 @contextmanager
 def gathered(model: nn.Module) -> Iterator[None]:
     """Inside, every parameter of an FSDP2 model is whole and its own hooks sleep."""

@@ -10,7 +10,7 @@ from tacit.training.batches import Lot
 from tacit.training.clip_rules import Clip
 from tacit.training.clipping import clipped_sum
 from tacit.training.compiled import CompiledSum
-from tacit.training.distributed import gathered
+from tacit.training.distributed import gathered, is_sharded
 from tacit.training.memory import in_pieces
 from tacit.training.records import Batch, Micro, map_tensors, seeded
 from tacit.training.sums import ClippedSum
@@ -45,6 +45,7 @@ class Clipper:
     ) -> None:
         self._model, self._loss_fn, self._machinery = model, loss_fn, machinery
         self._clip_norm, self._compiled = clip.clip_norms[0], None
+        self._is_sharded = is_sharded(model)
         if machinery.is_compiled and loss_fn is not None:
             views = machinery.augmentations
             self._compiled = CompiledSum(model, loss_fn, clip, augmentations=views)
@@ -67,7 +68,8 @@ class Clipper:
         return total, drawn
 
     def _sum_over(self, lot: Lot, clip: Clip, *, masked: bool) -> tuple[ClippedSum, int]:
-        with gathered(self._model), self._seeded(lot):
+        whole = gathered(self._model) if self._is_sharded else nullcontext()
+        with whole, self._seeded(lot):
             total, drawn = None, 0
             for micro, reuse in _with_reuse(lot.micros()):
                 for part in in_pieces(

@@ -16,7 +16,7 @@ from functools import lru_cache
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
 from tacit._check import whole
@@ -58,9 +58,9 @@ class Key:
         return hashlib.shake_256(self.secret + label).digest(size)
 
     def numpy(self, purpose: str, step: int) -> np.random.Generator:
-        """A fast numpy generator with 256 bits of seed."""
-        seed = int.from_bytes(self.bytes(purpose, step, 32), "little")
-        return np.random.Generator(np.random.PCG64DXSM(seed))
+        """A fast numpy generator, whose whole state of 256 bits is taken from the key."""
+        state = _State(self.bytes(purpose, step, 32))
+        return np.random.Generator(np.random.PCG64DXSM(state))  # pyright: ignore[reportArgumentType]  # numpy takes any ISeedSequence
 
     def torch(self, purpose: str, step: int, device: torch.device, part: int = 0):
         """A torch generator on `device`.
@@ -81,6 +81,18 @@ class Key:
     def secure(self, purpose: str, step: int) -> "KeyedSecureGenerator":
         """A cryptographic generator: every bit is SHAKE-256 output."""
         return KeyedSecureGenerator(self, purpose, step)
+
+
+class _State(np.random.bit_generator.ISeedSequence):
+    """Random bytes as a seed. They need no mixing, which is what numpy's own sequence would do."""
+
+    def __init__(self, state: bytes) -> None:
+        self._words = np.frombuffer(state, np.uint64)
+
+    def generate_state(self, n_words: int, dtype: DTypeLike = np.uint32) -> NDArray[np.uint64]:  # type: ignore[override]  # of the one type asked for
+        """All words, as PCG64DXSM asks for them."""
+        assert (n_words, dtype) == (len(self._words), np.uint64)
+        return self._words
 
 
 class KeyedSecureGenerator(SecureGenerator):
@@ -138,12 +150,35 @@ class NoisyMean:
             return [total * factor for total in sums]
         if self._secure:
             return self._grid_release(sums, scales, step, noise_multiplier)
-        stds = [noise_multiplier * scale * factor for scale in scales]
-        if self._in_place(sums, stds, step, factor):
+        blocks = self.in_place(sums, scales, step=step, noise_multiplier=noise_multiplier)
+        if blocks is not None:
+            blocks.launch()
             return list(sums)
-        views = self._normals(sums, stds, step)
+        views = self._normals(sums, [noise_multiplier * scale * factor for scale in scales], step)
         torch._foreach_add_(views, list(sums), alpha=factor)  # pyright: ignore[reportPrivateImportUsage]  # as torch.optim does
         return views
+
+    def in_place(
+        self,
+        sums: Sequence[Tensor],
+        scales: Sequence[float],
+        *,
+        step: int,
+        noise_multiplier: float,
+    ) -> "kernels.noise.Blocks | None":
+        """The release on a GPU, where the sums lie, with this step's key set: launch it once.
+
+        None where there is no kernel for it, or it is not wanted.
+        """
+        if not sums[0].is_cuda or self._secure or noise_multiplier == 0:
+            return None
+        factor = 1.0 / self._expected_batch
+        stds = [noise_multiplier * scale * factor for scale in scales]
+        if self._blocks is None or not self._blocks.fit(sums, stds, factor):
+            self._blocks = kernels.noise_blocks(sums, stds, factor)
+        if self._blocks is not None:
+            self._blocks.set_key(int.from_bytes(self._key.bytes("noise", step, 8)))
+        return self._blocks
 
     def release_counts(
         self, counts: Sequence[float], *, step: int, noise_multiplier: float, sensitivity: float
@@ -154,19 +189,6 @@ class NoisyMean:
         mechanism = kind(noise_multiplier, l2_sensitivity=sensitivity, **size)
         rng = self._key.secure if self._secure else self._key.numpy
         return mechanism.release(np.asarray(counts, float), rng("counts", step)).tolist()
-
-    def _in_place(
-        self, sums: Sequence[Tensor], stds: Sequence[float], step: int, factor: float
-    ) -> bool:
-        """Draw on the device, where the sums lie; False where there is no kernel for it."""
-        if not sums[0].is_cuda:
-            return False
-        if self._blocks is None or not self._blocks.fit(sums, stds):
-            self._blocks = kernels.noise_blocks(sums, stds)
-        if self._blocks is None:
-            return False
-        self._blocks.add_noise(int.from_bytes(self._key.bytes("noise", step, 8)), factor)
-        return True
 
     def _normals(self, sums: Sequence[Tensor], stds: Sequence[float], step: int) -> list[Tensor]:
         """One flat draw per device and dtype, cut into the shapes of `sums`, with these stds."""

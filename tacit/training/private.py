@@ -6,7 +6,7 @@ else is attached to either: what leaves the step is `p.grad`.
 """
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +22,7 @@ from tacit.training.adam import AdamBC
 from tacit.training.batches import Lot, Lots
 from tacit.training.bill import Bill
 from tacit.training.clip_rules import Clip
-from tacit.training.distributed import Ranks, like_parameter
+from tacit.training.distributed import Ranks
 from tacit.training.machinery import Clipper, Machinery
 from tacit.training.noise import Key, NoisyMean
 from tacit.training.outside import Recording
@@ -30,6 +30,7 @@ from tacit.training.plan import Plan
 from tacit.training.records import Batch, Micro, n_rows, reseed
 from tacit.training.schedules import scaled
 from tacit.training.sums import ClippedSum
+from tacit.training.tail import Tail
 
 
 class Private:
@@ -69,6 +70,7 @@ class Private:
         self._clipper = Clipper(model, loss_fn, plan.clip, machinery)
         self._key = key
         self._noise = NoisyMean(key, expected_batch=plan.expected_batch, secure=secure)
+        self._tail = Tail(self._noise, self._parameters.values(), optimizer)
         self._clip_moves = (1.0,) * len(plan.clip.clip_norms)  # what adaptive clipping learned
         self._bill = Bill(ledger, plan.event, steps=plan.steps, run=uuid.uuid4().hex)
         self._handed_out: _HandedOut | None = None
@@ -110,12 +112,13 @@ class Private:
         total, drawn = self._clipper.sum_over(lot, clip)  # private: this rank's part
         drawn = self._pay_and_add_over_ranks(total, drawn)  # private still
         with uninterrupted():
-            self._release(total, drawn, clip)
-            self._optimizer.step()
+            self._release(total, drawn, clip, self._tail.release_and_move)
 
-    def _release(self, total: ClippedSum, drawn: float, clip: Clip) -> None:
+    def _release(
+        self, total: ClippedSum, drawn: float, clip: Clip, release: Callable[..., None]
+    ) -> None:
         """Noise once, the declared divisor, the result into `p.grad`; paid for by the caller."""
-        multiple = self.noise_multiplier
+        step, multiple = self.steps_taken, self.noise_multiplier
         for parameter in self._frozen:
             parameter.grad = None  # the optimizer would follow whatever was left there
         groups = zip(clip.groups(list(total.sums)), clip.noise_scales, strict=True)
@@ -123,22 +126,20 @@ class Private:
         # Divided by its scale, one example moves the sum by at most 1 (proof in clip_rules).
         scales = [scale_of[name] for name in self._parameters]
         sums = [total.sums[name] for name in self._parameters]
-        means = self._noise.release(sums, scales, step=self.steps_taken, noise_multiplier=multiple)
-        for parameter, mean in zip(self._parameters.values(), means, strict=True):
-            parameter.grad = like_parameter(mean, parameter)
         if isinstance(self._optimizer, AdamBC):
             stds = [multiple * scale / self._plan.expected_batch for scale in scales]
             self._optimizer.state_noise(zip(self._parameters.values(), stds, strict=True))
+        self.steps_taken += 1  # first: whatever fails below, this step's noise is not drawn again
+        release(sums, scales, step=step, noise_multiplier=multiple)
         if self._plan.adaptive is not None:
             self._clip_moves = self._plan.adaptive.release(
                 self._clip_moves,
                 total.within.tolist(),
                 drawn,
                 noise=self._noise,
-                step=self.steps_taken,
+                step=step,
                 expected_batch=self._plan.expected_batch,
             )
-        self.steps_taken += 1
         if self.steps_taken == self.steps:
             compatible.release_claim(self)
 
@@ -187,7 +188,7 @@ class Private:
         if handed.is_last:
             drawn = self._pay_and_add_over_ranks(total, drawn)
             with uninterrupted():
-                self._release(total, drawn, handed.recording.clip)
+                self._release(total, drawn, handed.recording.clip, self._tail.release)
 
     def _hand_out(self, micro: Micro, *, is_last: bool, number: int = 1) -> None:
         self._check_loaded()

@@ -22,7 +22,7 @@ Fetch = Callable[[Indices], Batch]
 
 
 class Micro(NamedTuple):
-    """One physical batch. Private. `weights`: 1 for a record, 0 for padding; None if all are 1."""
+    """One physical batch. Private. `weights` is False for padding; None if there is none."""
 
     batch: Batch
     weights: Tensor | None

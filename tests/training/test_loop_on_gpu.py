@@ -1,5 +1,7 @@
 """The loop on a CUDA device: same sum as on the CPU, noise by its law, exact repetition."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -142,3 +144,63 @@ def test_compiled_steps_are_the_steps(problem):
         for lot in case.private:
             case.private.step(lot)
     assert torch.allclose(weights(plain.model), weights(fast.model), atol=1e-5)
+
+
+def run_with_changes(problem, optimizer_of, *, is_compiled, recorded):
+    """30 noisy steps; the optimizer's settings and state change on the way."""
+    model = two_layers("cuda").eval()
+    optimizer = optimizer_of(model.parameters())
+    case = problem(model=model, optimizer=optimizer, steps=40, seed=1, compile=is_compiled)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 14)
+    gradients = []
+    for step, lot in enumerate(case.private):
+        case.private.step(lot)
+        gradients.append(model[0].weight.grad.clone())
+        recorded.append(case.private._tail._graph is not None)
+        scheduler.step()
+        if step == 22:
+            optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    return weights(model), torch.stack(gradients)
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adam"])
+def test_recorded_releases_and_updates_are_the_eager_ones(problem, kind):
+    def optimizer_of(parameters):
+        if kind == "sgd":
+            return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+        return torch.optim.AdamW(parameters, lr=0.01, capturable=True)
+
+    runs = {}
+    for is_compiled in (False, True):
+        recorded = []
+        runs[is_compiled] = run_with_changes(
+            problem, optimizer_of, is_compiled=is_compiled, recorded=recorded
+        )
+    assert any(recorded)  # of the compiled run
+    assert not recorded[14]  # another learning rate
+    assert torch.allclose(runs[False][0], runs[True][0], atol=1e-4)
+    gradients = runs[True][1].flatten(1)
+    assert torch.allclose(runs[False][1].flatten(1), gradients, atol=1e-4)
+    assert len(gradients.unique(dim=0)) == 40  # the noise is new at every replay
+
+
+def test_a_step_that_is_not_finite_is_masked_in_the_graph_and_outside(problem, monkeypatch):
+    from tacit.training import compiled
+
+    found = []
+    for cheap in (0, 2**28):
+        monkeypatch.setattr(compiled, "_CHEAP_TO_MASK", cheap)
+        x = torch.randn(64, 4, generator=torch.Generator().manual_seed(3))
+        x[::5] = torch.nan
+        data = (x, torch.arange(64) % 2)
+        options = {"noise_multiplier": 0.0, "steps": 12, "seed": 1, "data": data}
+        case = problem(model=two_layers("cuda").eval(), compile=True, **options)
+        for lot in case.private:
+            case.private.step(lot)
+        found.append(weights(case.model))
+    plain = problem(model=two_layers("cuda").eval(), **options)
+    for lot in plain.private:
+        plain.private.step(lot)
+    assert torch.isfinite(weights(plain.model)).all()
+    for each in found:
+        assert torch.allclose(each, weights(plain.model), atol=1e-5)

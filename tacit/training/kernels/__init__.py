@@ -68,13 +68,15 @@ def weighted_sum(values: Tensor, factors: Tensor) -> Tensor:
     return weigh.weighted_sum(values, factors)
 
 
-def noise_blocks(tensors: Sequence[Tensor], stds: Sequence[float]) -> "noise.Blocks | None":
+def noise_blocks(
+    tensors: Sequence[Tensor], stds: Sequence[float], factor: float
+) -> "noise.Blocks | None":
     """Blocks that add noise to all tensors in one launch; None if the kernel cannot take them."""
     if not all(usable(tensor) for tensor in tensors) or len({t.device for t in tensors}) != 1:
         return None
     from tacit.training.kernels import noise
 
-    return noise.Blocks(tensors, stds) if all(noise.takes(t) for t in tensors) else None
+    return noise.Blocks(tensors, stds, factor) if all(noise.takes(t) for t in tensors) else None
 
 
 def _channels_last(tensor: Tensor) -> Tensor:

@@ -50,10 +50,14 @@ def _noise_kernel(places, counts, counters, stds, key, factor, QUARTER: tl.const
 
 
 class Blocks:
-    """Where the numbers of some tensors lie, cut into blocks of one program each."""
+    """Where the numbers of some tensors lie, cut into blocks of one program each.
 
-    def __init__(self, tensors: Sequence[Tensor], stds: Sequence[float]) -> None:
-        self._of = identity(tensors, stds)
+    `set_key`, then `launch`: x <- factor x + std z for every number x. A launch may be recorded in
+    a CUDA graph; the key lies on the device, so a replay draws by the one that was set last.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor], stds: Sequence[float], factor: float) -> None:
+        self._of, self._factor = identity(tensors, stds, factor), factor
         device = tensors[0].device
         places, counts, sigmas = [], [], []
         for tensor, std in zip(tensors, stds, strict=True):
@@ -66,24 +70,28 @@ class Blocks:
         self._stds = torch.cat(sigmas).to(torch.float32).to(device)
         # Whole blocks of counters: no two numbers share one. 2^32 of them serve 17 G parameters.
         self._counters = _QUARTER * torch.arange(len(self._places), device=device)
+        self._key = torch.zeros(1, dtype=torch.int64, device=device)
 
-    def fit(self, tensors: Sequence[Tensor], stds: Sequence[float]) -> bool:
+    def fit(self, tensors: Sequence[Tensor], stds: Sequence[float], factor: float) -> bool:
         """Whether these are the same places and deviations."""
-        return self._of == identity(tensors, stds)
+        return self._of == identity(tensors, stds, factor)
 
-    def add_noise(self, key: int, factor: float) -> None:
-        """x <- factor x + std z for every number x."""
-        secret = torch.tensor([key - 2**63], dtype=torch.int64)
-        secret = secret.to(self._places.device, non_blocking=True)  # the host goes on
+    def set_key(self, key: int) -> None:
+        """Draw by these 64 bits from now on; the host does not wait."""
+        self._key.fill_(key - 2**63)
+
+    def launch(self) -> None:
+        """Add the noise of the key that was set; each key serves one launch."""
         _noise_kernel[(len(self._places),)](
-            self._places, self._counts, self._counters, self._stds, secret, factor,
+            self._places, self._counts, self._counters, self._stds, self._key, self._factor,
             QUARTER=_QUARTER, num_warps=4,
         )  # fmt: skip
 
 
-def identity(tensors: Sequence[Tensor], stds: Sequence[float]) -> tuple[object, ...]:
+def identity(tensors: Sequence[Tensor], stds: Sequence[float], factor: float) -> tuple[object, ...]:
     """What `Blocks` depends on."""
-    return tuple((t.data_ptr(), t.numel(), std) for t, std in zip(tensors, stds, strict=True))
+    places = [(t.data_ptr(), t.numel()) for t in tensors]
+    return places, list(stds), factor
 
 
 def takes(tensor: Tensor) -> bool:

@@ -1,0 +1,124 @@
+"""What follows the clipped sum: noise into `p.grad`, then the optimizer's step.
+
+On a GPU both are launches that repeat from step to step. A small model's step is over before Python
+has made them, so once nothing but numbers changes they are recorded as a CUDA graph and replayed.
+What differs between replays lies on the device: the sums, and the key of the noise, which is set
+for each step before its replay. Payment stays on the host, above.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim import SGD, Optimizer
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+
+from tacit.training.distributed import like_parameter
+from tacit.training.noise import NoisyMean
+
+if TYPE_CHECKING:
+    from tacit.training.kernels.noise import Blocks
+
+_SETTLED = 8  # steps that look the same before they are recorded, which takes as long as dozens
+
+
+class Tail:
+    """Releases sums into `p.grad` of some parameters, and lets their optimizer move them."""
+
+    def __init__(
+        self, noise: NoisyMean, parameters: Iterable[nn.Parameter], optimizer: Optimizer
+    ) -> None:
+        self._noise, self._parameters, self._optimizer = noise, list(parameters), optimizer
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._last: list[Any] = []  # what the launches of the last step depended on
+        self._repeated = 0  # steps in a row with the same
+
+    def release(
+        self, sums: Sequence[Tensor], scales: Sequence[float], *, step: int, noise_multiplier: float
+    ) -> None:
+        """Noise once, the declared divisor, the result into `p.grad`; pay first.
+
+        Guarantee: that of `NoisyMean.release`.
+        """
+        means = self._noise.release(sums, scales, step=step, noise_multiplier=noise_multiplier)
+        self._show(means)
+
+    def release_and_move(
+        self, sums: Sequence[Tensor], scales: Sequence[float], *, step: int, noise_multiplier: float
+    ) -> None:
+        """`release`, then the optimizer's own step; both in one launch where they repeat."""
+        noise = None
+        if can_be_recorded(self._optimizer, self._parameters):
+            noise = self._noise.in_place(sums, scales, step=step, noise_multiplier=noise_multiplier)
+        if noise is None:
+            self.release(sums, scales, step=step, noise_multiplier=noise_multiplier)
+            self._optimizer.step()
+        elif self._repeats(noise):
+            if self._graph is None:
+                self._graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+                    self._launch(noise, sums)  # recorded, not run
+            self._graph.replay()
+            self._show(self._gradients)
+            self._optimizer._opt_called = True  # pyright: ignore[reportAttributeAccessIssue]  # schedulers ask
+        else:
+            self._launch(noise, sums)
+
+    def _launch(self, noise: "Blocks", sums: Sequence[Tensor]) -> None:
+        noise.launch()
+        self._show(sums)
+        self._optimizer.step()
+
+    def _show(self, means: Sequence[Tensor]) -> None:
+        self._gradients = [*map(like_parameter, means, self._parameters)]
+        for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
+            parameter.grad = gradient
+
+    def _repeats(self, noise: "Blocks") -> bool:
+        """Whether some steps in a row had the very launches that this one will have."""
+        now = [noise, *launched_with(self._optimizer)]
+        if now != self._last:
+            self._last, self._repeated, self._graph = now, 0, None
+        self._repeated += 1
+        return self._repeated > _SETTLED
+
+
+def can_be_recorded(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> bool:
+    """Whether the optimizer's step is launches on one GPU that depend on `launched_with` alone.
+
+    Known of torch's own: SGD, and those that say `capturable=True`, unless somebody looks on. An
+    unknown one could count its steps on the host.
+    """
+    kind = type(optimizer)
+    if not parameters[0].is_cuda or not kind.__module__.startswith("torch.optim."):
+        return False
+    if any(isinstance(p, DTensor) for p in parameters) or _is_watched(optimizer):
+        return False
+    if kind is SGD:
+        return not any(isinstance(group["lr"], Tensor) for group in optimizer.param_groups)
+    return all(group.get("capturable") for group in optimizer.param_groups)
+
+
+def launched_with(optimizer: Optimizer) -> list[Any]:
+    """Settings, and where parameters and state lie."""
+    settings = [[v for k, v in g.items() if k != "params"] for g in optimizer.param_groups]
+    held = [p.data_ptr() for group in optimizer.param_groups for p in group["params"]]
+    states = (value for state in optimizer.state.values() for value in state.values())
+    return [settings, held, [t.data_ptr() for t in states if isinstance(t, Tensor)]]
+
+
+def _is_watched(optimizer: Optimizer) -> bool:
+    """Whether a call of `step` would be heard by somebody but a scheduler's reminder."""
+    own = optimizer.__dict__.get("step")
+    if own is not None and not hasattr(own, "_wrapped_by_lr_sched"):
+        return True
+    return any(
+        (
+            optimizer._optimizer_step_pre_hooks,
+            optimizer._optimizer_step_post_hooks,
+            _global_optimizer_pre_hooks,
+            _global_optimizer_post_hooks,
+        )
+    )
