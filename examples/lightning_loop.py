@@ -1,16 +1,16 @@
-"""A loop in the manner of Lightning: the trainer owns it, the module's `training_step` is yours.
+"""A Lightning module trained privately: `private.backward` where `manual_backward` stood.
 
+    pip install lightning
     python examples/lightning_loop.py
 
-`Trainer` below makes the calls that Lightning's makes under manual optimization. There, set
-`self.automatic_optimization = False`, use `self.optimizers()`, and fit with
-`train_dataloaders=run.batches()`. Do not log the losses: they are private.
+The run is made in `configure_optimizers`, where Lightning has put the module on its device, and is
+the train loader too: one lot a batch, one step a lot. One pass is the whole run, so `max_epochs` is
+1. `training_step` returns and logs nothing: losses are private.
 """
 
-from collections.abc import Iterable
-
+import lightning
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 import tacit
@@ -18,57 +18,43 @@ import tacit
 DELTA = 1e-4
 
 
-class Classifier(nn.Module):
-    """What would be a LightningModule."""
-
-    def __init__(self) -> None:
+class Classifier(lightning.LightningModule):
+    def __init__(self, x, y):
         super().__init__()
-        self.network = nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10))
-        self.private: tacit.training.Private | None = None
+        self.automatic_optimization = False
+        self.network = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4))
+        self.data = (x, y)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.network(x)
 
-    def losses(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+    def losses(self, batch):
         x, y = batch
-        return F.cross_entropy(self(x), y, reduction="none")
+        return F.cross_entropy(self(x), y, reduction="none")  # one loss per example
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.Adam(self.parameters(), lr=0.01)
+    def configure_optimizers(self):
+        optimizer = torch.optim.Adam(self.parameters(), lr=0.01)
+        self.private = tacit.make_private(
+            self, optimizer, self.data, Classifier.losses, batch_size=200, epochs=10,
+            clip_norm=1.0, epsilon=6.0, delta=DELTA,
+        )  # fmt: skip
+        return optimizer
 
-    def training_step(self, batch: tuple[Tensor, Tensor], optimizer: torch.optim.Optimizer) -> None:
-        assert self.private is not None
+    def train_dataloader(self):
+        return self.private
+
+    def training_step(self, batch):
+        optimizer = self.optimizers()
         optimizer.zero_grad()
         self.private.backward(self.losses(batch))  # was: self.manual_backward(loss)
         optimizer.step()
 
 
-class Trainer:
-    """The order of Lightning's calls, and nothing else."""
-
-    def fit(self, module: Classifier, optimizer: torch.optim.Optimizer, batches: Iterable) -> None:
-        module.train()
-        for batch in batches:
-            module.training_step(batch, optimizer)
-
-
-def main() -> None:
-    data = tacit.datasets.load("digits")
-    x, y = torch.from_numpy(data.x_train).float().flatten(1), torch.from_numpy(data.y_train)
-    x_test, y_test = torch.from_numpy(data.x_test).float().flatten(1), torch.from_numpy(data.y_test)
-
-    torch.manual_seed(0)
-    module = Classifier()
-    optimizer = module.configure_optimizers()
-    module.private = run = tacit.make_private(
-        module, optimizer, (x, y), Classifier.losses, batch_size=200, epochs=25,
-        clip_norm=1.0, epsilon=6.0, delta=DELTA,
-    )  # fmt: skip
-    Trainer().fit(module, optimizer, run.batches())
-    with torch.no_grad():
-        accuracy = float((module(x_test).argmax(1) == y_test).float().mean())
-    print(f"accuracy {accuracy:.3f}, epsilon {run.epsilon(delta=DELTA):.3f} at delta {DELTA:g}")
-
-
-if __name__ == "__main__":
-    main()
+torch.manual_seed(0)
+y = torch.arange(3000) % 4
+x = torch.randn(3000, 16) + 3.0 * F.one_hot(y, 16)
+module = Classifier(x[:2000], y[:2000])
+lightning.Trainer(max_epochs=1, logger=False, enable_checkpointing=False).fit(module)
+accuracy = float((module(x[2000:]).argmax(1) == y[2000:]).float().mean())
+epsilon = module.private.epsilon(delta=DELTA)
+print(f"accuracy {accuracy:.3f}, epsilon {epsilon:.3f} at delta {DELTA:g}")

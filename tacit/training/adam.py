@@ -1,6 +1,6 @@
 """Adam that knows how much noise it was given."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -46,14 +46,20 @@ class AdamBC(torch.optim.Optimizer):
         self._noise_std = {id(parameter): std for parameter, std in stds}
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]  # one gradient a step
-        """Move every parameter that has a gradient."""
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]  # torch has overloads
+        """Move every parameter that has a gradient; `closure` is called first and may put it there.
+
+        Lightning always gives one.
+        """
+        result = None
         if closure is not None:
-            raise ValueError("closure must be None: a private step has one gradient.")
+            with torch.enable_grad():
+                result = closure()
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     self._move(parameter, parameter.grad, group)
+        return result
 
     def _move(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         state = self.state[parameter]

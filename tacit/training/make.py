@@ -19,6 +19,7 @@ from tacit.training.distributed import Ranks, checksum, gathered, unwrapped
 from tacit.training.machinery import Machinery
 from tacit.training.memory import starting_limit, usual_lot
 from tacit.training.noise import Key
+from tacit.training.outside import own_optimizer
 from tacit.training.plan import Plan, Sampler, choose_noise, choose_sampler, count_steps
 from tacit.training.private import Private
 from tacit.training.records import Batch, Records, n_rows
@@ -134,7 +135,7 @@ def make_private(
     >>> private.epsilon(delta=1e-3) <= 3.0
     True
     """
-    ranks, model = Ranks.here(), unwrapped(model)
+    ranks, model, optimizer = Ranks.here(), unwrapped(model), own_optimizer(optimizer)
     parameters = compatible.trainable(model, optimizer)
     compatible.check_layers(compatible.norm_layers(model))
     records = Records(dataset, collate_fn=collate_fn, device=next(iter(parameters.values())).device)

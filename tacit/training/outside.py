@@ -1,4 +1,4 @@
-"""The clipped sum of losses that a loop of somebody else computes, for `Private.backward`.
+"""Loops of somebody else: the clipped sum of losses that they compute, for `Private.backward`.
 
 With `loss_fn` known, the loop's own forward pass is followed by the book-keeping engine: operations
 on parameters are intercepted from the moment the batch is handed out until `backward`, and the
@@ -18,16 +18,23 @@ from tacit.training.engines.bookkeeping import Intercept, Stale, plan_for
 from tacit.training.engines.recorder import Recorder, default_nonfinite
 from tacit.training.engines.vmap import weigh
 from tacit.training.layer_rules.site import Unsupported
-from tacit.training.records import Micro, n_rows
+from tacit.training.records import Micro, map_tensors, n_rows
 from tacit.training.sums import ClippedSum
 
 _BUDGET = 2**28  # elements of per-example gradient held at once
-
+_WRAPPERS = ("accelerate", "lightning", "pytorch_lightning")
 
 _DIFFERS = (
     "the loop uses the model in another way than loss_fn does. Make them the same, or give no "
     "loss_fn to make_private: any loop works then, more slowly. Nothing was released."
 )
+
+
+def own_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The user's own optimizer inside the wrapper that Accelerate or Lightning put around it."""
+    while type(optimizer).__module__.partition(".")[0] in _WRAPPERS:
+        optimizer = optimizer.optimizer  # type: ignore[attr-defined]  # both wrappers have it
+    return optimizer
 
 
 class _Follow(Intercept):
@@ -53,16 +60,18 @@ class Recording:
         clip: Clip,
         parameters: dict[str, nn.Parameter],
     ) -> None:
-        rows, device = n_rows(micro.batch), next(iter(parameters.values())).device
-        everything = torch.ones(rows, dtype=torch.bool, device=device)
-        self.mask = everything if micro.weights is None else micro.weights > 0
+        rows, self.device = n_rows(micro.batch), next(iter(parameters.values())).device
+        everything = torch.ones(rows, dtype=torch.bool)
+        self.mask = (everything if micro.weights is None else micro.weights > 0).to(self.device)
         self.clip, self.parameters = clip, parameters
         self._stack = ExitStack()
         self._intercept: Intercept | None = None
         if loss_fn is None:
             return
         try:
-            plan = plan_for(model, loss_fn, micro.batch, parameters, rows, 1)
+            # The loop may have moved the model since make_private, and moves its batches itself.
+            batch = map_tensors(lambda t: t.to(self.device), micro.batch)
+            plan = plan_for(model, loss_fn, batch, parameters, rows, 1)
         except Unsupported:
             return
         recorder = Recorder(parameters, rows, clip)
@@ -75,9 +84,11 @@ class Recording:
     def clipped_sum(self, losses: Tensor) -> ClippedSum:
         """Sum of the clipped gradients of `losses`, one per example. Private. Frees the graph."""
         self.stop()
-        if self._intercept is None:
-            return clipped_sum_of(losses, self.parameters, self.clip, self.mask)
-        return self._from_the_record(losses, self._intercept)
+        # A loop may call backward inside its autocast: norms and factors are no place for bf16.
+        with torch.autocast(self.device.type, enabled=False):
+            if self._intercept is None:
+                return clipped_sum_of(losses, self.parameters, self.clip, self.mask)
+            return self._from_the_record(losses, self._intercept)
 
     def _from_the_record(self, losses: Tensor, intercept: Intercept) -> ClippedSum:
         if not intercept.backward(losses, torch.ones_like(losses)):

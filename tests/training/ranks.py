@@ -55,6 +55,22 @@ def trained(kind, **options):
     return {"weights": weights, "gradients": gradients, "steps": private.steps_taken}
 
 
+def foreign(kind, **options):
+    """Somebody else's loop: it wraps the model, computes the losses and steps the optimizer."""
+    private, model, optimizer = make("plain", noise_multiplier=0.0, **options)
+    wrapped = DistributedDataParallel(model) if kind == "ddp" else model
+    gradients = []
+    for batch in private.batches() if "max_microbatch" in options else private:
+        optimizer.zero_grad()
+        private.backward(loss_fn(wrapped, batch))
+        optimizer.step()
+        if model[0].weight.grad is not None:  # None until the last batch of a lot
+            gradient = [p.grad.flatten() for p in model.parameters()]
+            gradients.append(torch.cat(gradient).tolist())
+    weights = torch.cat([p.detach().flatten() for p in model.parameters()]).tolist()
+    return {"weights": weights, "gradients": gradients, "steps": private.steps_taken}
+
+
 def refused(kind):
     """The budget is too small: every rank must hear of it, and none may hang."""
     ledger = tacit.Ledger(budget=tacit.Budget(epsilon=1e-3, delta=1e-6))
@@ -99,6 +115,9 @@ MODES = {
     "tiny": lambda kind, folder: trained(kind, batch_size=1, n_records=640, steps=40),
     "noise": lambda kind, folder: trained(kind, batch_size=1, n_records=10**8, steps=300),
     "adaptive": lambda kind, folder: trained(kind, adaptive=AdaptiveClip()),
+    "foreign": lambda kind, folder: foreign(kind),
+    "cut": lambda kind, folder: foreign(kind, max_microbatch=3),
+    "sparse": lambda kind, folder: foreign(kind, batch_size=1, n_records=128, steps=12),
     "refused": lambda kind, folder: refused(kind),
     "ledger": lambda kind, folder: file_ledger(kind, Path(folder) / f"{kind}.ledger"),
     "different": lambda kind, folder: different_start(kind),

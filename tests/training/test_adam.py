@@ -43,7 +43,14 @@ def test_private_runs_state_their_noise(problem):
     assert optimizer._noise_std[id(model.weight)] == pytest.approx(2.0 * 0.5 / 16)
 
 
-def test_a_closure_is_refused():
-    optimizer = AdamBC([torch.nn.Parameter(torch.zeros(1))])
-    with pytest.raises(ValueError, match="closure"):
-        optimizer.step(lambda: 0.0)
+def test_a_closure_is_called_before_the_gradient_is_read():
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = AdamBC([weight], lr=0.1)
+
+    def closure():
+        assert torch.is_grad_enabled()
+        weight.grad = torch.ones(1)
+        return 3.0
+
+    assert optimizer.step(closure) == 3.0
+    assert weight.item() == pytest.approx(-0.1)

@@ -8,7 +8,12 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-LOOPS = ["plain_loop.py", "accelerate_loop.py", "lightning_loop.py", "trainer_loop.py"]
+LOOPS = {  # and what they need besides torch
+    "plain_loop.py": ["sklearn"],
+    "accelerate_loop.py": ["accelerate"],
+    "lightning_loop.py": ["lightning"],
+    "trainer_loop.py": ["transformers", "accelerate"],
+}
 
 
 @pytest.fixture
@@ -27,9 +32,11 @@ def number(word, output):
     return float(re.search(rf"{word} ([0-9.]+)", output)[1])
 
 
+@pytest.mark.filterwarnings("ignore")  # the libraries' own
 @pytest.mark.parametrize("name", LOOPS)
 def test_loops_learn_within_their_budget(run, name):
-    pytest.importorskip("sklearn")
+    for library in LOOPS[name]:
+        pytest.importorskip(library, reason=f"{name} needs it: pip install {library}")
     output = run(name)
     assert number("accuracy", output) > 0.8
     assert number("epsilon", output) <= 6.0

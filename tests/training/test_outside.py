@@ -7,7 +7,9 @@ from torch.nn import functional as F
 from torch.overrides import _get_current_function_mode_stack
 
 from tacit.errors import IncompatibleModel
-from tacit.training import AdaptiveClip
+from tacit.training import AdamBC, AdaptiveClip
+from tacit.training.engines.plan import make_plan
+from tacit.training.outside import own_optimizer
 
 
 def weights(model):
@@ -47,6 +49,108 @@ def test_lots_unpack_in_a_plain_loop(problem, with_loss_fn):
     expected = stepped(problem(**OPTIONS))
     case = problem(**OPTIONS, **({} if with_loss_fn else {"loss_fn": None}))
     assert torch.allclose(foreign(case, case.private), expected, atol=1e-5)
+
+
+class Loop:
+    """What the libraries' loops do around one lot, in their order; none of them is imported."""
+
+    def __init__(self, case):
+        self.case, self.optimizer = case, case.optimizer
+        self.schedule = torch.optim.lr_scheduler.StepLR(case.optimizer, 2, 0.5)
+
+    def losses(self, x, y):
+        with torch.autocast("cpu", torch.bfloat16):
+            return F.cross_entropy(self.case.model(x), y, reduction="none")
+
+    def like_the_trainer(self, lot):
+        assert "y" in lot  # it counts labels before the forward pass
+        self.case.model.train()
+        self.case.private.backward(self.losses(lot["x"], lot["y"]))
+        nn.utils.clip_grad_norm_(self.case.model.parameters(), 100.0)
+        self.optimizer.step()
+        self.schedule.step()
+        self.case.model.zero_grad()
+
+    def like_lightning(self, lot):
+        def closure():
+            losses = self.losses(lot["x"], lot["y"])
+            self.optimizer.zero_grad()
+            self.case.private.backward(losses)
+            return losses.detach()
+
+        self.optimizer.step(closure)
+        self.schedule.step()
+
+    def like_lightning_by_hand(self, lot):
+        with torch.autocast("cpu", torch.bfloat16):  # around backward and step too
+            self.optimizer.zero_grad()
+            self.case.private.backward(self.losses(lot["x"], lot["y"]))
+            self.optimizer.step(lambda: None)
+        self.schedule.step()
+
+    def its_own(self, lot):
+        self.case.private.step(lot)
+        self.schedule.step()
+
+
+def plain_loss(model, batch):
+    x, y = batch
+    return F.cross_entropy(model(x), y, reduction="none")
+
+
+def autocast_loss(model, batch):
+    with torch.autocast("cpu", torch.bfloat16):
+        return F.cross_entropy(model(batch["x"]), batch["y"], reduction="none")
+
+
+@pytest.mark.parametrize("way", ["like_the_trainer", "like_lightning", "like_lightning_by_hand"])
+@pytest.mark.parametrize("kind", [torch.optim.SGD, AdamBC])
+def test_the_loops_of_libraries_take_the_same_steps(problem, kind, way):
+    found = []
+    for name in ("its_own", way):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2))
+        generator = torch.Generator().manual_seed(1)
+        records = [{"x": torch.randn(4, generator=generator), "y": i % 2} for i in range(64)]
+        case = problem(
+            model=model,
+            optimizer=kind(model.parameters(), lr=0.1),
+            data=records,
+            loss_fn=autocast_loss,
+            seed=3,
+            clip_norm=0.2,
+            max_microbatch=64,
+        )
+        loop = Loop(case)
+        for lot in case.private:
+            getattr(loop, name)(lot)
+        assert case.private.steps_taken == case.private.steps
+        found.append(weights(model))
+    assert torch.equal(*found)
+
+
+def test_wrapped_optimizers_hear_of_the_noise_too(problem):
+    model = nn.Linear(4, 2)
+    inner = AdamBC(model.parameters(), lr=0.1)
+    wrapper = type("Wrapper", (torch.optim.Optimizer,), {"__module__": "accelerate.optimizer"})
+    outer = wrapper(model.parameters(), {})
+    outer.optimizer = inner
+    assert own_optimizer(outer) is inner
+    case = problem(model=model, optimizer=outer, noise_multiplier=2.0)
+    for lot in case.private:
+        case.private.step(lot)
+    assert inner._noise_std[id(model.weight)] == pytest.approx(2.0 / 16)
+
+
+def test_faint_dropout_is_not_taken_for_mixing():
+    # A fresh transformer's loss hardly depends on its masks: two draws may agree by chance.
+    for seed in range(60):
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Dropout(0.1), nn.Linear(4, 32), nn.Dropout(0.1), nn.Linear(32, 2))
+        with torch.no_grad():
+            model[3].weight.mul_(0.01)
+        batch = torch.randn(8, 4), torch.arange(8) % 2
+        make_plan(model, plain_loss, batch, dict(model.named_parameters()), examples=8, views=1)
 
 
 def test_until_the_last_batch_of_a_lot_the_optimizer_moves_nothing(problem):
