@@ -88,7 +88,7 @@ def make_plan(
     if not _agree(few, losses):
         with undisturbed(model, parameters):
             again, drawn = losses_of(SMALL), losses_of(SMALL)
-        if _agree(again, few) and _agree(again, drawn):  # no dropout, no random augmentation
+        if _agree(again, few) and _agree(again, drawn, 1e-6):  # nothing is random, dropout say
             raise IncompatibleModel(
                 "The loss of an example depends on which others are in the batch, so none can be "
                 "clipped alone. Look for a statistic over the batch in the model or in the loss."
@@ -264,11 +264,11 @@ def _ordered(
     return Spec(spec.kind, layouts, tuple(checked))
 
 
-def _agree(few: Tensor, many: Tensor) -> bool:
+def _agree(few: Tensor, many: Tensor, tolerance: float = 1e-3) -> bool:
     """Whether the losses of the first examples are the same, up to sums in another order."""
     many, few = many[: len(few)].detach().double(), few.detach().double()
     finite = torch.isfinite(few) & torch.isfinite(many)
-    slack = 1e-3 * few[finite].abs().amax() if bool(finite.any()) else 0.0
+    slack = tolerance * few[finite].abs().amax() if bool(finite.any()) else 0.0
     return bool(((few - many)[finite].abs() <= slack + 1e-6).all())
 
 
