@@ -19,6 +19,9 @@ QUICK = [
     "noise:plain",
     "tiny:plain",
     "refused:plain",
+    "foreign:ddp",
+    "cut:ddp",
+    "sparse:ddp",
 ]
 
 
@@ -46,7 +49,8 @@ def two(tmp_path_factory):
 def alone(tmp_path_factory):
     """The same jobs in one process without torch.distributed."""
     modes = runpy.run_path(str(SCRIPT))["MODES"]
-    return {f"{mode}:plain": modes[mode]("plain", None) for mode in ("trained", "adaptive")}
+    chosen = ("trained", "adaptive", "foreign", "cut", "sparse")
+    return {f"{mode}:plain": modes[mode]("plain", None) for mode in chosen}
 
 
 def agree(one, other):
@@ -63,6 +67,16 @@ def test_two_processes_release_what_one_does(alone, two):
 def test_data_parallel_and_sharded_models_get_the_same_release(two):
     agree(two[0]["trained:plain"], two[0]["trained:ddp"])
     agree(two[0]["trained:ddp"], two[1]["trained:fsdp"])
+
+
+@pytest.mark.parametrize("mode", ["foreign", "cut", "sparse"])
+def test_a_foreign_loop_over_a_wrapped_model_releases_the_sum_of_all_ranks(alone, two, mode):
+    """Noiseless, so that p.grad is the sum: whole lots, lots cut in batches, and empty shares."""
+    assert two[0][f"{mode}:ddp"] == two[1][f"{mode}:ddp"]  # every gradient, and the weights
+    agree(alone[f"{mode}:plain"], two[0][f"{mode}:ddp"])
+    lots_with_records = np.any(two[0][f"{mode}:ddp"]["gradients"], axis=1)
+    assert lots_with_records.any()
+    assert lots_with_records.all() == (mode != "sparse")
 
 
 def test_noise_is_there_once_and_the_same_on_every_rank(two):
