@@ -7,7 +7,9 @@ backward costs what `Private.step` costs. Otherwise, or if the loop does somethi
 any model, but each example's backward runs over the whole batch.
 """
 
+from collections.abc import Sequence
 from contextlib import ExitStack
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -21,6 +23,7 @@ from tacit.training.layer_rules.site import Unsupported
 from tacit.training.records import Micro, map_tensors, n_rows
 from tacit.training.sums import ClippedSum
 
+Rows = tuple[Tensor, ...]  # of gradients, one for each example, by parameter
 _BUDGET = 2**28  # elements of per-example gradient held at once
 _WRAPPERS = ("accelerate", "lightning", "pytorch_lightning")
 
@@ -103,19 +106,53 @@ def clipped_sum_of(
     """The same from the autograd graph alone; rows where `keep` is False add zero. Private."""
     rows, size = len(losses), max(1, sum(p.numel() for p in parameters.values()))
     step = max(1, min(rows, _BUDGET // size))
+    seeds = torch.eye(rows, dtype=losses.dtype, device=losses.device)
+    targets = list(parameters.values())
     total: ClippedSum | None = None
-    for start in range(0, rows, step):
-        part = slice(start, start + step)
-        gradients = torch.autograd.grad(
-            losses,
-            list(parameters.values()),
-            grad_outputs=torch.eye(rows, dtype=losses.dtype, device=losses.device)[part],
-            is_grads_batched=True,
-            materialize_grads=True,
-            allow_unused=True,
-            retain_graph=start + step < rows,
-        )
-        found = weigh(dict(zip(parameters, gradients, strict=True)), clip, keep[part])
-        total = found if total is None else total + found
+    gradients_of = _batched
+    for start, stop in pairwise([0, *range(1, rows, step), rows]):
+        # The first row alone shows whether rows can go together: dropout in a checkpointed block,
+        # say, cannot be drawn again for many at a time.
+        is_first, is_last = start == 0, stop == rows
+        try:
+            gradients = gradients_of(losses, targets, seeds[start:stop], is_first or not is_last)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError:
+            if not is_first:
+                raise
+            gradients_of = _one_by_one
+            gradients = gradients_of(losses, targets, seeds[start:stop], not is_last)
+        part = weigh(dict(zip(parameters, gradients, strict=True)), clip, keep[start:stop])
+        total = part if total is None else total + part
     assert total is not None  # a batch has at least one row
     return total
+
+
+def _batched(losses: Tensor, targets: Sequence[Tensor], seeds: Tensor, keep_graph: bool) -> Rows:
+    """Gradient of `losses` for each row of `seeds`."""
+    return torch.autograd.grad(
+        losses,
+        targets,
+        grad_outputs=seeds,
+        is_grads_batched=True,
+        materialize_grads=True,
+        allow_unused=True,
+        retain_graph=keep_graph,
+    )
+
+
+def _one_by_one(losses: Tensor, targets: Sequence[Tensor], seeds: Tensor, keep_graph: bool) -> Rows:
+    """The same, in as many backward passes as there are rows."""
+    rows = [
+        torch.autograd.grad(
+            losses,
+            targets,
+            grad_outputs=seed,
+            materialize_grads=True,
+            allow_unused=True,
+            retain_graph=keep_graph or number < len(seeds),
+        )
+        for number, seed in enumerate(seeds, 1)
+    ]
+    return tuple(map(torch.stack, zip(*rows, strict=True)))
