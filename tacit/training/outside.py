@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit.training.clip_rules import Clip
+from tacit.training.engines.batch import as_written
 from tacit.training.engines.bookkeeping import Intercept, Stale, plan_for
 from tacit.training.engines.recorder import Recorder, default_nonfinite
 from tacit.training.engines.vmap import weigh
@@ -68,6 +69,7 @@ class Recording:
         self.mask = (everything if micro.weights is None else micro.weights > 0).to(self.device)
         self.clip, self.parameters = clip, parameters
         self._stack = ExitStack()
+        self._stack.enter_context(as_written())
         self._intercept: Intercept | None = None
         if loss_fn is None:
             return
@@ -88,7 +90,7 @@ class Recording:
         """Sum of the clipped gradients of `losses`, one per example. Private. Frees the graph."""
         self.stop()
         # A loop may call backward inside its autocast: norms and factors are no place for bf16.
-        with torch.autocast(self.device.type, enabled=False):
+        with as_written(), torch.autocast(self.device.type, enabled=False):
             if self._intercept is None:
                 return clipped_sum_of(losses, self.parameters, self.clip, self.mask)
             return self._from_the_record(losses, self._intercept)

@@ -142,6 +142,30 @@ def test_wrapped_optimizers_hear_of_the_noise_too(problem):
     assert inner._noise_std[id(model.weight)] == pytest.approx(2.0 / 16)
 
 
+@pytest.mark.parametrize("with_loss_fn", [True, False])
+def test_a_compiled_model_is_followed_as_written(problem, with_loss_fn):
+    expected = stepped(problem(**OPTIONS))
+    case = problem(**OPTIONS, **({} if with_loss_fn else {"loss_fn": None}))
+    compiled = torch.compile(case.model, backend="eager")
+    for x, y in case.private:
+        case.optimizer.zero_grad()
+        case.private.backward(F.cross_entropy(compiled(x), y, reduction="none"))
+        case.optimizer.step()
+    assert torch.allclose(weights(case.model), expected, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore")  # raised inside the compiler
+def test_a_module_compiled_in_place_takes_the_same_steps(problem):
+    expected = stepped(problem(**OPTIONS))
+    case = problem(**OPTIONS)
+    lots = iter(case.private)
+    case.private.step(next(lots))  # plans are remembered
+    case.model.compile(backend="eager")
+    for lot in lots:
+        case.private.step(lot)
+    assert torch.allclose(weights(case.model), expected, atol=1e-5)
+
+
 def test_faint_dropout_is_not_taken_for_mixing():
     # A fresh transformer's loss hardly depends on its masks: two draws may agree by chance.
     for seed in range(60):

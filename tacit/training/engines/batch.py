@@ -1,6 +1,7 @@
 """What every engine does with a batch and its losses."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -65,7 +66,11 @@ def checked_losses(
     loss_fn: Callable[..., Tensor], model: nn.Module, batch: Any, rows: int
 ) -> Tensor:
     """`loss_fn(model, batch)`, which must be one loss for each row."""
-    losses = loss_fn(model, batch)
+    if any(module._compiled_call_impl is not None for module in model.modules()):
+        with as_written():
+            losses = loss_fn(model, batch)
+    else:
+        losses = loss_fn(model, batch)
     if not isinstance(losses, Tensor):
         raise TypeError(f"loss_fn must return a tensor, got {type(losses).__name__}.")
     if losses.dim() == 0:
@@ -80,6 +85,11 @@ def checked_losses(
             f"{losses.dim()} axes of another shape. Average over positions, not over examples."
         )
     return losses
+
+
+def as_written() -> AbstractContextManager[None]:
+    """Inside, what the user compiled runs eagerly: traced once, it could not be followed again."""
+    return torch.compiler.set_stance("force_eager")
 
 
 def group_index(clip: Clip, names: Sequence[str]) -> dict[str, int]:
