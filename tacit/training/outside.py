@@ -8,7 +8,7 @@ any model, but each example's backward runs over the whole batch.
 """
 
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -16,13 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from tacit.training.clip_rules import Clip
+from tacit.training.distributed import gathered, is_sharded
 from tacit.training.engines.batch import as_written
 from tacit.training.engines.bookkeeping import Intercept, Stale, plan_for
 from tacit.training.engines.recorder import Recorder, default_nonfinite
 from tacit.training.engines.vmap import weigh
 from tacit.training.layer_rules.site import Unsupported
 from tacit.training.records import Micro, map_tensors, n_rows
-from tacit.training.sums import ClippedSum
+from tacit.training.sums import ClippedSum, trainable
 
 Rows = tuple[Tensor, ...]  # of gradients, one for each example, by parameter
 _BUDGET = 2**28  # elements of per-example gradient held at once
@@ -64,23 +65,31 @@ class Recording:
         clip: Clip,
         parameters: dict[str, nn.Parameter],
     ) -> None:
+        self._model, self._is_sharded = model, is_sharded(model)
         rows, self.device = n_rows(micro.batch), next(iter(parameters.values())).device
         everything = torch.ones(rows, dtype=torch.bool)
         self.mask = (everything if micro.weights is None else micro.weights > 0).to(self.device)
         self.clip, self.parameters = clip, parameters
-        self._stack = ExitStack()
-        self._stack.enter_context(as_written())
         self._intercept: Intercept | None = None
-        if loss_fn is None:
-            return
+        self._stack = ExitStack()
+        with ExitStack() as stack:  # leaves what was entered, should anything below fail
+            stack.enter_context(as_written())
+            if self._is_sharded:
+                stack.enter_context(gathered(model))
+                self.parameters = trainable(model)  # whole ones, under the same names
+            if loss_fn is not None:
+                self._follow(stack, loss_fn, micro, rows)
+            self._stack = stack.pop_all()
+
+    def _follow(self, stack: ExitStack, loss_fn: Any, micro: Micro, rows: int) -> None:
+        # The loop may have moved the model since make_private, and moves its batches itself.
+        batch = map_tensors(lambda t: t.to(self.device), micro.batch)
         try:
-            # The loop may have moved the model since make_private, and moves its batches itself.
-            batch = map_tensors(lambda t: t.to(self.device), micro.batch)
-            plan = plan_for(model, loss_fn, batch, parameters, rows, 1)
+            plan = plan_for(self._model, loss_fn, batch, self.parameters, rows, 1)
         except Unsupported:
             return
-        recorder = Recorder(parameters, rows, clip)
-        self._intercept = self._stack.enter_context(_Follow(plan, recorder, rows))
+        recorder = Recorder(self.parameters, rows, self.clip)
+        self._intercept = stack.enter_context(_Follow(plan, recorder, rows))
 
     def stop(self) -> None:
         """Intercept nothing from now on."""
@@ -89,8 +98,9 @@ class Recording:
     def clipped_sum(self, losses: Tensor) -> ClippedSum:
         """Sum of the clipped gradients of `losses`, one per example. Private. Frees the graph."""
         self.stop()
+        whole = gathered(self._model) if self._is_sharded else nullcontext()
         # A loop may call backward inside its autocast: norms and factors are no place for bf16.
-        with as_written(), torch.autocast(self.device.type, enabled=False):
+        with whole, as_written(), torch.autocast(self.device.type, enabled=False):
             if self._intercept is None:
                 return clipped_sum_of(losses, self.parameters, self.clip, self.mask)
             return self._from_the_record(losses, self._intercept)

@@ -57,7 +57,8 @@ def trained(kind, **options):
 
 def foreign(kind, **options):
     """Somebody else's loop: it wraps the model, computes the losses and steps the optimizer."""
-    private, model, optimizer = make("plain", noise_multiplier=0.0, **options)
+    shards = "fsdp" if kind == "fsdp" else "plain"
+    private, model, optimizer = make(shards, noise_multiplier=0.0, **options)
     wrapped = DistributedDataParallel(model) if kind == "ddp" else model
     gradients = []
     for batch in private.batches() if "max_microbatch" in options else private:
@@ -65,9 +66,9 @@ def foreign(kind, **options):
         private.backward(loss_fn(wrapped, batch))
         optimizer.step()
         if model[0].weight.grad is not None:  # None until the last batch of a lot
-            gradient = [p.grad.flatten() for p in model.parameters()]
+            gradient = [full(p.grad).flatten() for p in model.parameters()]
             gradients.append(torch.cat(gradient).tolist())
-    weights = torch.cat([p.detach().flatten() for p in model.parameters()]).tolist()
+    weights = torch.cat([full(p).flatten() for p in model.parameters()]).tolist()
     return {"weights": weights, "gradients": gradients, "steps": private.steps_taken}
 
 

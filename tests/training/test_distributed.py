@@ -20,6 +20,7 @@ QUICK = [
     "tiny:plain",
     "refused:plain",
     "foreign:ddp",
+    "foreign:fsdp",
     "cut:ddp",
     "sparse:ddp",
 ]
@@ -69,12 +70,16 @@ def test_data_parallel_and_sharded_models_get_the_same_release(two):
     agree(two[0]["trained:ddp"], two[1]["trained:fsdp"])
 
 
-@pytest.mark.parametrize("mode", ["foreign", "cut", "sparse"])
-def test_a_foreign_loop_over_a_wrapped_model_releases_the_sum_of_all_ranks(alone, two, mode):
+@pytest.mark.parametrize(
+    ("mode", "kind"),
+    [("foreign", "ddp"), ("foreign", "fsdp"), ("cut", "ddp"), ("sparse", "ddp")],
+)
+def test_a_foreign_loop_releases_the_sum_of_all_ranks(alone, two, mode, kind):
     """Noiseless, so that p.grad is the sum: whole lots, lots cut in batches, and empty shares."""
-    assert two[0][f"{mode}:ddp"] == two[1][f"{mode}:ddp"]  # every gradient, and the weights
-    agree(alone[f"{mode}:plain"], two[0][f"{mode}:ddp"])
-    lots_with_records = np.any(two[0][f"{mode}:ddp"]["gradients"], axis=1)
+    found = [rank[f"{mode}:{kind}"] for rank in two]
+    assert found[0] == found[1]  # every gradient, and the weights
+    agree(alone[f"{mode}:plain"], found[0])
+    lots_with_records = np.any(found[0]["gradients"], axis=1)
     assert lots_with_records.any()
     assert lots_with_records.all() == (mode != "sparse")
 
