@@ -7,7 +7,8 @@ be padded with rows of zeros, whose weight is 0: they contribute exactly nothing
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,6 +16,14 @@ from torch.utils.data import DataLoader, Dataset
 
 from tacit.training.noise import Key
 from tacit.training.records import Batch, Indices, Micro, Records, pad_rows, seeded
+
+
+class Part(NamedTuple):
+    """A part of a lot that runs at once, fetched when asked for. Private."""
+
+    indices: Indices
+    limit: int  # rows of the physical batch, if it is padded
+    fetch: Callable[[], Micro]
 
 
 class Lot:
@@ -28,20 +37,24 @@ class Lot:
         self,
         source: "Lots",
         step: int,
-        micros: Callable[[], Iterator[Micro]],
+        parts: Callable[[], Iterator[Part]],
         whole: Callable[[], Micro],
     ) -> None:
         self.source, self.step = source, step
         self.on_unpack: Callable[[Micro], None] | None = None
-        self._micros, self._make_whole = micros, whole
+        self._parts, self._make_whole = parts, whole
         self._whole: Micro | None = None
 
     def __repr__(self) -> str:
         return f"Lot(step={self.step})"  # neither its size nor its members
 
+    def parts(self) -> Iterator[Part]:
+        """Its parts, not fetched yet; none if nothing was drawn. Private."""
+        return self._parts()
+
     def micros(self) -> Iterator[Micro]:
         """Its physical batches, none if nothing was drawn. Private."""
-        return self._micros()
+        return (part.fetch() for part in self._parts())
 
     def whole(self) -> Micro:
         """All of it as one batch of at least one row. Private."""
@@ -103,12 +116,15 @@ class Lots:
         """The lot of one step, fetched when used."""
         mine = self._mine(step)
 
-        def micros() -> Iterator[Micro]:
+        def parts() -> Iterator[Part]:
             limit = self.limit  # may be lowered between two of them
             for i, indices in enumerate(self._cut(mine)):
-                yield self._padded(self._fetch(indices, self.seed(step) + i), len(indices), limit)
+                yield Part(indices, limit, partial(fetch, indices, limit, i))
 
-        return Lot(self, step, micros, lambda: self._as_whole(mine, self.seed(step)))
+        def fetch(indices: Indices, limit: int, number: int) -> Micro:
+            return self._padded(self._fetch(indices, self.seed(step) + number), len(indices), limit)
+
+        return Lot(self, step, parts, lambda: self._as_whole(mine, self.seed(step)))
 
     def seed(self, step: int) -> int:
         """Seed of the dropout and augmentation of `step` on this rank: a replay repeats them."""
@@ -168,23 +184,27 @@ class Lots:
             generator=torch.Generator(),  # the user's own stream stays untouched
         )
         queue, start_of_lot = _Queue(iter(loader)), 0
+
+        def take(indices: Indices, limit: int, number: int, seed: int) -> Micro:
+            batch = queue.take(number)
+            if batch is None:  # taken before, by an attempt that was interrupted
+                batch = self._fetch(indices, seed)
+            return self._padded(self.records.to_device(batch), len(indices), limit)
+
         for step in range(start, stop):
             (cut, limit), seed = cut_of(step), self.seed(step)
 
-            def micros(
+            def parts(
                 cut: list[Indices] = cut,
                 limit: int = limit,
                 seed: int = seed,
                 first: int = start_of_lot,
-            ) -> Iterator[Micro]:
+            ) -> Iterator[Part]:
                 for i, indices in enumerate(cut):
-                    batch = queue.take(first + i)
-                    if batch is None:  # taken before, by an attempt that was interrupted
-                        batch = self._fetch(indices, seed + i)
-                    yield self._padded(self.records.to_device(batch), len(indices), limit)
+                    yield Part(indices, limit, partial(take, indices, limit, first + i, seed + i))
 
             mine = self._mine(step)
-            yield Lot(self, step, micros, lambda mine=mine, seed=seed: self._as_whole(mine, seed))
+            yield Lot(self, step, parts, lambda mine=mine, seed=seed: self._as_whole(mine, seed))
             start_of_lot += len(cut)
 
 

@@ -11,6 +11,7 @@ at C, so gradients are divided by s at the seed of the backward, and factors mul
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -21,14 +22,13 @@ from torch._subclasses import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from tacit.errors import IncompatibleModel
+from tacit.training.batches import Part
+from tacit.training.captured import Captured, Step
 from tacit.training.clip_rules import FLOAT32_ROUNDING, Clip
 from tacit.training.engines.bookkeeping import compute, plan_for
 from tacit.training.engines.plan import undisturbed
 from tacit.training.engines.recorder import NonFinite
 from tacit.training.sums import ClippedSum, trainable
-
-Step = Callable[[Tensor, list[Tensor]], list[Tensor]]
-"""(seed of the backward, other inputs) -> results of the backward."""
 
 Compiled = Callable[[list[Tensor]], Sequence[Tensor]]
 """A compiled graph, called as autograd calls its own: with a list, which it empties."""
@@ -62,14 +62,14 @@ class CompiledSum:
         homes = [home for m in self._modules for home in (m._parameters, m._buffers)]
         self._homes = [home for home in homes if home]
         self._places = list[int]()
-        self._scale = (0.0, torch.zeros(()), torch.zeros(()))  # the last one, and its inverse
         self._steps: dict[Any, dict[Any, list[_Known]]] = {}  # by state, then by layout
+        self._of_rows: dict[Any, tuple[Captured | None, Traced]] = {}  # by state and size
 
     @property
     def draws(self) -> bool:
         """Whether the model may draw random numbers: so far as is known from the graphs built."""
         layouts = self._steps.get(self._state(), {})
-        steps = [known.step for found in layouts.values() for known in found]
+        steps = [known.traced for found in layouts.values() for known in found]
         return not steps or any(step.draws for step in steps)
 
     def _state(self) -> tuple[Any, ...]:
@@ -90,49 +90,61 @@ class CompiledSum:
         With `reuse` it may lie in memory that the next call overwrites.
         """
         mask = weights if weights.dtype == torch.bool else weights > 0
+        self._forget_if_moved()
+        known, tensors = self._known(batch, mask)
+        if known.run is None:
+            with undisturbed(self.model, trainable(self.model)):
+                kind = Captured if mask.is_cuda else Scaled
+                known.run = kind(known.traced.run, mask, tensors)
+        results = known.run(scale, mask, tensors)
+        return known.traced.summed(results, copy=mask.is_cuda and not reuse)
+
+    def of_part(
+        self, part: Part, data: tuple[Tensor, ...], scale: float = 1.0, *, reuse: bool = False
+    ) -> ClippedSum:
+        """The same for a part of a lot whose records are the rows of `data`, on the GPU.
+
+        There the rows are fetched by the graph, if they can be.
+        """
+        self._forget_if_moved()
+        key = (self._state(), part.limit)
+        if key not in self._of_rows:
+            batch, mask = _padded(part)
+            known, tensors = self._known(batch, mask)
+            run = None
+            if all(t.is_contiguous() for t in (*data, *tensors)):
+                with undisturbed(self.model, trainable(self.model)):
+                    run = Captured(known.traced.run, mask, tensors, data)
+            self._of_rows[key] = run, known.traced
+        run, traced = self._of_rows[key]
+        if run is None:
+            return self(*_padded(part), scale, reuse=reuse)
+        return traced.summed(run.of_rows(scale, part.indices), copy=not reuse)
+
+    def _forget_if_moved(self) -> None:
+        """The graphs read parameters and buffers where they were."""
+        places = [t.data_ptr() for home in self._homes for t in home.values() if t is not None]
+        if places != self._places:
+            self._steps.clear()
+            self._of_rows.clear()
+            self._places = places
+
+    def _known(self, batch: Any, mask: Tensor) -> tuple["_Known", list[Tensor]]:
+        """What is known for batches like this one, and the tensors of this one."""
         leaves, structure = pytree.tree_flatten(batch)
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        step = self._step_for(batch, mask, leaves, structure, tensors)
-        if scale != self._scale[0]:
-            factor = torch.full((), scale, device=mask.device)
-            self._scale = (scale, factor, 1 / factor)
-        _, factor, seed = self._scale
-        *sums, within, is_finite = step.run(seed, [factor, mask, *tensors])
-        if mask.is_cuda and not reuse:
-            *sums, within, is_finite = (t.clone() for t in (*sums, within, is_finite))
-        named = dict(zip(step.names, sums, strict=True))
-        return ClippedSum(named, within, None if step.masks else is_finite)
-
-    def _step_for(
-        self,
-        batch: Any,
-        mask: Tensor,
-        leaves: list[Any],
-        structure: pytree.TreeSpec,
-        tensors: list[Tensor],
-    ) -> "Traced":
-        tensors_of = (t for home in self._homes for t in home.values() if t is not None)
-        places = [t.data_ptr() for t in tensors_of]
-        if places != self._places:  # the graphs read parameters and buffers where they were
-            self._steps.clear()
-            self._places = places
+        fixed = [leaf for leaf in leaves if not isinstance(leaf, Tensor)]
         key = tuple((t.shape, t.stride(), t.dtype, t.device) for t in tensors)
         known = self._steps.setdefault(self._state(), {}).setdefault(key, [])
-        fixed = [leaf for leaf in leaves if not isinstance(leaf, Tensor)]
         for seen in known:
             if seen.structure == structure:
                 _require_equal(seen.fixed, fixed)
-                return seen.step
+                return seen, tensors
         # A run that is resumed builds at another step: building must not move the random stream.
         with undisturbed(self.model, trainable(self.model)):
-            step = self._compiled(batch, mask, leaves, structure)
-            one = torch.ones((), device=mask.device)
-            if mask.is_cuda:
-                step = step._replace(run=Captured(step.run, one, mask, tensors))
-            else:
-                step.run(one, [one, mask, *tensors])  # compiles
-        known.append(_Known(structure, fixed, step))
-        return step
+            traced = self._compiled(batch, mask, leaves, structure)
+        known.append(_Known(structure, fixed, traced))
+        return known[-1], tensors
 
     def _compiled(
         self, batch: Any, mask: Tensor, leaves: list[Any], structure: pytree.TreeSpec
@@ -176,7 +188,7 @@ class CompiledSum:
 
 
 class Traced(NamedTuple):
-    """A step, ready to run, and what its graphs told."""
+    """A step, and what its graphs told."""
 
     run: Step
     held: int  # bytes that the forward keeps for the backward
@@ -184,13 +196,35 @@ class Traced(NamedTuple):
     masks: bool = False  # examples that are not finite
     names: tuple[str, ...] = ()  # of the parameters, in the order of the sums
 
+    def summed(self, results: list[Tensor], *, copy: bool) -> ClippedSum:
+        """Results of the step as a sum; copied, if the next call would overwrite them."""
+        *sums, within, is_finite = [t.clone() for t in results] if copy else results
+        named = dict(zip(self.names, sums, strict=True))
+        return ClippedSum(named, within, None if self.masks else is_finite)
 
-class _Known(NamedTuple):
+
+@dataclass
+class _Known:
     """A step, and the batches that it is for: those of this structure."""
 
     structure: pytree.TreeSpec
     fixed: list[Any]  # what is not a tensor in them
-    step: Traced
+    traced: Traced
+    run: "Captured | Scaled | None" = None  # ready for batches that were fetched
+
+
+class Scaled:
+    """A step as it is, on a CPU."""
+
+    def __init__(self, step: Step, mask: Tensor, tensors: list[Tensor]) -> None:
+        self._step, self._scale, self._one = step, 0.0, torch.ones(())
+        self(1.0, mask, tensors)  # compiles
+
+    def __call__(self, scale: float, mask: Tensor, tensors: list[Tensor]) -> list[Tensor]:
+        """Results for this batch, at `scale` times the clip norms."""
+        if scale != self._scale:
+            self._scale, self._factor, self._seed = scale, self._one * scale, self._one / scale
+        return self._step(self._seed, [self._factor, mask, *tensors])
 
 
 class _Rescaled:
@@ -224,29 +258,10 @@ class _Seeded(torch.autograd.Function):
         return g * seed.to(g.dtype), None
 
 
-class Captured:
-    """A step recorded once as a CUDA graph, replayed on whatever is copied into its inputs.
-
-    Its results lie where the next call puts them. The graph reads parameters where they are, so
-    the optimizer's steps in place are seen.
-    """
-
-    def __init__(self, step: Step, one: Tensor, mask: Tensor, tensors: list[Tensor]) -> None:
-        self._inputs = [one.clone(), one.clone(), mask.clone(), *(t.clone() for t in tensors)]
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # compiles and settles what must not be captured
-            for _ in range(2):
-                step(self._inputs[0], self._inputs[1:])
-        torch.cuda.current_stream().wait_stream(stream)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
-            self._results = step(self._inputs[0], self._inputs[1:])
-
-    def __call__(self, seed: Tensor, others: list[Tensor]) -> list[Tensor]:
-        torch._foreach_copy_(self._inputs, [seed, *others])  # pyright: ignore[reportPrivateImportUsage]  # as torch.optim does
-        self._graph.replay()
-        return self._results
+def _padded(part: Part) -> tuple[Any, Tensor]:
+    micro = part.fetch()
+    assert micro.weights is not None  # compiled batches are padded
+    return micro.batch, micro.weights
 
 
 def _require_equal(seen: list[Any], fixed: list[Any]) -> None:

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from tacit.training.batches import Lot
+from tacit.training.batches import Lot, Part
 from tacit.training.clip_rules import Clip
 from tacit.training.clipping import clipped_sum
 from tacit.training.compiled import CompiledSum
 from tacit.training.distributed import gathered, is_sharded
-from tacit.training.memory import in_pieces
+from tacit.training.memory import in_pieces, is_out_of_memory
 from tacit.training.records import Batch, Micro, map_tensors, seeded
 from tacit.training.sums import ClippedSum
 
@@ -46,6 +46,9 @@ class Clipper:
         self._model, self._loss_fn, self._machinery = model, loss_fn, machinery
         self._clip_norm, self._compiled = clip.clip_norms[0], None
         self._is_sharded = is_sharded(model)
+        # Rows that lie on a GPU are fetched there, unless they are changed on the way.
+        on_gpu = next(model.parameters()).is_cuda
+        self._takes_rows = on_gpu and machinery.augment is None and machinery.augmentations == 1
         if machinery.is_compiled and loss_fn is not None:
             views = machinery.augmentations
             self._compiled = CompiledSum(model, loss_fn, clip, augmentations=views)
@@ -71,17 +74,31 @@ class Clipper:
         whole = gathered(self._model) if self._is_sharded else nullcontext()
         with whole, self._seeded(lot):
             total, drawn = None, 0
-            for micro, reuse in _with_reuse(lot.micros()):
-                for part in in_pieces(
-                    lambda piece, micro=micro, reuse=reuse: self.clipped_sum(
-                        piece, clip, reuse=reuse and piece is micro, masked=masked
-                    ),
-                    micro,
-                    on_halved=lot.source.lower_limit,
-                ):
-                    total = part if total is None else total.__iadd__(part)
-                drawn += micro.count
+            for part, reuse in _with_reuse(lot.parts()):
+                for found in self._sums_of(part, clip, lot, reuse=reuse, masked=masked):
+                    total = found if total is None else total.__iadd__(found)
+                drawn += len(part.indices)
             return (ClippedSum.zeros(self._model, clip) if total is None else total), drawn
+
+    def _sums_of(
+        self, part: Part, clip: Clip, lot: Lot, *, reuse: bool, masked: bool
+    ) -> list[ClippedSum]:
+        """The sum of a part, or those of its pieces where memory runs out."""
+        data = lot.source.records.on_device
+        if self._compiled is not None and data is not None and self._takes_rows and not masked:
+            try:
+                return [self._compiled.of_part(part, data, self._scale(clip), reuse=reuse)]
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+        micro = part.fetch()
+        return in_pieces(
+            lambda piece: self.clipped_sum(
+                piece, clip, reuse=reuse and piece is micro, masked=masked
+            ),
+            micro,
+            on_halved=lot.source.lower_limit,
+        )
 
     def clipped_sum(
         self, micro: Micro, clip: Clip, *, reuse: bool = False, masked: bool = False
@@ -96,8 +113,7 @@ class Clipper:
         batch = self._machinery.views(micro.batch)
         if self._compiled is not None and not masked:
             assert micro.weights is not None  # compiled batches are padded
-            scale = clip.clip_norms[0] / self._clip_norm
-            return self._compiled(batch, micro.weights, scale, reuse=reuse)
+            return self._compiled(batch, micro.weights, self._scale(clip), reuse=reuse)
         return clipped_sum(
             self._model,
             self._loss_fn,
@@ -108,6 +124,9 @@ class Clipper:
             augmentations=self._machinery.augmentations,
         )
 
+    def _scale(self, clip: Clip) -> float:
+        return clip.clip_norms[0] / self._clip_norm
+
     def _seeded(self, lot: Lot) -> AbstractContextManager[None]:
         """The randomness of model and augmentation follows the run's key, where there is any."""
         if not self.draws:
@@ -115,14 +134,14 @@ class Clipper:
         return seeded(lot.source.seed(lot.step), lot.source.records.device)
 
 
-def _with_reuse(micros: Iterator[Micro]) -> Iterator[tuple[Micro, bool]]:
-    """Each physical batch, and whether its sum is done with before the next one is computed.
+def _with_reuse(parts: Iterator[Part]) -> Iterator[tuple[Part, bool]]:
+    """Each part, and whether its sum is done with before the next one is computed.
 
     Only the first sum stays, if others are to be added to it.
     """
-    first, second = next(micros, None), next(micros, None)
+    first, second = next(parts, None), next(parts, None)
     if first is not None:
         yield first, second is None
     while second is not None:
         yield second, True
-        second = next(micros, None)
+        second = next(parts, None)

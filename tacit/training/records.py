@@ -50,6 +50,12 @@ class Records:
     def __len__(self) -> int:
         return len(self.dataset)
 
+    @property
+    def on_device(self) -> tuple[Tensor, ...] | None:
+        """The tensors whose rows the records are, if they lie on the model's device."""
+        tensors = self.dataset.tensors if self.is_stored else ()
+        return tensors if tensors and all(t.device == self.device for t in tensors) else None
+
     def fetch(self, indices: Indices) -> Batch:
         """Those records, collated, on the model's device."""
         return self.to_device(self._fetch(indices))

@@ -3,7 +3,8 @@
 On a GPU both are launches that repeat from step to step. A small model's step is over before Python
 has made them, so once nothing but numbers changes they are recorded as a CUDA graph and replayed.
 What differs between replays lies on the device: the sums, and the key of the noise, which is set
-for each step before its replay. Payment stays on the host, above.
+for each step before its replay. Payment stays on the host, above. Optimizers that our own kernel
+knows are updated in the same pass that draws the noise.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,11 +16,13 @@ from torch.distributed.tensor import DTensor
 from torch.optim import SGD, Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
+from tacit.training import kernels
 from tacit.training.distributed import like_parameter
 from tacit.training.noise import NoisyMean
 
 if TYPE_CHECKING:
     from tacit.training.kernels.noise import Blocks
+    from tacit.training.kernels.update import Update
 
 _SETTLED = 8  # steps that look the same before they are recorded, which takes as long as dozens
 
@@ -31,8 +34,10 @@ class Tail:
         self, noise: NoisyMean, parameters: Iterable[nn.Parameter], optimizer: Optimizer
     ) -> None:
         self._noise, self._parameters, self._optimizer = noise, list(parameters), optimizer
-        self._graph: torch.cuda.CUDAGraph | None = None
+        self._update: Update | None = None
+        self._recorded: tuple[torch.cuda.CUDAGraph, list[Tensor]] | None = None
         self._last: list[Any] = []  # what the launches of the last step depended on
+        self._rates: list[Any] = []
         self._repeated = 0  # steps in a row with the same
 
     def release(
@@ -43,7 +48,7 @@ class Tail:
         Guarantee: that of `NoisyMean.release`.
         """
         means = self._noise.release(sums, scales, step=step, noise_multiplier=noise_multiplier)
-        self._show(means)
+        self._show(map(like_parameter, means, self._parameters))
 
     def release_and_move(
         self, sums: Sequence[Tensor], scales: Sequence[float], *, step: int, noise_multiplier: float
@@ -55,38 +60,54 @@ class Tail:
         if noise is None:
             self.release(sums, scales, step=step, noise_multiplier=noise_multiplier)
             self._optimizer.step()
-        elif self._repeats(noise):
-            if self._graph is None:
-                self._graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
-                    self._launch(noise, sums)  # recorded, not run
-            self._graph.replay()
-            self._show(self._gradients)
-            self._optimizer._opt_called = True  # pyright: ignore[reportAttributeAccessIssue]  # schedulers ask
-        else:
-            self._launch(noise, sums)
+            return
+        self._follow(noise, sums)
+        self._optimizer._opt_called = True  # pyright: ignore[reportAttributeAccessIssue]  # schedulers ask
+        if self._repeated < _SETTLED:
+            _ = self._launch(noise, sums)
+            return
+        if self._recorded is None:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                self._recorded = graph, self._launch(noise, sums)  # recorded, not run
+        graph, gradients = self._recorded
+        graph.replay()
+        self._show(gradients)
 
-    def _launch(self, noise: "Blocks", sums: Sequence[Tensor]) -> None:
+    def _launch(self, noise: "Blocks", sums: Sequence[Tensor]) -> list[Tensor]:
+        """Noise and update; the gradients."""
+        if self._update is not None:
+            self._update.launch()
+            return self._show(sums)
         noise.launch()
-        self._show(sums)
+        gradients = self._show(map(like_parameter, sums, self._parameters))
         self._optimizer.step()
+        return gradients
 
-    def _show(self, means: Sequence[Tensor]) -> None:
-        self._gradients = [*map(like_parameter, means, self._parameters)]
-        for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
+    def _show(self, means: Iterable[Tensor]) -> list[Tensor]:
+        """Put them into `p.grad`."""
+        gradients = list(means)
+        for parameter, gradient in zip(self._parameters, gradients, strict=True):
             parameter.grad = gradient
+        return gradients
 
-    def _repeats(self, noise: "Blocks") -> bool:
-        """Whether some steps in a row had the very launches that this one will have."""
+    def _follow(self, noise: "Blocks", sums: Sequence[Tensor]) -> None:
+        """Count how many steps in a row had the very launches that this one will have."""
         now = [noise, *launched_with(self._optimizer)]
+        rates = [group["lr"] for group in self._optimizer.param_groups]
         if now != self._last:
-            self._last, self._repeated, self._graph = now, 0, None
+            self._last, self._repeated, self._recorded, self._update = now, 0, None, None
+        elif self._repeated == 1:  # the state is there, and stays where it is
+            self._update = kernels.fused_update(noise, sums, self._parameters, self._optimizer)
+        if self._update is not None:
+            self._update.set_rates()
+        elif rates != self._rates:
+            self._rates, self._repeated, self._recorded = rates, 0, None
         self._repeated += 1
-        return self._repeated > _SETTLED
 
 
 def can_be_recorded(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> bool:
-    """Whether the optimizer's step is launches on one GPU that depend on `launched_with` alone.
+    """Whether the optimizer's step is launches that depend on `launched_with` and rates alone.
 
     Known of torch's own: SGD, and those that say `capturable=True`, unless somebody looks on. An
     unknown one could count its steps on the host.
@@ -102,8 +123,9 @@ def can_be_recorded(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) ->
 
 
 def launched_with(optimizer: Optimizer) -> list[Any]:
-    """Settings, and where parameters and state lie."""
-    settings = [[v for k, v in g.items() if k != "params"] for g in optimizer.param_groups]
+    """Settings except rates, and where parameters and state lie."""
+    left_out = ("params", "lr", "initial_lr")
+    settings = [[v for k, v in g.items() if k not in left_out] for g in optimizer.param_groups]
     held = [p.data_ptr() for group in optimizer.param_groups for p in group["params"]]
     states = (value for state in optimizer.state.values() for value in state.values())
     return [settings, held, [t.data_ptr() for t in states if isinstance(t, Tensor)]]

@@ -146,42 +146,78 @@ def test_compiled_steps_are_the_steps(problem):
     assert torch.allclose(weights(plain.model), weights(fast.model), atol=1e-5)
 
 
-def run_with_changes(problem, optimizer_of, *, is_compiled, recorded):
-    """30 noisy steps; the optimizer's settings and state change on the way."""
+def run_with_changes(problem, optimizer_of, *, is_watched):
+    """40 noisy steps; the optimizer's rate, settings and state change on the way."""
     model = two_layers("cuda").eval()
-    optimizer = optimizer_of(model.parameters())
-    case = problem(model=model, optimizer=optimizer, steps=40, seed=1, compile=is_compiled)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 14)
-    gradients = []
+    optimizer = optimizer_of(model)
+    case = problem(model=model, optimizer=optimizer, steps=40, seed=1, compile=True)
+    if is_watched:  # then it is called at every step
+        optimizer.register_step_post_hook(lambda *_: None)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 14, gamma=0.5)
+    gradients, recorded = [], []
     for step, lot in enumerate(case.private):
         case.private.step(lot)
         gradients.append(model[0].weight.grad.clone())
-        recorded.append(case.private._tail._graph is not None)
+        recorded.append(case.private._tail._recorded is not None)
         scheduler.step()
         if step == 22:
             optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    return weights(model), torch.stack(gradients)
+        if step == 28:
+            optimizer.param_groups[-1]["weight_decay"] = 0.1
+    return weights(model), torch.stack(gradients).flatten(1), recorded
 
 
-@pytest.mark.parametrize("kind", ["sgd", "adam"])
-def test_recorded_releases_and_updates_are_the_eager_ones(problem, kind):
-    def optimizer_of(parameters):
-        if kind == "sgd":
-            return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
-        return torch.optim.AdamW(parameters, lr=0.01, capturable=True)
+def groups(model, **settings):
+    return [{"params": model[0].parameters()}, {"params": model[2].parameters(), **settings}]
 
-    runs = {}
-    for is_compiled in (False, True):
-        recorded = []
-        runs[is_compiled] = run_with_changes(
-            problem, optimizer_of, is_compiled=is_compiled, recorded=recorded
-        )
-    assert any(recorded)  # of the compiled run
-    assert not recorded[14]  # another learning rate
-    assert torch.allclose(runs[False][0], runs[True][0], atol=1e-4)
-    gradients = runs[True][1].flatten(1)
-    assert torch.allclose(runs[False][1].flatten(1), gradients, atol=1e-4)
+
+OPTIMIZERS = {
+    "sgd": lambda m: torch.optim.SGD(m.parameters(), lr=0.1),
+    "momentum": lambda m: torch.optim.SGD(groups(m, lr=0.05), lr=0.1, momentum=0.9),
+    "nesterov": lambda m: torch.optim.SGD(
+        m.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01
+    ),
+    "adam": lambda m: torch.optim.Adam(m.parameters(), lr=0.01, weight_decay=0.1, capturable=True),
+    "adamw": lambda m: torch.optim.AdamW(
+        groups(m, betas=(0.8, 0.9)), lr=0.01, capturable=True, fused=True
+    ),
+    "amsgrad": lambda m: torch.optim.AdamW(m.parameters(), lr=0.01, amsgrad=True, capturable=True),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*capturable")  # of the steps before the recorded ones
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_recorded_releases_and_updates_are_those_of_the_optimizer(problem, kind):
+    moved, gradients, recorded = run_with_changes(problem, OPTIMIZERS[kind], is_watched=False)
+    wanted, wanted_gradients, never = run_with_changes(problem, OPTIMIZERS[kind], is_watched=True)
+    assert not any(never)
+    assert recorded[12]
+    assert recorded[15] == (kind != "amsgrad")  # our own update follows a schedule
+    assert recorded[-1] or kind == "amsgrad"
+    assert torch.allclose(gradients, wanted_gradients, atol=1e-5)
+    assert torch.allclose(moved, wanted, atol=1e-5)
     assert len(gradients.unique(dim=0)) == 40  # the noise is new at every replay
+
+
+def test_rows_fetched_by_the_graph_are_the_rows(problem):
+    """Lots of all sizes, the host far ahead of the device."""
+    found = []
+    for on_gpu in (True, False):
+        case = problem(
+            model=two_layers("cuda").eval(), noise_multiplier=0.0, steps=60, seed=1, compile=True,
+            data=tuple(t.cuda() if on_gpu else t for t in fixed_data()),
+        )  # fmt: skip
+        torch.cuda._sleep(10**8)
+        for lot in case.private:
+            case.private.step(lot)
+        found.append(weights(case.model))
+    assert torch.allclose(*found, atol=1e-6)
+
+
+def fixed_data():
+    generator = torch.Generator().manual_seed(5)
+    y = torch.arange(64) % 2
+    return torch.randn(64, 4, generator=generator) + 2.0 * y[:, None], y
 
 
 def test_a_step_that_is_not_finite_is_masked_in_the_graph_and_outside(problem, monkeypatch):
@@ -192,7 +228,7 @@ def test_a_step_that_is_not_finite_is_masked_in_the_graph_and_outside(problem, m
         monkeypatch.setattr(compiled, "_CHEAP_TO_MASK", cheap)
         x = torch.randn(64, 4, generator=torch.Generator().manual_seed(3))
         x[::5] = torch.nan
-        data = (x, torch.arange(64) % 2)
+        data = (x.cuda(), (torch.arange(64) % 2).cuda())
         options = {"noise_multiplier": 0.0, "steps": 12, "seed": 1, "data": data}
         case = problem(model=two_layers("cuda").eval(), compile=True, **options)
         for lot in case.private:

@@ -64,7 +64,9 @@ def test_a_recorded_step_depends_on_settings_places_and_state():
     seen.append(tail.launched_with(optimizer))
     optimizer.step()
     assert tail.launched_with(optimizer) == seen[-1]
-    optimizer.param_groups[0]["lr"] = 0.2
+    optimizer.param_groups[0]["lr"] = 0.2  # followed apart from the rest
+    assert tail.launched_with(optimizer) == seen[-1]
+    optimizer.param_groups[0]["weight_decay"] = 0.2
     seen.append(tail.launched_with(optimizer))
     kept = parameter.data
     parameter.data = torch.zeros(3)

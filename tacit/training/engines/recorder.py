@@ -112,7 +112,7 @@ class Recorder:
             name, piece = self.settled.pop()
             p = self.parameters[name]
             value = piece.weighted_sum(factors[self.groups[name]], finite)
-            sums[name] = value.view(p.shape).to(accumulator(p.dtype))
+            sums[name] = value.reshape(p.shape).to(accumulator(p.dtype))
         return ClippedSum(
             {
                 name: sums[name] if name in sums else _zeros(p)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from tacit.training.kernels import noise
+    from tacit.training.kernels import noise, update
 
 
 def usable(tensor: Tensor) -> bool:
@@ -77,6 +77,20 @@ def noise_blocks(
     from tacit.training.kernels import noise
 
     return noise.Blocks(tensors, stds, factor) if all(noise.takes(t) for t in tensors) else None
+
+
+def fused_update(
+    blocks: "noise.Blocks",
+    sums: Sequence[Tensor],
+    parameters: Sequence[Tensor],
+    optimizer: torch.optim.Optimizer,
+) -> "update.Update | None":
+    """The noise of `blocks` on `sums` and the optimizer's step in one launch; None if unknown."""
+    from tacit.training.kernels import update
+
+    if not update.can_update(sums, parameters, optimizer):
+        return None
+    return update.Update(blocks, parameters, optimizer)
 
 
 def _channels_last(tensor: Tensor) -> Tensor:

@@ -13,6 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+# Numbers of one program, by fours: few enough to give small models many programs.
+QUARTER = 512
+
 
 @triton.jit
 def _uniform(word):
@@ -28,6 +31,21 @@ def _normal_pair(first, second):
 
 
 @triton.jit
+def normals(key, counter):
+    """Four normal numbers for each counter."""
+    words = tl.randint4x(key, counter)
+    a, b = _normal_pair(words[0], words[1])
+    c, d = _normal_pair(words[2], words[3])
+    return a, b, c, d
+
+
+@triton.jit
+def aligned(places, block):
+    """Where block `block` of float32 numbers begins."""
+    return tl.multiple_of(tl.load(places + block).to(tl.pointer_type(tl.float32)), 16)
+
+
+@triton.jit
 def _add_to(place, z, factor, std, inside):
     tl.store(place, tl.load(place, mask=inside) * factor + z * std, mask=inside)
 
@@ -36,13 +54,9 @@ def _add_to(place, z, factor, std, inside):
 def _noise_kernel(places, counts, counters, stds, key, factor, QUARTER: tl.constexpr):
     """x <- factor x + std z on one block of up to 4 QUARTER numbers."""
     block = tl.program_id(0)
-    x = tl.multiple_of(tl.load(places + block).to(tl.pointer_type(tl.float32)), 4)
-    count, std = tl.load(counts + block), tl.load(stds + block)
+    x, count, std = aligned(places, block), tl.load(counts + block), tl.load(stds + block)
     lane = tl.arange(0, QUARTER)
-    counter = tl.load(counters + block) + lane
-    words = tl.randint4x(tl.load(key), counter)
-    a, b = _normal_pair(words[0], words[1])
-    c, d = _normal_pair(words[2], words[3])
+    a, b, c, d = normals(tl.load(key), tl.load(counters + block) + lane)
     _add_to(x + lane, a, factor, std, lane < count)
     _add_to(x + lane + QUARTER, b, factor, std, lane + QUARTER < count)
     _add_to(x + lane + 2 * QUARTER, c, factor, std, lane + 2 * QUARTER < count)
@@ -57,20 +71,27 @@ class Blocks:
     """
 
     def __init__(self, tensors: Sequence[Tensor], stds: Sequence[float], factor: float) -> None:
-        self._of, self._factor = identity(tensors, stds, factor), factor
+        self._of, self.factor = identity(tensors, stds, factor), factor
+        self._starts = [torch.arange(0, t.numel(), 4 * QUARTER) for t in tensors]
+        left = [t.numel() - starts for t, starts in zip(tensors, self._starts, strict=True)]
         device = tensors[0].device
-        places, counts, sigmas = [], [], []
-        for tensor, std in zip(tensors, stds, strict=True):
-            starts = torch.arange(0, tensor.numel(), 4 * _QUARTER)
-            places.append(tensor.data_ptr() + 4 * starts)
-            counts.append((tensor.numel() - starts).clamp(max=4 * _QUARTER))
-            sigmas.append(torch.full(starts.shape, std))
-        self._places = torch.cat(places).to(device)
-        self._counts = torch.cat(counts).to(torch.int32).to(device)
-        self._stds = torch.cat(sigmas).to(torch.float32).to(device)
+        self.places = self.begin(tensors)
+        self.counts = torch.cat(left).clamp(max=4 * QUARTER).to(torch.int32).to(device)
+        self.stds = self.spread(stds, torch.float32).to(device)
         # Whole blocks of counters: no two numbers share one. 2^32 of them serve 17 G parameters.
-        self._counters = _QUARTER * torch.arange(len(self._places), device=device)
-        self._key = torch.zeros(1, dtype=torch.int64, device=device)
+        self.counters = QUARTER * torch.arange(len(self.places), device=device)
+        self.key = torch.zeros(1, dtype=torch.int64, device=device)
+
+    def spread(self, values: Sequence[float], dtype: torch.dtype) -> Tensor:
+        """One value a tensor, as one a block."""
+        counts = torch.tensor([len(starts) for starts in self._starts])
+        return torch.tensor(values, dtype=dtype).repeat_interleave(counts)
+
+    def begin(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Where each block begins in tensors of the same sizes."""
+        starts = torch.cat(self._starts)
+        places = self.spread([t.data_ptr() for t in tensors], torch.int64) + 4 * starts
+        return places.to(tensors[0].device)
 
     def fit(self, tensors: Sequence[Tensor], stds: Sequence[float], factor: float) -> bool:
         """Whether these are the same places and deviations."""
@@ -78,13 +99,13 @@ class Blocks:
 
     def set_key(self, key: int) -> None:
         """Draw by these 64 bits from now on; the host does not wait."""
-        self._key.fill_(key - 2**63)
+        self.key.fill_(key - 2**63)
 
     def launch(self) -> None:
         """Add the noise of the key that was set; each key serves one launch."""
-        _noise_kernel[(len(self._places),)](
-            self._places, self._counts, self._counters, self._stds, self._key, self._factor,
-            QUARTER=_QUARTER, num_warps=4,
+        _noise_kernel[(len(self.places),)](
+            self.places, self.counts, self.counters, self.stds, self.key, self.factor,
+            QUARTER=QUARTER, num_warps=4,
         )  # fmt: skip
 
 
@@ -96,7 +117,7 @@ def identity(tensors: Sequence[Tensor], stds: Sequence[float], factor: float) ->
 
 def takes(tensor: Tensor) -> bool:
     """Whether the kernel can add to this tensor: float32 without gaps, in any order of axes."""
-    if tensor.dtype != torch.float32 or tensor.data_ptr() % 16:
+    if tensor.dtype != torch.float32 or tensor.data_ptr() % 64:
         return False
     strides = sorted(zip(tensor.stride(), tensor.shape, strict=True))
     expected = 1
@@ -105,6 +126,3 @@ def takes(tensor: Tensor) -> bool:
             return False
         expected *= size
     return True
-
-
-_QUARTER = 1024

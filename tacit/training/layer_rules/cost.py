@@ -20,13 +20,15 @@ class Rates(NamedTuple):
     """What a device does in a second on these operations, and how much memory may be kept."""
 
     products: float  # multiply-adds
-    bytes: float
+    bytes: float  # of memory that was not touched before
+    cached: float  # bytes that were
     memory: float  # largest kept gradient, as a multiple of the layer's activations T (D + P)
 
 
 # Orders of magnitude are enough: only ratios between ways matter. GPU: one H200 as measured for
-# this project, 4 TB/s and some 2e14 multiply-adds; CPU: two cores with AVX, batched small products.
-RATES = {"cpu": Rates(2e10, 5e9, 4.0), "cuda": Rates(2e14, 4e12, 1.0)}
+# this project, 4 TB/s and some 2e14 multiply-adds; CPU: two cores with AVX-512, batched small
+# products, where the system hands out memory page by page.
+RATES = {"cpu": Rates(5e10, 8e9, 2e10, 4.0), "cuda": Rates(2e14, 4e12, 4e12, 1.0)}
 
 
 def cheapest_way(
@@ -38,18 +40,21 @@ def cheapest_way(
     stored: float,
     device: torch.device,
     fused: bool = False,
+    copied: int = 0,
 ) -> Way:
     """The cheapest way for one layer; `stored` is the size of its activations for one example.
 
-    `fused`: the Gram matrices never leave the chip, and only half of each is formed.
+    `fused`: the Gram matrices never leave the chip, and only half of each is formed. `copied`: how
+    many numbers of one example only the Gram matrices need to have copied out first.
     """
     rates = RATES.get(device.type, RATES["cpu"])
     size = inputs * outputs
-    gram = positions**2 * (inputs + outputs) / rates.products + 4 * positions**2 * 4 / rates.bytes
+    gram = positions**2 * (inputs + outputs) / rates.products
+    gram += 4 * positions**2 * 4 / rates.cached + copied * item / rates.bytes
     if fused:
         gram = positions**2 * (inputs + outputs) / 2 / rates.products
-    traffic = 3 * size * item / rates.bytes  # written, squared, weighted
-    formed = positions * size / rates.products
-    if traffic <= gram and size <= rates.memory * stored:
+    kept = 3 * size * item / rates.bytes  # written, squared, weighted
+    dropped = positions * size / rates.products + 2 * size * item / rates.cached
+    if kept <= min(gram, dropped) and size <= rates.memory * stored:
         return "keep"
-    return "drop" if formed + traffic < gram else "gram"
+    return "drop" if dropped < gram else "gram"

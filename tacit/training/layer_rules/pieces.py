@@ -17,7 +17,7 @@ from tacit.training.layer_rules.site import Piece
 from tacit.training.sums import accumulator
 
 # Largest temporary of one chunk of examples, in elements: on a CPU it should stay in the cache.
-CHUNK_ELEMENTS = {"cpu": 2**18, "cuda": 2**26}
+CHUNK_ELEMENTS = {"cpu": 2**19, "cuda": 2**26}
 
 # Rows up to this long are squared and summed faster by a matrix product on a CPU.
 NARROW = 16
