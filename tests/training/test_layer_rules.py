@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from tacit.training.clipping import Flat, clipped_sum
-from tacit.training.layer_rules import convolution, pieces
+from tacit.training.layer_rules import convolved, pieces
 
 _SPEC = importlib.util.spec_from_file_location(
     "looped_reference", Path(__file__).parents[1] / "training" / "looped_reference.py"
@@ -102,6 +102,15 @@ CONVOLUTION = {
     "2d pointwise": (lambda: nn.Conv2d(3, 4, 1), (6, 3, 5, 5)),
     "2d in groups": (lambda: nn.Conv2d(4, 6, 3, groups=2), (6, 4, 7, 7)),
     "2d depthwise": (lambda: nn.Conv2d(4, 4, 3, groups=4, bias=False), (6, 4, 7, 7)),
+    "2d, many channels": (lambda: nn.Conv2d(16, 32, 3, stride=2, padding=1), (6, 16, 9, 8)),
+    "2d dilated, many channels": (lambda: nn.Conv2d(16, 16, (3, 2), dilation=2), (6, 16, 7, 7)),
+    "2d in groups, many channels": (lambda: nn.Conv2d(32, 64, 3, groups=2), (6, 32, 9, 9)),
+    "1d, many channels": (lambda: nn.Conv1d(32, 16, 3, padding=2), (6, 32, 9)),
+    "3d, many channels": (lambda: nn.Conv3d(16, 16, 2), (6, 16, 4, 4, 3)),
+    "2d transposed, many channels": (
+        lambda: nn.ConvTranspose2d(16, 32, 3, 2, 1, output_padding=1),
+        (6, 16, 5, 5),
+    ),
     "2d same, even kernel": (lambda: nn.Conv2d(3, 4, (4, 3), padding="same"), (6, 3, 7, 7)),
     "2d valid": (lambda: nn.Conv2d(3, 4, 3, padding="valid"), (6, 3, 7, 7)),
     "3d": (lambda: nn.Conv3d(2, 3, (1, 2, 3), padding=(0, 1, 1)), (6, 2, 3, 4, 5)),
@@ -175,12 +184,22 @@ def test_normalizations_equal_the_loop(name):
 @pytest.mark.parametrize("chunk", [1, 2**20], ids=["chunks of one", "one chunk"])
 def test_every_way_to_the_norm_gives_the_same_sum(way, chunk, monkeypatch):
     monkeypatch.setattr(pieces, "cheapest_way", lambda *_, **__: way)
-    monkeypatch.setattr(convolution, "cheapest_way", lambda *_, **__: way)
+    monkeypatch.setattr(convolved, "cheapest_way", lambda *_, **__: way)
     monkeypatch.setattr(pieces, "CHUNK_ELEMENTS", {"cpu": chunk})
     check(nn.Linear(5, 3), reals(6, 4, 5))
     check(nn.Conv2d(4, 6, 3, groups=2), reals(6, 4, 7, 7))
     check(nn.ConvTranspose1d(4, 2, 3), reals(6, 4, 7))
+    check(nn.Conv2d(5, 3, (3, 2), stride=2, dilation=(1, 3)), reals(6, 5, 9, 7))
+    check(nn.Conv3d(5, 3, 2), reals(6, 5, 4, 3, 4))
+    check(nn.Conv2d(16, 32, 3, stride=2), reals(6, 16, 7, 7))
+    check(nn.ConvTranspose1d(32, 32, 3, groups=2, bias=False), reals(6, 32, 5))
+    check(frames_in_the_batch(), reals(6, 2, 16, 7))
     check(tied_language_model(), *text())
+
+
+def frames_in_the_batch():
+    """Two rows of a convolution for each example."""
+    return Apply(lambda m, x: m.c(x.flatten(0, 1)).unflatten(0, (-1, 2)), c=nn.Conv1d(16, 16, 3))
 
 
 def weighed_outputs(model, batch):
@@ -202,7 +221,7 @@ def canceling(positions, width, size):
 def test_positions_that_cancel_do_not_hide_the_norm(way, dtype, size, monkeypatch):
     # The norm is far below the inner products that it is computed from.
     monkeypatch.setattr(pieces, "cheapest_way", lambda *_, **__: way)
-    monkeypatch.setattr(convolution, "cheapest_way", lambda *_, **__: way)
+    monkeypatch.setattr(convolved, "cheapest_way", lambda *_, **__: way)
     allowed = 1.001 if dtype != torch.bfloat16 else 1.04
     for positions in (2, 4, 16):
         x = torch.randn(1, 1, 200).expand(1, positions, 200)

@@ -108,14 +108,17 @@ class Convolved:
 
     def _by_groups(self, start: int, stop: int) -> Tensor:
         """(examples, *shape of the weight), by one convolution."""
-        examples, geometry = stop - start, self.geometry._replace(transposed=False)
+        examples, geometry, shape = stop - start, self.geometry, self.weight.shape
         seen, moved = (_as_groups(t, examples) for t in self._roles(start, stop))
-        weight = self.weight.new_empty(examples * len(self.weight), *self.weight.shape[1:])
-        arguments = geometry._replace(groups=examples * geometry.groups).arguments
-        grads = aten.convolution_backward(
-            moved, seen, weight, None, *arguments, [False, True, False]
+        weight = self.weight.new_empty(examples * shape[0], *shape[1:])  # for its shape only
+        geometry = geometry._replace(
+            transposed=False,
+            output_padding=[0] * len(geometry.kernel),
+            groups=examples * geometry.groups,
         )
-        return grads[1].view(examples, *self.weight.shape)
+        mask = [False, True, False]
+        grads = aten.convolution_backward(moved, seen, weight, None, *geometry.arguments, mask)
+        return grads[1].view(examples, *shape)
 
     def _is_blocked(self) -> bool:
         """Whether a CPU's library runs groups of this many channels as fast as a whole layer."""
