@@ -12,6 +12,7 @@ gradient; autograd is asked for those, and the call fails over unless there are 
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -88,6 +89,7 @@ def plan_for(
     plans = _plans.setdefault(model, OrderedDict())
     plan = None if fresh else plans.get(key)
     if plan is None:
+        _let_freed_memory_stay()
         try:
             plan = make_plan(model, loss_fn, batch, parameters, examples=examples, views=views)
         except Unsupported as reason:
@@ -98,6 +100,17 @@ def plan_for(
     if isinstance(plan, Unsupported):
         raise plan
     return plan
+
+
+@lru_cache(maxsize=1)
+def _let_freed_memory_stay() -> None:
+    """Once in a process: what a step frees on the CPU, the next one finds where it was.
+
+    The GNU C library returns memory to the system beyond twice the largest block that was ever
+    mapped and freed, up to 32 MiB (mallopt(3), M_MMAP_THRESHOLD), and every step would fault it in
+    again page by page. A block that is not written to costs nothing, here and elsewhere.
+    """
+    torch.empty(31 * 2**20, dtype=torch.uint8)
 
 
 def signature(
