@@ -130,6 +130,17 @@ class Lots:
         """Seed of the dropout and augmentation of `step` on this rank: a replay repeats them."""
         return int.from_bytes(self._key.bytes("model", step, 7, part=self._part))
 
+    def most_batches(self, step: int) -> int:
+        """Physical batches of the largest share of a lot, at least one. Private."""
+        if self._parts == 1:
+            return 1
+        share = -(-len(self._draw(step)) // self._parts)
+        return max(1, -(-share // self.limit))
+
+    def nothing(self) -> Micro:
+        """One row that weighs zero, in the shape of a record."""
+        return Micro(self.records.blank(), torch.zeros(1, device=self.records.device))
+
     def _mine(self, step: int) -> Indices:
         # Every rank draws the same lot; the shares are disjoint and cover it.
         return self._draw(step)[self._part :: self._parts]
@@ -150,7 +161,7 @@ class Lots:
 
     def _as_whole(self, indices: Indices, seed: int) -> Micro:
         if not len(indices):
-            return Micro(self.records.blank(), torch.zeros(1, device=self.records.device))
+            return self.nothing()
         return Micro(self._fetch(indices, seed), None, len(indices))
 
     def _fetch(self, indices: Indices, seed: int) -> Batch:

@@ -2,10 +2,13 @@
 
 Its inputs lie in fixed places. They are filled by copying a batch that was fetched, or, where the
 records lie on the GPU, by the graph itself from the numbers of the rows: then only these leave the
-host.
+host. In return, a graph may tell the host a number while it goes on.
 """
 
+import itertools
+import time
 from collections.abc import Callable, Sequence
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -99,6 +102,50 @@ class _Rows:
         for source, place in zip(self._data, self._places, strict=True):
             torch.index_select(source, 0, self._wanted[:-1], out=place)
             place.masked_fill_(~self._mask.view(-1, *[1] * (place.dim() - 1)), 0)
+
+
+class Mailbox:
+    """Where a number arrives that a GPU sends from the middle of its work."""
+
+    def __init__(self) -> None:
+        self.slot = torch.zeros(1, pin_memory=torch.cuda.is_available())
+        self._number, self.address = self.slot.numpy(), next(_addresses)
+        _mailboxes[self.address] = self
+
+    def clear(self) -> None:
+        """Before the work that sends the next number."""
+        self._number[0] = _NOTHING
+
+    def read(self) -> float:
+        """The number, when it is there."""
+        while self._number[0] == _NOTHING:
+            is_over = torch.cuda.current_stream().query()
+            if is_over and self._number[0] == _NOTHING:
+                raise RuntimeError("the device ended its work without telling what it should.")
+            time.sleep(_POLL)
+        return float(self._number[0])
+
+
+def tell(value: Tensor, told: Tensor, mailbox: Mailbox) -> Tensor:
+    """`value`; whatever uses it runs after `told` was sent to the mailbox."""
+    return _tell(value, told.to(torch.float32).reshape(1), mailbox.address)
+
+
+@torch.library.custom_op("tacit::tell", mutates_args=())
+def _tell(value: Tensor, told: Tensor, address: int) -> Tensor:
+    _mailboxes[address].slot.copy_(told, non_blocking=True)
+    return value.clone()
+
+
+@_tell.register_fake
+def _(value: Tensor, told: Tensor, address: int) -> Tensor:  # noqa: ARG001  # the signature is the schema
+    return torch.empty_like(value)
+
+
+_addresses = itertools.count()
+_mailboxes: WeakValueDictionary[int, Mailbox] = WeakValueDictionary()
+_NOTHING = -1.0
+_POLL = 5e-5  # seconds
 
 
 def _recorded(run: Callable[[], list[Tensor]]) -> tuple[torch.cuda.CUDAGraph, list[Tensor]]:

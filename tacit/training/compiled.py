@@ -10,7 +10,8 @@ step to step by a factor s without another compilation: clipping g at s C is s t
 at C, so gradients are divided by s at the seed of the backward, and factors multiplied by it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -23,7 +24,7 @@ from torch.utils import _pytree as pytree
 
 from tacit.errors import IncompatibleModel
 from tacit.training.batches import Part
-from tacit.training.captured import Captured, Step
+from tacit.training.captured import Captured, Mailbox, Step, tell
 from tacit.training.clip_rules import FLOAT32_ROUNDING, Clip
 from tacit.training.engines.bookkeeping import compute, plan_for
 from tacit.training.engines.plan import undisturbed
@@ -33,7 +34,7 @@ from tacit.training.sums import ClippedSum, trainable
 Compiled = Callable[[list[Tensor]], Sequence[Tensor]]
 """A compiled graph, called as autograd calls its own: with a list, which it empties."""
 
-# Bytes of activations that a GPU passes over in the time that it would wait for the host to look.
+# Bytes of activations that a GPU passes over in less time than the host needs to look and go on.
 _CHEAP_TO_MASK = 2**28
 
 
@@ -45,8 +46,9 @@ class CompiledSum:
     computation is recorded as one CUDA graph and replayed, so it costs one launch.
 
     The compiled sum does not mask examples whose gradient is not finite, which would cost a pass
-    over all activations: `is_finite` of its result says whether it can be used. Only where that
-    pass is cheaper than to let the host wait for the device, it does mask.
+    over all activations: `is_finite` of its result says whether it can be used. A GPU tells that as
+    soon as norms are there, and goes on with the contraction while the host prepares what follows.
+    Only models for which that is too short to matter do mask.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class CompiledSum:
             with undisturbed(self.model, trainable(self.model)):
                 kind = Captured if mask.is_cuda else Scaled
                 known.run = kind(known.traced.run, mask, tensors)
+        known.traced.expect()
         results = known.run(scale, mask, tensors)
         return known.traced.summed(results, copy=mask.is_cuda and not reuse)
 
@@ -119,6 +122,7 @@ class CompiledSum:
         run, traced = self._of_rows[key]
         if run is None:
             return self(*_padded(part), scale, reuse=reuse)
+        traced.expect()
         return traced.summed(run.of_rows(scale, part.indices), copy=not reuse)
 
     def _forget_if_moved(self) -> None:
@@ -154,7 +158,12 @@ class CompiledSum:
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
         def joint(
-            nonfinite: NonFinite, seed: Tensor, factor: Tensor, mask: Tensor, *given: Tensor
+            nonfinite: NonFinite,
+            mailbox: Mailbox | None,
+            seed: Tensor,
+            factor: Tensor,
+            mask: Tensor,
+            *given: Tensor,
         ) -> list[Tensor]:
             replaced = iter(given)
             filled = [next(replaced) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
@@ -165,7 +174,7 @@ class CompiledSum:
                 total.append(losses.detach().sum())
                 return _Seeded.apply(losses, seed)
 
-            clip = _Rescaled(self.clip, factor)
+            clip = _Rescaled(self.clip, factor, mailbox)
             found = compute(
                 self.model,
                 loss_fn,
@@ -181,9 +190,10 @@ class CompiledSum:
 
         seed, factor = (torch.ones((), device=mask.device) for _ in range(2))
         example = (seed, factor, mask, *tensors)
-        traced = _two_graphs(partial(joint, "ignore"), example)
+        mailbox = Mailbox() if mask.is_cuda else None
+        traced = _two_graphs(partial(joint, "ignore", mailbox), example)._replace(mailbox=mailbox)
         if mask.is_cuda and traced.held < _CHEAP_TO_MASK:
-            traced = _two_graphs(partial(joint, "mask"), example)._replace(masks=True)
+            traced = _two_graphs(partial(joint, "mask", None), example)._replace(masks=True)
         return traced._replace(names=tuple(parameters))
 
 
@@ -194,13 +204,22 @@ class Traced(NamedTuple):
     held: int  # bytes that the forward keeps for the backward
     draws: bool  # random numbers
     masks: bool = False  # examples that are not finite
+    mailbox: Mailbox | None = None  # where the device says whether all were finite
     names: tuple[str, ...] = ()  # of the parameters, in the order of the sums
+
+    def expect(self) -> None:
+        """A run follows."""
+        if self.mailbox is not None:
+            self.mailbox.clear()
 
     def summed(self, results: list[Tensor], *, copy: bool) -> ClippedSum:
         """Results of the step as a sum; copied, if the next call would overwrite them."""
         *sums, within, is_finite = [t.clone() for t in results] if copy else results
         named = dict(zip(self.names, sums, strict=True))
-        return ClippedSum(named, within, None if self.masks else is_finite)
+        if self.masks:
+            return ClippedSum(named, within)
+        told = bool(is_finite) if self.mailbox is None else self.mailbox.read() > 0
+        return ClippedSum(named, within, told)
 
 
 @dataclass
@@ -228,16 +247,17 @@ class Scaled:
 
 
 class _Rescaled:
-    """A clip rule whose factors are multiplied by a tensor; remembers the norms it saw."""
+    """A clip rule whose factors are multiplied by a tensor; tells whether norms were finite."""
 
-    def __init__(self, rule: Clip, factor: Tensor) -> None:
-        self._rule, self._factor, self._norms = rule, factor, factor
+    def __init__(self, rule: Clip, factor: Tensor, mailbox: Mailbox | None) -> None:
+        self._rule, self._factor, self._norms, self._mailbox = rule, factor, factor, mailbox
         self.clip_norms, self.l2_sensitivity = rule.clip_norms, rule.l2_sensitivity
         self.noise_scales, self.groups = rule.noise_scales, rule.groups
 
     def factors(self, squared_norms: Tensor, *, rounding: float = FLOAT32_ROUNDING) -> Tensor:
         self._norms = squared_norms
-        return self._rule.factors(squared_norms, rounding=rounding) * self._factor
+        factors = self._rule.factors(squared_norms, rounding=rounding) * self._factor
+        return factors if self._mailbox is None else tell(factors, self.is_finite(), self._mailbox)
 
     def is_finite(self) -> Tensor:
         """Whether all norms are finite, of padded rows too: 0 * inf there would poison the sum."""
@@ -348,7 +368,8 @@ def _traced(
     from torch.fx.experimental.proxy_tensor import make_fx
 
     seed, *rest = example
-    raw = make_fx(joint, tracing_mode="fake", _allow_non_fake_inputs=True)(*example)
+    with _without_checkpoints():
+        raw = make_fx(joint, tracing_mode="fake", _allow_non_fake_inputs=True)(*example)
     constants = _lift(raw)
 
     def functional(*inputs: Tensor) -> list[Tensor]:
@@ -369,6 +390,26 @@ def _traced(
     graph.graph.eliminate_dead_code()
     graph.recompile()
     return graph, constants, detect_fake_mode([node.meta["val"] for node in inputs])
+
+
+@contextmanager
+def _without_checkpoints() -> Iterator[None]:
+    """Checkpointed blocks run once: traced twice, the second would draw other dropout masks.
+
+    The partitioner decides what is computed again, and never draws again.
+    """
+    from torch.utils import checkpoint
+
+    def keep(*_: Any, **__: Any) -> Iterator[None]:  # Any: torch's own arguments
+        yield
+
+    name = "_checkpoint_without_reentrant_generator"
+    kept = getattr(checkpoint, name)
+    setattr(checkpoint, name, keep)
+    try:
+        yield
+    finally:
+        setattr(checkpoint, name, kept)
 
 
 def _refuse_writes(graph: fx.GraphModule) -> None:

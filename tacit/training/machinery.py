@@ -66,7 +66,7 @@ class Clipper:
         A lot that does not fit is run in parts; if an example spoils the sum, it is taken again.
         """
         total, drawn = self._sum_over(lot, clip, masked=False)
-        if total.is_finite is not None and not total.is_finite:
+        if total.is_finite is False:
             return self._sum_over(lot, clip, masked=True)
         return total, drawn
 

@@ -149,21 +149,27 @@ class Private:
         """Physical batches for a loop that calls `backward` on each and then the optimizer.
 
         A lot that does not fit comes in several batches. Until its last one `p.grad` stays None, so
-        the loop's `optimizer.step()` moves nothing. An empty lot comes as one row that weighs zero.
+        the loop's `optimizer.step()` moves nothing. An empty lot comes as one row that weighs zero,
+        and so does what a rank lacks to the number of batches of the others: a wrapped model may
+        wait for all ranks in every forward pass.
         """
         mine = self._begin_loop()
         for lot in self._lots.from_step(self.steps_taken, self.steps):
             self._sum_so_far = None
-            micros = lot.micros()
-            micro, number = next(micros, None) or lot.whole(), 0
-            while micro is not None:
+            micros, most, number = lot.micros(), self._lots.most_batches(lot.step), 0
+            micro = next(micros, None)
+            while micro is not None or number < most:
                 following, number = next(micros, None), number + 1
-                self._hand_out(micro, is_last=following is None, number=number)
+                micro = self._lots.nothing() if micro is None else micro
+                self._hand_out(micro, is_last=following is None and number >= most, number=number)
                 try:
                     yield micro.batch
                     self._check_loop(mine)
                     if self._handed_out is not None:
-                        raise RuntimeError("call private.backward(losses) once for every batch.")
+                        raise RuntimeError(
+                            "call private.backward(losses) once for every batch, before the next "
+                            "is fetched. A loop that fetches ahead must iterate over private."
+                        )
                 finally:
                     self._end_turn(mine)
                 micro = following
@@ -264,7 +270,8 @@ class Private:
         return accounting.epsilon(self.event, delta=delta, relation=self.ledger.relation)
 
     def __len__(self) -> int:
-        return self.steps - self.steps_taken
+        """Planned lots, also those taken before a restart: so do libraries count on resuming."""
+        return self.steps
 
     def __repr__(self) -> str:
         return f"Private(step {self.steps_taken} of {self.steps}, {self.event})"

@@ -21,12 +21,12 @@ class ClippedSum:
         example changes it by at most 1 in each group. Adaptive clipping releases it with noise.
     is_finite
         None if every example with a non-finite gradient was left out. Otherwise whether there was
-        none, as a tensor: the device need not be waited for. If there was one, take the sum again.
+        none; if there was one, take the sum again.
     """
 
     sums: dict[str, Tensor]
     within: Tensor
-    is_finite: Tensor | None = None
+    is_finite: bool | None = None
 
     @classmethod
     def zeros(cls, model: nn.Module, clip: Clip | None = None) -> "ClippedSum":
@@ -50,10 +50,10 @@ class ClippedSum:
         torch._foreach_add_(mine, others)  # pyright: ignore[reportPrivateImportUsage]  # as torch.optim does
         return ClippedSum(self.sums, self.within + other.within, self._both_finite(other))
 
-    def _both_finite(self, other: "ClippedSum") -> Tensor | None:
+    def _both_finite(self, other: "ClippedSum") -> bool | None:
         if self.is_finite is None or other.is_finite is None:
             return other.is_finite if self.is_finite is None else self.is_finite
-        return self.is_finite & other.is_finite
+        return self.is_finite and other.is_finite
 
     def __repr__(self) -> str:
         return f"ClippedSum({len(self.sums)} parameters, private)"

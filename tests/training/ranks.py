@@ -23,6 +23,7 @@ def loss_fn(model, batch):
 def make(kind, **options):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 7), nn.Tanh(), nn.Linear(7, 2))
+    model.register_buffer("constant", torch.ones(1))  # DDP sends buffers in each forward pass
     x = torch.randn(64, 4)
     y = (x.sum(1) > 0).long()
     if kind == "ddp":
@@ -117,7 +118,7 @@ MODES = {
     "noise": lambda kind, folder: trained(kind, batch_size=1, n_records=10**8, steps=300),
     "adaptive": lambda kind, folder: trained(kind, adaptive=AdaptiveClip()),
     "foreign": lambda kind, folder: foreign(kind),
-    "cut": lambda kind, folder: foreign(kind, max_microbatch=3),
+    "cut": lambda kind, folder: foreign(kind, max_microbatch=2),
     "sparse": lambda kind, folder: foreign(kind, batch_size=1, n_records=128, steps=12),
     "refused": lambda kind, folder: refused(kind),
     "ledger": lambda kind, folder: file_ledger(kind, Path(folder) / f"{kind}.ledger"),

@@ -77,11 +77,6 @@ def test_the_compiled_gradient_of_one_record_stays_within_the_clip_norm():
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # raised inside the compiler
-@pytest.mark.xfail(
-    strict=True,
-    reason="the trace draws new masks where a checkpointed block runs again: each example is "
-    "clipped as billed, but the sum is not the gradient of the function that the forward computed",
-)
 def test_checkpointing_does_not_change_the_compiled_sum():
     with_it, without = (released(c, compile=True) for c in (True, False))
     assert torch.allclose(with_it, without, rtol=1e-4, atol=1e-7)

@@ -23,6 +23,7 @@ from tacit.training.clipping import (
 )
 from tacit.training.engines import ENGINES, bookkeeping
 from tacit.training.engines.batch import ROUNDING
+from tacit.training.layer_rules import pieces
 
 _SPEC = importlib.util.spec_from_file_location(
     "looped_reference", Path(__file__).parents[1] / "training" / "looped_reference.py"
@@ -836,3 +837,21 @@ def test_an_embedding_scaled_by_frequency_counts_within_the_example(engine):
     loss = lambda model, batch: model(batch[0]).sum((1, 2))  # noqa: E731
     found = clipped_sum(model, loss, batch, CLIP, engine=engine)
     assert_equal(found, reference.looped(model, loss, batch, CLIP))
+
+
+@pytest.mark.parametrize("clip", [Flat(0.5), PerLayer((0.5, 0.4, 0.3)), Automatic(0.5)])
+def test_small_gradients_side_by_side_give_the_same_sum(monkeypatch, clip):
+    def is_plain(piece):  # as on a GPU
+        return piece.squared is None and piece.axes is None
+
+    def model():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Conv1d(2, 5, 3), nn.GroupNorm(1, 5), nn.Flatten(), nn.Linear(15, 3))
+
+    generator = torch.Generator().manual_seed(1)
+    batch = torch.randn(6, 2, 5, generator=generator), torch.arange(6) % 3
+    wanted = clipped_sum(model(), cross_entropy, batch, clip)
+    monkeypatch.setattr(pieces.Dense, "is_better_joined", is_plain)
+    found = clipped_sum(model(), cross_entropy, batch, clip)
+    assert_equal(found, {name: value.double() for name, value in wanted.sums.items()})
+    assert torch.equal(found.within, wanted.within)

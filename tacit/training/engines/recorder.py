@@ -11,7 +11,7 @@ from tacit.training.clip_rules import Clip
 from tacit.training.engines import batch as b
 from tacit.training.engines.plan import Label
 from tacit.training.layer_rules import derived
-from tacit.training.layer_rules.pieces import combine
+from tacit.training.layer_rules.pieces import Dense, apart, combine, joined
 from tacit.training.layer_rules.site import Layout, Piece, Site
 from tacit.training.sums import ClippedSum, accumulator
 
@@ -47,7 +47,8 @@ class Recorder:
         self.waiting: dict[int, list[Piece]] = {}
         self.derived: list[Derived] = []
         self.norms: list[list[Tensor]] = [[] for _ in clip.clip_norms]
-        self.settled: list[tuple[str, Piece]] = []
+        self.settled: list[tuple[list[str], Piece]] = []
+        self.small: dict[int, list[tuple[str, Dense]]] = {}  # by group
         self.done: set[str] = set()
         self.rounding = 0.0
         self.is_recording = False
@@ -92,10 +93,16 @@ class Recorder:
         # Two norms of one parameter would lack their cross term.
         assert name not in self.done, f"{name} was settled before"
         self.done.add(name)
+        if isinstance(piece, Dense) and piece.is_better_joined():
+            self.small.setdefault(self.groups[name], []).append((name, piece))
+        else:
+            self._measure([name], piece)
+
+    def _measure(self, names: list[str], piece: Piece) -> None:
         squared, kept = piece.settle()
         self.rounding = max(self.rounding, b.rounding_of(kept.dtype))
-        self.norms[self.groups[name]].append(squared)
-        self.settled.append((name, kept))
+        self.norms[self.groups[names[0]]].append(squared)
+        self.settled.append((names, kept))
 
     def clipped(self, mask: Tensor, nonfinite: NonFinite) -> ClippedSum:
         """The sum of the rows where `mask` is True."""
@@ -109,10 +116,11 @@ class Recorder:
         factors, within = b.factors_of(self.clip, squared, mask, self.rounding, finite)
         sums: dict[str, Tensor] = {}
         while self.settled:  # newest first: frees the activations on the way
-            name, piece = self.settled.pop()
-            p = self.parameters[name]
-            value = piece.weighted_sum(factors[self.groups[name]], finite)
-            sums[name] = value.reshape(p.shape).to(accumulator(p.dtype))
+            names, piece = self.settled.pop()
+            value = piece.weighted_sum(factors[self.groups[names[0]]], finite)
+            shapes = [self.parameters[name].shape for name in names]
+            for name, part in zip(names, apart(value, shapes), strict=True):
+                sums[name] = part.to(accumulator(self.parameters[name].dtype))
         return ClippedSum(
             {
                 name: sums[name] if name in sums else _zeros(p)
@@ -133,6 +141,9 @@ class Recorder:
             pieces = self.waiting.pop(id(p), None)
             if pieces:
                 self._settle(name, combine(pieces))
+        for members in self.small.values():
+            names, pieces = zip(*members, strict=True)
+            self._measure(list(names), joined(pieces))
 
 
 def _zeros(p: Tensor) -> Tensor:

@@ -36,7 +36,8 @@ def gram_norms(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     """
     from tacit.training.kernels import gram
 
-    return gram.gram_norms(a, g)
+    squared, lengths = gram.gram_norms(a, g).unbind()
+    return squared, lengths
 
 
 def conv2d_norms(
@@ -49,7 +50,9 @@ def conv2d_norms(
     """
     from tacit.training.kernels import conv
 
-    return conv.conv2d_norms(_channels_last(x), _channels_last(g), kernel, stride, padding)
+    found = conv.conv2d_norms(_channels_last(x), _channels_last(g), kernel, stride, padding)
+    squared, lengths = found.unbind()
+    return squared, lengths
 
 
 def conv2d_instances(

@@ -100,12 +100,10 @@ def _conv_instance_kernel(
 
 
 @torch.library.custom_op("tacit::conv2d_norms", mutates_args=())
-def conv2d_norms(
-    a: Tensor, g: Tensor, kernel: list[int], stride: int, padding: int
-) -> tuple[Tensor, Tensor]:
-    """Squared norms (batch,) of weight gradients; a (batch, H, W, CI), g (batch, OH, OW, CO).
+def conv2d_norms(a: Tensor, g: Tensor, kernel: list[int], stride: int, padding: int) -> Tensor:
+    """Squared norms of weight gradients; a (batch, H, W, CI), g (batch, OH, OW, CO).
 
-    And the sum over positions of |a_t| |g_t|: the scale of the rounding.
+    And the sum over positions of |a_t| |g_t|: the scale of the rounding. Shape (2, batch).
     """
     batch, height, width, inputs = a.shape
     _, out_height, out_width, outputs = g.shape
@@ -120,15 +118,12 @@ def conv2d_norms(
         TILE=tile, DEPTH=tile_for(inputs, 64), DEPTH_G=tile_for(outputs, 64),
         PRECISION=precision(a), num_warps=4, num_stages=3,
     )  # fmt: skip
-    return out[0].sum(1), out[1].sum(1)
+    return out.sum(2)
 
 
 @conv2d_norms.register_fake
-def _(a: Tensor, g: Tensor, kernel: list[int], stride: int, padding: int) -> tuple[Tensor, Tensor]:
-    return (
-        a.new_empty(a.shape[0], dtype=torch.float32),
-        a.new_empty(a.shape[0], dtype=torch.float32),
-    )
+def _(a: Tensor, g: Tensor, kernel: list[int], stride: int, padding: int) -> Tensor:
+    return a.new_empty(2, a.shape[0], dtype=torch.float32)
 
 
 @torch.library.custom_op("tacit::conv2d_instances", mutates_args=())

@@ -103,10 +103,10 @@ def _bulk_gram_kernel(
 
 
 @torch.library.custom_op("tacit::gram_norms", mutates_args=())
-def gram_norms(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-    """Squared norm (batch,) in float32 of each example's a'g; a (batch, T, D), g (batch, T, P).
+def gram_norms(a: Tensor, g: Tensor) -> Tensor:
+    """Squared norm in float32 of each example's a'g; a (batch, T, D), g (batch, T, P).
 
-    And the sum over t of |a_t| |g_t|, or somewhat more: the scale of the rounding.
+    And the sum over t of |a_t| |g_t|, or somewhat more: the rounding's scale. Shape (2, batch).
     """
     common = torch.promote_types(a.dtype, g.dtype)
     a, g = _rows(a.to(common)), _rows(g.to(common))
@@ -134,15 +134,12 @@ def gram_norms(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
             TILE=tile, DEPTH=depth, EVEN_D=D % depth == 0, EVEN_P=P % depth == 0,
             PRECISION=precision(g), num_warps=warps, num_stages=stages,
         )  # fmt: skip
-    return out[0].sum((1, 2)), out[1].sum((1, 2))
+    return out.sum((2, 3))
 
 
 @gram_norms.register_fake
-def _(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-    return (
-        a.new_empty(a.shape[0], dtype=torch.float32),
-        a.new_empty(a.shape[0], dtype=torch.float32),
-    )
+def _(a: Tensor, g: Tensor) -> Tensor:
+    return a.new_empty(2, a.shape[0], dtype=torch.float32)
 
 
 def precision(tensor: Tensor) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from tacit.training import kernels
 from tacit.training.layer_rules.cost import cheapest_way
@@ -18,6 +19,10 @@ from tacit.training.sums import accumulator
 
 # Largest temporary of one chunk of examples, in elements: on a CPU it should stay in the cache.
 CHUNK_ELEMENTS = {"cpu": 2**19, "cuda": 2**26}
+
+# Gradients of up to this many numbers are handled side by side on a GPU, each beginning at a
+# multiple of ALIGNED numbers, as kernels that read several at a time want it.
+SMALL, ALIGNED = 2**14, 16
 
 # Rows up to this long are squared and summed faster by a matrix product on a CPU.
 NARROW = 16
@@ -61,6 +66,11 @@ class Dense:
     def settle(self) -> tuple[Tensor, Piece]:
         return (squared_norm(self.values) if self.squared is None else self.squared), self
 
+    def is_better_joined(self) -> bool:
+        """Whether a GPU spends more time on launches for this piece than on its numbers."""
+        is_plain = self.squared is None and self.axes is None and self.values.is_cuda
+        return is_plain and self.values[0].numel() <= SMALL
+
     def weighted_sum(self, factors: Tensor, keep: Tensor | None) -> Tensor:
         flat = self.values.reshape(len(factors), -1)
         if kernels.usable(flat) and flat.element_size() == 2:
@@ -69,6 +79,23 @@ class Dense:
             flat = kept(wide(flat), keep)
             total = (factors.to(flat.dtype) @ flat).view(self.values.shape[1:])
         return total if self.axes is None else total.permute(self.axes)
+
+
+def joined(pieces: Sequence[Dense]) -> Dense:
+    """Gradients of several parameters side by side: one norm and one sum in place of many."""
+    rows = [wide(piece.values).flatten(1) for piece in pieces]
+    return Dense(torch.cat([F.pad(r, (0, -r.shape[1] % ALIGNED)) for r in rows], 1))
+
+
+def apart(total: Tensor, shapes: Sequence[torch.Size]) -> Iterator[Tensor]:
+    """The sums of `joined` pieces, or the only one, in these shapes."""
+    if [total.numel()] == [shape.numel() for shape in shapes]:
+        yield total.reshape(shapes[0])
+        return
+    start = 0
+    for shape in shapes:
+        yield total[start : start + shape.numel()].view(shape)
+        start += shape.numel() + -shape.numel() % ALIGNED
 
 
 @dataclass(frozen=True)
