@@ -1,6 +1,7 @@
 """Every layer rule equals the loop, whatever the layer's options, shapes and way to the norm."""
 
 import importlib.util
+import math
 from pathlib import Path
 
 import pytest
@@ -197,6 +198,30 @@ def test_every_way_to_the_norm_gives_the_same_sum(way, chunk, monkeypatch):
     check(tied_language_model(), *text())
 
 
+@pytest.mark.parametrize("way", ["gram", "keep", "drop"])
+@pytest.mark.parametrize("channels", [5, 16], ids=["by patches", "by groups"])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_an_image_that_is_not_finite_leaves_the_others_alone(way, channels, value, monkeypatch):
+    monkeypatch.setattr(convolved, "cheapest_way", lambda *_, **__: way)
+    x = reals(6, channels, 5, 5)
+    x[2, 1, 3, 3] = value
+    check(nn.Conv2d(channels, 16, 3), x)
+
+
+@pytest.mark.parametrize(("stride", "dilation"), [(1, 1), (2, 1), (3, 2), (2, 4)])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_the_room_for_rounding_is_not_below_what_the_positions_hold(stride, dilation, transposed):
+    kind = nn.ConvTranspose1d if transposed else nn.Conv1d
+    layer = kind(2, 3, 5, stride=stride, dilation=dilation, padding=1)
+    x = reals(4, 2, 30)
+    g = torch.randn_like(layer(x))
+    geometry = convolved.Geometry((5,), [stride], [1], [dilation], transposed, [0], 1)
+    piece = convolved.Convolved(x, g, layer.weight, geometry, 4)
+    left, right = piece._operands(0, 4)
+    exact = (left.norm(dim=1) * right.norm(dim=1)).sum(1)
+    assert (piece._lengths(0, 4) >= exact).all()
+
+
 def frames_in_the_batch():
     """Two rows of a convolution for each example."""
     return Apply(lambda m, x: m.c(x.flatten(0, 1)).unflatten(0, (-1, 2)), c=nn.Conv1d(16, 16, 3))
@@ -226,9 +251,11 @@ def test_positions_that_cancel_do_not_hide_the_norm(way, dtype, size, monkeypatc
     for positions in (2, 4, 16):
         x = torch.randn(1, 1, 200).expand(1, positions, 200)
         linear = (nn.Linear(200, 300, bias=False), x, canceling(positions, 300, size))
-        image = torch.randn(1, 40, 1).expand(1, 40, positions + 2)
-        g = canceling(positions, 60, size).transpose(1, 2)
-        for model, *batch in (linear, (nn.Conv1d(40, 60, 3, bias=False), image, g)):
+        image = torch.randn(1, 48, 1).expand(1, 48, positions + 2)
+        g = canceling(positions, 64, size).transpose(1, 2)
+        by_patches = (nn.Conv1d(40, 60, 3, bias=False), image[:, :40], g[:, :60])
+        by_groups = (nn.Conv1d(48, 64, 3, bias=False), image, g)
+        for model, *batch in (linear, by_patches, by_groups):
             model, batch = model.to(dtype), [t.to(dtype) for t in batch]
             found = clipped_sum(model, weighed_outputs, batch, Flat(1.0), engine="bookkeeping")
             assert found.sums["weight"].double().norm() <= allowed
