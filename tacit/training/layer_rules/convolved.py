@@ -7,7 +7,7 @@ gradient change places.
 Where gradients are formed, that takes a product of matrices for each example, over patches that are
 copied out first. Or one convolution in which every example is a group of channels of its own, whose
 weight gradient is all of theirs (Rochette et al. 2019, arXiv:1912.06015): nothing is copied, but
-few groups of few channels are a case that libraries are slow at.
+libraries are slow at groups of a few channels.
 """
 
 from collections.abc import Sequence
@@ -90,11 +90,14 @@ class Convolved:
         """All gradients, formed."""
         if self._is_blocked():
             return pieces.Dense(self._by_groups(0, self.examples))
-        groups = self.geometry.groups
+        spans, groups = self._spans(self._patch_size()), self.geometry.groups
         shape = (self.examples, groups, prod(self.weight.shape[1:]), len(self.weight) // groups)
-        values = self.g.new_empty(shape, dtype=pieces.accumulator(self.g.dtype))
-        for start, stop in self._spans(self._patch_size()):
-            self._by_patches(start, stop, values[start:stop].flatten(0, 1))
+        if len(spans) == 1:
+            values = self._by_patches(*spans[0]).view(shape)
+        else:
+            values = self.g.new_empty(shape, dtype=pieces.accumulator(self.g.dtype))
+            for start, stop in spans:
+                self._by_patches(start, stop, values[start:stop].flatten(0, 1))
         if not self._is_channels_last():
             return pieces.Dense(values, axes=(0, 2, 1))  # (groups, P / groups, K)
         last = len(self.geometry.kernel) + 1

@@ -53,8 +53,8 @@ def cheapest_way(
     gram += 4 * positions**2 * 4 / rates.cached + copied * item / rates.bytes
     if fused:
         gram = positions**2 * (inputs + outputs) / 2 / rates.products
-    kept = 3 * size * item / rates.bytes  # written, squared, weighted
-    dropped = positions * size / rates.products + 2 * size * item / rates.cached
-    if kept <= min(gram, dropped) and size <= rates.memory * stored:
+    passes = 3 * size * item  # written, squared, weighted
+    if passes / rates.bytes <= gram and size <= rates.memory * stored:
         return "keep"
+    dropped = positions * size / rates.products + passes / rates.cached
     return "drop" if dropped < gram else "gram"
