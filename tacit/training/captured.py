@@ -2,12 +2,13 @@
 
 Its inputs lie in fixed places. They are filled by copying a batch that was fetched, or, where the
 records lie on the GPU, by the graph itself from the numbers of the rows: then only these leave the
-host. In return, a graph may tell the host a number while it goes on.
+host. In return, a graph may tell the host something while it goes on.
 """
 
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from weakref import WeakValueDictionary
 
 import torch
@@ -105,46 +106,77 @@ class _Rows:
 
 
 class Mailbox:
-    """Where a number arrives that a GPU sends from the middle of its work."""
+    """Where a GPU says, from the middle of its work, whether something held.
 
-    def __init__(self) -> None:
-        self.slot = torch.zeros(1, pin_memory=torch.cuda.is_available())
-        self._number, self.address = self.slot.numpy(), next(_addresses)
+    It counts on the device how often it was told, and what; the count arrives in pinned memory.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.count = torch.zeros(1, dtype=torch.float64, device=device)
+        self.slot = torch.zeros(1, dtype=torch.float64, pin_memory=device.type == "cuda")
+        self._arrived, self._expected = self.slot.numpy(), 0
+        self.address = next(_addresses)
         _mailboxes[self.address] = self
 
     def clear(self) -> None:
-        """Before the work that sends the next number."""
-        self._number[0] = _NOTHING
+        """Forget what was told."""
+        if self._is_waiting():  # the work was interrupted: what is on its way must arrive first
+            torch.cuda.current_stream().synchronize()
+        if self._expected:
+            self.count.zero_()
+            self._arrived[0] = self._expected = 0
 
-    def read(self) -> float:
-        """The number, when it is there."""
-        while self._number[0] == _NOTHING:
+    def expect(self) -> None:
+        """Work that tells something follows."""
+        self._expected += 1
+
+    def all_held(self) -> bool:
+        """Whether all held that was told, when it is all there."""
+        while self._is_waiting():
             is_over = torch.cuda.current_stream().query()
-            if is_over and self._number[0] == _NOTHING:
+            if is_over and self._is_waiting():
                 raise RuntimeError("the device ended its work without telling what it should.")
             time.sleep(_POLL)
-        return float(self._number[0])
+        return bool(self._arrived[0] < _FAILED)
+
+    def _is_waiting(self) -> bool:
+        return self._arrived[0] % _FAILED < self._expected
 
 
-def tell(value: Tensor, told: Tensor, mailbox: Mailbox) -> Tensor:
-    """`value`; whatever uses it runs after `told` was sent to the mailbox."""
-    return _tell(value, told.to(torch.float32).reshape(1), mailbox.address)
+@contextmanager
+def rehearsal() -> Iterator[None]:
+    """Inside, work runs to be compiled and settled: what it tells does not arrive."""
+    _rehearsals.append(None)
+    try:
+        yield
+    finally:
+        _rehearsals.pop()
+
+
+def tell(value: Tensor, held: Tensor, mailbox: Mailbox) -> Tensor:
+    """`value`; whatever uses it runs after `held`, true or false, was sent to the mailbox."""
+    return _tell(value, held, mailbox.address)
 
 
 @torch.library.custom_op("tacit::tell", mutates_args=())
-def _tell(value: Tensor, told: Tensor, address: int) -> Tensor:
-    _mailboxes[address].slot.copy_(told, non_blocking=True)
+def _tell(value: Tensor, held: Tensor, address: int) -> Tensor:
+    mailbox = _mailboxes[address]
+    if _rehearsals:
+        return value.clone()
+    mailbox.count.add_((~held).to(torch.float64) * _FAILED + 1.0)
+    mailbox.slot.copy_(mailbox.count, non_blocking=True)
     return value.clone()
 
 
 @_tell.register_fake
-def _(value: Tensor, told: Tensor, address: int) -> Tensor:  # noqa: ARG001  # the signature is the schema
+def _(value: Tensor, held: Tensor, address: int) -> Tensor:  # noqa: ARG001  # the signature is the schema
     return torch.empty_like(value)
 
 
+_rehearsals: list[None] = []
 _addresses = itertools.count()
 _mailboxes: WeakValueDictionary[int, Mailbox] = WeakValueDictionary()
-_NOTHING = -1.0
+_FAILED = 2.0**24  # more than a lot has parts; float64 counts as many of these exactly
 _POLL = 5e-5  # seconds
 
 
@@ -152,7 +184,7 @@ def _recorded(run: Callable[[], list[Tensor]]) -> tuple[torch.cuda.CUDAGraph, li
     """`run` as a graph, and its results; run before, to settle what must not be recorded."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
+    with torch.cuda.stream(stream), rehearsal():
         for _ in range(2):
             run()
     torch.cuda.current_stream().wait_stream(stream)

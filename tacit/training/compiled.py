@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 
 from tacit.errors import IncompatibleModel
 from tacit.training.batches import Part
-from tacit.training.captured import Captured, Mailbox, Step, tell
+from tacit.training.captured import Captured, Mailbox, Step, rehearsal, tell
 from tacit.training.clip_rules import FLOAT32_ROUNDING, Clip
 from tacit.training.engines.bookkeeping import compute, plan_for
 from tacit.training.engines.plan import undisturbed
@@ -46,9 +46,9 @@ class CompiledSum:
     computation is recorded as one CUDA graph and replayed, so it costs one launch.
 
     The compiled sum does not mask examples whose gradient is not finite, which would cost a pass
-    over all activations: `is_finite` of its result says whether it can be used. A GPU tells that as
-    soon as norms are there, and goes on with the contraction while the host prepares what follows.
-    Only models for which that is too short to matter do mask.
+    over all activations: `all_finite` says whether the sums since `begin` can be used. A GPU tells
+    that when the last norms are there, and goes on with the contraction while the host prepares
+    what follows. Only models for which that is too short to matter do mask.
     """
 
     def __init__(
@@ -66,6 +66,15 @@ class CompiledSum:
         self._places = list[int]()
         self._steps: dict[Any, dict[Any, list[_Known]]] = {}  # by state, then by layout
         self._of_rows: dict[Any, tuple[Captured | None, Traced]] = {}  # by state and size
+        self._mailbox = Mailbox(self._device)
+
+    def begin(self) -> None:
+        """Sums of another lot follow."""
+        self._mailbox.clear()
+
+    def all_finite(self) -> bool:
+        """Whether every gradient was finite since `begin`, as far as sums were not masked."""
+        return self._mailbox.all_held()
 
     @property
     def draws(self) -> bool:
@@ -98,7 +107,8 @@ class CompiledSum:
             with undisturbed(self.model, trainable(self.model)):
                 kind = Captured if mask.is_cuda else Scaled
                 known.run = kind(known.traced.run, mask, tensors)
-        known.traced.expect()
+        if known.traced.tells:
+            self._mailbox.expect()
         results = known.run(scale, mask, tensors)
         return known.traced.summed(results, copy=mask.is_cuda and not reuse)
 
@@ -122,7 +132,8 @@ class CompiledSum:
         run, traced = self._of_rows[key]
         if run is None:
             return self(*_padded(part), scale, reuse=reuse)
-        traced.expect()
+        if traced.tells:
+            self._mailbox.expect()
         return traced.summed(run.of_rows(scale, part.indices), copy=not reuse)
 
     def _forget_if_moved(self) -> None:
@@ -159,7 +170,6 @@ class CompiledSum:
 
         def joint(
             nonfinite: NonFinite,
-            mailbox: Mailbox | None,
             seed: Tensor,
             factor: Tensor,
             mask: Tensor,
@@ -174,6 +184,7 @@ class CompiledSum:
                 total.append(losses.detach().sum())
                 return _Seeded.apply(losses, seed)
 
+            mailbox = self._mailbox if nonfinite == "ignore" else None
             clip = _Rescaled(self.clip, factor, mailbox)
             found = compute(
                 self.model,
@@ -186,14 +197,13 @@ class CompiledSum:
                 parameters,
                 nonfinite=nonfinite,
             )
-            return [total[0], *found.sums.values(), found.within, clip.is_finite()]
+            return [total[0], *found.sums.values(), found.within]
 
         seed, factor = (torch.ones((), device=mask.device) for _ in range(2))
         example = (seed, factor, mask, *tensors)
-        mailbox = Mailbox() if mask.is_cuda else None
-        traced = _two_graphs(partial(joint, "ignore", mailbox), example)._replace(mailbox=mailbox)
+        traced = _two_graphs(partial(joint, "ignore"), example)
         if mask.is_cuda and traced.held < _CHEAP_TO_MASK:
-            traced = _two_graphs(partial(joint, "mask", None), example)._replace(masks=True)
+            traced = _two_graphs(partial(joint, "mask"), example)._replace(tells=False)
         return traced._replace(names=tuple(parameters))
 
 
@@ -203,23 +213,13 @@ class Traced(NamedTuple):
     run: Step
     held: int  # bytes that the forward keeps for the backward
     draws: bool  # random numbers
-    masks: bool = False  # examples that are not finite
-    mailbox: Mailbox | None = None  # where the device says whether all were finite
+    tells: bool = True  # whether all gradients were finite, which it masks otherwise
     names: tuple[str, ...] = ()  # of the parameters, in the order of the sums
-
-    def expect(self) -> None:
-        """A run follows."""
-        if self.mailbox is not None:
-            self.mailbox.clear()
 
     def summed(self, results: list[Tensor], *, copy: bool) -> ClippedSum:
         """Results of the step as a sum; copied, if the next call would overwrite them."""
-        *sums, within, is_finite = [t.clone() for t in results] if copy else results
-        named = dict(zip(self.names, sums, strict=True))
-        if self.masks:
-            return ClippedSum(named, within)
-        told = bool(is_finite) if self.mailbox is None else self.mailbox.read() > 0
-        return ClippedSum(named, within, told)
+        *sums, within = [t.clone() for t in results] if copy else results
+        return ClippedSum(dict(zip(self.names, sums, strict=True)), within)
 
 
 @dataclass
@@ -237,7 +237,8 @@ class Scaled:
 
     def __init__(self, step: Step, mask: Tensor, tensors: list[Tensor]) -> None:
         self._step, self._scale, self._one = step, 0.0, torch.ones(())
-        self(1.0, mask, tensors)  # compiles
+        with rehearsal():
+            self(1.0, mask, tensors)  # compiles
 
     def __call__(self, scale: float, mask: Tensor, tensors: list[Tensor]) -> list[Tensor]:
         """Results for this batch, at `scale` times the clip norms."""
@@ -250,18 +251,16 @@ class _Rescaled:
     """A clip rule whose factors are multiplied by a tensor; tells whether norms were finite."""
 
     def __init__(self, rule: Clip, factor: Tensor, mailbox: Mailbox | None) -> None:
-        self._rule, self._factor, self._norms, self._mailbox = rule, factor, factor, mailbox
+        self._rule, self._factor, self._mailbox = rule, factor, mailbox
         self.clip_norms, self.l2_sensitivity = rule.clip_norms, rule.l2_sensitivity
         self.noise_scales, self.groups = rule.noise_scales, rule.groups
 
     def factors(self, squared_norms: Tensor, *, rounding: float = FLOAT32_ROUNDING) -> Tensor:
-        self._norms = squared_norms
         factors = self._rule.factors(squared_norms, rounding=rounding) * self._factor
-        return factors if self._mailbox is None else tell(factors, self.is_finite(), self._mailbox)
-
-    def is_finite(self) -> Tensor:
-        """Whether all norms are finite, of padded rows too: 0 * inf there would poison the sum."""
-        return torch.isfinite(self._norms).all()
+        if self._mailbox is None:
+            return factors
+        # Of padded rows too: 0 * inf there would poison the sum.
+        return tell(factors, torch.isfinite(squared_norms).all(), self._mailbox)
 
 
 class _Seeded(torch.autograd.Function):

@@ -65,12 +65,13 @@ class Clipper:
 
         A lot that does not fit is run in parts; if an example spoils the sum, it is taken again.
         """
-        total, drawn = self._sum_over(lot, clip, masked=False)
-        if total.is_finite is False:
-            return self._sum_over(lot, clip, masked=True)
-        return total, drawn
+        if self._compiled is None:
+            return self._sum_over(lot, clip)
+        self._compiled.begin()
+        found = self._sum_over(lot, clip)
+        return found if self._compiled.all_finite() else self._sum_over(lot, clip, masked=True)
 
-    def _sum_over(self, lot: Lot, clip: Clip, *, masked: bool) -> tuple[ClippedSum, int]:
+    def _sum_over(self, lot: Lot, clip: Clip, *, masked: bool = False) -> tuple[ClippedSum, int]:
         whole = gathered(self._model) if self._is_sharded else nullcontext()
         with whole, self._seeded(lot):
             total, drawn = None, 0
@@ -106,7 +107,7 @@ class Clipper:
         """Sum of the clipped gradients of a physical batch. Private.
 
         With `reuse` it may lie in memory that the next call overwrites; with `masked` no example
-        spoils it, which `is_finite` of the result would tell otherwise.
+        spoils it.
         """
         if self._loss_fn is None:
             raise ValueError("loss_fn must be given for private.step; without it use backward.")

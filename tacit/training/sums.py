@@ -19,14 +19,10 @@ class ClippedSum:
     within
         How many examples had norm <= the clip norm, in each group, shape (groups,). Private; one
         example changes it by at most 1 in each group. Adaptive clipping releases it with noise.
-    is_finite
-        None if every example with a non-finite gradient was left out. Otherwise whether there was
-        none; if there was one, take the sum again.
     """
 
     sums: dict[str, Tensor]
     within: Tensor
-    is_finite: bool | None = None
 
     @classmethod
     def zeros(cls, model: nn.Module, clip: Clip | None = None) -> "ClippedSum":
@@ -42,18 +38,13 @@ class ClippedSum:
 
     def __add__(self, other: "ClippedSum") -> "ClippedSum":
         sums = {name: value + other.sums[name] for name, value in self.sums.items()}
-        return ClippedSum(sums, self.within + other.within, self._both_finite(other))
+        return ClippedSum(sums, self.within + other.within)
 
     def __iadd__(self, other: "ClippedSum") -> "ClippedSum":
         """Adds in place, so that microbatches of a large model need no third accumulator."""
         mine, others = zip(*((v, other.sums[name]) for name, v in self.sums.items()), strict=True)
         torch._foreach_add_(mine, others)  # pyright: ignore[reportPrivateImportUsage]  # as torch.optim does
-        return ClippedSum(self.sums, self.within + other.within, self._both_finite(other))
-
-    def _both_finite(self, other: "ClippedSum") -> bool | None:
-        if self.is_finite is None or other.is_finite is None:
-            return other.is_finite if self.is_finite is None else self.is_finite
-        return self.is_finite and other.is_finite
+        return ClippedSum(self.sums, self.within + other.within)
 
     def __repr__(self) -> str:
         return f"ClippedSum({len(self.sums)} parameters, private)"

@@ -153,6 +153,7 @@ class Convolved:
             positions,
             inputs,
             outputs,
+            examples=self.examples * groups,
             item=self.g.element_size(),
             stored=(self.x.numel() + self.g.numel()) / self.examples / groups,
             device=self.g.device,

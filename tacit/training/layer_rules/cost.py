@@ -20,15 +20,19 @@ class Rates(NamedTuple):
     """What a device does in a second on these operations, and how much memory may be kept."""
 
     products: float  # multiply-adds
-    bytes: float  # of memory that was not touched before
-    cached: float  # bytes that were
+    bytes: float
+    cached: float  # bytes of a tensor that the cache holds
+    cache: float  # how many it holds
     memory: float  # largest kept gradient, as a multiple of the layer's activations T (D + P)
 
 
 # Orders of magnitude are enough: only ratios between ways matter. GPU: one H200 as measured for
 # this project, 4 TB/s and some 2e14 multiply-adds; CPU: two cores with AVX-512, batched small
-# products, where the system hands out memory page by page.
-RATES = {"cpu": Rates(5e10, 8e9, 2e10, 4.0), "cuda": Rates(2e14, 4e12, 4e12, 1.0)}
+# products, where the system hands out the memory of large tensors page by page.
+RATES = {
+    "cpu": Rates(5e10, 8e9, 2e10, 2.0**24, 4.0),
+    "cuda": Rates(2e14, 4e12, 4e12, 0.0, 1.0),
+}
 
 
 def cheapest_way(
@@ -36,6 +40,7 @@ def cheapest_way(
     inputs: int,
     outputs: int,
     *,
+    examples: int,
     item: int,
     stored: float,
     device: torch.device,
@@ -54,7 +59,9 @@ def cheapest_way(
     if fused:
         gram = positions**2 * (inputs + outputs) / 2 / rates.products
     passes = 3 * size * item  # written, squared, weighted
-    if passes / rates.bytes <= gram and size <= rates.memory * stored:
+    is_cached = examples * size * item <= rates.cache
+    kept = passes / (rates.cached if is_cached else rates.bytes)
+    if kept <= gram and size <= rates.memory * stored:
         return "keep"
     dropped = positions * size / rates.products + passes / rates.cached
     return "drop" if dropped < gram else "gram"

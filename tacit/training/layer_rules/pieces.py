@@ -141,6 +141,7 @@ class Outer:
             positions,
             inputs,
             outputs,
+            examples=len(self.left),
             item=accumulator(self.left.dtype).itemsize,
             stored=positions * (inputs + outputs),
             device=self.left.device,
