@@ -18,7 +18,7 @@ from tacit.training.layer_rules.site import Piece
 from tacit.training.sums import accumulator
 
 # Largest temporary of one chunk of examples, in elements: on a CPU it should stay in the cache.
-CHUNK_ELEMENTS = {"cpu": 2**19, "cuda": 2**26}
+CHUNK_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}
 
 # Gradients of up to this many numbers are handled side by side on a GPU, each beginning at a
 # multiple of ALIGNED numbers, as kernels that read several at a time want it.
