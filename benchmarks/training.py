@@ -44,6 +44,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="*", default=list(METHODS))
     parser.add_argument("--one", nargs=2, metavar=("WORKLOAD", "METHOD"))
     parser.add_argument("--limit", type=float, default=300, help="seconds for one process")
+    parser.add_argument("--processes", type=int, default=1, help="of each pair; the fastest counts")
     arguments = parser.parse_args()
     if arguments.one:
         print("MEASURED", json.dumps(measure(*arguments.one)._asdict()))
@@ -56,7 +57,7 @@ def main() -> None:
     found, failures = {}, []
     for workload in chosen:
         for method in arguments.methods:
-            result = in_process(workload, method, arguments.limit)
+            result = fastest(workload, method, arguments.limit, arguments.processes)
             found[workload, method] = result
             if isinstance(result, str):
                 failures.append(f"{workload}, {method}: {result}")
@@ -66,10 +67,13 @@ def main() -> None:
         f"training-{kind}",
         f"A private step beside the ordinary one, on {device}",
         PACKAGES,
-        f"{torch.get_num_threads()} threads. Ratios are to the plain step of the same kind: "
-        "compiled to compiled, JAX to JAX.",
+        f"{torch.get_num_threads()} threads; the fastest of {arguments.processes} processes for "
+        "each pair. Ratios are to the plain step of the same kind: compiled to compiled, JAX to "
+        "JAX.",
         "## Milliseconds a step (ratio)",
         block(found, chosen, arguments.methods, "seconds", 1e3),
+        "## Time over the eager plain step",
+        over_eager(found, chosen, arguments.methods),
         "## Peak MiB above rest (ratio)",
         block(found, chosen, arguments.methods, "peak", 2.0**-20),
         "## Failures",
@@ -101,6 +105,20 @@ def block(
     return table(["workload", *methods], rows)
 
 
+def over_eager(
+    found: dict[tuple[str, str], Measured | str], workloads: list[str], methods: list[str]
+) -> str:
+    rows = []
+    for workload in workloads:
+        base, row = found.get((workload, "plain")), [workload]
+        for method in methods:
+            result = found[workload, method]
+            both = isinstance(result, Measured) and isinstance(base, Measured)
+            row.append(f"{result.seconds / base.seconds:.2f}x" if both else "–")  # type: ignore[union-attr]  # both are measured
+        rows.append(row)
+    return table(["workload", *methods], rows)
+
+
 def twin_of(method: str) -> str:
     """The non-private method that a method is compared with."""
     if method.startswith("jax"):
@@ -108,6 +126,15 @@ def twin_of(method: str) -> str:
     if method.endswith("compiled"):  # on a GPU, compile=True replays CUDA graphs
         return "plain-graph" if is_gpu() else "plain-compiled"
     return "plain"
+
+
+def fastest(workload: str, method: str, limit: float, processes: int) -> Measured | str:
+    """The fastest of several processes: some are slowed by where their memory happens to lie."""
+    found = [in_process(workload, method, limit)]
+    while len(found) < processes and isinstance(found[-1], Measured):
+        found.append(in_process(workload, method, limit))
+    measured = [result for result in found if isinstance(result, Measured)]
+    return min(measured) if measured else found[0]
 
 
 def in_process(workload: str, method: str, limit: float) -> Measured | str:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from tacit.training.records import Indices
+from tacit.training.sums import is_dense
 
 Step = Callable[[Tensor, list[Tensor]], list[Tensor]]
 """(seed of the backward, other inputs) -> results of the backward."""
@@ -42,7 +43,8 @@ class Captured:
         def run() -> list[Tensor]:
             if self._rows is not None:
                 self._rows.fetch()
-            return step(self._seed, [self._factor, self._mask, *self._tensors])
+            results = step(self._seed, [self._factor, self._mask, *self._tensors])
+            return [*map(_dense, results)]
 
         self._graph, self._results = _recorded(run)
 
@@ -178,6 +180,11 @@ _addresses = itertools.count()
 _mailboxes: WeakValueDictionary[int, Mailbox] = WeakValueDictionary()
 _FAILED = 2.0**24  # more than a lot has parts; float64 counts as many of these exactly
 _POLL = 5e-5  # seconds
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    """Without gaps, which the compiler leaves where it pads matrix products."""
+    return tensor if is_dense(tensor) else tensor.contiguous()
 
 
 def _recorded(run: Callable[[], list[Tensor]]) -> tuple[torch.cuda.CUDAGraph, list[Tensor]]:

@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 
 from tacit.errors import IncompatibleModel
 from tacit.training.batches import Part
-from tacit.training.captured import Captured, Mailbox, Step, rehearsal, tell
+from tacit.training.captured import Captured, Mailbox, Step, tell
 from tacit.training.clip_rules import FLOAT32_ROUNDING, Clip
 from tacit.training.engines.bookkeeping import compute, plan_for
 from tacit.training.engines.plan import undisturbed
@@ -66,15 +66,18 @@ class CompiledSum:
         self._places = list[int]()
         self._steps: dict[Any, dict[Any, list[_Known]]] = {}  # by state, then by layout
         self._of_rows: dict[Any, tuple[Captured | None, Traced]] = {}  # by state and size
-        self._mailbox = Mailbox(self._device)
+        self._mailbox = Mailbox(self._device) if self._device.type == "cuda" else None
+        self._all_finite = True  # as far as a CPU knows
 
     def begin(self) -> None:
         """Sums of another lot follow."""
-        self._mailbox.clear()
+        self._all_finite = True
+        if self._mailbox is not None:
+            self._mailbox.clear()
 
     def all_finite(self) -> bool:
         """Whether every gradient was finite since `begin`, as far as sums were not masked."""
-        return self._mailbox.all_held()
+        return self._all_finite if self._mailbox is None else self._mailbox.all_held()
 
     @property
     def draws(self) -> bool:
@@ -103,14 +106,11 @@ class CompiledSum:
         mask = weights if weights.dtype == torch.bool else weights > 0
         self._forget_if_moved()
         known, tensors = self._known(batch, mask)
-        if known.run is None:
+        if (run := known.run) is None:
             with undisturbed(self.model, trainable(self.model)):
                 kind = Captured if mask.is_cuda else Scaled
-                known.run = kind(known.traced.run, mask, tensors)
-        if known.traced.tells:
-            self._mailbox.expect()
-        results = known.run(scale, mask, tensors)
-        return known.traced.summed(results, copy=mask.is_cuda and not reuse)
+                run = known.run = kind(known.traced.run, mask, tensors)
+        return self._run(known.traced, partial(run, scale, mask, tensors), reuse=reuse)
 
     def of_part(
         self, part: Part, data: tuple[Tensor, ...], scale: float = 1.0, *, reuse: bool = False
@@ -132,9 +132,18 @@ class CompiledSum:
         run, traced = self._of_rows[key]
         if run is None:
             return self(*_padded(part), scale, reuse=reuse)
-        if traced.tells:
-            self._mailbox.expect()
-        return traced.summed(run.of_rows(scale, part.indices), copy=not reuse)
+        return self._run(traced, partial(run.of_rows, scale, part.indices), reuse=reuse)
+
+    def _run(self, traced: "Traced", run: Callable[[], list[Tensor]], *, reuse: bool) -> ClippedSum:
+        """Results of a step as a sum; copied, if the next call would overwrite them."""
+        if self._mailbox is None:
+            *sums, within, is_finite = run()
+            self._all_finite = self._all_finite and bool(is_finite)
+        else:
+            if traced.tells:
+                self._mailbox.expect()
+            *sums, within, _ = run() if reuse else [t.clone() for t in run()]
+        return ClippedSum(dict(zip(traced.names, sums, strict=True)), within)
 
     def _forget_if_moved(self) -> None:
         """The graphs read parameters and buffers where they were."""
@@ -197,7 +206,7 @@ class CompiledSum:
                 parameters,
                 nonfinite=nonfinite,
             )
-            return [total[0], *found.sums.values(), found.within]
+            return [total[0], *found.sums.values(), found.within, clip.is_finite]
 
         seed, factor = (torch.ones((), device=mask.device) for _ in range(2))
         example = (seed, factor, mask, *tensors)
@@ -216,11 +225,6 @@ class Traced(NamedTuple):
     tells: bool = True  # whether all gradients were finite, which it masks otherwise
     names: tuple[str, ...] = ()  # of the parameters, in the order of the sums
 
-    def summed(self, results: list[Tensor], *, copy: bool) -> ClippedSum:
-        """Results of the step as a sum; copied, if the next call would overwrite them."""
-        *sums, within = [t.clone() for t in results] if copy else results
-        return ClippedSum(dict(zip(self.names, sums, strict=True)), within)
-
 
 @dataclass
 class _Known:
@@ -237,8 +241,7 @@ class Scaled:
 
     def __init__(self, step: Step, mask: Tensor, tensors: list[Tensor]) -> None:
         self._step, self._scale, self._one = step, 0.0, torch.ones(())
-        with rehearsal():
-            self(1.0, mask, tensors)  # compiles
+        self(1.0, mask, tensors)  # compiles
 
     def __call__(self, scale: float, mask: Tensor, tensors: list[Tensor]) -> list[Tensor]:
         """Results for this batch, at `scale` times the clip norms."""
@@ -252,15 +255,15 @@ class _Rescaled:
 
     def __init__(self, rule: Clip, factor: Tensor, mailbox: Mailbox | None) -> None:
         self._rule, self._factor, self._mailbox = rule, factor, mailbox
+        self.is_finite = factor
         self.clip_norms, self.l2_sensitivity = rule.clip_norms, rule.l2_sensitivity
         self.noise_scales, self.groups = rule.noise_scales, rule.groups
 
     def factors(self, squared_norms: Tensor, *, rounding: float = FLOAT32_ROUNDING) -> Tensor:
-        factors = self._rule.factors(squared_norms, rounding=rounding) * self._factor
-        if self._mailbox is None:
-            return factors
         # Of padded rows too: 0 * inf there would poison the sum.
-        return tell(factors, torch.isfinite(squared_norms).all(), self._mailbox)
+        self.is_finite = torch.isfinite(squared_norms).all()
+        factors = self._rule.factors(squared_norms, rounding=rounding) * self._factor
+        return factors if self._mailbox is None else tell(factors, self.is_finite, self._mailbox)
 
 
 class _Seeded(torch.autograd.Function):

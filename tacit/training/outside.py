@@ -19,7 +19,7 @@ from tacit.training.clip_rules import Clip
 from tacit.training.distributed import gathered, is_sharded
 from tacit.training.engines.batch import as_written
 from tacit.training.engines.bookkeeping import Intercept, Stale, plan_for
-from tacit.training.engines.recorder import Recorder, default_nonfinite
+from tacit.training.engines.recorder import Recorder
 from tacit.training.engines.vmap import weigh
 from tacit.training.layer_rules.site import Unsupported
 from tacit.training.records import Micro, map_tensors, n_rows
@@ -109,7 +109,7 @@ class Recording:
         if not intercept.backward(losses, torch.ones_like(losses)):
             raise RuntimeError(_DIFFERS)  # a parameter was used where no rule saw it
         with torch.no_grad():
-            return intercept.recorder.clipped(self.mask, default_nonfinite(self.mask))
+            return intercept.recorder.clipped(self.mask, "look")
 
 
 def clipped_sum_of(

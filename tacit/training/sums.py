@@ -61,3 +61,18 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
 def accumulator(dtype: torch.dtype) -> torch.dtype:
     """The dtype sums and norms are kept in: never below float32."""
     return torch.promote_types(dtype, torch.float32)
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether its numbers lie side by side, in any order of the axes.
+
+    >>> table = torch.zeros(4, 6)
+    >>> is_dense(table.t()), is_dense(table[:, :5])
+    (True, False)
+    """
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride != expected:
+            return False
+        expected *= size
+    return True

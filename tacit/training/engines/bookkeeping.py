@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 from tacit.training.clip_rules import Clip
 from tacit.training.engines import batch as b
 from tacit.training.engines.plan import Key, Label, Plan, Spec, make_plan, results_in, tensors_in
-from tacit.training.engines.recorder import Derived, NonFinite, Recorder, default_nonfinite
+from tacit.training.engines.recorder import Derived, NonFinite, Recorder
 from tacit.training.layer_rules import RULES, generic
 from tacit.training.layer_rules.site import Declined, Unsupported
 from tacit.training.sums import ClippedSum, trainable
@@ -156,11 +156,11 @@ def compute(
     plan: Plan,
     parameters: dict[str, nn.Parameter],
     *,
-    nonfinite: NonFinite | None = None,
+    nonfinite: NonFinite = "look",
 ) -> ClippedSum:
     """The clipped sum as a function of tensors, given the plan.
 
-    `nonfinite` None means "look" on a CPU, else "mask"; unless it looks, it can be traced.
+    Unless it looks, it can be traced.
     """
     rows = len(mask) * views
     recorder = Recorder(parameters, len(mask), clip)
@@ -172,7 +172,7 @@ def compute(
         if not intercept.backward(losses, torch.full_like(losses, 1 / views)):
             raise Stale
     with torch.no_grad():
-        return recorder.clipped(mask, nonfinite or default_nonfinite(mask))
+        return recorder.clipped(mask, nonfinite)
 
 
 class Intercept(TorchFunctionMode):

@@ -17,8 +17,9 @@ from tacit.training.sums import ClippedSum, accumulator
 
 NonFinite = Literal["look", "mask", "ignore"]
 """What to do about examples whose gradient is not finite, which must add zero: "look" at the norms
-and mask rows only if need be (waits for the device); always "mask" (a pass over the activations);
-or "ignore", where the caller looks at the norms and takes the sum only if all are finite."""
+and mask rows only if need be (waits for the device); always "mask" (a pass over the activations,
+and a copy of them); or "ignore", where the caller looks and takes the sum only if all are finite.
+"""
 
 
 class Derived(NamedTuple):
@@ -148,8 +149,3 @@ class Recorder:
 
 def _zeros(p: Tensor) -> Tensor:
     return torch.zeros_like(p, dtype=accumulator(p.dtype), requires_grad=False)
-
-
-def default_nonfinite(mask: Tensor) -> NonFinite:
-    """Looking is free on a CPU, and would stop a GPU."""
-    return "look" if mask.device.type == "cpu" else "mask"

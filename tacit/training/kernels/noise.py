@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tacit.training.sums import is_dense
+
 # Numbers of one program, by fours: few enough to give small models many programs.
 QUARTER = 512
 
@@ -116,13 +118,5 @@ def identity(tensors: Sequence[Tensor], stds: Sequence[float], factor: float) ->
 
 
 def takes(tensor: Tensor) -> bool:
-    """Whether the kernel can add to this tensor: float32 without gaps, in any order of axes."""
-    if tensor.dtype != torch.float32 or tensor.data_ptr() % 64:
-        return False
-    strides = sorted(zip(tensor.stride(), tensor.shape, strict=True))
-    expected = 1
-    for stride, size in strides:
-        if size > 1 and stride != expected:
-            return False
-        expected *= size
-    return True
+    """Whether the kernel can add to this tensor: dense float32, aligned."""
+    return tensor.dtype == torch.float32 and tensor.data_ptr() % 64 == 0 and is_dense(tensor)
