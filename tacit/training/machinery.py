@@ -1,9 +1,11 @@
 """From a lot to its clipped sum, by the settings that decide the speed."""
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from tacit.training.batches import Lot, Part
@@ -46,9 +48,11 @@ class Clipper:
         self._model, self._loss_fn, self._machinery = model, loss_fn, machinery
         self._clip_norm, self._compiled = clip.clip_norms[0], None
         self._is_sharded = is_sharded(model)
+        self._running: ClippedSum | None = None
+        self._is_on_gpu = next(model.parameters()).is_cuda
         # Rows that lie on a GPU are fetched there, unless they are changed on the way.
-        on_gpu = next(model.parameters()).is_cuda
-        self._takes_rows = on_gpu and machinery.augment is None and machinery.augmentations == 1
+        is_plain = machinery.augment is None and machinery.augmentations == 1
+        self._takes_rows = self._is_on_gpu and is_plain
         if machinery.is_compiled and loss_fn is not None:
             views = machinery.augmentations
             self._compiled = CompiledSum(model, loss_fn, clip, augmentations=views)
@@ -74,29 +78,39 @@ class Clipper:
     def _sum_over(self, lot: Lot, clip: Clip, *, masked: bool = False) -> tuple[ClippedSum, int]:
         whole = gathered(self._model) if self._is_sharded else nullcontext()
         with whole, self._seeded(lot):
-            total, drawn = None, 0
-            for part, reuse in _with_reuse(lot.parts()):
-                for found in self._sums_of(part, clip, lot, reuse=reuse, masked=masked):
+            parts = lot.parts()
+            first, second = next(parts, None), next(parts, None)
+            total, drawn = (None if first and second is None else self._zeros(clip)), 0
+            for part in itertools.chain(filter(None, (first, second)), parts):
+                for found in self._sums_of(part, clip, lot, masked=masked):
                     total = found if total is None else total.__iadd__(found)
                 drawn += len(part.indices)
-            return (ClippedSum.zeros(self._model, clip) if total is None else total), drawn
+            assert total is not None  # there are zeros if there is no part
+            return total, drawn
 
-    def _sums_of(
-        self, part: Part, clip: Clip, lot: Lot, *, reuse: bool, masked: bool
-    ) -> list[ClippedSum]:
-        """The sum of a part, or those of its pieces where memory runs out."""
+    def _zeros(self, clip: Clip) -> ClippedSum:
+        """To add to. On a GPU always in the same place: what follows the sum is recorded there."""
+        if self._running is None or not self._is_on_gpu:
+            self._running = ClippedSum.zeros(self._model, clip)
+        else:
+            torch._foreach_zero_([*self._running.sums.values(), self._running.within])  # pyright: ignore[reportPrivateImportUsage]  # as torch.optim does
+        return self._running
+
+    def _sums_of(self, part: Part, clip: Clip, lot: Lot, *, masked: bool) -> list[ClippedSum]:
+        """The sum of a part, which the next call may overwrite, or those of its pieces.
+
+        It is taken in pieces where memory runs out.
+        """
         data = lot.source.records.on_device
         if self._compiled is not None and data is not None and self._takes_rows and not masked:
             try:
-                return [self._compiled.of_part(part, data, self._scale(clip), reuse=reuse)]
+                return [self._compiled.of_part(part, data, self._scale(clip), reuse=True)]
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
         micro = part.fetch()
         return in_pieces(
-            lambda piece: self.clipped_sum(
-                piece, clip, reuse=reuse and piece is micro, masked=masked
-            ),
+            lambda piece: self.clipped_sum(piece, clip, reuse=piece is micro, masked=masked),
             micro,
             on_halved=lot.source.lower_limit,
         )
@@ -133,16 +147,3 @@ class Clipper:
         if not self.draws:
             return nullcontext()
         return seeded(lot.source.seed(lot.step), lot.source.records.device)
-
-
-def _with_reuse(parts: Iterator[Part]) -> Iterator[tuple[Part, bool]]:
-    """Each part, and whether its sum is done with before the next one is computed.
-
-    Only the first sum stays, if others are to be added to it.
-    """
-    first, second = next(parts, None), next(parts, None)
-    if first is not None:
-        yield first, second is None
-    while second is not None:
-        yield second, True
-        second = next(parts, None)

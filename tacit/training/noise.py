@@ -9,10 +9,12 @@ contains it) can subtract the noise: keep it as close as the data.
 
 import hashlib
 import os
+from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +26,7 @@ from tacit.mechanisms import GaussianMechanism, GridGaussianMechanism
 from tacit.mechanisms.rng import SecureGenerator, Size
 from tacit.training import kernels
 
+_PLACES = 4  # where sums lie in turn that are remembered: of a lot in one part, and in several
 _CHUNK = 1 << 18  # normals drawn from one generator on the CPU: fixed, so threads do not matter
 
 
@@ -127,7 +130,7 @@ class NoisyMean:
     def __init__(self, key: Key, *, expected_batch: float, secure: bool = False) -> None:
         self._key, self._expected_batch, self._secure = key, expected_batch, secure
         self._buffers: dict[tuple[torch.device, torch.dtype, int], Tensor] = {}
-        self._blocks: kernels.noise.Blocks | None = None
+        self._blocks: OrderedDict[Any, kernels.noise.Blocks | None] = OrderedDict()
 
     def use(self, key: Key) -> None:
         """Draw by this key from now on."""
@@ -173,12 +176,16 @@ class NoisyMean:
         if not sums[0].is_cuda or self._secure or noise_multiplier == 0:
             return None
         factor = 1.0 / self._expected_batch
-        stds = [noise_multiplier * scale * factor for scale in scales]
-        if self._blocks is None or not self._blocks.fit(sums, stds, factor):
-            self._blocks = kernels.noise_blocks(sums, stds, factor)
-        if self._blocks is not None:
-            self._blocks.set_key(int.from_bytes(self._key.bytes("noise", step, 8)))
-        return self._blocks
+        stds = tuple(noise_multiplier * scale * factor for scale in scales)
+        key = (stds, *((total.data_ptr(), total.shape, total.stride()) for total in sums))
+        if key not in self._blocks:
+            self._blocks[key] = kernels.noise_blocks(sums, stds, factor)
+            if len(self._blocks) > _PLACES:
+                self._blocks.popitem(last=False)
+        blocks = self._blocks[key]
+        if blocks is not None:
+            blocks.set_key(int.from_bytes(self._key.bytes("noise", step, 8)))
+        return blocks
 
     def release_counts(
         self, counts: Sequence[float], *, step: int, noise_multiplier: float, sensitivity: float

@@ -44,7 +44,8 @@ class ClippedSum:
         """Adds in place, so that microbatches of a large model need no third accumulator."""
         mine, others = zip(*((v, other.sums[name]) for name, v in self.sums.items()), strict=True)
         torch._foreach_add_(mine, others)  # pyright: ignore[reportPrivateImportUsage]  # as torch.optim does
-        return ClippedSum(self.sums, self.within + other.within)
+        self.within.add_(other.within)
+        return self
 
     def __repr__(self) -> str:
         return f"ClippedSum({len(self.sums)} parameters, private)"

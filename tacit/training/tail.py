@@ -9,6 +9,7 @@ knows are updated in the same pass that draws the noise.
 
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -34,11 +35,7 @@ class Tail:
         self, noise: NoisyMean, parameters: Iterable[nn.Parameter], optimizer: Optimizer
     ) -> None:
         self._noise, self._parameters, self._optimizer = noise, list(parameters), optimizer
-        self._update: Update | None = None
-        self._recorded: tuple[torch.cuda.CUDAGraph, list[Tensor]] | None = None
-        self._last: list[Any] = []  # what the launches of the last step depended on
-        self._rates: list[Any] = []
-        self._repeated = 0  # steps in a row with the same
+        self._launches: WeakKeyDictionary[Blocks, _Launches] = WeakKeyDictionary()
 
     def release(
         self, sums: Sequence[Tensor], scales: Sequence[float], *, step: int, noise_multiplier: float
@@ -48,7 +45,7 @@ class Tail:
         Guarantee: that of `NoisyMean.release`.
         """
         means = self._noise.release(sums, scales, step=step, noise_multiplier=noise_multiplier)
-        self._show(map(like_parameter, means, self._parameters))
+        _show(map(like_parameter, means, self._parameters), self._parameters)
 
     def release_and_move(
         self, sums: Sequence[Tensor], scales: Sequence[float], *, step: int, noise_multiplier: float
@@ -61,61 +58,83 @@ class Tail:
             self.release(sums, scales, step=step, noise_multiplier=noise_multiplier)
             self._optimizer.step()
             return
-        self._follow(noise, sums)
+        if noise not in self._launches:
+            self._launches[noise] = _Launches(self._parameters, self._optimizer)
+        self._launches[noise].run(noise, sums)
         self._optimizer._opt_called = True  # pyright: ignore[reportAttributeAccessIssue]  # schedulers ask
-        if self._repeated < _SETTLED:
-            _ = self._launch(noise, sums)
-            return
-        if self._recorded is None:
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                self._recorded = graph, self._launch(noise, sums)  # recorded, not run
-        graph, gradients = self._recorded
-        graph.replay()
-        self._show(gradients)
 
-    def _launch(self, noise: "Blocks", sums: Sequence[Tensor]) -> list[Tensor]:
-        """Noise and update; the gradients."""
+
+class _Launches:
+    """Noise and update for sums in one place: launched, then recorded if they repeat."""
+
+    def __init__(self, parameters: list[nn.Parameter], optimizer: Optimizer) -> None:
+        self._parameters, self._optimizer = parameters, optimizer
+        self._update: Update | None = None
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self._last: list[Any] = []  # what the launches of the last step depended on
+        self._rates: list[Any] = []
+        self._repeated, self._patience = 0, _SETTLED  # steps with the same, and to be recorded
+
+    def run(self, noise: "Blocks", sums: Sequence[Tensor]) -> None:
+        self._follow(noise, sums)
+        if self._repeated < self._patience:
+            self._launch(noise, sums)
+            return
+        if self.graph is None:
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+                self._launch(noise, sums)  # recorded, not run
+        self.graph.replay()
+        _show(sums, self._parameters)
+
+    def _launch(self, noise: "Blocks", sums: Sequence[Tensor]) -> None:
         if self._update is not None:
             self._update.launch()
-            return self._show(sums)
+            _show(sums, self._parameters)
+            return
         noise.launch()
-        gradients = self._show(map(like_parameter, sums, self._parameters))
+        _show(sums, self._parameters)
         self._optimizer.step()
-        return gradients
-
-    def _show(self, means: Iterable[Tensor]) -> list[Tensor]:
-        """Put them into `p.grad`."""
-        gradients = list(means)
-        for parameter, gradient in zip(self._parameters, gradients, strict=True):
-            parameter.grad = gradient
-        return gradients
 
     def _follow(self, noise: "Blocks", sums: Sequence[Tensor]) -> None:
         """Count how many steps in a row had the very launches that this one will have."""
-        now = [noise, *launched_with(self._optimizer)]
+        now = launched_with(self._optimizer)
         rates = [group["lr"] for group in self._optimizer.param_groups]
         if now != self._last:
-            self._last, self._repeated, self._recorded, self._update = now, 0, None, None
+            self._last, self._update = now, None
+            self._forget()
         elif self._repeated == 1:  # the state is there, and stays where it is
             self._update = kernels.fused_update(noise, sums, self._parameters, self._optimizer)
         if self._update is not None:
             self._update.set_rates()
         elif rates != self._rates:
-            self._rates, self._repeated, self._recorded = rates, 0, None
+            self._rates = rates
+            self._forget()
         self._repeated += 1
+
+    def _forget(self) -> None:
+        """Wait longer before the next recording where one was in vain."""
+        self._patience = min(64, self._patience * (1 if self.graph is None else 2))
+        self._repeated, self.graph = 0, None
+
+
+def _show(gradients: Iterable[Tensor], parameters: Sequence[nn.Parameter]) -> None:
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
 
 
 def can_be_recorded(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> bool:
     """Whether the optimizer's step is launches that depend on `launched_with` and rates alone.
 
     Known of torch's own: SGD, and those that say `capturable=True`, unless somebody looks on. An
-    unknown one could count its steps on the host.
+    unknown one could count its steps on the host. Gradients in float32 are the sums themselves.
     """
     kind = type(optimizer)
     if not parameters[0].is_cuda or not kind.__module__.startswith("torch.optim."):
         return False
-    if any(isinstance(p, DTensor) for p in parameters) or _is_watched(optimizer):
+    if _is_watched(optimizer) or not all(p.dtype == torch.float32 for p in parameters):
+        return False
+    if any(isinstance(p, DTensor) for p in parameters):
         return False
     if kind is SGD:
         return not any(isinstance(group["lr"], Tensor) for group in optimizer.param_groups)

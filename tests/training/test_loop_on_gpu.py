@@ -158,7 +158,7 @@ def run_with_changes(problem, optimizer_of, *, is_watched):
     for step, lot in enumerate(case.private):
         case.private.step(lot)
         gradients.append(model[0].weight.grad.clone())
-        recorded.append(case.private._tail._recorded is not None)
+        recorded.append(bool(graphs_of(case)))
         scheduler.step()
         if step == 22:
             optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
@@ -193,10 +193,47 @@ def test_recorded_releases_and_updates_are_those_of_the_optimizer(problem, kind)
     assert not any(never)
     assert recorded[12]
     assert recorded[15] == (kind != "amsgrad")  # our own update follows a schedule
-    assert recorded[-1] or kind == "amsgrad"
+    assert recorded[21] or kind == "amsgrad"
     assert torch.allclose(gradients, wanted_gradients, atol=1e-5)
     assert torch.allclose(moved, wanted, atol=1e-5)
     assert len(gradients.unique(dim=0)) == 40  # the noise is new at every replay
+
+
+def graphs_of(case):
+    launches = case.private._tail._launches.values()
+    return {each.graph for each in launches} - {None}
+
+
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_what_follows_a_lot_in_parts_is_recorded_once(problem, is_compiled):
+    case = problem(
+        model=two_layers("cuda").eval(), steps=40, seed=1, momentum=0.9, compile=is_compiled,
+        max_microbatch=4,
+    )  # fmt: skip
+    graphs = set()
+    for lot in case.private:
+        case.private.step(lot)
+        graphs |= graphs_of(case)
+    assert len(graphs) == 1
+
+
+def test_lots_of_one_and_of_two_parts_are_both_recorded(problem):
+    runs = []
+    for is_watched in (False, True):
+        case = problem(
+            model=two_layers("cuda").eval(), steps=60, seed=1, momentum=0.9, compile=True,
+            max_microbatch=16,
+        )  # fmt: skip
+        if is_watched:
+            case.optimizer.register_step_post_hook(lambda *_: None)
+        parts = set()
+        for lot in case.private:
+            parts.add(len(list(lot.parts())))
+            case.private.step(lot)
+        assert parts == {1, 2}
+        assert len(graphs_of(case)) == (0 if is_watched else 2)
+        runs.append(weights(case.model))
+    assert torch.allclose(*runs, atol=1e-5)
 
 
 def test_rows_fetched_by_the_graph_are_the_rows(problem):

@@ -73,7 +73,7 @@ class Blocks:
     """
 
     def __init__(self, tensors: Sequence[Tensor], stds: Sequence[float], factor: float) -> None:
-        self._of, self.factor = identity(tensors, stds, factor), factor
+        self.factor = factor
         self._starts = [torch.arange(0, t.numel(), 4 * QUARTER) for t in tensors]
         left = [t.numel() - starts for t, starts in zip(tensors, self._starts, strict=True)]
         device = tensors[0].device
@@ -95,10 +95,6 @@ class Blocks:
         places = self.spread([t.data_ptr() for t in tensors], torch.int64) + 4 * starts
         return places.to(tensors[0].device)
 
-    def fit(self, tensors: Sequence[Tensor], stds: Sequence[float], factor: float) -> bool:
-        """Whether these are the same places and deviations."""
-        return self._of == identity(tensors, stds, factor)
-
     def set_key(self, key: int) -> None:
         """Draw by these 64 bits from now on; the host does not wait."""
         self.key.fill_(key - 2**63)
@@ -109,12 +105,6 @@ class Blocks:
             self.places, self.counts, self.counters, self.stds, self.key, self.factor,
             QUARTER=QUARTER, num_warps=4,
         )  # fmt: skip
-
-
-def identity(tensors: Sequence[Tensor], stds: Sequence[float], factor: float) -> tuple[object, ...]:
-    """What `Blocks` depends on."""
-    places = [(t.data_ptr(), t.numel()) for t in tensors]
-    return places, list(stds), factor
 
 
 def takes(tensor: Tensor) -> bool:
