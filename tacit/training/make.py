@@ -107,9 +107,10 @@ def make_private(
     engine
         "auto" takes the fastest that the model allows; see `tacit.training.clipped_sum`.
     compile
-        Compile forward, norms and contraction; implies `static_shapes`. The first step takes tens
-        of seconds, later ones less time than without. What the model and `loss_fn` read from
-        Python, such as a coefficient that changes, is fixed at the first step.
+        Compile forward, norms and contraction, and replay them as a CUDA graph on a GPU; implies
+        `static_shapes`. The first step takes tens of seconds, later ones less time than without.
+        What the model and `loss_fn` read from Python, such as a coefficient that changes, is fixed
+        at the first step. See docs/speed.md.
     num_workers
         Processes that fetch records ahead.
     augmentations, augment

@@ -27,6 +27,7 @@ from tacit.mechanisms.rng import SecureGenerator, Size
 from tacit.training import kernels
 
 _PLACES = 4  # where sums lie in turn that are remembered: of a lot in one part, and in several
+_FEW = 1 << 12  # normals that take less time than to set up torch's generator
 _CHUNK = 1 << 18  # normals drawn from one generator on the CPU: fixed, so threads do not matter
 
 
@@ -60,9 +61,9 @@ class Key:
         label = f"|{purpose}|{step}|{part}".encode()
         return hashlib.shake_256(self.secret + label).digest(size)
 
-    def numpy(self, purpose: str, step: int) -> np.random.Generator:
+    def numpy(self, purpose: str, step: int, part: int = 0) -> np.random.Generator:
         """A fast numpy generator, whose whole state of 256 bits is taken from the key."""
-        state = _State(self.bytes(purpose, step, 32))
+        state = _State(self.bytes(purpose, step, 32, part))
         return np.random.Generator(np.random.PCG64DXSM(state))  # pyright: ignore[reportArgumentType]  # numpy takes any ISeedSequence
 
     def torch(self, purpose: str, step: int, device: torch.device, part: int = 0):
@@ -250,6 +251,10 @@ def _fill_normal(flat: Tensor, key: Key, step: int, part: int, std: float) -> No
     """Normals into `flat`; on the CPU in chunks, each with its own generator, by threads."""
     if flat.device.type != "cpu":
         flat.normal_(std=std, generator=key.torch("noise", step, flat.device, part))
+        return
+    if flat.numel() <= _FEW and flat.dtype == torch.float32:
+        few = key.numpy("noise", step, part * 2**32).standard_normal(flat.numel(), np.float32)
+        torch.mul(torch.from_numpy(few), std, out=flat)
         return
     chunks = flat.split(_CHUNK)
 

@@ -108,8 +108,7 @@ class Recorder:
     def clipped(self, mask: Tensor, nonfinite: NonFinite) -> ClippedSum:
         """The sum of the rows where `mask` is True."""
         self._settle_waiting()
-        zero = torch.zeros(self.examples, device=mask.device)
-        squared = torch.stack([sum(n[1:], n[0]) if n else zero for n in self.norms])
+        squared = self._squared_norms(mask.device)
         finite = None
         looked = nonfinite == "look" and not math.isfinite(float(squared.sum()))
         if nonfinite == "mask" or looked:
@@ -129,6 +128,13 @@ class Recorder:
             },
             within,
         )
+
+    def _squared_norms(self, device: torch.device) -> Tensor:
+        """(groups, examples)."""
+        if len(self.norms) == 1 and self.norms[0]:
+            return sum(self.norms[0][1:], self.norms[0][0]).unsqueeze(0)
+        zero = torch.zeros(self.examples, device=device)
+        return torch.stack([sum(n[1:], n[0]) if n else zero for n in self.norms])
 
     def _settle_waiting(self) -> None:
         for made in reversed(self.derived):
