@@ -123,6 +123,7 @@ class Recipe:
         Numbers between two given epsilons are interpolated on logarithmic axes; outside, the
         nearest is used. The choice looks at no data.
         """
+        epsilon = float(epsilon)  # 1 and 1.0 are the same recipe
         points = sorted(self.at, key=lambda given: given["epsilon"])
         changed: dict[str, Any] = {}
         for part, kind in _ADJUSTED.items():

@@ -116,3 +116,9 @@ def test_toml_reads_back_what_was_written():
     assert tomllib.loads(_toml.dumps(data)) == data
     with pytest.raises(TypeError, match="no TOML form"):
         _toml.dumps({"x": object()})
+
+
+def test_one_and_one_point_zero_are_the_same_recipe():
+    recipe = Recipe.read("digits")
+    whole, real = (recipe.for_epsilon(epsilon).to_toml() for epsilon in (1, 1.0))
+    assert whole == real
