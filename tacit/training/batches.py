@@ -25,6 +25,9 @@ class Part(NamedTuple):
     limit: int  # rows of the physical batch, if it is padded
     fetch: Callable[[], Micro]
 
+    def __repr__(self) -> str:
+        return f"Part(limit={self.limit})"  # not its members
+
 
 class Lot:
     """The records of one step; private. Give it to `Private.step`, or use it as a batch.

@@ -46,6 +46,14 @@ class Ranks:
         dist.broadcast_object_list(box, src=0)
         return box[0]
 
+    def least(self, value: int) -> int:
+        """The smallest `value` of all ranks."""
+        if self.size == 1:
+            return value
+        found = [value] * self.size
+        dist.all_gather_object(found, value)
+        return min(found)
+
     def require_equal(self, what: str, value: Any) -> None:  # Any: comparable, picklable, public
         """Raise on every rank unless all have the same `value`."""
         if self.size == 1:

@@ -175,16 +175,18 @@ def make_private(
         records,
         plan.drawer,
         key=key,
-        limit=_limit(
-            model,
-            loss_fn,
-            records,
-            plan,
-            machinery,
-            max_microbatch,
-            ranks,
-            static_shapes=static_shapes or compile,
-            check=check,
+        limit=ranks.least(
+            _limit(
+                model,
+                loss_fn,
+                records,
+                plan,
+                machinery,
+                max_microbatch,
+                ranks,
+                static_shapes=static_shapes or compile,
+                check=check,
+            )
         ),
         pad=static_shapes or compile,
         num_workers=whole(num_workers=num_workers),

@@ -183,6 +183,7 @@ class NoisyMean:
             self._blocks[key] = kernels.noise_blocks(sums, stds, factor)
             if len(self._blocks) > _PLACES:
                 self._blocks.popitem(last=False)
+        self._blocks.move_to_end(key)  # those not used for long go first
         blocks = self._blocks[key]
         if blocks is not None:
             blocks.set_key(int.from_bytes(self._key.bytes("noise", step, 8)))

@@ -27,7 +27,7 @@ from tacit.training.machinery import Clipper, Machinery
 from tacit.training.noise import Key, NoisyMean
 from tacit.training.outside import Recording
 from tacit.training.plan import Plan
-from tacit.training.records import Batch, Micro, n_rows, reseed
+from tacit.training.records import Batch, Micro, current, n_rows, reseed
 from tacit.training.schedules import scaled
 from tacit.training.sums import ClippedSum
 from tacit.training.tail import Tail
@@ -70,7 +70,9 @@ class Private:
         self._clipper = Clipper(model, loss_fn, plan.clip, machinery)
         self._key = key
         self._noise = NoisyMean(key, expected_batch=plan.expected_batch, secure=secure)
-        self._tail = Tail(self._noise, self._parameters.values(), optimizer)
+        self._tail = Tail(
+            self._noise, self._parameters.values(), optimizer, is_alone=ranks.size == 1
+        )
         self._clip_moves = (1.0,) * len(plan.clip.clip_norms)  # what adaptive clipping learned
         self._bill = Bill(ledger, plan.event, steps=plan.steps, run=uuid.uuid4().hex)
         self._handed_out: _HandedOut | None = None
@@ -109,10 +111,11 @@ class Private:
         clip = self._clip()
         for parameter in self._parameters.values():
             parameter.grad = None  # on a GPU it may lie where the next sum is put, without noise
-        total, drawn = self._clipper.sum_over(lot, clip)  # private: this rank's part
-        drawn = self._pay_and_add_over_ranks(total, drawn)  # private still
-        with uninterrupted():
-            self._release(total, drawn, clip, self._tail.release_and_move)
+        with current(self._lots.records.device):
+            total, drawn = self._clipper.sum_over(lot, clip)  # private: this rank's part
+            drawn = self._pay_and_add_over_ranks(total, drawn)  # private still
+            with uninterrupted():
+                self._release(total, drawn, clip, self._tail.release_and_move)
 
     def _release(
         self, total: ClippedSum, drawn: float, clip: Clip, release: Callable[..., None]
@@ -184,17 +187,18 @@ class Private:
         self._take_back()
         compatible.check_layers(self._norms)
         compatible.check_losses(losses, n_rows(handed.micro.batch), is_private=True)
-        total = handed.recording.clipped_sum(losses)  # private
-        drawn = handed.micro.count  # private
-        if self._sum_so_far is not None:
-            total, drawn = self._sum_so_far[0] + total, self._sum_so_far[1] + drawn
-        for parameter in self._parameters.values():
-            parameter.grad = None
-        self._sum_so_far = None if handed.is_last else (total, drawn)
-        if handed.is_last:
-            drawn = self._pay_and_add_over_ranks(total, drawn)
-            with uninterrupted():
-                self._release(total, drawn, handed.recording.clip, self._tail.release)
+        with current(losses.device):
+            total = handed.recording.clipped_sum(losses)  # private
+            drawn = handed.micro.count  # private
+            if self._sum_so_far is not None:
+                total, drawn = self._sum_so_far[0] + total, self._sum_so_far[1] + drawn
+            for parameter in self._parameters.values():
+                parameter.grad = None
+            self._sum_so_far = None if handed.is_last else (total, drawn)
+            if handed.is_last:
+                drawn = self._pay_and_add_over_ranks(total, drawn)
+                with uninterrupted():
+                    self._release(total, drawn, handed.recording.clip, self._tail.release)
 
     def _hand_out(self, micro: Micro, *, is_last: bool, number: int = 1) -> None:
         self._check_loaded()
@@ -366,6 +370,8 @@ class Private:
             if failure is not None:
                 raise failure
             return drawn
+        for name, value in total.sums.items():
+            total.sums[name] = value.contiguous()  # noise goes by place: the same on every rank
         counts = torch.tensor([drawn, failure is not None], dtype=torch.float64)
         counts = counts.to(total.within.device)
         self._ranks.add([*total.sums.values(), total.within, counts])

@@ -1,7 +1,7 @@
 """Access to the private records, and batches as trees of tensors with one row per example."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,6 +27,9 @@ class Micro(NamedTuple):
     batch: Batch
     weights: Tensor | None
     count: int = 0  # of records, padding left out
+
+    def __repr__(self) -> str:
+        return "Micro(private)"
 
 
 class Records:
@@ -71,6 +74,11 @@ class Records:
     def blank(self) -> Batch:
         """One row of zeros in the shape of a record: its schema is public, its values are gone."""
         return map_tensors(torch.zeros_like, self.fetch(np.zeros(1, np.int64)))
+
+
+def current(device: torch.device) -> AbstractContextManager[Any]:  # Any: nobody asks for it
+    """Inside, `device` is the current one if it is a GPU: kernels and graphs go by that."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 @contextmanager

@@ -32,9 +32,15 @@ class Tail:
     """Releases sums into `p.grad` of some parameters, and lets their optimizer move them."""
 
     def __init__(
-        self, noise: NoisyMean, parameters: Iterable[nn.Parameter], optimizer: Optimizer
+        self,
+        noise: NoisyMean,
+        parameters: Iterable[nn.Parameter],
+        optimizer: Optimizer,
+        *,
+        is_alone: bool = True,
     ) -> None:
         self._noise, self._parameters, self._optimizer = noise, list(parameters), optimizer
+        self._is_alone = is_alone  # no other rank takes the same steps
         self._launches: WeakKeyDictionary[Blocks, _Launches] = WeakKeyDictionary()
 
     def release(
@@ -60,7 +66,10 @@ class Tail:
             return
         if noise not in self._launches:
             self._launches[noise] = _Launches(self._parameters, self._optimizer)
-        self._launches[noise].run(noise, sums)
+        # Our own update rounds in another way than the optimizer, which takes the first steps in
+        # each place. Other ranks, and a run that is repeated, must get the very same bits.
+        may_fuse = self._is_alone and not torch.are_deterministic_algorithms_enabled()
+        self._launches[noise].run(noise, sums, may_fuse=may_fuse)
         self._optimizer._opt_called = True  # pyright: ignore[reportAttributeAccessIssue]  # schedulers ask
 
 
@@ -75,35 +84,45 @@ class _Launches:
         self._rates: list[Any] = []
         self._repeated, self._patience = 0, _SETTLED  # steps with the same, and to be recorded
 
-    def run(self, noise: "Blocks", sums: Sequence[Tensor]) -> None:
-        self._follow(noise, sums)
+    def run(self, noise: "Blocks", sums: Sequence[Tensor], *, may_fuse: bool) -> None:
+        self._follow(noise, sums, may_fuse=may_fuse)
         if self._repeated < self._patience:
             self._launch(noise, sums)
             return
-        if self.graph is None:
-            self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
-                self._launch(noise, sums)  # recorded, not run
-        self.graph.replay()
+        try:
+            if self.graph is None:
+                self.graph = self._recorded(noise, sums)
+            self.graph.replay()
+        except BaseException:
+            for parameter in self._parameters:
+                parameter.grad = None  # recording shows the sums, and adds no noise to them
+            self._forget()
+            raise
         _show(sums, self._parameters)
+
+    def _recorded(self, noise: "Blocks", sums: Sequence[Tensor]) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            self._launch(noise, sums)  # recorded, not run
+        return graph
 
     def _launch(self, noise: "Blocks", sums: Sequence[Tensor]) -> None:
         if self._update is not None:
-            self._update.launch()
+            self._update.launch(noise)
             _show(sums, self._parameters)
             return
         noise.launch()
         _show(sums, self._parameters)
         self._optimizer.step()
 
-    def _follow(self, noise: "Blocks", sums: Sequence[Tensor]) -> None:
+    def _follow(self, noise: "Blocks", sums: Sequence[Tensor], *, may_fuse: bool) -> None:
         """Count how many steps in a row had the very launches that this one will have."""
-        now = launched_with(self._optimizer)
+        now = [may_fuse, *launched_with(self._optimizer)]
         rates = [group["lr"] for group in self._optimizer.param_groups]
         if now != self._last:
             self._last, self._update = now, None
             self._forget()
-        elif self._repeated == 1:  # the state is there, and stays where it is
+        elif self._repeated == 1 and may_fuse:  # the state is there, and stays where it is
             self._update = kernels.fused_update(noise, sums, self._parameters, self._optimizer)
         if self._update is not None:
             self._update.set_rates()
@@ -138,14 +157,18 @@ def can_be_recorded(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) ->
         return False
     if kind is SGD:
         return not any(isinstance(group["lr"], Tensor) for group in optimizer.param_groups)
-    return all(group.get("capturable") for group in optimizer.param_groups)
+    # A rate held in a tensor is read where it lies: on the host, only when it is recorded.
+    return all(
+        group.get("capturable") and getattr(group["lr"], "is_cuda", True)
+        for group in optimizer.param_groups
+    )
 
 
 def launched_with(optimizer: Optimizer) -> list[Any]:
     """Settings except rates, and where parameters and state lie."""
     left_out = ("params", "lr", "initial_lr")
     settings = [[v for k, v in g.items() if k not in left_out] for g in optimizer.param_groups]
-    held = [p.data_ptr() for group in optimizer.param_groups for p in group["params"]]
+    held = [[p.data_ptr() for p in group["params"]] for group in optimizer.param_groups]
     states = (value for state in optimizer.state.values() for value in state.values())
     return [settings, held, [t.data_ptr() for t in states if isinstance(t, Tensor)]]
 

@@ -119,6 +119,7 @@ MODES = {
     "adaptive": lambda kind, folder: trained(kind, adaptive=AdaptiveClip()),
     "foreign": lambda kind, folder: foreign(kind),
     "cut": lambda kind, folder: foreign(kind, max_microbatch=2),
+    "uneven": lambda kind, folder: foreign(kind, max_microbatch=2 + dist.get_rank()),
     "sparse": lambda kind, folder: foreign(kind, batch_size=1, n_records=128, steps=12),
     "refused": lambda kind, folder: refused(kind),
     "ledger": lambda kind, folder: file_ledger(kind, Path(folder) / f"{kind}.ledger"),

@@ -189,6 +189,13 @@ def test_a_lot_can_be_unpacked_indexed_and_passed_as_keywords():
     assert dict(**lot)["y"].shape == (50,)
 
 
+def test_parts_and_batches_tell_neither_size_nor_members():
+    lot = lots_of(torch.arange(50.0), pad=True).lot(0)
+    part = next(lot.parts())
+    assert repr(part) == "Part(limit=4)"
+    assert repr(part.fetch()) == "Micro(private)"
+
+
 def test_a_lot_tells_neither_size_nor_members():
     lot = lots_of(torch.arange(50)).lot(7)
     assert repr(lot) == "Lot(step=7)"

@@ -9,7 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from scipy.stats import chi2
+
+from tacit.training.distributed import Ranks
+from tacit.training.sums import ClippedSum
 
 SCRIPT = Path(__file__).with_name("ranks.py")
 QUICK = [
@@ -22,6 +26,7 @@ QUICK = [
     "foreign:ddp",
     "foreign:fsdp",
     "cut:ddp",
+    "uneven:ddp",
     "sparse:ddp",
 ]
 
@@ -82,6 +87,25 @@ def test_a_foreign_loop_releases_the_sum_of_all_ranks(alone, two, mode, kind):
     lots_with_records = np.any(found[0]["gradients"], axis=1)
     assert lots_with_records.any()
     assert lots_with_records.all() == (mode != "sparse")
+
+
+def test_ranks_that_could_take_batches_of_different_size_take_the_smallest(two):
+    assert [rank["uneven:ddp"] for rank in two] == [rank["cut:ddp"] for rank in two]
+
+
+def test_sums_are_laid_out_alike_on_every_rank(problem, monkeypatch):
+    # On a GPU noise is drawn by place in memory: another order of axes would get other noise.
+    private = problem().private
+    private._ranks = Ranks(rank=0, size=2)
+    monkeypatch.setattr(Ranks, "add", lambda *_: None)
+    total = ClippedSum.zeros(private._model)
+    for name, value in total.sums.items():
+        total.sums[name] = torch.randn(value.t().shape).t()
+    before = {name: value.clone() for name, value in total.sums.items()}
+    assert private._pay_and_add_over_ranks(total, 3) == 3
+    for name, value in total.sums.items():
+        assert value.is_contiguous()
+        assert torch.equal(value, before[name])
 
 
 def test_noise_is_there_once_and_the_same_on_every_rank(two):

@@ -113,6 +113,29 @@ def test_steps_are_repeated_bit_for_bit(problem):
         torch.use_deterministic_algorithms(False)
 
 
+def test_a_resumed_run_repeats_its_steps_bit_for_bit(problem):
+    """Also where the first run's steps were recorded and the second's are launched."""
+    options = {"steps": 30, "momentum": 0.9, "max_microbatch": 4}
+    torch.use_deterministic_algorithms(True)
+    try:
+        first, second = (problem(model=two_layers("cuda"), **options) for _ in range(2))
+        saved = []
+        for step, lot in enumerate(first.private, 1):
+            first.private.step(lot)
+            if step == 15:
+                parts = (first.private, first.model, first.optimizer)
+                saved = [copy.deepcopy(part.state_dict()) for part in parts]
+        parts = (second.private, second.model, second.optimizer)
+        for part, state in zip(parts, saved, strict=True):
+            part.load_state_dict(state)
+        for lot in second.private:
+            second.private.step(lot)
+        assert graphs_of(first)
+        assert torch.equal(weights(first.model), weights(second.model))
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def test_repetition_without_determinism_is_warned_of(problem):
     case = problem(model=two_layers("cuda"))
     with pytest.warns(UserWarning, match="bit for bit"):

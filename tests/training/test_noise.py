@@ -7,6 +7,7 @@ import pytest
 import torch
 from scipy.stats import chi2, norm
 
+from tacit.training import kernels
 from tacit.training.noise import _CHUNK, Key, NoisyMean
 
 FALSE_ALARM = 1e-6  # probability that one of the statistical tests below fails on sound code
@@ -136,3 +137,28 @@ def test_the_secret_is_not_shown():
 def test_a_seed_must_be_a_whole_number(seed):
     with pytest.raises((ValueError, TypeError), match="seed"):
         Key.from_seed(seed)
+
+
+def test_the_places_used_last_are_remembered(monkeypatch):
+    class OnGpu(torch.Tensor):
+        is_cuda = True
+
+    class Blocks:
+        def set_key(self, key):
+            self.key = key
+
+    monkeypatch.setattr(kernels, "noise_blocks", lambda *_: Blocks())
+    mean, keys = NoisyMean(Key.from_seed(0), expected_batch=4.0), []
+
+    def blocks(place, step):
+        found = mean.in_place([place], [1.0], step=step, noise_multiplier=1.0)
+        keys.append(found.key)
+        return found
+
+    often, *others = (torch.zeros(3).as_subclass(OnGpu) for _ in range(9))
+    first = blocks(often, 0)
+    for step, other in enumerate(others):
+        blocks(other, 2 * step + 1)
+        assert blocks(often, 2 * step + 2) is first
+    assert len(mean._blocks) == 4
+    assert len(set(keys)) == len(keys)  # each step has its own

@@ -1,5 +1,8 @@
 """Which optimizers may be recorded, and what a recorded step depends on."""
 
+from contextlib import contextmanager
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -34,6 +37,8 @@ def test_adam_may_be_recorded_if_it_counts_steps_on_the_device(parameters):
     optimizer = torch.optim.Adam(parameters, lr=0.1)
     optimizer.param_groups[0]["capturable"] = True
     assert tail.can_be_recorded(optimizer, parameters)
+    optimizer.param_groups[0]["lr"] = torch.tensor(0.1)  # on the host: a replay would not see it
+    assert not tail.can_be_recorded(optimizer, parameters)
 
 
 def test_an_optimizer_that_somebody_watches_is_not_recorded(parameters):
@@ -76,6 +81,116 @@ def test_a_recorded_step_depends_on_settings_places_and_state():
     seen.append(tail.launched_with(optimizer))
     assert all(a != b for i, a in enumerate(seen) for b in seen[:i])
     assert kept is not momentum
+
+
+def test_a_recorded_step_depends_on_who_is_in_which_group():
+    a, b, c = (nn.Parameter(torch.zeros(3)) for _ in range(3))
+    optimizer = torch.optim.SGD([{"params": [a]}, {"params": [b, c]}], lr=0.1)
+    before = tail.launched_with(optimizer)
+    optimizer.param_groups[0]["params"].append(optimizer.param_groups[1]["params"].pop(0))
+    assert tail.launched_with(optimizer) != before
+
+
+class Noise:
+    """Adds 1000 when launched, and nothing while it is recorded."""
+
+    def __init__(self, sums):
+        self.sums, self.is_recording = sums, False
+
+    def launch(self):
+        for total in self.sums:
+            total.add_(0.0 if self.is_recording else 1000.0)
+
+
+class Graph:
+    """Replays one launch and one step of plain SGD."""
+
+    def __init__(self, noise, parameter, rate):
+        self.noise, self.parameter, self.rate = noise, parameter, rate
+
+    def replay(self):
+        self.noise.launch()
+        with torch.no_grad():
+            self.parameter.sub_(self.rate * self.noise.sums[0])
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    """Launches of one parameter on a device that is made up, and what they work on."""
+    parameter, total = nn.Parameter(torch.zeros(3)), torch.zeros(3)
+    noise = Noise([total])
+
+    @contextmanager
+    def graph(_, **__):
+        noise.is_recording = True
+        moved = parameter.detach().clone()
+        try:
+            yield
+        finally:
+            noise.is_recording = False
+            parameter.data.copy_(moved)  # recorded, not run
+
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: Graph(noise, parameter, 0.1))
+    monkeypatch.setattr(tail.kernels, "fused_update", lambda *_: None)
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    launches = tail._Launches([parameter], optimizer)
+
+    def step():
+        total.fill_(1.0)  # without noise yet
+        parameter.grad = None
+        launches.run(noise, [total], may_fuse=True)
+
+    return SimpleNamespace(**locals())
+
+
+def test_noise_is_added_once_whether_launched_or_replayed(recorded):
+    for step in range(1, 15):
+        recorded.step()
+        assert recorded.parameter.grad is recorded.total
+        assert recorded.total.tolist() == [1001.0] * 3
+        assert recorded.parameter.tolist() == pytest.approx([-100.1 * step] * 3)
+    assert recorded.launches.graph is not None
+
+
+@pytest.mark.parametrize("failing", ["recording", "replay"])
+def test_a_recording_that_fails_shows_no_sum_without_noise(recorded, monkeypatch, failing):
+    def fail(*_):
+        raise RuntimeError("capture")
+
+    while recorded.launches._repeated < tail._SETTLED - 1:
+        recorded.step()
+    with monkeypatch.context() as patch:
+        if failing == "recording":
+            patch.setattr(recorded.optimizer, "step", fail)
+        else:
+            patch.setattr(Graph, "replay", fail)
+        with pytest.raises(RuntimeError, match="capture"):
+            recorded.step()
+    assert recorded.parameter.grad is None
+    assert recorded.launches.graph is None
+    for _ in range(2 * tail._SETTLED):
+        recorded.step()
+        assert recorded.total.tolist() == [1001.0] * 3
+    assert recorded.launches.graph is not None
+
+
+def test_only_a_run_alone_that_need_not_be_repeated_has_our_own_update(recorded, monkeypatch):
+    made = []
+    monkeypatch.setattr(tail, "can_be_recorded", lambda *_: True)
+    monkeypatch.setattr(tail.kernels, "fused_update", lambda *_: made.append(1))
+    source = SimpleNamespace(in_place=lambda *_, **__: recorded.noise)
+    parameters = [recorded.parameter]
+    for is_alone, is_deterministic in ((True, False), (False, False), (True, True)):
+        made.clear()
+        ends = tail.Tail(source, parameters, recorded.optimizer, is_alone=is_alone)
+        torch.use_deterministic_algorithms(is_deterministic)
+        try:
+            for step in range(3):
+                ends.release_and_move([recorded.total], [1.0], step=step, noise_multiplier=1.0)
+        finally:
+            torch.use_deterministic_algorithms(False)
+        assert bool(made) == (is_alone and not is_deterministic)
 
 
 def test_a_step_whose_optimizer_fails_is_not_drawn_again(problem):

@@ -111,7 +111,7 @@ class Update:
         parameters: Sequence[Tensor],
         optimizer: Optimizer,
     ) -> None:
-        self._noise, self._optimizer = noise, optimizer
+        self._optimizer = optimizer  # not `noise`: what is kept by it must go when it goes
         self._is_adam = isinstance(optimizer, Adam | AdamW)
         group_of = {id(p): i for i, g in enumerate(optimizer.param_groups) for p in g["params"]}
         device = parameters[0].device
@@ -131,9 +131,9 @@ class Update:
             self._rows = rows
             self._table.copy_(torch.tensor(rows))
 
-    def launch(self) -> None:
+    def launch(self, noise: Blocks) -> None:
         """Noise by the key that was set, and the update."""
-        group, noise = self._optimizer.param_groups[0], self._noise
+        group = self._optimizer.param_groups[0]
         if self._is_adam:
             torch._foreach_add_(self._counted, 1)  # pyright: ignore[reportPrivateImportUsage]  # as torch.optim does
         _update_kernel[(len(noise.places),)](
@@ -157,6 +157,10 @@ def can_update(sums: Sequence[Tensor], parameters: Sequence[Tensor], optimizer: 
     kinds = {(_flag(optimizer, group), bool(group.get("momentum"))) for group in groups}
     if len(kinds) > 1 or any(isinstance(group["lr"], Tensor) for group in groups):
         return False
+    if len({id(p) for group in groups for p in group["params"]}) < sum(
+        len(group["params"]) for group in groups
+    ):
+        return False  # torch moves a parameter that is listed twice, twice
     if not _has_state(parameters, optimizer):
         return False
     firsts, seconds, _ = _state(parameters, optimizer)
@@ -173,18 +177,16 @@ def _has_state(parameters: Sequence[Tensor], optimizer: Optimizer) -> bool:
         names = ["momentum_buffer"] if needs else []
     else:
         names = ["exp_avg", "exp_avg_sq", "step"]
-    return all(
-        isinstance(optimizer.state[p].get(name), Tensor) and optimizer.state[p][name].is_cuda
-        for p in parameters
-        for name in names
-    )
+    held = (optimizer.state.get(p, {}).get(name) for p in parameters for name in names)
+    # Steps may be counted in float64, if that is the default.
+    return all(isinstance(t, Tensor) and t.is_cuda and t.dtype == torch.float32 for t in held)
 
 
 def _state(
     parameters: Sequence[Tensor], optimizer: Optimizer
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
     """Two tensors for each parameter, itself where the optimizer has none, and steps taken."""
-    states = [optimizer.state[p] for p in parameters]
+    states = [optimizer.state.get(p, {}) for p in parameters]  # [p] would leave an entry there
     if isinstance(optimizer, SGD):
         own = zip(states, parameters, strict=True)
         buffers = [p if s.get("momentum_buffer") is None else s["momentum_buffer"] for s, p in own]
