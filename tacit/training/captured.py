@@ -6,6 +6,7 @@ host. In return, a graph may tell the host something while it goes on.
 """
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -61,6 +62,7 @@ class Captured:
 
     def _replay(self, scale: float) -> list[Tensor]:
         if scale != self._scale:
+            self._scale = math.nan  # should this be interrupted, both are set again
             self._factor.fill_(scale)
             self._seed.fill_(1 / scale)
             self._scale = scale

@@ -67,7 +67,7 @@ class CompiledSum:
         self._steps: dict[Any, dict[Any, list[_Known]]] = {}  # by state, then by layout
         self._of_rows: dict[Any, tuple[Captured | None, Traced]] = {}  # by state and size
         self._mailbox = Mailbox(self._device) if self._device.type == "cuda" else None
-        self._all_finite = True  # as far as a CPU knows
+        self._all_finite = True  # as far as the host knows
 
     def begin(self) -> None:
         """Sums of another lot follow."""
@@ -77,7 +77,7 @@ class CompiledSum:
 
     def all_finite(self) -> bool:
         """Whether every gradient was finite since `begin`, as far as sums were not masked."""
-        return self._all_finite if self._mailbox is None else self._mailbox.all_held()
+        return self._all_finite and (self._mailbox is None or self._mailbox.all_held())
 
     @property
     def draws(self) -> bool:
@@ -142,7 +142,11 @@ class CompiledSum:
         else:
             if traced.tells:
                 self._mailbox.expect()
-            *sums, within, _ = run() if reuse else [t.clone() for t in run()]
+            try:
+                *sums, within, _ = run() if reuse else [t.clone() for t in run()]
+            except RuntimeError:  # out of memory, say: it may not be told any more
+                self._all_finite = False
+                raise
         return ClippedSum(dict(zip(traced.names, sums, strict=True)), within)
 
     def _forget_if_moved(self) -> None:

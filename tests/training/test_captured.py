@@ -1,10 +1,14 @@
 """A number told from the middle of the work. The graphs need a GPU: test_loop_on_gpu."""
 
+from unittest.mock import Mock
+
 import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from tacit.training.captured import Mailbox, rehearsal, tell
+from tacit.training.captured import Captured, Mailbox, rehearsal, tell
+from tacit.training.clip_rules import Flat
+from tacit.training.compiled import CompiledSum, Traced
 
 
 def test_what_is_told_arrives_and_the_value_goes_on():
@@ -72,3 +76,45 @@ def test_an_interrupted_lot_is_waited_for_before_the_next(monkeypatch):
     assert mailbox.all_held()
     mailbox.clear()
     assert len(waited) == 1
+
+
+def test_a_scale_whose_setting_was_interrupted_is_set_again():
+    class Scalar:
+        value, is_interrupted = 1.0, False
+
+        def fill_(self, value):
+            if self.is_interrupted:
+                raise KeyboardInterrupt
+            self.value = value
+
+    captured = Captured.__new__(Captured)  # made without a GPU
+    captured._factor, captured._seed, captured._scale = Scalar(), Scalar(), 1.0
+    captured._graph, captured._results = Mock(), []
+    captured._seed.is_interrupted = True
+    with pytest.raises(KeyboardInterrupt):
+        captured._replay(2.0)
+    captured._seed.is_interrupted = False
+    captured._replay(1.0)  # as it was before
+    assert (captured._factor.value, captured._seed.value) == (1.0, 1.0)
+    captured._replay(2.0)
+    assert (captured._factor.value, captured._seed.value) == (2.0, 0.5)
+
+
+def test_a_sum_that_failed_is_not_waited_for_but_taken_again(monkeypatch):
+    class Stream:
+        def synchronize(self):
+            pass
+
+    def fail():
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    model = torch.nn.Linear(2, 1)
+    compiled = CompiledSum(model, lambda *_: torch.zeros(1), Flat(1.0))
+    compiled._mailbox = Mailbox(torch.device("cpu"))
+    compiled.begin()
+    with pytest.raises(torch.OutOfMemoryError):
+        compiled._run(Traced(lambda *_: [], 0, draws=False), fail, reuse=True)
+    assert not compiled.all_finite()
+    compiled.begin()
+    assert compiled.all_finite()

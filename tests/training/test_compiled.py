@@ -74,10 +74,13 @@ def test_parameters_that_moved_are_found_again(setting):
 
 def test_a_row_that_is_not_finite_is_told(setting):
     _, (x, y), compiled = setting
-    assert compiled((x, y), torch.ones(6)).is_finite
     spoiled = x.clone()
     spoiled[2] = float("nan")
-    assert not compiled((spoiled, y), torch.ones(6)).is_finite
+    for first, second in ((x, spoiled), (spoiled, x), (x, x)):
+        compiled.begin()
+        compiled((first, y), torch.ones(6))
+        compiled((second, y), torch.ones(6))
+        assert compiled.all_finite() == (first is second)
 
 
 def test_a_record_that_is_not_finite_adds_nothing_to_a_compiled_run():
@@ -184,6 +187,7 @@ def test_layers_with_equal_gradients_are_added_once():
     compiled = CompiledSum(model, losses, Flat(0.5))
     first, second = ((torch.randn(6, 4), torch.randint(0, 3, (6,))) for _ in range(2))
     found = compiled(first, rows)
+    assert len({total.data_ptr() for total in found.sums.values()}) == len(found.sums)
     found += compiled(second, rows)
     wanted = clipped_sum(model, losses, first, Flat(0.5))
     wanted += clipped_sum(model, losses, second, Flat(0.5))
