@@ -839,14 +839,26 @@ def test_an_embedding_scaled_by_frequency_counts_within_the_example(engine):
     assert_equal(found, reference.looped(model, loss, batch, CLIP))
 
 
-@pytest.mark.parametrize("clip", [Flat(0.5), PerLayer((0.5, 0.4, 0.3)), Automatic(0.5)])
+class Tempered(nn.Module):
+    """Logits over a temperature, which has no axes."""
+
+    def __init__(self):
+        super().__init__()
+        self.heat = nn.Parameter(torch.tensor(0.7))
+
+    def forward(self, x):
+        return x * self.heat
+
+
+@pytest.mark.parametrize("clip", [Flat(0.5), PerLayer((0.5, 0.4, 0.3, 0.2)), Automatic(0.5)])
 def test_small_gradients_side_by_side_give_the_same_sum(monkeypatch, clip):
     def is_plain(piece):  # as on a GPU
         return piece.squared is None and piece.axes is None
 
     def model():
         torch.manual_seed(0)
-        return nn.Sequential(nn.Conv1d(2, 5, 3), nn.GroupNorm(1, 5), nn.Flatten(), nn.Linear(15, 3))
+        layers = (nn.Conv1d(2, 5, 3), nn.GroupNorm(1, 5), nn.Flatten(), nn.Linear(15, 3))
+        return nn.Sequential(*layers, Tempered())
 
     generator = torch.Generator().manual_seed(1)
     batch = torch.randn(6, 2, 5, generator=generator), torch.arange(6) % 3
@@ -855,3 +867,29 @@ def test_small_gradients_side_by_side_give_the_same_sum(monkeypatch, clip):
     found = clipped_sum(model(), cross_entropy, batch, clip)
     assert_equal(found, {name: value.double() for name, value in wanted.sums.items()})
     assert torch.equal(found.within, wanted.within)
+
+
+class PartlyCompiled(nn.Module):
+    """A layer and a function that the user compiled."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = torch.compile(nn.Linear(4, 5), backend="eager")
+        self.last = nn.Linear(5, 3)
+        self.apply_last = torch.compile(
+            lambda x, weight: F.linear(torch.tanh(x), weight), backend="eager"
+        )
+
+    def forward(self, x):
+        return self.apply_last(self.first(x), self.last.weight) + self.last.bias
+
+
+def test_parts_that_the_user_compiled_are_followed_as_written():
+    torch.manual_seed(0)
+    model = PartlyCompiled()
+    for _ in range(3):  # the first call compiles
+        batch = torch.randn(6, 4), torch.arange(6) % 3
+        found = clipped_sum(model, cross_entropy, batch, CLIP, engine="bookkeeping")
+        with torch.compiler.set_stance("force_eager"):
+            wanted = reference.looped(model, cross_entropy, batch, CLIP)
+        assert_equal(found, wanted)

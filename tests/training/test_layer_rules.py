@@ -108,6 +108,10 @@ CONVOLUTION = {
     "2d in groups, many channels": (lambda: nn.Conv2d(32, 64, 3, groups=2), (6, 32, 9, 9)),
     "1d, many channels": (lambda: nn.Conv1d(32, 16, 3, padding=2), (6, 32, 9)),
     "3d, many channels": (lambda: nn.Conv3d(16, 16, 2), (6, 16, 4, 4, 3)),
+    "1d transposed, output padding beyond the stride": (
+        lambda: nn.ConvTranspose1d(16, 16, 3, dilation=3, output_padding=2),
+        (6, 16, 7),
+    ),
     "2d transposed, many channels": (
         lambda: nn.ConvTranspose2d(16, 32, 3, 2, 1, output_padding=1),
         (6, 16, 5, 5),
@@ -194,6 +198,7 @@ def test_every_way_to_the_norm_gives_the_same_sum(way, chunk, monkeypatch):
     check(nn.Conv3d(5, 3, 2), reals(6, 5, 4, 3, 4))
     check(nn.Conv2d(16, 32, 3, stride=2), reals(6, 16, 7, 7))
     check(nn.ConvTranspose1d(32, 32, 3, groups=2, bias=False), reals(6, 32, 5))
+    check(nn.ConvTranspose1d(16, 16, 3, dilation=3, output_padding=2), reals(6, 16, 7))
     check(frames_in_the_batch(), reals(6, 2, 16, 7))
     check(tied_language_model(), *text())
 

@@ -66,10 +66,7 @@ def checked_losses(
     loss_fn: Callable[..., Tensor], model: nn.Module, batch: Any, rows: int
 ) -> Tensor:
     """`loss_fn(model, batch)`, which must be one loss for each row."""
-    if any(module._compiled_call_impl is not None for module in model.modules()):
-        with as_written():
-            losses = loss_fn(model, batch)
-    else:
+    with as_written():
         losses = loss_fn(model, batch)
     if not isinstance(losses, Tensor):
         raise TypeError(f"loss_fn must return a tensor, got {type(losses).__name__}.")

@@ -124,14 +124,20 @@ class Convolved:
         return grads[1].view(examples, *shape)
 
     def _is_blocked(self) -> bool:
-        """Whether a CPU's library runs groups of this many channels as fast as a whole layer."""
-        groups = self.geometry.groups
-        channels = (self.weight.shape[0] // groups, self.weight.shape[1])
+        """Whether a CPU's library runs groups of this many channels as fast as a whole layer.
+
+        And takes them: turned round, a transposed convolution whose output padding reaches its
+        stride would have more positions than its input.
+        """
+        geometry = self.geometry
+        channels = (self.weight.shape[0] // geometry.groups, self.weight.shape[1])
+        ends = zip(geometry.output_padding, geometry.stride, strict=True)
         return (
             torch.backends.mkldnn.is_available()
             and self.x.device.type == "cpu"
             and self.x.dtype == self.g.dtype == torch.float32
             and all(count % BLOCK == 0 for count in channels)
+            and all(extra < step for extra, step in ends)
         )
 
     def _patch_size(self) -> int:

@@ -83,7 +83,7 @@ class Dense:
 
 def joined(pieces: Sequence[Dense]) -> Dense:
     """Gradients of several parameters side by side: one norm and one sum in place of many."""
-    rows = [wide(piece.values).flatten(1) for piece in pieces]
+    rows = [wide(piece.values).reshape(len(piece.values), -1) for piece in pieces]
     return Dense(torch.cat([F.pad(r, (0, -r.shape[1] % ALIGNED)) for r in rows], 1))
 
 
