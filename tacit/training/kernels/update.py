@@ -111,7 +111,7 @@ class Update:
         parameters: Sequence[Tensor],
         optimizer: Optimizer,
     ) -> None:
-        self._optimizer = optimizer  # not `noise`: what is kept by it must go when it goes
+        self._optimizer = optimizer  # `noise` is not kept: this is to go when nobody else has it
         self._is_adam = isinstance(optimizer, Adam | AdamW)
         group_of = {id(p): i for i, g in enumerate(optimizer.param_groups) for p in g["params"]}
         device = parameters[0].device
@@ -157,9 +157,8 @@ def can_update(sums: Sequence[Tensor], parameters: Sequence[Tensor], optimizer: 
     kinds = {(_flag(optimizer, group), bool(group.get("momentum"))) for group in groups}
     if len(kinds) > 1 or any(isinstance(group["lr"], Tensor) for group in groups):
         return False
-    if len({id(p) for group in groups for p in group["params"]}) < sum(
-        len(group["params"]) for group in groups
-    ):
+    listed = [id(p) for group in groups for p in group["params"]]
+    if len(set(listed)) < len(listed):
         return False  # torch moves a parameter that is listed twice, twice
     if not _has_state(parameters, optimizer):
         return False
