@@ -1,8 +1,7 @@
 """The clipped sum as two compiled graphs: forward, and backward with norms and contraction.
 
 `engines.bookkeeping.compute` is a function of tensors, so it can be traced whole for one shape of
-batch. The trace is cut where the backward begins by the partitioner that ordinary compiled training
-uses, which recomputes cheap activations instead of keeping them, and both halves are compiled.
+batch. The trace is cut where the backward begins, and both halves are compiled (`two_graphs`).
 Parameters stay the model's own tensors: the optimizer's steps in place are seen by the graphs.
 
 Shapes are static: batches are padded, and `weights` says which rows count. Clip norms may move from
@@ -10,19 +9,15 @@ step to step by a factor s without another compilation: clipping g at s C is s t
 at C, so gradients are divided by s at the seed of the backward, and factors multiplied by it.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
-from torch._guards import detect_fake_mode
-from torch._subclasses import FakeTensorMode
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from tacit.errors import IncompatibleModel
 from tacit.training.batches import Part
 from tacit.training.captured import Captured, Mailbox, Step, tell
 from tacit.training.clip_rules import FLOAT32_ROUNDING, Clip
@@ -30,9 +25,7 @@ from tacit.training.engines.bookkeeping import compute, plan_for
 from tacit.training.engines.plan import undisturbed
 from tacit.training.engines.recorder import NonFinite
 from tacit.training.sums import ClippedSum, trainable
-
-Compiled = Callable[[list[Tensor]], Sequence[Tensor]]
-"""A compiled graph, called as autograd calls its own: with a list, which it empties."""
+from tacit.training.two_graphs import Traced, two_graphs
 
 # Bytes of activations that a GPU passes over in less time than the host needs to look and go on.
 _CHEAP_TO_MASK = 2**28
@@ -134,7 +127,7 @@ class CompiledSum:
             return self(*_padded(part), scale, reuse=reuse)
         return self._run(traced, partial(run.of_rows, scale, part.indices), reuse=reuse)
 
-    def _run(self, traced: "Traced", run: Callable[[], list[Tensor]], *, reuse: bool) -> ClippedSum:
+    def _run(self, traced: Traced, run: Callable[[], list[Tensor]], *, reuse: bool) -> ClippedSum:
         """Results of a step as a sum; copied, if the next call would overwrite them."""
         if self._mailbox is None:
             *sums, within, is_finite = run()
@@ -176,7 +169,7 @@ class CompiledSum:
 
     def _compiled(
         self, batch: Any, mask: Tensor, leaves: list[Any], structure: pytree.TreeSpec
-    ) -> "Traced":
+    ) -> Traced:
         parameters = trainable(self.model)
         plan = plan_for(self.model, self.loss_fn, batch, parameters, len(mask), self.views)
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
@@ -214,20 +207,10 @@ class CompiledSum:
 
         seed, factor = (torch.ones((), device=mask.device) for _ in range(2))
         example = (seed, factor, mask, *tensors)
-        traced = _two_graphs(partial(joint, "ignore"), example)
+        traced = two_graphs(partial(joint, "ignore"), example)
         if mask.is_cuda and traced.held < _CHEAP_TO_MASK:
-            traced = _two_graphs(partial(joint, "mask"), example)._replace(tells=False)
+            traced = two_graphs(partial(joint, "mask"), example)._replace(tells=False)
         return traced._replace(names=tuple(parameters))
-
-
-class Traced(NamedTuple):
-    """A step, and what its graphs told."""
-
-    run: Step
-    held: int  # bytes that the forward keeps for the backward
-    draws: bool  # random numbers
-    tells: bool = True  # whether all gradients were finite, which it masks otherwise
-    names: tuple[str, ...] = ()  # of the parameters, in the order of the sums
 
 
 @dataclass
@@ -300,151 +283,3 @@ def _require_equal(seen: list[Any], fixed: list[Any]) -> None:
             "with compile, whatever is not a tensor in a batch is fixed in the graphs, but it has "
             "changed. Make it a tensor, leave it out in collate_fn, or do not compile."
         )
-
-
-def _two_graphs(joint: Callable[..., list[Tensor]], example: tuple[Tensor, ...]) -> Traced:
-    """`joint(seed, ...)` traced, cut where `seed` enters, and compiled when first called.
-
-    Its first result belongs to the forward and is dropped.
-    """
-    from functorch.compile import min_cut_rematerialization_partition
-    from torch._inductor.fx_passes.joint_graph import joint_graph_passes
-    from torch._inductor.virtualized import V
-
-    graph, constants, mode = _traced(joint, example)
-    draws = any(map(_is_random, graph.graph.nodes))
-    with V.set_fake_mode(mode):
-        graph = joint_graph_passes(graph)
-    forward, backward = min_cut_rematerialization_partition(graph, None, num_fwd_outputs=1)
-    names = [node.name for node in forward.graph.nodes if node.op == "placeholder"]
-    order = [int(name.removeprefix("primals_")) - 1 for name in names]
-    compiled: list[Compiled] = []
-
-    @torch.no_grad()
-    def step(seed: Tensor, others: list[Tensor]) -> list[Tensor]:
-        inputs = [*constants, *others]
-        inputs = [inputs[i] for i in order]
-        if not compiled:
-            compiled.append(_compiled(forward, inputs, is_backward=False))
-        saved = list(compiled[0](inputs))[1:]
-        saved.append(seed)
-        if len(compiled) == 1:
-            compiled.append(_compiled(backward, saved, is_backward=True))
-        return list(compiled[1](saved))
-
-    return Traced(step, _bytes_held(forward), draws)
-
-
-def _bytes_held(forward: fx.GraphModule) -> int:
-    """Size of what the forward computes for the backward."""
-    results = next(node for node in forward.graph.nodes if node.op == "output").args[0]
-    kept = [node.meta["val"] for node in results if node.op != "placeholder"]
-    return sum(value.numel() * value.itemsize for value in kept if isinstance(value, Tensor))
-
-
-def _is_random(node: fx.Node) -> bool:
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-
-
-def _compiled(graph: fx.GraphModule, inputs: list[Tensor], *, is_backward: bool) -> Compiled:
-    """`graph` compiled for tensors laid out like these; it takes a list, which it empties.
-
-    So each activation is freed after its last use, as in an ordinary compiled backward.
-    `torch.compile` would hold all of them until the end, and check its guards on every call.
-    """
-    from torch._inductor.compile_fx import compile_fx_inner
-
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    like = [mode.from_tensor(t) for t in inputs]
-    return compile_fx_inner(graph, like, is_backward=is_backward)
-
-
-def _traced(
-    joint: Callable[..., list[Tensor]], example: tuple[Tensor, ...]
-) -> tuple[fx.GraphModule, list[Tensor], FakeTensorMode | None]:
-    """The graph of (constants, mask, tensors, seed); the constants, which are the model's tensors.
-
-    And the mode under which its shapes were found.
-
-    Traced twice: as the engine runs it, then without operations in place and with the compiler's
-    own decompositions, so that the partitioner can recompute pointwise work.
-    """
-    import torch._inductor.lowering  # the decompositions of pooling need it loaded
-    from torch._inductor.decomposition import select_decomp_table
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    seed, *rest = example
-    with _without_checkpoints():
-        raw = make_fx(joint, tracing_mode="fake", _allow_non_fake_inputs=True)(*example)
-    constants = _lift(raw)
-
-    def functional(*inputs: Tensor) -> list[Tensor]:
-        *primals, tangent = inputs
-        with torch.no_grad():
-            return raw(*primals[: len(constants)], tangent, *primals[len(constants) :])
-
-    graph = make_fx(
-        torch.func.functionalize(functional),
-        decomposition_table=select_decomp_table(),
-        tracing_mode="fake",
-    )(*constants, *rest, seed)
-    inputs = [node for node in graph.graph.nodes if node.op == "placeholder"]
-    for index, node in enumerate(inputs[:-1], 1):
-        _rename(node, f"primals_{index}")
-    _rename(inputs[-1], "tangents_1")
-    _refuse_writes(graph)
-    graph.graph.eliminate_dead_code()
-    graph.recompile()
-    return graph, constants, detect_fake_mode([node.meta["val"] for node in inputs])
-
-
-@contextmanager
-def _without_checkpoints() -> Iterator[None]:
-    """Checkpointed blocks run once: traced twice, the second would draw other dropout masks.
-
-    The partitioner decides what is computed again, and never draws again.
-    """
-    from torch.utils import checkpoint
-
-    def keep(*_: Any, **__: Any) -> Iterator[None]:  # Any: torch's own arguments
-        yield
-
-    name = "_checkpoint_without_reentrant_generator"
-    kept = getattr(checkpoint, name)
-    setattr(checkpoint, name, keep)
-    try:
-        yield
-    finally:
-        setattr(checkpoint, name, kept)
-
-
-def _refuse_writes(graph: fx.GraphModule) -> None:
-    """Raise if the model writes into its buffers: the backward would read what came after."""
-    for node in graph.graph.nodes:
-        if node.target is torch.ops.aten.copy_.default and node.args[0].op == "placeholder":
-            raise IncompatibleModel(
-                "the model writes into a buffer while it runs, as spectral_norm and counters do in "
-                "train mode, which cannot be compiled. Use compile=False."
-            )
-
-
-def _lift(module: fx.GraphModule) -> list[Tensor]:
-    """Turns the graph's constants (parameters, buffers) into its first inputs."""
-    graph = module.graph
-    first = next(iter(graph.nodes))
-    constants: list[Tensor] = []
-    for node in list(graph.nodes):
-        if node.op != "get_attr" or not isinstance(getattr(module, node.target), Tensor):
-            continue
-        with graph.inserting_before(first):
-            lifted = graph.placeholder(f"constant_{len(constants)}")
-        constants.append(getattr(module, node.target).detach())
-        node.replace_all_uses_with(lifted)
-        graph.erase_node(node)
-    module.recompile()
-    return constants
-
-
-def _rename(node: fx.Node, name: str) -> None:
-    node.target = name
-    node._rename(name)

@@ -8,7 +8,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from tacit.training.captured import Captured, Mailbox, rehearsal, tell
 from tacit.training.clip_rules import Flat
-from tacit.training.compiled import CompiledSum, Traced
+from tacit.training.compiled import CompiledSum
+from tacit.training.two_graphs import Traced
 
 
 def test_what_is_told_arrives_and_the_value_goes_on():
