@@ -189,7 +189,7 @@ class Private:
         compatible.check_losses(losses, n_rows(handed.micro.batch), is_private=True)
         with current(losses.device):
             total = handed.recording.clipped_sum(losses)  # private
-            drawn = handed.micro.count  # private
+            drawn = handed.micro.size  # private
             if self._sum_so_far is not None:
                 total, drawn = self._sum_so_far[0] + total, self._sum_so_far[1] + drawn
             for parameter in self._parameters.values():

@@ -26,7 +26,7 @@ class Micro(NamedTuple):
 
     batch: Batch
     weights: Tensor | None
-    count: int = 0  # of records, padding left out
+    size: int = 0  # in records, padding left out
 
     def __repr__(self) -> str:
         return "Micro(private)"
@@ -153,7 +153,7 @@ def split_rows(micro: Micro) -> list[Micro]:
     def take(start: int, stop: int) -> Micro:
         weights = None if micro.weights is None else micro.weights[start:stop]
         part = map_tensors(lambda t: t[start:stop] if t.dim() else t, micro.batch)
-        return Micro(part, weights)  # its count is the whole's business
+        return Micro(part, weights)  # its size is the whole's business
 
     return [take(0, rows // 2), take(rows // 2, rows)]
 

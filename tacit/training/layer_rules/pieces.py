@@ -4,7 +4,6 @@ A piece stands for a tensor of shape (examples, *shape). Pieces of one parameter
 several times add up before the norm is taken: |u + v|^2 has a cross term.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +13,7 @@ from torch.nn import functional as F
 
 from tacit.training import kernels
 from tacit.training.layer_rules.cost import cheapest_way
+from tacit.training.layer_rules.rounding import room
 from tacit.training.layer_rules.site import Piece
 from tacit.training.sums import accumulator
 
@@ -27,17 +27,6 @@ SMALL, ALIGNED = 2**14, 16
 # Rows up to this long are squared and summed faster by a matrix product on a CPU.
 NARROW = 16
 
-# A gradient is a sum over positions, and positions may cancel: rounding then is small against
-# B = (sum_t |left_t| |right_t|)^2, not against the squared norm. Squared norms are raised by a
-# share of B, so that factor * sqrt(B), the largest number in the weighted sum, stays bounded too.
-ROOM = {
-    torch.float64: 2.0**-44,
-    torch.float32: 2.0**-28,
-    torch.float16: 2.0**-14,  # the factors are rounded into the sum, by up to 2^-9 of a position
-    torch.bfloat16: 2.0**-14,
-}
-GRAM_ROOM = 2.0**-24  # times sqrt(width): inner products in float32, terms rounded at random
-REDUCED_ROOM = 2.0**-9  # of those by matrix units that round float32 to 11 bits or fewer
 TINY = 2.0**-110  # squares below float32's range, and the sum of many of them, are lost
 
 
@@ -332,21 +321,6 @@ def lengths(left: Tensor, right: Tensor) -> Tensor:
 def norms_along(tensor: Tensor, dim: int) -> Tensor:
     """Norms over one axis, at least in float32."""
     return torch.linalg.vector_norm(tensor, dim=dim, dtype=accumulator(tensor.dtype))
-
-
-def room(dtype: torch.dtype, *, gram: int = 0, fused: bool = False) -> float:
-    """The share of B by which a squared norm is raised.
-
-    `gram`: the norm comes from inner products of this many terms; `fused`: by our own kernels,
-    which do not reduce their precision.
-    """
-    is_reduced = dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
-    share = ROOM[torch.float16 if is_reduced else dtype]
-    if not gram or dtype == torch.float64:
-        return share
-    if is_reduced and not fused:
-        return REDUCED_ROOM
-    return max(share, GRAM_ROOM * math.sqrt(max(gram, 16)))
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:

@@ -1,0 +1,34 @@
+"""How much room a norm leaves for what rounding hides.
+
+A gradient is a sum over positions, and positions may cancel: rounding then is small against
+B = (sum_t |left_t| |right_t|)^2, not against the squared norm. Squared norms are raised by a share
+of B, so that factor * sqrt(B), the largest number in the weighted sum, stays bounded too.
+"""
+
+import math
+
+import torch
+
+ROOM = {
+    torch.float64: 2.0**-44,
+    torch.float32: 2.0**-28,
+    torch.float16: 2.0**-14,  # the factors are rounded into the sum, by up to 2^-9 of a position
+    torch.bfloat16: 2.0**-14,
+}
+GRAM_ROOM = 2.0**-24  # times sqrt(width): inner products in float32, terms rounded at random
+REDUCED_ROOM = 2.0**-9  # of those by matrix units that round float32 to 11 bits or fewer
+
+
+def room(dtype: torch.dtype, *, gram: int = 0, fused: bool = False) -> float:
+    """The share of B by which a squared norm is raised.
+
+    `gram`: the norm comes from inner products of this many terms; `fused`: by our own kernels,
+    which do not reduce their precision.
+    """
+    is_reduced = dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
+    share = ROOM[torch.float16 if is_reduced else dtype]
+    if not gram or dtype == torch.float64:
+        return share
+    if is_reduced and not fused:
+        return REDUCED_ROOM
+    return max(share, GRAM_ROOM * math.sqrt(max(gram, 16)))
