@@ -106,10 +106,11 @@ class Recording:
             return self._from_the_record(losses, self._intercept)
 
     def _from_the_record(self, losses: Tensor, intercept: Intercept) -> ClippedSum:
-        if not intercept.backward(losses, torch.ones_like(losses)):
-            raise RuntimeError(_DIFFERS)  # a parameter was used where no rule saw it
-        with torch.no_grad():
-            return intercept.recorder.clipped(self.mask, "look")
+        with intercept.recorder.emptied():
+            if not intercept.backward(losses, torch.ones_like(losses)):
+                raise RuntimeError(_DIFFERS)  # a parameter was used where no rule saw it
+            with torch.no_grad():
+                return intercept.recorder.clipped(self.mask, "look")
 
 
 def clipped_sum_of(

@@ -1,10 +1,14 @@
 """Out of memory: half the rows, and on."""
 
+import weakref
+
 import pytest
 import torch
+from torch import nn
 
 from tacit.training.clipping import Flat, clipped_sum
-from tacit.training.engines import vmap
+from tacit.training.engines import plan, vmap
+from tacit.training.engines.recorder import Recorder
 from tacit.training.memory import in_pieces, starting_limit, usual_lot
 from tacit.training.records import Micro, n_rows
 
@@ -116,3 +120,68 @@ def test_vmap_that_runs_out_of_memory_halves_the_batch_instead_of_looping(monkey
     model = torch.nn.Linear(2, 1)
     with pytest.raises(torch.OutOfMemoryError):
         clipped_sum(model, lambda m, b: m(b).sum(1), torch.ones(3, 2), Flat(1.0), engine="vmap")
+
+
+def losses_of(model, x):
+    return model(x).sum(1)
+
+
+def deep():
+    return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+
+
+def fail_after(monkeypatch, pieces):
+    real, left = Recorder.record, [pieces]
+
+    def record(self, tensor, piece):
+        left[0] -= 1
+        if left[0] < 0:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        real(self, tensor, piece)
+
+    monkeypatch.setattr(Recorder, "record", record)
+
+
+@pytest.mark.parametrize("pieces", range(6))
+def test_a_backward_that_ran_out_of_memory_lets_go_of_what_it_held(monkeypatch, pieces):
+    # A smaller batch would run out as well, if the larger one stayed.
+    model = deep()
+    clipped_sum(model, losses_of, torch.ones(2, 3), Flat(1.0), engine="bookkeeping")
+    fail_after(monkeypatch, pieces)
+    x = torch.ones(5, 3)
+    held = weakref.ref(x)
+    with pytest.raises(torch.OutOfMemoryError):
+        clipped_sum(model, losses_of, x, Flat(1.0), engine="bookkeeping")
+    del x
+    assert held() is None
+
+
+def test_so_does_one_in_a_loop_of_somebody_else(problem, monkeypatch):
+    case, hidden = problem(batch_size=16, steps=2), []
+    fail_after(monkeypatch, 2)  # one of the two layers is done
+    batches = case.private.batches()
+    x, y = next(batches)
+    seen = case.model[2].register_forward_pre_hook(lambda _, args: hidden.append(*args))
+    losses = nn.functional.cross_entropy(case.model(x), y, reduction="none")
+    seen.remove()
+    held = weakref.ref(hidden.pop())
+    with pytest.raises(torch.OutOfMemoryError):
+        case.private.backward(losses)
+    del losses
+    assert held() is None
+
+
+def test_running_out_while_looking_at_the_model_is_not_held_against_it(monkeypatch):
+    real, calls = torch.autograd.grad, []
+
+    def short(*args, **options):
+        calls.append(args)
+        if len(calls) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(*args, **options)
+
+    model, x = deep(), torch.ones(5, 3)
+    monkeypatch.setattr(plan.torch.autograd, "grad", short)
+    with pytest.raises(torch.OutOfMemoryError):
+        clipped_sum(model, losses_of, x, Flat(1.0), engine="bookkeeping")
+    clipped_sum(model, losses_of, x, Flat(1.0), engine="bookkeeping")

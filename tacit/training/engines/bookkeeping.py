@@ -164,15 +164,15 @@ def compute(
     """
     rows = len(mask) * views
     recorder = Recorder(parameters, len(mask), clip)
-    with torch.enable_grad():
+    with recorder.emptied(), torch.enable_grad():
         with Intercept(plan, recorder, rows) as intercept:
             losses = b.checked_losses(loss_fn, model, batch, rows)
         if not losses.requires_grad:
             raise ValueError("loss_fn must depend on the trainable parameters of the model.")
         if not intercept.backward(losses, torch.full_like(losses, 1 / views)):
             raise Stale
-    with torch.no_grad():
-        return recorder.clipped(mask, nonfinite)
+        with torch.no_grad():
+            return recorder.clipped(mask, nonfinite)
 
 
 class Intercept(TorchFunctionMode):

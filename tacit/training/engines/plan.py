@@ -212,6 +212,8 @@ def _checked(run: _Compare, losses: Tensor, views: int) -> dict[Key, list[Spec]]
     try:
         plain = torch.autograd.grad(losses, targets, ones, retain_graph=True, allow_unused=True)
         scaled = torch.autograd.grad(losses, targets, weights, allow_unused=True)
+    except torch.OutOfMemoryError:  # says nothing about the model
+        raise
     except RuntimeError as error:
         raise Unsupported("autograd gives no gradient inside the model") from error
     order = {

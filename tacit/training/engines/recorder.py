@@ -2,6 +2,8 @@
 
 import math
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -104,6 +106,19 @@ class Recorder:
         self.rounding = max(self.rounding, b.rounding_of(kept.dtype))
         self.norms[self.groups[names[0]]].append(squared)
         self.settled.append((names, kept))
+
+    @contextmanager
+    def emptied(self) -> Iterator[None]:
+        """Afterwards nothing is held, whether or not memory ran out inside.
+
+        Pieces hold activations, these the autograd graph, and its nodes this recorder: a ring in
+        part outside Python, which its garbage collector cannot see.
+        """
+        try:
+            yield
+        finally:
+            for held in (self.waiting, self.derived, self.norms, self.settled, self.small):
+                held.clear()
 
     def clipped(self, mask: Tensor, nonfinite: NonFinite) -> ClippedSum:
         """The sum of the rows where `mask` is True."""
