@@ -1,5 +1,6 @@
 """Out of memory: half the rows, and on."""
 
+import gc
 import weakref
 
 import pytest
@@ -169,6 +170,28 @@ def test_so_does_one_in_a_loop_of_somebody_else(problem, monkeypatch):
         case.private.backward(losses)
     del losses
     assert held() is None
+
+
+def test_a_model_that_another_engine_takes_keeps_none_of_its_batches():
+    class RowByRow(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(3, 2)
+
+        def forward(self, x):
+            return torch.stack([self.inner(row) for row in x])
+
+    model, held = RowByRow(), []
+    for _ in range(3):
+        x = torch.ones(5, 3)
+        held.append(weakref.ref(x))
+        clipped_sum(model, losses_of, x, Flat(1.0))
+    del x
+    assert [ref() for ref in held] == [None] * 3
+    gone = weakref.ref(model)
+    del model
+    gc.collect()  # modules hold themselves
+    assert gone() is None
 
 
 def test_running_out_while_looking_at_the_model_is_not_held_against_it(monkeypatch):

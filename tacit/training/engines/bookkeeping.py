@@ -93,12 +93,12 @@ def plan_for(
         try:
             plan = make_plan(model, loss_fn, batch, parameters, examples=examples, views=views)
         except Unsupported as reason:
-            plan = reason.with_traceback(None)
+            plan = Unsupported(reason.reason)
         plans[key] = plan
         if len(plans) > PLANS_PER_MODEL:
             plans.popitem(last=False)
     if isinstance(plan, Unsupported):
-        raise plan
+        raise Unsupported(plan.reason)  # a new one: it comes to hold the frames, and so the batch
     return plan
 
 
