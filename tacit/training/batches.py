@@ -43,7 +43,7 @@ class Lot:
         parts: Callable[[], Iterator[Part]],
         whole: Callable[[], Micro],
     ) -> None:
-        self.source, self.step = source, step
+        self.source, self.key, self.step = source, source.key, step
         self.on_unpack: Callable[[Micro], None] | None = None
         self._parts, self._make_whole = parts, whole
         self._whole: Micro | None = None
@@ -101,7 +101,7 @@ class Lots:
 
     def use(self, key: Key) -> None:
         """Draw by this key from now on."""
-        self._key, self._draw = key, self._drawer(key, len(self.records))
+        self.key, self._draw = key, self._drawer(key, len(self.records))
 
     def lower_limit(self, limit: int) -> None:
         """Run at most `limit` rows at once from now on."""
@@ -131,7 +131,7 @@ class Lots:
 
     def seed(self, step: int) -> int:
         """Seed of the dropout and augmentation of `step` on this rank: a replay repeats them."""
-        return int.from_bytes(self._key.bytes("model", step, 7, part=self._part))
+        return int.from_bytes(self.key.bytes("model", step, 7, part=self._part))
 
     def most_batches(self, step: int) -> int:
         """Physical batches of the largest share of a lot, at least one. Private."""

@@ -70,7 +70,8 @@ class Plan:
                 return sampler.indices(n, key.numpy("lot", number))
 
             return lambda step: epoch(step // sampler.steps)[step % sampler.steps]
-        return lambda step: sampler.indices(n, key.numpy("lot", step))
+        # One draw tells who is in the lot and, among several ranks, how large it is.
+        return lru_cache(maxsize=1)(lambda step: sampler.indices(n, key.numpy("lot", step)))
 
     def fingerprint(self) -> dict[str, Any]:  # Any: JSON values
         """Public description; a checkpoint may only be loaded into a run that has the same."""

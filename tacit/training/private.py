@@ -87,7 +87,7 @@ class Private:
         """The lots that remain, from the one after the last step taken."""
         mine = self._begin_loop()
         for lot in self._lots.from_step(self.steps_taken, self.steps):
-            lot.on_unpack = lambda micro, step=lot.step: self._hand_out_whole(micro, step)
+            lot.on_unpack = lambda micro, step=lot.step: self._hand_out_whole(micro, step, mine)
             self._sum_so_far = None
             try:
                 yield lot
@@ -164,14 +164,18 @@ class Private:
             while micro is not None or number < most:
                 following, number = next(micros, None), number + 1
                 micro = self._lots.nothing() if micro is None else micro
-                self._hand_out(micro, is_last=following is None and number >= most, number=number)
+                is_last = following is None and number >= most
+                self._hand_out(micro, is_last=is_last, number=number)
                 try:
                     yield micro.batch
                     self._check_loop(mine)
-                    if self._handed_out is not None:
+                    # One record that makes a batch fail must not take its neighbors out of the sum.
+                    left = self.steps_taken == lot.step if is_last else self._sum_so_far is None
+                    if self._handed_out is not None or left:
                         raise RuntimeError(
-                            "call private.backward(losses) once for every batch, before the next "
-                            "is fetched. A loop that fetches ahead must iterate over private."
+                            "private.backward(losses) must succeed once for every batch, before "
+                            "the next is fetched; after a failure begin another loop, which takes "
+                            "the lot again. A loop that fetches ahead must iterate over private."
                         )
                 finally:
                     self._end_turn(mine)
@@ -185,13 +189,14 @@ class Private:
         if (handed := self._handed_out) is None:
             raise RuntimeError("private.backward needs a batch from private or private.batches().")
         self._take_back()
+        so_far, self._sum_so_far = self._sum_so_far, None  # a failure ends it
         compatible.check_layers(self._norms)
         compatible.check_losses(losses, n_rows(handed.micro.batch), is_private=True)
         with current(losses.device):
             total = handed.recording.clipped_sum(losses)  # private
             drawn = handed.micro.size  # private
-            if self._sum_so_far is not None:
-                total, drawn = self._sum_so_far[0] + total, self._sum_so_far[1] + drawn
+            if so_far is not None:
+                total, drawn = so_far[0] + total, so_far[1] + drawn
             for parameter in self._parameters.values():
                 parameter.grad = None
             self._sum_so_far = None if handed.is_last else (total, drawn)
@@ -207,8 +212,9 @@ class Private:
         recording = Recording(self._model, self._loss_fn, micro, self._clip(), self._parameters)
         self._handed_out = _HandedOut(micro, recording, is_last)
 
-    def _hand_out_whole(self, micro: Micro, step: int) -> None:
-        if step == self.steps_taken:  # a lot that was stepped on is not released again
+    def _hand_out_whole(self, micro: Micro, step: int, loop: int) -> None:
+        # A lot that was stepped on, or left behind, is not released.
+        if (step, loop) == (self.steps_taken, self._loop):
             self._hand_out(micro, is_last=True)
 
     def _begin_loop(self) -> int:
@@ -309,10 +315,11 @@ class Private:
         """
         checkpoint.check(state, self._plan.fingerprint())
         self._ranks.require_equal("the checkpoint", [state["run"], state["steps_taken"]])
-        key, self._loaded_digest = Key(bytes.fromhex(state["key"])), None
+        self._begin_loop()  # lots that are out were drawn by another key
+        key, digest = Key(bytes.fromhex(state["key"])), None
         if lost_steps is None:
             checkpoint.warn_if_not_repeatable(self._lots.records.device)
-            self._loaded_digest = state["digest"]
+            digest = state["digest"]
         else:
             event = checkpoint.lost_event(self._plan, state["steps_taken"], lost_steps)
             note = f"lost steps of run {state['run']}"
@@ -322,6 +329,7 @@ class Private:
         self._bill = Bill(self.ledger, self.event, steps=self.steps, run=state["run"])
         self.is_reproducible, self._lots.limit = state["is_reproducible"], state["microbatch"]
         self.steps_taken, self._clip_moves = state["steps_taken"], tuple(state["clip_moves"])
+        self._loaded_digest = digest
         self._use(key)
         if self.steps_taken == self.steps:
             compatible.release_claim(self)
@@ -342,7 +350,8 @@ class Private:
                 f"batch must come from `for batch in private`, got {type(lot).__name__}: only lots "
                 "that were drawn as billed may be stepped on."
             )
-        if lot.source is not self._lots or lot.step != self.steps_taken:
+        whose = (lot.source, lot.key, lot.step)
+        if whose != (self._lots, self._key, self.steps_taken):
             raise ValueError("this lot is of another step or run; each is used once, in order.")
         self._check_loaded()
         compatible.check_layers(self._norms)

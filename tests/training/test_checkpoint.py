@@ -133,6 +133,25 @@ def test_lost_steps_are_paid_and_the_noise_is_fresh(problem):
     assert len(ledger.history()) == 2
 
 
+def test_what_was_drawn_before_a_state_was_loaded_is_not_released_after_it(problem):
+    # Its noise was, or will be, on the lot that the loaded key draws.
+    case, state = problem(seed=1), saved(problem(seed=2))
+    lot = next(iter(case.private))
+    load(case, state)
+    with pytest.raises(ValueError, match="another step or run"):
+        case.private.step(lot)
+    batch = tuple(lot)
+    with pytest.raises(RuntimeError, match="needs a batch"):
+        case.private.backward(case.loss_fn(case.model, batch))
+    batch = next(batches := case.private.batches())
+    losses = case.loss_fn(case.model, batch)
+    load(case, state)
+    with pytest.raises(RuntimeError, match="needs a batch"):
+        case.private.backward(losses)
+    with pytest.raises(RuntimeError, match="another loop"):
+        next(batches)
+
+
 def test_lost_steps_in_the_middle_of_an_epoch_are_refused(problem):
     case = problem(steps=8, sampler=sampling.RandomAllocation(4))
     train(case, stop=3)

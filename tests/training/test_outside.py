@@ -1,5 +1,7 @@
 """Loops that somebody else owns: losses in, `p.grad` out."""
 
+import contextlib
+
 import pytest
 import torch
 from torch import nn
@@ -263,6 +265,24 @@ def test_backward_needs_a_batch_and_every_batch_a_backward(problem):
     with pytest.raises(RuntimeError, match="once for every batch"):
         for _ in case.private.batches():
             pass
+
+
+@pytest.mark.parametrize("failing", range(5))
+def test_a_batch_that_failed_is_not_left_out_of_its_lot(problem, failing):
+    expected = stepped(problem(seed=1, max_microbatch=5))
+    case = problem(seed=1, max_microbatch=5)
+
+    def careless():
+        for number, (x, y) in enumerate(case.private.batches()):
+            losses = F.cross_entropy(case.model(x), y, reduction="none")
+            with contextlib.suppress(ValueError):  # as loops do that skip what does not fit
+                case.private.backward(losses.mean() if number == failing else losses)
+                case.optimizer.step()
+
+    with pytest.raises(RuntimeError, match="begin another loop"):
+        careless()
+    foreign(case, case.private.batches())
+    assert torch.allclose(weights(case.model), expected, atol=1e-6)
 
 
 def test_a_lot_that_was_stepped_on_is_not_released_again(problem):

@@ -402,6 +402,19 @@ def test_a_lot_that_is_skipped_stops_the_loop(problem):
             pass
 
 
+def test_several_ranks_draw_a_lot_once(problem, monkeypatch):
+    real, drawn = sampling.Poisson.indices, []
+    monkeypatch.setattr(
+        sampling.Poisson, "indices", lambda self, n, rng: drawn.append(n) or real(self, n, rng)
+    )
+    lots = problem().private._lots
+    lots._parts = 2
+    for step in range(2):
+        lots.lot(step)
+        assert lots.most_batches(step) == 1
+    assert len(drawn) == 2
+
+
 def test_only_the_lot_of_this_step_can_be_stepped_on(problem):
     case, other = problem(), problem()
     lot = next(iter(case.private))
