@@ -19,6 +19,7 @@ from tacit import _check
 from tacit.training.clip_rules import Automatic, Clip, Flat, PerGroup, PerLayer
 from tacit.training.engines import engine_named
 from tacit.training.engines.batch import map_rows, rows_of
+from tacit.training.records import current
 from tacit.training.sums import ClippedSum, trainable
 
 __all__ = [
@@ -88,14 +89,15 @@ def clipped_sum(
     views = _check.whole(augmentations=augmentations, least=1)
     examples, mask = _examples(batch, views, weights)
     step = examples if chunk is None else _check.whole(chunk=chunk, least=1)
-    if 0 < examples <= step:
-        return run(model, loss_fn, batch, clip, mask, views)
-    total = ClippedSum.zeros(model, clip)
-    for start in range(0, examples, step or 1):
-        rows = slice(start * views, (start + step) * views)
-        part = map_rows(batch, lambda t, rows=rows: t[rows])
-        total += run(model, loss_fn, part, clip, mask[start : start + step], views)
-    return total
+    with current(mask.device):
+        if 0 < examples <= step:
+            return run(model, loss_fn, batch, clip, mask, views)
+        total = ClippedSum.zeros(model, clip)
+        for start in range(0, examples, step or 1):
+            rows = slice(start * views, (start + step) * views)
+            part = map_rows(batch, lambda t, rows=rows: t[rows])
+            total += run(model, loss_fn, part, clip, mask[start : start + step], views)
+        return total
 
 
 def _examples(batch: Any, views: int, weights: Tensor | None) -> tuple[int, Tensor]:

@@ -178,7 +178,7 @@ class NoisyMean:
             return None
         factor = 1.0 / self._expected_batch
         stds = tuple(noise_multiplier * scale * factor for scale in scales)
-        key = (stds, *((total.data_ptr(), total.shape, total.stride()) for total in sums))
+        key = (stds, *((t.data_ptr(), t.dtype, t.shape, t.stride()) for t in sums))
         if key not in self._blocks:
             self._blocks[key] = kernels.noise_blocks(sums, stds, factor)
             if len(self._blocks) > _PLACES:

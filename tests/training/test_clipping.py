@@ -2,6 +2,7 @@
 
 import importlib.util
 import math
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch._subclasses import FakeTensorMode
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
@@ -37,6 +39,25 @@ CLIP = Flat(0.5)
 def cross_entropy(model, batch):
     x, y = batch
     return F.cross_entropy(model(x), y, reduction="none")
+
+
+def test_an_engine_runs_with_the_gpu_of_the_batch_as_the_current_one(monkeypatch):
+    entered, seen = [], []
+
+    @contextmanager
+    def guard(device):
+        entered.append(device.index)
+        yield
+        entered.pop()
+
+    monkeypatch.setattr(torch.cuda, "device", guard)
+    monkeypatch.setitem(ENGINES, "loop", lambda *_: seen.append(list(entered)))
+    with FakeTensorMode():
+        clipped_sum(
+            nn.Linear(2, 1), cross_entropy, torch.ones(3, 2, device="cuda:1"), CLIP, engine="loop"
+        )
+    clipped_sum(nn.Linear(2, 1), cross_entropy, torch.ones(3, 2), CLIP, engine="loop")
+    assert seen == [[1], []]
 
 
 def network(width=5):

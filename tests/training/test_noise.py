@@ -161,4 +161,5 @@ def test_the_places_used_last_are_remembered(monkeypatch):
         blocks(other, 2 * step + 1)
         assert blocks(often, 2 * step + 2) is first
     assert len(mean._blocks) == 4
+    assert blocks(often.view(torch.int32), 99) is not first  # other numbers in the same place
     assert len(set(keys)) == len(keys)  # each step has its own
