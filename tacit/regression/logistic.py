@@ -163,7 +163,9 @@ class LogisticRegression(ClassifierMixin, BaseEstimator):
                 "Only binary classification is supported by method 'objective', got "
                 f"{n_classes} classes. Use method='gradient'."
             )
-        return likelihood.plan_objective(n_features, row_norm=row_norm, **budget)
+        return likelihood.plan_objective(
+            n_features, row_norm=row_norm, n_records=n_records, **budget
+        )
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()

@@ -56,6 +56,48 @@ def test_one_class_is_an_error_and_costs_nothing():
     assert ledger.history() == []
 
 
+@pytest.mark.parametrize("epsilon", [1e-12, 600.0, 1e4])
+@pytest.mark.parametrize("relation", ["add_remove", "replace_one"])
+def test_an_objective_that_rounding_may_not_minimize_is_refused_before_it_is_paid(
+    epsilon, relation
+):
+    X, y = coins(400)
+    ledger = tacit.Ledger(relation=Relation(relation))
+    model = LogisticRegression(
+        epsilon=epsilon, delta=1e-12, bounds=(0, 10), method="objective", relation=relation
+    )
+    with pytest.raises(ValueError, match=r"epsilon must be (smaller|larger)"):
+        model.set_params(ledger=ledger).fit(X, y)
+    assert ledger.history() == []
+
+
+def test_separable_records_are_minimized_just_within_what_is_accepted():
+    rng = np.random.default_rng(0)
+    X = np.sign(rng.uniform(-1, 1, (400, 20)))
+    model = LogisticRegression(epsilon=155.0, bounds=(-1, 1), method="objective", random_state=0)
+    assert model.fit(X, X[:, 0] > 0).score(X, X[:, 0] > 0) > 0.9
+    with pytest.raises(ValueError, match="epsilon must be smaller"):
+        model.set_params(epsilon=170.0).fit(X, X[:, 0] > 0)
+
+
+@pytest.mark.parametrize("fault", ["out of steps", "singular"])
+def test_an_objective_that_was_not_minimized_says_that_it_was_paid(fault, monkeypatch):
+    if fault == "singular":
+
+        def solve(*_):
+            raise np.linalg.LinAlgError("Singular matrix")
+
+        monkeypatch.setattr(np.linalg, "solve", solve)
+    else:
+        monkeypatch.setattr(likelihood, "_MOST_NEWTON_STEPS", 1)
+    ledger = tacit.Ledger()
+    model = LogisticRegression(bounds=(0, 10), method="objective", ledger=ledger)
+    with pytest.raises(RuntimeError, match=r"Nothing was released, but the budget .* was spent"):
+        model.fit(*coins(400))
+    assert len(ledger.history()) == 1
+    assert not hasattr(model, "coef_")
+
+
 def plan(**changes):
     settings = {"n_classes": 2, "row_norm": 1.5, "n_records": 20_000, "epsilon": 1.0} | changes
     return likelihood.plan_gradient(10, **settings, delta=1e-6, relation=Relation.ADD_REMOVE)
@@ -96,7 +138,7 @@ def test_objective_perturbation_keeps_its_claim_in_one_dimension():
     divergence at the claimed epsilon, integrated numerically, must be at most the claimed delta.
     """
     settings = likelihood.plan_objective(
-        0, row_norm=1.0, epsilon=1.0, delta=1e-3, relation=Relation.ADD_REMOVE
+        0, row_norm=1.0, n_records=9, epsilon=1.0, delta=1e-3, relation=Relation.ADD_REMOVE
     )
     theta = np.linspace(-12, 12, 400_001)
 
@@ -119,7 +161,7 @@ def test_objective_perturbation_keeps_its_claim_in_one_dimension():
 def test_the_approximate_minimum_is_within_the_distance_its_noise_hides():
     X, y = coins(3000)
     settings = likelihood.plan_objective(
-        2, row_norm=1.2, epsilon=1.0, delta=1e-6, relation=Relation.ADD_REMOVE
+        2, row_norm=1.2, n_records=3000, epsilon=1.0, delta=1e-6, relation=Relation.ADD_REMOVE
     )
     rows = PrivateRows(X, Bounds([0, -5], [10, 5]).box(2), row_norm=1.2)
     theta = likelihood.fit_objective(rows, y.astype(float), settings, rng=generator(3))
