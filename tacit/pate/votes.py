@@ -39,7 +39,11 @@ class TeacherGroup(Protocol):
 
 
 class TeacherError(TacitError):
-    """A teacher could not be trained or could not predict; nothing was spent or released."""
+    """A teacher could not be trained or could not predict; nothing was spent or released.
+
+    What the teacher itself raised may quote private records ("could not convert string to float:
+    'Smith'"), so its type alone is told, and it is not chained.
+    """
 
 
 class ConstantTeacher:
@@ -117,7 +121,7 @@ def train_teachers(
     seeds = random.integers(0, 2**31, size=n_teachers)
     return _train_in_parallel(
         [
-            (i, make_teacher, X[part], labels[part], i % n_classes, int(seed))
+            (_name(i, n_teachers), make_teacher, X[part], labels[part], i % n_classes, int(seed))
             for i, (part, seed) in enumerate(zip(parts, seeds, strict=True))
         ],
         n_jobs=n_jobs,
@@ -175,26 +179,28 @@ def check_finite(X: Any, name: str) -> None:
 
 def _predictions(teachers: Sequence[Teacher] | TeacherGroup, X: Any) -> Iterable[NDArray[Any]]:
     if isinstance(teachers, TeacherGroup):
-        yield from teachers.predict_all(X)
+        try:
+            predicted = teachers.predict_all(X)
+        except Exception as failure:
+            raise _failed("a teacher of the group", "predict", failure) from None
+        yield from predicted
         return
     if not len(teachers):
         raise ValueError("teachers must not be empty.")
     for number, teacher in enumerate(teachers):
         try:
-            yield np.asarray(teacher.predict(X))
+            predicted = np.asarray(teacher.predict(X))
         except Exception as failure:
-            raise TeacherError(
-                f"teacher {number} of {len(teachers)} failed to predict "
-                f"({type(failure).__name__}). Nothing was released."
-            ) from failure
+            raise _failed(_name(number, len(teachers)), "predict", failure) from None
+        yield predicted
 
 
-_Job = tuple[int, Callable[[int], Teacher], Any, Labels, int, int]
+_Job = tuple[str, Callable[[int], Teacher], Any, Labels, int, int]
 
 
-def _train_one(job: _Job) -> Teacher | Exception:
-    """One trained teacher, or what it raised (returned, so that every backend can name it)."""
-    _, make_teacher, X, y, absent_label, seed = job
+def _train_one(job: _Job) -> Teacher | TeacherError:
+    """One trained teacher, or why there is none (returned, so that every backend hands it on)."""
+    name, make_teacher, X, y, absent_label, seed = job
     if len(y) == 0:
         return ConstantTeacher(absent_label)
     if np.all(y == y[0]):  # many classifiers refuse a single class
@@ -203,7 +209,7 @@ def _train_one(job: _Job) -> Teacher | Exception:
         teacher = make_teacher(seed)
         teacher.fit(X, y)
     except Exception as failure:
-        return failure
+        return _failed(name, "train", failure)
     return teacher
 
 
@@ -216,12 +222,12 @@ def _train_in_parallel(
         raise ImportError("train_teachers needs joblib: pip install 'tacit[sklearn]'.") from None
 
     run: Any = Parallel(n_jobs=n_jobs, return_as="generator")  # Any: joblib is untyped
-    results: Iterable[Teacher | Exception] = run(delayed(_train_one)(job) for job in jobs)
+    results: Iterable[Teacher | TeacherError] = run(delayed(_train_one)(job) for job in jobs)
     teachers: list[Teacher] = []
-    failure: Exception | None = None
+    failure: TeacherError | None = None
     for number, result in enumerate(results):  # to the end, so no worker is left behind
-        if isinstance(result, Exception):
-            failure = failure or _named(number, len(jobs), result)
+        if isinstance(result, TeacherError):
+            failure = failure or result
         else:
             teachers.append(result)
         if progress is not None:
@@ -231,9 +237,13 @@ def _train_in_parallel(
     return teachers
 
 
-def _named(number: int, total: int, cause: Exception) -> TeacherError:
-    error = TeacherError(
-        f"teacher {number} of {total} failed to train ({type(cause).__name__}). Nothing was spent."
+def _name(number: int, total: int) -> str:
+    return f"teacher {number} of {total}"
+
+
+def _failed(who: str, what: str, failure: Exception) -> TeacherError:
+    return TeacherError(
+        f"{who} failed to {what} ({type(failure).__name__}). Nothing was spent or released. Its "
+        f"message may quote records: to see it, {what} with such a teacher on records that are not "
+        "private."
     )
-    error.__cause__ = cause
-    return error

@@ -1,5 +1,7 @@
 """One record reaches one teacher; every teacher votes once; faults say which and spend nothing."""
 
+import traceback
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -118,9 +120,35 @@ def test_progress_is_told_after_each_teacher():
 
 def test_a_teacher_that_raises_is_named():
     X, y = blobs(300)
-    with pytest.raises(TeacherError, match=r"teacher \d+ of 12 failed to train") as caught:
+    with pytest.raises(TeacherError, match=r"teacher \d+ of 12 failed to train \(FloatingPoint"):
         train_teachers(Failing, X, y, 12, n_classes=3, rng=0)
-    assert isinstance(caught.value.__cause__, FloatingPointError)
+
+
+@pytest.mark.parametrize("n_jobs", [1, 2])
+def test_no_record_shows_in_the_traceback_of_a_teacher_that_cannot_train(n_jobs):
+    X, y = np.array([["Smith"], ["Jones"]] * 6), np.arange(12) % 3
+    with pytest.raises(TeacherError, match="ValueError") as caught:
+        train_teachers(
+            _Copies(DecisionTreeClassifier()), X, y, 2, n_classes=3, rng=0, n_jobs=n_jobs
+        )
+    shown = "".join(traceback.format_exception(caught.value))
+    assert "Smith" not in shown
+    assert "Jones" not in shown
+
+
+@pytest.mark.parametrize("is_group", [False, True])
+def test_no_record_shows_in_the_traceback_of_a_teacher_that_cannot_predict(is_group):
+    class Chatty(ConstantTeacher):
+        def predict(self, X):
+            raise KeyError("Smith")
+
+    class Group:
+        def predict_all(self, X):
+            raise KeyError("Smith")
+
+    with pytest.raises(TeacherError, match="failed to predict") as caught:
+        count_votes(Group() if is_group else [Chatty(0)], np.zeros((3, 2)), 2)
+    assert "Smith" not in "".join(traceback.format_exception(caught.value))
 
 
 def test_a_teacher_that_cannot_predict_is_named():
