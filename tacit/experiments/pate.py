@@ -50,7 +50,7 @@ from tacit.pate import (
 from tacit.pate.run import Aggregator
 from tacit.pate.votes import Progress
 
-STUDENT, CURVE = "student.npz", "by_answers.jsonl"
+ANSWERS, STUDENT, CURVE = "answers.jsonl", "student.npz", "by_answers.jsonl"
 _COMPONENTS = 200  # of images' features; from the public inputs
 
 
@@ -187,13 +187,13 @@ def run_pate(
     """Carry out `recipe` in `folder` and write its facts; a killed run goes on where it stopped.
 
     `data` is the folder of the data sets, `ledger` the file that pays (default: one in the folder).
-    A folder that holds a finished run of another recipe is left as it is, with an error.
+    A folder that holds a run of another recipe is left as it is, with an error.
     """
     start = time.perf_counter()
     run = RunFolder(folder)
     refuse_other_recipe(recipe, run)
     run.path.mkdir(parents=True, exist_ok=True)
-    was_killed = (run / "answers.jsonl").exists() and not run.is_finished
+    was_killed = (run / ANSWERS).exists() and not run.is_finished
     run.write(RECIPE, recipe.to_toml())
     dataset = data_of.load(recipe.data, data)
     split = _split(dataset, recipe.public_share)
@@ -229,12 +229,19 @@ def run_pate(
 
 
 def refuse_other_recipe(recipe: PATERecipe, run: RunFolder) -> None:
-    """Raise if `run` finished by another recipe; how many work at once makes no difference."""
+    """Raise if `run` was begun by another recipe; how many work at once makes no difference.
+
+    Begun means that answers may have been paid for: before that, a recipe can be put right.
+    """
+    path = run / RECIPE
+    if not path.is_file() or not (run.is_finished or (run / ANSWERS).exists()):
+        return
     any_jobs = {"teachers.jobs": 1}
-    if run.is_finished and PATERecipe.read(run / RECIPE).changed(any_jobs) != recipe.changed(
-        any_jobs
-    ):
-        raise ValueError(f"{run.path.name} holds a finished run of another recipe. Use a new one.")
+    if PATERecipe.read(path).changed(any_jobs) != recipe.changed(any_jobs):
+        raise ValueError(
+            f"{run.path.name} holds a run of another recipe. Choose another folder with --out, or "
+            f"go on as it was planned: tacit pate {path} --out {run.path}"
+        )
 
 
 @dataclass(frozen=True)

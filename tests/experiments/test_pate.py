@@ -1,6 +1,7 @@
 """`tacit pate` and its recipe: defaults, refusals, a run folder that can be reported on."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -74,6 +75,29 @@ def test_a_finished_run_is_not_overwritten_by_another_recipe(finished):
     with pytest.raises(ValueError, match="another recipe"):
         run_pate(PATERecipe(seed=1).changed({"answers.noise": 3.0}), folder)
     assert (folder / "recipe.toml").read_bytes() == before
+
+
+@pytest.mark.parametrize("changes", [{"teachers.width": 2.0}, {"answers.most": 3}, {"seed": 2}])
+def test_an_unfinished_run_is_not_resumed_by_another_recipe(tmp_path, monkeypatch, changes):
+    recipe = PATERecipe(seed=1).changed({"answers.queries": 8, "teachers.count": 10})
+    with monkeypatch.context() as killed:
+        killed.setattr(SpreadStudent, "fit", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            run_pate(recipe, tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(ValueError, match=r"another recipe.*go on as it was planned: tacit pate"):
+        run_pate(recipe.changed(changes), tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    facts = run_pate(recipe.changed({"teachers.jobs": 1}), tmp_path)
+    assert facts.resumed == 1
+    assert len(list(Ledger(tmp_path / "run.ledger", read_only=True).history())) == 8
+
+
+def test_a_recipe_under_which_nothing_was_begun_can_be_put_right(tmp_path):
+    recipe = PATERecipe(seed=1).changed({"answers.queries": 8, "teachers.count": 10})
+    with pytest.raises(ValueError, match="color"):
+        run_pate(recipe.changed({"data": replace(recipe.data, name="color")}), tmp_path)
+    assert run_pate(recipe, tmp_path).steps == 8
 
 
 def test_with_a_threshold_the_curve_ends_at_the_epsilon_that_is_claimed(tmp_path):
