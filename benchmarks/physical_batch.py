@@ -4,11 +4,13 @@
 
 Each pair of workload and method has a process of its own that may use a fixed part of the device's
 memory. The largest batch whose step fits (forward, backward, optimizer) is found by bisection, to
-within two percent. Both sides run eagerly.
+within two percent. Both sides run eagerly, and with torch's expandable segments: otherwise gaps
+between blocks decide, which differ by chance.
 """
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from typing import Any
@@ -43,7 +45,10 @@ def main() -> None:
 
 def in_process(workload: str, method: str) -> int:
     command = [sys.executable, __file__, "--one", workload, method]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    allocator = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, env=os.environ | allocator
+    )
     line = next(line for line in done.stdout.splitlines() if line.startswith("LARGEST "))
     return int(json.loads(line.removeprefix("LARGEST ")))
 

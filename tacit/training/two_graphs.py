@@ -5,13 +5,15 @@ activations instead of keeping them. What the function reads besides its argumen
 buffers, is read where it lies at each call.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
-from torch._guards import detect_fake_mode
+from torch._guards import TracingContext, detect_fake_mode, tracing
 from torch._subclasses import FakeTensorMode
 
 from tacit.errors import IncompatibleModel
@@ -58,7 +60,8 @@ def two_graphs(joint: Callable[..., list[Tensor]], example: tuple[Tensor, ...]) 
         saved = list(compiled[0](inputs))[1:]
         saved.append(seed)
         if len(compiled) == 1:
-            compiled.append(_compiled(backward, saved, is_backward=True))
+            own = _own(saved, [*constants, *others, seed])
+            compiled.append(_compiled(backward, saved, is_backward=True, own=own))
         return list(compiled[1](saved))
 
     return Traced(step, _bytes_held(forward), draws)
@@ -75,17 +78,30 @@ def _is_random(node: fx.Node) -> bool:
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
-def _compiled(graph: fx.GraphModule, inputs: list[Tensor], *, is_backward: bool) -> Compiled:
+def _compiled(
+    graph: fx.GraphModule, inputs: list[Tensor], *, is_backward: bool, own: Sequence[int] = ()
+) -> Compiled:
     """`graph` compiled for tensors laid out like these; it takes a list, which it empties.
 
     So each activation is freed after its last use, as in an ordinary compiled backward.
-    `torch.compile` would hold all of them until the end, and check its guards on every call.
+    `torch.compile` would hold all of them until the end, and check its guards on every call. Inputs
+    numbered in `own` may be overwritten.
     """
     from torch._inductor.compile_fx import compile_fx_inner
 
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     like = [mode.from_tensor(t) for t in inputs]
-    return compile_fx_inner(graph, like, is_backward=is_backward)
+    context = TracingContext(mode)
+    # As autograd's own compiler tells which activations a backward may put its results into.
+    context.fw_metadata = SimpleNamespace(bw_donated_idxs=list(own), static_input_indices=[])  # type: ignore[assignment]  # of its many fields, what is read
+    with tracing(context):
+        return compile_fx_inner(graph, like, is_backward=is_backward)
+
+
+def _own(saved: Sequence[Tensor], others: Sequence[Tensor]) -> list[int]:
+    """Numbers of the saved tensors whose memory no other one shares."""
+    places = Counter(t.untyped_storage().data_ptr() for t in (*saved, *others))
+    return [i for i, t in enumerate(saved) if places[t.untyped_storage().data_ptr()] == 1]
 
 
 def _traced(

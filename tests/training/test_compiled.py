@@ -9,10 +9,12 @@ from tacit.errors import IncompatibleModel
 from tacit.training import make_private
 from tacit.training.clipping import Flat, clipped_sum
 from tacit.training.compiled import CompiledSum
+from tacit.training.two_graphs import _own
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # raised inside the compiler
+    pytest.mark.filterwarnings("ignore::FutureWarning"),  # so is this
 ]
 
 
@@ -192,3 +194,59 @@ def test_layers_with_equal_gradients_are_added_once():
     wanted = clipped_sum(model, losses, first, Flat(0.5))
     wanted += clipped_sum(model, losses, second, Flat(0.5))
     assert relative(found, wanted) < 1e-5
+
+
+class Attending(nn.Module):
+    """Tied embeddings, a residual block with attention, an activation that is used twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.norm = nn.Embedding(7, 8), nn.LayerNorm(8)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        y = self.norm(x)
+        x = torch.relu(x + self.attention(y, y, y, need_weights=False)[0])
+        return F.linear(x + x.sin(), self.embed.weight).mean(1)
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.lstm, self.out = nn.Embedding(7, 5), nn.LSTM(5, 4), nn.Linear(4, 7)
+
+    def forward(self, ids):
+        return self.out(self.lstm(self.embed(ids).transpose(0, 1))[0][-1])
+
+
+class Pooled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
+        self.out = nn.Linear(36, 7)
+
+    def forward(self, ids):
+        x = F.one_hot(ids, 6).float().unsqueeze(1)
+        x = F.max_pool2d(F.relu_(self.first(x)), 2)
+        return self.out((x + F.gelu(self.second(x))).flatten(1))
+
+
+@pytest.mark.parametrize("kind", [Attending, Recurrent, Pooled])
+def test_a_step_overwrites_activations_and_nothing_else(kind):
+    torch.manual_seed(0)
+    model, weights = kind(), torch.ones(5)
+    compiled = CompiledSum(model, losses, Flat(0.5))
+    for _ in range(2):
+        batch = torch.randint(0, 6, (5, 6)), torch.randint(0, 7, (5,))
+        held = [t.clone() for t in (*batch, weights, *model.parameters())]
+        wanted = clipped_sum(model, losses, batch, Flat(0.5))
+        for _ in range(2):  # the second call would read what the first had overwritten
+            assert relative(compiled(batch, weights), wanted) < 1e-5
+        for now, before in zip((*batch, weights, *model.parameters()), held, strict=True):
+            assert torch.equal(now, before)
+
+
+def test_memory_that_two_tensors_share_is_not_given_away():
+    x, y, z = torch.zeros(4), torch.zeros(4), torch.zeros(4)
+    assert _own([x, x[1:], y, z], [z.view(2, 2)]) == [2]
