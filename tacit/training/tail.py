@@ -176,7 +176,9 @@ def launched_with(optimizer: Optimizer) -> list[Any]:
 def _is_watched(optimizer: Optimizer) -> bool:
     """Whether a call of `step` would be heard by somebody but a scheduler's reminder."""
     own = optimizer.__dict__.get("step")
-    if own is not None and not hasattr(own, "_wrapped_by_lr_sched"):
+    # The mark alone does not do: functools.wraps hands it on to wrappers around the scheduler's.
+    around = own if hasattr(own, "_wrapped_by_lr_sched") else None
+    if own is not None and getattr(around, "__wrapped__", None) is not type(optimizer).step:
         return True
     return any(
         (

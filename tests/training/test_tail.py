@@ -1,7 +1,8 @@
 """Which optimizers may be recorded, and what a recorded step depends on."""
 
+import functools
 from contextlib import contextmanager
-from types import SimpleNamespace
+from types import MethodType, SimpleNamespace
 
 import pytest
 import torch
@@ -58,6 +59,24 @@ def test_a_scheduler_does_not_keep_an_optimizer_from_being_recorded(parameters):
     optimizer = torch.optim.SGD(parameters, lr=0.1)
     torch.optim.lr_scheduler.StepLR(optimizer, 3)
     assert tail.can_be_recorded(optimizer, parameters)
+
+
+def test_who_wraps_the_step_of_a_scheduled_optimizer_is_heard(parameters):
+    def wrapped(step):
+        @functools.wraps(step)
+        def wrapper(*args):
+            return step(*args)
+
+        return wrapper
+
+    after = torch.optim.SGD(parameters, lr=0.1)
+    torch.optim.lr_scheduler.StepLR(after, 3)
+    after.step = wrapped(after.step)
+    assert not tail.can_be_recorded(after, parameters)
+    before = torch.optim.SGD(parameters, lr=0.1)
+    before.step = MethodType(wrapped(type(before).step), before)
+    torch.optim.lr_scheduler.StepLR(before, 3)
+    assert not tail.can_be_recorded(before, parameters)
 
 
 def test_a_recorded_step_depends_on_settings_places_and_state():
