@@ -22,6 +22,7 @@ from tacit.training.engines.bookkeeping import Intercept, Stale, plan_for
 from tacit.training.engines.recorder import Recorder
 from tacit.training.engines.vmap import weigh
 from tacit.training.layer_rules.site import Unsupported
+from tacit.training.memory import is_out_of_memory
 from tacit.training.records import Micro, map_tensors, n_rows
 from tacit.training.sums import ClippedSum, trainable
 
@@ -129,10 +130,8 @@ def clipped_sum_of(
         is_first, is_last = start == 0, stop == rows
         try:
             gradients = gradients_of(losses, targets, seeds[start:stop], is_first or not is_last)
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError:
-            if not is_first:
+        except RuntimeError as error:
+            if not is_first or is_out_of_memory(error):
                 raise
             gradients_of = _one_by_one
             gradients = gradients_of(losses, targets, seeds[start:stop], not is_last)

@@ -20,6 +20,7 @@ from tacit.errors import IncompatibleModel
 from tacit.training.engines.batch import checked_losses, map_rows
 from tacit.training.layer_rules import SPREADS
 from tacit.training.layer_rules.site import Layout, Unsupported
+from tacit.training.memory import is_out_of_memory
 
 SMALL, LARGE = 2, 3
 Shape = tuple[int, ...]
@@ -212,9 +213,9 @@ def _checked(run: _Compare, losses: Tensor, views: int) -> dict[Key, list[Spec]]
     try:
         plain = torch.autograd.grad(losses, targets, ones, retain_graph=True, allow_unused=True)
         scaled = torch.autograd.grad(losses, targets, weights, allow_unused=True)
-    except torch.OutOfMemoryError:  # says nothing about the model
-        raise
     except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise  # says nothing about the model
         raise Unsupported("autograd gives no gradient inside the model") from error
     order = {
         id(r): _order(layout, g, h)
