@@ -104,7 +104,8 @@ class Private:
         """One release: clip, add, pay, noise, divide, and the optimizer's own step.
 
         Guarantee: this step's share of `event`. Interrupted before the release, nothing has changed
-        and the same lot can be stepped on again; an interrupt during it waits for its end.
+        and the same lot can be stepped on again; an interrupt during it waits for its end. Copy a
+        `p.grad` that you keep: on a GPU the next sum comes where it lies, before its noise.
         """
         self._take_back()
         self._check_turn(lot)
