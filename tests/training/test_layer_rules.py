@@ -3,14 +3,16 @@
 import importlib.util
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
+from torch._subclasses import FakeTensorMode
 from torch.nn import functional as F
 
 from tacit.training.clipping import Flat, clipped_sum
-from tacit.training.layer_rules import convolved, pieces
+from tacit.training.layer_rules import convolved, pieces, rounding
 
 _SPEC = importlib.util.spec_from_file_location(
     "looped_reference", Path(__file__).parents[1] / "training" / "looped_reference.py"
@@ -225,6 +227,40 @@ def test_the_room_for_rounding_is_not_below_what_the_positions_hold(stride, dila
     left, right = piece._operands(0, 4)
     exact = (left.norm(dim=1) * right.norm(dim=1)).sum(1)
     assert (piece._lengths(0, 4) >= exact).all()
+
+
+def test_a_gpu_convolves_in_eleven_bits_unless_told_not_to(monkeypatch):
+    with FakeTensorMode():
+        x = torch.ones(2, device="cuda")
+        assert rounding.convolved_in(x) == torch.float16
+        assert rounding.convolved_in(x.double()) == torch.float64
+        assert rounding.convolved_in(x.bfloat16()) == torch.bfloat16
+        monkeypatch.setattr(
+            torch.backends.cudnn, "conv", SimpleNamespace(fp32_precision="ieee"), raising=False
+        )
+        assert rounding.convolved_in(x) == torch.float32
+    assert rounding.convolved_in(torch.ones(2)) == torch.float32
+
+
+@pytest.mark.parametrize("way", ["gram", "drop"])
+@pytest.mark.parametrize("size", [1.0, 1e-2, 1e-4, 0.0])
+def test_a_sum_in_eleven_bits_stays_within_the_clip_norm(way, size, monkeypatch):
+    # As on a GPU, which takes the norm in all bits. Positions cancel but for `size`, and their
+    # roundings do not: without room for these the sum has 3.6 times the clip norm.
+    def reduced(g, x, *others):
+        g, x = (((t.view(torch.int32) + 2**12) & -(2**13)).view(torch.float32) for t in (g, x))
+        return torch.ops.aten.convolution_backward(g, x, *others)
+
+    monkeypatch.setattr(convolved, "cheapest_way", lambda *_, **__: way)
+    monkeypatch.setattr(convolved, "convolved_in", lambda _: torch.float16)
+    monkeypatch.setattr(convolved, "aten", SimpleNamespace(convolution_backward=reduced))
+    torch.manual_seed(0)
+    lengths, signs = torch.rand(1, 1, 2) + 0.5, torch.tensor([1.0, -1.0])
+    x = lengths * torch.randn(1, 40, 1)
+    g = signs * torch.randn(1, 60, 1) / lengths + size * torch.randn(1, 60, 2)
+    layer = nn.Conv1d(40, 60, 1, bias=False)
+    found = clipped_sum(layer, weighed_outputs, (x, 1e5 * g), CLIP, engine="bookkeeping")
+    assert 0 < reference.norm_of(found.sums) <= CLIP.clip_norm
 
 
 def frames_in_the_batch():

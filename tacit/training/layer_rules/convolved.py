@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from tacit.training import kernels
 from tacit.training.layer_rules import pieces
 from tacit.training.layer_rules.cost import Way, cheapest_way
-from tacit.training.layer_rules.rounding import room
+from tacit.training.layer_rules.rounding import convolved_in, room
 from tacit.training.layer_rules.site import Piece
 
 aten = torch.ops.aten
@@ -82,7 +82,7 @@ class Convolved:
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.g.dtype
+        return convolved_in(self.g)
 
     def dense(self) -> Tensor:
         return self._kept().dense().reshape(self.examples, *self.weight.shape)
@@ -180,8 +180,8 @@ class Convolved:
     def _raised(self, squared: Tensor, lengths: Tensor, *, gram: bool = True) -> Tensor:
         """Squared norms with room for what rounding may hide where positions cancel."""
         width = max(self.weight.shape[0], prod(self.weight.shape[1:]))
-        share = room(self.dtype, gram=width * gram, fused=self._is_fusible())
-        return squared + share * lengths.square()
+        of_norm = room(self.g.dtype, gram=width * gram, fused=self._is_fusible())
+        return squared + max(of_norm, room(self.dtype)) * lengths.square()
 
     def _is_fusible(self) -> bool:
         """Whether the GPU kernels take this convolution: plain, in two dimensions, square steps."""

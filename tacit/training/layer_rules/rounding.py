@@ -8,6 +8,7 @@ of B, so that factor * sqrt(B), the largest number in the weighted sum, stays bo
 import math
 
 import torch
+from torch import Tensor
 
 ROOM = {
     torch.float64: 2.0**-44,
@@ -17,6 +18,18 @@ ROOM = {
 }
 GRAM_ROOM = 2.0**-24  # times sqrt(width): inner products in float32, terms rounded at random
 REDUCED_ROOM = 2.0**-9  # of those by matrix units that round float32 to 11 bits or fewer
+
+
+def convolved_in(tensor: Tensor) -> torch.dtype:
+    """What a convolution rounds this operand to.
+
+    cuDNN takes 11 bits of a float32, as many as a float16 has, unless it is told not to.
+    """
+    if not tensor.is_cuda or tensor.dtype != torch.float32:
+        return tensor.dtype
+    conv = getattr(torch.backends.cudnn, "conv", None)  # since torch 2.9
+    is_reduced = torch.backends.cudnn.allow_tf32 if conv is None else conv.fp32_precision == "tf32"
+    return torch.float16 if is_reduced else torch.float32
 
 
 def room(dtype: torch.dtype, *, gram: int = 0, fused: bool = False) -> float:
