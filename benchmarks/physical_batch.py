@@ -1,14 +1,15 @@
 """The largest physical batch before memory runs out, private beside ordinary, on a GPU.
 
-    python benchmarks/physical_batch.py [--workloads gpt2 wrn-16-4]
+    python benchmarks/physical_batch.py [--workloads gpt2 wrn-16-4] [--compiled]
 
 Each pair of workload and method has a process of its own that may use a fixed part of the device's
 memory. The largest batch whose step fits (forward, backward, optimizer) is found by bisection, to
-within two percent. Both sides run eagerly, and with torch's expandable segments: otherwise gaps
-between blocks decide, which differ by chance.
+within two percent. Both sides run eagerly, or both compiled and recorded as CUDA graphs; with
+torch's expandable segments: otherwise gaps between blocks decide, which differ by chance.
 """
 
 import argparse
+import gc
 import json
 import os
 import subprocess
@@ -18,25 +19,27 @@ from typing import Any
 from _results import table, write
 
 LIMITS = {"mlp": 1, "cnn-2048": 2, "lstm": 2, "wrn-16-4": 8, "gpt2": 24, "gpt2-lora": 24}  # GiB
-METHODS = ("plain", "tacit")
+METHODS = {False: ("plain", "tacit"), True: ("plain-graph", "tacit-compiled")}
 
 
 def main() -> None:
     """Bisect in processes and write results/physical-batch.md."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workloads", nargs="*", default=list(LIMITS))
+    parser.add_argument("--compiled", action="store_true")
     parser.add_argument("--one", nargs=2, metavar=("WORKLOAD", "METHOD"))
+    parser.add_argument("--between", nargs=2, type=int, default=(1, 0), help="known to fit, or not")
     arguments = parser.parse_args()
     if arguments.one:
-        print("LARGEST", json.dumps(largest(*arguments.one)))
+        print("LARGEST", json.dumps(largest(*arguments.one, *arguments.between)))
         return
     rows = []
     for workload in arguments.workloads:
-        plain, tacit = (in_process(workload, method) for method in METHODS)
+        plain, tacit = (in_process(workload, m) for m in METHODS[arguments.compiled])
         rows.append([workload, LIMITS[workload], plain, tacit, f"{tacit / plain:.2f}"])
         print(*rows[-1], flush=True)
     write(
-        "physical-batch",
+        "physical-batch-compiled" if arguments.compiled else "physical-batch",
         "The largest physical batch before memory runs out",
         ("tacit", "torch"),
         table(["workload", "GiB allowed", "plain", "tacit", "ratio"], rows),
@@ -53,8 +56,8 @@ def in_process(workload: str, method: str) -> int:
     return int(json.loads(line.removeprefix("LARGEST ")))
 
 
-def largest(workload: str, method: str) -> int:
-    """Rows of the largest batch that fits."""
+def largest(workload: str, method: str, low: int = 1, high: int = 0) -> int:
+    """Rows of the largest batch that fits, from `low` that does; `high` does not, unless 0."""
     import torch
     from _models import WORKLOADS
 
@@ -65,9 +68,9 @@ def largest(workload: str, method: str) -> int:
     if work.channels_last:
         model = model.to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.0)
-    low, high = 1, 2
-    while fits(work, model, optimizer, method, high):
-        low, high = high, 2 * high
+    while not high:
+        does_fit = fits(work, model, optimizer, method, 2 * low)
+        low, high = (2 * low, 0) if does_fit else (low, 2 * low)
     while high - low > max(1, low // 50):
         middle = (low + high) // 2
         if fits(work, model, optimizer, method, middle):
@@ -86,6 +89,8 @@ def fits(work: Any, model: Any, optimizer: Any, method: str, rows: int) -> bool:
     except torch.OutOfMemoryError:
         return False
     finally:
+        torch._dynamo.reset()
+        gc.collect()
         optimizer.zero_grad()
         torch.cuda.empty_cache()
     return True
@@ -93,8 +98,10 @@ def fits(work: Any, model: Any, optimizer: Any, method: str, rows: int) -> bool:
 
 def one_step(work: Any, model: Any, optimizer: Any, method: str, rows: int) -> None:
     import torch
+    from training import plain_graph
 
     from tacit.training.clipping import Flat, clipped_sum
+    from tacit.training.compiled import CompiledSum
 
     def losses(model: Any, batch: Any) -> Any:
         with torch.autocast("cuda", torch.bfloat16, enabled=work.autocast):
@@ -103,10 +110,18 @@ def one_step(work: Any, model: Any, optimizer: Any, method: str, rows: int) -> N
     batch = work.batch(rows, torch.device("cuda"))
     if work.channels_last:
         batch = (batch[0].to(memory_format=torch.channels_last), batch[1])
+    if method == "plain-graph":
+        loss = torch.compile(lambda x, y: losses(model, (x, y)).sum(), dynamic=False)
+        plain_graph(optimizer, loss, *batch, rows, rows)
+        return
     if method == "plain":
         losses(model, batch).sum().backward()
     else:
-        total = clipped_sum(model, losses, batch, Flat(1.0), engine="bookkeeping")
+        if method == "tacit":
+            total = clipped_sum(model, losses, batch, Flat(1.0), engine="bookkeeping")
+        else:
+            mask = torch.ones(rows, dtype=torch.bool, device="cuda")
+            total = CompiledSum(model, losses, Flat(1.0))(batch, mask, reuse=True)
         for name, p in model.named_parameters():
             if p.requires_grad:
                 p.grad = total.sums[name]
