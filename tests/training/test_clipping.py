@@ -819,6 +819,20 @@ def test_reduced_matrix_precision_leaves_more_room():
     assert reference.norm_of(found.sums) < 0.01 * (1 - 2**-11)
 
 
+@pytest.mark.skipif(not hasattr(torch.backends, "fp32_precision"), reason="since torch 2.9")
+def test_so_does_one_that_was_set_by_the_newer_names():
+    products = torch.backends.cuda.matmul
+    before = products.fp32_precision
+    try:
+        products.fp32_precision = "tf32"
+        with pytest.raises(RuntimeError):
+            torch.get_float32_matmul_precision()
+        found = clipped_sum(network(), cross_entropy, examples(1), Flat(0.01))
+    finally:
+        products.fp32_precision = before
+    assert reference.norm_of(found.sums) < 0.01 * (1 - 2**-11)
+
+
 # Statistics of the batch that no gradient shows.
 
 

@@ -20,6 +20,19 @@ GRAM_ROOM = 2.0**-24  # times sqrt(width): inner products in float32, terms roun
 REDUCED_ROOM = 2.0**-9  # of those by matrix units that round float32 to 11 bits or fewer
 
 
+def float32_products() -> str:
+    """How precisely torch multiplies matrices in float32: "highest", "high" or "medium".
+
+    `torch.get_float32_matmul_precision` refuses to say once it was set by the newer names.
+    """
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        places = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # pyright: ignore[reportAttributeAccessIssue]  # made when it is imported
+        precisions = {place.fp32_precision for place in places}
+        return "medium" if "bf16" in precisions else "high" if "tf32" in precisions else "highest"
+
+
 def convolved_in(tensor: Tensor) -> torch.dtype:
     """What a convolution rounds this operand to.
 
@@ -38,7 +51,7 @@ def room(dtype: torch.dtype, *, gram: int = 0, fused: bool = False) -> float:
     `gram`: the norm comes from inner products of this many terms; `fused`: by our own kernels,
     which do not reduce their precision.
     """
-    is_reduced = dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
+    is_reduced = dtype == torch.float32 and float32_products() != "highest"
     share = ROOM[torch.float16 if is_reduced else dtype]
     if not gram or dtype == torch.float64:
         return share
