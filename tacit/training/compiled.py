@@ -24,7 +24,7 @@ from tacit.training.clip_rules import FLOAT32_ROUNDING, Clip
 from tacit.training.engines.bookkeeping import compute, plan_for
 from tacit.training.engines.plan import undisturbed
 from tacit.training.engines.recorder import NonFinite
-from tacit.training.layer_rules.rounding import float32_products
+from tacit.training.layer_rules.rounding import cudnn_rounds, multiplied_in
 from tacit.training.sums import ClippedSum, trainable
 from tacit.training.two_graphs import Traced, two_graphs
 
@@ -87,7 +87,8 @@ class CompiledSum:
             tuple(module.training for module in self._modules),
             tuple(p.requires_grad for home in self._homes for p in home.values() if p is not None),
             torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind),
-            float32_products(),
+            multiplied_in(torch.float32),  # norms leave room for these
+            kind == "cuda" and cudnn_rounds(),
         )
 
     def __call__(

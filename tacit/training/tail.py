@@ -177,8 +177,9 @@ def _is_watched(optimizer: Optimizer) -> bool:
     """Whether a call of `step` would be heard by somebody but a scheduler's reminder."""
     own = optimizer.__dict__.get("step")
     # The mark alone does not do: functools.wraps hands it on to wrappers around the scheduler's.
-    around = own if hasattr(own, "_wrapped_by_lr_sched") else None
-    if own is not None and getattr(around, "__wrapped__", None) is not type(optimizer).step:
+    inner = getattr(own, "__wrapped__", None)
+    is_reminder = hasattr(own, "_wrapped_by_lr_sched") and inner is type(optimizer).step
+    if own is not None and not is_reminder:
         return True
     return any(
         (

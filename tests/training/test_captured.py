@@ -1,5 +1,6 @@
 """A number told from the middle of the work. The graphs need a GPU: test_loop_on_gpu."""
 
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -119,3 +120,15 @@ def test_a_sum_that_failed_is_not_waited_for_but_taken_again(monkeypatch):
     assert not compiled.all_finite()
     compiled.begin()
     assert compiled.all_finite()
+
+
+def test_graphs_are_built_anew_where_convolutions_round_otherwise(monkeypatch):
+    # The room that norms leave for rounding is part of a graph.
+    compiled = CompiledSum(torch.nn.Conv1d(1, 1, 1), lambda *_: torch.zeros(1), Flat(1.0))
+    compiled._device = torch.device("cuda")
+    states = []
+    for precision in ("ieee", "tf32"):
+        setting = SimpleNamespace(fp32_precision=precision)
+        monkeypatch.setattr(torch.backends.cudnn, "conv", setting, raising=False)
+        states.append(compiled._state())
+    assert states[0] != states[1]

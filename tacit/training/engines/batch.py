@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from tacit.training.clip_rules import FLOAT32_ROUNDING, Clip
-from tacit.training.layer_rules.rounding import float32_products
+from tacit.training.layer_rules.rounding import multiplied_in
 
 # Relative error of a norm and of the weighted contraction, by the dtype they were computed in.
 ROUNDING = {
@@ -22,10 +22,7 @@ ROUNDING = {
 
 def rounding_of(dtype: torch.dtype) -> float:
     """Relative error to leave room for, with the matrix units as they are set."""
-    setting = float32_products()
-    if dtype == torch.float32 and setting != "highest":
-        return ROUNDING[torch.float16 if setting == "high" else torch.bfloat16]
-    return ROUNDING[dtype]
+    return ROUNDING[multiplied_in(dtype)]
 
 
 def rows_of(batch: Any) -> tuple[int, torch.device]:

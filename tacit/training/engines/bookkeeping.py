@@ -31,7 +31,7 @@ from tacit.training.sums import ClippedSum, trainable
 
 PLANS_PER_MODEL = 256  # one for each length of sequence, say
 # By model, then by what the plan depends on: the plan, or why there is none.
-_plans: WeakKeyDictionary[nn.Module, "OrderedDict[Any, Plan | Unsupported]"] = WeakKeyDictionary()
+_plans: WeakKeyDictionary[nn.Module, "OrderedDict[Any, Plan | str]"] = WeakKeyDictionary()
 
 
 class Stale(Exception):
@@ -71,7 +71,7 @@ def refuse(
 ) -> None:
     """Remembers that no plan works for batches like this one."""
     key = signature(model, loss_fn, batch, views)
-    _plans.setdefault(model, OrderedDict())[key] = Unsupported(reason.reason)
+    _plans.setdefault(model, OrderedDict())[key] = reason.reason
 
 
 def plan_for(
@@ -93,12 +93,12 @@ def plan_for(
         try:
             plan = make_plan(model, loss_fn, batch, parameters, examples=examples, views=views)
         except Unsupported as reason:
-            plan = Unsupported(reason.reason)
+            plan = reason.reason  # the exception itself would hold its frames, and so the batch
         plans[key] = plan
         if len(plans) > PLANS_PER_MODEL:
             plans.popitem(last=False)
-    if isinstance(plan, Unsupported):
-        raise Unsupported(plan.reason)  # a new one: it comes to hold the frames, and so the batch
+    if isinstance(plan, str):
+        raise Unsupported(plan)
     return plan
 
 

@@ -20,29 +20,34 @@ GRAM_ROOM = 2.0**-24  # times sqrt(width): inner products in float32, terms roun
 REDUCED_ROOM = 2.0**-9  # of those by matrix units that round float32 to 11 bits or fewer
 
 
-def float32_products() -> str:
-    """How precisely torch multiplies matrices in float32: "highest", "high" or "medium".
+def multiplied_in(dtype: torch.dtype) -> torch.dtype:
+    """What a matrix product rounds operands of this type to.
 
-    `torch.get_float32_matmul_precision` refuses to say once it was set by the newer names.
+    All of a float32, or as many bits as a float16 or a bfloat16 has, as torch is set.
     """
+    if dtype != torch.float32:
+        return dtype
     try:
-        return torch.get_float32_matmul_precision()
-    except RuntimeError:
+        settings = {torch.get_float32_matmul_precision()}
+    except RuntimeError:  # set by the newer names, which it refuses to translate
         places = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # pyright: ignore[reportAttributeAccessIssue]  # made when it is imported
-        precisions = {place.fp32_precision for place in places}
-        return "medium" if "bf16" in precisions else "high" if "tf32" in precisions else "highest"
+        settings = {place.fp32_precision for place in places}
+    if settings & {"medium", "bf16"}:
+        return torch.bfloat16
+    return torch.float16 if settings & {"high", "tf32"} else torch.float32
 
 
 def convolved_in(tensor: Tensor) -> torch.dtype:
-    """What a convolution rounds this operand to.
+    """What a convolution rounds this operand to."""
+    if tensor.is_cuda and tensor.dtype == torch.float32 and cudnn_rounds():
+        return torch.float16
+    return tensor.dtype
 
-    cuDNN takes 11 bits of a float32, as many as a float16 has, unless it is told not to.
-    """
-    if not tensor.is_cuda or tensor.dtype != torch.float32:
-        return tensor.dtype
+
+def cudnn_rounds() -> bool:
+    """Whether cuDNN takes 11 bits of a float32, as many as a float16 has: unless told not to."""
     conv = getattr(torch.backends.cudnn, "conv", None)  # since torch 2.9
-    is_reduced = torch.backends.cudnn.allow_tf32 if conv is None else conv.fp32_precision == "tf32"
-    return torch.float16 if is_reduced else torch.float32
+    return torch.backends.cudnn.allow_tf32 if conv is None else conv.fp32_precision == "tf32"
 
 
 def room(dtype: torch.dtype, *, gram: int = 0, fused: bool = False) -> float:
@@ -51,10 +56,10 @@ def room(dtype: torch.dtype, *, gram: int = 0, fused: bool = False) -> float:
     `gram`: the norm comes from inner products of this many terms; `fused`: by our own kernels,
     which do not reduce their precision.
     """
-    is_reduced = dtype == torch.float32 and float32_products() != "highest"
-    share = ROOM[torch.float16 if is_reduced else dtype]
+    rounded = multiplied_in(dtype)
+    share = ROOM[rounded]
     if not gram or dtype == torch.float64:
         return share
-    if is_reduced and not fused:
+    if rounded != dtype and not fused:
         return REDUCED_ROOM
     return max(share, GRAM_ROOM * math.sqrt(max(gram, 16)))
