@@ -4,47 +4,76 @@
 """
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from tacit._lazy import lazy
+
+if TYPE_CHECKING:
+    from tacit import (
+        accounting,
+        auditing,
+        datasets,
+        errors,
+        events,
+        experiments,
+        ledger,
+        mechanisms,
+        pate,
+        regression,
+        report,
+        sampling,
+        training,
+    )
+    from tacit.accounting import bracket, calibrate, delta, epsilon
+    from tacit.events import Relation
+    from tacit.ledger import Budget, Ledger
+    from tacit.training import make_private
 
 __version__ = "0.1.0"
 
-_LAZY = {
-    "epsilon": "tacit.accounting",
-    "delta": "tacit.accounting",
-    "bracket": "tacit.accounting",
-    "calibrate": "tacit.accounting",
-    "Ledger": "tacit.ledger",
-    "Budget": "tacit.ledger",
-    "Relation": "tacit.events",
-    "make_private": "tacit.training",
+_HOMES = {
+    "epsilon": "accounting",
+    "delta": "accounting",
+    "bracket": "accounting",
+    "calibrate": "accounting",
+    "Ledger": "ledger",
+    "Budget": "ledger",
+    "Relation": "events",
+    "make_private": "training",
 }
-_PARTS = (
+
+__all__ = [
+    "Budget",
+    "Ledger",
+    "Relation",
+    "__version__",
     "accounting",
     "auditing",
+    "bracket",
+    "calibrate",
     "datasets",
+    "delta",
+    "epsilon",
     "errors",
     "events",
     "experiments",
     "ledger",
+    "make_private",
     "mechanisms",
     "pate",
     "regression",
     "report",
     "sampling",
     "training",
-)
+]
 
-__all__ = [*_LAZY, *_PARTS, "__version__"]  # pyright: ignore[reportUnsupportedDunderAll]  # names resolve lazily below
+_load = lazy(__name__, _HOMES)
 
 
 def __getattr__(name: str) -> Any:  # Any: modules, classes and functions alike
-    if name in _PARTS:
+    if name in __all__ and name not in _HOMES:
         return import_module(f"tacit.{name}")
-    if name in _LAZY:
-        value = getattr(import_module(_LAZY[name]), name)
-        globals()[name] = value
-        return value
-    raise AttributeError(f"module 'tacit' has no attribute {name!r}")
+    return _load(name)
 
 
 def __dir__() -> list[str]:

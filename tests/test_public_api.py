@@ -23,7 +23,7 @@ NAMES = {
     "tacit.mechanisms": """
         DiscreteGaussianMechanism DiscreteLaplaceMechanism ExponentialMechanism GaussianMechanism
         GaussianNoisyMax GridGaussianMechanism LaplaceMechanism LaplaceNoisyMax Mechanism
-        PermuteAndFlip SecureGenerator generator secure_generator
+        PermuteAndFlip Rng SecureGenerator Seed Size generator secure_generator
     """,
     "tacit.sampling": "FixedSize Poisson RandomAllocation Shuffle TruncatedPoisson",
 }

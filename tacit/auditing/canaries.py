@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tacit._check import positive, whole
-from tacit.mechanisms.rng import Seed, generator
+from tacit.mechanisms import Seed, generator
 
 if TYPE_CHECKING:
     import torch

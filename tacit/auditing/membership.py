@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
 from tacit._check import in_closed_unit, non_negative, whole
-from tacit.mechanisms.rng import Seed, generator
+from tacit.mechanisms import Seed, generator
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]

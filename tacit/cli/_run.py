@@ -11,9 +11,7 @@ import typer
 from tacit.cli._shared import round_up
 
 if TYPE_CHECKING:
-    from tacit.experiments.recipe import Recipe
-    from tacit.experiments.run import Facts
-    from tacit.experiments.session import OnProgress
+    from tacit.experiments import Facts, OnProgress, Recipe
 
 RecipeName = Annotated[
     str, typer.Argument(metavar="[RECIPE]", help="A recipe file, or the name of a shipped one.")
@@ -32,7 +30,7 @@ WithPage = Annotated[bool, typer.Option("--page/--no-page", help="Write report.h
 
 def recipe_of(name: str, settings: list[str] | None, **changes: Any) -> "Recipe":
     """The recipe with `--set` and the flags that were given; `changes` are dotted with `__`."""
-    from tacit.experiments.recipe import Recipe
+    from tacit.experiments import Recipe
 
     chosen: dict[str, Any] = dict(_setting(text) for text in settings or ())
     chosen |= {key.replace("__", "."): v for key, v in changes.items() if v is not None}
@@ -55,7 +53,7 @@ def progress_bar(label: str, *, is_hidden: bool) -> Iterator["OnProgress"]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from tacit.experiments.session import Progress as Where
+    from tacit.experiments import Progress as Where
 
     console = Console(stderr=True)
     columns = (
@@ -91,7 +89,7 @@ def resumable(out: Path) -> Iterator[None]:
 
 def free_folder(wanted: Path) -> Path:
     """`wanted`, or the first of wanted-2, wanted-3, ... that holds no finished run."""
-    from tacit.experiments.run import RunFolder
+    from tacit.experiments import RunFolder
 
     folder, number = wanted, 1
     while RunFolder(folder).is_finished:

@@ -9,7 +9,7 @@ import typer
 from tacit.cli import _shared as shared
 
 if TYPE_CHECKING:
-    from tacit.datasets.tables import Schema
+    from tacit.datasets import Schema
     from tacit.regression import Bounds
 
 SchemaFile = Annotated[
@@ -25,7 +25,7 @@ Out = Annotated[Path | None, typer.Option("--out", help="Write the model as JSON
 
 def read(path: Path, schema: "Schema") -> tuple[np.ndarray, np.ndarray]:
     """Encoded features and target of a whole table."""
-    from tacit.datasets.tables import read_chunks
+    from tacit.datasets import read_chunks
 
     chunks = list(read_chunks(path, schema))
     if not chunks:

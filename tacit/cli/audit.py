@@ -31,7 +31,7 @@ def audit(
 
     Example: tacit audit runs/digits-epsilon-3
     """
-    from tacit.experiments.audit import audit_run
+    from tacit.experiments import audit_run
 
     found = audit_run(folder, n_canaries=canaries, confidence=confidence, root=data, seed=seed)
     if page:

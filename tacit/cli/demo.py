@@ -24,7 +24,7 @@ def demo(
     Example:
       tacit demo --epsilon 1
     """
-    from tacit.experiments.train import train
+    from tacit.experiments import train
 
     recipe = run.recipe_of("digits", None, privacy__epsilon=epsilon)
     folder = out or run.free_folder(Path("runs") / "demo")

@@ -11,9 +11,8 @@ from tacit.cli import _run as run
 from tacit.cli import _shared as shared
 
 if TYPE_CHECKING:
-    from tacit.experiments.pate import PATERecipe
-    from tacit.experiments.pate_sweep import Point
-    from tacit.pate.votes import Progress
+    from tacit.experiments import PATERecipe, Point
+    from tacit.pate import Progress
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -62,7 +61,7 @@ def pate(
       tacit pate --dataset mnist --teachers 250 --queries 64 --noise 60 --out runs/pate-mnist
       tacit pate --vary teachers=10,25,50,100
     """
-    from tacit.experiments.pate import PATERecipe, run_pate
+    from tacit.experiments import PATERecipe, run_pate
 
     plan = PATERecipe() if recipe is None else PATERecipe.read(recipe)
     plan = plan.changed(
@@ -118,7 +117,7 @@ def _sweep(
     *,
     as_json: bool,
 ) -> None:
-    from tacit.experiments.pate_sweep import sweep_pate
+    from tacit.experiments import sweep_pate
 
     setting, _, listed = vary.partition("=")
     try:

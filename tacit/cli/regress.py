@@ -40,7 +40,7 @@ def regress(
     Example:
       tacit regress census.csv --schema census.toml --epsilon 1 --ledger census.ledger
     """
-    from tacit.datasets.tables import Schema
+    from tacit.datasets import Schema
     from tacit.ledger import Ledger
     from tacit.regression import Bounds, LinearRegression, LogisticRegression
 

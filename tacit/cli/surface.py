@@ -32,8 +32,8 @@ def surface(
     Example:
       tacit surface pums-married --data DATA
     """
-    from tacit.experiments.logit import study_logit
-    from tacit.report.logit_report import write_logit_report
+    from tacit.experiments import study_logit
+    from tacit.report import write_logit_report
 
     chosen = run.recipe_of(recipe, settings, run__seed=seed)
     wanted = shared.numbers(epsilons, "--epsilons")

@@ -12,8 +12,7 @@ from tacit.cli import _run as run
 from tacit.cli import _shared as shared
 
 if TYPE_CHECKING:
-    from tacit.experiments.run import Facts
-    from tacit.experiments.sweep import Sweep
+    from tacit.experiments import Facts, Sweep
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -42,7 +41,7 @@ def sweep(
     from rich.console import Console
     from rich.progress import Progress
 
-    from tacit.experiments.sweep import sweep as run_sweep
+    from tacit.experiments import sweep as run_sweep
 
     chosen = run.recipe_of(recipe, settings, run__seed=seed)
     folder = out or Path("runs") / f"{chosen.name}-sweep"

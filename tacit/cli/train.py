@@ -35,8 +35,8 @@ def train(
       tacit train mnist --epsilon 1 --data DATA
       tacit train runs/mnist-epsilon-1          resumes an interrupted run
     """
-    from tacit.experiments.run import RECIPE, RunFolder
-    from tacit.experiments.train import train as train_recipe
+    from tacit.experiments import RECIPE, RunFolder
+    from tacit.experiments import train as train_recipe
 
     if (Path(recipe) / RECIPE).is_file():
         out, recipe = Path(recipe), str(Path(recipe) / RECIPE)

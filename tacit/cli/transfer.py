@@ -41,7 +41,7 @@ def transfer(
       tacit transfer clinic.csv north.csv south.csv --schema clinic.toml --epsilon 1
     """
     from tacit import accounting
-    from tacit.datasets.tables import Schema
+    from tacit.datasets import Schema
     from tacit.ledger import Ledger
     from tacit.regression import Bounds, TransferRegression
 

@@ -14,9 +14,8 @@ from tacit.auditing import flip_coins
 from tacit.events import Event
 from tacit.experiments.pate import PATERecipe
 from tacit.experiments.run import RECIPE, RunFolder
-from tacit.mechanisms.rng import Rng, Seed, generator
-from tacit.pate import NO_ANSWER, ConfidentGNMax
-from tacit.pate.run import Aggregator
+from tacit.mechanisms import Rng, Seed, generator
+from tacit.pate import NO_ANSWER, Aggregator, ConfidentGNMax
 
 _PILOT = 100_000  # answers drawn beforehand to learn how telling each outcome is
 

@@ -38,17 +38,17 @@ from tacit.experiments.settings import Data, section
 from tacit.ledger import Budget, Ledger
 from tacit.pate import (
     NO_ANSWER,
+    Aggregator,
     ConfidentGNMax,
     GNMax,
     KernelTeacher,
     LaplaceMax,
     PATEClassifier,
+    Progress,
     Sanitizer,
     SpreadStudent,
     character_features,
 )
-from tacit.pate.run import Aggregator
-from tacit.pate.votes import Progress
 
 ANSWERS, STUDENT, CURVE = "answers.jsonl", "student.npz", "by_answers.jsonl"
 _COMPONENTS = 200  # of images' features; from the public inputs

@@ -11,7 +11,7 @@ from tacit.sampling import Poisson
 
 def steps_of(recipe: Recipe, n_records: int) -> int:
     """Number of releases of the training."""
-    from tacit.training.plan import count_steps
+    from tacit.training import count_steps
 
     batch = recipe.training.batch_size
     assert batch is not None  # filled

@@ -174,7 +174,7 @@ class Session:
 
     def _pay_and_release(self, name: str, summary: Summary, x: np.ndarray) -> np.ndarray:
         """A summary, paid once; after a crash it is released again with the same noise."""
-        from tacit.training.noise import Key
+        from tacit.training import Key
 
         secret, run = _secret_key(self.folder, self.recipe.run.seed)
         key, note = Key(secret), f"{name} for run {run.hex()}"
@@ -352,7 +352,7 @@ def _secret_key(folder: RunFolder, seed: int | None) -> tuple[bytes, bytes]:
 
     The name is drawn, so that two runs of one seed in one ledger pay twice.
     """
-    from tacit.training.noise import Key
+    from tacit.training import Key
 
     path = folder / SECRET / FEATURES_KEY
     if not path.is_file():

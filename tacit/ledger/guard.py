@@ -48,7 +48,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import log_ndtr
 
-from tacit.accounting.gdp import gaussian_delta
+from tacit.accounting import gaussian_delta
 from tacit.events import Event, Relation
 from tacit.ledger.budget import Budget, Remaining
 from tacit.ledger.price import Cost, exact, price, round_up

@@ -21,8 +21,7 @@ from functools import lru_cache, singledispatch
 
 from scipy.special import ndtri
 
-from tacit.accounting.compose import flatten
-from tacit.accounting.rdp import RDP
+from tacit.accounting import RDP, flatten
 from tacit.errors import UnsupportedEvent
 from tacit.events import (
     ApproximateDP,

@@ -15,7 +15,7 @@ from tacit.mechanisms.discrete import (
 )
 from tacit.mechanisms.gaussian import GaussianMechanism
 from tacit.mechanisms.laplace import LaplaceMechanism
-from tacit.mechanisms.rng import SecureGenerator, Seed, generator, secure_generator
+from tacit.mechanisms.rng import Rng, SecureGenerator, Seed, Size, generator, secure_generator
 from tacit.mechanisms.selection import (
     ExponentialMechanism,
     GaussianNoisyMax,
@@ -48,7 +48,10 @@ __all__ = [
     "LaplaceNoisyMax",
     "Mechanism",
     "PermuteAndFlip",
+    "Rng",
     "SecureGenerator",
+    "Seed",
+    "Size",
     "generator",
     "secure_generator",
 ]

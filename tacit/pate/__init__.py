@@ -25,7 +25,7 @@ from tacit.pate.images import character_features
 from tacit.pate.interactive import InteractiveGNMax
 from tacit.pate.journal import Journal
 from tacit.pate.kernel import KernelTeacher
-from tacit.pate.run import OverlapWarning, PATEClassifier
+from tacit.pate.run import Aggregator, OverlapWarning, PATEClassifier
 from tacit.pate.sanitize import SanitizedCost, Sanitizer, publish_cost
 from tacit.pate.student import SpreadStudent, spread_queries
 from tacit.pate.torch_teachers import (
@@ -35,10 +35,11 @@ from tacit.pate.torch_teachers import (
     TorchTeacher,
     train_stacked_teachers,
 )
-from tacit.pate.votes import TeacherError, count_votes, partition, train_teachers
+from tacit.pate.votes import Progress, TeacherError, count_votes, partition, train_teachers
 
 __all__ = [
     "NO_ANSWER",
+    "Aggregator",
     "ConfidentGNMax",
     "GNMax",
     "InteractiveGNMax",
@@ -48,6 +49,7 @@ __all__ = [
     "OverlapWarning",
     "PATEClassifier",
     "PrivateCurve",
+    "Progress",
     "SanitizedCost",
     "Sanitizer",
     "SpreadStudent",

@@ -34,8 +34,7 @@ from tacit._check import positive, whole
 from tacit.errors import BudgetExceeded
 from tacit.events import Event, Gaussian, Laplace, Repeated, Sequence
 from tacit.ledger import Ledger
-from tacit.mechanisms import GaussianMechanism, LaplaceMechanism
-from tacit.mechanisms.rng import Rng, Seed, generator
+from tacit.mechanisms import GaussianMechanism, LaplaceMechanism, Rng, Seed, generator
 from tacit.pate import analysis, exact
 from tacit.pate.analysis import ORDERS, PrivateCurve, as_votes
 from tacit.pate.journal import Journal

@@ -17,7 +17,7 @@ import numpy as np
 
 from tacit.errors import LedgerError
 from tacit.ledger import Ledger
-from tacit.mechanisms.rng import Rng
+from tacit.mechanisms import Rng
 
 _KIND = "tacit-pate-answers"
 

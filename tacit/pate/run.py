@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from tacit._check import whole
 from tacit.events import Event
 from tacit.ledger import Ledger
-from tacit.mechanisms.rng import Rng, Seed, generator
+from tacit.mechanisms import Rng, Seed, generator
 from tacit.pate.aggregate import NO_ANSWER, ConfidentGNMax, GNMax, LaplaceMax
 from tacit.pate.interactive import InteractiveGNMax
 from tacit.pate.journal import Journal

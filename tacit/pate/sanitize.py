@@ -36,7 +36,7 @@ from tacit._check import non_negative, positive
 from tacit.accounting import RDP
 from tacit.events import RenyiCurve
 from tacit.ledger import Ledger
-from tacit.mechanisms.rng import Seed, generator
+from tacit.mechanisms import Seed, generator
 from tacit.pate.aggregate import ConfidentGNMax, GNMax, LaplaceMax
 from tacit.pate.analysis import ORDERS, FloatArray, as_votes, rdp_from_log_q
 

@@ -14,7 +14,7 @@ from scipy.linalg import solve
 from scipy.sparse import csr_matrix, diags_array
 
 from tacit._check import in_open_unit, positive, whole
-from tacit.mechanisms.rng import Seed, generator
+from tacit.mechanisms import Seed, generator
 from tacit.pate.kernel import Floats, as_rows, gamma_of, kernel, squared_distances
 from tacit.pate.votes import Labels, check_finite
 

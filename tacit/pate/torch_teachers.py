@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from tacit._check import non_negative, positive, whole
 from tacit.errors import IncompatibleModel
-from tacit.mechanisms.rng import Seed, generator
+from tacit.mechanisms import Seed, generator
 from tacit.pate.votes import Labels, TeacherError, checked_records, partition
 
 if TYPE_CHECKING:

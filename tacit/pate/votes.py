@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from tacit._check import whole
 from tacit.errors import TacitError
-from tacit.mechanisms.rng import Seed, generator
+from tacit.mechanisms import Seed, generator
 
 Labels = NDArray[np.int64]
 Progress = Callable[[int, int], None]

@@ -6,28 +6,30 @@ learned from the data; each fit says what it cost in `event_` and pays a `ledger
 one.
 """
 
-from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING
 
+from tacit._lazy import lazy
 from tacit.regression._base import Bounds
 
-_LAZY = {
-    "FrankWolfe": "tacit.regression.frank_wolfe",
-    "LinearRegression": "tacit.regression.linear",
-    "LogisticRegression": "tacit.regression.logistic",
-    "TransferRegression": "tacit.regression.transfer",
+if TYPE_CHECKING:
+    from tacit.regression.frank_wolfe import FrankWolfe
+    from tacit.regression.linear import LinearRegression
+    from tacit.regression.logistic import LogisticRegression
+    from tacit.regression.transfer import TransferRegression
+
+_HOMES = {
+    "FrankWolfe": "frank_wolfe",
+    "LinearRegression": "linear",
+    "LogisticRegression": "logistic",
+    "TransferRegression": "transfer",
 }
 
-__all__ = ["Bounds", *_LAZY]  # pyright: ignore[reportUnsupportedDunderAll]  # names resolve lazily below
+__all__ = [
+    "Bounds",
+    "FrankWolfe",
+    "LinearRegression",
+    "LogisticRegression",
+    "TransferRegression",
+]
 
-
-def __getattr__(name: str) -> Any:  # Any: estimator classes of several types
-    if name not in _LAZY:
-        raise AttributeError(f"module 'tacit.regression' has no attribute {name!r}")
-    value = getattr(import_module(_LAZY[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__ = lazy(__name__, _HOMES)

@@ -16,7 +16,7 @@ from sklearn.utils.validation import validate_data
 from tacit._check import in_open_unit, positive, whole
 from tacit.accounting import GDP, calibrate
 from tacit.events import Event, Gaussian, Relation
-from tacit.mechanisms.rng import Rng, SecureGenerator, generator
+from tacit.mechanisms import Rng, SecureGenerator, generator
 from tacit.sampling import Poisson
 
 Floats = NDArray[np.float64]

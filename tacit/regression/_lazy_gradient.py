@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tacit.mechanisms.rng import Rng
+from tacit.mechanisms import Rng
 from tacit.regression._base import Floats
 from tacit.regression._loss import Loss
 from tacit.regression._sparse_sampler import BlockSampler

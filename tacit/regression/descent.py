@@ -16,8 +16,7 @@ from typing import ClassVar
 import numpy as np
 
 from tacit.events import Event, Relation, Repeated, Sequence
-from tacit.mechanisms import GaussianMechanism
-from tacit.mechanisms.rng import Rng
+from tacit.mechanisms import GaussianMechanism, Rng
 from tacit.regression import _base
 from tacit.regression._base import Floats
 from tacit.regression.statistics import PrivateRows, from_triangle, triangle

@@ -13,8 +13,7 @@ from typing import ClassVar, TypeAlias
 import numpy as np
 
 from tacit.events import Event, Relation, Sequence
-from tacit.mechanisms import GaussianMechanism, LaplaceMechanism
-from tacit.mechanisms.rng import Rng
+from tacit.mechanisms import GaussianMechanism, LaplaceMechanism, Rng
 from tacit.regression import _base
 from tacit.regression._base import Floats
 from tacit.regression.descent import GradientPlan, descend, plan_descent, spread

@@ -15,8 +15,7 @@ from scipy.special import expit, softmax
 
 from tacit.accounting import calibrate
 from tacit.events import ApproximateDP, Event, Gaussian, Relation, Repeated, Sequence
-from tacit.mechanisms import GaussianMechanism
-from tacit.mechanisms.rng import Rng
+from tacit.mechanisms import GaussianMechanism, Rng
 from tacit.regression import _base
 from tacit.regression._base import Floats
 from tacit.regression.descent import GradientPlan, descend, plan_descent

@@ -26,8 +26,7 @@ from scipy.sparse import csr_array, hstack
 from tacit.accounting import RDP, calibrate
 from tacit.accounting import epsilon as epsilon_of
 from tacit.events import Event, Exponential, Relation, Repeated
-from tacit.mechanisms import ExponentialMechanism, LaplaceNoisyMax
-from tacit.mechanisms.rng import Rng
+from tacit.mechanisms import ExponentialMechanism, LaplaceNoisyMax, Rng
 from tacit.regression import _base
 from tacit.regression._base import Box, Floats
 from tacit.regression._lazy_gradient import LazyGradient

@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 from scipy.stats import chi2
 
 from tacit.events import Event, Relation, Sequence
-from tacit.mechanisms import GaussianMechanism
-from tacit.mechanisms.rng import Rng
+from tacit.mechanisms import GaussianMechanism, Rng
 from tacit.regression import _base
 from tacit.regression._base import Floats
 from tacit.regression.least_squares import minimize_quadratic

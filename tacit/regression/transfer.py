@@ -13,7 +13,7 @@ from sklearn.utils.validation import check_is_fitted
 from tacit._check import non_negative, positive, whole
 from tacit.accounting import GDP
 from tacit.events import Event, Relation, Sequence
-from tacit.mechanisms.rng import Rng, SecureGenerator
+from tacit.mechanisms import Rng, SecureGenerator
 from tacit.regression import _base, pooling
 from tacit.regression._base import Bounds, Box, Floats, Pays
 from tacit.regression.pooling import DataSetPlan, Summary

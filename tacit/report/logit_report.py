@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 from scipy.special import expit
 
-from tacit.experiments.logit import Ascent, LogitStudy
-from tacit.experiments.run import RunFolder
+from tacit.experiments import Ascent, LogitStudy, RunFolder
 from tacit.report.figures import Figure, Role, Series, Surface, files
 from tacit.report.page import Number, Page, render
 from tacit.report.run_report import FIGURES, REPORT

@@ -3,7 +3,7 @@
 Both follow from released labels alone. Gaps between votes are private and are not drawn.
 """
 
-from tacit.experiments.run import Facts, Metric
+from tacit.experiments import Facts, Metric
 from tacit.report.figures import Figure, Series
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tacit.events import Relation
-from tacit.experiments.run import Facts, Metric, RunFolder
+from tacit.experiments import Facts, Metric, RunFolder
 from tacit.report.certificate import make_certificate
 from tacit.report.figures import Figure, Role, Series, files
 from tacit.report.page import Image, Number, Page, Section, cautions, promise, render, strength

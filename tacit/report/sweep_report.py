@@ -3,8 +3,7 @@
 from itertools import cycle
 from pathlib import Path
 
-from tacit.experiments.run import RunFolder
-from tacit.experiments.sweep import Summary, Sweep
+from tacit.experiments import RunFolder, Summary, Sweep
 from tacit.report.figures import Figure, Role, Series, files
 from tacit.report.page import Number, Page, Section, render
 from tacit.report.run_report import FIGURES, REPORT

@@ -8,8 +8,9 @@
 Torch loads when a name of this package is first used.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from tacit._lazy import lazy
 
 if TYPE_CHECKING:
     from tacit.training.adam import AdamBC
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from tacit.training.compatible import fix
     from tacit.training.ema import EMA
     from tacit.training.make import make_private
+    from tacit.training.noise import Key
+    from tacit.training.plan import count_steps
     from tacit.training.private import Private
     from tacit.training.schedules import Exponential, Linear, Stairs
     from tacit.training.sums import ClippedSum
@@ -31,12 +34,14 @@ _HOMES = {
     "EMA": "ema",
     "Exponential": "schedules",
     "Flat": "clip_rules",
+    "Key": "noise",
     "Linear": "schedules",
     "PerGroup": "clip_rules",
     "PerLayer": "clip_rules",
     "Private": "private",
     "Stairs": "schedules",
     "clipped_sum": "clipping",
+    "count_steps": "plan",
     "fix": "compatible",
     "make_private": "make",
 }
@@ -49,20 +54,16 @@ __all__ = [
     "ClippedSum",
     "Exponential",
     "Flat",
+    "Key",
     "Linear",
     "PerGroup",
     "PerLayer",
     "Private",
     "Stairs",
     "clipped_sum",
+    "count_steps",
     "fix",
     "make_private",
 ]
 
-
-def __getattr__(name: str) -> Any:  # Any: classes and functions alike
-    if name in _HOMES:
-        value = getattr(import_module(f"tacit.training.{_HOMES[name]}"), name)
-        globals()[name] = value
-        return value
-    raise AttributeError(f"module 'tacit.training' has no attribute {name!r}")
+__getattr__ = lazy(__name__, _HOMES)

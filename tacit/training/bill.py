@@ -2,7 +2,7 @@
 
 from tacit.events import Event
 from tacit.ledger import Ledger
-from tacit.ledger.plan import Plan as LedgerPlan
+from tacit.ledger import Plan as LedgerPlan
 
 _BLOCK = 64  # steps written down at a time: one durable write each would cost more than small steps
 

@@ -22,8 +22,7 @@ from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
 from tacit._check import whole
-from tacit.mechanisms import GaussianMechanism, GridGaussianMechanism
-from tacit.mechanisms.rng import SecureGenerator, Size
+from tacit.mechanisms import GaussianMechanism, GridGaussianMechanism, SecureGenerator, Size
 from tacit.training import kernels
 
 _PLACES = 4  # where sums lie in turn that are remembered: of a lot in one part, and in several
