@@ -13,13 +13,13 @@ from tacit._check import whole
 from tacit.ledger import Ledger
 from tacit.training import compatible
 from tacit.training.adaptive import AdaptiveClip
-from tacit.training.batches import Lots
-from tacit.training.clip_rules import Clip, Flat
+from tacit.training.clip import Clip, Flat
 from tacit.training.distributed import Ranks, checksum, gathered, unwrapped
+from tacit.training.foreign import own_optimizer
+from tacit.training.lots import Lots
 from tacit.training.machinery import Machinery
 from tacit.training.memory import starting_limit, usual_lot
 from tacit.training.noise import Key
-from tacit.training.outside import own_optimizer
 from tacit.training.plan import Plan, Sampler, choose_noise, choose_sampler, count_steps
 from tacit.training.private import Private
 from tacit.training.records import Batch, Records, n_rows

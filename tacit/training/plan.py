@@ -16,7 +16,7 @@ from tacit.accounting import calibrate
 from tacit.events import Event, Gaussian, NonPrivate, Relation, Repeated
 from tacit.events import Sequence as EventSequence
 from tacit.training.adaptive import AdaptiveClip
-from tacit.training.clip_rules import Clip
+from tacit.training.clip import Clip
 from tacit.training.noise import Key
 
 StepSampler = sampling.Poisson | sampling.TruncatedPoisson | sampling.FixedSize

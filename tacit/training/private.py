@@ -19,18 +19,18 @@ from tacit.ledger import Ledger
 from tacit.training import checkpoint, compatible
 from tacit.training._interrupt import uninterrupted
 from tacit.training.adam import AdamBC
-from tacit.training.batches import Lot, Lots
 from tacit.training.bill import Bill
-from tacit.training.clip_rules import Clip
+from tacit.training.clip import Clip
 from tacit.training.distributed import Ranks
+from tacit.training.foreign import Recording
+from tacit.training.gpu.recorded_update import Tail
+from tacit.training.lots import Lot, Lots
 from tacit.training.machinery import Clipper, Machinery
 from tacit.training.noise import Key, NoisyMean
-from tacit.training.outside import Recording
 from tacit.training.plan import Plan
 from tacit.training.records import Batch, Micro, current, n_rows, reseed
 from tacit.training.schedules import scaled
 from tacit.training.sums import ClippedSum
-from tacit.training.tail import Tail
 
 
 class Private:
