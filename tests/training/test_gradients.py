@@ -12,7 +12,7 @@ from torch._subclasses import FakeTensorMode
 from torch.nn import functional as F
 
 from tacit.training.clipping import Flat, clipped_sum
-from tacit.training.gradients import convolved, rounding
+from tacit.training.gradients import convolved, factored, rounding
 
 _SPEC = importlib.util.spec_from_file_location(
     "looped_reference", Path(__file__).parents[1] / "training" / "looped_reference.py"
