@@ -1,10 +1,35 @@
-"""Reports: what a run promised and reached, as a page for people and as a certificate."""
+"""Reports: the result and the guarantee of a run, as a page for people and as a certificate.
 
-from pathlib import Path
+`certificate` states the claim so that anyone can recompute it, `figures` draws, `page` lays out one
+HTML page, and `reports` fills them from a run folder. Names load when they are first used, because
+`figures` is light and `reports` is not.
+"""
 
-from tacit.report.certificate import Problem, make_certificate, schema, verify
-from tacit.report.figures import Figure, Role, Series, to_csv, to_svg
-from tacit.report.logit_report import write_logit_report
+from typing import TYPE_CHECKING
+
+from tacit._lazy import lazy
+
+if TYPE_CHECKING:
+    from tacit.report.certificate import Problem, make_certificate, schema, verify
+    from tacit.report.figures import Figure, Role, Series, to_csv, to_svg, to_svg_file, to_text
+    from tacit.report.reports import write_logit_report, write_page, write_pate_sweep
+
+_HOMES = {
+    "Figure": "figures",
+    "Problem": "certificate",
+    "Role": "figures",
+    "Series": "figures",
+    "make_certificate": "certificate",
+    "schema": "certificate",
+    "to_csv": "figures",
+    "to_svg": "figures",
+    "to_svg_file": "figures",
+    "to_text": "figures",
+    "verify": "certificate",
+    "write_logit_report": "reports",
+    "write_page": "reports",
+    "write_pate_sweep": "reports",
+}
 
 __all__ = [
     "Figure",
@@ -15,17 +40,12 @@ __all__ = [
     "schema",
     "to_csv",
     "to_svg",
+    "to_svg_file",
+    "to_text",
     "verify",
     "write_logit_report",
     "write_page",
+    "write_pate_sweep",
 ]
 
-
-def write_page(folder: str | Path) -> Path:
-    """report.html of a finished run or sweep, with the figures' data beside it."""
-    from tacit.experiments import SWEEP
-    from tacit.report.run_report import write_report
-    from tacit.report.sweep_report import write_sweep_report
-
-    is_sweep = (Path(folder) / SWEEP).is_file()
-    return write_sweep_report(folder) if is_sweep else write_report(folder)
+__getattr__ = lazy(__name__, _HOMES)
