@@ -1,6 +1,4 @@
-"""`tacit calibrate`: the noise, the rate or the steps that fit a budget."""
-
-from typing import Annotated
+"""`tacit calibrate`: the noise, the rate or the number of steps for a budget."""
 
 import typer
 
@@ -13,7 +11,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 @app.command()
 def calibrate(
     *,
-    epsilon: Annotated[float, typer.Option("--epsilon", help="The budget.")],
+    epsilon: shared.Epsilon,
     delta: shared.Delta,
     rate: shared.MaybeRate = None,
     noise_multiplier: shared.MaybeNoise = None,
@@ -21,9 +19,10 @@ def calibrate(
     relation: shared.Relation = ev.Relation.ADD_REMOVE,
     as_json: shared.AsJson = False,
 ) -> None:
-    """The least noise, the largest rate or the most steps within EPSILON at DELTA.
+    """Find the least noise, the largest rate or the most steps with at most EPSILON at DELTA.
 
-    Give two of --rate, --noise-multiplier and --steps; the third is found, on the safe side.
+    Give two of --rate, --noise-multiplier and --steps. The third is computed, and rounded so that
+    the budget still holds.
 
     \b
     Example:
@@ -56,10 +55,8 @@ def calibrate(
             raise ValueError("give exactly two of --rate, --noise-multiplier and --steps.")
     reached = accounting.epsilon(event, delta=delta, relation=relation)
     if as_json:
-        settings = {"epsilon": epsilon, "delta": delta, "relation": str(relation)}
-        shared.print_json(
-            {name: found, "epsilon_reached": reached} | settings | {"event": event.to_dict()}
-        )
+        settings = budget | {"relation": str(relation), "event": event.to_dict()}
+        shared.print_json({name: found, "epsilon_reached": reached} | settings)
         return
     typer.echo(f"{name.replace('_', ' ')} = {shown(found)}")
     typer.echo(f"costs epsilon {shared.round_up(reached, 8)} at delta = {delta:g}, {relation}")

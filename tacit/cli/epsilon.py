@@ -1,4 +1,4 @@
-"""`tacit epsilon`: what a run of DP-SGD costs."""
+"""`tacit epsilon`: the epsilon of a run of DP-SGD, by one accountant or by all of them."""
 
 import time
 from collections.abc import Callable
@@ -12,20 +12,20 @@ from tacit.errors import NotCertified, UnsupportedEvent
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
-# Class names in tacit.accounting, tightest first, and what each is.
+# Names of classes in tacit.accounting, tightest first, each with its description.
 ACCOUNTANTS = {
     "PLD": "privacy loss distribution, certified; the default",
-    "RDP": "Rényi divergences (Mironov 2017)",
+    "RDP": "Rényi differential privacy (Mironov 2017)",
     "Moments": "moments accountant (Abadi et al. 2016)",
     "GDP": "Gaussian DP, exact where it applies",
-    "StrongComposition": "the recipe published in 2016",
-    "BasicComposition": "prices add up",
+    "StrongComposition": "strong composition, as published in 2016",
+    "BasicComposition": "sum of the prices of all steps",
     "CentralLimitGDP": "approximation, NOT a guarantee",
 }
 
 
-class Row(NamedTuple):
-    """One accountant's answer; `epsilon` is None where it has none, and `note` says why."""
+class Quote(NamedTuple):
+    """The epsilon by one accountant, or None with the reason in `note`."""
 
     accountant: str
     epsilon: float | None
@@ -41,10 +41,12 @@ def epsilon(
     steps: shared.Steps,
     delta: shared.Delta,
     relation: shared.Relation = ev.Relation.ADD_REMOVE,
-    compare: Annotated[bool, typer.Option(help="Every accountant, with its time.")] = False,
+    compare: Annotated[
+        bool, typer.Option(help="Also list every accountant, with its computing time.")
+    ] = False,
     as_json: shared.AsJson = False,
 ) -> None:
-    """What a run costs: epsilon at DELTA, rounded up, between certified bounds.
+    """Print the epsilon of a DP-SGD run at DELTA, rounded up, with certified bounds.
 
     \b
     Example:
@@ -78,8 +80,8 @@ def epsilon(
         _print_table(rows)
 
 
-def compare_accountants(event: ev.Event, *, delta: float, relation: ev.Relation) -> list[Row]:
-    """What every accountant says of `event`, each with the time of one query."""
+def compare_accountants(event: ev.Event, *, delta: float, relation: ev.Relation) -> list[Quote]:
+    """Return the price of `event` by every accountant, with the time that one query takes."""
     from tacit import accounting
 
     rows = []
@@ -88,21 +90,21 @@ def compare_accountants(event: ev.Event, *, delta: float, relation: ev.Relation)
         value, seconds, why = _timed(
             lambda accountant=accountant: accountant.epsilon(event, delta=delta, relation=relation)
         )
-        rows.append(Row(name, value, seconds, why or note))
+        rows.append(Quote(name, value, seconds, why or note))
     return rows
 
 
 def _timed(query: Callable[[], float]) -> tuple[float | None, float, str]:
-    """The answer, the time of a second query, and why there is no answer."""
+    """Return the result, the seconds of a second query, and the reason if there is no result."""
     try:
-        query()  # the first one may also pay for imports and tables
+        query()  # the first query may include imports and the making of tables
         start = time.perf_counter()
         return query(), time.perf_counter() - start, ""
     except (UnsupportedEvent, NotCertified) as refusal:
         return None, 0.0, str(refusal)
 
 
-def _print_table(rows: list[Row]) -> None:
+def _print_table(rows: list[Quote]) -> None:
     from rich.console import Console
     from rich.table import Table
 

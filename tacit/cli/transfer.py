@@ -1,4 +1,4 @@
-"""`tacit transfer`: a private linear model of one table with the help of others."""
+"""`tacit transfer`: a private linear model of one table, with the help of related tables."""
 
 from pathlib import Path
 from typing import Annotated
@@ -14,27 +14,30 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 @app.command()
 def transfer(
-    target: Annotated[Path, typer.Argument(help="CSV or Parquet file to model.")],
-    sources: Annotated[list[Path], typer.Argument(help="Files of related records.")],
+    target: Annotated[Path, typer.Argument(help="CSV or Parquet file to fit.")],
+    sources: Annotated[list[Path], typer.Argument(help="Files of related tables.")],
     *,
     schema: tables.SchemaFile,
-    epsilon: tables.Epsilon,
+    epsilon: shared.Epsilon,
     delta: shared.Delta = 1e-6,
     h: Annotated[
         float | None,
-        typer.Option("--h", help="Distance of coefficients, all columns in [-1, 1], that helps."),
+        typer.Option("--h", help="Largest distance of coefficients at which a source still helps."),
     ] = None,
-    q: Annotated[int, typer.Option("--q", help="Norm of the penalty and of h: 1 or 2.")] = 2,
+    q: Annotated[int, typer.Option("--q", help="Norm of that distance: 1 or 2.")] = 2,
     overlapping: Annotated[
-        bool, typer.Option("--overlapping", help="Somebody may be in two files: costs add up.")
+        bool, typer.Option("--overlapping", help="A person may be in several files: costs add up.")
     ] = False,
     relation: shared.Relation = ev.Relation.ADD_REMOVE,
-    ledger: tables.LedgerFile = None,
-    seed: tables.Seed = None,
-    out: tables.Out = None,
+    ledger: shared.LedgerFile = None,
+    seed: shared.Seed = None,
+    out: tables.ModelFile = None,
     as_json: shared.AsJson = False,
 ) -> None:
-    """Fit TARGET with those SOURCES that agree with it; each file spends EPSILON at DELTA.
+    """Fit a linear model to TARGET, with the help of those SOURCES that agree with it.
+
+    Each file spends EPSILON at DELTA. The distance --h is that of the coefficients when every
+    column is scaled to [-1, 1].
 
     \b
     Example:

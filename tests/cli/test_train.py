@@ -81,13 +81,13 @@ def test_what_is_wrong_is_said_in_a_line(tmp_path, monkeypatch, arguments, messa
 
 
 def test_an_interrupted_run_says_how_to_go_on(recipe, monkeypatch):
-    from tacit.experiments.session import Session
+    from tacit.training import Private
 
-    def stop(self, on_progress):
+    def stop(self, lot):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Session, "go", stop)
+        patch.setattr(Private, "step", stop)
         result = run("train", recipe, "--out", "here")
     assert result.exit_code == 130
     assert "go on with: tacit train here" in result.stderr
