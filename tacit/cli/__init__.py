@@ -1,9 +1,9 @@
 """The command line: `tacit VERB ...`. A verb parses its options, calls the library and prints.
 
-There is one file for each verb. To add a verb, write `tacit/cli/NAME.py` with a command on
-`app = typer.Typer(add_completion=False, rich_markup_mode=None)`, and add one line to `VERBS`. Heavy
-imports belong inside the command. Only the verb that is called is imported, so `tacit epsilon` does
-not load torch.
+There is one file for each verb. To add a verb, write `tacit/cli/NAME.py` with a function `NAME`, or
+with a typer `app` if the verb has commands of its own, and add one line to `VERBS`. Heavy imports
+belong inside the function. Only the verb that is called is imported, so `tacit epsilon` does not
+load torch.
 """
 
 import sys
@@ -48,7 +48,12 @@ class _LazyVerbs(TyperGroup):
             return None
         if self._listing:
             return TyperCommand(cmd_name, help=VERBS[cmd_name])
-        command = typer.main.get_command(import_module(f"tacit.cli.{cmd_name}").app)
+        module = import_module(f"tacit.cli.{cmd_name}")
+        verb = getattr(module, "app", None)
+        if verb is None:
+            verb = typer.Typer(add_completion=False, rich_markup_mode=None)
+            verb.command()(getattr(module, cmd_name))
+        command = typer.main.get_command(verb)
         command.name = cmd_name
         return command
 

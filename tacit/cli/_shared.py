@@ -50,7 +50,7 @@ Relation = Annotated[
     ev.Relation, typer.Option("--relation", help="How two neighboring data sets differ.")
 ]
 RecipeName = Annotated[
-    str, typer.Argument(metavar="[RECIPE]", help="A recipe file, or the name of a built-in recipe.")
+    str, typer.Argument(metavar="RECIPE", help="A recipe file, or the name of a built-in recipe.")
 ]
 Settings = Annotated[
     list[str] | None,

@@ -10,10 +10,7 @@ import typer
 
 from tacit.cli import _shared as shared
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
-
-@app.command()
 def audit(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
     *,

@@ -1,14 +1,13 @@
 """`tacit calibrate`: the noise, the rate or the number of steps for a budget."""
 
+from typing import Any
+
 import typer
 
 from tacit import events as ev
 from tacit.cli import _shared as shared
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
-
-@app.command()
 def calibrate(
     *,
     epsilon: shared.Epsilon,
@@ -31,28 +30,23 @@ def calibrate(
     """
     from tacit import accounting
 
-    budget = {"epsilon": epsilon, "delta": delta, "relation": relation}
-    match rate, noise_multiplier, steps:
-        case float(), None, int():
-            name, shown = "noise_multiplier", shared.round_up
-            found = accounting.calibrate(lambda noise: shared.sgd(rate, noise, steps), **budget)
-            event = shared.sgd(rate, found, steps)
-        case None, float(), int():
-            name, shown = "rate", shared.round_down
-            found = accounting.calibrate(
-                lambda rate: shared.sgd(rate, noise_multiplier, steps),
-                bounds=(1e-12, 1.0),
-                **budget,
-            )
-            event = shared.sgd(found, noise_multiplier, steps)
-        case float(), float(), None:
-            name, shown = "steps", str
-            found = accounting.calibrate_count(
-                lambda steps: shared.sgd(rate, noise_multiplier, steps), **budget
-            )
-            event = shared.sgd(rate, noise_multiplier, found)
-        case _:
-            raise ValueError("give exactly two of --rate, --noise-multiplier and --steps.")
+    given: dict[str, Any] = {"rate": rate, "noise_multiplier": noise_multiplier, "steps": steps}
+    absent = [name for name, value in given.items() if value is None]
+    if len(absent) != 1:
+        raise ValueError("give exactly two of --rate, --noise-multiplier and --steps.")
+    (name,) = absent
+
+    def run(value: Any) -> ev.Event:  # Any: a float, or an int if steps are asked for
+        return shared.sgd(**(given | {name: value}))
+
+    budget: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "relation": relation}
+    if name == "noise_multiplier":
+        found, shown = accounting.calibrate(run, **budget), shared.round_up
+    elif name == "rate":
+        found, shown = accounting.calibrate(run, bounds=(1e-12, 1.0), **budget), shared.round_down
+    else:
+        found, shown = accounting.calibrate_count(run, **budget), str
+    event = run(found)
     reached = accounting.epsilon(event, delta=delta, relation=relation)
     if as_json:
         settings = budget | {"relation": str(relation), "event": event.to_dict()}

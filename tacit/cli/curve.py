@@ -13,8 +13,6 @@ from tacit.cli import _shared as shared
 if TYPE_CHECKING:
     from tacit.report import Figure
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
-
 
 class Over(StrEnum):
     """The quantity on the horizontal axis."""
@@ -23,7 +21,6 @@ class Over(StrEnum):
     DELTA = "delta"
 
 
-@app.command()
 def curve(
     *,
     rate: shared.Rate,

@@ -7,10 +7,7 @@ import typer
 
 from tacit.cli import _shared as shared
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
-
-@app.command()
 def demo(
     *,
     epsilon: Annotated[float, typer.Option(help="Largest epsilon allowed.")] = 3.0,

@@ -1,16 +1,14 @@
 """`tacit epsilon`: the epsilon of a run of DP-SGD, by one accountant or by all of them."""
 
 import time
-from collections.abc import Callable
-from typing import Annotated, NamedTuple
+from functools import partial
+from typing import Annotated, Any
 
 import typer
 
 from tacit import events as ev
 from tacit.cli import _shared as shared
 from tacit.errors import NotCertified, UnsupportedEvent
-
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 # Names of classes in tacit.accounting, tightest first, each with its description.
 ACCOUNTANTS = {
@@ -24,16 +22,6 @@ ACCOUNTANTS = {
 }
 
 
-class Quote(NamedTuple):
-    """The epsilon by one accountant, or None with the reason in `note`."""
-
-    accountant: str
-    epsilon: float | None
-    seconds: float
-    note: str
-
-
-@app.command()
 def epsilon(
     *,
     rate: shared.Rate,
@@ -67,7 +55,7 @@ def epsilon(
                 "relation": str(relation),
                 "event": event.to_dict(),
             }
-            | ({"accountants": [row._asdict() for row in rows]} if compare else {})
+            | ({"accountants": rows} if compare else {})
         )
         return
     typer.echo(f"epsilon = {shared.round_up(bracket.upper)}")
@@ -80,39 +68,39 @@ def epsilon(
         _print_table(rows)
 
 
-def compare_accountants(event: ev.Event, *, delta: float, relation: ev.Relation) -> list[Quote]:
-    """Return the price of `event` by every accountant, with the time that one query takes."""
+def compare_accountants(
+    event: ev.Event, *, delta: float, relation: ev.Relation
+) -> list[dict[str, Any]]:  # Any: JSON values
+    """Return the price of `event` by every accountant, with the seconds that one query takes.
+
+    An accountant without a price has `epsilon` None, and the reason in `note`.
+    """
     from tacit import accounting
 
     rows = []
     for name, note in ACCOUNTANTS.items():
-        accountant = getattr(accounting, name)()
-        value, seconds, why = _timed(
-            lambda accountant=accountant: accountant.epsilon(event, delta=delta, relation=relation)
-        )
-        rows.append(Quote(name, value, seconds, why or note))
+        query = partial(getattr(accounting, name)().epsilon, event, delta=delta, relation=relation)
+        seconds = 0.0
+        try:
+            query()  # the first query may include imports and the making of tables
+            start = time.perf_counter()
+            value = query()
+            seconds = time.perf_counter() - start
+        except (UnsupportedEvent, NotCertified) as refusal:
+            value, note = None, str(refusal)
+        rows.append({"accountant": name, "epsilon": value, "seconds": seconds, "note": note})
     return rows
 
 
-def _timed(query: Callable[[], float]) -> tuple[float | None, float, str]:
-    """Return the result, the seconds of a second query, and the reason if there is no result."""
-    try:
-        query()  # the first query may include imports and the making of tables
-        start = time.perf_counter()
-        return query(), time.perf_counter() - start, ""
-    except (UnsupportedEvent, NotCertified) as refusal:
-        return None, 0.0, str(refusal)
-
-
-def _print_table(rows: list[Quote]) -> None:
+def _print_table(rows: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("accountant", "epsilon", "time", "what it is", box=None, pad_edge=False)
+    table = Table("accountant", "epsilon", "time", "description", box=None, pad_edge=False)
     table.columns[1].justify = table.columns[2].justify = "right"
     for row in rows:
-        shown = "-" if row.epsilon is None else shared.round_up(row.epsilon)
-        time_taken = "-" if row.epsilon is None else f"{row.seconds * 1e3:.1f} ms"
-        table.add_row(row.accountant, shown, time_taken, row.note)
+        shown = "-" if row["epsilon"] is None else shared.round_up(row["epsilon"])
+        time_taken = "-" if row["epsilon"] is None else f"{row['seconds'] * 1e3:.1f} ms"
+        table.add_row(row["accountant"], shown, time_taken, row["note"])
     typer.echo()
     Console().print(table)

@@ -10,12 +10,9 @@ from tacit.cli import _shared as shared
 if TYPE_CHECKING:
     from tacit.experiments import PATERecipe, Point
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
-
 _LARGE = 3.0  # an epsilon above this promises little
 
 
-@app.command()
 def pate(
     recipe: Annotated[
         Path | None, typer.Argument(help="TOML recipe. Options override its settings.")

@@ -9,10 +9,7 @@ from tacit import events as ev
 from tacit.cli import _shared as shared
 from tacit.cli import _tables as tables
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
-
-@app.command()
 def regress(
     table: Annotated[Path, typer.Argument(help="CSV or Parquet file of private records.")],
     *,

@@ -7,10 +7,7 @@ import typer
 
 from tacit.cli import _shared as shared
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
-
-@app.command()
 def report(
     run: Annotated[Path, typer.Argument(help="Folder of a finished run or sweep.")],
     as_json: shared.AsJson = False,

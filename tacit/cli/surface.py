@@ -6,10 +6,7 @@ import typer
 
 from tacit.cli import _shared as shared
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
-
-@app.command()
 def surface(
     recipe: shared.RecipeName = "pums-married",
     *,

@@ -14,10 +14,7 @@ from tacit.cli import _shared as shared
 if TYPE_CHECKING:
     from tacit.experiments import Facts, Sweep
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
-
-@app.command()
 def sweep(
     recipe: shared.RecipeName = "digits",
     *,

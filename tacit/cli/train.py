@@ -9,10 +9,7 @@ import typer
 
 from tacit.cli import _shared as shared
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
-
-@app.command()
 def train(
     recipe: shared.RecipeName = "digits",
     *,

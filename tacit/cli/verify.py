@@ -12,10 +12,7 @@ import typer
 
 from tacit.cli import _shared as shared
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
-
-@app.command()
 def verify(
     certificate: Annotated[Path, typer.Argument(help="certificate.json of a run.")],
     as_json: shared.AsJson = False,
