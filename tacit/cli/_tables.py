@@ -47,10 +47,10 @@ def bounds_of(schema: "Schema") -> "Bounds":
     return Bounds(lower, 1.0, norm=(len(columns) + len(schema.derived)) ** 0.5)
 
 
-def model_of(schema: "Schema", coef: np.ndarray, intercept: np.ndarray) -> dict[str, Any]:
+def model_of(schema: "Schema", coef: np.ndarray, intercept: Any) -> dict[str, Any]:
     """Return intercept and coefficients by name, in the units of the file.
 
-    A value is a number, or a list of numbers if there are more than two classes.
+    Any: a number, or an array or list of numbers if there are more than two classes.
     """
     coef, intercept = np.atleast_2d(coef), np.atleast_1d(intercept).astype(float)
     columns = [c for c in schema.columns if c.name != schema.target]

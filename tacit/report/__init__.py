@@ -31,5 +31,4 @@ __all__ = [
     "write_pate_sweep",
 ]
 
-_HOMES = dict.fromkeys(("write_logit_report", "write_page", "write_pate_sweep"), "reports")
-__getattr__ = lazy(__name__, _HOMES)
+__getattr__ = lazy(__name__, {name: "reports" for name in __all__ if name.startswith("write_")})

@@ -19,7 +19,7 @@ import numpy as np
 
 WIDTH, HEIGHT = 720, 400
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 20, 36, 52
-_ROW_NAMES = 150  # width of the column that names the rows of pictures
+_ROW_NAMES = 170  # width of the column that names the rows of pictures
 _SHADES = 16  # shades of gray in a picture
 _BRAILLE = np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]])  # dots of a character
 
@@ -338,7 +338,7 @@ def _picture_table(figure: Figure) -> Iterator[str]:
     cell = _cell(figure)
     for k, row in enumerate(figure.pictures):
         middle = (k + 0.5) * cell + 4
-        yield f'<text class="label" x="0" y="{middle:.1f}">{html.escape(row.name)}</text>'
+        yield f'<text class="label" x="4" y="{middle:.1f}">{html.escape(row.name)}</text>'
         for j, picture in enumerate(row.pictures):
             yield _picture(picture, _ROW_NAMES + j * cell, k * cell, 0.92 * cell)
     yield '<line class="cursor" visibility="hidden"/>\n</svg>'

@@ -378,13 +378,14 @@ def _roc(name: str, caption: str, rows: list[dict[str, str]]) -> Figure:
         curves.setdefault(row["curve"].replace(";", ","), []).append(point)
     least = min(fpr for points in curves.values() for fpr, _ in points if fpr > 0)
     grid = np.geomspace(min(least, 1e-3), 1.0, _ROC_POINTS)
+    rates = tuple(grid.tolist())
     roles = {"released model": Role.PRIVATE, "without privacy": Role.PUBLISHED}
     series = []
     for curve, points in curves.items():
         fpr, tpr = np.transpose(sorted(points))
         best = tpr[np.searchsorted(fpr, grid, side="right") - 1]  # at a false positive rate <= grid
         role = Role.BOUND if curve.startswith("any attack") else roles.get(curve, Role.OTHER)
-        series.append(Series(name=curve, x=tuple(grid), y=tuple(best), role=role))
+        series.append(Series(name=curve, x=rates, y=tuple(best.tolist()), role=role))
     return Figure(
         name=name,
         title="Membership inference",
@@ -393,7 +394,7 @@ def _roc(name: str, caption: str, rows: list[dict[str, str]]) -> Figure:
         y_label="true positive rate",
         x_log=True,
         y_log=True,
-        series=(*series, Series(name="chance", x=grid, y=grid, role=Role.BASELINE)),
+        series=(*series, Series(name="chance", x=rates, y=rates, role=Role.BASELINE)),
     )
 
 
