@@ -74,7 +74,7 @@ def promise(epsilon: float, delta: float, unit: str) -> tuple[str, ...]:
     factor = f"{math.exp(epsilon):,.3g}" if epsilon < 20 else f"e^{epsilon:.3g}"
     return (
         "Whatever someone concludes from this model would have been almost as likely to be "
-        f"concluded had any one {unit} been left out: the chance of any outcome changes by a "
+        f"concluded had any one {unit} been left out. The chance of any outcome changes by a "
         f"factor of at most {factor}, except with probability {delta:g}.",
         f"Someone who is undecided whether a given {unit} was in the data, and who then sees the "
         f"model, can become at most {100 * certain:.3g} % certain, if delta is neglected.",

@@ -155,7 +155,7 @@ def page_of(
     stated = certificate["claim"]["epsilon"]
     epsilon = math.inf if stated is None else stated
     return Page(
-        title=f"{facts.data}: a model trained with differential privacy",
+        title=f"{facts.data}: a differentially private model",
         lead=(
             f"{facts.model}, trained by {facts.method} on {facts.n_records:,} records. "
             f"Unit of privacy: one {facts.unit}."

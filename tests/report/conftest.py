@@ -1,4 +1,4 @@
-"""A small finished run, without any training."""
+"""A small finished run, made without training."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The page in a real browser: it draws, says nothing on the console, and needs no pointer."""
+"""The page in a real browser: figures are drawn, the console is empty, the keyboard is enough."""
 
 import os
 import sys

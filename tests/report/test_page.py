@@ -1,4 +1,4 @@
-"""The page: complete, escaped, self-contained, and honest about weak claims."""
+"""The page is complete, escaped and self-contained, and warns about weak claims."""
 
 import json
 import math
@@ -14,7 +14,7 @@ from tacit.report.page import cautions, promise, strength
 
 
 class Balanced(HTMLParser):
-    """Fails on a tag that is closed out of order."""
+    """Fails if a tag is closed out of order."""
 
     void = frozenset({"meta", "link", "img", "br", "circle", "line", "polyline", "polygon"})
 
@@ -27,7 +27,7 @@ class Balanced(HTMLParser):
             self.open.append(tag)
 
     def handle_startendtag(self, tag, attrs):
-        """An element of the figure that closes itself."""
+        """Ignore an element that closes itself."""
 
     def handle_endtag(self, tag):
         assert self.open.pop() == tag
@@ -63,7 +63,7 @@ def test_the_key_of_the_noise_is_not_on_the_page(run):
     assert "deadbeef" not in write_page(run.path).read_text(encoding="utf-8")
 
 
-def test_weak_claims_are_said_so():
+def test_weak_claims_raise_warnings():
     found = cautions(
         epsilon=12.0,
         delta=1e-2,
@@ -104,7 +104,7 @@ def test_the_command_line_reports_and_verifies(run):
     assert runner.invoke(app, ["verify", str(certificate)]).exit_code == 2
 
 
-def test_an_unfinished_run_says_how_to_finish_it(tmp_path):
+def test_the_error_of_an_unfinished_run_names_the_next_command(tmp_path):
     result = CliRunner().invoke(app, ["report", str(tmp_path)])
     assert result.exit_code == 2
     assert "tacit train" in result.output
