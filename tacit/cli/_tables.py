@@ -66,15 +66,23 @@ def model_of(schema: "Schema", coef: np.ndarray, intercept: Any) -> dict[str, An
     return {name: v.tolist() if len(v) > 1 else float(v[0]) for name, v in values.items()}
 
 
-def show(facts: dict[str, Any], *, out: Path | None, as_json: bool) -> None:
-    """Print the model as a table or as JSON, and write it to `out`."""
+def show(
+    schema: "Schema", model: Any, about: dict[str, Any], *, out: Path | None, as_json: bool
+) -> None:
+    """Print a fitted model with its guarantee as a table or as JSON, and write it to `out`.
+
+    `model` is an estimator of `tacit.regression`; `about` has its method, epsilon, delta, relation.
+    """
+    coefficients = model_of(schema, model.coef_, model.intercept_)
+    facts = {"method": about["method"], "coefficients": coefficients} | about
+    facts["event"] = model.event_.to_dict()
     if out is not None:
         out.write_text(json.dumps(facts, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     if as_json:
         shared.print_json(facts)
         return
-    width = max(len(name) for name in facts["coefficients"])
-    for name, value in facts["coefficients"].items():
+    width = max(len(name) for name in coefficients)
+    for name, value in coefficients.items():
         shown = " ".join(f"{v:>12.6g}" for v in (value if isinstance(value, list) else [value]))
         typer.echo(f"{name:<{width}}  {shown}")
     typer.echo(

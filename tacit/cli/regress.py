@@ -59,12 +59,5 @@ def regress(
     else:
         model = LogisticRegression(classes=range(declared.n_classes), **options).fit(x, y)
         used = f"logistic regression, {model.method}"
-    facts = {
-        "method": used,
-        "coefficients": tables.model_of(declared, model.coef_, model.intercept_),
-        "epsilon": epsilon,
-        "delta": delta,
-        "relation": str(relation),
-        "event": model.event_.to_dict(),
-    }
-    tables.show(facts, out=out, as_json=as_json)
+    about = {"method": used, "epsilon": epsilon, "delta": delta, "relation": str(relation)}
+    tables.show(declared, model, about, out=out, as_json=as_json)

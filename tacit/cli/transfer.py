@@ -21,7 +21,9 @@ def transfer(
         float | None,
         typer.Option("--h", help="Largest distance of coefficients at which a source still helps."),
     ] = None,
-    q: Annotated[int, typer.Option("--q", help="Norm of that distance: 1 or 2.")] = 2,
+    q: Annotated[
+        int, typer.Option("--q", help="Norm of that distance and of the penalty: 1 or 2.")
+    ] = 2,
     overlapping: Annotated[
         bool, typer.Option("--overlapping", help="A person may be in several files: costs add up.")
     ] = False,
@@ -62,14 +64,12 @@ def transfer(
         random_state=seed,
     ).fit(*files[0], sources=files[1:])
     used = [sources[k].name for k in model.informative_]
-    facts = {
+    about = {
         "method": f"transfer from {', '.join(used) or 'no source'}",
-        "coefficients": tables.model_of(declared, model.coef_, model.intercept_),
         "informative": used,
         "epsilon_per_file": epsilon,
         "epsilon": accounting.epsilon(model.event_, delta=delta, relation=relation),
         "delta": delta,
         "relation": str(relation),
-        "event": model.event_.to_dict(),
     }
-    tables.show(facts, out=out, as_json=as_json)
+    tables.show(declared, model, about, out=out, as_json=as_json)

@@ -58,7 +58,7 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True)
 class Surface:
-    """Heights over a grid, drawn as contour lines at `levels`, which rise."""
+    """Heights over a grid, drawn as contour lines at `levels`, lowest first."""
 
     name: str
     x: tuple[float, ...]

@@ -1,7 +1,4 @@
-"""Reports: the certificate, figures and page of a run, of a sweep, or of a study of a logit model.
-
-Each report is written into the folder that it describes, from the files in that folder alone.
-"""
+"""Reports: certificate, figures and page of a run, of a sweep, or of a study of a logit model."""
 
 import csv
 import json
@@ -299,7 +296,7 @@ def _answer_figures(facts: Facts, rows: list[Metric]) -> tuple[Figure, Figure]:
 
 
 def _line(rows: Sequence[Metric], y: str, x: str, *, title: str, caption: str = "") -> Figure:
-    """Return the figure of one metric against another, for the rows that have it."""
+    """Return a figure of metric `y` against metric `x`, from the rows that have `y`."""
     points = [(row[x], row[y]) for row in rows if y in row]
     across, up = zip(*points, strict=True)
     return Figure(
