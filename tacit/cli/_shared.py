@@ -33,7 +33,7 @@ def _count(text: str) -> int:
 _RATE = typer.Option("--rate", help="Probability that a given record takes part in one step.")
 _NOISE = typer.Option("--noise-multiplier", help="Noise standard deviation / clipping norm.")
 _STEPS = typer.Option("--steps", parser=_count, metavar="INTEGER", help="Number of steps.")
-DELTA_HELP = "Choose it well below 1 / number of records."
+DELTA_HELP = "Delta of the guarantee, well below 1 / number of records."
 Rate = Annotated[float, _RATE]
 MaybeRate = Annotated[float | None, _RATE]
 NoiseMultiplier = Annotated[float, _NOISE]
@@ -54,7 +54,7 @@ RecipeName = Annotated[
 ]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, as training.epochs=20."),
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a setting: training.epochs=20."),
 ]
 Epsilons = Annotated[str, typer.Option("--epsilons", help="Budgets, separated by commas.")]
 Repeats = Annotated[int, typer.Option("--repeats", min=1, help="Runs at each budget.")]

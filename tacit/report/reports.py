@@ -380,8 +380,11 @@ def _roc(name: str, caption: str, rows: list[dict[str, str]]) -> Figure:
     series = []
     for curve, points in curves.items():
         fpr, tpr = np.transpose(sorted(points))
-        best = tpr[np.searchsorted(fpr, grid, side="right") - 1]  # at a false positive rate <= grid
-        role = Role.BOUND if curve.startswith("any attack") else roles.get(curve, Role.OTHER)
+        if curve.startswith("any attack"):  # a limit in closed form: straight between its points
+            role, best = Role.BOUND, np.interp(grid, fpr, tpr)
+        else:  # an attack: the best rate that it reaches at a false positive rate of at most `grid`
+            role = roles.get(curve, Role.OTHER)
+            best = tpr[np.searchsorted(fpr, grid, side="right") - 1]
         series.append(Series(name=curve, x=rates, y=tuple(best.tolist()), role=role))
     return Figure(
         name=name,

@@ -158,6 +158,7 @@ def test_a_drawn_roc_curve_states_the_best_rate_at_each_false_positive_rate(audi
     assert curve.x == bound.x == chance.x
     assert (np.array(curve.y) <= np.array(curve.x) ** 0.2 + 1e-12).all()
     assert curve.y[-1] == 1.0
+    assert bound.y == pytest.approx(best_tpr(bound.x, epsilon=1.0), rel=1e-3)
 
 
 def test_pictures_get_their_rows_back(audited):
