@@ -40,15 +40,11 @@ NoiseMultiplier = Annotated[float, _NOISE]
 MaybeNoise = Annotated[float | None, _NOISE]
 Steps = Annotated[int, _STEPS]
 MaybeSteps = Annotated[int | None, _STEPS]
-Epsilon = Annotated[float, typer.Option("--epsilon", help="Largest epsilon allowed.")]
-MaybeEpsilon = Annotated[
-    float | None, typer.Option("--epsilon", help="Largest epsilon allowed [the recipe's].")
-]
-Delta = Annotated[float, typer.Option("--delta", help=DELTA_HELP)]
-MaybeDelta = Annotated[float | None, typer.Option("--delta", help=DELTA_HELP)]
-Relation = Annotated[
-    ev.Relation, typer.Option("--relation", help="How two neighboring data sets differ.")
-]
+Epsilon = Annotated[float, typer.Option(help="Largest epsilon allowed.")]
+MaybeEpsilon = Annotated[float | None, typer.Option(help="Largest epsilon [the recipe's].")]
+Delta = Annotated[float, typer.Option(help=DELTA_HELP)]
+MaybeDelta = Annotated[float | None, typer.Option(help=DELTA_HELP)]
+Relation = Annotated[ev.Relation, typer.Option(help="How two neighboring data sets differ.")]
 RecipeName = Annotated[
     str, typer.Argument(metavar="RECIPE", help="A recipe file, or the name of a built-in recipe.")
 ]
@@ -56,18 +52,13 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a setting: training.epochs=20."),
 ]
-Epsilons = Annotated[str, typer.Option("--epsilons", help="Budgets, separated by commas.")]
-Repeats = Annotated[int, typer.Option("--repeats", min=1, help="Runs at each budget.")]
-Root = Annotated[Path | None, typer.Option("--data", help="Folder of the data sets [$TACIT_DATA].")]
-Out = Annotated[Path | None, typer.Option("--out", help="Folder to write to.")]
-Seed = Annotated[
-    int | None,
-    typer.Option("--seed", help="For tests: whoever has the seed can remove the noise."),
-]
-LedgerFile = Annotated[
-    Path | None, typer.Option("--ledger", help="Ledger file that pays for the releases.")
-]
-WithPage = Annotated[bool, typer.Option("--page/--no-page", help="Write report.html.")]
+Epsilons = Annotated[str, typer.Option(help="Budgets, separated by commas.")]
+Repeats = Annotated[int, typer.Option(min=1, help="Runs at each budget.")]
+Root = Annotated[Path | None, typer.Option(help="Folder of the data sets [$TACIT_DATA].")]
+Out = Annotated[Path | None, typer.Option(help="Folder to write to.")]
+Seed = Annotated[int | None, typer.Option(help="For tests only: a known seed reveals the noise.")]
+LedgerFile = Annotated[Path | None, typer.Option(help="Ledger file that pays for the releases.")]
+WithPage = Annotated[bool, typer.Option(help="Write report.html.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
@@ -82,9 +73,7 @@ def numbers(text: str, option: str) -> list[float]:
     try:
         return [float(part) for part in text.split(",") if part.strip()]
     except ValueError:
-        raise typer.BadParameter(
-            f"{option} must be numbers separated by commas, got {text!r}."
-        ) from None
+        raise typer.BadParameter(f"{option} must be numbers with commas, got {text!r}.") from None
 
 
 def recipe_of(name: str, settings: list[str] | None, **changes: Any) -> "Recipe":

@@ -13,11 +13,8 @@ if TYPE_CHECKING:
     from tacit.datasets import Schema
     from tacit.regression import Bounds
 
-SchemaFile = Annotated[
-    Path,
-    typer.Option("--schema", help="TOML file: the target, and bounds or categories of columns."),
-]
-ModelFile = Annotated[Path | None, typer.Option("--out", help="Write the model as JSON.")]
+SchemaFile = Annotated[Path, typer.Option(help="TOML file of target, bounds and categories.")]
+ModelFile = Annotated[Path | None, typer.Option(help="Write the model as JSON.")]
 
 
 def read(path: Path, schema: "Schema") -> tuple[np.ndarray, np.ndarray]:

@@ -227,40 +227,26 @@ def _fields(facts: Facts, epsilon: float) -> tuple[tuple[str, str], ...]:
 
 def _levels(facts: Facts, epsilon: float) -> Section:
     """Return the levels of NIST SP 800-226 (2025), section 1 and figure 1, for this run."""
-    spread = facts.utility.spread
-    seeds = "one run" if spread is None else f"{len(facts.utility.private)} runs"
-    return Section(
-        name="levels",
-        title="What the claim rests on",
-        text=(
-            "NIST SP 800-226 arranges the parts of a claim of differential privacy in levels. "
-            "A level is worth no more than the levels below it."
-        ),
-        rows=(
-            (
-                "The guarantee",
-                f"epsilon {epsilon:.4f} at delta {facts.delta:g} for one {facts.unit} "
-                f"({facts.relation.replace('_', ' ')}): {strength(epsilon)}.",
-            ),
-            (
-                "Algorithm and utility",
-                f"{facts.method}, priced by an accountant with certified error. Utility is that of "
-                f"{seeds}, as a mean over {facts.utility.n_test:,} {_measured(facts)}; differences "
-                "between groups of people are not measured.",
-            ),
-            (
-                "Implementation",
-                f"Trust model: {facts.trust}. Noise: {_randomness(facts)}, drawn in floating "
-                "point, while prices assume exact arithmetic. Timing is not hidden.",
-            ),
-            (
-                "Collection and access",
-                "This page does not cover who collected the records, who may read them, and how "
-                "long they are kept. The run folder holds no records, and the key of its noise "
-                "was removed when the run ended.",
-            ),
-        ),
+    runs = 1 if facts.utility.spread is None else len(facts.utility.private)
+    rows = {
+        "The guarantee": f"epsilon {epsilon:.4f} at delta {facts.delta:g} for one {facts.unit} "
+        f"({facts.relation.replace('_', ' ')}): {strength(epsilon)}.",
+        "Algorithm and utility": f"{facts.method}, priced by an accountant with certified error. "
+        f"Utility is that of {'one run' if runs == 1 else f'{runs} runs'}, as a mean over "
+        f"{facts.utility.n_test:,} {_measured(facts)}; differences between groups of people are "
+        "not measured.",
+        "Implementation": f"Trust model: {facts.trust}. Noise: {_randomness(facts)}, drawn in "
+        "floating point, while prices assume exact arithmetic. Timing is not hidden.",
+        "Collection and access": "This page does not cover who collected the records, who may "
+        "read them, and how long they are kept. The run folder holds no records, and the key of "
+        "its noise was removed when the run ended.",
+    }
+    text = (
+        "NIST SP 800-226 arranges the parts of a claim of differential privacy in levels. "
+        "A level is worth no more than the levels below it."
     )
+    title = "What the claim rests on"
+    return Section(name="levels", title=title, text=text, rows=tuple(rows.items()))
 
 
 def _randomness(facts: Facts) -> str:
