@@ -134,13 +134,13 @@ def test_no_twin_is_trained_on_data_that_are_not_public(tmp_path):
 
 
 def test_what_is_measured_on_held_out_records_is_not_covered_and_not_called_public(tmp_path):
-    from tacit.report.run_report import write_report
+    from tacit.report import write_page
 
     facts = train(quick(data__validation_share=0.1), tmp_path / "run")
     assert {t.cost for t in facts.touches if t.what == "evaluation"} == {"not covered"}
     assert facts.released[-1] == "metrics on records held out of the training set after each epoch"
     assert facts.n_records == 1438 - facts.utility.n_test
-    page = write_report(tmp_path / "run").read_text(encoding="utf-8")
+    page = write_page(tmp_path / "run").read_text(encoding="utf-8")
     assert "Not covered by the claim: records held out" in page
     assert "public test records" not in page
 
