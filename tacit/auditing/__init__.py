@@ -1,14 +1,5 @@
 """Auditing: attack what was trained; a lower bound on epsilon that must stay under the bill."""
 
-from tacit.auditing.bill import BillTest, noise_bound, refute_event
-from tacit.auditing.bounds import (
-    AuditBound,
-    gaussian_fit,
-    gaussian_threshold_test,
-    one_run,
-    one_run_gaussian,
-    threshold_test,
-)
 from tacit.auditing.canaries import (
     GradientCanaries,
     InputCanaries,
@@ -16,9 +7,10 @@ from tacit.auditing.canaries import (
     mislabeled,
     random_inputs,
 )
+from tacit.auditing.event_test import BillTest, noise_bound, refute_event
 from tacit.auditing.guesses import plan_guesses
 from tacit.auditing.inversion import inversion_figure, invert, likeness
-from tacit.auditing.membership import (
+from tacit.auditing.lira import (
     ROC,
     Shadows,
     best_tpr,
@@ -26,6 +18,14 @@ from tacit.auditing.membership import (
     roc,
     roc_figure,
     train_shadows,
+)
+from tacit.auditing.one_run import (
+    AuditBound,
+    gaussian_fit,
+    gaussian_threshold_test,
+    one_run,
+    one_run_gaussian,
+    threshold_test,
 )
 from tacit.auditing.scores import calibrated, inner_products, logit_confidence, minus_loss
 

@@ -14,27 +14,27 @@ and releases labels. Papernot et al. 2017 (arXiv:1610.05755) and 2018 (arXiv:180
 array([ 0, -1])
 """
 
-from tacit.pate.aggregate import (
+from tacit.pate.character_features import character_features
+from tacit.pate.classifier import Aggregator, OverlapWarning, PATEClassifier
+from tacit.pate.gnmax import (
     NO_ANSWER,
     ConfidentGNMax,
     GNMax,
     LaplaceMax,
 )
-from tacit.pate.analysis import PrivateCurve
-from tacit.pate.images import character_features
 from tacit.pate.interactive import InteractiveGNMax
 from tacit.pate.journal import Journal
 from tacit.pate.kernel import KernelTeacher
-from tacit.pate.run import Aggregator, OverlapWarning, PATEClassifier
-from tacit.pate.sanitize import SanitizedCost, Sanitizer, publish_cost
+from tacit.pate.smooth_sensitivity import SanitizedCost, Sanitizer, publish_cost
 from tacit.pate.student import SpreadStudent, spread_queries
-from tacit.pate.torch_teachers import (
+from tacit.pate.teachers import (
     Stacked,
     StackedTeachers,
     TeacherTraining,
     TorchTeacher,
     train_stacked_teachers,
 )
+from tacit.pate.vote_analysis import PrivateCurve
 from tacit.pate.votes import Progress, TeacherError, count_votes, partition, train_teachers
 
 __all__ = [

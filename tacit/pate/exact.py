@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import log_ndtr, logsumexp
 
 from tacit._check import positive
-from tacit.pate.analysis import ORDERS, FloatArray, as_votes
+from tacit.pate.vote_analysis import ORDERS, FloatArray, as_votes
 
 _STEP = 0.1  # trapezoid nodes; the integrand is entire, so the error falls like exp(-2 pi^2 / step)
 _REACH = 9.0  # standard deviations beyond the farthest peak; P[|N| > 9] < 3e-19

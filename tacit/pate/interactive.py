@@ -8,9 +8,9 @@ from numpy.typing import ArrayLike, NDArray
 from tacit._check import in_closed_unit
 from tacit.ledger import Ledger
 from tacit.mechanisms import Seed
-from tacit.pate.aggregate import NO_ANSWER, ConfidentGNMax, _answered, _Asked, _Terms
-from tacit.pate.analysis import ORDERS, PrivateCurve, as_votes
+from tacit.pate.gnmax import NO_ANSWER, ConfidentGNMax, _answered, _Asked, _Terms
 from tacit.pate.journal import Journal
+from tacit.pate.vote_analysis import ORDERS, PrivateCurve, as_votes
 from tacit.pate.votes import Labels
 
 

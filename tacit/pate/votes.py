@@ -4,7 +4,7 @@ What the privacy of PATE rests on: **one record reaches one teacher**, so it can
 each input. Hence the rules of this file: the part a record belongs to is drawn independently of
 its values and of all other records; a teacher sees its part alone and randomness of its own; every
 teacher votes on every input, one without records for a class fixed in advance. Votes and teachers
-are private; only `tacit.pate.aggregate` lets something out.
+are private; only `tacit.pate.gnmax` lets something out.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -5,8 +5,8 @@ import pytest
 from scipy.integrate import quad
 from scipy.stats import norm
 
-from tacit.pate.analysis import gnmax_rdp, threshold_rdp
 from tacit.pate.exact import gnmax_rdp_exact, threshold_rdp_exact, winner_log_probabilities
+from tacit.pate.vote_analysis import gnmax_rdp, threshold_rdp
 
 ORDERS = np.array([1.5, 2.0, 4.0, 10.0, 32.0])
 ROWS = [[50, 30, 20], [90, 10, 0], [34, 33, 33], [100, 0, 0], [60, 40, 0]]

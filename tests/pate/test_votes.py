@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sklearn.tree import DecisionTreeClassifier
 
 from tacit.pate import TeacherError, count_votes, partition, train_teachers
-from tacit.pate.run import _Copies
+from tacit.pate.classifier import _Copies
 from tacit.pate.votes import ConstantTeacher
 
 

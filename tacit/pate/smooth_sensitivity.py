@@ -37,8 +37,8 @@ from tacit.accounting import RDP
 from tacit.events import RenyiCurve
 from tacit.ledger import Ledger
 from tacit.mechanisms import Seed, generator
-from tacit.pate.aggregate import ConfidentGNMax, GNMax, LaplaceMax
-from tacit.pate.analysis import ORDERS, FloatArray, as_votes, rdp_from_log_q
+from tacit.pate.gnmax import ConfidentGNMax, GNMax, LaplaceMax
+from tacit.pate.vote_analysis import ORDERS, FloatArray, as_votes, rdp_from_log_q
 
 _CELLS = 40  # grid cells to a gap of 2 votes
 _MOVE = _CELLS + 1  # cells that one moved vote shifts a query by at most; one more than exact

@@ -17,7 +17,7 @@ from tacit.auditing import (
     train_shadows,
 )
 from tacit.auditing._refute import gaussian_inverse
-from tacit.auditing.membership import halves
+from tacit.auditing.lira import halves
 
 
 def memorizing(n_records=2000, n_models=32, gain=1.0, seed=0):

@@ -35,9 +35,9 @@ from tacit.errors import BudgetExceeded
 from tacit.events import Event, Gaussian, Laplace, Repeated, Sequence
 from tacit.ledger import Ledger
 from tacit.mechanisms import GaussianMechanism, LaplaceMechanism, Rng, Seed, generator
-from tacit.pate import analysis, exact
-from tacit.pate.analysis import ORDERS, PrivateCurve, as_votes
+from tacit.pate import exact, vote_analysis
 from tacit.pate.journal import Journal
+from tacit.pate.vote_analysis import ORDERS, PrivateCurve, as_votes
 from tacit.pate.votes import Labels
 
 NO_ANSWER = -1
@@ -221,7 +221,9 @@ class LaplaceMax(_Aggregator):
     ) -> PrivateCurve:
         if tight:
             raise ValueError("tight must be False for LaplaceMax: it is known for Gaussian noise.")
-        cost = analysis.laplace_max_rdp(asked.counts[answered], scale=self.scale, orders=orders)
+        cost = vote_analysis.laplace_max_rdp(
+            asked.counts[answered], scale=self.scale, orders=orders
+        )
         return PrivateCurve(orders, cost.sum(axis=0))
 
 
@@ -258,7 +260,7 @@ class GNMax(_Aggregator):
     def _private_cost(
         self, asked: _Asked, answered: NDArray[np.bool_], orders: NDArray[Any], *, tight: bool
     ) -> PrivateCurve:
-        price = exact.gnmax_rdp_exact if tight else analysis.gnmax_rdp
+        price = exact.gnmax_rdp_exact if tight else vote_analysis.gnmax_rdp
         cost = price(asked.counts[answered], sigma=self.sigma, orders=orders)
         return PrivateCurve(orders, cost.sum(axis=0))
 
@@ -312,7 +314,7 @@ class ConfidentGNMax(_Aggregator):
     def _private_cost(
         self, asked: _Asked, answered: NDArray[np.bool_], orders: NDArray[Any], *, tight: bool
     ) -> PrivateCurve:
-        price = exact.threshold_rdp_exact if tight else analysis.threshold_rdp
+        price = exact.threshold_rdp_exact if tight else vote_analysis.threshold_rdp
         checks = price(
             asked.leads, threshold=self.threshold, sigma=self.sigma_threshold, orders=orders
         )

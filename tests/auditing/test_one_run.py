@@ -280,7 +280,7 @@ def test_a_bill_of_laplace_noise_is_tested_on_its_own_curve():
 
 
 def test_points_of_the_gaussian_profile_give_nearly_its_curve():
-    from tacit.auditing.bill import billed_curve
+    from tacit.auditing.event_test import billed_curve
 
     by_points, exact = billed_curve(Gaussian(1.0)), _refute.gaussian_inverse(1.0)
     for y in (1e-3, 0.01, 0.3, 0.9):

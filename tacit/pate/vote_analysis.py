@@ -2,7 +2,7 @@
 
 A bound that uses the votes is **private**: it says how far the teachers agreed, which nothing has
 paid for. Functions here that take votes return private arrays; `PrivateCurve` carries their sum and
-shows nothing of it unless asked by name. What may be published instead is in `tacit.pate.sanitize`.
+shows nothing of it unless asked by name. What may be published instead is in `tacit.pate.smooth_sensitivity`.
 A ledger is never charged with these numbers: they bound the divergence of this data set's outcome
 from its neighbors', not that of every data set from every neighbor.
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tacit.pate import GNMax, LaplaceMax, PrivateCurve
-from tacit.pate.analysis import (
+from tacit.pate.vote_analysis import (
     ORDERS,
     as_votes,
     gnmax_rdp,

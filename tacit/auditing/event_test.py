@@ -17,7 +17,8 @@ import numpy as np
 from tacit import accounting
 from tacit._check import in_open_unit
 from tacit.auditing import _refute
-from tacit.auditing.bounds import (
+from tacit.auditing.guesses import list_of_guesses, right_guesses
+from tacit.auditing.one_run import (
     AuditBound,
     Members,
     Scores,
@@ -25,7 +26,6 @@ from tacit.auditing.bounds import (
     error_limits,
     split_threshold,
 )
-from tacit.auditing.guesses import list_of_guesses, right_guesses
 from tacit.errors import UnsupportedEvent
 from tacit.events import Event, Gaussian, Relation
 

@@ -21,12 +21,12 @@ from tacit._check import whole
 from tacit.events import Event
 from tacit.ledger import Ledger
 from tacit.mechanisms import Rng, Seed, generator
-from tacit.pate.aggregate import NO_ANSWER, ConfidentGNMax, GNMax, LaplaceMax
+from tacit.pate.gnmax import NO_ANSWER, ConfidentGNMax, GNMax, LaplaceMax
 from tacit.pate.interactive import InteractiveGNMax
 from tacit.pate.journal import Journal
-from tacit.pate.sanitize import SanitizedCost, Sanitizer, publish_cost
+from tacit.pate.smooth_sensitivity import SanitizedCost, Sanitizer, publish_cost
 from tacit.pate.student import SpreadStudent, spread_queries
-from tacit.pate.torch_teachers import Stacked, train_stacked_teachers
+from tacit.pate.teachers import Stacked, train_stacked_teachers
 from tacit.pate.votes import (
     Labels,
     Progress,
