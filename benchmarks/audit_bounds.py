@@ -14,7 +14,15 @@ from _results import table, write
 from scipy.special import ndtr, ndtri
 
 from tacit import auditing
-from tacit.auditing import _refute, guesses
+from tacit.auditing.one_run import (
+    _cut,
+    gaussian_epsilon_below,
+    gaussian_inverse,
+    gaussian_mu,
+    largest,
+    rejects_tradeoff,
+    right_guesses,
+)
 
 DELTA, SIGMAS = 1e-5, (0.5, 1.0, 2.0, 4.0)
 MANY, FEW = 100_000, 1_000  # canaries of an audit, and of a repetition for coverage
@@ -83,7 +91,7 @@ def failures(name: str, n: int, found: list[np.ndarray]) -> tuple[str, ...]:
 
 
 def truth(sigma: float) -> float:
-    return _refute.gaussian_epsilon(1 / sigma, DELTA)
+    return gaussian_epsilon_below(1 / sigma, DELTA)
 
 
 def draw(sigma, n, rng):
@@ -105,14 +113,14 @@ def swept() -> tuple[str, ...]:
             scores, inside = draw(sigma, MANY, rng)
             best = 0.01
             for r in np.unique(np.geomspace(3, 20_000, 60).astype(int)):
-                v = guesses.right_guesses(scores, inside, int(r))
-                best = _refute.largest(
-                    lambda mu, r=r, v=v: _refute.rejects_tradeoff(
-                        _refute.gaussian_inverse(mu), MANY, int(r), v, 0.05
+                v = right_guesses(scores, inside, int(r))
+                best = largest(
+                    lambda mu, r=r, v=v: rejects_tradeoff(
+                        gaussian_inverse(mu), MANY, int(r), v, 0.05
                     ),
                     at_least=best,
                 )
-            found.append(_refute.gaussian_epsilon(best, DELTA))
+            found.append(gaussian_epsilon_below(best, DELTA))
         above = sum(lower > truth(sigma) for lower in found)
         cells.append(f"{np.mean(found):.2f} ({above} of {len(found)})")
     return ("one_run_gaussian, swept", *cells)
@@ -126,13 +134,13 @@ def by_canaries() -> list[tuple[str, ...]]:
         for sigma in SIGMAS:
             best = 0.0
             for r in np.unique(np.geomspace(64, 50_000, 24).astype(int)).tolist():
-                v = int(n * ndtr(1 / (2 * sigma) - guesses._cut(1 / sigma, r / n)))
+                v = int(n * ndtr(1 / (2 * sigma) - _cut(1 / sigma, r / n)))
 
                 def rejects(mu, n=n, r=r, v=v):
-                    return _refute.rejects_tradeoff(_refute.gaussian_inverse(mu), n, r, v, 0.05)
+                    return rejects_tradeoff(gaussian_inverse(mu), n, r, v, 0.05)
 
-                best = _refute.largest(rejects, at_least=best)
-            found.append(f"{_refute.gaussian_epsilon(best, DELTA):.2f}")
+                best = largest(rejects, at_least=best)
+            found.append(f"{gaussian_epsilon_below(best, DELTA):.2f}")
         rows.append((f"one_run_gaussian, {n:,} canaries", *found))
     return rows
 
@@ -152,14 +160,14 @@ def ceiling() -> tuple[str, ...]:
         while high - low > 0.002:
             middle = (low + high) / 2
             low, high = (low, middle) if share_above(sigma, middle) < 0.5 else (middle, high)
-        cells.append(f"{_refute.gaussian_epsilon(high / sigma, DELTA):.2f}")
+        cells.append(f"{gaussian_epsilon_below(high / sigma, DELTA):.2f}")
     return ("most that coins allow", *cells)
 
 
 def reachable() -> tuple[str, ...]:
     cells = []
     for sigma, epsilon in zip(SIGMAS, PUBLISHED, strict=True):
-        fraction = _refute.gaussian_mu(epsilon, DELTA) * sigma
+        fraction = gaussian_mu(epsilon, DELTA) * sigma
         cells.append(f"{epsilon:.2f} in {100 * share_above(sigma, fraction):.0f} %")
     return ("published, reached at most", *cells)
 

@@ -1,9 +1,11 @@
-"""Lower bounds on epsilon from an attack's scores, each with its confidence and its assumption.
+"""One-run audit: a lower bound on epsilon from a single training run with many canaries.
 
-A bound says: with probability at least `confidence` over the coins of the audit, a mechanism that
-*is* (epsilon, delta)-DP gets a lower bound at most epsilon. One above the bill is proof of a bug.
+A bound states: with probability at least `confidence` over the coins of the audit, a mechanism that
+*is* (epsilon, delta)-DP gets a lower bound of at most epsilon. A bound above the bill (the epsilon
+that was charged) proves a bug. All bounds of this package, with the share of a tight bill that each
+reaches*:
 
-| bound | assumes | of a tight bill it shows* |
+| bound | assumes | reaches* |
 |---|---|---|
 | `one_run` | fair coins | 49 to 65 % |
 | `one_run_gaussian` | fair coins, a Gaussian trade-off curve | 71 to 77 % |
@@ -14,28 +16,32 @@ A bound says: with probability at least `confidence` over the coins of the audit
 (* 100,000 canaries, ideal attack on a Gaussian mechanism of noise multiplier 0.5 to 4, delta 1e-5,
 confidence 95 %; see `benchmarks/audit_bounds.py`.)
 
-Scores are higher for members. How many guesses an attack makes is fixed in advance, chosen on a
-split, or charged for (`tacit.auditing.guesses`); `expected_epsilon=` the bill fixes a good number.
+Scores are higher for members. An attack guesses "in" for the highest scores and "out" for the
+lowest, and abstains between. Trying every number of guesses and keeping the best is not a valid
+test: with 100,000 canaries and noise multiplier 2 (epsilon 1.99) it reaches lower bounds above 2.2.
+Three ways to choose the number of guesses are valid:
+
+- a number fixed in advance; `plan_guesses` computes a good one from public facts, such as the bill;
+- a split: choose the number on half of the canaries, and test on the other half;
+- Bonferroni: a short fixed list, with each number tested at its share of the error.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
-from scipy import special
+from scipy import optimize, special
 
-from tacit._check import in_open_unit
-from tacit.auditing import _refute
-from tacit.auditing._refute import gaussian_epsilon, noncentral_t_tail, upper_rate
-from tacit.auditing.guesses import Test, plan_guesses, tested
+from tacit._arrays import Flags, Floats
+from tacit._check import in_open_unit, positive, whole
+from tacit.accounting import gaussian_epsilon
 
 Scores = Sequence[float] | np.ndarray
 Members = Sequence[bool] | np.ndarray
-Bound = Callable[[float, float], float]
-"""(FPR at most, FNR at most) -> lower bound on epsilon."""
-_SHARE_TO_CHOOSE = 0.1  # of the scores, spent on choosing a threshold
-_CAUTION = 0.01  # prefers thresholds whose rates are well known: luck does not repeat on the rest
+Inverse = Callable[[float], float]
+"""Inverse blow-up of a trade-off curve f: the least wrong rate x with 1 - f(x) >= a right rate."""
+FAIR_COINS = "each canary was in or out by an independent fair coin"
 
 
 @dataclass(frozen=True)
@@ -52,7 +58,7 @@ class AuditBound:
     n_correct: int
 
     def passes(self, bill: float) -> bool:
-        """Whether the lower bound stays at or below the `bill`, as it must."""
+        """Return whether the lower bound is at most the `bill`, as it must be."""
         return self.epsilon_lower <= bill
 
 
@@ -65,10 +71,9 @@ def one_run(
     guesses: int | str | None = None,
     expected_epsilon: float | None = None,
 ) -> AuditBound:
-    """Bound from ONE training run with many canaries, each in or out by its own fair coin.
+    """Return a bound from ONE training run with many canaries, each in or out by a fair coin.
 
-    Guesses "in" for the highest scores and "out" for the lowest, abstains between. Steinke, Nasr &
-    Jagielski 2023 (arXiv:2305.08846), Theorem 5.2. Assumes nothing but the coins.
+    Steinke, Nasr & Jagielski 2023 (arXiv:2305.08846), Theorem 5.2. Assumes nothing but the coins.
 
     Parameters
     ----------
@@ -76,7 +81,7 @@ def one_run(
         Number of guesses fixed in advance, `"split"` (chosen on half of the canaries, tested on the
         other half), or `"bonferroni"` (a fixed short list, each tested at its share; the default).
     expected_epsilon
-        The bill: makes the number of guesses that `plan_guesses` finds for it.
+        The bill. If given, the attack makes the number of guesses that `plan_guesses` returns.
 
     >>> rng = np.random.default_rng(0)
     >>> inside = rng.integers(0, 2, 10_000).astype(bool)
@@ -84,16 +89,9 @@ def one_run(
     >>> 2.0 < one_run(noisy, inside, delta=1e-5, expected_epsilon=4.37).epsilon_lower < 4.37
     True
     """
-
-    def test(n: int, r: int, v: int, significance: float) -> float:
-        return _refute.largest(
-            lambda epsilon: _refute.one_run_p_value(n, r, v, epsilon, delta) < significance
-        )
-
     values, members = checked(scores, is_member, delta, confidence)
-    rule = _rule(guesses, expected_epsilon, len(values), delta, "one run", confidence)
-    assumes = "each canary was in or out by an independent fair coin"
-    return _guessed(test, values, members, delta, confidence, rule, "one run", assumes)
+    audit = _Audit("one run", delta, confidence)
+    return audit.bound(values, members, guesses, expected_epsilon, FAIR_COINS)
 
 
 def one_run_gaussian(
@@ -105,153 +103,78 @@ def one_run_gaussian(
     guesses: int | str | None = None,
     expected_epsilon: float | None = None,
 ) -> AuditBound:
-    """Bound from one run for mechanisms whose trade-off curve is a Gaussian one.
+    """Return a bound from one run of a mechanism whose trade-off curve is a Gaussian one.
 
     Refutes mu-GDP by the recursion of Mahloujifar, Melis & Chaudhuri 2024 (arXiv:2410.22235), then
     states epsilon of the largest refuted mu. Tighter than `one_run`, because it uses the whole
     curve; it assumes that the curve is (dominated by) a Gaussian one. `refute_event` tests the
-    very curve of a bill instead.
+    curve of the bill itself instead. Parameters as in `one_run`.
 
-    Coins alone leave room for a mechanism that is loud about all canaries at once, but seldom; no
-    bound that allows for it gets much further (`ceiling` in `benchmarks/audit_bounds.py`). Where
-    scores are independent, as those of Dirac canaries are, `gaussian_threshold_test` does.
+    Fair coins do not exclude a mechanism that rarely leaks, but then about all canaries at once. No
+    bound that allows for such a mechanism gets much further (`ceiling` in
+    `benchmarks/audit_bounds.py`). Where scores are independent, as those of Dirac canaries are,
+    `gaussian_threshold_test` is tighter.
     """
-
-    def test(n: int, r: int, v: int, significance: float) -> float:
-        mu = _refute.largest(
-            lambda mu: _refute.rejects_tradeoff(_refute.gaussian_inverse(mu), n, r, v, significance)
-        )
-        return gaussian_epsilon(mu, delta)
-
     values, members = checked(scores, is_member, delta, confidence)
-    rule = _rule(guesses, expected_epsilon, len(values), delta, "f-DP", confidence)
+    audit = _Audit("f-DP", delta, confidence)
     assumes = "fair coins, and a Gaussian trade-off curve"
-    return _guessed(test, values, members, delta, confidence, rule, "one run, f-DP", assumes)
+    return audit.bound(values, members, guesses, expected_epsilon, assumes)
 
 
-def threshold_test(
-    scores: Scores,
-    is_member: Members,
+@lru_cache(maxsize=256)
+def plan_guesses(
+    n_canaries: int,
     *,
+    epsilon: float,
     delta: float,
+    method: str = "one run",
     confidence: float = 0.95,
-    threshold: float | None = None,
-) -> AuditBound:
-    """Bound from independent scores: many runs with and without one record, or Dirac canaries.
+) -> int:
+    """Return the number of guesses that is best for an ideal attack on a tight bill.
 
-    Clopper-Pearson limits on both error rates at a threshold that was fixed in advance or, if None,
-    chosen on the first tenth of the scores and tested on the rest. (epsilon, delta)-DP implies
-    FPR e^epsilon + FNR >= 1 - delta and the same with the rates exchanged (Kairouz et al. 2015).
+    The bill is (epsilon, delta). The number depends on public facts alone, so a bound that uses it
+    is valid for any scores. The ideal attack sees a Gaussian mechanism of that bill (a Laplace
+    mechanism if delta is 0), and is right as often as expected. `method` is `"one run"` or
+    `"f-DP"`.
+
+    >>> plan_guesses(100_000, epsilon=4.37, delta=1e-5)
+    1634
     """
-    values, members = checked(scores, is_member, delta, confidence)
-
-    def bound(false_positive: float, false_negative: float) -> float:
-        return max(
-            _epsilon_of_rates(false_positive, false_negative, delta),
-            _epsilon_of_rates(false_negative, false_positive, delta),
-        )
-
-    return _at_threshold(
-        bound, values, members, delta, confidence, threshold, "threshold test", "independent scores"
-    )
-
-
-def gaussian_threshold_test(
-    scores: Scores,
-    is_member: Members,
-    *,
-    delta: float,
-    confidence: float = 0.95,
-    threshold: float | None = None,
-) -> AuditBound:
-    """Bound from independent scores of a mechanism whose trade-off curve is a Gaussian one.
-
-    Clopper-Pearson limits on both error rates give mu >= Phi^-1(1 - FNR) - Phi^-1(FPR), and epsilon
-    is that of mu-GDP (Nasr et al. 2023, arXiv:2302.07956). Any scores will do, normal or not.
-
-    Scores of Dirac canaries are independent given the coins: each reads its own coordinate, whose
-    noise and sampling are its own. If canaries differ, rates are averages: 1 - f is concave, so
-    averages obey the curve too, and a sum of unequal coins strays less than one of equal coins
-    (Hoeffding 1956), so the limits stay valid.
-    """
-    values, members = checked(scores, is_member, delta, confidence)
-
-    def bound(false_positive: float, false_negative: float) -> float:
-        mu = float(special.ndtri(1 - false_negative) - special.ndtri(false_positive))
-        return gaussian_epsilon(mu, delta)
-
-    assumes = "independent scores, and a Gaussian trade-off curve"
-    return _at_threshold(
-        bound, values, members, delta, confidence, threshold, "Gaussian threshold test", assumes
-    )
+    n = whole(n_canaries=n_canaries, least=2)
+    positive(epsilon=epsilon)
+    in_open_unit(confidence=confidence)
+    if method not in ("one run", "f-DP"):
+        raise ValueError(f"method must be 'one run' or 'f-DP', got {method!r}.")
+    if delta == 0:
+        # Beyond both centers every guess is as good as pure DP allows; between them it is worse.
+        return max(1, round(n * (1 + np.exp(-epsilon)) / 2))
+    mu = gaussian_mu(epsilon, in_open_unit(delta=delta))
+    audit = _Audit(method, delta, confidence)
+    best, chosen = 0.0, max(1, n // 8)  # best: an epsilon, or a mu for f-DP
+    for r in _finer_and_finer(n):
+        v = int(n * special.ndtr(mu / 2 - _cut(mu, r / n)))
+        if audit.refutes(best, n, r, v, 1 - confidence):
+            best = audit.largest_refuted(n, r, v, 1 - confidence, at_least=best)
+            chosen = r
+    return chosen
 
 
-def gaussian_fit(
-    scores: Scores, is_member: Members, *, delta: float, confidence: float = 0.95
-) -> AuditBound:
-    """Bound for white-box scores that are normal with one spread, shifted for members.
-
-    The standardized shift has a noncentral t law, which gives an exact lower limit on mu; epsilon
-    is that of mu-GDP. Assumes independent normal scores of equal variance: check a plot first.
-    """
-    values, members = checked(scores, is_member, delta, confidence)
-    inside, outside = values[members], values[~members]
-    n_in, n_out = len(inside), len(outside)
-    if min(n_in, n_out) < 2:
-        raise ValueError("gaussian_fit needs at least two canaries in and two out.")
-    freedom = n_in + n_out - 2
-    pooled = math.sqrt((inside.var() * n_in + outside.var() * n_out) / freedom)
-    scale = math.sqrt(1 / n_in + 1 / n_out)
-    shift = float(inside.mean() - outside.mean())
-    observed = shift / (pooled * scale) if pooled > 0 else math.copysign(math.inf, shift)
-    mu = 0.0
-    if math.isfinite(observed) and observed > 0:
-        mu = scale * _refute.largest(
-            lambda center: noncentral_t_tail(observed, freedom, center) < 1 - confidence
-        )
-    return AuditBound(
-        epsilon_lower=gaussian_epsilon(mu, delta),
-        delta=delta,
-        confidence=confidence,
-        method="Gaussian fit",
-        assumes="independent normal scores of one variance, and a Gaussian trade-off curve",
-        n_canaries=len(values),
-        n_guesses=len(values),
-        n_correct=int(((values > values.mean()) == members).sum()),
-    )
+def list_of_guesses(n: int) -> list[int]:
+    """Return a fixed list of numbers of guesses on `n` canaries, from a few to half of them."""
+    return sorted({r for share in range(1, 9) if (r := n // 2**share) >= 8}) or [n]
 
 
-def error_limits(
-    scores: np.ndarray, is_member: np.ndarray, threshold: float, share: float
-) -> tuple[float, float]:
-    """Upper limits on FPR and FNR of "in if score >= threshold", each wrong at most `share`."""
-    says_in = scores >= threshold
-    n_in = int(is_member.sum())
-    return (
-        upper_rate(int((says_in & ~is_member).sum()), len(scores) - n_in, share),
-        upper_rate(int((~says_in & is_member).sum()), n_in, share),
-    )
-
-
-def split_threshold(
-    bound: Bound, scores: np.ndarray, is_member: np.ndarray
-) -> tuple[float, np.ndarray, np.ndarray]:
-    """A threshold chosen on the first tenth, with the scores and coins that are left to test it."""
-    used = max(2, round(_SHARE_TO_CHOOSE * len(scores)))
-    tried, known = scores[:used], is_member[:used]
-    chosen = float(np.median(tried))
-    best = bound(*error_limits(tried, known, chosen, _CAUTION))
-    for threshold in np.unique(np.quantile(tried, np.linspace(0.01, 0.99, 99), method="lower")):
-        gain = bound(*error_limits(tried, known, float(threshold), _CAUTION))
-        if gain > best:
-            best, chosen = gain, float(threshold)
-    return chosen, scores[used:], is_member[used:]
+def right_guesses(scores: Floats, is_member: Flags, r: int) -> int:
+    """Return how many of `r` guesses are right: highest scores guessed in, lowest guessed out."""
+    order = np.argsort(scores, kind="stable")
+    low, high = order[: r // 2], order[len(order) - (r - r // 2) :]
+    return int(is_member[high].sum() + (~is_member[low]).sum())
 
 
 def checked(
     scores: Scores, is_member: Members, delta: float, confidence: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """Both as flat arrays of one length, or an error that names what is wrong."""
+) -> tuple[Floats, Flags]:
+    """Return scores and membership as flat arrays of one length, or raise; check delta as well."""
     in_open_unit(confidence=confidence)
     if delta != 0:
         in_open_unit(delta=delta)
@@ -273,56 +196,185 @@ def checked(
     return values, members
 
 
-def _rule(
-    guesses: int | str | None,
-    expected_epsilon: float | None,
-    n: int,
-    delta: float,
-    method: str,
-    confidence: float,
-) -> int | str:
-    if expected_epsilon is None:
-        return "bonferroni" if guesses is None else guesses
-    if guesses is not None:
-        raise ValueError("give guesses or expected_epsilon, not both: each fixes the guesses.")
-    return plan_guesses(
-        n, epsilon=expected_epsilon, delta=delta, method=method, confidence=confidence
-    )
+# When do counts of right and wrong guesses refute a guarantee? --------------------------------
 
 
-def _guessed(
-    test: Test,
-    scores: np.ndarray,
-    is_member: np.ndarray,
-    delta: float,
-    confidence: float,
-    rule: int | str,
-    method: str,
-    assumes: str,
-) -> AuditBound:
-    lower, n_guesses, n_correct, n = tested(test, scores, is_member, rule, 1 - confidence)
-    return AuditBound(lower, delta, confidence, method, assumes, n, n_guesses, n_correct)
+def one_run_p_value(n: int, r: int, v: int, epsilon: float, delta: float) -> float:
+    """Return the largest chance of `v` or more right guesses under (epsilon, delta)-DP.
+
+    Of `r` guesses on `n` canaries: Steinke, Nasr & Jagielski 2023 (arXiv:2305.08846), Theorem 5.2.
+    """
+    right = special.expit(epsilon)  # the best accuracy that pure epsilon-DP allows a single guess
+    if v == 0:
+        return 1.0
+    tail = float(special.betainc(v, r - v + 1, right))  # P[Bin(r, right) >= v]
+    if delta == 0:
+        return tail
+    k = np.arange(v - 1, -1, -1)
+    ways = special.gammaln(r + 1) - special.gammaln(k + 1) - special.gammaln(r - k + 1)
+    log_pmf = ways + k * special.log_expit(epsilon) + (r - k) * special.log_expit(-epsilon)
+    below = np.cumsum(np.exp(log_pmf))
+    slack = float((below / np.arange(1, v + 1)).max())
+    return min(tail + 2 * n * delta * slack, 1.0)
 
 
-def _at_threshold(
-    bound: Bound,
-    scores: np.ndarray,
-    is_member: np.ndarray,
-    delta: float,
-    confidence: float,
-    threshold: float | None,
-    method: str,
-    assumes: str,
-) -> AuditBound:
-    if threshold is None:
-        threshold, scores, is_member = split_threshold(bound, scores, is_member)
-    share = (1 - confidence) / 2  # two limits, so each may fail half as often
-    lower = bound(*error_limits(scores, is_member, threshold, share))
-    n_correct = int(((scores >= threshold) == is_member).sum())
-    n = len(scores)
-    return AuditBound(lower, delta, confidence, method, assumes, n, n, n_correct)
+def rejects_tradeoff(inverse: Inverse, n: int, r: int, v: int, significance: float) -> bool:
+    """Return whether `v` right of `r` guesses on `n` canaries refute a trade-off curve f.
+
+    Mahloujifar, Melis & Chaudhuri 2024 (arXiv:2410.22235), Algorithm 3. Why it holds: fix canary j,
+    and let C' count the right guesses on the others. f-DP bounds P[j right, C' >= k-1] by
+    1 - f(P[j wrong, C' >= k-1]), for either coin. Average over j and the coins (1 - f is concave):
+    E[C; C >= k] / n <= 1 - f(E[r - C; C >= k-1] / n) for every k. If C >= v had probability
+    `significance`, these would force, from k = v down, more total probability than one.
+    """
+    right, wrong = significance * v / n, significance * (r - v) / n
+    for i in range(v - 1, -1, -1):
+        grown = inverse(right)
+        if grown <= wrong:  # a fixed point: every later step repeats it
+            break
+        right += i / (r - i) * (grown - wrong)
+        wrong = grown
+        if right + wrong > r / n:
+            return True
+    return right + wrong > r / n
 
 
-def _epsilon_of_rates(miss: float, other: float, delta: float) -> float:
-    gain = 1 - delta - other
-    return max(0.0, math.log(gain / miss)) if gain > 0 and miss > 0 else 0.0
+def gaussian_inverse(mu: float) -> Inverse:
+    """Return the inverse blow-up of mu-GDP: Phi(Phi^-1(y) - mu)."""
+    return lambda y: float(special.ndtr(special.ndtri(min(y, 1.0)) - mu))
+
+
+@lru_cache(maxsize=4096)
+def gaussian_epsilon_below(mu: float, delta: float) -> float:
+    """Return epsilon of mu-GDP at `delta`, rounded down: a lower bound must not be too large.
+
+    `tacit.accounting.gaussian_epsilon` is the same number rounded up.
+    """
+    if mu <= 0:
+        return 0.0
+    # Epsilon is infinite at delta 0; at any larger delta it is smaller, which is safe.
+    rounded_up = gaussian_epsilon(mu, max(delta, 1e-300))
+    return max(0.0, rounded_up * (1 - 1e-9) - 1e-9)  # far more than the error of rounding
+
+
+@lru_cache(maxsize=256)
+def gaussian_mu(epsilon: float, delta: float) -> float:
+    """Return the mu whose epsilon at `delta` is `epsilon`: inverse of `gaussian_epsilon_below`."""
+    return largest(lambda mu: gaussian_epsilon_below(mu, delta) < epsilon)
+
+
+def largest(is_below: Callable[[float], bool], *, at_least: float = 0.0) -> float:
+    """Return the largest number for which `is_below` is true, rounded down.
+
+    `is_below` must be true up to some number and false from there on. The result is `at_least` if
+    `is_below` is false for all larger numbers.
+    """
+    low, step = at_least, max(1.0, at_least)
+    if not is_below(low):
+        return low
+    while is_below(low + step):
+        low, step = low + step, 2 * step
+        if low > 1e4:
+            return low
+    high = low + step
+    while high - low > 1e-6 * max(1.0, high):
+        middle = (low + high) / 2
+        low, high = (middle, high) if is_below(middle) else (low, middle)
+    return low
+
+
+@dataclass(frozen=True)
+class _Audit:
+    """A test of counted guesses: it refutes values of epsilon ("one run") or of mu ("f-DP")."""
+
+    method: str
+    delta: float
+    confidence: float
+
+    def refutes(self, value: float, n: int, r: int, v: int, significance: float) -> bool:
+        """Return whether `v` right of `r` guesses on `n` canaries refute `value`."""
+        if self.method == "one run":
+            return one_run_p_value(n, r, v, value, self.delta) < significance
+        return rejects_tradeoff(gaussian_inverse(value), n, r, v, significance)
+
+    def largest_refuted(
+        self, n: int, r: int, v: int, significance: float, *, at_least: float = 0.0
+    ) -> float:
+        """Return the largest refuted value, or `at_least` if no larger one is refuted."""
+        return largest(lambda x: self.refutes(x, n, r, v, significance), at_least=at_least)
+
+    def bound(
+        self,
+        scores: Floats,
+        is_member: Flags,
+        guesses: int | str | None,
+        expected_epsilon: float | None,
+        assumes: str,
+    ) -> AuditBound:
+        """Return the bound by `guesses`, or by those planned for `expected_epsilon`."""
+        if expected_epsilon is not None:
+            if guesses is not None:
+                raise ValueError(
+                    "give guesses or expected_epsilon, not both: each fixes the guesses."
+                )
+            guesses = plan_guesses(
+                len(scores),
+                epsilon=expected_epsilon,
+                delta=self.delta,
+                method=self.method,
+                confidence=self.confidence,
+            )
+        if guesses == "split":
+            half = len(scores) // 2
+            tried = list_of_guesses(half)
+            _, r, _ = self._best(scores[:half], is_member[:half], tried, 1 - self.confidence)
+            scores, is_member = scores[half:], is_member[half:]
+            candidates = [min(r, len(scores))]
+        else:
+            candidates = _candidates(guesses, len(scores))
+        share = (1 - self.confidence) / len(candidates)
+        lower, r, v = self._best(scores, is_member, candidates, share)
+        method = "one run" if self.method == "one run" else "one run, f-DP"
+        n = len(scores)
+        return AuditBound(lower, self.delta, self.confidence, method, assumes, n, r, v)
+
+    def _best(
+        self, scores: Floats, is_member: Flags, candidates: list[int], significance: float
+    ) -> tuple[float, int, int]:
+        """Return the largest (epsilon, guesses, right guesses) over numbers of guesses."""
+        found = []
+        for r in candidates:
+            v = right_guesses(scores, is_member, r)
+            value = self.largest_refuted(len(scores), r, v, significance)
+            is_epsilon = self.method == "one run"
+            found.append((value if is_epsilon else gaussian_epsilon_below(value, self.delta), r, v))
+        return max(found)
+
+
+def _candidates(guesses: int | str | None, n: int) -> list[int]:
+    if guesses is None or guesses == "bonferroni":
+        return list_of_guesses(n)
+    if isinstance(guesses, str):
+        raise ValueError(f"guesses must be a number, 'split' or 'bonferroni', got {guesses!r}.")
+    if whole(guesses=guesses, least=1) > n:
+        raise ValueError(f"guesses must be at most {n}, got {guesses}.")
+    return [guesses]
+
+
+def _finer_and_finer(n: int) -> list[int]:
+    """Return numbers of guesses from 4 to n, few and far apart first: a good start saves work."""
+    found: dict[int, None] = {}
+    for size in (5, 9, 17, 33, 65):
+        found.update(dict.fromkeys(np.geomspace(min(4, n), n, size).astype(int).tolist()))
+    return list(found)
+
+
+def _cut(mu: float, share: float) -> float:
+    """Return the distance from the middle beyond which an ideal attack guesses this share."""
+    if share >= 1:
+        return 0.0
+
+    def excess(t: float) -> float:
+        return float(special.ndtr(mu / 2 - t) + special.ndtr(-mu / 2 - t)) - share
+
+    return float(optimize.brentq(excess, 0.0, mu + 40))  # type: ignore[arg-type]  # a float

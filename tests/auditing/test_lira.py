@@ -16,8 +16,8 @@ from tacit.auditing import (
     roc_figure,
     train_shadows,
 )
-from tacit.auditing._refute import gaussian_inverse
 from tacit.auditing.lira import halves
+from tacit.auditing.one_run import gaussian_inverse
 
 
 def memorizing(n_records=2000, n_models=32, gain=1.0, seed=0):

@@ -1,13 +1,21 @@
-"""Stacked teachers are as apart as separate ones, and as good."""
+"""One record reaches one teacher, also in a stack; a failing teacher is named, nothing is spent."""
 
+import traceback
+
+import joblib
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.tree import DecisionTreeClassifier
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from tacit.errors import IncompatibleModel  # noqa: E402
 from tacit.pate import (  # noqa: E402
+    KernelTeacher,
+    TeacherError,
     TeacherTraining,
     TorchTeacher,
     count_votes,
@@ -15,6 +23,8 @@ from tacit.pate import (  # noqa: E402
     train_stacked_teachers,
     train_teachers,
 )
+from tacit.pate.classifier import _maker  # noqa: E402
+from tacit.pate.teachers import ConstantTeacher  # noqa: E402
 
 TRAINING = TeacherTraining(steps=40, batch_size=16, learning_rate=0.05)
 
@@ -25,6 +35,22 @@ def make_module():
 
 def make_teacher(seed):
     return TorchTeacher(make_module, seed=seed, training=TRAINING)
+
+
+class Nearest:
+    """The class of the nearest mean; quick, and good enough to vote."""
+
+    def __init__(self, seed=0):
+        self.seed = seed
+
+    def fit(self, X, y):
+        self.classes = np.unique(y)
+        self.means = np.array([X[y == c].mean(axis=0) for c in self.classes])
+        return self
+
+    def predict(self, X):
+        distance = ((np.asarray(X)[:, None] - self.means) ** 2).sum(axis=2)
+        return self.classes[distance.argmin(axis=1)]
 
 
 def blobs(n, seed=0):
@@ -108,3 +134,155 @@ def test_different_architectures_are_refused():
 def test_repr_tells_how_many_and_nothing_else():
     X, y = blobs(50)
     assert repr(stacked(X, y, 4)) == "StackedTeachers(4 teachers)"
+
+
+# One by one -----------------------------------------------------------------------------------
+
+
+class Failing(Nearest):
+    """Raises for one seed in a few."""
+
+    def fit(self, X, y):
+        if len(y) and self.seed % 3 == 0:
+            raise FloatingPointError("diverged")
+        return super().fit(X, y)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 300), st.integers(1, 40), st.integers(0, 1000))
+def test_parts_are_disjoint_and_complete(n_records, n_teachers, seed):
+    if n_records < n_teachers:
+        with pytest.raises(ValueError, match="n_teachers"):
+            partition(n_records, n_teachers, seed)
+        return
+    parts = partition(n_records, n_teachers, seed)
+    assert len(parts) == n_teachers
+    assert sorted(np.concatenate(parts).tolist()) == list(range(n_records))
+
+
+def test_one_more_record_changes_one_part():
+    # Same draws for the records both have: exactly one part grows, no other changes.
+    before, after = partition(500, 20, rng=5), partition(501, 20, rng=5)
+    changed = [i for i in range(20) if not np.array_equal(before[i], after[i])]
+    assert len(changed) == 1
+    assert set(after[changed[0]]) - set(before[changed[0]]) == {500}
+
+
+def test_records_fall_evenly_on_teachers():
+    sizes = np.array([len(part) for part in partition(100_000, 10, rng=0)])
+    # Binomial(100,000, 0.1): standard deviation 95; 6 of them on 10 parts is below 2e-8.
+    assert np.all(np.abs(sizes - 10_000) < 6 * 95)
+
+
+@pytest.mark.parametrize("backend", ["threading", pytest.param("loky", marks=pytest.mark.slow)])
+def test_workers_give_the_same_teachers(backend):
+    X, y = blobs(300)
+    public, _ = blobs(50, seed=9)
+    make = _maker(DecisionTreeClassifier(max_depth=3, max_features=1))
+    alone = train_teachers(make, X, y, 6, n_classes=3, rng=1)
+    with joblib.parallel_config(backend):
+        shared = train_teachers(make, X, y, 6, n_classes=3, rng=1, n_jobs=2)
+    assert np.array_equal(count_votes(alone, public, 3), count_votes(shared, public, 3))
+
+
+def test_progress_is_told_after_each_teacher():
+    X, y = blobs(100)
+    told = []
+    train_teachers(
+        Nearest,
+        X,
+        y,
+        5,
+        n_classes=3,
+        rng=0,
+        progress=lambda done, total: told.append((done, total)),
+    )
+    assert told == [(i, 5) for i in range(1, 6)]
+
+
+def test_a_teacher_that_raises_is_named():
+    X, y = blobs(300)
+    with pytest.raises(TeacherError, match=r"teacher \d+ of 12 failed to train \(FloatingPoint"):
+        train_teachers(Failing, X, y, 12, n_classes=3, rng=0)
+
+
+@pytest.mark.parametrize("n_jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_no_record_shows_in_the_traceback_of_a_teacher_that_cannot_train(n_jobs):
+    X, y = np.array([["Smith"], ["Jones"]] * 6), np.arange(12) % 3
+    with pytest.raises(TeacherError, match="ValueError") as caught:
+        train_teachers(_maker(DecisionTreeClassifier()), X, y, 2, n_classes=3, rng=0, n_jobs=n_jobs)
+    shown = "".join(traceback.format_exception(caught.value))
+    assert "Smith" not in shown
+    assert "Jones" not in shown
+
+
+@pytest.mark.parametrize(
+    "y", [np.zeros(10), np.full(50, 3), np.full(50, 0.5), np.zeros((50, 1), int)]
+)
+def test_wrong_labels_are_refused(y):
+    with pytest.raises(ValueError, match="y must"):
+        train_teachers(Nearest, blobs(50)[0], y, 5, n_classes=3)
+
+
+def test_more_teachers_than_records_are_refused():
+    X, y = blobs(4)
+    with pytest.raises(ValueError, match="fewer teachers"):
+        train_teachers(Nearest, X, y, 5, n_classes=3)
+
+
+def test_a_record_changes_the_votes_of_one_teacher_only():
+    X, y = blobs(400)
+    public, _ = blobs(100, seed=9)
+    other = X.copy()
+    other[17] = [50.0, -50.0]
+    here = train_teachers(Nearest, X, y, 8, n_classes=3, rng=3)
+    there = train_teachers(Nearest, other, y, 8, n_classes=3, rng=3)
+    differ = [
+        not np.array_equal(a.predict(public), b.predict(public))
+        for a, b in zip(here, there, strict=True)
+    ]
+    assert sum(differ) <= 1
+    moved = count_votes(here, public, 3) - count_votes(there, public, 3)
+    assert np.all(np.abs(moved).sum(axis=1) <= 2)
+
+
+def test_votes_add_up_to_the_number_of_teachers_and_are_mostly_right():
+    X, y = blobs(600)
+    public, truth = blobs(100, seed=9)
+    votes = count_votes(train_teachers(Nearest, X, y, 10, n_classes=3, rng=0), public, 3)
+    assert np.all(votes.sum(axis=1) == 10)
+    assert np.mean(votes.argmax(axis=1) == truth) > 0.9
+
+
+def test_parts_without_records_or_with_one_class_still_vote():
+    X, y = np.zeros((5, 2)), np.full(5, 2)
+    teachers = train_teachers(Nearest, X, y, 5, n_classes=3, rng=0)
+    votes = count_votes(teachers, np.zeros((4, 2)), 3)
+    assert np.all(votes.sum(axis=1) == 5)
+    assert any(len(part) == 0 for part in partition(5, 5, rng=0))
+
+
+def test_missing_values_are_refused():
+    X, y = blobs(50)
+    X[3, 0] = np.nan
+    with pytest.raises(ValueError, match="X must be finite"):
+        train_teachers(Nearest, X, y, 5, n_classes=3)
+    with pytest.raises(ValueError, match="X_public must be finite"):
+        count_votes([ConstantTeacher(0)], [[np.inf]], 3)
+
+
+def rings(n, seed=0):
+    """Two rings: easy with neighbors, hard with a few labels alone."""
+    rng = np.random.default_rng(seed)
+    y = rng.integers(0, 2, n)
+    angle = rng.uniform(0, 2 * np.pi, n)
+    radius = 1 + 2 * y + rng.normal(0, 0.05, n)
+    return np.column_stack([radius * np.cos(angle), radius * np.sin(angle)]), y
+
+
+def test_a_kernel_teacher_learns_from_few_records_and_keeps_class_numbers():
+    X, y = rings(80)
+    test, truth = rings(200, seed=1)
+    teacher = KernelTeacher().fit(X, np.where(y == 0, 2, 5))
+    assert np.mean(teacher.predict(test) == np.where(truth == 0, 2, 5)) > 0.9
+    assert KernelTeacher().fit(X[:1], [4]).predict(test).tolist() == [4] * 200
