@@ -3,8 +3,8 @@
     python benchmarks/audit_bounds.py
 
 Gaussian mechanism, delta 1e-5, confidence 95 %; writes results/audit_bounds.md. The last tables
-are about what is *not* valid (choosing the number of guesses after seeing the scores) and about
-what no valid bound can reach if it rests on the coins alone (`ceiling`).
+show a method that is *not* valid (choosing the number of guesses after seeing the scores), and what
+no valid bound can reach if it assumes fair coins alone (`ceiling`).
 """
 
 import time
@@ -85,7 +85,7 @@ def main() -> None:
 
 
 def failures(name: str, n: int, found: list[np.ndarray]) -> tuple[str, ...]:
-    """A row of the table of coverage."""
+    """Return a row of the table of coverage."""
     shares = [np.mean(values > truth(s)) for s, values in zip(SIGMAS, found, strict=True)]
     return (name, f"{n:,}", *(f"{share:.1%}" for share in shares))
 
@@ -127,7 +127,7 @@ def swept() -> tuple[str, ...]:
 
 
 def by_canaries() -> list[tuple[str, ...]]:
-    """What the published f-DP recursion gives if the ideal attack is right as often as expected."""
+    """Return the published f-DP bounds for an ideal attack that is right as often as expected."""
     rows = []
     for n in (100_000, 1_000_000, 10_000_000):
         found = []
@@ -146,7 +146,7 @@ def by_canaries() -> list[tuple[str, ...]]:
 
 
 def ceiling() -> tuple[str, ...]:
-    """The epsilon that a bound from coins alone reaches in at most half of the ideal audits.
+    """Return the epsilon that a bound from coins alone reaches in at most half of the audits.
 
     Why there is one: a mechanism of smaller mu may, with probability p, treat all canaries at once
     by a louder mechanism, and reveal nothing otherwise. It is mu-GDP if every error rate x of the
@@ -173,14 +173,14 @@ def reachable() -> tuple[str, ...]:
 
 
 def share_above(sigma: float, fraction: float) -> float:
-    """Largest share of ideal audits in which a valid bound is above `fraction` of the true mu."""
+    """Return the largest share of audits in which a valid bound exceeds `fraction` of true mu."""
     return min(
         1.0, *(0.05 / p + distance(1 / sigma, fraction / sigma, p) for p in MIXTURES)
     )  # each mixture is an upper bound, so the least of them is
 
 
 def distance(true_mu: float, mu: float, p: float) -> float:
-    """Total variation between the counts of right and wrong guesses, surest first, of both laws.
+    """Return the total variation between the guess counts of the ideal attack and of a mixture.
 
     The loud part is wrong as often as the ideal attack, or as often as its limit asks if that is
     more: both are convex in the number of guesses, so the ranking stays one by likelihood.

@@ -36,7 +36,8 @@ _EPSILONS = (
     *(0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5),
     *(5.0, 5.5, 6.0, 7.0, 8.0, 10.0, 13.0, 18.0, 24.0),
 )
-_AT_ONCE, _NEGLIGIBLE = 2, 1e-8
+_AT_ONCE = 2  # epsilons that are priced in one call
+_NEGLIGIBLE = 1e-8  # a delta below which larger epsilons are not priced
 
 
 @dataclass(frozen=True)
@@ -183,10 +184,8 @@ def _deltas(event: Event, epsilons: tuple[float, ...], relation: Relation) -> Fl
         if found and found[-1] < _NEGLIGIBLE:
             break
         found += _some_deltas(event, epsilons[start : start + _AT_ONCE], relation)
-    rest = len(epsilons) - len(found)
-    return np.array(
-        found + found[-1:] * rest
-    )  # delta falls as epsilon grows, so an earlier one is safe
+    # Delta falls as epsilon grows, so an earlier one is safe.
+    return np.array(found + found[-1:] * (len(epsilons) - len(found)))
 
 
 def _some_deltas(event: Event, epsilons: tuple[float, ...], relation: Relation) -> list[float]:

@@ -1,6 +1,6 @@
-"""LiRA and other membership inference: who was in the training set, judged by the model.
+"""LiRA and other membership inference: recognize training records by the model's output.
 
-An attack gives each record a score that is higher for records it takes to be members. LiRA (Carlini
+An attack gives each record a score that is higher the more likely it is a member. LiRA (Carlini
 et al. 2022, arXiv:2112.03570) trains shadow models on random halves of a pool. For each record it
 compares the score by the target model with the scores by shadow models that were trained without
 the record and, in its online form, also with those trained with it. The measure that counts is how
@@ -56,7 +56,7 @@ class ROC:
 
     @property
     def summary(self) -> dict[str, float]:
-        """AUC and the true positive rates at 0.1 % and 1 % false positives."""
+        """Area under the curve, and the true positive rates at 0.1 % and 1 % false positives."""
         return {"auc": self.auc, **{f"tpr_at_{rate:g}": self.tpr_at(rate) for rate in LOW_RATES}}
 
 
@@ -114,11 +114,10 @@ def lira(
         )
     pooled = len(scores) < 64 if one_variance is None else one_variance
     out_mean, out_std = _fit(scores, ~members, pooled)
-    outside = stats.norm.logpdf(values, out_mean, out_std)
     if mode == "offline":
         return (values - out_mean) / out_std
-    in_mean, in_std = _fit(scores, members, pooled)
-    return stats.norm.logpdf(values, in_mean, in_std) - outside
+    log_in = stats.norm.logpdf(values, *_fit(scores, members, pooled))
+    return log_in - stats.norm.logpdf(values, out_mean, out_std)
 
 
 def roc(scores: ArrayLike, is_member: ArrayLike) -> ROC:
@@ -166,7 +165,7 @@ def minus_loss(logits: ArrayLike, labels: ArrayLike) -> Floats:
     [-0.693]
     """
     values, chosen = _checked(logits, labels)
-    return values[chosen] - special.logsumexp(values, axis=1)
+    return values[chosen] - np.asarray(special.logsumexp(values, axis=1))
 
 
 def logit_confidence(logits: ArrayLike, labels: ArrayLike) -> Floats:
@@ -179,10 +178,9 @@ def logit_confidence(logits: ArrayLike, labels: ArrayLike) -> Floats:
     [3.0]
     """
     values, chosen = _checked(logits, labels)
-    rows, labels = chosen
     others = values.copy()
-    others[rows, labels] = -np.inf
-    return values[chosen] - special.logsumexp(others, axis=1)
+    others[chosen] = -np.inf
+    return values[chosen] - np.asarray(special.logsumexp(others, axis=1))
 
 
 def calibrated(target: ArrayLike, references: ArrayLike) -> Floats:

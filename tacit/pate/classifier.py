@@ -87,8 +87,8 @@ class PATEClassifier:
     n_jobs, progress
         As in `train_teachers`.
     rng
-        Source of randomness for partition, teachers and noise. None is fresh entropy; whoever knows
-        a seed can remove the noise.
+        Source of randomness for partition, teachers and noise. None is fresh entropy; anyone who
+        has the seed can remove the noise.
 
     Attributes
     ----------
@@ -173,7 +173,7 @@ class PATEClassifier:
         return self.checked_aggregator().event(n_queries, most)
 
     def checked_aggregator(self) -> Aggregator:
-        """Return the aggregator that `fit` uses, or raise if it does not fit the other settings."""
+        """Return the aggregator that `fit` uses, or raise if the settings do not allow it."""
         n_teachers = whole(n_teachers=self.n_teachers, least=1)
         if isinstance(self.aggregator, InteractiveGNMax):
             raise TypeError(

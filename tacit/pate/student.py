@@ -105,7 +105,7 @@ class SpreadStudent:
         spread = 1 - 1 / np.clip(len(rows) / 90, 10, 100) if self.spread is None else self.spread
         in_open_unit(spread=spread)
         graph = _neighbor_graph(rows, whole(n_neighbors=self.n_neighbors, least=1))
-        reach = _diffuse(graph, known, spread)  # (inputs, labels)
+        reach = _diffuse(graph, len(rows), known, spread)  # (inputs, labels)
         # The weight of the other labels at a label's own input decides whether it is believed.
         others = reach[known].copy()
         np.fill_diagonal(others, 0.0)
@@ -190,12 +190,12 @@ def _neighbor_graph(rows: Rows, n_neighbors: int) -> csr_matrix:
     return csr_matrix(diags_array(root) @ graph @ diags_array(root))
 
 
-def _diffuse(graph: csr_matrix, sources: NDArray[Any], spread: float) -> Rows:
+def _diffuse(graph: csr_matrix, size: int, sources: NDArray[Any], spread: float) -> Rows:
     """Return the weight at every input of one unit placed at each source: (inputs, sources).
 
     The weights are (1 - spread) (I - spread * graph)^-1, by fixed-point iteration.
     """
-    start = np.zeros((graph.shape[0], len(sources)), np.float32)
+    start = np.zeros((size, len(sources)), np.float32)
     start[sources, np.arange(len(sources))] = 1 - spread
     weight = start.copy()
     for _ in range(int(np.ceil(4 / (1 - spread)))):  # the terms left out are below spread^n = e^-4

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import log_ndtr, logsumexp
 
-from tacit._arrays import Floats, Indices
+from tacit._arrays import Flags, Floats, Indices
 from tacit._check import in_open_unit, positive
 from tacit.accounting import RDP
 from tacit.events import RenyiCurve
@@ -242,7 +242,7 @@ def winner_log_probabilities(row: ArrayLike, *, sigma: float) -> Floats:
     return _normalized(tables[:, :, 2].sum(axis=1))
 
 
-def _smaller_cost(holds: Floats, moment: Floats, orders: Floats, independent: Floats) -> Floats:
+def _smaller_cost(holds: Flags, moment: Floats, orders: Floats, independent: Floats) -> Floats:
     """Return the cost of a log moment where its conditions hold and it is below `independent`."""
     with np.errstate(all="ignore"):  # moments whose conditions fail may be NaN
         dependent = np.maximum(moment / (orders - 1), 0.0)

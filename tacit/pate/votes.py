@@ -73,7 +73,7 @@ class TeacherError(TacitError):
 
 
 class Queries(NamedTuple):
-    """Private votes on some queries, with the number that a threshold check reads on each."""
+    """Private votes on some queries, and for each the number that a check compares."""
 
     counts: Indices  # (queries, classes)
     leads: Floats  # (queries,)
@@ -95,7 +95,7 @@ class Terms(NamedTuple):
 
 
 class Aggregator(ABC):
-    """A noisy vote: pays for answers and releases them, one block of queries at a time."""
+    """A rule that answers queries by a noisy vote; it pays for each block before releasing it."""
 
     def answer(
         self,
@@ -169,7 +169,13 @@ class Aggregator(ABC):
     def _answer_rdp(self, counts: Indices, orders: Floats, *, tight: bool) -> Floats:
         """Return the private Rényi cost of answering each query: (queries, orders)."""
 
-    def _check_rdp(self, leads: Floats, orders: Floats, *, tight: bool) -> Floats:  # noqa: ARG002
+    def _check_rdp(
+        self,
+        leads: Floats,
+        orders: Floats,
+        *,
+        tight: bool,  # noqa: ARG002  # for aggregators with a check
+    ) -> Floats:
         """Return the private Rényi cost of checking each query: (queries, orders)."""
         return np.zeros((len(leads), len(orders)))
 

@@ -123,8 +123,8 @@ def test_randomized_response_is_not_refuted_more_often_than_stated():
 
 
 def test_a_mechanism_that_seldom_leaks_more_does_not_fool_the_recursion():
-    # With probability 0.1 it is 0.9-GDP, else it says nothing; as a whole it is 0.8-GDP, checked
-    # below. Bounds that trust averages would refute that far more often than in 5 % of the cases.
+    # With probability 0.1 it is 0.9-GDP, else it releases pure noise. As a whole it is 0.8-GDP,
+    # checked below. Bounds that trust averages would refute that in far more than 5 % of the cases.
     leak, mu, claimed, n = 0.1, 0.9, 0.8, 2000
     t = np.linspace(mu / 2, 12, 5000)
     right, wrong = leak * special.ndtr(mu - t), leak * special.ndtr(-t)

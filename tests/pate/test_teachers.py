@@ -185,9 +185,9 @@ def test_workers_give_the_same_teachers(backend):
     assert np.array_equal(count_votes(alone, public, 3), count_votes(shared, public, 3))
 
 
-def test_progress_is_told_after_each_teacher():
+def test_progress_is_reported_after_each_teacher():
     X, y = blobs(100)
-    told = []
+    seen = []
     train_teachers(
         Nearest,
         X,
@@ -195,9 +195,9 @@ def test_progress_is_told_after_each_teacher():
         5,
         n_classes=3,
         rng=0,
-        progress=lambda done, total: told.append((done, total)),
+        progress=lambda done, total: seen.append((done, total)),
     )
-    assert told == [(i, 5) for i in range(1, 6)]
+    assert seen == [(i, 5) for i in range(1, 6)]
 
 
 def test_a_teacher_that_raises_is_named():

@@ -78,7 +78,7 @@ VOTES = np.array([[100, 0, 0], [2, 98, 0], [0, 3, 97], [40, 30, 30]] * 3)
 
 
 class Watched(Ledger):
-    """A ledger that says when it was paid."""
+    """A ledger that counts its payments."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
