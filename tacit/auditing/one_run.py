@@ -35,7 +35,7 @@ from scipy import optimize, special
 
 from tacit._arrays import Flags, Floats
 from tacit._check import in_open_unit, positive, whole
-from tacit.accounting import gaussian_epsilon
+from tacit.accounting import gaussian_delta
 
 Scores = Sequence[float] | np.ndarray
 Members = Sequence[bool] | np.ndarray
@@ -252,9 +252,8 @@ def gaussian_epsilon_below(mu: float, delta: float) -> float:
     """
     if mu <= 0:
         return 0.0
-    # Epsilon is infinite at delta 0; at any larger delta it is smaller, which is safe.
-    rounded_up = gaussian_epsilon(mu, max(delta, 1e-300))
-    return max(0.0, rounded_up * (1 - 1e-9) - 1e-9)  # far more than the error of rounding
+    # gaussian_delta is rounded up, by far less than 1e-9 of itself.
+    return largest(lambda epsilon: gaussian_delta(mu, epsilon) * (1 - 1e-9) > delta)
 
 
 @lru_cache(maxsize=256)

@@ -24,7 +24,7 @@ from tacit.pate.vote_analysis import (
     threshold_rdp,
     threshold_rdp_exact,
 )
-from tacit.pate.votes import NO_ANSWER, Aggregator, Pay, Queries, Terms
+from tacit.pate.votes import NO_ANSWER, Aggregator, Pay, Queries
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,15 @@ class InteractiveGNMax(ConfidentGNMax):
         data alone. The other parameters are those of `ConfidentGNMax.answer`.
         """
         queries, probabilities = _compare_with_student(votes, student_probabilities)
-        labels = self._answer(queries, Terms(ledger, rng, journal, block, max_answers, strict))
+        labels = super().answer(
+            queries,
+            ledger=ledger,
+            rng=rng,
+            journal=journal,
+            block=block,
+            max_answers=max_answers,
+            strict=strict,
+        )
         is_sure = (labels == NO_ANSWER) & (probabilities.max(axis=1) >= self.confidence)
         labels[is_sure] = probabilities[is_sure].argmax(axis=1)
         return labels
@@ -150,7 +158,7 @@ class InteractiveGNMax(ConfidentGNMax):
     ) -> PrivateCurve:
         """Return the private cost; labels that the student gave count as the teachers' answers."""
         queries, _ = _compare_with_student(votes, student_probabilities)
-        return self._private_cost(queries, labels, orders, tight=tight)
+        return super().private_cost(queries, labels, orders=orders, tight=tight)
 
 
 def _compare_with_student(votes: ArrayLike, probabilities: ArrayLike) -> tuple[Queries, Floats]:

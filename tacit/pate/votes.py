@@ -83,23 +83,12 @@ class Queries(NamedTuple):
         return Queries(self.counts[index], self.leads[index])
 
 
-class Terms(NamedTuple):
-    """How answers are paid for and when they stop; `Aggregator.answer` explains each field."""
-
-    ledger: Ledger | None
-    rng: Seed
-    journal: Journal | None
-    block: int
-    max_answers: int | None
-    strict: bool
-
-
 class Aggregator(ABC):
     """A rule that answers queries by a noisy vote; it pays for each block before releasing it."""
 
     def answer(
         self,
-        votes: ArrayLike,
+        votes: ArrayLike | Queries,
         *,
         ledger: Ledger | None = None,
         rng: Seed = None,
@@ -113,7 +102,7 @@ class Aggregator(ABC):
         Parameters
         ----------
         votes
-            Private counts of shape (queries, classes).
+            Private counts of shape (queries, classes), or `Queries` made from them.
         ledger
             Pays for each block before it is released; None keeps no record. When the ledger
             refuses a payment, the remaining queries stay unanswered. `BudgetExceeded` is raised if
@@ -128,8 +117,40 @@ class Aggregator(ABC):
             Stop after this many answers. `event(n_queries, max_answers)` then bounds the cost
             before the first query is asked, although the number of answers is not yet known.
         """
-        terms = Terms(ledger, rng, journal, block, max_answers, strict)
-        return self._answer(_as_queries(votes), terms)
+        queries = _as_queries(votes)
+        payer = Ledger() if ledger is None else ledger
+        random = generator(rng)
+        block = whole(block=block, least=1)
+        labels = np.full(len(queries.counts), NO_ANSWER, dtype=np.int64)
+        known: list[int] = []
+        if journal is not None:
+            random = journal.fresh(random)
+            known = [i for i in range(len(labels)) if i in journal]
+            labels[known] = [journal[i] for i in known]
+        waiting = np.setdiff1d(np.arange(len(labels)), known)
+        most = len(labels) if max_answers is None else max_answers
+        left = whole(max_answers=most) - int(np.sum(labels != NO_ANSWER))
+        note = f"PATE run {journal.run}" if journal is not None else "PATE"
+        has_paid = bool(known)
+
+        def pay(event: Event, count: int) -> None:
+            nonlocal has_paid
+            payer.spend(event if count == 1 else Repeated(event, count), note=note)
+            has_paid = True
+
+        while len(waiting) and left > 0:
+            now = waiting[: min(block, left)]  # stays within max_answers if all are answered
+            try:
+                released = self._release(queries.at(now), pay, random)
+            except BudgetExceeded:
+                if strict or not has_paid:
+                    raise
+                break
+            if journal is not None:
+                journal.record(now.tolist(), released.tolist())
+            labels[now] = released
+            waiting, left = waiting[len(now) :], left - int(np.sum(released != NO_ANSWER))
+        return labels
 
     def event(self, n_queries: int, n_answers: int | None = None) -> Event:
         """Return the event of `n_queries`, of which `n_answers` (default: all) were answered."""
@@ -142,7 +163,7 @@ class Aggregator(ABC):
 
     def private_cost(
         self,
-        votes: ArrayLike,
+        votes: ArrayLike | Queries,
         labels: ArrayLike | None = None,
         *,
         orders: ArrayLike = ORDERS,
@@ -153,7 +174,13 @@ class Aggregator(ABC):
         Without `labels` every query counts as answered. `tight` computes the divergence from all
         neighbors (`gnmax_rdp_exact`) instead of bounding it as the papers do.
         """
-        return self._private_cost(_as_queries(votes), labels, orders, tight=tight)
+        queries = _as_queries(votes)
+        grid, answered = np.asarray(orders, float), queries.counts
+        if labels is not None:
+            answered = queries.counts[has_label(labels, len(queries.counts))]
+        cost = self._check_rdp(queries.leads, grid, tight=tight).sum(axis=0)
+        cost += self._answer_rdp(answered, grid, tight=tight).sum(axis=0)
+        return PrivateCurve(grid, cost)
 
     @property
     @abstractmethod
@@ -179,55 +206,10 @@ class Aggregator(ABC):
         """Return the private Rényi cost of checking each query: (queries, orders)."""
         return np.zeros((len(leads), len(orders)))
 
-    def _private_cost(
-        self, queries: Queries, labels: ArrayLike | None, orders: ArrayLike, *, tight: bool
-    ) -> PrivateCurve:
-        grid, answered = np.asarray(orders, float), queries.counts
-        if labels is not None:
-            answered = queries.counts[has_label(labels, len(queries.counts))]
-        cost = self._check_rdp(queries.leads, grid, tight=tight).sum(axis=0)
-        cost += self._answer_rdp(answered, grid, tight=tight).sum(axis=0)
-        return PrivateCurve(grid, cost)
-
     def _release(self, queries: Queries, pay: Pay, random: Rng) -> Indices:
         """Pay for one block of queries, then return the noisy winners."""
         pay(self._mechanism.event, len(queries.counts))
         return self._mechanism.release(queries.counts, random).argmax(axis=1)
-
-    def _answer(self, queries: Queries, terms: Terms) -> Indices:
-        ledger = Ledger() if terms.ledger is None else terms.ledger
-        random, journal = generator(terms.rng), terms.journal
-        block = whole(block=terms.block, least=1)
-        labels = np.full(len(queries.counts), NO_ANSWER, dtype=np.int64)
-        known: list[int] = []
-        if journal is not None:
-            random = journal.fresh(random)
-            known = [i for i in range(len(labels)) if i in journal]
-            labels[known] = [journal[i] for i in known]
-        waiting = np.setdiff1d(np.arange(len(labels)), known)
-        most = len(labels) if terms.max_answers is None else terms.max_answers
-        left = whole(max_answers=most) - int(np.sum(labels != NO_ANSWER))
-        note = f"PATE run {journal.run}" if journal is not None else "PATE"
-        has_paid = bool(known)
-
-        def pay(event: Event, count: int) -> None:
-            nonlocal has_paid
-            ledger.spend(event if count == 1 else Repeated(event, count), note=note)
-            has_paid = True
-
-        while len(waiting) and left > 0:
-            now = waiting[: min(block, left)]  # stays within max_answers if all are answered
-            try:
-                released = self._release(queries.at(now), pay, random)
-            except BudgetExceeded:
-                if terms.strict or not has_paid:
-                    raise
-                break
-            if journal is not None:
-                journal.record(now.tolist(), released.tolist())
-            labels[now] = released
-            waiting, left = waiting[len(now) :], left - int(np.sum(released != NO_ANSWER))
-        return labels
 
 
 def count_votes(
@@ -289,7 +271,9 @@ def teacher_error(who: str, what: str, failure: Exception) -> TeacherError:
     )
 
 
-def _as_queries(votes: ArrayLike) -> Queries:
+def _as_queries(votes: ArrayLike | Queries) -> Queries:
+    if isinstance(votes, Queries):
+        return votes
     counts = as_votes(votes)
     return Queries(counts, counts.max(axis=1).astype(float))
 
