@@ -1,5 +1,6 @@
 """Scores, the likelihood-ratio attack, and the limit on any attack."""
 
+import joblib
 import numpy as np
 import pytest
 from scipy import stats
@@ -16,8 +17,8 @@ from tacit.auditing import (
     roc_figure,
     train_shadows,
 )
-from tacit.auditing._refute import gaussian_inverse
-from tacit.auditing.membership import halves
+from tacit.auditing.lira import halves
+from tacit.auditing.one_run import gaussian_inverse
 
 
 def memorizing(n_records=2000, n_models=32, gain=1.0, seed=0):
@@ -66,10 +67,12 @@ def test_models_that_keep_nothing_are_not_attacked():
     assert abs(roc(lira(target, shadows), members).auc - 0.5) < 0.05
 
 
-def test_shadow_models_train_in_other_processes(tmp_path):
+@pytest.mark.parametrize("backend", ["threading", pytest.param("loky", marks=pytest.mark.slow)])
+def test_shadow_models_train_in_other_workers(backend):
     score, _, _ = memorizing(n_records=50)
     alone = train_shadows(score, 50, n_models=4, rng=0)
-    many = train_shadows(score, 50, n_models=4, rng=0, n_jobs=2)
+    with joblib.parallel_config(backend):
+        many = train_shadows(score, 50, n_models=4, rng=0, n_jobs=2)
     np.testing.assert_array_equal(alone.scores, many.scores)
 
 

@@ -12,8 +12,8 @@ from scipy.stats import norm
 from tacit import Budget, Ledger
 from tacit.errors import BudgetExceeded
 from tacit.pate import ConfidentGNMax, GNMax, LaplaceMax, Sanitizer, publish_cost
-from tacit.pate.analysis import gnmax_rdp
-from tacit.pate.sanitize import _cells, equivalent_gaps, release_curve
+from tacit.pate.smooth_sensitivity import _cells, equivalent_gaps, release_curve
+from tacit.pate.vote_analysis import gnmax_rdp
 
 VOTES = np.array([[96, 3, 1], [90, 5, 5], [70, 20, 10], [50, 49, 1]])
 

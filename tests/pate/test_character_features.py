@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tacit.pate.images import character_features, straighten
+from tacit.pate.character_features import character_features, straighten
 
 
 def strokes(slant=0.0, shift=0):

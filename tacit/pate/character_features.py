@@ -1,7 +1,7 @@
 """Features of handwritten characters, each computed from one image alone.
 
-Nothing is learned here, so nothing is paid: an image's features depend on that image only. With
-them a teacher needs a few hundred images where raw pixels need thousands.
+Nothing is learned here, so there is nothing to pay for: the features of an image depend on that
+image only. A teacher needs a few hundred images with these features, and thousands with raw pixels.
 """
 
 import numpy as np
@@ -12,11 +12,12 @@ _CHUNK = 5000
 
 
 def character_features(images: ArrayLike, *, n_orientations: int = 8) -> Images:
-    """Oriented gradients of straightened characters: (images, features), each scale of unit length.
+    """Return oriented gradients of straightened characters: (images, features).
 
     Histograms of oriented gradients (Dalal & Triggs 2005) over 4 x 4 and 7 x 7 Gaussian windows,
-    with square roots, after centering and removing the slant (LeCun et al. 1998, Sec. III-A).
-    `images` are (images, height, width) with a dark background near 0.
+    with square roots, after centering and removing the slant (LeCun et al. 1998, Sec. III-A). The
+    features of each of the two window sizes have unit length. `images` are (images, height, width)
+    with a dark background near 0.
     """
     pixels = np.asarray(images, dtype=np.float32)
     if pixels.ndim != 3:
@@ -31,7 +32,7 @@ def character_features(images: ArrayLike, *, n_orientations: int = 8) -> Images:
 
 
 def straighten(images: Images) -> Images:
-    """Each image moved to its center of mass and sheared until its slant is gone."""
+    """Return images moved to their center of mass and sheared to remove their slant."""
     height, width = images.shape[1:]
     y, x = np.mgrid[:height, :width].astype(np.float32)
     mass = images.sum(axis=(1, 2)) + 1e-6
@@ -48,7 +49,7 @@ def straighten(images: Images) -> Images:
 
 
 def _sample(images: Images, y: Images, x: Images) -> Images:
-    """Bilinear values at the given places; zero outside."""
+    """Return bilinear interpolations at (y, x), zero beyond the edges of an image."""
     height, width = images.shape[1:]
     number = np.arange(len(images))[:, None, None]
     low_y, low_x = np.floor(y).astype(int), np.floor(x).astype(int)
@@ -86,7 +87,7 @@ def _oriented_gradients(images: Images, n_orientations: int) -> Images:
 
 
 def _windows(size: int, cells: int) -> Images:
-    """Weights of `cells` evenly spaced Gaussian windows over `size` pixels."""
+    """Return the weights of `cells` evenly spaced Gaussian windows over `size` pixels."""
     center = (np.arange(cells) + 0.5) * size / cells - 0.5
     spread = size / cells / 1.7
     weight = np.exp(-(((np.arange(size) - center[:, None]) / spread) ** 2) / 2)

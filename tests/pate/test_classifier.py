@@ -242,7 +242,10 @@ BETWEEN_PAYING_AND_ANSWERING_12 = """
 @pytest.mark.skipif(os.name == "nt", reason="kills a process by a POSIX signal")
 @pytest.mark.parametrize(
     ("fault", "answered", "paid"),
-    [(AFTER_ANSWER_12, 12, 12), (BETWEEN_PAYING_AND_ANSWERING_12, 11, 12)],
+    [
+        pytest.param(AFTER_ANSWER_12, 12, 12, marks=pytest.mark.slow),
+        (BETWEEN_PAYING_AND_ANSWERING_12, 11, 12),
+    ],
     ids=["after an answer", "between paying and answering"],
 )
 def test_a_killed_run_resumes_without_paying_or_answering_twice(tmp_path, fault, answered, paid):

@@ -1,48 +1,53 @@
-"""A data-dependent cost that may be published: smooth sensitivity plus Gaussian noise.
+"""Smooth sensitivity: a data-dependent cost of PATE that may be published, with Gaussian noise.
 
 The Rényi cost of answered queries at one order, R(D), depends on the votes. Its change between
 neighbors is bounded by a beta-smooth function S(D) of the votes, and R + S * noise_multiplier *
 (Z + margin) with Z standard normal is itself private at a price that does not depend on the data
 (2018, arXiv:1802.08908, App. B and Thm. 23; Nissim, Raskhodnikova & Smith 2007).
 
-Three places differ from the paper, each for a shorter proof:
+This file differs from the paper in three places, each for a shorter proof:
 
-* **Monotone by construction.** Thm. 6 holds for every upper bound of q, so the cost of a query is
-  the smallest over all larger q on a fixed grid: a step function that can only fall as the votes
-  agree more, whatever its formula does between. No condition needs checking at run time.
+* **Monotone by construction.** Thm. 6 holds for every upper bound of q. The cost of a query is
+  therefore taken as the smallest over all larger q on a fixed grid: a step function that can only
+  fall as the votes agree more, whatever the formula does between. No condition needs to be checked
+  at run time.
 * **Exact price of the noise.** The Rényi divergence of the two Gaussians is evaluated at its worst
-  case (`release_curve`). It is up to half of Thm. 23's bound at orders below 1 / (4 beta); close to
-  1 / (2 beta) it is above it: there the theorem's constant is too small, and is not used.
+  case (`release_curve`). At orders below 1 / (4 beta) it is as little as half of Thm. 23's bound.
+  Close to 1 / (2 beta) it is above that bound: there the theorem's constant is too small, and is
+  not used.
 * **Margin.** Shifting the release up by `margin` noise standard deviations makes it an upper bound
-  of R except with probability Phi(-margin). The shift moves with S, so it is charged for: R +
+  of R except with probability Phi(-margin). The shift changes with S, so it is charged for: R +
   margin * noise_multiplier * S changes by at most (1 + margin * noise_multiplier *
   (e^beta - 1)) * S, which is beta-smooth again.
 
-Why votes move so little. Let a query's *gap* be the one that, shared by all losers, gives its q:
-q = (m - 1) P[N(0, 2 sigma^2) > gap]. Moving one vote changes each loser's gap by at most 2, and
-y -> P[N > P^-1(y) - c] is concave, so by Jensen q grows at most as if all gaps shrank by 2; read
-backwards, it falls at most as if all grew by 2. (If the winner changes, q by the new winner is
-below q by the old one.) So one teacher changes a query's gap by at most 2.
+Why one record changes the cost so little. Let a query's *gap* be the number of votes that, if every
+loser trailed the winner by it, would give the query's q: q = (m - 1) P[N(0, 2 sigma^2) > gap].
+Moving one vote changes each loser's distance from the winner by at most 2, and
+y -> P[N > P^-1(y) - c] is concave, so by Jensen q grows at most as if all distances shrank by 2.
+In the other direction, q falls at most as if all grew by 2. (If the winner changes, q by the new
+winner is below q by the old one.) So one teacher changes a query's gap by at most 2.
 """
 
 import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
-from scipy.special import log_ndtr, logsumexp, ndtri_exp
+from numpy.typing import ArrayLike
+from scipy.special import log_ndtr, ndtri_exp
 
+from tacit._arrays import Floats, Indices
 from tacit._check import non_negative, positive
 from tacit.accounting import RDP
 from tacit.events import RenyiCurve
 from tacit.ledger import Ledger
 from tacit.mechanisms import Seed, generator
-from tacit.pate.aggregate import ConfidentGNMax, GNMax, LaplaceMax
-from tacit.pate.analysis import ORDERS, FloatArray, as_votes, rdp_from_log_q
+from tacit.pate.gnmax import ConfidentGNMax, GNMax
+from tacit.pate.vote_analysis import ORDERS, as_votes, log_sum_of_upsets, rdp_from_log_q
+from tacit.pate.votes import Aggregator, has_label
 
-_CELLS = 40  # grid cells to a gap of 2 votes
-_MOVE = _CELLS + 1  # cells that one moved vote shifts a query by at most; one more than exact
-# arithmetic needs, since a gap on a cell's edge may be rounded to either side
+_CELLS = 40  # grid cells in a gap of 2 votes
+_MOVE = _CELLS + 1  # most cells by which one moved vote shifts a query; one more than in exact
+# arithmetic, because a gap on the edge of a cell may be rounded to either side
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +63,8 @@ class Sanitizer:
     noise_multiplier
         Noise in units of the smooth sensitivity.
     margin
-        Standard deviations by which the release is shifted up: at 1.645 it is below the true cost
-        with probability 5 %; at 0 it is centered on it, as in the paper.
+        Standard deviations by which the release is shifted up. At 1.645 the release is below the
+        true cost with probability 5 %; at 0 it is centered on the true cost, as in the paper.
     """
 
     order: float = 14.0
@@ -80,7 +85,7 @@ class Sanitizer:
 
     @property
     def event(self) -> RenyiCurve:
-        """What publishing the sanitized cost does to the private data, whatever the votes."""
+        """Event of publishing the sanitized cost; it does not depend on the votes."""
         curve = self._curve(ORDERS)
         known = np.isfinite(curve)
         # One record changes one teacher under every relation, so replacing costs no more.
@@ -88,23 +93,24 @@ class Sanitizer:
 
     @property
     def publishing_cost(self) -> float:
-        """Rényi cost at `order` of publishing."""
+        """Rényi cost at `order` of publishing the sanitized cost."""
         return float(self._curve(np.array([self.order]))[0])
 
-    def _curve(self, orders: FloatArray) -> FloatArray:
-        # The margin moves with the smooth sensitivity, so less of the noise hides the rest.
+    def _curve(self, orders: Floats) -> Floats:
+        # The margin changes with the smooth sensitivity, so less of the noise hides the cost.
         moved = 1 + self.margin * self.noise_multiplier * math.expm1(self.beta)
         return release_curve(orders, beta=self.beta, noise_multiplier=self.noise_multiplier / moved)
 
     @property
     def failure_probability(self) -> float:
-        """Chance that the release is below the true cost."""
+        """Probability that the release is below the true cost."""
         return math.exp(log_ndtr(-self.margin))
 
     def release(self, votes: ArrayLike, *, sigma: float, rng: Seed = None) -> float:
-        """Noisy Rényi cost at `order` of answering `votes` by GNMax; pay for `event` first.
+        """Return the noisy Rényi cost at `order` of answering `votes` by GNMax.
 
-        Never above the data-independent cost nor below zero (both are public).
+        Pay for `event` first. The result is clipped to [0, data-independent cost]; both ends are
+        public.
         """
         gaps, n_classes, n_teachers = equivalent_gaps(votes, sigma=sigma)
         if not len(gaps):
@@ -115,38 +121,40 @@ class Sanitizer:
         noisy = costs[cells].sum() + scale * (generator(rng).normal() + self.margin)
         return float(np.clip(noisy, 0.0, len(gaps) * self.order / sigma**2))
 
-    def _costs(self, n_teachers: int, n_classes: int, sigma: float) -> FloatArray:
-        """Cost at `order` of a query in each gap cell, by the cell's lower end: it only falls."""
+    def _costs(self, n_teachers: int, n_classes: int, sigma: float) -> Floats:
+        """Return the cost at `order` of a query in each gap cell, by the cell's lower end.
+
+        The cost never rises from one cell to the next.
+        """
         gaps = np.arange(n_teachers * _CELLS // 2 + 1) * (2 / _CELLS)
         log_q = math.log(n_classes - 1) + log_ndtr(-gaps / (math.sqrt(2) * sigma))
         log_q = np.minimum(log_q, math.log1p(-1 / n_classes))
         bound = rdp_from_log_q(log_q, sigma=sigma, orders=[self.order])[:, 0]
         return np.minimum.accumulate(bound)
 
-    def _smooth_sensitivity(
-        self, costs: FloatArray, cells: NDArray[np.int64], n_teachers: int
-    ) -> float:
-        """max over d of exp(-beta d) * (largest change of the summed cost d teachers away)."""
+    def _smooth_sensitivity(self, costs: Floats, cells: Indices, n_teachers: int) -> float:
+        """Return max over d of exp(-beta d) * (largest change of the cost d teachers away)."""
         # A moved vote shifts a query's cell by at most _MOVE, so the cost changes by at most
-        # costs[k - _MOVE] - costs[k], k the higher of the two cells.
+        # costs[k - _MOVE] - costs[k], where k is the higher of the two cells.
         drop = costs[np.maximum(np.arange(len(costs)) - _MOVE, 0)] - costs
-        worst = _spread(drop, up_only=True)  # 0 teachers away: cells k .. k + _MOVE
+        worst = _window_max(drop)  # 0 teachers away: cells k to k + _MOVE
         best = 0.0
         for distance in range(n_teachers + 1):
             best = max(best, math.exp(-self.beta * distance) * float(worst[cells].sum()))
-            worst = _spread(worst, up_only=False)
+            worst = _widened(worst)
         return best
 
 
 @dataclass(frozen=True)
 class SanitizedCost:
-    """Data-dependent Rényi cost of a PATE run that may be published; holds at one order.
+    """Data-dependent Rényi cost of a PATE run, at one order, that may be published.
 
-    `checks` is data-independent, and so is `carried`, of answers whose votes are gone; `answers` is
-    the noisy cost of the others, `publishing` what it cost to publish it. With `confidence`, their
-    sum is at least the papers' data-dependent cost. That speaks of this data set's outcome against
-    its neighbors', not of every data set against every neighbor, so no budget is ever charged with
-    it: the ledger holds the data-independent events.
+    `checks` is the data-independent cost of the threshold checks, and `carried` that of answers
+    whose votes are no longer available. `answers` is the noisy cost of the other answers, and
+    `publishing` the price of publishing that noisy cost. With probability `confidence`, their sum
+    is at least the papers' data-dependent cost. That cost compares this data set's outcome with its
+    neighbors', not every data set with every neighbor, so no budget is ever charged with it: the
+    ledger holds the data-independent events.
     """
 
     order: float
@@ -157,13 +165,13 @@ class SanitizedCost:
     carried: float = 0.0
 
     def epsilon(self, *, delta: float) -> float:
-        """Epsilon at `delta` of answers, checks and the publishing together."""
+        """Return epsilon at `delta` of the answers, the checks and the publishing together."""
         total = self.checks + self.carried + self.answers + self.publishing
         return RDP().epsilon(RenyiCurve((self.order,), (total,)), delta=delta)
 
 
 def publish_cost(
-    aggregator: GNMax | ConfidentGNMax | LaplaceMax,
+    aggregator: Aggregator,
     votes: ArrayLike,
     labels: ArrayLike,
     *,
@@ -172,16 +180,14 @@ def publish_cost(
     rng: Seed = None,
     carried: ArrayLike = (),
 ) -> SanitizedCost:
-    """What releasing `labels` cost given these votes, made publishable by noise and paid for.
+    """Pay for and return what releasing `labels` cost given these votes, with noise.
 
-    The threshold checks of Confident-GNMax enter with their data-independent cost, from which the
-    data-dependent one hardly differs; so do the answers to the queries numbered in `carried`, which
-    other teachers gave in an earlier, killed run, so that `votes` say nothing about their cost.
+    The threshold checks of Confident-GNMax count at their data-independent cost, from which the
+    data-dependent cost hardly differs. So do the answers to the queries numbered in `carried`:
+    other teachers gave them in an earlier, killed run, so `votes` do not determine their cost.
     """
     counts = as_votes(votes)
-    answered = np.asarray(labels) >= 0
-    if answered.shape != counts.shape[:1]:
-        raise ValueError(f"labels must hold one label for each of {len(counts)} queries.")
+    answered = has_label(labels, len(counts))
     own = answered.copy()
     own[np.asarray(carried, dtype=np.int64)] = False
     if isinstance(aggregator, ConfidentGNMax):
@@ -204,13 +210,13 @@ def publish_cost(
     )
 
 
-def release_curve(orders: ArrayLike, *, beta: float, noise_multiplier: float) -> FloatArray:
-    """Rényi cost of releasing f + S * noise_multiplier * N(0, 1), S a beta-smooth bound on f.
+def release_curve(orders: ArrayLike, *, beta: float, noise_multiplier: float) -> Floats:
+    """Return the Rényi cost of releasing f + S * noise_multiplier * N(0, 1).
 
-    Divergence of N(f, s^2) from N(f', (r s)^2) at its largest over |f - f'| <= min(1, r) s /
-    noise_multiplier and |ln r| <= beta. The term in f grows and the term in ln r grows as r falls
-    below 1; above 1 both are smaller than at 1 / r. So r = exp(-beta) is the worst. Infinite at
-    orders >= 1 / (1 - exp(-2 beta)).
+    S is a beta-smooth bound on the change of f. The cost is the largest divergence of N(f, s^2)
+    from N(f', (r s)^2) over |f - f'| <= min(1, r) s / noise_multiplier and |ln r| <= beta. As r
+    falls below 1, both the term in f and the term in ln r grow; above 1 both are smaller than at
+    1 / r. So r = exp(-beta) is the worst. The cost is infinite at orders >= 1 / (1 - exp(-2 beta)).
     """
     orders = np.asarray(orders, dtype=float)
     remaining = 1 + orders * math.expm1(-2 * beta)
@@ -220,30 +226,37 @@ def release_curve(orders: ArrayLike, *, beta: float, noise_multiplier: float) ->
     return np.where(remaining > 0, shift + spread, np.inf)
 
 
-def equivalent_gaps(votes: ArrayLike, *, sigma: float) -> tuple[FloatArray, int, int]:
-    """Gap that, shared by all losers, gives each query's q; then classes and teachers. Private."""
+def equivalent_gaps(votes: ArrayLike, *, sigma: float) -> tuple[Floats, int, int]:
+    """Return the private gap of each query, the number of classes and the number of teachers.
+
+    The gap of a query is the distance from the winner that, shared by all losers, gives its q.
+    """
     counts = as_votes(votes)
     if not len(counts):
         return np.empty(0), counts.shape[1], 0
-    ordered = np.sort(counts, axis=1).astype(float)
-    gaps = ordered[:, -1:] - ordered[:, :-1]
-    log_q = np.asarray(logsumexp(log_ndtr(-gaps / (math.sqrt(2) * sigma)), axis=1))
+    log_q = log_sum_of_upsets(counts, sigma=sigma)
     shared = -math.sqrt(2) * sigma * ndtri_exp(log_q - math.log(counts.shape[1] - 1))
     return np.maximum(shared, 0.0), counts.shape[1], int(counts[0].sum())
 
 
-def _cells(gaps: FloatArray, size: int) -> NDArray[np.int64]:
-    """Grid cell of each gap, by its lower end."""
+def _cells(gaps: Floats, size: int) -> Indices:
+    """Return the grid cell that each gap falls in."""
     return np.minimum((gaps * (_CELLS / 2)).astype(np.int64), size - 1)
 
 
-def _spread(values: FloatArray, *, up_only: bool) -> FloatArray:
-    """Largest of each cell's value and those up to _MOVE above (and below, unless `up_only`)."""
-    size = len(values)
-    index = np.arange(size)
-    if up_only:
-        padded = np.concatenate([values, np.zeros(_MOVE)])
-        return np.lib.stride_tricks.sliding_window_view(padded, _MOVE + 1).max(axis=1)
-    below = values[np.maximum(index - _MOVE, 0)]
-    above = values[np.minimum(index + _MOVE, size - 1)]
-    return np.maximum(values, np.maximum(below, above))
+def _window_max(values: Floats) -> Floats:
+    """Return the largest value in cells k to k + _MOVE, for each cell k."""
+    padded = np.concatenate([values, np.zeros(_MOVE)])
+    return np.lib.stride_tricks.sliding_window_view(padded, _MOVE + 1).max(axis=1)
+
+
+def _widened(worst: Floats) -> Floats:
+    """Return the largest of the values at each cell and at the cells _MOVE below and above.
+
+    Each value is already the maximum over a window of _MOVE + 1 cells or more, so the three windows
+    join without a gap.
+    """
+    index = np.arange(len(worst))
+    below = worst[np.maximum(index - _MOVE, 0)]
+    above = worst[np.minimum(index + _MOVE, len(worst) - 1)]
+    return np.maximum(worst, np.maximum(below, above))

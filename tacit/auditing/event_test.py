@@ -1,9 +1,9 @@
-"""Test of a bill on its own terms: could this event, with its whole trade-off curve, be true?
+"""Event test: does an attack refute the billed event, with its whole trade-off curve?
 
-A lower bound on epsilon translates an attack into one number, by way of a family of curves. Here
-nothing is translated: the null hypothesis is the billed event itself, by as many points
-(epsilon, delta) of its privacy profile as one likes. It holds for any event that can be priced,
-subsampled and composed ones included.
+A lower bound on epsilon summarizes an attack in one number, by way of a family of curves. Here the
+null hypothesis is the billed event itself, represented by points (epsilon, delta) of its privacy
+profile; more points test more sharply. This works for any event that can be priced, also for
+subsampled and composed events.
 """
 
 import math
@@ -15,17 +15,20 @@ from typing import Any
 import numpy as np
 
 from tacit import accounting
+from tacit._arrays import Flags, Floats
 from tacit._check import in_open_unit
-from tacit.auditing import _refute
-from tacit.auditing.bounds import (
+from tacit.auditing.one_run import (
+    FAIR_COINS,
     AuditBound,
+    Inverse,
     Members,
     Scores,
     checked,
-    error_limits,
-    split_threshold,
+    list_of_guesses,
+    rejects_tradeoff,
+    right_guesses,
 )
-from tacit.auditing.guesses import list_of_guesses, right_guesses
+from tacit.auditing.threshold import error_limits, split_threshold
 from tacit.errors import UnsupportedEvent
 from tacit.events import Event, Gaussian, Relation
 
@@ -33,12 +36,13 @@ _EPSILONS = (
     *(0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5),
     *(5.0, 5.5, 6.0, 7.0, 8.0, 10.0, 13.0, 18.0, 24.0),
 )
-_AT_ONCE, _NEGLIGIBLE = 2, 1e-8
+_AT_ONCE = 2  # epsilons that are priced in one call
+_NEGLIGIBLE = 1e-8  # a delta below which larger epsilons are not priced
 
 
 @dataclass(frozen=True)
 class BillTest:
-    """How an attack's success sits with a bill: small `p_value`s speak against it."""
+    """Result of testing a billed event: a small `p_value` is evidence against the bill."""
 
     p_value: float
     confidence: float
@@ -47,7 +51,7 @@ class BillTest:
 
     @property
     def is_refuted(self) -> bool:
-        """Whether the bill is wrong at the stated confidence."""
+        """Whether the bill is wrong, at the stated confidence."""
         return self.p_value < 1 - self.confidence
 
 
@@ -62,13 +66,14 @@ def refute_event(
     independent: bool = False,
     epsilons: Sequence[float] = _EPSILONS,
 ) -> BillTest:
-    """Test of the hypothesis that what made these scores is `event`, as billed.
+    """Test the hypothesis that the mechanism behind these scores is `event`, as billed.
 
-    Guarantee: if it is, the bill is refuted with probability at most 1 - `confidence`. With fair
-    coins alone by the recursion of Mahloujifar et al. 2024, over a fixed list of numbers of guesses
-    (Bonferroni). With `independent` scores (Dirac canaries, or runs) by Clopper-Pearson limits at a
-    threshold chosen on a tenth of the scores, which is far more powerful. `epsilons` are the points
-    of the bill's profile to use: any increasing list is valid, more of them test more sharply.
+    Guarantee: if it is, the bill is refuted with probability at most 1 - `confidence`. Fair coins
+    alone allow the recursion of Mahloujifar et al. 2024, over a fixed list of numbers of guesses
+    (Bonferroni). With `independent` scores (from Dirac canaries, or one from each run) the test
+    uses Clopper-Pearson limits at a threshold chosen on a tenth of the scores, which is far more
+    powerful. `epsilons` are the points of the event's privacy profile to use: any increasing list
+    is valid, and more points test more sharply.
 
     >>> from tacit.events import Gaussian
     >>> rng = np.random.default_rng(0)
@@ -86,7 +91,7 @@ def refute_event(
         assumes = "independent scores"
     else:
         p_value = _by_guesses(inverse, values, members, guesses or list_of_guesses(len(values)))
-        assumes = "each canary was in or out by an independent fair coin"
+        assumes = FAIR_COINS
     return BillTest(p_value, confidence, assumes, len(values))
 
 
@@ -99,11 +104,12 @@ def noise_bound(
     confidence: float = 0.95,
     relation: Relation = Relation.ADD_REMOVE,
 ) -> AuditBound:
-    """Lower bound on epsilon for the billed mechanism with an unknown amount of Gaussian noise.
+    """Return a lower bound on epsilon if the amount of Gaussian noise is all that may be wrong.
 
-    Refutes `event` with its noise multiplied by s, for s as small as it goes, and states epsilon of
-    that event: its own curve, so neither sampling nor composition is approximated. Assumes
-    independent scores (Dirac canaries) and that the mechanism is `event` up to its noise.
+    Finds the smallest factor s for which the scores refute `event` with its noise multiplied by s,
+    and returns epsilon of that event. The event's own curve is used, so neither sampling nor
+    composition is approximated. Assumes independent scores (Dirac canaries), and that the mechanism
+    is `event` except for the amount of noise.
 
     >>> import tacit
     >>> from tacit.events import Gaussian, PoissonSampled
@@ -117,14 +123,14 @@ def noise_bound(
     """
     values, members = checked(scores, is_member, delta, in_open_unit(confidence=confidence))
     relation = Relation(relation)
-    threshold, rest, known = split_threshold(_accuracy, values, members)
+    threshold, rest, known = split_threshold(lambda fpr, fnr: 1 - fpr - fnr, values, members)
     limits = error_limits(rest, known, threshold, (1 - confidence) / 2)
 
     def is_refuted(log_scale: float) -> bool:
         scaled = _with_noise(event, math.exp(-log_scale))
-        return _refute.rejects_rates(billed_curve(scaled, relation=relation), *limits)
+        return _excess(billed_curve(scaled, relation=relation), *limits) > 0
 
-    lower, least, most = 0.0, -3.0, 3.0  # of minus the logarithm of the scale
+    lower, least, most = 0.0, -3.0, 3.0  # minus the logarithm of the noise scale
     if is_refuted(least):
         while most - least > 0.01:
             middle = (least + most) / 2
@@ -137,12 +143,28 @@ def noise_bound(
     return AuditBound(lower, delta, confidence, "noise scale", assumes, n, n, correct)
 
 
-def _accuracy(false_positive: float, false_negative: float) -> float:
-    return 1 - false_positive - false_negative
+def billed_curve(
+    event: Event, *, relation: Relation = Relation.ADD_REMOVE, epsilons: Sequence[float] = _EPSILONS
+) -> Inverse:
+    """Return the inverse blow-up of the trade-off curve of `event`, by points of its profile."""
+    grid = tuple(float(epsilon) for epsilon in epsilons)
+    return profile_inverse(np.array(grid), _deltas(event, grid, Relation(relation)))
+
+
+def profile_inverse(epsilons: Floats, deltas: Floats) -> Inverse:
+    """Return the inverse blow-up from any points (epsilon, delta) that a mechanism satisfies.
+
+    At each point 1 - f(x) <= e^epsilon x + delta, and, because f is symmetric, also
+    1 - f(x) <= 1 - e^-epsilon (1 - delta - x): two lines, each to be solved for x. More points only
+    sharpen the curve, and a larger delta is safe.
+    """
+    slopes = np.exp(np.concatenate([-epsilons, epsilons]))
+    offsets = np.concatenate([-deltas * np.exp(-epsilons), 1 - deltas - np.exp(epsilons)])
+    return lambda y: max(0.0, float((slopes * y + offsets).max()))
 
 
 def _with_noise(event: Any, scale: float) -> Any:  # Any: events, and the tuples inside them
-    """`event` with every noise multiplier of Gaussian noise multiplied by `scale`."""
+    """Return `event` with the noise multiplier of all Gaussian noise multiplied by `scale`."""
     if isinstance(event, tuple):
         return tuple(_with_noise(part, scale) for part in event)
     if isinstance(event, Gaussian):
@@ -154,24 +176,16 @@ def _with_noise(event: Any, scale: float) -> Any:  # Any: events, and the tuples
     return replace(event, **inner)  # type: ignore[type-var]  # as above
 
 
-def billed_curve(
-    event: Event, *, relation: Relation = Relation.ADD_REMOVE, epsilons: Sequence[float] = _EPSILONS
-) -> _refute.Inverse:
-    """Inverse blow-up of the trade-off curve of `event`, from certified points of its profile."""
-    grid = tuple(float(epsilon) for epsilon in epsilons)
-    return _refute.profile_inverse(np.array(grid), _deltas(event, grid, Relation(relation)))
-
-
 @lru_cache(maxsize=256)
-def _deltas(event: Event, epsilons: tuple[float, ...], relation: Relation) -> np.ndarray:
-    """Delta at each of the increasing `epsilons`; once negligible, not worked out any further."""
+def _deltas(event: Event, epsilons: tuple[float, ...], relation: Relation) -> Floats:
+    """Return delta at each of the increasing `epsilons`; once negligible, it is repeated."""
     found: list[float] = []
     for start in range(0, len(epsilons), _AT_ONCE):
         if found and found[-1] < _NEGLIGIBLE:
             break
         found += _some_deltas(event, epsilons[start : start + _AT_ONCE], relation)
-    rest = len(epsilons) - len(found)
-    return np.array(found + found[-1:] * rest)  # delta falls with epsilon: an earlier one is safe
+    # Delta falls as epsilon grows, so an earlier one is safe.
+    return np.array(found + found[-1:] * (len(epsilons) - len(found)))
 
 
 def _some_deltas(event: Event, epsilons: tuple[float, ...], relation: Relation) -> list[float]:
@@ -181,33 +195,32 @@ def _some_deltas(event: Event, epsilons: tuple[float, ...], relation: Relation) 
         return [accounting.delta(event, epsilon=e, relation=relation) for e in epsilons]
 
 
-def _by_rates(inverse: _refute.Inverse, scores: np.ndarray, is_member: np.ndarray) -> float:
-    def excess(false_positive: float, false_negative: float) -> float:
-        return max(
-            inverse(1 - false_negative) - false_positive,
-            inverse(1 - false_positive) - false_negative,
-        )
-
-    threshold, rest, known = split_threshold(excess, scores, is_member)
-    return _smallest(
-        lambda p: _refute.rejects_rates(inverse, *error_limits(rest, known, threshold, p / 2))
+def _excess(inverse: Inverse, false_positive: float, false_negative: float) -> float:
+    """Return by how much a test with these error rates is better than the curve allows."""
+    return max(
+        inverse(1 - false_negative) - false_positive,
+        inverse(1 - false_positive) - false_negative,
     )
 
 
+def _by_rates(inverse: Inverse, scores: Floats, is_member: Flags) -> float:
+    threshold, rest, known = split_threshold(
+        lambda fpr, fnr: _excess(inverse, fpr, fnr), scores, is_member
+    )
+    return _smallest(lambda p: _excess(inverse, *error_limits(rest, known, threshold, p / 2)) > 0)
+
+
 def _by_guesses(
-    inverse: _refute.Inverse, scores: np.ndarray, is_member: np.ndarray, guesses: Sequence[int]
+    inverse: Inverse, scores: Floats, is_member: Flags, guesses: Sequence[int]
 ) -> float:
     n = len(scores)
     each = [(r, right_guesses(scores, is_member, r)) for r in guesses]
-    found = [
-        _smallest(lambda p, r=r, v=v: _refute.rejects_tradeoff(inverse, n, r, v, p))
-        for r, v in each
-    ]
+    found = [_smallest(lambda p, r=r, v=v: rejects_tradeoff(inverse, n, r, v, p)) for r, v in each]
     return min(1.0, len(found) * min(found))
 
 
 def _smallest(rejects: Callable[[float], bool]) -> float:
-    """Smallest significance that rejects, to a thousandth of itself, rounded up; 1 if none does."""
+    """Return the smallest significance that rejects, rounded up by at most 0.1 %, or 1."""
     low, high = -12.0, 0.0  # decades
     if not rejects(1.0 - 1e-9):
         return 1.0

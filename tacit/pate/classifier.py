@@ -1,56 +1,60 @@
-"""Teachers, votes, labels, student: PATE in one call.
+"""PATE in one call: teachers, votes, noisy labels, and a student that learns them.
 
-What is released is the student, the labels it was taught, and which queries were answered; all of
-them follow from the noisy answers that the ledger paid for. Teachers and votes are private: they
-are dropped when `fit` returns.
+`fit` releases the student, the labels that the student learned, and which queries were answered.
+All of them are computed from the noisy answers that the ledger paid for. Teachers and votes are
+private; `fit` does not keep them.
 """
 
 import hashlib
 import warnings
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import asdict
-from inspect import signature
+from dataclasses import KW_ONLY, asdict, dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from tacit._arrays import Indices
 from tacit._check import whole
 from tacit.events import Event
 from tacit.ledger import Ledger
 from tacit.mechanisms import Rng, Seed, generator
-from tacit.pate.aggregate import NO_ANSWER, ConfidentGNMax, GNMax, LaplaceMax
-from tacit.pate.interactive import InteractiveGNMax
+from tacit.pate.gnmax import GNMax, InteractiveGNMax
 from tacit.pate.journal import Journal
-from tacit.pate.sanitize import SanitizedCost, Sanitizer, publish_cost
+from tacit.pate.laplace_max import LaplaceMax
+from tacit.pate.smooth_sensitivity import SanitizedCost, Sanitizer, publish_cost
 from tacit.pate.student import SpreadStudent, spread_queries
-from tacit.pate.torch_teachers import Stacked, train_stacked_teachers
-from tacit.pate.votes import (
-    Labels,
+from tacit.pate.teachers import (
     Progress,
+    Stacked,
+    checked_records,
+    train_stacked_teachers,
+    train_teachers,
+)
+from tacit.pate.votes import (
+    NO_ANSWER,
+    Aggregator,
     Teacher,
     TeacherGroup,
     check_finite,
-    checked_records,
     count_votes,
-    train_teachers,
 )
-
-Aggregator = LaplaceMax | GNMax | ConfidentGNMax
 
 
 class OverlapWarning(UserWarning):
     """Some public inputs equal private ones. Public inputs are not protected at all."""
 
 
+@dataclass(eq=False, repr=False)
 class PATEClassifier:
     """A private classifier: teachers on disjoint parts label public inputs for a student.
 
-    Guarantee: everything kept after `fit` is (epsilon, delta)-DP in the private records as the
-    ledger's payments say; with a budget, never more than that. Inputs in `X_public` are not
-    protected.
+    Guarantee: everything kept after `fit` is (epsilon, delta)-DP in the private records, at the
+    epsilon and delta that the ledger's payments add up to, and never above the ledger's budget if
+    it has one. Inputs in `X_public` are not protected.
 
     Parameters
     ----------
@@ -58,31 +62,33 @@ class PATEClassifier:
         A scikit-learn classifier to copy, a function from a seed to a new teacher, or
         `Stacked(make_module)` to train torch modules at once.
     student
-        A classifier with `fit` and `predict`. With `use_unlabeled` it is given all public inputs,
-        with -1 for the unlabeled (as scikit-learn's semi-supervised ones expect); without, only
-        those with labels. Default: `SpreadStudent()`.
+        A classifier with `fit` and `predict`; default `SpreadStudent()`. With `use_unlabeled` it is
+        trained on all public inputs, with label -1 for the unlabeled ones (as scikit-learn's
+        semi-supervised classifiers expect); otherwise on the labeled inputs only.
     n_teachers, aggregator
         More teachers outvote more noise, but each learns from fewer records. The aggregator's noise
         is in votes; default `GNMax(n_teachers / 5)`.
     n_queries
-        How many public inputs to ask about; default all, at most 1,000.
+        Number of public inputs to ask about; by default all, and at most 1,000.
     max_answers
-        Stop after so many answers, so that `plan_event` is cheaper with Confident-GNMax.
+        Stop after this many answers, so that `plan_event` is cheaper with Confident-GNMax.
     queries
-        Which: "spread" picks typical, well-spread ones (`spread_queries`), "first" the first ones.
+        Which public inputs to ask about: "spread" picks typical, well-spread inputs
+        (`spread_queries`), "first" the first ones.
     classes
-        All class labels; default those in `y_private`, which then count as public.
+        All class labels; by default those in `y_private`, which then count as public.
     ledger
-        Pays before each answer. Default: a ledger in memory without limit, see `ledger_`.
+        Pays before each answer. By default a ledger in memory without a budget, see `ledger_`.
     sanitizer
-        If given, also publish what the votes at hand cost (`sanitized_cost_`), for its own price.
+        If given, also publish the data-dependent cost (`sanitized_cost_`), for a price of its own.
     folder
-        Keep released answers there: `fit` with the same settings and ledger goes on where a killed
-        one stopped.
+        Where to keep released answers: `fit` with the same settings and ledger continues where a
+        killed `fit` stopped.
     n_jobs, progress
         As in `train_teachers`.
     rng
-        Of partition, teachers and noise; None is fresh entropy, a seed makes the noise removable.
+        Source of randomness for partition, teachers and noise. None is fresh entropy; anyone who
+        has the seed can remove the noise.
 
     Attributes
     ----------
@@ -91,53 +97,35 @@ class PATEClassifier:
         Numbers of the public inputs asked about, and their released labels as indices into
         `classes_`, `NO_ANSWER` where refused.
     event_
-        What this run did to the private records, as answered.
+        Event of this run, given the number of answers that it released.
     sanitized_cost_
         Published data-dependent cost, or None.
     """
 
-    def __init__(
-        self,
-        teacher: Any = None,
-        student: Any = None,
-        *,
-        n_teachers: int = 50,
-        aggregator: Aggregator | None = None,
-        n_queries: int | None = None,
-        max_answers: int | None = None,
-        queries: Literal["spread", "first"] = "spread",
-        use_unlabeled: bool = True,
-        classes: ArrayLike | None = None,
-        ledger: Ledger | None = None,
-        sanitizer: Sanitizer | None = None,
-        folder: str | Path | None = None,
-        n_jobs: int | None = None,
-        progress: Progress | None = None,
-        rng: Seed = None,
-    ) -> None:
-        self.teacher = teacher
-        self.student = student
-        self.n_teachers = n_teachers
-        self.aggregator = aggregator
-        self.n_queries = n_queries
-        self.max_answers = max_answers
-        self.queries = queries
-        self.use_unlabeled = use_unlabeled
-        self.classes = classes
-        self.ledger = ledger
-        self.sanitizer = sanitizer
-        self.folder = folder
-        self.n_jobs = n_jobs
-        self.progress = progress
-        self.rng = rng
+    teacher: Any = None
+    student: Any = None
+    _: KW_ONLY
+    n_teachers: int = 50
+    aggregator: Aggregator | None = None
+    n_queries: int | None = None
+    max_answers: int | None = None
+    queries: Literal["spread", "first"] = "spread"
+    use_unlabeled: bool = True
+    classes: ArrayLike | None = None
+    ledger: Ledger | None = None
+    sanitizer: Sanitizer | None = None
+    folder: str | Path | None = None
+    n_jobs: int | None = None
+    progress: Progress | None = None
+    rng: Seed = None
 
     def fit(self, X_private: Any, y_private: ArrayLike, X_public: Any) -> Self:
-        """Train teachers on the private records, buy labels for public inputs, teach the student.
+        """Train teachers on the private records, buy labels for public inputs, train the student.
 
-        Everything is checked before anything is paid. Warns (`OverlapWarning`) if some public
-        inputs equal private ones; the warning goes to who runs this, who holds the records.
+        All arguments are checked before anything is paid. Issues an `OverlapWarning` if some public
+        inputs equal private ones; only the caller, who holds the records, receives the warning.
         """
-        aggregator = self._checked_aggregator()
+        aggregator = self.checked_aggregator()
         random = generator(self.rng)
         self.classes_, labels = _class_indices(y_private, self.classes)
         n_classes = len(self.classes_)
@@ -162,46 +150,30 @@ class PATEClassifier:
         return self
 
     def predict(self, X: Any) -> NDArray[Any]:
-        """Class of each input, by the student."""
+        """Return the class that the student predicts for each input."""
         return self.classes_[np.asarray(self.student_.predict(X))]
 
     def score(self, X: Any, y: ArrayLike) -> float:
-        """Share of inputs whose class is right."""
+        """Return the share of inputs whose class is predicted correctly."""
         return float(np.mean(self.predict(X) == np.asarray(y)))
 
     @property
     def n_answered_(self) -> int:
-        """How many queries were answered; released with the labels."""
+        """Number of answered queries; released with the labels."""
         return int(np.sum(self.labels_ != NO_ANSWER))
 
     def plan_event(self, n_public: int) -> Event:
-        """The most that `fit` does to the private records, known beforehand.
+        """Return the event of the most that `fit` can release, known beforehand.
 
-        All queries are asked, and all answered up to `max_answers`. This is the claim to state for
-        Confident-GNMax without a budget, whose number of answers depends on the votes.
+        All queries are asked, and all are answered up to `max_answers`. State this event for
+        Confident-GNMax without a budget, because its number of answers depends on the votes.
         """
         n_queries = self._count_queries(n_public)
         most = n_queries if self.max_answers is None else min(n_queries, self.max_answers)
-        return self._checked_aggregator().event(n_queries, most)
+        return self.checked_aggregator().event(n_queries, most)
 
-    def get_params(self, deep: bool = True) -> dict[str, Any]:  # noqa: ARG002  # scikit-learn's
-        """Settings by name, as scikit-learn expects."""
-        return {
-            name: getattr(self, name)
-            for name in signature(type(self).__init__).parameters
-            if name != "self"
-        }
-
-    def set_params(self, **params: Any) -> Self:
-        """Change settings by name, as scikit-learn expects."""
-        known = self.get_params()
-        for name, value in params.items():
-            if name not in known:
-                raise ValueError(f"PATEClassifier has no setting {name!r}.")
-            setattr(self, name, value)
-        return self
-
-    def _checked_aggregator(self) -> Aggregator:
+    def checked_aggregator(self) -> Aggregator:
+        """Return the aggregator that `fit` uses, or raise if the settings do not allow it."""
         n_teachers = whole(n_teachers=self.n_teachers, least=1)
         if isinstance(self.aggregator, InteractiveGNMax):
             raise TypeError(
@@ -211,6 +183,21 @@ class PATEClassifier:
         if self.sanitizer is not None and isinstance(self.aggregator, LaplaceMax):
             raise TypeError("sanitizer must be None with LaplaceMax: no sanitized cost is known.")
         return GNMax(n_teachers / 5) if self.aggregator is None else self.aggregator
+
+    _checked_aggregator = checked_aggregator  # the name that callers used before
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:  # noqa: ARG002  # scikit-learn's
+        """Return the settings by name, as scikit-learn expects."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def set_params(self, **params: Any) -> Self:
+        """Change settings by name, as scikit-learn expects."""
+        known = self.get_params()
+        for name, value in params.items():
+            if name not in known:
+                raise ValueError(f"PATEClassifier has no setting {name!r}.")
+            setattr(self, name, value)
+        return self
 
     def _count_queries(self, n_public: int) -> int:
         if self.n_queries is None:
@@ -222,10 +209,10 @@ class PATEClassifier:
             )
         return n_queries
 
-    def _choose_queries(self, X_public: NDArray[Any]) -> NDArray[np.int64]:
+    def _choose_queries(self, X_public: NDArray[Any]) -> Indices:
         n_queries = self._count_queries(len(X_public))
         if self.queries == "spread":
-            # A fixed seed: the choice reads public inputs alone, and must be the same on resuming.
+            # A fixed seed: the choice uses public inputs only and must be the same after a resume.
             return spread_queries(X_public, n_queries, rng=0)
         if self.queries == "first":
             return np.arange(n_queries)
@@ -247,7 +234,7 @@ class PATEClassifier:
         return Journal(path / "answers.jsonl", settings=settings, ledger=self.ledger_)
 
     def _train(
-        self, X: NDArray[Any], labels: Labels, n_classes: int, random: Rng
+        self, X: NDArray[Any], labels: Indices, n_classes: int, random: Rng
     ) -> list[Teacher] | TeacherGroup:
         if isinstance(self.teacher, Stacked):
             return train_stacked_teachers(
@@ -271,7 +258,7 @@ class PATEClassifier:
         )
 
     def _pay_for_cost(self, journal: Journal | None) -> bool:
-        """Pay for the sanitized cost before the answers use up the budget; False if not needed."""
+        """Pay for the sanitized cost before answers use up the budget; return whether it paid."""
         if self.sanitizer is None:
             return False
         if journal is not None and journal.published(self._cost_name(journal.n_answered)):
@@ -285,7 +272,7 @@ class PATEClassifier:
             note = f"PATE run {journal.run}: publish the cost by {sanitizer!r}"
             payments = sum(entry.note == note for entry in self.ledger_.history())
             if payments > journal.n_published(repr(sanitizer)):
-                return  # a killed run paid, and published nothing
+                return  # a killed run paid and published nothing
         self.ledger_.spend(sanitizer.event, note=note)
 
     def _cost_name(self, n_answered: int) -> str:
@@ -294,7 +281,7 @@ class PATEClassifier:
     def _publish_cost(
         self,
         aggregator: Aggregator,
-        votes: NDArray[np.int64],
+        votes: Indices,
         random: Rng,
         journal: Journal | None,
         carried: list[int],
@@ -305,7 +292,7 @@ class PATEClassifier:
             return None
         name = self._cost_name(self.n_answered_)
         if journal is not None and (known := journal.published(name)) is not None:
-            return SanitizedCost(**known)  # paid for and published by an earlier, killed run
+            return SanitizedCost(**known)  # published and paid for by a killed run
         if not is_paid:
             self._spend_on_cost(self.sanitizer, journal)
         cost = publish_cost(
@@ -336,28 +323,21 @@ class PATEClassifier:
 
 
 def _maker(teacher: Any) -> Callable[[int], Teacher]:
-    """A function from a seed to a new teacher."""
+    """Return a function from a seed to a new teacher."""
     if teacher is None:
         raise ValueError("teacher must be given: a classifier to copy, or a function of a seed.")
-    if not hasattr(teacher, "fit"):
-        return teacher
-    return _Copies(teacher)
+    return partial(_copy, teacher) if hasattr(teacher, "fit") else teacher
 
 
-class _Copies:
-    """Copies of an unfitted estimator, each with its own seed; a class, so that workers get it."""
-
-    def __init__(self, teacher: Any) -> None:
-        self.teacher = teacher
-
-    def __call__(self, seed: int) -> Teacher:
-        copy = deepcopy(self.teacher)
-        if "random_state" in getattr(copy, "get_params", dict)():
-            copy.set_params(random_state=seed)
-        return copy
+def _copy(teacher: Any, seed: int) -> Teacher:
+    """Return a copy of an unfitted estimator that uses `seed`."""
+    copy = deepcopy(teacher)
+    if "random_state" in getattr(copy, "get_params", dict)():
+        copy.set_params(random_state=seed)
+    return copy
 
 
-def _class_indices(y: ArrayLike, classes: ArrayLike | None) -> tuple[NDArray[Any], Labels]:
+def _class_indices(y: ArrayLike, classes: ArrayLike | None) -> tuple[NDArray[Any], Indices]:
     labels = np.asarray(y)
     known = np.unique(labels) if classes is None else np.unique(np.asarray(classes))
     if len(known) < 2:
@@ -383,7 +363,7 @@ def _warn_of_overlap(X_private: Any, X_public: NDArray[Any]) -> None:
     private = np.ascontiguousarray(np.asarray(X_private, dtype=X_public.dtype))
     held = {row.tobytes() for row in private}
     if any(row.tobytes() in held for row in np.ascontiguousarray(X_public)):
-        # Says neither which nor how many.
+        # The message states neither which inputs nor how many: both are private.
         warnings.warn(
             "some public inputs are identical to private ones. Public inputs are not protected: "
             "use inputs from elsewhere if membership in X_private is secret.",
