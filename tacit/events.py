@@ -1,15 +1,13 @@
-"""Events: values that say what was done to private data.
+"""Events: values that state what was done to private data.
 
-An event is frozen, hashable, nestable and carries no behavior beyond checking itself: what it means
-never changes, and what it costs is the accountants' business. Standard library only.
+An event is frozen, hashable and nestable. It checks its own fields and does nothing else: its
+meaning never changes, and `tacit.accounting` computes what it costs.
 
 Noise is stated relative to what **one record contributes**: the change when that record is added
 or removed. When a record is *replaced*, its old contribution leaves and a new one enters, so the
-change can be up to twice as large; `replace_factor` says how much larger it really is (2 unless a
-proof beside the mechanism gives less), so that one event is priced correctly under every relation.
-
-Past 400 lines on purpose: the closed list of events, with its one way to and from JSON, is one idea
-and is read from top to bottom.
+change can be up to twice as large. `replace_factor` is how many times larger it can really be: 2
+unless a proof beside the mechanism gives less. So one event is priced correctly under every
+neighboring relation.
 """
 
 import json
@@ -18,91 +16,82 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
-from tacit._check import (
-    in_closed_unit,
-    non_negative,
-    positive,
-    whole,
-)
+from tacit._check import in_closed_unit, non_negative, positive, whole
 
 
 class Relation(StrEnum):
-    """Which pairs of data sets are neighbors: the guarantee compares their outputs."""
+    """Neighboring relation: the pairs of data sets whose outputs the guarantee compares."""
 
     ADD_REMOVE = "add_remove"
     """One data set is the other plus one record."""
     REPLACE_ONE = "replace_one"
-    """Same size, one record has other values."""
+    """Both have the same size, and one record has other values."""
     ZERO_OUT = "zero_out"
-    """Same size, one record contributes nothing (its slot stays and is sampled as before)."""
+    """Both have the same size, and one record contributes nothing. Its slot is still sampled."""
 
 
+@dataclass(frozen=True)
 class Event:
-    """Base of all events; use it in annotations, never on its own."""
+    """Base class of all events, for annotations only."""
 
     def to_dict(self) -> dict[str, Any]:
-        """This event as plain JSON values; `from_dict` gives an equal event back."""
-        return {"type": type(self).__name__} | {
-            f.name: _plain(getattr(self, f.name))
-            for f in fields(self)  # type: ignore[arg-type]  # every subclass is a dataclass
-        }
+        """Return this event as plain JSON values, from which `from_dict` makes an equal event."""
+        values = {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
+        return {"type": type(self).__name__} | values
 
     def to_json(self) -> str:
-        """This event as one line of JSON, keys sorted: equal events give equal text."""
+        """Return this event as one line of JSON with sorted keys; equal events give equal text."""
         return json.dumps(self.to_dict(), sort_keys=True, allow_nan=False)
 
 
-@dataclass(frozen=True, repr=True)
+@dataclass(frozen=True)
 class NonPrivate(Event):
-    """A release without protection: it costs infinitely much."""
+    """A release without any protection; its epsilon is infinite."""
 
     def __str__(self) -> str:
         return "a release without noise"
 
 
 @dataclass(frozen=True)
-class Gaussian(Event):
-    """Normal noise on a vector; std is `noise_multiplier` times one record's L2 contribution.
-
-    >>> str(Gaussian(4.0))
-    'Gaussian noise, multiplier 4'
-    """
-
+class _AdditiveNoise:
     noise_multiplier: float
     replace_factor: float = 2.0
 
     def __post_init__(self) -> None:
         _set(self, noise_multiplier=_noise(self.noise_multiplier))
         _set(self, replace_factor=_factor(self.replace_factor))
+
+
+@dataclass(frozen=True)
+class Gaussian(_AdditiveNoise, Event):
+    """Normal noise added to a vector.
+
+    Its standard deviation is `noise_multiplier` times the L2 norm of what one record contributes.
+
+    >>> str(Gaussian(4.0))
+    'Gaussian noise, multiplier 4'
+    """
 
     def __str__(self) -> str:
         return f"Gaussian noise, multiplier {self.noise_multiplier:g}"
 
 
 @dataclass(frozen=True)
-class Laplace(Event):
-    """Laplace noise on a vector; scale is `noise_multiplier` times one record's L1 contribution.
+class Laplace(_AdditiveNoise, Event):
+    """Laplace noise added to a vector.
 
-    Alone it is pure DP with epsilon = 1 / noise_multiplier.
+    Its scale is `noise_multiplier` times the L1 norm of what one record contributes. One such
+    release is pure DP with epsilon = 1 / noise_multiplier.
     """
-
-    noise_multiplier: float
-    replace_factor: float = 2.0
-
-    def __post_init__(self) -> None:
-        _set(self, noise_multiplier=_noise(self.noise_multiplier))
-        _set(self, replace_factor=_factor(self.replace_factor))
 
     def __str__(self) -> str:
         return f"Laplace noise, multiplier {self.noise_multiplier:g}"
 
 
 @dataclass(frozen=True)
-class PureDP(Event):
-    """Anything proved `epsilon`-DP (delta 0) when a record is added or removed."""
-
+class _PureEpsilon:
     epsilon: float
     replace_factor: float = 2.0
 
@@ -110,15 +99,34 @@ class PureDP(Event):
         _set(self, epsilon=_epsilon(self.epsilon))
         _set(self, replace_factor=_factor(self.replace_factor))
 
+
+@dataclass(frozen=True)
+class PureDP(_PureEpsilon, Event):
+    """Any release proved `epsilon`-DP (delta 0) when a record is added or removed."""
+
     def __str__(self) -> str:
         return f"pure DP, epsilon {self.epsilon:g}"
 
 
 @dataclass(frozen=True)
-class ApproximateDP(Event):
-    """Anything proved (`epsilon`, `delta`)-DP when a record is added or removed.
+class Exponential(_PureEpsilon, Event):
+    """One draw of an `epsilon`-DP exponential mechanism, which therefore has bounded range.
 
-    `replace_factor` is 1 if the same holds when a record is replaced, 2 if only group privacy does.
+    An option has weight exp(epsilon * utility / (2 * sensitivity)). The largest utility plus Gumbel
+    noise has the same law (Durfee & Rogers 2019). Many such draws cost less than as many
+    `PureDP(epsilon)`, because their range is bounded by `epsilon`.
+    """
+
+    def __str__(self) -> str:
+        return f"exponential mechanism, epsilon {self.epsilon:g}"
+
+
+@dataclass(frozen=True)
+class ApproximateDP(Event):
+    """Any release proved (`epsilon`, `delta`)-DP when a record is added or removed.
+
+    `replace_factor` is 1 if the same holds when a record is replaced, and 2 if a replacement is
+    covered by group privacy only.
     """
 
     epsilon: float
@@ -128,41 +136,19 @@ class ApproximateDP(Event):
     def __post_init__(self) -> None:
         _set(self, epsilon=_epsilon(self.epsilon))
         _set(self, delta=in_closed_unit(delta=self.delta))
-        _set(self, replace_factor=_factor(self.replace_factor))
-        if self.replace_factor not in (1.0, 2.0):
-            raise ValueError(
-                f"replace_factor must be 1 or 2 for ApproximateDP, got {self.replace_factor}."
-            )
+        _set(self, replace_factor=_one_or_two(self))
 
     def __str__(self) -> str:
         return f"approximate DP, epsilon {self.epsilon:g}, delta {self.delta:g}"
 
 
 @dataclass(frozen=True)
-class Exponential(Event):
-    """One draw of the exponential mechanism that is `epsilon`-DP, hence `epsilon`-bounded-range.
-
-    Weights exp(epsilon * utility / (2 * sensitivity)); Gumbel noisy max is the same mechanism
-    (Durfee & Rogers 2019). Bounded range makes it cheaper to compose than `PureDP(epsilon)`.
-    """
-
-    epsilon: float
-    replace_factor: float = 2.0
-
-    def __post_init__(self) -> None:
-        _set(self, epsilon=_epsilon(self.epsilon))
-        _set(self, replace_factor=_factor(self.replace_factor))
-
-    def __str__(self) -> str:
-        return f"exponential mechanism, epsilon {self.epsilon:g}"
-
-
-@dataclass(frozen=True)
 class RandomizedResponse(Event):
-    """One record answers among `n_options`; with `random_probability` the answer is uniform.
+    """One record reports one of `n_options`, at random with probability `random_probability`.
 
-    Neighbors may differ in that record's true answer, under every relation: a record that is not
-    there is charged as one that answers otherwise.
+    A random report is uniform over all options; any other report is the true one. Under every
+    relation, neighbors may differ in that record's true option: an absent record is priced as one
+    whose true option is another.
     """
 
     random_probability: float
@@ -186,10 +172,10 @@ class RandomizedResponse(Event):
 
 @dataclass(frozen=True)
 class RenyiCurve(Event):
-    """Anything with a proved Rényi curve: divergence of order `orders[i]` at most `values[i]`.
+    """Any release whose Rényi divergence of order `orders[i]` is proved to be at most `values[i]`.
 
-    Proved for records added or removed, in both directions; `replace_factor` 1 says that the same
-    curve holds when a record is replaced, 2 that nothing is known of replacement.
+    The proof must hold in both directions when a record is added or removed. `replace_factor` is 1
+    if the same curve holds when a record is replaced, and 2 if nothing is known about replacement.
     """
 
     orders: tuple[float, ...]
@@ -208,13 +194,8 @@ class RenyiCurve(Event):
         if any(b <= a for a, b in pairwise(orders)):
             raise ValueError("orders must increase.")
         if not all(math.isfinite(value) and value >= 0 for value in values):
-            raise ValueError("values must be finite and >= 0; leave out orders without a bound.")
-        _set(self, orders=orders, values=values)
-        _set(self, replace_factor=_factor(self.replace_factor))
-        if self.replace_factor not in (1.0, 2.0):
-            raise ValueError(
-                f"replace_factor must be 1 or 2 for RenyiCurve, got {self.replace_factor}."
-            )
+            raise ValueError("values must be finite and >= 0. Leave out orders without a bound.")
+        _set(self, orders=orders, values=values, replace_factor=_one_or_two(self))
 
     def __str__(self) -> str:
         return f"Rényi curve at {len(self.orders)} orders"
@@ -222,7 +203,7 @@ class RenyiCurve(Event):
 
 @dataclass(frozen=True)
 class PoissonSampled(Event):
-    """`event` on a random subset: each record takes part with probability `rate`, on its own."""
+    """`event` on a random subset that holds each record independently with probability `rate`."""
 
     rate: float
     event: Event
@@ -237,7 +218,10 @@ class PoissonSampled(Event):
 
 @dataclass(frozen=True)
 class TruncatedPoissonSampled(Event):
-    """Poisson sampling of `n_records` at `rate`, then a random `max_batch` of them if more came."""
+    """`event` on a Poisson sample of `n_records` at `rate`, cut to `max_batch` if it is larger.
+
+    The cut keeps a uniformly random subset of size `max_batch`.
+    """
 
     rate: float
     max_batch: int
@@ -259,7 +243,7 @@ class TruncatedPoissonSampled(Event):
 
 @dataclass(frozen=True)
 class FixedSizeSampled(Event):
-    """`event` on `batch_size` of `n_records` records drawn without replacement, fresh each time."""
+    """`event` on `batch_size` of `n_records` records, drawn without replacement each time."""
 
     batch_size: int
     n_records: int
@@ -280,9 +264,10 @@ class FixedSizeSampled(Event):
 
 @dataclass(frozen=True)
 class RandomAllocation(Event):
-    """One epoch of `steps` releases of `event`; each record takes part in one, chosen uniformly.
+    """One epoch of `steps` releases of `event`, each record in one of them at random.
 
-    The choice is independent across records and redrawn each epoch (balls into bins).
+    The step is chosen uniformly, independently for each record, and anew in every epoch. This is
+    also called balls and bins.
     """
 
     steps: int
@@ -298,7 +283,7 @@ class RandomAllocation(Event):
 
 @dataclass(frozen=True)
 class Repeated(Event):
-    """`event`, `count` times, each with fresh randomness.
+    """`event` repeated `count` times, each time with fresh randomness.
 
     >>> str(Repeated(PoissonSampled(0.01, Gaussian(4.0)), 10_000))
     '10,000 x [Poisson sample at rate 0.01 of [Gaussian noise, multiplier 4]]'
@@ -317,9 +302,9 @@ class Repeated(Event):
 
 @dataclass(frozen=True)
 class Sequence(Event):
-    """All of `parts`, on the same data; later ones may depend on the results of earlier ones.
+    """All of `parts` on the same data; later parts may depend on the results of earlier ones.
 
-    Inside a sampled event the parts see the same sample. `Sequence(())` costs nothing.
+    Inside a sampled event, all parts use the same sample. `Sequence(())` costs nothing.
     """
 
     parts: tuple[Event, ...]
@@ -337,7 +322,7 @@ class Sequence(Event):
 
 
 class Trials(StrEnum):
-    """Law of the random number of runs in `BestOf`."""
+    """Probability law of the number of runs in `BestOf`."""
 
     GEOMETRIC = "geometric"
     LOGARITHMIC = "logarithmic"
@@ -346,10 +331,10 @@ class Trials(StrEnum):
 
 @dataclass(frozen=True)
 class BestOf(Event):
-    """Only the best of a random number of runs of `event` is released (private selection).
+    """A random number of runs of `event`, of which only the best is released (private selection).
 
-    The number of runs follows `trials` with mean `mean`; geometric and logarithmic laws give at
-    least one run, a Poisson law may give none. Papernot & Steinke 2022 (arXiv:2110.03620).
+    The number of runs follows the law `trials` with mean `mean`. Geometric and logarithmic laws
+    give at least one run, a Poisson law may give none (Papernot & Steinke 2022, arXiv:2110.03620).
     """
 
     event: Event
@@ -375,8 +360,8 @@ _TYPES: dict[str, type[Event]] = {
         Gaussian,
         Laplace,
         PureDP,
-        ApproximateDP,
         Exponential,
+        ApproximateDP,
         RandomizedResponse,
         RenyiCurve,
         PoissonSampled,
@@ -391,24 +376,23 @@ _TYPES: dict[str, type[Event]] = {
 
 
 def from_dict(data: Mapping[str, Any]) -> Event:
-    """The event that `Event.to_dict` wrote; only the types of this module can come out."""
-    if not isinstance(data, Mapping) or "type" not in data:
+    """Return the event that `Event.to_dict` wrote; only the types of this module are accepted."""
+    if not isinstance(cast("object", data), Mapping) or "type" not in data:
         raise ValueError("an event must be an object with a 'type'.")
     kind = _TYPES.get(data["type"]) if isinstance(data["type"], str) else None
     if kind is None:
         raise ValueError(f"event type must be one of {', '.join(_TYPES)}, got {data['type']!r}.")
-    given = {name: value for name, value in data.items() if name != "type"}
-    known = {f.name for f in fields(kind)}  # type: ignore[arg-type]  # every member is a dataclass
-    if extra := sorted(set(given) - known):
+    values = {name: value for name, value in data.items() if name != "type"}
+    if extra := sorted(set(values) - {field.name for field in fields(kind)}):
         raise ValueError(f"{kind.__name__} has no field {', '.join(extra)}.")
     try:
-        return kind(**{name: _rich(value) for name, value in given.items()})
+        return kind(**{name: _rich(value) for name, value in values.items()})
     except TypeError as wrong:
         raise ValueError(f"{kind.__name__} cannot be read: {wrong}") from None
 
 
 def from_json(text: str) -> Event:
-    """The event that `Event.to_json` wrote.
+    """Return the event that `Event.to_json` wrote.
 
     >>> from_json(Repeated(Gaussian(2.0), 3).to_json()) == Repeated(Gaussian(2.0), 3)
     True
@@ -423,19 +407,19 @@ def _plain(value: Any) -> Any:  # Any: JSON values have no narrower common type
     if isinstance(value, Event):
         return value.to_dict()
     if isinstance(value, tuple):
-        return [_plain(item) for item in value]
+        return [_plain(item) for item in cast("tuple[Any, ...]", value)]
     return str(value) if isinstance(value, StrEnum) else value
 
 
 def _rich(value: Any) -> Any:  # Any: the inverse of _plain
     if isinstance(value, Mapping):
-        return from_dict(value)
+        return from_dict(cast("Mapping[str, Any]", value))
     if isinstance(value, list):
-        return tuple(_rich(item) for item in value)
+        return tuple(_rich(item) for item in cast("list[Any]", value))
     return value
 
 
-def _set(event: Event, **values: object) -> None:
+def _set(event: object, **values: object) -> None:
     for name, value in values.items():
         object.__setattr__(event, name, value)
 
@@ -447,7 +431,7 @@ def _nested(event: object) -> None:
 
 def _noise(value: object) -> float:
     noise = positive(noise_multiplier=value)
-    if not 1e-60 <= noise <= 1e60:  # beyond, fourth powers leave the range of floats
+    if not 1e-60 <= noise <= 1e60:  # outside, fourth powers leave the range of floats
         raise ValueError(f"noise_multiplier must be within 1e-60 and 1e60, got {value}.")
     return noise
 
@@ -463,4 +447,11 @@ def _factor(value: object) -> float:
     factor = positive(replace_factor=value)
     if not 1 <= factor <= 2:
         raise ValueError(f"replace_factor must be in [1, 2], got {value}.")
+    return factor
+
+
+def _one_or_two(event: ApproximateDP | RenyiCurve) -> float:
+    factor = _factor(event.replace_factor)
+    if factor not in (1.0, 2.0):
+        raise ValueError(f"replace_factor must be 1 or 2 for {type(event).__name__}, got {factor}.")
     return factor
