@@ -22,8 +22,8 @@ from sklearn.datasets import load_svmlight_file
 from sklearn.linear_model import LogisticRegression
 
 from tacit.events import Relation
-from tacit.regression import Bounds, FrankWolfe, polytope
-from tacit.regression._loss import Loss
+from tacit.regression import Bounds, FrankWolfe, frank_wolfe
+from tacit.regression.sparse_gradient import ClippedLoss
 
 ROWS, COLUMNS, PER_ROW = 20_242, 47_236, 74
 STEPS, RADIUS, SEEDS = 4_000, 10.0, range(5)
@@ -61,9 +61,9 @@ def synthetic(popularity: float) -> tuple[csr_array, NDArray[np.float64]]:
 
 def step_seconds(X: csr_array, y: NDArray[np.float64], loss: str, epsilon: float) -> list[float]:
     """CPU seconds a step of the fast, the sparse and the dense path."""
-    domain = polytope.Ball(RADIUS, COLUMNS)
-    made = Loss.make(loss, reach=RADIUS)
-    plan = polytope.plan_descent(
+    domain = frank_wolfe.Ball(RADIUS, COLUMNS)
+    made = ClippedLoss.make(loss, reach=RADIUS)
+    plan = frank_wolfe.plan_frank_wolfe(
         domain,
         made,
         steps=STEPS,
@@ -73,19 +73,19 @@ def step_seconds(X: csr_array, y: NDArray[np.float64], loss: str, epsilon: float
     )
     rng = np.random.default_rng(1)
     box = Bounds(-1, 1).box(COLUMNS)
-    rows = polytope.SparseRows(X, box, has_constant=False)
+    rows = frank_wolfe.SparseRows(X, box, has_constant=False)
     part = X[: ROWS // DENSE_SHARE]
-    dense = polytope.DenseRows(part.toarray(), box, has_constant=False)
-    theta = polytope.fit(rows, y, plan, rng=rng)
+    dense = frank_wolfe.DenseRows(part.toarray(), box, has_constant=False)
+    theta = frank_wolfe.fit(rows, y, plan, rng=rng)
 
     def residuals(span: slice, margins: NDArray[np.float64]) -> NDArray[np.float64]:
         return made.residuals(margins, y[: len(margins)] if span.start is None else y[span])
 
-    fast = results.cpu_seconds(lambda: polytope.fit(rows, y, plan, rng=rng), repeats=3) / STEPS
-    scores = domain.scores(rows.pull(theta, residuals))
+    fast = results.cpu_seconds(lambda: frank_wolfe.fit(rows, y, plan, rng=rng), repeats=3) / STEPS
+    scores = domain.scores(rows.weighted_sum(theta, residuals))
     pick = results.cpu_seconds(lambda: plan.pick.release(scores, rng))
-    sparse = pick + results.cpu_seconds(lambda: rows.pull(theta, residuals))
-    whole = pick + DENSE_SHARE * results.cpu_seconds(lambda: dense.pull(theta, residuals))
+    sparse = pick + results.cpu_seconds(lambda: rows.weighted_sum(theta, residuals))
+    whole = pick + DENSE_SHARE * results.cpu_seconds(lambda: dense.weighted_sum(theta, residuals))
     return [fast, sparse, whole]
 
 
@@ -154,12 +154,12 @@ def fits(data: Texts, **options: Any) -> tuple[str, int, str]:  # Any: settings 
 def plain(data: Texts, *, radius: float, steps: int) -> tuple[str, int, str]:
     """The same for Frank–Wolfe without noise."""
     start = time.process_time()
-    rows = polytope.SparseRows(data.X, Bounds(-1, 1).box(data.X.shape[1]), has_constant=True)
-    theta = polytope.descend(
+    rows = frank_wolfe.SparseRows(data.X, Bounds(-1, 1).box(data.X.shape[1]), has_constant=True)
+    theta = frank_wolfe.descend(
         rows,
         data.y,
-        polytope.Ball(radius, data.X.shape[1] + 1),
-        Loss.make("logistic", reach=radius, clip=1.0),
+        frank_wolfe.Ball(radius, data.X.shape[1] + 1),
+        ClippedLoss.make("logistic", reach=radius, clip=1.0),
         steps=steps,
         choose=lambda scores: int(np.argmax(scores)),
     )
@@ -186,7 +186,7 @@ def report_texts() -> None:
             method = f"Frank–Wolfe, radius {radius:g}, {steps:,} steps"
             lines.append([method, "none", *plain(data, radius=radius, steps=steps)])
         for epsilon in (1.0, 0.1):
-            for analysis in polytope.ANALYSES:
+            for analysis in frank_wolfe.ANALYSES:
                 for radius in (3.0, 10.0):
                     found = fits(data, epsilon=epsilon, radius=radius, analysis=analysis)
                     lines.append([f"{analysis}, radius {radius:g}", f"{epsilon:g}", *found])
@@ -217,7 +217,7 @@ def report_validation() -> None:
         lines = []
         for epsilon in (1.0, 0.1):
             budget = {"epsilon": epsilon, "delta": cut**-2.0, "relation": Relation.ADD_REMOVE}
-            steps = polytope.choose_steps(cut, **budget)
+            steps = frank_wolfe.choose_steps(cut, **budget)
             for radius in (3.0, 10.0):
                 for clip in (0.5, 1.0):
                     cells = [

@@ -22,8 +22,8 @@ from sklearn.linear_model import LinearRegression as Ordinary
 
 from tacit.events import Relation
 from tacit.mechanisms import generator
-from tacit.regression import Bounds, LinearRegression, least_squares
-from tacit.regression.statistics import PrivateRows
+from tacit.regression import Bounds, LinearRegression, functional
+from tacit.regression.rows import PrivateRows
 
 SETS = {
     "Adult, hours": tables.adult_hours,
@@ -124,12 +124,12 @@ def coverage(python: str, file: Path) -> str:
     arrays = {"lower": np.zeros(3), "upper": np.full(3, 100.0), "target": [0, 300]}
     peer, *_ = ask(python, file, arrays | {"X": X, "y": y}, kind="noise", draws=DRAWS)
     box = Bounds(0, 100).box(3)
-    exact = PrivateRows(X, box).moments(Bounds(0, 300).box(1).target(y))
-    plan = least_squares.plan_functional(3, epsilon=1.0, relation=Relation.REPLACE_ONE)
+    exact = PrivateRows(X, box).moments(Bounds(0, 300).box(1).scale_target(y))
+    plan = functional.plan_functional(3, epsilon=1.0, relation=Relation.REPLACE_ONE)
     rng = generator(0)
     ours = np.std(
         [
-            least_squares.release_functional(exact, plan, n_records=200, rng=rng).gram
+            functional.release_functional(exact, plan, n_records=200, rng=rng).gram
             for _ in range(DRAWS)
         ],
         axis=0,

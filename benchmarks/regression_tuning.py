@@ -27,11 +27,11 @@ from tacit.regression import (
     Bounds,
     LinearRegression,
     LogisticRegression,
-    _base,
-    descent,
-    least_squares,
-    likelihood,
+    adassp,
+    gradient,
+    linear,
 )
+from tacit.regression import bounds as declared
 
 EPSILONS, SEEDS, DELTA = (0.1, 0.3, 1.0), range(5), 1e-6
 UCI = ("protein", "bike", "pol", "keggundirected")
@@ -158,20 +158,20 @@ def vary(
 
 
 def linear_lines(sets: list[Task]) -> list[list[object]]:
-    gradient, adassp = {"method": "gradient"}, {"method": "adassp"}
+    descent, moments = {"method": "gradient"}, {"method": "adassp"}
     varied: list[tuple[ModuleType, str, tuple[Any, ...], dict[str, str]]] = [
-        (descent, "_STEPS", (6, 24), gradient),
-        (descent, "_MOMENTUM", (0.0, 0.75), gradient),
-        (descent, "_GRAM_SHARE", (0.05, 0.3), gradient),
-        (least_squares, "_AVERAGED", (2, 10), gradient),
-        (least_squares, "_CLIP_NOISE", (0.001, 0.01), gradient),
-        (least_squares, "_TIGHTEST_CLIP", (0.25, 1.0), gradient),
-        (least_squares, "_WIDEST_CLIP", (1.0, 2.0), gradient),
-        (_base, "ROW_SHARE", (0.2, 0.3, 0.6, 1.0), gradient),
-        (_base, "ROW_SHARE", (0.2, 0.3, 0.6, 1.0), adassp),
-        (least_squares, "_ADASSP_SHARES", ((1 / 3,) * 3, (0.05, 0.6, 0.35)), adassp),
-        (least_squares, "_NO_SHRINK_NOISE", (0.0005, 0.008), adassp),
-        (least_squares, "_ONE_SHOT_NOISE", (0.00125, 0.0025, 0.01, 0.02), {}),
+        (gradient, "_STEPS", (6, 24), descent),
+        (gradient, "_MOMENTUM", (0.0, 0.75), descent),
+        (gradient, "_GRAM_SHARE", (0.05, 0.3), descent),
+        (gradient, "_AVERAGED_LINEAR", (2, 10), descent),
+        (gradient, "_CLIP_NOISE", (0.001, 0.01), descent),
+        (gradient, "_TIGHTEST_CLIP", (0.25, 1.0), descent),
+        (gradient, "_WIDEST_CLIP", (1.0, 2.0), descent),
+        (declared, "ROW_SHARE", (0.2, 0.3, 0.6, 1.0), descent),
+        (declared, "ROW_SHARE", (0.2, 0.3, 0.6, 1.0), moments),
+        (adassp, "_SHARES", ((1 / 3,) * 3, (0.05, 0.6, 0.35)), moments),
+        (adassp, "_NO_SHRINK_NOISE", (0.0005, 0.008), moments),
+        (linear, "_ONE_RELEASE_NOISE", (0.00125, 0.0025, 0.01, 0.02), {}),
     ]
     return [[*options.values(), *vary(sets, m, n, o, **options)] if options
             else ["auto", *vary(sets, m, n, o)] for m, n, o, options in varied]  # fmt: skip
@@ -179,12 +179,12 @@ def linear_lines(sets: list[Task]) -> list[list[object]]:
 
 def logistic_lines(sets: list[Task]) -> list[list[object]]:
     varied: list[tuple[ModuleType, str, tuple[Any, ...]]] = [
-        (descent, "_STEPS", (6, 24)),
-        (descent, "_MOMENTUM", (0.0, 0.75)),
-        (descent, "_GRAM_SHARE", (0.05, 0.3)),
-        (descent, "_CROWDED", (0.0, 0.2, 0.8)),
-        (likelihood, "_AVERAGED", (4, 12)),
-        (_base, "ROW_SHARE", (0.2, 1.0)),
+        (gradient, "_STEPS", (6, 24)),
+        (gradient, "_MOMENTUM", (0.0, 0.75)),
+        (gradient, "_GRAM_SHARE", (0.05, 0.3)),
+        (gradient, "_CROWDED", (0.0, 0.2, 0.8)),
+        (gradient, "_AVERAGED_LOGISTIC", (4, 12)),
+        (declared, "ROW_SHARE", (0.2, 1.0)),
     ]
     return [["gradient", *vary(sets, m, n, o)] for m, n, o in varied]
 

@@ -12,11 +12,11 @@ neighboring relation.
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from tacit._check import in_closed_unit, non_negative, positive, whole
 
@@ -34,7 +34,21 @@ class Relation(StrEnum):
 
 @dataclass(frozen=True)
 class Event:
-    """Base class of all events, for annotations only."""
+    """Base class of all events, for annotations only.
+
+    Every field is checked by the rule that `_RULES` has for its name. `_text` is the description
+    that `str` returns, with the fields filled in.
+    """
+
+    _text: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        for name in self.__dataclass_fields__:
+            if name in _RULES:
+                object.__setattr__(self, name, _RULES[name](getattr(self, name)))
+
+    def __str__(self) -> str:
+        return self._text.format(**vars(self))
 
     def to_dict(self) -> dict[str, Any]:
         """Return this event as plain JSON values, from which `from_dict` makes an equal event."""
@@ -50,22 +64,11 @@ class Event:
 class NonPrivate(Event):
     """A release without any protection; its epsilon is infinite."""
 
-    def __str__(self) -> str:
-        return "a release without noise"
+    _text = "a release without noise"
 
 
 @dataclass(frozen=True)
-class _AdditiveNoise:
-    noise_multiplier: float
-    replace_factor: float = 2.0
-
-    def __post_init__(self) -> None:
-        _set(self, noise_multiplier=_noise(self.noise_multiplier))
-        _set(self, replace_factor=_factor(self.replace_factor))
-
-
-@dataclass(frozen=True)
-class Gaussian(_AdditiveNoise, Event):
+class Gaussian(Event):
     """Normal noise added to a vector.
 
     Its standard deviation is `noise_multiplier` times the L2 norm of what one record contributes.
@@ -74,51 +77,31 @@ class Gaussian(_AdditiveNoise, Event):
     'Gaussian noise, multiplier 4'
     """
 
-    def __str__(self) -> str:
-        return f"Gaussian noise, multiplier {self.noise_multiplier:g}"
+    noise_multiplier: float
+    replace_factor: float = 2.0
+    _text = "Gaussian noise, multiplier {noise_multiplier:g}"
 
 
 @dataclass(frozen=True)
-class Laplace(_AdditiveNoise, Event):
+class Laplace(Event):
     """Laplace noise added to a vector.
 
     Its scale is `noise_multiplier` times the L1 norm of what one record contributes. One such
     release is pure DP with epsilon = 1 / noise_multiplier.
     """
 
-    def __str__(self) -> str:
-        return f"Laplace noise, multiplier {self.noise_multiplier:g}"
-
-
-@dataclass(frozen=True)
-class _PureEpsilon:
-    epsilon: float
+    noise_multiplier: float
     replace_factor: float = 2.0
-
-    def __post_init__(self) -> None:
-        _set(self, epsilon=_epsilon(self.epsilon))
-        _set(self, replace_factor=_factor(self.replace_factor))
+    _text = "Laplace noise, multiplier {noise_multiplier:g}"
 
 
 @dataclass(frozen=True)
-class PureDP(_PureEpsilon, Event):
+class PureDP(Event):
     """Any release proved `epsilon`-DP (delta 0) when a record is added or removed."""
 
-    def __str__(self) -> str:
-        return f"pure DP, epsilon {self.epsilon:g}"
-
-
-@dataclass(frozen=True)
-class Exponential(_PureEpsilon, Event):
-    """One draw of an `epsilon`-DP exponential mechanism, which therefore has bounded range.
-
-    An option has weight exp(epsilon * utility / (2 * sensitivity)). The largest utility plus Gumbel
-    noise has the same law (Durfee & Rogers 2019). Many such draws cost less than as many
-    `PureDP(epsilon)`, because their range is bounded by `epsilon`.
-    """
-
-    def __str__(self) -> str:
-        return f"exponential mechanism, epsilon {self.epsilon:g}"
+    epsilon: float
+    replace_factor: float = 2.0
+    _text = "pure DP, epsilon {epsilon:g}"
 
 
 @dataclass(frozen=True)
@@ -132,14 +115,25 @@ class ApproximateDP(Event):
     epsilon: float
     delta: float
     replace_factor: float = 2.0
+    _text = "approximate DP, epsilon {epsilon:g}, delta {delta:g}"
 
     def __post_init__(self) -> None:
-        _set(self, epsilon=_epsilon(self.epsilon))
-        _set(self, delta=in_closed_unit(delta=self.delta))
-        _set(self, replace_factor=_one_or_two(self))
+        super().__post_init__()
+        _check_one_or_two(self)
 
-    def __str__(self) -> str:
-        return f"approximate DP, epsilon {self.epsilon:g}, delta {self.delta:g}"
+
+@dataclass(frozen=True)
+class Exponential(Event):
+    """One draw of an `epsilon`-DP exponential mechanism, which therefore has bounded range.
+
+    An option has weight exp(epsilon * utility / (2 * sensitivity)). The largest utility plus Gumbel
+    noise has the same law (Durfee & Rogers 2019). Many such draws cost less than as many
+    `PureDP(epsilon)`, because their range is bounded by `epsilon`.
+    """
+
+    epsilon: float
+    replace_factor: float = 2.0
+    _text = "exponential mechanism, epsilon {epsilon:g}"
 
 
 @dataclass(frozen=True)
@@ -153,21 +147,9 @@ class RandomizedResponse(Event):
 
     random_probability: float
     n_options: int = 2
-
-    def __post_init__(self) -> None:
-        probability = in_closed_unit(random_probability=self.random_probability)
-        if probability < 1e-60:
-            raise ValueError(
-                f"random_probability must be at least 1e-60, got {probability}. Use NonPrivate()."
-            )
-        _set(self, random_probability=probability)
-        _set(self, n_options=whole(n_options=self.n_options, least=2))
-
-    def __str__(self) -> str:
-        return (
-            f"randomized response, {self.n_options} options, "
-            f"uniform with probability {self.random_probability:g}"
-        )
+    _text = (
+        "randomized response, {n_options} options, uniform with probability {random_probability:g}"
+    )
 
 
 @dataclass(frozen=True)
@@ -183,8 +165,8 @@ class RenyiCurve(Event):
     replace_factor: float = 2.0
 
     def __post_init__(self) -> None:
-        orders = tuple(float(order) for order in self.orders)
-        values = tuple(float(value) for value in self.values)
+        super().__post_init__()
+        orders, values = self.orders, self.values
         if len(orders) != len(values) or not orders:
             raise ValueError(
                 f"orders and values must have one length >= 1, got {len(orders)} and {len(values)}."
@@ -195,7 +177,7 @@ class RenyiCurve(Event):
             raise ValueError("orders must increase.")
         if not all(math.isfinite(value) and value >= 0 for value in values):
             raise ValueError("values must be finite and >= 0. Leave out orders without a bound.")
-        _set(self, orders=orders, values=values, replace_factor=_one_or_two(self))
+        _check_one_or_two(self)
 
     def __str__(self) -> str:
         return f"Rényi curve at {len(self.orders)} orders"
@@ -207,13 +189,7 @@ class PoissonSampled(Event):
 
     rate: float
     event: Event
-
-    def __post_init__(self) -> None:
-        _set(self, rate=in_closed_unit(rate=self.rate))
-        _nested(self.event)
-
-    def __str__(self) -> str:
-        return f"Poisson sample at rate {self.rate:g} of [{self.event}]"
+    _text = "Poisson sample at rate {rate:g} of [{event}]"
 
 
 @dataclass(frozen=True)
@@ -227,18 +203,9 @@ class TruncatedPoissonSampled(Event):
     max_batch: int
     n_records: int
     event: Event
-
-    def __post_init__(self) -> None:
-        _set(self, rate=in_closed_unit(rate=self.rate))
-        _set(self, max_batch=whole(max_batch=self.max_batch, least=1))
-        _set(self, n_records=whole(n_records=self.n_records, least=1))
-        _nested(self.event)
-
-    def __str__(self) -> str:
-        return (
-            f"Poisson sample at rate {self.rate:g} of {self.n_records} records, "
-            f"at most {self.max_batch}, of [{self.event}]"
-        )
+    _text = (
+        "Poisson sample at rate {rate:g} of {n_records} records, at most {max_batch}, of [{event}]"
+    )
 
 
 @dataclass(frozen=True)
@@ -248,18 +215,14 @@ class FixedSizeSampled(Event):
     batch_size: int
     n_records: int
     event: Event
+    _text = "{batch_size} of {n_records} records without replacement, [{event}]"
 
     def __post_init__(self) -> None:
-        _set(self, batch_size=whole(batch_size=self.batch_size, least=1))
-        _set(self, n_records=whole(n_records=self.n_records, least=1))
+        super().__post_init__()
         if self.batch_size > self.n_records:
             raise ValueError(
                 f"batch_size must be <= n_records, got {self.batch_size} and {self.n_records}."
             )
-        _nested(self.event)
-
-    def __str__(self) -> str:
-        return f"{self.batch_size} of {self.n_records} records without replacement, [{self.event}]"
 
 
 @dataclass(frozen=True)
@@ -272,13 +235,7 @@ class RandomAllocation(Event):
 
     steps: int
     event: Event
-
-    def __post_init__(self) -> None:
-        _set(self, steps=whole(steps=self.steps, least=1))
-        _nested(self.event)
-
-    def __str__(self) -> str:
-        return f"random allocation to {self.steps} steps of [{self.event}]"
+    _text = "random allocation to {steps} steps of [{event}]"
 
 
 @dataclass(frozen=True)
@@ -291,13 +248,7 @@ class Repeated(Event):
 
     event: Event
     count: int
-
-    def __post_init__(self) -> None:
-        _set(self, count=whole(count=self.count))
-        _nested(self.event)
-
-    def __str__(self) -> str:
-        return f"{self.count:,} x [{self.event}]"
+    _text = "{count:,} x [{event}]"
 
 
 @dataclass(frozen=True)
@@ -308,11 +259,6 @@ class Sequence(Event):
     """
 
     parts: tuple[Event, ...]
-
-    def __post_init__(self) -> None:
-        _set(self, parts=tuple(self.parts))
-        for part in self.parts:
-            _nested(part)
 
     def __str__(self) -> str:
         if len(self.parts) > 6:
@@ -340,39 +286,15 @@ class BestOf(Event):
     event: Event
     mean: float
     trials: Trials = Trials.LOGARITHMIC
+    _text = "best of {mean:g} runs ({trials}) of [{event}]"
 
     def __post_init__(self) -> None:
-        _set(self, trials=Trials(self.trials))
-        mean = positive(mean=self.mean)
-        if self.trials is not Trials.POISSON and mean <= 1:
+        super().__post_init__()
+        if self.trials is not Trials.POISSON and self.mean <= 1:
             raise ValueError(f"mean must be above 1 for {self.trials} trials, got {self.mean}.")
-        _set(self, mean=mean)
-        _nested(self.event)
-
-    def __str__(self) -> str:
-        return f"best of {self.mean:g} runs ({self.trials}) of [{self.event}]"
 
 
-_TYPES: dict[str, type[Event]] = {
-    kind.__name__: kind
-    for kind in (
-        NonPrivate,
-        Gaussian,
-        Laplace,
-        PureDP,
-        Exponential,
-        ApproximateDP,
-        RandomizedResponse,
-        RenyiCurve,
-        PoissonSampled,
-        TruncatedPoissonSampled,
-        FixedSizeSampled,
-        RandomAllocation,
-        Repeated,
-        Sequence,
-        BestOf,
-    )
-}
+_TYPES = {kind.__name__: kind for kind in Event.__subclasses__()}  # those above: a closed list
 
 
 def from_dict(data: Mapping[str, Any]) -> Event:
@@ -419,14 +341,14 @@ def _rich(value: Any) -> Any:  # Any: the inverse of _plain
     return value
 
 
-def _set(event: object, **values: object) -> None:
-    for name, value in values.items():
-        object.__setattr__(event, name, value)
+def _numbers(values: Iterable[float]) -> tuple[float, ...]:
+    return tuple(float(value) for value in values)
 
 
-def _nested(event: object) -> None:
+def _nested(event: object) -> Event:
     if not isinstance(event, Event):
         raise TypeError(f"event must be an Event, got {type(event).__name__}.")
+    return event
 
 
 def _noise(value: object) -> float:
@@ -443,6 +365,15 @@ def _epsilon(value: object) -> float:
     return epsilon
 
 
+def _random_probability(value: object) -> float:
+    probability = in_closed_unit(random_probability=value)
+    if probability < 1e-60:
+        raise ValueError(
+            f"random_probability must be at least 1e-60, got {probability}. Use NonPrivate()."
+        )
+    return probability
+
+
 def _factor(value: object) -> float:
     factor = positive(replace_factor=value)
     if not 1 <= factor <= 2:
@@ -450,8 +381,30 @@ def _factor(value: object) -> float:
     return factor
 
 
-def _one_or_two(event: ApproximateDP | RenyiCurve) -> float:
-    factor = _factor(event.replace_factor)
-    if factor not in (1.0, 2.0):
-        raise ValueError(f"replace_factor must be 1 or 2 for {type(event).__name__}, got {factor}.")
-    return factor
+def _check_one_or_two(event: ApproximateDP | RenyiCurve) -> None:
+    if event.replace_factor not in (1.0, 2.0):
+        kind, factor = type(event).__name__, event.replace_factor
+        raise ValueError(f"replace_factor must be 1 or 2 for {kind}, got {factor}.")
+
+
+_RULES: dict[str, Callable[[Any], object]] = {  # Any: a field may be given any value
+    "noise_multiplier": _noise,
+    "replace_factor": _factor,
+    "epsilon": _epsilon,
+    "delta": lambda value: in_closed_unit(delta=value),
+    "random_probability": _random_probability,
+    "n_options": lambda value: whole(n_options=value, least=2),
+    "orders": _numbers,
+    "values": _numbers,
+    "rate": lambda value: in_closed_unit(rate=value),
+    "max_batch": lambda value: whole(max_batch=value, least=1),
+    "batch_size": lambda value: whole(batch_size=value, least=1),
+    "n_records": lambda value: whole(n_records=value, least=1),
+    "steps": lambda value: whole(steps=value, least=1),
+    "count": lambda value: whole(count=value),
+    "mean": lambda value: positive(mean=value),
+    "trials": Trials,
+    "event": _nested,
+    "parts": lambda value: tuple(_nested(part) for part in value),
+}
+"""For each field name, the rule that every event applies to a field of that name."""

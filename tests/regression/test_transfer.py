@@ -9,8 +9,8 @@ from tacit.accounting import GDP
 from tacit.errors import BudgetExceeded
 from tacit.events import Relation, Sequence
 from tacit.mechanisms import generator
-from tacit.regression import Bounds, TransferRegression, pooling
-from tacit.regression.statistics import PrivateRows
+from tacit.regression import Bounds, TransferRegression, transfer
+from tacit.regression.rows import PrivateRows
 
 OPTIONS = {"bounds": Bounds(0, 10), "target_bounds": Bounds(-40, 60)}
 
@@ -95,7 +95,7 @@ def test_a_wide_allowance_lets_a_distant_source_in():
 
 
 def test_one_record_moves_the_moments_by_no_more_than_claimed():
-    plan = pooling.plan_data_set(
+    plan = transfer.plan_data_set(
         3, row_norm=1.4, n_kept=9, epsilon=1.0, delta=1e-6, relation=Relation.ADD_REMOVE
     )
     rng = np.random.default_rng(0)
@@ -116,7 +116,7 @@ def test_one_record_moves_the_moments_by_no_more_than_claimed():
 
 def test_every_released_moment_carries_noise_at_its_scale():
     """Asymmetric bounds (0, 100); false alarms: 15 coordinates at 6 sigma, below 1e-7."""
-    plan = pooling.plan_data_set(
+    plan = transfer.plan_data_set(
         3, row_norm=1.4, n_kept=9, epsilon=1.0, delta=1e-6, relation=Relation.ADD_REMOVE
     )
     X = np.random.default_rng(0).uniform(0, 100, (40, 3))
@@ -125,7 +125,7 @@ def test_every_released_moment_carries_noise_at_its_scale():
     exact, rng, draws = rows.moments(y), generator(0), 2000
     noise = []
     for _ in range(draws):
-        released, gram_std, cross_std = pooling.release_moments(rows, y, plan, rng)
+        released, gram_std, cross_std = transfer.release_moments(rows, y, plan, rng)
         off = np.full((4, 4), gram_std / np.sqrt(2))
         np.fill_diagonal(off, gram_std)
         square = (released.square - exact.square) * plan.scale**2 / gram_std
