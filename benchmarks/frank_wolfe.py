@@ -2,10 +2,10 @@
 
     python benchmarks/frank_wolfe.py [speed] [validation] [text]
 
-Bars: at 20,242 x 47,236 with 74 non-zeros a row and 4,000 steps, a step of the fast path costs at
-most a hundredth of one of the dense path. Texts: accuracy, non-zeros and seconds at epsilon 1 and
-0.1, delta = 1 / n^2, beside Frank–Wolfe and logistic regression without privacy. Seconds are of
-one process's CPU. Each part writes a file of its own under results/.
+Bar for speed: at 20,242 x 47,236 with 74 non-zeros per row and 4,000 steps, a step of the fast path
+costs at most a hundredth of a step of the dense path. For texts: accuracy, non-zeros and CPU
+seconds of one process at epsilon 1 and 0.1, delta = 1 / n^2, compared with Frank–Wolfe and logistic
+regression without privacy. Each part writes its own file under results/.
 """
 
 import sys
@@ -28,12 +28,12 @@ from tacit.regression.sparse_gradient import ClippedLoss
 ROWS, COLUMNS, PER_ROW = 20_242, 47_236, 74
 STEPS, RADIUS, SEEDS = 4_000, 10.0, range(5)
 DENSE_SHARE = 8
-"""The dense path is timed on this part of the rows: the whole table takes 7.6 GB."""
+"""The dense path is timed on one in this many rows, because the whole table takes 7.6 GB."""
 PACKAGES = ["numpy", "scipy", "scikit-learn"]
 
 
 class Texts(NamedTuple):
-    """Word presence and labels 0 or 1."""
+    """Training and test texts: indicators of words, and labels 0 or 1."""
 
     X: Any  # Any: scipy's sparse rows
     y: NDArray[np.float64]
@@ -42,7 +42,7 @@ class Texts(NamedTuple):
 
 
 def synthetic(popularity: float) -> tuple[csr_array, NDArray[np.float64]]:
-    """Rows of 74 distinct features, the k-th with weight k^-popularity, and labels of a model."""
+    """Return rows of 74 distinct features, the k-th with weight k^-popularity, and labels."""
     rng = np.random.default_rng(0)
     edges = (np.arange(1, COLUMNS + 1.0) ** -popularity).cumsum()
     features = np.empty((ROWS, PER_ROW), np.int32)
@@ -60,7 +60,7 @@ def synthetic(popularity: float) -> tuple[csr_array, NDArray[np.float64]]:
 
 
 def step_seconds(X: csr_array, y: NDArray[np.float64], loss: str, epsilon: float) -> list[float]:
-    """CPU seconds a step of the fast, the sparse and the dense path."""
+    """Return the CPU seconds per step of the fast, the sparse and the dense path."""
     domain = frank_wolfe.Ball(RADIUS, COLUMNS)
     made = ClippedLoss.make(loss, reach=RADIUS)
     plan = frank_wolfe.plan_frank_wolfe(
@@ -117,7 +117,7 @@ def report_speed() -> None:
 
 
 def texts(name: str, n_features: int) -> Texts:
-    """One of the collections, which words are in which text."""
+    """Return one of the text collections."""
     parts: list[Any] = []
     for part in ("train", "test"):
         path: Path = tables.DATA / "text" / f"{name}_{part}.svm.gz"
@@ -132,7 +132,7 @@ def collections() -> dict[str, Texts]:
 
 
 def fits(data: Texts, **options: Any) -> tuple[str, int, str]:  # Any: settings of the estimator
-    """Median accuracy with the worst in brackets, non-zeros, and seconds of private fits."""
+    """Return median accuracy (worst in brackets), non-zeros and seconds of private fits."""
     accuracies, counts, seconds = [], [], []
     for seed in SEEDS:
         model = FrankWolfe(
@@ -152,7 +152,7 @@ def fits(data: Texts, **options: Any) -> tuple[str, int, str]:  # Any: settings 
 
 
 def plain(data: Texts, *, radius: float, steps: int) -> tuple[str, int, str]:
-    """The same for Frank–Wolfe without noise."""
+    """Return accuracy, non-zeros and seconds of Frank–Wolfe without noise."""
     start = time.process_time()
     rows = frank_wolfe.SparseRows(data.X, Bounds(-1, 1).box(data.X.shape[1]), has_constant=True)
     theta = frank_wolfe.descend(
@@ -170,7 +170,7 @@ def plain(data: Texts, *, radius: float, steps: int) -> tuple[str, int, str]:
 
 
 def ordinary(data: Texts) -> tuple[str, int, str]:
-    """The same for logistic regression, C = 0.05."""
+    """Return accuracy, non-zeros and seconds of logistic regression with C = 0.05."""
     start = time.process_time()
     model = LogisticRegression(C=0.05, max_iter=1_000).fit(data.X, data.y)
     seconds = time.process_time() - start
@@ -207,7 +207,7 @@ def report_texts() -> None:
 
 
 def report_validation() -> None:
-    """How the rule for the number of steps was found: on a fifth of the training texts."""
+    """Report how the rule for the number of steps was chosen, on a fifth of the training texts."""
     blocks = []
     for name, data in collections().items():
         order = np.random.default_rng(0).permutation(len(data.y))

@@ -55,7 +55,7 @@ class Poisson:
         return _distinct(n, int(source.binomial(n, self.rate)), source)
 
     def amplify(self, event: ev.Event) -> ev.Event:
-        """Return the event of releasing `event` on one draw."""
+        """Return the event of a release that is `event` on the records of one draw."""
         return ev.PoissonSampled(self.rate, event)
 
 
@@ -83,7 +83,7 @@ class TruncatedPoisson:
         return _distinct(n, count, source)
 
     def amplify(self, event: ev.Event) -> ev.Event:
-        """Return the event of releasing `event` on one draw."""
+        """Return the event of a release that is `event` on the records of one draw."""
         return ev.TruncatedPoissonSampled(self.rate, self.max_batch, self.n_records, event)
 
 
@@ -107,7 +107,7 @@ class FixedSize:
         return _distinct(n, self.batch_size, np.random.default_rng(rng))
 
     def amplify(self, event: ev.Event) -> ev.Event:
-        """Return the event of releasing `event` on one draw."""
+        """Return the event of a release that is `event` on the records of one draw."""
         return ev.FixedSizeSampled(self.batch_size, self.n_records, event)
 
 
@@ -201,7 +201,7 @@ def _distinct(n: int, count: int, rng: np.random.Generator) -> Indices:
 
 
 def _distinct_mask(n: int, count: int, rng: np.random.Generator) -> Flags:
-    """Return such a set as `n` flags; it is used for draws that are large relative to `n`."""
+    """Return a uniformly random set of `count` of `n` records as flags, for large draws."""
     chosen = np.zeros(n, np.bool_)
     if 8 * count > n:  # one call, which briefly holds 8 bytes per record
         chosen[rng.choice(n, count, replace=False, shuffle=False)] = True

@@ -25,7 +25,7 @@ class Mechanism(Protocol):
 
     @property
     def event(self) -> Event:
-        """Event of one release."""
+        """Event of one release, for the accountant."""
         ...
 
     def release(self, value: Any, /, rng: Seed = None) -> Any:  # Any: vectors in, index out, ...

@@ -81,7 +81,7 @@ class DiscreteGaussianMechanism:
 
     @property
     def event(self) -> RenyiCurve:
-        """Event of one release."""
+        """Event of one release, for the accountant."""
         rho = 1 / (2 * self.noise_multiplier**2) * (1 + 2.0**-50)  # rounding only over-charges
         return RenyiCurve(ORDERS, tuple(order * rho for order in ORDERS), self.replace_factor)
 
@@ -127,7 +127,7 @@ class DiscreteLaplaceMechanism:
 
     @property
     def event(self) -> PureDP:
-        """Event of one release."""
+        """Event of one release, for the accountant."""
         return PureDP(self.epsilon, self.replace_factor)
 
     def release(self, value: ArrayLike, rng: Seed = None) -> Indices:
@@ -152,7 +152,7 @@ class GridGaussianMechanism:
     on the value. The probabilities are exact only to double precision, because the noise is a
     rounded double; `DiscreteGaussianMechanism` has an exact law and a Rényi price.
 
-    `grid` is a power of two, so fine that it raises the noise by less than a millionth.
+    `grid` is the largest power of two that raises the noise by at most a millionth.
 
     >>> mean = GridGaussianMechanism(1.0, l2_sensitivity=2.0, dimension=4)
     >>> mean.grid == 2.0**-20, mean.event.noise_multiplier
@@ -189,7 +189,7 @@ class GridGaussianMechanism:
 
     @property
     def event(self) -> Gaussian:
-        """Event of one release."""
+        """Event of one release, for the accountant."""
         return Gaussian(self.noise_multiplier, self.replace_factor)
 
     def release(self, value: ArrayLike, rng: Seed = None) -> Floats:

@@ -82,7 +82,7 @@ class ExponentialMechanism(PureSelection):
 
     @property
     def event(self) -> Exponential:
-        """Event of one release."""
+        """Event of one release, for the accountant."""
         return Exponential(self.epsilon, self.replace_factor)
 
     def _noise(self, rng: Rng, shape: tuple[int, ...]) -> Floats:
@@ -101,7 +101,7 @@ class PermuteAndFlip(PureSelection):
 
     @property
     def event(self) -> PureDP:
-        """Event of one release."""
+        """Event of one release, for the accountant."""
         return PureDP(self.epsilon, self.replace_factor)
 
     def _noise(self, rng: Rng, shape: tuple[int, ...]) -> Floats:

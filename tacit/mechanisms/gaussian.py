@@ -44,7 +44,7 @@ class GaussianMechanism:
 
     @property
     def event(self) -> Gaussian:
-        """Event of one release."""
+        """Event of one release, for the accountant."""
         return Gaussian(self.noise_multiplier, self.replace_factor)
 
     def release(self, value: ArrayLike, rng: Seed = None) -> Floats:

@@ -40,7 +40,7 @@ class LaplaceMechanism:
 
     @property
     def event(self) -> Laplace:
-        """Event of one release."""
+        """Event of one release, for the accountant."""
         return Laplace(self.noise_multiplier, self.replace_factor)
 
     def release(self, value: ArrayLike, rng: Seed = None) -> Floats:

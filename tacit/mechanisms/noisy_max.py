@@ -21,7 +21,7 @@ class LaplaceNoisyMax(PureSelection):
 
     @property
     def event(self) -> PureDP:
-        """Event of one release."""
+        """Event of one release, for the accountant."""
         return PureDP(self.epsilon, self.replace_factor)
 
     def _noise(self, rng: Rng, shape: tuple[int, ...]) -> Floats:
@@ -50,7 +50,7 @@ class GaussianNoisyMax:
 
     @property
     def event(self) -> Gaussian:
-        """Event of one release."""
+        """Event of one release, for the accountant."""
         return self._mechanism.event
 
     def release(self, scores: ArrayLike, rng: Seed = None) -> int:

@@ -51,7 +51,7 @@ class AdaSSPPlan:
 
     @property
     def event(self) -> Event:
-        """Event of one fit."""
+        """Event of one fit, for the accountant."""
         return Sequence((self.eigenvalue.event, self.gram.event, self.cross.event))
 
     def relative_noise(self, n_features: int, n_records: int) -> float:
@@ -60,7 +60,7 @@ class AdaSSPPlan:
 
 
 def plan_adassp(*, row_norm: float, epsilon: float, delta: float, relation: Relation) -> AdaSSPPlan:
-    """Return three Gaussian releases that together cost (`epsilon`, `delta`).
+    """Return the plan of three Gaussian releases that together cost (`epsilon`, `delta`).
 
     Wang gives each release a third of epsilon. As Gaussians they compose exactly, which needs 1.6
     to 1.9 times less noise at equal thirds. The eigenvalue gets less than a third, because it is
@@ -99,7 +99,7 @@ def choose_row_norm(
 
 
 def fit_adassp(rows: PrivateRows, y: Floats, plan: AdaSSPPlan, *, rng: Rng) -> Floats:
-    """Return the theta of ridge regression on noisy moments; see `solve_moments` for the ridge.
+    """Return the coefficients of ridge regression on noisy moments, by `solve_moments`.
 
     `rows` must be shrunk to `plan.row_norm`. The released eigenvalue allows a smaller ridge.
     """

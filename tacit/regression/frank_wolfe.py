@@ -300,7 +300,7 @@ class FrankWolfePlan:
 
     @property
     def event(self) -> Event:
-        """Event of one fit."""
+        """Event of one fit, for the accountant."""
         return Repeated(self.pick.event, self.steps)
 
 
@@ -365,13 +365,13 @@ def plan_frank_wolfe(
     relation: Relation,
     analysis: str = "tight",
 ) -> FrankWolfePlan:
-    """Return selections that cost (`epsilon`, `delta`) in all.
+    """Return the plan of private selections that cost (`epsilon`, `delta`) in all.
 
     `"tight"` draws from the exponential mechanism, whose bounded range composes cheaply, with as
     little noise as the accountant allows. `"published"` adds Laplace noise to every score as
     Talwar, Thakurta & Zhang 2015 do. Its scale is L1 ||C||_1 sqrt(8 T log(1 / delta)) / epsilon on
     sums (on means, divided by n). Each choice is then pure DP with twice the ratio of sensitivity
-    to scale, and the event says so. For replaced records the noise is doubled.
+    to scale, which is its event. For replaced records the noise is doubled.
     """
     if domain.diameter == 0:
         raise ValueError("vertices must not all be equal. Pass a polytope with a choice.")
@@ -393,7 +393,7 @@ def plan_frank_wolfe(
 
 
 def fit(rows: DenseRows | SparseRows, targets: Floats, plan: FrankWolfePlan, *, rng: Rng) -> Floats:
-    """Return the released theta; pay for `plan.event` first.
+    """Return the released coefficients; pay for `plan.event` first.
 
     Sparse rows with the l1 ball and the exponential mechanism use `SparseGradient`, which draws
     vertices from the same law with less work.
@@ -423,9 +423,10 @@ def descend(
     steps: int,
     choose: Callable[[Floats], int],
 ) -> Floats:
-    """Return theta after `steps` steps, each towards the vertex that `choose` picks by its score.
+    """Return the coefficients after `steps` steps, each towards the vertex that `choose` picks.
 
-    With `numpy.argmax` as `choose` this is Frank–Wolfe without privacy.
+    `choose` maps the scores of all vertices to an index. With `numpy.argmax`, this is Frank–Wolfe
+    without privacy.
     """
     theta = domain.start()
 

@@ -47,7 +47,7 @@ class FunctionalPlan:
 
     @property
     def event(self) -> Event:
-        """Event of one fit, which is pure DP."""
+        """Event of one fit, for the accountant; it is pure DP."""
         return Sequence((self.quadratic.event, self.linear.event))
 
 
@@ -93,7 +93,7 @@ def plan_functional(
 def fit_functional(
     rows: PrivateRows, y: Floats, plan: FunctionalPlan, *, n_records: int, rng: Rng
 ) -> Floats:
-    """Return the theta that minimizes the noisy objective; `rows` must not be shrunk."""
+    """Return the coefficients that minimize the noisy objective; `rows` must not be shrunk."""
     released = release_functional(rows.moments(y), plan, n_records=n_records, rng=rng)
     size = rows.n_features + 1
     noise_std = math.sqrt(2.0) * plan.quadratic.noise_scale

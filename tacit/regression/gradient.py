@@ -61,7 +61,7 @@ class GradientPlan:
 
     @property
     def event(self) -> Event:
-        """Event of one fit."""
+        """Event of one fit, for the accountant."""
         return Sequence((self.gram.event, Repeated(self.gradient.event, self.steps)))
 
 
@@ -81,7 +81,7 @@ class SGDPlan:
 
     @property
     def event(self) -> Event:
-        """Event of one fit."""
+        """Event of one fit, for the accountant."""
         return Repeated(Poisson(self.rate).amplify(self.gradient.event), self.steps)
 
 
@@ -94,7 +94,7 @@ def plan_linear(
     delta: float,
     relation: Relation,
 ) -> GradientPlan:
-    """Return the descent for least squares with clipped residuals.
+    """Return the plan of a descent for least squares with clipped residuals.
 
     Residuals lie in [-2, 2]. The clip goes from 1.5 down to 0.5 as the noise of a step over all
     coordinates grows: clipping adds bias, and a wider clip adds noise.
@@ -118,9 +118,10 @@ def plan_logistic(
     delta: float,
     relation: Relation,
 ) -> GradientPlan:
-    """Return the descent for the logit model; if noise is large, residuals are clipped by half.
+    """Return the plan of a descent for the logit model.
 
-    That halves the noise for a small bias: confident mistakes count for less.
+    If noise is large, residuals are clipped at half their largest norm. That halves the noise and
+    adds a small bias: confident mistakes count for less.
     """
     bound = _residual_bound(n_classes)
 
@@ -139,7 +140,7 @@ def plan_sgd(
     delta: float,
     relation: Relation,
 ) -> SGDPlan:
-    """Return DP-SGD (Abadi et al. 2016): ten epochs of Poisson lots at `rate`."""
+    """Return the plan of DP-SGD (Abadi et al. 2016): ten epochs of Poisson lots at `rate`."""
     steps = math.ceil(_SGD_EPOCHS / rate)
     sampler = Poisson(rate)
     noise = calibrate(
@@ -156,7 +157,7 @@ def plan_sgd(
 def fit_linear(
     rows: PrivateRows, y: Floats, plan: GradientPlan, *, n_records: int, rng: Rng
 ) -> Floats:
-    """Return the theta of least squares by descent; `rows` must be shrunk to `plan.row_norm`.
+    """Return the coefficients of least squares by descent; `rows` must be shrunk to R.
 
     Clipping residuals gives Huber's loss, whose Hessian is at most the Gram matrix.
     """
@@ -180,7 +181,7 @@ def fit_linear(
 def fit_logistic(
     rows: PrivateRows, labels: Floats, plan: GradientPlan, n_classes: int, n_records: int, rng: Rng
 ) -> Floats:
-    """Return the theta of the logit model by descent: (d + 1,) or, for k > 2 classes, (d + 1, k).
+    """Return coefficients of the logit model by descent: (d + 1,), or (d + 1, k) for k > 2 classes.
 
     The Hessian is at most 1/4 (two classes) or 1/2 (more) of the Gram matrix.
     """
@@ -199,7 +200,7 @@ def fit_logistic(
 def fit_sgd(
     rows: PrivateRows, labels: Floats, plan: SGDPlan, n_classes: int, n_records: int, rng: Rng
 ) -> Floats:
-    """Return the theta of the logit model by DP-SGD, averaged over the second half of the steps.
+    """Return coefficients of the logit model by DP-SGD, averaged over the second half of the steps.
 
     Where rows are not shrunk, the curvature of the mean loss is at most R^2 / 4 (two classes) or
     R^2 / 2 (more). Momentum 0.9 is stable for steps up to 3.8 over that bound; the step is 2 over.
@@ -261,7 +262,7 @@ def _plan_descent(
     """Return a plan whose residual clip is `clip_for(step_noise, gram_noise)`.
 
     `step_noise` is the noise of a mean gradient in one coordinate for a clip and a row norm of 1;
-    `gram_noise` is the largest eigenvalue, about, of the noise of the mean Gram matrix.
+    `gram_noise` is about the largest eigenvalue of the noise in the mean Gram matrix.
     """
     factors = (math.sqrt(2.0), 2.0)
     shares = (_GRAM_SHARE, 1 - _GRAM_SHARE)
@@ -315,7 +316,7 @@ def _descend(
 
 
 def _inverse(gram: Floats, plan: GradientPlan, n_records: int) -> Floats:
-    """Return the inverse of a bound on the mean of z z', from its released value."""
+    """Return the inverse of an upper bound on the mean Gram matrix, from the released matrix."""
     values, vectors = np.linalg.eigh(gram)
     noise = triangle_noise(plan.gram.noise_std, len(gram)) / (plan.gram_rate * n_records)
     # No mean of z z' has an eigenvalue above row_norm^2, so more than half of it would not help.

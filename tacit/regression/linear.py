@@ -148,7 +148,7 @@ def choose_method(
 
 
 def fit(rows: PrivateRows, y: Floats, plan: LinearPlan, *, n_records: int, rng: Rng) -> Floats:
-    """Return theta by the method of `plan`; pay for `plan.event` first."""
+    """Return the coefficients by the method of `plan`; pay for `plan.event` first."""
     match plan:
         case FunctionalPlan():
             return functional.fit_functional(rows, y, plan, n_records=n_records, rng=rng)

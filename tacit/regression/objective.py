@@ -60,7 +60,7 @@ class ObjectivePlan:
 
     @property
     def event(self) -> Event:
-        """Event of one fit."""
+        """Event of one fit, for the accountant."""
         return Sequence((self.claim, self.output.event))
 
 
@@ -108,9 +108,10 @@ def plan_objective(
 
 
 def fit_objective(rows: PrivateRows, labels: Floats, plan: ObjectivePlan, *, rng: Rng) -> Floats:
-    """Return the theta that minimizes the perturbed objective, by damped Newton steps.
+    """Return the coefficients that minimize the perturbed objective, by damped Newton steps.
 
-    They converge for any records; `plan_objective` rejects settings where rounding could stop them.
+    These converge for any records; `plan_objective` rejects settings where rounding could stop
+    them.
     """
     size = rows.n_features + 1
     b = rng.normal(0.0, plan.noise_std, size)

@@ -186,7 +186,7 @@ def triangle_noise(noise_std: float, size: int) -> float:
 
 
 def solve_moments(moments: SecondMoments, *, noise: float, floor: float = 0.0) -> Floats:
-    """Return the theta of ridge regression on released moments; it is always finite.
+    """Return the coefficients of ridge regression on released moments; they are always finite.
 
     theta minimizes theta' gram theta - 2 cross' theta + ridge |features|^2. This is post-processing
     of released values. The intercept is eliminated first and not penalized. The remaining matrix

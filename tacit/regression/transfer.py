@@ -235,7 +235,7 @@ class DataSetPlan:
 
     @property
     def event(self) -> Event:
-        """Event of all releases of the data set."""
+        """Event of all releases of the data set, for the accountant."""
         if self.screen is None:
             return self.moments.event
         return Sequence((self.screen.event, self.moments.event))
@@ -287,7 +287,7 @@ def plan_data_set(
     delta: float,
     relation: Relation,
 ) -> DataSetPlan:
-    """Return the releases of one data set, with screening if it has more than `n_kept` features."""
+    """Return the plan of one data set; it is screened if it has more than `n_kept` features."""
     screened = n_features > n_kept
     shares = (_SCREEN_SHARE, 1 - _SCREEN_SHARE) if screened else (1.0,)
     factors = (2.0, math.sqrt(2.0)) if screened else (math.sqrt(2.0),)
@@ -449,7 +449,7 @@ def correct(target: NoisyMoments, pooled: Floats, *, q: int = 2) -> Floats:
 
 
 def minimize(released: NoisyMoments, *, q: int = 2) -> Floats:
-    """Return the theta that minimizes the noisy loss plus the penalty lambda |features|_q^q.
+    """Return the coefficients that minimize the noisy loss plus a penalty lambda |features|_q^q.
 
     lambda follows from the known noise. For q = 2 it is the ridge of `solve_moments`. For q = 1 it
     is sqrt(2 log d) standard deviations of a cross moment, on a Gram matrix made positive definite.

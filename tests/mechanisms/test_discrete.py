@@ -26,7 +26,7 @@ def expected_counts(log_weight, reach: int) -> np.ndarray:
 
 
 def fits(sample: np.ndarray, log_weight, *, false_alarm: float) -> bool:
-    """Chi-square over every outcome expected at least ten times, the rest pooled."""
+    """Return True if a chi-square test accepts the law; rare outcomes are taken as one."""
     reach = int(np.abs(sample).max()) + 200
     expected = expected_counts(log_weight, reach)
     observed = np.bincount(sample + reach, minlength=2 * reach + 1)

@@ -1,4 +1,4 @@
-"""Gaussian and Laplace mechanisms: the noise is the event's, on every coordinate."""
+"""Gaussian and Laplace mechanisms: every coordinate has the noise that the event states."""
 
 import math
 

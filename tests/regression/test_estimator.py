@@ -1,4 +1,4 @@
-"""What every private regression keeps: scikit-learn's manners, payment before release, faults."""
+"""Rules for every estimator: scikit-learn's checks, payment before release, safe errors."""
 
 import numpy as np
 import pandas as pd
@@ -184,7 +184,7 @@ def test_values_outside_the_bounds_are_clipped_to_them(model):
 
 @pytest.mark.parametrize("model", MEMBERS, ids=name)
 def test_a_record_far_out_of_bounds_is_clipped_without_a_warning(model):
-    """A warning would tell that it is there; here warnings are errors."""
+    """A warning would reveal that the record exists; in the tests, warnings are errors."""
     X, y = some_data()
     X[0, 0] = 1e308
     tiny = clone(model).set_params(bounds=Bounds(-1e-3, 1e-3))

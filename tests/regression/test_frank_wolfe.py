@@ -23,7 +23,7 @@ from tacit.regression import Bounds, FrankWolfe, frank_wolfe
 from tacit.regression.sparse_gradient import LOSSES, ClippedLoss
 
 FALSE_ALARM = 1e-6
-"""Probability with which a statistical test fails on correct code, were its seed not fixed."""
+"""Probability that a statistical test would fail on correct code if its seed were not fixed."""
 BOX = {"bounds": Bounds(-10, 10), "target_bounds": Bounds(-100, 100)}
 CLASSIFIER = FrankWolfe(loss="logistic", **BOX)
 REGRESSOR = FrankWolfe(**BOX)
@@ -153,7 +153,7 @@ def test_a_hull_of_the_balls_vertices_is_the_ball():
     options = {"fit_intercept": False, "analysis": "published", "random_state": 3, **BOX}
     ball = FrankWolfe(radius=2.0, **options).fit(X, y)
     corners = 2.0 * np.vstack([np.eye(3), -np.eye(3)])
-    # Only the public start differs, and the first step of length 1 forgets it.
+    # Only the public start differs, and the first step, of length 1, replaces it.
     hull = FrankWolfe(vertices=corners, **options).fit(X, y)
     np.testing.assert_allclose(hull.coef_, ball.coef_, rtol=1e-12)
     assert hull.intercept_ == ball.intercept_ == 0

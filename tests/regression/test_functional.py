@@ -15,14 +15,14 @@ RELATIONS = [Relation.ADD_REMOVE, Relation.REPLACE_ONE]
 
 
 def corners(d):
-    """Records at the corners and edges of the scaled box, targets at both ends."""
+    """Yield records at the corners and edges of the scaled box, with targets at both ends."""
     for x in itertools.product([-1.0, 0.0, 1.0], repeat=d):
         for y in (-1.0, 1.0):
             yield np.array([1.0, *x]), y
 
 
 def quadratic(z):
-    """What one record adds to the released quadratic coefficients, tight analysis."""
+    """Return what one record adds to the quadratic coefficients in the tight analysis."""
     size = len(z)
     rows, columns = np.triu_indices(size)
     return (np.outer(z, z)[rows, columns] - np.where(rows == columns, 0.5, 0.0))[1:]
@@ -45,7 +45,7 @@ def test_tight_sensitivities_are_reached_and_never_passed(d):
 
 @pytest.mark.parametrize("d", [1, 2, 5, 12])
 def test_no_replaced_record_moves_the_quadratic_coefficients_further_than_claimed(d):
-    """Uphill from random pairs of records: the worst that a search finds stays within the proof."""
+    """Coordinate ascent from random pairs of records finds no change above the proved bound."""
     plan = functional.plan_functional(d, epsilon=1.0, relation=Relation.REPLACE_ONE)
     most = plan.quadratic.replace_factor * plan.quadratic.l1_sensitivity
     rng = np.random.default_rng(d)

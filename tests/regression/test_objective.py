@@ -60,10 +60,11 @@ def test_an_objective_that_was_not_minimized_says_that_it_was_paid(fault, monkey
 
 
 def test_objective_perturbation_keeps_its_claim_in_one_dimension():
-    """The density of the exact minimum on neighbors, by the change of variables, on a fine grid.
+    """Compare the densities of the exact minimum on neighbors, on a fine grid.
 
-    theta determines the noise: b(theta) = -gradient of the unperturbed objective. The hockey-stick
-    divergence at the claimed epsilon, integrated numerically, must be at most the claimed delta.
+    theta determines the noise, b(theta) = -gradient of the unperturbed objective, so a change of
+    variables gives the density. The hockey-stick divergence at the claimed epsilon, integrated
+    numerically, must be at most the claimed delta.
     """
     settings = objective.plan_objective(
         0, row_norm=1.0, n_records=9, epsilon=1.0, delta=1e-3, relation=Relation.ADD_REMOVE

@@ -14,11 +14,11 @@ from tacit.regression import Bounds, frank_wolfe
 from tacit.regression.sparse_gradient import LOSSES, BlockSampler, ClippedLoss, SparseGradient
 
 FALSE_ALARM = 1e-6
-"""Probability with which a statistical test fails on correct code, were its seed not fixed."""
+"""Probability that a statistical test would fail on correct code if its seed were not fixed."""
 
 
 def sparse_rows(n=300, d=40, seed=0, *, has_constant=False, density=0.1):
-    """Scaled sparse rows with columns of very different weight, and targets 0 or 1."""
+    """Return scaled sparse rows, with columns of very different weight, and targets 0 or 1."""
     rng = np.random.default_rng(seed)
     X = sparse.random_array((n, d), density=density, rng=rng).tocsr()
     X = X + sparse.csr_array(np.outer(rng.random(n) < 0.7, np.arange(d) == 3).astype(float) * 0.5)
@@ -33,7 +33,7 @@ def lazy(rows, y, loss="logistic", *, slope, radius=4.0, clip=None):
 
 
 def dense_probabilities(rows, y, loss, theta, slope):
-    """Probability of each vertex +-e_j, plus signs first, from the gradient in full."""
+    """Return the probability of each vertex e_j, then of each -e_j, from the full gradient."""
     X = rows.X.toarray()
     gradient = X.T @ loss.residuals(X @ theta, y)
     scores = slope * np.concatenate([-gradient, gradient])
@@ -67,7 +67,9 @@ def test_the_default_clip_leaves_the_zero_model_alone(loss):
 )  # fmt: skip
 def test_drift_bounds_what_a_shrinking_scale_does(loss, margin, log_ratio, target, clip):
     made = ClippedLoss.make(loss, reach=3.0, clip=clip)
-    pair = np.array([margin, margin * math.exp(log_ratio)])  # as it is, and at the reference
+    pair = np.array(
+        [margin, margin * math.exp(log_ratio)]
+    )  # at the scale of the model and at the reference
     now, before = made.residuals(pair, np.full(2, target))
     assert abs(now - before) <= made.bound_drift(log_ratio, reach=3.0) + 1e-12
 
@@ -178,7 +180,7 @@ def test_fast_and_slow_runs_end_in_the_same_models_equally_often():
 
 
 def chi_square(counts, expected):
-    """p-value, cells of fewer than five expected draws taken together."""
+    """Return the p-value, with all cells of fewer than five expected draws taken as one."""
     rare = expected < 5
     counts = np.append(counts[~rare], counts[rare].sum())
     expected = np.append(expected[~rare], expected[rare].sum())
