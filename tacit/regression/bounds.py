@@ -118,13 +118,17 @@ class Box:
         clipped = np.clip(np.asarray(y, np.float64), self.lower[0], self.upper[0])
         return (clipped - self.center[0]) / self.half[0]
 
-    def unscale(self, theta: Floats) -> tuple[Floats, Floats]:
-        """Return coefficients and intercept for the original features.
+    def unscale(self, theta: Floats, target: "Box | None" = None) -> tuple[Floats, Floats]:
+        """Return coefficients and intercept for the original features, and the original target.
 
         `theta` is (d + 1,) or (d + 1, k), with the intercept of the scaled features first.
+        `target` are the bounds by which the target was scaled, if it was.
         """
+        if target is not None:
+            theta = theta * target.half[0]
         coef = (theta[1:].T / self.half).T
-        return coef, theta[0] - self.center @ coef
+        intercept = theta[0] - self.center @ coef
+        return coef, intercept if target is None else intercept + target.center[0]
 
 
 def as_bounds(declared: object, *, name: str) -> Bounds:

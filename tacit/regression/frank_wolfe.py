@@ -142,8 +142,7 @@ class FrankWolfe(PrivateEstimator):
         theta = fit(rows, targets, plan, rng=rng)
         if not has_constant:
             theta = np.append(0.0, theta)
-        coef, intercept = box.unscale(theta * unit.half[0])
-        intercept = intercept + unit.center[0]
+        coef, intercept = box.unscale(theta, unit)
         self.event_ = plan.event
         self.coef_ = coef if classes is None else coef[None]
         self.intercept_ = float(intercept) if classes is None else np.array([intercept])

@@ -84,9 +84,9 @@ class LinearRegression(PrivateRegressor):
 
         self._pay(plan.event, plan.method)
         theta = fit(rows, scaled, plan, n_records=n_records, rng=rng)
-        coef, intercept = box.unscale(theta * target_box.half[0])
+        coef, intercept = box.unscale(theta, target_box)
         self.coef_ = coef
-        self.intercept_ = float(intercept + target_box.center[0])
+        self.intercept_ = float(intercept)
         self.event_ = plan.event
         self.method_ = plan.method
         return self

@@ -140,11 +140,10 @@ class TransferRegression(PrivateRegressor):
         self._pay_all(plans, source_ledgers)
         features, released = _release(data, plans, box, rng)
         fitted = fit_with_sources(released[0], released[1:], q=self.q, allowance=allowance)
-        kept = box.take(features, box.row_norm)
-        coef, intercept = kept.unscale(fitted.theta * target_box.half[0])
+        coef, intercept = box.take(features, box.row_norm).unscale(fitted.theta, target_box)
         self.coef_ = np.zeros(d)
         self.coef_[features] = coef
-        self.intercept_ = float(intercept + target_box.center[0])
+        self.intercept_ = float(intercept)
         self.informative_ = fitted.informative
         self.events_ = tuple(plan.event for plan in plans)
         self.event_ = self._whole(self.events_)
