@@ -26,7 +26,7 @@ NOISE = {
 
 
 def probabilities(kind, scale: float, scores) -> np.ndarray:
-    """Chance of each option: the winner's noisy score integrated by Gauss-Legendre pieces."""
+    """Return the probability of each option, integrated over the largest noisy score."""
     law = NOISE[kind](scale=scale)
     kinks = np.sort(np.asarray(scores, dtype=float))
     below, above = kinks[0] - np.arange(45, 0, -1) * scale, kinks[-1] + np.arange(1, 46) * scale
@@ -84,7 +84,7 @@ def test_no_neighbor_loses_more_than_epsilon(kind, monotonic):
         if kind is ExponentialMechanism:
             assert np.ptp(loss) <= epsilon + 1e-6  # bounded range
     assert worst <= epsilon + 1e-6
-    assert worst > epsilon / 2  # the test would notice noise that is too large by much
+    assert worst > epsilon / 2  # so noise that is far too large would be noticed
 
 
 def test_the_events_are_those_of_the_proofs():
