@@ -133,7 +133,7 @@ def _sweep(
         out,
         data=data,
         ledger=ledger,
-        tell=lambda point: None if as_json else typer.echo(_row(point)),
+        on_point=lambda point: None if as_json else typer.echo(_row(point)),
     )
     if as_json:
         shared.print_json({"setting": setting, "points": [point._asdict() for point in points]})

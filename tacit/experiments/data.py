@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 
 from tacit import datasets
-from tacit.experiments.settings import Data
+from tacit.experiments.recipe import DataSettings
 
 _PACKAGE = "package:"
 
 
-def load(settings: Data, root: str | Path | None = None) -> datasets.Dataset:
+def load(settings: DataSettings, root: str | Path | None = None) -> datasets.Dataset:
     """Training records (private) and the records measured on (assumed public).
 
     `root` is the folder that holds the data, default `TACIT_DATA`. With a validation share, that
@@ -37,7 +37,7 @@ def load(settings: Data, root: str | Path | None = None) -> datasets.Dataset:
     return _validating(dataset, settings) if settings.validation_share else dataset
 
 
-def _validating(dataset: datasets.Dataset, settings: Data) -> datasets.Dataset:
+def _validating(dataset: datasets.Dataset, settings: DataSettings) -> datasets.Dataset:
     n = len(dataset.x_train)
     order = np.random.default_rng(settings.split_seed).permutation(n)
     held = max(1, round(settings.validation_share * n))

@@ -17,20 +17,20 @@ import numpy as np
 
 from tacit.datasets import Dataset
 from tacit.events import Event, Gaussian
+from tacit.experiments.recipe import FeatureSettings
 from tacit.experiments.scattering import (
     Scattering,
     by_frequency,
     contrast_normalize,
     group_normalize,
 )
-from tacit.experiments.settings import Features
 from tacit.mechanisms import GaussianMechanism
 
 _CHUNK = 2048  # images scattered at a time
 _CACHE_VERSION = 2
 
 
-class Summary(Protocol):
+class PaidSummary(Protocol):
     """Something that all records determine together, so that its release is paid for."""
 
     @property
@@ -47,7 +47,7 @@ class Summary(Protocol):
         ...
 
 
-Release = Callable[[str, Summary, np.ndarray], np.ndarray]
+Release = Callable[[str, PaidSummary, np.ndarray], np.ndarray]
 """Gives the summary of that name; whoever gives it pays."""
 
 
@@ -59,7 +59,12 @@ class Prepared(NamedTuple):
     x_test: np.ndarray
     y_test: np.ndarray
     summaries: dict[str, np.ndarray]
-    """What the features took from all records together; part of the released model."""
+    """Released values computed from all records together; part of the released model."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one record as the model sees it."""
+        return tuple(self.x_train.shape[1:])
 
 
 @dataclass(frozen=True)
@@ -163,9 +168,9 @@ class PrivateMean:
         return (_bounded_sum(x, bound) / len(x)).reshape(x.shape[1:]).astype(np.float32)
 
 
-def summaries_of(settings: Features, n_records: int) -> dict[str, Summary]:
+def summaries_of(settings: FeatureSettings, n_records: int) -> dict[str, PaidSummary]:
     """What has to be released for these features, by name, in the order of release."""
-    found: dict[str, Summary] = {}
+    found: dict[str, PaidSummary] = {}
     if settings.mean_noise_multiplier:
         found["mean"] = PrivateMean(n_records, settings.mean_noise_multiplier)
     if settings.kind == "pca":
@@ -180,7 +185,7 @@ def summaries_of(settings: Features, n_records: int) -> dict[str, Summary]:
 
 
 def prepare(
-    dataset: Dataset, settings: Features, *, release: Release, cache: Path | None = None
+    dataset: Dataset, settings: FeatureSettings, *, release: Release, cache: Path | None = None
 ) -> Prepared:
     """Both splits through the features of the recipe.
 
@@ -296,7 +301,7 @@ def cache_folder() -> Path:
     return Path(home) / "tacit" / "features"
 
 
-def _scattered(images: np.ndarray, settings: Features, cache: Path | None) -> np.ndarray:
+def _scattered(images: np.ndarray, settings: FeatureSettings, cache: Path | None) -> np.ndarray:
     """Normalized scattering (records, channels, side, side), read from the cache if it is there."""
     scattering = Scattering(settings.scales, settings.angles)
     if scattering.channels % settings.groups:
@@ -325,7 +330,7 @@ def _scattered(images: np.ndarray, settings: Features, cache: Path | None) -> np
 
 
 def _fill(
-    path: Path, images: np.ndarray, scattering: Scattering, settings: Features, shape: tuple
+    path: Path, images: np.ndarray, scattering: Scattering, settings: FeatureSettings, shape: tuple
 ) -> None:
     handle, part = tempfile.mkstemp(dir=path.parent)  # mode 0600: the features are private
     os.close(handle)
@@ -347,7 +352,7 @@ def _parts(images: np.ndarray) -> list[np.ndarray]:
     return [images[i : i + _CHUNK] for i in range(0, max(1, len(images)), _CHUNK)]
 
 
-def _features(images: np.ndarray, scattering: Scattering, settings: Features) -> np.ndarray:
+def _features(images: np.ndarray, scattering: Scattering, settings: FeatureSettings) -> np.ndarray:
     scattered = scattering(images)
     grouped = group_normalize(scattered, settings.groups).reshape(scattered.shape)
     if settings.contrast:

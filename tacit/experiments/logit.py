@@ -11,17 +11,17 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 from scipy.special import expit
 
 from tacit.datasets import Dataset, Schema
-from tacit.experiments import data, models, plan
+from tacit.experiments import data, models
 from tacit.experiments.recipe import Recipe
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
+from tacit.experiments.training_loop import example_losses, noise_multiplier, steps_of, tensors
+from tacit.training import make_private
 
 Point = tuple[float, float]
 """Log-odds at the middle of the declared bounds, and their slope by unit of the attribute.
@@ -96,7 +96,7 @@ def study_logit(
     runs = []
     for epsilon in sorted(set(epsilons)):
         at = recipe.for_epsilon(epsilon).filled(len(dataset.x_train))
-        noise = plan.noise_multiplier(at, len(dataset.x_train))
+        noise = noise_multiplier(at, len(dataset.x_train))
         for k in range(repeats):
             seed = None if recipe.run.seed is None else recipe.run.seed + k
             path = _private_path(at, dataset, noise, seed)
@@ -158,21 +158,11 @@ class _Records:
         return tuple((x + middle, share, int(count)) for x, share, count in rows)
 
 
-def _private_path(
-    recipe: Recipe, dataset: Dataset, noise_multiplier: float, seed: int | None
-) -> list[Point]:
-    """Log-odds and slope, for the attribute scaled to [-1, 1], after each step of DP-SGD."""
-    import torch
-    from torch.nn.functional import cross_entropy
-
-    from tacit.training import make_private
-
-    training, n = recipe.training, len(dataset.x_train)
+def _private_path(recipe: Recipe, dataset: Dataset, noise: float, seed: int | None) -> list[Point]:
+    """Return log-odds and slope after each step of DP-SGD, for the attribute scaled to [-1, 1]."""
+    training, n_records = recipe.training, len(dataset.x_train)
     assert training.batch_size is not None  # filled
     model = models.build(recipe.model, (1,), 2, seed=0)
-
-    def losses(model: "nn.Module", batch: tuple["Tensor", "Tensor"]) -> "Tensor":
-        return cross_entropy(model(batch[0]), batch[1], reduction="none")
 
     def point() -> Point:
         weight, bias = (p.detach() for p in model.parameters())
@@ -181,12 +171,12 @@ def _private_path(
     private = make_private(
         model,
         torch.optim.SGD(model.parameters(), lr=training.learning_rate, momentum=training.momentum),
-        (torch.from_numpy(dataset.x_train), torch.from_numpy(dataset.y_train)),
-        losses,
+        tensors(dataset.x_train, dataset.y_train),
+        example_losses,
         batch_size=training.batch_size,
-        steps=plan.steps_of(recipe, n),
+        steps=steps_of(recipe, n_records),
         clip_norm=training.clip_norm,
-        noise_multiplier=noise_multiplier,
+        noise_multiplier=noise,
         seed=seed,
     )
     path = [point()]

@@ -81,7 +81,7 @@ def test_what_is_wrong_is_said_in_a_line(tmp_path, monkeypatch, arguments, messa
 
 
 def test_an_interrupted_run_says_how_to_go_on(recipe, monkeypatch):
-    from tacit.experiments.session import Session
+    from tacit.experiments.training_run import Session
 
     def stop(self, on_progress):
         raise KeyboardInterrupt

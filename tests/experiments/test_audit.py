@@ -8,11 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tacit.cli import app
-from tacit.experiments import audit_pate
-from tacit.experiments.audit import AUDIT, audit_run
-from tacit.experiments.pate import PATERecipe, run_pate
-from tacit.experiments.recipe import Recipe
-from tacit.experiments.train import train
+from tacit.experiments import AUDIT, Recipe, audit, audit_run, run_pate, train
 from tacit.training.noise import NoisyMean
 
 SMALL = """
@@ -126,15 +122,16 @@ def test_a_folder_without_a_finished_run_is_refused(tmp_path):
     ids=["gaussian", "laplace", "threshold"],
 )
 def test_the_answers_of_a_pate_run_are_attacked(tmp_path, changes, monkeypatch):
-    run_pate(PATERecipe(seed=1).changed({"answers.noise": 8.0, **changes}), tmp_path)
+    recipe = Recipe(method="pate")
+    run_pate(recipe.with_settings({"run.seed": 1, "answers.noise": 8.0, **changes}), tmp_path)
     found = audit_run(tmp_path, n_canaries=2000, seed=0)
     assert found.passes
     assert max(bound.epsilon_lower for bound in found.bounds) > 0.15 * found.epsilon
-    honest = audit_pate._answer
+    honest = audit._answer
 
     def loud(aggregator, n_teachers, inside, random):  # a quarter of the billed noise
         quiet = {name: value / 4 for name, value in vars(aggregator).items() if name != "threshold"}
         return honest(replace(aggregator, **quiet), n_teachers, inside, random)
 
-    monkeypatch.setattr(audit_pate, "_answer", loud)
+    monkeypatch.setattr(audit, "_answer", loud)
     assert not audit_run(tmp_path, n_canaries=2000, seed=0).passes

@@ -16,7 +16,7 @@ from tacit.experiments.features import (
     random_directions,
     summaries_of,
 )
-from tacit.experiments.settings import Features
+from tacit.experiments.recipe import FeatureSettings as Features
 
 
 def noisy_vector(x: np.ndarray) -> np.ndarray:

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tacit import events as ev
-from tacit.experiments.run import Facts, RunFolder, SeedValue, Touch, Utility
+from tacit.experiments import Facts, RunFolder, SeedValue, Touch, Utility
 from tacit.report.certificate import file_hash
 
 

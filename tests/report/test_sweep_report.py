@@ -5,9 +5,15 @@ import json
 
 import pytest
 
-from tacit.experiments.logit import Ascent, LogitStudy
-from tacit.experiments.settings import Published
-from tacit.experiments.sweep import SWEEP, Cell, Summary, Sweep
+from tacit.experiments import (
+    SWEEP,
+    Ascent,
+    Cell,
+    LogitStudy,
+    Published,
+    Summary,
+    Sweep,
+)
 from tacit.report import write_page
 from tacit.report.figures import Role
 from tacit.report.logit_report import logit_figures, write_logit_report

@@ -9,12 +9,9 @@ import pytest
 
 from tacit import accounting, datasets
 from tacit.events import Relation
-from tacit.experiments import plan
-from tacit.experiments.recipe import Recipe
-from tacit.experiments.released import load_model
-from tacit.experiments.run import Facts, RunFolder
-from tacit.experiments.session import Session
-from tacit.experiments.train import train
+from tacit.experiments import Facts, Recipe, RunFolder, load_model, train
+from tacit.experiments import training_loop as plan
+from tacit.experiments.training_run import Session
 from tacit.ledger import Ledger
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -134,13 +131,13 @@ def test_no_twin_is_trained_on_data_that_are_not_public(tmp_path):
 
 
 def test_what_is_measured_on_held_out_records_is_not_covered_and_not_called_public(tmp_path):
-    from tacit.report.run_report import write_report
+    from tacit.report import write_page
 
     facts = train(quick(data__validation_share=0.1), tmp_path / "run")
     assert {t.cost for t in facts.touches if t.what == "evaluation"} == {"not covered"}
     assert facts.released[-1] == "metrics on records held out of the training set after each epoch"
     assert facts.n_records == 1438 - facts.utility.n_test
-    page = write_report(tmp_path / "run").read_text(encoding="utf-8")
+    page = write_page(tmp_path / "run").read_text(encoding="utf-8")
     assert "Not covered by the claim: records held out" in page
     assert "public test records" not in page
 
@@ -244,9 +241,7 @@ def test_any_importable_module_can_be_trained(tmp_path):
 
 STOPPED = """
 import os, signal, sys
-from tacit.experiments.recipe import Recipe
-from tacit.experiments.train import train
-from tacit.experiments import session, run
+from tacit.experiments import Recipe, train
 
 at, how, where = int(sys.argv[3]), getattr(signal, sys.argv[4]), sys.argv[5]
 count = 0
