@@ -9,12 +9,12 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tacit.training.clip_rules import Clip
+from tacit.training.clip import Clip
 from tacit.training.engines import batch as b
-from tacit.training.engines.plan import Label
-from tacit.training.layer_rules import derived
-from tacit.training.layer_rules.pieces import Dense, apart, combine, joined
-from tacit.training.layer_rules.site import Layout, Piece, Site
+from tacit.training.engines.trace import Label
+from tacit.training.gradients import derived
+from tacit.training.gradients.factored import Dense, apart, combine, joined
+from tacit.training.gradients.site import Layout, Piece, Site
 from tacit.training.sums import ClippedSum, accumulator
 
 NonFinite = Literal["look", "mask", "ignore"]

@@ -17,13 +17,13 @@ from torch.distributed.tensor import DTensor
 from torch.optim import SGD, Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from tacit.training import kernels
+from tacit.training import gpu
 from tacit.training.distributed import like_parameter
 from tacit.training.noise import NoisyMean
 
 if TYPE_CHECKING:
-    from tacit.training.kernels.noise import Blocks
-    from tacit.training.kernels.update import Update
+    from tacit.training.gpu.noise import Blocks
+    from tacit.training.gpu.update import Update
 
 _SETTLED = 8  # steps that look the same before they are recorded, which takes as long as dozens
 
@@ -123,7 +123,7 @@ class _Launches:
             self._last, self._update = now, None
             self._forget()
         elif self._repeated == 1 and may_fuse:  # the state is there, and stays where it is
-            self._update = kernels.fused_update(noise, sums, self._parameters, self._optimizer)
+            self._update = gpu.fused_update(noise, sums, self._parameters, self._optimizer)
         if self._update is not None:
             self._update.set_rates()
         elif rates != self._rates:

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tacit.training.kernels.gram import _lower_triangle, _store_share, precision, tile_for
+from tacit.training.gpu.gram import _lower_triangle, _store_share, precision, tile_for
 
 
 @triton.jit

@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tacit.training.clip_rules import Clip
+from tacit.training.clip import Clip
 from tacit.training.distributed import gathered, is_sharded
 from tacit.training.engines.batch import as_written
 from tacit.training.engines.bookkeeping import Intercept, Stale, plan_for
-from tacit.training.engines.recorder import Recorder
+from tacit.training.engines.tape import Recorder
 from tacit.training.engines.vmap import weigh
-from tacit.training.layer_rules.site import Unsupported
+from tacit.training.gradients.site import Unsupported
 from tacit.training.memory import is_out_of_memory
 from tacit.training.records import Micro, map_tensors, n_rows
 from tacit.training.sums import ClippedSum, trainable

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tacit.training.layer_rules.generic import spread_to
-from tacit.training.layer_rules.linear import bias_piece, linear
-from tacit.training.layer_rules.pieces import Dense, Outer, Stacked
-from tacit.training.layer_rules.site import (
+from tacit.training.gradients.factored import Dense, Outer, Stacked
+from tacit.training.gradients.generic import spread_to
+from tacit.training.gradients.linear import bias_piece, linear
+from tacit.training.gradients.site import (
     Declined,
     Site,
     autocast_dtype,

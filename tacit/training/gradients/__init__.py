@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tacit.training.layer_rules import (
+from tacit.training.gradients import (
     attention,
     convolution,
     embedding,

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from tacit import sampling
-from tacit.training.batches import Lots
+from tacit.training.lots import Lots
 from tacit.training.noise import Key
 from tacit.training.records import (
     Micro,

@@ -12,7 +12,7 @@ from torch._subclasses import FakeTensorMode
 from torch.nn import functional as F
 
 from tacit.training.clipping import Flat, clipped_sum
-from tacit.training.layer_rules import convolved, pieces, rounding
+from tacit.training.gradients import convolved, factored, rounding
 
 _SPEC = importlib.util.spec_from_file_location(
     "looped_reference", Path(__file__).parents[1] / "training" / "looped_reference.py"
@@ -190,9 +190,9 @@ def test_normalizations_equal_the_loop(name):
 @pytest.mark.parametrize("way", ["gram", "keep", "drop"])
 @pytest.mark.parametrize("chunk", [1, 2**20], ids=["chunks of one", "one chunk"])
 def test_every_way_to_the_norm_gives_the_same_sum(way, chunk, monkeypatch):
-    monkeypatch.setattr(pieces, "cheapest_way", lambda *_, **__: way)
+    monkeypatch.setattr(factored, "cheapest_way", lambda *_, **__: way)
     monkeypatch.setattr(convolved, "cheapest_way", lambda *_, **__: way)
-    monkeypatch.setattr(pieces, "CHUNK_ELEMENTS", {"cpu": chunk})
+    monkeypatch.setattr(factored, "CHUNK_ELEMENTS", {"cpu": chunk})
     check(nn.Linear(5, 3), reals(6, 4, 5))
     check(nn.Conv2d(4, 6, 3, groups=2), reals(6, 4, 7, 7))
     check(nn.ConvTranspose1d(4, 2, 3), reals(6, 4, 7))
@@ -286,7 +286,7 @@ def canceling(positions, width, size):
 @pytest.mark.parametrize("size", [1e3, 1e5, 1e7])
 def test_positions_that_cancel_do_not_hide_the_norm(way, dtype, size, monkeypatch):
     # The norm is far below the inner products that it is computed from.
-    monkeypatch.setattr(pieces, "cheapest_way", lambda *_, **__: way)
+    monkeypatch.setattr(factored, "cheapest_way", lambda *_, **__: way)
     monkeypatch.setattr(convolved, "cheapest_way", lambda *_, **__: way)
     allowed = 1.001 if dtype != torch.bfloat16 else 1.04
     for positions in (2, 4, 16):

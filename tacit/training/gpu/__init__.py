@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from tacit.training.kernels import noise, update
+    from tacit.training.gpu import noise, update
 
 
 def usable(tensor: Tensor) -> bool:
@@ -34,7 +34,7 @@ def gram_norms(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
 
     Shapes: a (examples, T, D), g (examples, T, P).
     """
-    from tacit.training.kernels import gram
+    from tacit.training.gpu import gram
 
     squared, lengths = gram.gram_norms(a, g).unbind()
     return squared, lengths
@@ -48,7 +48,7 @@ def conv2d_norms(
     From channels-first input and output gradient, as `gram_norms` over output positions. Tensors
     that are channels last in memory are read as they are.
     """
-    from tacit.training.kernels import conv
+    from tacit.training.gpu import conv
 
     found = conv.conv2d_norms(_channels_last(x), _channels_last(g), kernel, stride, padding)
     squared, lengths = found.unbind()
@@ -59,14 +59,14 @@ def conv2d_instances(
     x: Tensor, g: Tensor, kernel: list[int], stride: int, padding: int
 ) -> tuple[Tensor, Tensor]:
     """Weight gradients (examples, outputs, *kernel, inputs) and their squared norms."""
-    from tacit.training.kernels import conv
+    from tacit.training.gpu import conv
 
     return conv.conv2d_instances(_channels_last(x), _channels_last(g), kernel, stride, padding)
 
 
 def weighted_sum(values: Tensor, factors: Tensor) -> Tensor:
     """sum_i factors_i values_i in float32; values (examples, size); a factor 0 leaves a row out."""
-    from tacit.training.kernels import weigh
+    from tacit.training.gpu import weighted_sum as weigh
 
     return weigh.weighted_sum(values, factors)
 
@@ -77,7 +77,7 @@ def noise_blocks(
     """Blocks that add noise to all tensors in one launch; None if the kernel cannot take them."""
     if not all(usable(tensor) for tensor in tensors) or len({t.device for t in tensors}) != 1:
         return None
-    from tacit.training.kernels import noise
+    from tacit.training.gpu import noise
 
     return noise.Blocks(tensors, stds, factor) if all(noise.takes(t) for t in tensors) else None
 
@@ -89,7 +89,7 @@ def fused_update(
     optimizer: torch.optim.Optimizer,
 ) -> "update.Update | None":
     """The noise of `blocks` on `sums` and the optimizer's step in one launch; None if unknown."""
-    from tacit.training.kernels import update
+    from tacit.training.gpu import update
 
     if not update.can_update(sums, parameters, optimizer):
         return None

@@ -17,7 +17,7 @@ from torch._guards import TracingContext, detect_fake_mode, tracing
 from torch._subclasses import FakeTensorMode
 
 from tacit.errors import IncompatibleModel
-from tacit.training.captured import Step
+from tacit.training.gpu.graph_replay import Step
 
 Compiled = Callable[[list[Tensor]], Sequence[Tensor]]
 """A compiled graph, called as autograd calls its own: with a list, which it empties."""

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch._subclasses import FakeTensor
 from torch.nn import functional as F
 
-from tacit.training.layer_rules.pieces import Dense
-from tacit.training.layer_rules.site import (
+from tacit.training.gradients.factored import Dense
+from tacit.training.gradients.site import (
     Declined,
     Site,
     Unsupported,

@@ -18,8 +18,8 @@ from torch.overrides import TorchFunctionMode
 
 from tacit.errors import IncompatibleModel
 from tacit.training.engines.batch import checked_losses, map_rows
-from tacit.training.layer_rules import SPREADS
-from tacit.training.layer_rules.site import Layout, Unsupported
+from tacit.training.gradients import SPREADS
+from tacit.training.gradients.site import Layout, Unsupported
 from tacit.training.memory import is_out_of_memory
 
 SMALL, LARGE = 2, 3

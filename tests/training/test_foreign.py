@@ -10,8 +10,8 @@ from torch.overrides import _get_current_function_mode_stack
 
 from tacit.errors import IncompatibleModel
 from tacit.training import AdamBC, AdaptiveClip
-from tacit.training.engines.plan import make_plan
-from tacit.training.outside import own_optimizer
+from tacit.training.engines.trace import make_plan
+from tacit.training.foreign import own_optimizer
 
 
 def weights(model):

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from tacit.training.kernels.noise import QUARTER, Blocks, aligned, normals, takes
+from tacit.training.gpu.noise import QUARTER, Blocks, aligned, normals, takes
 
 
 @triton.jit

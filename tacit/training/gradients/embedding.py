@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tacit.training.layer_rules.pieces import Rows
-from tacit.training.layer_rules.site import Declined, Site, Unsupported, first_order
+from tacit.training.gradients.factored import Rows
+from tacit.training.gradients.site import Declined, Site, Unsupported, first_order
 
 
 def embedding(

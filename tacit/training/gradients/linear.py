@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tacit.training.layer_rules.pieces import Dense, Outer, squared_norm
-from tacit.training.layer_rules.site import (
+from tacit.training.gradients.factored import Dense, Outer, squared_norm
+from tacit.training.gradients.site import (
     Declined,
     Layout,
     Site,

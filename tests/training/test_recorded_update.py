@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from tacit.training import tail
+from tacit.training.gpu import recorded_update
 
 
 class OnGpu(nn.Parameter):
@@ -27,38 +27,38 @@ def test_sgd_may_be_recorded_and_an_unknown_optimizer_may_not(parameters):
     class Own(torch.optim.SGD):
         pass
 
-    assert tail.can_be_recorded(torch.optim.SGD(parameters, lr=0.1), parameters)
-    assert not tail.can_be_recorded(Own(parameters, lr=0.1), parameters)
-    assert not tail.can_be_recorded(torch.optim.Adam(parameters, lr=0.1), parameters)
+    assert recorded_update.can_be_recorded(torch.optim.SGD(parameters, lr=0.1), parameters)
+    assert not recorded_update.can_be_recorded(Own(parameters, lr=0.1), parameters)
+    assert not recorded_update.can_be_recorded(torch.optim.Adam(parameters, lr=0.1), parameters)
     on_cpu = [nn.Parameter(torch.zeros(3))]
-    assert not tail.can_be_recorded(torch.optim.SGD(on_cpu, lr=0.1), on_cpu)
+    assert not recorded_update.can_be_recorded(torch.optim.SGD(on_cpu, lr=0.1), on_cpu)
 
 
 def test_adam_may_be_recorded_if_it_counts_steps_on_the_device(parameters):
     optimizer = torch.optim.Adam(parameters, lr=0.1)
     optimizer.param_groups[0]["capturable"] = True
-    assert tail.can_be_recorded(optimizer, parameters)
+    assert recorded_update.can_be_recorded(optimizer, parameters)
     optimizer.param_groups[0]["lr"] = torch.tensor(0.1)  # on the host: a replay would not see it
-    assert not tail.can_be_recorded(optimizer, parameters)
+    assert not recorded_update.can_be_recorded(optimizer, parameters)
 
 
 def test_an_optimizer_that_somebody_watches_is_not_recorded(parameters):
     optimizer = torch.optim.SGD(parameters, lr=0.1)
     hook = optimizer.register_step_post_hook(lambda *_: None)
-    assert not tail.can_be_recorded(optimizer, parameters)
+    assert not recorded_update.can_be_recorded(optimizer, parameters)
     hook.remove()
-    assert tail.can_be_recorded(optimizer, parameters)
+    assert recorded_update.can_be_recorded(optimizer, parameters)
     everyone = register_optimizer_step_pre_hook(lambda *_: None)
-    assert not tail.can_be_recorded(optimizer, parameters)
+    assert not recorded_update.can_be_recorded(optimizer, parameters)
     everyone.remove()
     optimizer.step = lambda: None
-    assert not tail.can_be_recorded(optimizer, parameters)
+    assert not recorded_update.can_be_recorded(optimizer, parameters)
 
 
 def test_a_scheduler_does_not_keep_an_optimizer_from_being_recorded(parameters):
     optimizer = torch.optim.SGD(parameters, lr=0.1)
     torch.optim.lr_scheduler.StepLR(optimizer, 3)
-    assert tail.can_be_recorded(optimizer, parameters)
+    assert recorded_update.can_be_recorded(optimizer, parameters)
 
 
 def test_who_wraps_the_step_of_a_scheduled_optimizer_is_heard(parameters):
@@ -72,32 +72,32 @@ def test_who_wraps_the_step_of_a_scheduled_optimizer_is_heard(parameters):
     after = torch.optim.SGD(parameters, lr=0.1)
     torch.optim.lr_scheduler.StepLR(after, 3)
     after.step = wrapped(after.step)
-    assert not tail.can_be_recorded(after, parameters)
+    assert not recorded_update.can_be_recorded(after, parameters)
     before = torch.optim.SGD(parameters, lr=0.1)
     before.step = MethodType(wrapped(type(before).step), before)
     torch.optim.lr_scheduler.StepLR(before, 3)
-    assert not tail.can_be_recorded(before, parameters)
+    assert not recorded_update.can_be_recorded(before, parameters)
 
 
 def test_a_recorded_step_depends_on_settings_places_and_state():
     parameter = nn.Parameter(torch.zeros(3))
     optimizer = torch.optim.SGD([parameter], lr=0.1, momentum=0.9)
-    seen = [tail.launched_with(optimizer)]
+    seen = [recorded_update.launched_with(optimizer)]
     parameter.grad = torch.ones(3)
     optimizer.step()  # makes the momentum
-    seen.append(tail.launched_with(optimizer))
+    seen.append(recorded_update.launched_with(optimizer))
     optimizer.step()
-    assert tail.launched_with(optimizer) == seen[-1]
+    assert recorded_update.launched_with(optimizer) == seen[-1]
     optimizer.param_groups[0]["lr"] = 0.2  # followed apart from the rest
-    assert tail.launched_with(optimizer) == seen[-1]
+    assert recorded_update.launched_with(optimizer) == seen[-1]
     optimizer.param_groups[0]["weight_decay"] = 0.2
-    seen.append(tail.launched_with(optimizer))
+    seen.append(recorded_update.launched_with(optimizer))
     kept = parameter.data
     parameter.data = torch.zeros(3)
-    seen.append(tail.launched_with(optimizer))
+    seen.append(recorded_update.launched_with(optimizer))
     momentum = optimizer.state[parameter]["momentum_buffer"]
     optimizer.state[parameter]["momentum_buffer"] = torch.zeros(3)
-    seen.append(tail.launched_with(optimizer))
+    seen.append(recorded_update.launched_with(optimizer))
     assert all(a != b for i, a in enumerate(seen) for b in seen[:i])
     assert kept is not momentum
 
@@ -105,9 +105,9 @@ def test_a_recorded_step_depends_on_settings_places_and_state():
 def test_a_recorded_step_depends_on_who_is_in_which_group():
     a, b, c = (nn.Parameter(torch.zeros(3)) for _ in range(3))
     optimizer = torch.optim.SGD([{"params": [a]}, {"params": [b, c]}], lr=0.1)
-    before = tail.launched_with(optimizer)
+    before = recorded_update.launched_with(optimizer)
     optimizer.param_groups[0]["params"].append(optimizer.param_groups[1]["params"].pop(0))
-    assert tail.launched_with(optimizer) != before
+    assert recorded_update.launched_with(optimizer) != before
 
 
 class Noise:
@@ -151,9 +151,9 @@ def recorded(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "graph", graph)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: Graph(noise, parameter, 0.1))
-    monkeypatch.setattr(tail.kernels, "fused_update", lambda *_: None)
+    monkeypatch.setattr(recorded_update.gpu, "fused_update", lambda *_: None)
     optimizer = torch.optim.SGD([parameter], lr=0.1)
-    launches = tail._Launches([parameter], optimizer)
+    launches = recorded_update._Launches([parameter], optimizer)
 
     def step():
         total.fill_(1.0)  # without noise yet
@@ -177,7 +177,7 @@ def test_a_recording_that_fails_shows_no_sum_without_noise(recorded, monkeypatch
     def fail(*_):
         raise RuntimeError("capture")
 
-    while recorded.launches._repeated < tail._SETTLED - 1:
+    while recorded.launches._repeated < recorded_update._SETTLED - 1:
         recorded.step()
     with monkeypatch.context() as patch:
         if failing == "recording":
@@ -188,7 +188,7 @@ def test_a_recording_that_fails_shows_no_sum_without_noise(recorded, monkeypatch
             recorded.step()
     assert recorded.parameter.grad is None
     assert recorded.launches.graph is None
-    for _ in range(2 * tail._SETTLED):
+    for _ in range(2 * recorded_update._SETTLED):
         recorded.step()
         assert recorded.total.tolist() == [1001.0] * 3
     assert recorded.launches.graph is not None
@@ -196,13 +196,13 @@ def test_a_recording_that_fails_shows_no_sum_without_noise(recorded, monkeypatch
 
 def test_only_a_run_alone_that_need_not_be_repeated_has_our_own_update(recorded, monkeypatch):
     made = []
-    monkeypatch.setattr(tail, "can_be_recorded", lambda *_: True)
-    monkeypatch.setattr(tail.kernels, "fused_update", lambda *_: made.append(1))
+    monkeypatch.setattr(recorded_update, "can_be_recorded", lambda *_: True)
+    monkeypatch.setattr(recorded_update.gpu, "fused_update", lambda *_: made.append(1))
     source = SimpleNamespace(in_place=lambda *_, **__: recorded.noise)
     parameters = [recorded.parameter]
     for is_alone, is_deterministic in ((True, False), (False, False), (True, True)):
         made.clear()
-        ends = tail.Tail(source, parameters, recorded.optimizer, is_alone=is_alone)
+        ends = recorded_update.Tail(source, parameters, recorded.optimizer, is_alone=is_alone)
         torch.use_deterministic_algorithms(is_deterministic)
         try:
             for step in range(3):

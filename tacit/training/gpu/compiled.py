@@ -18,15 +18,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from tacit.training.batches import Part
-from tacit.training.captured import Captured, Mailbox, Step, tell
-from tacit.training.clip_rules import FLOAT32_ROUNDING, Clip
+from tacit.training.clip import FLOAT32_ROUNDING, Clip
 from tacit.training.engines.bookkeeping import compute, plan_for
-from tacit.training.engines.plan import undisturbed
-from tacit.training.engines.recorder import NonFinite
-from tacit.training.layer_rules.rounding import cudnn_rounds, multiplied_in
+from tacit.training.engines.tape import NonFinite
+from tacit.training.engines.trace import undisturbed
+from tacit.training.gpu.graph_replay import Captured, Mailbox, Step, tell
+from tacit.training.gpu.partition import Traced, two_graphs
+from tacit.training.gradients.rounding import cudnn_rounds, multiplied_in
+from tacit.training.lots import Part
 from tacit.training.sums import ClippedSum, trainable
-from tacit.training.two_graphs import Traced, two_graphs
 
 # Bytes of activations that a GPU passes over in less time than the host needs to look and go on.
 _CHEAP_TO_MASK = 2**28

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tacit.training.layer_rules.convolved import Convolved, Geometry
-from tacit.training.layer_rules.linear import bias_piece
-from tacit.training.layer_rules.site import (
+from tacit.training.gradients.convolved import Convolved, Geometry
+from tacit.training.gradients.linear import bias_piece
+from tacit.training.gradients.site import (
     Declined,
     Site,
     autocast_dtype,

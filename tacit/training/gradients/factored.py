@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tacit.training import kernels
-from tacit.training.layer_rules.cost import cheapest_way
-from tacit.training.layer_rules.rounding import room
-from tacit.training.layer_rules.site import Piece
+from tacit.training import gpu
+from tacit.training.gradients.cost import cheapest_way
+from tacit.training.gradients.rounding import room
+from tacit.training.gradients.site import Piece
 from tacit.training.sums import accumulator
 
 # Largest temporary of one chunk of examples, in elements: on a CPU it should stay in the cache.
@@ -62,8 +62,8 @@ class Dense:
 
     def weighted_sum(self, factors: Tensor, keep: Tensor | None) -> Tensor:
         flat = self.values.reshape(len(factors), -1)
-        if kernels.usable(flat) and flat.element_size() == 2:
-            total = kernels.weighted_sum(flat, kept(factors, keep)).view(self.values.shape[1:])
+        if gpu.usable(flat) and flat.element_size() == 2:
+            total = gpu.weighted_sum(flat, kept(factors, keep)).view(self.values.shape[1:])
         else:
             flat = kept(wide(flat), keep)
             total = (factors.to(flat.dtype) @ flat).view(self.values.shape[1:])
@@ -134,15 +134,15 @@ class Outer:
             item=accumulator(self.left.dtype).itemsize,
             stored=positions * (inputs + outputs),
             device=self.left.device,
-            fused=kernels.usable(self.left),
+            fused=gpu.usable(self.left),
         )
         if way == "keep":
             squared, piece = Dense(self.dense()).settle()
             return squared, squared.sqrt(), 0.0, piece
-        width, fused = max(inputs, outputs), kernels.usable(self.left)
+        width, fused = max(inputs, outputs), gpu.usable(self.left)
         share = room(self.dtype, gram=width if way == "gram" else 0, fused=fused)
         if way == "gram" and fused:
-            return *kernels.gram_norms(self.right, self.left), share, self
+            return *gpu.gram_norms(self.right, self.left), share, self
         size = positions**2 if way == "gram" else inputs * outputs
         parts = [
             gram(left, right)

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from tacit.training.layer_rules.pieces import Dense
-from tacit.training.layer_rules.site import Declined, Layout, Site, Unsupported, first_order
+from tacit.training.gradients.factored import Dense
+from tacit.training.gradients.site import Declined, Layout, Site, Unsupported, first_order
 from tacit.training.sums import accumulator
 
 

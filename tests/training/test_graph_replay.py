@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from tacit.training.captured import Captured, Mailbox, rehearsal, tell
-from tacit.training.clip_rules import Flat
-from tacit.training.compiled import CompiledSum
-from tacit.training.two_graphs import Traced
+from tacit.training.clip import Flat
+from tacit.training.gpu.compiled import CompiledSum
+from tacit.training.gpu.graph_replay import Captured, Mailbox, rehearsal, tell
+from tacit.training.gpu.partition import Traced
 
 
 def test_what_is_told_arrives_and_the_value_goes_on():

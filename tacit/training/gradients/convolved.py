@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tacit.training import kernels
-from tacit.training.layer_rules import pieces
-from tacit.training.layer_rules.cost import Way, cheapest_way
-from tacit.training.layer_rules.rounding import convolved_in, room
-from tacit.training.layer_rules.site import Piece
+from tacit.training import gpu
+from tacit.training.gradients import factored
+from tacit.training.gradients.cost import Way, cheapest_way
+from tacit.training.gradients.rounding import convolved_in, room
+from tacit.training.gradients.site import Piece
 
 aten = torch.ops.aten
 
@@ -87,28 +87,28 @@ class Convolved:
     def dense(self) -> Tensor:
         return self._kept().dense().reshape(self.examples, *self.weight.shape)
 
-    def _kept(self) -> pieces.Dense:
+    def _kept(self) -> factored.Dense:
         """All gradients, formed."""
         if self._is_blocked():
-            return pieces.Dense(self._by_groups(0, self.examples))
+            return factored.Dense(self._by_groups(0, self.examples))
         spans, groups = self._spans(self._patch_size()), self.geometry.groups
         shape = (self.examples, groups, prod(self.weight.shape[1:]), len(self.weight) // groups)
         if len(spans) == 1:
             values = self._by_patches(*spans[0]).view(shape)
         else:
-            values = self.g.new_empty(shape, dtype=pieces.accumulator(self.g.dtype))
+            values = self.g.new_empty(shape, dtype=factored.accumulator(self.g.dtype))
             for start, stop in spans:
                 self._by_patches(start, stop, values[start:stop].flatten(0, 1))
         if not self._is_channels_last():
-            return pieces.Dense(values, axes=(0, 2, 1))  # (groups, P / groups, K)
+            return factored.Dense(values, axes=(0, 2, 1))  # (groups, P / groups, K)
         last = len(self.geometry.kernel) + 1
         values = values.view(self.examples, *self.geometry.kernel, *self.weight.shape[1::-1])
-        return pieces.Dense(values, axes=(last, last - 1, *range(last - 1)))
+        return factored.Dense(values, axes=(last, last - 1, *range(last - 1)))
 
     def _by_patches(self, start: int, stop: int, out: Tensor | None = None) -> Tensor:
         """(examples * groups, K, P / groups), K in the order of the patches."""
         left, right = self._operands(start, stop)
-        return pieces.bmm_wide(right, left.transpose(1, 2), out=out)
+        return factored.bmm_wide(right, left.transpose(1, 2), out=out)
 
     def _by_groups(self, start: int, stop: int) -> Tensor:
         """(examples, *shape of the weight), by one convolution."""
@@ -148,7 +148,7 @@ class Convolved:
         return kernels * prod(moved.shape[2:]) * (len(self.x) // self.examples)
 
     def _spans(self, size: int) -> list[tuple[int, int]]:
-        step = max(1, pieces.chunk_elements(self.g.device) // size)
+        step = max(1, factored.chunk_elements(self.g.device) // size)
         return [(i, min(i + step, self.examples)) for i in range(0, self.examples, step)]
 
     def settle(self) -> tuple[Tensor, Piece]:
@@ -187,7 +187,7 @@ class Convolved:
         """Whether the GPU kernels take this convolution: plain, in two dimensions, square steps."""
         geometry = self.geometry
         return (
-            kernels.usable(self.x)
+            gpu.usable(self.x)
             and len(geometry.kernel) == 2
             and not geometry.transposed
             and geometry.groups == 1
@@ -201,18 +201,18 @@ class Convolved:
         span = (list(geometry.kernel), geometry.stride[0], geometry.padding[0])
         g = self.g.to(self.x.dtype)
         if way == "gram":
-            return self._raised(*kernels.conv2d_norms(self.x, g, *span)), self
-        instances, squared = kernels.conv2d_instances(self.x, g, *span)
-        return squared, pieces.Dense(instances, squared, axes=(0, 3, 1, 2))
+            return self._raised(*gpu.conv2d_norms(self.x, g, *span)), self
+        instances, squared = gpu.conv2d_instances(self.x, g, *span)
+        return squared, factored.Dense(instances, squared, axes=(0, 3, 1, 2))
 
     def _gram(self, start: int, stop: int) -> Tensor:
         left, right = self._operands(start, stop)
-        found = pieces.gram(left.transpose(1, 2), right.transpose(1, 2))
+        found = factored.gram(left.transpose(1, 2), right.transpose(1, 2))
         return self._raised(*(part.view(stop - start, -1).sum(1) for part in found))
 
     def _drop(self, start: int, stop: int) -> Tensor:
         form = self._by_groups if self._is_blocked() else self._by_patches
-        squared = pieces.squared_norm(form(start, stop).unflatten(0, (stop - start, -1)))
+        squared = factored.squared_norm(form(start, stop).unflatten(0, (stop - start, -1)))
         return self._raised(squared, self._lengths(start, stop), gram=False)
 
     def _lengths(self, start: int, stop: int) -> Tensor:
@@ -223,7 +223,7 @@ class Convolved:
         steps = zip(self.geometry.kernel, self.geometry.stride, self.geometry.dilation, strict=True)
         overlap = prod(-(-kernel * gcd(by, apart) // by) for kernel, by, apart in steps)
         seen, moved = (t.unflatten(0, (stop - start, -1)) for t in self._roles(start, stop))
-        squared = pieces.squared_norm(seen) * pieces.squared_norm(moved)
+        squared = factored.squared_norm(seen) * factored.squared_norm(moved)
         return (overlap * squared).sqrt()
 
     def weighted_sum(self, factors: Tensor, keep: Tensor | None) -> Tensor:
@@ -231,13 +231,13 @@ class Convolved:
         if views > 1:
             factors = factors.repeat_interleave(views)
             keep = None if keep is None else keep.repeat_interleave(views)
-        g, x = pieces.scaled(self.g, factors, keep), pieces.kept(self.x, keep)
+        g, x = factored.scaled(self.g, factors, keep), factored.kept(self.x, keep)
         if not g.is_cuda:
-            g, x = pieces.wide(g), pieces.wide(x)
+            g, x = factored.wide(g), factored.wide(x)
         mask = [False, True, False]
         weight = self.weight.to(x.dtype)
         grads = aten.convolution_backward(g, x, weight, None, *self.geometry.arguments, mask)
-        return pieces.wide(grads[1])
+        return factored.wide(grads[1])
 
 
 def patches(x: Tensor, geometry: Geometry, positions: Sequence[int]) -> Tensor:

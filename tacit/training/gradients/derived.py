@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tacit.training.layer_rules.pieces import Dense, Outer, Rows
-from tacit.training.layer_rules.site import Piece, Unsupported
+from tacit.training.gradients.factored import Dense, Outer, Rows
+from tacit.training.gradients.site import Piece, Unsupported
 
 CASTS = (
     Tensor.to,

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tacit.training.layer_rules.linear import bias_piece, linear
-from tacit.training.layer_rules.pieces import Outer
-from tacit.training.layer_rules.site import Declined, Layout, Site, first_order, outside_autocast
+from tacit.training.gradients.factored import Outer
+from tacit.training.gradients.linear import bias_piece, linear
+from tacit.training.gradients.site import Declined, Layout, Site, first_order, outside_autocast
 
 State = tuple[Tensor, ...]
 # (gradient of the result, result) -> gradient of the argument
