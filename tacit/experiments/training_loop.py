@@ -51,6 +51,8 @@ class TrainingLoop:
         A filled recipe.
     n_records
         Number of real records, by which the recipe counts epochs.
+    also
+        Other releases of the same run, as in `make_private`.
     """
 
     def __init__(
@@ -62,12 +64,14 @@ class TrainingLoop:
         n_records: int,
         noise_multiplier: float,
         ledger: Ledger | None = None,
+        also: tuple[Event, ...] = (),
         seed: int | None = None,
         canaries: GradientCanaries | None = None,
     ) -> None:
         training = recipe.training
         self.recipe = recipe
         self.n_records = n_records
+        self.also = also
         self.model = model
         self.ema = EMA(model, decay=training.average) if training.average else None
         trained, rows, losses, declared = model, records, example_losses, n_records
@@ -87,6 +91,7 @@ class TrainingLoop:
             noise_multiplier=noise_multiplier,
             n_records=declared,
             ledger=ledger,
+            also=also,
             seed=seed,
             max_microbatch=training.max_microbatch,
         )
@@ -103,6 +108,13 @@ class TrainingLoop:
             if self.ema is not None:
                 self.ema.update()
             yield private.steps_taken
+
+    def event_until(self, steps: int) -> Event:
+        """Return the event of a run that is planned to end after `steps` steps."""
+        training = self.private.training_event
+        assert isinstance(training, Repeated)  # all steps have the same noise
+        shorter = Repeated(training.event, steps)
+        return Sequence((*self.also, shorter)) if self.also else shorter
 
     @contextmanager
     def released(self) -> Iterator[nn.Module]:
@@ -148,44 +160,36 @@ def learning_rate(recipe: Recipe, n_records: int, step: int) -> float:
     return start + share * (end - start)
 
 
-def claim(
-    recipe: Recipe, n_records: int, noise_multiplier: float, *, steps: int | None = None
-) -> Event:
-    """The features' release, if they have one, then `steps` steps (default all)."""
-    step = Poisson(recipe.training.lot / n_records).amplify(Gaussian(noise_multiplier))
-    training = Repeated(step, steps_of(recipe, n_records) if steps is None else steps)
-    paid = features_events(recipe, n_records)
-    return Sequence((*paid, training)) if paid else training
-
-
 def features_events(recipe: Recipe, n_records: int) -> tuple[Event, ...]:
-    """What the features do to the private records; empty if each record is mapped by itself."""
+    """Return the paid releases of the features; none if each record is mapped by itself."""
     return tuple(s.event for s in summaries_of(recipe.features, n_records).values())
 
 
 def noise_multiplier(recipe: Recipe, n_records: int) -> float:
-    """The least noise of the training with which everything stays within the recipe's epsilon.
+    """Return the least noise with which features and training stay within the recipe's epsilon.
 
-    With `training.shrink`, that noise divided by it: not within the epsilon.
+    With `training.shrink`, return that noise divided by `shrink`, which exceeds the epsilon. The
+    noise is needed before the features are paid for, and `make_private` needs their result. So the
+    calibration is done here; the run's event is `make_private`'s.
     """
-    privacy, training = recipe.privacy, recipe.training
-    whole = replace(recipe, training=replace(training, shrink=1))
+    training, budget = recipe.training, recipe.privacy.budget
+    paid, steps = features_events(recipe, n_records), steps_of(recipe, n_records)
+    sampler = Poisson(replace(training, shrink=1).lot / n_records)
     try:
         noise = accounting.calibrate(
-            lambda noise: claim(whole, n_records, noise),
-            epsilon=privacy.budget.epsilon,
-            delta=privacy.budget.delta,
-            relation=Relation(privacy.relation),
+            lambda noise: Sequence((*paid, Repeated(sampler.amplify(Gaussian(noise)), steps))),
+            epsilon=budget.epsilon,
+            delta=budget.delta,
+            relation=Relation(recipe.privacy.relation),
         )
-        return noise / training.shrink
     except ValueError as refusal:
-        paid = features_events(recipe, n_records)
         if not paid:
             raise
         listed = "; ".join(str(event) for event in paid)
         raise ValueError(
             f"{refusal} The features alone are {listed}: raise their noise_multiplier."
         ) from None
+    return noise / training.shrink
 
 
 # Measuring -----------------------------------------------------------------------------------

@@ -20,8 +20,6 @@ import torch
 
 from tacit import accounting
 from tacit.datasets import Dataset
-from tacit.errors import LedgerError
-from tacit.events import Event
 from tacit.experiments import data, models
 from tacit.experiments.facts import (
     BASELINE,
@@ -41,8 +39,8 @@ from tacit.experiments.recipe import Recipe
 from tacit.experiments.released import model_bytes
 from tacit.experiments.training_loop import (
     TrainingLoop,
-    claim,
     evaluate,
+    features_events,
     noise_multiplier,
     tensors,
     train_baseline,
@@ -141,6 +139,7 @@ class Session:
             n_records=self.n_records,
             noise_multiplier=self.noise,
             ledger=self.ledger,
+            also=features_events(self.recipe, self.n_records),
             seed=self.recipe.run.seed,
         )
         self.private = self.loop.private
@@ -176,8 +175,6 @@ class Session:
         """Write the released model and, as the last file, the facts."""
         with self.loop.released() as model:
             content = model_bytes(self.recipe, model, self.prepared, self.dataset.n_classes)
-        if not self.recipe.privacy.ledger and self.ledger.event != self.claim:
-            raise LedgerError(f"{self.ledger.path} records another event than the run's claim.")
         self.folder.write_lines(METRICS, self.metrics)
         self.folder.write(MODEL, content)
         if baseline:
@@ -186,7 +183,7 @@ class Session:
             self.recipe,
             self.dataset,
             self.ledger,
-            event=self.claim,
+            event=self.private.event,
             steps=self.private.steps,
             noise_multiplier=self.noise,
             model=models.describe(self.recipe.model, self.loop.model, self.prepared.shape),
@@ -226,14 +223,11 @@ class Session:
 
     def _epsilon_at(self, step: int) -> float:
         """Return the cost of a run that is planned to end after `step` steps."""
-        event = claim(self.recipe, self.n_records, self.noise, steps=step)
-        delta = self.recipe.privacy.budget.delta
-        return accounting.epsilon(event, delta=delta, relation=self.ledger.relation)
-
-    @property
-    def claim(self) -> Event:
-        """Everything done to the private records."""
-        return claim(self.recipe, self.n_records, self.noise)
+        return accounting.epsilon(
+            self.loop.event_until(step),
+            delta=self.recipe.privacy.budget.delta,
+            relation=self.ledger.relation,
+        )
 
     def _progress(self, metric: Metric, *, is_measured: bool) -> Progress:
         return Progress(self.private.steps_taken, self.private.steps, metric, is_measured)

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from tacit import accounting, datasets
-from tacit.events import Relation
+from tacit.events import Gaussian, Relation, Repeated
 from tacit.experiments import Facts, Recipe, RunFolder, load_model, train
 from tacit.experiments import training_loop as plan
 from tacit.experiments.training_run import Session
 from tacit.ledger import Ledger
+from tacit.sampling import Poisson
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = """
@@ -202,8 +203,8 @@ def test_a_shrunk_run_keeps_steps_and_signal_and_states_its_real_price(tmp_path)
     assert facts.steps == 12
     assert facts.sampling_used.startswith(f"Poisson, rate {30 / 1438:.6g}")
     assert facts.epsilon > 2 * facts.epsilon_target
-    claim = plan.claim(small, 1438, facts.hyperparameters["noise_multiplier"])
-    assert facts.claim == claim
+    step = Poisson(30 / 1438).amplify(Gaussian(facts.hyperparameters["noise_multiplier"]))
+    assert facts.claim == Repeated(step, 12)
 
 
 def test_a_data_sets_own_ledger_pays_and_refuses(tmp_path):
