@@ -8,54 +8,23 @@
 
 Reading order: `recipe` (every setting), `training_run` and `training_loop` (DP-SGD), `pate_run`,
 `features` (what is released before training), `facts` and `folder` (what a run leaves behind),
-`audit`, `sweeps`. The modules load when a name of this package is first used.
+`audit`, `sweeps`. Modules that need torch load when one of their names is first used.
 """
 
 from typing import TYPE_CHECKING
 
 from tacit._lazy import lazy
+from tacit.experiments.audit import RunAudit, audit_run
+from tacit.experiments.facts import AUDIT, RECIPE, Facts, Metric, SeedValue, Touch, Utility
+from tacit.experiments.folder import RunFolder
+from tacit.experiments.pate_run import run_pate
+from tacit.experiments.recipe import PATERecipe, Published, Recipe
+from tacit.experiments.sweeps import SWEEP, Cell, Point, Summary, Sweep, sweep, sweep_pate
 
 if TYPE_CHECKING:
-    from tacit.experiments.audit import RunAudit, audit_run
-    from tacit.experiments.facts import AUDIT, RECIPE, Facts, Metric, SeedValue, Touch, Utility
-    from tacit.experiments.folder import RunFolder
     from tacit.experiments.logit import Ascent, LogitStudy, study_logit
-    from tacit.experiments.pate_run import run_pate
-    from tacit.experiments.recipe import PATERecipe, Published, Recipe
     from tacit.experiments.released import load_model
-    from tacit.experiments.sweeps import SWEEP, Cell, Point, Summary, Sweep, sweep, sweep_pate
     from tacit.experiments.training_run import OnProgress, Progress, train
-
-_HOMES = {
-    "AUDIT": "facts",
-    "RECIPE": "facts",
-    "SWEEP": "sweeps",
-    "Ascent": "logit",
-    "Cell": "sweeps",
-    "Facts": "facts",
-    "LogitStudy": "logit",
-    "Metric": "facts",
-    "OnProgress": "training_run",
-    "PATERecipe": "recipe",
-    "Point": "sweeps",
-    "Progress": "training_run",
-    "Published": "recipe",
-    "Recipe": "recipe",
-    "RunAudit": "audit",
-    "RunFolder": "folder",
-    "SeedValue": "facts",
-    "Summary": "sweeps",
-    "Sweep": "sweeps",
-    "Touch": "facts",
-    "Utility": "facts",
-    "audit_run": "audit",
-    "load_model": "released",
-    "run_pate": "pate_run",
-    "study_logit": "logit",
-    "sweep": "sweeps",
-    "sweep_pate": "sweeps",
-    "train": "training_run",
-}
 
 __all__ = [
     "AUDIT",
@@ -88,4 +57,15 @@ __all__ = [
     "train",
 ]
 
-__getattr__ = lazy(__name__, _HOMES)
+__getattr__ = lazy(
+    __name__,
+    {
+        "Ascent": "logit",
+        "LogitStudy": "logit",
+        "OnProgress": "training_run",
+        "Progress": "training_run",
+        "load_model": "released",
+        "study_logit": "logit",
+        "train": "training_run",
+    },
+)

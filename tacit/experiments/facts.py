@@ -217,8 +217,10 @@ def training_facts(
     model: str,
     metrics: Sequence[Metric],
     baseline: Sequence[Metric],
+    resumed: int,
+    seconds: float,
 ) -> Facts:
-    """Return the facts of a DP-SGD run by a filled recipe; `complete` adds those of its files."""
+    """Return the facts of a DP-SGD run by a filled recipe; `with_files` adds those of its files."""
     rate = recipe.training.lot / len(dataset.x_train)
     sampling = f"Poisson, rate {rate:.6g}, drawn anew for each step"
     done = {"steps": steps, "noise_multiplier": noise_multiplier}
@@ -233,6 +235,8 @@ def training_facts(
         model=model,
         hyperparameters=recipe.to_dict()["training"] | done,
         steps=steps,
+        resumed=resumed,
+        seconds=round(seconds, 3),
         utility=_training_utility(recipe, dataset, metrics, baseline),
         baseline_file=BASELINE if baseline else None,
     )
@@ -246,8 +250,10 @@ def pate_facts(
     event: Event,
     accuracy: float,
     truth: np.ndarray,
+    resumed: int,
+    seconds: float,
 ) -> Facts:
-    """Return the facts of a PATE run; `complete` adds those of its files.
+    """Return the facts of a PATE run; `with_files` adds those of its files.
 
     `accuracy` is that of the student on public test records whose classes are `truth`.
     """
@@ -271,6 +277,8 @@ def pate_facts(
             "aggregator": repr(recipe.answers.aggregator(count)),
         },
         steps=len(model.labels_),
+        resumed=resumed,
+        seconds=round(seconds, 3),
         utility=Utility(
             metric="accuracy",
             private=(SeedValue(seed=recipe.run.seed, value=accuracy),),
@@ -283,17 +291,14 @@ def pate_facts(
     )
 
 
-def complete(
-    facts: Facts, folder: Path, ledger: Ledger, *, seconds: float, resumed: int, uses_torch: bool
-) -> Facts:
+def with_files(facts: Facts, folder: Path, ledger: Ledger) -> Facts:
     """Return `facts` with the hashes of the files in `folder`, the ledger's head and versions."""
+    uses_torch = facts.method == "DP-SGD"
     return replace(
         facts,
-        resumed=resumed,
         model_sha256=_sha256(folder / facts.model_file),
         recipe_sha256=_sha256(folder / facts.recipe_file),
         ledger_head=ledger.verify().head,
-        seconds=round(seconds, 3),
         versions=_versions(("torch", "numpy", "scipy") if uses_torch else ("numpy", "scipy")),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )

@@ -30,7 +30,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tacit.events import Relation
-from tacit.experiments.facts import FACTS, LEDGER, RECIPE, SECRET, Facts, Json, Metric
+from tacit.experiments.facts import FACTS, LEDGER, RECIPE, SECRET, Facts, Json, Metric, with_files
 from tacit.experiments.recipe import Recipe
 from tacit.ledger import Budget, Ledger
 
@@ -103,6 +103,13 @@ class RunFolder:
         if not path.is_file():
             return []
         return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+    def finish(self, facts: Facts, ledger: Ledger) -> Facts:
+        """Write the facts, completed with the hashes of the other files, and return them."""
+        facts = with_files(facts, self.path, ledger)
+        self.write(FACTS, facts.to_json())
+        self.close()
+        return facts
 
     def close(self) -> None:
         """Remove the key of the noise and any half-written file of a killed process."""

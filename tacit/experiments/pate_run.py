@@ -17,17 +17,7 @@ from tacit import accounting
 from tacit.datasets import Dataset
 from tacit.events import Event, Sequence
 from tacit.experiments import data as data_of
-from tacit.experiments.facts import (
-    ANSWERS,
-    CURVE,
-    FACTS,
-    RECIPE,
-    STUDENT,
-    Facts,
-    Metric,
-    complete,
-    pate_facts,
-)
+from tacit.experiments.facts import ANSWERS, CURVE, RECIPE, STUDENT, Facts, Metric, pate_facts
 from tacit.experiments.folder import RunFolder
 from tacit.experiments.recipe import Recipe
 from tacit.ledger import Ledger
@@ -80,17 +70,10 @@ def run_pate(
         event=_claim(model, len(split.public)),
         accuracy=model.score(split.test, split.truth),
         truth=split.truth,
-    )
-    facts = complete(
-        facts,
-        run.path,
-        model.ledger_,
-        seconds=time.perf_counter() - start,
         resumed=int(was_killed),
-        uses_torch=False,
+        seconds=time.perf_counter() - start,
     )
-    run.write(FACTS, facts.to_json())
-    return facts
+    return run.finish(facts, model.ledger_)
 
 
 def refuse_other_recipe(recipe: Recipe, run: RunFolder) -> None:

@@ -26,7 +26,7 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from importlib import resources
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 import tomli_w
 
@@ -35,6 +35,7 @@ from tacit.events import Relation
 from tacit.ledger import Budget
 from tacit.pate import Aggregator, ConfidentGNMax, GNMax, LaplaceMax
 
+T = TypeVar("T")
 Value = Any  # Any: TOML values
 
 SHIPPED = resources.files("tacit.experiments") / "recipes"
@@ -45,29 +46,76 @@ _UNUSED = {
 _MOVED = {"seed": "run", "public_share": "answers"}  # once top-level keys of PATE recipes
 
 
+def _below_one(**named: float) -> None:
+    """Raise unless the named value is in [0, 1)."""
+    ((name, value),) = named.items()
+    if not 0 <= value < 1:
+        raise ValueError(f"{name} must be in [0, 1), got {value}.")
+
+
+def _one_of(*, allowed: tuple[str, ...], **named: str) -> None:
+    """Raise unless the named value is allowed; suggest the closest allowed value."""
+    ((name, value),) = named.items()
+    if value not in allowed:
+        close = difflib.get_close_matches(value, allowed, 1)
+        advice = f" Did you mean {close[0]!r}?" if close else ""
+        raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}.{advice}")
+
+
+def _check(rule: Callable[..., object], name: str, value: object, **options: Any) -> None:
+    """Apply a rule to a setting with a dotted name."""
+    try:
+        rule(**{name: value}, **options)
+    except TypeError as wrong:
+        raise ValueError(str(wrong)) from None
+
+
+def _setting(default: T, rule: Callable[..., object], **options: Any) -> T:
+    """Declare a setting: its default, and the rule that its value must satisfy."""
+    return field(default=default, metadata={"rule": rule, "options": options})
+
+
+def _choice(default: str, *others: str) -> str:
+    """Declare a setting that takes one of the given values; the first is the default."""
+    return _setting(default, _one_of, allowed=(default, *others))
+
+
+class _Settings:
+    """Base of the sections of a recipe: checks every setting against its rule."""
+
+    _section: ClassVar[str]
+
+    def __init_subclass__(cls, section: str) -> None:
+        cls._section = section
+
+    def __post_init__(self) -> None:
+        for f in fields(self):  # type: ignore[arg-type]  # every subclass is a dataclass
+            value = getattr(self, f.name)
+            if "rule" in f.metadata and value is not None:
+                name, options = f"{self._section}.{f.name}", f.metadata["options"]
+                _check(f.metadata["rule"], name, value, **options)
+
+
 @dataclass(frozen=True, kw_only=True)
-class DataSettings:
+class DataSettings(_Settings, section="data"):
     """Section [data]: the records to learn from."""
 
-    name: str = "digits"
-    """digits, mnist, fashion-mnist, or table."""
+    name: str = _choice("digits", "mnist", "fashion-mnist", "table")
     path: str = ""
     """Folder of the idx files, or the table's file; relative to --data or TACIT_DATA."""
     is_public: bool | None = None
     """Whether the records are public, so that a twin may be trained on them without privacy and
     attacks may be shown. Default: False for a table, True for a published data set."""
-    test_share: float = 0.2
+    test_share: float = _setting(0.2, in_open_unit)
     """Share of a table's rows that is assumed public and used to measure the model."""
     split_seed: int = 0
-    validation_share: float = 0.0
+    validation_share: float = _setting(0.0, _below_one)
     """For tuning: measure on this share of the training records instead of the test split."""
     schema: dict[str, Value] = field(default_factory=dict)
     """Declared columns of a table; see `tacit.datasets.Schema`."""
 
     def __post_init__(self) -> None:
-        _one_of("data.name", self.name, ("digits", "mnist", "fashion-mnist", "table"))
-        _check(in_open_unit, "data.test_share", self.test_share)
-        _below_one("data.validation_share", self.validation_share)
+        super().__post_init__()
         if self.name == "table" and not (self.path and self.schema):
             raise ValueError("a table needs data.path, and its columns under [data.schema].")
 
@@ -78,49 +126,40 @@ class DataSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FeatureSettings:
+class FeatureSettings(_Settings, section="features"):
     """Section [features]: how a record is transformed before the model sees it."""
 
-    kind: str = "none"
-    """none, scattering, pca (paid for), or projection (random, free)."""
-    scales: int = 2
-    angles: int = 8
-    groups: int = 27
+    kind: str = _choice("none", "scattering", "pca", "projection")
+    """pca is paid for; scattering and projection (random) are free."""
+    scales: int = _setting(2, whole, least=1)
+    angles: int = _setting(8, whole, least=1)
+    groups: int = _setting(27, whole, least=1)
     """Number of channel groups in which the scattering of each image is standardized."""
     contrast: bool = False
     """Also standardize the channels at each position of the image; free."""
-    even_noise_multiplier: float = 0.0
+    even_noise_multiplier: float = _setting(0.0, non_negative)
     """Noise of the one release that shortens the main directions of the scattering; 0 for none."""
-    even: int = 300
+    even: int = _setting(300, whole, least=1)
     """Number of coarsest scattering frequencies among which those directions are sought."""
-    components: int = 60
+    components: int = _setting(60, whole, least=1)
     """Number of dimensions that pca and projection keep."""
-    noise_multiplier: float = 16.0
+    noise_multiplier: float = _setting(16.0, positive)
     """Noise of the one release of the private PCA."""
-    whiten: float = 0.0
+    whiten: float = _setting(0.0, in_closed_unit)
     """How far the PCA scales its components to equal size, from 0 (not at all) to 1 (fully)."""
-    mean_noise_multiplier: float = 0.0
+    mean_noise_multiplier: float = _setting(0.0, non_negative)
     """Noise of the one release of the mean, which centers the records; 0 for no centering."""
-
-    def __post_init__(self) -> None:
-        _one_of("features.kind", self.kind, ("none", "scattering", "pca", "projection"))
-        for name in ("scales", "angles", "groups", "even", "components"):
-            _check(whole, f"features.{name}", getattr(self, name), least=1)
-        _check(in_closed_unit, "features.whiten", self.whiten)
-        _check(positive, "features.noise_multiplier", self.noise_multiplier)
-        _check(non_negative, "features.mean_noise_multiplier", self.mean_noise_multiplier)
-        _check(non_negative, "features.even_noise_multiplier", self.even_noise_multiplier)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelSettings:
+class ModelSettings(_Settings, section="model"):
     """Section [model]: the architecture that is trained."""
 
-    kind: str = "linear"
-    """linear, mlp, cnn, or module (any importable nn.Module)."""
+    kind: str = _choice("linear", "mlp", "cnn", "module")
+    """module is any importable nn.Module."""
     hidden: tuple[int, ...] = (1000,)
-    activation: str = "relu"
-    """relu or tanh; bounded activations keep gradients small."""
+    activation: str = _choice("relu", "tanh")
+    """tanh is bounded, which keeps gradients small."""
     channels: tuple[int, ...] = (16, 32)
     module: str = ""
     """For kind module: "package.module:Name"."""
@@ -128,8 +167,7 @@ class ModelSettings:
     """Keyword arguments of the module."""
 
     def __post_init__(self) -> None:
-        _one_of("model.kind", self.kind, ("linear", "mlp", "cnn", "module"))
-        _one_of("model.activation", self.activation, ("relu", "tanh"))
+        super().__post_init__()
         for width in (*self.hidden, *self.channels):
             _check(whole, "model.hidden and model.channels", width, least=1)
         if (self.kind == "module") != bool(self.module):
@@ -139,44 +177,30 @@ class ModelSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingSettings:
+class TrainingSettings(_Settings, section="training"):
     """Section [training]: the steps of DP-SGD. Together with [privacy] it fixes the guarantee."""
 
-    batch_size: int | None = None
+    batch_size: int | None = _setting(None, whole, least=1)
     """Expected number of records in a lot; default about an eighth of the records."""
-    epochs: float = 30.0
-    clip_norm: float = 1.0
-    learning_rate: float = 0.5
-    learning_rate_end: float | None = None
+    epochs: float = _setting(30.0, positive)
+    clip_norm: float = _setting(1.0, positive)
+    learning_rate: float = _setting(0.5, positive)
+    learning_rate_end: float | None = _setting(None, positive)
     """Reached linearly after `decay_epochs`, then constant; default `learning_rate`."""
-    decay_epochs: float | None = None
+    decay_epochs: float | None = _setting(None, positive)
     """Default the whole run."""
-    momentum: float = 0.9
-    optimizer: str = "sgd"
-    """sgd, or adam (with its second moment corrected for the noise)."""
-    average: float = 0.9
+    momentum: float = _setting(0.9, _below_one)
+    optimizer: str = _choice("sgd", "adam")
+    """adam corrects its second moment for the noise."""
+    average: float = _setting(0.9, _below_one)
     """Decay of the running mean of the weights, which is released; 0 releases the last weights."""
-    shrink: int = 1
+    shrink: int = _setting(1, whole, least=1)
     """For cheap tuning on public data: divide lot and noise by this number and keep the number of
     steps. What a step learns depends on lot / noise, so settings that do well here do well in full
     (Sander, Stock & Sablayrolles 2023, arXiv:2210.03403). The run then costs far more than the
     epsilon of the recipe, and its facts state that price."""
-    max_microbatch: int | None = None
+    max_microbatch: int | None = _setting(None, whole, least=1)
     """Most rows on the device at once; default chosen from the available memory."""
-
-    def __post_init__(self) -> None:
-        _one_of("training.optimizer", self.optimizer, ("sgd", "adam"))
-        for name in ("epochs", "clip_norm", "learning_rate"):
-            _check(positive, f"training.{name}", getattr(self, name))
-        for name in ("learning_rate_end", "decay_epochs"):
-            if getattr(self, name) is not None:
-                _check(positive, f"training.{name}", getattr(self, name))
-        _check(whole, "training.shrink", self.shrink, least=1)
-        for name in ("batch_size", "max_microbatch"):
-            if getattr(self, name) is not None:
-                _check(whole, f"training.{name}", getattr(self, name), least=1)
-        for name in ("momentum", "average"):
-            _below_one(f"training.{name}", getattr(self, name))
 
     @property
     def lot(self) -> int:
@@ -186,30 +210,25 @@ class TrainingSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TeacherSettings:
+class TeacherSettings(_Settings, section="teachers"):
     """Section [teachers] of PATE: the models whose votes label the public inputs."""
 
-    count: int = 50
-    width: float = 0.85
-    ridge: float = 0.03
+    count: int = _setting(50, whole, least=1)
+    width: float = _setting(0.85, positive)
+    ridge: float = _setting(0.03, positive)
     jobs: int | None = field(default=None, compare=False)
     """Teachers trained at the same time. Recipes that differ only in this setting are equal."""
 
-    def __post_init__(self) -> None:
-        _check(whole, "teachers.count", self.count, least=1)
-        _check(positive, "teachers.width", self.width)
-        _check(positive, "teachers.ridge", self.ridge)
-
 
 @dataclass(frozen=True, kw_only=True)
-class AnswerSettings:
+class AnswerSettings(_Settings, section="answers"):
     """Section [answers] of PATE: the queries and the noise on the vote counts."""
 
-    queries: int = 40
-    public_share: float = 2 / 3
+    queries: int = _setting(40, whole, least=1)
+    public_share: float = _setting(2 / 3, in_open_unit)
     """Share of the test split whose inputs the student may query; the rest measures the student."""
-    mechanism: str = "gaussian"
-    """gaussian (GNMax) or laplace (LNMax)."""
+    mechanism: str = _choice("gaussian", "laplace")
+    """GNMax or LNMax."""
     noise: float | None = None
     """Standard deviation (or Laplace scale) in votes; default a fifth of the teachers."""
     threshold: float | None = None
@@ -222,9 +241,7 @@ class AnswerSettings:
     """Also publish the data-dependent cost of the answers, which is a paid release of its own."""
 
     def __post_init__(self) -> None:
-        _check(whole, "answers.queries", self.queries, least=1)
-        _check(in_open_unit, "answers.public_share", self.public_share)
-        _one_of("answers.mechanism", self.mechanism, ("gaussian", "laplace"))
+        super().__post_init__()
         if (self.threshold is None) != (self.threshold_noise is None):
             raise ValueError("answers.threshold and answers.threshold_noise go together.")
         if self.mechanism == "laplace" and (self.sanitized or self.threshold is not None):
@@ -243,25 +260,18 @@ class AnswerSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrivacySettings:
+class PrivacySettings(_Settings, section="privacy"):
     """Section [privacy]: the budget and the terms of the guarantee."""
 
-    epsilon: float | None = None
+    epsilon: float | None = _setting(None, positive)
     """DP-SGD calibrates its noise to this value, by default 3. PATE stops answering before it is
     passed, by default never."""
-    delta: float | None = None
+    delta: float | None = _setting(None, in_open_unit)
     """Default 1e-5; for DP-SGD, 0.1 / records where that is smaller."""
-    relation: str = str(Relation.ADD_REMOVE)
+    relation: str = _choice(*map(str, Relation))
     unit: str = "record"
     ledger: str = ""
     """Ledger file of the data set; default a ledger in the run folder."""
-
-    def __post_init__(self) -> None:
-        if self.epsilon is not None:
-            _check(positive, "privacy.epsilon", self.epsilon)
-        if self.delta is not None:
-            _check(in_open_unit, "privacy.delta", self.delta)
-        _one_of("privacy.relation", self.relation, tuple(Relation))
 
     @property
     def budget(self) -> Budget:
@@ -272,38 +282,27 @@ class PrivacySettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunSettings:
+class RunSettings(_Settings, section="run"):
     """Section [run]: randomness, checkpoints and the non-private twin. PATE reads the seed only."""
 
-    seed: int | None = None
+    seed: int | None = _setting(None, whole)
     """Makes sampling and noise reproducible, so the noise can be removed; default entropy of the
     operating system."""
-    checkpoint_seconds: float = 20.0
+    checkpoint_seconds: float = _setting(20.0, non_negative)
     """Most seconds of work that an interruption may lose."""
-    baseline_steps: int = 3000
+    baseline_steps: int = _setting(3000, whole)
     """Steps of the non-private twin; 0 for no twin."""
-    baseline_rate: float = 3e-3
+    baseline_rate: float = _setting(3e-3, positive)
     """Initial Adam learning rate of the twin; it falls linearly to 0."""
-
-    def __post_init__(self) -> None:
-        if self.seed is not None:
-            _check(whole, "run.seed", self.seed)
-        _check(non_negative, "run.checkpoint_seconds", self.checkpoint_seconds)
-        _check(whole, "run.baseline_steps", self.baseline_steps)
-        _check(positive, "run.baseline_rate", self.baseline_rate)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Published:
+class Published(_Settings, section="published"):
     """One accuracy that others report for the same data, drawn beside the runs for comparison."""
 
-    epsilon: float
-    accuracy: float
+    epsilon: float = field(metadata={"rule": positive, "options": {}})
+    accuracy: float = field(metadata={"rule": in_open_unit, "options": {}})
     source: str
-
-    def __post_init__(self) -> None:
-        _check(positive, "published.epsilon", self.epsilon)
-        _check(in_open_unit, "published.accuracy", self.accuracy)
 
 
 _ADJUSTED: dict[str, type] = {"features": FeatureSettings, "training": TrainingSettings}
@@ -337,7 +336,7 @@ class Recipe:
     """Published results to compare with; they change nothing about a run."""
 
     def __post_init__(self) -> None:
-        _one_of("method", self.method, tuple(_UNUSED))
+        _one_of(method=self.method, allowed=tuple(_UNUSED))
         name, default = ("epsilon", 3.0) if self.method == "dp-sgd" else ("delta", 1e-5)
         if getattr(self.privacy, name) is None:
             object.__setattr__(self, "privacy", replace(self.privacy, **{name: default}))
@@ -546,25 +545,3 @@ def _interpolate(points: list[tuple[float, Value]], epsilon: float) -> Value:
             value = first ** (1 - share) * second**share
             return round(value) if isinstance(first, int) and isinstance(second, int) else value
     return points[-1][1]
-
-
-def _check(rule: Callable[..., object], name: str, value: object, **options: Any) -> None:
-    """Apply a rule of `tacit._check` to a setting with a dotted name."""
-    try:
-        rule(**{name: value}, **options)
-    except TypeError as wrong:
-        raise ValueError(str(wrong)) from None
-
-
-def _below_one(name: str, value: float) -> None:
-    """Raise unless 0 <= `value` < 1."""
-    if not 0 <= value < 1:
-        raise ValueError(f"{name} must be in [0, 1), got {value}.")
-
-
-def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    """Raise unless `value` is allowed; suggest the closest allowed value."""
-    if value not in allowed:
-        close = difflib.get_close_matches(value, allowed, 1)
-        advice = f" Did you mean {close[0]!r}?" if close else ""
-        raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}.{advice}")

@@ -23,14 +23,12 @@ from tacit.datasets import Dataset
 from tacit.experiments import data, models
 from tacit.experiments.facts import (
     BASELINE,
-    FACTS,
     METRICS,
     MODEL,
     RECIPE,
     SECRET,
     Facts,
     Metric,
-    complete,
     training_facts,
 )
 from tacit.experiments.features import PaidSummary, Prepared, cache_folder, prepare, summaries_of
@@ -189,18 +187,10 @@ class Session:
             model=models.describe(self.recipe.model, self.loop.model, self.prepared.shape),
             metrics=self.metrics,
             baseline=baseline,
-        )
-        facts = complete(
-            facts,
-            self.folder.path,
-            self.ledger,
-            seconds=self.seconds,
             resumed=self.resumed,
-            uses_torch=True,
+            seconds=self.seconds,
         )
-        self.folder.write(FACTS, facts.to_json())
-        self.folder.close()
-        return facts
+        return self.folder.finish(facts, self.ledger)
 
     # Measuring ----------------------------------------------------------------------------------
 
