@@ -143,9 +143,9 @@ def test_importing_tacit_loads_no_heavy_package(name):
     assert not loaded_by(f"import {name}") & HEAVY
 
 
-def test_a_recipe_for_pate_loads_without_torch():
-    names = "PATERecipe, Recipe, RunFolder, audit_run, run_pate, sweep_pate"
-    assert "torch" not in loaded_by(f"from tacit.experiments import {names}")
+def test_pate_and_reports_need_no_torch():
+    names = "LogitStudy, Recipe, RunFolder, audit_run, run_pate, sweep_pate"
+    assert "torch" not in loaded_by(f"import tacit.report; from tacit.experiments import {names}")
 
 
 def test_the_accounting_verbs_load_no_heavy_package():

@@ -17,12 +17,12 @@ from tacit._lazy import lazy
 from tacit.experiments.audit import RunAudit, audit_run
 from tacit.experiments.facts import AUDIT, RECIPE, Facts, Metric, SeedValue, Touch, Utility
 from tacit.experiments.folder import RunFolder
+from tacit.experiments.logit import Ascent, LogitStudy, study_logit
 from tacit.experiments.pate_run import run_pate
 from tacit.experiments.recipe import PATERecipe, Published, Recipe
 from tacit.experiments.sweeps import SWEEP, Cell, Point, Summary, Sweep, sweep, sweep_pate
 
 if TYPE_CHECKING:
-    from tacit.experiments.logit import Ascent, LogitStudy, study_logit
     from tacit.experiments.released import load_model
     from tacit.experiments.training_run import OnProgress, Progress, train
 
@@ -57,15 +57,5 @@ __all__ = [
     "train",
 ]
 
-__getattr__ = lazy(
-    __name__,
-    {
-        "Ascent": "logit",
-        "LogitStudy": "logit",
-        "OnProgress": "training_run",
-        "Progress": "training_run",
-        "load_model": "released",
-        "study_logit": "logit",
-        "train": "training_run",
-    },
-)
+_HOMES = dict.fromkeys(("OnProgress", "Progress", "train"), "training_run")
+__getattr__ = lazy(__name__, {**_HOMES, "load_model": "released"})

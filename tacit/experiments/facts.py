@@ -324,40 +324,34 @@ def _claim(recipe: Recipe, dataset: Dataset, ledger: Ledger, event: Event) -> di
 
 def _training_touches(recipe: Recipe, dataset: Dataset, *, has_baseline: bool) -> tuple[Touch, ...]:
     """Return every use of the data by a DP-SGD run."""
-    features, measured = recipe.features, f"{len(dataset.x_test):,} records of the test split"
+    features = recipe.features
     how = {
         "none": "values scaled by declared bounds, record by record",
         "scattering": "fixed wavelets and statistics of one image at a time",
         "pca": f"projected on {features.components} principal directions",
         "projection": f"{features.components} random directions from a public seed",
     }[features.kind]
-    touches = [
-        Touch(what="size", how="the number of training records is assumed public", cost="public"),
-        Touch(what="preprocessing", how=how, cost="free"),
-    ]
+    size = Touch(what="size", how="the number of training records is assumed public", cost="public")
+    touches = [size, Touch(what="preprocessing", how=how, cost="free")]
     for name, summary in summaries_of(features, len(dataset.x_train)).items():
         how = f"{_SUMMARIES[name]}, released once with {summary.event}"
         event = summary.event.to_dict()
         touches.append(Touch(what="preprocessing", how=how, cost="paid", event=event))
-    touches += [
-        Touch(
-            what="training",
-            how="noisy sums of clipped gradients; the plan was paid before its first step",
-            cost="paid",
-        ),
-        Touch(
-            what="model selection",
-            how="none in this run: settings are those of the recipe; if they were chosen by "
-            "looking at these records, that is not in the bill",
-            cost="public",
-        ),
-        Touch(what="early stopping", how="none: the number of steps was fixed", cost="public"),
-    ]
+    how = "noisy sums of clipped gradients; the plan was paid before its first step"
+    touches.append(Touch(what="training", how=how, cost="paid"))
+    how = (
+        "none in this run: settings are those of the recipe; if they were chosen by looking at "
+        "these records, that is not in the bill"
+    )
+    touches.append(Touch(what="model selection", how=how, cost="public"))
+    how = "none: the number of steps was fixed"
+    touches.append(Touch(what="early stopping", how=how, cost="public"))
     if recipe.data.validation_share:
         how = "records held out of the training set, measured on without noise"
         touches.append(Touch(what="evaluation", how=how, cost="not covered"))
     else:
-        touches.append(Touch(what="evaluation", how=f"on {measured}", cost="public"))
+        how = f"on {len(dataset.x_test):,} records of the test split"
+        touches.append(Touch(what="evaluation", how=how, cost="public"))
     if has_baseline:
         how = "a twin trained without noise, since the recipe says that the records are public"
         touches.append(Touch(what="baseline", how=how, cost="not covered"))
@@ -392,18 +386,11 @@ def _training_utility(
 
 def _pate_touches(event: Event) -> tuple[Touch, ...]:
     """Return every use of the data by a PATE run whose releases are `event`."""
+    votes = "teachers on disjoint random parts, seen through their noisy votes alone"
+    alone = "features of each image alone, components from public inputs"
     return (
-        Touch(
-            what="training",
-            how="teachers on disjoint random parts, seen through their noisy votes alone",
-            cost="paid",
-            event=event.to_dict(),
-        ),
-        Touch(
-            what="preprocessing",
-            how="features of each image alone, components from public inputs",
-            cost="free",
-        ),
+        Touch(what="training", how=votes, cost="paid", event=event.to_dict()),
+        Touch(what="preprocessing", how=alone, cost="free"),
         Touch(what="evaluation", how="on the public test split", cost="public"),
         Touch(what="size", how="number of records and classes", cost="public"),
     )

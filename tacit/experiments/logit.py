@@ -17,9 +17,8 @@ import numpy as np
 from scipy.special import expit
 
 from tacit.datasets import Dataset, Schema
-from tacit.experiments import data, models
+from tacit.experiments import data
 from tacit.experiments.recipe import Recipe
-from tacit.experiments.training_loop import TrainingLoop, noise_multiplier, tensors
 
 Point = tuple[float, float]
 """Log-odds at the middle of the declared bounds, and their slope per unit of the attribute.
@@ -80,6 +79,8 @@ def study_logit(
 
     The recipe's table must have one attribute with bounds and a target of two classes.
     """
+    from tacit.experiments.training_loop import noise_multiplier
+
     if not recipe.data.holds_public_records:
         raise ValueError("the surface shows all records: it needs data.is_public = true.")
     dataset = data.load(recipe.data, None if root is None else Path(root))
@@ -159,6 +160,9 @@ class _Records:
 
 def _private_path(recipe: Recipe, dataset: Dataset, noise: float, seed: int | None) -> list[Point]:
     """Return log-odds and slope after each step of DP-SGD, for the attribute scaled to [-1, 1]."""
+    from tacit.experiments import models
+    from tacit.experiments.training_loop import TrainingLoop, tensors
+
     model = models.build(recipe.model, (1,), 2, seed=0)
 
     def point() -> Point:

@@ -23,7 +23,6 @@ from tacit.experiments.recipe import Recipe
 from tacit.ledger import Ledger
 from tacit.pate import (
     NO_ANSWER,
-    ConfidentGNMax,
     KernelTeacher,
     PATEClassifier,
     Progress,
@@ -67,7 +66,7 @@ def run_pate(
         recipe,
         dataset,
         model,
-        event=_claim(model, len(split.public)),
+        event=_claim(recipe, model, len(split.public)),
         accuracy=model.score(split.test, split.truth),
         truth=split.truth,
         resumed=int(was_killed),
@@ -155,8 +154,8 @@ def _by_answers(recipe: Recipe, model: PATEClassifier, split: _Split) -> list[Me
     votes.
     """
     assert recipe.privacy.delta is not None  # set for PATE
-    total = len(model.labels_)
-    aggregator = model._checked_aggregator()
+    has_check = recipe.answers.threshold is not None
+    aggregator, total = recipe.answers.aggregator(recipe.teachers.count), len(model.labels_)
     rows = []
     for n in np.unique(np.linspace(total / 8, total, 8).astype(int)):
         labels = np.full(len(split.public), NO_ANSWER)
@@ -165,7 +164,7 @@ def _by_answers(recipe: Recipe, model: PATEClassifier, split: _Split) -> list[Me
         if not answered:
             continue
         student = SpreadStudent().fit(split.public, labels)
-        billed = min(int(n), model.max_answers or total) if _has_check(model) else answered
+        billed = min(int(n), recipe.answers.most or total) if has_check else answered
         rows.append(
             {
                 "queries": int(n),
@@ -181,18 +180,14 @@ def _by_answers(recipe: Recipe, model: PATEClassifier, split: _Split) -> list[Me
     return rows
 
 
-def _claim(model: PATEClassifier, n_public: int) -> Event:
+def _claim(recipe: Recipe, model: PATEClassifier, n_public: int) -> Event:
     """Return everything done to the private records.
 
     With a threshold the number of answers depends on the votes, so the whole plan is claimed.
     """
-    event = model.plan_event(n_public) if _has_check(model) else model.event_
+    has_check = recipe.answers.threshold is not None
+    event = model.plan_event(n_public) if has_check else model.event_
     return event if model.sanitizer is None else Sequence((event, model.sanitizer.event))
-
-
-def _has_check(model: PATEClassifier) -> bool:
-    """Return whether the votes decide how many queries are answered."""
-    return isinstance(model._checked_aggregator(), ConfidentGNMax)
 
 
 def _npz(student: SpreadStudent) -> bytes:

@@ -160,8 +160,8 @@ def sweep_pate(
 ) -> list[Point]:
     """Run a PATE recipe at each of `values` of `setting` ("teachers", "noise" or "queries").
 
-    Writes `sweep.jsonl` and `sweep.csv`, and `sweep.png` if matplotlib is installed. A finished run
-    is not repeated. `ledger` is a ledger file that pays for all runs.
+    Writes `sweep.jsonl` and `sweep.csv`. A finished run is not repeated. `ledger` is a ledger file
+    that pays for all runs.
     """
     if setting not in VARIED:
         raise ValueError(f"setting must be one of {', '.join(VARIED)}, got {setting!r}.")
@@ -324,23 +324,10 @@ def _price_of_all(facts: list[Facts]) -> float:
 
 
 def _write_points(folder: RunFolder, setting: str, points: list[Point]) -> None:
-    """Write the points of a PATE sweep as JSON lines, as a CSV table and as a figure."""
+    """Write the points of a PATE sweep as JSON lines and as a CSV table."""
     folder.write_lines("sweep.jsonl", [{setting: p.value, **p._asdict()} for p in points])
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([setting, "accuracy", "epsilon", "answered"])
     writer.writerows(points)
     folder.write("sweep.csv", text.getvalue())
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        return
-    figure = Figure(figsize=(8, 3.2), layout="constrained")
-    axes = figure.subplots(1, 2)
-    axes[0].plot([p.value for p in points], [100 * p.accuracy for p in points], "o-")
-    axes[0].set(xlabel=setting, ylabel="student accuracy, %")
-    axes[1].plot([p.value for p in points], [p.epsilon for p in points], "o-")
-    axes[1].set(xlabel=setting, ylabel="epsilon")
-    image = io.BytesIO()
-    figure.savefig(image, format="png", dpi=120)
-    folder.write("sweep.png", image.getvalue())

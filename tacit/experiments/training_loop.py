@@ -13,12 +13,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from scipy.stats import rankdata
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from tacit import accounting
-from tacit.auditing import GradientCanaries
+from tacit.auditing import GradientCanaries, roc
 from tacit.datasets import Dataset
 from tacit.events import Event, Gaussian, Relation, Repeated, Sequence
 from tacit.experiments import models
@@ -206,25 +205,9 @@ def evaluate(model: nn.Module, x: Tensor, y: Tensor) -> Metric:
         "loss": float(cross_entropy(logits, y)),
         "accuracy": float((logits.argmax(1) == y).double().mean()),
     }
-    if logits.shape[1] == 2:
-        found["auc"] = auc((logits[:, 1] - logits[:, 0]).numpy(), y.numpy())
+    if logits.shape[1] == 2 and 0 < y.sum() < len(y):
+        found["auc"] = roc((logits[:, 1] - logits[:, 0]).numpy(), y.numpy()).auc
     return {name: value for name, value in found.items() if np.isfinite(value)}
-
-
-def auc(scores: np.ndarray, is_positive: np.ndarray) -> float:
-    """Return the probability that a positive scores above a negative; a tie counts one half.
-
-    Computed from ranks (Mann-Whitney).
-
-    >>> auc(np.array([0.1, 0.4, 0.4, 0.8]), np.array([0, 0, 1, 1]))
-    0.875
-    """
-    positives = int(is_positive.sum())
-    negatives = len(is_positive) - positives
-    if not positives or not negatives:
-        return float("nan")
-    ranks = rankdata(scores)[is_positive.astype(bool)].sum()
-    return float((ranks - positives * (positives + 1) / 2) / (positives * negatives))
 
 
 # The non-private twin ------------------------------------------------------------------------

@@ -29,6 +29,14 @@ def run(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="module")
+def unshown(tmp_path_factory):
+    """The same run on records that are not declared public: no twin, no demonstrations."""
+    folder = tmp_path_factory.mktemp("run") / "unshown"
+    train(Recipe.parse(SMALL).with_settings({"data.is_public": False}), folder)
+    return folder
+
+
 @pytest.fixture
 def quiet_noise(monkeypatch):
     """A fault of the kind an audit is for: a quarter of the billed noise."""
@@ -60,15 +68,15 @@ def test_an_honest_run_passes_and_the_attack_is_not_idle(run):
         assert (run / f"figures/{name}.csv").is_file()
 
 
-def test_too_little_noise_is_found(run, quiet_noise):
-    found = audit_run(run, n_canaries=1500, seed=0)
+def test_too_little_noise_is_found(unshown, quiet_noise):
+    found = audit_run(unshown, n_canaries=1500, seed=0)
     assert not found.passes
     assert any(test.is_refuted for test in found.tests)
 
 
-def test_a_certificate_that_claims_too_little_is_found(run, tmp_path):
+def test_a_certificate_that_claims_too_little_is_found(unshown, tmp_path):
     copied = tmp_path / "run"
-    shutil.copytree(run, copied)
+    shutil.copytree(unshown, copied)
     facts = json.loads((copied / "facts.json").read_text())
     (copied / "facts.json").write_text(json.dumps(facts | {"epsilon": facts["epsilon"] / 8}))
     found = audit_run(copied, n_canaries=1500, seed=0)
@@ -76,16 +84,14 @@ def test_a_certificate_that_claims_too_little_is_found(run, tmp_path):
     assert not found.passes
 
 
-def test_all_attacks_together_raise_a_false_alarm_as_rarely_as_stated(run):
-    found = audit_run(run, n_canaries=200, confidence=0.9, seed=0)
+def test_all_attacks_together_raise_a_false_alarm_as_rarely_as_stated(unshown):
+    found = audit_run(unshown, n_canaries=200, confidence=0.9, seed=0)
     attacks = (*found.bounds, *found.tests)
     assert sum(1 - attack.confidence for attack in attacks) == pytest.approx(0.1)
 
 
-def test_private_records_are_not_measured(tmp_path):
-    recipe = Recipe.parse(SMALL).with_settings({"data.is_public": False})
-    train(recipe, tmp_path / "run")
-    found = audit_run(tmp_path / "run", n_canaries=200, seed=0)
+def test_private_records_are_not_measured(unshown):
+    found = audit_run(unshown, n_canaries=200, seed=0)
     assert found.accuracy is None
     assert found.demonstrations is None
 
@@ -99,8 +105,8 @@ def test_the_verb_prints_bounds_and_ends_with_zero(run):
     assert page.count("data:image/png") == 2
 
 
-def test_the_verb_ends_with_one_where_the_bill_is_refuted(run, quiet_noise):
-    command = ["audit", str(run), "--canaries", "1500", "--seed", "0", "--no-page", "--json"]
+def test_the_verb_ends_with_one_where_the_bill_is_refuted(unshown, quiet_noise):
+    command = ["audit", str(unshown), "--canaries", "1500", "--seed", "0", "--no-page", "--json"]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 1
     assert "refuted" in result.stderr
