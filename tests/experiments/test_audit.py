@@ -31,9 +31,10 @@ def run(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def unshown(tmp_path_factory):
-    """The same run on records that are not declared public: no twin, no demonstrations."""
+    """A run that is fast to audit: all records in every lot, and no demonstrations."""
     folder = tmp_path_factory.mktemp("run") / "unshown"
-    train(Recipe.parse(SMALL).with_settings({"data.is_public": False}), folder)
+    changes = {"data.is_public": False, "training.batch_size": 1438}
+    train(Recipe.parse(SMALL).with_settings(changes), folder)
     return folder
 
 
@@ -74,6 +75,13 @@ def test_too_little_noise_is_found(unshown, quiet_noise):
     assert any(test.is_refuted for test in found.tests)
 
 
+@pytest.mark.slow
+def test_too_little_noise_is_found_in_sampled_lots(run, quiet_noise):
+    found = audit_run(run, n_canaries=1500, seed=0)
+    assert not found.passes
+    assert any(test.is_refuted for test in found.tests)
+
+
 def test_a_certificate_that_claims_too_little_is_found(unshown, tmp_path):
     copied = tmp_path / "run"
     shutil.copytree(unshown, copied)
@@ -96,7 +104,8 @@ def test_private_records_are_not_measured(unshown):
     assert found.demonstrations is None
 
 
-def test_the_verb_prints_bounds_and_ends_with_zero(run):
+def test_the_verb_prints_bounds_and_ends_with_zero(run, monkeypatch):
+    monkeypatch.setattr(audit, "_TWIN_STEPS", 100)
     result = CliRunner().invoke(app, ["audit", str(run), "--canaries", "400", "--seed", "0"])
     assert result.exit_code == 0, result.output
     assert "the bill stands at 95 % confidence" in result.output
