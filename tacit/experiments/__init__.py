@@ -20,7 +20,7 @@ from tacit.experiments.folder import RunFolder
 from tacit.experiments.logit import Ascent, LogitStudy, study_logit
 from tacit.experiments.pate_run import run_pate
 from tacit.experiments.recipe import PATERecipe, Published, Recipe
-from tacit.experiments.sweeps import SWEEP, Cell, Point, Summary, Sweep, sweep, sweep_pate
+from tacit.experiments.sweeps import SWEEP, Point, Summary, Sweep, SweepRun, sweep, sweep_pate
 
 if TYPE_CHECKING:
     from tacit.experiments.released import load_model
@@ -31,7 +31,6 @@ __all__ = [
     "RECIPE",
     "SWEEP",
     "Ascent",
-    "Cell",
     "Facts",
     "LogitStudy",
     "Metric",
@@ -46,6 +45,7 @@ __all__ = [
     "SeedValue",
     "Summary",
     "Sweep",
+    "SweepRun",
     "Touch",
     "Utility",
     "audit_run",

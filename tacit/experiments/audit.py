@@ -228,7 +228,7 @@ def _tests(attack: Attack, relation: Relation, confidence: float) -> tuple[BillT
 def _answer(
     aggregator: Aggregator, n_teachers: int, inside: NDArray[np.bool_], random: Rng
 ) -> NDArray[np.int64]:
-    """Return 0, 1 or `NO_ANSWER` for each canary; a canary inside moves one vote to class 0."""
+    """Return 0, 1 or `NO_ANSWER` for each canary; an included canary moves one vote to 0."""
     top = n_teachers // 2
     if isinstance(aggregator, ConfidentGNMax):
         top = min(max(round(aggregator.threshold), 0), n_teachers - 1)
@@ -237,7 +237,7 @@ def _answer(
 
 
 def _log_ratios(aggregator: Aggregator, n_teachers: int, random: Rng) -> NDArray[np.float64]:
-    """Return the log-likelihood ratio, inside against outside, of the outcomes 0, 1, `NO_ANSWER`.
+    """Return the log-likelihood ratio, included against not, of the outcomes 0, 1, `NO_ANSWER`.
 
     `NO_ANSWER` is -1, so it indexes the last entry.
     """

@@ -307,7 +307,7 @@ def with_files(facts: Facts, folder: Path, ledger: Ledger) -> Facts:
 def _claim(recipe: Recipe, dataset: Dataset, ledger: Ledger, event: Event) -> dict[str, Json]:
     """Return the fields of `Facts` that every method fills in the same way."""
     privacy, relation = recipe.privacy, ledger.relation
-    assert privacy.delta is not None  # filled
+    assert privacy.delta is not None  # set by Recipe.filled
     return {
         "event": event.to_dict(),
         "relation": str(relation),

@@ -205,7 +205,7 @@ class TrainingSettings(_Settings, section="training"):
     @property
     def lot(self) -> int:
         """Expected number of records in one step of a filled recipe, after `shrink`."""
-        assert self.batch_size is not None  # Recipe.filled
+        assert self.batch_size is not None  # set by Recipe.filled
         return max(1, self.batch_size // self.shrink)
 
 
@@ -276,14 +276,17 @@ class PrivacySettings(_Settings, section="privacy"):
     @property
     def budget(self) -> Budget:
         """Epsilon and delta of a filled recipe."""
-        assert self.epsilon is not None  # Recipe.filled
+        assert self.epsilon is not None  # set by Recipe.filled
         assert self.delta is not None
         return Budget(self.epsilon, self.delta)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings(_Settings, section="run"):
-    """Section [run]: randomness, checkpoints and the non-private twin. PATE reads the seed only."""
+    """Section [run]: randomness, checkpoints and the non-private twin. PATE reads the seed only.
+
+    The twin is the same model, trained on the same records without clipping or noise.
+    """
 
     seed: int | None = _setting(None, whole)
     """Makes sampling and noise reproducible, so the noise can be removed; default entropy of the

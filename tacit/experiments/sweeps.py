@@ -36,7 +36,7 @@ VARIED = {"teachers": "teachers.count", "noise": "answers.noise", "queries": "an
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
+class SweepRun:
     """One run of a sweep and its result."""
 
     folder: str
@@ -71,7 +71,7 @@ class Sweep:
     """All runs of a sweep, in order of delta, epsilon, seed."""
 
     name: str
-    cells: tuple[Cell, ...]
+    cells: tuple[SweepRun, ...]
     summaries: tuple[Summary, ...]
     baseline: Metric | None
     """Last metrics of the non-private twin."""
@@ -92,7 +92,7 @@ class Sweep:
         if not path.is_file():
             raise FileNotFoundError(f"{folder} holds no finished sweep ({SWEEP} is missing).")
         given = json.loads(path.read_text(encoding="utf-8"))
-        cells = tuple(Cell(**cell) for cell in given.pop("cells"))
+        cells = tuple(SweepRun(**cell) for cell in given.pop("cells"))
         summaries = tuple(Summary(**summary) for summary in given.pop("summaries"))
         published = tuple(Published(**point) for point in given.pop("published"))
         return cls(cells=cells, summaries=summaries, published=published, **given)
@@ -295,10 +295,10 @@ def _result(recipe: Recipe, facts: dict[str, Facts], baseline: list[Metric]) -> 
     )
 
 
-def _cell(name: str, facts: Facts) -> Cell:
+def _cell(name: str, facts: Facts) -> SweepRun:
     epsilon, delta = _key(facts)
     others = facts.utility.others
-    return Cell(
+    return SweepRun(
         folder=name,
         epsilon=epsilon,
         delta=delta,

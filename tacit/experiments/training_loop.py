@@ -39,10 +39,11 @@ _CHUNK = 4096  # records evaluated at a time
 class TrainingLoop:
     """A model in private training: optimizer, learning rate, averaged weights, private run.
 
-    With `canaries` they are added to the records and watched. The declared number of records then
-    grows by their expected number while the sampling rate stays, so the divisor of each noisy sum
-    grows as well. SGD's learning rate grows in the same ratio, and real records train as they would
-    without canaries. (Adam does not depend on the scale of the gradient.)
+    If `canaries` are given, they are added to the records and scored at each step. The declared
+    number of records then grows by the expected number of canaries while the sampling rate stays
+    the same, so the divisor of each noisy sum grows. The learning rate of SGD grows in the same
+    ratio, so that real records train as they would without canaries. (The steps of Adam do not
+    depend on the scale of the gradient.)
 
     Parameters
     ----------
@@ -142,7 +143,7 @@ def tensors(x: np.ndarray, y: np.ndarray) -> Records:
 def steps_of(recipe: Recipe, n_records: int) -> int:
     """Return the number of steps of the training."""
     batch = recipe.training.batch_size
-    assert batch is not None  # filled
+    assert batch is not None  # set by Recipe.filled
     epochs = recipe.training.epochs
     return count_steps(epochs=epochs, steps=None, batch_size=batch, n_records=n_records)
 
@@ -150,7 +151,7 @@ def steps_of(recipe: Recipe, n_records: int) -> int:
 def learning_rate(recipe: Recipe, n_records: int, step: int) -> float:
     """Return the learning rate of a step: linear over `decay_epochs`, then constant."""
     training = recipe.training
-    assert training.batch_size is not None  # filled, like the next two
+    assert training.batch_size is not None  # set by Recipe.filled, like the next two
     assert training.decay_epochs is not None
     assert training.learning_rate_end is not None
     epoch = step * training.batch_size / n_records
@@ -160,16 +161,16 @@ def learning_rate(recipe: Recipe, n_records: int, step: int) -> float:
 
 
 def features_events(recipe: Recipe, n_records: int) -> tuple[Event, ...]:
-    """Return the paid releases of the features; none if each record is mapped by itself."""
+    """Return the paid releases of the features; none if they transform each record by itself."""
     return tuple(s.event for s in summaries_of(recipe.features, n_records).values())
 
 
 def noise_multiplier(recipe: Recipe, n_records: int) -> float:
     """Return the least noise with which features and training stay within the recipe's epsilon.
 
-    With `training.shrink`, return that noise divided by `shrink`, which exceeds the epsilon. The
-    noise is needed before the features are paid for, and `make_private` needs their result. So the
-    calibration is done here; the run's event is `make_private`'s.
+    With `training.shrink`, return that noise divided by `shrink`; the run then exceeds the epsilon.
+    The noise must be found before the features are paid for, so that a budget that is too small is
+    refused first. `make_private` cannot be called yet, because it needs the features' result.
     """
     training, budget = recipe.training, recipe.privacy.budget
     paid, steps = features_events(recipe, n_records), steps_of(recipe, n_records)
@@ -214,7 +215,7 @@ def evaluate(model: nn.Module, x: Tensor, y: Tensor) -> Metric:
 
 
 def train_baseline(recipe: Recipe, dataset: Dataset, cache: Path, *, seed: int) -> list[Metric]:
-    """Train the non-private twin and return its metrics by step.
+    """Train the non-private twin (the same model without clipping or noise); return its metrics.
 
     The list is empty unless the recipe declares the records public and asks for a twin.
     """
@@ -238,7 +239,7 @@ def fit(
 ) -> list[Metric]:
     """Train `model` without privacy, and return at most 30 rows of metrics.
 
-    Adam on shuffled batches, with a learning rate that falls linearly to 0.
+    The optimizer is Adam on shuffled batches, with a learning rate that falls linearly to 0.
     """
     x, y = train
     generator = torch.Generator().manual_seed(seed)

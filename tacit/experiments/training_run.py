@@ -208,7 +208,7 @@ class Session:
     @property
     def _batch(self) -> int:
         """Batch size of the recipe, by which epochs are counted."""
-        assert self.recipe.training.batch_size is not None  # filled
+        assert self.recipe.training.batch_size is not None  # set by Recipe.filled
         return self.recipe.training.batch_size
 
     def _epsilon_at(self, step: int) -> float:

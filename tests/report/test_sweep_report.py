@@ -8,11 +8,11 @@ import pytest
 from tacit.experiments import (
     SWEEP,
     Ascent,
-    Cell,
     LogitStudy,
     Published,
     Summary,
     Sweep,
+    SweepRun,
 )
 from tacit.report import write_page
 from tacit.report.figures import Role
@@ -22,7 +22,7 @@ from tacit.report.sweep_report import sweep_figures
 
 def cell(epsilon, delta, seed, **metrics):
     values = {"accuracy": 0.7 + 0.05 * epsilon + 0.01 * seed, "loss": 0.5, "auc": None} | metrics
-    return Cell(
+    return SweepRun(
         folder="f", epsilon=epsilon, delta=delta, seed=seed, spent=epsilon, steps=9, seconds=1.0,
         **values,
     )  # fmt: skip
