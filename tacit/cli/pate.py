@@ -144,7 +144,7 @@ def _sweep(
         out,
         data=data,
         ledger=ledger,
-        tell=lambda point: None if as_json else typer.echo(_row(point)),
+        on_point=lambda point: None if as_json else typer.echo(_row(point)),
     )
     write_pate_sweep(setting, points, out)
     if as_json:

@@ -4,11 +4,8 @@ import pytest
 
 from tacit import accounting
 from tacit.events import Sequence
-from tacit.experiments import sweep as module
-from tacit.experiments.recipe import Recipe
-from tacit.experiments.run import RunFolder
-from tacit.experiments.sweep import Sweep, sweep
-from tacit.experiments.train import train
+from tacit.experiments import Recipe, RunFolder, Sweep, sweep, train
+from tacit.experiments import training_loop as module
 
 RECIPE = Recipe.parse(
     """

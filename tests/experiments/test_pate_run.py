@@ -9,10 +9,11 @@ from typer.testing import CliRunner
 
 from tacit import Ledger
 from tacit.cli import app
-from tacit.experiments.pate import PATERecipe, run_pate
-from tacit.experiments.run import RunFolder
+from tacit.experiments import Recipe, RunFolder, run_pate
 from tacit.pate import ConfidentGNMax, GNMax, LaplaceMax, SpreadStudent
 from tacit.report import verify
+
+SEEDED = Recipe(method="pate").with_settings({"run.seed": 1})
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +65,7 @@ def test_the_run_comes_with_page_figures_and_a_certificate_that_holds(finished):
 def test_running_again_in_the_same_folder_pays_nothing(finished):
     folder, _ = finished
     before = len(list(Ledger(folder / "run.ledger", read_only=True).history()))
-    facts = run_pate(PATERecipe(seed=1), folder)
+    facts = run_pate(SEEDED, folder)
     assert len(list(Ledger(folder / "run.ledger", read_only=True).history())) == before
     assert facts.utility.mean == pytest.approx(RunFolder(folder).facts().utility.mean)
 
@@ -73,36 +74,36 @@ def test_a_finished_run_is_not_overwritten_by_another_recipe(finished):
     folder, _ = finished
     before = (folder / "recipe.toml").read_bytes()
     with pytest.raises(ValueError, match="another recipe"):
-        run_pate(PATERecipe(seed=1).changed({"answers.noise": 3.0}), folder)
+        run_pate(SEEDED.with_settings({"answers.noise": 3.0}), folder)
     assert (folder / "recipe.toml").read_bytes() == before
 
 
-@pytest.mark.parametrize("changes", [{"teachers.width": 2.0}, {"answers.most": 3}, {"seed": 2}])
+@pytest.mark.parametrize("changes", [{"teachers.width": 2.0}, {"answers.most": 3}, {"run.seed": 2}])
 def test_an_unfinished_run_is_not_resumed_by_another_recipe(tmp_path, monkeypatch, changes):
-    recipe = PATERecipe(seed=1).changed({"answers.queries": 8, "teachers.count": 10})
+    recipe = SEEDED.with_settings({"answers.queries": 8, "teachers.count": 10})
     with monkeypatch.context() as killed:
         killed.setattr(SpreadStudent, "fit", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             run_pate(recipe, tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     with pytest.raises(ValueError, match=r"another recipe.*go on as it was planned: tacit pate"):
-        run_pate(recipe.changed(changes), tmp_path)
+        run_pate(recipe.with_settings(changes), tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
-    facts = run_pate(recipe.changed({"teachers.jobs": 1}), tmp_path)
+    facts = run_pate(recipe.with_settings({"teachers.jobs": 1}), tmp_path)
     assert facts.resumed == 1
     assert len(list(Ledger(tmp_path / "run.ledger", read_only=True).history())) == 8
 
 
 def test_a_recipe_under_which_nothing_was_begun_can_be_put_right(tmp_path):
-    recipe = PATERecipe(seed=1).changed({"answers.queries": 8, "teachers.count": 10})
+    recipe = SEEDED.with_settings({"answers.queries": 8, "teachers.count": 10})
     with pytest.raises(ValueError, match="color"):
-        run_pate(recipe.changed({"data": replace(recipe.data, name="color")}), tmp_path)
+        run_pate(recipe.with_settings({"data": replace(recipe.data, name="color")}), tmp_path)
     assert run_pate(recipe, tmp_path).steps == 8
 
 
 def test_with_a_threshold_the_curve_ends_at_the_epsilon_that_is_claimed(tmp_path):
     changes = {"answers.threshold": 30.0, "answers.threshold_noise": 12.0, "answers.queries": 16}
-    facts = run_pate(PATERecipe(seed=1).changed(changes), tmp_path)
+    facts = run_pate(SEEDED.with_settings(changes), tmp_path)
     *_, last = (tmp_path / "by_answers.jsonl").read_text().splitlines()
     assert json.loads(last)["answers"] < 16
     assert json.loads(last)["epsilon"] == pytest.approx(facts.epsilon)
@@ -147,7 +148,7 @@ def test_flags_override_a_recipe_and_a_budget_stops_the_answers(tmp_path):
     ],
 )
 def test_settings_name_an_aggregator(changes, aggregator):
-    recipe = PATERecipe().changed(changes)
+    recipe = Recipe(method="pate").with_settings(changes)
     assert recipe.answers.aggregator(recipe.teachers.count) == aggregator
 
 
@@ -159,25 +160,25 @@ def test_settings_name_an_aggregator(changes, aggregator):
         {"answers.mechanism": "laplace", "answers.sanitized": True},
         {"teachers.count": 0},
         {"privacy.delta": 2.0},
-        {"public_share": 1.5},
+        {"answers.public_share": 1.5},
     ],
 )
 def test_wrong_settings_are_refused(changes):
     with pytest.raises(ValueError, match=r"must|together|need"):
-        PATERecipe().changed(changes)
+        Recipe(method="pate").with_settings(changes)
 
 
 def test_a_recipe_is_written_out_and_read_back(tmp_path):
-    recipe = PATERecipe().changed({"teachers.count": 77, "answers.noise": 3.0})
+    recipe = Recipe(method="pate").with_settings({"teachers.count": 77, "answers.noise": 3.0})
     path = tmp_path / "recipe.toml"
     path.write_text(recipe.to_toml())
-    assert PATERecipe.read(path) == recipe
+    assert Recipe.read(path) == recipe
     path.write_text("[teachers]\nnumber = 3\n")
     with pytest.raises(ValueError, match="has no 'number'"):
-        PATERecipe.read(path)
+        Recipe.read(path)
     path.write_text("oops")
     with pytest.raises(ValueError, match="not TOML"):
-        PATERecipe.read(path)
+        Recipe.read(path)
 
 
 def test_a_setting_can_be_varied_and_finished_points_are_kept(tmp_path):
@@ -187,7 +188,6 @@ def test_a_setting_can_be_varied_and_finished_points_are_kept(tmp_path):
     lines = (tmp_path / "sweep.csv").read_text().splitlines()
     assert lines[0] == "teachers,accuracy,epsilon,answered"
     assert len(lines) == 3
-    assert (tmp_path / "sweep.png").stat().st_size > 1000
     again = CliRunner().invoke(app, [*command, "--json"])
     points = json.loads(again.output)["points"]
     assert [point["value"] for point in points] == [10.0, 20.0]

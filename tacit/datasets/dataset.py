@@ -1,4 +1,4 @@
-"""The one type that every loader returns."""
+"""The type that every loader of a data set returns."""
 
 from dataclasses import dataclass, field
 
@@ -7,10 +7,10 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Dataset:
-    """Training and test arrays with what is assumed public about them.
+    """Training and test arrays, with the facts about them that are assumed public.
 
-    Rows are records, the unit of privacy. `public` says in words what was taken as public: sizes,
-    bounds, categories. The arrays are private; this object's `repr` shows shapes alone.
+    Rows are records, the unit of privacy. `public` lists in words what is assumed public: sizes,
+    bounds, categories. The arrays are private; the `repr` of this object shows only their shapes.
     """
 
     name: str
@@ -28,7 +28,7 @@ class Dataset:
             ("test", self.x_test, self.y_test),
         ):
             if len(x) != len(y):
-                raise ValueError(f"{part} x and y must be of one length, got {len(x)}, {len(y)}.")
+                raise ValueError(f"{part} x and y must have equal lengths, got {len(x)}, {len(y)}.")
 
     def __repr__(self) -> str:
         return (

@@ -8,14 +8,12 @@ from pathlib import Path
 import pytest
 
 from tacit import accounting, datasets
-from tacit.events import Relation
-from tacit.experiments import plan
-from tacit.experiments.recipe import Recipe
-from tacit.experiments.released import load_model
-from tacit.experiments.run import Facts, RunFolder
-from tacit.experiments.session import Session
-from tacit.experiments.train import train
+from tacit.events import Gaussian, Relation, Repeated
+from tacit.experiments import Facts, Recipe, RunFolder, load_model, train
+from tacit.experiments import training_loop as plan
+from tacit.experiments.training_run import Session
 from tacit.ledger import Ledger
+from tacit.sampling import Poisson
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = """
@@ -205,8 +203,8 @@ def test_a_shrunk_run_keeps_steps_and_signal_and_states_its_real_price(tmp_path)
     assert facts.steps == 12
     assert facts.sampling_used.startswith(f"Poisson, rate {30 / 1438:.6g}")
     assert facts.epsilon > 2 * facts.epsilon_target
-    claim = plan.claim(small, 1438, facts.hyperparameters["noise_multiplier"])
-    assert facts.claim == claim
+    step = Poisson(30 / 1438).amplify(Gaussian(facts.hyperparameters["noise_multiplier"]))
+    assert facts.claim == Repeated(step, 12)
 
 
 def test_a_data_sets_own_ledger_pays_and_refuses(tmp_path):
@@ -244,9 +242,7 @@ def test_any_importable_module_can_be_trained(tmp_path):
 
 STOPPED = """
 import os, signal, sys
-from tacit.experiments.recipe import Recipe
-from tacit.experiments.train import train
-from tacit.experiments import session, run
+from tacit.experiments import Recipe, train
 
 at, how, where = int(sys.argv[3]), getattr(signal, sys.argv[4]), sys.argv[5]
 count = 0
