@@ -101,3 +101,12 @@ def _channels_last(tensor: Tensor) -> Tensor:
 
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def is_traced(tensor: Tensor) -> bool:
+    """Return True for a tensor without data, by which the compiler traces a computation."""
+    try:
+        from torch._subclasses import FakeTensor
+    except ImportError:  # then nothing can be traced
+        return False
+    return isinstance(tensor, FakeTensor)

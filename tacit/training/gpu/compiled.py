@@ -24,7 +24,7 @@ from tacit.training.engines.tape import NonFinite
 from tacit.training.engines.trace import undisturbed
 from tacit.training.gpu.graph_replay import Captured, Mailbox, Step, tell
 from tacit.training.gpu.partition import Traced, two_graphs
-from tacit.training.gradients.rounding import cudnn_rounds, multiplied_in
+from tacit.training.gradients.ghost_norm import cudnn_rounds, multiplied_in
 from tacit.training.lots import Part
 from tacit.training.sums import ClippedSum, trainable
 
