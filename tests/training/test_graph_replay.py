@@ -1,4 +1,4 @@
-"""A number told from the middle of the work. The graphs need a GPU: test_loop_on_gpu."""
+"""A flag reported in the middle of a step. The graphs need a GPU: test_loop_on_gpu."""
 
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -8,75 +8,74 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from tacit.training.clip import Flat
-from tacit.training.gpu.compiled import CompiledSum
-from tacit.training.gpu.graph_replay import Captured, Mailbox, rehearsal, tell
-from tacit.training.gpu.partition import Traced
+from tacit.training.gpu.compiled import CompiledSum, Traced
+from tacit.training.gpu.graph_replay import FiniteFlag, ReplayedStep, report, warm_up
 
 
-def test_what_is_told_arrives_and_the_value_goes_on():
-    mailbox, other = (Mailbox(torch.device("cpu")) for _ in range(2))
+def test_a_reported_flag_arrives_and_the_value_is_passed_on():
+    flag, other = (FiniteFlag(torch.device("cpu")) for _ in range(2))
     value = torch.randn(3)
     for _ in range(3):
-        mailbox.clear()
-        assert mailbox.all_held()  # nothing was told
+        flag.clear()
+        assert flag.all_finite()  # nothing was reported
         for _ in range(5):
-            mailbox.expect()
-            assert torch.equal(tell(value, torch.tensor(True), mailbox), value)
-        assert mailbox.all_held()
+            flag.expect()
+            assert torch.equal(report(value, torch.tensor(True), flag), value)
+        assert flag.all_finite()
         for held in (False, True):
-            mailbox.expect()
-            tell(value, torch.tensor(held), mailbox)
-        assert not mailbox.all_held()
-    assert other.all_held()  # nothing came here
+            flag.expect()
+            report(value, torch.tensor(held), flag)
+        assert not flag.all_finite()
+    assert other.all_finite()  # nothing was reported here
 
 
-def test_telling_can_be_traced_and_is_not_optimized_away():
-    mailbox = Mailbox(torch.device("cpu"))
-    traced = make_fx(lambda x: tell(x * 2, (x > 0).all(), mailbox) + 1, tracing_mode="fake")
+def test_a_report_can_be_traced_and_is_not_optimized_away():
+    flag = FiniteFlag(torch.device("cpu"))
+    traced = make_fx(lambda x: report(x * 2, (x > 0).all(), flag) + 1, tracing_mode="fake")
     graph = traced(torch.ones(2))
     graph.graph.eliminate_dead_code()
-    mailbox.expect()
-    assert mailbox._arrived[0] == 0  # tracing tells nothing
+    flag.expect()
+    assert flag._arrived[0] == 0  # tracing reports nothing
     assert graph(-torch.ones(2)).tolist() == [-1.0, -1.0]
-    assert not mailbox.all_held()
+    assert not flag.all_finite()
 
 
-def test_a_rehearsal_tells_nothing():
-    mailbox = Mailbox(torch.device("cpu"))
-    with rehearsal():
-        tell(torch.ones(1), torch.tensor(False), mailbox)
-    mailbox.expect()
-    tell(torch.ones(1), torch.tensor(True), mailbox)
-    assert mailbox.all_held()
+def test_a_warm_up_reports_nothing():
+    flag = FiniteFlag(torch.device("cpu"))
+    with warm_up():
+        report(torch.ones(1), torch.tensor(False), flag)
+    flag.expect()
+    report(torch.ones(1), torch.tensor(True), flag)
+    assert flag.all_finite()
 
 
-def test_an_answer_that_never_comes_is_an_error(monkeypatch):
+def test_a_report_that_never_arrives_is_an_error(monkeypatch):
     class Over:
         def query(self):
             return True
 
     monkeypatch.setattr(torch.cuda, "current_stream", Over)
-    mailbox = Mailbox(torch.device("cpu"))
-    mailbox.expect()
-    with pytest.raises(RuntimeError, match="without telling"):
-        mailbox.all_held()
+    flag = FiniteFlag(torch.device("cpu"))
+    flag.expect()
+    with pytest.raises(RuntimeError, match="without reporting"):
+        flag.all_finite()
 
 
 def test_an_interrupted_lot_is_waited_for_before_the_next(monkeypatch):
-    mailbox, waited = Mailbox(torch.device("cpu")), []
+    flag, waited = FiniteFlag(torch.device("cpu")), []
 
     class Stream:
         def synchronize(self):
-            waited.append(tell(torch.ones(1), torch.tensor(False), mailbox))  # arrives late
+            waited.append(report(torch.ones(1), torch.tensor(False), flag))  # arrives late
 
     monkeypatch.setattr(torch.cuda, "current_stream", Stream)
-    mailbox.expect()
-    mailbox.clear()
+    flag.expect()
+    flag.clear()
     assert len(waited) == 1
-    mailbox.expect()
-    tell(torch.ones(1), torch.tensor(True), mailbox)
-    assert mailbox.all_held()
-    mailbox.clear()
+    flag.expect()
+    report(torch.ones(1), torch.tensor(True), flag)
+    assert flag.all_finite()
+    flag.clear()
     assert len(waited) == 1
 
 
@@ -89,17 +88,17 @@ def test_a_scale_whose_setting_was_interrupted_is_set_again():
                 raise KeyboardInterrupt
             self.value = value
 
-    captured = Captured.__new__(Captured)  # made without a GPU
-    captured._factor, captured._seed, captured._scale = Scalar(), Scalar(), 1.0
-    captured._graph, captured._results = Mock(), []
-    captured._seed.is_interrupted = True
+    replayed = ReplayedStep.__new__(ReplayedStep)  # made without a GPU
+    replayed._factor, replayed._seed, replayed._scale = Scalar(), Scalar(), 1.0
+    replayed._graph, replayed._results = Mock(), []
+    replayed._seed.is_interrupted = True
     with pytest.raises(KeyboardInterrupt):
-        captured._replay(2.0)
-    captured._seed.is_interrupted = False
-    captured._replay(1.0)  # as it was before
-    assert (captured._factor.value, captured._seed.value) == (1.0, 1.0)
-    captured._replay(2.0)
-    assert (captured._factor.value, captured._seed.value) == (2.0, 0.5)
+        replayed._replay(2.0)
+    replayed._seed.is_interrupted = False
+    replayed._replay(1.0)  # as it was before
+    assert (replayed._factor.value, replayed._seed.value) == (1.0, 1.0)
+    replayed._replay(2.0)
+    assert (replayed._factor.value, replayed._seed.value) == (2.0, 0.5)
 
 
 def test_a_sum_that_failed_is_not_waited_for_but_taken_again(monkeypatch):
@@ -113,7 +112,7 @@ def test_a_sum_that_failed_is_not_waited_for_but_taken_again(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_stream", Stream)
     model = torch.nn.Linear(2, 1)
     compiled = CompiledSum(model, lambda *_: torch.zeros(1), Flat(1.0))
-    compiled._mailbox = Mailbox(torch.device("cpu"))
+    compiled._flag = FiniteFlag(torch.device("cpu"))
     compiled.begin()
     with pytest.raises(torch.OutOfMemoryError):
         compiled._run(Traced(lambda *_: [], 0, draws=False), fail, reuse=True)

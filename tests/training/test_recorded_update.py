@@ -151,7 +151,7 @@ def recorded(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "graph", graph)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: Graph(noise, parameter, 0.1))
-    monkeypatch.setattr(recorded_update.gpu, "fused_update", lambda *_: None)
+    monkeypatch.setattr(recorded_update, "fused_update", lambda *_: None)
     optimizer = torch.optim.SGD([parameter], lr=0.1)
     launches = recorded_update._Launches([parameter], optimizer)
 
@@ -197,12 +197,14 @@ def test_a_recording_that_fails_shows_no_sum_without_noise(recorded, monkeypatch
 def test_only_a_run_alone_that_need_not_be_repeated_has_our_own_update(recorded, monkeypatch):
     made = []
     monkeypatch.setattr(recorded_update, "can_be_recorded", lambda *_: True)
-    monkeypatch.setattr(recorded_update.gpu, "fused_update", lambda *_: made.append(1))
+    monkeypatch.setattr(recorded_update, "fused_update", lambda *_: made.append(1))
     source = SimpleNamespace(in_place=lambda *_, **__: recorded.noise)
     parameters = [recorded.parameter]
     for is_alone, is_deterministic in ((True, False), (False, False), (True, True)):
         made.clear()
-        ends = recorded_update.Tail(source, parameters, recorded.optimizer, is_alone=is_alone)
+        ends = recorded_update.RecordedUpdate(
+            source, parameters, recorded.optimizer, is_alone=is_alone
+        )
         torch.use_deterministic_algorithms(is_deterministic)
         try:
             for step in range(3):

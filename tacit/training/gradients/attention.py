@@ -17,7 +17,7 @@ from tacit.training.gradients.linear import bias_gradient, linear
 from tacit.training.gradients.site import (
     Declined,
     Site,
-    autocast_dtype,
+    autocast,
     first_order,
     hidden,
     without_autocast,
@@ -133,12 +133,11 @@ def _projections(site: Site, inputs: Any, weights: Any, bias: Tensor | None) -> 
 class _Projections(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, _anchor: Tensor, call: Any, *tensors: Any) -> Any:
-        dtype = autocast_dtype(tensors[0])
         ctx.call, ctx.dtypes = call, [t.dtype for t in tensors[:3]]
-        inputs = [t.to(dtype) for t in tensors[:3]]
-        weights = [t.to(dtype) for t in tensors[3:6]]
-        ctx.save_for_backward(*inputs, *weights)
-        shifts = [None] * 3 if tensors[6] is None else tensors[6].to(dtype).chunk(3)
+        *operands, bias = autocast(*tensors)
+        ctx.save_for_backward(*operands)
+        inputs, weights = operands[:3], operands[3:]
+        shifts = [None] * 3 if bias is None else bias.chunk(3)
         with without_autocast(inputs[0]):
             return tuple(map(F.linear, inputs, weights, shifts))
 

@@ -27,8 +27,7 @@ from tacit.training.gradients.linear import bias_gradient
 from tacit.training.gradients.site import (
     Declined,
     Site,
-    autocast_dtype,
-    cast,
+    autocast,
     first_order,
     hidden,
     without_autocast,
@@ -133,8 +132,8 @@ def _padding_by_name(
 def _apply(
     site: Site, x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry
 ) -> Tensor:
-    call = (site, weight, bias)
-    return _Convolution.apply(site.anchor, x, weight.detach(), hidden(bias), geometry, call)
+    call = (site, weight, bias, geometry)
+    return _Convolution.apply(site.anchor, x, weight.detach(), hidden(bias), call)
 
 
 class _Convolution(torch.autograd.Function):
@@ -142,28 +141,22 @@ class _Convolution(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        _anchor: Tensor,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        geometry: Geometry,
-        call: Any,
+        ctx: Any, _anchor: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, call: Any
     ) -> Tensor:
-        dtype = autocast_dtype(x)
-        ctx.call, ctx.geometry, ctx.dtype = call, geometry, x.dtype
-        x, weight = x.to(dtype), weight.to(dtype)
+        ctx.call, ctx.dtype = call, x.dtype
+        *_, geometry = call
+        x, weight, bias = autocast(x, weight, bias)
         ctx.save_for_backward(x, weight)
         with without_autocast(x):
-            return torch.convolution(x, weight, cast(bias, dtype), *geometry.arguments)
+            return torch.convolution(x, weight, bias, *geometry.arguments)
 
     @staticmethod
     @first_order
     def backward(ctx: Any, g: Tensor) -> Any:
         x, weight = ctx.saved_tensors
-        site, shared_weight, shared_bias = ctx.call
+        site, shared_weight, shared_bias, geometry = ctx.call
         if site.is_shared(shared_weight):
-            site.collect(shared_weight, Convolved(x, g, weight, ctx.geometry, site.examples))
+            site.collect(shared_weight, Convolved(x, g, weight, geometry, site.examples))
         if site.is_shared(shared_bias):
             rows = g.flatten(2).sum(2, dtype=accumulator(g.dtype))  # (rows, channels)
             sums = bias_gradient(rows.view(site.examples, -1, rows.shape[1]))
@@ -171,9 +164,9 @@ class _Convolution(torch.autograd.Function):
         gx = None
         if ctx.needs_input_grad[1]:
             mask = [True, False, False]
-            grads = aten.convolution_backward(g, x, weight, None, *ctx.geometry.arguments, mask)
+            grads = aten.convolution_backward(g, x, weight, None, *geometry.arguments, mask)
             gx = grads[0].to(ctx.dtype)
-        return None, gx, None, None, None, None
+        return None, gx, None, None, None
 
 
 @dataclass(frozen=True)

@@ -128,6 +128,10 @@ class Outer:
             return found.squared, Dense(found.gradient)
         return found.raised(), self
 
+    def transposed(self) -> "Outer":
+        """Return the gradients of the transposed matrix."""
+        return Outer(self.right, self.left, self.right_squared, self.left_squared)
+
     def measure(self) -> GhostNorm:
         """Return the norms, by the cheapest way."""
         if self.left.shape[1] > 1:

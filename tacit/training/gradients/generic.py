@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from tacit.training.gradients.factored import Dense, FactoredGradient, Outer, TableRows
 from tacit.training.gradients.site import Declined, Layout, Site, Unsupported, first_order
-from tacit.training.records import map_tensors, tensors_of
+from tacit.training.records import map_tensors
 from tacit.training.sums import accumulator
 
 CASTS = (
@@ -40,10 +40,15 @@ TRANSPOSES = (Tensor.t, torch.t, Tensor.T.__get__, Tensor.mT.__get__)  # type: i
 
 def generic(site: Site, function: Callable[..., Any], args: Any, kwargs: Any) -> Tensor:
     """Apply the rule for any `function(*args, **kwargs)` with one result."""
-    tensors = tensors_of((args, kwargs))
-    layouts = [site.layout(t) for t in tensors]
+    tensors: list[Tensor] = []
     placeholder = torch.empty(0)  # the template must not keep the tensors of the call alive
-    template = map_tensors(lambda _: placeholder, (args, kwargs))
+
+    def take(tensor: Tensor) -> Tensor:
+        tensors.append(tensor)
+        return placeholder
+
+    template = map_tensors(take, (args, kwargs))
+    layouts = [site.layout(t) for t in tensors]
 
     def call(*values: Tensor) -> Tensor:
         given = iter(values)
@@ -210,8 +215,7 @@ def _is_transpose(made: Any) -> bool:
 
 def _transposed(gradient: FactoredGradient) -> FactoredGradient:
     if isinstance(gradient, Outer):
-        left, right = gradient.left, gradient.right
-        return Outer(right, left, gradient.right_squared, gradient.left_squared)
+        return gradient.transposed()
     return Dense(gradient.dense().transpose(1, 2))
 
 

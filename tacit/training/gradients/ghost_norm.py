@@ -76,7 +76,8 @@ REDUCED_ROOM = 2.0**-9  # for inner products by matrix units that round float32 
 
 # Products of 16-bit matrices with a float32 result came with torch 2.8. The compiler of 2.9 refuses
 # them (pytorch issue 165892).
-_HAS_OUT_DTYPE = torch.__version__ >= (2, 8) and not (2, 9) <= torch.__version__ < (2, 10)
+_VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
+_HAS_OUT_DTYPE = _VERSION >= (2, 8) and _VERSION != (2, 9)
 
 
 def ghost_norm(left: Tensor, right: Tensor) -> GhostNorm:

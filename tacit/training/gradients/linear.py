@@ -4,7 +4,7 @@ y_t = W x_t + b over the positions t of an example, with output gradient g_t, ha
 sum_t g_t x_t' for W and sum_t g_t for b.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,8 +16,7 @@ from tacit.training.gradients.site import (
     Declined,
     Layout,
     Site,
-    autocast_dtype,
-    cast,
+    autocast,
     first_order,
     hidden,
     without_autocast,
@@ -81,8 +80,16 @@ def _apply(
     layout = site.require(x, weight, bias) if layout is None else layout
     if layout.dim == x.dim() - 1:
         raise Declined  # the examples are on the axis of the features
-    call = (site, layout, weight, bias)
-    return _Linear.apply(site.anchor, x, weight.detach(), hidden(bias), transposed, call)
+    call = _Call(site, layout, weight, bias, transposed)
+    return _Linear.apply(site.anchor, x, weight.detach(), hidden(bias), call)
+
+
+class _Call(NamedTuple):
+    site: Site
+    layout: Layout
+    weight: Tensor
+    bias: Tensor | None
+    transposed: bool
 
 
 class _Linear(torch.autograd.Function):
@@ -90,49 +97,29 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        _anchor: Tensor,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        transposed: bool,
-        call: Any,
+        ctx: Any, _anchor: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, call: Any
     ) -> Tensor:
-        dtype = autocast_dtype(x)
-        ctx.call, ctx.transposed, ctx.dtype = call, transposed, x.dtype
-        x, weight = x.to(dtype), weight.to(dtype)
+        ctx.call, ctx.dtype = call, x.dtype
+        x, weight, bias = autocast(x, weight, bias)
         ctx.save_for_backward(x, weight)
         with without_autocast(x):
-            return F.linear(x, weight.t() if transposed else weight, cast(bias, dtype))
+            return F.linear(x, weight.t() if call.transposed else weight, bias)
 
     @staticmethod
     @first_order
     def backward(ctx: Any, g: Tensor) -> Any:
         x, weight = ctx.saved_tensors
-        _collect(*ctx.call, x, g, ctx.transposed)
+        site, layout, shared_weight, shared_bias, transposed = ctx.call
+        left = layout.sequences(g, site.examples)  # (examples, T, P)
+        squared = squared_norm(left) if left.shape[1] == 1 else None
+        if site.is_shared(shared_weight):
+            right = layout.sequences(x, site.examples)  # (examples, T, D)
+            outer = Outer(left, right, left_squared=squared)
+            site.collect(shared_weight, outer.transposed() if transposed else outer)
+        if site.is_shared(shared_bias):
+            site.collect(shared_bias, bias_gradient(left, squared))
         gx = None
         if ctx.needs_input_grad[1]:
-            flat = g.reshape(-1, g.shape[-1]) @ (weight.t() if ctx.transposed else weight)
+            flat = g.reshape(-1, g.shape[-1]) @ (weight.t() if transposed else weight)
             gx = flat.view(x.shape).to(ctx.dtype)
-        return None, gx, None, None, None, None
-
-
-def _collect(
-    site: Site,
-    layout: Layout,
-    weight: Tensor,
-    bias: Tensor | None,
-    x: Tensor,
-    g: Tensor,
-    transposed: bool,
-) -> None:
-    g = layout.sequences(g, site.examples)  # (examples, T, P)
-    squared = squared_norm(g) if g.shape[1] == 1 else None
-    if site.is_shared(weight):
-        x = layout.sequences(x, site.examples)
-        if transposed:
-            site.collect(weight, Outer(x, g, right_squared=squared))
-        else:
-            site.collect(weight, Outer(g, x, left_squared=squared))
-    if bias is not None and site.is_shared(bias):
-        site.collect(bias, bias_gradient(g, squared))
+        return None, gx, None, None, None

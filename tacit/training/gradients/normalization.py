@@ -103,7 +103,7 @@ class _LayerNorm(torch.autograd.Function):
         ctx: Any, _anchor: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, call: Any
     ) -> Tensor:
         dtype = _compute_dtype(x, weight)
-        weight, bias = cast(weight, dtype), cast(bias, dtype)
+        weight, bias = cast(dtype, weight, bias)
         *_, shape, eps = call
         with without_autocast(x):
             y, mean, rstd = torch.native_layer_norm(x.to(dtype), shape, weight, bias, eps)
@@ -155,7 +155,7 @@ class _GroupNorm(torch.autograd.Function):
         ctx: Any, _anchor: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, call: Any
     ) -> Tensor:
         dtype = _compute_dtype(x, weight)
-        weight, bias = cast(weight, dtype), cast(bias, dtype)
+        weight, bias = cast(dtype, weight, bias)
         *_, groups, eps = call
         with without_autocast(x):
             y, mean, rstd = torch.native_group_norm(

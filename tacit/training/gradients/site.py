@@ -118,11 +118,6 @@ def hidden(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.detach()
 
 
-def cast(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """Return the tensor in this dtype, None for None."""
-    return None if tensor is None else tensor.to(dtype)
-
-
 def without_autocast(tensor: Tensor) -> AbstractContextManager[Any]:
     """Return a context that disables autocast, for a rule that has cast its tensors itself."""
     if torch.is_autocast_enabled(tensor.device.type):
@@ -130,12 +125,17 @@ def without_autocast(tensor: Tensor) -> AbstractContextManager[Any]:
     return nullcontext()
 
 
-def autocast_dtype(tensor: Tensor) -> torch.dtype:
-    """Return the dtype in which a matrix product with this tensor is computed."""
-    kind = tensor.device.type
-    if tensor.dtype != torch.float64 and torch.is_autocast_enabled(kind):
-        return torch.get_autocast_dtype(kind)
-    return tensor.dtype
+def autocast(*tensors: Any) -> list[Any]:  # Any: tensors, and None for one that is absent
+    """Return the operands of a matrix product in the dtype that autocast computes it in."""
+    kind, dtype = tensors[0].device.type, tensors[0].dtype
+    if dtype != torch.float64 and torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)
+    return cast(dtype, *tensors)
+
+
+def cast(dtype: torch.dtype, *tensors: Any) -> list[Any]:  # Any: as above
+    """Return the tensors in this dtype, and None for None."""
+    return [None if tensor is None else tensor.to(dtype) for tensor in tensors]
 
 
 def first_order(backward: Callable[..., Any]) -> Callable[..., Any]:
