@@ -228,7 +228,7 @@ def test_the_room_for_rounding_is_not_below_what_the_positions_hold(stride, dila
     assert (gradient._lengths(0, 4) >= exact).all()
 
 
-def test_a_gpu_convolves_in_eleven_bits_unless_told_not_to(monkeypatch):
+def test_a_gpu_convolves_in_eleven_bits_by_default(monkeypatch):
     with FakeTensorMode():
         x = torch.ones(2, device="cuda")
         assert ghost_norm.convolved_in(x) == torch.float16

@@ -40,21 +40,24 @@ _HOMES = {
 __all__ = [
     "CompiledSum",
     "RecordedUpdate",
+    "add_all",
     "conv2d_instances",
     "conv2d_norms",
+    "copy_all",
     "gram_norms",
     "has_triton",
     "is_traced",
     "noise_blocks",
     "usable",
     "weighted_sum",
+    "zero_all",
 ]
 
 __getattr__ = lazy(__name__, _HOMES)
 
 
 def usable(tensor: Tensor) -> bool:
-    """Return True if the fused kernels can take this tensor: on a CUDA device, with Triton."""
+    """Return True if the fused kernels support this tensor: CUDA, float, Triton installed."""
     is_float = tensor.dtype in (torch.float32, torch.bfloat16, torch.float16)
     return tensor.is_cuda and is_float and has_triton()
 
@@ -72,6 +75,33 @@ def is_traced(tensor: Tensor) -> bool:
     except ImportError:  # then this package does not trace anything
         return False
     return isinstance(tensor, FakeTensor)
+
+
+def add_all(targets: Sequence[Tensor], others: Sequence[Tensor], *, alpha: float = 1.0) -> None:
+    """Add `alpha` times each of `others` to its target, in place, in one launch if torch can."""
+    if hasattr(torch, "_foreach_add_"):
+        torch._foreach_add_(targets, others, alpha=alpha)  # pyright: ignore[reportPrivateImportUsage]  # as torch.optim does
+        return
+    for target, other in zip(targets, others, strict=True):
+        target.add_(other, alpha=alpha)
+
+
+def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Copy each source into its target, in one launch if torch can."""
+    if hasattr(torch, "_foreach_copy_"):
+        torch._foreach_copy_(targets, sources)  # pyright: ignore[reportPrivateImportUsage]  # as torch.optim does
+        return
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source)
+
+
+def zero_all(tensors: Sequence[Tensor]) -> None:
+    """Set every tensor to zero, in place, in one launch if torch can."""
+    if hasattr(torch, "_foreach_zero_"):
+        torch._foreach_zero_(tensors)  # pyright: ignore[reportPrivateImportUsage]  # as torch.optim does
+        return
+    for tensor in tensors:
+        tensor.zero_()
 
 
 def noise_blocks(

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from importlib import import_module
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
@@ -32,9 +32,11 @@ from tacit.training.engines.tape import NonFinite
 from tacit.training.engines.trace import undisturbed
 from tacit.training.gpu.graph_replay import FiniteFlag, ReplayedStep, Step, report
 from tacit.training.gradients.ghost_norm import cudnn_rounds, multiplied_in
-from tacit.training.lots import Part
 from tacit.training.records import map_tensors
 from tacit.training.sums import ClippedSum, trainable
+
+if TYPE_CHECKING:
+    from tacit.training.lots import Part
 
 # Bytes of activations that a GPU masks in less time than the host needs to read a flag.
 _CHEAP_TO_MASK = 2**28
@@ -47,7 +49,7 @@ ScaledStep = Callable[[float, Tensor, list[Tensor]], list[Tensor]]
 
 
 class Traced(NamedTuple):
-    """A step that `partition` made, and what its graphs show."""
+    """A traced computation of the clipped sum, and what its graphs show about it."""
 
     run: Step
     held: int  # bytes that the forward keeps for the backward
@@ -128,7 +130,7 @@ class CompiledSum:
         return self._run(graphs.traced, partial(run, scale, mask, tensors), reuse=reuse)
 
     def of_part(
-        self, part: Part, data: tuple[Tensor, ...], scale: float = 1.0, *, reuse: bool = False
+        self, part: "Part", data: tuple[Tensor, ...], scale: float = 1.0, *, reuse: bool = False
     ) -> ClippedSum:
         """Return the clipped sum of a microbatch whose records are rows of `data` on the GPU.
 
@@ -239,7 +241,7 @@ class CompiledSum:
 
 @dataclass
 class _Graphs:
-    """A step for one layout of batch."""
+    """The compiled sum for batches of one layout."""
 
     fixed: list[Any]  # the values in the batch that are not tensors
     traced: Traced
@@ -304,7 +306,7 @@ def _plain(step: Step, mask: Tensor, tensors: list[Tensor]) -> ScaledStep:
     return run
 
 
-def _padded(part: Part) -> tuple[Any, Tensor]:
+def _padded(part: "Part") -> tuple[Any, Tensor]:
     micro = part.fetch()
     assert micro.weights is not None  # compiled batches are padded
     return micro.batch, micro.weights

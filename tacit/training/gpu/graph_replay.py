@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tacit.training.gpu import copy_all
 from tacit.training.sums import is_dense
 
 Step = Callable[[Tensor, list[Tensor]], list[Tensor]]
@@ -53,13 +54,7 @@ class ReplayedStep:
 
     def __call__(self, scale: float, mask: Tensor, tensors: list[Tensor]) -> list[Tensor]:
         """Return the results for this batch at `scale` times the clip norms."""
-        targets, sources = [self._mask, *self._tensors], [mask, *tensors]
-        copy_together = getattr(torch, "_foreach_copy_", None)  # one launch, but private to torch
-        if copy_together is not None:
-            copy_together(targets, sources)
-        else:
-            for target, source in zip(targets, sources, strict=True):
-                target.copy_(source)
+        copy_all([self._mask, *self._tensors], [mask, *tensors])
         return self._replay(scale)
 
     def of_rows(self, scale: float, indices: NDArray[np.int64]) -> list[Tensor]:

@@ -147,11 +147,12 @@ class _Launches:
 
 
 def can_be_recorded(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> bool:
-    """Return True if the optimizer's launches depend only on `launched_with` and learning rates.
+    """Return True if the optimizer's step can be recorded as a CUDA graph.
 
-    That is known of torch's SGD, and of torch's optimizers with `capturable=True`, unless something
-    hooks into `step`. An unknown optimizer might count its steps on the host. Parameters must be
-    float32, so that the sums themselves can be the gradients.
+    Its launches must depend on `launched_with` and learning rates only. That holds for torch's SGD
+    and for torch's optimizers with `capturable=True`, unless something hooks into `step`. Another
+    optimizer might count its steps on the host. Parameters must be float32, so that the sums
+    themselves can be the gradients.
     """
     kind = type(optimizer)
     if not parameters[0].is_cuda or not kind.__module__.startswith("torch.optim."):
@@ -170,7 +171,10 @@ def can_be_recorded(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) ->
 
 
 def launched_with(optimizer: Optimizer) -> list[Any]:
-    """Return the settings except rates, and the addresses of parameters and state."""
+    """Return what a step's launches depend on, besides the learning rates.
+
+    These are the settings, and the addresses of parameters and optimizer state.
+    """
     left_out = ("params", "lr", "initial_lr")
     settings = [[v for k, v in g.items() if k not in left_out] for g in optimizer.param_groups]
     held = [[p.data_ptr() for p in group["params"]] for group in optimizer.param_groups]
@@ -184,7 +188,7 @@ def fused_update(
     parameters: Sequence[Tensor],
     optimizer: Optimizer,
 ) -> "Update | None":
-    """Return noise and the optimizer's step as one launch, None if the kernel does not cover it."""
+    """Return noise and optimizer step as one launch, None if the kernel does not support them."""
     from tacit.training.gpu import update
 
     if not update.can_update(sums, parameters, optimizer):

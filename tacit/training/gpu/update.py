@@ -131,7 +131,7 @@ class Update:
         """Add the noise of the key that was set, and update the parameters."""
         group = self._optimizer.param_groups[0]
         if self._is_adam:
-            self._count_step()
+            _add_one(self._counted)
         _update_kernel[(len(noise.places),)](  # pyright: ignore[reportIndexIssue]  # a Triton kernel
             noise.places, self._parameters, self._firsts, self._seconds, self._steps,
             self._groups, self._table, noise.counts, noise.counters, noise.stds, noise.key,
@@ -139,17 +139,17 @@ class Update:
             HAS_MOMENTUM=bool(group.get("momentum")), QUARTER=QUARTER, num_warps=4,
         )  # fmt: skip
 
-    def _count_step(self) -> None:
-        add_together = getattr(torch, "_foreach_add_", None)  # one launch, but private to torch
-        if add_together is not None:
-            add_together(self._counted, 1)
-        else:
-            for steps in self._counted:
-                steps.add_(1)
+
+def _add_one(counters: list[Tensor]) -> None:
+    if hasattr(torch, "_foreach_add_"):
+        torch._foreach_add_(counters, 1)  # pyright: ignore[reportPrivateImportUsage]  # as torch.optim does
+        return
+    for counter in counters:
+        counter.add_(1)
 
 
 def can_update(sums: Sequence[Tensor], parameters: Sequence[Tensor], optimizer: Optimizer) -> bool:
-    """Return True if the kernel covers this optimizer and its settings.
+    """Return True if the kernel supports this optimizer and its settings.
 
     All tensors of a parameter must also have the same memory layout.
     """

@@ -52,7 +52,10 @@ def multi_head_attention(
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Apply the rule for `multi_head_attention_forward`, tensors (positions, rows, features)."""
+    """Compute `F.multi_head_attention_forward`; its backward collects per-example gradients.
+
+    Query, key and value have shape (positions, rows, features).
+    """
     layout = site.layout(query)
     if layout is None or layout.dim != 1 or static_k is not None or static_v is not None:
         raise Declined

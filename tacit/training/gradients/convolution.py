@@ -68,7 +68,7 @@ def convolution(
     dilation: Size = 1,
     groups: int = 1,
 ) -> Tensor:
-    """Apply the rule for `conv1d`, `conv2d` and `conv3d`."""
+    """Compute `conv1d`, `conv2d` or `conv3d`; its backward collects per-example gradients."""
     _require_batch(site, input, weight, bias)
     count = weight.dim() - 2
     dilation = _tuple(dilation, count)
@@ -91,7 +91,7 @@ def transposed_convolution(
     groups: int = 1,
     dilation: Size = 1,
 ) -> Tensor:
-    """Apply the rule for `conv_transpose1d`, `conv_transpose2d` and `conv_transpose3d`."""
+    """Compute `conv_transpose1d`, `2d` or `3d`; its backward collects per-example gradients."""
     _require_batch(site, input, weight, bias)
     count = weight.dim() - 2
     spans = (_tuple(stride, count), _tuple(padding, count), _tuple(dilation, count))
@@ -137,7 +137,7 @@ def _apply(
 
 
 class _Convolution(torch.autograd.Function):
-    """Convolution whose backward returns the input gradient and collects the others."""
+    """Convolution whose backward returns the input gradient and collects the other two."""
 
     @staticmethod
     def forward(
@@ -254,7 +254,7 @@ class Convolved:
         return squared, Dense(instances, squared, axes=(0, 3, 1, 2))
 
     def _is_fusible(self) -> bool:
-        """Return True if the GPU kernels take this convolution: plain, 2-d, with square steps."""
+        """Return True if the GPU kernels support it: plain, 2-d, equal steps along both axes."""
         geometry = self.geometry
         return (
             ghost_norm.has_kernels(self.x)
@@ -285,7 +285,7 @@ class Convolved:
     # Forming the gradients ----------------------------------------------------------------------
 
     def _formed(self) -> Dense:
-        """Return all gradients formed, by groups or by patches."""
+        """Return the gradients of all examples formed, by groups or by patches."""
         if self._is_blocked():
             return Dense(self._by_groups(0, self.examples))
         spans, groups = self._spans(self._patch_size()), self.geometry.groups

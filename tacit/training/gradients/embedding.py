@@ -24,7 +24,10 @@ def embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,  # noqa: ARG001  # the sum is dense: every row receives noise
 ) -> Tensor:
-    """Apply the rule for `F.embedding`; row `padding_idx` receives no gradient."""
+    """Compute `F.embedding`; its backward collects per-example gradients.
+
+    The row `padding_idx` receives none.
+    """
     if max_norm is not None or scale_grad_by_freq:
         raise Unsupported("an embedding that depends on the whole batch")
     site.require(input, weight)
@@ -34,7 +37,7 @@ def embedding(
 
 
 def getitem(site: Site, table: Tensor, index: Any) -> Tensor:
-    """Apply the rule for `table[index]` with one integer tensor as the index."""
+    """Compute `table[index]` for an integer tensor; its backward collects per-example gradients."""
     if not isinstance(index, Tensor) or index.dtype not in (torch.int64, torch.int32):
         raise Declined
     site.require(index, table)

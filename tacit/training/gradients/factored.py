@@ -45,9 +45,9 @@ class FactoredGradient(Protocol):
         ...
 
     def settle(self) -> "tuple[Tensor, FactoredGradient]":
-        """Return the squared norm of each example's gradient, and what to weigh later.
+        """Return the squared norm of each example's gradient, and gradients for the weighted sum.
 
-        The norms are at least float32. The second result may hold less memory than this object.
+        The norms are at least float32. The gradients are these, perhaps in another form.
         """
         ...
 
@@ -133,7 +133,7 @@ class Outer:
         return Outer(self.right, self.left, self.right_squared, self.left_squared)
 
     def measure(self) -> GhostNorm:
-        """Return the norms, by the cheapest way."""
+        """Return the norm of each example's gradient, computed in the cheapest way."""
         if self.left.shape[1] > 1:
             return ghost_norm.ghost_norm(self.left, self.right)
         squared = self._rank_one()
@@ -223,7 +223,7 @@ class Concatenated:
         return torch.cat([block.weighted_sum(factors, keep) for block in self.blocks])
 
     def heights(self) -> tuple[int, ...]:
-        """Return the number of rows of the parameter that each block covers."""
+        """Return how many rows of the parameter each block covers."""
         return tuple(
             block.left.shape[2] if isinstance(block, Outer) else block.dense().shape[1]
             for block in self.blocks

@@ -39,7 +39,7 @@ TRANSPOSES = (Tensor.t, torch.t, Tensor.T.__get__, Tensor.mT.__get__)  # type: i
 
 
 def generic(site: Site, function: Callable[..., Any], args: Any, kwargs: Any) -> Tensor:
-    """Apply the rule for any `function(*args, **kwargs)` with one result."""
+    """Compute a function with one result; its backward collects per-example gradients."""
     tensors: list[Tensor] = []
     placeholder = torch.empty(0)  # the template must not keep the tensors of the call alive
 
@@ -99,7 +99,7 @@ def _mapped(
     site: Site,
     g: Tensor,
 ) -> list[Tensor | None]:
-    """Return per-example gradients of the wanted tensors, examples first; None for the others."""
+    """Return the per-example gradients of the wanted tensors, and None for the others."""
     split = [
         t if layout is None else layout.split(t, site.examples)
         for t, layout in zip(tensors, layouts, strict=True)
@@ -132,9 +132,9 @@ def without_fallback_warnings() -> Iterator[None]:
 
 
 def spread(site: Site, function: Callable[..., Any], args: Any, kwargs: Any) -> Tensor:
-    """Apply the rule for a shared tensor that `function` expands over the batch.
+    """Expand a shared tensor over the batch; the backward collects per-example gradients.
 
-    Each example's gradient is the gradient of its own copy.
+    The gradient of an example is the gradient of its own copy.
     """
     shared = [t for t in site.tensors if site.is_shared(t)]
     result = function(*args, **kwargs)
@@ -156,7 +156,7 @@ def spread_to(site: Site, shared: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def add(site: Site, input: Tensor, other: Any, *, alpha: float = 1) -> Tensor:
-    """Apply the rule for `input + other`, one of which is shared."""
+    """Compute `input + other`, one of them shared; its backward collects per-example gradients."""
     if not isinstance(input, Tensor) or not isinstance(other, Tensor) or alpha != 1:
         raise Declined
     x, shared = (other, input) if site.is_shared(input) else (input, other)

@@ -172,7 +172,7 @@ def cheapest_way(
 
 
 def has_kernels(tensor: Tensor) -> bool:
-    """Return True if the fused GPU kernels can take this tensor.
+    """Return True if the fused GPU kernels support this tensor.
 
     The GPU package is imported for CUDA tensors only, so that a step on a CPU never loads it.
     """

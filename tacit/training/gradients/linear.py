@@ -32,7 +32,7 @@ def linear(
     *,
     layout: Layout | None = None,
 ) -> Tensor:
-    """Apply the rule for `torch.nn.functional.linear`, weight (P, D).
+    """Compute `F.linear`, weight (P, D); its backward collects per-example gradients.
 
     Other rules that call this one on an intermediate tensor give its `layout`.
     """
@@ -42,16 +42,16 @@ def linear(
 
 
 def matmul(site: Site, input: Tensor, other: Tensor) -> Tensor:
-    """Apply the rule for `input @ other` with a shared matrix (D, P) on the right."""
+    """Compute `input @ other`, other (D, P); its backward collects per-example gradients."""
     if other.dim() != 2:
         raise Declined
     return _apply(site, input, other, None, transposed=True)
 
 
 def addmm(site: Site, input: Tensor, mat1: Tensor, mat2: Tensor) -> Tensor:
-    """Apply the rule for `input + mat1 @ mat2`, with a shared bias (P,) and matrix (D, P).
+    """Compute `input + mat1 @ mat2`; its backward collects per-example gradients.
 
-    Some implementations of GPT-2 compute their layers this way.
+    The bias (P,) and the matrix (D, P) are shared. Some GPT-2 models compute layers this way.
     """
     if input.dim() != 1 or input.shape[0] != mat2.shape[1]:
         raise Declined
@@ -93,7 +93,7 @@ class _Call(NamedTuple):
 
 
 class _Linear(torch.autograd.Function):
-    """Matrix product whose backward returns the input gradient and collects the others."""
+    """Matrix product whose backward returns the input gradient and collects the other two."""
 
     @staticmethod
     def forward(

@@ -35,7 +35,7 @@ def layer_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
-    """Apply the rule for `torch.nn.functional.layer_norm`."""
+    """Compute `F.layer_norm`; its backward collects per-example gradients."""
     layout = site.require(input, weight, bias)
     if layout.dim >= input.dim() - len(normalized_shape):
         raise Declined  # the mean is taken over examples
@@ -50,7 +50,7 @@ def rms_norm(
     weight: Tensor,
     eps: float | None = None,
 ) -> Tensor:
-    """Apply the rule for `torch.nn.functional.rms_norm`."""
+    """Compute `F.rms_norm`; its backward collects per-example gradients."""
     layout = site.require(input, weight)
     if layout.dim >= input.dim() - len(normalized_shape):
         raise Declined
@@ -66,7 +66,7 @@ def group_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
-    """Apply the rule for `torch.nn.functional.group_norm`, with the channels on axis 1."""
+    """Compute `F.group_norm`, channels on axis 1; its backward collects per-example gradients."""
     if site.require(input, weight, bias).dim != 0:
         raise Declined
     call = (site, weight, bias, num_groups, eps)
@@ -84,7 +84,7 @@ def instance_norm(
     momentum: float = 0.1,  # noqa: ARG001  # of running statistics
     eps: float = 1e-5,
 ) -> Tensor:
-    """Apply the rule for `torch.nn.functional.instance_norm`: a group norm of single channels."""
+    """Compute `F.instance_norm` as a group norm in which every channel is a group."""
     if running_mean is not None or running_var is not None or not use_input_stats:
         raise Unsupported("an instance norm with running statistics")
     return group_norm(site, input, input.shape[1], weight, bias, eps)

@@ -1,7 +1,7 @@
 """One call of a torch operation on a shared tensor, as a layer rule sees it.
 
 A tensor is *shared* if all examples of the batch use it: a parameter, or a tensor computed from
-parameters. `Layout` says on which axis of a tensor the examples lie.
+parameters. `Layout` gives the axis of a tensor that holds the examples.
 """
 
 from collections.abc import Callable

@@ -13,7 +13,7 @@ from tacit.training.gpu import recorded_update
 
 
 class OnGpu(nn.Parameter):
-    """Says that it lies on a GPU."""
+    """A parameter that claims to be on a GPU."""
 
     is_cuda = True
 
@@ -42,7 +42,7 @@ def test_adam_may_be_recorded_if_it_counts_steps_on_the_device(parameters):
     assert not recorded_update.can_be_recorded(optimizer, parameters)
 
 
-def test_an_optimizer_that_somebody_watches_is_not_recorded(parameters):
+def test_an_optimizer_with_hooks_is_not_recorded(parameters):
     optimizer = torch.optim.SGD(parameters, lr=0.1)
     hook = optimizer.register_step_post_hook(lambda *_: None)
     assert not recorded_update.can_be_recorded(optimizer, parameters)
@@ -61,7 +61,7 @@ def test_a_scheduler_does_not_keep_an_optimizer_from_being_recorded(parameters):
     assert recorded_update.can_be_recorded(optimizer, parameters)
 
 
-def test_who_wraps_the_step_of_a_scheduled_optimizer_is_heard(parameters):
+def test_a_wrapper_around_the_step_of_a_scheduled_optimizer_is_called(parameters):
     def wrapped(step):
         @functools.wraps(step)
         def wrapper(*args):
@@ -88,7 +88,7 @@ def test_a_recorded_step_depends_on_settings_places_and_state():
     seen.append(recorded_update.launched_with(optimizer))
     optimizer.step()
     assert recorded_update.launched_with(optimizer) == seen[-1]
-    optimizer.param_groups[0]["lr"] = 0.2  # followed apart from the rest
+    optimizer.param_groups[0]["lr"] = 0.2  # rates are compared separately
     assert recorded_update.launched_with(optimizer) == seen[-1]
     optimizer.param_groups[0]["weight_decay"] = 0.2
     seen.append(recorded_update.launched_with(optimizer))
@@ -102,7 +102,7 @@ def test_a_recorded_step_depends_on_settings_places_and_state():
     assert kept is not momentum
 
 
-def test_a_recorded_step_depends_on_who_is_in_which_group():
+def test_a_recorded_step_depends_on_the_group_of_each_parameter():
     a, b, c = (nn.Parameter(torch.zeros(3)) for _ in range(3))
     optimizer = torch.optim.SGD([{"params": [a]}, {"params": [b, c]}], lr=0.1)
     before = recorded_update.launched_with(optimizer)

@@ -96,7 +96,7 @@ def test_parameters_that_moved_are_found_again(setting):
     assert relative(compiled(batch, torch.ones(6)), wanted) < 1e-5
 
 
-def test_a_row_that_is_not_finite_is_told(setting):
+def test_a_row_that_is_not_finite_is_reported(setting):
     _, (x, y), compiled = setting
     spoiled = x.clone()
     spoiled[2] = float("nan")
