@@ -23,7 +23,7 @@ from tacit.training.bill import Bill
 from tacit.training.clip import Clip
 from tacit.training.distributed import Ranks
 from tacit.training.foreign import Recording
-from tacit.training.gpu.recorded_update import Tail
+from tacit.training.gpu import RecordedUpdate
 from tacit.training.lots import Lot, Lots
 from tacit.training.machinery import Clipper, Machinery
 from tacit.training.noise import Key, NoisyMean
@@ -70,7 +70,7 @@ class Private:
         self._clipper = Clipper(model, loss_fn, plan.clip, machinery)
         self._key = key
         self._noise = NoisyMean(key, expected_batch=plan.expected_batch, secure=secure)
-        self._tail = Tail(
+        self._tail = RecordedUpdate(
             self._noise, self._parameters.values(), optimizer, is_alone=ranks.size == 1
         )
         self._clip_moves = (1.0,) * len(plan.clip.clip_norms)  # what adaptive clipping learned

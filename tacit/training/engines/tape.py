@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from tacit.training.clip import Clip
 from tacit.training.engines import batch as b
 from tacit.training.engines.trace import Label
-from tacit.training.gradients import derived
-from tacit.training.gradients.factored import Dense, apart, combine, joined
-from tacit.training.gradients.site import Layout, Piece, Site
+from tacit.training.gradients.factored import Dense, FactoredGradient, apart, combine, joined
+from tacit.training.gradients.generic import pull_back
+from tacit.training.gradients.site import Layout, Site
 from tacit.training.sums import ClippedSum, accumulator
 
 NonFinite = Literal["look", "mask", "ignore"]
@@ -47,10 +47,10 @@ class Recorder:
         self.groups = b.group_index(clip, list(parameters))
         self.anchor = torch.zeros((), requires_grad=True)
         self.uses: Counter[int] = Counter()
-        self.waiting: dict[int, list[Piece]] = {}
+        self.waiting: dict[int, list[FactoredGradient]] = {}
         self.derived: list[Derived] = []
         self.norms: list[list[Tensor]] = [[] for _ in clip.clip_norms]
-        self.settled: list[tuple[list[str], Piece]] = []
+        self.settled: list[tuple[list[str], FactoredGradient]] = []
         self.small: dict[int, list[tuple[str, Dense]]] = {}  # by group
         self.done: set[str] = set()
         self.rounding = 0.0
@@ -79,7 +79,7 @@ class Recorder:
         self.count(tensors)
         self.derived.append(made)
 
-    def record(self, tensor: Tensor, piece: Piece) -> None:
+    def record(self, tensor: Tensor, piece: FactoredGradient) -> None:
         """A piece that stands alone gives its norm now, and may free its activations.
 
         A backward inside the loss (an attack, a penalty on gradients) is not the one to record.
@@ -92,7 +92,7 @@ class Recorder:
         else:
             self.waiting.setdefault(id(tensor), []).append(piece)
 
-    def _settle(self, name: str, piece: Piece) -> None:
+    def _settle(self, name: str, piece: FactoredGradient) -> None:
         # Two norms of one parameter would lack their cross term.
         assert name not in self.done, f"{name} was settled before"
         self.done.add(name)
@@ -101,7 +101,7 @@ class Recorder:
         else:
             self._measure([name], piece)
 
-    def _measure(self, names: list[str], piece: Piece) -> None:
+    def _measure(self, names: list[str], piece: FactoredGradient) -> None:
         squared, kept = piece.settle()
         self.rounding = max(self.rounding, b.rounding_of(kept.dtype))
         self.norms[self.groups[names[0]]].append(squared)
@@ -156,7 +156,7 @@ class Recorder:
             for result in made.results:
                 pieces = self.waiting.pop(id(result), None)
                 if pieces:
-                    found = derived.origin(made, result, combine(pieces), self.parameters)
+                    found = pull_back(made, result, combine(pieces), self.parameters)
                     for tensor, piece in found:
                         self.waiting.setdefault(id(tensor), []).append(piece)
         for name, p in self.parameters.items():

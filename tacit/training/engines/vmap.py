@@ -16,8 +16,8 @@ from torch.overrides import TorchFunctionMode
 
 from tacit.training.clip import Clip
 from tacit.training.engines import batch as b
-from tacit.training.gradients.factored import squared_norm
 from tacit.training.gradients.generic import without_fallback_warnings
+from tacit.training.gradients.ghost_norm import squared_norm
 from tacit.training.gradients.recurrent import CELLS, decomposed
 from tacit.training.gradients.site import Declined, Unsupported
 from tacit.training.memory import is_out_of_memory

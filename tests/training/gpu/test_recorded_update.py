@@ -13,7 +13,7 @@ from tacit.training.gpu import recorded_update
 
 
 class OnGpu(nn.Parameter):
-    """Says that it lies on a GPU."""
+    """A parameter that claims to be on a GPU."""
 
     is_cuda = True
 
@@ -42,7 +42,7 @@ def test_adam_may_be_recorded_if_it_counts_steps_on_the_device(parameters):
     assert not recorded_update.can_be_recorded(optimizer, parameters)
 
 
-def test_an_optimizer_that_somebody_watches_is_not_recorded(parameters):
+def test_an_optimizer_with_hooks_is_not_recorded(parameters):
     optimizer = torch.optim.SGD(parameters, lr=0.1)
     hook = optimizer.register_step_post_hook(lambda *_: None)
     assert not recorded_update.can_be_recorded(optimizer, parameters)
@@ -61,7 +61,7 @@ def test_a_scheduler_does_not_keep_an_optimizer_from_being_recorded(parameters):
     assert recorded_update.can_be_recorded(optimizer, parameters)
 
 
-def test_who_wraps_the_step_of_a_scheduled_optimizer_is_heard(parameters):
+def test_a_wrapper_around_the_step_of_a_scheduled_optimizer_is_called(parameters):
     def wrapped(step):
         @functools.wraps(step)
         def wrapper(*args):
@@ -88,7 +88,7 @@ def test_a_recorded_step_depends_on_settings_places_and_state():
     seen.append(recorded_update.launched_with(optimizer))
     optimizer.step()
     assert recorded_update.launched_with(optimizer) == seen[-1]
-    optimizer.param_groups[0]["lr"] = 0.2  # followed apart from the rest
+    optimizer.param_groups[0]["lr"] = 0.2  # rates are compared separately
     assert recorded_update.launched_with(optimizer) == seen[-1]
     optimizer.param_groups[0]["weight_decay"] = 0.2
     seen.append(recorded_update.launched_with(optimizer))
@@ -102,7 +102,7 @@ def test_a_recorded_step_depends_on_settings_places_and_state():
     assert kept is not momentum
 
 
-def test_a_recorded_step_depends_on_who_is_in_which_group():
+def test_a_recorded_step_depends_on_the_group_of_each_parameter():
     a, b, c = (nn.Parameter(torch.zeros(3)) for _ in range(3))
     optimizer = torch.optim.SGD([{"params": [a]}, {"params": [b, c]}], lr=0.1)
     before = recorded_update.launched_with(optimizer)
@@ -151,7 +151,7 @@ def recorded(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "graph", graph)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: Graph(noise, parameter, 0.1))
-    monkeypatch.setattr(recorded_update.gpu, "fused_update", lambda *_: None)
+    monkeypatch.setattr(recorded_update, "fused_update", lambda *_: None)
     optimizer = torch.optim.SGD([parameter], lr=0.1)
     launches = recorded_update._Launches([parameter], optimizer)
 
@@ -197,12 +197,14 @@ def test_a_recording_that_fails_shows_no_sum_without_noise(recorded, monkeypatch
 def test_only_a_run_alone_that_need_not_be_repeated_has_our_own_update(recorded, monkeypatch):
     made = []
     monkeypatch.setattr(recorded_update, "can_be_recorded", lambda *_: True)
-    monkeypatch.setattr(recorded_update.gpu, "fused_update", lambda *_: made.append(1))
+    monkeypatch.setattr(recorded_update, "fused_update", lambda *_: made.append(1))
     source = SimpleNamespace(in_place=lambda *_, **__: recorded.noise)
     parameters = [recorded.parameter]
     for is_alone, is_deterministic in ((True, False), (False, False), (True, True)):
         made.clear()
-        ends = recorded_update.Tail(source, parameters, recorded.optimizer, is_alone=is_alone)
+        ends = recorded_update.RecordedUpdate(
+            source, parameters, recorded.optimizer, is_alone=is_alone
+        )
         torch.use_deterministic_algorithms(is_deterministic)
         try:
             for step in range(3):

@@ -8,8 +8,7 @@ from torch.nn import functional as F
 from tacit.errors import IncompatibleModel
 from tacit.training import make_private
 from tacit.training.clipping import Flat, clipped_sum
-from tacit.training.gpu.compiled import CompiledSum
-from tacit.training.gpu.partition import _own
+from tacit.training.gpu.compiled import CompiledSum, _compiler, _own
 
 pytestmark = [
     pytest.mark.slow,
@@ -57,6 +56,29 @@ def test_the_compiled_sum_is_the_eager_one(setting):
         assert torch.equal(found.within, wanted.within)
 
 
+@pytest.mark.smoke
+def test_without_torchs_compiler_the_same_sum_is_computed_after_a_warning(monkeypatch):
+    monkeypatch.delattr("torch._guards.TracingContext")
+    model, weights = network(), torch.tensor([1.0, 1, 1, 1, 0, 0])
+    batch = torch.randn(6, 1, 8, 8), torch.randint(0, 3, (6,))
+    batch[0][1] = float("nan")
+    compiled = CompiledSum(model, losses, Flat(0.5))
+    _compiler.cache_clear()
+    try:
+        with pytest.warns(UserWarning, match="compile=True has no effect"):
+            found = compiled(batch, weights, 0.3)
+        assert not compiled.all_finite()
+        batch[0][1] = 0.0
+        compiled.begin()
+        found = compiled(batch, weights, 0.3)  # without another warning
+    finally:
+        _compiler.cache_clear()
+    assert compiled.all_finite()
+    assert compiled.draws
+    wanted = clipped_sum(model, losses, batch, Flat(0.15), weights=weights)
+    assert relative(found, wanted) < 1e-5
+
+
 def test_the_optimizers_steps_are_seen(setting):
     model, batch, compiled = setting
     with torch.no_grad():
@@ -74,7 +96,7 @@ def test_parameters_that_moved_are_found_again(setting):
     assert relative(compiled(batch, torch.ones(6)), wanted) < 1e-5
 
 
-def test_a_row_that_is_not_finite_is_told(setting):
+def test_a_row_that_is_not_finite_is_reported(setting):
     _, (x, y), compiled = setting
     spoiled = x.clone()
     spoiled[2] = float("nan")

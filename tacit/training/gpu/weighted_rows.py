@@ -1,8 +1,11 @@
-"""Weighted sums of kept per-example gradients in 16 bits, added up in float32 (Triton)."""
+"""Weighted sums of per-example gradients that are kept in 16 bits, added up in float32 (Triton).
+
+Plain torch would first copy all gradients to float32.
+"""
 
 import torch
-import triton
-import triton.language as tl
+import triton  # pyright: ignore[reportMissingImports]  # comes with CUDA builds of torch
+import triton.language as tl  # pyright: ignore[reportMissingImports]  # as above
 from torch import Tensor
 
 
@@ -19,7 +22,7 @@ def _weigh_kernel(
         rows = at + tl.arange(0, ROWS)
         has_row = rows < tl.minimum((chunk + 1) * part, examples)
         factor = tl.load(factors + rows, mask=has_row, other=0.0)
-        # A row of factor 0 is not read: what is not finite there must not poison the sum.
+        # A row of factor 0 is not read: if it is not finite, 0 times it would be nan.
         wanted = (factor != 0.0)[:, None] & has_column[None, :]
         place = values + rows.to(tl.int64)[:, None] * size + columns[None, :]
         total += tl.load(place, mask=wanted, other=0.0).to(tl.float32) * factor[:, None]
@@ -28,16 +31,19 @@ def _weigh_kernel(
 
 @torch.library.custom_op("tacit::weighted_sum", mutates_args=())
 def weighted_sum(values: Tensor, factors: Tensor) -> Tensor:
-    """sum_i factors_i values_i, shape (size,); values (examples, size)."""
-    values, factors = values.contiguous(), factors.contiguous()  # the kernel counts on it
+    """Return sum_i factors_i values_i in float32, shape (size,), of values (examples, size).
+
+    A row whose factor is 0 adds exactly zero, even if it is not finite.
+    """
+    values, factors = values.contiguous(), factors.contiguous()  # the kernel requires it
     examples, size = values.shape
     columns = triton.cdiv(size, _COLUMNS)
-    # Cut the examples until the device is full.
+    # Cut the examples into chunks until there are enough programs to fill the device.
     chunks = max(1, min(triton.cdiv(examples, 4 * _ROWS), _FILL // columns))
     part = triton.cdiv(triton.cdiv(examples, chunks), _ROWS) * _ROWS
     chunks = triton.cdiv(examples, part)
     out = torch.empty(chunks, size, device=values.device, dtype=torch.float32)
-    _weigh_kernel[(columns, chunks)](
+    _weigh_kernel[(columns, chunks)](  # pyright: ignore[reportIndexIssue]  # a Triton kernel
         values, factors.float(), out, examples, size, part,
         ROWS=_ROWS, COLUMNS=_COLUMNS, num_warps=4,
     )  # fmt: skip

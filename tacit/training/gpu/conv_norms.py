@@ -1,12 +1,13 @@
-"""Per-example 2-d convolution gradients and their norms, channels last, without unfolding (Triton).
+"""Per-example 2-d convolution gradients and their norms, without copying patches (Triton).
 
-A convolution is a linear layer on patches: position t of the output sees the patch a_t of K =
-kernel height x width x channels values. The kernels read patches straight from the image.
+A convolution is a linear layer on patches: position t of the output reads the patch a_t of K =
+kernel height x width x channels values. The kernels read patches directly from the image, which
+must be channels last in memory.
 """
 
 import torch
-import triton
-import triton.language as tl
+import triton  # pyright: ignore[reportMissingImports]  # comes with CUDA builds of torch
+import triton.language as tl  # pyright: ignore[reportMissingImports]  # as above
 from torch import Tensor
 
 from tacit.training.gpu.gram import _lower_triangle, _store_share, precision, tile_for
@@ -18,6 +19,7 @@ def _conv_gram_kernel(
     stride_ab, stride_gb,
     TILE: tl.constexpr, DEPTH: tl.constexpr, DEPTH_G: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
+    """Compute a tile's share of sum_ts (a_t . a_s)(g_t . g_s), with patches a_t of the image."""
     pair = tl.program_id(0)
     example = tl.program_id(1).to(tl.int64)
     i, j = _lower_triangle(pair)
@@ -69,7 +71,7 @@ def _conv_instance_kernel(
     stride_ab, stride_gb,
     TILE_O: tl.constexpr, TILE_K: tl.constexpr, TILE_T: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Tile (outputs, patch values) of one example's gradient g'a, and its squared norm."""
+    """Compute a tile (outputs, patch values) of one example's gradient, and its squared norm."""
     tile = tl.program_id(0)
     example = tl.program_id(1).to(tl.int64)
     outputs = (tile // TILES_K) * TILE_O + tl.arange(0, TILE_O)
@@ -94,17 +96,38 @@ def _conv_instance_kernel(
     kept = total.to(out.dtype.element_ty)
     has = has_output[:, None] & has_value[None, :]
     tl.store(out + example * CO * K + outputs[:, None] * K + values[None, :], kept, mask=has)
-    # The norm is of what is kept, not of the accumulator: rounding cannot pass the clip norm.
+    # The norm is that of the rounded values that are kept, so rounding cannot exceed the clip norm.
     rounded = tl.where(has, kept.to(tl.float32), 0.0)
     tl.store(norms + example * tl.num_programs(0) + tile, tl.sum(tl.sum(rounded * rounded, 1), 0))
 
 
-@torch.library.custom_op("tacit::conv2d_norms", mutates_args=())
-def conv2d_norms(a: Tensor, g: Tensor, kernel: list[int], stride: int, padding: int) -> Tensor:
-    """Squared norms of weight gradients; a (batch, H, W, CI), g (batch, OH, OW, CO).
+def conv2d_norms(
+    x: Tensor, g: Tensor, kernel: list[int], stride: int, padding: int
+) -> tuple[Tensor, Tensor]:
+    """Return the squared norms (examples,) of weight gradients, and sums of |a_t| |g_t|.
 
-    And the sum over positions of |a_t| |g_t|: the scale of the rounding. Shape (2, batch).
+    x and g are the input and the output gradient, channels first by their axes. Tensors that are
+    channels last in memory are not copied.
     """
+    found = _conv2d_norms(_channels_last(x), _channels_last(g), kernel, stride, padding)
+    squared, lengths = found.unbind()
+    return squared, lengths
+
+
+def conv2d_instances(
+    x: Tensor, g: Tensor, kernel: list[int], stride: int, padding: int
+) -> tuple[Tensor, Tensor]:
+    """Return weight gradients (examples, outputs, *kernel, inputs), and their squared norms."""
+    return _conv2d_instances(_channels_last(x), _channels_last(g), kernel, stride, padding)
+
+
+def _channels_last(tensor: Tensor) -> Tensor:
+    return tensor.permute(0, 2, 3, 1).contiguous()
+
+
+@torch.library.custom_op("tacit::conv2d_norms", mutates_args=())
+def _conv2d_norms(a: Tensor, g: Tensor, kernel: list[int], stride: int, padding: int) -> Tensor:
+    """Compute `conv2d_norms` as (2, batch), from a (batch, H, W, CI) and g (batch, OH, OW, CO)."""
     batch, height, width, inputs = a.shape
     _, out_height, out_width, outputs = g.shape
     T = out_height * out_width
@@ -112,7 +135,7 @@ def conv2d_norms(a: Tensor, g: Tensor, kernel: list[int], stride: int, padding: 
     tiles = triton.cdiv(T, tile)
     pairs = tiles * (tiles + 1) // 2
     out = torch.empty(2, batch, pairs, device=a.device, dtype=torch.float32)
-    _conv_gram_kernel[(pairs, batch)](
+    _conv_gram_kernel[(pairs, batch)](  # pyright: ignore[reportIndexIssue]  # a Triton kernel
         a, g, out[0], out[1], T, inputs, outputs, height, width, out_width,
         kernel[1], kernel[0] * kernel[1], stride, padding, a.stride(0), g.stride(0),
         TILE=tile, DEPTH=tile_for(inputs, 64), DEPTH_G=tile_for(outputs, 64),
@@ -121,29 +144,25 @@ def conv2d_norms(a: Tensor, g: Tensor, kernel: list[int], stride: int, padding: 
     return out.sum(2)
 
 
-@conv2d_norms.register_fake
+@_conv2d_norms.register_fake
 def _(a: Tensor, g: Tensor, kernel: list[int], stride: int, padding: int) -> Tensor:
     return a.new_empty(2, a.shape[0], dtype=torch.float32)
 
 
 @torch.library.custom_op("tacit::conv2d_instances", mutates_args=())
-def conv2d_instances(
+def _conv2d_instances(
     a: Tensor, g: Tensor, kernel: list[int], stride: int, padding: int
 ) -> tuple[Tensor, Tensor]:
-    """Weight gradients (batch, CO, KH, KW, CI) in a's dtype, and their squared norms (batch,)."""
+    """Compute gradients (batch, CO, KH, KW, CI) in a's dtype, and their squared norms (batch,)."""
     batch, height, width, inputs = a.shape
     _, out_height, out_width, outputs = g.shape
     K = kernel[0] * kernel[1] * inputs
-    tile_o, tile_k, tile_t = (
-        tile_for(outputs, 64),
-        tile_for(K, 64),
-        tile_for(out_height * out_width, 64),
-    )
+    tile_o, tile_k, tile_t = (tile_for(size, 64) for size in (outputs, K, out_height * out_width))
     tiles_k = triton.cdiv(K, tile_k)
     tiles = triton.cdiv(outputs, tile_o) * tiles_k
     instances = torch.empty(batch, outputs, *kernel, inputs, device=a.device, dtype=a.dtype)
     norms = torch.empty(batch, tiles, device=a.device, dtype=torch.float32)
-    _conv_instance_kernel[(tiles, batch)](
+    _conv_instance_kernel[(tiles, batch)](  # pyright: ignore[reportIndexIssue]  # a Triton kernel
         a, g, instances, norms, out_height * out_width, inputs, outputs, K, height, width,
         out_width, kernel[1], stride, padding, tiles_k, a.stride(0), g.stride(0),
         TILE_O=tile_o, TILE_K=tile_k, TILE_T=tile_t, PRECISION=precision(a),
@@ -152,7 +171,7 @@ def conv2d_instances(
     return instances, norms.sum(1)
 
 
-@conv2d_instances.register_fake
+@_conv2d_instances.register_fake
 def _(a: Tensor, g: Tensor, kernel: list[int], stride: int, padding: int) -> tuple[Tensor, Tensor]:
     shape = (a.shape[0], g.shape[3], *kernel, a.shape[3])
     return a.new_empty(shape), a.new_empty(a.shape[0], dtype=torch.float32)
