@@ -13,7 +13,7 @@ from tacit.experiments.audit import AUDIT, audit_run
 from tacit.experiments.pate import PATERecipe, run_pate
 from tacit.experiments.recipe import Recipe
 from tacit.experiments.train import train
-from tacit.training.noise import NoisyMean
+from tacit.training import NoisyMean
 
 SMALL = """
 [training]

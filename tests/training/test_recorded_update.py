@@ -202,7 +202,9 @@ def test_only_a_run_alone_that_need_not_be_repeated_has_our_own_update(recorded,
     parameters = [recorded.parameter]
     for is_alone, is_deterministic in ((True, False), (False, False), (True, True)):
         made.clear()
-        ends = recorded_update.Tail(source, parameters, recorded.optimizer, is_alone=is_alone)
+        ends = recorded_update.RecordedUpdate(
+            source, parameters, recorded.optimizer, is_alone=is_alone
+        )
         torch.use_deterministic_algorithms(is_deterministic)
         try:
             for step in range(3):

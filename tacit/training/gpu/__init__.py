@@ -14,8 +14,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from tacit._lazy import lazy
+
 if TYPE_CHECKING:
     from tacit.training.gpu import noise, update
+    from tacit.training.gpu.compiled import CompiledSum
+    from tacit.training.gpu.recorded_update import RecordedUpdate
+
+__all__ = ["CompiledSum", "RecordedUpdate"]
+__getattr__ = lazy(__name__, {"CompiledSum": "compiled", "RecordedUpdate": "recorded_update"})
 
 
 def usable(tensor: Tensor) -> bool:
@@ -94,6 +101,24 @@ def fused_update(
     if not update.can_update(sums, parameters, optimizer):
         return None
     return update.Update(blocks, parameters, optimizer)
+
+
+def add_all(targets: Sequence[Tensor], others: Sequence[Tensor], *, alpha: float) -> None:
+    """Add `alpha` times each of `others` to its target, in place, in one launch if torch can."""
+    if hasattr(torch, "_foreach_add_"):
+        torch._foreach_add_(targets, others, alpha=alpha)  # pyright: ignore[reportPrivateImportUsage]  # as torch.optim does
+        return
+    for target, other in zip(targets, others, strict=True):
+        target.add_(other, alpha=alpha)
+
+
+def zero_all(tensors: Sequence[Tensor]) -> None:
+    """Set every tensor to zero, in place, in one launch if torch can."""
+    if hasattr(torch, "_foreach_zero_"):
+        torch._foreach_zero_(tensors)  # pyright: ignore[reportPrivateImportUsage]  # as torch.optim does
+        return
+    for tensor in tensors:
+        tensor.zero_()
 
 
 def _channels_last(tensor: Tensor) -> Tensor:

@@ -18,15 +18,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from tacit.training.clip import FLOAT32_ROUNDING, Clip
-from tacit.training.engines.bookkeeping import compute, plan_for
-from tacit.training.engines.tape import NonFinite
+from tacit.training.clip import FLOAT32_ROUNDING, Clip, ClippedSum, trainable
+from tacit.training.engines import bookkeeping
+from tacit.training.engines.bookkeeping import NonFinite, trace_for
+from tacit.training.engines.examples import Examples
 from tacit.training.engines.trace import undisturbed
 from tacit.training.gpu.graph_replay import Captured, Mailbox, Step, tell
 from tacit.training.gpu.partition import Traced, two_graphs
 from tacit.training.gradients.rounding import cudnn_rounds, multiplied_in
-from tacit.training.lots import Part
-from tacit.training.sums import ClippedSum, trainable
+from tacit.training.lots import PendingMicrobatch
 
 # Bytes of activations that a GPU passes over in less time than the host needs to look and go on.
 _CHEAP_TO_MASK = 2**28
@@ -102,13 +102,18 @@ class CompiledSum:
         self._forget_if_moved()
         known, tensors = self._known(batch, mask)
         if (run := known.run) is None:
-            with undisturbed(self.model, trainable(self.model)):
+            with undisturbed(self.model):
                 kind = Captured if mask.is_cuda else Scaled
                 run = known.run = kind(known.traced.run, mask, tensors)
         return self._run(known.traced, partial(run, scale, mask, tensors), reuse=reuse)
 
     def of_part(
-        self, part: Part, data: tuple[Tensor, ...], scale: float = 1.0, *, reuse: bool = False
+        self,
+        part: PendingMicrobatch,
+        data: tuple[Tensor, ...],
+        scale: float = 1.0,
+        *,
+        reuse: bool = False,
     ) -> ClippedSum:
         """The same for a part of a lot whose records are the rows of `data`, on the GPU.
 
@@ -121,7 +126,7 @@ class CompiledSum:
             known, tensors = self._known(batch, mask)
             run = None
             if all(t.is_contiguous() for t in (*data, *tensors)):
-                with undisturbed(self.model, trainable(self.model)):
+                with undisturbed(self.model):
                     run = Captured(known.traced.run, mask, tensors, data)
             self._of_rows[key] = run, known.traced
         run, traced = self._of_rows[key]
@@ -164,7 +169,7 @@ class CompiledSum:
                 _require_equal(seen.fixed, fixed)
                 return seen, tensors
         # A run that is resumed builds at another step: building must not move the random stream.
-        with undisturbed(self.model, trainable(self.model)):
+        with undisturbed(self.model):
             traced = self._compiled(batch, mask, leaves, structure)
         known.append(_Known(structure, fixed, traced))
         return known[-1], tensors
@@ -173,7 +178,7 @@ class CompiledSum:
         self, batch: Any, mask: Tensor, leaves: list[Any], structure: pytree.TreeSpec
     ) -> Traced:
         parameters = trainable(self.model)
-        plan = plan_for(self.model, self.loss_fn, batch, parameters, len(mask), self.views)
+        trace = trace_for(Examples(self.model, self.loss_fn, batch, mask, self.views))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
         def joint(
@@ -194,17 +199,9 @@ class CompiledSum:
 
             mailbox = self._mailbox if nonfinite == "ignore" else None
             clip = _Rescaled(self.clip, factor, mailbox)
-            found = compute(
-                self.model,
-                loss_fn,
-                pytree.tree_unflatten(filled, structure),
-                clip,
-                mask,
-                self.views,
-                plan,
-                parameters,
-                nonfinite=nonfinite,
-            )
+            batch = pytree.tree_unflatten(filled, structure)
+            examples = Examples(self.model, loss_fn, batch, mask, self.views)
+            found = bookkeeping.run(examples, clip, trace=trace, nonfinite=nonfinite)
             return [total[0], *found.sums.values(), found.within, clip.is_finite]
 
         seed, factor = (torch.ones((), device=mask.device) for _ in range(2))
@@ -269,7 +266,7 @@ class _Seeded(torch.autograd.Function):
         return g * seed.to(g.dtype), None
 
 
-def _padded(part: Part) -> tuple[Any, Tensor]:
+def _padded(part: PendingMicrobatch) -> tuple[Any, Tensor]:
     micro = part.fetch()
     assert micro.weights is not None  # compiled batches are padded
     return micro.batch, micro.weights

@@ -15,8 +15,8 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
+from tacit.training.clip import is_dense
 from tacit.training.records import Indices
-from tacit.training.sums import is_dense
 
 Step = Callable[[Tensor, list[Tensor]], list[Tensor]]
 """(seed of the backward, other inputs) -> results of the backward."""

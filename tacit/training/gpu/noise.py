@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tacit.training.sums import is_dense
+from tacit.training.clip import is_dense
 
 # Numbers of one program, by fours: few enough to give small models many programs.
 QUARTER = 512

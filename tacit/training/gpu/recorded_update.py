@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _SETTLED = 8  # steps that look the same before they are recorded, which takes as long as dozens
 
 
-class Tail:
+class RecordedUpdate:
     """Releases sums into `p.grad` of some parameters, and lets their optimizer move them."""
 
     def __init__(

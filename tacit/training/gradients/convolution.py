@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tacit.training.clip import accumulator
 from tacit.training.gradients.convolved import Convolved, Geometry
 from tacit.training.gradients.linear import bias_piece
 from tacit.training.gradients.site import (
@@ -19,7 +20,6 @@ from tacit.training.gradients.site import (
     first_order,
     outside_autocast,
 )
-from tacit.training.sums import accumulator
 
 Size = int | Sequence[int]
 aten = torch.ops.aten

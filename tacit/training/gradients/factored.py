@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tacit.training import gpu
+from tacit.training.clip import accumulator
 from tacit.training.gradients.cost import cheapest_way
 from tacit.training.gradients.rounding import room
 from tacit.training.gradients.site import Piece
-from tacit.training.sums import accumulator
 
 # Largest temporary of one chunk of examples, in elements: on a CPU it should stay in the cache.
 CHUNK_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}

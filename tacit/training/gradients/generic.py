@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from tacit.training.clip import accumulator
 from tacit.training.gradients.factored import Dense
 from tacit.training.gradients.site import Declined, Layout, Site, Unsupported, first_order
-from tacit.training.sums import accumulator
 
 
 def generic(site: Site, function: Callable[..., Any], args: Any, kwargs: Any) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tacit.training.clip import accumulator
 from tacit.training.gradients.factored import Dense, Outer, squared_norm
 from tacit.training.gradients.site import (
     Declined,
@@ -19,7 +20,6 @@ from tacit.training.gradients.site import (
     first_order,
     outside_autocast,
 )
-from tacit.training.sums import accumulator
 
 
 def linear(

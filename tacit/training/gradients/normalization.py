@@ -13,6 +13,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensor
 from torch.nn import functional as F
 
+from tacit.training.clip import accumulator
 from tacit.training.gradients.factored import Dense
 from tacit.training.gradients.site import (
     Declined,
@@ -21,7 +22,6 @@ from tacit.training.gradients.site import (
     first_order,
     outside_autocast,
 )
-from tacit.training.sums import accumulator
 
 aten = torch.ops.aten
 
