@@ -229,6 +229,10 @@ class ForeignForward:
                     self._intercept.backward(losses, torch.ones_like(losses))
                 except Stale:  # a parameter was used where no rule saw it
                     raise RuntimeError(_DIFFERS) from None
+                except Unsupported as error:
+                    raise RuntimeError(
+                        f"{error.reason}. Give no loss_fn to make_private."
+                    ) from None
                 with torch.no_grad():
                     return tape.clipped_sum(self._mask, "look")
 

@@ -118,7 +118,7 @@ def _channels(layer: nn.Module) -> int:
 def _replacement(layer: nn.Module) -> nn.Module:
     channels = _channels(layer)
     if isinstance(layer, _INSTANCE_NORMS):
-        fixed = copy.deepcopy(layer)
+        fixed: Any = copy.deepcopy(layer)  # Any: these attributes are of no public class
         fixed.track_running_stats = False
         fixed.running_mean = fixed.running_var = fixed.num_batches_tracked = None
         return fixed

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from tacit.mechanisms import GaussianMechanism, GridGaussianMechanism
@@ -189,7 +189,7 @@ class NoisyUpdate:
     """Puts noisy means into `p.grad` and lets the user's own optimizer move the parameters."""
 
     def __init__(
-        self, noise: NoisyMean, parameters: Iterable[Tensor], optimizer: torch.optim.Optimizer
+        self, noise: NoisyMean, parameters: Iterable[nn.Parameter], optimizer: torch.optim.Optimizer
     ) -> None:
         self._noise = noise
         self._parameters = list(parameters)
@@ -217,7 +217,7 @@ class NoisyUpdate:
 
 def noisy_update(
     noise: NoisyMean,
-    parameters: Sequence[Tensor],
+    parameters: Sequence[nn.Parameter],
     optimizer: torch.optim.Optimizer,
     *,
     is_alone: bool,

@@ -35,6 +35,7 @@ from tacit.training.records import Microbatch
 from tacit.training.tree import Batch, current_device, is_out_of_memory, map_rows, n_rows, with_rows
 
 if TYPE_CHECKING:
+    from tacit.training.gpu import CompiledSum
     from tacit.training.lots import Lot, PendingMicrobatch
 
 T = TypeVar("T")
@@ -156,7 +157,7 @@ class LotSum:
         self._is_on_gpu = next(model.parameters()).is_cuda
         self._clip_norm = clip.clip_norms[0]
         self._running: ClippedSum | None = None
-        self._compiled: Any = None  # Any: gpu.CompiledSum, which is imported on use
+        self._compiled: CompiledSum | None = None
         if compile and loss_fn is not None:
             from tacit.training import gpu
 
@@ -170,16 +171,16 @@ class LotSum:
         """
         if self._norms:
             check_layers(self._norms)
-        is_compiled = self._compiled is not None and not masked
-        if is_compiled:
-            self._compiled.begin()
+        compiled = None if masked else self._compiled
+        if compiled is not None:
+            compiled.begin()
         drawn = 0
         with gathered(self._model) if self._is_sharded else nullcontext(), self._seeded(lot):
             pending = list(lot.pending())
             total = None if len(pending) == 1 else self._zeros(clip)
             compute = partial(self._clipped_sum, clip=clip, masked=masked)
             for microbatch in pending:
-                parts = self._sum_of_rows(lot, microbatch, clip) if is_compiled else []
+                parts = self._sum_of_rows(lot, microbatch, clip, compiled)
                 if not parts:
                     fetched, lower_limit = microbatch.fetch(), lot.source.lower_limit
                     parts = in_halves(compute, fetched, on_halved=lower_limit)
@@ -189,7 +190,7 @@ class LotSum:
                     else:
                         total += part
                 drawn += len(microbatch.indices)
-        if is_compiled and not self._compiled.all_finite():
+        if compiled is not None and not compiled.all_finite():
             return self(lot, clip, masked=True)
         assert total is not None  # there are zeros if nothing was drawn
         return total, drawn
@@ -211,7 +212,11 @@ class LotSum:
         return self._engine(Examples(self._model, self._loss_fn, batch, mask, self._views), clip)
 
     def _sum_of_rows(
-        self, lot: "Lot", microbatch: "PendingMicrobatch", clip: Clip
+        self,
+        lot: "Lot",
+        microbatch: "PendingMicrobatch",
+        clip: Clip,
+        compiled: "CompiledSum | None",
     ) -> list[ClippedSum]:
         """Return the compiled sum of records that the GPU fetches itself, or nothing if it cannot.
 
@@ -219,10 +224,10 @@ class LotSum:
         """
         data = lot.source.records.on_device
         is_plain = self._augment is None and self._views == 1
-        if data is None or not (self._is_on_gpu and is_plain):
+        if compiled is None or data is None or not (self._is_on_gpu and is_plain):
             return []
         try:
-            return [self._compiled.of_part(microbatch, data, self._scale(clip), reuse=True)]
+            return [compiled.of_part(microbatch, data, self._scale(clip), reuse=True)]
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise

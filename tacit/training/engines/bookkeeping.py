@@ -32,7 +32,13 @@ from tacit.training.engines.trace import CallKey, CallSpec, Label, Trace, trace_
 from tacit.training.gradients import RULES, derived, generic
 from tacit.training.gradients.factored import Dense, apart, combine, joined
 from tacit.training.gradients.site import Declined, Layout, Piece, Site, Unsupported
-from tacit.training.tree import require_gradient, results_in, tensors_in, with_rows
+from tacit.training.tree import (
+    is_out_of_memory,
+    require_gradient,
+    results_in,
+    tensors_in,
+    with_rows,
+)
 
 TRACES_PER_MODEL = 256  # for example one for each length of sequence
 # By model, then by what the trace depends on: the trace, or why there is none.
@@ -186,10 +192,17 @@ class Intercept(TorchFunctionMode):
         # Checkpointed blocks run again and must save the same tensors, so the mode has to be on;
         # `torch.autograd.grad` is itself a torch function, which would leave it.
         backward = getattr(torch.autograd.graph, "_engine_run_backward", None)
-        if backward is None:
-            raise Unsupported("this version of torch cannot follow a checkpointed block")
-        with self:
-            return backward((losses,), (seeds,), False, False, targets, True, accumulate_grad=False)
+        if backward is not None:
+            with self:
+                return backward(
+                    (losses,), (seeds,), False, False, targets, True, accumulate_grad=False
+                )
+        try:
+            return torch.autograd.grad(losses, targets, seeds, allow_unused=True)
+        except RuntimeError as error:  # a block ran again without the mode and saved other tensors
+            if is_out_of_memory(error):
+                raise
+            raise Unsupported("this version of torch cannot follow a checkpointed block") from error
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -265,7 +278,7 @@ def _same(tensor: Tensor) -> Tensor:
 def _saved_tensors_are_hooked() -> bool:
     """Return whether tensors saved now may be recomputed, as in a checkpointed block."""
     # torch has no public way to ask. Without the private one assume so: that costs time only.
-    ask = getattr(torch._C, "_autograd", None)
+    ask = getattr(getattr(torch, "_C", None), "_autograd", None)
     ask = getattr(ask, "_top_saved_tensors_default_hooks", None)
     return ask is None or ask(True) is not None
 

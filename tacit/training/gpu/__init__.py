@@ -36,6 +36,15 @@ def has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
+def is_traced(tensor: Tensor) -> bool:
+    """Return True for a tensor without data, which the compiler uses to trace a computation."""
+    try:
+        from torch._subclasses import FakeTensor
+    except ImportError:  # then this package does not trace anything
+        return False
+    return isinstance(tensor, FakeTensor)
+
+
 def gram_norms(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     """Squared norms (examples,) of a'g, and sums of |a_t| |g_t|, the scale of their rounding.
 

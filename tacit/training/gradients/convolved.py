@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tacit.training import gpu
 from tacit.training.gradients import factored
 from tacit.training.gradients.cost import Way, cheapest_way
 from tacit.training.gradients.rounding import convolved_in, room
@@ -187,7 +186,7 @@ class Convolved:
         """Whether the GPU kernels take this convolution: plain, in two dimensions, square steps."""
         geometry = self.geometry
         return (
-            gpu.usable(self.x)
+            factored.fused_kernels_take(self.x)
             and len(geometry.kernel) == 2
             and not geometry.transposed
             and geometry.groups == 1
@@ -197,6 +196,8 @@ class Convolved:
         )
 
     def _fused(self, way: Way) -> tuple[Tensor, Piece]:
+        from tacit.training import gpu
+
         geometry = self.geometry
         span = (list(geometry.kernel), geometry.stride[0], geometry.padding[0])
         g = self.g.to(self.x.dtype)

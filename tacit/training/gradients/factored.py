@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tacit.training import gpu
 from tacit.training.clip import accumulator
 from tacit.training.gradients.cost import cheapest_way
 from tacit.training.gradients.rounding import room
@@ -28,6 +27,15 @@ SMALL, ALIGNED = 2**14, 16
 NARROW = 16
 
 TINY = 2.0**-110  # squares below float32's range, and the sum of many of them, are lost
+
+
+def fused_kernels_take(tensor: Tensor) -> bool:
+    """Return whether the GPU kernels take this tensor; they are imported for CUDA tensors only."""
+    if not tensor.is_cuda:
+        return False
+    from tacit.training import gpu
+
+    return gpu.usable(tensor)
 
 
 def chunk_elements(device: torch.device) -> int:
@@ -62,7 +70,9 @@ class Dense:
 
     def weighted_sum(self, factors: Tensor, keep: Tensor | None) -> Tensor:
         flat = self.values.reshape(len(factors), -1)
-        if gpu.usable(flat) and flat.element_size() == 2:
+        if fused_kernels_take(flat) and flat.element_size() == 2:
+            from tacit.training import gpu
+
             total = gpu.weighted_sum(flat, kept(factors, keep)).view(self.values.shape[1:])
         else:
             flat = kept(wide(flat), keep)
@@ -134,14 +144,16 @@ class Outer:
             item=accumulator(self.left.dtype).itemsize,
             stored=positions * (inputs + outputs),
             device=self.left.device,
-            fused=gpu.usable(self.left),
+            fused=fused_kernels_take(self.left),
         )
         if way == "keep":
             squared, piece = Dense(self.dense()).settle()
             return squared, squared.sqrt(), 0.0, piece
-        width, fused = max(inputs, outputs), gpu.usable(self.left)
+        width, fused = max(inputs, outputs), fused_kernels_take(self.left)
         share = room(self.dtype, gram=width if way == "gram" else 0, fused=fused)
         if way == "gram" and fused:
+            from tacit.training import gpu
+
             return *gpu.gram_norms(self.right, self.left), share, self
         size = positions**2 if way == "gram" else inputs * outputs
         parts = [

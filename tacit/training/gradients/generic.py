@@ -12,32 +12,33 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from tacit.training.clip import accumulator
 from tacit.training.gradients.factored import Dense
 from tacit.training.gradients.site import Declined, Layout, Site, Unsupported, first_order
+from tacit.training.tree import map_tensors
 
 
 def generic(site: Site, function: Callable[..., Any], args: Any, kwargs: Any) -> Tensor:
-    """One result of `function(*args, **kwargs)`, mapped over the examples in the backward."""
-    leaves, spec = pytree.tree_flatten((args, kwargs))
-    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-    tensors = [leaves[i] for i in places]
+    """Compute a function with one result; its backward collects per-example gradients."""
+    tensors: list[Tensor] = []
+    placeholder = torch.empty(0)  # the template must not keep the tensors of the call alive
+
+    def take(tensor: Tensor) -> Tensor:
+        tensors.append(tensor)
+        return placeholder
+
+    template = map_tensors(take, (args, kwargs))
     layouts = [site.layout(t) for t in tensors]
-    for place in places:
-        leaves[place] = None
 
     def call(*values: Tensor) -> Tensor:
-        filled = list(leaves)
-        for place, value in zip(places, values, strict=True):
-            filled[place] = value
-        args, kwargs = pytree.tree_unflatten(filled, spec)
+        given = iter(values)
+        args, kwargs = map_tensors(lambda _: next(given), template)
         return function(*args, **kwargs)
 
     shared = [t if site.is_shared(t) else None for t in tensors]
-    hidden = [t.detach() if site.is_shared(t) else t for t in tensors]
-    return _Generic.apply(site.anchor, (site, call, layouts, shared), *hidden)
+    inputs = [t.detach() if site.is_shared(t) else t for t in tensors]
+    return _Generic.apply(site.anchor, (site, call, layouts, shared), *inputs)
 
 
 class _Generic(torch.autograd.Function):

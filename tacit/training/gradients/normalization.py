@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses import FakeTensor
 from torch.nn import functional as F
 
 from tacit.training.clip import accumulator
@@ -215,7 +214,7 @@ def _memory_format(x: Tensor) -> torch.memory_format:
 
     A GPU's takes contiguous tensors only; the compiler writes its own, for any format.
     """
-    takes_any = x.device.type == "cpu" or isinstance(x, FakeTensor)
+    takes_any = x.device.type == "cpu" or _is_traced(x)
     if takes_any and x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):
         return torch.channels_last
     return torch.contiguous_format
@@ -223,3 +222,11 @@ def _memory_format(x: Tensor) -> torch.memory_format:
 
 def _dense(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=_memory_format(x))
+
+
+def _is_traced(x: Tensor) -> bool:
+    if not x.is_cuda:
+        return False
+    from tacit.training import gpu
+
+    return gpu.is_traced(x)
