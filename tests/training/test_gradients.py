@@ -11,7 +11,7 @@ from torch import nn
 from torch._subclasses import FakeTensorMode
 from torch.nn import functional as F
 
-from tacit.training.clipping import Flat, clipped_sum
+from tacit.training import Flat, clipped_sum
 from tacit.training.gradients import convolution, ghost_norm
 
 _SPEC = importlib.util.spec_from_file_location(

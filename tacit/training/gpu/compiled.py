@@ -1,6 +1,6 @@
 """The clipped sum as two compiled graphs: the forward, and the backward with norms and sums.
 
-`engines.bookkeeping.compute` is a function of tensors, so it can be traced whole for one shape of
+`engines.bookkeeping.run` is a function of tensors, so it can be traced whole for one shape of
 batch. The trace is cut where the backward begins, by the partitioner of ordinary compiled training,
 which recomputes cheap activations instead of keeping them. Both halves are compiled. The graphs
 read parameters and buffers from the model's own tensors, so they follow the optimizer's updates.
@@ -26,17 +26,17 @@ import torch
 from torch import Tensor, fx, nn
 
 from tacit.errors import IncompatibleModel
-from tacit.training.clip import FLOAT32_ROUNDING, Clip
-from tacit.training.engines.bookkeeping import compute, plan_for
-from tacit.training.engines.tape import NonFinite
+from tacit.training.clip import FLOAT32_ROUNDING, Clip, ClippedSum, trainable
+from tacit.training.engines import bookkeeping
+from tacit.training.engines.bookkeeping import NonFinite, trace_for
+from tacit.training.engines.examples import Examples
 from tacit.training.engines.trace import undisturbed
 from tacit.training.gpu.graph_replay import FiniteFlag, ReplayedStep, Step, report
 from tacit.training.gradients.ghost_norm import cudnn_rounds, multiplied_in
-from tacit.training.records import map_tensors
-from tacit.training.sums import ClippedSum, trainable
+from tacit.training.tree import map_tensors
 
 if TYPE_CHECKING:
-    from tacit.training.lots import Part
+    from tacit.training.lots import PendingMicrobatch
 
 # Bytes of activations that a GPU masks in less time than the host needs to read a flag.
 _CHEAP_TO_MASK = 2**28
@@ -123,14 +123,19 @@ class CompiledSum:
         self._forget_if_moved()
         graphs, tensors = self._graphs_for(batch, mask)
         if (run := graphs.run) is None:
-            with undisturbed(self.model, trainable(self.model)):
+            with undisturbed(self.model):
                 is_replayed = mask.is_cuda and graphs.traced.is_compiled
                 kind = ReplayedStep if is_replayed else _plain
                 run = graphs.run = kind(graphs.traced.run, mask, tensors)
         return self._run(graphs.traced, partial(run, scale, mask, tensors), reuse=reuse)
 
     def of_part(
-        self, part: "Part", data: tuple[Tensor, ...], scale: float = 1.0, *, reuse: bool = False
+        self,
+        part: "PendingMicrobatch",
+        data: tuple[Tensor, ...],
+        scale: float = 1.0,
+        *,
+        reuse: bool = False,
     ) -> ClippedSum:
         """Return the clipped sum of a microbatch whose records are rows of `data` on the GPU.
 
@@ -144,7 +149,7 @@ class CompiledSum:
             run = None
             is_contiguous = all(t.is_contiguous() for t in (*data, *tensors))
             if is_contiguous and graphs.traced.is_compiled:
-                with undisturbed(self.model, trainable(self.model)):
+                with undisturbed(self.model):
                     run = ReplayedStep(graphs.traced.run, mask, tensors, data)
             self._of_rows[key] = run, graphs.traced
         run, traced = self._of_rows[key]
@@ -194,7 +199,7 @@ class CompiledSum:
         if key not in steps:
             # A resumed run builds its graphs at another step, so building them must not draw from
             # the random stream.
-            with undisturbed(self.model, trainable(self.model)):
+            with undisturbed(self.model):
                 steps[key] = _Graphs(fixed, self._traced(batch, mask, tensors))
         _require_equal(steps[key].fixed, fixed)
         return steps[key], tensors
@@ -202,7 +207,7 @@ class CompiledSum:
     def _traced(self, batch: Any, mask: Tensor, tensors: list[Tensor]) -> Traced:
         """Trace and cut the clipped sum of batches like this one."""
         parameters = trainable(self.model)
-        plan = plan_for(self.model, self.loss_fn, batch, parameters, len(mask), self.views)
+        trace = trace_for(Examples(self.model, self.loss_fn, batch, mask, self.views))
         placeholder = torch.empty(0)  # a step without compilation must not keep the batch alive
         template = map_tensors(lambda _: placeholder, batch)
 
@@ -218,17 +223,9 @@ class CompiledSum:
                 return _Seeded.apply(losses, seed)
 
             clip = _Rescaled(self.clip, factor, self._flag if nonfinite == "ignore" else None)
-            found = compute(
-                self.model,
-                loss_fn,
-                map_tensors(lambda _: next(replaced), template),
-                clip,
-                mask,
-                self.views,
-                plan,
-                parameters,
-                nonfinite=nonfinite,
-            )
+            batch = map_tensors(lambda _: next(replaced), template)
+            examples = Examples(self.model, loss_fn, batch, mask, self.views)
+            found = bookkeeping.run(examples, clip, trace=trace, nonfinite=nonfinite)
             return [total[0], *found.sums.values(), found.within, clip.is_finite]
 
         seed, factor = (torch.ones((), device=mask.device) for _ in range(2))
@@ -306,7 +303,7 @@ def _plain(step: Step, mask: Tensor, tensors: list[Tensor]) -> ScaledStep:
     return run
 
 
-def _padded(part: "Part") -> tuple[Any, Tensor]:
+def _padded(part: "PendingMicrobatch") -> tuple[Any, Tensor]:
     micro = part.fetch()
     assert micro.weights is not None  # compiled batches are padded
     return micro.batch, micro.weights

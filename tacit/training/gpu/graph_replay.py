@@ -17,8 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tacit.training.clip import is_dense
 from tacit.training.gpu import copy_all
-from tacit.training.sums import is_dense
 
 Step = Callable[[Tensor, list[Tensor]], list[Tensor]]
 """(seed of the backward, other inputs) -> results of the backward."""

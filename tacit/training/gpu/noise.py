@@ -13,7 +13,7 @@ import triton  # pyright: ignore[reportMissingImports]  # comes with CUDA builds
 import triton.language as tl  # pyright: ignore[reportMissingImports]  # as above
 from torch import Tensor
 
-from tacit.training.sums import is_dense
+from tacit.training.clip import is_dense
 
 # A quarter of the numbers of one program: few enough that small models have many programs.
 QUARTER = 512

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tacit.training.clip import accumulator
 from tacit.training.gradients import ghost_norm
 from tacit.training.gradients.factored import Dense, FactoredGradient, kept, scaled
 from tacit.training.gradients.ghost_norm import bmm_wide, convolved_in, room, squared_norm, wide
@@ -32,7 +33,6 @@ from tacit.training.gradients.site import (
     hidden,
     without_autocast,
 )
-from tacit.training.sums import accumulator
 
 Size = int | Sequence[int]
 aten = torch.ops.aten

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tacit.training.clip import accumulator
 from tacit.training.gradients.factored import Dense, FactoredGradient, Outer, TableRows
 from tacit.training.gradients.site import Declined, Layout, Site, Unsupported, first_order
-from tacit.training.records import map_tensors
-from tacit.training.sums import accumulator
+from tacit.training.tree import map_tensors
 
 CASTS = (
     Tensor.to,

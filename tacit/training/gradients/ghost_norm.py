@@ -23,7 +23,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from tacit.training.sums import accumulator
+from tacit.training.clip import accumulator
 
 Way = Literal["gram", "keep", "drop"]
 

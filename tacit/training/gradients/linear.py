@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tacit.training.clip import accumulator
 from tacit.training.gradients.factored import Dense, Outer
 from tacit.training.gradients.ghost_norm import squared_norm
 from tacit.training.gradients.site import (
@@ -21,7 +22,6 @@ from tacit.training.gradients.site import (
     hidden,
     without_autocast,
 )
-from tacit.training.sums import accumulator
 
 
 def linear(

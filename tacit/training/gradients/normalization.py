@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tacit.training.clip import accumulator
 from tacit.training.gradients.factored import Dense
 from tacit.training.gradients.site import (
     Declined,
@@ -22,7 +23,6 @@ from tacit.training.gradients.site import (
     hidden,
     without_autocast,
 )
-from tacit.training.sums import accumulator
 
 aten = torch.ops.aten
 

@@ -6,8 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from tacit.errors import IncompatibleModel
-from tacit.training import make_private
-from tacit.training.clipping import Flat, clipped_sum
+from tacit.training import Flat, clipped_sum, make_private
 from tacit.training.gpu.compiled import CompiledSum, _compiler, _own
 
 pytestmark = [

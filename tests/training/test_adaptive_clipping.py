@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from tacit.training import AdaptiveClip, PerLayer
-from tacit.training.adaptive import count_sensitivity
-from tacit.training.noise import Key, NoisyMean
+from tacit.training.adaptive_clipping import count_sensitivity
+from tacit.training.key import Key
+from tacit.training.noise import NoisyMean
 
 
 def moved(factors, within, drawn, *, adaptive=None, step=0):

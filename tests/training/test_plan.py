@@ -4,7 +4,8 @@ import pytest
 
 from tacit import events as ev
 from tacit.training import Automatic, Exponential, Flat, Linear, PerLayer, Stairs
-from tacit.training.schedules import factors, scaled
+from tacit.training.clip import scaled
+from tacit.training.plan import factors
 
 
 @pytest.mark.parametrize("schedule", [Linear(2.0, 0.5), Exponential(2.0, 0.5), Stairs((2.0, 0.5))])

@@ -1,9 +1,10 @@
-"""Clip norms that follow a quantile of the gradient norms, learned privately.
+"""Adaptive clipping: clip norms that follow a quantile of the gradient norms, found privately.
 
 Andrew, Thakkar, McMahan & Ramaswamy 2021, "Differentially private learning with adaptive clipping"
 (arXiv:1905.03871), Algorithm 1. Each step also releases, with noise, how many examples were within
-the clip norm, and moves the norm geometrically towards the wanted quantile. The count sees the same
-sample as the gradient and is billed with it: PoissonSampled(rate, Sequence((gradient, count))).
+the clip norm, and moves the norm geometrically towards the wanted quantile. The count is taken on
+the same sample as the gradient and billed with it:
+PoissonSampled(rate, Sequence((gradient, count))).
 """
 
 import math
@@ -14,7 +15,7 @@ from tacit._check import in_open_unit, positive
 from tacit.events import Gaussian
 from tacit.training.noise import NoisyMean
 
-_REACH = 1e6  # the norm stays within this factor of its start, whatever the noise does
+_REACH = 1e6  # the norm stays within this factor of its first value, whatever the noise does
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,12 +25,12 @@ class AdaptiveClip:
     Parameters
     ----------
     quantile
-        Wanted share of examples whose gradient is not shortened.
+        Share of examples whose gradient should not be shortened.
     learning_rate
         Largest relative move a step, eta in the paper.
     count_noise_std
-        Noise on the count, sigma_b in the paper; None is a twentieth of the expected batch, their
-        choice: it costs little, and the count needs no more precision.
+        Noise on the count, sigma_b in the paper. None is a twentieth of the expected batch, as in
+        the paper: it costs little, and the count needs no more precision.
     """
 
     quantile: float = 0.5
@@ -43,11 +44,11 @@ class AdaptiveClip:
             positive(count_noise_std=self.count_noise_std)
 
     def noise_std(self, expected_batch: float) -> float:
-        """Standard deviation of the noise on each group's count."""
+        """Return the standard deviation of the noise on each group's count."""
         return self.count_noise_std or expected_batch / 20
 
     def event(self, expected_batch: float, groups: int) -> Gaussian:
-        """What releasing the counts of one step does to the private data."""
+        """Return the event of releasing the counts of one step."""
         return Gaussian(self.noise_std(expected_batch) / count_sensitivity(groups))
 
     def release(
@@ -60,9 +61,9 @@ class AdaptiveClip:
         step: int,
         expected_batch: float,
     ) -> tuple[float, ...]:
-        """The next factor on each clip norm, from the noisy counts; paid for by the caller.
+        """Return the next factor on each clip norm, from noisy counts that the caller has paid for.
 
-        The divisor is declared, never the drawn size, which is private and may be zero.
+        The divisor is the declared batch, never the drawn size, which is private and may be zero.
         """
         noisy = noise.release_counts(
             [count - drawn / 2 for count in within],
@@ -81,8 +82,8 @@ class AdaptiveClip:
 
 
 def count_sensitivity(groups: int) -> float:
-    """L2 change of the centered counts when one example comes or goes.
+    """Return the L2 change of the centered counts when one example is added or removed.
 
-    It adds 1 or 0 to `within` and 1/2 to `drawn / 2`, so +-1/2 to each group's centered count.
+    The example adds 1 or 0 to `within` and 1/2 to `drawn / 2`, so +-1/2 to each centered count.
     """
     return 0.5 * math.sqrt(groups)
