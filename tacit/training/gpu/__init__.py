@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from tacit.training.gpu.recorded_update import RecordedUpdate
     from tacit.training.gpu.weighted_rows import weighted_sum
 
+Tensors = list[Tensor] | tuple[Tensor, ...]
+
 _HOMES = {
     "CompiledSum": "compiled",
     "RecordedUpdate": "recorded_update",
@@ -77,7 +79,7 @@ def is_traced(tensor: Tensor) -> bool:
     return isinstance(tensor, FakeTensor)
 
 
-def add_all(targets: Sequence[Tensor], others: Sequence[Tensor], *, alpha: float = 1.0) -> None:
+def add_all(targets: Tensors, others: Tensors, *, alpha: float = 1.0) -> None:
     """Add `alpha` times each of `others` to its target, in place, in one launch if torch can."""
     if hasattr(torch, "_foreach_add_"):
         torch._foreach_add_(targets, others, alpha=alpha)  # pyright: ignore[reportPrivateImportUsage]  # as torch.optim does
@@ -86,7 +88,7 @@ def add_all(targets: Sequence[Tensor], others: Sequence[Tensor], *, alpha: float
         target.add_(other, alpha=alpha)
 
 
-def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+def copy_all(targets: Tensors, sources: Tensors) -> None:
     """Copy each source into its target, in one launch if torch can."""
     if hasattr(torch, "_foreach_copy_"):
         torch._foreach_copy_(targets, sources)  # pyright: ignore[reportPrivateImportUsage]  # as torch.optim does
@@ -95,7 +97,7 @@ def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
         target.copy_(source)
 
 
-def zero_all(tensors: Sequence[Tensor]) -> None:
+def zero_all(tensors: Tensors) -> None:
     """Set every tensor to zero, in place, in one launch if torch can."""
     if hasattr(torch, "_foreach_zero_"):
         torch._foreach_zero_(tensors)  # pyright: ignore[reportPrivateImportUsage]  # as torch.optim does
