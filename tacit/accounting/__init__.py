@@ -6,10 +6,10 @@ gives an upper bound or raises `UnsupportedEvent`, except `CentralLimitGDP`, whi
 approximation and no guarantee.
 """
 
-from tacit.accounting._bracket import Bracket
+from tacit.accounting.brackets import Bracket
 from tacit.accounting.calibrate import calibrate, calibrate_count
-from tacit.accounting.classic import BasicComposition, StrongComposition, asymptotic_noise
 from tacit.accounting.compose import flatten
+from tacit.accounting.composition import BasicComposition, StrongComposition, asymptotic_noise
 from tacit.accounting.gdp import GDP, CentralLimitGDP, gaussian_delta, gaussian_epsilon
 from tacit.accounting.moments import Moments
 from tacit.accounting.pld import PLD

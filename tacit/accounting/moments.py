@@ -13,7 +13,9 @@ from typing import Literal
 import numpy as np
 
 from tacit._check import in_open_unit, non_negative, whole
-from tacit.accounting._renyi import (
+from tacit.accounting.compose import flatten
+from tacit.accounting.rdp import delta_from_rdp, epsilon_from_rdp
+from tacit.accounting.rdp.divergence import (
     TAIL,
     FloatArray,
     gaussian_nodes,
@@ -22,9 +24,7 @@ from tacit.accounting._renyi import (
     reverse,
     trapezoid_step,
 )
-from tacit.accounting._sampled_gaussian import poisson_divergence
-from tacit.accounting.compose import flatten
-from tacit.accounting.rdp import delta_from_rdp, epsilon_from_rdp
+from tacit.accounting.rdp.sampled_gaussian import poisson_divergence
 from tacit.errors import UnsupportedEvent
 from tacit.events import Event, Gaussian, PoissonSampled, Relation
 

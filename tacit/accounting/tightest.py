@@ -13,13 +13,13 @@ import math
 from typing import Protocol
 
 from tacit._check import in_open_unit, non_negative
-from tacit.accounting._allocation_pair import allocation_pair
-from tacit.accounting._bracket import Bracket
-from tacit.accounting._laws import Law
-from tacit.accounting._pairs import directions, pair
-from tacit.accounting._side import Side
+from tacit.accounting.brackets import Bracket
 from tacit.accounting.compose import flatten
 from tacit.accounting.pld import PLD
+from tacit.accounting.pld.allocation_pair import allocation_pair
+from tacit.accounting.pld.direction import Side
+from tacit.accounting.pld.loss_laws import Law
+from tacit.accounting.pld.pairs import directions, pair
 from tacit.accounting.rdp import RDP
 from tacit.errors import NotCertified, UnsupportedEvent
 from tacit.events import (

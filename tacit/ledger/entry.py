@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tacit.events import Event, from_json
-from tacit.ledger.price import Cost
+from tacit.ledger.cost import Cost
 from tacit.ledger.store import Row
 
 

@@ -15,10 +15,10 @@ from tacit._check import in_open_unit, positive, whole
 from tacit.errors import BudgetExceeded, LedgerError
 from tacit.events import Event, Gaussian, Relation, Repeated, Sequence, from_json
 from tacit.ledger.budget import UNLIMITED, Budget, Remaining
+from tacit.ledger.cost import Cost, price
 from tacit.ledger.entry import Entry, entry_of
-from tacit.ledger.guard import Filter, fit
+from tacit.ledger.filter import Filter, fit
 from tacit.ledger.plan import Plan, steps_of
-from tacit.ledger.price import Cost, price
 from tacit.ledger.store import Row, Settings, Store, now
 from tacit.ledger.totals import Total, Totals
 from tacit.ledger.verify import Verification, verify_store
@@ -30,7 +30,7 @@ class Ledger:
     `spend` pays for an event durably or raises `BudgetExceeded` and records nothing, atomically
     across threads and processes that open the same file. All entries together are
     (`budget.epsilon`, `budget.delta`)-DP, even if each was chosen in the light of everything
-    released before: `tacit.ledger.guard` states the rule and proves it.
+    released before: `tacit.ledger.filter` states the rule and proves it.
 
     Parameters
     ----------

@@ -3,7 +3,7 @@
 import sqlite3
 from typing import NamedTuple
 
-from tacit.ledger.price import Cost, nothing
+from tacit.ledger.cost import Cost, nothing
 
 
 class Total(NamedTuple):

@@ -6,9 +6,9 @@ from typing import NamedTuple, NoReturn
 from tacit.errors import LedgerError
 from tacit.events import Event, Relation, from_json
 from tacit.ledger.budget import Budget
+from tacit.ledger.cost import Cost, price
 from tacit.ledger.entry import entry_of
-from tacit.ledger.guard import Filter
-from tacit.ledger.price import Cost, price
+from tacit.ledger.filter import Filter
 from tacit.ledger.store import Row, Store, chained, genesis
 from tacit.ledger.totals import Totals
 

@@ -12,8 +12,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from scipy.special import log_ndtr
 
-from tacit.accounting._moments import ORDERS, Moments, grid_moments
-from tacit.accounting._numerics import ROUND, Array, ComplexArray, FloatArray, expm1, log1p
+from tacit.accounting.numerics import ROUND, Array, ComplexArray, FloatArray, expm1, log1p
+from tacit.accounting.pld.cumulants import ORDERS, Moments, grid_moments
 
 
 class Split(NamedTuple):

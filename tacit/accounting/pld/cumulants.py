@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tacit.accounting._numerics import ROUND, FloatArray
+from tacit.accounting.numerics import ROUND, FloatArray
 
 ORDERS = 2.0 ** np.arange(-14.0, 30.5, 0.5)
 LOG_CONSTANT = ORDERS * np.log(ORDERS / (1 + ORDERS)) - np.log1p(ORDERS)

@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 
-from tacit.accounting._renyi import FloatArray
+from tacit.accounting.rdp.divergence import FloatArray
 from tacit.events import Trials
 
 GRID = 1 + 2.0 ** (np.arange(-24, 81) / 4)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import log_ndtr, ndtr
 
-from tacit.accounting._numerics import FloatArray, log_mixture
+from tacit.accounting.numerics import FloatArray, log_mixture
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ import pytest
 from scipy import integrate, stats
 
 from tacit.accounting import RDP, Charge, delta_from_rdp, epsilon_from_rdp
-from tacit.accounting._allocation import addition_divergence, removal_divergence
-from tacit.accounting._rules import price
+from tacit.accounting.rdp.allocation import addition_divergence, removal_divergence
+from tacit.accounting.rdp.curves import price
 from tacit.errors import UnsupportedEvent
 from tacit.events import (
     ApproximateDP,

@@ -51,7 +51,7 @@ from scipy.special import log_ndtr
 from tacit.accounting import gaussian_delta
 from tacit.events import Event, Relation
 from tacit.ledger.budget import Budget, Remaining
-from tacit.ledger.price import Cost, exact, price, round_up
+from tacit.ledger.cost import Cost, exact, price, round_up
 
 _MARGIN = 1 - 1e-12  # limits are rounded down by more than prices can be rounded
 _NO_BUDGET_ORDERS = (1.5, 2.0, 3.0, 4.0, 6.0, 9.0, 14.0, 22.0, 36.0, 64.0, 128.0, 256.0)

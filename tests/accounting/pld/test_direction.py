@@ -5,11 +5,11 @@ import math
 import numpy as np
 import pytest
 
-from tacit.accounting import _side
-from tacit.accounting._bracket import Bracket
-from tacit.accounting._pairs import directions
-from tacit.accounting._side import Side
+from tacit.accounting.brackets import Bracket
 from tacit.accounting.pld import PLD
+from tacit.accounting.pld import direction as _side
+from tacit.accounting.pld.direction import Side
+from tacit.accounting.pld.pairs import directions
 from tacit.errors import NotCertified
 from tacit.events import Gaussian, PoissonSampled, Relation, Repeated
 

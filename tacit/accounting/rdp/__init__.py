@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from tacit._check import in_open_unit, non_negative
-from tacit.accounting._renyi import FloatArray
-from tacit.accounting._rules import price
 from tacit.accounting.compose import flatten
+from tacit.accounting.rdp.curves import price
+from tacit.accounting.rdp.divergence import FloatArray
 from tacit.errors import UnsupportedEvent
 from tacit.events import BestOf, Event, RandomAllocation, Relation, RenyiCurve
 

@@ -30,11 +30,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tacit.accounting._bracket import Bracket
-from tacit.accounting._laws import Discrete, Law
-from tacit.accounting._moments import ORDERS, Moments, grid_moments, total
-from tacit.accounting._numerics import ROUND, Array, FloatArray
-from tacit.accounting._pairs import Direction
+from tacit.accounting.brackets import Bracket
+from tacit.accounting.numerics import ROUND, Array, FloatArray
+from tacit.accounting.pld.cumulants import ORDERS, Moments, grid_moments, total
+from tacit.accounting.pld.loss_laws import Discrete, Law
+from tacit.accounting.pld.pairs import Direction
 from tacit.errors import NotCertified
 
 _MOST_POINTS = 1 << 21

@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from tacit.accounting._laws import Discrete
-from tacit.accounting._renyi import FloatArray, log_sum_exp
+from tacit.accounting.pld.loss_laws import Discrete
+from tacit.accounting.rdp.divergence import FloatArray, log_sum_exp
 from tacit.errors import UnsupportedEvent
 
 _TAIL = 1e-15

@@ -37,10 +37,10 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import expit, log_ndtr, logit, ndtr
 
-from tacit.accounting._laws import Normal, Sampled
-from tacit.accounting._models import Factor, Split, Tilt, tilted_atoms
-from tacit.accounting._moments import ORDERS, Moments, grid_moments
-from tacit.accounting._numerics import ROUND, Array, FloatArray, log_mixture
+from tacit.accounting.numerics import ROUND, Array, FloatArray, log_mixture
+from tacit.accounting.pld.cumulants import ORDERS, Moments, grid_moments
+from tacit.accounting.pld.loss_laws import Normal, Sampled
+from tacit.accounting.pld.transforms import Factor, Split, Tilt, tilted_atoms
 from tacit.errors import NotCertified
 
 _LOG_ROOT_TWO_PI = 0.5 * math.log(2 * math.pi)

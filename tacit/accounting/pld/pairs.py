@@ -16,9 +16,16 @@ from functools import singledispatch
 
 import numpy as np
 
-from tacit.accounting._laws import Discrete, DoubleExponential, Law, Normal, Sampled, Shifted
-from tacit.accounting._numerics import log_mixture
 from tacit.accounting.compose import flatten
+from tacit.accounting.numerics import log_mixture
+from tacit.accounting.pld.loss_laws import (
+    Discrete,
+    DoubleExponential,
+    Law,
+    Normal,
+    Sampled,
+    Shifted,
+)
 from tacit.errors import UnsupportedEvent
 from tacit.events import (
     ApproximateDP,

@@ -15,8 +15,8 @@ from functools import lru_cache
 import numpy as np
 from scipy import special
 
-from tacit.accounting._renyi import TAIL, FloatArray, excess_exp, log_sum_exp
-from tacit.accounting._sampled_gaussian import poisson_divergence
+from tacit.accounting.rdp.divergence import TAIL, FloatArray, excess_exp, log_sum_exp
+from tacit.accounting.rdp.sampled_gaussian import poisson_divergence
 
 _REACH = 90.0
 """End of the grid for additions; it serves orders to about 4000."""

@@ -20,8 +20,8 @@ from tacit.events import (
     Sequence,
 )
 from tacit.ledger import Budget
-from tacit.ledger.guard import Filter, fit, gaussian_limit, limits_of
-from tacit.ledger.price import Cost, nothing, price
+from tacit.ledger.cost import Cost, nothing, price
+from tacit.ledger.filter import Filter, fit, gaussian_limit, limits_of
 
 BUDGETS = [Budget(0.1, 1e-6), Budget(1.0, 1e-5), Budget(3.0, 1e-5), Budget(10.0, 1e-9)]
 ADD = Relation.ADD_REMOVE

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Protocol
 
-from tacit.accounting._bracket import Bracket
+from tacit.accounting.brackets import Bracket
 
 _FINE = 1e-13
 

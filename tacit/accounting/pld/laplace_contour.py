@@ -26,10 +26,10 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import expit, log_expit, logit, roots_legendre
 
-from tacit.accounting._laws import DoubleExponential, Sampled
-from tacit.accounting._models import Factor, Split, Tilt, tilted_atoms
-from tacit.accounting._moments import ORDERS, Moments, grid_moments
-from tacit.accounting._numerics import ROUND, FloatArray, log_mixture
+from tacit.accounting.numerics import ROUND, FloatArray, log_mixture
+from tacit.accounting.pld.cumulants import ORDERS, Moments, grid_moments
+from tacit.accounting.pld.loss_laws import DoubleExponential, Sampled
+from tacit.accounting.pld.transforms import Factor, Split, Tilt, tilted_atoms
 from tacit.errors import NotCertified
 
 _POINTS = 24

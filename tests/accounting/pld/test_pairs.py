@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy.integrate import quad
 
-from tacit.accounting._laws import Discrete, DoubleExponential, Normal, Sampled, Shifted
-from tacit.accounting._pairs import directions, pair
+from tacit.accounting.pld.loss_laws import Discrete, DoubleExponential, Normal, Sampled, Shifted
+from tacit.accounting.pld.pairs import directions, pair
 from tacit.errors import UnsupportedEvent
 from tacit.events import (
     ApproximateDP,

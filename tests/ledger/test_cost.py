@@ -20,7 +20,7 @@ from tacit.events import (
     Repeated,
     Sequence,
 )
-from tacit.ledger.price import Cost, nothing, price, round_up
+from tacit.ledger.cost import Cost, nothing, price, round_up
 
 ORDERS = (2.0, 8.0, 32.0)
 

@@ -4,11 +4,11 @@ import math
 
 import numpy as np
 
-from tacit.accounting._bracket import Bracket
-from tacit.accounting._laws import Discrete, Law, Normal, Sampled, Shifted
-from tacit.accounting._numerics import ROUND
-from tacit.accounting._pairs import Direction
-from tacit.accounting._solve import invert
+from tacit.accounting.brackets import Bracket
+from tacit.accounting.numerics import ROUND
+from tacit.accounting.pld.invert import invert
+from tacit.accounting.pld.loss_laws import Discrete, Law, Normal, Sampled, Shifted
+from tacit.accounting.pld.pairs import Direction
 
 
 class OneRelease:

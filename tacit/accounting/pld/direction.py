@@ -4,14 +4,14 @@ import math
 
 import numpy as np
 
-from tacit.accounting._bracket import Bracket
-from tacit.accounting._closed import OneRelease, Unsampled
-from tacit.accounting._contour import Contours, Family
-from tacit.accounting._lattice import Lattice, coarse_moments
-from tacit.accounting._numerics import ROUND
-from tacit.accounting._pairs import Direction
-from tacit.accounting._smooth import NARROW, WIDE
-from tacit.accounting._solve import invert
+from tacit.accounting.brackets import Bracket
+from tacit.accounting.numerics import ROUND
+from tacit.accounting.pld.closed_form import OneRelease, Unsampled
+from tacit.accounting.pld.contour import Contours, Family
+from tacit.accounting.pld.invert import invert
+from tacit.accounting.pld.lattice import Lattice, coarse_moments
+from tacit.accounting.pld.pairs import Direction
+from tacit.accounting.pld.sampled_gaussian_contour import NARROW, WIDE
 from tacit.errors import NotCertified
 
 _GOOD = 1e-5

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from tacit.accounting._renyi import (
+from tacit.accounting.rdp.divergence import (
     TAIL,
     FloatArray,
     Nodes,

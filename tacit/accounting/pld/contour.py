@@ -33,10 +33,14 @@ import math
 import numpy as np
 from scipy.special import ndtr
 
-from tacit.accounting._bracket import Bracket
-from tacit.accounting._laplace import LaplaceModel
-from tacit.accounting._laws import Discrete, Law, Normal, Shifted
-from tacit.accounting._models import (
+from tacit.accounting.brackets import Bracket
+from tacit.accounting.numerics import ROUND, ComplexArray, FloatArray, expm1
+from tacit.accounting.pld.cumulants import LOG_CONSTANT, ORDERS, total
+from tacit.accounting.pld.laplace_contour import LaplaceModel
+from tacit.accounting.pld.loss_laws import Discrete, Law, Normal, Shifted
+from tacit.accounting.pld.pairs import Direction
+from tacit.accounting.pld.sampled_gaussian_contour import WIDE, SmoothModel, TiltedSmooth
+from tacit.accounting.pld.transforms import (
     AtomicModel,
     Factor,
     Model,
@@ -44,10 +48,6 @@ from tacit.accounting._models import (
     Split,
     Tilt,
 )
-from tacit.accounting._moments import LOG_CONSTANT, ORDERS, total
-from tacit.accounting._numerics import ROUND, ComplexArray, FloatArray, expm1
-from tacit.accounting._pairs import Direction
-from tacit.accounting._smooth import WIDE, SmoothModel, TiltedSmooth
 from tacit.errors import NotCertified
 
 _LIGHT_WORK, _MOST_WORK = 3e5, 1e8

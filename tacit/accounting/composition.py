@@ -14,16 +14,16 @@ import numpy as np
 from scipy import special
 
 from tacit._check import in_closed_unit, in_open_unit, non_negative, positive, whole
-from tacit.accounting._rules import (
+from tacit.accounting.compose import flatten
+from tacit.accounting.gdp import gaussian_epsilon
+from tacit.accounting.rdp import RDP
+from tacit.accounting.rdp.curves import (
     BoundedLoss,
     approximate_pair,
     bounded_epsilon,
     diluted_epsilon,
     gaussian_shift,
 )
-from tacit.accounting.compose import flatten
-from tacit.accounting.gdp import gaussian_epsilon
-from tacit.accounting.rdp import RDP
 from tacit.errors import UnsupportedEvent
 from tacit.events import (
     ApproximateDP,

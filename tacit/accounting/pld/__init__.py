@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tacit._check import in_closed_unit, in_open_unit, non_negative
-from tacit.accounting._bracket import Bracket
-from tacit.accounting._pairs import directions
-from tacit.accounting._side import Side
+from tacit.accounting.brackets import Bracket
+from tacit.accounting.pld.direction import Side
+from tacit.accounting.pld.pairs import directions
 from tacit.events import Event, Relation
 
 _LINES = 128

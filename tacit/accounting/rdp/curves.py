@@ -12,12 +12,13 @@ from typing import NamedTuple
 import numpy as np
 from scipy import special
 
-from tacit.accounting._allocation import (
+from tacit.accounting.compose import flatten
+from tacit.accounting.rdp.allocation import (
     addition_divergence,
     allocation_divergence,
     removal_divergence,
 )
-from tacit.accounting._renyi import (
+from tacit.accounting.rdp.divergence import (
     FloatArray,
     Nodes,
     fixed_size_sampled,
@@ -29,13 +30,12 @@ from tacit.accounting._renyi import (
     response_nodes,
     reverse,
 )
-from tacit.accounting._sampled_gaussian import (
+from tacit.accounting.rdp.sampled_gaussian import (
     fixed_size_divergence,
     opposed_divergence,
     poisson_divergence,
 )
-from tacit.accounting._selection import GRID, selection_divergence
-from tacit.accounting.compose import flatten
+from tacit.accounting.rdp.selection import GRID, selection_divergence
 from tacit.errors import UnsupportedEvent
 from tacit.events import (
     ApproximateDP,
