@@ -27,7 +27,7 @@ from tacit.events import (
     Relation,
     Repeated,
 )
-from tacit.ledger.cost import price
+from tacit.ledger.entry_cost import price
 from tacit.ledger.filter import fit
 
 SPENDS = 3_000

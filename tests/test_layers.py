@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "tacit"
 # Each part may import the parts listed and what those may import; parts of one row do not see each
 # other. `tacit` itself (names and version) may be imported by the command line only.
 LAYERS = [
-    ["errors", "_check", "_lazy"],
+    ["errors", "_check", "_lazy", "_arrays"],
     ["events"],
     ["accounting", "mechanisms", "sampling"],
     ["ledger"],
@@ -91,7 +91,9 @@ def test_lower_layers_use_the_standard_library_numpy_and_scipy_only(path):
     level = LEVEL.get(part, 0)
     foreign = {name.split(".")[0] for name in imported(path)} - set(sys.stdlib_module_names)
     foreign -= {"tacit"}
-    if level < LEVEL["accounting"]:
+    if part == "_arrays":
+        assert foreign == {"numpy"}
+    elif level < LEVEL["accounting"]:
         assert foreign == set()
     elif level <= LEVEL["ledger"]:
         assert foreign <= LIGHT

@@ -1,8 +1,8 @@
-"""Composition before the moments accountant: basic, strong, and the asymptotic bound.
+"""Basic and strong composition, as used before the moments accountant, and the asymptotic bound.
 
 Basic and strong composition first price each release as (epsilon, delta)-DP, which takes a share of
-delta for every Gaussian release, and then compose those pairs. Kept for comparison with published
-figures: `PLD` and `RDP` are far tighter.
+delta for every Gaussian release, and then compose those pairs. They are kept for comparison with
+published figures; `PLD` and `RDP` are far tighter.
 """
 
 import math
@@ -13,17 +13,19 @@ from typing import Literal, NamedTuple
 import numpy as np
 from scipy import special
 
+from tacit._arrays import Floats
 from tacit._check import in_closed_unit, in_open_unit, non_negative, positive, whole
 from tacit.accounting.compose import flatten
 from tacit.accounting.gdp import gaussian_epsilon
-from tacit.accounting.rdp import RDP
-from tacit.accounting.rdp.curves import (
+from tacit.accounting.one_event import (
     BoundedLoss,
-    approximate_pair,
-    bounded_epsilon,
-    diluted_epsilon,
+    epsilon_and_delta,
     gaussian_shift,
+    pure_epsilon,
+    round_up,
+    sampled_epsilon,
 )
+from tacit.accounting.rdp import RDP
 from tacit.errors import UnsupportedEvent
 from tacit.events import (
     ApproximateDP,
@@ -36,17 +38,17 @@ from tacit.events import (
     Relation,
 )
 
-_SHARES = special.expit(np.linspace(-6, 6, 241))
-"""Parts of delta tried for the Gaussian releases; the rest pays for strong composition itself."""
+_SHARES: Floats = special.expit(np.linspace(-6, 6, 241))
+"""Shares of delta tried for the Gaussian releases; the rest pays for strong composition itself."""
 
 _LEAST_DELTA = 1e-300
 
 
 @dataclass(frozen=True)
 class BasicComposition:
-    """Epsilons and deltas add: Dwork & Roth 2014, Thm. 3.16.
+    """Basic composition: epsilons and deltas add. Dwork & Roth 2014, Thm. 3.16.
 
-    Gaussian releases share what is left of delta evenly and get their exact epsilon for it;
+    Gaussian releases share what is left of delta evenly and are priced at their exact epsilon;
     sampling at rate q turns (epsilon, delta) into (log(1 + q (e^epsilon - 1)), q delta).
 
     >>> from tacit.events import PureDP, Repeated
@@ -57,20 +59,20 @@ class BasicComposition:
     def epsilon(
         self, event: Event, *, delta: float, relation: Relation = Relation.ADD_REMOVE
     ) -> float:
-        """Sum of the epsilons, with deltas that sum to `delta`; infinite if they cannot."""
+        """Return the sum of the epsilons, with deltas that sum to `delta`; infinity if none do."""
         return _basic(_releases(event, relation), in_open_unit(delta=delta))
 
     def delta(
         self, event: Event, *, epsilon: float, relation: Relation = Relation.ADD_REMOVE
     ) -> float:
-        """Smallest delta at which `epsilon` is enough; 1 if none is."""
+        """Return the smallest delta at which `epsilon` is enough; 1 if none is."""
         releases = _releases(event, relation)
         return _invert(lambda d: _basic(releases, d), non_negative(epsilon=epsilon))
 
 
 @dataclass(frozen=True, kw_only=True)
 class StrongComposition:
-    """Strong composition: Dwork, Rothblum & Vadhan 2010, Thm. III.3.
+    """Strong (also called advanced) composition: Dwork, Rothblum & Vadhan 2010, Thm. III.3.
 
     Parameters
     ----------
@@ -78,10 +80,10 @@ class StrongComposition:
         `"published"` is what Abadi et al. 2016 compare with (9.34 in their Section 5.1): the
         classical sqrt(2 log(1.25 / d)) / noise for each Gaussian release, sampling taken as
         multiplication by the rate, and epsilon sqrt(2 k log(1 / d')) + k epsilon^2. Multiplying
-        by the rate is favorable, not proved, so the value is checked against `RDP` and
-        `UnsupportedEvent` raised where it is less. `"rigorous"` uses the exact Gaussian epsilon,
-        log(1 + q (e^epsilon - 1)), and epsilon tanh(epsilon / 2) for epsilon^2 (Kairouz, Oh &
-        Viswanath 2015, Thm. 3.5); it needs no check.
+        by the rate is not proved and gives a lower value, so the value is checked against `RDP`,
+        and `UnsupportedEvent` is raised if it is below. `"rigorous"` uses the exact Gaussian
+        epsilon, log(1 + q (e^epsilon - 1)), and epsilon tanh(epsilon / 2) instead of epsilon^2
+        (Kairouz, Oh & Viswanath 2015, Thm. 3.5); it needs no check.
 
     Examples
     --------
@@ -100,22 +102,22 @@ class StrongComposition:
     def epsilon(
         self, event: Event, *, delta: float, relation: Relation = Relation.ADD_REMOVE
     ) -> float:
-        """Epsilon at `delta`, with the best split of delta between releases and composition."""
+        """Return epsilon at `delta`, for the best split of delta between releases and theorem."""
         delta = in_open_unit(delta=delta)
         found = self._composed(_releases(event, relation), delta)
         if self.recipe == "published":
-            _not_below(found, RDP().epsilon(event, delta=delta, relation=relation))
+            _require_at_least(found, RDP().epsilon(event, delta=delta, relation=relation))
         return found
 
     def delta(
         self, event: Event, *, epsilon: float, relation: Relation = Relation.ADD_REMOVE
     ) -> float:
-        """Smallest delta at which `epsilon` is enough; 1 if none is."""
+        """Return the smallest delta at which `epsilon` is enough; 1 if none is."""
         epsilon = non_negative(epsilon=epsilon)
         releases = _releases(event, relation)
         found = _invert(lambda d: self._composed(releases, d), epsilon)
         if self.recipe == "published":
-            _not_below(found, RDP().delta(event, epsilon=epsilon, relation=relation))
+            _require_at_least(found, RDP().delta(event, epsilon=epsilon, relation=relation))
         return found
 
     def _composed(self, releases: "list[_Release]", delta: float) -> float:
@@ -140,10 +142,10 @@ class StrongComposition:
 def asymptotic_noise(
     *, rate: float, steps: int, epsilon: float, delta: float, constant: float = 1.0
 ) -> float:
-    """Noise multiplier of Abadi et al. 2016, Theorem 1, up to its unstated constant.
+    """Return the noise multiplier of Abadi et al. 2016, Theorem 1, up to its unstated constant.
 
-    The theorem says that constants c1 and c2 exist such that, for epsilon < c1 rate^2 steps,
-    noise c2 rate sqrt(steps log(1 / delta)) / epsilon makes DP-SGD (epsilon, delta)-DP. It tells
+    The theorem states that constants c1 and c2 exist such that, for epsilon < c1 rate^2 steps,
+    noise c2 rate sqrt(steps log(1 / delta)) / epsilon makes DP-SGD (epsilon, delta)-DP. It shows
     how noise scales and nothing else: as c2 is not given, this is NOT a guarantee. Use `calibrate`.
 
     >>> round(asymptotic_noise(rate=0.01, steps=10_000, epsilon=1.0, delta=1e-5), 3)
@@ -156,7 +158,7 @@ def asymptotic_noise(
 
 
 class _Release(NamedTuple):
-    """(epsilon, delta) of a release before sampling, or the shift of a Gaussian one."""
+    """How often a release occurs, and its (epsilon, delta) or Gaussian shift before sampling."""
 
     times: int
     rate: float
@@ -171,12 +173,12 @@ def _releases(event: Event, relation: Relation) -> list[_Release]:
 
 
 def _release(event: Event, count: int, relation: Relation) -> _Release:
-    """How one occurrence is priced; a sample of a sample is not."""
+    """Return how one occurrence is priced; a sample of a sample has no price."""
     rate, inner = 1.0, event
     if isinstance(event, PoissonSampled):
         rate, inner = event.rate, event.event
     elif isinstance(event, RandomAllocation):
-        inner = event.event  # one of the releases sees the record: its full price
+        inner = event.event  # one of the releases sees the record and costs its full price
     elif isinstance(event, FixedSizeSampled) and relation is not Relation.ADD_REMOVE:
         # A blanked record is a replaced one; see the Rényi rule of this event.
         rate, inner = event.batch_size / event.n_records, event.event
@@ -184,39 +186,38 @@ def _release(event: Event, count: int, relation: Relation) -> _Release:
     if isinstance(inner, Gaussian):
         return _Release(count, rate, shift=gaussian_shift(inner, relation))
     if isinstance(inner, ApproximateDP):
-        epsilon, delta = approximate_pair(inner, relation)
+        epsilon, delta = epsilon_and_delta(inner, relation)
         return _Release(count, rate, epsilon=epsilon, delta=delta)
     if isinstance(inner, BoundedLoss):
-        return _Release(count, rate, epsilon=bounded_epsilon(inner, relation))
+        return _Release(count, rate, epsilon=round_up(pure_epsilon(inner, relation)))
     if isinstance(inner, NonPrivate):
         return _Release(count, 1.0, epsilon=math.inf)
     raise UnsupportedEvent(
-        f"classic composition has no price for {type(event).__name__} under {relation}. Use RDP."
+        f"composition has no price for {type(event).__name__} under {relation}. Use RDP."
     )
 
 
 def _left_of(delta: float, releases: list[_Release]) -> float:
-    """What remains of delta after the deltas that the releases bring with them."""
+    """Return what remains of delta after the deltas that the releases have themselves."""
     spent = math.fsum(r.times * r.rate * r.delta for r in releases)
     return delta if spent == 0 else delta - spent * (1 + 1e-12)
 
 
-def _epsilons(releases: list[_Release], delta: float, *, published: bool) -> np.ndarray:
-    """Epsilon of each release; the Gaussian ones get equal shares of `delta` before sampling."""
+def _epsilons(releases: list[_Release], delta: float, *, published: bool) -> Floats:
+    """Return epsilon of each release; Gaussian ones get equal shares of `delta` before sampling."""
     weight = math.fsum(r.times * r.rate for r in releases if r.shift)
     share = min(delta / weight, 0.5) if weight else 0.0
-    found = []
-    for release in releases:
+
+    def epsilon(release: _Release) -> float:
         if not release.shift:
-            found.append(diluted_epsilon(release.epsilon, release.rate))
-        elif share <= 0:
-            found.append(math.inf)
-        elif published:
-            found.append(release.rate * math.sqrt(2 * math.log(1.25 / share)) * release.shift)
-        else:
-            exact = gaussian_epsilon(release.shift, share)
-            found.append(diluted_epsilon(exact, release.rate))
-    return np.array(found)
+            return sampled_epsilon(release.epsilon, release.rate)
+        if share <= 0:
+            return math.inf
+        if published:
+            return release.rate * math.sqrt(2 * math.log(1.25 / share)) * release.shift
+        return sampled_epsilon(gaussian_epsilon(release.shift, share), release.rate)
+
+    return np.array([epsilon(release) for release in releases])
 
 
 def _basic(releases: list[_Release], delta: float) -> float:
@@ -228,16 +229,16 @@ def _basic(releases: list[_Release], delta: float) -> float:
     return total * (1 + 1e-12)
 
 
-def _not_below(found: float, proved: float) -> None:
+def _require_at_least(found: float, proved: float) -> None:
     if found < proved:
         raise UnsupportedEvent(
-            "the published recipe of strong composition falls below a proved bound here, so it is "
+            "the published recipe of strong composition gives less here than RDP proves, so it is "
             "no guarantee. Use StrongComposition(recipe='rigorous'), RDP or PLD."
         )
 
 
 def _invert(epsilon_at: Callable[[float], float], epsilon: float) -> float:
-    """Smallest delta, up to a millionth above it, whose epsilon is at most the one given."""
+    """Return the smallest delta whose epsilon is at most the one given, or a millionth above it."""
     low, high = math.log(_LEAST_DELTA), math.log1p(-1e-12)
     if epsilon_at(_LEAST_DELTA) <= epsilon:
         return _LEAST_DELTA

@@ -1,7 +1,7 @@
-"""The budget guard: a stopping rule that stays valid when entries depend on earlier releases.
+"""The RDP filter: a stopping rule that stays valid when entries depend on earlier releases.
 
-**The rule.** A filter is a set of measures, each with a share of delta and a limit. It admits the
-entries as long as at least one measure is within its limit after them *and* the deltas of
+**The rule.** A filter is a set of measures, each with a share of delta and a limit. It admits
+entries as long as, with them included, at least one measure is within its limit *and* the deltas of
 `ApproximateDP` parts sum to at most `set_aside * delta`. Of the rest, (1 - set_aside) * delta,
 
 - order a gets the share w_a. Its limit is the Rényi divergence that converts to (epsilon, share)
@@ -17,16 +17,16 @@ transcript is within the limit of some measure; let E_m be the part of E whose f
 is m. Sums never decrease, so along a transcript in E_m a filter with measure m alone would never
 have stopped: both processes give E_m the same probability. That filter is (epsilon, share_m)-DP, so
 P(E_m) <= e^epsilon Q(E_m) + share_m. Add over m. Choosing the best order *without* shares would be
-wrong: which one is best depends on what was released.
+wrong, because which order is best depends on what was released.
 With `ApproximateDP` parts, part t is pure with probability 1 - delta_t, whatever came before, so
 P(E) <= P(E, all pure) + P(some part not pure). The last is at most sup sum delta_t, the amount set
-aside. On "all pure" both laws carry the same factor, the product of 1 - delta_t, which is at most 1
+aside. On "all pure" both laws have the same factor, the product of 1 - delta_t, which is at most 1
 and is a function of the transcript, so the argument above holds for it.
 
 **The first entry** is chosen before any release, hence fixed, and may be priced whole by the
 tightest accountant (PLD). If the filter admits it too, the filter covers every transcript. If not,
 then no later entry is admitted either (sums never decrease), and the price of the first entry
-alone is the whole cost. Either way the budget holds. Orders and shares are fitted to the first
+alone is the whole cost. In both cases the budget holds. Orders and shares are fitted to the first
 entry and the budget, which are both known before anything is released, and then never change.
 
 **Partitions.** A record of partition p meets the entries labeled p and the unlabeled ones; all
@@ -48,21 +48,76 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import log_ndtr
 
-from tacit.accounting import gaussian_delta
+from tacit._check import in_closed_unit, non_negative
+from tacit.accounting import exact, gaussian_delta, round_up
 from tacit.events import Event, Relation
-from tacit.ledger.budget import Budget, Remaining
-from tacit.ledger.cost import Cost, exact, price, round_up
+from tacit.ledger.entry_cost import Cost, price
 
-_MARGIN = 1 - 1e-12  # limits are rounded down by more than prices can be rounded
+_MARGIN = 1 - 1e-12  # limits are rounded down by more than the rounding error of a price
 _NO_BUDGET_ORDERS = (1.5, 2.0, 3.0, 4.0, 6.0, 9.0, 14.0, 22.0, 36.0, 64.0, 128.0, 256.0)
 _MAIN = 0.80
 """Share of the measure that suits the first entry best."""
 _AROUND = ((1.7, 0.04), (0.6, 0.06), (4.0, 0.02))
-"""(order - 1) relative to the main order's, and share; 0.08 is left for the other kind."""
+"""Other orders, as ratios of (order - 1), and their shares; 0.08 is left for the other measure."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The most that all entries of a ledger together may cost: (`epsilon`, `delta`)-DP.
+
+    `delta` 0 means pure differential privacy: only entries that have a pure epsilon are admitted.
+
+    >>> str(Budget(epsilon=1.0, delta=1e-5))
+    'epsilon 1, delta 1e-05'
+    """
+
+    epsilon: float
+    delta: float = 0.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "epsilon", non_negative(epsilon=self.epsilon))
+        delta = in_closed_unit(delta=self.delta)
+        if delta == 1:
+            raise ValueError("delta must be in [0, 1), got 1. Choose it well below 1 / records.")
+        object.__setattr__(self, "delta", delta)
+
+    def __str__(self) -> str:
+        return f"epsilon {self.epsilon:g}, delta {self.delta:g}"
+
+
+class Remaining(NamedTuple):
+    """What one more entry, chosen after seeing all earlier releases, may cost at most.
+
+    The fields are alternatives, not parts: any one of them can be used up, once. A first entry is
+    priced more tightly than by the filter, so more than this may fit into an empty ledger.
+    """
+
+    epsilon: float
+    """A pure release up to this epsilon is admitted (for an event of replace factor 1)."""
+    delta: float
+    """Sum of deltas that `ApproximateDP` entries may still have."""
+    noise_multiplier: float
+    """A Gaussian release with this multiplier or more is admitted (replace factor 1)."""
+    fraction: float
+    """Share of the budget that is unspent, by the measure with most room."""
+
+    def __str__(self) -> str:
+        ways: list[str] = []
+        if self.epsilon > 0:
+            ways.append(f"one pure release of epsilon {self.epsilon:.4g}")
+        if self.noise_multiplier < math.inf:
+            ways.append(f"one Gaussian release of noise multiplier {self.noise_multiplier:.4g}")
+        if self.fraction == 0 or not ways:
+            return "nothing"
+        return f"{100 * self.fraction:.3g} % of the budget, {' or '.join(ways)}"
+
+
+UNLIMITED = Remaining(math.inf, 1.0, 0.0, 1.0)
+"""What remains of a ledger without a budget."""
 
 
 class Limits(NamedTuple):
-    """Most that each measure may reach."""
+    """The most that each measure may reach."""
 
     renyi: tuple[float, ...]
     gaussian: float
@@ -72,7 +127,7 @@ class Limits(NamedTuple):
 
 @dataclass(frozen=True)
 class Filter:
-    """Orders and shares of delta, fixed before the first release; see the module's proof."""
+    """Rényi orders and shares of delta, fixed before the first release; see the proof above."""
 
     orders: tuple[float, ...]
     shares: tuple[float, ...]
@@ -81,19 +136,19 @@ class Filter:
     """Part of delta that pays for the deltas of `ApproximateDP` entries."""
 
     def to_json(self) -> str:
-        """One line of JSON."""
+        """Return the filter as one line of JSON."""
         return json.dumps(asdict(self))
 
     @staticmethod
     def from_json(text: str) -> "Filter":
-        """The filter that `to_json` wrote."""
+        """Return the filter that `to_json` wrote."""
         data = json.loads(text)
         return Filter(
             tuple(data["orders"]), tuple(data["shares"]), data["gaussian_share"], data["set_aside"]
         )
 
     def admits(self, total: Cost, budget: Budget) -> bool:
-        """Whether entries that cost `total` together are within `budget`."""
+        """Return whether entries that cost `total` together are within `budget`."""
         limits = limits_of(self, budget)
         return total.delta <= limits.delta and (
             total.pure <= limits.pure
@@ -102,13 +157,13 @@ class Filter:
         )
 
     def epsilon(self, total: Cost, *, delta: float) -> float:
-        """An epsilon that held at every moment up to now, with probability 1 - `delta`.
+        """Return an epsilon that held at every moment up to now, except with chance `delta`.
 
         With L the privacy loss so far, exp((a - 1)(L - total of order a)) is a supermartingale
         with mean at most 1, so by Ville's inequality L <= total + log(1 / share) / (a - 1) at all
         times at once, except with probability `share` (the odometer of Whitehouse et al. 2023,
         arXiv:2203.05481, at a fixed order). The shares sum to (1 - set_aside) * delta.
-        Valid whatever decided the entries and the moment of asking.
+        Valid however the entries and the moment of this call were chosen.
         """
         if total.delta > exact(delta) * exact(self.set_aside):
             return math.inf
@@ -122,7 +177,7 @@ class Filter:
         return min(bounds)
 
     def remaining(self, total: Cost, budget: Budget) -> Remaining:
-        """What one more entry may cost after `total`."""
+        """Return what one more entry may cost after entries that cost `total`."""
         limits = limits_of(self, budget)
         if total.delta > limits.delta:
             return Remaining(0.0, 0.0, math.inf, 0.0)
@@ -134,7 +189,7 @@ class Filter:
         by_order = [
             max(left, math.sqrt(2 * left / a)) for a, left in zip(self.orders, renyi, strict=True)
         ]
-        half = math.sqrt(gaussian) / 2  # where `price` meets the Gaussian, inverted
+        half = math.sqrt(gaussian) / 2  # the inverse of `gdp_mu_squared`
         by_order.append(float(log_ndtr(half) - log_ndtr(-half)))
         squares = [gaussian, *(2 * left / a for a, left in zip(self.orders, renyi, strict=True))]
         shares = [gaussian / limits.gaussian if limits.gaussian > 0 else 0.0]
@@ -150,11 +205,11 @@ class Filter:
 
 
 def fit(budget: Budget | None, event: Event, relation: Relation) -> Filter:
-    """The filter for a ledger whose first entry is `event`: most room for more of the same.
+    """Return the filter for a ledger whose first entry is `event`, with room for more like it.
 
-    The measure that admits most repetitions of `event` gets 80 % of the shares; the others keep the
-    door open for entries of another kind. A tenth of delta is set aside for `ApproximateDP`
-    entries; more if the first entry has a delta, up to all of it: then epsilons and deltas add.
+    The measure that admits most repetitions of `event` gets 80 % of the shares; the others leave
+    room for entries of another kind. A tenth of delta is set aside for `ApproximateDP` entries;
+    more if the first entry has a delta, up to all of it: then epsilons and deltas add.
     """
     has_delta = price(event, orders=(), relation=relation).delta > 0
     if budget is None:
@@ -171,7 +226,7 @@ def fit(budget: Budget | None, event: Event, relation: Relation) -> Filter:
 
 @lru_cache(maxsize=64)
 def limits_of(filter_: Filter, budget: Budget) -> Limits:
-    """The limits of every measure of `filter_` under `budget`."""
+    """Return the limit of every measure of `filter_` under `budget`."""
     delta = budget.delta * (1 - filter_.set_aside) * _MARGIN
     return Limits(
         tuple(
@@ -185,7 +240,9 @@ def limits_of(filter_: Filter, budget: Budget) -> Limits:
 
 
 def gaussian_limit(epsilon: float, delta: float) -> float:
-    """Largest mu^2 at which mu-GDP implies (`epsilon`, `delta`), rounded down; -1 for none.
+    """Return the largest mu^2 at which mu-GDP implies (`epsilon`, `delta`)-DP; -1 if none.
+
+    Rounded down.
 
     Balle & Wang 2018, Thm. 8 (arXiv:1805.06530), solved for mu by bisection from below.
     """
@@ -201,7 +258,7 @@ def gaussian_limit(epsilon: float, delta: float) -> float:
 
 
 def _renyi_limit(order: float, epsilon: float, delta: float) -> float:
-    """Largest divergence of `order` that converts to (`epsilon`, `delta`); -1 for none."""
+    """Return the largest divergence of `order` that implies (`epsilon`, `delta`)-DP; -1 if none."""
     if delta <= 0:
         return -1.0
     limit = epsilon - math.log1p(-1 / order) + (math.log(delta) + math.log(order)) / (order - 1)
@@ -211,7 +268,7 @@ def _renyi_limit(order: float, epsilon: float, delta: float) -> float:
 def _fit_shares(budget: Budget, event: Event, relation: Relation, *, set_aside: float) -> Filter:
     epsilon, delta = budget.epsilon, budget.delta * (1 - set_aside)
     center = _center(epsilon, delta)
-    # Not finer: a neighboring order admits less than 1 % fewer. Not wider: outside, limits vanish.
+    # A finer grid gains less than 1 % of repetitions. Outside this range there are no limits > 0.
     orders = tuple(float(1 + (center - 1) * ratio) for ratio in np.geomspace(1 / 32, 32, 49))
     cost = price(event, orders=orders, relation=relation)
     repeats = [
@@ -225,7 +282,7 @@ def _fit_shares(budget: Budget, event: Event, relation: Relation, *, set_aside: 
 
 
 def _repeats(filter_: Filter, budget: Budget, event: Event, relation: Relation) -> float:
-    """How often `filter_` admits `event`, fractions included."""
+    """Return how often `filter_` admits `event`, as a real number."""
     cost = price(event, orders=filter_.orders, relation=relation)
     limits = limits_of(filter_, budget)
     pairs = [
@@ -238,7 +295,7 @@ def _repeats(filter_: Filter, budget: Budget, event: Event, relation: Relation) 
 
 
 def _center(epsilon: float, delta: float) -> float:
-    """The order that admits most Gaussian releases, whatever their noise."""
+    """Return the order that admits most Gaussian releases, whatever their noise."""
     orders = 1 + np.geomspace(1e-2, 1e6, 801)
     limits = epsilon - np.log1p(-1 / orders) + (math.log(delta) + np.log(orders)) / (orders - 1)
     return float(orders[np.argmax(limits / orders)])

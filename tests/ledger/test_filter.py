@@ -20,7 +20,7 @@ from tacit.events import (
     Sequence,
 )
 from tacit.ledger import Budget
-from tacit.ledger.cost import Cost, nothing, price
+from tacit.ledger.entry_cost import Cost, nothing, price
 from tacit.ledger.filter import Filter, fit, gaussian_limit, limits_of
 
 BUDGETS = [Budget(0.1, 1e-6), Budget(1.0, 1e-5), Budget(3.0, 1e-5), Budget(10.0, 1e-9)]

@@ -33,20 +33,23 @@ import math
 import numpy as np
 from scipy.special import ndtr
 
+from tacit._arrays import Floats
 from tacit.accounting.brackets import Bracket
-from tacit.accounting.numerics import ROUND, ComplexArray, FloatArray, expm1
-from tacit.accounting.pld.cumulants import LOG_CONSTANT, ORDERS, total
+from tacit.accounting.one_event import ROUND, Complexes, expm1
 from tacit.accounting.pld.laplace_contour import LaplaceModel
 from tacit.accounting.pld.loss_laws import Discrete, Law, Normal, Shifted
 from tacit.accounting.pld.pairs import Direction
 from tacit.accounting.pld.sampled_gaussian_contour import WIDE, SmoothModel, TiltedSmooth
 from tacit.accounting.pld.transforms import (
+    LOG_CONSTANT,
+    ORDERS,
     AtomicModel,
     Factor,
     Model,
     PlainModel,
     Split,
     Tilt,
+    total,
 )
 from tacit.errors import NotCertified
 
@@ -287,7 +290,7 @@ class Contour:
         return self.below + math.exp(min(float(logs.min(initial=700.0)), 700.0))
 
 
-def _product(factors: list[Factor], counts: list[int]) -> tuple[ComplexArray, FloatArray]:
+def _product(factors: list[Factor], counts: list[int]) -> tuple[Complexes, Floats]:
     """prod M - prod A (prod M where nothing is split) relative to prod M(order), and its error."""
     pairs = list(zip(counts, factors, strict=True))
     log = np.sum([n * f.log for n, f in pairs], axis=0)
@@ -312,13 +315,13 @@ def _product(factors: list[Factor], counts: list[int]) -> tuple[ComplexArray, Fl
     return np.where(small, product, whole - low), np.where(small, 2 * fine, error + low_error)
 
 
-def _power(log: ComplexArray, growth: FloatArray) -> tuple[ComplexArray, FloatArray]:
+def _power(log: Complexes, growth: Floats) -> tuple[Complexes, Floats]:
     """exp(log), and its error if log is uncertain by `growth`."""
     power = np.exp(log)
     return power, np.exp(np.minimum(log.real + growth, 700.0)) - np.abs(power) * (1 - 4 * ROUND)
 
 
-def _ratio(f: Factor) -> FloatArray:
+def _ratio(f: Factor) -> Floats:
     """|M / A|."""
     return np.exp((f.log - f.high.log_low).real) if f.high else np.ones(len(f.log))
 

@@ -26,10 +26,18 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import expit, log_expit, logit, roots_legendre
 
-from tacit.accounting.numerics import ROUND, FloatArray, log_mixture
-from tacit.accounting.pld.cumulants import ORDERS, Moments, grid_moments
+from tacit._arrays import Floats
+from tacit.accounting.one_event import ROUND, log_mixture
 from tacit.accounting.pld.loss_laws import DoubleExponential, Sampled
-from tacit.accounting.pld.transforms import Factor, Split, Tilt, tilted_atoms
+from tacit.accounting.pld.transforms import (
+    ORDERS,
+    Cumulants,
+    Factor,
+    Split,
+    Tilt,
+    grid_moments,
+    tilted_atoms,
+)
 from tacit.errors import NotCertified
 
 _POINTS = 24
@@ -72,7 +80,7 @@ class LaplaceModel:
         self.atom_loss = np.array([a * floor - b * ceiling, a * ceiling - b * floor])
         self.log_atom = np.log(0.5 * np.array([bottom, top]))
 
-    def nodes(self, panels: int) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+    def nodes(self, panels: int) -> tuple[Floats, Floats, Floats, Floats]:
         """Losses in increasing order, log masses, and the rounding errors of both."""
         half = self.epsilon / panels
         u = (self._centers(panels)[:, None] + half * _NODES).ravel()
@@ -98,11 +106,11 @@ class LaplaceModel:
         loss, mass, loss_error, mass_error = table[:, np.argsort(table[0], kind="stable")]
         return loss, mass, loss_error, mass_error
 
-    def chance(self, u: FloatArray) -> FloatArray:
+    def chance(self, u: Floats) -> Floats:
         """p = q exp(u) / g(u)."""
         return expit(u + logit(self.rate))
 
-    def log_quadrature(self, panels: int, orders: FloatArray, t: float) -> FloatArray:
+    def log_quadrature(self, panels: int, orders: Floats, t: float) -> Floats:
         """log of the error of the quadrature of M(order + i t), for each of `orders`."""
         half, centers = self.epsilon / panels, self._centers(panels)
         low, high = centers - _ALONG * half, centers + _ALONG * half
@@ -120,7 +128,7 @@ class LaplaceModel:
             logs.append(np.logaddexp.reduce(fixed + worst - 0.5 * low + t * turn, axis=1))
         return np.logaddexp.reduce(logs) + math.log(half) + _LOG_GAUSS
 
-    def moments(self, _steps: int) -> Moments:
+    def moments(self, _steps: int) -> Cumulants:
         """Cumulants; M is the sum over the nodes up to its error, and at most exp(order * most)."""
         panels = max(8, math.ceil(2 * self.epsilon))
         loss, log_mass, loss_error, mass_error = self.nodes(panels)
@@ -134,7 +142,7 @@ class LaplaceModel:
         """This law, tilted."""
         return TiltedLaplace(self, tilt)
 
-    def _centers(self, panels: int) -> FloatArray:
+    def _centers(self, panels: int) -> Floats:
         return self.epsilon * ((2 * np.arange(panels) + 1) / panels - 1)
 
 

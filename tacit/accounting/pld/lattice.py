@@ -30,11 +30,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tacit._arrays import Floats
 from tacit.accounting.brackets import Bracket
-from tacit.accounting.numerics import ROUND, Array, FloatArray
-from tacit.accounting.pld.cumulants import ORDERS, Moments, grid_moments, total
+from tacit.accounting.one_event import ROUND, Numbers
 from tacit.accounting.pld.loss_laws import Discrete, Law
 from tacit.accounting.pld.pairs import Direction
+from tacit.accounting.pld.transforms import ORDERS, Cumulants, grid_moments, total
 from tacit.errors import NotCertified
 
 _MOST_POINTS = 1 << 21
@@ -46,7 +47,7 @@ class Grid(NamedTuple):
     """One law on the points first * step, ..., as masses; what is above counts as infinite."""
 
     first: int
-    mass: FloatArray
+    mass: Floats
     above: float = 0.0
 
 
@@ -75,7 +76,7 @@ def reports(law: Law, step: float, low: float, high: float) -> tuple[Grid, Grid]
     return Grid(first, p), Grid(first, q)
 
 
-def _points(step: float, low: float, high: float) -> tuple[int, FloatArray]:
+def _points(step: float, low: float, high: float) -> tuple[int, Floats]:
     first, last = math.floor(low / step) - 1, math.ceil(high / step) + 1  # room for rounding
     if last - first > _MOST_POINTS:
         raise NotCertified("the losses span too many grid points.")
@@ -122,7 +123,7 @@ class Composed:
         inner = weights * np.exp(-step * np.arange(size))
         self.other = np.cumsum(inner[::-1])[::-1]  # and Q-mass
 
-    def tails(self, threshold: Array, log_factor: float) -> tuple[FloatArray, FloatArray]:
+    def tails(self, threshold: Numbers, log_factor: float) -> tuple[Floats, Floats]:
         """exp(log_factor) times the mass from each threshold up, wrapped mass included; its error.
 
         The error is infinite where the numbers would not fit into a float.
@@ -137,9 +138,7 @@ class Composed:
         value, error = self._scaled(self.mass[index] - shift * self.other[index], index, 0.0)
         return float(value[0]), 2 * float(error[0])
 
-    def _scaled(
-        self, sums: FloatArray, index: Array, log_factor: float
-    ) -> tuple[FloatArray, FloatArray]:
+    def _scaled(self, sums: Floats, index: Numbers, log_factor: float) -> tuple[Floats, Floats]:
         log_scale = self.log_m - self.order * self.step * self.base + log_factor
         log_error = log_scale - self.order * self.step * index + math.log(self.error)
         fits = (log_error < 600.0) & (self.order * self.step * index < 650.0)
@@ -154,7 +153,7 @@ class Composed:
         logs = self.log_higher - self.higher * (self.step * (self.base + len(self.mass)))
         return math.exp(min(float(logs.min()), 0.0))
 
-    def wrapped(self, threshold: Array) -> FloatArray:
+    def wrapped(self, threshold: Numbers) -> Floats:
         """Bound on the mass from each threshold up that belongs elsewhere."""
         if self.whole:
             return np.zeros(len(threshold))
@@ -173,7 +172,12 @@ class Lattice:
     """delta(epsilon) of one direction on one grid; certified everywhere, sharp near one epsilon."""
 
     def __init__(
-        self, direction: Direction, moments: Moments, epsilon: float, log_target: float, points: int
+        self,
+        direction: Direction,
+        moments: Cumulants,
+        epsilon: float,
+        log_target: float,
+        points: int,
     ) -> None:
         index, window = moments.choose_line(epsilon, log_target)
         order, start = float(ORDERS[index]), epsilon - 0.25 * window
@@ -232,8 +236,8 @@ class Lattice:
         return max(float(np.max(gain - q * (1 + self.slack) - q_error - lost)), 0.0)
 
 
-def coarse_moments(direction: Direction, log_removed: float) -> Moments:
-    """Moments of the law that dominates each step on a coarse grid."""
+def coarse_moments(direction: Direction, log_removed: float) -> Cumulants:
+    """Cumulants of the law that dominates each step on a coarse grid."""
     each = []
     for law, _ in direction.parts:
         low, high = law.span(log_removed)
@@ -254,7 +258,7 @@ def _aligned(direction: Direction, step: float) -> float:
     return atoms[0].largest_loss / math.ceil(atoms[0].largest_loss / step)
 
 
-def _tilt(mass: FloatArray, exponent: FloatArray) -> tuple[FloatArray, float]:
+def _tilt(mass: Floats, exponent: Floats) -> tuple[Floats, float]:
     """mass * exp(exponent), normalized, and the log of its sum."""
     if not mass.any():
         raise NotCertified("all masses underflow.")

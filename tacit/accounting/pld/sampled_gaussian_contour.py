@@ -37,10 +37,18 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import expit, log_ndtr, logit, ndtr
 
-from tacit.accounting.numerics import ROUND, Array, FloatArray, log_mixture
-from tacit.accounting.pld.cumulants import ORDERS, Moments, grid_moments
+from tacit._arrays import Floats
+from tacit.accounting.one_event import ROUND, Numbers, log_mixture
 from tacit.accounting.pld.loss_laws import Normal, Sampled
-from tacit.accounting.pld.transforms import Factor, Split, Tilt, tilted_atoms
+from tacit.accounting.pld.transforms import (
+    ORDERS,
+    Cumulants,
+    Factor,
+    Split,
+    Tilt,
+    grid_moments,
+    tilted_atoms,
+)
 from tacit.errors import NotCertified
 
 _LOG_ROOT_TWO_PI = 0.5 * math.log(2 * math.pi)
@@ -95,7 +103,7 @@ class SmoothModel:
         width = min(NARROW, 0.3 * self.sigma * math.sqrt(scale))
         return SmoothModel(self.law, cut, width) if cut < self.cut else self
 
-    def log_density(self, y: Array) -> tuple[Array, Array]:
+    def log_density(self, y: Numbers) -> tuple[Numbers, Numbers]:
         """log of phi chi exp(a L), and the loss."""
         log_p = -0.5 * y * y - _LOG_ROOT_TWO_PI + log_ndtr((self.cut - y) / self.width)
         if self.law.a == 0:
@@ -103,15 +111,15 @@ class SmoothModel:
         forward = self.log_ratio(y)
         return log_p + forward, forward - self.log_ratio(-y) if self.law.b else forward
 
-    def log_ratio(self, y: Array) -> Array:
+    def log_ratio(self, y: Numbers) -> Numbers:
         """L(y)."""
         return log_mixture(self.rate, (y - 0.5 / self.sigma) / self.sigma)
 
-    def chance(self, y: FloatArray) -> FloatArray:
+    def chance(self, y: Floats) -> Floats:
         """p(y)."""
         return expit((y - 0.5 / self.sigma) / self.sigma + logit(self.rate))
 
-    def ratio_error(self, y: FloatArray) -> FloatArray:
+    def ratio_error(self, y: Floats) -> Floats:
         """Rounding error of `log_ratio` at y, or on a line above it.
 
         That of u reaches L with the factor |q exp(u) / g| <= sqrt(2) p; `log_mixture` adds ten
@@ -123,7 +131,7 @@ class SmoothModel:
         shaky = self.chance(y) * (8 * np.abs(u) + 4 / self.sigma**2 + 8)
         return ROUND * (shaky + 20 * np.abs(log_mixture(q, u)) + adds)
 
-    def moments(self, steps: int) -> Moments:
+    def moments(self, steps: int) -> Cumulants:
         """Cumulants; M is the trapezoid sum up to its proved error."""
         loss_error, mass_error = self.rounding(self.y, self.log_p, self.loss)
         mass = np.exp(self.log_p) * self.step
@@ -142,7 +150,7 @@ class SmoothModel:
         slack = 3 * self._strip(ORDERS) + outside
         return found._replace(upper=found.upper + slack, error=found.error + 2 * slack)
 
-    def rounding(self, y: Array, log_p: Array, loss: Array) -> tuple[FloatArray, FloatArray]:
+    def rounding(self, y: Numbers, log_p: Numbers, loss: Numbers) -> tuple[Floats, Floats]:
         """Rounding errors of the losses, and relative errors of the masses, at exact nodes y."""
         loss_error = ROUND * np.abs(loss)
         loss_error += self.ratio_error(np.real(y)) if self.law.a else 0.0
@@ -152,7 +160,7 @@ class SmoothModel:
         units = 64 if np.iscomplexobj(y) else 16
         return loss_error, units * ROUND * sizes + self.law.a * loss_error
 
-    def _strip(self, orders: FloatArray) -> FloatArray:
+    def _strip(self, orders: Floats) -> Floats:
         """Relative error of the trapezoid sum for M: t = 0, and r >= log cos(s / (2 sigma))."""
         s = 0.97 * min(4.0, math.pi * self.sigma) * _DEPTHS[2:, None]
         log_norm = 0.5 * self.curve * s * s - self.law.b * orders * np.log(
@@ -161,7 +169,7 @@ class SmoothModel:
         logs = log_norm + math.log(2) - np.log(np.expm1(2 * math.pi * s / self.step))
         return np.exp(np.minimum(logs.min(axis=0), 200.0))
 
-    def log_outside(self, orders: FloatArray | float) -> FloatArray:
+    def log_outside(self, orders: Floats | float) -> Floats:
         """log of the integral of F_order outside the grid, or of its sum over nodes there.
 
         Left, the loss is largest at the end and P is at most phi. Right, the slope of log F is at
@@ -179,10 +187,11 @@ class SmoothModel:
         right = self.log_p[-1] + orders * self.loss[-1] + np.where(rate > 1e-9, logs, math.inf)
         return np.logaddexp(left, right)
 
-    def bounded(self) -> tuple[FloatArray, float]:
-        """Moments without the tail of chi: log E_P[exp(order * loss); y < top], and chi beyond top.
+    def bounded(self) -> tuple[Floats, float]:
+        """Bound the moments without the tail of chi: log E_P[exp(order * loss); y < top].
 
-        Upper bounds: on each cell the loss is largest at its right end, and masses are exact.
+        Also returns chi beyond top. On each cell the loss is largest at its right end, and the
+        masses are exact.
         """
         top = self.cut + _RIGHT * self.width
         edges = np.append(self.y[self.y < top - self.step], top)
@@ -323,7 +332,7 @@ class TiltedSmooth:
         )
         return atoms.factor(np.exp(split.log_high(y)) if split else None, step, size)
 
-    def _log_expectation(self, exponent: FloatArray, outside: FloatArray) -> FloatArray:
+    def _log_expectation(self, exponent: Floats, outside: Floats) -> Floats:
         """Upper bound of log E[exp(exponent)]: masses sum to 1, so only the change from 1 errs."""
         with np.errstate(over="ignore"):
             change = np.expm1(exponent)
@@ -334,7 +343,7 @@ class TiltedSmooth:
 class Lines:
     """The lines y + i s for several s, with the exponent of the module docstring on every cell."""
 
-    def __init__(self, tilted: TiltedSmooth, s: FloatArray) -> None:
+    def __init__(self, tilted: TiltedSmooth, s: Floats) -> None:
         self.tilted, self.s = tilted, s
         base, law = tilted.base, tilted.base.law
         angle = (s / base.sigma)[:, None]
@@ -356,7 +365,7 @@ class Lines:
         self.log_outside = 0.5 * (base.curve - 1) * s * s - tilted.fall * log_cos
         self.steepest = (law.a + law.b) * s / base.sigma
 
-    def log_norm(self, t: float, split: Split | None = None) -> FloatArray:
+    def log_norm(self, t: float, split: Split | None = None) -> Floats:
         """log of the integral of |F| over each line, relative to M(order).
 
         With `split`, of the high part only. Falls with t: for t > 0 it bounds all larger ones.
@@ -374,7 +383,7 @@ class Lines:
         return 0.5 * self.s**2 + log_total
 
 
-def _log_removed(law: Sampled, cut: FloatArray, width: float) -> FloatArray:
+def _log_removed(law: Sampled, cut: Floats, width: float) -> Floats:
     """log E_P[1 - chi]: the chance that y plus `width` times a standard normal exceeds the cut.
 
     Under P, y is normal around 0 or, sampled, around 1 / sigma.
@@ -387,14 +396,14 @@ def _log_removed(law: Sampled, cut: FloatArray, width: float) -> FloatArray:
     return log_mass
 
 
-def _turned(p: FloatArray, angle: FloatArray) -> tuple[FloatArray, FloatArray]:
+def _turned(p: Floats, angle: Floats) -> tuple[Floats, Floats]:
     """r and w of the module docstring."""
     drop = 2 * np.sin(0.5 * angle) ** 2  # 1 - cos
     log_size = 0.5 * np.log1p(-2 * p * (1 - p) * drop)
     return log_size, np.arctan2(p * np.sin(angle), 1 - p * drop)
 
 
-def _tail_growth(distance: FloatArray, s: FloatArray) -> FloatArray:
+def _tail_growth(distance: Floats, s: Floats) -> Floats:
     """Bound of log |Phi(x + i s)| / Phi(x) on cells whose ends x decrease along `distance`.
 
     Integrating phi up the line, |Phi(x + i s)| is at most the norm of
@@ -406,12 +415,12 @@ def _tail_growth(distance: FloatArray, s: FloatArray) -> FloatArray:
     return np.minimum(most, (k * reach + k * k) * most)
 
 
-def _hazard(x: FloatArray) -> FloatArray:
+def _hazard(x: Floats) -> Floats:
     """phi(x) / Phi(x)."""
     return np.exp(-0.5 * x * x - _LOG_ROOT_TWO_PI - log_ndtr(x))
 
 
-def _largest_spread(p: FloatArray) -> FloatArray:
+def _largest_spread(p: Floats) -> Floats:
     """Largest p (1 - p) on each cell, from p at the ends of the cells."""
     spread = p * (1 - p)
     crosses = (p[1:] - 0.5) * (p[:-1] - 0.5) <= 0

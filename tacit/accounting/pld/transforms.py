@@ -12,8 +12,125 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from scipy.special import log_ndtr
 
-from tacit.accounting.numerics import ROUND, Array, ComplexArray, FloatArray, expm1, log1p
-from tacit.accounting.pld.cumulants import ORDERS, Moments, grid_moments
+from tacit._arrays import Floats
+from tacit.accounting.one_event import ROUND, Complexes, Numbers, expm1, log1p
+
+ORDERS = 2.0 ** np.arange(-14.0, 30.5, 0.5)
+LOG_CONSTANT = ORDERS * np.log(ORDERS / (1 + ORDERS)) - np.log1p(ORDERS)
+"""log c(order) with c = m^m / (m + 1)^(m + 1): delta(e) <= c M exp(-m e), by maximizing
+(1 - exp(e - l)) / exp(m (l - e)) over the loss l."""
+
+
+class Cumulants(NamedTuple):
+    """Cumulants of a loss at `ORDERS`."""
+
+    upper: Floats
+    """Proved upper bound of log M, M = E_P[exp(order * loss)]."""
+    error: Floats
+    """`upper - error` is a proved lower bound."""
+    mean: Floats
+    variance: Floats
+
+    def epsilon_bound(self, delta: float) -> float:
+        """The moment bound: epsilon is at most this (Chernoff at each order)."""
+        if delta <= 0:
+            return math.inf
+        logs = (self.upper + LOG_CONSTANT - math.log(delta)) / ORDERS
+        return max(float(np.min(logs)), 0.0) * (1 + 1e-14)
+
+    def log_delta_bound(self, epsilon: float) -> float:
+        """The moment bound the other way round."""
+        return min(float(np.min(self.upper + LOG_CONSTANT - ORDERS * epsilon)) + 1e-12, 0.0)
+
+    def guess_epsilon(self, delta: float) -> float:
+        """About where delta(epsilon) = delta."""
+        epsilon, log_delta = self._saddle_points()
+        guess = np.interp(math.log(delta), log_delta[::-1], epsilon[::-1])
+        return float(min(max(guess, 0.0), self.epsilon_bound(delta)))
+
+    def guess_log_delta(self, epsilon: float) -> float:
+        """About log delta(epsilon)."""
+        points, log_delta = self._saddle_points()
+        return min(float(np.interp(epsilon, points, log_delta)), -1e-3)
+
+    def _saddle_points(self) -> tuple[Floats, Floats]:
+        """Pairs (epsilon, log delta) near the curve, by the saddle-point approximation."""
+        epsilon = self.mean - 1 / ORDERS - 1 / (1 + ORDERS)
+        curvature = self.variance + 1 / ORDERS**2 + 1 / (1 + ORDERS) ** 2
+        log_delta = self.upper - ORDERS * epsilon - np.log(ORDERS * (1 + ORDERS))
+        log_delta -= 0.5 * np.log(2 * math.pi * curvature)
+        return epsilon, np.minimum.accumulate(log_delta)
+
+    def choose_line(
+        self, epsilon: float, log_target: float, log_mass: float | None = None
+    ) -> tuple[int, float]:
+        """Index of an order, and a window, for which aliases are below target and nodes are few.
+
+        Aliases from below shrink like exp(-order * window) from the mass of the law, those from
+        above like Chernoff at any higher order. The number of nodes grows with the window over the
+        standard deviation of the tilted loss; for part of a law, whose mass is given, that says
+        nothing. What is integrated should not exceed the result too much: rounding is amplified.
+        """
+        above = np.maximum(self.upper + LOG_CONSTANT - ORDERS * epsilon - log_target + 1, 1.0)
+        gap = ORDERS[None, :] - ORDERS[:, None]
+        needed = np.where(gap > 0, above / np.where(gap > 0, gap, 1.0), math.inf).min(axis=1)
+        window = np.maximum(max((log_mass or 0.0) - log_target + 1, 1.0) / ORDERS, needed)
+        log_gain = np.maximum(self.upper - ORDERS * epsilon - log_target, 1.0)
+        spread = np.sqrt(self.variance) if log_mass is None else 1.0
+        extra = np.minimum(log_gain - log_gain.min(), 400.0)
+        index = int(np.argmin(window * np.sqrt(log_gain) / spread * np.exp(0.25 * extra)))
+        return index, float(window[index])
+
+
+def total(moments: list[Cumulants], counts: list[int]) -> Cumulants:
+    """Cumulants of a sum of independent losses."""
+    if len(moments) == 1:
+        return Cumulants(*(counts[0] * column for column in moments[0]))
+    columns = zip(*moments, strict=True)
+    return Cumulants(*(np.array(counts, float) @ np.array(column) for column in columns))
+
+
+def grid_moments(
+    loss: Floats,
+    log_mass: Floats,
+    *,
+    loss_error: Floats,
+    mass_error: Floats,
+    removed: float = 0.0,
+    largest_order: float = math.inf,
+) -> Cumulants:
+    """Cumulants of atoms whose losses increase and whose masses sum to 1 - `removed`.
+
+    M - 1 is formed from exp(order * loss) - 1, which keeps its digits where M is close to 1.
+    `mass_error` is the relative error of each mass. Above `largest_order` nothing is claimed.
+    """
+    used = max(int(np.searchsorted(ORDERS, largest_order)), 1)
+    orders = ORDERS[:used]
+    fits = int(np.searchsorted(orders * loss[-1], 500.0))
+    ones = np.ones(len(loss))
+    columns = np.stack((ones, loss, loss * loss, loss_error), axis=1)  # (atoms, 4)
+    mass, mass_error = np.exp(log_mass), mass_error + (8 + len(loss)) * ROUND
+    growth = np.expm1(np.multiply.outer(orders[:fits], loss))  # (orders, atoms)
+    weighted = columns * mass[:, None]
+    sums = growth @ weighted  # of weight - mass, first without the masses, for their digits
+    log_m, shaken = np.log1p(sums[:, 0] - removed), np.abs(growth) @ (mass * mass_error)
+    sums = sums + weighted.sum(axis=0)
+    if fits < used:
+        logs = np.multiply.outer(orders[fits:], loss) + log_mass
+        peak = logs.max(axis=1)
+        weight = np.exp(logs - peak[:, None])
+        far = weight @ columns
+        log_m = np.concatenate((log_m, peak + np.log(far[:, 0])))
+        shaken = np.concatenate((shaken, weight @ mass_error))
+        sums = np.concatenate((sums, far))
+    scale = sums[:, 0]
+    error = (shaken + orders * sums[:, 3]) / scale + ROUND * (removed + 4 * np.abs(log_m))
+    mean = sums[:, 1] / scale
+    table = np.full((4, len(ORDERS)), math.inf)
+    table[0, :used], table[1, :used] = log_m + error, 2 * error
+    table[2], table[2, :used] = mean[-1], mean
+    table[3], table[3, :used] = 1e-100, np.maximum(sums[:, 2] / scale - mean**2, 1e-100)
+    return Cumulants(*table)
 
 
 class Split(NamedTuple):
@@ -22,7 +139,7 @@ class Split(NamedTuple):
     at: float
     width: float
 
-    def log_high(self, y: Array) -> Array:
+    def log_high(self, y: Numbers) -> Numbers:
         """log psi."""
         return log_ndtr((y - self.at) / self.width)
 
@@ -39,20 +156,20 @@ class Tilt(NamedTuple):
 class HighPart(NamedTuple):
     """Of a step that is split, M = A + B with A the low and B the high part."""
 
-    log_low: ComplexArray
+    log_low: Complexes
     """log of A(order + i t) / M(order)."""
-    log_rise: ComplexArray
+    log_rise: Complexes
     """log(M / A) = log(1 + B / A), relatively accurate where B is small."""
-    error: FloatArray
+    error: Floats
     """Error of B(order + i t) / M(order)."""
 
 
 class Factor(NamedTuple):
     """The transform of one step at the nodes in t, relative to M(order)."""
 
-    log: ComplexArray
+    log: Complexes
     """log of M(order + i t) / M(order)."""
-    error: FloatArray
+    error: Floats
     """Relative error of that ratio."""
     high: HighPart | None = None
 
@@ -79,7 +196,7 @@ class Model(Protocol):
     removed: float
     """Mass cut from its tail of high losses."""
 
-    def moments(self, steps: int, /) -> Moments:
+    def moments(self, steps: int, /) -> Cumulants:
         """Cumulants at `ORDERS`, as far as they help where `steps` such losses are added."""
         ...
 
@@ -91,16 +208,16 @@ class Model(Protocol):
 class Atoms(NamedTuple):
     """A tilted law as finitely many atoms; losses and weights are complex off the real line."""
 
-    loss: Array
-    loss_error: FloatArray
-    weight: Array
+    loss: Numbers
+    loss_error: Floats
+    weight: Numbers
     """Tilted masses, summing to 1 up to `error`."""
-    weight_error: FloatArray
+    weight_error: Floats
     """Relative error of each weight by rounding."""
     error: float
     """Largest error of the transform relative to M(order), from all but rounding."""
 
-    def factor(self, share: Array | None, step: float, size: int) -> Factor:
+    def factor(self, share: Numbers | None, step: float, size: int) -> Factor:
         """Their transform; `share` of each atom belongs to the high part."""
         t = step * np.arange(size)
         if share is None:
@@ -125,7 +242,7 @@ class Atoms(NamedTuple):
         return Factor(log, error, high)
 
 
-def _transform(loss: Array, weight: Array, step: float, size: int) -> ComplexArray:
+def _transform(loss: Numbers, weight: Numbers, step: float, size: int) -> Complexes:
     """Sum of weight * (exp(i t loss) - 1) at t = 0, step, ..., (size - 1) step.
 
     exp(i t l) - 1 is formed without cancellation at few t, and with exp(i (t + s) l) - 1 =
@@ -138,7 +255,7 @@ def _transform(loss: Array, weight: Array, step: float, size: int) -> ComplexArr
     return both.ravel()[:size]
 
 
-def _turns(t: FloatArray, loss: Array) -> ComplexArray:
+def _turns(t: Floats, loss: Numbers) -> Complexes:
     """exp(i t loss) - 1."""
     if np.iscomplexobj(loss):
         return expm1(np.multiply.outer(1j * t, loss))
@@ -158,11 +275,11 @@ class PlainModel:
 
     removed = 0.0
 
-    def moments(self, _steps: int) -> Moments:
+    def moments(self, _steps: int) -> Cumulants:
         """Exact cumulants."""
         log_m = 0.5 * self.square * ORDERS * (ORDERS + 1) * (1 + 8 * ROUND)
         variance = np.full(len(ORDERS), self.square)
-        return Moments(log_m, 16 * ROUND * log_m, self.square * (ORDERS + 0.5), variance)
+        return Cumulants(log_m, 16 * ROUND * log_m, self.square * (ORDERS + 0.5), variance)
 
     def tilt(self, tilt: Tilt) -> "PlainModel":
         """This law at one order."""
@@ -188,12 +305,12 @@ class AtomicModel:
 
     removed = 0.0
 
-    def __init__(self, loss: FloatArray, mass: FloatArray) -> None:
+    def __init__(self, loss: Floats, mass: Floats) -> None:
         self.loss, self.loss_error = loss, 4 * ROUND * np.abs(loss)
         self.log_mass = np.log(mass)
         self.mass_error = 8 * ROUND * (1 + np.abs(self.log_mass))
 
-    def moments(self, _steps: int) -> Moments:
+    def moments(self, _steps: int) -> Cumulants:
         """Cumulants of the finite sum."""
         return grid_moments(
             self.loss, self.log_mass, loss_error=self.loss_error, mass_error=self.mass_error
@@ -226,10 +343,10 @@ class TiltedAtoms:
 
 
 def tilted_atoms(
-    loss: Array,
-    loss_error: FloatArray,
-    log_mass: Array,
-    mass_error: FloatArray,
+    loss: Numbers,
+    loss_error: Floats,
+    log_mass: Numbers,
+    mass_error: Floats,
     tilt: Tilt,
     error: float,
 ) -> Atoms:

@@ -1,25 +1,25 @@
-"""Rényi differential privacy: a curve of divergences that adds up over releases.
+"""Rényi differential privacy (RDP): a curve of divergences that adds up over releases.
 
-One rule per type of event gives the curve of ONE occurrence (`_rules`), `compose` says how often it
-occurs, and the sum becomes (epsilon, delta) by Canonne, Kamath & Steinke 2020. Every number is an
-upper bound: rules that know only a bound give one, and an order that was not tried cannot make
-the answer too small. RDP prices every kind of event that has a sound price here; for what `PLD`
-knows as well, `PLD` is tighter.
+One rule per type of event gives the curve of ONE occurrence (`curves`), `compose` counts how often
+it occurs, and the sum becomes (epsilon, delta) by Canonne, Kamath & Steinke 2020. Every number is
+an upper bound: some rules give a bound instead of the exact curve, and an order that was not tried
+cannot make the answer too small. RDP prices every kind of event that has a sound price here; what
+`PLD` can price as well, `PLD` prices more tightly.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from tacit._arrays import Floats
 from tacit._check import in_open_unit, non_negative
 from tacit.accounting.compose import flatten
-from tacit.accounting.rdp.curves import price
-from tacit.accounting.rdp.divergence import FloatArray
+from tacit.accounting.rdp.curves import Charge, log_deltas, price
 from tacit.errors import UnsupportedEvent
 from tacit.events import BestOf, Event, RandomAllocation, Relation, RenyiCurve
 
@@ -28,19 +28,10 @@ _HIGHEST, _LOWEST = 28.0, -16.0
 """The search stops at orders 1 + 2^28 and 1 + 2^-16."""
 
 _ROUNDING = 1 + 1e-9
-"""Each curve is raised by this: a hundred times what rounding was seen to take away."""
+"""Each curve is multiplied by this: a hundred times the loss to rounding that was observed."""
 
 
-class Charge(NamedTuple):
-    """Price of a whole event: a Rényi curve that holds except with probability `delta_mass`."""
-
-    values: FloatArray
-    """Bound on the Rényi divergence at each order asked for."""
-    delta_mass: float
-    """Probability of failure outright; from `ApproximateDP` only, else 0."""
-
-
-_Conversion = Callable[[FloatArray, Charge], FloatArray]
+_Conversion: TypeAlias = Callable[[Floats, Charge], Floats]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,25 +60,25 @@ class RDP:
     def charge(
         self, event: Event, orders: ArrayLike, relation: Relation = Relation.ADD_REMOVE
     ) -> Charge:
-        """Curve of the whole event at `orders`, and the probability that it fails to hold."""
+        """Return the curve of the whole event at `orders`, and the chance that it does not hold."""
         return _charge(flatten(event), _checked_orders(orders), Relation(relation))
 
     def curve(
         self, event: Event, orders: ArrayLike, relation: Relation = Relation.ADD_REMOVE
-    ) -> FloatArray:
-        """Bound on the Rényi divergence of the whole event at each of `orders`."""
+    ) -> Floats:
+        """Return a bound on the Rényi divergence of the whole event at each of `orders`."""
         charge = self.charge(event, orders, relation)
         if charge.delta_mass > 0:
             raise UnsupportedEvent(
-                "approximate DP has no Rényi curve: it may fail outright. Use RDP().charge, which "
-                "gives the curve and the probability of failure apart."
+                "approximate DP has no Rényi curve: with probability delta no bound holds. "
+                "Use RDP().charge, which returns a curve and the probability that it fails."
             )
         return charge.values
 
     def epsilon(
         self, event: Event, *, delta: float, relation: Relation = Relation.ADD_REMOVE
     ) -> float:
-        """Smallest epsilon at `delta` that the curve implies; infinite if none does."""
+        """Return the smallest epsilon at `delta` that the curve implies; infinity if none."""
         delta = in_open_unit(delta=delta)
         if self._at_zero(event, relation) <= delta:
             return 0.0
@@ -96,19 +87,19 @@ class RDP:
     def delta(
         self, event: Event, *, epsilon: float, relation: Relation = Relation.ADD_REMOVE
     ) -> float:
-        """Smallest delta at `epsilon` that the curve implies."""
+        """Return the smallest delta at `epsilon` that the curve implies."""
         epsilon = non_negative(epsilon=epsilon)
         least = self._least(event, relation, partial(_log_deltas, epsilon=epsilon))
         return min(math.exp(min(least, 0.0)), self._at_zero(event, relation))
 
     def _at_zero(self, event: Event, relation: Relation) -> float:
-        """Bound on delta at epsilon 0, from the smallest order: a divergence grows with it."""
+        """Bound delta at epsilon 0, from the smallest order: a divergence grows with the order."""
         return _total_variation(self.charge(event, min(self.orders or (_NEAR_ONE,)), relation))
 
     def _least(self, event: Event, relation: Relation, convert: _Conversion) -> float:
         parts, relation = flatten(event), Relation(relation)
 
-        def objective(orders: FloatArray) -> FloatArray:
+        def objective(orders: Floats) -> Floats:
             return convert(orders, _charge(parts, orders, relation))
 
         if self.orders is not None:
@@ -116,7 +107,7 @@ class RDP:
         return _least_over_orders(objective, _knots(parts))
 
 
-def _charge(parts: dict[Event, int], orders: FloatArray, relation: Relation) -> Charge:
+def _charge(parts: dict[Event, int], orders: Floats, relation: Relation) -> Charge:
     total, log_kept = np.zeros(len(orders)), 0.0
     for part, count in parts.items():
         values, mass = price(part, orders, relation)
@@ -127,7 +118,7 @@ def _charge(parts: dict[Event, int], orders: FloatArray, relation: Relation) -> 
 
 
 def epsilon_from_rdp(values: ArrayLike, orders: ArrayLike, *, delta: float) -> float:
-    """Smallest epsilon that a Rényi curve implies at `delta`.
+    """Return the smallest epsilon that a Rényi curve implies at `delta`.
 
     Minimum over `orders` of Canonne, Kamath & Steinke 2020, Prop. 12 (arXiv:2004.00010v4).
     Any subset of orders gives a valid bound; more orders can only lower it.
@@ -143,36 +134,39 @@ def epsilon_from_rdp(values: ArrayLike, orders: ArrayLike, *, delta: float) -> f
 
 
 def delta_from_rdp(values: ArrayLike, orders: ArrayLike, *, epsilon: float) -> float:
-    """Smallest delta that a Rényi curve implies at `epsilon`; see `epsilon_from_rdp`."""
+    """Return the smallest delta that a Rényi curve implies at `epsilon`; see `epsilon_from_rdp`."""
     epsilon = non_negative(epsilon=epsilon)
     charge = Charge(np.asarray(values, dtype=float), 0.0)
     logs = _log_deltas(_checked_orders(orders), charge, epsilon=epsilon)
     return min(math.exp(min(float(logs.min()), 0.0)), _total_variation(charge))
 
 
-def _epsilons(orders: FloatArray, charge: Charge, *, delta: float) -> FloatArray:
+def _epsilons(orders: Floats, charge: Charge, *, delta: float) -> Floats:
     values, mass = charge
     if mass >= delta:
         return np.full(len(orders), np.inf)
-    # With probability `mass` all may be lost; else the curve holds, for the rest of delta.
+    # With probability `mass` nothing is guaranteed; else the curve holds, for the rest of delta.
     rest = (delta - mass) / (1 - mass)
     return values + np.log1p(-1 / orders) - (math.log(rest) + np.log(orders)) / (orders - 1)
 
 
-def _log_deltas(orders: FloatArray, charge: Charge, *, epsilon: float) -> FloatArray:
+def _log_deltas(orders: Floats, charge: Charge, *, epsilon: float) -> Floats:
     values, mass = charge
-    found = (orders - 1) * (values - epsilon + np.log1p(-1 / orders)) - np.log(orders)
+    found = log_deltas(orders, values, epsilon)
     return found if mass == 0 else np.log(mass + (1 - mass) * np.exp(np.minimum(found, 0.0)))
 
 
 def _total_variation(charge: Charge) -> float:
-    """Pinsker's and Bretagnolle & Huber's bounds; a value at any order bounds the KL divergence."""
+    """Bound the total variation distance, which is delta at epsilon 0.
+
+    By Pinsker and by Bretagnolle & Huber; the value at any order bounds the KL divergence.
+    """
     least = float(charge.values.min())
     return charge.delta_mass + math.sqrt(min(least / 2, -math.expm1(-least)))
 
 
-def _least_over_orders(objective: Callable[[FloatArray], FloatArray], knots: FloatArray) -> float:
-    """Smallest value of `objective` over real orders: doubling outwards, then closing in."""
+def _least_over_orders(objective: Callable[[Floats], Floats], knots: Floats) -> float:
+    """Return the smallest value of `objective` over real orders: double outwards, then close in."""
     exponents = np.arange(-4.0, 9.0)
     found = objective(np.append(1 + 2.0**exponents, knots))
     values, at_knots = found[: len(exponents)], found[len(exponents) :]
@@ -194,8 +188,8 @@ def _least_over_orders(objective: Callable[[FloatArray], FloatArray], knots: Flo
     return float(min(best, at_knots.min(initial=np.inf)))
 
 
-def _knots(parts: dict[Event, int]) -> FloatArray:
-    """Orders at which a curve is known exactly and only bounded in between."""
+def _knots(parts: dict[Event, int]) -> Floats:
+    """Return the orders at which a curve is known exactly; it is only bounded between them."""
     knots: set[float] = set()
     for part in parts:
         if isinstance(part, RenyiCurve):
@@ -207,7 +201,7 @@ def _knots(parts: dict[Event, int]) -> FloatArray:
     return np.array(sorted(knots))
 
 
-def _checked_orders(orders: ArrayLike) -> FloatArray:
+def _checked_orders(orders: ArrayLike) -> Floats:
     checked = np.atleast_1d(np.asarray(orders, dtype=float))
     if checked.ndim != 1 or not np.all(np.isfinite(checked) & (checked > 1)):
         raise ValueError(f"orders must be finite numbers above 1, got {orders}.")

@@ -6,7 +6,7 @@ Feldman & Shenfeld 2025 (arXiv:2502.08202) show that one epoch is dominated by t
 
 so with X_i = exp(shift * z_i - shift^2 / 2), z_i independent normal, and A the mean of the X_i:
 removal costs log E[A^order] / (order - 1), addition log E[A^(1 - order)] / (order - 1). Both are
-computed here without loss of digits, by formulas of our own that are proved beside them.
+computed here without loss of digits. The formulas are new; each is proved where it is used.
 """
 
 import math
@@ -15,29 +15,29 @@ from functools import lru_cache
 import numpy as np
 from scipy import special
 
-from tacit.accounting.rdp.divergence import TAIL, FloatArray, excess_exp, log_sum_exp
-from tacit.accounting.rdp.sampled_gaussian import poisson_divergence
+from tacit._arrays import Floats
+from tacit.accounting.rdp.divergence import TAIL, excess_exp, log_sum_exp, poisson_divergence
 
 _REACH = 90.0
-"""End of the grid for additions; it serves orders to about 4000."""
+"""End of the grid for additions; it serves orders up to about 4000."""
 
 _LARGEST_SHIFT = 6.0
-"""Noise multipliers below 1/6 get the closed bounds only."""
+"""Larger shifts (noise multipliers below 1/6) get the closed bounds only."""
 
 _TOP = 128
-"""Largest order whose removal moment is computed exactly; above it Poisson's bounds it."""
+"""Largest order whose removal moment is computed exactly; above it, Poisson sampling bounds it."""
 
 
-def allocation_divergence(orders: FloatArray, *, steps: int, shift: float) -> FloatArray:
-    """Divergence of one epoch at each order, the worse of both directions."""
+def allocation_divergence(orders: Floats, *, steps: int, shift: float) -> Floats:
+    """Return the divergence of one epoch at each order, in the worse of both directions."""
     return np.maximum(
         removal_divergence(orders, steps=steps, shift=shift),
         addition_divergence(orders, steps=steps, shift=shift),
     )
 
 
-def removal_divergence(orders: FloatArray, *, steps: int, shift: float) -> FloatArray:
-    """log E[A^order] / (order - 1): exact at whole orders to 128, a bound elsewhere.
+def removal_divergence(orders: Floats, *, steps: int, shift: float) -> Floats:
+    """Return log E[A^order] / (order - 1): exact at whole orders to 128, a bound elsewhere.
 
     Between whole orders, (order - 1) times the divergence is convex, so its chord bounds it.
     """
@@ -50,8 +50,8 @@ def removal_divergence(orders: FloatArray, *, steps: int, shift: float) -> Float
     return np.minimum(chord, orders * shift**2 / 2)
 
 
-def addition_divergence(orders: FloatArray, *, steps: int, shift: float) -> FloatArray:
-    """log E[A^(1 - order)] / (order - 1), exact for orders to about 4000.
+def addition_divergence(orders: Floats, *, steps: int, shift: float) -> Floats:
+    """Return log E[A^(1 - order)] / (order - 1), exact for orders up to about 4000.
 
     With s = order - 1 and U drawn from Gamma(s): E[A^-s] = E[exp(-U (A - 1))], since the integral
     of u^(s-1) exp(-u A) is Gamma(s) A^-s. The X_i are independent, so this is E[exp(steps *
@@ -73,8 +73,8 @@ def addition_divergence(orders: FloatArray, *, steps: int, shift: float) -> Floa
     return bound
 
 
-def _log_removal_moments(whole: FloatArray, steps: int, shift: float) -> FloatArray:
-    """log E[A^order] for whole orders >= 1."""
+def _log_removal_moments(whole: Floats, steps: int, shift: float) -> Floats:
+    """Return log E[A^order] for whole orders >= 1."""
     table = _removal_table(steps, shift)
     inside = whole < len(table)
     result = np.empty(len(whole))
@@ -90,8 +90,8 @@ def _log_removal_moments(whole: FloatArray, steps: int, shift: float) -> FloatAr
 
 
 @lru_cache(maxsize=64)
-def _removal_table(steps: int, shift: float) -> FloatArray:
-    """log E[A^n] for n = 0, 1, ..., at most 128, all terms positive.
+def _removal_table(steps: int, shift: float) -> Floats:
+    """Return log E[A^n] for n = 0, 1, ..., at most 128, as a sum of positive terms.
 
     E[A^n] = sum_j C(n, j) j! [z^j] F(z)^steps, F(z) = sum_k E[((X - 1) / steps)^k] z^k / k!.
     """
@@ -111,13 +111,13 @@ def _removal_table(steps: int, shift: float) -> FloatArray:
     for n in range(2, top + 1):
         choose = log_factorial[n] - log_factorial[: n + 1] - log_factorial[: n + 1][::-1]
         table[n] = np.logaddexp(0.0, log_sum_exp((choose + moments[: n + 1])[2:]))
-    table *= 1 + 1e-11  # rounding can only raise the price
+    table *= 1 + 1e-11  # more than rounding took away, so that rounding can only over-charge
     table.flags.writeable = False
     return table
 
 
-def _central_moments(top: int, shift: float) -> FloatArray:
-    """log E[(X - 1)^k] for k to `top`, X = exp(shift * z - shift^2 / 2).
+def _central_moments(top: int, shift: float) -> Floats:
+    """Return log E[(X - 1)^k] for k to `top`, X = exp(shift * z - shift^2 / 2).
 
     E[X g(X)] = E[g(c X)] with c = exp(shift^2), and c X - 1 = c (X - 1) + (c - 1), so
     M[k+1] = (c^k - 1) M[k] + sum_{j<k} C(k, j) c^j (c - 1)^(k-j) M[j]: nothing is subtracted,
@@ -136,8 +136,8 @@ def _central_moments(top: int, shift: float) -> FloatArray:
     return logs
 
 
-def _multiply(first: FloatArray, second: FloatArray) -> FloatArray:
-    """Product of two power series given by the logs of their coefficients, same length."""
+def _multiply(first: Floats, second: Floats) -> Floats:
+    """Multiply two power series of one length, given by the logs of their coefficients."""
     n = len(first)
     index = np.arange(n)[:, None] - np.arange(n)
     table = np.where(index >= 0, second[index] + first, -np.inf)
@@ -145,8 +145,8 @@ def _multiply(first: FloatArray, second: FloatArray) -> FloatArray:
 
 
 @lru_cache(maxsize=64)
-def _root_grid(steps: int, shift: float) -> tuple[FloatArray, FloatArray]:
-    """Nodes for the Gamma integral: log u, and log of all that does not depend on s.
+def _root_grid(steps: int, shift: float) -> tuple[Floats, Floats]:
+    """Return nodes for the Gamma integral: log u, and the log of all that does not depend on s.
 
     u = softplus(v)^2 makes the integrand smooth and of unit width for every s, so a trapezoid sum
     in v of step 0.2 is exact to rounding.
@@ -158,15 +158,13 @@ def _root_grid(steps: int, shift: float) -> tuple[FloatArray, FloatArray]:
 
 
 @lru_cache(maxsize=64)
-def _log_grid(steps: int, shift: float) -> tuple[FloatArray, FloatArray]:
-    """The same with u = exp(v): reaches farther, as few steps with little noise need it."""
+def _log_grid(steps: int, shift: float) -> tuple[Floats, Floats]:
+    """Return such nodes with u = exp(v): they reach farther, for few steps with little noise."""
     v = np.arange(-18.0, 14.0, 0.03)
     return _weighted(v, np.full(len(v), math.log(0.03)), steps, shift)
 
 
-def _weighted(
-    log_u: FloatArray, log_step: FloatArray, steps: int, shift: float
-) -> tuple[FloatArray, FloatArray]:
+def _weighted(log_u: Floats, log_step: Floats, steps: int, shift: float) -> tuple[Floats, Floats]:
     u = np.exp(log_u)
     growth = _log_laplace(u / steps, shift) * steps
     far = growth > 30
@@ -174,14 +172,14 @@ def _weighted(
     return log_u, log_step - u + log_excess
 
 
-def _log_laplace(w: FloatArray, shift: float) -> FloatArray:
-    """log E[exp(-w (X - 1))] at each w >= 0, from terms of second order only."""
+def _log_laplace(w: Floats, shift: float) -> Floats:
+    """Return log E[exp(-w (X - 1))] at each w >= 0, from terms of second order only."""
     step = min(0.45, 2 * math.pi * 1.4 / shift / 80)
     z = np.arange(-TAIL, TAIL + shift + step, step)
     weight = step * np.exp(-z * z / 2) / math.sqrt(2 * math.pi)
     x = np.expm1(shift * z - shift**2 / 2)  # X - 1
     exponent = np.multiply.outer(-w, x)
-    # X >= 0 keeps -w (X - 1) <= w; beyond 600 the exponential joins logs with w.
+    # As X >= 0, -w (X - 1) <= w. Above 600, sum in logs against overflow.
     top = exponent.max(axis=1)
     mean = np.empty(len(w))
     near = top <= 600

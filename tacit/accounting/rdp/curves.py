@@ -1,8 +1,8 @@
-"""Rényi prices: one rule per type of event, each for ONE occurrence.
+"""Rényi curves: one rule per type of event, each for ONE occurrence.
 
-A rule returns the divergence at each order, the worse of both directions, and the probability with
-which that bound fails outright (0 but for approximate DP). Rules never see a count. A rule that
-is not proved under the relation asked for raises `UnsupportedEvent`.
+A rule returns the divergence at each order, in the worse of both directions of comparison, and the
+probability that this bound does not hold (0 except for approximate DP). Rules never see a count. A
+rule that is not proved under the requested relation raises `UnsupportedEvent`.
 """
 
 import math
@@ -12,30 +12,36 @@ from typing import NamedTuple
 import numpy as np
 from scipy import special
 
+from tacit._arrays import Floats
 from tacit.accounting.compose import flatten
+from tacit.accounting.one_event import (
+    BoundedLoss,
+    epsilon_and_delta,
+    gaussian_shift,
+    pure_epsilon,
+    response_law,
+    round_up,
+    sampled_epsilon,
+)
 from tacit.accounting.rdp.allocation import (
     addition_divergence,
     allocation_divergence,
     removal_divergence,
 )
 from tacit.accounting.rdp.divergence import (
-    FloatArray,
     Nodes,
+    fixed_size_divergence,
     fixed_size_sampled,
     laplace_nodes,
     log_moments,
     log_sum_exp,
+    opposed_divergence,
+    poisson_divergence,
     poisson_sampled,
     pure_nodes,
     response_nodes,
     reverse,
 )
-from tacit.accounting.rdp.sampled_gaussian import (
-    fixed_size_divergence,
-    opposed_divergence,
-    poisson_divergence,
-)
-from tacit.accounting.rdp.selection import GRID, selection_divergence
 from tacit.errors import UnsupportedEvent
 from tacit.events import (
     ApproximateDP,
@@ -52,116 +58,138 @@ from tacit.events import (
     RandomizedResponse,
     Relation,
     RenyiCurve,
+    Trials,
     TruncatedPoissonSampled,
 )
 
-BoundedLoss = Laplace | PureDP | Exponential | RandomizedResponse
-"""Releases whose privacy loss is bounded, so that they are pure DP."""
+_GRID: Floats = 1 + 2.0 ** (np.arange(-24, 81) / 4)
+"""Orders at which the curve of one run of a selection is evaluated: 1 + 2^-6 to 1 + 2^20."""
 
 
-class Price(NamedTuple):
-    """Divergence of one occurrence at each order, and the chance that it does not hold."""
+class Charge(NamedTuple):
+    """Price of an event: a Rényi curve that holds except with probability `delta_mass`."""
 
-    values: FloatArray
+    values: Floats
+    """Bound on the Rényi divergence at each requested order."""
     delta_mass: float = 0.0
+    """Probability that the curve does not hold; 0 unless the event contains `ApproximateDP`."""
+
+
+def log_deltas(orders: Floats, values: Floats, epsilon: Floats | float) -> Floats:
+    """Return the log of the delta at `epsilon` that the divergence at each order implies.
+
+    Canonne, Kamath & Steinke 2020, Prop. 12 (arXiv:2004.00010v4).
+    """
+    return (orders - 1) * (values - epsilon + np.log1p(-1 / orders)) - np.log(orders)
 
 
 @singledispatch
-def price(event: Event, orders: FloatArray, relation: Relation) -> Price:  # noqa: ARG001  # the form of every rule
-    """Rényi price of one occurrence of `event` at `orders`."""
+def price(event: Event, orders: Floats, relation: Relation) -> Charge:  # noqa: ARG001  # the form of every rule
+    """Return the Rényi price of one occurrence of `event` at `orders`."""
     raise UnsupportedEvent(f"no Rényi curve is known for {type(event).__name__} ({relation}).")
 
 
 @price.register
-def _(event: NonPrivate, orders: FloatArray, relation: Relation) -> Price:  # noqa: ARG001  # same for all
-    return Price(np.full(len(orders), np.inf))
+def _(event: NonPrivate, orders: Floats, relation: Relation) -> Charge:  # noqa: ARG001  # same for all
+    return Charge(np.full(len(orders), np.inf))
 
 
 @price.register
-def _(event: Gaussian, orders: FloatArray, relation: Relation) -> Price:
+def _(event: Gaussian, orders: Floats, relation: Relation) -> Charge:
     # Mironov 2017, Prop. 7 (arXiv:1702.07476).
-    return Price(orders * gaussian_shift(event, relation) ** 2 / 2)
+    return Charge(orders * gaussian_shift(event, relation) ** 2 / 2)
 
 
 @price.register
-def _(event: Laplace, orders: FloatArray, relation: Relation) -> Price:
-    """Mironov 2017, Prop. 6; never above that of any epsilon-DP mechanism, order epsilon^2 / 2."""
-    epsilon = bounded_epsilon(event, relation)
+def _(event: Laplace, orders: Floats, relation: Relation) -> Charge:
+    """Price Laplace noise: Mironov 2017, Prop. 6, and at most order * epsilon^2 / 2.
+
+    The second bound holds for every epsilon-DP mechanism (Bun & Steinke 2016, Prop. 3.3).
+    """
+    epsilon = _pure_epsilon(event, relation)
     inner = (orders - 1) * np.expm1((1 - 2 * orders) * epsilon) / (2 * orders - 1)
     exact = epsilon + np.log1p(inner) / (orders - 1)
     square = orders * epsilon**2 / 2
-    return Price(np.where(orders * epsilon < 1e-4, square, np.minimum(exact, square)))
+    return Charge(np.where(orders * epsilon < 1e-4, square, np.minimum(exact, square)))
 
 
 @price.register
-def _(event: PureDP, orders: FloatArray, relation: Relation) -> Price:
-    return Price(_pure(bounded_epsilon(event, relation), orders))
+def _(event: PureDP, orders: Floats, relation: Relation) -> Charge:
+    return Charge(_pure(_pure_epsilon(event, relation), orders))
 
 
 @price.register
-def _(event: ApproximateDP, orders: FloatArray, relation: Relation) -> Price:
-    """Pure DP but for a failure of probability delta: Kairouz, Oh & Viswanath 2015, Thm. 3.2."""
-    epsilon, delta = approximate_pair(event, relation)
-    return Price(_pure(epsilon, orders), delta)
+def _(event: ApproximateDP, orders: Floats, relation: Relation) -> Charge:
+    """Price approximate DP as pure DP that fails with probability delta.
+
+    Kairouz, Oh & Viswanath 2015, Thm. 3.2 (arXiv:1311.0776).
+    """
+    epsilon, delta = epsilon_and_delta(event, relation)
+    return Charge(_pure(epsilon, orders), delta)
 
 
 @price.register
-def _(event: RandomizedResponse, orders: FloatArray, relation: Relation) -> Price:  # noqa: ARG001  # same for all
-    nodes = response_nodes(event.random_probability, event.n_options)
-    return Price(log_moments(nodes, orders) / (orders - 1))
+def _(event: RandomizedResponse, orders: Floats, relation: Relation) -> Charge:  # noqa: ARG001  # same for all
+    nodes = response_nodes(response_law(event))
+    return Charge(log_moments(nodes, orders) / (orders - 1))
 
 
 @price.register
-def _(event: Exponential, orders: FloatArray, relation: Relation) -> Price:
-    """Worst curve of a loss whose values span at most epsilon ("bounded range").
+def _(event: Exponential, orders: Floats, relation: Relation) -> Charge:
+    """Price the exponential mechanism by the worst loss whose values span at most epsilon.
+
+    Such a mechanism is said to have bounded range.
 
     The worst such loss takes two values, s and s - epsilon (Dong, Durfee & Rogers 2020,
     arXiv:1909.13830); with weights that make P and Q sum to one, the moment is
     exp((a - 1) s) (1 - exp(-a e)) / (a (1 - exp(-e))) at the worst s, which is below. It never
     exceeds epsilon^2 / 8-zCDP (Cesar & Rogers 2021, arXiv:2004.07223).
     """
-    epsilon = bounded_epsilon(event, relation)
+    epsilon = _pure_epsilon(event, relation)
     concentrated = orders * epsilon**2 / 8
     if epsilon == 0:
-        return Price(concentrated)
+        return Charge(concentrated)
     log_all = np.log(-np.expm1(-orders * epsilon))
     log_rest = -epsilon + np.log(-np.expm1(-(orders - 1) * epsilon))
     worst = np.log1p(-1 / orders) + log_all - log_rest
     log_part = math.log(-math.expm1(-epsilon))
     exact = worst + (log_all - np.log(orders) - log_part) / (orders - 1)
     # Near zero the exact form cancels, and the two agree.
-    return Price(
+    return Charge(
         np.where((orders - 1) * epsilon < 1e-3, concentrated, np.minimum(exact, concentrated))
     )
 
 
 @price.register
-def _(event: RenyiCurve, orders: FloatArray, relation: Relation) -> Price:
-    """(order - 1) times the divergence is convex and 0 at order 1: chords bound it."""
+def _(event: RenyiCurve, orders: Floats, relation: Relation) -> Charge:
+    """Bound a curve between its orders by chords.
+
+    This holds because (order - 1) times the divergence is convex, and 0 at order 1.
+    """
     if relation is Relation.REPLACE_ONE and event.replace_factor != 1:
         raise UnsupportedEvent(
             "this Rényi curve is known only for records added or removed, not replaced. "
             "Declare replace_factor=1 if it is proved for replacement, or price add_remove."
         )
     known = np.array((1.0, *event.orders))
-    # A divergence never falls with the order, so a smaller value further on holds here too.
+    # A divergence never falls with the order, so a smaller value at a higher order holds here too.
     values = np.minimum.accumulate(np.array(event.values)[::-1])[::-1]
     height = np.append(0.0, values * (known[1:] - 1))
-    return Price(np.interp(orders, known, height, right=np.inf) / (orders - 1))
+    return Charge(np.interp(orders, known, height, right=np.inf) / (orders - 1))
 
 
 @price.register
-def _(event: PoissonSampled, orders: FloatArray, relation: Relation) -> Price:
+def _(event: PoissonSampled, orders: Floats, relation: Relation) -> Charge:
     return _poisson(event.event, event.rate, orders, relation)
 
 
 @price.register
-def _(event: TruncatedPoissonSampled, orders: FloatArray, relation: Relation) -> Price:
-    """A mixture over the number of other records drawn; moments are jointly convex.
+def _(event: TruncatedPoissonSampled, orders: Floats, relation: Relation) -> Charge:
+    """Price a mixture over the number of other records drawn: moments are jointly convex.
 
-    If fewer than `max_batch` others are drawn, nothing is cut and the step is Poisson's. Else the
-    record joins with a smaller probability, in the place of another record, so it costs no more
-    than a replacement at `rate`. The others number at most `n_records`.
+    If fewer than `max_batch` others are drawn, nothing is cut and the step is a Poisson sample.
+    Else the record joins with a smaller probability, in the place of another record, so it costs
+    no more than a replacement at `rate`. There are at most `n_records` others.
     """
     whole = _poisson(event.event, event.rate, orders, relation)
     cut = _replaced(event.event, event.rate, orders)
@@ -172,14 +200,15 @@ def _(event: TruncatedPoissonSampled, orders: FloatArray, relation: Relation) ->
     # `full` is rounded up, which must not lower the price where a replacement costs less.
     logs = np.stack([whole.values, np.maximum(whole.values, cut.values)]) * (orders - 1)
     weight = np.array([[1 - full], [full]])
-    return Price(_log_mean(logs, weight) / (orders - 1))
+    return Charge(_log_mean(logs, weight) / (orders - 1))
 
 
 @price.register
-def _(event: FixedSizeSampled, orders: FloatArray, relation: Relation) -> Price:
-    """Holds when a record is replaced, or blanked in its place: the number of records is public.
+def _(event: FixedSizeSampled, orders: Floats, relation: Relation) -> Charge:
+    """Price a sample of fixed size, for relations that keep the number of records.
 
-    Tighter than Wang, Balle & Kasiviswanathan 2019 (arXiv:1808.00087) on the same moment.
+    A record is replaced, or blanked in its place. Tighter than Wang, Balle & Kasiviswanathan 2019
+    (arXiv:1808.00087) on the same moment.
     """
     if relation is Relation.ADD_REMOVE:
         raise UnsupportedEvent(
@@ -190,17 +219,17 @@ def _(event: FixedSizeSampled, orders: FloatArray, relation: Relation) -> Price:
 
 
 @price.register
-def _(event: RandomAllocation, orders: FloatArray, relation: Relation) -> Price:
-    """Amplified for Gaussian noise; else a record's one release at its full price.
+def _(event: RandomAllocation, orders: Floats, relation: Relation) -> Charge:
+    """Price one epoch of random allocation: amplified for Gaussian noise, else one full release.
 
-    The latter always holds: given the allocation, one release sees the record, and divergences of
-    mixtures are at most the worst of their parts.
+    The price of one full release always holds: given the allocation, one release sees the record,
+    and the divergence of a mixture is at most the worst of its parts.
     """
     inner = event.event
     plain = price(inner, orders, relation)
     if not isinstance(inner, Gaussian):
         return plain
-    steps, shift = event.steps, 1 / inner.noise_multiplier
+    steps, shift = event.steps, gaussian_shift(inner, Relation.ADD_REMOVE)
     if relation is not Relation.REPLACE_ONE:
         values = allocation_divergence(orders, steps=steps, shift=shift)
     else:
@@ -208,54 +237,69 @@ def _(event: RandomAllocation, orders: FloatArray, relation: Relation) -> Price:
         first = removal_divergence(2 * orders, steps=steps, shift=shift)
         second = addition_divergence(2 * orders - 1, steps=steps, shift=shift)
         values = (orders - 0.5) / (orders - 1) * first + second
-    return Price(np.minimum(values, plain.values))
+    return Charge(np.minimum(values, plain.values))
 
 
 @price.register
-def _(event: BestOf, orders: FloatArray, relation: Relation) -> Price:
-    """Papernot & Steinke 2022 (arXiv:2110.03620): Thm. 2 and, for Poisson trials, Thm. 6."""
-    run = _total(event.event, orders, relation)
+def _(event: BestOf, orders: Floats, relation: Relation) -> Charge:
+    """Price the release of only the best of a random number of runs (private selection).
+
+    Papernot & Steinke 2022 (arXiv:2110.03620): Theorem 2 for geometric and logarithmic numbers of
+    runs (truncated negative binomial of shape 1 and 0), Theorem 6 for a Poisson number.
+    """
     on_grid = _total_on_grid(event.event, relation)
-    values = selection_divergence(orders, run, on_grid, mean=event.mean, trials=event.trials)
-    return Price(values)
+    both = np.append(orders, _GRID)
+    values = np.append(_total(event.event, orders, relation), on_grid)
+    if event.trials is Trials.POISSON:
+        values = values + event.mean * _poisson_deltas(both, on_grid)
+    else:
+        values = values + _second_order_cost(on_grid, event.mean, event.trials)
+    values = values + max(math.log(event.mean), 0.0) / (both - 1)
+    # A divergence never falls with the order, so a smaller value at a higher order holds here too.
+    higher = np.append(np.minimum.accumulate(values[len(orders) :][::-1])[::-1], np.inf)
+    return Charge(np.minimum(values[: len(orders)], higher[np.searchsorted(_GRID, orders)]))
 
 
-def _poisson(inner: Event, rate: float, orders: FloatArray, relation: Relation) -> Price:
-    """`inner` on a Poisson sample; dominating pairs by Zhu, Dong & Wang 2022 (arXiv:2106.08567)."""
+def _poisson(inner: Event, rate: float, orders: Floats, relation: Relation) -> Charge:
+    """Price `inner` on a Poisson sample, by dominating pairs.
+
+    Zhu, Dong & Wang 2022 (arXiv:2106.08567).
+    """
     if rate == 1:
         return price(inner, orders, relation)
     replace = relation is Relation.REPLACE_ONE
     if isinstance(inner, Gaussian):
         divergence = opposed_divergence if replace else poisson_divergence
-        return Price(divergence(orders, rate=rate, shift=1 / inner.noise_multiplier))
+        shift = gaussian_shift(inner, Relation.ADD_REMOVE)
+        return Charge(divergence(orders, rate=rate, shift=shift))
     if isinstance(inner, ApproximateDP):
         # H at 1 + rate (e^epsilon - 1) is at most rate times the larger of the deltas between
         # "not drawn" and "drawn": advanced joint convexity, Balle, Barthe & Gaboardi 2018.
-        epsilon, delta = approximate_pair(inner, relation)
-        return Price(_pure(diluted_epsilon(epsilon, rate), orders), rate * delta)
+        epsilon, delta = epsilon_and_delta(inner, relation)
+        return Charge(_pure(sampled_epsilon(epsilon, rate), orders), rate * delta)
     if not isinstance(inner, BoundedLoss):
         raise _no_sampled_price(inner)
     if replace:
-        return Price(_pure(_replaced_epsilon(inner, rate), orders))
+        return Charge(_pure(_replaced_epsilon(inner, rate), orders))
     sampled = poisson_sampled(_nodes(inner, Relation.ADD_REMOVE), rate)
     worse = np.maximum(log_moments(sampled, orders), log_moments(reverse(sampled), orders))
-    return Price(worse / (orders - 1))
+    return Charge(worse / (orders - 1))
 
 
-def _replaced(inner: Event, fraction: float, orders: FloatArray) -> Price:
-    """`inner` on a sample in which a record is drawn with `fraction`, in the place of another."""
+def _replaced(inner: Event, fraction: float, orders: Floats) -> Charge:
+    """Price a replacement in a sample into which each record is drawn with chance `fraction`."""
     if fraction == 1:
         return price(inner, orders, Relation.REPLACE_ONE)
     if isinstance(inner, Gaussian):
         shift = gaussian_shift(inner, Relation.REPLACE_ONE)
-        return Price(fixed_size_divergence(orders, fraction=fraction, shift=shift))
+        return Charge(fixed_size_divergence(orders, fraction=fraction, shift=shift))
     if isinstance(inner, ApproximateDP):
-        epsilon, delta = approximate_pair(inner, Relation.REPLACE_ONE)
-        return Price(_pure(diluted_epsilon(epsilon, fraction), orders), fraction * delta)
+        epsilon, delta = epsilon_and_delta(inner, Relation.REPLACE_ONE)
+        return Charge(_pure(sampled_epsilon(epsilon, fraction), orders), fraction * delta)
     if not isinstance(inner, BoundedLoss):
         raise _no_sampled_price(inner)
     nodes = fixed_size_sampled(_nodes(inner, Relation.REPLACE_ONE), fraction)
-    return Price(log_moments(nodes, orders) / (orders - 1))
+    return Charge(log_moments(nodes, orders) / (orders - 1))
 
 
 def _no_sampled_price(inner: Event) -> UnsupportedEvent:
@@ -266,62 +310,35 @@ def _no_sampled_price(inner: Event) -> UnsupportedEvent:
 
 
 def _nodes(event: BoundedLoss, relation: Relation) -> Nodes:
-    """A pair that dominates `event`, equally hard to tell apart in both directions."""
+    """Return a pair that dominates `event` and is equally hard to distinguish in both orders."""
     if isinstance(event, RandomizedResponse):
-        return response_nodes(event.random_probability, event.n_options)
-    epsilon = bounded_epsilon(event, relation)
+        return response_nodes(response_law(event))
+    epsilon = _pure_epsilon(event, relation)
     return laplace_nodes(epsilon) if isinstance(event, Laplace) else pure_nodes(epsilon)
 
 
-def gaussian_shift(event: Gaussian, relation: Relation) -> float:
-    """Standard deviations that one record moves the mean by."""
-    factor = event.replace_factor if relation is Relation.REPLACE_ONE else 1.0
-    return factor / event.noise_multiplier
-
-
-def bounded_epsilon(event: BoundedLoss, relation: Relation) -> float:
-    """Pure epsilon of a release of bounded loss."""
-    if isinstance(event, RandomizedResponse):
-        return math.log1p(event.n_options * (1 / event.random_probability - 1))
-    epsilon = 1 / event.noise_multiplier if isinstance(event, Laplace) else event.epsilon
-    return epsilon * (event.replace_factor if relation is Relation.REPLACE_ONE else 1.0)
+def _pure_epsilon(event: BoundedLoss, relation: Relation) -> float:
+    return round_up(pure_epsilon(event, relation))
 
 
 def _replaced_epsilon(event: BoundedLoss, rate: float) -> float:
-    """Pure epsilon of a Poisson sample when a record is replaced.
+    """Return the pure epsilon of a Poisson sample when a record is replaced.
 
     With a, b, c the densities without the record, with the old, with the new one, the ratio is
     (1 - q + q b/a) / (1 - q + q c/a). Given b <= e^(f epsilon) c it grows with c, and b <=
     e^epsilon a, so it is largest at b/a = e^epsilon, c/a = e^((1 - f) epsilon).
     """
-    epsilon = bounded_epsilon(event, Relation.ADD_REMOVE)
+    epsilon = _pure_epsilon(event, Relation.ADD_REMOVE)
     factor = 1.0 if isinstance(event, RandomizedResponse) else event.replace_factor
-    return diluted_epsilon(epsilon, rate) - diluted_epsilon((1 - factor) * epsilon, rate)
+    return sampled_epsilon(epsilon, rate) - sampled_epsilon((1 - factor) * epsilon, rate)
 
 
-def diluted_epsilon(epsilon: float, rate: float) -> float:
-    """log(1 - rate + rate * exp(epsilon)): pure epsilon on a sample at `rate`."""
-    if rate == 1:
-        return epsilon
-    if epsilon < 30:
-        return math.log1p(rate * math.expm1(epsilon))
-    return float(np.logaddexp(math.log1p(-rate), math.log(rate) + epsilon))
-
-
-def approximate_pair(event: ApproximateDP, relation: Relation) -> tuple[float, float]:
-    """(epsilon, delta) under `relation`."""
-    if relation is not Relation.REPLACE_ONE or event.replace_factor == 1:
-        return event.epsilon, event.delta
-    # Group privacy for two records: remove the old one, add the new one.
-    return 2 * event.epsilon, min(1.0, event.delta * (1 + math.exp(min(event.epsilon, 700.0))))
-
-
-def _pure(epsilon: float, orders: FloatArray) -> FloatArray:
+def _pure(epsilon: float, orders: Floats) -> Floats:
     return log_moments(pure_nodes(epsilon), orders) / (orders - 1)
 
 
-def _total(event: Event, orders: FloatArray, relation: Relation) -> FloatArray:
-    """Curve of everything in `event`, the runs of a selection."""
+def _total(event: Event, orders: Floats, relation: Relation) -> Floats:
+    """Return the curve of everything in `event`, which is one run of a selection."""
     total = np.zeros(len(orders))
     for part, count in flatten(event).items():
         one = price(part, orders, relation)
@@ -332,13 +349,48 @@ def _total(event: Event, orders: FloatArray, relation: Relation) -> FloatArray:
 
 
 @lru_cache(maxsize=64)
-def _total_on_grid(event: Event, relation: Relation) -> FloatArray:
-    return _total(event, GRID, relation)
+def _total_on_grid(event: Event, relation: Relation) -> Floats:
+    return _total(event, _GRID, relation)
 
 
-def _log_mean(logs: FloatArray, weight: FloatArray) -> FloatArray:
-    """log of the weighted mean of exp(logs) over the first axis, exact also near 0."""
+def _log_mean(logs: Floats, weight: Floats) -> Floats:
+    """Return the log of the weighted mean of exp(logs) over the first axis, exact also near 0."""
     near = np.log1p((weight * np.expm1(np.minimum(logs, 30.0))).sum(axis=0))
     with np.errstate(divide="ignore"):  # a weight of 0 has log -inf
         far = log_sum_exp((logs + np.log(weight)).T)
     return np.where(logs.max(axis=0) < 30, near, far)
+
+
+def _second_order_cost(run_on_grid: Floats, mean: float, trials: Trials) -> float:
+    """Return the least of (1 + shape) ((1 - 1 / b) run(b) + log(1 / gamma) / b) over orders b."""
+    shape = 1.0 if trials is Trials.GEOMETRIC else 0.0
+    log_halt = -math.log(halting_probability(mean, trials))
+    cost = (1 + shape) * ((1 - 1 / _GRID) * run_on_grid + log_halt / _GRID)
+    return float(cost.min())
+
+
+def halting_probability(mean: float, trials: Trials) -> float:
+    """Return the parameter gamma of the law of the number of runs, rounded down (the safe side).
+
+    Geometric: mean = 1 / gamma. Logarithmic: mean = (1 / gamma - 1) / log(1 / gamma).
+
+    >>> halting_probability(10.0, Trials.GEOMETRIC)
+    0.1
+    """
+    if trials is Trials.GEOMETRIC:
+        return 1 / mean
+    low, high = 1e-300, 800.0  # x = log(1 / gamma); (exp(x) - 1) / x grows with x
+    while high - low > 1e-13 * high:
+        middle = (low + high) / 2
+        if math.expm1(min(middle, 700.0)) / middle < mean:
+            low = middle
+        else:
+            high = middle
+    return math.exp(-high)
+
+
+def _poisson_deltas(orders: Floats, run_on_grid: Floats) -> Floats:
+    """Return delta of one run at epsilon = log(1 + 1 / (order - 1)), for every order."""
+    epsilon = -np.log1p(-1 / orders)
+    found = log_deltas(_GRID, run_on_grid, epsilon[:, None])  # (orders, grid)
+    return np.exp(np.minimum(found.min(axis=1), 0.0))

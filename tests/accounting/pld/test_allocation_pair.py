@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tacit import accounting as acc
-from tacit.accounting.pld.allocation_pair import allocation_pair
+from tacit.accounting.pld.pairs import allocation_pair
 from tacit.errors import UnsupportedEvent
 from tacit.events import Gaussian, PoissonSampled, RandomAllocation, Relation, Repeated, Sequence
 

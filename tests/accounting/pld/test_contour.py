@@ -5,16 +5,15 @@ import math
 import numpy as np
 import pytest
 
-from tacit.accounting.numerics import expm1, log1p, log_mixture
+from tacit.accounting.brackets import invert
+from tacit.accounting.one_event import expm1, log1p, log_mixture
 from tacit.accounting.pld import PLD
 from tacit.accounting.pld.contour import Contours, Family, _Draft
-from tacit.accounting.pld.cumulants import ORDERS
-from tacit.accounting.pld.invert import invert
 from tacit.accounting.pld.laplace_contour import LaplaceModel
 from tacit.accounting.pld.loss_laws import DoubleExponential, Normal, Sampled
 from tacit.accounting.pld.pairs import directions
 from tacit.accounting.pld.sampled_gaussian_contour import NARROW, WIDE, SmoothModel
-from tacit.accounting.pld.transforms import Tilt
+from tacit.accounting.pld.transforms import ORDERS, Tilt
 from tacit.events import Gaussian, Laplace, PoissonSampled, Relation, Repeated
 
 SIDES = [(1, 0), (0, 1), (1, 1)]

@@ -8,7 +8,7 @@ import pytest
 from tacit.accounting.brackets import Bracket
 from tacit.accounting.pld import PLD
 from tacit.accounting.pld import direction as _side
-from tacit.accounting.pld.direction import Side
+from tacit.accounting.pld.direction import DirectionPrice as Side
 from tacit.accounting.pld.pairs import directions
 from tacit.errors import NotCertified
 from tacit.events import Gaussian, PoissonSampled, Relation, Repeated

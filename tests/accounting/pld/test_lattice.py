@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from scipy.special import gammaln
 
-from tacit.accounting.brackets import Bracket
+from tacit.accounting.brackets import Bracket, invert
 from tacit.accounting.pld import PLD
-from tacit.accounting.pld.invert import invert
 from tacit.accounting.pld.lattice import Lattice, coarse_moments, dots, reports
 from tacit.accounting.pld.loss_laws import Discrete, DoubleExponential, Normal, Sampled, Shifted
 from tacit.accounting.pld.pairs import directions

@@ -8,13 +8,11 @@ import numpy as np
 import pytest
 from scipy.special import ndtr, ndtri
 
-from tacit.accounting.brackets import Bracket
+from tacit.accounting import bracket
+from tacit.accounting.brackets import Bracket, invert
 from tacit.accounting.pld import PLD
-from tacit.accounting.pld.closed_form import OneRelease
-from tacit.accounting.pld.invert import invert
-from tacit.accounting.pld.loss_laws import Normal, Sampled
+from tacit.accounting.pld.loss_laws import Normal, OneRelease, Sampled
 from tacit.accounting.rdp import RDP
-from tacit.accounting.tightest import bracket
 from tacit.errors import UnsupportedEvent
 from tacit.events import (
     ApproximateDP,

@@ -6,6 +6,7 @@ from fractions import Fraction
 import pytest
 from scipy.special import ndtr
 
+from tacit.accounting import round_up
 from tacit.events import (
     ApproximateDP,
     Event,
@@ -20,7 +21,7 @@ from tacit.events import (
     Repeated,
     Sequence,
 )
-from tacit.ledger.cost import Cost, nothing, price, round_up
+from tacit.ledger.entry_cost import Cost, nothing, price
 
 ORDERS = (2.0, 8.0, 32.0)
 
