@@ -14,6 +14,7 @@ from tacit.accounting.composition import BasicComposition, StrongComposition, as
 from tacit.accounting.gdp import GDP, CentralLimitGDP, gaussian_delta, gaussian_epsilon
 from tacit.accounting.moments import Moments
 from tacit.accounting.one_event import (
+    ADD_REMOVE,
     epsilon_and_delta,
     exact,
     gdp_mu_squared,
@@ -60,7 +61,7 @@ def epsilon(
     *,
     delta: float,
     accountant: Accountant | None = None,
-    relation: Relation = Relation.ADD_REMOVE,
+    relation: Relation = ADD_REMOVE,
 ) -> float:
     """Return a certified upper bound on the epsilon of `event` at `delta`.
 
@@ -86,7 +87,7 @@ def delta(
     *,
     epsilon: float,
     accountant: Accountant | None = None,
-    relation: Relation = Relation.ADD_REMOVE,
+    relation: Relation = ADD_REMOVE,
 ) -> float:
     """Return a certified upper bound on the delta of `event` at `epsilon`; see `epsilon`.
 
@@ -99,7 +100,7 @@ def delta(
     return chosen.delta(event, epsilon=epsilon, relation=relation)
 
 
-def bracket(event: Event, *, delta: float, relation: Relation = Relation.ADD_REMOVE) -> Bracket:
+def bracket(event: Event, *, delta: float, relation: Relation = ADD_REMOVE) -> Bracket:
     """Return a certified lower and upper end of the epsilon of `event` at `delta`.
 
     An event that `PLD` cannot price exactly has a proved upper end only; its lower end is 0.

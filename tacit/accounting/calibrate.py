@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from tacit._check import in_open_unit, positive
 from tacit._check import whole as check_whole
+from tacit.accounting.one_event import ADD_REMOVE
 from tacit.accounting.tightest import Accountant, Tightest
 from tacit.events import Event, Relation
 
@@ -22,7 +23,7 @@ def calibrate(
     epsilon: float,
     delta: float,
     accountant: Accountant | None = None,
-    relation: Relation = Relation.ADD_REMOVE,
+    relation: Relation = ADD_REMOVE,
     bounds: tuple[float, float] | None = None,
     relative: float = 1e-6,
 ) -> float:
@@ -64,7 +65,7 @@ def calibrate_count(
     epsilon: float,
     delta: float,
     accountant: Accountant | None = None,
-    relation: Relation = Relation.ADD_REMOVE,
+    relation: Relation = ADD_REMOVE,
     most: int = 10**12,
 ) -> int:
     """Return the largest count n, such as steps, for which `family(n)` is in (epsilon, delta).
@@ -97,7 +98,7 @@ class _Search:
     relative: float
     limits: tuple[float, float]
     is_whole: bool = False
-    known: dict[float, float] = field(default_factory=dict)
+    known: dict[float, float] = field(default_factory=dict[float, float])
 
     def run(self, start: float) -> float:
         """Return the best x whose price is at most the target."""

@@ -10,20 +10,14 @@ from collections import Counter
 from dataclasses import replace
 from typing import TypeAlias
 
+from tacit import events as ev
 from tacit._check import MOST
 from tacit.errors import UnsupportedEvent
-from tacit.events import (
-    Event,
-    FixedSizeSampled,
-    Gaussian,
-    PoissonSampled,
-    RandomAllocation,
-    Repeated,
-    Sequence,
-    TruncatedPoissonSampled,
-)
+from tacit.events import Event
 
-_Sampled: TypeAlias = PoissonSampled | TruncatedPoissonSampled | FixedSizeSampled | RandomAllocation
+_Sampled: TypeAlias = (
+    ev.PoissonSampled | ev.TruncatedPoissonSampled | ev.FixedSizeSampled | ev.RandomAllocation
+)
 
 
 def flatten(event: Event) -> dict[Event, int]:
@@ -31,8 +25,8 @@ def flatten(event: Event) -> dict[Event, int]:
 
     `Repeated` and `Sequence` never occur in the result, neither as a key nor inside a sampled key.
 
-    >>> step = PoissonSampled(0.01, Gaussian(4.0))
-    >>> flatten(Sequence((Repeated(step, 3), step))) == {step: 4}
+    >>> step = ev.PoissonSampled(0.01, ev.Gaussian(4.0))
+    >>> flatten(ev.Sequence((ev.Repeated(step, 3), step))) == {step: 4}
     True
     """
     counts: Counter[Event] = Counter()
@@ -41,9 +35,9 @@ def flatten(event: Event) -> dict[Event, int]:
         node, count = stack.pop()
         if count == 0:
             continue
-        if isinstance(node, Repeated):
+        if isinstance(node, ev.Repeated):
             stack.append((node.event, count * node.count))
-        elif isinstance(node, Sequence):
+        elif isinstance(node, ev.Sequence):
             stack.extend((part, count) for part in reversed(node.parts))
         elif isinstance(node, _Sampled):
             for simple, times in _simplify_sampled(node).items():
@@ -56,14 +50,14 @@ def flatten(event: Event) -> dict[Event, int]:
 
 
 def _simplify_sampled(node: _Sampled) -> dict[Event, int]:
-    if isinstance(node, PoissonSampled | TruncatedPoissonSampled) and node.rate == 0:
+    if isinstance(node, ev.PoissonSampled | ev.TruncatedPoissonSampled) and node.rate == 0:
         return {}
     # A neighbor may hold one record more than `n_records`, and all of them may be drawn.
-    if isinstance(node, TruncatedPoissonSampled) and node.max_batch > node.n_records:
-        return _simplify_sampled(PoissonSampled(node.rate, node.event))
+    if isinstance(node, ev.TruncatedPoissonSampled) and node.max_batch > node.n_records:
+        return _simplify_sampled(ev.PoissonSampled(node.rate, node.event))
     # A sample of all n records misses one as soon as a record is added, so it stays a sample.
-    takes_all = (isinstance(node, PoissonSampled) and node.rate == 1) or (
-        isinstance(node, RandomAllocation) and node.steps == 1
+    takes_all = (isinstance(node, ev.PoissonSampled) and node.rate == 1) or (
+        isinstance(node, ev.RandomAllocation) and node.steps == 1
     )
     if takes_all:
         return flatten(node.event)
@@ -77,14 +71,14 @@ def _one_release(counts: dict[Event, int]) -> Event | None:
         return None
     if len(counts) == 1 and set(counts.values()) == {1}:
         return next(iter(counts))
-    gaussians = {event: n for event, n in counts.items() if isinstance(event, Gaussian)}
+    gaussians = {event: n for event, n in counts.items() if isinstance(event, ev.Gaussian)}
     if len(gaussians) == len(counts):
         # Independent Gaussians on one sample are one Gaussian on the stacked vector, whose squared
         # contribution in units of the noise is the sum of theirs.
         squared = math.fsum(n / event.noise_multiplier**2 for event, n in gaussians.items())
         # One ulp down, so that rounding can only raise the price.
         multiplier = math.nextafter(1 / math.sqrt(squared), 0.0)
-        return Gaussian(multiplier, max(event.replace_factor for event in gaussians))
+        return ev.Gaussian(multiplier, max(event.replace_factor for event in gaussians))
     raise UnsupportedEvent(
         "several releases on one sample have a known price only if all are Gaussian. "
         "Sample each of them on its own, or use Gaussian noise."

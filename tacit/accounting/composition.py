@@ -13,11 +13,13 @@ from typing import Literal, NamedTuple
 import numpy as np
 from scipy import special
 
+from tacit import events as ev
 from tacit._arrays import Floats
 from tacit._check import in_closed_unit, in_open_unit, non_negative, positive, whole
 from tacit.accounting.compose import flatten
 from tacit.accounting.gdp import gaussian_epsilon
 from tacit.accounting.one_event import (
+    ADD_REMOVE,
     BoundedLoss,
     epsilon_and_delta,
     gaussian_shift,
@@ -27,16 +29,7 @@ from tacit.accounting.one_event import (
 )
 from tacit.accounting.rdp import RDP
 from tacit.errors import UnsupportedEvent
-from tacit.events import (
-    ApproximateDP,
-    Event,
-    FixedSizeSampled,
-    Gaussian,
-    NonPrivate,
-    PoissonSampled,
-    RandomAllocation,
-    Relation,
-)
+from tacit.events import Event, Relation
 
 _SHARES: Floats = special.expit(np.linspace(-6, 6, 241))
 """Shares of delta tried for the Gaussian releases; the rest pays for strong composition itself."""
@@ -51,20 +44,15 @@ class BasicComposition:
     Gaussian releases share what is left of delta evenly and are priced at their exact epsilon;
     sampling at rate q turns (epsilon, delta) into (log(1 + q (e^epsilon - 1)), q delta).
 
-    >>> from tacit.events import PureDP, Repeated
-    >>> round(BasicComposition().epsilon(Repeated(PureDP(0.1), 100), delta=1e-5), 6)
+    >>> round(BasicComposition().epsilon(ev.Repeated(ev.PureDP(0.1), 100), delta=1e-5), 6)
     10.0
     """
 
-    def epsilon(
-        self, event: Event, *, delta: float, relation: Relation = Relation.ADD_REMOVE
-    ) -> float:
+    def epsilon(self, event: Event, *, delta: float, relation: Relation = ADD_REMOVE) -> float:
         """Return the sum of the epsilons, with deltas that sum to `delta`; infinity if none do."""
         return _basic(_releases(event, relation), in_open_unit(delta=delta))
 
-    def delta(
-        self, event: Event, *, epsilon: float, relation: Relation = Relation.ADD_REMOVE
-    ) -> float:
+    def delta(self, event: Event, *, epsilon: float, relation: Relation = ADD_REMOVE) -> float:
         """Return the smallest delta at which `epsilon` is enough; 1 if none is."""
         releases = _releases(event, relation)
         return _invert(lambda d: _basic(releases, d), non_negative(epsilon=epsilon))
@@ -87,8 +75,7 @@ class StrongComposition:
 
     Examples
     --------
-    >>> from tacit.events import Repeated
-    >>> run = Repeated(PoissonSampled(0.01, Gaussian(4.0)), 10_000)
+    >>> run = ev.Repeated(ev.PoissonSampled(0.01, ev.Gaussian(4.0)), 10_000)
     >>> round(StrongComposition().epsilon(run, delta=1e-5), 2)
     9.34
     """
@@ -99,9 +86,7 @@ class StrongComposition:
         if self.recipe not in ("published", "rigorous"):
             raise ValueError(f"recipe must be 'published' or 'rigorous', got {self.recipe!r}.")
 
-    def epsilon(
-        self, event: Event, *, delta: float, relation: Relation = Relation.ADD_REMOVE
-    ) -> float:
+    def epsilon(self, event: Event, *, delta: float, relation: Relation = ADD_REMOVE) -> float:
         """Return epsilon at `delta`, for the best split of delta between releases and theorem."""
         delta = in_open_unit(delta=delta)
         found = self._composed(_releases(event, relation), delta)
@@ -109,9 +94,7 @@ class StrongComposition:
             _require_at_least(found, RDP().epsilon(event, delta=delta, relation=relation))
         return found
 
-    def delta(
-        self, event: Event, *, epsilon: float, relation: Relation = Relation.ADD_REMOVE
-    ) -> float:
+    def delta(self, event: Event, *, epsilon: float, relation: Relation = ADD_REMOVE) -> float:
         """Return the smallest delta at which `epsilon` is enough; 1 if none is."""
         epsilon = non_negative(epsilon=epsilon)
         releases = _releases(event, relation)
@@ -175,22 +158,22 @@ def _releases(event: Event, relation: Relation) -> list[_Release]:
 def _release(event: Event, count: int, relation: Relation) -> _Release:
     """Return how one occurrence is priced; a sample of a sample has no price."""
     rate, inner = 1.0, event
-    if isinstance(event, PoissonSampled):
+    if isinstance(event, ev.PoissonSampled):
         rate, inner = event.rate, event.event
-    elif isinstance(event, RandomAllocation):
+    elif isinstance(event, ev.RandomAllocation):
         inner = event.event  # one of the releases sees the record and costs its full price
-    elif isinstance(event, FixedSizeSampled) and relation is not Relation.ADD_REMOVE:
+    elif isinstance(event, ev.FixedSizeSampled) and relation is not Relation.ADD_REMOVE:
         # A blanked record is a replaced one; see the Rényi rule of this event.
         rate, inner = event.batch_size / event.n_records, event.event
         relation = Relation.REPLACE_ONE
-    if isinstance(inner, Gaussian):
+    if isinstance(inner, ev.Gaussian):
         return _Release(count, rate, shift=gaussian_shift(inner, relation))
-    if isinstance(inner, ApproximateDP):
+    if isinstance(inner, ev.ApproximateDP):
         epsilon, delta = epsilon_and_delta(inner, relation)
         return _Release(count, rate, epsilon=epsilon, delta=delta)
     if isinstance(inner, BoundedLoss):
         return _Release(count, rate, epsilon=round_up(pure_epsilon(inner, relation)))
-    if isinstance(inner, NonPrivate):
+    if isinstance(inner, ev.NonPrivate):
         return _Release(count, 1.0, epsilon=math.inf)
     raise UnsupportedEvent(
         f"composition has no price for {type(event).__name__} under {relation}. Use RDP."

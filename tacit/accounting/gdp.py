@@ -13,7 +13,7 @@ from scipy import special
 
 from tacit._check import in_open_unit, non_negative
 from tacit.accounting.compose import flatten
-from tacit.accounting.one_event import gaussian_shift
+from tacit.accounting.one_event import ADD_REMOVE, gaussian_shift
 from tacit.errors import UnsupportedEvent
 from tacit.events import Event, Gaussian, PoissonSampled, Relation
 
@@ -31,7 +31,7 @@ class GDP:
     4.3772
     """
 
-    def mu(self, event: Event, *, relation: Relation = Relation.ADD_REMOVE) -> float:
+    def mu(self, event: Event, *, relation: Relation = ADD_REMOVE) -> float:
         """Return the shift of the one Gaussian release, of deviation 1, that equals `event`."""
         relation = Relation(relation)
         squares: list[float] = []
@@ -43,15 +43,11 @@ class GDP:
             squares.append(count * gaussian_shift(part, relation) ** 2)
         return _root_of_sum(squares)
 
-    def epsilon(
-        self, event: Event, *, delta: float, relation: Relation = Relation.ADD_REMOVE
-    ) -> float:
+    def epsilon(self, event: Event, *, delta: float, relation: Relation = ADD_REMOVE) -> float:
         """Return epsilon at `delta`, exact up to rounding upwards."""
         return gaussian_epsilon(self.mu(event, relation=relation), delta)
 
-    def delta(
-        self, event: Event, *, epsilon: float, relation: Relation = Relation.ADD_REMOVE
-    ) -> float:
+    def delta(self, event: Event, *, epsilon: float, relation: Relation = ADD_REMOVE) -> float:
         """Return delta at `epsilon`, exact up to rounding upwards."""
         return gaussian_delta(self.mu(event, relation=relation), epsilon)
 
@@ -71,7 +67,7 @@ class CentralLimitGDP:
     0.9424
     """
 
-    def mu(self, event: Event, *, relation: Relation = Relation.ADD_REMOVE) -> float:
+    def mu(self, event: Event, *, relation: Relation = ADD_REMOVE) -> float:
         """Return the shift of the limiting Gaussian release."""
         if Relation(relation) is Relation.REPLACE_ONE:
             raise UnsupportedEvent("the central limit is known here for add_remove and zero_out.")
@@ -89,16 +85,12 @@ class CentralLimitGDP:
                 )
         return _root_of_sum(squares)
 
-    def epsilon(
-        self, event: Event, *, delta: float, relation: Relation = Relation.ADD_REMOVE
-    ) -> float:
+    def epsilon(self, event: Event, *, delta: float, relation: Relation = ADD_REMOVE) -> float:
         """Return an approximate epsilon at `delta`: neither an upper nor a lower bound."""
         mu = self.mu(event, relation=relation)
         return math.inf if math.isinf(mu) else gaussian_epsilon(mu, delta)
 
-    def delta(
-        self, event: Event, *, epsilon: float, relation: Relation = Relation.ADD_REMOVE
-    ) -> float:
+    def delta(self, event: Event, *, epsilon: float, relation: Relation = ADD_REMOVE) -> float:
         """Return an approximate delta at `epsilon`: neither an upper nor a lower bound."""
         mu = self.mu(event, relation=relation)
         return 1.0 if math.isinf(mu) else gaussian_delta(mu, epsilon)

@@ -15,6 +15,7 @@ import numpy as np
 from tacit._arrays import Floats
 from tacit._check import in_open_unit, non_negative, whole
 from tacit.accounting.compose import flatten
+from tacit.accounting.one_event import ADD_REMOVE
 from tacit.accounting.rdp import delta_from_rdp, epsilon_from_rdp
 from tacit.accounting.rdp.divergence import (
     TAIL,
@@ -61,7 +62,7 @@ class Moments:
             )
         whole(max_moment=self.max_moment, least=1)
 
-    def log_moments(self, event: Event, *, relation: Relation = Relation.ADD_REMOVE) -> Floats:
+    def log_moments(self, event: Event, *, relation: Relation = ADD_REMOVE) -> Floats:
         """Return alpha(lambda) of the whole event for lambda = 1, ..., `max_moment`."""
         if Relation(relation) is Relation.REPLACE_ONE:
             raise UnsupportedEvent(
@@ -72,9 +73,7 @@ class Moments:
             total += count * _one_step(part, np.arange(1.0, self.max_moment + 1))
         return total * (1 + 1e-9)  # far more than rounding took away, so the price is a bound
 
-    def epsilon(
-        self, event: Event, *, delta: float, relation: Relation = Relation.ADD_REMOVE
-    ) -> float:
+    def epsilon(self, event: Event, *, delta: float, relation: Relation = ADD_REMOVE) -> float:
         """Return the smallest epsilon at `delta` that any of the moments implies."""
         delta = in_open_unit(delta=delta)
         alpha, moments = self._moments(event, relation)
@@ -82,9 +81,7 @@ class Moments:
             return epsilon_from_rdp(alpha / moments, moments + 1, delta=delta)
         return float(np.min((alpha - math.log(delta)) / moments)) if alpha.any() else 0.0
 
-    def delta(
-        self, event: Event, *, epsilon: float, relation: Relation = Relation.ADD_REMOVE
-    ) -> float:
+    def delta(self, event: Event, *, epsilon: float, relation: Relation = ADD_REMOVE) -> float:
         """Return the smallest delta at `epsilon` that any of the moments implies."""
         epsilon = non_negative(epsilon=epsilon)
         alpha, moments = self._moments(event, relation)

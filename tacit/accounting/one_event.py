@@ -20,19 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from tacit.events import (
-    ApproximateDP,
-    Event,
-    Exponential,
-    Gaussian,
-    Laplace,
-    PoissonSampled,
-    PureDP,
-    RandomizedResponse,
-    Relation,
-)
+from tacit import events as ev
+from tacit.events import Event, Relation
 
-BoundedLoss: TypeAlias = Laplace | PureDP | Exponential | RandomizedResponse
+ADD_REMOVE = Relation.ADD_REMOVE
+"""The relation under which accountants price an event unless another one is given."""
+
+BoundedLoss: TypeAlias = ev.Laplace | ev.PureDP | ev.Exponential | ev.RandomizedResponse
 """Releases whose privacy loss is bounded, so that they are pure DP."""
 
 Complexes: TypeAlias = NDArray[np.complex128]
@@ -69,17 +63,17 @@ def round_up(value: Fraction | float) -> float:
 def pure_epsilon(event: Event, relation: Relation) -> Fraction | float:
     """Return epsilon of one occurrence of `event` at delta 0; infinity where no bound is known.
 
-    >>> pure_epsilon(Laplace(3.0), Relation.ADD_REMOVE)
+    >>> pure_epsilon(ev.Laplace(3.0), Relation.ADD_REMOVE)
     Fraction(1, 3)
     """
     match event:
-        case PureDP() | Exponential():
+        case ev.PureDP() | ev.Exponential():
             return exact(event.epsilon) * exact(_replacement_factor(event, relation))
-        case Laplace():
+        case ev.Laplace():
             return exact(_replacement_factor(event, relation)) / exact(event.noise_multiplier)
-        case RandomizedResponse():
+        case ev.RandomizedResponse():
             return exact(response_law(event).loss * _MARGIN)
-        case PoissonSampled() if relation is not Relation.REPLACE_ONE:
+        case ev.PoissonSampled() if relation is not Relation.REPLACE_ONE:
             # Amplification by sampling: Balle, Barthe & Gaboardi 2018, Thm. 8 (arXiv:1807.01647).
             inner = float(pure_epsilon(event.event, relation))
             return math.inf if inner > 500 else exact(sampled_epsilon(inner, event.rate))
@@ -87,7 +81,7 @@ def pure_epsilon(event: Event, relation: Relation) -> Fraction | float:
             return math.inf
 
 
-def gaussian_shift(event: Gaussian, relation: Relation) -> float:
+def gaussian_shift(event: ev.Gaussian, relation: Relation) -> float:
     """Return by how many standard deviations a change of one record moves the mean."""
     return _replacement_factor(event, relation) / event.noise_multiplier
 
@@ -99,7 +93,7 @@ def gdp_mu_squared(event: Event, relation: Relation) -> float:
     chords that meet at (t, t), t = 1 / (1 + e^epsilon) (Dong, Roth & Su 2022, arXiv:1905.02383).
     A Gaussian one is convex, so it lies below both chords once it passes through (t, t).
     """
-    if isinstance(event, Gaussian):
+    if isinstance(event, ev.Gaussian):
         return gaussian_shift(event, relation) ** 2 * _MARGIN
     epsilon = float(pure_epsilon(event, relation))
     if epsilon < 1e-3:
@@ -109,7 +103,7 @@ def gdp_mu_squared(event: Event, relation: Relation) -> float:
     return mu**2 * _MARGIN
 
 
-def epsilon_and_delta(event: ApproximateDP, relation: Relation) -> tuple[float, float]:
+def epsilon_and_delta(event: ev.ApproximateDP, relation: Relation) -> tuple[float, float]:
     """Return (epsilon, delta) of `event` under `relation`, delta rounded up.
 
     A replacement is a removal and an addition. If the guarantee of `event` is not stated for
@@ -121,7 +115,7 @@ def epsilon_and_delta(event: ApproximateDP, relation: Relation) -> tuple[float, 
     return 2 * epsilon, min(1.0, delta * (1 + math.exp(min(epsilon, 700))) * _MARGIN)
 
 
-def response_law(event: RandomizedResponse) -> ResponseLaw:
+def response_law(event: ev.RandomizedResponse) -> ResponseLaw:
     """Return the probabilities with which randomized response gives each answer."""
     p, n = event.random_probability, event.n_options
     return ResponseLaw(truth=1 - p + p / n, other=p / n, loss=math.log1p((1 - p) * n / p))
@@ -180,7 +174,7 @@ def expm1(z: Complexes) -> Complexes:
 
 
 def _replacement_factor(
-    event: Gaussian | Laplace | PureDP | Exponential, relation: Relation
+    event: ev.Gaussian | ev.Laplace | ev.PureDP | ev.Exponential, relation: Relation
 ) -> float:
     """Return the change between neighbors, in units of one record's contribution."""
     return event.replace_factor if relation is Relation.REPLACE_ONE else 1.0

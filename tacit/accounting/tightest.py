@@ -12,24 +12,15 @@ valid, so the lower one is given where either could be:
 import math
 from typing import Protocol
 
+from tacit import events as ev
 from tacit.accounting.brackets import Bracket
 from tacit.accounting.compose import flatten
+from tacit.accounting.one_event import ADD_REMOVE
 from tacit.accounting.pld import PLD
 from tacit.accounting.pld.pairs import pair_from_above
 from tacit.accounting.rdp import RDP
 from tacit.errors import NotCertified, UnsupportedEvent
-from tacit.events import (
-    Event,
-    Exponential,
-    Gaussian,
-    Laplace,
-    NonPrivate,
-    PoissonSampled,
-    RandomAllocation,
-    Relation,
-    Repeated,
-    Sequence,
-)
+from tacit.events import Event, Relation
 
 _DELTA_SHARES = (0.5, 0.9, 0.99)
 """Shares of delta tried for what `PLD` prices, when the rest goes to `RDP`."""
@@ -53,9 +44,7 @@ class Accountant(Protocol):
 class Tightest:
     """Accountant that takes the lowest of the proved prices; see the module for how."""
 
-    def epsilon(
-        self, event: Event, *, delta: float, relation: Relation = Relation.ADD_REMOVE
-    ) -> float:
+    def epsilon(self, event: Event, *, delta: float, relation: Relation = ADD_REMOVE) -> float:
         """Return a certified upper bound on the epsilon of `event` at `delta`."""
         known, rest = _split(event, relation)
         if rest is None:
@@ -68,9 +57,7 @@ class Tightest:
                 found = min(found, first + second)
         return found
 
-    def delta(
-        self, event: Event, *, epsilon: float, relation: Relation = Relation.ADD_REMOVE
-    ) -> float:
+    def delta(self, event: Event, *, epsilon: float, relation: Relation = ADD_REMOVE) -> float:
         """Return a certified upper bound on the delta of `event` at `epsilon`."""
         known, rest = _split(event, relation)
         if rest is None:
@@ -83,9 +70,7 @@ class Tightest:
                 found = min(found, first + second)
         return found
 
-    def bracket(
-        self, event: Event, *, delta: float, relation: Relation = Relation.ADD_REMOVE
-    ) -> Bracket:
+    def bracket(self, event: Event, *, delta: float, relation: Relation = ADD_REMOVE) -> Bracket:
         """Return certified bounds on the epsilon of `event` at `delta`; see `tacit.bracket`."""
         only_bounded = any(_is_only_bounded(part, relation) for part in flatten(event))
         if only_bounded or _split(event, relation)[1] is not None:
@@ -133,28 +118,28 @@ def _split(event: Event, relation: Relation) -> tuple[Event | None, Event | None
         try:
             pair_from_above(part, relation)
         except UnsupportedEvent:
-            rest.append(Repeated(part, count))
+            rest.append(ev.Repeated(part, count))
         else:
-            known.append(Repeated(part, count))
+            known.append(ev.Repeated(part, count))
     return _all(known), _all(rest)
 
 
 def _all(parts: list[Event]) -> Event | None:
-    return Sequence(tuple(parts)) if parts else None
+    return ev.Sequence(tuple(parts)) if parts else None
 
 
 def _is_only_bounded(part: Event, relation: Relation) -> bool:
     """Return whether the pair of `part` may be harder than the mechanism: then no lower end."""
-    if not isinstance(part, PoissonSampled):
-        return isinstance(part, Exponential | RandomAllocation)
+    if not isinstance(part, ev.PoissonSampled):
+        return isinstance(part, ev.Exponential | ev.RandomAllocation)
     inner = part.event
-    if isinstance(inner, NonPrivate) or getattr(inner, "epsilon", 1.0) == 0:
+    if isinstance(inner, ev.NonPrivate) or getattr(inner, "epsilon", 1.0) == 0:
         return True  # losses below 0 are raised to 0, see `pld.pairs`
     if relation is not Relation.REPLACE_ONE:
-        return isinstance(inner, Exponential)
-    return not (isinstance(inner, Gaussian | Laplace) and inner.replace_factor == 2)
+        return isinstance(inner, ev.Exponential)
+    return not (isinstance(inner, ev.Gaussian | ev.Laplace) and inner.replace_factor == 2)
 
 
 def _has_looser_pair(event: Event) -> bool:
     """Return whether the pair of some part only bounds it, so that `RDP` may be lower."""
-    return any(isinstance(part, Exponential | RandomAllocation) for part in flatten(event))
+    return any(isinstance(part, ev.Exponential | ev.RandomAllocation) for part in flatten(event))

@@ -9,22 +9,15 @@ import math
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
+from types import UnionType
 from typing import NoReturn, Self
 from uuid import uuid4
 
 from tacit import accounting
+from tacit import events as ev
 from tacit._check import in_open_unit, positive, whole
 from tacit.errors import BudgetExceeded, LedgerError
-from tacit.events import (
-    Event,
-    Gaussian,
-    RandomAllocation,
-    Relation,
-    Repeated,
-    Sequence,
-    from_json,
-)
+from tacit.events import Event, Relation, Repeated, Sequence, from_json
 from tacit.ledger.entry_cost import Cost, price
 from tacit.ledger.filter import UNLIMITED, Budget, Filter, Remaining, fit
 from tacit.ledger.store import Entry, LedgerRow, Settings, Store, Total, Totals, entry_of, now
@@ -96,8 +89,7 @@ class Ledger:
         timeout: float = 60.0,
         read_only: bool = False,
     ) -> None:
-        if budget is not None and not isinstance(budget, Budget):
-            raise TypeError(f"budget must be a Budget or None, got {type(budget).__name__}.")
+        _require_type("a Budget or None", Budget | None, budget=budget)
         wanted = Settings(
             id=uuid4().hex,
             created=now(),
@@ -193,7 +185,7 @@ class Ledger:
         """Return what one more entry may cost that concerns `partition`, or all records if None."""
         if self.budget is None:
             return UNLIMITED
-        filter_ = self._known_filter() or fit(self.budget, Gaussian(1.0), self.relation)
+        filter_ = self._known_filter() or fit(self.budget, ev.Gaussian(1.0), self.relation)
         label = _label(partition)
         with self._store.reading() as connection:
             met = Totals.read(connection, len(filter_.orders), label=label).met(label)
@@ -271,12 +263,7 @@ class Ledger:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -295,10 +282,8 @@ class Ledger:
     def _record(
         self, kind: str, event: Event, note: str, partition: str | None, *, steps: int
     ) -> Entry:
-        if not isinstance(event, Event):
-            raise TypeError(f"event must be an Event, got {type(event).__name__}.")
-        if not isinstance(note, str):
-            raise TypeError(f"note must be a string, got {type(note).__name__}.")
+        _require_type("an Event", Event, event=event)
+        _require_type("a string", str, note=note)
         label = _label(partition)
         while True:
             known = self._known_filter()
@@ -446,7 +431,7 @@ class Plan:
         """
         if os.getpid() != self._pid:
             raise LedgerError(
-                "this plan was made in another process and cannot follow a fork. "
+                "this plan was made in another process and cannot be used after a fork. "
                 f"Open the ledger here and call resume({self.id})."
             )
         with self._store.lock:
@@ -470,12 +455,7 @@ class Plan:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -514,7 +494,7 @@ def _steps_of(event: Event) -> int:
         return event.count * _steps_of(event.event)
     if isinstance(event, Sequence):
         return sum(_steps_of(part) for part in event.parts)
-    if isinstance(event, RandomAllocation):
+    if isinstance(event, ev.RandomAllocation):
         return event.steps
     return 1
 
@@ -530,7 +510,15 @@ def _json(event: Event) -> str:
     return event.to_json()
 
 
-def _label(partition: str | None) -> str:
+def _require_type(rule: str, kind: type | UnionType, **named: object) -> None:
+    """Raise `TypeError` if the named value is not of the kind that `rule` states."""
+    ((name, value),) = named.items()
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} must be {rule}, got {type(value).__name__}.")
+
+
+def _label(partition: object) -> str:
+    """Return the label under which entries of `partition` are stored; "" concerns all records."""
     if partition is None:
         return ""
     if not isinstance(partition, str) or not partition:

@@ -18,7 +18,7 @@ import sqlite3
 import threading
 import uuid
 import weakref
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -116,17 +116,8 @@ class Entry:
 
     def to_dict(self) -> dict[str, Any]:
         """Return this entry as plain JSON values."""
-        return {
-            "id": self.id,
-            "time": self.time,
-            "kind": self.kind,
-            "event": self.event.to_dict(),
-            "note": self.note,
-            "partition": self.partition,
-            "steps": self.steps,
-            "cost": json.loads(self.cost.to_json()),
-            "hash": self.hash,
-        }
+        cost = json.loads(self.cost.to_json())
+        return {**vars(self), "event": self.event.to_dict(), "cost": cost}
 
 
 def entry_of(row: LedgerRow) -> Entry:
@@ -231,7 +222,7 @@ class Store:
         self.path = path
         self.read_only = read_only
         self.lock = threading.RLock()
-        self._timeout = timeout
+        self.timeout = timeout
         self._pid = os.getpid()
         self._connection: sqlite3.Connection | None = None
         self._is_closed = False
@@ -276,7 +267,7 @@ class Store:
         """The open connection of this process."""
         if os.getpid() != self._pid:
             raise LedgerError(
-                "this ledger was opened in another process and cannot follow a fork. "
+                "this ledger was opened in another process and cannot be used after a fork. "
                 + (
                     "An in-memory ledger cannot be shared: give it a path."
                     if self.path is None
@@ -287,11 +278,11 @@ class Store:
             raise LedgerError("this ledger is closed. Open it again to use it.")
         if self._connection is None:
             assert self.path is not None  # memory stays connected until closed
-            self._connection = _connect(self.path, self._timeout, self.read_only)
+            self._connection = _connect(self.path, self.timeout, self.read_only)
         return self._connection
 
     @contextlib.contextmanager
-    def reading(self) -> Iterator[sqlite3.Connection]:
+    def reading(self) -> Generator[sqlite3.Connection]:
         """Give one consistent view of the file inside the block."""
         _ = self.connection  # raise in a forked child before it waits for a lock
         with self.lock, _translated(self):
@@ -307,7 +298,7 @@ class Store:
                     connection.execute("ROLLBACK")
 
     @contextlib.contextmanager
-    def transaction(self) -> Iterator[sqlite3.Connection]:
+    def transaction(self) -> Generator[sqlite3.Connection]:
         """Write all or nothing, alone among all writers; durable when the block has been left."""
         if self.read_only:
             raise LedgerError(f"{self.path} was opened read-only, so nothing can be spent from it.")
@@ -359,6 +350,11 @@ class Store:
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):  # at exit anything may be gone already
+            self._disconnect()
+
+    def disconnect_if_idle(self) -> None:
+        """Close the connection to a file unless a transaction is open; the next use reopens it."""
+        if self.path and not (self._connection and self._connection.in_transaction):
             self._disconnect()
 
     def _disconnect(self) -> None:
@@ -455,7 +451,7 @@ def _corrupt(path: Path | None, why: str) -> NoReturn:
 
 
 @contextlib.contextmanager
-def _translated(store: Store) -> Iterator[None]:
+def _translated(store: Store) -> Generator[None]:
     """Raise errors of SQLite and of the system as `LedgerError`; release nothing after one."""
     try:
         yield
@@ -471,7 +467,7 @@ def _explain(store: Store, error: sqlite3.Error) -> str:
     where, text = store.path or "the in-memory ledger", str(error)
     if "locked" in text:
         return (
-            f"{where} was kept locked by another process for {store._timeout:g} s. "
+            f"{where} was kept locked by another process for {store.timeout:g} s. "
             "Nothing was recorded; release nothing and try again."
         )
     if "full" in text or "disk I/O" in text:
@@ -496,10 +492,7 @@ def _before_fork() -> None:
     for store in list(_live):
         store.lock.acquire()
         _held.append(store)
-        if store.path is not None and not (
-            store._connection is not None and store._connection.in_transaction
-        ):
-            store._disconnect()
+        store.disconnect_if_idle()
 
 
 def _after_fork() -> None:

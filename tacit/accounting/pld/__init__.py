@@ -21,6 +21,7 @@ import numpy as np
 from tacit._arrays import Floats
 from tacit._check import in_closed_unit, in_open_unit, non_negative
 from tacit.accounting.brackets import Bracket
+from tacit.accounting.one_event import ADD_REMOVE
 from tacit.accounting.pld.direction import DirectionPrice
 from tacit.accounting.pld.pairs import PairRule, directions, pair
 from tacit.events import Event, Relation
@@ -57,9 +58,7 @@ class PLD:
     def __post_init__(self) -> None:
         in_open_unit(tolerance=self.tolerance)
 
-    def bracket(
-        self, event: Event, *, delta: float, relation: Relation = Relation.ADD_REMOVE
-    ) -> Bracket:
+    def bracket(self, event: Event, *, delta: float, relation: Relation = ADD_REMOVE) -> Bracket:
         """Return proved bounds on the smallest epsilon for which `event` is (epsilon, delta)-DP.
 
         They are the bounds of its dominating pair. Where the pair is harder than the event can be
@@ -68,30 +67,22 @@ class PLD:
         """
         return self._price(event, relation).epsilon(in_open_unit(delta=delta))
 
-    def epsilon(
-        self, event: Event, *, delta: float, relation: Relation = Relation.ADD_REMOVE
-    ) -> float:
+    def epsilon(self, event: Event, *, delta: float, relation: Relation = ADD_REMOVE) -> float:
         """Return an epsilon for which `event` is proved (epsilon, delta)-DP."""
         return self.bracket(event, delta=delta, relation=relation).upper
 
     def delta_bracket(
-        self, event: Event, *, epsilon: float, relation: Relation = Relation.ADD_REMOVE
+        self, event: Event, *, epsilon: float, relation: Relation = ADD_REMOVE
     ) -> Bracket:
         """Return proved bounds on the smallest delta for which `event` is (epsilon, delta)-DP."""
         return self._price(event, relation).delta(non_negative(epsilon=epsilon))
 
-    def delta(
-        self, event: Event, *, epsilon: float, relation: Relation = Relation.ADD_REMOVE
-    ) -> float:
+    def delta(self, event: Event, *, epsilon: float, relation: Relation = ADD_REMOVE) -> float:
         """Return a delta for which `event` is proved (epsilon, delta)-DP."""
         return self.delta_bracket(event, epsilon=epsilon, relation=relation).upper
 
     def epsilons(
-        self,
-        event: Event,
-        deltas: Iterable[float],
-        *,
-        relation: Relation = Relation.ADD_REMOVE,
+        self, event: Event, deltas: Iterable[float], *, relation: Relation = ADD_REMOVE
     ) -> Floats:
         """Return the upper ends of epsilon at all `deltas`, at little more than the cost of one."""
         price = self._price(event, relation)
@@ -100,11 +91,7 @@ class PLD:
         return np.array([found[delta] for delta in targets])
 
     def deltas(
-        self,
-        event: Event,
-        epsilons: Iterable[float],
-        *,
-        relation: Relation = Relation.ADD_REMOVE,
+        self, event: Event, epsilons: Iterable[float], *, relation: Relation = ADD_REMOVE
     ) -> Floats:
         """Return the upper ends of delta at all `epsilons`, at little more than the cost of one."""
         price = self._price(event, relation)
@@ -117,7 +104,7 @@ class PLD:
         event: Event,
         false_positive_rates: Iterable[float],
         *,
-        relation: Relation = Relation.ADD_REMOVE,
+        relation: Relation = ADD_REMOVE,
     ) -> Floats:
         """Return the least false negative rate of any test that distinguishes two neighbors.
 

@@ -1,31 +1,31 @@
-"""The contour engine: delta(epsilon) as an integral of moments, with a proved error.
+"""The contour method: delta(epsilon) as an integral of moments, with a proved error.
 
 Let M(z) = E_P[exp(z l)] be the moments of the total loss, a product over the steps. Then
 
     delta(epsilon) = 1/(2 pi i) * integral of M(z) exp(-z epsilon) / (z (z + 1)) dz
 
-along Re z = order > 0. We use the trapezoid rule with step 2 pi / w. By Poisson summation it gives
-*exactly* the sum over all k of exp(order k w) delta(epsilon + k w): the wanted value and aliases
-that are never negative. So the sum over |t| < t_max differs from delta by
+along Re z = order > 0. It is evaluated by the trapezoid rule with step 2 pi / w. By Poisson
+summation, the rule gives *exactly* the sum over all k of exp(order k w) delta(epsilon + k w): the
+wanted value, and aliases that are never negative. So the sum over |t| < t_max differs from delta by
 
   aliases below   at most r / (1 - r), r = exp(-order w), because delta <= 1;
   aliases above   by Chernoff at a second order m > order: delta(e) <= c(m) M(m) exp(-m e) with
                   c(m) = m^m / (m + 1)^(m + 1), summed as a geometric series;
-  truncation      sup |M(order + i t)| over t >= t_max, see `_smooth`, over pi t_max;
+  truncation      sup |M(order + i t)| over t >= t_max, divided by pi t_max;
   the transform   quadrature, pruning and rounding of each M(order + i t), times the count;
-  the cut         mass removed from the tail of high losses, times the count (hides some delta).
+  the cut         mass removed from the tail of high losses, times the count (it lowers delta).
 
-The cost is nodes in t times nodes in y: the number of steps enters as an exponent only.
+The cost is nodes in t times nodes in the output y: the number of steps is only an exponent.
 
 **Rungs.** If sampling is rare, the total loss is almost an atom (no step sampled the record) with
-a tail on a much larger scale: M hardly decays, and no order suits both. So cut every law at lower
-and lower levels, P >= A_1 >= A_2 ..., and write the composition as a telescoping sum,
+a tail on a much larger scale: M hardly decays, and no order suits both. So every law is cut at
+lower and lower levels, P >= A_1 >= A_2 ..., and the composition is written as a telescoping sum,
 
     prod P = (prod P - prod A_1) + (prod A_1 - prod A_2) + ... + prod A_k.
 
 Each difference is a positive measure and decays like A_j - A_(j+1), whose losses are spread out on
 one scale, so each gets a contour of its own (|prod A - prod B| <= sum |A - B|). The last term is
-one that a plain contour handles, or one with losses so low that Chernoff bounds it away.
+computed by a plain contour, or has losses so low that a Chernoff bound of it is negligible.
 """
 
 import math
@@ -45,7 +45,7 @@ from tacit.accounting.pld.transforms import (
     ORDERS,
     AtomicModel,
     Factor,
-    Model,
+    LossModel,
     PlainModel,
     Split,
     Tilt,
@@ -54,18 +54,20 @@ from tacit.accounting.pld.transforms import (
 from tacit.errors import NotCertified
 
 _LIGHT_WORK, _MOST_WORK = 3e5, 1e8
-"""Nodes in t times nodes in y: of each law, not to think twice; of all, worth their time."""
-_TINY_MASS = 1e-290  # above any sum of masses that are too small for a float
+"""Nodes in t times nodes in y: per law that is accepted at once, and in total that is allowed."""
+_TINY_MASS = 1e-290  # above any sum of masses that underflow
 _MOST_RUNGS = 16
 _LITTLE_GAIN = 28.0
-"""log of the integrand over the target that leaves rounding without effect."""
+"""Log of integrand over target up to which rounding has no effect."""
 
 
 class Family:
     """Laws with their counts and moments, from which contours are tuned."""
 
-    def __init__(self, models: list[Model], counts: list[int]) -> None:
-        self.models, self.counts, self.steps = models, counts, sum(counts)
+    def __init__(self, models: list[LossModel], counts: list[int]) -> None:
+        self.models = models
+        self.counts = counts
+        self.steps = sum(counts)
         self.each = [model.moments(self.steps) for model in models]
         self.moments = total(self.each, counts)
         removed = (n * model.removed for n, model in zip(counts, models, strict=True))
@@ -73,13 +75,13 @@ class Family:
 
     @staticmethod
     def of(direction: Direction, *, log_removed: float, width: float = WIDE) -> "Family":
-        """The laws of `direction`, cut where exp(log_removed) of the mass is lost in all."""
+        """Return the laws of `direction`, with exp(log_removed) of the mass cut off in total."""
         log_each = log_removed - math.log(direction.steps)
         models = [_model(law, log_each, width) for law, _ in direction.parts]
         return Family(models, [count for _, count in direction.parts])
 
     def lower(self, epsilon: float) -> "Family | None":
-        """The same laws, cut one rung lower; None if no losses worth cutting are left."""
+        """Return the same laws, cut one rung lower; None if only negligible losses are left."""
         smooth = [model for model in self.models if isinstance(model, SmoothModel)]
         if not smooth:
             return None
@@ -93,13 +95,14 @@ class Family:
         return Family(models, self.counts)
 
     def plain(self, epsilon: float, log_target: float) -> "Contours | None":
-        """One contour whose error near `epsilon` is about exp(log_target), if it is light."""
+        """Return one contour with error about exp(log_target) near `epsilon`, if it is cheap."""
         draft = _Draft(self, epsilon, log_target, None)
         return Contours([draft], self, None) if draft.is_light else None
 
     def ladder(self, epsilon: float, log_target: float) -> "Contours":
-        """A sum of contours, one to a rung."""
-        drafts, top = [], self
+        """Return a sum of contours, one for each rung."""
+        drafts: list[_Draft] = []
+        top = self
         for _ in range(_MOST_RUNGS):
             low = top.lower(epsilon)
             if low is None:
@@ -116,10 +119,11 @@ class Family:
 
 
 class _LowRuns:
-    """The last term of the telescoping sum, where no step has a high loss."""
+    """The last term of the telescoping sum, in which no step has a high loss."""
 
     def __init__(self, family: Family) -> None:
-        self.log_m, self.leak = np.zeros(len(ORDERS)), 0.0
+        self.log_m = np.zeros(len(ORDERS))
+        self.leak = 0.0
         for model, n, moments in zip(family.models, family.counts, family.each, strict=True):
             upper, leak = (
                 model.bounded() if isinstance(model, SmoothModel) else (moments.upper, 0.0)
@@ -128,25 +132,27 @@ class _LowRuns:
             self.leak += n * leak
 
     def log_delta(self, epsilon: float) -> float:
-        """Chernoff bound of its delta(epsilon), and all that leaks through the cut."""
+        """Return the log of a bound of its delta(epsilon): Chernoff, and the mass above the cut."""
         logs = self.log_m + LOG_CONSTANT - ORDERS * epsilon
         return float(np.logaddexp(np.min(logs), math.log(self.leak + 1e-300)))
 
 
 class Contours:
-    """delta(epsilon) as a sum of contours; certified everywhere, sharp near `center`."""
+    """delta(epsilon) as a sum of contours: certified everywhere, sharp near `center`."""
 
     def __init__(self, drafts: list["_Draft"], family: Family, rest: _LowRuns | None) -> None:
-        """`rest` is the term of the telescoping sum that has no contour."""
+        """Integrate `drafts`; `rest` is the term of the telescoping sum that has no contour."""
         if sum(draft.work for draft in drafts) > _MOST_WORK:
             raise NotCertified("the transform of the loss decays too slowly.")
-        self.removed, self.rest = family.removed, rest
-        self.center, self.order = drafts[0].center, max(draft.order for draft in drafts)
+        self.removed = family.removed
+        self.rest = rest
+        self.center = drafts[0].center
+        self.order = max(draft.order for draft in drafts)
         self.overlap = math.fsum(draft.overlap for draft in drafts)
         self.contours = [Contour(draft) for draft in drafts]
 
     def delta(self, epsilon: float) -> Bracket:
-        """Certified bounds on delta(epsilon)."""
+        """Return certified bounds on delta(epsilon)."""
         parts = [contour.delta(epsilon) for contour in self.contours]
         lower = math.fsum(part.lower for part in parts) - self.overlap
         upper = math.fsum(part.upper for part in parts) + self.removed
@@ -156,16 +162,18 @@ class Contours:
 
 
 class _Draft:
-    """A contour as planned: its line, its nodes in t and in y, and what they will cost."""
+    """A planned contour: its line, its nodes in t and in y, and how much work they are."""
 
     def __init__(
         self, family: Family, epsilon: float, log_target: float, low: Family | None
     ) -> None:
-        """With `low`, for the difference of the two families."""
-        self.family, self.center = family, epsilon
+        """Plan the contour of `family`, or of its difference from `low`."""
+        self.family = family
+        self.center = epsilon
         self.splits, self.log_mass, self.overlap = _difference(family, low)
         self.index, self.window = family.moments.choose_line(epsilon, log_target, self.log_mass)
-        self.order, self.step = float(ORDERS[self.index]), 2 * math.pi / self.window
+        self.order = float(ORDERS[self.index])
+        self.step = 2 * math.pi / self.window
         self.log_gain = float(family.moments.upper[self.index]) - self.order * epsilon - log_target
         self.tilts = [
             Tilt(self.order, float(m.upper[self.index]), float(m.error[self.index]))
@@ -185,7 +193,10 @@ class _Draft:
         self.is_light = self.work <= _LIGHT_WORK * len(nodes)
 
     def _reach(self) -> tuple[float, float]:
-        """A t beyond which the integral is below target, within a fifth, and the log of that."""
+        """Return a t beyond which the integral is below target, and the log of that integral.
+
+        The t is within a fifth of the smallest one.
+        """
         variance = float(self.family.moments.variance[self.index])
         low = t = 0.5 * math.sqrt(2 * max(self.log_gain, 1.0) / variance)
         while (log_tail := self._log_tail(t)) + self.log_gain > 0:
@@ -201,8 +212,12 @@ class _Draft:
         return t, log_tail
 
     def _log_tail(self, t: float) -> float:
-        """log of the integral beyond t: |prod M - prod A| <= sum of count |B|, other |M| <= 1."""
-        whole, high = 0.0, []
+        """Bound the log of the integral beyond t.
+
+        |prod M - prod A| is at most the sum of count * |B|, since all other |M| <= 1.
+        """
+        whole = 0.0
+        high: list[float] = []
         for law, count, split in zip(self.tilted, self.family.counts, self.splits, strict=True):
             if split and isinstance(law, TiltedSmooth):
                 high.append(math.log(count) + law.log_high_decay(t, split))
@@ -215,7 +230,7 @@ class _Draft:
 def _difference(
     family: Family, low: Family | None
 ) -> tuple[list[Split | None], float | None, float]:
-    """Where each law is split, log of the mass of the difference, and what is counted twice.
+    """Return where each law is split, the log mass of the difference, and what is counted twice.
 
     A law cut at two places, chi_low chi_top, is a little less than one cut at the lower place: by
     P(y + w Z < low, y + w' Z' > top) <= P(w' Z' - w Z > top - low), or by all that `top` removes.
@@ -232,14 +247,16 @@ def _difference(
             mass += n * bottom.removed
             apart = (top.cut - bottom.cut) / math.hypot(top.width, bottom.width)
             overlap += n * min(float(ndtr(-apart)), top.removed)
-    return splits, math.log(min(max(mass, _TINY_MASS), 1.0)), overlap  # it may have underflowed
+    return splits, math.log(min(max(mass, _TINY_MASS), 1.0)), overlap  # the mass may underflow
 
 
 class Contour:
-    """delta(epsilon) by the trapezoid rule on one line; certified everywhere, sharp near one."""
+    """delta(epsilon) by the trapezoid rule on one line: certified everywhere, sharp near one."""
 
     def __init__(self, draft: _Draft) -> None:
-        self.draft, self.order, self.window = draft, draft.order, draft.window
+        self.draft = draft
+        self.order = draft.order
+        self.window = draft.window
         self.t = draft.step * np.arange(draft.size)
         factors = [
             law.factor(draft.step, draft.size, split)
@@ -272,7 +289,7 @@ class Contour:
         self.log_above = upper[higher] + LOG_CONSTANT[higher] + shrink - np.log(-np.expm1(shrink))
 
     def delta(self, epsilon: float) -> Bracket:
-        """Certified bounds on delta(epsilon)."""
+        """Return certified bounds on delta(epsilon)."""
         exponent = self.log_m - self.order * epsilon
         if not exponent < 600.0:
             return Bracket(0.0, 1.0)
@@ -285,13 +302,13 @@ class Contour:
         return Bracket.of_delta(value - both - self._aliases(epsilon), value + both)
 
     def _aliases(self, epsilon: float) -> float:
-        """Bound on the terms k != 0 of the Poisson sum."""
+        """Bound the terms k != 0 of the Poisson sum."""
         logs = self.log_above - self.higher * epsilon
         return self.below + math.exp(min(float(logs.min(initial=700.0)), 700.0))
 
 
 def _product(factors: list[Factor], counts: list[int]) -> tuple[Complexes, Floats]:
-    """prod M - prod A (prod M where nothing is split) relative to prod M(order), and its error."""
+    """Return (prod M - prod A) / prod M(order), without A where nothing is split, and its error."""
     pairs = list(zip(counts, factors, strict=True))
     log = np.sum([n * f.log for n, f in pairs], axis=0)
     # (|M| + error)^n - |M|^n, multiplied out over the steps
@@ -316,17 +333,17 @@ def _product(factors: list[Factor], counts: list[int]) -> tuple[Complexes, Float
 
 
 def _power(log: Complexes, growth: Floats) -> tuple[Complexes, Floats]:
-    """exp(log), and its error if log is uncertain by `growth`."""
+    """Return exp(log), and its error if log is uncertain by `growth`."""
     power = np.exp(log)
     return power, np.exp(np.minimum(log.real + growth, 700.0)) - np.abs(power) * (1 - 4 * ROUND)
 
 
 def _ratio(f: Factor) -> Floats:
-    """|M / A|."""
+    """Return |M / A|."""
     return np.exp((f.log - f.high.log_low).real) if f.high else np.ones(len(f.log))
 
 
-def _model(law: Law, log_removed: float, width: float) -> Model:
+def _model(law: Law, log_removed: float, width: float) -> LossModel:
     if isinstance(law, Shifted):
         return PlainModel(law.mu**2)
     if isinstance(law, Discrete):

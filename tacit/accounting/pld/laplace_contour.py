@@ -1,21 +1,21 @@
-"""Laplace noise, sampled or plain, made ready for the contour integral.
+"""Laplace noise, on all records or on a Poisson sample, prepared for the contour integral.
 
-The log ratio u = log f(x - 1) / f(x) is -e below x = 0 and e above x = 1, e being the pure price of
-one release, and moves linearly between. So the loss has two atoms, and between them one piece for
-each of a and b (see `_laws`), on which u runs through [-e, e]:
+The log ratio u = log f(x - 1) / f(x) is -e below x = 0 and e above x = 1, where e is the pure
+epsilon of one release, and linear between. So the loss has two atoms, and between them one segment
+for each of a and b (see `loss_laws`), on which u runs through [-e, e]:
 
     a:  loss L(u) - b L(-e),   P-density exp(-(u + e) / 2) / 4 * exp(L(u))
     b:  loss a L(-e) - L(u),   P-density exp(-(u + e) / 2) / 4 * exp(a L(-e))
 
-(with a = b = 1 each piece lies where the other's ratio rests at -e). Tilted, the density of a piece
-is C exp(-u / 2) g(u)^k with g = exp(L) and k = 1 + order or -order.
+(with a = b = 1, on each segment the other ratio is constant at -e). Tilted, the density of a
+segment is C exp(-u / 2) g(u)^k with g = exp(L) and k = 1 + order or -order.
 
 * Quadrature: Gauss-Legendre with 24 nodes on panels of half-width d. In the ellipse of foci +-d and
   parameter 4, reaching 2.125 d along and 1.875 d across, the integrand is at most its factors at
   their worst, and the rule errs by 64/15 d 4^-46 / (1 - 4^-2) times that (Trefethen 2013,
   Theorem 19.3). As for normal noise, |g| lies between g(Re u) cos(Im u / 2) and g(Re u), and its
   argument is at most atan2(p sin, 1 - p + p cos) at the largest p = q exp(u) / g.
-* Decay: the atoms keep their mass; a piece, integrated by parts over its losses, is at most V / t
+* Decay: the atoms keep their mass; a segment, integrated by parts over its losses, is at most V / t
   with V the total variation of its density in the loss, C exp(-u / 2) g^k / p, ends included.
   That is a product of monotone factors, so V is bounded cell by cell from values at the ends.
 """
@@ -27,7 +27,7 @@ import numpy as np
 from scipy.special import expit, log_expit, logit, roots_legendre
 
 from tacit._arrays import Floats
-from tacit.accounting.one_event import ROUND, log_mixture
+from tacit.accounting.one_event import ROUND, log_mixture, log_mixture_at
 from tacit.accounting.pld.loss_laws import DoubleExponential, Sampled
 from tacit.accounting.pld.transforms import (
     ORDERS,
@@ -35,8 +35,7 @@ from tacit.accounting.pld.transforms import (
     Factor,
     Split,
     Tilt,
-    grid_moments,
-    tilted_atoms,
+    WeightedLosses,
 )
 from tacit.errors import NotCertified
 
@@ -50,7 +49,7 @@ _TWO = np.ones(2)
 _LARGEST = 300.0
 
 
-class Piece(NamedTuple):
+class Segment(NamedTuple):
     """Losses offset + sign * L(u) for u in [-e, e]; the log P-density is start - u / 2 + rise L."""
 
     sign: int
@@ -60,7 +59,7 @@ class Piece(NamedTuple):
 
 
 class LaplaceModel:
-    """`Sampled` Laplace noise."""
+    """`Sampled` Laplace noise, for the contour method."""
 
     removed = 0.0
 
@@ -68,20 +67,21 @@ class LaplaceModel:
         assert isinstance(law.noise, DoubleExponential)
         a, b, q, e = law.a, law.b, law.rate, law.noise.epsilon
         if e > _LARGEST:
-            raise NotCertified("the noise is too small for its atoms to be told from zero.")
-        self.rate, self.epsilon = q, e
-        floor, ceiling = (float(log_mixture(q, np.array(u))) for u in (-e, e))
+            raise NotCertified("the noise is so small that the masses of its atoms underflow.")
+        self.rate = q
+        self.epsilon = e
+        floor, ceiling = log_mixture_at(q, -e), log_mixture_at(q, e)
         start = -0.5 * e - math.log(4)
-        pieces = [Piece(-1, a * floor, start + a * floor, 0)] * b
-        self.pieces = pieces + [Piece(1, -b * floor, start, 1)] * a
-        # Mass of x <= -b, where both ratios rest, and of x >= a.
+        segments = [Segment(-1, a * floor, start + a * floor, 0)] * b
+        self.segments = segments + [Segment(1, -b * floor, start, 1)] * a
+        # Mass of x <= -b, where both ratios are constant, and of x >= a.
         bottom = (1 - a * q) * math.exp(-b * e) + a * q * math.exp(-(b + 1) * e)
         top = (1 - a * q) * math.exp(-a * e) + a * q
         self.atom_loss = np.array([a * floor - b * ceiling, a * ceiling - b * floor])
         self.log_atom = np.log(0.5 * np.array([bottom, top]))
 
-    def nodes(self, panels: int) -> tuple[Floats, Floats, Floats, Floats]:
-        """Losses in increasing order, log masses, and the rounding errors of both."""
+    def nodes(self, panels: int) -> WeightedLosses:
+        """Return the law on the nodes of `panels` panels and on its atoms, losses increasing."""
         half = self.epsilon / panels
         u = (self._centers(panels)[:, None] + half * _NODES).ravel()
         log_g, p, q = log_mixture(self.rate, u), self.chance(u), self.rate
@@ -92,26 +92,25 @@ class LaplaceModel:
         rows = [
             (self.atom_loss, self.log_atom, 8 * ROUND * np.abs(self.atom_loss), 16 * ROUND * _TWO)
         ]
-        for piece in self.pieces:
-            sizes = 3 + np.abs(u) + np.abs(log_g) + np.abs(weights) + abs(piece.start)
+        for segment in self.segments:
+            sizes = 3 + np.abs(u) + np.abs(log_g) + np.abs(weights) + abs(segment.start)
             rows.append(
                 (
-                    piece.offset + piece.sign * log_g,
-                    weights + piece.start - 0.5 * u + piece.rise * log_g,
-                    g_error + 8 * ROUND * abs(piece.offset),
+                    segment.offset + segment.sign * log_g,
+                    weights + segment.start - 0.5 * u + segment.rise * log_g,
+                    g_error + 8 * ROUND * abs(segment.offset),
                     16 * ROUND * sizes + g_error,
                 )
             )
         table = np.concatenate(rows, axis=1)
-        loss, mass, loss_error, mass_error = table[:, np.argsort(table[0], kind="stable")]
-        return loss, mass, loss_error, mass_error
+        return WeightedLosses(*table[:, np.argsort(table[0], kind="stable")])
 
     def chance(self, u: Floats) -> Floats:
-        """p = q exp(u) / g(u)."""
+        """Return p = q exp(u) / g(u), the chance that the record was sampled."""
         return expit(u + logit(self.rate))
 
     def log_quadrature(self, panels: int, orders: Floats, t: float) -> Floats:
-        """log of the error of the quadrature of M(order + i t), for each of `orders`."""
+        """Bound the log of the quadrature error of M(order + i t), for each of `orders`."""
         half, centers = self.epsilon / panels, self._centers(panels)
         low, high = centers - _ALONG * half, centers + _ALONG * half
         angle = _ACROSS * half
@@ -120,26 +119,29 @@ class LaplaceModel:
         log_low = log_mixture(self.rate, low) + math.log(math.cos(0.5 * angle))
         log_high, p = log_mixture(self.rate, high), self.chance(high)
         turn = np.arctan2(p * math.sin(angle), 1 - p + p * math.cos(angle))
-        logs = []
-        for piece in self.pieces:
-            power = (piece.rise + piece.sign * orders)[:, None]
+        logs: list[Floats] = []
+        for segment in self.segments:
+            power = (segment.rise + segment.sign * orders)[:, None]
             worst = np.maximum(power, 0.0) * log_high + np.minimum(power, 0.0) * log_low
-            fixed = (piece.start + orders * piece.offset)[:, None]
+            fixed = (segment.start + orders * segment.offset)[:, None]
             logs.append(np.logaddexp.reduce(fixed + worst - 0.5 * low + t * turn, axis=1))
         return np.logaddexp.reduce(logs) + math.log(half) + _LOG_GAUSS
 
     def moments(self, _steps: int) -> Cumulants:
-        """Cumulants; M is the sum over the nodes up to its error, and at most exp(order * most)."""
+        """Return the cumulants; M is the sum over the nodes up to its error.
+
+        M is also at most exp(order * largest loss).
+        """
         panels = max(8, math.ceil(2 * self.epsilon))
-        loss, log_mass, loss_error, mass_error = self.nodes(panels)
-        found = grid_moments(loss, log_mass, loss_error=loss_error, mass_error=mass_error)
+        nodes = self.nodes(panels)
+        found = nodes.cumulants()
         slack = np.exp(np.minimum(self.log_quadrature(panels, ORDERS, 0.0) - found.upper, 50.0))
         slack += np.exp(self.log_quadrature(panels, np.zeros(1), 0.0))
-        upper = np.minimum(found.upper + slack, ORDERS * float(loss[-1]) * (1 + 1e-14))
+        upper = np.minimum(found.upper + slack, ORDERS * float(nodes.loss[-1]) * (1 + 1e-14))
         return found._replace(upper=upper, error=found.error + 2 * slack)
 
     def tilt(self, tilt: Tilt) -> "TiltedLaplace":
-        """This law, tilted."""
+        """Return this law, weighted by `tilt`."""
         return TiltedLaplace(self, tilt)
 
     def _centers(self, panels: int) -> Floats:
@@ -150,34 +152,38 @@ class TiltedLaplace:
     """A `LaplaceModel` weighted by exp(order * loss) / M."""
 
     def __init__(self, base: LaplaceModel, tilt: Tilt) -> None:
-        self.base, self.tilt = base, tilt
-        self.order, self.log_m = order, log_m = tilt.order, tilt.log_moment
-        self.atoms = np.exp(base.log_atom + order * base.atom_loss - log_m) * (1 - 1e-12)
+        self.base = base
+        self.tilt = tilt
+        self.order = tilt.order
+        self.log_m = tilt.log_moment
+        log_atoms = base.log_atom + self.order * base.atom_loss - self.log_m
+        self.atoms = np.exp(log_atoms) * (1 - 1e-12)
         self.fixed = float(self.atoms.sum()) * (1 + 1e-11)
         self.width = float(base.atom_loss[1] - base.atom_loss[0]) * (1 + 1e-12)
-        self.variation = sum(self._variation(piece) for piece in base.pieces)
-        self.panels, self.error = 0, math.inf
+        self.variation = sum(self._variation(segment) for segment in base.segments)
+        self.panels = 0
+        self.error = math.inf
 
-    def _variation(self, piece: Piece) -> float:
-        """Total variation of the tilted density of a piece in its loss."""
+    def _variation(self, segment: Segment) -> float:
+        """Bound the total variation of the tilted density of a segment in its loss."""
         base = self.base
         u = np.linspace(-base.epsilon, base.epsilon, _CELLS + 1)
-        log_g, power = log_mixture(base.rate, u), piece.rise + piece.sign * self.order
+        log_g, power = log_mixture(base.rate, u), segment.rise + segment.sign * self.order
         log_p = log_expit(u + logit(base.rate))
         rising = max(power, 0.0) * log_g
         falling = min(power, 0.0) * log_g - 0.5 * u - log_p
-        fixed = piece.start + self.order * piece.offset - self.log_m
+        fixed = segment.start + self.order * segment.offset - self.log_m
         ends = math.exp(fixed) * float(np.exp(rising[[0, -1]] + falling[[0, -1]]).sum())
         change = -np.expm1(np.diff(falling)) - np.expm1(-np.diff(rising))
         return ends + float(np.exp(fixed + rising[1:] + falling[:-1]) @ change) * (1 + 1e-9)
 
     def log_decay(self, t: float, _count: int) -> float:
-        """As `Tilted.log_decay`.
+        """Bound the decay of the transform, as `Tilted.log_decay` does.
 
-        Let f = |M|^2 / M(order)^2 and `far` a t beyond which V / t takes half of what the atoms
-        leave. Below it, 1 - f(n t) <= n^2 (1 - f(t)) carries the bound down. Where two independent
-        losses cannot differ by more than pi / t, 1 - f = E[1 - cos(t (l - l'))] is at least
-        2 t^2 / pi^2 E[(l - l')^2], of which the atoms alone give a part.
+        Let f = |M|^2 / M(order)^2 and `far` a t beyond which V / t is at most half of what the
+        atoms leave. Below it, the bound follows from 1 - f(n t) <= n^2 (1 - f(t)). Where two
+        independent losses cannot differ by more than pi / t, 1 - f = E[1 - cos(t (l - l'))] is at
+        least 2 t^2 / pi^2 E[(l - l')^2], of which the atoms alone give a part.
         """
         if self.fixed > 1 - 1e-12:
             return 0.0
@@ -191,7 +197,7 @@ class TiltedLaplace:
         return 0.5 * math.log1p(-gap) + 1e-14
 
     def lay_nodes(self, t: float, log_error: float, _split: Split | None) -> int:
-        """As `Tilted.lay_nodes`."""
+        """Choose panels of Gauss-Legendre nodes, as `Tilted.lay_nodes` does."""
         order, panels, log_found = np.array([self.order]), 1, math.inf
         while panels < _MOST_PANELS:
             log_found = float(self.base.log_quadrature(panels, order, t)[0]) - self.log_m
@@ -199,10 +205,9 @@ class TiltedLaplace:
                 break
             panels *= 2
         self.panels, self.error = panels, math.exp(min(log_found, 700.0))
-        return 2 + panels * _POINTS * len(self.base.pieces)
+        return 2 + panels * _POINTS * len(self.base.segments)
 
     def factor(self, step: float, size: int, _split: Split | None) -> Factor:
-        """As `Tilted.factor`."""
-        loss, log_mass, loss_error, mass_error = self.base.nodes(self.panels)
-        atoms = tilted_atoms(loss, loss_error, log_mass, mass_error, self.tilt, self.error)
+        """Return the transform, as `Tilted.factor` does."""
+        atoms = self.base.nodes(self.panels).tilted(self.tilt, self.error)
         return atoms.factor(None, step, size)

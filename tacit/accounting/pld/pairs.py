@@ -34,6 +34,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from scipy import special
 
+from tacit import events as ev
 from tacit._arrays import Floats
 from tacit.accounting.compose import flatten
 from tacit.accounting.one_event import (
@@ -56,19 +57,7 @@ from tacit.accounting.pld.loss_laws import (
 )
 from tacit.accounting.rdp.divergence import log_sum_exp
 from tacit.errors import UnsupportedEvent
-from tacit.events import (
-    ApproximateDP,
-    Event,
-    Exponential,
-    Gaussian,
-    Laplace,
-    NonPrivate,
-    PoissonSampled,
-    PureDP,
-    RandomAllocation,
-    RandomizedResponse,
-    Relation,
-)
+from tacit.events import Event, Relation
 
 _TAIL = 1e-15
 """P-mass of one epoch of random allocation that is cut off and counted as infinite loss."""
@@ -128,7 +117,11 @@ def directions(
 def pair_from_above(event: Event, relation: Relation) -> tuple[Law, Law]:
     """Return the pair of ONE occurrence, or for random allocation a pair that bounds its price."""
     replaced = relation is Relation.REPLACE_ONE
-    if isinstance(event, RandomAllocation) and isinstance(event.event, Gaussian) and not replaced:
+    if (
+        isinstance(event, ev.RandomAllocation)
+        and isinstance(event.event, ev.Gaussian)
+        and not replaced
+    ):
         return allocation_pair(event.steps, gaussian_shift(event.event, relation))
     return pair(event, relation)
 
@@ -143,34 +136,34 @@ def pair(event: Event, relation: Relation) -> tuple[Law, Law]:
 
 
 @pair.register
-def _(_event: NonPrivate, _relation: Relation) -> tuple[Law, Law]:
+def _(_event: ev.NonPrivate, _relation: Relation) -> tuple[Law, Law]:
     return _same(_two_point(0.0, 1.0))
 
 
 @pair.register
-def _(event: Gaussian, relation: Relation) -> tuple[Law, Law]:
+def _(event: ev.Gaussian, relation: Relation) -> tuple[Law, Law]:
     return _same(Shifted(gaussian_shift(event, relation)))
 
 
 @pair.register
-def _(event: Laplace, relation: Relation) -> tuple[Law, Law]:
+def _(event: ev.Laplace, relation: Relation) -> tuple[Law, Law]:
     # The overlap of f(x - s) and alpha f(x), f log-concave, is log-concave in the shift s
     # (Prékopa), so over the L1 ball of shifts it is least at a corner: one coordinate moves.
     return _same(Sampled(DoubleExponential(_pure(event, relation)), 1.0, 1, 0))
 
 
 @pair.register
-def _(event: PureDP | Exponential, relation: Relation) -> tuple[Law, Law]:
+def _(event: ev.PureDP | ev.Exponential, relation: Relation) -> tuple[Law, Law]:
     return _same(_two_point(_pure(event, relation), 0.0))
 
 
 @pair.register
-def _(event: ApproximateDP, relation: Relation) -> tuple[Law, Law]:
+def _(event: ev.ApproximateDP, relation: Relation) -> tuple[Law, Law]:
     return _same(_two_point(*epsilon_and_delta(event, relation)))
 
 
 @pair.register
-def _(event: RandomizedResponse, _relation: Relation) -> tuple[Law, Law]:
+def _(event: ev.RandomizedResponse, _relation: Relation) -> tuple[Law, Law]:
     truth, other, loss = response_law(event)
     rest = (event.n_options - 2) * other
     outcomes = [(-loss, other, truth), (0.0, rest, rest), (loss, truth, other)]
@@ -178,13 +171,13 @@ def _(event: RandomizedResponse, _relation: Relation) -> tuple[Law, Law]:
 
 
 @pair.register
-def _(event: PoissonSampled, relation: Relation) -> tuple[Law, Law]:
+def _(event: ev.PoissonSampled, relation: Relation) -> tuple[Law, Law]:
     rate, inner = event.rate, event.event
     replaced = relation is Relation.REPLACE_ONE
-    if isinstance(inner, Gaussian | Laplace):
+    if isinstance(inner, ev.Gaussian | ev.Laplace):
         # The old record moves the mean by +1, the new one by -1: twice one contribution, which
         # over-charges mechanisms whose replace_factor is below 2.
-        if isinstance(inner, Gaussian):
+        if isinstance(inner, ev.Gaussian):
             noise = Normal(inner.noise_multiplier)
         else:
             noise = DoubleExponential(_pure(inner, Relation.ADD_REMOVE))
@@ -218,7 +211,8 @@ def _direction(parts: list[tuple[Law, int]]) -> Direction:
     infinite = [(law.infinite, n) for law, n in parts if isinstance(law, Discrete) and law.infinite]
     for law, n in parts:
         finite = law.given_finite() if isinstance(law, Discrete) else law
-        # Losses that are never positive are raised to 0: exact alone, an over-charge among others.
+        # Losses that are never positive are raised to 0. For a single law that is exact, in a
+        # composition it over-charges.
         free = isinstance(finite, Discrete) and finite.largest_loss <= 0
         if not free and not isinstance(finite, Shifted):
             merged[finite] = merged.get(finite, 0) + n
@@ -354,7 +348,7 @@ def _epoch(steps: int, shift: float, side: int) -> _Epoch:
     """
     grid = _grid(steps, shift)
     mass = _cell_ends(shift, grid.step, grid.cut, side)
-    x = grid.step * np.arange(len(mass))
+    x = grid.step * np.arange(len(mass), dtype=float)
     theta = side * min(30 / grid.cut, math.sqrt(2) / grid.spread)
     tilted = mass * np.exp(theta * (x - 1))
     scale = tilted.sum()
@@ -426,7 +420,7 @@ def _fast_size(least: int) -> int:
 
 def _cell_ends(shift: float, step: float, cut: float, side: int) -> Floats:
     """Return the Q-mass at the grid points after each cell gave its mass to its ends, mean kept."""
-    edges = step * np.arange(math.ceil(cut / step) + 1)
+    edges = step * np.arange(math.ceil(cut / step) + 1, dtype=float)
     z = _z(edges, shift)
     q, p = _cells(z), _cells(z - shift)  # X q = p
     # A difference of tails errs by a few roundings of the tail; edge * (tail of Q) <= tail of P.
@@ -446,7 +440,8 @@ def _z(x: Floats | float, shift: float) -> Floats:
 
 def _cells(z: Floats) -> Floats:
     """Return the normal mass between neighbors, computed from the nearer tail."""
-    low, high = special.ndtr(z), special.ndtr(-z)
+    low: Floats = special.ndtr(z)
+    high: Floats = special.ndtr(-z)
     return np.where(z[1:] > 0, high[:-1] - high[1:], low[1:] - low[:-1])
 
 

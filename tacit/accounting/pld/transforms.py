@@ -1,8 +1,9 @@
-"""What the contour engine asks of a law, and the laws that answer in closed form.
+"""Moments and Fourier transforms of privacy losses, as the contour and lattice methods need them.
 
-A `Model` gives its cumulants and, tilted to one order, how fast its transform decays and what the
-transform is at equally spaced t (`Factor`). A law that is no closed form becomes `Atoms` first:
-finitely many losses whose transform is right up to proved errors.
+With M(z) = E_P[exp(z * loss)], `Cumulants` has bounds of log M at many real orders, and guesses of
+delta from them. A `LossModel` gives its cumulants and, tilted to one order, a bound on the decay of
+its transform and the transform M(order + i t) at equally spaced t (`Factor`). A law without a
+closed form becomes `Atoms` first: finitely many losses whose transform has a proved error.
 """
 
 import math
@@ -17,12 +18,12 @@ from tacit.accounting.one_event import ROUND, Complexes, Numbers, expm1, log1p
 
 ORDERS = 2.0 ** np.arange(-14.0, 30.5, 0.5)
 LOG_CONSTANT = ORDERS * np.log(ORDERS / (1 + ORDERS)) - np.log1p(ORDERS)
-"""log c(order) with c = m^m / (m + 1)^(m + 1): delta(e) <= c M exp(-m e), by maximizing
-(1 - exp(e - l)) / exp(m (l - e)) over the loss l."""
+"""log c(m) at each order m, with c = m^m / (m + 1)^(m + 1): delta(e) <= c M exp(-m e), by
+maximizing (1 - exp(e - l)) / exp(m (l - e)) over the loss l."""
 
 
 class Cumulants(NamedTuple):
-    """Cumulants of a loss at `ORDERS`."""
+    """Bounds of log M, and mean and variance of the tilted loss, at each of `ORDERS`."""
 
     upper: Floats
     """Proved upper bound of log M, M = E_P[exp(order * loss)]."""
@@ -32,29 +33,29 @@ class Cumulants(NamedTuple):
     variance: Floats
 
     def epsilon_bound(self, delta: float) -> float:
-        """The moment bound: epsilon is at most this (Chernoff at each order)."""
+        """Return an upper bound of epsilon: Chernoff at the best order."""
         if delta <= 0:
             return math.inf
         logs = (self.upper + LOG_CONSTANT - math.log(delta)) / ORDERS
         return max(float(np.min(logs)), 0.0) * (1 + 1e-14)
 
     def log_delta_bound(self, epsilon: float) -> float:
-        """The moment bound the other way round."""
+        """Return an upper bound of log delta: Chernoff at the best order."""
         return min(float(np.min(self.upper + LOG_CONSTANT - ORDERS * epsilon)) + 1e-12, 0.0)
 
     def guess_epsilon(self, delta: float) -> float:
-        """About where delta(epsilon) = delta."""
+        """Return an estimate of the epsilon at which delta(epsilon) = delta."""
         epsilon, log_delta = self._saddle_points()
         guess = np.interp(math.log(delta), log_delta[::-1], epsilon[::-1])
         return float(min(max(guess, 0.0), self.epsilon_bound(delta)))
 
     def guess_log_delta(self, epsilon: float) -> float:
-        """About log delta(epsilon)."""
+        """Return an estimate of log delta(epsilon)."""
         points, log_delta = self._saddle_points()
         return min(float(np.interp(epsilon, points, log_delta)), -1e-3)
 
     def _saddle_points(self) -> tuple[Floats, Floats]:
-        """Pairs (epsilon, log delta) near the curve, by the saddle-point approximation."""
+        """Return pairs (epsilon, log delta) near the curve, by the saddle-point approximation."""
         epsilon = self.mean - 1 / ORDERS - 1 / (1 + ORDERS)
         curvature = self.variance + 1 / ORDERS**2 + 1 / (1 + ORDERS) ** 2
         log_delta = self.upper - ORDERS * epsilon - np.log(ORDERS * (1 + ORDERS))
@@ -64,12 +65,12 @@ class Cumulants(NamedTuple):
     def choose_line(
         self, epsilon: float, log_target: float, log_mass: float | None = None
     ) -> tuple[int, float]:
-        """Index of an order, and a window, for which aliases are below target and nodes are few.
+        """Return the index of an order, and a window, with aliases below target and few nodes.
 
         Aliases from below shrink like exp(-order * window) from the mass of the law, those from
         above like Chernoff at any higher order. The number of nodes grows with the window over the
-        standard deviation of the tilted loss; for part of a law, whose mass is given, that says
-        nothing. What is integrated should not exceed the result too much: rounding is amplified.
+        standard deviation of the tilted loss, which is not used for a part of a law, whose mass is
+        given. An integrand far above the result is avoided, because it amplifies rounding.
         """
         above = np.maximum(self.upper + LOG_CONSTANT - ORDERS * epsilon - log_target + 1, 1.0)
         gap = ORDERS[None, :] - ORDERS[:, None]
@@ -83,54 +84,11 @@ class Cumulants(NamedTuple):
 
 
 def total(moments: list[Cumulants], counts: list[int]) -> Cumulants:
-    """Cumulants of a sum of independent losses."""
+    """Return the cumulants of a sum of independent losses."""
     if len(moments) == 1:
         return Cumulants(*(counts[0] * column for column in moments[0]))
     columns = zip(*moments, strict=True)
     return Cumulants(*(np.array(counts, float) @ np.array(column) for column in columns))
-
-
-def grid_moments(
-    loss: Floats,
-    log_mass: Floats,
-    *,
-    loss_error: Floats,
-    mass_error: Floats,
-    removed: float = 0.0,
-    largest_order: float = math.inf,
-) -> Cumulants:
-    """Cumulants of atoms whose losses increase and whose masses sum to 1 - `removed`.
-
-    M - 1 is formed from exp(order * loss) - 1, which keeps its digits where M is close to 1.
-    `mass_error` is the relative error of each mass. Above `largest_order` nothing is claimed.
-    """
-    used = max(int(np.searchsorted(ORDERS, largest_order)), 1)
-    orders = ORDERS[:used]
-    fits = int(np.searchsorted(orders * loss[-1], 500.0))
-    ones = np.ones(len(loss))
-    columns = np.stack((ones, loss, loss * loss, loss_error), axis=1)  # (atoms, 4)
-    mass, mass_error = np.exp(log_mass), mass_error + (8 + len(loss)) * ROUND
-    growth = np.expm1(np.multiply.outer(orders[:fits], loss))  # (orders, atoms)
-    weighted = columns * mass[:, None]
-    sums = growth @ weighted  # of weight - mass, first without the masses, for their digits
-    log_m, shaken = np.log1p(sums[:, 0] - removed), np.abs(growth) @ (mass * mass_error)
-    sums = sums + weighted.sum(axis=0)
-    if fits < used:
-        logs = np.multiply.outer(orders[fits:], loss) + log_mass
-        peak = logs.max(axis=1)
-        weight = np.exp(logs - peak[:, None])
-        far = weight @ columns
-        log_m = np.concatenate((log_m, peak + np.log(far[:, 0])))
-        shaken = np.concatenate((shaken, weight @ mass_error))
-        sums = np.concatenate((sums, far))
-    scale = sums[:, 0]
-    error = (shaken + orders * sums[:, 3]) / scale + ROUND * (removed + 4 * np.abs(log_m))
-    mean = sums[:, 1] / scale
-    table = np.full((4, len(ORDERS)), math.inf)
-    table[0, :used], table[1, :used] = log_m + error, 2 * error
-    table[2], table[2, :used] = mean[-1], mean
-    table[3], table[3, :used] = 1e-100, np.maximum(sums[:, 2] / scale - mean**2, 1e-100)
-    return Cumulants(*table)
 
 
 class Split(NamedTuple):
@@ -140,7 +98,7 @@ class Split(NamedTuple):
     width: float
 
     def log_high(self, y: Numbers) -> Numbers:
-        """log psi."""
+        """Return log psi(y)."""
         return log_ndtr((y - self.at) / self.width)
 
 
@@ -149,17 +107,17 @@ class Tilt(NamedTuple):
 
     order: float
     log_moment: float
-    """log M(order), right up to `error`."""
+    """log M(order), exact up to `error`."""
     error: float
 
 
 class HighPart(NamedTuple):
-    """Of a step that is split, M = A + B with A the low and B the high part."""
+    """The split M = A + B of the transform of one step into its low part A and high part B."""
 
     log_low: Complexes
     """log of A(order + i t) / M(order)."""
     log_rise: Complexes
-    """log(M / A) = log(1 + B / A), relatively accurate where B is small."""
+    """log(M / A) = log(1 + B / A), with relative accuracy where B is small."""
     error: Floats
     """Error of B(order + i t) / M(order)."""
 
@@ -170,7 +128,7 @@ class Factor(NamedTuple):
     log: Complexes
     """log of M(order + i t) / M(order)."""
     error: Floats
-    """Relative error of that ratio."""
+    """Relative error of the ratio M(order + i t) / M(order)."""
     high: HighPart | None = None
 
 
@@ -178,35 +136,96 @@ class Tilted(Protocol):
     """A law weighted by exp(order * loss) / M(order)."""
 
     def log_decay(self, t: float, count: int, /) -> float:
-        """Bound of log |M(order + i t')| / M(order) for all t' >= t; sharp for `count` steps."""
+        """Bound log |M(order + i t')| / M(order) for all t' >= t; sharp for `count` steps."""
         ...
 
     def lay_nodes(self, t: float, log_error: float, split: Split | None, /) -> int:
-        """Choose nodes good for all frequencies up to t; returns how many."""
+        """Choose nodes that serve all frequencies up to t, and return how many they are."""
         ...
 
     def factor(self, step: float, size: int, split: Split | None, /) -> Factor:
-        """The transform at t = 0, step, ..., (size - 1) step."""
+        """Return the transform at t = 0, step, ..., (size - 1) step."""
         ...
 
 
-class Model(Protocol):
-    """A law as the contour engine sees it."""
+class LossModel(Protocol):
+    """What the contour method needs of a law."""
 
     removed: float
     """Mass cut from its tail of high losses."""
 
     def moments(self, steps: int, /) -> Cumulants:
-        """Cumulants at `ORDERS`, as far as they help where `steps` such losses are added."""
+        """Return cumulants at `ORDERS`, for the orders useful to a sum of `steps` such losses."""
         ...
 
     def tilt(self, tilt: Tilt, /) -> Tilted:
-        """The law, tilted."""
+        """Return the law weighted by `tilt`."""
         ...
 
 
+class WeightedLosses(NamedTuple):
+    """Finitely many losses with their masses under P, and the rounding errors of both.
+
+    Losses and masses are complex if they were computed off the real line.
+    """
+
+    loss: Numbers
+    log_mass: Numbers
+    loss_error: Floats
+    mass_error: Floats
+    """Relative error of each mass."""
+
+    def cumulants(self, *, removed: float = 0.0, largest_order: float = math.inf) -> Cumulants:
+        """Return the cumulants of increasing losses whose masses sum to 1 - `removed`.
+
+        M - 1 is formed from exp(order * loss) - 1, which keeps its digits where M is close to 1.
+        Above `largest_order` the bounds are infinite.
+        """
+        loss, log_mass = self.loss, self.log_mass
+        used = max(int(np.searchsorted(ORDERS, largest_order)), 1)
+        orders = ORDERS[:used]
+        fits = int(np.searchsorted(orders * loss[-1], 500.0))
+        ones = np.ones(len(loss))
+        columns = np.stack((ones, loss, loss * loss, self.loss_error), axis=1)  # (atoms, 4)
+        mass, mass_error = np.exp(log_mass), self.mass_error + (8 + len(loss)) * ROUND
+        growth = np.expm1(np.multiply.outer(orders[:fits], loss))  # (orders, atoms)
+        weighted = columns * mass[:, None]
+        sums = growth @ weighted  # of weight - mass; adding the masses later keeps digits
+        log_m, shaken = np.log1p(sums[:, 0] - removed), np.abs(growth) @ (mass * mass_error)
+        sums = sums + weighted.sum(axis=0)
+        if fits < used:
+            logs = np.multiply.outer(orders[fits:], loss) + log_mass
+            peak = logs.max(axis=1)
+            weight = np.exp(logs - peak[:, None])
+            far = weight @ columns
+            log_m = np.concatenate((log_m, peak + np.log(far[:, 0])))
+            shaken = np.concatenate((shaken, weight @ mass_error))
+            sums = np.concatenate((sums, far))
+        scale = sums[:, 0]
+        error = (shaken + orders * sums[:, 3]) / scale + ROUND * (removed + 4 * np.abs(log_m))
+        mean = sums[:, 1] / scale
+        table = np.full((4, len(ORDERS)), math.inf)
+        table[0, :used], table[1, :used] = log_m + error, 2 * error
+        table[2], table[2, :used] = mean[-1], mean
+        table[3], table[3, :used] = 1e-100, np.maximum(sums[:, 2] / scale - mean**2, 1e-100)
+        return Cumulants(*table)
+
+    def tilted(self, tilt: Tilt, error: float) -> "Atoms":
+        """Return the losses weighted by exp(order * loss) / M(order), `error` by quadrature.
+
+        The transform minus 1 is a difference of two sums, so the quadrature error counts twice. An
+        error of M(order) is a common relative error of all weights.
+        """
+        exponent = tilt.order * self.loss
+        weight = np.exp(self.log_mass + exponent - tilt.log_moment)
+        sizes = 2 + np.abs(self.log_mass) + np.abs(exponent) + abs(tilt.log_moment)
+        weight_error = self.mass_error + 4 * ROUND * sizes
+        weight_error = weight_error + tilt.order * self.loss_error + tilt.error
+        return Atoms(self.loss, self.loss_error, weight, weight_error, 2 * error)
+
+
 class Atoms(NamedTuple):
-    """A tilted law as finitely many atoms; losses and weights are complex off the real line."""
+    """A tilted law as finitely many atoms, complex if its nodes are off the real line."""
 
     loss: Numbers
     loss_error: Floats
@@ -215,11 +234,11 @@ class Atoms(NamedTuple):
     weight_error: Floats
     """Relative error of each weight by rounding."""
     error: float
-    """Largest error of the transform relative to M(order), from all but rounding."""
+    """Largest error of the transform relative to M(order), rounding excluded."""
 
     def factor(self, share: Numbers | None, step: float, size: int) -> Factor:
-        """Their transform; `share` of each atom belongs to the high part."""
-        t = step * np.arange(size)
+        """Return the transform of the atoms; `share` of each belongs to the high part."""
+        t = step * np.arange(size, dtype=float)
         if share is None:
             excess, high = _transform(self.loss, self.weight, step, size), None
         else:
@@ -243,20 +262,20 @@ class Atoms(NamedTuple):
 
 
 def _transform(loss: Numbers, weight: Numbers, step: float, size: int) -> Complexes:
-    """Sum of weight * (exp(i t loss) - 1) at t = 0, step, ..., (size - 1) step.
+    """Return the sum of weight * (exp(i t loss) - 1) at t = 0, step, ..., (size - 1) step.
 
     exp(i t l) - 1 is formed without cancellation at few t, and with exp(i (t + s) l) - 1 =
     x y + x + y all others follow from one matrix product; so rounding is relative to t |loss|.
     """
     inner = math.isqrt(size - 1) + 1
-    fine = _turns(step * np.arange(inner), loss)  # (inner, atoms)
-    coarse = _turns(step * inner * np.arange(-(-size // inner)), loss) * weight
+    fine = _turns(step * np.arange(inner, dtype=float), loss)  # (inner, atoms)
+    coarse = _turns(step * inner * np.arange(-(-size // inner), dtype=float), loss) * weight
     both = coarse @ fine.T + coarse.sum(axis=1)[:, None] + fine @ weight
     return both.ravel()[:size]
 
 
 def _turns(t: Floats, loss: Numbers) -> Complexes:
-    """exp(i t loss) - 1."""
+    """Return exp(i t loss) - 1."""
     if np.iscomplexobj(loss):
         return expm1(np.multiply.outer(1j * t, loss))
     angle = np.multiply.outer(t, loss)
@@ -268,7 +287,7 @@ def _turns(t: Floats, loss: Numbers) -> Complexes:
 
 @dataclass(frozen=True)
 class PlainModel:
-    """Plain Gaussian releases: log M(z) = mu^2 z (z + 1) / 2, `square` being mu^2."""
+    """Gaussian noise on all records: log M(z) = mu^2 z (z + 1) / 2, where `square` is mu^2."""
 
     square: float
     order: float = 0.0
@@ -276,87 +295,62 @@ class PlainModel:
     removed = 0.0
 
     def moments(self, _steps: int) -> Cumulants:
-        """Exact cumulants."""
+        """Return the exact cumulants."""
         log_m = 0.5 * self.square * ORDERS * (ORDERS + 1) * (1 + 8 * ROUND)
         variance = np.full(len(ORDERS), self.square)
         return Cumulants(log_m, 16 * ROUND * log_m, self.square * (ORDERS + 0.5), variance)
 
     def tilt(self, tilt: Tilt) -> "PlainModel":
-        """This law at one order."""
+        """Return this law at one order."""
         return replace(self, order=tilt.order)
 
     def log_decay(self, t: float, _count: int) -> float:
-        """As `Tilted.log_decay`: here it is exact."""
+        """Return the exact decay, as `Tilted.log_decay`."""
         return -0.5 * self.square * t * t
 
     def lay_nodes(self, _t: float, _log_error: float, _split: Split | None) -> int:
-        """A closed form needs no nodes."""
+        """Return 0: a closed form needs no nodes."""
         return 0
 
     def factor(self, step: float, size: int, _split: Split | None) -> Factor:
-        """The exact transform."""
-        t = step * np.arange(size)
+        """Return the exact transform."""
+        t = step * np.arange(size, dtype=float)
         log = self.square * (t * (1j * (self.order + 0.5) - 0.5 * t))
         return Factor(log, 8 * ROUND * np.abs(log))
 
 
 class AtomicModel:
-    """Finitely many losses as they are, increasing; their transform need not decay at all."""
+    """Finitely many increasing losses; their transform need not decay at all."""
 
     removed = 0.0
 
     def __init__(self, loss: Floats, mass: Floats) -> None:
-        self.loss, self.loss_error = loss, 4 * ROUND * np.abs(loss)
-        self.log_mass = np.log(mass)
-        self.mass_error = 8 * ROUND * (1 + np.abs(self.log_mass))
+        log_mass = np.log(mass)
+        mass_error = 8 * ROUND * (1 + np.abs(log_mass))
+        self.losses = WeightedLosses(loss, log_mass, 4 * ROUND * np.abs(loss), mass_error)
 
     def moments(self, _steps: int) -> Cumulants:
-        """Cumulants of the finite sum."""
-        return grid_moments(
-            self.loss, self.log_mass, loss_error=self.loss_error, mass_error=self.mass_error
-        )
+        """Return the cumulants of the finite sum."""
+        return self.losses.cumulants()
 
     def tilt(self, tilt: Tilt) -> "TiltedAtoms":
-        """This law, tilted."""
-        return TiltedAtoms(self, tilt)
+        """Return this law at one order."""
+        return TiltedAtoms(self.losses.tilted(tilt, 0.0))
 
 
-class TiltedAtoms:
+class TiltedAtoms(NamedTuple):
     """An `AtomicModel` at one order."""
 
-    def __init__(self, base: AtomicModel, tilt: Tilt) -> None:
-        self.atoms = tilted_atoms(
-            base.loss, base.loss_error, base.log_mass, base.mass_error, tilt, 0.0
-        )
+    atoms: Atoms
 
     def log_decay(self, _t: float, _count: int) -> float:
-        """As `Tilted.log_decay`: nothing can be said."""
+        """Return 0, the trivial bound: the transform need not decay."""
         return 0.0
 
     def lay_nodes(self, _t: float, _log_error: float, _split: Split | None) -> int:
-        """The atoms are the nodes."""
+        """Return the number of atoms, which are the nodes."""
         return len(self.atoms.loss)
 
     def factor(self, step: float, size: int, _split: Split | None) -> Factor:
-        """The transform of the atoms."""
+        """Return the transform of the atoms."""
         return self.atoms.factor(None, step, size)
-
-
-def tilted_atoms(
-    loss: Numbers,
-    loss_error: Floats,
-    log_mass: Numbers,
-    mass_error: Floats,
-    tilt: Tilt,
-    error: float,
-) -> Atoms:
-    """Atoms weighted by exp(order * loss) / M(order); `error` is that of their quadrature.
-
-    The transform minus 1 is a difference of two sums, so it errs twice by quadrature; an error of
-    M(order) scales it, as if all weights were wrong together.
-    """
-    exponent = tilt.order * loss
-    weight = np.exp(log_mass + exponent - tilt.log_moment)
-    sizes = 2 + np.abs(log_mass) + np.abs(exponent) + abs(tilt.log_moment)
-    weight_error = mass_error + 4 * ROUND * sizes + tilt.order * loss_error + tilt.error
-    return Atoms(loss, loss_error, weight, weight_error, 2 * error)

@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike
 from tacit._arrays import Floats
 from tacit._check import in_open_unit, non_negative
 from tacit.accounting.compose import flatten
+from tacit.accounting.one_event import ADD_REMOVE
 from tacit.accounting.rdp.curves import Charge, log_deltas, price
 from tacit.errors import UnsupportedEvent
 from tacit.events import BestOf, Event, RandomAllocation, Relation, RenyiCurve
@@ -57,15 +58,11 @@ class RDP:
         if self.orders is not None:
             object.__setattr__(self, "orders", tuple(_checked_orders(self.orders).tolist()))
 
-    def charge(
-        self, event: Event, orders: ArrayLike, relation: Relation = Relation.ADD_REMOVE
-    ) -> Charge:
+    def charge(self, event: Event, orders: ArrayLike, relation: Relation = ADD_REMOVE) -> Charge:
         """Return the curve of the whole event at `orders`, and the chance that it does not hold."""
         return _charge(flatten(event), _checked_orders(orders), Relation(relation))
 
-    def curve(
-        self, event: Event, orders: ArrayLike, relation: Relation = Relation.ADD_REMOVE
-    ) -> Floats:
+    def curve(self, event: Event, orders: ArrayLike, relation: Relation = ADD_REMOVE) -> Floats:
         """Return a bound on the Rényi divergence of the whole event at each of `orders`."""
         charge = self.charge(event, orders, relation)
         if charge.delta_mass > 0:
@@ -75,18 +72,14 @@ class RDP:
             )
         return charge.values
 
-    def epsilon(
-        self, event: Event, *, delta: float, relation: Relation = Relation.ADD_REMOVE
-    ) -> float:
+    def epsilon(self, event: Event, *, delta: float, relation: Relation = ADD_REMOVE) -> float:
         """Return the smallest epsilon at `delta` that the curve implies; infinity if none."""
         delta = in_open_unit(delta=delta)
         if self._at_zero(event, relation) <= delta:
             return 0.0
         return max(self._least(event, relation, partial(_epsilons, delta=delta)), 0.0)
 
-    def delta(
-        self, event: Event, *, epsilon: float, relation: Relation = Relation.ADD_REMOVE
-    ) -> float:
+    def delta(self, event: Event, *, epsilon: float, relation: Relation = ADD_REMOVE) -> float:
         """Return the smallest delta at `epsilon` that the curve implies."""
         epsilon = non_negative(epsilon=epsilon)
         least = self._least(event, relation, partial(_log_deltas, epsilon=epsilon))
@@ -112,7 +105,7 @@ def _charge(parts: dict[Event, int], orders: Floats, relation: Relation) -> Char
     for part, count in parts.items():
         values, mass = price(part, orders, relation)
         total += count * values
-        # A mechanism fails independently of the others: the chances to hold multiply.
+        # Mechanisms fail independently of each other, so the chances that they hold multiply.
         log_kept += count * math.log1p(-mass) if mass < 1 else -math.inf
     return Charge(total * _ROUNDING, min(-math.expm1(log_kept) * _ROUNDING, 1.0))
 

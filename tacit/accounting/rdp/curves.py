@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import special
 
+from tacit import events as ev
 from tacit._arrays import Floats
 from tacit.accounting.compose import flatten
 from tacit.accounting.one_event import (
@@ -43,24 +44,7 @@ from tacit.accounting.rdp.divergence import (
     reverse,
 )
 from tacit.errors import UnsupportedEvent
-from tacit.events import (
-    ApproximateDP,
-    BestOf,
-    Event,
-    Exponential,
-    FixedSizeSampled,
-    Gaussian,
-    Laplace,
-    NonPrivate,
-    PoissonSampled,
-    PureDP,
-    RandomAllocation,
-    RandomizedResponse,
-    Relation,
-    RenyiCurve,
-    Trials,
-    TruncatedPoissonSampled,
-)
+from tacit.events import Event, Relation
 
 _GRID: Floats = 1 + 2.0 ** (np.arange(-24, 81) / 4)
 """Orders at which the curve of one run of a selection is evaluated: 1 + 2^-6 to 1 + 2^20."""
@@ -90,18 +74,18 @@ def price(event: Event, orders: Floats, relation: Relation) -> Charge:  # noqa: 
 
 
 @price.register
-def _(event: NonPrivate, orders: Floats, relation: Relation) -> Charge:  # noqa: ARG001  # same for all
+def _(event: ev.NonPrivate, orders: Floats, relation: Relation) -> Charge:  # noqa: ARG001  # same for all
     return Charge(np.full(len(orders), np.inf))
 
 
 @price.register
-def _(event: Gaussian, orders: Floats, relation: Relation) -> Charge:
+def _(event: ev.Gaussian, orders: Floats, relation: Relation) -> Charge:
     # Mironov 2017, Prop. 7 (arXiv:1702.07476).
     return Charge(orders * gaussian_shift(event, relation) ** 2 / 2)
 
 
 @price.register
-def _(event: Laplace, orders: Floats, relation: Relation) -> Charge:
+def _(event: ev.Laplace, orders: Floats, relation: Relation) -> Charge:
     """Price Laplace noise: Mironov 2017, Prop. 6, and at most order * epsilon^2 / 2.
 
     The second bound holds for every epsilon-DP mechanism (Bun & Steinke 2016, Prop. 3.3).
@@ -114,12 +98,12 @@ def _(event: Laplace, orders: Floats, relation: Relation) -> Charge:
 
 
 @price.register
-def _(event: PureDP, orders: Floats, relation: Relation) -> Charge:
+def _(event: ev.PureDP, orders: Floats, relation: Relation) -> Charge:
     return Charge(_pure(_pure_epsilon(event, relation), orders))
 
 
 @price.register
-def _(event: ApproximateDP, orders: Floats, relation: Relation) -> Charge:
+def _(event: ev.ApproximateDP, orders: Floats, relation: Relation) -> Charge:
     """Price approximate DP as pure DP that fails with probability delta.
 
     Kairouz, Oh & Viswanath 2015, Thm. 3.2 (arXiv:1311.0776).
@@ -129,13 +113,13 @@ def _(event: ApproximateDP, orders: Floats, relation: Relation) -> Charge:
 
 
 @price.register
-def _(event: RandomizedResponse, orders: Floats, relation: Relation) -> Charge:  # noqa: ARG001  # same for all
+def _(event: ev.RandomizedResponse, orders: Floats, relation: Relation) -> Charge:  # noqa: ARG001  # same for all
     nodes = response_nodes(response_law(event))
     return Charge(log_moments(nodes, orders) / (orders - 1))
 
 
 @price.register
-def _(event: Exponential, orders: Floats, relation: Relation) -> Charge:
+def _(event: ev.Exponential, orders: Floats, relation: Relation) -> Charge:
     """Price the exponential mechanism by the worst loss whose values span at most epsilon.
 
     Such a mechanism is said to have bounded range.
@@ -161,7 +145,7 @@ def _(event: Exponential, orders: Floats, relation: Relation) -> Charge:
 
 
 @price.register
-def _(event: RenyiCurve, orders: Floats, relation: Relation) -> Charge:
+def _(event: ev.RenyiCurve, orders: Floats, relation: Relation) -> Charge:
     """Bound a curve between its orders by chords.
 
     This holds because (order - 1) times the divergence is convex, and 0 at order 1.
@@ -179,12 +163,12 @@ def _(event: RenyiCurve, orders: Floats, relation: Relation) -> Charge:
 
 
 @price.register
-def _(event: PoissonSampled, orders: Floats, relation: Relation) -> Charge:
+def _(event: ev.PoissonSampled, orders: Floats, relation: Relation) -> Charge:
     return _poisson(event.event, event.rate, orders, relation)
 
 
 @price.register
-def _(event: TruncatedPoissonSampled, orders: Floats, relation: Relation) -> Charge:
+def _(event: ev.TruncatedPoissonSampled, orders: Floats, relation: Relation) -> Charge:
     """Price a mixture over the number of other records drawn: moments are jointly convex.
 
     If fewer than `max_batch` others are drawn, nothing is cut and the step is a Poisson sample.
@@ -204,7 +188,7 @@ def _(event: TruncatedPoissonSampled, orders: Floats, relation: Relation) -> Cha
 
 
 @price.register
-def _(event: FixedSizeSampled, orders: Floats, relation: Relation) -> Charge:
+def _(event: ev.FixedSizeSampled, orders: Floats, relation: Relation) -> Charge:
     """Price a sample of fixed size, for relations that keep the number of records.
 
     A record is replaced, or blanked in its place. Tighter than Wang, Balle & Kasiviswanathan 2019
@@ -219,7 +203,7 @@ def _(event: FixedSizeSampled, orders: Floats, relation: Relation) -> Charge:
 
 
 @price.register
-def _(event: RandomAllocation, orders: Floats, relation: Relation) -> Charge:
+def _(event: ev.RandomAllocation, orders: Floats, relation: Relation) -> Charge:
     """Price one epoch of random allocation: amplified for Gaussian noise, else one full release.
 
     The price of one full release always holds: given the allocation, one release sees the record,
@@ -227,7 +211,7 @@ def _(event: RandomAllocation, orders: Floats, relation: Relation) -> Charge:
     """
     inner = event.event
     plain = price(inner, orders, relation)
-    if not isinstance(inner, Gaussian):
+    if not isinstance(inner, ev.Gaussian):
         return plain
     steps, shift = event.steps, gaussian_shift(inner, Relation.ADD_REMOVE)
     if relation is not Relation.REPLACE_ONE:
@@ -241,7 +225,7 @@ def _(event: RandomAllocation, orders: Floats, relation: Relation) -> Charge:
 
 
 @price.register
-def _(event: BestOf, orders: Floats, relation: Relation) -> Charge:
+def _(event: ev.BestOf, orders: Floats, relation: Relation) -> Charge:
     """Price the release of only the best of a random number of runs (private selection).
 
     Papernot & Steinke 2022 (arXiv:2110.03620): Theorem 2 for geometric and logarithmic numbers of
@@ -250,7 +234,7 @@ def _(event: BestOf, orders: Floats, relation: Relation) -> Charge:
     on_grid = _total_on_grid(event.event, relation)
     both = np.append(orders, _GRID)
     values = np.append(_total(event.event, orders, relation), on_grid)
-    if event.trials is Trials.POISSON:
+    if event.trials is ev.Trials.POISSON:
         values = values + event.mean * _poisson_deltas(both, on_grid)
     else:
         values = values + _second_order_cost(on_grid, event.mean, event.trials)
@@ -268,11 +252,11 @@ def _poisson(inner: Event, rate: float, orders: Floats, relation: Relation) -> C
     if rate == 1:
         return price(inner, orders, relation)
     replace = relation is Relation.REPLACE_ONE
-    if isinstance(inner, Gaussian):
+    if isinstance(inner, ev.Gaussian):
         divergence = opposed_divergence if replace else poisson_divergence
         shift = gaussian_shift(inner, Relation.ADD_REMOVE)
         return Charge(divergence(orders, rate=rate, shift=shift))
-    if isinstance(inner, ApproximateDP):
+    if isinstance(inner, ev.ApproximateDP):
         # H at 1 + rate (e^epsilon - 1) is at most rate times the larger of the deltas between
         # "not drawn" and "drawn": advanced joint convexity, Balle, Barthe & Gaboardi 2018.
         epsilon, delta = epsilon_and_delta(inner, relation)
@@ -290,10 +274,10 @@ def _replaced(inner: Event, fraction: float, orders: Floats) -> Charge:
     """Price a replacement in a sample into which each record is drawn with chance `fraction`."""
     if fraction == 1:
         return price(inner, orders, Relation.REPLACE_ONE)
-    if isinstance(inner, Gaussian):
+    if isinstance(inner, ev.Gaussian):
         shift = gaussian_shift(inner, Relation.REPLACE_ONE)
         return Charge(fixed_size_divergence(orders, fraction=fraction, shift=shift))
-    if isinstance(inner, ApproximateDP):
+    if isinstance(inner, ev.ApproximateDP):
         epsilon, delta = epsilon_and_delta(inner, Relation.REPLACE_ONE)
         return Charge(_pure(sampled_epsilon(epsilon, fraction), orders), fraction * delta)
     if not isinstance(inner, BoundedLoss):
@@ -311,10 +295,10 @@ def _no_sampled_price(inner: Event) -> UnsupportedEvent:
 
 def _nodes(event: BoundedLoss, relation: Relation) -> Nodes:
     """Return a pair that dominates `event` and is equally hard to distinguish in both orders."""
-    if isinstance(event, RandomizedResponse):
+    if isinstance(event, ev.RandomizedResponse):
         return response_nodes(response_law(event))
     epsilon = _pure_epsilon(event, relation)
-    return laplace_nodes(epsilon) if isinstance(event, Laplace) else pure_nodes(epsilon)
+    return laplace_nodes(epsilon) if isinstance(event, ev.Laplace) else pure_nodes(epsilon)
 
 
 def _pure_epsilon(event: BoundedLoss, relation: Relation) -> float:
@@ -329,7 +313,7 @@ def _replaced_epsilon(event: BoundedLoss, rate: float) -> float:
     e^epsilon a, so it is largest at b/a = e^epsilon, c/a = e^((1 - f) epsilon).
     """
     epsilon = _pure_epsilon(event, Relation.ADD_REMOVE)
-    factor = 1.0 if isinstance(event, RandomizedResponse) else event.replace_factor
+    factor = 1.0 if isinstance(event, ev.RandomizedResponse) else event.replace_factor
     return sampled_epsilon(epsilon, rate) - sampled_epsilon((1 - factor) * epsilon, rate)
 
 
@@ -361,23 +345,23 @@ def _log_mean(logs: Floats, weight: Floats) -> Floats:
     return np.where(logs.max(axis=0) < 30, near, far)
 
 
-def _second_order_cost(run_on_grid: Floats, mean: float, trials: Trials) -> float:
+def _second_order_cost(run_on_grid: Floats, mean: float, trials: ev.Trials) -> float:
     """Return the least of (1 + shape) ((1 - 1 / b) run(b) + log(1 / gamma) / b) over orders b."""
-    shape = 1.0 if trials is Trials.GEOMETRIC else 0.0
+    shape = 1.0 if trials is ev.Trials.GEOMETRIC else 0.0
     log_halt = -math.log(halting_probability(mean, trials))
     cost = (1 + shape) * ((1 - 1 / _GRID) * run_on_grid + log_halt / _GRID)
     return float(cost.min())
 
 
-def halting_probability(mean: float, trials: Trials) -> float:
+def halting_probability(mean: float, trials: ev.Trials) -> float:
     """Return the parameter gamma of the law of the number of runs, rounded down (the safe side).
 
     Geometric: mean = 1 / gamma. Logarithmic: mean = (1 / gamma - 1) / log(1 / gamma).
 
-    >>> halting_probability(10.0, Trials.GEOMETRIC)
+    >>> halting_probability(10.0, ev.Trials.GEOMETRIC)
     0.1
     """
-    if trials is Trials.GEOMETRIC:
+    if trials is ev.Trials.GEOMETRIC:
         return 1 / mean
     low, high = 1e-300, 800.0  # x = log(1 / gamma); (exp(x) - 1) / x grows with x
     while high - low > 1e-13 * high:

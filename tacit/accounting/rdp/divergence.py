@@ -155,7 +155,7 @@ def laplace_nodes(epsilon: float) -> Nodes:
 
 def gaussian_nodes(shift: float, low: float, high: float, step: float) -> Nodes:
     """Return N(shift, 1) against N(0, 1) on a uniform grid of z from `low` to `high`."""
-    z = np.arange(math.floor(low / step), math.ceil(high / step) + 1) * step
+    z = np.arange(math.floor(low / step), math.ceil(high / step) + 1, dtype=float) * step
     return Nodes(_log_normal(z) + math.log(step), shift * z - shift * shift / 2)
 
 
