@@ -50,7 +50,7 @@ class ResponseLaw(NamedTuple):
 
 
 def exact(value: float) -> Fraction:
-    """Return `value` as the decimal it is written as."""
+    """Return `value` as the decimal it is written as: 1/10 for 0.1."""
     return Fraction(repr(value))
 
 

@@ -129,7 +129,7 @@ def _all(parts: list[Event]) -> Event | None:
 
 
 def _is_only_bounded(part: Event, relation: Relation) -> bool:
-    """Return whether the pair of `part` may be harder than the mechanism: then no lower end."""
+    """Return whether the dominating pair of `part` only bounds its price from above."""
     if not isinstance(part, ev.PoissonSampled):
         return isinstance(part, ev.Exponential | ev.RandomAllocation)
     inner = part.event

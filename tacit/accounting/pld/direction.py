@@ -40,7 +40,10 @@ class DirectionPrice:
         self.families: dict[float, Family] = {}
 
     def epsilon(self, delta: float, *, floor: float = 0.0) -> Bracket:
-        """Return bounds on the smallest epsilon, not sharpened where `upper` is below `floor`."""
+        """Return bounds on the smallest epsilon.
+
+        `floor` is an epsilon that another direction needs: bounds below it are not sharpened.
+        """
         low, high = self.direction.infinite_lower, self.direction.infinite_upper
         if delta < low or low == 1.0:
             return Bracket(math.inf, math.inf)
@@ -53,7 +56,10 @@ class DirectionPrice:
         return Bracket(answer.lower, upper)
 
     def delta(self, epsilon: float, *, floor: float = 0.0) -> Bracket:
-        """Return bounds on delta(epsilon), not sharpened where `upper` is below `floor`."""
+        """Return bounds on delta(epsilon).
+
+        `floor` is a delta that another direction needs: bounds below it are not sharpened.
+        """
         low, high = self.direction.infinite_lower, self.direction.infinite_upper
         finite = self._finite_delta(epsilon, floor - high)
         upper = high + (1 - high) * finite.upper * (1 + 8 * ROUND)
@@ -112,7 +118,7 @@ class DirectionPrice:
         return answer
 
     def _single_jump(self, delta: float) -> float:
-        """Guess epsilon where one step in many makes all the loss: delta = steps * one delta."""
+        """Estimate epsilon as if one step in many made all the loss: delta = steps * one delta."""
         return max(_epsilon_of(one, delta / count).upper for one, count in self.releases)
 
     def _contour_delta(self, epsilon: float, floor: float, answer: Bracket) -> Bracket:
@@ -176,7 +182,7 @@ class DirectionPrice:
         return math.fsum(n * one.delta(0.0).upper for one, n in self.releases)
 
     def _family(self, delta: float, width: float = WIDE) -> Family:
-        """Return the laws with tails cut so far out that the mass removed is small beside delta."""
+        """Return the laws with tails cut so far out that the mass removed is negligible."""
         family = self.families.get(width)
         if family is None or family.removed > delta * self.tolerance:
             log_removed = math.log(delta) + math.log(self.tolerance / 8)

@@ -59,7 +59,7 @@ class Segment(NamedTuple):
 
 
 class LaplaceModel:
-    """`Sampled` Laplace noise, for the contour method."""
+    """Laplace noise on a Poisson sample, for the contour method."""
 
     removed = 0.0
 

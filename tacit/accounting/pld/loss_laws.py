@@ -123,7 +123,7 @@ class Sampled:
         return self._loss_of(*(float(self.noise.log_ratio(np.array(at))) for at in (x, -x)))
 
     def span(self, log_mass: float) -> tuple[float, float]:
-        """Return a smallest and a largest loss; P gives about exp(log_mass) or less beyond each."""
+        """Return the ends of a range of losses, outside which P has about exp(log_mass) or less."""
         reach = self.noise.reach(log_mass)
         return self.loss(-reach), self.loss(reach + self.a)
 
@@ -182,12 +182,15 @@ class Shifted:
     largest_loss = math.inf
 
     def span(self, log_mass: float) -> tuple[float, float]:
-        """Return a smallest and a largest loss, as `Sampled.span` does."""
+        """Return the ends of a range of losses, outside which P has about exp(log_mass) or less."""
         reach = self.mu * math.sqrt(max(-2 * log_mass, 1.0))
         return self.mu**2 / 2 - reach, self.mu**2 / 2 + reach
 
     def cells(self, edges: Floats) -> tuple[Floats, Floats]:
-        """Return what `Sampled.cells` does; the loss is N(+-mu^2 / 2, mu^2) under P and Q."""
+        """Return the probabilities of cells of losses, as `Sampled.cells` does.
+
+        The loss is N(mu^2 / 2, mu^2) under P and N(-mu^2 / 2, mu^2) under Q.
+        """
         z = np.concatenate(([-math.inf], edges / self.mu, [math.inf]))
         unit, half = Normal(1.0), self.mu / 2
         return unit.between(z[:-1] - half, z[1:] - half), unit.between(z[:-1] + half, z[1:] + half)
@@ -217,7 +220,7 @@ class Discrete:
         return self.losses[0], self.losses[-1]
 
     def cells(self, edges: Floats) -> tuple[Floats, Floats]:
-        """Return what `Sampled.cells` does, for the finite losses."""
+        """Return the probabilities of cells of finite losses, as `Sampled.cells` does."""
         index = np.searchsorted(edges, np.array(self.losses), side="left")
         size = len(edges) + 1
         p, q = (np.bincount(index, np.array(mass), size) for mass in (self.p, self.q))

@@ -60,7 +60,7 @@ _MOST_NODES = 1_000_000
 
 
 class SmoothModel:
-    """`Sampled` normal noise without its tail of high losses, on a grid that serves all orders."""
+    """Normal noise on a Poisson sample, without its high losses, on a grid for all orders."""
 
     def __init__(self, law: Sampled, cut: float, width: float) -> None:
         assert isinstance(law.noise, Normal)

@@ -92,7 +92,7 @@ def total(moments: list[Cumulants], counts: list[int]) -> Cumulants:
 
 
 class Split(NamedTuple):
-    """A smooth partition of outputs y: psi(y) = Phi((y - at) / width) belongs to the high part."""
+    """A smooth split of outputs y in two: the share psi(y) = Phi((y - at) / width) is "high"."""
 
     at: float
     width: float

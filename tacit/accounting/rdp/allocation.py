@@ -159,7 +159,7 @@ def _root_grid(steps: int, shift: float) -> tuple[Floats, Floats]:
 
 @lru_cache(maxsize=64)
 def _log_grid(steps: int, shift: float) -> tuple[Floats, Floats]:
-    """Return such nodes with u = exp(v): they reach farther, for few steps with little noise."""
+    """Return nodes for the same integral with u = exp(v): few steps with little noise need them."""
     v = np.arange(-18.0, 14.0, 0.03)
     return _weighted(v, np.full(len(v), math.log(0.03)), steps, shift)
 

@@ -346,7 +346,7 @@ def _log_mean(logs: Floats, weight: Floats) -> Floats:
 
 
 def _second_order_cost(run_on_grid: Floats, mean: float, trials: ev.Trials) -> float:
-    """Return the least of (1 + shape) ((1 - 1 / b) run(b) + log(1 / gamma) / b) over orders b."""
+    """Return the least (1 + shape) ((1 - 1 / b) run(b) + log(1 / gamma) / b) over orders b."""
     shape = 1.0 if trials is ev.Trials.GEOMETRIC else 0.0
     log_halt = -math.log(halting_probability(mean, trials))
     cost = (1 + shape) * ((1 - 1 / _GRID) * run_on_grid + log_halt / _GRID)

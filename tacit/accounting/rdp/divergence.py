@@ -282,7 +282,7 @@ def excess_exp(x: Floats) -> Floats:
 
 
 def _weighted_excess(nodes: Nodes) -> Floats:
-    """Return Q-mass times m(log_ratio); the weight joins the exponent at far nodes, see above."""
+    """Return Q-mass times m(log_ratio), m(x) = exp(x) - 1 - x, without overflow at far nodes."""
     weight, ratio = np.exp(nodes.log_weight), nodes.log_ratio
     far = ratio > 30.0
     near = weight * excess_exp(np.where(far, 0.0, ratio))
