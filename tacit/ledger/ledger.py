@@ -450,7 +450,8 @@ class Plan:
                 # Steps can go back only if no later block was taken: its numbers must not change.
                 if self._taken() == self._claimed:
                     self._write(-unused)
-            self._next, self._claimed = 1, 0
+            self._next = 1
+            self._claimed = 0
 
     def __enter__(self) -> Self:
         return self
@@ -474,7 +475,8 @@ class Plan:
                     "Reserve another plan for more."
                 )
             self._write(block)
-        self._next, self._claimed = taken + 1, taken + block
+        self._next = taken + 1
+        self._claimed = taken + block
 
     def _taken(self) -> int:
         return self._store.connection.execute(

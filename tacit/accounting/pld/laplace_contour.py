@@ -204,7 +204,8 @@ class TiltedLaplace:
             if log_found <= log_error:
                 break
             panels *= 2
-        self.panels, self.error = panels, math.exp(min(log_found, 700.0))
+        self.panels = panels
+        self.error = math.exp(min(log_found, 700.0))
         return 2 + panels * _POINTS * len(self.base.segments)
 
     def factor(self, step: float, size: int, _split: Split | None) -> Factor:

@@ -359,7 +359,9 @@ class Lines:
             least = np.where(crosses, np.log(np.cos(0.5 * angle)), least)  # r is least at p = 1/2
             exponent = exponent - tilted.fall * least
             turn_low, turn_high = turn_low + turn[:, 1:], turn_high + turn[:, :-1]
-        self.exponent, self.turn_low, self.turn_high = exponent, turn_low, turn_high
+        self.exponent = exponent
+        self.turn_low = turn_low
+        self.turn_high = turn_high
         log_cos = np.log(np.cos(0.5 * s / base.sigma))
         self.log_outside = 0.5 * (base.curve - 1) * s * s - tilted.fall * log_cos
         self.steepest = (law.a + law.b) * s / base.sigma
