@@ -240,8 +240,11 @@ class LotSum:
         """
         if self._running is None or not self._is_on_gpu:
             self._running = ClippedSum.zeros(self._model, clip)
-            return self._running
-        return self._running.zero_()
+        else:
+            from tacit.training import gpu
+
+            gpu.zero_all([*self._running.sums.values(), self._running.within])
+        return self._running
 
     def _scale(self, clip: Clip) -> float:
         """Return the factor from the compiled clip norms to those of this step."""
