@@ -1,4 +1,4 @@
-"""A loop of Accelerate: `private.backward` where `accelerator.backward` stood.
+"""A loop of Accelerate, with `private.backward` in place of `accelerator.backward`.
 
     pip install accelerate
     python examples/accelerate_loop.py

@@ -27,12 +27,20 @@ from tacit._check import whole
 from tacit.training.clip import Clip, ClippedSum
 from tacit.training.distributed import gathered, is_sharded
 from tacit.training.engines import bookkeeping, loop, vmap
-from tacit.training.engines.examples import Examples, LossFn
+from tacit.training.engines.examples import Examples
 from tacit.training.gradients.site import Unsupported
 from tacit.training.key import seeded
 from tacit.training.mixing import check_layers, norm_layers
 from tacit.training.records import Microbatch
-from tacit.training.tree import Batch, current_device, is_out_of_memory, map_rows, n_rows, with_rows
+from tacit.training.tree import (
+    Batch,
+    LossFn,
+    current_device,
+    is_out_of_memory,
+    map_rows,
+    n_rows,
+    with_rows,
+)
 
 if TYPE_CHECKING:
     from tacit.training.gpu import CompiledSum
