@@ -1,4 +1,4 @@
-"""A loop of Accelerate, with `private.backward` in place of `accelerator.backward`.
+"""A loop of Accelerate: `private.backward` where `accelerator.backward` stood.
 
     pip install accelerate
     python examples/accelerate_loop.py

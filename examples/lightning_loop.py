@@ -1,11 +1,11 @@
-"""A Lightning module trained privately, with `private.backward` in place of `manual_backward`.
+"""A Lightning module trained privately: `private.backward` where `manual_backward` stood.
 
     pip install lightning
     python examples/lightning_loop.py
 
-The run is made in `configure_optimizers`, after Lightning has put the module on its device. The run
-is also the train loader: each batch is a lot, and each lot is a step. One pass is the whole run, so
-`max_epochs` is 1. `training_step` returns and logs nothing: losses are private.
+The run is made in `configure_optimizers`, where Lightning has put the module on its device, and is
+the train loader too: one lot a batch, one step a lot. One pass is the whole run, so `max_epochs` is
+1. `training_step` returns and logs nothing: losses are private.
 """
 
 import lightning

@@ -1,9 +1,9 @@
-"""Private training from start to end: a ledger, the loop, a checkpoint, and the price.
+"""The whole of private training: a ledger, three lines around the loop, a checkpoint, the bill.
 
     python examples/plain_loop.py
 
-It trains on scikit-learn's digits. Run it twice: the second run finds the checkpoint, has no step
-left to take, and charges nothing to the ledger. Keep the checkpoint as secret as the data: it
+Train on scikit-learn's digits. Run it twice: the second run finds the checkpoint, sees that nothing
+is left to do, and the ledger is not charged again. Keep the checkpoint as secret as the data: it
 holds the key of the noise.
 """
 

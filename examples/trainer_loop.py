@@ -5,7 +5,7 @@
 
 The run is the train loader: one lot a batch, one step a lot, one pass the whole run. Losses and the
 sizes of lots are private, but the Trainer logs the loss, and saves the operations counted from each
-batch; both are replaced by zero. Gradients are already clipped, so the Trainer does not clip them.
+batch; both are given as zero. Gradients are clipped already, so the Trainer's own clipping is off.
 """
 
 import tempfile
@@ -42,7 +42,7 @@ class PrivateTrainer(transformers.Trainer):
 torch.manual_seed(0)
 y = torch.arange(3000) % 4
 words = torch.randint(4, 16, (3000, 12))
-words[:, ::3] = y[:, None]  # four words in twelve name the class
+words[:, ::3] = y[:, None]  # four words in twelve tell the class
 records = [{"input_ids": w, "labels": label} for w, label in zip(words, y, strict=True)]
 config = transformers.BertConfig(vocab_size=16, num_labels=4, hidden_size=32, num_hidden_layers=1,
                                  num_attention_heads=2, intermediate_size=64)  # fmt: skip
