@@ -224,7 +224,7 @@ def test_recorded_releases_and_updates_are_those_of_the_optimizer(problem, kind)
 
 
 def graphs_of(case):
-    launches = case.private._update._launches.values()
+    launches = case.private._replayed._launches.values()
     return {each.graph for each in launches} - {None}
 
 
