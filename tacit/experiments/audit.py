@@ -36,7 +36,6 @@ from tacit.auditing import (
     BillTest,
     GradientCanaries,
     flip_coins,
-    inversion_figure,
     invert,
     likeness,
     minus_loss,
@@ -44,7 +43,7 @@ from tacit.auditing import (
     one_run,
     refute_event,
     roc,
-    roc_figure,
+    roc_points,
     threshold_test,
 )
 from tacit.datasets import Dataset
@@ -63,7 +62,7 @@ if TYPE_CHECKING:  # an audit of a PATE run does not need torch
     from tacit.experiments.released import Released
 
 AUDIT_VERSION = 1
-MEMBERSHIP, INVERSION = "figures/membership.png", "figures/inversion.png"
+MEMBERSHIP, INVERSION = "figures/membership.csv", "figures/inversion.csv"
 RELEASED, TWIN = "released model", "without privacy"
 _ATTACKS = 5  # bounds and tests that are computed for one run
 _PILOT = 100_000  # answers drawn beforehand to estimate the probability of each outcome
@@ -85,7 +84,7 @@ class Demonstrations:
     membership: dict[str, dict[str, float]]
     inversion: dict[str, float] = field(default_factory=dict)
     figures: dict[str, str] = field(default_factory=dict)
-    """Caption of each figure, by its file in the run folder."""
+    """Caption of each figure, by the file of its data in the run folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -294,12 +293,13 @@ def _accuracy(model: "nn.Module", facts: Facts, prepared: Prepared) -> dict[str,
 def _demonstrate(
     folder: RunFolder, facts: Facts, released: "Released", dataset: Dataset, prepared: Prepared
 ) -> Demonstrations:
-    """Attack the released model and its twin, and draw the results into the run folder."""
+    """Attack the released model and its twin; write the data of the figures to the run folder."""
     both = {TWIN: _twin(released, dataset, prepared), RELEASED: released.model}
-    (folder / "figures").mkdir(exist_ok=True)
     figures = {MEMBERSHIP: "Training records distinguished from others by their loss, on log axes."}
     curves = {name: _curve(model, prepared) for name, model in both.items()}
-    roc_figure(curves, folder / MEMBERSHIP, epsilon=facts.epsilon, delta=facts.delta)
+    points = roc_points(curves, epsilon=facts.epsilon, delta=facts.delta)
+    rows = [(name, f"{fpr:.6g}", f"{tpr:.6g}") for name, fpr, tpr in points]
+    folder.write_table(MEMBERSHIP, ("curve", "fpr", "tpr"), rows)
     inversion: dict[str, float] = {}
     if dataset.x_train.ndim == 3 and len(dataset.x_train) <= _SMALL:
         inversion = _invert(folder, facts, dataset)
@@ -337,15 +337,20 @@ def _curve(model: "nn.Module", prepared: Prepared) -> ROC:
 def _invert(folder: RunFolder, facts: Facts, dataset: Dataset) -> dict[str, float]:
     """Return the mean likeness of reconstructed one-record classes to their records, by model."""
     alone = dataset.x_test[:_ALONE]
-    rows: list[tuple[str, Any]] = [("the record", alone)]
+    shown: dict[str, Any] = {"the record": alone}
     found = {}
     for name, model in _pixel_models(facts, dataset, alone).items():
         first = dataset.n_classes or 0
-        images = [invert(model, first + k, alone.shape[1:]) for k in range(len(alone))]
-        rows.append((name, images))
-        alike = [likeness(image, one[None]) for image, one in zip(images, alone, strict=True)]
-        found[name] = float(np.mean(alike))
-    inversion_figure(rows, folder / INVERSION)
+        shown[name] = [invert(model, first + k, alone.shape[1:]) for k in range(len(alone))]
+        pairs = zip(shown[name], alone, strict=True)
+        found[name] = float(np.mean([likeness(image, one[None]) for image, one in pairs]))
+    rows = (
+        (name, k, pixel, f"{value:.4f}")
+        for name, images in shown.items()
+        for k, image in enumerate(images)
+        for pixel, value in enumerate(np.ravel(image))
+    )
+    folder.write_table(INVERSION, ("row", "image", "pixel", "value"), rows)
     return found
 
 

@@ -22,11 +22,13 @@ weights that were paid for. Every file is replaced as a whole, so a reader finds
 content or the new one.
 """
 
+import csv
+import io
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from tacit.events import Relation
@@ -96,6 +98,14 @@ class RunFolder:
     def write_lines(self, name: str, rows: Sequence[Mapping[str, Json]]) -> None:
         """Write a file with one JSON object per line."""
         self.write(name, "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
+
+    def write_table(
+        self, name: str, header: Sequence[str], rows: Iterable[Sequence[object]]
+    ) -> None:
+        """Write a CSV file with a header."""
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([header, *rows])
+        self.write(name, text.getvalue())
 
     def read_lines(self, name: str) -> list[Metric]:
         """Return the rows of a file of JSON lines; none if the file is missing."""

@@ -11,8 +11,6 @@ is released. On one private data set the costs of several released runs add up:
 `Sweep.epsilon_of_all` is the cost of releasing all of them.
 """
 
-import csv
-import io
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -177,7 +175,9 @@ def sweep_pate(
         answered = int(facts.utility.others["answered"])
         points.append(Point(float(number), facts.utility.mean, facts.epsilon, answered))
         on_point(points[-1])
-    _write_points(RunFolder(folder), setting, points)
+    written = RunFolder(folder)
+    written.write_lines("sweep.jsonl", [{setting: p.value, **p._asdict()} for p in points])
+    written.write_table("sweep.csv", (setting, *Point._fields[1:]), points)
     return points
 
 
@@ -321,13 +321,3 @@ def _price_of_all(facts: list[Facts]) -> float:
         return accounting.epsilon(event, delta=delta, relation=relation)
     except NotCertified:  # too many different parts for double precision; RDP always has a bound
         return accounting.RDP().epsilon(event, delta=delta, relation=relation)
-
-
-def _write_points(folder: RunFolder, setting: str, points: list[Point]) -> None:
-    """Write the points of a PATE sweep as JSON lines and as a CSV table."""
-    folder.write_lines("sweep.jsonl", [{setting: p.value, **p._asdict()} for p in points])
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([setting, "accuracy", "epsilon", "answered"])
-    writer.writerows(points)
-    folder.write("sweep.csv", text.getvalue())

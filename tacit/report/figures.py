@@ -393,7 +393,5 @@ def _superscript(number: int) -> str:
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(rows)
+    csv.writer(out, lineterminator="\n").writerows([header, *rows])
     return out.getvalue()

@@ -340,7 +340,7 @@ def _audit_sections(run: RunFolder) -> tuple[Section, ...]:
 
 
 def attack_figure(path: Path, caption: str) -> Figure | None:
-    """Return the figure of an attack's data, as `tacit.auditing` writes it; None without data.
+    """Return the figure of an attack's data, as an audit writes it; None without data.
 
     `path` holds either ROC curves (columns curve, fpr, tpr) or the pixels of square pictures
     (columns row, image, pixel, value).
