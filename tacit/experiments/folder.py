@@ -82,7 +82,7 @@ class RunFolder:
     def holds_other_recipe(self, recipe: Recipe, *, name: str = RECIPE) -> bool:
         """Return whether the file `name` exists and holds a recipe that differs from `recipe`."""
         path = self / name
-        return path.is_file() and type(recipe).read(path) != recipe
+        return path.is_file() and Recipe.read(path) != recipe
 
     def open_ledger(self, recipe: Recipe, budget: Budget | None) -> Ledger:
         """Return the ledger that the recipe names, or else one in this folder."""

@@ -88,9 +88,7 @@ def study_logit(
     if schema is None or len(dataset.feature_names) != 1 or dataset.n_classes != 2:
         raise ValueError("a surface needs a table with one attribute, and a target of two classes.")
     (column,) = (c for c in schema.columns if c.name != schema.target)
-    assert column.lower is not None  # one feature, so bounds rather than categories
-    assert column.upper is not None
-    middle, half = (column.lower + column.upper) / 2, (column.upper - column.lower) / 2
+    middle, half = column.middle_and_half
     records = _Records(dataset.x_train[:, 0] * half, dataset.y_train)
     filled = recipe.filled(len(dataset.x_train))
     runs = []
