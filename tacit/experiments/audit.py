@@ -212,9 +212,6 @@ def _bounds_and_tests(
     return bounds, tuple(refute_event(*seen, event, **of, independent=i) for i in (False, True))
 
 
-# Canaries in the answers of PATE -------------------------------------------------------------
-
-
 def _answer(
     aggregator: Aggregator, n_teachers: int, inside: NDArray[np.bool_], random: Rng
 ) -> NDArray[np.int64]:
@@ -238,9 +235,6 @@ def _log_ratios(aggregator: Aggregator, n_teachers: int, random: Rng) -> NDArray
         rates.append(np.log(counts / counts.sum()))
     refused, first, second = rates[0] - rates[1]
     return np.array([first, second, refused])
-
-
-# Canaries in DP-SGD --------------------------------------------------------------------------
 
 
 def _train(
@@ -267,9 +261,6 @@ def _train(
     for _ in loop.steps():
         pass
     return loop
-
-
-# Demonstrations, for public records only -----------------------------------------------------
 
 
 def _demonstrate(

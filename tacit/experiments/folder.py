@@ -79,10 +79,16 @@ class RunFolder:
             )
         return Facts.from_dict(json.loads((self / FACTS).read_text(encoding="utf-8")))
 
-    def holds_other_recipe(self, recipe: Recipe, *, name: str = RECIPE) -> bool:
-        """Return whether the file `name` exists and holds a recipe that differs from `recipe`."""
-        path = self / name
-        return path.is_file() and Recipe.read(path) != recipe
+    def refuse_other_recipe(self, recipe: Recipe, *, resume: str) -> None:
+        """Raise if the folder holds a recipe that differs from `recipe`.
+
+        `resume` is the command that goes on with the recipe of the folder.
+        """
+        if (self / RECIPE).is_file() and Recipe.read(self / RECIPE) != recipe:
+            raise ValueError(
+                f"{self.path} holds a run of another recipe. Choose another folder with --out, or "
+                f"go on as it was planned: {resume}"
+            )
 
     def open_ledger(self, recipe: Recipe, budget: Budget | None) -> Ledger:
         """Return the ledger that the recipe names, or else one in this folder."""

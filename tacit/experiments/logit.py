@@ -90,7 +90,6 @@ def study_logit(
     (column,) = (c for c in schema.columns if c.name != schema.target)
     middle, half = column.middle_and_half
     records = _Records(dataset.x_train[:, 0] * half, dataset.y_train)
-    filled = recipe.filled(len(dataset.x_train))
     runs = []
     for epsilon in sorted(set(epsilons)):
         at = recipe.for_epsilon(epsilon).filled(len(dataset.x_train))
@@ -102,11 +101,10 @@ def study_logit(
             runs.append(Ascent(epsilon=epsilon, points=points, loss=records.loss(points[-1])))
     ordinary = records.newton()
     grid = _grid([p for run in runs for p in run.points] + list(ordinary))
-    assert filled.privacy.delta is not None
     return LogitStudy(
         attribute=column.name,
         target=schema.target,
-        delta=filled.privacy.delta,
+        delta=recipe.filled(len(dataset.x_train)).privacy.budget.delta,
         n_records=len(dataset.x_train),
         middle=middle,
         ordinary=ordinary,

@@ -87,12 +87,9 @@ def refuse_other_recipe(recipe: Recipe, run: RunFolder) -> None:
 
     A run is begun when answers may have been paid for. Before that, its recipe can be corrected.
     """
-    is_begun = run.is_finished or (run / ANSWERS).exists()
-    if is_begun and run.holds_other_recipe(recipe):
-        raise ValueError(
-            f"{run.path.name} holds a run of another recipe. Choose another folder with --out, or "
-            f"go on as it was planned: tacit pate {run / RECIPE} --out {run.path}"
-        )
+    if run.is_finished or (run / ANSWERS).exists():
+        command = f"tacit pate {run / RECIPE} --out {run.path}"
+        run.refuse_other_recipe(recipe, resume=command)
 
 
 class _Split(NamedTuple):

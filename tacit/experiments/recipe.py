@@ -202,10 +202,15 @@ class TrainingSettings(_Settings, section="training"):
     """Most rows on the device at once; default chosen from the available memory."""
 
     @property
+    def batch(self) -> int:
+        """`batch_size` of a filled recipe, by which epochs are counted."""
+        assert self.batch_size is not None  # set by Recipe.filled
+        return self.batch_size
+
+    @property
     def lot(self) -> int:
         """Expected number of records in one step of a filled recipe, after `shrink`."""
-        assert self.batch_size is not None  # set by Recipe.filled
-        return max(1, self.batch_size // self.shrink)
+        return max(1, self.batch // self.shrink)
 
 
 @dataclass(frozen=True, kw_only=True)

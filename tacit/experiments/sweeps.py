@@ -188,7 +188,7 @@ def _take(folder: RunFolder, recipe: Recipe) -> None:
     if not (folder / GIVEN).is_file():
         (folder / BASELINE).unlink(missing_ok=True)  # left over from an unknown earlier recipe
         folder.write(GIVEN, common.to_toml())
-    elif folder.holds_other_recipe(common, name=GIVEN):
+    elif Recipe.read(folder / GIVEN) != common:
         raise ValueError(
             f"{folder.path} holds a sweep of another recipe. Choose another folder with --out."
         )

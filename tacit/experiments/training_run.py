@@ -163,7 +163,7 @@ class Session:
         private, saved = self.private, time.monotonic()
         latest = self.metrics[-1] if self.metrics else {}
         on_progress(Progress(private.steps_taken, private.steps, latest, is_measured=False))
-        per_epoch = self.n_records / self._batch
+        per_epoch = self.n_records / self.recipe.training.batch
         for step in self.loop.steps():
             ends_epoch = int(step / per_epoch) > int((step - 1) / per_epoch)
             is_measured = ends_epoch or step == private.steps
@@ -209,12 +209,6 @@ class Session:
         return self.folder.finish(facts, self.ledger)
 
     @property
-    def _batch(self) -> int:
-        """Batch size of the recipe, by which epochs are counted."""
-        assert self.recipe.training.batch_size is not None  # set by Recipe.filled
-        return self.recipe.training.batch_size
-
-    @property
     def _checkpoint(self) -> Path:
         return self.folder / SECRET / _CHECKPOINT
 
@@ -227,7 +221,7 @@ class Session:
             delta=self.recipe.privacy.budget.delta,
             relation=self.ledger.relation,
         )
-        epoch = round(step * self._batch / self.n_records, 4)
+        epoch = round(step * self.recipe.training.batch / self.n_records, 4)
         return {"step": step, "epoch": epoch, "epsilon": epsilon, **found}
 
     def _release(self, name: str, summary: PaidSummary, x: np.ndarray) -> np.ndarray:
@@ -249,8 +243,6 @@ class Session:
         if not any(entry.note == note for entry in self.ledger.history()):
             self.ledger.spend(summary.event, note=note)
         return summary.release(x, Key(content[:32]).numpy(name, 0))
-
-    # Restarts -----------------------------------------------------------------------------------
 
     def _save(self) -> None:
         ema = self.loop.ema
@@ -310,11 +302,7 @@ class Session:
 
 def _take(folder: RunFolder, recipe: Recipe) -> None:
     """Write the recipe into an empty folder; raise if the folder holds anything but its run."""
-    if folder.holds_other_recipe(recipe):
-        raise ValueError(
-            f"{folder.path} holds a run of another recipe. Choose another folder with --out, "
-            f"or resume it as it was planned: tacit train {folder / RECIPE}"
-        )
+    folder.refuse_other_recipe(recipe, resume=f"tacit train {folder / RECIPE}")
     if (folder / RECIPE).is_file():
         return
     if not folder.is_empty:

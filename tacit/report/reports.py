@@ -87,9 +87,6 @@ def _write_figures(run: RunFolder, figures: Iterable[Figure]) -> None:
             run.write(f"{FIGURES}/{name}", content)
 
 
-# --- A run ---------------------------------------------------------------------------------------
-
-
 def certificate_of(facts: Facts, run: RunFolder) -> dict[str, Any]:  # Any: JSON values
     """Return the sealed certificate of a run."""
     utility = facts.utility
@@ -297,9 +294,6 @@ def _line(rows: Sequence[Metric], y: str, x: str, *, title: str, caption: str = 
     )
 
 
-# --- The audit of a run --------------------------------------------------------------------------
-
-
 def _audit_sections(run: RunFolder) -> tuple[Section, ...]:
     """Return the section about the audit of the run, if there was one."""
     path = run / AUDIT
@@ -401,9 +395,6 @@ def _inverted(name: str, caption: str, rows: list[dict[str, str]]) -> Figure | N
     return Figure(name=name, title="Model inversion", caption=caption, pictures=tuple(shaped))
 
 
-# --- A sweep -------------------------------------------------------------------------------------
-
-
 def sweep_figures(sweep: Sweep) -> tuple[Figure, ...]:
     """Return accuracy, and AUC and loss if all runs have them, against epsilon for each delta."""
     figures = [_by_epsilon(sweep, "accuracy", "Accuracy on records not trained on")]
@@ -502,9 +493,6 @@ def _outcome(row: Summary) -> str:
     text = f"accuracy {100 * row.accuracy:.2f} %"
     text += "" if row.spread is None else f" ± {100 * row.spread:.2f} over {row.runs} runs"
     return text + ("" if row.auc is None else f", AUC {row.auc:.4f}")
-
-
-# --- A study of a logit model --------------------------------------------------------------------
 
 
 def logit_figures(study: LogitStudy) -> tuple[Figure, Figure, Figure]:
