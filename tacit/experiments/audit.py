@@ -201,7 +201,7 @@ def _bounds_and_tests(
     attack: Attack, cost: float, facts: Facts, confidence: float
 ) -> tuple[tuple[AuditBound, ...], tuple[BillTest, ...]]:
     """Return all bounds and tests, each at the given confidence."""
-    event, *seen = attack
+    event, seen = attack.event, (attack.scores, attack.is_member)
     at: dict[str, Any] = {"confidence": confidence, "delta": facts.delta}
     of: dict[str, Any] = {"confidence": confidence, "relation": Relation(facts.relation)}
     bounds = (

@@ -72,12 +72,14 @@ class Prepared(NamedTuple):
 class _OfSecondMoments:
     """Base of summaries that are a function of the second moments of the records.
 
-    Records are scaled to norm 1. `_inputs` is the number of their first coordinates that are used,
-    None for all.
+    Records are scaled to norm 1, after all but their first `_inputs` coordinates are dropped.
     """
 
     noise_multiplier: float
-    _inputs: int | None = None
+
+    @property
+    def _inputs(self) -> int | None:
+        return None
 
     @property
     def event(self) -> Gaussian:
@@ -209,25 +211,21 @@ def prepare(
     """
     needed = summaries_of(settings, len(dataset.x_train))
     kept: dict[str, np.ndarray] = {}
-
-    def centered(x_train: np.ndarray, x_test: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        if "mean" not in needed:
-            return x_train, x_test
-        kept["mean"] = release("mean", needed["mean"], x_train)
-        return x_train - kept["mean"], x_test - kept["mean"]
-
+    is_projected = settings.kind in ("pca", "projection")
     x_train, x_test = dataset.x_train, dataset.x_test
-    if settings.kind in ("pca", "projection"):
-        x_train, x_test = centered(*(_scaled_rows(x) for x in (x_train, x_test)))
+    if is_projected:
+        x_train, x_test = (_scaled_rows(x) for x in (x_train, x_test))
+    elif settings.kind == "scattering":
+        x_train, x_test = (_scattered(x, settings, cache) for x in (x_train, x_test))
+    if "mean" in needed:
+        kept["mean"] = release("mean", needed["mean"], x_train)
+        x_train, x_test = x_train - kept["mean"], x_test - kept["mean"]
+    if is_projected:
         directions = random_directions(x_train.shape[1], settings.components)
         if settings.kind == "pca":
             directions = release("directions", needed["directions"], x_train).astype(np.float32)
             kept["directions"] = directions
         x_train, x_test = (project(x, directions) for x in (x_train, x_test))
-    else:
-        if settings.kind == "scattering":
-            x_train, x_test = (_scattered(x, settings, cache) for x in (x_train, x_test))
-        x_train, x_test = centered(x_train, x_test)
     if "evening" in needed:
         kept["evening"] = release("evening", needed["evening"], x_train)
         for x in (x_train, x_test):
@@ -334,7 +332,9 @@ def _scattered(images: np.ndarray, settings: FeatureSettings, cache: Path | None
         handle, part = tempfile.mkstemp(dir=cache)  # mode 0600: the features are private
         os.close(handle)
         try:
-            fill(np.lib.format.open_memmap(part, mode="w+", dtype=np.float32, shape=shape)).flush()
+            kept = np.lib.format.open_memmap(part, mode="w+", dtype=np.float32, shape=shape)
+            fill(kept)
+            kept.flush()
             os.replace(part, path)  # a reader finds the whole file or none
         except BaseException:
             Path(part).unlink(missing_ok=True)

@@ -64,7 +64,7 @@ def _one_of(*, allowed: tuple[str, ...], **named: str) -> None:
         raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}.{advice}")
 
 
-_at_least_one = partial(whole, least=1)
+_at_least_one: Callable[..., object] = partial(whole, least=1)
 
 
 def _setting(default: T, rule: Callable[..., object]) -> T:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.optim import SGD, Adam
 
 from tacit import accounting
 from tacit.auditing import GradientCanaries, roc
@@ -78,7 +79,11 @@ class TrainingLoop:
         if canaries is not None:
             trained, rows, losses = canaries.plant(model, records, example_losses)
             declared += canaries.n_canaries // 2
-        self.optimizer = _optimizer(recipe, trained)
+        weights = [p for p in trained.parameters() if p.requires_grad]
+        if training.optimizer == "adam":
+            self.optimizer = AdamBC(weights, lr=training.learning_rate)
+        else:
+            self.optimizer = SGD(weights, lr=training.learning_rate, momentum=training.momentum)
         self._rate_factor = 1.0 if training.optimizer == "adam" else declared / n_records
         self.private = make_private(
             trained,
@@ -226,7 +231,7 @@ def fit(
     """
     x, y = train
     generator = torch.Generator().manual_seed(seed)
-    optimizer = torch.optim.Adam(model.parameters(), lr=rate)
+    optimizer = Adam(model.parameters(), lr=rate)
     steps_per_epoch = math.ceil(len(x) / _BATCH)
     measured = max(steps_per_epoch, -(-steps // _MOST_ROWS))
     rows: list[Metric] = []
@@ -244,11 +249,3 @@ def fit(
             epoch = round(step / steps_per_epoch, 4)
             rows.append({"step": step, "epoch": epoch, **evaluate(model, *test)})
     return rows
-
-
-def _optimizer(recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:
-    training = recipe.training
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    if training.optimizer == "adam":
-        return AdamBC(parameters, lr=training.learning_rate)
-    return torch.optim.SGD(parameters, lr=training.learning_rate, momentum=training.momentum)
