@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, Self, TypeAlias
+from typing import Any, Self, TypeAlias, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -34,6 +34,7 @@ from tacit.events import Event, Exponential, Relation, Repeated
 from tacit.mechanisms import ExponentialMechanism, LaplaceNoisyMax, Rng
 from tacit.regression.bounds import Bounds, Box, DeclaredBounds, as_bounds
 from tacit.regression.estimator import (
+    BudgetTerms,
     PrivateEstimator,
     gaussian_shares,
     number_classes,
@@ -185,10 +186,8 @@ class FrankWolfe(PrivateEstimator):
         domain = self._domain(n_coordinates)
         clip = None if self.residual_clip is None else positive(residual_clip=self.residual_clip)
         loss = ClippedLoss.make(self.loss, reach=domain.reach, clip=clip)
-        if self.steps is None:
-            steps = choose_steps(n_records, **terms)
-        else:
-            steps = whole(steps=self.steps, least=1)
+        given = choose_steps(n_records, **terms) if self.steps is None else self.steps
+        steps = whole(steps=given, least=1)
         return plan_frank_wolfe(domain, loss, steps=steps, analysis=self.analysis, **terms)
 
     def _domain(self, n_coordinates: int) -> "Ball | Hull":
@@ -196,10 +195,8 @@ class FrankWolfe(PrivateEstimator):
             return Ball(positive(radius=self.radius), n_coordinates)
         vertices = np.asarray(self.vertices, np.float64)
         if vertices.ndim != 2 or vertices.shape[1] != n_coordinates or not len(vertices):
-            raise ValueError(
-                f"vertices must be of shape (k, {n_coordinates}), one per row, "
-                f"got {vertices.shape}."
-            )
+            shape = f"(k, {n_coordinates}), one per row, got {vertices.shape}"
+            raise ValueError(f"vertices must be of shape {shape}.")
         if not np.isfinite(vertices).all():
             raise ValueError("vertices must be finite.")
         return Hull(vertices)
@@ -340,7 +337,7 @@ class SparseRows:
         return weigh(slice(None), self.X @ theta) @ self.X
 
 
-def choose_steps(n_records: int, *, epsilon: float, delta: float, relation: Relation) -> int:
+def choose_steps(n_records: int, **budget: Unpack[BudgetTerms]) -> int:
     """Return a number of steps that suits the budget, from public facts: n mu / 25, at least 4.
 
     mu is that of the Gaussian mechanism with this budget, so n mu compares what all records hold
@@ -348,9 +345,7 @@ def choose_steps(n_records: int, *, epsilon: float, delta: float, relation: Rela
     choice. The factor was found on validation rows of two text collections, see
     benchmarks/frank_wolfe.py.
     """
-    (noise,) = gaussian_shares(
-        epsilon, delta, shares=(1.0,), replace_factors=(2.0,), relation=relation
-    )
+    (noise,) = gaussian_shares((1.0,), (2.0,), **budget)
     return max(_FEWEST_STEPS, int(n_records / noise / _SIGNAL_PER_STEP))
 
 
@@ -359,12 +354,10 @@ def plan_frank_wolfe(
     loss: ClippedLoss,
     *,
     steps: int,
-    epsilon: float,
-    delta: float,
-    relation: Relation,
     analysis: str = "tight",
+    **budget: Unpack[BudgetTerms],
 ) -> FrankWolfePlan:
-    """Return the plan of private selections that cost (`epsilon`, `delta`) in all.
+    """Return the plan of private selections that cost the budget in all.
 
     `"tight"` draws from the exponential mechanism, whose bounded range composes cheaply, with as
     little noise as the accountant allows. `"published"` adds Laplace noise to every score as
@@ -374,11 +367,11 @@ def plan_frank_wolfe(
     """
     if domain.diameter == 0:
         raise ValueError("vertices must not all be equal. Pass a polytope with a choice.")
-    pick: Pick
     if analysis == "tight":
-        epsilon_step = _epsilon_of_each(steps, epsilon, delta, relation)
+        epsilon_step = _epsilon_of_each(steps, **budget)
         pick = ExponentialMechanism(epsilon_step, sensitivity=loss.clip * domain.diameter / 2)
         return FrankWolfePlan(domain, loss, pick, steps)
+    epsilon, delta, relation = budget["epsilon"], budget["delta"], budget["relation"]
     replaced = 2 if relation is Relation.REPLACE_ONE else 1
     epsilon_step = 2 * epsilon / math.sqrt(8 * steps * math.log(1 / delta)) / replaced
     pick = LaplaceNoisyMax(epsilon_step, sensitivity=loss.clip * domain.reach)
@@ -403,14 +396,11 @@ def fit(rows: DenseRows | SparseRows, targets: Floats, plan: FrankWolfePlan, *, 
         and isinstance(plan.pick, ExponentialMechanism)
     ):
         return _fit_sparse(rows, targets, plan, rng=rng)
-    return descend(
-        rows,
-        targets,
-        plan.domain,
-        plan.loss,
-        steps=plan.steps,
-        choose=lambda scores: plan.pick.release(scores, rng),
-    )
+
+    def choose(scores: Floats) -> int:
+        return plan.pick.release(scores, rng)
+
+    return descend(rows, targets, plan.domain, plan.loss, steps=plan.steps, choose=choose)
 
 
 def descend(
@@ -454,18 +444,12 @@ def _fit_sparse(rows: SparseRows, targets: Floats, plan: FrankWolfePlan, *, rng:
 
 
 @lru_cache
-def _epsilon_of_each(steps: int, epsilon: float, delta: float, relation: Relation) -> float:
+def _epsilon_of_each(steps: int, **budget: Unpack[BudgetTerms]) -> float:
     """Return the epsilon of each of `steps` exponential mechanisms that cost the budget in all.
 
     The tightest accountant gives the same more slowly, because bounded range is priced by RDP.
     """
-    return calibrate(
-        lambda each: Repeated(Exponential(each), steps),
-        epsilon=epsilon,
-        delta=delta,
-        accountant=RDP(),
-        relation=relation,
-    )
+    return calibrate(lambda each: Repeated(Exponential(each), steps), accountant=RDP(), **budget)
 
 
 def _box_of(bounds: DeclaredBounds, name: str, n_features: int, *, is_centered: bool) -> Box:

@@ -61,7 +61,8 @@ class PrivateRows:
 
     def moments(self, y: Floats) -> SecondMoments:
         """Return the private moments of the shrunk rows; `y` is already scaled to [-1, 1]."""
-        gram, cross, square = self._empty_gram(), np.zeros(self.n_features + 1), 0.0
+        size = self.n_features + 1
+        gram, cross, square = np.zeros((size, size)), np.zeros(size), 0.0
         for span, rows in self._shrunk():
             factors = self.factors[span]
             target = factors * y[span]
@@ -73,7 +74,7 @@ class PrivateRows:
 
     def gram(self, chosen: Indices | None = None) -> Floats:
         """Return the private Gram matrix of the shrunk rows, or of the `chosen` ones only."""
-        total = self._empty_gram()
+        total = np.zeros((self.n_features + 1, self.n_features + 1))
         if chosen is not None:
             for start in range(0, len(chosen), self._size):
                 total += self.take(chosen[start : start + self._size]).gram()
@@ -110,13 +111,12 @@ class PrivateRows:
     def scaled(self) -> Iterator[tuple[slice, Floats]]:
         """Yield spans of rows with their private scaled features, (m, d), in one reused buffer."""
         buffer = np.empty((self._size, self.n_features))
-        inverse = 1 / self.box.half
         lower, upper = self._scaled_bounds()
         for index, span in enumerate(self._spans()):
             rows = buffer[: span.stop - span.start]
             with np.errstate(over="ignore"):  # a warning would reveal a record far out of bounds
                 np.subtract(self.X[span], self.box.center, out=rows)
-                rows *= inverse
+                rows *= 1 / self.box.half
             if not self._inside[index]:
                 np.clip(rows, lower, upper, out=rows)
             yield span, rows
@@ -149,9 +149,6 @@ class PrivateRows:
     def _scaled_bounds(self) -> tuple[Floats, Floats]:
         center, inverse = self.box.center, 1 / self.box.half
         return (self.box.lower - center) * inverse, (self.box.upper - center) * inverse
-
-    def _empty_gram(self) -> Floats:
-        return np.zeros((self.n_features + 1, self.n_features + 1))
 
     def _spans(self) -> Iterator[slice]:
         for start in range(0, self.n_rows, self._size):

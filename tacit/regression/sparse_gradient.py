@@ -133,12 +133,12 @@ class SparseGradient:
         self._reference = scale
         self._residuals = self._residuals_at(scale)
         self._gradient = self._columns.T @ self._residuals
-        exact = _log_sum_exp(_log_two_cosh(self._slope * np.abs(self._gradient)))
+        exact = np.logaddexp.reduce(_log_two_cosh(self._slope * np.abs(self._gradient)))
         while True:
             drift = self._loss.bound_drift(self._span, reach=self._radius)
             self._drift = drift + _ROUNDING * self._loss.clip
             bounds = self._log_bounds(slice(None))
-            proposals = _log_sum_exp(bounds) - exact
+            proposals = np.logaddexp.reduce(bounds) - exact
             if proposals <= _MANY_PROPOSALS or self._span < _NARROWEST:
                 break
             self._span /= 2
@@ -154,7 +154,8 @@ class SparseGradient:
                 self.refresh(scale)  # tighter bounds; every trial by itself has the exact law
             first, second, third, fourth = rng.random(4).tolist()
             feature = self._sampler.draw(first, second)
-            gradient = self._exact(feature, scale)
+            rows, values = self._column(feature)
+            gradient = float(values @ self._residuals_at(scale, rows))
             weight = float(_log_two_cosh(self._slope * abs(gradient)))
             if third < math.exp(min(weight - float(self._sampler.log_weights[feature]), 0.0)):
                 lowers = fourth < 1 / (1 + math.exp(-2 * self._slope * abs(gradient)))
@@ -175,17 +176,6 @@ class SparseGradient:
         moved = np.flatnonzero(changes)
         self._spread(rows[moved], changes[moved], scale)
 
-    def probabilities(self, scale: float) -> Floats:
-        """Return the private probability of each feature in `draw`, for tests.
-
-        It is proportional to the probability of proposing the feature times that of accepting it.
-        """
-        gradient = self._residuals_at(scale) @ self._rows
-        accepted = _log_two_cosh(self._slope * np.abs(gradient)) - self._sampler.log_weights
-        assert (accepted <= 0).all()  # otherwise the bound does not hold
-        weights = self._sampler.probabilities() * np.exp(accepted)
-        return weights / weights.sum()
-
     def _residuals_at(
         self, scale: float, rows: NDArray[np.integer] | slice = slice(None)
     ) -> Floats:
@@ -194,11 +184,6 @@ class SparseGradient:
     def _column(self, feature: int) -> tuple[NDArray[np.integer], Floats]:
         start, stop = self._columns.indptr[feature : feature + 2].tolist()
         return self._columns.indices[start:stop], self._columns.data[start:stop]
-
-    def _exact(self, feature: int, scale: float) -> float:
-        """Return one entry of the gradient at scale * sums, from the rows that have the feature."""
-        rows, values = self._column(feature)
-        return float(values @ self._residuals_at(scale, rows))
 
     def _log_bounds(self, features: NDArray[np.integer] | slice) -> Floats:
         """Return the logarithm of the largest weight that a feature can have within the window."""
@@ -271,12 +256,6 @@ class BlockSampler:
         block = _pick(self._sums, first)
         return block * self._side + _pick(self._weights[block], second)
 
-    def probabilities(self) -> Floats:
-        """Return the private probability of each item in `draw`, for tests: O(D)."""
-        inside = self._weights / np.maximum(self._weights.sum(axis=1, keepdims=True), 1e-300)
-        shares = self._sums / self._sums.sum()
-        return (shares[:, None] * inside).reshape(-1)[: len(self.log_weights)]
-
     def _limit_rounding(self) -> None:
         """Sum again where digits were lost, and move the reference if all weights have shrunk."""
         self._updates += 1
@@ -305,8 +284,3 @@ def _pick(weights: Floats, uniform: float) -> int:
 def _log_two_cosh(x: Any) -> Any:  # Any: a float or an array, as given
     """Return log(exp(x) + exp(-x)) for x >= 0."""
     return x + np.log1p(np.exp(-2 * x))
-
-
-def _log_sum_exp(x: Floats) -> float:
-    largest = float(x.max())
-    return largest + math.log(float(np.exp(x - largest).sum()))
