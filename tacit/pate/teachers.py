@@ -14,8 +14,9 @@ teachers apart: the loss of teacher i uses its own records and its own parameter
 from its own row of random numbers, and the optimizer updates each parameter by itself.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -26,13 +27,7 @@ from tacit._arrays import Indices
 from tacit._check import non_negative, positive, whole
 from tacit.errors import IncompatibleModel
 from tacit.mechanisms import Rng, Seed, generator
-from tacit.pate.votes import (
-    Teacher,
-    TeacherError,
-    check_finite,
-    is_class_number,
-    teacher_error,
-)
+from tacit.pate.votes import Teacher, TeacherError, check_finite, is_class_number, teacher_error
 
 if TYPE_CHECKING:
     import torch
@@ -236,23 +231,35 @@ def train_teachers(
     n_jobs
         As in joblib, whose active backend does the work: `joblib.parallel_config("dask")` around
         this call spreads the work over a cluster.
-    progress
-        Called with (teachers done, teachers in all) after each teacher.
-
     Raises
     ------
     TeacherError
         If a teacher raises; the message names the teacher. Training spends nothing.
     """
+    try:
+        from joblib import Parallel, delayed
+    except ImportError:
+        raise ImportError("train_teachers needs joblib: pip install 'tacit[sklearn]'.") from None
+
     X, labels = checked_records(X, y, n_classes=n_classes)
     random = generator(rng)
     parts = partition(len(labels), n_teachers, random)
     seeds = random.integers(0, 2**31, size=n_teachers)
-    jobs = [
-        (f"teacher {i} of {n_teachers}", make_teacher, X[part], labels[part], i % n_classes, seed)
+    train = delayed(partial(_train_one, make_teacher))
+    jobs = (
+        train(X[part], labels[part], i % n_classes, seed, f"teacher {i} of {n_teachers}")
         for i, (part, seed) in enumerate(zip(parts, seeds.tolist(), strict=True))
-    ]
-    return _train_in_parallel(jobs, n_jobs=n_jobs, progress=progress)
+    )
+    teachers: list[Teacher] = []
+    failures: list[TeacherError] = []
+    results: Any = Parallel(n_jobs=n_jobs, return_as="generator")(jobs)  # Any: joblib is untyped
+    for number, result in enumerate(results):  # to the end, so no worker is left behind
+        (failures if isinstance(result, TeacherError) else teachers).append(result)
+        if progress is not None:
+            progress(number + 1, n_teachers)
+    if failures:
+        raise failures[0]
+    return teachers
 
 
 def train_stacked_teachers(
@@ -341,12 +348,15 @@ def kernel_gamma(a: Rows, b: Rows, width: float) -> float:
     return 1 / (2 * positive(width=width) ** 2 * max(median, 1e-12))
 
 
-_Job = tuple[str, Callable[[int], Teacher], Any, Indices, int, int]
-
-
-def _train_one(job: _Job) -> Teacher | TeacherError:
+def _train_one(
+    make_teacher: Callable[[int], Teacher],
+    X: Any,
+    y: Indices,
+    absent_label: int,
+    seed: int,
+    name: str,
+) -> Teacher | TeacherError:
     """Return a trained teacher, or the error (returned, so that every backend passes it on)."""
-    name, make_teacher, X, y, absent_label, seed = job
     if len(y) == 0:
         return ConstantTeacher(absent_label)
     if np.all(y == y[0]):  # many classifiers refuse a single class
@@ -357,30 +367,6 @@ def _train_one(job: _Job) -> Teacher | TeacherError:
     except Exception as failure:
         return teacher_error(name, "train", failure)
     return teacher
-
-
-def _train_in_parallel(
-    jobs: list[_Job], *, n_jobs: int | None, progress: Progress | None
-) -> list[Teacher]:
-    try:
-        from joblib import Parallel, delayed
-    except ImportError:
-        raise ImportError("train_teachers needs joblib: pip install 'tacit[sklearn]'.") from None
-
-    run: Any = Parallel(n_jobs=n_jobs, return_as="generator")  # Any: joblib is untyped
-    results: Iterable[Teacher | TeacherError] = run(delayed(_train_one)(job) for job in jobs)
-    teachers: list[Teacher] = []
-    failure: TeacherError | None = None
-    for number, result in enumerate(results):  # to the end, so no worker is left behind
-        if isinstance(result, TeacherError):
-            failure = failure or result
-        else:
-            teachers.append(result)
-        if progress is not None:
-            progress(number + 1, len(jobs))
-    if failure is not None:
-        raise failure
-    return teachers
 
 
 def _apply(
