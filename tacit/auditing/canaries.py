@@ -96,16 +96,12 @@ class GradientCanaries:
         self._ratios = np.zeros(n_canaries)
         self._releases = 0
 
-    @property
-    def n_members(self) -> int:
-        """Number of canaries that are in, a secret: declare n + n_canaries // 2 as `n_records`."""
-        return int(self.is_member.sum())
-
     def plant(self, model: Any, dataset: Any, loss_fn: Loss) -> Planted:
         """Return model, data set and loss with the canaries added.
 
         Build the optimizer from the returned model. `dataset` is a tensor, a tuple of tensors, a
-        `TensorDataset` or any map-style data set.
+        `TensorDataset` or any map-style data set. How many canaries are in is secret: declare
+        n + n_canaries // 2 as `n_records`.
         """
         if self._table is not None:
             raise ValueError("these canaries are planted already: make new ones for a new run.")

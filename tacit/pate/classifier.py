@@ -84,15 +84,12 @@ class PATEClassifier:
     folder
         Where to keep released answers: `fit` with the same settings and ledger continues where a
         killed `fit` stopped.
-    n_jobs, progress
-        As in `train_teachers`.
     rng
         Source of randomness for partition, teachers and noise. None is fresh entropy; anyone who
         has the seed can remove the noise.
 
     Attributes
     ----------
-    student_, classes_, ledger_
     queries_, labels_
         Numbers of the public inputs asked about, and their released labels as indices into
         `classes_`, `NO_ANSWER` where refused.
@@ -234,14 +231,13 @@ class PATEClassifier:
     def _train(
         self, X: NDArray[Any], labels: Indices, n_classes: int, random: Rng
     ) -> list[Teacher] | TeacherGroup:
-        train: Callable[..., list[Teacher] | TeacherGroup]
         if isinstance(self.teacher, Stacked):
-            make = self.teacher.make_module
-            train = partial(train_stacked_teachers, training=self.teacher.training)
+            make, training = self.teacher.make_module, self.teacher.training
+            train = partial(train_stacked_teachers, make, training=training)
         else:
             make = _maker(self.teacher)
-            train = partial(train_teachers, n_jobs=self.n_jobs, progress=self.progress)
-        return train(make, X, labels, self.n_teachers, n_classes=n_classes, rng=random)
+            train = partial(train_teachers, make, n_jobs=self.n_jobs, progress=self.progress)
+        return train(X, labels, self.n_teachers, n_classes=n_classes, rng=random)
 
     def _pay_for_cost(self, journal: Journal | None) -> bool:
         """Pay for the sanitized cost before answers use up the budget; return whether it paid."""

@@ -250,15 +250,14 @@ def train_teachers(
         train(X[part], labels[part], i % n_classes, seed, f"teacher {i} of {n_teachers}")
         for i, (part, seed) in enumerate(zip(parts, seeds.tolist(), strict=True))
     )
-    teachers: list[Teacher] = []
-    failures: list[TeacherError] = []
-    results: Any = Parallel(n_jobs=n_jobs, return_as="generator")(jobs)  # Any: joblib is untyped
-    for number, result in enumerate(results):  # to the end, so no worker is left behind
-        (failures if isinstance(result, TeacherError) else teachers).append(result)
+    teachers: list[Any] = []  # Any: joblib is untyped
+    for teacher in Parallel(n_jobs=n_jobs, return_as="generator")(jobs):
+        teachers.append(teacher)  # errors too: to the end, so that no worker is left behind
         if progress is not None:
-            progress(number + 1, n_teachers)
-    if failures:
-        raise failures[0]
+            progress(len(teachers), n_teachers)
+    for teacher in teachers:
+        if isinstance(teacher, TeacherError):
+            raise teacher
     return teachers
 
 

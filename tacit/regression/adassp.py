@@ -27,8 +27,7 @@ from tacit.regression.rows import (
 _SHARES = (0.05, 0.475, 0.475)
 _NO_SHRINK_NOISE = 0.002
 """Relative noise below which long rows are not shrunk, because nothing is left to gain."""
-_SURE = 1.645
-"""Normal quantile at 0.95: confidence in the lower bound on the smallest eigenvalue."""
+_SURE = 1.645  # normal quantile at 0.95: confidence in the lower bound on the smallest eigenvalue
 
 
 @dataclass(frozen=True)

@@ -48,8 +48,6 @@ class PrivateEstimator(BaseEstimator):
 
     Parameters
     ----------
-    epsilon, delta
-        The budget of one fit.
     bounds, target_bounds
         `Bounds(lower, upper)`, or such a pair, of the features and of a numeric target. Values
         outside are clipped.

@@ -89,11 +89,6 @@ class FrankWolfe(PrivateEstimator):
     target_bounds, classes
         Only `target_bounds` is used with the squared loss, only `classes` with the logistic loss.
 
-    Attributes
-    ----------
-    coef_, intercept_
-        The released model, in the shape that scikit-learn uses for regressors or classifiers.
-
     Examples
     --------
     >>> import numpy as np
@@ -133,7 +128,13 @@ class FrankWolfe(PrivateEstimator):
             classes, targets = None, unit.scale_target(given)
         else:
             unit = Bounds(-1, 1).box(1)
-            classes, targets = _two_classes(given, self.classes)
+            check_classification_targets(given)
+            classes, targets = number_classes(given, self.classes)
+            if len(classes) != 2:
+                raise ValueError(
+                    f"Only binary classification is supported by FrankWolfe, got {len(classes)} "
+                    "classes. Use LogisticRegression."
+                )
         plan = self._plan(d + has_constant, public_size(self.n_records, n_rows))
         rng = self._generator()
         make_rows = SparseRows if issparse(table) else DenseRows
@@ -190,7 +191,7 @@ class FrankWolfe(PrivateEstimator):
         steps = whole(steps=given, least=1)
         return plan_frank_wolfe(domain, loss, steps=steps, analysis=self.analysis, **terms)
 
-    def _domain(self, n_coordinates: int) -> "Ball | Hull":
+    def _domain(self, n_coordinates: int) -> "Domain":
         if self.vertices is None:
             return Ball(positive(radius=self.radius), n_coordinates)
         vertices = np.asarray(self.vertices, np.float64)
@@ -216,20 +217,15 @@ class FrankWolfe(PrivateEstimator):
 
 @dataclass(frozen=True)
 class Ball:
-    """The l1 ball, with vertices radius * e_j and, after these, -radius * e_j."""
+    """The l1 ball of radius `reach`, with vertices reach * e_j and, after these, -reach * e_j."""
 
-    radius: float
+    reach: float
     n_features: int
-
-    @property
-    def reach(self) -> float:
-        """Largest l1 norm of a vertex, hence of a model."""
-        return self.radius
 
     @property
     def diameter(self) -> float:
         """Largest l1 distance between two vertices."""
-        return 2 * self.radius
+        return 2 * self.reach
 
     def start(self) -> Floats:
         """Return the public model before the first step."""
@@ -237,13 +233,13 @@ class Ball:
 
     def scores(self, gradient: Floats) -> Floats:
         """Return -<s, gradient> for each vertex s."""
-        return self.radius * np.concatenate([-gradient, gradient])
+        return self.reach * np.concatenate([-gradient, gradient])
 
     def move(self, theta: Floats, vertex: int, mu: float) -> None:
         """Set theta to (1 - mu) theta + mu s, in place."""
         theta *= 1 - mu
         sign = 1 if vertex < self.n_features else -1
-        theta[vertex % self.n_features] += mu * sign * self.radius
+        theta[vertex % self.n_features] += mu * sign * self.reach
 
 
 @dataclass(frozen=True, eq=False)
@@ -390,11 +386,8 @@ def fit(rows: DenseRows | SparseRows, targets: Floats, plan: FrankWolfePlan, *, 
     Sparse rows with the l1 ball and the exponential mechanism use `SparseGradient`, which draws
     vertices from the same law with less work.
     """
-    if (
-        isinstance(rows, SparseRows)
-        and isinstance(plan.domain, Ball)
-        and isinstance(plan.pick, ExponentialMechanism)
-    ):
+    is_fast = isinstance(plan.domain, Ball) and isinstance(plan.pick, ExponentialMechanism)
+    if is_fast and isinstance(rows, SparseRows):
         return _fit_sparse(rows, targets, plan, rng=rng)
 
     def choose(scores: Floats) -> int:
@@ -431,10 +424,8 @@ def descend(
 
 
 def _fit_sparse(rows: SparseRows, targets: Floats, plan: FrankWolfePlan, *, rng: Rng) -> Floats:
-    radius = plan.domain.reach
-    state = SparseGradient(
-        rows.X, targets, plan.loss, slope=radius / plan.pick.noise_scale, radius=radius
-    )
+    radius, noise_scale = plan.domain.reach, plan.pick.noise_scale
+    state = SparseGradient(rows.X, targets, plan.loss, slope=radius / noise_scale, radius=radius)
     scale = 1.0  # arbitrary, because the sums are zero
     for step in range(plan.steps):
         feature, sign = state.draw(scale, rng)
@@ -456,17 +447,3 @@ def _box_of(bounds: DeclaredBounds, name: str, n_features: int, *, is_centered: 
     """Return declared bounds as arrays; unless centered, zero stays zero, as `norm` requires."""
     declared = as_bounds(bounds, name=name)
     return replace(declared, norm=None if is_centered else 1.0).box(n_features)
-
-
-def _two_classes(
-    labels: NDArray[Any], classes: Sequence[Any] | None
-) -> tuple[NDArray[Any], Floats]:
-    """Return the two public classes, and the number, 0 or 1, of each private label's class."""
-    check_classification_targets(labels)
-    known, numbers = number_classes(labels, classes)
-    if len(known) != 2:
-        raise ValueError(
-            f"Only binary classification is supported by FrankWolfe, got {len(known)} classes. "
-            "Use LogisticRegression."
-        )
-    return known, numbers

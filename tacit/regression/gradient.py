@@ -26,14 +26,11 @@ from tacit.sampling import Poisson
 
 # Tuned in benchmarks/regression_tuning.py, on data sets that no other benchmark reports.
 _STEPS, _MOMENTUM = 12, 0.5
-_AVERAGED_LINEAR, _AVERAGED_LOGISTIC = 6, 8
-"""Number of last steps whose models are averaged."""
+_AVERAGED_LINEAR, _AVERAGED_LOGISTIC = 6, 8  # number of last steps whose models are averaged
 _GRAM_SHARE = 0.15
-_GRAM_NOISE = 0.03
-"""Relative noise of the Gram matrix that is small enough to set step lengths."""
+_GRAM_NOISE = 0.03  # relative noise of the Gram matrix that is small enough to set step lengths
 _LEAST_GRAM_RATE = 0.05
-_CROWDED = 0.05
-"""Relative noise of the Gram matrix above which logistic residuals are clipped."""
+_CROWDED = 0.05  # relative noise of the Gram matrix above which logistic residuals are clipped
 _TIGHTEST_CLIP, _WIDEST_CLIP = 0.5, 1.5
 _CLIP_NOISE = 0.003
 """Noise of a step, relative to its largest signal, at which linear residuals are clipped at 1."""

@@ -1,7 +1,4 @@
-"""Private linear regression, as a scikit-learn estimator with three methods.
-
-The methods are in `functional`, `adassp` and `gradient`.
-"""
+"""Private linear regression; its three methods are in `functional`, `adassp` and `gradient`."""
 
 from dataclasses import dataclass, field
 from typing import Self, TypeAlias, Unpack
@@ -21,9 +18,8 @@ from tacit.regression.rows import PrivateRows
 
 METHODS = ("functional", "adassp", "gradient")
 LinearPlan: TypeAlias = FunctionalPlan | AdaSSPPlan | GradientPlan
+# Relative noise of the Gram matrix below which AdaSSP beats descent; tuned like `gradient`.
 _ONE_RELEASE_NOISE = 0.005
-"""Relative noise of the Gram matrix below which AdaSSP beats descent. Tuned in
-benchmarks/regression_tuning.py, on data sets that no other benchmark reports."""
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -42,13 +38,6 @@ class LinearRegression(PrivateRegressor):
     analysis, split
         Options of the functional mechanism: `"tight"` or `"published"` sensitivities, and the share
         of epsilon for the quadratic coefficients.
-
-    Attributes
-    ----------
-    coef_, intercept_
-        The released model.
-    method_
-        The method used.
 
     Examples
     --------

@@ -18,8 +18,7 @@ from tacit.mechanisms import GaussianMechanism, Rng
 from tacit.regression.estimator import BudgetTerms, gaussian_noise_multiplier
 from tacit.regression.rows import PrivateRows
 
-_CURVATURE_SHARE = 0.1
-"""Share of epsilon that pays for the change of the Hessian."""
+_CURVATURE_SHARE = 0.1  # share of epsilon that pays for the change of the Hessian
 _OUTPUT_SHARE = 0.01
 _TOLERANCE = 1e-5
 _MOST_NEWTON_STEPS = 2000

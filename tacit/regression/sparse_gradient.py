@@ -38,17 +38,14 @@ _LOGISTIC_DRIFT = 0.22388
 """More than the largest |d sigmoid(m) / d log m| = max |m| sigmoid(m) sigmoid(-m) = 0.223870..."""
 _ROUNDING = 1e-9
 """Added to the drift, relative to the residual bound: covers rounding in the stored gradient."""
-_MOST_TOUCHED = 0.25
-"""Share of the non-zeros above which recomputing everything is cheaper."""
+_MOST_TOUCHED = 0.25  # share of the non-zeros above which recomputing everything is cheaper
 _NARROWEST, _WIDEST = 1e-9, 2.0
 """Range of the logarithm of the reference over the smallest scale in its window."""
 _FEW_PROPOSALS, _MANY_PROPOSALS = math.log(1.25), math.log(2.0)
 """Logarithms of the expected proposals per draw: the window widens below and is halved above."""
 _MOST_TRIALS = 64
-_EXACT_MARGINS = 64
-"""Number of refreshes after which the margins are computed again from `sums`."""
-_FRESH = 2_000
-"""Number of updates after which a `BlockSampler` computes its sums again."""
+_EXACT_MARGINS = 64  # number of refreshes after which the margins are computed again from `sums`
+_FRESH = 2_000  # number of updates after which a `BlockSampler` computes its sums again
 _SHRUNK = 1e-2
 _HIGHEST, _LOWEST = 300.0, -300.0
 """Logarithms of weights, relative to the reference, at which a new reference is taken."""

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, Self, TypeAlias, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.spatial.distance import cosine
 from scipy.stats import chi2
 from sklearn.utils import check_X_y
 
@@ -43,8 +44,7 @@ from tacit.regression.rows import (
 
 Source: TypeAlias = tuple[ArrayLike, ArrayLike]
 _SCREEN_SHARE = 0.3
-_LIKE_MINDED = 0.5
-"""Cosine of two screens from which a source takes part in the choice of features."""
+_LIKE_MINDED = 0.5  # cosine of two screens from which a source takes part in the choice of features
 _TRUSTED, _REFUSED = 0.9, 0.99
 """Quantiles of the misfit of an informative source between which its trust falls from 1 to 0."""
 _ROUNDS = 4
@@ -85,8 +85,6 @@ class TransferRegression(PrivateRegressor):
 
     Attributes
     ----------
-    coef_, intercept_
-        The released model.
     informative_
         Numbers of the sources that were used, from 0.
     events_, event_
@@ -302,7 +300,7 @@ def choose_features(screens: Many[Floats], n_kept: int) -> NDArray[np.intp]:
     """
     target, *sources = screens
     first = np.argsort(-np.abs(target), kind="stable")[: (n_kept + 1) // 2]
-    like = [s for s in sources if _cosine(s[first], target[first]) >= _LIKE_MINDED]
+    like = [s for s in sources if 1 - cosine(s[first], target[first]) >= _LIKE_MINDED]
     pooled = np.abs(np.sum([target, *like], axis=0))
     pooled[first] = np.inf
     return np.sort(np.argsort(-pooled, kind="stable")[:n_kept])
@@ -312,17 +310,12 @@ def release_moments(rows: PrivateRows, y: Floats, plan: DataSetPlan, rng: Rng) -
     """Return the noisy moments of rows shrunk to `plan.row_norm`."""
     private = rows.moments(y)
     size = rows.n_features + 1
-    whole = np.empty((size + 1, size + 1))
-    whole[:size, :size] = private.gram
-    whole[size, :size] = whole[:size, size] = plan.scale * private.cross
-    whole[size, size] = plan.scale**2 * private.square
+    cross = plan.scale * private.cross[:, None]
+    whole = np.block([[private.gram, cross], [cross.T, plan.scale**2 * private.square]])
     # One record adds v v' with |v|^2 <= row_norm^2 + scale^2, its Frobenius norm.
     noisy = from_triangle(plan.moments.release(triangle(whole), rng), size + 1)
-    moments = SecondMoments(
-        noisy[:size, :size],
-        noisy[:size, size] / plan.scale,
-        float(noisy[size, size]) / plan.scale**2,
-    )
+    cross, square = noisy[:size, size] / plan.scale, float(noisy[size, size]) / plan.scale**2
+    moments = SecondMoments(noisy[:size, :size], cross, square)
     std = plan.moments.noise_std
     return NoisyMoments(moments, std, std / (math.sqrt(2.0) * plan.scale))
 
@@ -485,11 +478,6 @@ def _checked_source(
     if columns is not None and names is not None and list(columns) != list(names):
         raise ValueError(f"source {k} must have the columns of the target, in the same order.")
     return X, y
-
-
-def _cosine(one: Floats, other: Floats) -> float:
-    """Return the cosine of the angle between two non-zero vectors."""
-    return float(one @ other / np.sqrt((one @ one) * (other @ other)))
 
 
 def _repaired(gram: Floats, noise: float) -> Floats:
