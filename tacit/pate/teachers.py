@@ -412,16 +412,12 @@ def _padded(X: Any, labels: Indices, parts: list[Indices]) -> "tuple[Tensor, Ten
     The padding is zeros, which no batch of a part with records reads.
     """
     import torch
+    from torch.nn.utils.rnn import pad_sequence
 
-    sizes = np.array([len(part) for part in parts])
-    inputs = _tensor(X)
-    width = max(int(sizes.max()), 1)
-    stacked = torch.zeros((len(parts), width, *inputs.shape[1:]), dtype=inputs.dtype)
-    targets = torch.zeros((len(parts), width), dtype=torch.int64)
-    for i, part in enumerate(parts):
-        stacked[i, : len(part)] = inputs[part]
-        targets[i, : len(part)] = torch.as_tensor(labels[part])
-    return stacked, targets, sizes
+    inputs, targets = _tensor(X), torch.as_tensor(labels)
+    stacked = pad_sequence([inputs[part] for part in parts], batch_first=True)
+    numbers = pad_sequence([targets[part] for part in parts], batch_first=True)
+    return stacked, numbers, np.array([len(part) for part in parts])
 
 
 def _seeded(make_module: MakeModule, random: Rng) -> "nn.Module":

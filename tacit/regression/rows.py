@@ -63,24 +63,26 @@ class PrivateRows:
         """Return the private moments of the shrunk rows; `y` is already scaled to [-1, 1]."""
         size = self.n_features + 1
         gram, cross, square = np.zeros((size, size)), np.zeros(size), 0.0
-        for span, rows in self._shrunk():
-            factors = self.factors[span]
+        for span, rows in self.scaled():
+            factors = self.factors[span]  # what shrinking makes of the constant 1
+            rows *= factors[:, None]
             target = factors * y[span]
-            _add_gram(gram, rows, factors)
+            gram[0, 0] += factors @ factors
+            gram[0, 1:] += factors @ rows
+            gram[1:, 1:] += rows.T @ rows
             cross[0] += factors @ target
             cross[1:] += rows.T @ target
             square += target @ target
+        gram[1:, 0] = gram[0, 1:]
         return SecondMoments(gram, cross, float(square))
 
     def gram(self, chosen: Indices | None = None) -> Floats:
         """Return the private Gram matrix of the shrunk rows, or of the `chosen` ones only."""
+        if chosen is None:
+            return self.moments(np.zeros(self.n_rows)).gram
         total = np.zeros((self.n_features + 1, self.n_features + 1))
-        if chosen is not None:
-            for start in range(0, len(chosen), self._size):
-                total += self.take(chosen[start : start + self._size]).gram()
-            return total
-        for span, rows in self._shrunk():
-            _add_gram(total, rows, self.factors[span])
+        for start in range(0, len(chosen), self._size):
+            total += self.take(chosen[start : start + self._size]).gram()
         return total
 
     def weighted_sum(self, theta: Floats, weigh: Callable[[slice, Floats], Floats]) -> Floats:
@@ -119,11 +121,6 @@ class PrivateRows:
                 rows *= 1 / self.box.half
             if not self._inside[index]:
                 np.clip(rows, lower, upper, out=rows)
-            yield span, rows
-
-    def _shrunk(self) -> Iterator[tuple[slice, Floats]]:
-        for span, rows in self.scaled():
-            rows *= self.factors[span, None]
             yield span, rows
 
     def _clipped(self) -> Iterator[tuple[slice, NDArray[np.floating]]]:
@@ -202,12 +199,3 @@ def solve_moments(moments: SecondMoments, *, noise: float, floor: float = 0.0) -
     usable = curvature > 0  # without noise a constant column has none, and its coefficient is 0
     slope = vectors[:, usable] @ (pull[usable] / curvature[usable])
     return np.append(cross[0] / count - means @ slope, slope)
-
-
-def _add_gram(gram: Floats, rows: Floats, factors: Floats) -> None:
-    """Add the Gram matrix of shrunk records: `rows` holds shrunk x, `factors` the shrunk 1."""
-    with_constant = factors @ rows
-    gram[0, 0] += factors @ factors
-    gram[0, 1:] += with_constant
-    gram[1:, 0] += with_constant
-    gram[1:, 1:] += rows.T @ rows

@@ -246,15 +246,6 @@ class BlockSampler:
         changes = weights - self._flat[items]
         self._flat[items] = weights
         self._sums += np.bincount(items // self._side, changes, self._side)
-        self._limit_rounding()
-
-    def draw(self, first: float, second: float) -> int:
-        """Return the item that two independent uniforms in [0, 1) select."""
-        block = _pick(self._sums, first)
-        return block * self._side + _pick(self._weights[block], second)
-
-    def _limit_rounding(self) -> None:
-        """Sum again where digits were lost, and move the reference if all weights have shrunk."""
         self._updates += 1
         np.maximum(self._peaks, self._sums, out=self._peaks)
         shrunk = np.flatnonzero(self._sums < _SHRUNK * self._peaks)
@@ -264,6 +255,11 @@ class BlockSampler:
             self._sum_again()
         if self._sums.sum() < math.exp(_LOWEST):
             self.reset(self.log_weights)
+
+    def draw(self, first: float, second: float) -> int:
+        """Return the item that two independent uniforms in [0, 1) select."""
+        block = _pick(self._sums, first)
+        return block * self._side + _pick(self._weights[block], second)
 
     def _sum_again(self) -> None:
         self._sums = self._weights.sum(axis=1)
