@@ -49,7 +49,7 @@ def straighten(images: Images) -> Images:
     number = np.broadcast_to(np.arange(len(images))[:, None, None], images.shape)
     # Bilinear interpolation, with zeros beyond the edges of an image.
     places = [number, np.broadcast_to(source_y, images.shape), source_x]
-    return map_coordinates(images, places, order=1, mode="grid-constant", output=np.float32)
+    return np.asarray(map_coordinates(images, places, order=1, mode="grid-constant"), np.float32)
 
 
 def _oriented_gradients(images: Images, n_orientations: int) -> Images:

@@ -26,7 +26,7 @@ from tacit.pate.gnmax import GNMax, InteractiveGNMax
 from tacit.pate.journal import Journal
 from tacit.pate.laplace_max import LaplaceMax
 from tacit.pate.smooth_sensitivity import SanitizedCost, Sanitizer, publish_cost
-from tacit.pate.student import SpreadStudent, spread_queries
+from tacit.pate.student import SpreadStudent, checked_queries, spread_queries
 from tacit.pate.teachers import (
     Progress,
     Stacked,
@@ -195,14 +195,9 @@ class PATEClassifier:
         return self
 
     def _count_queries(self, n_public: int) -> int:
-        if self.n_queries is None:
-            return min(n_public, 1000)
-        n_queries = whole(n_queries=self.n_queries, least=1)
-        if n_queries > n_public:
-            raise ValueError(
-                f"n_queries must be <= the number of public inputs, got {n_queries} for {n_public}."
-            )
-        return n_queries
+        return checked_queries(
+            min(n_public, 1000) if self.n_queries is None else self.n_queries, n_public
+        )
 
     def _choose_queries(self, X_public: NDArray[Any]) -> Indices:
         n_queries = self._count_queries(len(X_public))
@@ -231,6 +226,10 @@ class PATEClassifier:
     def _train(
         self, X: NDArray[Any], labels: Indices, n_classes: int, random: Rng
     ) -> list[Teacher] | TeacherGroup:
+        if self.teacher is None:
+            raise ValueError(
+                "teacher must be given: a classifier to copy, or a function of a seed."
+            )
         if isinstance(self.teacher, Stacked):
             make, training = self.teacher.make_module, self.teacher.training
             train = partial(train_stacked_teachers, make, training=training)

@@ -222,6 +222,8 @@ def train_teachers(
 ) -> list[Teacher]:
     """Train teachers on disjoint parts of (X, y) and return them; private.
 
+    Training spends nothing. If a teacher raises, the `TeacherError` names the teacher.
+
     Parameters
     ----------
     make_teacher
@@ -231,10 +233,6 @@ def train_teachers(
     n_jobs
         As in joblib, whose active backend does the work: `joblib.parallel_config("dask")` around
         this call spreads the work over a cluster.
-    Raises
-    ------
-    TeacherError
-        If a teacher raises; the message names the teacher. Training spends nothing.
     """
     try:
         from joblib import Parallel, delayed
@@ -399,10 +397,7 @@ def _stack(
     shapes = [{name: p.shape for name, p in own.items()} for own in named]
     if any(other != shapes[0] for other in shapes):
         raise IncompatibleModel("make_module must give the same architecture every time.")
-    stacked = {
-        name: torch.stack([own[name].detach() for own in named]).requires_grad_()
-        for name in named[0]
-    }
+    stacked, _ = torch.func.stack_module_state(modules)
     return modules[0], stacked
 
 
