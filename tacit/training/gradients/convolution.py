@@ -27,10 +27,9 @@ from tacit.training.gradients.ghost_norm import bmm_wide, convolved_in, room, sq
 from tacit.training.gradients.linear import bias_gradient
 from tacit.training.gradients.site import (
     Declined,
+    Operation,
     Site,
     autocast,
-    first_order,
-    hidden,
     without_autocast,
 )
 
@@ -42,7 +41,10 @@ BLOCK = 16
 
 
 class Geometry(NamedTuple):
-    """How a convolution moves over its input."""
+    """How a convolution moves over its input.
+
+    After the kernel, the fields are the last arguments of `torch.convolution`, in its order.
+    """
 
     kernel: tuple[int, ...]
     stride: list[int]
@@ -52,10 +54,11 @@ class Geometry(NamedTuple):
     output_padding: list[int]
     groups: int
 
-    @property
-    def arguments(self) -> tuple[Any, ...]:
-        """The arguments after the tensors, in the order of `aten.convolution`."""
-        return tuple(self[1:])
+    def backward(self, g: Tensor, x: Tensor, weight: Tensor, *, of_input: bool) -> Tensor:
+        """Return the gradient of the input, or that of the weight, from the output gradient g."""
+        mask = [of_input, not of_input, False]
+        grads = aten.convolution_backward(g, x, weight, None, *self[1:], mask)
+        return grads[0] if of_input else grads[1]
 
 
 def convolution(
@@ -70,14 +73,10 @@ def convolution(
 ) -> Tensor:
     """Compute `conv1d`, `conv2d` or `conv3d`; its backward collects per-example gradients."""
     _require_batch(site, input, weight, bias)
-    count = weight.dim() - 2
-    dilation = _tuple(dilation, count)
-    padded = input
     if isinstance(padding, str):
-        padded, padding = _padding_by_name(input, weight, dilation, padding)
-    spans = (_tuple(stride, count), _tuple(padding, count), dilation)
-    geometry = Geometry(tuple(weight.shape[2:]), *spans, False, [0] * count, groups)
-    return _apply(site, padded, weight, bias, geometry)
+        input, padding = _padding_by_name(input, weight, dilation, padding)
+    geometry = _geometry(weight, stride, padding, dilation, False, 0, groups)
+    return _Convolution(site, weight, bias, geometry).apply(input, weight, bias)
 
 
 def transposed_convolution(
@@ -93,11 +92,8 @@ def transposed_convolution(
 ) -> Tensor:
     """Compute `conv_transpose1d`, `2d` or `3d`; its backward collects per-example gradients."""
     _require_batch(site, input, weight, bias)
-    count = weight.dim() - 2
-    spans = (_tuple(stride, count), _tuple(padding, count), _tuple(dilation, count))
-    extra = _tuple(output_padding, count)
-    geometry = Geometry(tuple(weight.shape[2:]), *spans, True, extra, groups)
-    return _apply(site, input, weight, bias, geometry)
+    geometry = _geometry(weight, stride, padding, dilation, True, output_padding, groups)
+    return _Convolution(site, weight, bias, geometry).apply(input, weight, bias)
 
 
 def _require_batch(site: Site, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
@@ -106,14 +102,20 @@ def _require_batch(site: Site, x: Tensor, weight: Tensor, bias: Tensor | None) -
         raise Declined
 
 
-def _tuple(value: Size, count: int) -> list[int]:
+def _geometry(weight: Tensor, *arguments: Any) -> Geometry:
+    """Return the geometry from the last arguments of a call, with one number for each axis."""
+    stride, padding, dilation, transposed, output_padding, groups = arguments
+    spans = (_per_axis(size, weight) for size in (stride, padding, dilation))
+    extra = _per_axis(output_padding, weight)
+    return Geometry(tuple(weight.shape[2:]), *spans, transposed, extra, groups)
+
+
+def _per_axis(value: Size, weight: Tensor) -> list[int]:
     sizes = [value] if isinstance(value, int) else list(value)
-    return sizes * count if len(sizes) == 1 else sizes
+    return sizes * (weight.dim() - 2) if len(sizes) == 1 else sizes
 
 
-def _padding_by_name(
-    x: Tensor, weight: Tensor, dilation: list[int], mode: str
-) -> tuple[Tensor, Size]:
+def _padding_by_name(x: Tensor, weight: Tensor, dilation: Size, mode: str) -> tuple[Tensor, Size]:
     """Return the input and the number of cells to pad for padding "valid" or "same".
 
     "same" puts an odd cell on the right. Only explicit padding of the input can do that.
@@ -121,7 +123,8 @@ def _padding_by_name(
     if mode == "valid":
         return x, 0
     cells: list[int] = []
-    for kernel, step in zip(reversed(weight.shape[2:]), reversed(dilation), strict=True):
+    steps = _per_axis(dilation, weight)
+    for kernel, step in zip(reversed(weight.shape[2:]), reversed(steps), strict=True):
         total = step * (kernel - 1)
         cells += [total // 2, total - total // 2]
     if cells[::2] == cells[1::2]:
@@ -129,44 +132,26 @@ def _padding_by_name(
     return F.pad(x, cells), 0
 
 
-def _apply(
-    site: Site, x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry
-) -> Tensor:
-    call = (site, weight, bias, geometry)
-    return _Convolution.apply(site.anchor, x, weight.detach(), hidden(bias), call)
+@dataclass
+class _Convolution(Operation):
+    weight: Tensor
+    bias: Tensor | None
+    geometry: Geometry
 
-
-class _Convolution(torch.autograd.Function):
-    """Convolution whose backward returns the input gradient and collects the other two."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, _anchor: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, call: Any
-    ) -> Tensor:
-        ctx.call, ctx.dtype = call, x.dtype
-        *_, geometry = call
+    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
         x, weight, bias = autocast(x, weight, bias)
-        ctx.save_for_backward(x, weight)
         with without_autocast(x):
-            return torch.convolution(x, weight, bias, *geometry.arguments)
+            return torch.convolution(x, weight, bias, *self.geometry[1:]), (x, weight)
 
-    @staticmethod
-    @first_order
-    def backward(ctx: Any, g: Tensor) -> Any:
-        x, weight = ctx.saved_tensors
-        site, shared_weight, shared_bias, geometry = ctx.call
-        if site.is_shared(shared_weight):
-            site.collect(shared_weight, Convolved(x, g, weight, geometry, site.examples))
-        if site.is_shared(shared_bias):
+    def backward(self, saved: Any, needs: Any, g: Tensor) -> tuple[Tensor, ...]:
+        x, weight = saved
+        site = self.site
+        if site.is_shared(self.weight):
+            site.collect(self.weight, Convolved(x, g, weight, self.geometry, site.examples))
+        if self.bias is not None and site.is_shared(self.bias):
             rows = g.flatten(2).sum(2, dtype=accumulator(g.dtype))  # (rows, channels)
-            sums = bias_gradient(rows.view(site.examples, -1, rows.shape[1]))
-            site.collect(shared_bias, sums)
-        gx = None
-        if ctx.needs_input_grad[1]:
-            mask = [True, False, False]
-            grads = aten.convolution_backward(g, x, weight, None, *geometry.arguments, mask)
-            gx = grads[0].to(ctx.dtype)
-        return None, gx, None, None, None
+            site.collect(self.bias, bias_gradient(rows.view(site.examples, -1, rows.shape[1])))
+        return (self.geometry.backward(g, x, weight, of_input=True),) if needs[0] else ()
 
 
 @dataclass(frozen=True)
@@ -225,12 +210,8 @@ class Convolved:
         g, x = scaled(self.g, factors, keep), kept(self.x, keep)
         if not g.is_cuda:
             g, x = wide(g), wide(x)
-        mask = [False, True, False]
         weight = self.weight.to(x.dtype)
-        grads = aten.convolution_backward(g, x, weight, None, *self.geometry.arguments, mask)
-        return wide(grads[1])
-
-    # Norms --------------------------------------------------------------------------------------
+        return wide(self.geometry.backward(g, x, weight, of_input=False))
 
     def _gram_norms(self, start: int, stop: int) -> Tensor:
         left, right = self._operands(start, stop)
@@ -282,8 +263,6 @@ class Convolved:
         seen, moved = (t.unflatten(0, (stop - start, -1)) for t in self._roles(start, stop))
         return (overlap * (squared_norm(seen) * squared_norm(moved))).sqrt()
 
-    # Forming the gradients ----------------------------------------------------------------------
-
     def _formed(self) -> Dense:
         """Return the gradients of all examples formed, by groups or by patches."""
         if self._is_blocked():
@@ -317,9 +296,7 @@ class Convolved:
             output_padding=[0] * len(geometry.kernel),
             groups=examples * geometry.groups,
         )
-        mask = [False, True, False]
-        grads = aten.convolution_backward(moved, seen, weight, None, *geometry.arguments, mask)
-        return grads[1].view(examples, *shape)
+        return geometry.backward(moved, seen, weight, of_input=False).view(examples, *shape)
 
     def _is_blocked(self) -> bool:
         """Return True if a CPU runs groups of this many channels as fast as a whole layer.

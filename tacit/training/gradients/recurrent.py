@@ -6,7 +6,9 @@ sum_t dz_t x_t' and sum_t dz_t h_{t-1}': two matrix products over the time steps
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -18,9 +20,8 @@ from tacit.training.gradients.linear import bias_gradient, linear
 from tacit.training.gradients.site import (
     Declined,
     Layout,
+    Operation,
     Site,
-    first_order,
-    hidden,
     without_autocast,
 )
 
@@ -150,8 +151,8 @@ def layers_rule(function: Any) -> Any:
         layout = layout._replace(dim=1)
 
         def layer(x: Tensor, state: State, weights: LayerWeights) -> tuple[Tensor, ...]:
-            call = (site, cell, layout, weights, len(state))
-            return _Recurrence.apply(site.anchor, call, x, *state, *map(hidden, weights))
+            operation = _Recurrence(site, cell, layout, weights, len(state))
+            return operation.apply(x, *state, *weights)
 
         return _layers(layer, input, hx, params, found)
 
@@ -252,43 +253,38 @@ def _weights(params: Sequence[Tensor], has_biases: bool, count: int) -> Iterator
         yield LayerWeights(own[0], own[1], *biases, projection)
 
 
-class _Recurrence(torch.autograd.Function):
+@dataclass
+class _Recurrence(Operation):
     """One layer in one direction, over all time steps."""
 
-    @staticmethod
-    def forward(ctx: Any, _anchor: Tensor, call: Any, x: Tensor, *tensors: Tensor) -> Any:
-        _, cell, _, _, count = call
-        w_ih, w_hh, b_ih, b_hh, w_hr = tensors[count:]
-        ctx.dtypes = [t.dtype for t in (x, *tensors[:count])]
-        ctx.call, ctx.count = call, count
+    cell: RecurrentCell
+    layout: Layout
+    weights: LayerWeights
+    count: int  # tensors of the state
+
+    def forward(self, x: Tensor, *tensors: Any) -> tuple[State, list[Any]]:
+        w_ih, w_hh, b_ih, b_hh, w_hr = tensors[self.count :]
+        before, saved, raw = [], [], []
         with without_autocast(x):
             x = x.to(w_ih.dtype)
-            state = tuple(s.to(w_ih.dtype) for s in tensors[:count])
-            before, saved, raw = [], [], []
+            state = tuple(s.to(w_ih.dtype) for s in tensors[: self.count])
             for zx in F.linear(x, w_ih, b_ih):
                 before.append(state)
-                state, kept = cell.forward(zx, F.linear(state[0], w_hh, b_hh), state)
+                state, kept = self.cell.forward(zx, F.linear(state[0], w_hh, b_hh), state)
                 saved.append(kept)
                 if w_hr is not None:
                     raw.append(state[0])
                     state = (F.linear(state[0], w_hr), *state[1:])
-        ctx.per_step = len(saved[0])
-        states = [s for step in before for s in step]
-        kept = [s for step in saved for s in step]
-        ctx.save_for_backward(x, w_ih, w_hh, w_hr, *states, *kept, *raw)
         outputs = torch.stack([step[0] for step in (*before[1:], state)])
-        return outputs, *state
+        return (outputs, *state), [x, w_ih, w_hh, w_hr, *chain(*before), *chain(*saved), *raw]
 
-    @staticmethod
-    @first_order
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        x, w_ih, w_hh, w_hr, *rest = ctx.saved_tensors
-        site, cell, layout, weights, count = ctx.call
+    def backward(self, saved: Any, needs: Any, *grads: Tensor) -> Sequence[Tensor | None]:
+        x, w_ih, w_hh, w_hr, *rest = saved
         length = len(x)
-        states = [tuple(rest[t * count : (t + 1) * count]) for t in range(length)]
-        rest, width = rest[length * count :], ctx.per_step
-        saved = [tuple(rest[t * width : (t + 1) * width]) for t in range(length)]
-        raw = rest[length * width :]
+        states = _by_step(rest[: length * self.count], length)
+        rest = rest[length * self.count :]
+        raw = rest[-length:] if w_hr is not None else []
+        kept = _by_step(rest[: len(rest) - len(raw)], length)
         output, *state = grads
         dzx, dzh, projected = [], [], []
         for t in reversed(range(length)):
@@ -296,7 +292,7 @@ class _Recurrence(torch.autograd.Function):
             if w_hr is not None:
                 projected.append(dh)
                 dh = dh @ w_hr
-            dx, dz, state = cell.backward(saved[t], states[t], (dh, *state[1:]))
+            dx, dz, state = self.cell.backward(kept[t], states[t], (dh, *state[1:]))
             # With a projection, state[0] has the width before it and is not added.
             through = dz @ w_hh
             first = through if w_hr is not None else state[0] + through
@@ -305,40 +301,30 @@ class _Recurrence(torch.autograd.Function):
             dzh.append(dz)
         is_one = dzx[0] is dzh[0]  # the gates depend on zx + zh only
         dx = torch.stack(dzx[::-1])  # (T, rows, gates)
-        dh = dx if is_one else torch.stack(dzh[::-1])
-        before = torch.stack([s[0] for s in states])
-        _collect(site, layout, (x, before), (dx, dh), weights)
-        if w_hr is not None and site.is_shared(weights.w_hr):
-            left, right = torch.stack(projected[::-1]), torch.stack(raw)
-            _collect_matrix(site, weights.w_hr, *_sequences(site, layout, left, right))
-        gx = dx @ w_ih if ctx.needs_input_grad[2] else None
-        found = [gx, *state]
-        found = [g if g is None else g.to(d) for g, d in zip(found, ctx.dtypes, strict=True)]
-        return None, None, *found, None, None, None, None, None
+        of_x = self._sequences(dx)
+        of_h = of_x if is_one else self._sequences(torch.stack(dzh[::-1]))
+        self._collect(self.weights.w_ih, of_x, x)
+        self._collect(self.weights.w_hh, of_h, torch.stack([s[0] for s in states]))
+        for bias, dz in ((self.weights.b_ih, of_x), (self.weights.b_hh, of_h)):
+            if bias is not None and self.site.is_shared(bias):
+                self.site.collect(bias, bias_gradient(dz))
+        if w_hr is not None:
+            left = self._sequences(torch.stack(projected[::-1]))
+            self._collect(self.weights.w_hr, left, torch.stack(raw))
+        return dx @ w_ih if needs[0] else None, *state
+
+    def _sequences(self, tensor: Tensor) -> Tensor:
+        return self.layout.sequences(tensor, self.site.examples)  # (examples, T, features)
+
+    def _collect(self, weight: Tensor | None, left: Tensor, inputs: Tensor) -> None:
+        if weight is not None and self.site.is_shared(weight):
+            self.site.collect(weight, Outer(left, self._sequences(inputs)))
 
 
-def _collect(
-    site: Site, layout: Layout, inputs: State, grads: tuple[Tensor, Tensor], weights: LayerWeights
-) -> None:
-    """Collect the gradients of the two products, with inputs x_t and h_{t-1}."""
-    x, h = _sequences(site, layout, *inputs)
-    dx, dh = _sequences(site, layout, *grads)
-    _collect_matrix(site, weights.w_ih, dx, x)
-    _collect_matrix(site, weights.w_hh, dh, h)
-    for bias, dz in ((weights.b_ih, dx), (weights.b_hh, dh)):
-        if bias is not None and site.is_shared(bias):
-            site.collect(bias, bias_gradient(dz))
-
-
-def _sequences(site: Site, layout: Layout, *tensors: Tensor) -> list[Tensor]:
-    """Return each tensor as (examples, T, features); a tensor given twice is reshaped once."""
-    found = {id(t): layout.sequences(t, site.examples) for t in tensors}
-    return [found[id(t)] for t in tensors]
-
-
-def _collect_matrix(site: Site, weight: Tensor, left: Tensor, right: Tensor) -> None:
-    if site.is_shared(weight):
-        site.collect(weight, Outer(left, right))
+def _by_step(tensors: Sequence[Tensor], steps: int) -> list[State]:
+    """Return the tensors of each time step, of which all have the same number."""
+    count = len(tensors) // steps
+    return [tuple(tensors[t * count : (t + 1) * count]) for t in range(steps)]
 
 
 _LAYERS = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
