@@ -13,9 +13,9 @@ The rules are `Flat`, `PerLayer` and `PerGroup` here, and `Automatic` in `automa
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -249,14 +249,7 @@ class ClippedSum:
 
     def zero_(self) -> "ClippedSum":
         """Set every number to zero, in place, and return this sum."""
-        tensors = [*self.sums.values(), self.within]
-        if self.within.is_cuda:
-            from tacit.training import gpu
-
-            gpu.zero_all(tensors)  # one launch for all of them
-            return self
-        for tensor in tensors:
-            tensor.zero_()
+        call_each("zero_", [*self.sums.values(), self.within])
         return self
 
     def __add__(self, other: "ClippedSum") -> "ClippedSum":
@@ -265,7 +258,7 @@ class ClippedSum:
 
     def __iadd__(self, other: "ClippedSum") -> "ClippedSum":
         """Add in place, so that microbatches of a large model need no third accumulator."""
-        add_all(self.sums.values(), (other.sums[name] for name in self.sums))
+        call_each("add_", list(self.sums.values()), [other.sums[name] for name in self.sums])
         self.within.add_(other.within)
         return self
 
@@ -331,16 +324,23 @@ def zeros_for(parameter: Tensor) -> Tensor:
     return torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
 
 
-def add_all(targets: Iterable[Tensor], others: Iterable[Tensor], *, alpha: float = 1.0) -> None:
-    """Add `alpha` times each of `others` to its target, in place."""
-    targets, others = list(targets), list(others)
+def call_each(
+    method: str, targets: Sequence[Tensor], *arguments: Sequence[Any], alpha: float | None = None
+) -> None:
+    """Call an in-place method, such as "add_", of each target with its item of each argument.
+
+    On a GPU that is one launch for all targets, if torch has a function for it.
+    """
+    options = {} if alpha is None else {"alpha": alpha}
     if targets and targets[0].is_cuda:
         from tacit.training import gpu
 
-        gpu.add_all(targets, others, alpha=alpha)  # one launch for all of them
-        return
-    for target, other in zip(targets, others, strict=True):
-        target.add_(other, alpha=alpha)
+        together = gpu.foreach(method)
+        if together is not None:
+            together(targets, *arguments, **options)
+            return
+    for target, *own in zip(targets, *arguments, strict=True):
+        getattr(target, method)(*own, **options)
 
 
 def is_dense(tensor: Tensor) -> bool:

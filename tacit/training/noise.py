@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from tacit.mechanisms import GaussianMechanism, GridGaussianMechanism
-from tacit.training.clip import add_all
+from tacit.training.clip import call_each
 from tacit.training.distributed import like_parameter
 from tacit.training.key import Key
 
@@ -60,12 +59,7 @@ class NoisyMean:
         self._key = key
 
     def release(
-        self,
-        sums: Sequence[Tensor],
-        scales: Sequence[float],
-        *,
-        step: int,
-        noise_multiplier: float,
+        self, sums: Sequence[Tensor], scales: Sequence[float], *, step: int, noise_multiplier: float
     ) -> list[Tensor]:
         """Return noisy means in the shapes of `sums`; the caller has paid for them.
 
@@ -81,16 +75,11 @@ class NoisyMean:
             blocks.launch()
             return list(sums)
         views = self._normals(sums, [noise_multiplier * scale * factor for scale in scales], step)
-        add_all(views, sums, alpha=factor)
+        call_each("add_", views, sums, alpha=factor)
         return views
 
     def in_place(
-        self,
-        sums: Sequence[Tensor],
-        scales: Sequence[float],
-        *,
-        step: int,
-        noise_multiplier: float,
+        self, sums: Sequence[Tensor], scales: Sequence[float], *, step: int, noise_multiplier: float
     ) -> "Blocks | None":
         """Return the GPU kernel that adds this step's noise to the sums in place, to launch once.
 
@@ -151,7 +140,11 @@ class NoisyMean:
         views: list[Tensor] = [torch.empty(0)] * len(sums)
         for part, ((device, dtype), members) in enumerate(groups.items()):
             sizes = [sums[i].numel() for i in members]
-            flat = self._buffer(device, dtype, sum(sizes))
+            place = (device, dtype, sum(sizes))
+            if place not in self._buffers:
+                # Kept between steps: on a CPU, fresh memory pages cost as much as the draw.
+                self._buffers[place] = torch.empty(sum(sizes), device=device, dtype=dtype)
+            flat = self._buffers[place]
             common = {stds[i] for i in members}
             std = common.pop() if len(common) == 1 else 1.0  # scaled while drawn: one pass less
             _fill_normal(flat, self._key, step, part, std)
@@ -160,13 +153,6 @@ class NoisyMean:
                 if common:
                     view.mul_(stds[i])
         return views
-
-    def _buffer(self, device: torch.device, dtype: torch.dtype, size: int) -> Tensor:
-        # Kept between steps: on a CPU, fresh memory pages cost as much as the draw.
-        place = (device, dtype, size)
-        if place not in self._buffers:
-            self._buffers[place] = torch.empty(size, device=device, dtype=dtype)
-        return self._buffers[place]
 
     def _grid_release(
         self, sums: Sequence[Tensor], scales: Sequence[float], step: int, noise_multiplier: float
@@ -194,7 +180,6 @@ class NoisyUpdate:
         self._noise = noise
         self._parameters = list(parameters)
         self._optimizer = optimizer
-        self._is_sharded = any(isinstance(p, DTensor) for p in self._parameters)
 
     def release(
         self, sums: Sequence[Tensor], scales: Sequence[float], *, step: int, noise_multiplier: float
@@ -202,10 +187,7 @@ class NoisyUpdate:
         """Add noise to the sums once, divide, and put the result into `p.grad`; pay first."""
         means = self._noise.release(sums, scales, step=step, noise_multiplier=noise_multiplier)
         for parameter, mean in zip(self._parameters, means, strict=True):
-            if self._is_sharded:
-                parameter.grad = like_parameter(mean, parameter)
-            else:
-                parameter.grad = mean.to(parameter.dtype)
+            parameter.grad = like_parameter(mean, parameter)
 
     def release_and_move(
         self, sums: Sequence[Tensor], scales: Sequence[float], *, step: int, noise_multiplier: float

@@ -15,6 +15,7 @@ import triton.language as tl  # pyright: ignore[reportMissingImports]  # as abov
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
+from tacit.training.clip import call_each
 from tacit.training.gpu.noise import QUARTER, Blocks, aligned, normals, takes
 
 
@@ -131,21 +132,13 @@ class Update:
         """Add the noise of the key that was set, and update the parameters."""
         group = self._optimizer.param_groups[0]
         if self._is_adam:
-            _add_one(self._counted)
+            call_each("add_", self._counted, [1.0] * len(self._counted))
         _update_kernel[(len(noise.places),)](  # pyright: ignore[reportIndexIssue]  # a Triton kernel
             noise.places, self._parameters, self._firsts, self._seconds, self._steps,
             self._groups, self._table, noise.counts, noise.counters, noise.stds, noise.key,
             noise.factor, IS_ADAM=self._is_adam, FLAG=_flag(self._optimizer, group),
             HAS_MOMENTUM=bool(group.get("momentum")), QUARTER=QUARTER, num_warps=4,
         )  # fmt: skip
-
-
-def _add_one(counters: list[Tensor]) -> None:
-    if hasattr(torch, "_foreach_add_"):
-        torch._foreach_add_(counters, 1)  # pyright: ignore[reportPrivateImportUsage]  # as torch.optim does
-        return
-    for counter in counters:
-        counter.add_(1)
 
 
 def can_update(sums: Sequence[Tensor], parameters: Sequence[Tensor], optimizer: Optimizer) -> bool:
