@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from tacit.training.clip import accumulator
 from tacit.training.gradients import ghost_norm
 from tacit.training.gradients.factored import Dense, FactoredGradient, kept, scaled
-from tacit.training.gradients.ghost_norm import bmm_wide, convolved_in, room, squared_norm, wide
+from tacit.training.gradients.ghost_norm import convolved_in, product, room, squared_norm, wide
 from tacit.training.gradients.linear import bias_gradient
 from tacit.training.gradients.site import (
     Declined,
@@ -180,7 +180,7 @@ class Convolved:
         outputs = self.weight.shape[0] // groups
         inputs = prod(self.weight.shape[1:])
         positions = self._patch_size() // (inputs * groups)
-        is_fusible = self._is_fusible()
+        is_fusible, is_blocked = self._is_fusible(), self._is_blocked()
         way = ghost_norm.cheapest_way(
             positions,
             inputs,
@@ -190,17 +190,17 @@ class Convolved:
             stored=(self.x.numel() + self.g.numel()) / self.examples / groups,
             device=self.g.device,
             fused=is_fusible,
-            copied=positions * inputs if self._is_blocked() else 0,
+            copied=positions * inputs if is_blocked else 0,
         )
         if is_fusible and way != "drop":
             return self._fused(way)
         if way == "keep":
             return self._formed().settle()
         formed = groups * (positions**2 if way == "gram" else inputs * outputs)
-        is_copied = way == "gram" or not self._is_blocked()
-        spans = self._spans(max(formed, self._patch_size() if is_copied else 0))
+        copied = self._patch_size() if way == "gram" or not is_blocked else 0
+        spans = self._spans(max(formed, copied))
         norms_of = self._gram_norms if way == "gram" else self._formed_norms
-        return ghost_norm.joined([norms_of(*span) for span in spans]), self
+        return torch.cat([norms_of(*span) for span in spans]), self
 
     def weighted_sum(self, factors: Tensor, keep: Tensor | None) -> Tensor:
         each = len(self.x) // self.examples  # rows of one example
@@ -284,7 +284,7 @@ class Convolved:
     def _by_patches(self, start: int, stop: int, out: Tensor | None = None) -> Tensor:
         """Return gradients (examples * groups, K, P / groups), K in the order of the patches."""
         left, right = self._operands(start, stop)
-        return bmm_wide(right, left.transpose(1, 2), out=out)
+        return product(right, left.transpose(1, 2), out=out)
 
     def _by_groups(self, start: int, stop: int) -> Tensor:
         """Return gradients (examples, *shape of the weight), by one convolution."""
@@ -319,6 +319,8 @@ class Convolved:
         """Return left (n * groups, P, T) and right (n * groups, K, T) of examples start to stop."""
         seen, moved = self._roles(start, stop)
         examples, groups = stop - start, self.geometry.groups
+        if any(self.geometry.padding):
+            seen = F.pad(seen, [p for p in reversed(self.geometry.padding) for _ in range(2)])
         copy = _patches_channels_last if self._is_channels_last() else _patches
         right = copy(seen, self.geometry, moved.shape[2:])
         return _fold(moved.flatten(2), examples, groups), _fold(right, examples, groups)
@@ -350,25 +352,19 @@ class Convolved:
 
 
 def _patches(x: Tensor, geometry: Geometry, positions: Sequence[int]) -> Tensor:
-    """Return the patch at each position, shape (rows, channels * kernel, positions)."""
+    """Return the patch of the padded x at each position: (rows, channels * kernel, positions)."""
     if prod(geometry.kernel) == 1 and set(geometry.stride) == {1} and not any(geometry.padding):
         return x.flatten(2)
-    x = _windows(_padded(x, geometry), 2, geometry, positions)
+    x = _windows(x, 2, geometry, positions)
     x = x.movedim(tuple(range(2, 2 + len(positions))), tuple(range(-len(positions), 0)))
     return x.reshape(len(x), -1, prod(positions))
 
 
 def _patches_channels_last(x: Tensor, geometry: Geometry, positions: Sequence[int]) -> Tensor:
     """Return the patches as (rows, kernel * channels, positions), each contiguous in memory."""
-    x = _padded(x, geometry).movedim(1, -1).contiguous()
-    x = _windows(x, 1, geometry, positions).movedim(1 + len(positions), -1)
+    x = _windows(x.movedim(1, -1).contiguous(), 1, geometry, positions)
+    x = x.movedim(1 + len(positions), -1)
     return x.reshape(len(x), prod(positions), -1).transpose(1, 2)
-
-
-def _padded(x: Tensor, geometry: Geometry) -> Tensor:
-    if not any(geometry.padding):
-        return x
-    return F.pad(x, [p for p in reversed(geometry.padding) for _ in range(2)])
 
 
 def _windows(x: Tensor, first: int, geometry: Geometry, positions: Sequence[int]) -> Tensor:
