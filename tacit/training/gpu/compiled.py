@@ -339,9 +339,6 @@ def _require_equal(seen: list[Any], fixed: list[Any]) -> None:
         )
 
 
-# Tracing, cutting and compiling: torch's own compiler, by names that are private to torch ---------
-
-
 def partition(joint: Callable[..., list[Tensor]], example: tuple[Tensor, ...]) -> Traced:
     """Trace `joint(seed, ...)`, cut it where `seed` enters, and compile both parts on first use.
 
@@ -352,7 +349,8 @@ def partition(joint: Callable[..., list[Tensor]], example: tuple[Tensor, ...]) -
     if compiler is None:
         return Traced(lambda seed, others: joint(seed, *others)[1:], 0, True, is_compiled=False)
     graph, constants, mode = _trace(compiler, joint, example)
-    draws = any(map(_is_random, graph.graph.nodes))
+    seeded = torch.Tag.nondeterministic_seeded
+    draws = any(seeded in getattr(node.target, "tags", ()) for node in graph.graph.nodes)
     with compiler.V.set_fake_mode(mode):
         graph = compiler.joint_graph_passes(graph)
     cut = compiler.min_cut_rematerialization_partition
@@ -418,10 +416,6 @@ def _bytes_held(forward: fx.GraphModule) -> int:
     return sum(value.numel() * value.itemsize for value in kept if isinstance(value, Tensor))
 
 
-def _is_random(node: fx.Node) -> bool:
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-
-
 def _compile(
     compiler: SimpleNamespace,
     graph: fx.GraphModule,
@@ -477,9 +471,10 @@ def _trace(
         tracing_mode="fake",
     )(*constants, *rest, seed)
     inputs = [node for node in graph.graph.nodes if node.op == "placeholder"]
-    for index, node in enumerate(inputs[:-1], 1):
-        _rename(node, f"primals_{index}")
-    _rename(inputs[-1], "tangents_1")
+    names = [*(f"primals_{index}" for index in range(1, len(inputs))), "tangents_1"]
+    for node, name in zip(inputs, names, strict=True):
+        node.target = name
+        node._rename(name)  # as of torch 2.6 and later
     _refuse_writes(graph)
     graph.graph.eliminate_dead_code()
     graph.recompile()
@@ -531,8 +526,3 @@ def _lift(module: fx.GraphModule) -> list[Tensor]:
         graph.erase_node(node)
     module.recompile()
     return constants
-
-
-def _rename(node: fx.Node, name: str) -> None:
-    node.target = name
-    node._rename(name)  # as of torch 2.6 and later

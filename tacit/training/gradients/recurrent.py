@@ -22,6 +22,7 @@ from tacit.training.gradients.site import (
     Layout,
     Operation,
     Site,
+    cast,
     without_autocast,
 )
 
@@ -139,36 +140,32 @@ CELLS: dict[Any, RecurrentCell] = {
 }
 
 
-def layers_rule(function: Any) -> Any:
-    """Return the rule for `torch.lstm`, `torch.gru`, `torch.rnn_tanh` or `torch.rnn_relu`."""
-    cell = CELLS[function]
+def layers_rule(
+    cell: RecurrentCell, site: Site, input: Tensor, hx: Any, params: Any, *options: Any
+) -> tuple[Tensor, ...]:
+    """Compute `torch.lstm`, `gru`, `rnn_tanh` or `rnn_relu`, whose cell is given first.
 
-    def rule(site: Site, input: Tensor, hx: Any, params: Any, *options: Any) -> tuple[Tensor, ...]:
-        found = _options(input, options)
-        layout = site.layout(input)
-        if layout is None or layout.dim != (0 if found.batch_first else 1):
-            raise Declined
-        layout = layout._replace(dim=1)
+    The backward collects per-example gradients.
+    """
+    found = _options(input, options)
+    layout = site.layout(input)
+    if layout is None or layout.dim != (0 if found.batch_first else 1):
+        raise Declined
+    layout = layout._replace(dim=1)
 
-        def layer(x: Tensor, state: State, weights: LayerWeights) -> tuple[Tensor, ...]:
-            operation = _Recurrence(site, cell, layout, weights, len(state))
-            return operation.apply(x, *state, *weights)
+    def layer(x: Tensor, state: State, weights: LayerWeights) -> tuple[Tensor, ...]:
+        operation = _Recurrence(site, cell, layout, weights, len(state))
+        return operation.apply(x, *state, *weights)
 
-        return _layers(layer, input, hx, params, found)
-
-    return rule
+    return _layers(layer, input, hx, params, found)
 
 
-def cell_rule(function: Any) -> Any:
-    """Return the rule for `torch.lstm_cell` and the other cells.
+def cell_rule(cell: RecurrentCell, site: Site, input: Tensor, hx: Any, *weights: Any) -> Any:
+    """Compute `torch.lstm_cell` or another cell; the backward collects per-example gradients.
 
     The two matrix products of a step go through the rule of `linear`; autograd does the rest.
     """
-
-    def rule(site: Site, input: Tensor, hx: Any, *weights: Any) -> Any:
-        return _cell_step(CELLS[function], partial(linear, site), input, hx, *weights)
-
-    return rule
+    return _cell_step(cell, partial(linear, site), input, hx, *weights)
 
 
 def decomposed(function: Any, input: Tensor, hx: Any, params: Any, *options: Any) -> Any:
@@ -181,14 +178,8 @@ def decomposed(function: Any, input: Tensor, hx: Any, params: Any, *options: Any
         return _cell_step(cell, F.linear, input, hx, params, *options)
 
     def layer(x: Tensor, state: State, weights: LayerWeights) -> tuple[Tensor, ...]:
-        outputs = []
-        for zx in F.linear(x, weights.w_ih, weights.b_ih):
-            zh = F.linear(state[0], weights.w_hh, weights.b_hh)
-            state = cell.forward(zx, zh, state)[0]
-            if weights.w_hr is not None:
-                state = (F.linear(state[0], weights.w_hr), *state[1:])
-            outputs.append(state[0])
-        return torch.stack(outputs), *state
+        states, _, _ = _recur(cell, x, state, weights)
+        return torch.stack([s[0] for s in states[1:]]), *states[-1]
 
     return _layers(layer, input, hx, params, _options(input, options))
 
@@ -263,20 +254,14 @@ class _Recurrence(Operation):
     count: int  # tensors of the state
 
     def forward(self, x: Tensor, *tensors: Any) -> tuple[State, list[Any]]:
-        w_ih, w_hh, b_ih, b_hh, w_hr = tensors[self.count :]
-        before, saved, raw = [], [], []
+        weights = LayerWeights(*tensors[self.count :])
         with without_autocast(x):
-            x = x.to(w_ih.dtype)
-            state = tuple(s.to(w_ih.dtype) for s in tensors[: self.count])
-            for zx in F.linear(x, w_ih, b_ih):
-                before.append(state)
-                state, kept = self.cell.forward(zx, F.linear(state[0], w_hh, b_hh), state)
-                saved.append(kept)
-                if w_hr is not None:
-                    raw.append(state[0])
-                    state = (F.linear(state[0], w_hr), *state[1:])
-        outputs = torch.stack([step[0] for step in (*before[1:], state)])
-        return (outputs, *state), [x, w_ih, w_hh, w_hr, *chain(*before), *chain(*saved), *raw]
+            x, *state = cast(weights.w_ih.dtype, x, *tensors[: self.count])
+            states, kept, raw = _recur(self.cell, x, tuple(state), weights)
+        *before, last = states
+        outputs = torch.stack([s[0] for s in states[1:]])
+        saved = [x, weights.w_ih, weights.w_hh, weights.w_hr, *chain(*before), *chain(*kept), *raw]
+        return (outputs, *last), saved
 
     def backward(self, saved: Any, needs: Any, *grads: Tensor) -> Sequence[Tensor | None]:
         x, w_ih, w_hh, w_hr, *rest = saved
@@ -321,6 +306,26 @@ class _Recurrence(Operation):
             self.site.collect(weight, Outer(left, self._sequences(inputs)))
 
 
+def _recur(
+    cell: RecurrentCell, x: Tensor, state: State, weights: LayerWeights
+) -> tuple[list[State], list[State], list[Tensor]]:
+    """Run a cell over the time steps of x, of shape (time, rows, features).
+
+    Return the state before each step and after the last one, the tensors that each step keeps for
+    the backward, and the outputs before a projection, if the layer has one.
+    """
+    states, kept, raw = [state], [], []
+    for zx in F.linear(x, weights.w_ih, weights.b_ih):
+        zh = F.linear(state[0], weights.w_hh, weights.b_hh)
+        state, own = cell.forward(zx, zh, state)
+        if weights.w_hr is not None:
+            raw.append(state[0])
+            state = (F.linear(state[0], weights.w_hr), *state[1:])
+        kept.append(own)
+        states.append(state)
+    return states, kept, raw
+
+
 def _by_step(tensors: Sequence[Tensor], steps: int) -> list[State]:
     """Return the tensors of each time step, of which all have the same number."""
     count = len(tensors) // steps
@@ -328,4 +333,4 @@ def _by_step(tensors: Sequence[Tensor], steps: int) -> list[State]:
 
 
 _LAYERS = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
-RULES = {f: layers_rule(f) if f in _LAYERS else cell_rule(f) for f in CELLS}
+RULES = {f: partial(layers_rule if f in _LAYERS else cell_rule, CELLS[f]) for f in CELLS}
