@@ -118,7 +118,11 @@ class _ManyBounds:
     noise: Noise
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "clip_norms", _norms(self.clip_norms))
+        if not isinstance(self.clip_norms, Sequence) or not self.clip_norms:
+            kind = type(self.clip_norms).__name__
+            raise TypeError(f"clip_norms must be a non-empty sequence, got {kind}.")
+        norms = tuple(_check.positive(clip_norms=norm) for norm in self.clip_norms)
+        object.__setattr__(self, "clip_norms", norms)
         if isinstance(self.noise, str):
             if self.noise not in ("equal", "proportional"):
                 raise ValueError(
@@ -368,12 +372,6 @@ def _shorten(squared_norms: Tensor, clip_norms: tuple[float, ...], rounding: flo
         bounds = squared_norms.new_tensor(clip_norms).unsqueeze(1)  # (groups, 1)
         factors = bounds / torch.maximum(norms, bounds)
     return factors.nan_to_num(nan=0.0)
-
-
-def _norms(values: Sequence[float]) -> tuple[float, ...]:
-    if not isinstance(values, Sequence) or not values:
-        raise TypeError(f"clip_norms must be a non-empty sequence, got {type(values).__name__}.")
-    return tuple(_check.positive(clip_norms=value) for value in values)
 
 
 def _same_length(name: str, values: Sequence[object], other: str, others: Sequence[object]) -> None:

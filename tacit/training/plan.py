@@ -157,7 +157,9 @@ class TrainingPlan:
         """Return a function from a step to the indices of its lot among `n` records. Private."""
         sampler = self.sampler
         # Cached: a rank needs the draw for its share and for the size of the whole lot.
-        draw = lru_cache(maxsize=1)(lambda number: sampler.indices(n, key.numpy("lot", number)))
+        draw: Callable[[int], Any] = lru_cache(maxsize=1)(
+            lambda number: sampler.indices(n, key.numpy("lot", number))
+        )
         if isinstance(sampler, EpochSampler):
             return lambda step: draw(step // sampler.steps)[step % sampler.steps]
         return draw

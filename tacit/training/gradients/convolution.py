@@ -72,11 +72,7 @@ def convolution(
     groups: int = 1,
 ) -> Tensor:
     """Compute `conv1d`, `conv2d` or `conv3d`; its backward collects per-example gradients."""
-    _require_batch(site, input, weight, bias)
-    if isinstance(padding, str):
-        input, padding = _padding_by_name(input, weight, dilation, padding)
-    geometry = _geometry(weight, stride, padding, dilation, False, 0, groups)
-    return _Convolution(site, weight, bias, geometry).apply(input, weight, bias)
+    return _apply(site, input, weight, bias, stride, padding, dilation, False, 0, groups)
 
 
 def transposed_convolution(
@@ -91,23 +87,31 @@ def transposed_convolution(
     dilation: Size = 1,
 ) -> Tensor:
     """Compute `conv_transpose1d`, `2d` or `3d`; its backward collects per-example gradients."""
-    _require_batch(site, input, weight, bias)
-    geometry = _geometry(weight, stride, padding, dilation, True, output_padding, groups)
-    return _Convolution(site, weight, bias, geometry).apply(input, weight, bias)
+    spans = (stride, padding, dilation)
+    return _apply(site, input, weight, bias, *spans, True, output_padding, groups)
 
 
-def _require_batch(site: Site, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+def _apply(
+    site: Site,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Size,
+    padding: Size | str,
+    dilation: Size,
+    transposed: bool,
+    output_padding: Size,
+    groups: int,
+) -> Tensor:
     layout = site.require(x, weight, bias)
     if layout.dim != 0 or not layout.outermost or x.dim() != weight.dim():
         raise Declined
-
-
-def _geometry(weight: Tensor, *arguments: Any) -> Geometry:
-    """Return the geometry from the last arguments of a call, with one number for each axis."""
-    stride, padding, dilation, transposed, output_padding, groups = arguments
-    spans = (_per_axis(size, weight) for size in (stride, padding, dilation))
-    extra = _per_axis(output_padding, weight)
-    return Geometry(tuple(weight.shape[2:]), *spans, transposed, extra, groups)
+    if isinstance(padding, str):
+        x, padding = _padding_by_name(x, weight, dilation, padding)
+    spans = [_per_axis(size, weight) for size in (stride, padding, dilation, output_padding)]
+    kernel = tuple(weight.shape[2:])
+    geometry = Geometry(kernel, spans[0], spans[1], spans[2], transposed, spans[3], groups)
+    return _Convolution(site, weight, bias, geometry).apply(x, weight, bias)
 
 
 def _per_axis(value: Size, weight: Tensor) -> list[int]:
@@ -198,7 +202,7 @@ class Convolved:
             return self._formed().settle()
         formed = groups * (positions**2 if way == "gram" else inputs * outputs)
         copied = self._patch_size() if way == "gram" or not is_blocked else 0
-        spans = self._spans(max(formed, copied))
+        spans = ghost_norm.spans(self.examples, max(formed, copied), self.g.device)
         norms_of = self._gram_norms if way == "gram" else self._formed_norms
         return torch.cat([norms_of(*span) for span in spans]), self
 
@@ -267,7 +271,8 @@ class Convolved:
         """Return the gradients of all examples formed, by groups or by patches."""
         if self._is_blocked():
             return Dense(self._by_groups(0, self.examples))
-        spans, groups = self._spans(self._patch_size()), self.geometry.groups
+        spans = ghost_norm.spans(self.examples, self._patch_size(), self.g.device)
+        groups = self.geometry.groups
         shape = (self.examples, groups, prod(self.weight.shape[1:]), len(self.weight) // groups)
         if len(spans) == 1:
             values = self._by_patches(*spans[0]).view(shape)
@@ -344,11 +349,6 @@ class Convolved:
         moved = self.x if self.geometry.transposed else self.g
         kernels = prod(self.weight.shape[1:]) * self.geometry.groups
         return kernels * prod(moved.shape[2:]) * (len(self.x) // self.examples)
-
-    def _spans(self, size: int) -> list[tuple[int, int]]:
-        """Return (start, stop) of chunks of examples, each of which needs `size` numbers."""
-        step = ghost_norm.chunk_length(size, self.g.device)
-        return [(i, min(i + step, self.examples)) for i in range(0, self.examples, step)]
 
 
 def _patches(x: Tensor, geometry: Geometry, positions: Sequence[int]) -> Tensor:

@@ -111,7 +111,8 @@ def ghost_norm(left: Tensor, right: Tensor) -> GhostNorm:
     size = positions**2 if way == "gram" else inputs * outputs
     norms_of = gram_norms if way == "gram" else _formed_norms
     found = [norms_of(*chunk) for chunk in chunks(size, left, right)]
-    return GhostNorm(*map(torch.cat, zip(*found, strict=True)), share)
+    squared, lengths = map(torch.cat, zip(*found, strict=True))
+    return GhostNorm(squared, lengths, share)
 
 
 def gram_norms(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
@@ -254,14 +255,13 @@ def product(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
     return multiply(wide(left), wide(right), out=out)
 
 
-def chunk_length(size: int, device: torch.device) -> int:
-    """Return how many examples to handle at once if each needs a temporary of `size` numbers."""
-    return max(1, CHUNK_ELEMENTS.get(device.type, 2**24) // max(1, size))
+def spans(examples: int, size: int, device: torch.device) -> list[tuple[int, int]]:
+    """Return (start, stop) of chunks of examples, each of which needs `size` temporary numbers."""
+    step = max(1, CHUNK_ELEMENTS.get(device.type, 2**24) // max(1, size))
+    return [(i, min(i + step, examples)) for i in range(0, examples, step)]
 
 
 def chunks(size: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Yield the tensors cut along the examples into chunks of `chunk_length` examples."""
-    examples = len(tensors[0])
-    step = chunk_length(size, tensors[0].device)
-    for start in range(0, examples, step):
-        yield tuple(t[start : start + step] for t in tensors) if step < examples else tensors
+    """Yield the tensors cut along the examples into the `spans`."""
+    for start, stop in spans(len(tensors[0]), size, tensors[0].device):
+        yield tuple(t[start:stop] for t in tensors)

@@ -40,7 +40,7 @@ def layer_norm(
     layout = site.require(input, weight, bias)
     if layout.dim >= input.dim() - len(normalized_shape):
         raise Declined  # the mean is taken over examples
-    operation = _LayerNorm(site, weight, bias, list(normalized_shape), eps)
+    operation = _LayerNorm(site, weight, bias, eps, list(normalized_shape))
     return operation.apply(input, weight, bias)
 
 
@@ -70,7 +70,7 @@ def group_norm(
     """Compute `F.group_norm`, channels on axis 1; its backward collects per-example gradients."""
     if site.require(input, weight, bias).dim != 0:
         raise Declined
-    return _GroupNorm(site, weight, bias, num_groups, eps).apply(input, weight, bias)
+    return _GroupNorm(site, weight, bias, eps, num_groups).apply(input, weight, bias)
 
 
 def instance_norm(
@@ -91,20 +91,33 @@ def instance_norm(
 
 
 @dataclass
-class _LayerNorm(Operation):
+class _Norm(Operation):
+    """Base of layer norm and group norm, by torch functions that also return mean and scale."""
+
     weight: Tensor | None
     bias: Tensor | None
-    shape: list[int]
     eps: float
 
+    def normalized(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Any:
+        raise NotImplementedError
+
     def forward(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Any:
-        self.dtype = _compute_dtype(x, weight)
+        if torch.is_autocast_enabled(x.device.type):
+            self.dtype = accumulator(x.dtype)
+        else:
+            self.dtype = x.dtype if weight is None else weight.dtype
         weight, bias = cast(self.dtype, weight, bias)
         with without_autocast(x):
-            y, *moments = torch.native_layer_norm(
-                x.to(self.dtype), self.shape, weight, bias, self.eps
-            )
-        return y, (x, weight, *moments)
+            y, mean, rstd = self.normalized(x.to(self.dtype), weight, bias)
+        return y, (x, weight, mean, rstd)
+
+
+@dataclass
+class _LayerNorm(_Norm):
+    shape: list[int]
+
+    def normalized(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Any:
+        return torch.native_layer_norm(x, self.shape, weight, bias, self.eps)
 
     def backward(self, saved: Any, needs: Any, g: Tensor) -> tuple[Tensor, ...]:
         x, weight, mean, rstd = saved
@@ -135,24 +148,18 @@ class _Scale(Operation):
 
 
 @dataclass
-class _GroupNorm(Operation):
-    weight: Tensor | None
-    bias: Tensor | None
+class _GroupNorm(_Norm):
     groups: int
-    eps: float
 
-    def forward(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Any:
-        self.dtype = _compute_dtype(x, weight)
-        weight, bias = cast(self.dtype, weight, bias)
-        with without_autocast(x):
-            y, *moments = torch.native_group_norm(
-                _packed(x.to(self.dtype)), weight, bias, *_sizes(x), self.groups, self.eps
-            )
-        return y, (x, weight, *moments)
+    def normalized(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Any:
+        x = x.contiguous(memory_format=_memory_format(x))
+        return torch.native_group_norm(x, weight, bias, *_sizes(x), self.groups, self.eps)
 
     def backward(self, saved: Any, needs: Any, g: Tensor) -> tuple[Tensor, ...]:
         x, weight, mean, rstd = saved
-        x = _packed(x.to(self.dtype))
+        x = x.to(self.dtype)
+        format = _memory_format(x)
+        x = x.contiguous(memory_format=format)
         rows, channels, size = _sizes(x)
         shifts = g.flatten(2).sum(2, dtype=accumulator(g.dtype))  # (rows, channels)
         if self.site.is_shared(self.weight):
@@ -166,16 +173,9 @@ class _GroupNorm(Operation):
         _collect_sum(self.site, self.bias, shifts, 1)
         if not needs[0]:
             return ()
-        g = g.to(self.dtype).contiguous(memory_format=_memory_format(x))
+        g = g.to(self.dtype).contiguous(memory_format=format)
         sizes = (rows, channels, size, self.groups, [True, False, False])
         return aten.native_group_norm_backward(g, x, mean, rstd, weight, *sizes)[:1]
-
-
-def _compute_dtype(x: Tensor, weight: Tensor | None) -> torch.dtype:
-    """Return the dtype in which a normalization runs; under autocast that is at least float32."""
-    if torch.is_autocast_enabled(x.device.type):
-        return accumulator(x.dtype)
-    return x.dtype if weight is None else weight.dtype
 
 
 def _collect_sum(site: Site, shared: Tensor | None, values: Tensor, features: int) -> None:
@@ -193,26 +193,17 @@ def _sizes(x: Tensor) -> tuple[int, int, int]:
     return x.shape[0], x.shape[1], math.prod(x.shape[2:])
 
 
-def _packed(x: Tensor) -> Tensor:
-    """Return the tensor contiguous in a memory format that the kernel takes."""
-    return x.contiguous(memory_format=_memory_format(x))
-
-
 def _memory_format(x: Tensor) -> torch.memory_format:
     """Return the memory format in which the kernel takes its input and its gradient.
 
     Both must have the same format. A CPU's kernel takes channels last too, and so does the kernel
     that the compiler writes; torch's own kernel for GPUs takes contiguous tensors only.
     """
-    is_channels_last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
-    if is_channels_last and (x.device.type == "cpu" or _is_traced(x)):
+    takes_both = x.device.type == "cpu"
+    if x.is_cuda:
+        from tacit.training import gpu
+
+        takes_both = gpu.is_traced(x)
+    if takes_both and x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):
         return torch.channels_last
     return torch.contiguous_format
-
-
-def _is_traced(x: Tensor) -> bool:
-    if not x.is_cuda:
-        return False
-    from tacit.training import gpu
-
-    return gpu.is_traced(x)
