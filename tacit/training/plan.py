@@ -266,16 +266,15 @@ def choose_sampler(
         # The rate is a declared constant: n_records is the assumed public size.
         return sampling.Poisson(batch_size / n_records), float(batch_size)
     if isinstance(sampler, StepSampler):
-        rate = getattr(sampler, "rate", None)
-        if rate not in (None, batch_size / n_records):
-            raise ValueError(
-                f"sampler has rate {rate}, but batch_size / n_records is "
-                f"{batch_size / n_records}. Leave sampler out, or give the matching batch_size."
-            )
-        if getattr(sampler, "n_records", n_records) != n_records:
-            raise ValueError("sampler must have the n_records of the run.")
-        if getattr(sampler, "batch_size", batch_size) != batch_size:
-            raise ValueError("sampler must have the batch_size of the run.")
+        rate = batch_size / n_records
+        declared = {"rate": rate, "n_records": n_records, "batch_size": batch_size}
+        for name, value in declared.items():
+            found = getattr(sampler, name, value)
+            if found != value:
+                raise ValueError(
+                    f"sampler has {name} {found}, but the {name} of the run is {value}. Leave "
+                    "sampler out, or give the matching batch_size and n_records."
+                )
         return sampler, float(batch_size)
     if isinstance(sampler, EpochSampler):
         if steps % sampler.steps:

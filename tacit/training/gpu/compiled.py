@@ -33,7 +33,7 @@ from tacit.training.engines.examples import Examples
 from tacit.training.engines.trace import undisturbed
 from tacit.training.gpu.graph_replay import FiniteFlag, ReplayedStep, Step, report
 from tacit.training.gradients.ghost_norm import cudnn_rounds, multiplied_in
-from tacit.training.tree import map_tensors
+from tacit.training.tree import take_apart
 
 if TYPE_CHECKING:
     from tacit.training.lots import PendingMicrobatch
@@ -208,13 +208,11 @@ class CompiledSum:
         """Trace and cut the clipped sum of batches like this one."""
         parameters = trainable(self.model)
         trace = trace_for(Examples(self.model, self.loss_fn, batch, mask, self.views))
-        placeholder = torch.empty(0)  # a step without compilation must not keep the batch alive
-        template = map_tensors(lambda _: placeholder, batch)
+        _, rebuild = take_apart(batch)
 
         def joint(
             nonfinite: NonFinite, seed: Tensor, factor: Tensor, mask: Tensor, *given: Tensor
         ) -> list[Tensor]:
-            replaced = iter(given)
             total: list[Tensor] = []
 
             def loss_fn(model: nn.Module, batch: Any) -> Tensor:
@@ -223,8 +221,7 @@ class CompiledSum:
                 return _Seeded.apply(losses, seed)
 
             clip = _Rescaled(self.clip, factor, self._flag if nonfinite == "ignore" else None)
-            batch = map_tensors(lambda _: next(replaced), template)
-            examples = Examples(self.model, loss_fn, batch, mask, self.views)
+            examples = Examples(self.model, loss_fn, rebuild(given), mask, self.views)
             found = bookkeeping.run(examples, clip, trace=trace, nonfinite=nonfinite)
             return [total[0], *found.sums.values(), found.within, clip.is_finite]
 

@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from tacit.training.clip import accumulator
 from tacit.training.gradients.factored import Dense, FactoredGradient, Outer, TableRows
 from tacit.training.gradients.site import Declined, Layout, Operation, Site, Unsupported
-from tacit.training.tree import map_tensors
+from tacit.training.tree import take_apart
 
 CASTS = (
     Tensor.to,
@@ -42,19 +42,11 @@ TRANSPOSES = (Tensor.t, torch.t, Tensor.T.__get__, Tensor.mT.__get__)  # type: i
 
 def generic(site: Site, function: Callable[..., Any], args: Any, kwargs: Any) -> Tensor:
     """Compute a function with one result; its backward collects per-example gradients."""
-    tensors: list[Tensor] = []
-    placeholder = torch.empty(0)  # the template must not keep the tensors of the call alive
-
-    def take(tensor: Tensor) -> Tensor:
-        tensors.append(tensor)
-        return placeholder
-
-    template = map_tensors(take, (args, kwargs))
+    tensors, rebuild = take_apart((args, kwargs))
     layouts = [site.layout(t) for t in tensors]
 
     def call(*values: Tensor) -> Tensor:
-        given = iter(values)
-        args, kwargs = map_tensors(lambda _: next(given), template)
+        args, kwargs = rebuild(values)
         return function(*args, **kwargs)
 
     shared = [t if site.is_shared(t) else None for t in tensors]
