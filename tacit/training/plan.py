@@ -156,10 +156,11 @@ class TrainingPlan:
     def drawer(self, key: Key, n: int) -> Callable[[int], NDArray[np.int64]]:
         """Return a function from a step to the indices of its lot among `n` records. Private."""
         sampler = self.sampler
-        # Cached: a rank needs the draw for its share and for the size of the whole lot.
-        draw: Callable[[int], Any] = lru_cache(maxsize=1)(
-            lambda number: sampler.indices(n, key.numpy("lot", number))
-        )
+
+        @lru_cache(maxsize=1)  # a rank needs the draw for its share and for the size of the lot
+        def draw(number: int) -> Any:  # Any: one lot, or all lots of an epoch
+            return sampler.indices(n, key.numpy("lot", number))
+
         if isinstance(sampler, EpochSampler):
             return lambda step: draw(step // sampler.steps)[step % sampler.steps]
         return draw
