@@ -172,10 +172,11 @@ class TiltedLaplace:
         log_p = log_expit(u + logit(base.rate))
         rising = max(power, 0.0) * log_g
         falling = min(power, 0.0) * log_g - 0.5 * u - log_p
-        fixed = segment.start + self.order * segment.offset - self.log_m
-        ends = math.exp(fixed) * float(np.exp(rising[[0, -1]] + falling[[0, -1]]).sum())
+        # One sum of exponents: exp(fixed) alone underflows where the others overflow.
+        falling += segment.start + self.order * segment.offset - self.log_m
+        ends = float(np.exp(rising[[0, -1]] + falling[[0, -1]]).sum())
         change = -np.expm1(np.diff(falling)) - np.expm1(-np.diff(rising))
-        return ends + float(np.exp(fixed + rising[1:] + falling[:-1]) @ change) * (1 + 1e-9)
+        return ends + float(np.exp(rising[1:] + falling[:-1]) @ change) * (1 + 1e-9)
 
     def log_decay(self, t: float, _count: int) -> float:
         """Bound the decay of the transform, as `Tilted.log_decay` does.
@@ -185,8 +186,8 @@ class TiltedLaplace:
         independent losses cannot differ by more than pi / t, 1 - f = E[1 - cos(t (l - l'))] is at
         least 2 t^2 / pi^2 E[(l - l')^2], of which the atoms alone give a part.
         """
-        if self.fixed > 1 - 1e-12:
-            return 0.0
+        if self.fixed > 1 - 1e-12 or self.variation == math.inf:
+            return 0.0  # the trivial bound
         far, turn = 2 * self.variation / (1 - self.fixed), math.pi / self.width
         if t >= far:
             return math.log(self.fixed + self.variation / t) + 1e-14
