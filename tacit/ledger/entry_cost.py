@@ -20,14 +20,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
-from tacit.accounting import (
-    RDP,
-    epsilon_and_delta,
-    exact,
-    flatten,
-    gdp_mu_squared,
-    pure_epsilon,
-)
+from tacit.accounting import RDP, epsilon_and_delta, exact, flatten, gdp_mu_squared, pure_epsilon
 from tacit.errors import UnsupportedEvent
 from tacit.events import ApproximateDP, Event, PureDP, Relation, Repeated, Sequence
 

@@ -25,11 +25,7 @@ class Verification(NamedTuple):
 
 
 def verify_store(
-    store: Store,
-    budget: Budget | None,
-    relation: Relation,
-    *,
-    fits_alone: Callable[[Event], bool],
+    store: Store, budget: Budget | None, relation: Relation, *, fits_alone: Callable[[Event], bool]
 ) -> Verification:
     """Check structure, chain, totals, prices, budget and steps; raise at the first fault."""
     with store.reading() as connection:

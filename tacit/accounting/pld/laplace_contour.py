@@ -29,14 +29,7 @@ from scipy.special import expit, log_expit, logit, roots_legendre
 from tacit._arrays import Floats
 from tacit.accounting.one_event import ROUND, log_mixture, log_mixture_at
 from tacit.accounting.pld.loss_laws import DoubleExponential, Sampled
-from tacit.accounting.pld.transforms import (
-    ORDERS,
-    Cumulants,
-    Factor,
-    Split,
-    Tilt,
-    WeightedLosses,
-)
+from tacit.accounting.pld.transforms import ORDERS, Cumulants, Factor, Split, Tilt, WeightedLosses
 from tacit.errors import NotCertified
 
 _POINTS = 24

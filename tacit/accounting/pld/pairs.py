@@ -446,11 +446,7 @@ def _cells(z: Floats) -> Floats:
 
 
 def _transform_error(
-    spectrum: Complexes,
-    power: Complexes,
-    logs: Complexes,
-    law: Floats,
-    steps: int,
+    spectrum: Complexes, power: Complexes, logs: Complexes, law: Floats, steps: int
 ) -> float:
     """Bound the 2-norm of the error of `law`.
 

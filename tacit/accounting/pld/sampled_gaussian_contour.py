@@ -38,14 +38,7 @@ from scipy.special import expit, log_ndtr, logit, ndtr
 from tacit._arrays import Floats
 from tacit.accounting.one_event import ROUND, Numbers, log_mixture
 from tacit.accounting.pld.loss_laws import Normal, Sampled
-from tacit.accounting.pld.transforms import (
-    ORDERS,
-    Cumulants,
-    Factor,
-    Split,
-    Tilt,
-    WeightedLosses,
-)
+from tacit.accounting.pld.transforms import ORDERS, Cumulants, Factor, Split, Tilt, WeightedLosses
 from tacit.errors import NotCertified
 
 _LOG_ROOT_TWO_PI = 0.5 * math.log(2 * math.pi)

@@ -147,9 +147,7 @@ def laplace_nodes(epsilon: float) -> Nodes:
     to_right = log_mass - np.logaddexp(0.0, step)
     return Nodes(
         np.concatenate(([-math.log(2)], to_left, to_right, [-epsilon - math.log(2)])),
-        np.concatenate(
-            ([-epsilon], 2 * left - epsilon, 2 * (left + step) - epsilon, [epsilon]),
-        ),
+        np.concatenate(([-epsilon], 2 * left - epsilon, 2 * (left + step) - epsilon, [epsilon])),
     )
 
 
