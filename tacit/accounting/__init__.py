@@ -78,8 +78,7 @@ def epsilon(
     0.9469
     """
     delta, relation = in_open_unit(delta=delta), Relation(relation)
-    chosen = Tightest() if accountant is None else accountant
-    return chosen.epsilon(event, delta=delta, relation=relation)
+    return (accountant or Tightest()).epsilon(event, delta=delta, relation=relation)
 
 
 def delta(
@@ -96,8 +95,7 @@ def delta(
     0.126937
     """
     epsilon, relation = non_negative(epsilon=epsilon), Relation(relation)
-    chosen = Tightest() if accountant is None else accountant
-    return chosen.delta(event, epsilon=epsilon, relation=relation)
+    return (accountant or Tightest()).delta(event, epsilon=epsilon, relation=relation)
 
 
 def bracket(event: Event, *, delta: float, relation: Relation = ADD_REMOVE) -> Bracket:

@@ -8,8 +8,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-_FINE = 1e-13
-"""Relative width to which `invert` closes in."""
+_FINE = 1e-13  # relative width to which `invert` closes in
 
 
 class Bracket(NamedTuple):

@@ -33,7 +33,6 @@ from tacit.events import Event, Relation
 
 _SHARES: Floats = special.expit(np.linspace(-6, 6, 241))
 """Shares of delta tried for the Gaussian releases; the rest pays for strong composition itself."""
-
 _LEAST_DELTA = 1e-300
 
 

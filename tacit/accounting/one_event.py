@@ -32,21 +32,16 @@ BoundedLoss: TypeAlias = ev.Laplace | ev.PureDP | ev.Exponential | ev.Randomized
 Complexes: TypeAlias = NDArray[np.complex128]
 Numbers: TypeAlias = NDArray[Any]  # Any: real or complex, as the argument is
 
-ROUND = 2.0**-53
-"""Largest relative error of one rounding."""
-
+ROUND = 2.0**-53  # largest relative error of one rounding
 _MARGIN = 1 + 1e-12  # above the rounding of the few operations it multiplies
 
 
 class ResponseLaw(NamedTuple):
     """Law of one answer of randomized response, for a given true answer."""
 
-    truth: float
-    """Probability of the true answer."""
-    other: float
-    """Probability of each other answer."""
-    loss: float
-    """log(truth / other)."""
+    truth: float  # probability of the true answer
+    other: float  # probability of each other answer
+    loss: float  # log(truth / other)
 
 
 def exact(value: float) -> Fraction:

@@ -24,8 +24,7 @@ from tacit.accounting import RDP, epsilon_and_delta, exact, flatten, gdp_mu_squa
 from tacit.errors import UnsupportedEvent
 from tacit.events import ApproximateDP, Event, PureDP, Relation, Repeated, Sequence
 
-_FINEST = 10**60
-"""Largest denominator of a sum of stated numbers; beyond it the sum is rounded up."""
+_FINEST = 10**60  # largest denominator of a sum of stated numbers; beyond it the sum is rounded up
 
 
 @dataclass(frozen=True)
@@ -34,8 +33,7 @@ class Cost:
 
     renyi: tuple[float, ...]
     gaussian: float
-    pure: Fraction | float
-    """A fraction, or infinity."""
+    pure: Fraction | float  # a fraction, or infinity
     delta: Fraction
 
     def __add__(self, other: "Cost") -> "Cost":

@@ -55,8 +55,7 @@ from tacit.ledger.entry_cost import Cost, price
 
 _MARGIN = 1 - 1e-12  # limits are rounded down by more than the rounding error of a price
 _NO_BUDGET_ORDERS = (1.5, 2.0, 3.0, 4.0, 6.0, 9.0, 14.0, 22.0, 36.0, 64.0, 128.0, 256.0)
-_MAIN = 0.80
-"""Share of the measure that suits the first entry best."""
+_MAIN = 0.80  # share of the measure that suits the first entry best
 _AROUND = ((1.7, 0.04), (0.6, 0.06), (4.0, 0.02))
 """Other orders, as ratios of (order - 1), and their shares; 0.08 is left for the other measure."""
 
@@ -112,8 +111,7 @@ class Remaining(NamedTuple):
         return f"{100 * self.fraction:.3g} % of the budget, {' or '.join(ways)}"
 
 
-UNLIMITED = Remaining(math.inf, 1.0, 0.0, 1.0)
-"""What remains of a ledger without a budget."""
+UNLIMITED = Remaining(math.inf, 1.0, 0.0, 1.0)  # what remains of a ledger without a budget
 
 
 class Limits(NamedTuple):

@@ -26,8 +26,7 @@ from tacit.accounting.pld.direction import DirectionPrice
 from tacit.accounting.pld.pairs import PairRule, directions, pair
 from tacit.events import Event, Relation
 
-_LINES = 128
-"""Points of the curve delta(epsilon) from which a trade-off function is bounded."""
+_LINES = 128  # points of the curve delta(epsilon) from which a trade-off function is bounded
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -57,8 +57,7 @@ _LIGHT_WORK, _MOST_WORK = 3e5, 1e8
 """Nodes in t times nodes in y: per law that is accepted at once, and in total that is allowed."""
 _TINY_MASS = 1e-290  # above any sum of masses that underflow
 _MOST_RUNGS = 16
-_LITTLE_GAIN = 28.0
-"""Log of integrand over target up to which rounding has no effect."""
+_LITTLE_GAIN = 28.0  # log of integrand over target up to which rounding has no effect
 
 
 class Family:

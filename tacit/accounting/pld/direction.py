@@ -14,12 +14,9 @@ from tacit.accounting.pld.pairs import Direction
 from tacit.accounting.pld.sampled_gaussian_contour import NARROW, WIDE
 from tacit.errors import NotCertified
 
-_GOOD = 1e-5
-"""Relative width at which a bracket is returned without trying another method."""
-_FAIR = 1e-4
-"""Relative width at which the lattice is not refined further."""
-_ROUGH = 1e-2
-"""Relative error of delta that suffices to find out which direction is the worse."""
+_GOOD = 1e-5  # relative width at which a bracket is returned without trying another method
+_FAIR = 1e-4  # relative width at which the lattice is not refined further
+_ROUGH = 1e-2  # relative error of delta that suffices to find out which direction is the worse
 _COARSE = 1 << 13
 _LATTICE_POINTS = (_COARSE, 1 << 16, 1 << 18)
 

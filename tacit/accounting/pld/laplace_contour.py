@@ -52,7 +52,7 @@ class Segment(NamedTuple):
 
 
 class LaplaceModel:
-    """Laplace noise on a Poisson sample, for the contour method."""
+    """Laplace noise on a Poisson sample, as a `LossModel` of the contour method."""
 
     removed = 0.0
 
@@ -121,7 +121,7 @@ class LaplaceModel:
         return np.logaddexp.reduce(logs) + math.log(half) + _LOG_GAUSS
 
     def moments(self, _steps: int) -> Cumulants:
-        """Return the cumulants; M is the sum over the nodes up to its error.
+        """Return the cumulants: M is the sum over the nodes up to its error.
 
         M is also at most exp(order * largest loss).
         """
@@ -134,7 +134,6 @@ class LaplaceModel:
         return found._replace(upper=upper, error=found.error + 2 * slack)
 
     def tilt(self, tilt: Tilt) -> "TiltedLaplace":
-        """Return this law, weighted by `tilt`."""
         return TiltedLaplace(self, tilt)
 
     def _centers(self, panels: int) -> Floats:
@@ -142,7 +141,7 @@ class LaplaceModel:
 
 
 class TiltedLaplace:
-    """A `LaplaceModel` weighted by exp(order * loss) / M."""
+    """A `LaplaceModel` weighted by exp(order * loss) / M, as the protocol `Tilted`."""
 
     def __init__(self, base: LaplaceModel, tilt: Tilt) -> None:
         self.base = base
@@ -172,7 +171,7 @@ class TiltedLaplace:
         return ends + float(np.exp(rising[1:] + falling[:-1]) @ change) * (1 + 1e-9)
 
     def log_decay(self, t: float, _count: int) -> float:
-        """Bound the decay of the transform, as `Tilted.log_decay` does.
+        """Bound the decay of the transform.
 
         Let f = |M|^2 / M(order)^2 and `far` a t beyond which V / t is at most half of what the
         atoms leave. Below it, the bound follows from 1 - f(n t) <= n^2 (1 - f(t)). Where two
@@ -191,7 +190,6 @@ class TiltedLaplace:
         return 0.5 * math.log1p(-gap) + 1e-14
 
     def lay_nodes(self, t: float, log_error: float, _split: Split | None) -> int:
-        """Choose panels of Gauss-Legendre nodes, as `Tilted.lay_nodes` does."""
         order, panels, log_found = np.array([self.order]), 1, math.inf
         while panels < _MOST_PANELS:
             log_found = float(self.base.log_quadrature(panels, order, t)[0]) - self.log_m
@@ -203,6 +201,5 @@ class TiltedLaplace:
         return 2 + panels * _POINTS * len(self.base.segments)
 
     def factor(self, step: float, size: int, _split: Split | None) -> Factor:
-        """Return the transform, as `Tilted.factor` does."""
         atoms = self.base.nodes(self.panels).tilted(self.tilt, self.error)
         return atoms.factor(None, step, size)

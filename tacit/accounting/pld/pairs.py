@@ -61,16 +61,9 @@ from tacit.events import Event, Relation
 
 _TAIL = 1e-15
 """P-mass of one epoch of random allocation that is cut off and counted as infinite loss."""
-
-_FINEST, _COARSEST = 1 / 24, 1 / 3
-"""Smallest and largest grid step, in standard deviations of X."""
-
-_FEW = 30
-"""Number of steps up to which the grid is as fine as the number of points allows."""
-
-_BELOW = 12.0
-"""Standard deviations of the sum that the window covers below and above the mean."""
-
+_FINEST, _COARSEST = 1 / 24, 1 / 3  # smallest and largest grid step, in standard deviations of X
+_FEW = 30  # number of steps up to which the grid is as fine as the number of points allows
+_BELOW = 12.0  # standard deviations of the sum that the window covers below and above the mean
 _MOST_POINTS = 1 << 20
 
 PairRule: TypeAlias = Callable[[Event, Relation], tuple[Law, Law]]
@@ -307,12 +300,9 @@ class _Epoch(NamedTuple):
 
     ratio: Floats
     mass: Floats
-    error: Floats
-    """The error of `mass` is this times a vector of 2-norm at most 1."""
-    total: float
-    """Q-mass of all ratios, kept or not."""
-    mean: float
-    """P-mass of all ratios, kept or not."""
+    error: Floats  # the error of `mass` is this times a vector of 2-norm at most 1
+    total: float  # Q-mass of all ratios, kept or not
+    mean: float  # P-mass of all ratios, kept or not
     beyond: float
     """Bound on the mass of ratios outside the window of the transform, under P and under Q."""
 
@@ -389,10 +379,8 @@ class _Grid(NamedTuple):
     step: float
     first: int
     size: int
-    cut: float
-    """Largest X; above it, X counts as infinite loss."""
-    spread: float
-    """Standard deviation of the sum."""
+    cut: float  # largest X; above it, X counts as infinite loss
+    spread: float  # standard deviation of the sum
 
 
 def _grid(steps: int, shift: float) -> _Grid:

@@ -53,7 +53,10 @@ _MOST_NODES = 1_000_000
 
 
 class SmoothModel:
-    """Normal noise on a Poisson sample, without its high losses, on a grid for all orders."""
+    """Normal noise on a Poisson sample, without its high losses, on a grid for all orders.
+
+    It is a `LossModel` of the contour method.
+    """
 
     def __init__(self, law: Sampled, cut: float, width: float) -> None:
         assert isinstance(law.noise, Normal)
@@ -125,12 +128,9 @@ class SmoothModel:
         return ROUND * (shaky + 20 * np.abs(log_mixture(q, u)) + adds)
 
     def moments(self, steps: int) -> Cumulants:
-        """Return the cumulants; M is the trapezoid sum up to its proved error."""
         mass = np.exp(self.log_p) * self.step
-        variance = max(
-            float(mass @ self.loss**2 - (mass @ self.loss) ** 2), 0.0
-        )  # rounding may go below 0
-        spread = math.sqrt(variance * steps + 1e-300)
+        variance = float(mass @ self.loss**2 - (mass @ self.loss) ** 2)
+        spread = math.sqrt(max(variance, 0.0) * steps + 1e-300)  # rounding may go below 0
         nodes = self.weighted(self.y, self.log_p, self.loss, self.step)
         found = nodes.cumulants(removed=self.removed, largest_order=_FARTHEST / spread)
         known = np.where(np.isfinite(found.upper), found.upper, 0.0)
@@ -155,9 +155,8 @@ class SmoothModel:
         Uses r >= log cos(s / (2 sigma)).
         """
         s = 0.97 * min(4.0, math.pi * self.sigma) * _DEPTHS[2:, None]
-        log_norm = 0.5 * self.curve * s * s - self.law.b * orders * np.log(
-            np.cos(0.5 * s / self.sigma)
-        )
+        log_cos = np.log(np.cos(0.5 * s / self.sigma))
+        log_norm = 0.5 * self.curve * s * s - self.law.b * orders * log_cos
         logs = log_norm + math.log(2) - np.log(np.expm1(2 * math.pi * s / self.step))
         return np.exp(np.minimum(logs.min(axis=0), 200.0))
 
@@ -199,7 +198,6 @@ class SmoothModel:
         return upper, float(ndtr(-_RIGHT)) * beyond
 
     def tilt(self, tilt: Tilt) -> "TiltedSmooth":
-        """Return this law, weighted by `tilt`."""
         return TiltedSmooth(self, tilt)
 
 
@@ -214,7 +212,7 @@ class LineNodes(NamedTuple):
 
 
 class TiltedSmooth:
-    """A `SmoothModel` weighted by exp(order * loss) / M: cell masses, decay in t, and atoms."""
+    """A `SmoothModel` weighted by exp(order * loss) / M, as the protocol `Tilted`."""
 
     def __init__(self, base: SmoothModel, tilt: Tilt) -> None:
         self.base = base
@@ -248,8 +246,11 @@ class TiltedSmooth:
         self.nodes = LineNodes(0.0, 0, 0, 0.0, 0.0)
 
     def log_decay(self, t: float, count: int) -> float:
-        """Bound the decay of the transform, as `Tilted.log_decay` does."""
-        return min(float(self._lines(count).log_norm(t).min()), 0.0)
+        if self.decay_lines is None:  # the best s for a product of `count` is near count^(-1/2)
+            shallow = min(1.5 / math.sqrt(count), 0.5 * self.deepest)
+            ratio = math.log(shallow / self.deepest) / math.log(_DEPTHS[0])
+            self.decay_lines = Lines(self, self.deepest * _DEPTHS**ratio)
+        return min(float(self.decay_lines.log_norm(t).min()), 0.0)
 
     def log_high_decay(self, t: float, split: Split) -> float:
         """Bound the decay of the high part B of the transform in the same way."""
@@ -258,16 +259,7 @@ class TiltedSmooth:
             self.split_lines = Lines(self, deepest * np.sqrt(_DEPTHS))
         return float(self.split_lines.log_norm(t, split).min())
 
-    def _lines(self, count: int) -> "Lines":
-        """Return lines for the decay of a `count`-fold product; the best s is near count^(-1/2)."""
-        if self.decay_lines is None:
-            shallow = min(1.5 / math.sqrt(count), 0.5 * self.deepest)
-            ratio = math.log(shallow / self.deepest) / math.log(_DEPTHS[0])
-            self.decay_lines = Lines(self, self.deepest * _DEPTHS**ratio)
-        return self.decay_lines
-
     def lay_nodes(self, t: float, log_error: float, split: Split | None) -> int:
-        """Choose trapezoid nodes with error about exp(log_error), as `Tilted.lay_nodes` does."""
         spacing, height = self._spacing(t, log_error, split)
         low, high, pruned = self._span(log_error, height, split)
         if spacing * _MOST_NODES < high - low:
@@ -315,7 +307,6 @@ class TiltedSmooth:
         return self.edges[first], self.edges[max(last, first + 1)], pruned
 
     def factor(self, step: float, size: int, split: Split | None) -> Factor:
-        """Return the transform, as `Tilted.factor` does."""
         base, nodes = self.base, self.nodes
         x = nodes.spacing * np.arange(nodes.first, nodes.last, dtype=float)
         y = x + 1j * nodes.height if nodes.height else x

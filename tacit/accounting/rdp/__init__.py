@@ -25,9 +25,7 @@ from tacit.errors import UnsupportedEvent
 from tacit.events import BestOf, Event, RandomAllocation, Relation, RenyiCurve
 
 _NEAR_ONE = 1 + 2.0**-10
-_HIGHEST, _LOWEST = 28.0, -16.0
-"""The search stops at orders 1 + 2^28 and 1 + 2^-16."""
-
+_HIGHEST, _LOWEST = 28.0, -16.0  # the search stops at orders 1 + 2^28 and 1 + 2^-16
 _ROUNDING = 1 + 1e-9
 """Each curve is multiplied by this: a hundred times the loss to rounding that was observed."""
 

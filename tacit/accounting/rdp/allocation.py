@@ -18,12 +18,8 @@ from scipy import special
 from tacit._arrays import Floats
 from tacit.accounting.rdp.divergence import TAIL, excess_exp, log_sum_exp, poisson_divergence
 
-_REACH = 90.0
-"""End of the grid for additions; it serves orders up to about 4000."""
-
-_LARGEST_SHIFT = 6.0
-"""Larger shifts (noise multipliers below 1/6) get the closed bounds only."""
-
+_REACH = 90.0  # end of the grid for additions; it serves orders up to about 4000
+_LARGEST_SHIFT = 6.0  # larger shifts (noise multipliers below 1/6) get the closed bounds only
 _TOP = 128
 """Largest order whose removal moment is computed exactly; above it, Poisson sampling bounds it."""
 

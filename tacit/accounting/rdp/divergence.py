@@ -34,33 +34,25 @@ from tacit.accounting.one_event import ResponseLaw, log_mixture
 
 TAIL = 13.0
 """Standard deviations of normal mass kept on each side: the rest, 1e-38, is below rounding."""
-
 _STRIP_NATS = 75.0
 """Trapezoid sums below have error at most exp(-75) relative to terms of order one."""
-
 _SERIES_BELOW = 0.02
 _LARGEST_EXPONENT = 500.0
 
 _SHARED_REACH = 120.0
 """Orders whose mass reaches at most this many standard deviations share one grid."""
-
 _LONGEST_REACH = 3000.0
 """Farthest reach for which an order gets a grid of its own; beyond it, closed bounds are used."""
-
 _LARGEST_SHIFT = 30.0
 """Shift above which closed bounds lose nothing of note and a grid would be too fine."""
-
-_EXPLODED = 40.0
-"""Nats above the threshold from which Minkowski's bound is exact to rounding."""
+_EXPLODED = 40.0  # nats above the threshold from which Minkowski's bound is exact to rounding
 
 
 class Nodes(NamedTuple):
     """A pair (P, Q) on finitely many nodes; where mass is not listed, P = Q."""
 
-    log_weight: Floats
-    """Log of the Q-mass of each node."""
-    log_ratio: Floats
-    """log(P/Q) at each node."""
+    log_weight: Floats  # log of the Q-mass of each node
+    log_ratio: Floats  # log(P/Q) at each node
 
 
 def log_moments(nodes: Nodes, orders: Floats) -> Floats:
