@@ -1,8 +1,4 @@
-"""Brackets: certified statements `lower <= truth <= upper`, and the inversion of certified curves.
-
-The tight accountant computes brackets of delta(epsilon); `invert` turns them into brackets of
-epsilon(delta).
-"""
+"""Brackets of delta(epsilon), and `invert`, which turns them into brackets of epsilon(delta)."""
 
 import math
 from collections.abc import Callable

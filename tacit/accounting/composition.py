@@ -105,15 +105,14 @@ class StrongComposition:
     def _composed(self, releases: "list[_Release]", delta: float) -> float:
         published = self.recipe == "published"
         best = math.inf if published else _basic(releases, delta)
-        has_gaussian = any(release.shift for release in releases)
         left = _left_of(delta, releases)
+        counts = np.array([release.times for release in releases])
         shares = _SHARES if published else _SHARES[::20]  # the exact epsilon takes longer
-        for share in shares if has_gaussian and left > 0 else [0.0]:
+        for share in shares if any(release.shift for release in releases) else [0.0]:
             composing = left * (1 - share)
             if composing <= 0:
-                continue
+                break
             epsilons = _epsilons(releases, left * share, published=published)
-            counts = np.array([release.times for release in releases])
             squares = float(counts @ epsilons**2)
             drift = squares if published else float(counts @ (epsilons * np.tanh(epsilons / 2)))
             spread = math.sqrt(-2 * math.log(composing) * squares) if squares else 0.0

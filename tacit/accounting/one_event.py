@@ -1,12 +1,5 @@
 """Facts about one occurrence of one event: a single body each, for all accountants and the ledger.
 
-* `pure_epsilon`: epsilon of a release at delta 0, if it has one;
-* `gaussian_shift`: distance by which one record moves the mean of Gaussian noise;
-* `gdp_mu_squared`: square of a mu for which a release is mu-GDP;
-* `epsilon_and_delta`: the guarantee of an approximate release, by group privacy if need be;
-* `response_law`: probabilities of the answers of randomized response;
-* `log_mixture` and `sampled_epsilon`: log(1 - q + q e^x), which sampling at rate q makes of x.
-
 Numbers stated in an event are taken as the decimals they are written as (`exact`), and whatever
 has to be rounded is rounded up, so rounding can only over-charge. The exception is `log_mixture`,
 which is accurate but not rounded to one side: both ends of a bracket are computed from it.

@@ -48,30 +48,29 @@ class Tightest:
 
     def epsilon(self, event: Event, *, delta: float, relation: Relation = ADD_REMOVE) -> float:
         """Return a certified upper bound on the epsilon of `event` at `delta`."""
-
-        def by_pairs(part: Event, share: float) -> Bracket:
-            return _BY_PAIRS.bracket(part, delta=share * delta, relation=relation)
-
-        def by_renyi(part: Event, share: float) -> float:
-            return RDP().epsilon(part, delta=share * delta, relation=relation)
-
-        return _lowest(event, relation, _DELTA_SHARES, by_pairs, by_renyi)
+        return _lowest(
+            event,
+            relation,
+            _DELTA_SHARES,
+            lambda part, share: _BY_PAIRS.bracket(part, delta=share * delta, relation=relation),
+            lambda part, share: RDP().epsilon(part, delta=share * delta, relation=relation),
+        )
 
     def delta(self, event: Event, *, epsilon: float, relation: Relation = ADD_REMOVE) -> float:
         """Return a certified upper bound on the delta of `event` at `epsilon`."""
-
-        def by_pairs(part: Event, share: float) -> Bracket:
-            return _BY_PAIRS.delta_bracket(part, epsilon=share * epsilon, relation=relation)
-
-        def by_renyi(part: Event, share: float) -> float:
-            return RDP().delta(part, epsilon=share * epsilon, relation=relation)
-
-        return _lowest(event, relation, _EPSILON_SHARES, by_pairs, by_renyi)
+        by_pairs = _BY_PAIRS.delta_bracket
+        return _lowest(
+            event,
+            relation,
+            _EPSILON_SHARES,
+            lambda part, share: by_pairs(part, epsilon=share * epsilon, relation=relation),
+            lambda part, share: RDP().delta(part, epsilon=share * epsilon, relation=relation),
+        )
 
     def bracket(self, event: Event, *, delta: float, relation: Relation = ADD_REMOVE) -> Bracket:
         """Return certified bounds on the epsilon of `event` at `delta`; see `tacit.bracket`."""
         only_bounded = any(_is_only_bounded(part, relation) for part in flatten(event))
-        if only_bounded or _split(event, relation)[1] is not None:
+        if only_bounded or _split(event, relation)[1].parts:
             return Bracket(0.0, self.epsilon(event, delta=delta, relation=relation))
         found = PLD().bracket(event, delta=delta, relation=relation)
         if not _is_open(found):
@@ -99,12 +98,10 @@ def _lowest(
         return found.upper
 
     known, rest = _split(event, relation)
-    if rest is None:
+    if not rest.parts:
         return tight(event, 1.0)
-    found = by_renyi(event, 1.0)
-    if known is None:
-        return found
-    return min(found, *(tight(known, share) + by_renyi(rest, 1 - share) for share in shares))
+    split = [tight(known, share) + by_renyi(rest, 1 - share) for share in shares if known.parts]
+    return min([by_renyi(event, 1.0), *split])
 
 
 def _is_open(found: Bracket) -> bool:
@@ -112,8 +109,8 @@ def _is_open(found: Bracket) -> bool:
     return found.upper == math.inf or found.width > 1e-3 * found.upper
 
 
-def _split(event: Event, relation: Relation) -> tuple[Event | None, Event | None]:
-    """Return what `PLD` can price and what it cannot, each as one event or None."""
+def _split(event: Event, relation: Relation) -> tuple[ev.Sequence, ev.Sequence]:
+    """Return what `PLD` can price and what it cannot, each as one event."""
     known: list[Event] = []
     rest: list[Event] = []
     for part, count in flatten(event).items():
@@ -123,10 +120,7 @@ def _split(event: Event, relation: Relation) -> tuple[Event | None, Event | None
             rest.append(ev.Repeated(part, count))
         else:
             known.append(ev.Repeated(part, count))
-    return (
-        ev.Sequence(tuple(known)) if known else None,
-        ev.Sequence(tuple(rest)) if rest else None,
-    )
+    return ev.Sequence(tuple(known)), ev.Sequence(tuple(rest))
 
 
 def _is_only_bounded(part: Event, relation: Relation) -> bool:

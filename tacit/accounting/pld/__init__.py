@@ -15,6 +15,7 @@ bracket cannot be proved, a wide one is returned; the upper end is always a guar
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -112,9 +113,7 @@ class PLD:
         result is the highest of many such lines, so it is proved, and slightly too low between two
         of them.
         """
-        rates = np.array(
-            [in_closed_unit(false_positive_rate=rate) for rate in false_positive_rates]
-        )
+        rates = np.array([in_closed_unit(false_positive_rate=r) for r in false_positive_rates])
         smallest = min((rate for rate in rates if 0 < rate < 1), default=0.5)
         price = self._price(event, relation)
         far = min(price.epsilon(1e-3 * smallest).upper, 60.0)
@@ -129,11 +128,10 @@ class PLD:
         return _WorstDirection([DirectionPrice(one, tolerance=self.tolerance) for one in found])
 
 
-class _WorstDirection:
+class _WorstDirection(NamedTuple):
     """The worse of the directions; a direction known to be the lesser one is not sharpened."""
 
-    def __init__(self, directions: list[DirectionPrice]) -> None:
-        self.directions = directions
+    directions: list[DirectionPrice]
 
     def epsilon(self, delta: float) -> Bracket:
         worst = Bracket(0.0, 0.0)

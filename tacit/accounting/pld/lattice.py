@@ -127,18 +127,12 @@ class Composed:
         self.other = np.cumsum(inner[::-1])[::-1]  # and Q-mass
 
     def tails(self, threshold: Numbers, log_factor: float) -> tuple[Floats, Floats]:
-        """Return exp(log_factor) times the mass from each threshold up, and its error.
-
-        Wrapped mass is included. The error is infinite where a float would overflow.
-        """
-        index = threshold - self.base
+        """Return exp(log_factor) times the mass from each threshold up, and its error."""
+        index = threshold - self.base  # mass that wrapped around is included
         return self._scaled(self.mass[index], index, log_factor)
 
     def hockey_stick(self, threshold: int, epsilon: float) -> tuple[float, float]:
-        """Return the sum of mass * (1 - exp(epsilon - loss)) from `threshold` up, and its error.
-
-        `threshold` is the index of a loss above epsilon.
-        """
+        """Return the sum of mass * (1 - exp(epsilon - loss)) from `threshold` up, and its error."""
         index = np.array([threshold - self.base])
         shift = math.exp(min(epsilon - self.step * self.base, 700.0))
         value, error = self._scaled(self.mass[index] - shift * self.other[index], index, 0.0)
@@ -150,7 +144,8 @@ class Composed:
         fits = (log_error < 600.0) & (self.order * self.step * index < 650.0)
         logs = log_scale + np.log(np.maximum(sums, 1e-320))
         value = np.exp(np.minimum(logs, 700.0))
-        return value, np.where(fits, np.exp(np.minimum(log_error, 700.0)), math.inf)
+        error = np.exp(np.minimum(log_error, 700.0))
+        return value, np.where(fits, error, math.inf)  # infinite where a float would overflow
 
     def beyond(self) -> float:
         """Bound the mass above the window, by Chernoff."""
@@ -213,9 +208,8 @@ class Lattice:
         """Return certified bounds on delta(epsilon)."""
         if not epsilon / self.step < 1e15:
             return Bracket(0.0, 1.0)
-        return Bracket.of_delta(
-            self._attack(epsilon + self.shift), self._dominate(epsilon - self.shift)
-        )
+        lower, upper = self._attack(epsilon + self.shift), self._dominate(epsilon - self.shift)
+        return Bracket.of_delta(lower, upper)
 
     def _dominate(self, epsilon: float) -> float:
         """Return the upper bound: delta of the law that dominates."""

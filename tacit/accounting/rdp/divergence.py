@@ -61,17 +61,15 @@ def log_moments(nodes: Nodes, orders: Floats) -> Floats:
     linear = _weighted_excess(nodes)  # (nodes,)
     exponent = np.multiply.outer(orders, nodes.log_ratio)  # (orders, nodes)
     logs = exponent + nodes.log_weight
-    huge = logs.max(axis=1) > _LARGEST_EXPONENT
+    small = logs.max(axis=1) <= _LARGEST_EXPONENT
     result = np.empty(len(orders))
-    if huge.any():
-        result[huge] = log_sum_exp(logs[huge])
-    small = ~huge
+    if not small.all():
+        result[~small] = log_sum_exp(logs[~small])
     if small.any():
         exponent, logs, some = exponent[small], logs[small], orders[small]
         far = exponent > _LARGEST_EXPONENT  # add the log weight before exp, against overflow
         terms = weight * excess_exp(np.where(far, 0.0, exponent))
-        if far.any():
-            terms[far] = np.exp(logs[far])
+        terms[far] = np.exp(logs[far])
         result[small] = np.log1p(np.maximum(terms.sum(axis=1) - some * linear.sum(), 0.0))
     return result
 
@@ -93,28 +91,20 @@ def reverse(nodes: Nodes) -> Nodes:
 def fixed_size_sampled(nodes: Nodes, fraction: float) -> Nodes:
     """Return a symmetric pair that dominates a sample of `fraction` of the records.
 
-    The sample is drawn without replacement, and a record is replaced.
-
-    Balle, Barthe & Gaboardi 2018, Section 4 (arXiv:1807.01647): with (P, Q) dominating the
+    The sample is drawn without replacement, and a record is replaced. With (P, Q) dominating the
     mechanism when a record is replaced, the hockey-stick divergence at a >= 1 is at most that of
-    ((1 - fraction) Q + fraction P, Q), in both directions. Those values for a >= 1, mirrored for
-    a < 1, are the profile of the pair below: mass w at ratio r >= 1, mass w r at ratio 1 / r.
+    ((1 - fraction) Q + fraction P, Q), in both directions: Balle, Barthe & Gaboardi 2018, Section 4
+    (arXiv:1807.01647). Those values for a >= 1, mirrored for a < 1, are the profile of the pair
+    below: mass w at ratio r >= 1, mass w r at ratio 1 / r.
     """
     above = nodes.log_ratio > 0
     half = poisson_sampled(Nodes(nodes.log_weight[above], nodes.log_ratio[above]), fraction)
-    return join(half, reverse(half))
-
-
-def join(first: Nodes, second: Nodes) -> Nodes:
-    """Return one pair on the nodes of both."""
-    return Nodes(*(np.concatenate(parts) for parts in zip(first, second, strict=True)))
+    return Nodes(*(np.concatenate(parts) for parts in zip(half, reverse(half), strict=True)))
 
 
 def pure_nodes(epsilon: float) -> Nodes:
-    """Return the pair of randomized response, which dominates every epsilon-DP mechanism.
-
-    Kairouz, Oh & Viswanath 2015, Thm. 3.2 (arXiv:1311.0776).
-    """
+    """Return the pair of randomized response, which dominates every epsilon-DP mechanism."""
+    # Kairouz, Oh & Viswanath 2015, Thm. 3.2 (arXiv:1311.0776).
     log_rare = -np.logaddexp(0.0, epsilon)
     return Nodes(np.array([log_rare, log_rare + epsilon]), np.array([epsilon, -epsilon]))
 
@@ -150,10 +140,8 @@ def gaussian_nodes(shift: float, low: float, high: float, step: float) -> Nodes:
 
 
 def gaussian_half_nodes(shift: float, high: float) -> Nodes:
-    """Return N(shift, 1) against N(0, 1) where the first is likelier, on Gauss-Legendre panels.
-
-    The half line has an edge, where a plain trapezoid sum would lose its accuracy.
-    """
+    """Return N(shift, 1) against N(0, 1) where the first is likelier, on Gauss-Legendre panels."""
+    # The half line has an edge, where a plain trapezoid sum would lose its accuracy.
     width = min(1.0, 2.0 / shift)
     panels = math.ceil((high - shift / 2) / width)
     x, w = np.polynomial.legendre.leggauss(16)
@@ -161,15 +149,6 @@ def gaussian_half_nodes(shift: float, high: float) -> Nodes:
     z = (starts + width * (x + 1) / 2).ravel()
     log_weight = _log_normal(z) + np.tile(np.log(w * width / 2), panels)
     return Nodes(log_weight, shift * z - shift * shift / 2)
-
-
-def opposed_nodes(shift: float, rate: float, low: float, high: float, step: float) -> Nodes:
-    """Return (1 - rate) N(0) + rate N(shift) against (1 - rate) N(0) + rate N(-shift)."""
-    base = gaussian_nodes(shift, low, high, step)
-    z = (base.log_ratio + shift * shift / 2) / shift
-    first = log_mixture(rate, base.log_ratio)
-    second = log_mixture(rate, -shift * z - shift * shift / 2)
-    return Nodes(base.log_weight + second, first - second)
 
 
 def trapezoid_step(shift: float, negative_power: float = 0.0) -> float:
@@ -223,7 +202,10 @@ def opposed_divergence(orders: Floats, *, rate: float, shift: float) -> Floats:
     def exact(some: Floats) -> Floats:
         high = 2 * some.max() * shift + TAIL
         step = trapezoid_step(shift, negative_power=float(some.max()))
-        nodes = opposed_nodes(shift, rate, -TAIL - shift, high, step)
+        base = gaussian_nodes(shift, -TAIL - shift, high, step)
+        z = (base.log_ratio + shift * shift / 2) / shift
+        second = log_mixture(rate, -shift * z - shift * shift / 2)
+        nodes = Nodes(base.log_weight + second, log_mixture(rate, base.log_ratio) - second)
         return log_moments(nodes, some) / (some - 1)
 
     excess = (orders - 1) * shift**2 / 2 + math.log(rate)
