@@ -65,13 +65,8 @@ def epsilon(
 ) -> float:
     """Return a certified upper bound on the epsilon of `event` at `delta`.
 
-    Parameters
-    ----------
-    accountant
-        None takes the tightest that can price the event.
+    Without an `accountant`, the tightest one that can price the event is used.
 
-    Examples
-    --------
     >>> from tacit.events import Gaussian, PoissonSampled, Repeated
     >>> run = Repeated(PoissonSampled(0.01, Gaussian(4.0)), 10_000)
     >>> round(epsilon(run, delta=1e-5), 4)

@@ -59,14 +59,8 @@ def invert(
 
     An end is only moved to a point at which the curve proves it: `upper` to where the upper bound
     of the curve is at most `delta`, `lower` to where its lower bound is above `delta` (the true
-    curve never rises).
-
-    Parameters
-    ----------
-    ceiling
-        An epsilon that is known to be large enough.
-    slope
-        About how fast log delta falls near `guess`; NaN if unknown.
+    curve never rises). `ceiling` is an epsilon that is known to be large enough, `slope` about how
+    fast log delta falls near `guess`; NaN if unknown.
     """
     log_delta = math.log(delta)
 

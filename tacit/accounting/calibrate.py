@@ -33,17 +33,10 @@ def calibrate(
     of the answer has been computed and is at most `epsilon`; x is within a factor 1 +- `relative`
     of the best one.
 
-    Parameters
-    ----------
-    family
-        Function that returns the event for a positive number x. The price of the event must rise
-        or fall with x throughout. For an x outside its domain, such as a rate above 1, the function
-        raises `ValueError`.
-    bounds
-        Smallest and largest x allowed; None searches outwards from 1.
+    `family` returns the event for a positive number x, whose price must rise or fall with x
+    throughout. For an x outside its domain, such as a rate above 1, it raises `ValueError`.
+    `bounds` are the smallest and largest x allowed; None searches outwards from 1.
 
-    Examples
-    --------
     >>> from tacit.events import Gaussian, PoissonSampled, Repeated
     >>> run = lambda noise: Repeated(PoissonSampled(0.01, Gaussian(noise)), 10_000)
     >>> round(calibrate(run, epsilon=1.0, delta=1e-5), 4)
@@ -150,10 +143,7 @@ class _Search:
         )
 
     def _expand(self, start: float, sign: int, *, until_within: bool) -> tuple[float, float | None]:
-        """Walk from `start` until the target is crossed; return the last x before and the x after.
-
-        If an end of the domain comes first, return that end and None.
-        """
+        """Walk until the target is crossed; return the last x before and the x after, or None."""
         here, stride = start, math.log(2)
         while True:
             there = self._next(here, sign, stride)

@@ -61,19 +61,14 @@ class BasicComposition:
 class StrongComposition:
     """Strong (also called advanced) composition: Dwork, Rothblum & Vadhan 2010, Thm. III.3.
 
-    Parameters
-    ----------
-    recipe
-        `"published"` is what Abadi et al. 2016 compare with (9.34 in their Section 5.1): the
-        classical sqrt(2 log(1.25 / d)) / noise for each Gaussian release, sampling taken as
-        multiplication by the rate, and epsilon sqrt(2 k log(1 / d')) + k epsilon^2. Multiplying
-        by the rate is not proved and gives a lower value, so the value is checked against `RDP`,
-        and `UnsupportedEvent` is raised if it is below. `"rigorous"` uses the exact Gaussian
-        epsilon, log(1 + q (e^epsilon - 1)), and epsilon tanh(epsilon / 2) instead of epsilon^2
-        (Kairouz, Oh & Viswanath 2015, Thm. 3.5); it needs no check.
+    The recipe `"published"` is what Abadi et al. 2016 compare with (9.34 in their Section 5.1): the
+    classical sqrt(2 log(1.25 / d)) / noise for each Gaussian release, sampling taken as
+    multiplication by the rate, and epsilon sqrt(2 k log(1 / d')) + k epsilon^2. Multiplying by the
+    rate is not proved and gives a lower value, so the value is checked against `RDP`, and
+    `UnsupportedEvent` is raised if it is below. `"rigorous"` uses the exact Gaussian epsilon,
+    log(1 + q (e^epsilon - 1)), and epsilon tanh(epsilon / 2) instead of epsilon^2 (Kairouz, Oh &
+    Viswanath 2015, Thm. 3.5); it needs no check.
 
-    Examples
-    --------
     >>> run = ev.Repeated(ev.PoissonSampled(0.01, ev.Gaussian(4.0)), 10_000)
     >>> round(StrongComposition().epsilon(run, delta=1e-5), 2)
     9.34

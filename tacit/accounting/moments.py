@@ -27,16 +27,10 @@ _LARGEST_SHIFT = 10.0
 class Moments:
     """The moments accountant, for Gaussian releases on Poisson samples or on all records.
 
-    Parameters
-    ----------
-    conversion
-        `"published"` is Theorem 2.2 of the paper, `"improved"` that of Canonne, Kamath & Steinke
-        2020, which gives a smaller epsilon from the same moments.
-    max_moment
-        Largest order lambda; the paper uses 32.
+    The conversion `"published"` is Theorem 2.2 of the paper, `"improved"` that of Canonne, Kamath &
+    Steinke 2020, which gives a smaller epsilon from the same moments. `max_moment` is the largest
+    order lambda.
 
-    Examples
-    --------
     >>> from tacit.events import Repeated
     >>> run = Repeated(PoissonSampled(0.01, Gaussian(4.0)), 10_000)
     >>> round(Moments().epsilon(run, delta=1e-5), 2)

@@ -47,26 +47,21 @@ class Cost:
 
     def to_json(self) -> str:
         """Return the cost as one line of JSON; infinity is written as null."""
-        return json.dumps(
-            {
-                "renyi": [_finite(value) for value in self.renyi],
-                "gaussian": _finite(self.gaussian),
-                "pure": None if self.pure == math.inf else str(self.pure),
-                "delta": str(self.delta),
-            }
-        )
+        *renyi, gaussian = (None if x == math.inf else x for x in (*self.renyi, self.gaussian))
+        pure = None if self.pure == math.inf else str(self.pure)
+        data = {"renyi": renyi, "gaussian": gaussian, "pure": pure, "delta": str(self.delta)}
+        return json.dumps(data)
 
     @staticmethod
     @lru_cache(maxsize=1024)  # totals of other partitions are read again and again
     def from_json(text: str) -> "Cost":
         """Return the cost that `to_json` wrote."""
         data = json.loads(text)
-        return Cost(
-            tuple(_infinite(value) for value in data["renyi"]),
-            _infinite(data["gaussian"]),
-            math.inf if data["pure"] is None else Fraction(data["pure"]),
-            Fraction(data["delta"]),
+        *renyi, gaussian = (
+            math.inf if x is None else x for x in (*data["renyi"], data["gaussian"])
         )
+        pure = math.inf if data["pure"] is None else Fraction(data["pure"])
+        return Cost(tuple(renyi), gaussian, pure, Fraction(data["delta"]))
 
 
 def nothing(n_orders: int) -> Cost:
@@ -121,11 +116,3 @@ def _add_exactly(a: Fraction | float, b: Fraction | float) -> Fraction | float:
     if isinstance(total, Fraction) and total.denominator > _FINEST:
         return Fraction(math.ceil(total * _FINEST), _FINEST)
     return total
-
-
-def _finite(value: float) -> float | None:
-    return None if value == math.inf else value
-
-
-def _infinite(value: float | None) -> float:
-    return math.inf if value is None else value

@@ -141,9 +141,8 @@ class Filter:
     def from_json(text: str) -> "Filter":
         """Return the filter that `to_json` wrote."""
         data = json.loads(text)
-        return Filter(
-            tuple(data["orders"]), tuple(data["shares"]), data["gaussian_share"], data["set_aside"]
-        )
+        orders, shares = tuple(data["orders"]), tuple(data["shares"])
+        return Filter(orders, shares, data["gaussian_share"], data["set_aside"])
 
     def admits(self, total: Cost, budget: Budget) -> bool:
         """Return whether entries that cost `total` together are within `budget`."""
@@ -240,9 +239,7 @@ def limits_of(filter_: Filter, budget: Budget) -> Limits:
 def gaussian_limit(epsilon: float, delta: float) -> float:
     """Return the largest mu^2 at which mu-GDP implies (`epsilon`, `delta`)-DP; -1 if none.
 
-    Rounded down.
-
-    Balle & Wang 2018, Thm. 8 (arXiv:1805.06530), solved for mu by bisection from below.
+    Balle & Wang 2018, Thm. 8 (arXiv:1805.06530), solved for mu by bisection, rounded down.
     """
     if delta <= 0 or epsilon <= 0:
         return -1.0
@@ -275,8 +272,8 @@ def _fit_shares(budget: Budget, event: Event, relation: Relation, *, set_aside: 
     ]
     most = max(repeats)
     if most <= 0 or most * cost.gaussian <= gaussian_limit(epsilon, delta):
-        return Filter(_around(center), _shares(0.08), _MAIN, set_aside)
-    return Filter(_around(orders[int(np.argmax(repeats))]), _shares(_MAIN), 0.08, set_aside)
+        return _filter_around(center, 0.08, _MAIN, set_aside)
+    return _filter_around(orders[int(np.argmax(repeats))], _MAIN, 0.08, set_aside)
 
 
 def _repeats(filter_: Filter, budget: Budget, event: Event, relation: Relation) -> float:
@@ -299,9 +296,7 @@ def _center(epsilon: float, delta: float) -> float:
     return float(orders[np.argmax(limits / orders)])
 
 
-def _around(order: float) -> tuple[float, ...]:
-    return (order, *(1 + (order - 1) * ratio for ratio, _ in _AROUND))
-
-
-def _shares(main: float) -> tuple[float, ...]:
-    return (main, *(share for _, share in _AROUND))
+def _filter_around(order: float, share: float, gaussian: float, set_aside: float) -> Filter:
+    """Return a filter that gives `share` to `order`, and a little to orders around it."""
+    orders = (order, *(1 + (order - 1) * ratio for ratio, _ in _AROUND))
+    return Filter(orders, (share, *(other for _, other in _AROUND)), gaussian, set_aside)

@@ -34,17 +34,11 @@ _LINES = 128  # points of the curve delta(epsilon) from which a trade-off functi
 class PLD:
     """Accountant that composes privacy loss distributions: a certified bracket of the exact price.
 
-    Parameters
-    ----------
-    tolerance
-        Relative error of delta to aim at. It changes the width of the brackets and the time they
-        take; the brackets are valid for every tolerance.
-    pair_of
-        Rule that gives the dominating pair of one event. The default is exact where it can be; a
-        rule whose pairs only bound an event makes the lower ends meaningless.
+    `tolerance` is the relative error of delta to aim at. It changes the width of the brackets and
+    the time they take; the brackets are valid for every tolerance. `pair_of` gives the dominating
+    pair of one event. The default is exact where it can be; a rule whose pairs only bound an event
+    makes the lower ends meaningless.
 
-    Examples
-    --------
     >>> from tacit import events as ev
     >>> run = ev.Repeated(ev.PoissonSampled(0.01, ev.Gaussian(4.0)), 10_000)
     >>> bracket = PLD().bracket(run, delta=1e-5)

@@ -202,4 +202,4 @@ class TiltedLaplace:
 
     def factor(self, step: float, size: int, _split: Split | None) -> Factor:
         atoms = self.base.nodes(self.panels).tilted(self.tilt, self.error)
-        return atoms.factor(None, step, size)
+        return atoms.split_factor(None, step, size)

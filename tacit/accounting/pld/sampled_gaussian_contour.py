@@ -312,7 +312,7 @@ class TiltedSmooth:
         y = x + 1j * nodes.height if nodes.height else x
         log_p, loss = base.log_density(y)
         atoms = base.weighted(y, log_p, loss, nodes.spacing).tilted(self.tilt, nodes.error)
-        return atoms.factor(np.exp(split.log_high(y)) if split else None, step, size)
+        return atoms.split_factor(np.exp(split.log_high(y)) if split else None, step, size)
 
     def log_expectation(self, exponent: Floats, outside: Floats) -> Floats:
         """Bound log E[exp(exponent)]; masses sum to 1, so only the change from 1 has errors."""

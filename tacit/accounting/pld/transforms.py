@@ -223,7 +223,19 @@ class Atoms(NamedTuple):
     weight_error: Floats  # relative error of each weight by rounding
     error: float  # largest error of the transform relative to M(order), rounding excluded
 
-    def factor(self, share: Numbers | None, step: float, size: int) -> Factor:
+    def log_decay(self, _t: float, _count: int) -> float:
+        """Return the trivial bound: the transform of atoms may not decay."""
+        return 0.0
+
+    def lay_nodes(self, _t: float, _log_error: float, _split: Split | None) -> int:
+        """Return the number of atoms, which are the nodes."""
+        return len(self.loss)
+
+    def factor(self, step: float, size: int, _split: Split | None) -> Factor:
+        """Return the transform of the atoms, as the protocol `Tilted` asks."""
+        return self.split_factor(None, step, size)
+
+    def split_factor(self, share: Numbers | None, step: float, size: int) -> Factor:
         """Return the transform of the atoms; `share` of each belongs to the high part."""
         t = step * np.arange(size, dtype=float)
         if share is None:
@@ -317,20 +329,5 @@ class AtomicModel:
     def moments(self, _steps: int) -> Cumulants:
         return self.losses.cumulants()
 
-    def tilt(self, tilt: Tilt) -> "TiltedAtoms":
-        return TiltedAtoms(self.losses.tilted(tilt, 0.0))
-
-
-class TiltedAtoms(NamedTuple):
-    """An `AtomicModel` at one order: the atoms are its nodes, and its transform may not decay."""
-
-    atoms: Atoms
-
-    def log_decay(self, _t: float, _count: int) -> float:
-        return 0.0
-
-    def lay_nodes(self, _t: float, _log_error: float, _split: Split | None) -> int:
-        return len(self.atoms.loss)
-
-    def factor(self, step: float, size: int, _split: Split | None) -> Factor:
-        return self.atoms.factor(None, step, size)
+    def tilt(self, tilt: Tilt) -> Atoms:
+        return self.losses.tilted(tilt, 0.0)

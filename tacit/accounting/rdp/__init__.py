@@ -35,15 +35,8 @@ _Conversion: TypeAlias = Callable[[Floats, Charge], Floats]
 
 @dataclass(frozen=True, kw_only=True)
 class RDP:
-    """Rényi accountant over all real orders.
+    """Rényi accountant that searches all orders above 1 for the best one, or only `orders`.
 
-    Parameters
-    ----------
-    orders
-        Orders to convert at; None searches all orders above 1 for the best one.
-
-    Examples
-    --------
     >>> from tacit.events import Gaussian, PoissonSampled, Repeated
     >>> run = Repeated(PoissonSampled(0.01, Gaussian(4.0)), 10_000)
     >>> round(RDP().epsilon(run, delta=1e-5), 4)
@@ -148,10 +141,8 @@ def _log_deltas(orders: Floats, charge: Charge, *, epsilon: float) -> Floats:
 
 
 def _total_variation(charge: Charge) -> float:
-    """Bound the total variation distance, which is delta at epsilon 0.
-
-    By Pinsker and by Bretagnolle & Huber; the value at any order bounds the KL divergence.
-    """
+    """Bound the total variation distance, which is delta at epsilon 0."""
+    # By Pinsker and by Bretagnolle & Huber; the value at any order bounds the KL divergence.
     least = float(charge.values.min())
     return charge.delta_mass + math.sqrt(min(least / 2, -math.expm1(-least)))
 
