@@ -144,8 +144,7 @@ class _Release(NamedTuple):
 
 
 def _releases(event: Event, relation: Relation) -> list[_Release]:
-    relation = Relation(relation)
-    return [_release(part, count, relation) for part, count in flatten(event).items()]
+    return [_release(part, count, Relation(relation)) for part, count in flatten(event).items()]
 
 
 def _release(event: Event, count: int, relation: Relation) -> _Release:

@@ -73,9 +73,8 @@ def _verify_payments(
             if budget is not None:
                 event = from_json(row.event or "")
                 for entries, total in replayed.met(row.partition):
-                    if not filter_.admits(total + cost, budget) and (
-                        entries or not fits_alone(event)
-                    ):
+                    admitted = filter_.admits(total + cost, budget)
+                    if not admitted and (entries or not fits_alone(event)):
                         _fail(store, f"entry {row.id} passes the budget")
             replayed.by_label[row.partition] = replayed.after(row.partition, cost)
     if Totals.read(store.connection, replayed.n_orders).by_label != replayed.by_label:

@@ -184,23 +184,19 @@ class Lattice:
         order, start = float(ORDERS[index]), epsilon - 0.25 * window
         step = _aligned(direction, window / points)
         log_each = log_target - math.log(direction.steps)
-        uppers: list[tuple[Grid, int]] = []
-        tests_p: list[tuple[Grid, int]] = []
-        tests_q: list[tuple[Grid, int]] = []
+        grids: list[tuple[Grid, Grid, Grid, int]] = []
         largest = 0.0
         for law, count in direction.parts:
             low, high = law.span(log_each)
             low = max(low, min(-2 * window, high - step))  # losses far below add little to delta
-            uppers.append((dots(law, step, low, high), count))
             p, q = reports(law, step, low, high)
-            tests_p.append((p, count))
-            tests_q.append((q, count))
+            grids.append((dots(law, step, low, high), p, q, count))
             largest += count * max(abs(low), abs(high))
         self.step = step
-        self.upper = Composed(uppers, step, order, window, start)
-        self.p = Composed(tests_p, step, order, window, start)
-        self.q = Composed(tests_q, step, order + 1, window, start)
-        self.infinite = math.fsum(count * grid.above for grid, count in uppers)
+        self.upper = Composed([(up, n) for up, _, _, n in grids], step, order, window, start)
+        self.p = Composed([(p, n) for _, p, _, n in grids], step, order, window, start)
+        self.q = Composed([(q, n) for _, _, q, n in grids], step, order + 1, window, start)
+        self.infinite = math.fsum(n * up.above for up, _, _, n in grids)
         self.shift = 64 * ROUND * largest  # grid points and losses are rounded
         self.slack = math.expm1(32 * ROUND * direction.steps)  # each mass has a few roundings
 

@@ -260,16 +260,11 @@ class OneRelease:
         #   delta = p F(x - 1) + ((1 - p) - exp(epsilon) (1 - q)) F(x) - exp(epsilon) q F(x + 1).
         # It is largest at this x, so an error of x matters to second order only.
         middle = (q - p) * math.exp(-epsilon) + math.expm1(-epsilon) * (1 - q)
-        sizes = [(p, 0.0, x - 1), (middle, epsilon, x), (-q, epsilon, x + 1)]
-        terms = [
-            (
-                math.copysign(1.0, size),
-                math.log(abs(size)) + shift,
-                float(law.noise.log_above(np.array(at))),
-            )
-            for size, shift, at in sizes
-            if size and at < math.inf
-        ]
+        terms: list[tuple[float, float, float]] = []  # sign, log of the size, log of the tail
+        for size, shift, at in (p, 0.0, x - 1), (middle, epsilon, x), (-q, epsilon, x + 1):
+            if size and at < math.inf:
+                log_tail = float(law.noise.log_above(np.array(at)))
+                terms.append((math.copysign(1.0, size), math.log(abs(size)) + shift, log_tail))
         if not terms:
             return Bracket(0.0, 0.0)
         top = max(log_size + log_tail for _, log_size, log_tail in terms)

@@ -172,15 +172,15 @@ def _least_over_orders(objective: Callable[[Floats], Floats], knots: Floats) -> 
 
 def _knots(parts: dict[Event, int]) -> Floats:
     """Return the orders at which a curve is known exactly; it is only bounded between them."""
-    knots: set[float] = set()
+    knots = np.zeros(0)
     for part in parts:
         if isinstance(part, RenyiCurve):
-            knots.update(part.orders)
+            knots = np.append(knots, part.orders)
         elif isinstance(part, BestOf):
-            knots.update(_knots(flatten(part.event)).tolist())
+            knots = np.append(knots, _knots(flatten(part.event)))
         elif isinstance(part, RandomAllocation):
-            knots.update(np.arange(2.0, 40.0).tolist())
-    return np.array(sorted(knots))
+            knots = np.append(knots, np.arange(2.0, 40.0))
+    return np.unique(knots)
 
 
 def _checked_orders(orders: ArrayLike) -> Floats:
