@@ -49,7 +49,6 @@ class Curve(Protocol):
 
     def delta(self, epsilon: float) -> Bracket:
         """Return bounds on delta(epsilon)."""
-        ...
 
 
 def invert(

@@ -145,24 +145,18 @@ class _Search:
     def _expand(self, start: float, sign: int, *, until_within: bool) -> tuple[float, float | None]:
         """Walk until the target is crossed; return the last x before and the x after, or None."""
         here, stride = start, math.log(2)
-        while True:
-            there = self._next(here, sign, stride)
+        while stride > 1e-9:
+            there = min(max(here * math.exp(sign * stride), self.limits[0]), self.limits[1])
+            there = self._snap(there)
             if there == here:
-                return here, None
+                break
+            if math.isnan(self._at(there)):  # outside the domain
+                stride /= 4
+                continue
             if (self._at(there) <= self.target) == until_within:
                 return here, there
             here, stride = there, min(stride * 2, 8.0)
-
-    def _next(self, here: float, sign: int, stride: float) -> float:
-        """Return the x one `stride` away in log x, or less far to stay in limits and domain."""
-        edge = self.limits[0] if sign < 0 else self.limits[1]
-        while stride > 1e-9:
-            there = here * math.exp(sign * stride)
-            there = self._snap(max(there, edge) if sign < 0 else min(there, edge))
-            if there == here or not math.isnan(self._at(there)):
-                return there
-            stride /= 4
-        return here
+        return here, None
 
     def _close_in(self, bad: float, good: float) -> float:
         """Shrink the bracket by inverse interpolation in (log x, log price)."""
@@ -196,10 +190,7 @@ class _Search:
         return x if min(bad, good) < x < max(bad, good) else middle
 
     def _nearest_points(self, bad: float, good: float) -> list[tuple[float, float]] | None:
-        """Return (log price / target, log x) at both ends and at the next nearest x, if distinct.
-
-        None if a price is not positive and finite, so that nothing can be interpolated.
-        """
+        """Return (log price / target, log x) at both ends and the next nearest x, if distinct."""
         others = sorted(self.known, key=lambda x: abs(math.log(x / good)))
         found: dict[float, float] = {}
         for x in (bad, good, *others):
@@ -207,7 +198,7 @@ class _Search:
             if 0 < price < math.inf:  # NaN, outside the domain, is left out too
                 found.setdefault(math.log(price / self.target), math.log(x))
             elif x in (bad, good):
-                return None
+                return None  # nothing can be interpolated
         return list(found.items())[:3] if len(found) > 1 else None
 
 

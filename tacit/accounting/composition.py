@@ -23,8 +23,7 @@ from tacit.accounting.one_event import (
     BoundedLoss,
     epsilon_and_delta,
     gaussian_shift,
-    pure_epsilon,
-    round_up,
+    rounded_epsilon,
     sampled_epsilon,
 )
 from tacit.accounting.rdp import RDP
@@ -164,7 +163,7 @@ def _release(event: Event, count: int, relation: Relation) -> _Release:
         epsilon, delta = epsilon_and_delta(inner, relation)
         return _Release(count, rate, epsilon=epsilon, delta=delta)
     if isinstance(inner, BoundedLoss):
-        return _Release(count, rate, epsilon=round_up(pure_epsilon(inner, relation)))
+        return _Release(count, rate, epsilon=rounded_epsilon(inner, relation))
     if isinstance(inner, ev.NonPrivate):
         return _Release(count, 1.0, epsilon=math.inf)
     raise UnsupportedEvent(

@@ -69,6 +69,11 @@ def pure_epsilon(event: Event, relation: Relation) -> Fraction | float:
             return math.inf
 
 
+def rounded_epsilon(event: Event, relation: Relation) -> float:
+    """Return `pure_epsilon` as a float, rounded up."""
+    return round_up(pure_epsilon(event, relation))
+
+
 def gaussian_shift(event: ev.Gaussian, relation: Relation) -> float:
     """Return by how many standard deviations a change of one record moves the mean."""
     return _replacement_factor(event, relation) / event.noise_multiplier

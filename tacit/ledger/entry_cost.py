@@ -29,12 +29,17 @@ _FINEST = 10**60  # largest denominator of a sum of stated numbers; beyond it th
 
 @dataclass(frozen=True)
 class Cost:
-    """What an entry, or a sum of entries, adds to each measure of the filter."""
+    """What an entry, or a sum of entries, adds to each measure; also the most it may add."""
 
     renyi: tuple[float, ...]
     gaussian: float
     pure: Fraction | float  # a fraction, or infinity
     delta: Fraction
+
+    @property
+    def measures(self) -> tuple[Fraction | float, ...]:
+        """All measures but `delta`; a filter needs only one of them to be within its limit."""
+        return (*self.renyi, self.gaussian, self.pure)
 
     def __add__(self, other: "Cost") -> "Cost":
         pairs = zip(self.renyi, other.renyi, strict=True)

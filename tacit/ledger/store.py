@@ -159,9 +159,7 @@ class Totals(NamedTuple):
         An entry that concerns all records concerns those of every partition known so far and, with
         the unlabeled entries alone, those of any other partition.
         """
-        if label:
-            return [self._met_in(label)]
-        return [total for _, total in self.met_by_label()]
+        return [self._met_in(label)] if label else [total for _, total in self.met_by_label()]
 
     def met_by_label(self) -> list[tuple[str, Total]]:
         """Return what has been spent on each partition; "" stands for every partition not named."""

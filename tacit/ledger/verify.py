@@ -84,13 +84,9 @@ def _verify_payments(
 def _verified_cost(store: Store, row: LedgerRow, filter_: Filter, relation: Relation) -> Cost:
     entry = entry_of(row)
     fresh = price(entry.event, orders=filter_.orders, relation=relation)
-    pairs = [
-        *zip(entry.cost.renyi, fresh.renyi, strict=True),
-        (entry.cost.gaussian, fresh.gaussian),
-        (entry.cost.pure, fresh.pure),
-        (entry.cost.delta, fresh.delta),
-    ]
-    if any(stored < (1 - _PRICE_SLACK) * now for stored, now in pairs):
+    stored = (*entry.cost.measures, entry.cost.delta)
+    pairs = zip(stored, (*fresh.measures, fresh.delta), strict=True)
+    if any(old < (1 - _PRICE_SLACK) * now for old, now in pairs):
         _fail(store, f"entry {row.id} is priced too low for its event")
     return entry.cost
 

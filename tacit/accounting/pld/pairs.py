@@ -43,9 +43,8 @@ from tacit.accounting.one_event import (
     epsilon_and_delta,
     gaussian_shift,
     log_mixture_at,
-    pure_epsilon,
     response_law,
-    round_up,
+    rounded_epsilon,
 )
 from tacit.accounting.pld.loss_laws import (
     Discrete,
@@ -137,12 +136,12 @@ def _(event: ev.Gaussian, relation: Relation) -> tuple[Law, Law]:
 def _(event: ev.Laplace, relation: Relation) -> tuple[Law, Law]:
     # The overlap of f(x - s) and alpha f(x), f log-concave, is log-concave in the shift s
     # (Prékopa), so over the L1 ball of shifts it is least at a corner: one coordinate moves.
-    return _same(Sampled(DoubleExponential(_pure(event, relation)), 1.0, 1, 0))
+    return _same(Sampled(DoubleExponential(rounded_epsilon(event, relation)), 1.0, 1, 0))
 
 
 @pair.register
 def _(event: ev.PureDP | ev.Exponential, relation: Relation) -> tuple[Law, Law]:
-    return _same(_two_point(_pure(event, relation), 0.0))
+    return _same(_two_point(rounded_epsilon(event, relation), 0.0))
 
 
 @pair.register
@@ -168,7 +167,7 @@ def _(event: ev.PoissonSampled, relation: Relation) -> tuple[Law, Law]:
         if isinstance(inner, ev.Gaussian):
             noise = Normal(inner.noise_multiplier)
         else:
-            noise = DoubleExponential(_pure(inner, Relation.ADD_REMOVE))
+            noise = DoubleExponential(rounded_epsilon(inner, Relation.ADD_REMOVE))
         if replaced:
             return _same(Sampled(noise, rate, 1, 1))
         return Sampled(noise, rate, 1, 0), Sampled(noise, rate, 0, 1)
@@ -239,10 +238,6 @@ def _any_infinite(masses: list[tuple[float, int]]) -> tuple[float, float]:
 
 def _same(law: Law) -> tuple[Law, Law]:
     return law, law
-
-
-def _pure(event: Event, relation: Relation) -> float:
-    return round_up(pure_epsilon(event, relation))
 
 
 _Outcome: TypeAlias = tuple[float, float, float]  # loss, P-mass, Q-mass

@@ -129,15 +129,12 @@ class Tilted(Protocol):
 
     def log_decay(self, t: float, count: int, /) -> float:
         """Bound log |M(order + i t')| / M(order) for all t' >= t; sharp for `count` steps."""
-        ...
 
     def lay_nodes(self, t: float, log_error: float, split: Split | None, /) -> int:
         """Choose nodes that serve all frequencies up to t, and return how many they are."""
-        ...
 
     def factor(self, step: float, size: int, split: Split | None, /) -> Factor:
         """Return the transform at t = 0, step, ..., (size - 1) step."""
-        ...
 
 
 class LossModel(Protocol):
@@ -147,11 +144,9 @@ class LossModel(Protocol):
 
     def moments(self, steps: int, /) -> Cumulants:
         """Return cumulants at `ORDERS`, for the orders useful to a sum of `steps` such losses."""
-        ...
 
     def tilt(self, tilt: Tilt, /) -> Tilted:
         """Return the law weighted by `tilt`."""
-        ...
 
 
 class WeightedLosses(NamedTuple):

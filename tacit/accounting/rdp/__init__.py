@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -28,9 +27,6 @@ _NEAR_ONE = 1 + 2.0**-10
 _HIGHEST, _LOWEST = 28.0, -16.0  # the search stops at orders 1 + 2^28 and 1 + 2^-16
 _ROUNDING = 1 + 1e-9
 """Each curve is multiplied by this: a hundred times the loss to rounding that was observed."""
-
-
-_Conversion: TypeAlias = Callable[[Floats, Charge], Floats]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +76,9 @@ class RDP:
         """Bound delta at epsilon 0, from the smallest order: a divergence grows with the order."""
         return _total_variation(self.charge(event, min(self.orders or (_NEAR_ONE,)), relation))
 
-    def _least(self, event: Event, relation: Relation, convert: _Conversion) -> float:
+    def _least(
+        self, event: Event, relation: Relation, convert: Callable[[Floats, Charge], Floats]
+    ) -> float:
         parts, relation = flatten(event), Relation(relation)
 
         def objective(orders: Floats) -> Floats:

@@ -24,14 +24,6 @@ _TOP = 128
 """Largest order whose removal moment is computed exactly; above it, Poisson sampling bounds it."""
 
 
-def allocation_divergence(orders: Floats, *, steps: int, shift: float) -> Floats:
-    """Return the divergence of one epoch at each order, in the worse of both directions."""
-    return np.maximum(
-        removal_divergence(orders, steps=steps, shift=shift),
-        addition_divergence(orders, steps=steps, shift=shift),
-    )
-
-
 def removal_divergence(orders: Floats, *, steps: int, shift: float) -> Floats:
     """Return log E[A^order] / (order - 1): exact at whole orders to 128, a bound elsewhere."""
     # Between whole orders, (order - 1) times the divergence is convex, so its chord bounds it.

@@ -6,7 +6,7 @@ rule that is not proved under the requested relation raises `UnsupportedEvent`.
 """
 
 import math
-from functools import lru_cache, singledispatch
+from functools import lru_cache, partial, singledispatch
 from typing import NamedTuple
 
 import numpy as np
@@ -19,13 +19,12 @@ from tacit.accounting.one_event import (
     BoundedLoss,
     epsilon_and_delta,
     gaussian_shift,
-    pure_epsilon,
     response_law,
-    round_up,
+    rounded_epsilon,
     sampled_epsilon,
 )
-from tacit.accounting.rdp import allocation
 from tacit.accounting.rdp import divergence as renyi
+from tacit.accounting.rdp.allocation import addition_divergence, removal_divergence
 from tacit.errors import UnsupportedEvent
 from tacit.events import Event, Relation
 
@@ -71,7 +70,7 @@ def _(event: ev.Gaussian, orders: Floats, relation: Relation) -> Charge:
 def _(event: ev.Laplace, orders: Floats, relation: Relation) -> Charge:
     # Mironov 2017, Prop. 6, and at most order * epsilon^2 / 2, which holds for every epsilon-DP
     # mechanism (Bun & Steinke 2016, Prop. 3.3).
-    epsilon = _pure_epsilon(event, relation)
+    epsilon = rounded_epsilon(event, relation)
     inner = (orders - 1) * np.expm1((1 - 2 * orders) * epsilon) / (2 * orders - 1)
     exact = epsilon + np.log1p(inner) / (orders - 1)
     square = orders * epsilon**2 / 2
@@ -80,7 +79,7 @@ def _(event: ev.Laplace, orders: Floats, relation: Relation) -> Charge:
 
 @price.register
 def _(event: ev.PureDP, orders: Floats, relation: Relation) -> Charge:
-    return Charge(_pure(_pure_epsilon(event, relation), orders))
+    return Charge(_pure(rounded_epsilon(event, relation), orders))
 
 
 @price.register
@@ -107,7 +106,7 @@ def _(event: ev.Exponential, orders: Floats, relation: Relation) -> Charge:
     exp((a - 1) s) (1 - exp(-a e)) / (a (1 - exp(-e))) at the worst s, which is below. It never
     exceeds epsilon^2 / 8-zCDP (Cesar & Rogers 2021, arXiv:2004.07223).
     """
-    epsilon = _pure_epsilon(event, relation)
+    epsilon = rounded_epsilon(event, relation)
     concentrated = orders * epsilon**2 / 8
     if epsilon == 0:
         return Charge(concentrated)
@@ -190,13 +189,13 @@ def _(event: ev.RandomAllocation, orders: Floats, relation: Relation) -> Charge:
     if not isinstance(inner, ev.Gaussian):
         return plain
     steps, shift = event.steps, gaussian_shift(inner, Relation.ADD_REMOVE)
+    removal = partial(removal_divergence, steps=steps, shift=shift)
+    addition = partial(addition_divergence, steps=steps, shift=shift)
     if relation is not Relation.REPLACE_ONE:
-        values = allocation.allocation_divergence(orders, steps=steps, shift=shift)
+        values = np.maximum(removal(orders), addition(orders))
     else:
         # Remove the old record, add the new one: Mironov 2017, Prop. 11 with p = q = 2.
-        first = allocation.removal_divergence(2 * orders, steps=steps, shift=shift)
-        second = allocation.addition_divergence(2 * orders - 1, steps=steps, shift=shift)
-        values = (orders - 0.5) / (orders - 1) * first + second
+        values = (orders - 0.5) / (orders - 1) * removal(2 * orders) + addition(2 * orders - 1)
     return Charge(np.minimum(values, plain.values))
 
 
@@ -274,14 +273,10 @@ def _nodes(event: BoundedLoss, relation: Relation) -> renyi.Nodes:
     """Return a pair that dominates `event` and is equally hard to distinguish in both orders."""
     if isinstance(event, ev.RandomizedResponse):
         return renyi.response_nodes(response_law(event))
-    epsilon = _pure_epsilon(event, relation)
+    epsilon = rounded_epsilon(event, relation)
     return (
         renyi.laplace_nodes(epsilon) if isinstance(event, ev.Laplace) else renyi.pure_nodes(epsilon)
     )
-
-
-def _pure_epsilon(event: BoundedLoss, relation: Relation) -> float:
-    return round_up(pure_epsilon(event, relation))
 
 
 def _replaced_epsilon(event: BoundedLoss, rate: float) -> float:
@@ -291,7 +286,7 @@ def _replaced_epsilon(event: BoundedLoss, rate: float) -> float:
     (1 - q + q b/a) / (1 - q + q c/a). Given b <= e^(f epsilon) c it grows with c, and b <=
     e^epsilon a, so it is largest at b/a = e^epsilon, c/a = e^((1 - f) epsilon).
     """
-    epsilon = _pure_epsilon(event, Relation.ADD_REMOVE)
+    epsilon = rounded_epsilon(event, Relation.ADD_REMOVE)
     factor = 1.0 if isinstance(event, ev.RandomizedResponse) else event.replace_factor
     return sampled_epsilon(epsilon, rate) - sampled_epsilon((1 - factor) * epsilon, rate)
 

@@ -58,7 +58,10 @@ class Nodes(NamedTuple):
 def log_moments(nodes: Nodes, orders: Floats) -> Floats:
     """Return log E_Q[(P/Q)^order] for every order above 1."""
     weight = np.exp(nodes.log_weight)
-    linear = _weighted_excess(nodes)  # (nodes,)
+    # Q-mass times m(log_ratio), without overflow at far nodes.
+    ratio, far = nodes.log_ratio, nodes.log_ratio > 30.0
+    beyond = np.exp(np.minimum(nodes.log_weight + ratio, 0.0)) - weight * (1 + ratio)
+    linear = np.where(far, beyond, weight * excess_exp(np.where(far, 0.0, ratio)))  # (nodes,)
     exponent = np.multiply.outer(orders, nodes.log_ratio)  # (orders, nodes)
     logs = exponent + nodes.log_weight
     small = logs.max(axis=1) <= _LARGEST_EXPONENT
@@ -251,15 +254,6 @@ def excess_exp(x: Floats) -> Floats:
     series = 1 + s / 3 * (1 + s / 4 * (1 + s / 5 * (1 + s / 6 * (1 + s / 7))))
     result[small] = s * s / 2 * series
     return result
-
-
-def _weighted_excess(nodes: Nodes) -> Floats:
-    """Return Q-mass times m(log_ratio), m(x) = exp(x) - 1 - x, without overflow at far nodes."""
-    weight, ratio = np.exp(nodes.log_weight), nodes.log_ratio
-    far = ratio > 30.0
-    near = weight * excess_exp(np.where(far, 0.0, ratio))
-    beyond = np.exp(np.minimum(nodes.log_weight + ratio, 0.0)) - weight * (1 + ratio)
-    return np.where(far, beyond, near)
 
 
 def _log_normal(z: Floats) -> Floats:
