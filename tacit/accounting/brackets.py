@@ -49,6 +49,7 @@ class Curve(Protocol):
 
     def delta(self, epsilon: float) -> Bracket:
         """Return bounds on delta(epsilon)."""
+        ...
 
 
 def invert(
@@ -76,10 +77,9 @@ def invert(
 def _descend(
     f: Callable[[float], float], low: float, high: float, x: float, slope: float
 ) -> tuple[float, float]:
-    """Return a point with f <= 0 just above the zero of f, and how fast f falls there.
+    """Return a point with f <= 0 just above the zero of f (or `high`), and how fast f falls there.
 
-    Takes secant steps inside the interval. Each step goes slightly too far, so that both ends of
-    the interval close in. Returns `high` if no point with f <= 0 is found.
+    Each secant step goes slightly too far, so that both ends of the interval close in.
     """
     last_x, last_f = math.nan, math.nan
     for attempt in range(100):

@@ -1,8 +1,7 @@
 """Basic and strong composition, as used before the moments accountant, and the asymptotic bound.
 
-Basic and strong composition first price each release as (epsilon, delta)-DP, which takes a share of
-delta for every Gaussian release, and then compose those pairs. They are kept for comparison with
-published figures; `PLD` and `RDP` are far tighter.
+Both price each release as (epsilon, delta)-DP, which takes a share of delta for every Gaussian
+release, and compose those pairs. They serve to reproduce published figures; `RDP` is far tighter.
 """
 
 import math

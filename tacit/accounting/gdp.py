@@ -157,10 +157,9 @@ def _small_shift_delta(mu: float, epsilon: float) -> float:
 
 
 def _least_within(mu: float, delta: float, high: float) -> float:
-    """Return the least epsilon below `high` whose delta is within the target.
+    """Return the least epsilon below `high` whose delta is within the target, by secant steps.
 
-    Bracketed secant steps on log delta. The result is at most 1e-14 mu plus 1e-13 of itself too
-    large, which is less than the rounding of delta.
+    It is at most 1e-14 mu plus 1e-13 of itself too large: less than the rounding of delta.
     """
 
     def excess(epsilon: float) -> float:

@@ -42,9 +42,8 @@ class Moments:
 
     def __post_init__(self) -> None:
         if self.conversion not in ("published", "improved"):
-            raise ValueError(
-                f"conversion must be 'published' or 'improved', got {self.conversion!r}."
-            )
+            got = repr(self.conversion)
+            raise ValueError(f"conversion must be 'published' or 'improved', got {got}.")
         whole(max_moment=self.max_moment, least=1)
 
     def log_moments(self, event: Event, *, relation: Relation = ADD_REMOVE) -> Floats:

@@ -36,9 +36,11 @@ class Accountant(Protocol):
 
     def epsilon(self, event: Event, *, delta: float, relation: Relation = ...) -> float:
         """Return epsilon at `delta`."""
+        ...
 
     def delta(self, event: Event, *, epsilon: float, relation: Relation = ...) -> float:
         """Return delta at `epsilon`."""
+        ...
 
 
 class Tightest:

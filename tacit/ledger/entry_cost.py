@@ -62,9 +62,8 @@ class Cost:
     def from_json(text: str) -> "Cost":
         """Return the cost that `to_json` wrote."""
         data = json.loads(text)
-        *renyi, gaussian = (
-            math.inf if x is None else x for x in (*data["renyi"], data["gaussian"])
-        )
+        floats = (*data["renyi"], data["gaussian"])
+        *renyi, gaussian = (math.inf if x is None else x for x in floats)
         pure = math.inf if data["pure"] is None else Fraction(data["pure"])
         return Cost(tuple(renyi), gaussian, pure, Fraction(data["delta"]))
 

@@ -464,15 +464,13 @@ class Plan:
         self._claimed = taken + block
 
     def _taken(self) -> int:
-        return self._store.connection.execute(
-            "SELECT taken FROM progress WHERE plan = ?", (self.id,)
-        ).fetchone()[0]
+        query = "SELECT taken FROM progress WHERE plan = ?"
+        return self._store.connection.execute(query, (self.id,)).fetchone()[0]
 
     def _write(self, steps: int) -> None:
         self._store.append(LedgerRow(kind="steps", plan=self.id, steps=steps))
-        self._store.connection.execute(
-            "UPDATE progress SET taken = taken + ? WHERE plan = ?", (steps, self.id)
-        )
+        update = "UPDATE progress SET taken = taken + ? WHERE plan = ?"
+        self._store.connection.execute(update, (steps, self.id))
 
 
 def _steps_of(event: Event) -> int:

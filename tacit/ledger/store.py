@@ -232,9 +232,8 @@ class Store:
                 # Changes nothing, but fails now if the file cannot be written.
                 connection.execute("UPDATE head SET entries = 0 WHERE one = 2")
         with self.reading() as connection:
-            found = connection.execute(
-                "SELECT id, created, epsilon, delta, relation, unit FROM ledger"
-            ).fetchone()
+            columns = ", ".join(Settings._fields)
+            found = connection.execute(f"SELECT {columns} FROM ledger").fetchone()
             settings = Settings(*found or _corrupt(self.path, "its settings are missing"))
             last = connection.execute("SELECT max(id), hash FROM entry").fetchone()
             expected = last if last[0] else (0, genesis(settings))
@@ -314,10 +313,8 @@ class Store:
 
     def rows(self, where: str = "1", parameters: tuple[object, ...] = ()) -> list[LedgerRow]:
         """Return rows in order; `where` is SQL of this package, never of a user."""
-        found = self.connection.execute(
-            f"SELECT * FROM entry WHERE {where} ORDER BY id", parameters
-        ).fetchall()
-        return [LedgerRow(*values) for values in found]
+        query = f"SELECT * FROM entry WHERE {where} ORDER BY id"
+        return [LedgerRow(*values) for values in self.connection.execute(query, parameters)]
 
     def close(self) -> None:
         """Close the file; an in-memory ledger is lost after that."""
@@ -396,10 +393,9 @@ def _connect(path: Path, timeout: float, read_only: bool) -> sqlite3.Connection:
         address, uri=True, timeout=timeout, isolation_level=None, check_same_thread=False
     )
     try:
-        application = connection.execute("PRAGMA application_id").fetchone()[0]
-        version = connection.execute("PRAGMA user_version").fetchone()[0]
-        if application != APPLICATION_ID:
+        if connection.execute("PRAGMA application_id").fetchone() != (APPLICATION_ID,):
             raise LedgerError(f"{path} is a SQLite file, but not a ledger.")
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
         if version != VERSION:
             raise LedgerError(
                 f"{path} has ledger version {version}, this tacit reads {VERSION}. "

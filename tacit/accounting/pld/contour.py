@@ -158,12 +158,11 @@ class Contours:
 
 
 class _Draft:
-    """A planned contour: its line, its nodes in t and in y, and how much work they are."""
+    """A planned contour of `family`, or of its difference from `low`: line, nodes and work."""
 
     def __init__(
         self, family: Family, epsilon: float, log_target: float, low: Family | None
     ) -> None:
-        """Plan the contour of `family`, or of its difference from `low`."""
         self.family = family
         self.center = epsilon
         self.splits, self.log_mass, self.overlap = _difference(family, low)
@@ -269,7 +268,6 @@ class Contour:
         self.log_m_error = 8 * ROUND * abs(self.log_m) + math.fsum(n * t.error for n, t in tilts)
 
     def delta(self, epsilon: float) -> Bracket:
-        """Return certified bounds on delta(epsilon)."""
         exponent = self.log_m - self.order * epsilon
         if not exponent < 600.0:
             return Bracket(0.0, 1.0)

@@ -38,7 +38,6 @@ _ALONG, _ACROSS = 2.125, 1.875
 _LOG_GAUSS = math.log(64 / 15) - 2 * (_POINTS - 1) * math.log(4.0) - math.log1p(-1 / 16)
 _CELLS = 256
 _MOST_PANELS = 1 << 14
-_TWO = np.ones(2)
 _LARGEST = 300.0
 
 
@@ -82,9 +81,8 @@ class LaplaceModel:
         adds = 4 * logs * ((u > 30.0) | (q > 0.5))  # where `log_mixture` adds logarithms
         g_error = ROUND * (p * 4 * np.abs(u) + 10 * np.abs(log_g) + adds)
         weights = np.tile(np.log(half * _WEIGHTS), panels)
-        rows = [
-            (self.atom_loss, self.log_atom, 8 * ROUND * np.abs(self.atom_loss), 16 * ROUND * _TWO)
-        ]
+        atoms, mass_error = self.atom_loss, np.full(2, 16 * ROUND)
+        rows = [(atoms, self.log_atom, 8 * ROUND * np.abs(atoms), mass_error)]
         for segment in self.segments:
             sizes = 3 + np.abs(u) + np.abs(log_g) + np.abs(weights) + abs(segment.start)
             rows.append(
@@ -121,10 +119,7 @@ class LaplaceModel:
         return np.logaddexp.reduce(logs) + math.log(half) + _LOG_GAUSS
 
     def moments(self, _steps: int) -> Cumulants:
-        """Return the cumulants: M is the sum over the nodes up to its error.
-
-        M is also at most exp(order * largest loss).
-        """
+        # M is the sum over the nodes up to its error, and at most exp(order * largest loss).
         panels = max(8, math.ceil(2 * self.epsilon))
         nodes = self.nodes(panels)
         found = nodes.cumulants()

@@ -162,9 +162,8 @@ class Composed:
         below = math.exp(-self.order * width)
         if not self.overflows:
             return np.full(len(threshold), below / (1 - below))
-        x = self.step * threshold
         shrink = (self.order - self.higher) * width
-        logs = self.log_higher - np.multiply.outer(x, self.higher) + shrink
+        logs = self.log_higher - np.multiply.outer(self.step * threshold, self.higher) + shrink
         above = np.exp(np.minimum(logs, 700.0)) / -np.expm1(shrink)
         return below / (1 - below) + above.min(axis=1)
 
@@ -213,11 +212,9 @@ class Lattice:
         first = math.floor(epsilon / self.step) + 1  # the first point above epsilon
         if first >= law.base + len(law.mass):
             return min(fixed, 1.0)
-        if first < law.base:
-            if not law.whole:
-                return 1.0  # losses above epsilon, but below the window, are not covered
-            first = law.base
-        value, error = law.hockey_stick(first, epsilon)
+        if first < law.base and not law.whole:
+            return 1.0  # losses above epsilon, but below the window, are not covered
+        value, error = law.hockey_stick(max(first, law.base), epsilon)
         return min(value * (1 + self.slack) + error + fixed, 1.0)
 
     def _attack(self, epsilon: float) -> float:

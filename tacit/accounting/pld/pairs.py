@@ -184,10 +184,7 @@ def _(event: ev.PoissonSampled, relation: Relation) -> tuple[Law, Law]:
 
 @lru_cache(maxsize=16)
 def allocation_pair(steps: int, shift: float) -> tuple[Discrete, Discrete]:
-    """Return laws that dominate the loss of one epoch of random allocation: removal and addition.
-
-    Raises `UnsupportedEvent` where the noise is so small that no grid can represent X.
-    """
+    """Return laws that dominate the loss of one epoch of allocation: removal and addition."""
     grid = _grid(steps, shift)
     z = _z(grid.cut, shift)
     outer_q, outer_p = float(special.ndtr(-z)), float(special.ndtr(shift - z))  # X above the cut
@@ -363,7 +360,7 @@ def _grid(steps: int, shift: float) -> _Grid:
     window = steps - start + _BELOW * spread + 2 * cut
     # Few steps need a grid that is fine near 0, because a sum of few X may be near 0.
     step = max(one * _FINEST if steps > _FEW else 0.0, window / _MOST_POINTS)
-    if not step <= one * _COARSEST:
+    if not step <= one * _COARSEST:  # the noise is so small that no grid can represent X
         raise UnsupportedEvent(
             f"random allocation with noise multiplier {1 / shift:g} is out of reach of a grid. "
             "Use the RDP accountant."

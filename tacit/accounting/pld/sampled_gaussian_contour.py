@@ -53,10 +53,7 @@ _MOST_NODES = 1_000_000
 
 
 class SmoothModel:
-    """Normal noise on a Poisson sample, without its high losses, on a grid for all orders.
-
-    It is a `LossModel` of the contour method.
-    """
+    """Normal noise on a Poisson sample without its high losses, as a `LossModel` on a grid."""
 
     def __init__(self, law: Sampled, cut: float, width: float) -> None:
         assert isinstance(law.noise, Normal)
@@ -150,10 +147,7 @@ class SmoothModel:
         return WeightedLosses(loss, log_p + math.log(spacing), loss_error, mass_error)
 
     def _strip(self, orders: Floats) -> Floats:
-        """Bound the relative error of the trapezoid sum for M, where t = 0.
-
-        Uses r >= log cos(s / (2 sigma)).
-        """
+        """Bound the relative error of the trapezoid sum for M, from r >= log cos(s / (2 sigma))."""
         s = 0.97 * min(4.0, math.pi * self.sigma) * _DEPTHS[2:, None]
         log_cos = np.log(np.cos(0.5 * s / self.sigma))
         log_norm = 0.5 * self.curve * s * s - self.law.b * orders * log_cos
@@ -369,10 +363,8 @@ class Lines:
 
 
 def _log_removed(law: Sampled, cut: Floats, width: float) -> Floats:
-    """Return log E_P[1 - chi]: the chance that y plus `width` times a normal exceeds the cut.
-
-    Under P, y is normal around 0 or, sampled, around 1 / sigma.
-    """
+    """Return log E_P[1 - chi]: the chance that y plus `width` times a normal exceeds the cut."""
+    # Under P, y is normal around 0 or, sampled, around 1 / sigma.
     assert isinstance(law.noise, Normal)
     shift, weight, spread = law.a / law.noise.sigma, law.a * law.rate, math.hypot(1.0, width)
     log_mass = math.log1p(-weight) + log_ndtr(-cut / spread)

@@ -129,12 +129,15 @@ class Tilted(Protocol):
 
     def log_decay(self, t: float, count: int, /) -> float:
         """Bound log |M(order + i t')| / M(order) for all t' >= t; sharp for `count` steps."""
+        ...
 
     def lay_nodes(self, t: float, log_error: float, split: Split | None, /) -> int:
         """Choose nodes that serve all frequencies up to t, and return how many they are."""
+        ...
 
     def factor(self, step: float, size: int, split: Split | None, /) -> Factor:
         """Return the transform at t = 0, step, ..., (size - 1) step."""
+        ...
 
 
 class LossModel(Protocol):
@@ -144,16 +147,15 @@ class LossModel(Protocol):
 
     def moments(self, steps: int, /) -> Cumulants:
         """Return cumulants at `ORDERS`, for the orders useful to a sum of `steps` such losses."""
+        ...
 
     def tilt(self, tilt: Tilt, /) -> Tilted:
         """Return the law weighted by `tilt`."""
+        ...
 
 
 class WeightedLosses(NamedTuple):
-    """Finitely many losses with their masses under P, and the rounding errors of both.
-
-    Losses and masses are complex if they were computed off the real line.
-    """
+    """Losses with their masses under P (complex off the real line), and their rounding errors."""
 
     loss: Numbers
     log_mass: Numbers
@@ -210,7 +212,7 @@ class WeightedLosses(NamedTuple):
 
 
 class Atoms(NamedTuple):
-    """A tilted law as finitely many atoms, complex if its nodes are off the real line."""
+    """A `Tilted` law as atoms, complex off the real line; its transform may not decay."""
 
     loss: Numbers
     loss_error: Floats
@@ -219,15 +221,12 @@ class Atoms(NamedTuple):
     error: float  # largest error of the transform relative to M(order), rounding excluded
 
     def log_decay(self, _t: float, _count: int) -> float:
-        """Return the trivial bound: the transform of atoms may not decay."""
         return 0.0
 
     def lay_nodes(self, _t: float, _log_error: float, _split: Split | None) -> int:
-        """Return the number of atoms, which are the nodes."""
         return len(self.loss)
 
     def factor(self, step: float, size: int, _split: Split | None) -> Factor:
-        """Return the transform of the atoms, as the protocol `Tilted` asks."""
         return self.split_factor(None, step, size)
 
     def split_factor(self, share: Numbers | None, step: float, size: int) -> Factor:
@@ -281,10 +280,9 @@ def _turns(t: Floats, loss: Numbers) -> Complexes:
 
 @dataclass(frozen=True)
 class PlainModel:
-    """Gaussian noise on all records: log M(z) = mu^2 z (z + 1) / 2, where `square` is mu^2.
+    """Gaussian noise on all records, as a `LossModel` and, at one `order`, as `Tilted`."""
 
-    It is a `LossModel` and, at one `order`, `Tilted`. All is exact, so there are no nodes.
-    """
+    # Exact, without nodes: log M(z) = mu^2 z (z + 1) / 2, where `square` is mu^2.
 
     square: float
     order: float = 0.0

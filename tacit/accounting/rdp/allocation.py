@@ -74,10 +74,8 @@ def _log_removal_moments(whole: Floats, steps: int, shift: float) -> Floats:
 
 @lru_cache(maxsize=64)
 def _removal_table(steps: int, shift: float) -> Floats:
-    """Return log E[A^n] for n = 0, 1, ..., at most 128, as a sum of positive terms.
-
-    E[A^n] = sum_j C(n, j) j! [z^j] F(z)^steps, F(z) = sum_k E[((X - 1) / steps)^k] z^k / k!.
-    """
+    """Return log E[A^n] for n = 0, 1, ..., at most 128, as a sum of positive terms."""
+    # E[A^n] = sum_j C(n, j) j! [z^j] F(z)^steps, F(z) = sum_k E[((X - 1) / steps)^k] z^k / k!.
     top = int(np.clip(300 / shift, 2, _TOP))
     k = np.arange(top + 1)
     log_factorial = special.gammaln(k + 1)

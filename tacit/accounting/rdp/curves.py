@@ -42,10 +42,8 @@ class Charge(NamedTuple):
 
 
 def log_deltas(orders: Floats, values: Floats, epsilon: Floats | float) -> Floats:
-    """Return the log of the delta at `epsilon` that the divergence at each order implies.
-
-    Canonne, Kamath & Steinke 2020, Prop. 12 (arXiv:2004.00010v4).
-    """
+    """Return the log of the delta at `epsilon` that the divergence at each order implies."""
+    # Canonne, Kamath & Steinke 2020, Prop. 12 (arXiv:2004.00010v4).
     return (orders - 1) * (values - epsilon + np.log1p(-1 / orders)) - np.log(orders)
 
 
@@ -99,8 +97,6 @@ def _(event: ev.RandomizedResponse, orders: Floats, relation: Relation) -> Charg
 def _(event: ev.Exponential, orders: Floats, relation: Relation) -> Charge:
     """Price the exponential mechanism by the worst loss whose values span at most epsilon.
 
-    Such a mechanism is said to have bounded range.
-
     The worst such loss takes two values, s and s - epsilon (Dong, Durfee & Rogers 2020,
     arXiv:1909.13830); with weights that make P and Q sum to one, the moment is
     exp((a - 1) s) (1 - exp(-a e)) / (a (1 - exp(-e))) at the worst s, which is below. It never
@@ -115,10 +111,8 @@ def _(event: ev.Exponential, orders: Floats, relation: Relation) -> Charge:
     worst = np.log1p(-1 / orders) + log_all - log_rest
     log_part = math.log(-math.expm1(-epsilon))
     exact = worst + (log_all - np.log(orders) - log_part) / (orders - 1)
-    # Near zero the exact form cancels, and the two agree.
-    return Charge(
-        np.where((orders - 1) * epsilon < 1e-3, concentrated, np.minimum(exact, concentrated))
-    )
+    cancels = (orders - 1) * epsilon < 1e-3  # near zero the two agree
+    return Charge(np.where(cancels, concentrated, np.minimum(exact, concentrated)))
 
 
 @price.register
@@ -274,9 +268,8 @@ def _nodes(event: BoundedLoss, relation: Relation) -> renyi.Nodes:
     if isinstance(event, ev.RandomizedResponse):
         return renyi.response_nodes(response_law(event))
     epsilon = rounded_epsilon(event, relation)
-    return (
-        renyi.laplace_nodes(epsilon) if isinstance(event, ev.Laplace) else renyi.pure_nodes(epsilon)
-    )
+    nodes = renyi.laplace_nodes if isinstance(event, ev.Laplace) else renyi.pure_nodes
+    return nodes(epsilon)
 
 
 def _replaced_epsilon(event: BoundedLoss, rate: float) -> float:

@@ -197,10 +197,8 @@ def opposed_divergence(orders: Floats, *, rate: float, shift: float) -> Floats:
     directions. Two bounds hold everywhere: that of the pair without sampling, and, as the second
     mixture is at least (1 - rate) N(0), the divergence from N(0) plus -log(1 - rate).
     """
-    bound = np.minimum(
-        2 * orders * shift**2,
-        poisson_divergence(orders, rate=rate, shift=shift) - math.log1p(-rate),
-    )
+    from_noise = poisson_divergence(orders, rate=rate, shift=shift) - math.log1p(-rate)
+    bound = np.minimum(2 * orders * shift**2, from_noise)
 
     def exact(some: Floats) -> Floats:
         high = 2 * some.max() * shift + TAIL
