@@ -18,6 +18,7 @@ from tacit.accounting.one_event import (
     epsilon_and_delta,
     exact,
     gdp_mu_squared,
+    log_mixture,
     pure_epsilon,
     round_up,
 )
@@ -51,6 +52,7 @@ __all__ = [
     "gaussian_delta",
     "gaussian_epsilon",
     "gdp_mu_squared",
+    "log_mixture",
     "pure_epsilon",
     "round_up",
 ]

@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from tacit._arrays import Flags, Floats, Indices
 from tacit._check import positive, whole
+from tacit.accounting import log_mixture
 from tacit.mechanisms import Seed, generator
 
 if TYPE_CHECKING:
@@ -170,8 +171,7 @@ def log_ratio(released: ArrayLike, *, rate: float, noise_multiplier: float) -> F
     if noise_multiplier == 0:
         return values
     ratio = (2 * values - 1) / (2 * noise_multiplier**2)
-    with np.errstate(divide="ignore"):  # log 0 where the rate is 1
-        return np.logaddexp(np.log1p(-rate), np.log(rate) + ratio)
+    return log_mixture(rate, ratio)
 
 
 def _with_table(model: Any, n_canaries: int) -> Any:
