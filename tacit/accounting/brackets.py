@@ -84,10 +84,7 @@ def _descend(
     last_x, last_f = math.nan, math.nan
     for attempt in range(100):
         value = f(x)
-        if value > 0:
-            low = x
-        else:
-            high = x
+        low, high = (x, high) if value > 0 else (low, x)
         hair = _FINE * max(high if high < math.inf else x, 1e-6)
         if high - low <= 2 * hair:
             break

@@ -96,7 +96,7 @@ class _Search:
 
     def run(self, start: float) -> float:
         """Return the best x whose price is at most the target."""
-        start = self._snap(min(max(start, self.limits[0]), self.limits[1]))
+        start = self._clip(start)
         if math.isnan(self._at(start)):
             raise ValueError(
                 f"family({start:g}) is outside its domain. Pass bounds=(smallest, largest)."
@@ -122,15 +122,16 @@ class _Search:
             self.known[x] = self.price(x)
         return self.known[x]
 
-    def _snap(self, x: float) -> float:
+    def _clip(self, x: float) -> float:
+        """Return the allowed number nearest to x."""
+        x = min(max(x, self.limits[0]), self.limits[1])
         return float(round(x)) if self.is_whole else x
 
     def _falls(self, start: float) -> bool:
         """Return whether a larger x costs less, from two prices that differ."""
         factor = 2.0
         while factor <= _FARTHEST:
-            for x in (start * factor, start / factor):
-                x = self._snap(min(max(x, self.limits[0]), self.limits[1]))
+            for x in (self._clip(start * factor), self._clip(start / factor)):
                 if x == start or math.isnan(self._at(x)) or self._at(x) == self._at(start):
                     continue
                 return (self._at(x) < self._at(start)) == (x > start)
@@ -146,8 +147,7 @@ class _Search:
         """Walk until the target is crossed; return the last x before and the x after, or None."""
         here, stride = start, math.log(2)
         while stride > 1e-9:
-            there = min(max(here * math.exp(sign * stride), self.limits[0]), self.limits[1])
-            there = self._snap(there)
+            there = self._clip(here * math.exp(sign * stride))
             if there == here:
                 break
             if math.isnan(self._at(there)):  # outside the domain
@@ -165,10 +165,7 @@ class _Search:
             x = math.sqrt(bad * good) if slow > 1 else self._guess(bad, good)
             if self.is_whole:
                 x = min(max(float(round(x)), min(bad, good) + 1), max(bad, good) - 1)
-            if self._at(x) <= self.target:
-                good = x
-            else:
-                bad = x
+            bad, good = (bad, x) if self._at(x) <= self.target else (x, good)
             last, width = width, abs(math.log(good / bad))
             slow = slow + 1 if width > last / 2 else 0
         return good

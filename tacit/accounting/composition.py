@@ -219,8 +219,6 @@ def _invert(epsilon_at: Callable[[float], float], epsilon: float) -> float:
         return 1.0
     while high - low > 1e-6:
         middle = (low + high) / 2
-        if epsilon_at(math.exp(middle)) <= epsilon:
-            high = middle
-        else:
-            low = middle
+        fits = epsilon_at(math.exp(middle)) <= epsilon
+        low, high = (low, middle) if fits else (middle, high)
     return math.exp(high)

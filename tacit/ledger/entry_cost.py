@@ -109,9 +109,7 @@ def _renyi(
 
 def _add_up(a: float, b: float) -> float:
     """Return a + b, rounded up."""
-    if a == 0 or b == 0:
-        return a + b
-    return math.nextafter(a + b, math.inf)
+    return math.nextafter(a + b, math.inf) if a and b else a + b
 
 
 def _add_exactly(a: Fraction | float, b: Fraction | float) -> Fraction | float:

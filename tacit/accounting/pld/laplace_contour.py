@@ -85,14 +85,10 @@ class LaplaceModel:
         rows = [(atoms, self.log_atom, 8 * ROUND * np.abs(atoms), mass_error)]
         for segment in self.segments:
             sizes = 3 + np.abs(u) + np.abs(log_g) + np.abs(weights) + abs(segment.start)
-            rows.append(
-                (
-                    segment.offset + segment.sign * log_g,
-                    weights + segment.start - 0.5 * u + segment.rise * log_g,
-                    g_error + 8 * ROUND * abs(segment.offset),
-                    16 * ROUND * sizes + g_error,
-                )
-            )
+            loss = segment.offset + segment.sign * log_g
+            log_mass = weights + segment.start - 0.5 * u + segment.rise * log_g
+            loss_error = g_error + 8 * ROUND * abs(segment.offset)
+            rows.append((loss, log_mass, loss_error, 16 * ROUND * sizes + g_error))
         table = np.concatenate(rows, axis=1)
         return WeightedLosses(*table[:, np.argsort(table[0], kind="stable")])
 

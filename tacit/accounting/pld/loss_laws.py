@@ -212,9 +212,7 @@ class Discrete:
 
     def given_finite(self) -> "Discrete":
         """Return the law conditioned, under P, on a finite loss; Q is scaled to keep the losses."""
-        keep = 1.0 - self.infinite
-        if not self.infinite or keep <= 0:
-            return Discrete(self.losses, self.p, self.q)
+        keep = 1.0 - self.infinite if self.infinite < 1 else 1.0
         p, q = (tuple(mass / keep for mass in masses) for masses in (self.p, self.q))
         return Discrete(self.losses, p, q)
 

@@ -83,8 +83,6 @@ class Cumulants(NamedTuple):
 
 def total(moments: list[Cumulants], counts: list[int]) -> Cumulants:
     """Return the cumulants of a sum of independent losses."""
-    if len(moments) == 1:
-        return Cumulants(*(counts[0] * column for column in moments[0]))
     columns = zip(*moments, strict=True)
     return Cumulants(*(np.array(counts, float) @ np.array(column) for column in columns))
 
@@ -282,9 +280,7 @@ def _turns(t: Floats, loss: Numbers) -> Complexes:
 class PlainModel:
     """Gaussian noise on all records, as a `LossModel` and, at one `order`, as `Tilted`."""
 
-    # Exact, without nodes: log M(z) = mu^2 z (z + 1) / 2, where `square` is mu^2.
-
-    square: float
+    square: float  # mu^2; in closed form, log M(z) = mu^2 z (z + 1) / 2, so nodes are not needed
     order: float = 0.0
 
     removed = 0.0

@@ -325,8 +325,6 @@ def halting_probability(mean: float, trials: ev.Trials) -> float:
     low, high = 1e-300, 800.0  # x = log(1 / gamma); (exp(x) - 1) / x grows with x
     while high - low > 1e-13 * high:
         middle = (low + high) / 2
-        if math.expm1(min(middle, 700.0)) / middle < mean:
-            low = middle
-        else:
-            high = middle
+        is_low = math.expm1(min(middle, 700.0)) / middle < mean
+        low, high = (middle, high) if is_low else (low, middle)
     return math.exp(-high)
