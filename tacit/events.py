@@ -336,6 +336,26 @@ class Sequence(Event):
         return "; ".join(str(part) for part in self.parts) or "nothing"
 
 
+@dataclass(frozen=True)
+class Shuffled(Event):
+    """`n_reports` persons each send one report of `event`, and the order of reports is hidden.
+
+    `event` is local: it protects one person's value. A shuffler removes who sent which report
+    before anyone sees them. Neighbors may differ in one person's value, under every relation: a
+    person who is not there is charged as one with another value.
+    """
+
+    event: Event
+    n_reports: int
+
+    def __post_init__(self) -> None:
+        _set(self, n_reports=whole(n_reports=self.n_reports, least=1))
+        _nested(self.event)
+
+    def __str__(self) -> str:
+        return f"{self.n_reports:,} shuffled reports of [{self.event}]"
+
+
 class Trials(StrEnum):
     """Law of the random number of runs in `BestOf`."""
 
@@ -385,6 +405,7 @@ _TYPES: dict[str, type[Event]] = {
         RandomAllocation,
         Repeated,
         Sequence,
+        Shuffled,
         BestOf,
     )
 }
