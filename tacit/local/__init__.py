@@ -20,7 +20,6 @@ from tacit.local.means import (
     HybridMean,
     PiecewiseMean,
     SampledVector,
-    best_vector,
 )
 from tacit.local.randomized_response import RandomizedResponse
 from tacit.local.rappor import Rappor, RapporClient
@@ -50,6 +49,5 @@ __all__ = [
     "SampledVector",
     "SubsetSelection",
     "SymmetricUnary",
-    "best_vector",
     "choose_oracle",
 ]

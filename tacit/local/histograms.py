@@ -149,7 +149,10 @@ class LocalQuantiles(_Binned):
             is_used = (inner >> shift & 1).astype(bool)
             node = (inner[is_used] >> shift) - 1
             values[is_used] += found.values[node]
-            variances[is_used] += found.standard_errors[node] ** 2
+            share = np.clip(found.values[node], 0.0, 1.0)
+            # Noise of the reports, and chance which persons were assigned to this level.
+            chance = share * (1 - share) / found.n_reports
+            variances[is_used] += found.standard_errors[node] ** 2 + chance
         return Estimate(values, np.sqrt(variances), len(reports.levels))
 
     def estimate(

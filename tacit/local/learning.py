@@ -19,7 +19,7 @@ from scipy.special import expit
 from tacit._check import positive, whole
 from tacit.events import Event
 from tacit.local.frequencies import Floats
-from tacit.local.means import DuchiVector, SampledVector, best_vector
+from tacit.local.means import SampledVector
 from tacit.mechanisms import Seed, generator
 
 Loss = Literal["squared", "logistic"]
@@ -92,9 +92,9 @@ class LocalSGD:
             positive(learning_rate=self.learning_rate)
 
     @cached_property
-    def randomizer(self) -> DuchiVector | SampledVector:
+    def randomizer(self) -> SampledVector:
         """The randomizer of gradients."""
-        return best_vector(self.n_features + 1, self.epsilon)
+        return SampledVector(epsilon=self.epsilon, n_dimensions=self.n_features + 1)
 
     @property
     def event(self) -> Event:

@@ -1,0 +1,216 @@
+"""Amplification by shuffling: against exact values, high precision, and published formulas."""
+
+import itertools
+import math
+import time
+from collections import Counter
+
+import mpmath
+import numpy as np
+import pytest
+from scipy.stats import binom
+
+from tacit.accounting.shuffle import (
+    clone_probability,
+    shuffled_atoms,
+    shuffled_closed_form,
+    shuffled_delta,
+    shuffled_epsilon,
+)
+
+
+def pair_delta(local_epsilon: float, n: int, epsilon: float, gamma: float) -> float:
+    """Hockey-stick divergence of the pair of the reduction, summed over all outcomes."""
+    e, total = math.exp(local_epsilon), 0.0
+    for c in range(n):
+        a = np.arange(c + 2)
+        low, high = binom.pmf(a - 1, c, 0.5), binom.pmf(a, c, 0.5)
+        p, q = (e * low + high) / (e + 1), (low + e * high) / (e + 1)
+        total += binom.pmf(c, n - 1, gamma) * np.maximum(p - math.exp(epsilon) * q, 0).sum()
+    return total
+
+
+def shuffled_law(channel: np.ndarray, values: list[int]) -> dict[tuple[int, ...], float]:
+    """Exact law of the counts of each report when one person holds each of `values`."""
+    law = {(0,) * channel.shape[1]: 1.0}
+    for value in values:
+        grown: dict[tuple[int, ...], float] = Counter()
+        for counts, probability in law.items():
+            for report, chance in enumerate(channel[value]):
+                new = counts[:report] + (counts[report] + 1,) + counts[report + 1 :]
+                grown[new] += probability * chance
+        law = grown
+    return law
+
+
+def exact_delta(channel: np.ndarray, n: int, epsilon: float) -> float:
+    """Largest delta over all data sets of the others and all pairs of values of one person."""
+    worst = 0.0
+    k = len(channel)
+    for others in itertools.combinations_with_replacement(range(k), n - 1):
+        laws = [shuffled_law(channel, [x, *others]) for x in range(k)]
+        for p, q in itertools.permutations(laws, 2):
+            delta = sum(max(p[key] - math.exp(epsilon) * q.get(key, 0.0), 0.0) for key in p)
+            worst = max(worst, delta)
+    return worst
+
+
+def response(epsilon: float, k: int) -> np.ndarray:
+    """Randomized response as a matrix: row x is the law of the report of x."""
+    e = math.exp(epsilon)
+    return np.where(np.eye(k, dtype=bool), e, 1.0) / (e + k - 1)
+
+
+def subset_selection(epsilon: float) -> np.ndarray:
+    """Subset selection of 2 of 3 options: reports are likely under two values."""
+    e = math.exp(epsilon)
+    return np.where(np.eye(3, dtype=bool), 1.0, e) / (2 * e + 1)
+
+
+@pytest.mark.parametrize("n", [2, 5, 10, 20])
+@pytest.mark.parametrize("local_epsilon", [0.5, 1.0, 3.0])
+def test_never_below_the_exact_value_of_binary_randomized_response(n, local_epsilon):
+    gamma = clone_probability(local_epsilon, is_response=True)
+    for epsilon in (0.0, 0.1 * local_epsilon, 0.5 * local_epsilon, 0.9 * local_epsilon):
+        exact = exact_delta(response(local_epsilon, 2), n, epsilon)
+        bound = shuffled_delta(local_epsilon, n, epsilon=epsilon, clones=gamma)
+        assert exact <= bound
+        assert bound <= shuffled_delta(local_epsilon, n, epsilon=epsilon) + 1e-12
+
+
+@pytest.mark.parametrize("n", [2, 4, 7])
+@pytest.mark.parametrize("local_epsilon", [0.5, 2.0])
+def test_never_below_the_exact_value_with_three_options(n, local_epsilon):
+    gamma = clone_probability(local_epsilon, is_response=True)
+    for epsilon in (0.1 * local_epsilon, 0.5 * local_epsilon):
+        exact = exact_delta(response(local_epsilon, 3), n, epsilon)
+        assert exact <= shuffled_delta(local_epsilon, n, epsilon=epsilon, clones=gamma)
+        exact = exact_delta(subset_selection(local_epsilon), n, epsilon)
+        assert exact <= shuffled_delta(local_epsilon, n, epsilon=epsilon)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("local_epsilon", [0.5, 1.0, 3.0])
+def test_never_below_the_exact_value_for_every_n_up_to_twenty(local_epsilon):
+    gamma = clone_probability(local_epsilon, is_response=True)
+    for n, share in itertools.product(range(1, 21), (0.0, 0.05, 0.2, 0.4, 0.6, 0.8)):
+        epsilon = share * local_epsilon
+        two = exact_delta(response(local_epsilon, 2), n, epsilon)
+        assert two <= shuffled_delta(local_epsilon, n, epsilon=epsilon, clones=gamma)
+        if n <= 9:
+            for channel in (response(local_epsilon, 3), subset_selection(local_epsilon)):
+                exact = exact_delta(channel, n, epsilon)
+                assert exact <= shuffled_delta(local_epsilon, n, epsilon=epsilon)
+
+
+@pytest.mark.parametrize("local_epsilon", [0.5, 1.0, 4.0])
+@pytest.mark.parametrize("n", [1, 3, 30, 250])
+@pytest.mark.parametrize("is_response", [False, True])
+def test_delta_is_that_of_the_reduction(local_epsilon, n, is_response):
+    gamma = clone_probability(local_epsilon, is_response=is_response)
+    for epsilon in (0.0, 0.03, 0.3 * local_epsilon, 0.8 * local_epsilon):
+        found = shuffled_delta(local_epsilon, n, epsilon=epsilon, clones=gamma)
+        exact = pair_delta(local_epsilon, n, epsilon, gamma)
+        assert exact * (1 - 1e-9) <= found <= exact * 1.02 + 1e-30
+
+
+def fine_epsilon(local_epsilon: float, n: int, delta: float) -> float:
+    """Numerical bound to high precision: all numbers of clones, in mpmath, by bisection."""
+    mpmath.mp.dps = 30
+    gamma = math.exp(-local_epsilon)
+    mean, spread = (n - 1) * gamma, 9 * math.sqrt((n - 1) * gamma * (1 - gamma))
+    counts = np.unique(np.linspace(mean - spread, mean + spread, 60).round())
+    counts = counts[(counts >= 0) & (counts < n)]
+    weights = np.diff(np.append(binom.cdf(counts[:-1], n - 1, gamma), 1.0), prepend=0.0)
+    middles = np.append(counts[0], (counts[1:] + counts[:-1]) / 2)
+
+    def delta_at(epsilon: float) -> float:
+        e, growth, total = mpmath.exp(local_epsilon), mpmath.exp(epsilon), mpmath.mpf(0)
+        for c, weight in zip(middles, weights, strict=True):
+            c = mpmath.mpf(int(c))
+            k = mpmath.floor((growth * e - 1) / ((e - 1) * (growth + 1)) * (c + 1)) + 1
+            if k > c:
+                continue
+            tail = mpmath.betainc(k, c - k + 1, 0, 0.5, regularized=True)
+            log_mass = mpmath.loggamma(c + 1) - mpmath.loggamma(k) - mpmath.loggamma(c - k + 2)
+            mass = mpmath.exp(log_mass - c * mpmath.log(2))
+            total += weight * ((e - growth) / (e + 1) * mass - (growth - 1) * tail)
+        return float(total)
+
+    low, high = 0.0, local_epsilon
+    for _ in range(14):
+        middle = (low + high) / 2
+        low, high = (low, middle) if delta_at(middle) <= delta else (middle, high)
+    return high
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [10**3, 10**4, 10**5, 10**6, 10**7, 10**8])
+@pytest.mark.parametrize("local_epsilon", [1.0, 3.0])
+def test_epsilon_is_within_five_percent_of_the_numerical_bound(n, local_epsilon):
+    delta = 1 / (10 * n)
+    found = shuffled_epsilon(local_epsilon, n, delta=delta)
+    assert found == pytest.approx(fine_epsilon(local_epsilon, n, delta), rel=0.05)
+
+
+@pytest.mark.parametrize("n", [10**3, 10**6, 10**8])
+def test_epsilon_takes_less_than_fifty_milliseconds(n):
+    best = math.inf
+    for _ in range(3):
+        start = time.process_time()
+        shuffled_epsilon(1.0, n, delta=1e-8)
+        best = min(best, time.process_time() - start)
+    assert best < 0.05
+
+
+@pytest.mark.parametrize("n", [10**3, 10**5, 10**8])
+@pytest.mark.parametrize("local_epsilon", [0.3, 1.0, 3.0])
+@pytest.mark.parametrize("is_response", [False, True])
+def test_the_closed_form_is_above_the_numerical_bound(n, local_epsilon, is_response):
+    gamma = clone_probability(local_epsilon, is_response=is_response)
+    closed = shuffled_closed_form(local_epsilon, n, delta=1e-6, clones=gamma)
+    assert shuffled_epsilon(local_epsilon, n, delta=1e-6, clones=gamma) <= closed <= local_epsilon
+
+
+def test_the_closed_forms_are_those_of_the_papers():
+    e, n, delta = math.exp(1.0), 10**5, 1e-6
+    log = math.log(4 / delta)
+    first = math.log1p((e - 1) / (e + 1) * (8 * math.sqrt(e * log / n) + 8 * e / n))
+    assert shuffled_closed_form(1.0, n, delta=delta) == pytest.approx(first)
+    second = math.log1p((e - 1) * (4 * math.sqrt(2 * log / ((e + 1) * n)) + 4 / n))
+    gamma = clone_probability(1.0, is_response=True)
+    assert shuffled_closed_form(1.0, n, delta=delta, clones=gamma) == pytest.approx(second)
+    assert shuffled_closed_form(4.0, 100, delta=1e-6) == 4.0
+
+
+@pytest.mark.parametrize(
+    ("local_epsilon", "n"), [(1.0, 10), (2.0, 50), (4.0, 300), (1.0, 10**4), (0.5, 10**7)]
+)
+def test_the_atoms_dominate_the_pair_and_are_tight(local_epsilon, n):
+    gamma = clone_probability(local_epsilon)
+    atoms = shuffled_atoms(local_epsilon, n, gamma)
+    assert atoms.p.sum() == pytest.approx(1, abs=1e-9)
+    assert atoms.q.sum() == pytest.approx(1, abs=1e-9)
+    np.testing.assert_allclose(atoms.q, atoms.p * np.exp(-atoms.losses), rtol=1e-6, atol=1e-25)
+    for delta in (1e-2, 1e-4, 1e-6):
+        epsilon = shuffled_epsilon(local_epsilon, n, delta=delta)
+        found = np.maximum(atoms.p - math.exp(epsilon) * atoms.q, 0).sum()
+        exact = shuffled_delta(local_epsilon, n, epsilon=epsilon)
+        assert exact * (1 - 1e-6) <= found <= exact * 1.05 + 1e-15
+
+
+def test_more_persons_and_less_local_noise_act_as_they_should():
+    by_n = [shuffled_epsilon(1.0, n, delta=1e-6) for n in (1, 10, 100, 1000, 10**5)]
+    assert by_n == sorted(by_n, reverse=True)
+    assert by_n[0] == pytest.approx(1.0, abs=1e-4)
+    by_local = [shuffled_epsilon(e, 1000, delta=1e-6) for e in (0.1, 0.5, 1, 2, 4)]
+    assert by_local == sorted(by_local)
+
+
+def test_wrong_arguments_are_named():
+    with pytest.raises(ValueError, match="delta must be"):
+        shuffled_epsilon(1.0, 10, delta=0.0)
+    with pytest.raises(ValueError, match="n_reports must be"):
+        shuffled_epsilon(1.0, 0, delta=1e-6)
+    with pytest.raises(ValueError, match="clones must be"):
+        shuffled_delta(1.0, 10, epsilon=0.1, clones=1.5)
