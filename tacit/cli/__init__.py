@@ -23,6 +23,7 @@ VERBS = {
     "regress": "A linear or logistic model of a table with declared bounds.",
     "transfer": "A linear model of one table with the help of others.",
     "pate": "A student taught by the noisy votes of disjoint teachers.",
+    "local": "What a server learns from reports that each person made noisy.",
     "ledger": "The budget of one private data set, in a file.",
     "report": "Certificate, figures and page of a finished run.",
     "verify": "Whether a certificate holds.",

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 from scipy.special import expit
 
 from tacit._check import positive, whole
-from tacit.events import Event
+from tacit.events import Event, Shuffled
 from tacit.local.frequencies import Floats
 from tacit.local.means import SampledVector
 from tacit.mechanisms import Seed, generator
@@ -100,6 +100,14 @@ class LocalSGD:
     def event(self) -> Event:
         """The one report of each person; groups have different persons, so it is not repeated."""
         return self.randomizer.event
+
+    def shuffled(self, n_persons: int) -> Shuffled:
+        """Return the event of a run whose order of persons is random and secret.
+
+        Later groups receive weights that depend on earlier reports. The amplification theorem
+        allows that (Feldman, McMillan & Talwar 2021, Theorem 3.1: adaptive randomizers).
+        """
+        return Shuffled(self.event, n_persons)
 
     def worst_case_ratio(self) -> Fraction:
         """Return the ratio of the randomizer of gradients."""

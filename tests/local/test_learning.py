@@ -18,8 +18,7 @@ def test_the_report_of_a_person_is_exactly_private(enumeration):
     weights = np.array([0.5, -0.25])
     rows = [([1.0], 1.0), ([-1.0], 0.0), ([0.5], 1.0)]
     laws = [
-        enumeration.law(lambda rng, x=x, y=y: sgd.randomize(weights, x, y, rng))[0]
-        for x, y in rows
+        enumeration.law(lambda rng, x=x, y=y: sgd.randomize(weights, x, y, rng))[0] for x, y in rows
     ]
     assert enumeration.ratio(laws) <= sgd.worst_case_ratio() <= enumeration.exponential(0.5)
 
