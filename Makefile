@@ -4,23 +4,25 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-slow check clean
+.PHONY: demo test test-slow lint types check clean
 
 demo: $(READY)
 	$(BIN)/tacit demo
 
-test: $(READY)
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+test: lint
 	$(BIN)/pytest -n 2 -q
 
 test-slow: $(READY)
 	$(BIN)/pytest -q -m 'slow and not gpu'
 
-check: $(READY)
+lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pyright
+
+types: $(READY)
+	$(BIN)/pyright --warnings
+
+check: lint types
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -101,7 +101,7 @@ def one_step(work: Any, model: Any, optimizer: Any, method: str, rows: int) -> N
     from training import plain_graph
 
     from tacit.training.clipping import Flat, clipped_sum
-    from tacit.training.compiled import CompiledSum
+    from tacit.training.gpu.compiled import CompiledSum
 
     def losses(model: Any, batch: Any) -> Any:
         with torch.autocast("cuda", torch.bfloat16, enabled=work.autocast):

@@ -12,12 +12,9 @@ from tacit.cli import _shared as shared
 if TYPE_CHECKING:
     from tacit.local import LocalRandomizer
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
-
 OTHER = "(other)"
 
 
-@app.command()
 def local(
     table: Annotated[Path, typer.Argument(help="CSV file with a header; one row per person.")],
     *,
@@ -35,9 +32,7 @@ def local(
         float | None, typer.Option(help="Also print epsilon at this delta if reports are shuffled.")
     ] = None,
     confidence: Annotated[float, typer.Option(help="Confidence of each interval.")] = 0.95,
-    seed: Annotated[
-        int | None, typer.Option(help="Reproducible, hence removable, noise: for tests.")
-    ] = None,
+    seed: shared.Seed = None,
     as_json: shared.AsJson = False,
 ) -> None:
     """Simulate persons who each send one noisy report, and print the estimate of the server.

@@ -15,7 +15,7 @@ from tacit._lazy import lazy
 if TYPE_CHECKING:
     from tacit.training.adam import AdamBC
     from tacit.training.adaptive import AdaptiveClip
-    from tacit.training.clip_rules import Automatic, Flat, PerGroup, PerLayer
+    from tacit.training.clip import Automatic, Flat, PerGroup, PerLayer
     from tacit.training.clipping import clipped_sum
     from tacit.training.compatible import fix
     from tacit.training.ema import EMA
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 _HOMES = {
     "AdamBC": "adam",
     "AdaptiveClip": "adaptive",
-    "Automatic": "clip_rules",
+    "Automatic": "clip",
     "ClippedSum": "sums",
     "EMA": "ema",
     "Exponential": "schedules",
-    "Flat": "clip_rules",
+    "Flat": "clip",
     "Key": "noise",
     "Linear": "schedules",
-    "PerGroup": "clip_rules",
-    "PerLayer": "clip_rules",
+    "PerGroup": "clip",
+    "PerLayer": "clip",
     "Private": "private",
     "Stairs": "schedules",
     "clipped_sum": "clipping",

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit import _check
-from tacit.training.clip_rules import Automatic, Clip, Flat, PerGroup, PerLayer
+from tacit.training.clip import Automatic, Clip, Flat, PerGroup, PerLayer
 from tacit.training.engines import engine_named
 from tacit.training.engines.batch import map_rows, rows_of
 from tacit.training.records import current

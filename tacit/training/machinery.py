@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from tacit.training.batches import Lot, Part
-from tacit.training.clip_rules import Clip
+from tacit.training.clip import Clip
 from tacit.training.clipping import clipped_sum
-from tacit.training.compiled import CompiledSum
 from tacit.training.distributed import gathered, is_sharded
+from tacit.training.gpu.compiled import CompiledSum
+from tacit.training.lots import Lot, Part
 from tacit.training.memory import in_pieces, is_out_of_memory
 from tacit.training.records import Batch, Micro, map_tensors, seeded
 from tacit.training.sums import ClippedSum

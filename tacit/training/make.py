@@ -1,6 +1,6 @@
 """`make_private`: arguments in, checks made, a run that has spent nothing yet out."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,17 +10,25 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from tacit._check import whole
+from tacit.events import Event
 from tacit.ledger import Ledger
 from tacit.training import compatible
 from tacit.training.adaptive import AdaptiveClip
-from tacit.training.batches import Lots
-from tacit.training.clip_rules import Clip, Flat
+from tacit.training.clip import Clip, Flat
 from tacit.training.distributed import Ranks, checksum, gathered, unwrapped
+from tacit.training.foreign import own_optimizer
+from tacit.training.lots import Lots
 from tacit.training.machinery import Machinery
 from tacit.training.memory import starting_limit, usual_lot
 from tacit.training.noise import Key
-from tacit.training.outside import own_optimizer
-from tacit.training.plan import Plan, Sampler, choose_noise, choose_sampler, count_steps
+from tacit.training.plan import (
+    Plan,
+    Sampler,
+    choose_noise,
+    choose_sampler,
+    count_steps,
+    other_events,
+)
 from tacit.training.private import Private
 from tacit.training.records import Batch, Records, n_rows
 from tacit.training.schedules import Schedule, factors
@@ -47,6 +55,7 @@ def make_private(
     n_records: int | None = None,
     sampler: Sampler | None = None,
     ledger: Ledger | None = None,
+    also: Event | Sequence[Event] = (),
     seed: int | None = None,
     secure: bool = False,
     collate_fn: Callable[[list[Any]], Batch] | None = None,
@@ -96,6 +105,10 @@ def make_private(
         None for Poisson; or one of `tacit.sampling`.
     ledger
         Where the plan is reserved before the first release; default a new one in memory.
+    also
+        Other releases of the same run, such as private features: they are part of `private.event`,
+        and with epsilon the noise is chosen so that everything together costs that much. Events in
+        `also` are paid by whoever releases them; `make_private` does not spend them.
     seed
         For tests: makes lots and noise reproducible, so who knows it can remove the noise.
     secure
@@ -150,6 +163,7 @@ def make_private(
         clip_schedule=clip_schedule,
         adaptive=adaptive,
         sampler=sampler,
+        also=other_events(also),
     )
     plan.clip.groups(list(parameters))  # raises if the rule does not fit the model
     multipliers = choose_noise(
@@ -218,6 +232,7 @@ def _without_noise(
     clip_schedule: Schedule | None,
     adaptive: AdaptiveClip | None,
     sampler: Sampler | None,
+    also: tuple[Event, ...],
 ) -> Plan:
     if batch_size > n_records:
         raise ValueError(
@@ -237,6 +252,7 @@ def _without_noise(
         noise_multipliers=(),
         clip_factors=factors(clip_schedule, count, name="clip_schedule"),
         adaptive=adaptive,
+        also=also,
     )
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from tacit._check import whole
 from tacit.mechanisms import GaussianMechanism, GridGaussianMechanism, SecureGenerator, Size
-from tacit.training import kernels
+from tacit.training import gpu
 
 _PLACES = 4  # where sums lie in turn that are remembered: of a lot in one part, and in several
 _FEW = 1 << 12  # normals that take less time than to set up torch's generator
@@ -130,7 +130,7 @@ class NoisyMean:
     def __init__(self, key: Key, *, expected_batch: float, secure: bool = False) -> None:
         self._key, self._expected_batch, self._secure = key, expected_batch, secure
         self._buffers: dict[tuple[torch.device, torch.dtype, int], Tensor] = {}
-        self._blocks: OrderedDict[Any, kernels.noise.Blocks | None] = OrderedDict()
+        self._blocks: OrderedDict[Any, gpu.noise.Blocks | None] = OrderedDict()
 
     def use(self, key: Key) -> None:
         """Draw by this key from now on."""
@@ -168,7 +168,7 @@ class NoisyMean:
         *,
         step: int,
         noise_multiplier: float,
-    ) -> "kernels.noise.Blocks | None":
+    ) -> "gpu.noise.Blocks | None":
         """The release on a GPU, where the sums lie, with this step's key set: launch it once.
 
         None where there is no kernel for it, or it is not wanted.
@@ -179,7 +179,7 @@ class NoisyMean:
         stds = tuple(noise_multiplier * scale * factor for scale in scales)
         key = (stds, *((t.data_ptr(), t.dtype, t.shape, t.stride()) for t in sums))
         if key not in self._blocks:
-            self._blocks[key] = kernels.noise_blocks(sums, stds, factor)
+            self._blocks[key] = gpu.noise_blocks(sums, stds, factor)
             if len(self._blocks) > _PLACES:
                 self._blocks.popitem(last=False)
         self._blocks.move_to_end(key)  # those not used for long go first

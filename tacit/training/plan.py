@@ -16,7 +16,7 @@ from tacit.accounting import calibrate
 from tacit.events import Event, Gaussian, NonPrivate, Relation, Repeated
 from tacit.events import Sequence as EventSequence
 from tacit.training.adaptive import AdaptiveClip
-from tacit.training.clip_rules import Clip
+from tacit.training.clip import Clip
 from tacit.training.noise import Key
 
 StepSampler = sampling.Poisson | sampling.TruncatedPoisson | sampling.FixedSize
@@ -40,11 +40,21 @@ class Plan:
     noise_multipliers: tuple[float, ...]
     clip_factors: tuple[float, ...]
     adaptive: AdaptiveClip | None = None
+    also: tuple[Event, ...] = ()
 
     @property
     def event(self) -> Event:
-        """What the whole run does to the private data."""
+        """Everything that is priced together: `also`, then the training steps."""
+        return self.together(self.training_event)
+
+    @property
+    def training_event(self) -> Event:
+        """The training steps alone, which the run pays for itself."""
         return self.event_of(self.noise_multipliers)
+
+    def together(self, training: Event) -> Event:
+        """Return `also` and then `training` as one event."""
+        return EventSequence((*self.also, training)) if self.also else training
 
     def event_of(self, noise_multipliers: Sequence[float]) -> Event:
         """The event of steps with these multipliers; steps of equal noise are counted together."""
@@ -76,7 +86,7 @@ class Plan:
     def fingerprint(self) -> dict[str, Any]:  # Any: JSON values
         """Public description; a checkpoint may only be loaded into a run that has the same."""
         return {
-            "event": self.event.to_dict(),
+            "event": self.training_event.to_dict(),
             "expected_batch": self.expected_batch,
             "n_records": self.n_records,
             "clip": repr(self.clip),
@@ -151,6 +161,15 @@ def choose_sampler(
     )
 
 
+def other_events(also: Event | Sequence[Event]) -> tuple[Event, ...]:
+    """Return the events of `also` as a tuple, after a check of their type."""
+    events = (also,) if isinstance(also, Event) else tuple(also)
+    for event in events:
+        if not isinstance(event, Event):
+            raise TypeError(f"also must hold events of tacit.events, got {type(event).__name__}.")
+    return events
+
+
 def choose_noise(
     plan: Plan,
     *,
@@ -176,9 +195,15 @@ def choose_noise(
         raise ValueError("delta must be given with epsilon. Choose it well below 1 / n_records.")
 
     def family(multiplier: float) -> Event:
-        return plan.event_of([multiplier * factor for factor in noise_factors])
+        return plan.together(plan.event_of([multiplier * factor for factor in noise_factors]))
 
-    base = calibrate(family, epsilon=epsilon, delta=delta, relation=relation)
+    try:
+        base = calibrate(family, epsilon=epsilon, delta=delta, relation=relation)
+    except ValueError as refusal:
+        if not plan.also:
+            raise
+        listed = "; ".join(str(event) for event in plan.also)
+        raise ValueError(f"{refusal} The events in also alone are {listed}.") from None
     return tuple(base * factor for factor in noise_factors)
 
 

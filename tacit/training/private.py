@@ -19,18 +19,18 @@ from tacit.ledger import Ledger
 from tacit.training import checkpoint, compatible
 from tacit.training._interrupt import uninterrupted
 from tacit.training.adam import AdamBC
-from tacit.training.batches import Lot, Lots
 from tacit.training.bill import Bill
-from tacit.training.clip_rules import Clip
+from tacit.training.clip import Clip
 from tacit.training.distributed import Ranks
+from tacit.training.foreign import Recording
+from tacit.training.gpu.recorded_update import Tail
+from tacit.training.lots import Lot, Lots
 from tacit.training.machinery import Clipper, Machinery
 from tacit.training.noise import Key, NoisyMean
-from tacit.training.outside import Recording
 from tacit.training.plan import Plan
 from tacit.training.records import Batch, Micro, current, n_rows, reseed
 from tacit.training.schedules import scaled
 from tacit.training.sums import ClippedSum
-from tacit.training.tail import Tail
 
 
 class Private:
@@ -74,7 +74,7 @@ class Private:
             self._noise, self._parameters.values(), optimizer, is_alone=ranks.size == 1
         )
         self._clip_moves = (1.0,) * len(plan.clip.clip_norms)  # what adaptive clipping learned
-        self._bill = Bill(ledger, plan.event, steps=plan.steps, run=uuid.uuid4().hex)
+        self._bill = Bill(ledger, plan.training_event, steps=plan.steps, run=uuid.uuid4().hex)
         self._handed_out: _HandedOut | None = None
         self._loop = 0  # number of the loop that is on
         self._sum_so_far: tuple[ClippedSum, int] | None = None
@@ -247,8 +247,13 @@ class Private:
 
     @property
     def event(self) -> Event:
-        """What the whole run does to the private data, fixed before its first step."""
+        """What the run and the `also` events of `make_private` do to the private data."""
         return self._plan.event
+
+    @property
+    def training_event(self) -> Event:
+        """What the training steps alone do to the private data: the run pays for this event."""
+        return self._plan.training_event
 
     @property
     def noise_multiplier(self) -> float:
@@ -327,7 +332,7 @@ class Private:
             if lost_steps:
                 self._ranks.on_first(lambda: self.ledger.spend(event, note=note))
             key = self._ranks.share(Key.fresh())
-        self._bill = Bill(self.ledger, self.event, steps=self.steps, run=state["run"])
+        self._bill = Bill(self.ledger, self.training_event, steps=self.steps, run=state["run"])
         self.is_reproducible, self._lots.limit = state["is_reproducible"], state["microbatch"]
         self.steps_taken, self._clip_moves = state["steps_taken"], tuple(state["clip_moves"])
         self._loaded_digest = digest

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from tacit._check import positive, whole
-from tacit.training.clip_rules import Automatic, Clip, Flat, PerGroup, PerLayer
+from tacit.training.clip import Automatic, Clip, Flat, PerGroup, PerLayer
 
 Schedule = Callable[[int, int], float]
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from tacit.training.clip_rules import Clip
+from tacit.training.clip import Clip
 
 
 @dataclass(frozen=True, repr=False)

@@ -25,7 +25,7 @@ from tacit.training.clipping import (
 )
 from tacit.training.engines import ENGINES, bookkeeping
 from tacit.training.engines.batch import ROUNDING
-from tacit.training.layer_rules import pieces
+from tacit.training.gradients import factored
 
 _SPEC = importlib.util.spec_from_file_location(
     "looped_reference", Path(__file__).parents[1] / "training" / "looped_reference.py"
@@ -898,7 +898,7 @@ def test_small_gradients_side_by_side_give_the_same_sum(monkeypatch, clip):
     generator = torch.Generator().manual_seed(1)
     batch = torch.randn(6, 2, 5, generator=generator), torch.arange(6) % 3
     wanted = clipped_sum(model(), cross_entropy, batch, clip)
-    monkeypatch.setattr(pieces.Dense, "is_better_joined", is_plain)
+    monkeypatch.setattr(factored.Dense, "is_better_joined", is_plain)
     found = clipped_sum(model(), cross_entropy, batch, clip)
     assert_equal(found, {name: value.double() for name, value in wanted.sums.items()})
     assert torch.equal(found.within, wanted.within)

@@ -8,8 +8,8 @@ from torch.nn import functional as F
 from tacit.errors import IncompatibleModel
 from tacit.training import make_private
 from tacit.training.clipping import Flat, clipped_sum
-from tacit.training.compiled import CompiledSum
-from tacit.training.two_graphs import _own
+from tacit.training.gpu.compiled import CompiledSum
+from tacit.training.gpu.partition import _own
 
 pytestmark = [
     pytest.mark.slow,

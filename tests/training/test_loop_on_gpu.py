@@ -8,7 +8,7 @@ import torch
 from scipy.stats import chi2, kstest
 from torch import nn
 
-from tacit.training import kernels
+from tacit.training import gpu
 from tacit.training.memory import in_pieces
 from tacit.training.noise import Key, NoisyMean
 from tacit.training.records import Micro
@@ -75,7 +75,7 @@ def test_fused_gram_norms_are_the_norms(dtype, shape):
     a = torch.randn(n, positions, inputs, device="cuda").to(dtype)
     g = torch.randn(n, positions, outputs, device="cuda").to(dtype)
     wanted = torch.bmm(g.double().transpose(1, 2), a.double()).square().sum((1, 2))
-    found, lengths = (t.double() for t in kernels.gram_norms(a, g))
+    found, lengths = (t.double() for t in gpu.gram_norms(a, g))
     assert ((found - wanted) / wanted).abs().max() < 1e-5
     bound = (a.double().norm(dim=2) * g.double().norm(dim=2)).sum(1)
     assert (lengths >= bound * (1 - 1e-4)).all()
@@ -88,14 +88,14 @@ def test_weighted_sums_leave_out_rows_of_factor_zero():
     factors = torch.rand(100, device="cuda")
     factors[7] = 0.0
     wanted = factors.double() @ values.double().nan_to_num()
-    assert torch.allclose(kernels.weighted_sum(values, factors).double(), wanted, atol=1e-5)
+    assert torch.allclose(gpu.weighted_sum(values, factors).double(), wanted, atol=1e-5)
 
 
 def test_weighted_sums_take_rows_in_any_layout():
     values = torch.randn(300, 24, device="cuda").bfloat16().t()  # (24, 300), not contiguous
     factors = torch.rand(24, device="cuda")
     wanted = factors.double() @ values.double()
-    assert torch.allclose(kernels.weighted_sum(values, factors).double(), wanted, atol=1e-4)
+    assert torch.allclose(gpu.weighted_sum(values, factors).double(), wanted, atol=1e-4)
 
 
 def test_steps_are_repeated_bit_for_bit(problem):
@@ -281,7 +281,7 @@ def fixed_data():
 
 
 def test_a_step_that_is_not_finite_is_masked_in_the_graph_and_outside(problem, monkeypatch):
-    from tacit.training import compiled
+    from tacit.training.gpu import compiled
 
     found = []
     for cheap in (0, 2**28):

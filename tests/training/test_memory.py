@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from tacit.training.clipping import Flat, clipped_sum
-from tacit.training.engines import plan, vmap
-from tacit.training.engines.recorder import Recorder
+from tacit.training.engines import trace, vmap
+from tacit.training.engines.tape import Recorder
 from tacit.training.memory import in_pieces, starting_limit, usual_lot
 from tacit.training.records import Micro, n_rows
 
@@ -209,7 +209,7 @@ def test_running_out_while_looking_at_the_model_is_not_held_against_it(monkeypat
         return real(*args, **options)
 
     model, x = deep(), torch.ones(5, 3)
-    monkeypatch.setattr(plan.torch.autograd, "grad", short)
+    monkeypatch.setattr(trace.torch.autograd, "grad", short)
     with pytest.raises(RuntimeError, match="memory"):
         clipped_sum(model, losses_of, x, Flat(1.0), engine="bookkeeping")
     clipped_sum(model, losses_of, x, Flat(1.0), engine="bookkeeping")

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.stats import chi2, norm
 
-from tacit.training import kernels
+from tacit.training import gpu
 from tacit.training.noise import _CHUNK, Key, NoisyMean
 
 FALSE_ALARM = 1e-6  # probability that one of the statistical tests below fails on sound code
@@ -147,7 +147,7 @@ def test_the_places_used_last_are_remembered(monkeypatch):
         def set_key(self, key):
             self.key = key
 
-    monkeypatch.setattr(kernels, "noise_blocks", lambda *_: Blocks())
+    monkeypatch.setattr(gpu, "noise_blocks", lambda *_: Blocks())
     mean, keys = NoisyMean(Key.from_seed(0), expected_batch=4.0), []
 
     def blocks(place, step):

@@ -219,6 +219,22 @@ def test_realized_epsilon_is_within_the_target_and_near_it(problem):
     assert run.ledger.epsilon(delta=1e-5) <= 2.0
 
 
+def test_other_releases_of_the_run_are_priced_with_it_and_paid_by_others(problem):
+    features = ev.Gaussian(8.0)
+    run = problem(epsilon=2.0, delta=1e-5, also=features).private
+    assert run.event == ev.Sequence((features, run.training_event))
+    assert 1.98 < run.epsilon(delta=1e-5) <= 2.0
+    alone = problem(epsilon=2.0, delta=1e-5).private
+    assert alone.event == alone.training_event
+    assert run.noise_multiplier > alone.noise_multiplier
+    train(run)
+    assert [entry.event for entry in run.ledger.history()] == [run.training_event]
+    with pytest.raises(ValueError, match=r"events in also alone are Gaussian"):
+        problem(epsilon=0.5, delta=1e-5, also=[ev.Gaussian(1.0)])
+    with pytest.raises(TypeError, match="also must hold events"):
+        problem(also=[1.0])
+
+
 def test_the_plan_is_reserved_before_the_first_release(problem):
     ledger = tacit.Ledger(budget=tacit.Budget(epsilon=0.01, delta=1e-6))
     case = problem(ledger=ledger)

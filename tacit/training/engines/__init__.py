@@ -11,9 +11,9 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
-from tacit.training.clip_rules import Clip
+from tacit.training.clip import Clip
 from tacit.training.engines import bookkeeping, loop, vmap
-from tacit.training.layer_rules.site import Unsupported
+from tacit.training.gradients.site import Unsupported
 from tacit.training.sums import ClippedSum
 
 Engine = Callable[[nn.Module, Callable[..., Tensor], Any, Clip, Tensor, int], ClippedSum]

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from tacit.training.clip_rules import FLOAT32_ROUNDING, Clip
-from tacit.training.layer_rules.rounding import multiplied_in
+from tacit.training.clip import FLOAT32_ROUNDING, Clip
+from tacit.training.gradients.rounding import multiplied_in
 
 # Relative error of a norm and of the weighted contraction, by the dtype they were computed in.
 ROUNDING = {

@@ -21,12 +21,12 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 
-from tacit.training.clip_rules import Clip
+from tacit.training.clip import Clip
 from tacit.training.engines import batch as b
-from tacit.training.engines.plan import Key, Label, Plan, Spec, make_plan, results_in, tensors_in
-from tacit.training.engines.recorder import Derived, NonFinite, Recorder
-from tacit.training.layer_rules import RULES, generic
-from tacit.training.layer_rules.site import Declined, Unsupported
+from tacit.training.engines.tape import Derived, NonFinite, Recorder
+from tacit.training.engines.trace import Key, Label, Plan, Spec, make_plan, results_in, tensors_in
+from tacit.training.gradients import RULES, generic
+from tacit.training.gradients.site import Declined, Unsupported
 from tacit.training.sums import ClippedSum, trainable
 
 PLANS_PER_MODEL = 256  # one for each length of sequence, say

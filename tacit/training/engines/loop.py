@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit.errors import IncompatibleModel
-from tacit.training.clip_rules import Clip
+from tacit.training.clip import Clip
 from tacit.training.engines import batch as b
 from tacit.training.engines.vmap import weigh
 from tacit.training.sums import ClippedSum, trainable

@@ -14,12 +14,12 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from tacit.training.clip_rules import Clip
+from tacit.training.clip import Clip
 from tacit.training.engines import batch as b
-from tacit.training.layer_rules.generic import without_fallback_warnings
-from tacit.training.layer_rules.pieces import squared_norm
-from tacit.training.layer_rules.recurrent import CELLS, decomposed
-from tacit.training.layer_rules.site import Declined, Unsupported
+from tacit.training.gradients.factored import squared_norm
+from tacit.training.gradients.generic import without_fallback_warnings
+from tacit.training.gradients.recurrent import CELLS, decomposed
+from tacit.training.gradients.site import Declined, Unsupported
 from tacit.training.memory import is_out_of_memory
 from tacit.training.sums import ClippedSum, accumulator, trainable
 

@@ -1,0 +1,213 @@
+"""Noise and the optimizer's update in one pass over the parameters (Triton).
+
+Both are bound by memory. One after the other they read and write the gradient twice more than need
+be; here the noisy gradient is formed in registers, stored where the sum was, and used at once. The
+numbers drawn are those of `noise.Blocks`. SGD and Adam follow torch.optim's own formulas.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from tacit.training.gpu.noise import QUARTER, Blocks, aligned, normals, takes
+
+
+@triton.jit
+def _sgd(p, g, first, settings, inside, HAS_MOMENTUM: tl.constexpr, IS_NESTEROV: tl.constexpr):
+    rate, momentum, undamped, decay = settings[0], settings[1], settings[2], settings[3]
+    value = tl.load(p, mask=inside)
+    change = g + decay * value
+    if HAS_MOMENTUM:
+        buffer = momentum * tl.load(first, mask=inside) + undamped * change
+        tl.store(first, buffer, mask=inside)
+        change = change + momentum * buffer if IS_NESTEROV else buffer
+    tl.store(p, value - rate * change, mask=inside)
+
+
+@triton.jit
+def _adam(p, g, first, second, unbias, settings, inside, IS_DECOUPLED: tl.constexpr):
+    rate, unbeta1, beta2, unbeta2 = settings[0], settings[1], settings[2], settings[3]
+    decay, epsilon = settings[4], settings[5]
+    value = tl.load(p, mask=inside)
+    if IS_DECOUPLED:
+        value -= decay * value
+    else:
+        g += decay * value
+    mean, square = tl.load(first, mask=inside), tl.load(second, mask=inside)
+    mean += unbeta1 * (g - mean)
+    square = beta2 * square + unbeta2 * g * g
+    tl.store(first, mean, mask=inside)
+    tl.store(second, square, mask=inside)
+    size = tl.sqrt(square) / tl.sqrt(unbias[1]) + epsilon
+    tl.store(p, value - (rate / unbias[0]) * mean / size, mask=inside)
+
+
+@triton.jit
+def _one_minus_exp(x):
+    """1 - exp(x) for x < 0, exact to rounding also near 0."""
+    series = -x * (1.0 + x / 2.0 * (1.0 + x / 3.0 * (1.0 + x / 4.0 * (1.0 + x / 5.0))))
+    return tl.where(x > -0.1, series, 1.0 - tl.exp(x))
+
+
+@triton.jit
+def _quarter(
+    at, z, g, p, first, second, unbias, count, std, factor, settings,
+    IS_ADAM: tl.constexpr, FLAG: tl.constexpr, HAS_MOMENTUM: tl.constexpr,
+):  # fmt: skip
+    inside = at < count
+    noisy = tl.load(g + at, mask=inside) * factor + z * std
+    tl.store(g + at, noisy, mask=inside)
+    if IS_ADAM:
+        _adam(p + at, noisy, first + at, second + at, unbias, settings, inside, FLAG)
+    else:
+        _sgd(p + at, noisy, first + at, settings, inside, HAS_MOMENTUM, FLAG)
+
+
+@triton.jit
+def _update_kernel(
+    sums, parameters, firsts, seconds, steps, groups, table, counts, counters, stds, key, factor,
+    IS_ADAM: tl.constexpr, FLAG: tl.constexpr, HAS_MOMENTUM: tl.constexpr, QUARTER: tl.constexpr,
+):  # fmt: skip
+    """g <- factor sum + std z on one block of up to 4 QUARTER numbers, and the update by g."""
+    block = tl.program_id(0)
+    g, p = aligned(sums, block), aligned(parameters, block)
+    first, second = aligned(firsts, block), aligned(seconds, block)
+    row = table + tl.load(groups + block) * 8
+    settings = (
+        tl.load(row), tl.load(row + 1), tl.load(row + 2), tl.load(row + 3), tl.load(row + 4),
+        tl.load(row + 5),
+    )  # fmt: skip
+    unbias = (0.0, 0.0)
+    if IS_ADAM:
+        step = tl.load(tl.load(steps + block).to(tl.pointer_type(tl.float32)))
+        unbias = (
+            _one_minus_exp(step * tl.load(row + 6)), _one_minus_exp(step * tl.load(row + 7))
+        )  # fmt: skip
+    count, std = tl.load(counts + block), tl.load(stds + block)
+    lane = tl.arange(0, QUARTER)
+    zs = normals(tl.load(key), tl.load(counters + block) + lane)
+    for i in tl.static_range(4):
+        _quarter(
+            lane + i * QUARTER, zs[i], g, p, first, second, unbias, count, std, factor, settings,
+            IS_ADAM, FLAG, HAS_MOMENTUM,
+        )  # fmt: skip
+
+
+class Update:
+    """The noise of `Blocks` and then the step of an optimizer, in one launch.
+
+    Rates are read from the device, so a recorded launch follows a schedule.
+    """
+
+    def __init__(
+        self,
+        noise: Blocks,
+        parameters: Sequence[Tensor],
+        optimizer: Optimizer,
+    ) -> None:
+        self._optimizer = optimizer  # `noise` is not kept: this is to go when nobody else has it
+        self._is_adam = isinstance(optimizer, Adam | AdamW)
+        group_of = {id(p): i for i, g in enumerate(optimizer.param_groups) for p in g["params"]}
+        device = parameters[0].device
+        self._groups = noise.spread([group_of[id(p)] for p in parameters], torch.int32).to(device)
+        self._table = torch.zeros(len(optimizer.param_groups), 8, device=device)
+        self._rows: list[list[float]] = []
+        self._parameters = noise.begin(parameters)
+        firsts, seconds, self._counted = _state(parameters, optimizer)
+        self._firsts, self._seconds = noise.begin(firsts), noise.begin(seconds)
+        places = [step.data_ptr() for step in self._counted] or [0] * len(parameters)
+        self._steps = noise.spread(places, torch.int64).to(device)
+
+    def set_rates(self) -> None:
+        """Take over the optimizer's settings, if they have changed."""
+        rows = [_settings(group) for group in self._optimizer.param_groups]
+        if rows != self._rows:
+            self._rows = rows
+            self._table.copy_(torch.tensor(rows))
+
+    def launch(self, noise: Blocks) -> None:
+        """Noise by the key that was set, and the update."""
+        group = self._optimizer.param_groups[0]
+        if self._is_adam:
+            torch._foreach_add_(self._counted, 1)  # pyright: ignore[reportPrivateImportUsage]  # as torch.optim does
+        _update_kernel[(len(noise.places),)](
+            noise.places, self._parameters, self._firsts, self._seconds, self._steps,
+            self._groups, self._table, noise.counts, noise.counters, noise.stds, noise.key,
+            noise.factor, IS_ADAM=self._is_adam, FLAG=_flag(self._optimizer, group),
+            HAS_MOMENTUM=bool(group.get("momentum")), QUARTER=QUARTER, num_warps=4,
+        )  # fmt: skip
+
+
+def can_update(sums: Sequence[Tensor], parameters: Sequence[Tensor], optimizer: Optimizer) -> bool:
+    """Whether the kernel knows this optimizer as it is set, and all tensors are laid out alike."""
+    if type(optimizer) not in (SGD, Adam, AdamW):
+        return False
+    groups = optimizer.param_groups
+    if type(optimizer) is AdamW and not all("decoupled_weight_decay" in g for g in groups):
+        return False  # before torch 2.7 its groups did not say
+    for name in ("maximize", "amsgrad", "differentiable"):
+        if any(group.get(name) for group in groups):
+            return False
+    kinds = {(_flag(optimizer, group), bool(group.get("momentum"))) for group in groups}
+    if len(kinds) > 1 or any(isinstance(group["lr"], Tensor) for group in groups):
+        return False
+    listed = [id(p) for group in groups for p in group["params"]]
+    if len(set(listed)) < len(listed):
+        return False  # torch moves a parameter that is listed twice, twice
+    if not _has_state(parameters, optimizer):
+        return False
+    firsts, seconds, _ = _state(parameters, optimizer)
+    return all(
+        takes(like) and like.stride() == total.stride()
+        for total, *others in zip(sums, parameters, firsts, seconds, strict=True)
+        for like in others
+    )
+
+
+def _has_state(parameters: Sequence[Tensor], optimizer: Optimizer) -> bool:
+    if isinstance(optimizer, SGD):
+        needs = any(group["momentum"] for group in optimizer.param_groups)
+        names = ["momentum_buffer"] if needs else []
+    else:
+        names = ["exp_avg", "exp_avg_sq", "step"]
+    held = (optimizer.state.get(p, {}).get(name) for p in parameters for name in names)
+    # Steps may be counted in float64, if that is the default.
+    return all(isinstance(t, Tensor) and t.is_cuda and t.dtype == torch.float32 for t in held)
+
+
+def _state(
+    parameters: Sequence[Tensor], optimizer: Optimizer
+) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """Two tensors for each parameter, itself where the optimizer has none, and steps taken."""
+    states = [optimizer.state.get(p, {}) for p in parameters]  # [p] would leave an entry there
+    if isinstance(optimizer, SGD):
+        own = zip(states, parameters, strict=True)
+        buffers = [p if s.get("momentum_buffer") is None else s["momentum_buffer"] for s, p in own]
+        return buffers, list(parameters), []
+    columns = ("exp_avg", "exp_avg_sq", "step")
+    first, second, steps = ([state[name] for state in states] for name in columns)
+    return first, second, steps
+
+
+def _settings(group: dict[str, Any]) -> list[float]:
+    """The constants of `_adam` or `_sgd`, and the logarithms of Adam's betas."""
+    rate, decay = group["lr"], group["weight_decay"]
+    if "betas" not in group:
+        return [rate, group["momentum"], 1 - group["dampening"], decay, 0.0, 0.0, 0.0, 0.0]
+    first, second = group["betas"]
+    decay = rate * decay if group.get("decoupled_weight_decay") else decay
+    constants = [rate, 1 - first, second, 1 - second, decay, group["eps"]]
+    return [*constants, *(math.log(beta) if beta > 0 else -math.inf for beta in (first, second))]
+
+
+def _flag(optimizer: Optimizer, group: dict[str, Any]) -> bool:
+    """Nesterov's momentum, or decay apart from the gradient."""
+    if isinstance(optimizer, SGD):
+        return bool(group["nesterov"])
+    return bool(group.get("decoupled_weight_decay"))
