@@ -3,7 +3,7 @@
     OTHER_PYTHON benchmarks/_local_peers.py N_REPORTS N_OPTIONS EPSILON REPEATS
 
 Prints one JSON object: for each oracle the mean squared error over options and repeats, and the
-median seconds to estimate from all reports. An oracle that does not run is listed with its error.
+median CPU seconds to estimate from all reports. An oracle that does not run has its error listed.
 """
 
 import json
@@ -82,9 +82,9 @@ def measure(client, aggregate, options, k, repeats):
     errors, seconds = [], []
     for _ in range(repeats):
         reports = [client(int(x)) for x in options]
-        start = time.perf_counter()
+        start = time.process_time()
         found = np.asarray(aggregate(reports), dtype=float)
-        seconds.append(time.perf_counter() - start)
+        seconds.append(time.process_time() - start)
         errors.append(np.mean((found - truth) ** 2))
     return {"mse": float(np.mean(errors)), "seconds": statistics.median(seconds)}
 

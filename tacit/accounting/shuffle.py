@@ -36,7 +36,7 @@ from scipy.special import betainc, gammaln
 
 from tacit._check import in_closed_unit, in_open_unit, non_negative, positive, whole
 
-_Floats = NDArray[np.float64]
+Floats = NDArray[np.float64]
 
 _GROUPS = 512
 """Groups of numbers of clones; fewer different numbers than that are all kept."""
@@ -49,9 +49,9 @@ _MARGIN = 1 + 1e-7
 class LossAtoms(NamedTuple):
     """A pair of laws on finitely many privacy losses: their values and masses under both laws."""
 
-    losses: _Floats
-    p: _Floats
-    q: _Floats
+    losses: Floats
+    p: Floats
+    q: Floats
 
 
 def clone_probability(local_epsilon: float, *, is_response: bool = False) -> float:
@@ -177,7 +177,7 @@ def _checked_clones(local_epsilon: float, clones: float | None) -> float:
     return in_closed_unit(clones=clones)
 
 
-def _clone_groups(n_reports: int, gamma: float, groups: int = _GROUPS) -> tuple[_Floats, _Floats]:
+def _clone_groups(n_reports: int, gamma: float, groups: int = _GROUPS) -> tuple[Floats, Floats]:
     """Return numbers of clones and their weights; each number stands for itself and more."""
     others = n_reports - 1
     mean = others * gamma
@@ -191,7 +191,7 @@ def _clone_groups(n_reports: int, gamma: float, groups: int = _GROUPS) -> tuple[
     return counts, np.maximum(np.diff(np.append(below, 1.0)), 0.0)
 
 
-def _binomial_cdf(counts: _Floats, trials: int, probability: float) -> _Floats:
+def _binomial_cdf(counts: Floats, trials: int, probability: float) -> Floats:
     """Return P(Bin(trials, probability) <= counts)."""
     inside = (counts >= 0) & (counts < trials)
     safe = np.where(inside, counts, 0)
@@ -200,7 +200,7 @@ def _binomial_cdf(counts: _Floats, trials: int, probability: float) -> _Floats:
     return np.where(inside, found, np.where(counts < 0, 0.0, 1.0))
 
 
-def _delta(local_epsilon: float, epsilon: float, counts: _Floats, weights: _Floats) -> float:
+def _delta(local_epsilon: float, epsilon: float, counts: Floats, weights: Floats) -> float:
     """Return the hockey-stick divergence of the pair at `epsilon`.
 
     Given c clones it is P(a >= k) - e^epsilon Q(a >= k) with k the first a of larger loss, that is
@@ -218,7 +218,7 @@ def _delta(local_epsilon: float, epsilon: float, counts: _Floats, weights: _Floa
     return min(1.0, float(weights @ np.maximum(given, 0.0)) * _MARGIN)
 
 
-def _fraction_at(local_epsilon: float, loss: _Floats) -> _Floats:
+def _fraction_at(local_epsilon: float, loss: Floats) -> Floats:
     """Return the fraction f = a / (a + b) whose loss log((e f + 1 - f) / (f + e (1 - f))) is given.
 
     f = (e^(loss + epsilon_0) - 1) / ((e - 1) (e^loss + 1)).
@@ -226,7 +226,7 @@ def _fraction_at(local_epsilon: float, loss: _Floats) -> _Floats:
     return np.expm1(loss + local_epsilon) / (math.expm1(local_epsilon) * (np.exp(loss) + 1))
 
 
-def _binomial_tail(first: _Floats, counts: _Floats) -> tuple[_Floats, _Floats]:
+def _binomial_tail(first: Floats, counts: Floats) -> tuple[Floats, Floats]:
     """Return P(A >= first) and P(A = first - 1) for A ~ Bin(counts, 1/2), first >= 1."""
     first, counts = np.broadcast_arrays(first, counts)
     inside = first <= counts
@@ -235,7 +235,7 @@ def _binomial_tail(first: _Floats, counts: _Floats) -> tuple[_Floats, _Floats]:
     return tail, np.where(first <= counts + 1, _fair_binomial(first - 1, counts), 0.0)
 
 
-def _fair_binomial(k: _Floats, c: _Floats) -> _Floats:
+def _fair_binomial(k: Floats, c: Floats) -> Floats:
     """Return P(Bin(c, 1/2) = k) with full relative precision also for c = 10^8.
 
     Loader 2000: Stirling's formula with its error terms, and the deviance computed without
@@ -253,7 +253,7 @@ def _fair_binomial(k: _Floats, c: _Floats) -> _Floats:
     return np.where(inside, scale * np.exp(errors - deviance), np.exp(-c * math.log(2)))
 
 
-def _stirling_error(n: _Floats) -> _Floats:
+def _stirling_error(n: Floats) -> Floats:
     """Return log(n!) minus Stirling's formula."""
     small = np.minimum(n, 32.0)
     direct = gammaln(small + 1) - (small + 0.5) * np.log(small) + small - math.log(2 * math.pi) / 2
@@ -262,9 +262,7 @@ def _stirling_error(n: _Floats) -> _Floats:
     return np.where(n < 32, direct, series)
 
 
-def _loss_grid(
-    local_epsilon: float, counts: _Floats, weights: _Floats, points: int = 800
-) -> _Floats:
+def _loss_grid(local_epsilon: float, counts: Floats, weights: Floats, points: int = 800) -> Floats:
     """Return losses from 0 to the local epsilon, dense where the pair has most of its mass."""
     # The smallest number of clones that matters has the widest losses.
     matters = counts[np.nonzero(np.cumsum(weights) > 1e-12)[0][0]]
@@ -274,10 +272,10 @@ def _loss_grid(
     if widest >= local_epsilon * (1 - 1e-9):
         return np.linspace(0.0, local_epsilon, points)
     dense = np.linspace(0.0, widest, points)
-    rest = np.linspace(dense[-1], local_epsilon, points // 8)[1:]
+    rest: Floats = np.linspace(widest, local_epsilon, points // 8)[1:]
     return np.concatenate([dense, rest])
 
 
-def _cells(weights: _Floats, tails: _Floats) -> _Floats:
+def _cells(weights: Floats, tails: Floats) -> Floats:
     """Return the mass between successive grid points, summed over groups; tails decrease."""
     return np.maximum(weights @ (tails[:, :-1] - tails[:, 1:]), 0.0)

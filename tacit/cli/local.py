@@ -103,13 +103,13 @@ def _numbers(
     from tacit.local import HybridMean, LocalQuantiles
 
     numbers = [_number(value) for value in values]
-    settings = {"epsilon": epsilon, "lower": bounds[0], "upper": bounds[1]}
+    lower, upper = bounds
     if wanted is None:
-        mean = HybridMean(**settings)
+        mean = HybridMean(epsilon=epsilon, lower=lower, upper=upper)
         found = mean.estimate(mean.randomize(numbers, rng=seed), confidence=confidence)
         row = ("mean", float(found.values), float(found.lower), float(found.upper))
         return {"method": "hybrid mean", "estimates": _rows([row])}, mean
-    tree = LocalQuantiles(**settings)
+    tree = LocalQuantiles(epsilon=epsilon, lower=lower, upper=upper)
     reports = tree.randomize(numbers, rng=seed)
     quantile = tree.estimate(reports, wanted, confidence=confidence)
     names = [f"quantile {probability:g}" for probability in wanted]

@@ -105,7 +105,7 @@ class LocalRandomizer:
         """Return the exact largest ratio of the probabilities of one report under two values."""
         raise NotImplementedError
 
-    @property
+    @cached_property
     def _most(self) -> Fraction:
         """A fraction just below e^epsilon: the largest ratio that the law may have."""
         return exp_below(self.epsilon)

@@ -126,7 +126,7 @@ class LocalHashing(FrequencyOracle):
     ) -> NDArray[np.int64]:
         return np.array(
             [
-                np.count_nonzero(self._hash(functions, np.int64(option)) == values)
+                np.count_nonzero(self._hash(functions, np.array([option])) == values)
                 for option in range(self.n_options)
             ]
         )

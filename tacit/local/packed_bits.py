@@ -8,6 +8,10 @@ from numpy.typing import NDArray
 
 _ROWS = 255
 """Rows that are added at a time: the largest count that one byte can hold."""
+_WORDS = 512
+"""Words in which additions are made, a compromise between long loops and a small cache."""
+_LOWEST = np.uint64(0x0101010101010101)
+"""The lowest bit of each byte of a word."""
 
 
 def row_bytes(n_bits: int) -> int:
@@ -36,15 +40,17 @@ def column_counts(packed: NDArray[np.uint8], n_bits: int) -> NDArray[np.int64]:
     >>> column_counts(pack(np.array([[True, False, True], [True, False, False]])), 3).tolist()
     [2, 0, 1]
     """
-    words = np.ascontiguousarray(packed).view(np.uint64)
+    width = packed.shape[1] // 8
+    words = np.ascontiguousarray(packed).view(np.uint64).reshape(len(packed), width)
     total = np.zeros((packed.shape[1], 8), dtype=np.int64)
-    lowest = np.uint64(0x0101010101010101)
-    block = 16 * _ROWS  # small enough to stay in the cache of a core
-    for start in range(0, len(words), block):
-        rows = words[start : start + block]
+    side = max(1, _WORDS // width)  # rows that are laid side by side, so that additions are long
+    for start in range(0, len(words), side * _ROWS):
+        rows = words[start : start + side * _ROWS]
+        if missing := -len(rows) % side:
+            rows = np.pad(rows, ((0, missing), (0, 0)))
+        rows = rows.reshape(-1, side * width)  # at most 255 rows
         for bit in range(8):
-            lanes = (rows >> np.uint64(bit)) & lowest
-            starts = np.arange(0, len(rows), _ROWS)
-            sums = np.add.reduceat(lanes, starts, axis=0)
-            total[:, bit] += sums.view(np.uint8).sum(axis=0, dtype=np.int64)
+            sums = ((rows >> np.uint64(bit)) & _LOWEST).sum(axis=0)
+            lanes = sums.view(np.uint8).reshape(side, -1)
+            total[:, bit] += lanes.sum(axis=0, dtype=np.int64)
     return total.reshape(-1)[:n_bits]

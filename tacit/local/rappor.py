@@ -21,7 +21,7 @@ from tacit.events import PureDP
 from tacit.local import packed_bits
 from tacit.local.coins import flip, round_up, whole_numbers
 from tacit.local.frequencies import Estimate, Floats
-from tacit.mechanisms import Seed, generator
+from tacit.mechanisms import Rng, Seed, generator
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class Rappor:
     >>> rappor = Rappor(n_options=5)
     >>> person = rappor.client(rng=1)
     >>> len(person.report(3)), round(rappor.lifetime_epsilon, 4)
-    (8, 2.1973)
+    (8, 2.1972)
     """
 
     n_options: int
@@ -164,8 +164,8 @@ class Rappor:
         normal = design.T @ (weight[:, None] * design)
         if np.linalg.matrix_rank(normal) < self.n_options:
             raise ValueError("the options share bits: use more bits, hashes or cohorts.")
-        solve = np.linalg.solve(normal, design.T * weight)
-        values = solve @ np.concatenate(rates)
+        solve = np.asarray(np.linalg.solve(normal, design.T * weight), dtype=np.float64)
+        values = np.asarray(solve @ np.concatenate(rates), dtype=np.float64)
         errors = self._standard_errors(solve, values, sizes, base, gap)
         return Estimate(values, errors, len(packed), in_open_unit(confidence=confidence))
 
@@ -219,15 +219,13 @@ class Rappor:
     def _high(self) -> Fraction:
         return round_up(Fraction(self.high))
 
-    def _permanent_bits(self, bits: NDArray[np.bool_], rng: object) -> NDArray[np.bool_]:
-        """Replace each bit by the opposite with probability f / 2 (equation in section 3.1)."""
-        return bits ^ flip(self._permanent / 2, generator(rng), bits.shape)  # type: ignore[arg-type]
+    def _permanent_bits(self, bits: NDArray[np.bool_], rng: Rng) -> NDArray[np.bool_]:
+        """Replace each bit by the opposite with probability f / 2 (section 2, step 2)."""
+        return bits ^ flip(self._permanent / 2, rng, bits.shape)
 
-    def _instantaneous_bits(self, bits: NDArray[np.bool_], rng: object) -> NDArray[np.bool_]:
-        source = generator(rng)  # type: ignore[arg-type]
-        return np.where(
-            bits, flip(self._high, source, bits.shape), flip(self._low, source, bits.shape)
-        )
+    def _instantaneous_bits(self, bits: NDArray[np.bool_], rng: Rng) -> NDArray[np.bool_]:
+        """Send each permanent bit as 1 with probability q or p (section 2, step 3)."""
+        return np.where(bits, flip(self._high, rng, bits.shape), flip(self._low, rng, bits.shape))
 
 
 @dataclass

@@ -104,7 +104,7 @@ def test_never_below_the_exact_value_for_every_n_up_to_twenty(local_epsilon):
 
 
 @pytest.mark.parametrize("local_epsilon", [0.5, 1.0, 4.0])
-@pytest.mark.parametrize("n", [1, 3, 30, 250])
+@pytest.mark.parametrize("n", [1, 3, 60])
 @pytest.mark.parametrize("is_response", [False, True])
 def test_delta_is_that_of_the_reduction(local_epsilon, n, is_response):
     gamma = clone_probability(local_epsilon, is_response=is_response)

@@ -11,7 +11,11 @@ from tacit import local
 from tacit.local import ORACLES, Estimate
 
 SMALL = [
-    pytest.param(kind(epsilon=epsilon, n_options=k), id=f"{kind.__name__}-{k}-{epsilon}")
+    pytest.param(
+        kind(epsilon=epsilon, n_options=k),
+        id=f"{kind.__name__}-{k}-{epsilon}",
+        marks=() if epsilon == 1.0 else pytest.mark.slow,
+    )
     for kind, k, epsilon in itertools.product(ORACLES, (2, 3, 5), (0.3, 1.0, 2.5))
 ]
 
@@ -55,6 +59,7 @@ def test_variances_are_within_two_percent_of_theory_at_a_million_users(kind):
     assert abs(errors).max() < 5.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ORACLES, ids=lambda kind: kind.__name__)
 def test_a_million_reports_over_a_thousand_options_are_estimated_in_a_second(kind):
     oracle, n, rng = kind(epsilon=1.0, n_options=1000), 10**6, np.random.default_rng(0)

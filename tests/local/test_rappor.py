@@ -19,6 +19,7 @@ def test_one_report_has_the_ratio_of_theorem_two(enumeration):
     assert rappor.report_epsilon == pytest.approx(stated)
 
 
+@pytest.mark.slow
 def test_many_reports_of_one_value_have_the_exact_ratio(enumeration):
     rappor = local.Rappor(n_options=2, permanent=0.5, low=0.25, high=0.75)
 
