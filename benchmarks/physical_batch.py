@@ -100,8 +100,8 @@ def one_step(work: Any, model: Any, optimizer: Any, method: str, rows: int) -> N
     import torch
     from training import plain_graph
 
-    from tacit.training.clipping import Flat, clipped_sum
-    from tacit.training.gpu.compiled import CompiledSum
+    from tacit.training import Flat, clipped_sum
+    from tacit.training.gpu import CompiledSum
 
     def losses(model: Any, batch: Any) -> Any:
         with torch.autocast("cuda", torch.bfloat16, enabled=work.autocast):

@@ -15,6 +15,7 @@ from scipy.special import expit
 
 from tacit.events import Relation
 from tacit.experiments import (
+    AUDIT,
     SWEEP,
     Ascent,
     Facts,
@@ -29,7 +30,7 @@ from tacit.report.certificate import make_certificate
 from tacit.report.figures import Figure, PictureRow, Role, Series, Surface, files, to_svg_file
 from tacit.report.page import Number, Page, Section, cautions, promise, render, strength
 
-CERTIFICATE, REPORT, FIGURES, AUDIT = "certificate.json", "report.html", "figures", "audit.json"
+CERTIFICATE, REPORT, FIGURES = "certificate.json", "report.html", "figures"
 STUDY = "study.json"
 
 _DELTA_ROLES = (Role.PRIVATE, Role.OTHER, Role.FOURTH, Role.BOUND)  # one for each delta of a sweep

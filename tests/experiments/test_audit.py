@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from tacit.cli import app
 from tacit.experiments import AUDIT, Recipe, audit, audit_run, run_pate, train
-from tacit.training.noise import NoisyMean
+from tacit.training import NoisyMean
 
 SMALL = """
 [training]
