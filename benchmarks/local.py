@@ -29,7 +29,7 @@ from scipy.stats import binom
 
 from tacit import local
 from tacit.accounting import epsilon as price
-from tacit.accounting.shuffle import shuffled_closed_form, shuffled_epsilon
+from tacit.accounting import shuffled_closed_form, shuffled_epsilon
 from tacit.local import ORACLES
 from tacit.mechanisms import DiscreteLaplaceMechanism
 from tacit.regression import Bounds, LogisticRegression

@@ -31,19 +31,29 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import betainc, gammaln
 
+from tacit._arrays import Floats
 from tacit._check import in_closed_unit, in_open_unit, non_negative, positive, whole
-
-Floats = NDArray[np.float64]
+from tacit.accounting.one_event import pure_epsilon, round_up
+from tacit.errors import UnsupportedEvent
+from tacit.events import RandomizedResponse, Relation, Shuffled
 
 _GROUPS = 512
 """Groups of numbers of clones; fewer different numbers than that are all kept."""
 _SPREAD = 12.0
-"""Standard deviations of the number of clones that are resolved; the rest counts as no clone."""
+"""Standard deviations of the number of clones that are finely resolved."""
 _MARGIN = 1 + 1e-7
 """Factor on delta, far above the rounding of the incomplete beta function."""
+
+
+class LocalGuarantee(NamedTuple):
+    """What the price of shuffled reports depends on, besides their number."""
+
+    epsilon: float
+    """Local privacy of one report."""
+    clones: float
+    """Probability gamma that another person acts as a clone."""
 
 
 class LossAtoms(NamedTuple):
@@ -52,6 +62,21 @@ class LossAtoms(NamedTuple):
     losses: Floats
     p: Floats
     q: Floats
+
+
+def local_guarantee(event: Shuffled) -> LocalGuarantee:
+    """Return the guarantee of one report of `event`; raise if it is not pure.
+
+    A report is local, so its guarantee is the one for a replaced value under every relation.
+    """
+    epsilon = round_up(pure_epsilon(event.event, Relation.REPLACE_ONE))
+    if epsilon > 500:
+        raise UnsupportedEvent(
+            f"shuffled reports of {type(event.event).__name__} have no known price: "
+            "each report must be pure DP, with an epsilon of at most 500."
+        )
+    is_response = isinstance(event.event, RandomizedResponse)
+    return LocalGuarantee(epsilon, clone_probability(epsilon, is_response=is_response))
 
 
 def clone_probability(local_epsilon: float, *, is_response: bool = False) -> float:
@@ -186,7 +211,9 @@ def _clone_groups(n_reports: int, gamma: float, groups: int = _GROUPS) -> tuple[
     high = min(others, math.ceil(mean + spread))
     counts = np.unique(np.round(np.linspace(low, high, min(groups, high - low + 1))))
     if low > 0:
-        counts = np.append(0.0, counts)
+        # Ever rarer, ever smaller numbers of clones: they matter for Rényi divergences only.
+        rare = np.floor(low * (1 - 0.5 ** np.arange(10)))
+        counts = np.unique(np.append(rare, counts))
     below = _binomial_cdf(counts - 1, others, gamma)  # probability of fewer clones
     return counts, np.maximum(np.diff(np.append(below, 1.0)), 0.0)
 
@@ -272,7 +299,7 @@ def _loss_grid(local_epsilon: float, counts: Floats, weights: Floats, points: in
     if widest >= local_epsilon * (1 - 1e-9):
         return np.linspace(0.0, local_epsilon, points)
     dense = np.linspace(0.0, widest, points)
-    rest: Floats = np.linspace(widest, local_epsilon, points // 8)[1:]
+    rest: Floats = np.geomspace(widest, local_epsilon, points // 4)[1:]
     return np.concatenate([dense, rest])
 
 

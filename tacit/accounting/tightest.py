@@ -4,6 +4,8 @@
 valid, so the lower one is given where either could be:
 
 * random allocation is priced by `PLD` from a pair that only bounds it (`pld.pairs`), and by `RDP`;
+* one round of shuffled reports is priced directly (`shuffle`), several rounds by `PLD` from a pair
+  that only bounds them;
 * an exponential mechanism is priced by both, since only `RDP` uses its bounded range;
 * if `PLD` can price only some parts of an event, these parts and the others are also priced
   separately, each with a share of delta fixed beforehand, and epsilons and deltas are added.
@@ -19,6 +21,7 @@ from tacit.accounting.one_event import ADD_REMOVE
 from tacit.accounting.pld import PLD
 from tacit.accounting.pld.pairs import pair_from_above
 from tacit.accounting.rdp import RDP
+from tacit.accounting.shuffle import local_guarantee, shuffled_delta, shuffled_epsilon
 from tacit.errors import NotCertified, UnsupportedEvent
 from tacit.events import Event, Relation
 
@@ -46,6 +49,9 @@ class Tightest:
 
     def epsilon(self, event: Event, *, delta: float, relation: Relation = ADD_REMOVE) -> float:
         """Return a certified upper bound on the epsilon of `event` at `delta`."""
+        if (single := _single_round(event)) is not None:
+            local, clones = local_guarantee(single)
+            return shuffled_epsilon(local, single.n_reports, delta=delta, clones=clones)
         known, rest = _split(event, relation)
         if rest is None:
             return _tight_epsilon(event, delta, relation)
@@ -59,6 +65,9 @@ class Tightest:
 
     def delta(self, event: Event, *, epsilon: float, relation: Relation = ADD_REMOVE) -> float:
         """Return a certified upper bound on the delta of `event` at `epsilon`."""
+        if (single := _single_round(event)) is not None:
+            local, clones = local_guarantee(single)
+            return shuffled_delta(local, single.n_reports, epsilon=epsilon, clones=clones)
         known, rest = _split(event, relation)
         if rest is None:
             return _tight_delta(event, epsilon, relation)
@@ -105,6 +114,15 @@ def _tight_delta(event: Event, epsilon: float, relation: Relation) -> float:
     return found.upper
 
 
+def _single_round(event: Event) -> ev.Shuffled | None:
+    """Return the event if it is one round of shuffled reports with a cost, else None."""
+    counts = flatten(event)
+    only = next(iter(counts), None)
+    if len(counts) != 1 or not isinstance(only, ev.Shuffled) or counts[only] != 1:
+        return None
+    return only if local_guarantee(only).epsilon > 0 else None
+
+
 def _is_open(found: Bracket) -> bool:
     """Return whether the bracket is so wide that `RDP` may be tighter."""
     return found.upper == math.inf or found.width > 1e-3 * found.upper
@@ -131,7 +149,7 @@ def _all(parts: list[Event]) -> Event | None:
 def _is_only_bounded(part: Event, relation: Relation) -> bool:
     """Return whether the dominating pair of `part` only bounds its price from above."""
     if not isinstance(part, ev.PoissonSampled):
-        return isinstance(part, ev.Exponential | ev.RandomAllocation)
+        return isinstance(part, ev.Exponential | ev.RandomAllocation | ev.Shuffled)
     inner = part.event
     if isinstance(inner, ev.NonPrivate) or getattr(inner, "epsilon", 1.0) == 0:
         return True  # losses below 0 are raised to 0, see `pld.pairs`

@@ -10,13 +10,18 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
+import tacit
+from tacit import events as ev
+from tacit.accounting import RDP
 from tacit.accounting.shuffle import (
     clone_probability,
+    local_guarantee,
     shuffled_atoms,
     shuffled_closed_form,
     shuffled_delta,
     shuffled_epsilon,
 )
+from tacit.errors import BudgetExceeded, UnsupportedEvent
 
 
 def pair_delta(local_epsilon: float, n: int, epsilon: float, gamma: float) -> float:
@@ -214,3 +219,66 @@ def test_wrong_arguments_are_named():
         shuffled_epsilon(1.0, 0, delta=1e-6)
     with pytest.raises(ValueError, match="clones must be"):
         shuffled_delta(1.0, 10, epsilon=0.1, clones=1.5)
+
+
+ROUND = ev.Shuffled(ev.RandomizedResponse(0.5, 4), 10_000)
+
+
+@pytest.mark.parametrize("relation", list(ev.Relation))
+def test_an_event_is_priced_by_its_local_epsilon_and_kind(relation):
+    local = math.log(5)  # (1 - 0.5 + 0.125) / 0.125
+    gamma = clone_probability(local, is_response=True)
+    direct = shuffled_epsilon(local, 10_000, delta=1e-6, clones=gamma)
+    assert tacit.epsilon(ROUND, delta=1e-6, relation=relation) == pytest.approx(direct, rel=1e-5)
+    anything = ev.Shuffled(ev.PureDP(local, replace_factor=1.0), 10_000)
+    looser = shuffled_epsilon(local, 10_000, delta=1e-6)
+    assert tacit.epsilon(anything, delta=1e-6, relation=relation) == pytest.approx(looser, rel=1e-5)
+    assert direct < looser
+
+
+def test_the_local_epsilon_of_a_report_is_that_of_a_replaced_value():
+    assert local_guarantee(ev.Shuffled(ev.PureDP(0.5), 9)).epsilon == 1.0
+    assert local_guarantee(ev.Shuffled(ev.PureDP(0.5, replace_factor=1.0), 9)).epsilon == 0.5
+
+
+def test_repeated_rounds_cost_what_the_product_of_pairs_does():
+    e, n, gamma = math.exp(1.0), 6, math.exp(-1.0)
+    p, q = [], []
+    for c in range(n):
+        a = np.arange(c + 2)
+        low, high = binom.pmf(a - 1, c, 0.5), binom.pmf(a, c, 0.5)
+        weight = binom.pmf(c, n - 1, gamma)
+        p.extend(weight * (e * low + high) / (e + 1))
+        q.extend(weight * (low + e * high) / (e + 1))
+    p_all, q_all = np.multiply.outer(p, p).ravel(), np.multiply.outer(q, q).ravel()
+    event = ev.Repeated(ev.Shuffled(ev.PureDP(1.0, replace_factor=1.0), n), 2)
+    for delta in (0.3, 0.1, 0.01):
+        found = tacit.epsilon(event, delta=delta)
+        exact = np.maximum(p_all - math.exp(found) * q_all, 0).sum()
+        assert exact <= delta
+        below = np.maximum(p_all - math.exp(found * 0.98) * q_all, 0).sum()
+        assert below > delta * 0.999 or found == 0
+
+
+@pytest.mark.parametrize("count", [1, 10, 200])
+def test_rényi_prices_are_above_tight_ones_and_not_far(count):
+    event = ev.Repeated(ROUND, count)
+    tight = tacit.epsilon(event, delta=1e-6)
+    assert tight <= tacit.epsilon(event, delta=1e-6, accountant=RDP()) <= 1.2 * tight
+    assert tacit.delta(event, epsilon=tight) <= 1e-6 * (1 + 1e-3)
+
+
+def test_rounds_are_paid_from_a_ledger():
+    ledger = tacit.Ledger(budget=tacit.Budget(epsilon=0.5, delta=1e-6))
+    for _ in range(10):
+        ledger.spend(ROUND)
+    assert 0.2 < ledger.epsilon(delta=1e-6) <= 0.5
+    with pytest.raises(BudgetExceeded):
+        ledger.spend(ev.Repeated(ROUND, 200))
+
+
+def test_what_is_not_pure_has_no_price():
+    with pytest.raises(UnsupportedEvent, match="must be pure DP"):
+        tacit.epsilon(ev.Shuffled(ev.Gaussian(1.0), 100), delta=1e-6)
+    assert tacit.epsilon(ev.Shuffled(ev.PureDP(0.0), 100), delta=1e-6) == 0
+    assert tacit.bracket(ROUND, delta=1e-6).lower == 0

@@ -43,6 +43,7 @@ from tacit.accounting.rdp.divergence import (
     response_nodes,
     reverse,
 )
+from tacit.accounting.shuffle import local_guarantee, shuffled_atoms
 from tacit.errors import UnsupportedEvent
 from tacit.events import Event, Relation
 
@@ -116,6 +117,18 @@ def _(event: ev.ApproximateDP, orders: Floats, relation: Relation) -> Charge:
 def _(event: ev.RandomizedResponse, orders: Floats, relation: Relation) -> Charge:  # noqa: ARG001  # same for all
     nodes = response_nodes(response_law(event))
     return Charge(log_moments(nodes, orders) / (orders - 1))
+
+
+@price.register
+def _(event: ev.Shuffled, orders: Floats, relation: Relation) -> Charge:  # noqa: ARG001  # same for all
+    """Rényi divergence of the pair that dominates shuffled reports (see `accounting.shuffle`)."""
+    epsilon, clones = local_guarantee(event)
+    if epsilon == 0:
+        return Charge(np.zeros(len(orders)))
+    losses, _, q = shuffled_atoms(epsilon, event.n_reports, clones)
+    kept = (q > 0) & (losses != 0)
+    values = log_moments(Nodes(np.log(q[kept]), losses[kept]), orders) / (orders - 1)
+    return Charge(np.minimum(values, _pure(epsilon, orders)))
 
 
 @price.register
