@@ -39,11 +39,11 @@ from tacit.accounting.one_event import pure_epsilon, round_up
 from tacit.errors import UnsupportedEvent
 from tacit.events import RandomizedResponse, Relation, Shuffled
 
-_GROUPS = 512
+_GROUPS = 256
 """Groups of numbers of clones; fewer different numbers than that are all kept."""
 _SPREAD = 12.0
 """Standard deviations of the number of clones that are finely resolved."""
-_MARGIN = 1 + 1e-7
+_MARGIN = 1 + 1e-8
 """Factor on delta, far above the rounding of the incomplete beta function."""
 
 
@@ -119,7 +119,7 @@ def shuffled_epsilon(
 ) -> float:
     """Return an upper bound on epsilon at `delta` of `n_reports` shuffled reports.
 
-    The result is at most 1e-6 (relative) above the smallest epsilon for which `shuffled_delta`
+    The result is at most 1e-10 (relative) above the smallest epsilon for which `shuffled_delta`
     is within `delta`.
 
     >>> round(shuffled_epsilon(1.0, 10_000, delta=1e-6), 3)
@@ -131,7 +131,7 @@ def shuffled_epsilon(
     if _delta(local_epsilon, 0.0, *groups) <= delta:
         return 0.0
     low, high = 0.0, local_epsilon  # delta is 0 at the local epsilon
-    while high - low > 1e-6 * high:
+    while high - low > 1e-10 * high:
         middle = (low + high) / 2
         if _delta(local_epsilon, middle, *groups) <= delta:
             high = middle
