@@ -177,10 +177,11 @@ def peers(
         ])  # fmt: skip
     header = ["oracle", "their error", "our error", "their time", "our time", "times faster"]
     text = (
-        f"{n:,} reports, {k} options, epsilon {epsilon:g}; mean squared error over options, CPU time "
-        f"of the estimate. Their errors are means of {repeats} runs ({k * repeats} numbers), ours of "
-        f"{10 * repeats}. multi-freq-ldpy clips its estimates at 0 and divides by their sum; ours are "
-        "then projected on the simplex. pure-ldp and ours are unbiased otherwise.\n\n"
+        f"{n:,} reports, {k} options, epsilon {epsilon:g}; mean squared error over options, and "
+        f"CPU time of the estimate. Their errors are means of {repeats} runs of {k} options, ours "
+        f"of {10 * repeats} runs. multi-freq-ldpy clips its estimates at 0 and divides by their "
+        "sum; ours are then projected on the simplex. pure-ldp and ours are unbiased otherwise."
+        "\n\n"
     )
     return text + results.table(header, rows)
 
@@ -427,11 +428,11 @@ def labels(path: Path) -> str:
         shown = [f"{cell.mean():.2%}" if len(cell) else "" for cell in cells]
         rows.append([epsilon, *shown, len(group)])
     text = (
-        "A network of three convolutions (220,000 weights) on 60,000 images with randomized labels, "
+        "A network of three convolutions (220,000 weights), 60,000 images with randomized labels, "
         f"forward-corrected loss, {data['epochs']} epochs, torch {data['torch']}; accuracy on the "
-        "10,000 test images. Nothing was tuned on them. The figures of Ghazi et al. 2021 "
-        "(arXiv:2102.06062), who train larger networks for longer, are not repeated here: their "
-        "table was not at hand to be checked.\n\n"
+        "10,000 test images, on which nothing was tuned. The figures of Ghazi et al. 2021 "
+        "(arXiv:2102.06062) are not repeated here: their table was not at hand to be checked."
+        "\n\n"
     )
     return text + results.table(["epsilon", "one stage", "two stages", "seeds"], rows)
 
