@@ -165,7 +165,7 @@ def shuffled_closed_form(
 def shuffled_atoms(local_epsilon: float, n_reports: int, clones: float) -> LossAtoms:
     """Return a pair of laws on a grid of losses that dominates the shuffled reports.
 
-    The masses of all outcomes whose loss lies between two grid points are moved to these two, such
+    The masses of all outcomes whose loss is between two grid points are moved to these two, such
     that both laws keep their mass. The outcomes are a function of the moved ones, so the moved pair
     dominates, and the error is of second order in the width of the grid.
     """

@@ -142,8 +142,8 @@ def _show(facts: dict[str, Any], as_json: bool) -> None:  # Any: JSON values of 
         numbers = "  ".join(f"{row[key]:>10.5g}" for key in ("estimate", "lower", "upper"))
         typer.echo(f"{name:<{width}}  {numbers}")
     typer.echo(
-        f"{facts['n_reports']:,} reports by {facts['method']}; each costs its sender "
-        f"epsilon = {shared.round_up(facts['epsilon'], 6)} whoever reads it"
+        f"{facts['n_reports']:,} reports by {facts['method']}; "
+        f"each report is epsilon = {shared.round_up(facts['epsilon'], 6)} locally private"
     )
     if "shuffled_epsilon" in facts:
         typer.echo(

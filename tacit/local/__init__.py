@@ -1,7 +1,7 @@
 """Local differential privacy: each person adds noise to a value before it leaves their device.
 
-Nobody has to be trusted with the values, at the price of much more noise than a trusted server
-needs. Every randomizer has `.randomize(values, rng)` for the side of the person, an unbiased
+No server has to be trusted with the values. The price is much more noise than a trusted server
+would add. Every randomizer has `.randomize(values, rng)` for the side of the person, an unbiased
 `.estimate(reports)` with intervals for the side of the server, `.event` for accountants and
 ledger, `.shuffled(n)` for reports whose senders are hidden, and `.worst_case_ratio()`: the exact
 largest ratio of the probabilities of one report under two values.

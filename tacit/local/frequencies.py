@@ -72,11 +72,11 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalRandomizer:
-    """Base of all randomizers: noise that each person adds to one value before sending it.
+    """Base class of all randomizers: noise that a person adds to one value before sending it.
 
-    `randomize` runs at the person's side. Its law satisfies `epsilon`-local differential privacy:
+    `randomize` runs on the device of the person. It satisfies `epsilon`-local differential privacy:
     for any two values, no report is more than e^epsilon times as likely under one as under the
-    other. `worst_case_ratio` gives the largest such ratio of the law that is really drawn.
+    other. `worst_case_ratio` returns the largest such ratio of the probabilities that are drawn.
     """
 
     epsilon: float
@@ -89,7 +89,7 @@ class LocalRandomizer:
 
     @property
     def event(self) -> Event:
-        """What one report does to the value of the person who sends it."""
+        """Event of one report, for accountants: it protects the value of the sender."""
         return PureDP(self.epsilon, replace_factor=1.0)
 
     def shuffled(self, n_reports: int) -> Event:
@@ -107,7 +107,7 @@ class LocalRandomizer:
 
     @cached_property
     def _most(self) -> Fraction:
-        """A fraction just below e^epsilon: the largest ratio that the law may have."""
+        """Fraction just below e^epsilon: the largest ratio that two probabilities may have."""
         return exp_below(self.epsilon)
 
 

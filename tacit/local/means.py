@@ -134,7 +134,7 @@ class DuchiMean(_BoundedMean):
 
 @dataclass(frozen=True, kw_only=True)
 class PiecewiseMean(_BoundedMean):
-    """A report in [-C, C] that lies in a window around t with large probability.
+    """A report in [-C, C] that is close to t with large probability.
 
     Wang et al. 2019, Algorithm 2, on a grid: reports are the multiples j = -N .. N of one step. t
     is rounded at random to a center c, and j is uniform on the 2 w + 1 places around c with

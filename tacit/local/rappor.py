@@ -145,8 +145,8 @@ class Rappor:
         """Return unbiased frequencies of all options by least squares, with intervals.
 
         The number of ones at each bit of each cohort is corrected for both kinds of noise
-        (section 4) and regressed on the bits that each option sets. Raises `ValueError` if the
-        options cannot be told apart by their bits: use more bits or cohorts.
+        (section 4) and regressed on the bits that each option sets. Raises `ValueError` if the bits
+        of the options do not determine their frequencies: use more bits or cohorts.
         """
         packed = np.asarray(reports, dtype=np.uint8)
         groups = _cohorts(cohorts, len(packed), self.n_cohorts)

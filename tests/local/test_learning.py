@@ -1,5 +1,8 @@
 """Local SGD: private gradients, and models near those without noise."""
 
+import csv
+import gzip
+
 import numpy as np
 import pytest
 from scipy.special import expit
@@ -73,3 +76,16 @@ def test_wrong_arguments_are_named():
         local.LocalSGD(epsilon=1.0, n_features=1, loss="hinge")
     with pytest.raises(ValueError, match="X must have 2 columns"):
         local.LocalSGD(epsilon=1.0, n_features=2).fit(np.zeros((5, 3)), np.zeros(5))
+
+
+@pytest.mark.slow
+def test_the_probability_of_being_married_rises_with_education(shared_data):
+    with gzip.open(shared_data / "census" / "fulton_pums5.csv.gz", "rt") as lines:
+        rows = list(csv.DictReader(lines))
+    X = np.array([[(float(row["educ"]) - 1) / 15 * 2 - 1] for row in rows])
+    y = np.array([float(row["married"]) for row in rows])
+    model = local.LocalSGD(epsilon=2.0, n_features=1).fit(X, y, rng=0)
+    low, high = model.predict([[-1.0], [1.0]])
+    # Without privacy the logistic model has 0.18 and 0.63.
+    assert low == pytest.approx(0.18, abs=0.12)
+    assert high == pytest.approx(0.63, abs=0.12)
