@@ -2,7 +2,7 @@
 
     OTHER_PYTHON benchmarks/_local_peers.py N_REPORTS N_OPTIONS EPSILON REPEATS
 
-Prints one JSON object: for each oracle the mean squared error over options and repeats, and the
+Prints one JSON object: versions, and for each oracle the mean squared error over options and the
 median CPU seconds to estimate from all reports. An oracle that does not run has its error listed.
 """
 
@@ -10,6 +10,7 @@ import json
 import statistics
 import sys
 import time
+from importlib.metadata import version
 
 import numpy as np
 
@@ -97,7 +98,8 @@ def main() -> None:
         int(sys.argv[4]),
     )
     options = np.random.default_rng(0).zipf(1.5, n) % k
-    results = {}
+    versions = ", ".join(f"{name} {version(name)}" for name in ("multi-freq-ldpy", "pure-ldp"))
+    results = {"versions": versions}
     for family in (multi_freq, pure):
         try:
             oracles = family(k, epsilon)

@@ -123,7 +123,7 @@ def shuffled_epsilon(
     is within `delta`.
 
     >>> round(shuffled_epsilon(1.0, 10_000, delta=1e-6), 3)
-    0.075
+    0.053
     """
     local_epsilon, delta = positive(local_epsilon=local_epsilon), in_open_unit(delta=delta)
     gamma = _checked_clones(local_epsilon, clones)
@@ -150,7 +150,7 @@ def shuffled_closed_form(
     gamma = 2 / (e + 1) Theorem 3.2 of their 2023 paper.
 
     >>> round(shuffled_closed_form(1.0, 10_000, delta=1e-6), 3)
-    0.219
+    0.214
     """
     local_epsilon, delta = positive(local_epsilon=local_epsilon), in_open_unit(delta=delta)
     expected = _checked_clones(local_epsilon, clones) * whole(n_reports=n_reports, least=1)
