@@ -178,13 +178,13 @@ def peers(
             f"{found['seconds'] / seconds:.0f}",
         ])  # fmt: skip
     header = ["oracle", "their error", "our error", "their time", "our time", "times faster"]
+    theirs, ours = ((k * runs / 2) ** -0.5 for runs in (repeats, 5 * repeats))
     text = (
-        f"{versions}. {n:,} reports, {k} options, epsilon {epsilon:g}; mean squared error over options, and "
-        f"CPU time of the estimate. Their errors are means of {repeats} runs of {k} options, ours "
-        f"of {5 * repeats} runs: relative standard errors of about {(k * repeats / 2) ** -0.5:.0%} "
-        f"and {(5 * k * repeats / 2) ** -0.5:.0%}. multi-freq-ldpy clips its estimates at 0 and divides by their "
-        "sum; ours are then projected on the simplex. pure-ldp and ours are unbiased otherwise."
-        "\n\n"
+        f"{versions}. {n:,} reports, {k} options, epsilon {epsilon:g}; mean squared error over "
+        f"options, and CPU time of the estimate. Their errors are means of {repeats} runs, ours of "
+        f"{5 * repeats}: relative standard errors of about {theirs:.0%} and {ours:.0%} if options "
+        "are independent. multi-freq-ldpy clips its estimates at 0 and divides by their sum; ours "
+        "are then projected on the simplex. pure-ldp and ours are unbiased otherwise.\n\n"
     )
     return text + results.table(header, rows)
 
@@ -417,6 +417,8 @@ def figure(name: str, panels: list[tuple[str, str, np.ndarray, dict[str, object]
         if is_log:
             ax.set_xscale("log")
             ax.set_yscale("log")
+            ax.set_xticks(x, [f"{value:g}" for value in x])
+            ax.minorticks_off()
         ax.grid(alpha=0.3)
         ax.legend(frameon=False)
     drawing.savefig(results.RESULTS / f"{name}.svg", metadata={"Date": None})
