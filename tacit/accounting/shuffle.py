@@ -3,8 +3,8 @@
 Each person sends one report of an epsilon_0-local randomizer R. A shuffler removes who sent what.
 The guarantee compares two data sets in which one person holds x0 or x1.
 
-**Reduction** (Feldman, McMillan & Talwar 2021, arXiv:2012.12803, Theorem 3.2, and 2023,
-arXiv:2208.04591, section 3). Write e = e^epsilon_0. There are laws Q0, Q1 with
+**Reduction** (Feldman, McMillan & Talwar 2021, arXiv:2012.12803, and 2023, arXiv:2208.04591).
+Write e = e^epsilon_0. There are laws Q0, Q1 with
 
     R(x0) = (e Q0 + Q1) / (e + 1),   R(x1) = (Q0 + e Q1) / (e + 1),   Q0 + Q1 = R(x0) + R(x1).
 
@@ -147,7 +147,7 @@ def shuffled_closed_form(
 
     log(1 + (e - 1) / (e + 1) (8 sqrt(log(4 / delta) / (gamma n)) + 8 / (gamma n))) if gamma n >=
     16 log(2 / delta). With gamma = 1/e this is Theorem 3.1 of Feldman, McMillan & Talwar 2021, with
-    gamma = 2 / (e + 1) Theorem 3.2 of their 2023 paper.
+    gamma = 2 / (e + 1) the bound of their 2023 paper.
 
     >>> round(shuffled_closed_form(1.0, 10_000, delta=1e-6), 3)
     0.214

@@ -1,14 +1,14 @@
 """Estimating how often each option was chosen, from reports that protect each answer.
 
-Every frequency oracle follows one scheme (Wang et al. 2017, arXiv:1705.04421, section 3): a
-report *supports* some of the options. The true option is supported with probability p
+Every frequency oracle follows one scheme ("pure LDP protocols", Wang et al. 2017,
+arXiv:1705.04421). A report *supports* some of the options: the true option with probability p
 (`hit_probability`), every other option with probability q < p (`miss_probability`). From n
 reports of which `support` contain an option, its frequency is estimated without bias by
 
     (support / n - q) / (p - q),
 
-with variance [f p (1 - p) + (1 - f) q (1 - q)] / (n (p - q)^2) at true frequency f (their
-equations 2 and 3; "pure LDP protocols").
+with variance [f p (1 - p) + (1 - f) q (1 - q)] / (n (p - q)^2) at true frequency f (Theorems 1
+and 2 there). The tests check both by enumeration.
 """
 
 import math
@@ -186,7 +186,7 @@ class FrequencyOracle(LocalRandomizer):
     def variance(self, frequencies: ArrayLike, n_reports: int) -> Floats:
         """Return the variance of the estimate of each option whose true frequency is given.
 
-        Wang et al. 2017, equation 3. `frequencies` lists all options.
+        Wang et al. 2017, Theorem 2. `frequencies` lists all options.
         """
         p, q = float(self.hit_probability), float(self.miss_probability)
         frequency = np.asarray(frequencies, dtype=np.float64)

@@ -1,6 +1,6 @@
 """Hadamard response: each option owns half of a block of reports, given by a row of +1 and -1.
 
-Acharya, Sun & Zhang 2019, sections 4 and 5 (arXiv:1802.04705). Reports are numbered 0 to K - 1
+Acharya, Sun & Zhang 2019 (arXiv:1802.04705). Reports are numbered 0 to K - 1
 and divided into blocks of b (a power of two). Option x belongs to one block and to one row of the
 b x b Hadamard matrix other than the first. Its own reports are the s = b / 2 places where that
 row is +1. A report is e^epsilon times as likely among the own reports as elsewhere.

@@ -160,9 +160,8 @@ class LocalQuantiles(_Binned):
     ) -> QuantileEstimate:
         """Return the quantile of each probability, with an interval.
 
-        The estimated fractions are made monotone first (isotonic regression would do the same up
-        to ties). An interval holds the edges at which the probability is within the error of the
-        estimated fraction.
+        The estimated fractions are made monotone first. An interval holds the edges at which the
+        probability is within the error of the estimated fraction.
         """
         wanted = np.atleast_1d(np.asarray(probabilities, dtype=np.float64))
         if not ((wanted > 0) & (wanted < 1)).all():
@@ -184,7 +183,7 @@ class LocalQuantiles(_Binned):
 
 
 def _monotone(values: Floats) -> Floats:
-    """Return the mean of the largest nondecreasing curve below and the smallest one above."""
+    """Return the mean of the largest rising curve below `values` and the smallest one above."""
     above = np.maximum.accumulate(values)
     below = np.minimum.accumulate(values[::-1])[::-1]
     return np.clip((above + below) / 2, 0.0, 1.0)

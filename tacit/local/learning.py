@@ -1,6 +1,6 @@
 """Linear and logistic models learned from gradients that each person makes noisy.
 
-Wang et al. 2019, section 5 (arXiv:1907.00782); Duchi, Jordan & Wainwright 2018. Persons are divided
+Wang et al. 2019 (arXiv:1907.00782); Duchi, Jordan & Wainwright 2018. Persons are divided
 into groups at random. Each group receives the current weights, and every person of the group
 sends one noisy gradient of their own loss. The server moves the weights along the average and
 goes on with the next group. Everybody reports once, so the whole run costs each person `epsilon`.

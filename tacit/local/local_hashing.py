@@ -1,6 +1,6 @@
 """Optimal local hashing: hash the option to few values, then randomized response among those.
 
-Wang et al. 2017, section 4.3 (arXiv:1705.04421). Each person draws a public hash function with
+Wang et al. 2017 (arXiv:1705.04421). Each person draws a public hash function with
 g values, g close to e^epsilon + 1, and sends the function with a randomized hash value. The
 report supports every option that the function maps to the reported value: the true one with
 probability e^epsilon / (e^epsilon + g - 1), each other one with probability 1 / g.

@@ -6,9 +6,9 @@ noisy version of the number, so their average estimates the mean.
 - `DuchiMean`: two possible reports (Duchi, Jordan & Wainwright 2018, arXiv:1604.02390);
 - `PiecewiseMean`: many possible reports, those near the value more likely (Wang et al. 2019,
   arXiv:1907.00782, Algorithm 2);
-- `HybridMean`: one or the other by a coin, the least worst-case variance of the three (section
-  3.3 there);
-- `DuchiVector`, `SampledVector`: means of vectors (section 4 of both papers); the latter has the
+- `HybridMean`: one or the other by a coin, the least worst-case variance of the three (same
+  paper);
+- `DuchiVector`, `SampledVector`: means of vectors (from the same two papers); the latter has the
   smaller variance from two dimensions on.
 
 Before any noise is added, t is rounded at random to one of finitely many levels without bias. The
@@ -124,7 +124,7 @@ class DuchiMean(_BoundedMean):
         return np.where(is_true, signs, -signs) * self._bound
 
     def noise_variance(self, t: ArrayLike) -> Floats:
-        """Return B^2 - t^2 (Wang et al. 2019, equation 4)."""
+        """Return B^2 - t^2, because every report is +-B and has mean t."""
         return self._bound**2 - np.asarray(t, dtype=np.float64) ** 2
 
     @property
@@ -218,8 +218,8 @@ class PiecewiseMean(_BoundedMean):
 class HybridMean(_BoundedMean):
     """The piecewise report with probability 1 - e^(-epsilon/2), else that of Duchi et al.
 
-    Wang et al. 2019, section 3.3: the mixture has the least worst-case variance. For epsilon at
-    most 0.61 (their equation 6) only the report of Duchi et al. is used.
+    Wang et al. 2019 ("hybrid mechanism"): the mixture has the least worst-case variance. For
+    epsilon at most 0.61 only the report of Duchi et al. is used.
 
     >>> worst = [m(epsilon=1.0).noise_variance([0, 1]).max() for m in (DuchiMean, PiecewiseMean)]
     >>> bool(HybridMean(epsilon=1.0).noise_variance([0, 1]).max() < min(worst))
@@ -228,7 +228,7 @@ class HybridMean(_BoundedMean):
 
     @property
     def piecewise_probability(self) -> Fraction:
-        """Probability of the piecewise report (their equation 7); public."""
+        """Probability of the piecewise report; public."""
         if self.epsilon <= _HYBRID_FROM:
             return Fraction(0)
         return round_down(1 - 1 / exp_below(self.epsilon / 2))
@@ -264,7 +264,7 @@ class HybridMean(_BoundedMean):
 _ROOT = 405 * math.sqrt(241)
 _HYBRID_FROM = math.log(
     (-5 + 2 * math.cbrt(6353 - _ROOT) + 2 * math.cbrt(6353 + _ROOT)) / 27
-)  # Wang et al. 2019, equation 6: about 0.61
+)  # Wang et al. 2019: about 0.61
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -311,7 +311,7 @@ class DuchiVector(_BoundedVector):
     Every coordinate is rounded to a sign at random, as in `DuchiMean`. A uniformly drawn vector of
     signs is negated if needed, so that with probability e^epsilon / (e^epsilon + 1) its inner
     product S with the rounded vector is positive, else negative. Vectors with S = 0, which exist
-    for even d, are left alone. That is the scheme of Duchi et al. 2018, section 4.2.3, but for the
+    for even d, are left alone. That is the scheme of Duchi et al. 2018 for a cube, but for the
     vectors with S = 0: there they are as likely as those with S > 0, which needs a larger B.
 
     With P = e^epsilon / (e^epsilon + 1) a vector has probability 2 P, 2 (1 - P) or 1 in units of
@@ -366,7 +366,7 @@ class SampledVector(_BoundedVector):
 
     @property
     def n_sampled(self) -> int:
-        """k: coordinates that are sent (their equation 12)."""
+        """k: number of coordinates that are sent."""
         return max(1, min(self.n_dimensions, math.floor(self.epsilon / 2.5)))
 
     def worst_case_ratio(self) -> Fraction:

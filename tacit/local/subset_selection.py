@@ -1,9 +1,9 @@
 """Subset selection: send a random set of options that contains the true one more often than not.
 
-Ye & Barg 2018 (arXiv:1702.00610, section III), Wang et al. 2016 (arXiv:1607.08025). The set has d
-of the k options, d near k / (e^epsilon + 1). A set with the true option is e^epsilon times as
-likely as one without. The variance is asymptotically the least possible (Ye & Barg, section V);
-for d = 1 the method is randomized response.
+Ye & Barg 2018 (arXiv:1702.00610), Wang et al. 2016 (arXiv:1607.08025). The set has d of the k
+options, d near k / (e^epsilon + 1). A set with the true option is e^epsilon times as likely as one
+without. With the best d no method has a smaller total squared error (Pan 2026, arXiv:2603.11523).
+For d = 1 the method is randomized response.
 """
 
 import math

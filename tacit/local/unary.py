@@ -5,8 +5,8 @@ if it is 1 and q if it is 0. Two options differ in two bits, so the worst ratio 
 p (1 - q) / ((1 - p) q), which both variants make e^epsilon:
 
 - symmetric (basic one-time RAPPOR, Erlingsson et al. 2014): p = 1 - q, each bit costs epsilon / 2;
-- optimized (Wang et al. 2017, section 4.2): p = 1/2, q = 1 / (e^epsilon + 1), the least variance
-  for rare options.
+- optimized (Wang et al. 2017, arXiv:1705.04421): p = 1/2, q = 1 / (e^epsilon + 1), the least
+  variance for rare options.
 """
 
 from dataclasses import dataclass

@@ -14,8 +14,8 @@ SETTINGS = list(itertools.product((2, 3, 10, 32, 100, 1000, 10_000), (0.1, 0.5, 
 def best_known_variance(k: int, epsilon: float) -> float:
     """Least mean variance of randomized response, OUE, OLH and subset selection as published.
 
-    Subset selection (Ye & Barg 2018, section III) over all subset sizes; it is asymptotically
-    optimal.
+    Subset selection (Ye & Barg 2018) is taken over all subset sizes; at the best one it has the
+    least squared error that is possible (Pan 2026, arXiv:2603.11523).
     """
     e = math.exp(epsilon)
 

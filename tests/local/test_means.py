@@ -95,7 +95,7 @@ def test_variances_of_means_are_within_two_percent_of_theory_at_a_million_users(
 
 @pytest.mark.parametrize("epsilon", [0.5, 0.62, 1.0, 2.0, 4.0])
 def test_the_hybrid_has_the_worst_case_variance_of_the_paper(epsilon):
-    # Wang et al. 2019, equation 8.
+    # Wang et al. 2019: worst-case variance of the hybrid mechanism.
     e, half = math.exp(epsilon), math.exp(epsilon / 2)
     duchi = ((e + 1) / (e - 1)) ** 2
     mixed = (half + 3) / (3 * half * (half - 1)) + (e + 1) ** 2 / (half * (e - 1) ** 2)
@@ -120,14 +120,14 @@ def test_duchi_vectors_are_exactly_private_and_unbiased(d, epsilon, enumeration)
 
 @pytest.mark.parametrize("d", [1, 3, 5, 21])
 def test_odd_duchi_vectors_have_the_published_bound(d):
-    # Duchi et al. 2018 / Wang et al. 2019, equation 9, odd d.
+    # Duchi et al. 2018, as stated by Wang et al. 2019 for odd d.
     bound = math.tanh(0.5) ** -1 * 2 ** (d - 1) / math.comb(d - 1, (d - 1) // 2)
     assert local.DuchiVector(epsilon=1.0, n_dimensions=d)._bound == pytest.approx(bound)
 
 
 @pytest.mark.parametrize("d", [2, 4, 10])
 def test_even_duchi_vectors_need_a_smaller_bound_than_published(d):
-    # Equation 9, even d.
+    # The same for even d.
     share = (2 ** (d - 1) + math.comb(d, d // 2) / 2) / math.comb(d - 1, d // 2)
     found = local.DuchiVector(epsilon=1.0, n_dimensions=d)._bound
     assert found < math.tanh(0.5) ** -1 * share
