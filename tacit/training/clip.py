@@ -247,18 +247,6 @@ class ClippedSum:
         sums = {name: zeros_for(p) for name, p in parameters.items()}
         return cls(sums, torch.zeros(groups, device=device))
 
-    def zero_(self) -> "ClippedSum":
-        """Set every number to zero, in place, and return this sum."""
-        tensors = [*self.sums.values(), self.within]
-        if self.within.is_cuda:
-            from tacit.training import gpu
-
-            gpu.zero_all(tensors)  # one launch for all of them
-            return self
-        for tensor in tensors:
-            tensor.zero_()
-        return self
-
     def __add__(self, other: "ClippedSum") -> "ClippedSum":
         sums = {name: value + other.sums[name] for name, value in self.sums.items()}
         return ClippedSum(sums, self.within + other.within)

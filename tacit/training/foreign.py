@@ -19,7 +19,7 @@ from tacit.training.checkpoint import RunState
 from tacit.training.clip import Clip, ClippedSum, trainable
 from tacit.training.distributed import gathered, is_sharded
 from tacit.training.engines.bookkeeping import Intercept, Stale, Tape, trace_for
-from tacit.training.engines.examples import Examples, LossFn, as_written
+from tacit.training.engines.examples import Examples, as_written
 from tacit.training.engines.loop import clipped_sum_of
 from tacit.training.gradients.site import Unsupported
 from tacit.training.key import reseed
@@ -27,6 +27,7 @@ from tacit.training.mixing import check_layers, norm_layers
 from tacit.training.records import Microbatch
 from tacit.training.tree import (
     Batch,
+    LossFn,
     check_losses,
     current_device,
     map_tensors,

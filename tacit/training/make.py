@@ -223,6 +223,15 @@ def make_private(
     needed = views * (_probe(model, loss_fn, records) if check and loss_fn is not None else 1)
     limit = _limit(speed, needed, records.device, plan.expected_batch / ranks.size)
     key = ranks.share(Key.from_seed(seed))
+    lot_sum = LotSum(
+        model,
+        loss_fn,
+        clip,
+        views=views,
+        augment=augment,
+        engine=speed.engine,
+        compile=speed.compile,
+    )
     run = Private(
         model,
         optimizer,
@@ -230,15 +239,7 @@ def make_private(
         parameters=parameters,
         plan=plan,
         lots=_lots(records, plan, key, ranks, speed, limit=ranks.least(limit)),
-        lot_sum=LotSum(
-            model,
-            loss_fn,
-            clip,
-            engine=speed.engine,
-            views=views,
-            augment=augment,
-            compile=speed.compile,
-        ),
+        lot_sum=lot_sum,
         noise=NoisyMean(key, expected_batch=plan.expected_batch, secure=secure),
         ledger=ledger,
         ranks=ranks,

@@ -29,6 +29,7 @@ from tacit.errors import IncompatibleModel
 from tacit.training.key import seeded
 from tacit.training.tree import (
     Batch,
+    LossFn,
     check_losses,
     map_rows,
     n_rows,
@@ -36,7 +37,6 @@ from tacit.training.tree import (
     take_rows,
 )
 
-Loss = Callable[[nn.Module, Batch], Tensor]
 _NOT_ALONE = "so no example can be clipped alone"
 
 
@@ -46,8 +46,12 @@ def _family(kind: type[nn.Module]) -> type[nn.Module]:
     return kind if base is None or base is nn.Module else base
 
 
-_BATCH_NORMS = tuple({_family(k) for k in (nn.BatchNorm1d, nn.BatchNorm2d, nn.SyncBatchNorm)})
-_INSTANCE_NORMS = tuple({_family(kind) for kind in (nn.InstanceNorm1d, nn.InstanceNorm2d)})
+_BATCH_NORMS = tuple(
+    {_family(k) for k in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)}
+)
+_INSTANCE_NORMS = tuple(
+    {_family(k) for k in (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)}
+)
 
 
 # By the type of a layer ---------------------------------------------------------------------------
@@ -137,7 +141,7 @@ def _replacement(layer: nn.Module) -> nn.Module:
 # By a probe ---------------------------------------------------------------------------------------
 
 
-def probe(model: nn.Module, loss_fn: Loss, batch: Batch, device: torch.device) -> int:
+def probe(model: nn.Module, loss_fn: LossFn, batch: Batch, device: torch.device) -> int:
     """Raise if examples mix, or return the bytes of activations that one keeps for its backward.
 
     Raises `ValueError` if `loss_fn` does not give one loss per example, and `IncompatibleModel` if
@@ -191,7 +195,7 @@ def restored_buffers(model: nn.Module) -> Iterator[Callable[[], None]]:
         restore()
 
 
-def _losses(model: nn.Module, loss_fn: Loss, batch: Batch, rows: int) -> Tensor:
+def _losses(model: nn.Module, loss_fn: LossFn, batch: Batch, rows: int) -> Tensor:
     losses = loss_fn(model, batch)
     check_losses(losses, rows, is_private=False)
     require_gradient(losses)
@@ -230,7 +234,7 @@ def _same(a: Tensor | None, b: Tensor | None) -> bool:
     return torch.allclose(a, b, rtol=1e-3, atol=1e-4 * size + 1e-12, equal_nan=True)
 
 
-def _depends_on_size(model: nn.Module, loss_fn: Loss, batch: Batch, rows: int) -> bool:
+def _depends_on_size(model: nn.Module, loss_fn: LossFn, batch: Batch, rows: int) -> bool:
     if rows < 2:
         return False
     fewer = take_rows(batch, 0, rows - 1)

@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -22,15 +22,6 @@ if TYPE_CHECKING:
 _PLACES = 4  # number of buffer addresses whose launch parameters are cached (LRU)
 _FEW = 1 << 12  # so many normals take less time than setting up torch's generator
 _CHUNK = 1 << 18  # normals drawn from one generator on the CPU: fixed, so threads do not matter
-
-
-@runtime_checkable
-class NoiseAware(Protocol):
-    """An optimizer that corrects for the noise in its gradients, such as `AdamBC`."""
-
-    def state_noise(self, stds: Iterable[tuple[Tensor, float]]) -> None:
-        """Take the standard deviation of the noise in each parameter's next gradient."""
-        ...
 
 
 class NoisyMean:
@@ -113,21 +104,22 @@ class NoisyMean:
             blocks.set_key(int.from_bytes(self._key.bytes("noise", step, 8)))
         return blocks
 
-    def inform(
+    def release_into(
         self,
-        optimizer: torch.optim.Optimizer,
-        parameters: Iterable[Tensor],
+        parameters: Iterable[nn.Parameter],
+        sums: Sequence[Tensor],
         scales: Sequence[float],
         *,
+        step: int,
         noise_multiplier: float,
     ) -> None:
-        """Pass the noise's standard deviations to an optimizer that corrects for them.
-
-        They are public.
-        """
-        if isinstance(optimizer, NoiseAware):
-            stds = [noise_multiplier * scale / self._expected_batch for scale in scales]
-            optimizer.state_noise(zip(parameters, stds, strict=True))
+        """Put the noisy means into `p.grad` of the parameters; the caller has paid for them."""
+        means = self.release(sums, scales, step=step, noise_multiplier=noise_multiplier)
+        for parameter, mean in zip(parameters, means, strict=True):
+            if isinstance(parameter, DTensor):
+                parameter.grad = like_parameter(mean, parameter)
+            else:
+                parameter.grad = mean.to(parameter.dtype)
 
     def release_counts(
         self, counts: Sequence[float], *, step: int, noise_multiplier: float, sensitivity: float
@@ -185,49 +177,19 @@ class NoisyMean:
         ]
 
 
-class NoisyUpdate:
-    """Puts noisy means into `p.grad` and lets the user's own optimizer move the parameters."""
-
-    def __init__(
-        self, noise: NoisyMean, parameters: Iterable[nn.Parameter], optimizer: torch.optim.Optimizer
-    ) -> None:
-        self._noise = noise
-        self._parameters = list(parameters)
-        self._optimizer = optimizer
-        self._is_sharded = any(isinstance(p, DTensor) for p in self._parameters)
-
-    def release(
-        self, sums: Sequence[Tensor], scales: Sequence[float], *, step: int, noise_multiplier: float
-    ) -> None:
-        """Add noise to the sums once, divide, and put the result into `p.grad`; pay first."""
-        means = self._noise.release(sums, scales, step=step, noise_multiplier=noise_multiplier)
-        for parameter, mean in zip(self._parameters, means, strict=True):
-            if self._is_sharded:
-                parameter.grad = like_parameter(mean, parameter)
-            else:
-                parameter.grad = mean.to(parameter.dtype)
-
-    def release_and_move(
-        self, sums: Sequence[Tensor], scales: Sequence[float], *, step: int, noise_multiplier: float
-    ) -> None:
-        """Call `release`, then the optimizer's own step."""
-        self.release(sums, scales, step=step, noise_multiplier=noise_multiplier)
-        self._optimizer.step()
-
-
-def noisy_update(
+def replayed_update(
     noise: NoisyMean,
     parameters: Sequence[nn.Parameter],
     optimizer: torch.optim.Optimizer,
     *,
     is_alone: bool,
-) -> "NoisyUpdate | RecordedUpdate":
-    """Return a `NoisyUpdate`; on a GPU, one that replays noise and update as one CUDA graph.
+) -> "RecordedUpdate | None":
+    """Return noise and the optimizer's step as one CUDA graph, or None without a GPU.
 
     `is_alone`: no other rank takes the same steps, so the update may round in its own way.
     """
     if not parameters[0].is_cuda:
-        return NoisyUpdate(noise, parameters, optimizer)
+        return None
     from tacit.training import gpu
 
     return gpu.RecordedUpdate(noise, parameters, optimizer, is_alone=is_alone)

@@ -72,7 +72,7 @@ class _Ramp:
 
 @dataclass(frozen=True)
 class Linear(_Ramp):
-    """From `start` to `end` in `levels` equal stairs."""
+    """A schedule from `start` to `end` in `levels` equal stairs."""
 
     def __call__(self, step: int, steps: int) -> float:
         return self.start + (self.end - self.start) * self._share(step, steps)
@@ -80,7 +80,7 @@ class Linear(_Ramp):
 
 @dataclass(frozen=True)
 class Exponential(_Ramp):
-    """From `start` to `end` in `levels` stairs of equal ratio (dynamic noise as in Du et al. 2021).
+    """A schedule from `start` to `end` in `levels` stairs of equal ratio, as in Du et al. 2021.
 
     >>> [round(Exponential(1.0, 0.25, levels=3)(step, 3), 3) for step in range(3)]
     [1.0, 0.5, 0.25]

@@ -5,7 +5,7 @@ divide by the declared batch size, and let the user's optimizer move the user's 
 is attached to either of them: all that leaves the step is `p.grad`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from tacit.training.distributed import Ranks
 from tacit.training.engines import Clip, ClippedSum, LossFn, LotSum
 from tacit.training.foreign import ForeignLoops
 from tacit.training.lots import Lot, Lots
-from tacit.training.noise import NoisyMean, noisy_update
+from tacit.training.noise import NoisyMean, replayed_update
 from tacit.training.plan import TrainingPlan
 
 
@@ -67,7 +67,7 @@ class Private(ForeignLoops):
         self._lots = lots
         self._lot_sum = lot_sum
         self._noise = noise
-        self._update = noisy_update(
+        self._replayed = replayed_update(
             noise, list(parameters.values()), optimizer, is_alone=ranks.size == 1
         )
         self._ranks = ranks
@@ -133,13 +133,28 @@ class Private(ForeignLoops):
         with checkpoint.uninterrupted():
             for parameter in self._frozen:
                 parameter.grad = None  # the optimizer would follow whatever was left there
-            self._noise.inform(
-                self._optimizer, self._parameters.values(), scales, noise_multiplier=multiplier
-            )
+            self._state_noise(scales)
             self.steps_taken += 1  # first: if the rest fails, this noise is not drawn again
-            release = self._update.release_and_move if is_own_loop else self._update.release
-            release(sums, scales, step=step, noise_multiplier=multiplier)
+            parameters = self._parameters.values()
+            if is_own_loop and self._replayed is not None:
+                self._replayed.release_and_move(
+                    sums, scales, step=step, noise_multiplier=multiplier
+                )
+            else:
+                self._noise.release_into(
+                    parameters, sums, scales, step=step, noise_multiplier=multiplier
+                )
+                if is_own_loop:
+                    self._optimizer.step()
             self._adapt(total, drawn, step)
+
+    def _state_noise(self, scales: Sequence[float]) -> None:
+        """Pass the noise's public scale to an optimizer that corrects for it, such as `AdamBC`."""
+        state_noise = getattr(self._optimizer, "state_noise", None)
+        if state_noise is not None:
+            multiplier, expected = self.noise_multiplier, self._plan.expected_batch
+            stds = [multiplier * scale / expected for scale in scales]
+            state_noise(zip(self._parameters.values(), stds, strict=True))
 
     def _adapt(self, total: ClippedSum, drawn: float, step: int) -> None:
         """Move the clip norms by noisy counts, which are paid with the step."""

@@ -13,9 +13,10 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 Batch = Any  # whatever the user's collate function makes: nothing narrower is true of it
+LossFn = Callable[[nn.Module, Batch], Tensor]
 
 
 def map_tensors(change: Callable[[Tensor], Tensor], batch: Batch) -> Batch:

@@ -795,8 +795,8 @@ class Tempered(nn.Module):
 
 @pytest.mark.parametrize("clip", [Flat(0.5), PerLayer((0.5, 0.4, 0.3, 0.2)), Automatic(0.5)])
 def test_small_gradients_side_by_side_give_the_same_sum(monkeypatch, clip):
-    def is_plain(piece):  # as on a GPU
-        return piece.squared is None and piece.axes is None
+    def is_plain(gradient):  # as on a GPU
+        return gradient.squared is None and gradient.axes is None
 
     def model():
         torch.manual_seed(0)

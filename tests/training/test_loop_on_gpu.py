@@ -224,7 +224,7 @@ def test_recorded_releases_and_updates_are_those_of_the_optimizer(problem, kind)
 
 
 def graphs_of(case):
-    launches = case.private._update._launches.values()
+    launches = case.private._replayed._launches.values()
     return {each.graph for each in launches} - {None}
 
 
@@ -252,7 +252,7 @@ def test_lots_of_one_and_of_two_parts_are_both_recorded(problem):
             case.optimizer.register_step_post_hook(lambda *_: None)
         parts = set()
         for lot in case.private:
-            parts.add(len(list(lot.parts())))
+            parts.add(len(list(lot.pending())))
             case.private.step(lot)
         assert parts == {1, 2}
         assert len(graphs_of(case)) == (0 if is_watched else 2)

@@ -27,12 +27,20 @@ from tacit._check import whole
 from tacit.training.clip import Clip, ClippedSum
 from tacit.training.distributed import gathered, is_sharded
 from tacit.training.engines import bookkeeping, loop, vmap
-from tacit.training.engines.examples import Examples, LossFn
+from tacit.training.engines.examples import Examples
 from tacit.training.gradients.site import Unsupported
 from tacit.training.key import seeded
 from tacit.training.mixing import check_layers, norm_layers
 from tacit.training.records import Microbatch
-from tacit.training.tree import Batch, current_device, is_out_of_memory, map_rows, n_rows, with_rows
+from tacit.training.tree import (
+    Batch,
+    LossFn,
+    current_device,
+    is_out_of_memory,
+    map_rows,
+    n_rows,
+    with_rows,
+)
 
 if TYPE_CHECKING:
     from tacit.training.gpu import CompiledSum
@@ -240,8 +248,11 @@ class LotSum:
         """
         if self._running is None or not self._is_on_gpu:
             self._running = ClippedSum.zeros(self._model, clip)
-            return self._running
-        return self._running.zero_()
+        else:
+            from tacit.training import gpu
+
+            gpu.zero_all([*self._running.sums.values(), self._running.within])
+        return self._running
 
     def _scale(self, clip: Clip) -> float:
         """Return the factor from the compiled clip norms to those of this step."""

@@ -27,12 +27,13 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 
 from tacit.training.clip import Clip, ClippedSum, accumulator, factors_of, group_of, zeros_for
-from tacit.training.engines.examples import Examples, LossFn, rounding_of
+from tacit.training.engines.examples import Examples, rounding_of
 from tacit.training.engines.trace import CallKey, CallSpec, Label, Trace, trace_calls
 from tacit.training.gradients import RULES, generic
 from tacit.training.gradients.factored import Dense, FactoredGradient, apart, combine, joined
 from tacit.training.gradients.site import Declined, Layout, Site, Unsupported
 from tacit.training.tree import (
+    LossFn,
     is_out_of_memory,
     require_gradient,
     results_in,

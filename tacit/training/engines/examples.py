@@ -1,6 +1,5 @@
 """What every engine is given, and the sum of per-example gradients that were formed."""
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,9 +18,7 @@ from tacit.training.clip import (
     trainable,
 )
 from tacit.training.gradients.ghost_norm import multiplied_in, squared_norm
-from tacit.training.tree import Batch, check_losses, take_rows
-
-LossFn = Callable[[nn.Module, Batch], Tensor]
+from tacit.training.tree import Batch, LossFn, check_losses, take_rows
 
 
 @dataclass(frozen=True, eq=False)

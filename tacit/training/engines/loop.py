@@ -6,6 +6,7 @@ somebody else's loop has computed; there, each example's backward runs over the 
 """
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -17,6 +18,7 @@ from tacit.training.engines.examples import Examples, clip_and_sum
 from tacit.training.tree import is_out_of_memory
 
 Gradients = tuple[Tensor, ...]  # by parameter, with one row for each example
+_grad = partial(torch.autograd.grad, materialize_grads=True, allow_unused=True)
 _BUDGET = 2**28  # elements of per-example gradient held at once
 
 
@@ -51,12 +53,13 @@ def clipped_sum_of(
         # for example, cannot be drawn again for many at a time.
         is_first, is_last = start == 0, stop == rows
         try:
-            gradients = gradients_of(losses, targets, seeds[start:stop], is_first or not is_last)
+            keep_graph = is_first or not is_last
+            gradients = gradients_of(losses, targets, seeds[start:stop], keep_graph=keep_graph)
         except RuntimeError as error:
             if not is_first or is_out_of_memory(error):
                 raise
             gradients_of = _one_by_one
-            gradients = gradients_of(losses, targets, seeds[start:stop], not is_last)
+            gradients = gradients_of(losses, targets, seeds[start:stop], keep_graph=not is_last)
         rows_of = dict(zip(parameters, gradients, strict=True))
         part = clip_and_sum(rows_of, clip, mask[start:stop])
         total = part if total is None else total + part
@@ -77,33 +80,18 @@ def _gradient(loss: Tensor, parameters: list[nn.Parameter]) -> tuple[Tensor | No
 
 
 def _batched(
-    losses: Tensor, targets: Sequence[Tensor], seeds: Tensor, keep_graph: bool
+    losses: Tensor, targets: Sequence[Tensor], seeds: Tensor, *, keep_graph: bool
 ) -> Gradients:
     """Return the gradient of `losses` for each row of `seeds`, all in one batched backward."""
-    return torch.autograd.grad(
-        losses,
-        targets,
-        grad_outputs=seeds,
-        is_grads_batched=True,
-        materialize_grads=True,
-        allow_unused=True,
-        retain_graph=keep_graph,
-    )
+    return _grad(losses, targets, seeds, is_grads_batched=True, retain_graph=keep_graph)
 
 
 def _one_by_one(
-    losses: Tensor, targets: Sequence[Tensor], seeds: Tensor, keep_graph: bool
+    losses: Tensor, targets: Sequence[Tensor], seeds: Tensor, *, keep_graph: bool
 ) -> Gradients:
     """Return the gradient of `losses` for each row of `seeds`, in one backward for each row."""
     rows = [
-        torch.autograd.grad(
-            losses,
-            targets,
-            grad_outputs=seed,
-            materialize_grads=True,
-            allow_unused=True,
-            retain_graph=keep_graph or number < len(seeds),
-        )
+        _grad(losses, targets, seed, retain_graph=keep_graph or number < len(seeds))
         for number, seed in enumerate(seeds, 1)
     ]
     return tuple(map(torch.stack, zip(*rows, strict=True)))

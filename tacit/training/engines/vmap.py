@@ -15,11 +15,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from tacit.training.clip import Clip, ClippedSum
-from tacit.training.engines.examples import Examples, LossFn, clip_and_sum, losses_of
+from tacit.training.engines.examples import Examples, clip_and_sum, losses_of
 from tacit.training.gradients.generic import without_fallback_warnings
 from tacit.training.gradients.recurrent import CELLS, decomposed
 from tacit.training.gradients.site import Declined, Unsupported
-from tacit.training.tree import Batch, is_out_of_memory, with_rows
+from tacit.training.tree import Batch, LossFn, is_out_of_memory, with_rows
 
 # Bytes that the per-example gradients of one chunk may take on a CPU; a quarter of what is free
 # on a GPU. Three copies live at once: in the transform, flattened, and masked.
