@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tacit._check import in_open_unit, whole
+from tacit.events import Event
 from tacit.local.choice import choose_oracle
 from tacit.local.frequencies import Estimate, Floats, FrequencyOracle, LocalRandomizer, Reports
 from tacit.mechanisms import Seed, generator
@@ -61,6 +62,11 @@ class LocalHistogram(_Binned):
     def oracle(self) -> FrequencyOracle:
         """The frequency oracle that sends the bin."""
         return choose_oracle(self.n_bins, self.epsilon)
+
+    @property
+    def event(self) -> Event:
+        """Event of one report: that of the oracle."""
+        return self.oracle.event
 
     @property
     def edges(self) -> Floats:
