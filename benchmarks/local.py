@@ -186,7 +186,11 @@ def peers(
         "are independent. multi-freq-ldpy clips its estimates at 0 and divides by their sum; ours "
         "are then projected on the simplex. pure-ldp and ours are unbiased otherwise.\n\n"
     )
-    return text + results.table(header, rows)
+    note = (
+        "\n\nThe unbiased oracles of both have the same theoretical error, except local hashing: a "
+        "prime number of hash values (3) costs 2 % over the best one (4)."
+    )
+    return text + results.table(header, rows) + note
 
 
 def fine_epsilon(local_epsilon: float, n: int, delta: float) -> float:
