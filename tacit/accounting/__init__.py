@@ -24,6 +24,7 @@ from tacit.accounting.one_event import (
 )
 from tacit.accounting.pld import PLD
 from tacit.accounting.rdp import RDP, Charge, delta_from_rdp, epsilon_from_rdp
+from tacit.accounting.shuffle import shuffled_closed_form, shuffled_delta, shuffled_epsilon
 from tacit.accounting.tightest import Accountant, Tightest
 from tacit.events import Event, Relation
 
@@ -55,6 +56,9 @@ __all__ = [
     "log_mixture",
     "pure_epsilon",
     "round_up",
+    "shuffled_closed_form",
+    "shuffled_delta",
+    "shuffled_epsilon",
 ]
 
 

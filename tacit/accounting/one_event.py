@@ -61,6 +61,8 @@ def pure_epsilon(event: Event, relation: Relation) -> Fraction | float:
             return exact(_replacement_factor(event, relation)) / exact(event.noise_multiplier)
         case ev.RandomizedResponse():
             return exact(response_law(event).loss * _MARGIN)
+        case ev.Shuffled():  # no amplification at delta 0
+            return pure_epsilon(event.event, Relation.REPLACE_ONE)
         case ev.PoissonSampled() if relation is not Relation.REPLACE_ONE:
             # Amplification by sampling: Balle, Barthe & Gaboardi 2018, Thm. 8 (arXiv:1807.01647).
             inner = float(pure_epsilon(event.event, relation))

@@ -4,6 +4,8 @@
 valid, so the lower one is given where either could be:
 
 * random allocation is priced by `PLD` from a pair that only bounds it (`pld.pairs`), and by `RDP`;
+* one round of shuffled reports is priced directly (`shuffle`), several rounds by `PLD` from a pair
+  that only bounds them;
 * an exponential mechanism is priced by both, since only `RDP` uses its bounded range;
 * if `PLD` can price only some parts of an event, these parts and the others are also priced
   separately, each with a share of delta fixed beforehand, and epsilons and deltas are added.
@@ -20,6 +22,7 @@ from tacit.accounting.one_event import ADD_REMOVE
 from tacit.accounting.pld import PLD
 from tacit.accounting.pld.pairs import pair_from_above
 from tacit.accounting.rdp import RDP
+from tacit.accounting.shuffle import local_guarantee, shuffled_delta, shuffled_epsilon
 from tacit.errors import NotCertified, UnsupportedEvent
 from tacit.events import Event, Relation
 
@@ -27,7 +30,7 @@ _DELTA_SHARES = (0.5, 0.9, 0.99)
 """Shares of delta tried for what `PLD` prices, when the rest goes to `RDP`."""
 _EPSILON_SHARES = (0.25, 0.5, 0.75)  # shares of epsilon tried in the same way
 _BY_PAIRS = PLD(pair_of=pair_from_above)
-_LOOSER = (ev.Exponential, ev.RandomAllocation)
+_LOOSER = (ev.Exponential, ev.RandomAllocation, ev.Shuffled)
 """Events whose dominating pair only bounds them, so that `RDP` may be lower."""
 
 
@@ -48,6 +51,9 @@ class Tightest:
 
     def epsilon(self, event: Event, *, delta: float, relation: Relation = ADD_REMOVE) -> float:
         """Return a certified upper bound on the epsilon of `event` at `delta`."""
+        if (single := _single_round(event)) is not None:
+            local, clones = local_guarantee(single)
+            return shuffled_epsilon(local, single.n_reports, delta=delta, clones=clones)
         return _lowest(
             event,
             relation,
@@ -58,6 +64,9 @@ class Tightest:
 
     def delta(self, event: Event, *, epsilon: float, relation: Relation = ADD_REMOVE) -> float:
         """Return a certified upper bound on the delta of `event` at `epsilon`."""
+        if (single := _single_round(event)) is not None:
+            local, clones = local_guarantee(single)
+            return shuffled_delta(local, single.n_reports, epsilon=epsilon, clones=clones)
         by_pairs = _BY_PAIRS.delta_bracket
         return _lowest(
             event,
@@ -102,6 +111,15 @@ def _lowest(
         return tight(event, 1.0)
     split = [tight(known, share) + by_renyi(rest, 1 - share) for share in shares if known.parts]
     return min([by_renyi(event, 1.0), *split])
+
+
+def _single_round(event: Event) -> ev.Shuffled | None:
+    """Return the event if it is one round of shuffled reports with a cost, else None."""
+    counts = flatten(event)
+    only = next(iter(counts), None)
+    if len(counts) != 1 or not isinstance(only, ev.Shuffled) or counts[only] != 1:
+        return None
+    return only if local_guarantee(only).epsilon > 0 else None
 
 
 def _is_open(found: Bracket) -> bool:

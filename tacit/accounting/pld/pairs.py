@@ -55,6 +55,7 @@ from tacit.accounting.pld.loss_laws import (
     Shifted,
 )
 from tacit.accounting.rdp.divergence import log_sum_exp
+from tacit.accounting.shuffle import local_guarantee, shuffled_atoms
 from tacit.errors import UnsupportedEvent
 from tacit.events import Event, Relation
 
@@ -105,12 +106,27 @@ def directions(
 
 
 def pair_from_above(event: Event, relation: Relation) -> tuple[Law, Law]:
-    """Return the pair of ONE occurrence, or for random allocation a pair that bounds its price."""
+    """Return the pair of ONE occurrence, or a pair that bounds its price.
+
+    Random allocation and shuffled reports have only the latter.
+    """
+    if isinstance(event, ev.Shuffled):
+        return shuffled_pair(event)
     if isinstance(event, ev.RandomAllocation) and relation is not Relation.REPLACE_ONE:
         inner = event.event
         if isinstance(inner, ev.Gaussian):
             return allocation_pair(event.steps, gaussian_shift(inner, relation))
     return pair(event, relation)
+
+
+def shuffled_pair(event: ev.Shuffled) -> tuple[Law, Law]:
+    """Return the pair that dominates shuffled reports; it is the same in both orders."""
+    epsilon, clones = local_guarantee(event)
+    if epsilon == 0:
+        return _same(_two_point(0.0, 0.0))
+    losses, p, q = shuffled_atoms(epsilon, event.n_reports, clones)
+    outcomes = zip(losses.tolist(), p.tolist(), q.tolist(), strict=True)
+    return _same(_collect(list(outcomes)))
 
 
 @singledispatch

@@ -25,6 +25,7 @@ from tacit.accounting.one_event import (
 )
 from tacit.accounting.rdp import divergence as renyi
 from tacit.accounting.rdp.allocation import addition_divergence, removal_divergence
+from tacit.accounting.shuffle import local_guarantee, shuffled_atoms
 from tacit.errors import UnsupportedEvent
 from tacit.events import Event, Relation
 
@@ -91,6 +92,18 @@ def _(event: ev.ApproximateDP, orders: Floats, relation: Relation) -> Charge:
 def _(event: ev.RandomizedResponse, orders: Floats, relation: Relation) -> Charge:  # noqa: ARG001  # same for all
     nodes = renyi.response_nodes(response_law(event))
     return Charge(renyi.log_moments(nodes, orders) / (orders - 1))
+
+
+@price.register
+def _(event: ev.Shuffled, orders: Floats, relation: Relation) -> Charge:  # noqa: ARG001  # same for all
+    """Rényi divergence of the pair that dominates shuffled reports (see `accounting.shuffle`)."""
+    epsilon, clones = local_guarantee(event)
+    if epsilon == 0:
+        return Charge(np.zeros(len(orders)))
+    losses, _, q = shuffled_atoms(epsilon, event.n_reports, clones)
+    kept = (q > 0) & (losses != 0)
+    values = renyi.log_moments(renyi.Nodes(np.log(q[kept]), losses[kept]), orders) / (orders - 1)
+    return Charge(np.minimum(values, _pure(epsilon, orders)))
 
 
 @price.register

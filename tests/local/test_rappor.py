@@ -1,0 +1,101 @@
+"""RAPPOR: exact ratios of one and of many reports, memory, and estimates from Bloom filters."""
+
+import math
+
+import numpy as np
+import pytest
+
+from tacit import local
+
+
+def test_one_report_has_the_ratio_of_theorem_two(enumeration):
+    rappor = local.Rappor(n_options=3, permanent=0.5, low=0.25, high=0.75)
+    laws = [enumeration.law(lambda rng, v=v: rappor.randomize(v, rng=rng))[0] for v in range(3)]
+    assert enumeration.ratio(laws) == rappor.worst_case_ratio(n_reports=1)
+    f, p, q = 0.5, 0.25, 0.75
+    high = f * (p + q) / 2 + (1 - f) * q
+    low = f * (p + q) / 2 + (1 - f) * p
+    stated = math.log(high * (1 - low) / (low * (1 - high)))
+    assert rappor.report_epsilon == pytest.approx(stated)
+
+
+@pytest.mark.slow
+def test_many_reports_of_one_value_have_the_exact_ratio(enumeration):
+    rappor = local.Rappor(n_options=2, permanent=0.5, low=0.25, high=0.75)
+
+    def two_reports(rng, value):
+        person = rappor.client(rng)
+        return np.concatenate([person.report(value), person.report(value)])
+
+    laws = [enumeration.law(lambda rng, v=v: two_reports(rng, v))[0] for v in range(2)]
+    assert enumeration.ratio(laws) == rappor.worst_case_ratio(n_reports=2)
+
+
+def test_ever_more_reports_approach_the_lifetime_price_of_theorem_one():
+    rappor = local.Rappor(n_options=4, n_bits=16, n_hashes=2, n_cohorts=3)
+    prices = [rappor.event_of(n).epsilon for n in (1, 2, 10, 100)]
+    assert prices == sorted(prices)
+    assert prices[-1] <= rappor.lifetime_epsilon
+    assert rappor.lifetime_epsilon == pytest.approx(4 * math.log(0.75 / 0.25))
+    assert prices[-1] == pytest.approx(rappor.lifetime_epsilon, rel=1e-3)
+
+
+def test_the_permanent_bits_are_remembered():
+    rappor = local.Rappor(n_options=40, permanent=0.5, low=0.0, high=1.0)
+    person = rappor.client(rng=3)
+    first = person.report(7)
+    assert all(np.array_equal(first, person.report(7)) for _ in range(5))
+    assert person.spent.epsilon == pytest.approx(rappor.lifetime_epsilon)
+    person.report(8)
+    assert person.spent.epsilon == pytest.approx(2 * rappor.lifetime_epsilon)
+
+
+@pytest.mark.parametrize(
+    "rappor",
+    [
+        local.Rappor(n_options=6, permanent=0.25),
+        local.Rappor(n_options=20, n_bits=16, n_hashes=2, n_cohorts=8, permanent=0.25),
+    ],
+    ids=["basic", "Bloom filter"],
+)
+def test_estimates_are_unbiased_and_errors_are_as_stated(rappor):
+    n, rng = 40_000, np.random.default_rng(1)
+    options = rng.integers(0, rappor.n_options // 2, size=n)
+    cohorts = rng.integers(0, rappor.n_cohorts, size=n)
+    truth = np.bincount(options, minlength=rappor.n_options) / n
+    errors = []
+    for seed in range(12):
+        reports = rappor.randomize(options, cohorts, rng=seed)
+        found = rappor.estimate(reports, cohorts)
+        errors.append((found.values - truth) / found.standard_errors)
+    # At least 72 weakly dependent standard normal errors: each bound fails with chance < 1e-4.
+    assert abs(np.mean(errors, axis=0)).max() < 5 / math.sqrt(12)
+    assert 0.7 < np.std(errors) < 1.4
+
+
+def test_options_that_share_all_bits_are_refused():
+    rappor = local.Rappor(n_options=9, n_bits=4, n_hashes=1)
+    with pytest.raises(ValueError, match="share bits"):
+        rappor.estimate(rappor.randomize(np.zeros(10, int), rng=0))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"low": 0.75, "high": 0.5}, "low must be below high"),
+        ({"n_cohorts": 2}, "give n_bits"),
+        ({"n_bits": 2, "n_hashes": 3}, "at most n_bits"),
+        ({"permanent": 0.0}, "permanent must be"),
+    ],
+)
+def test_wrong_settings_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        local.Rappor(n_options=4, **options)
+
+
+def test_cohorts_must_match_the_reports():
+    rappor = local.Rappor(n_options=4, n_bits=8, n_cohorts=2)
+    with pytest.raises(ValueError, match="cohort of each report"):
+        rappor.randomize([1, 2])
+    with pytest.raises(ValueError, match="one cohort for each"):
+        rappor.randomize([1, 2], cohorts=[0])
