@@ -20,7 +20,7 @@ from tacit._check import in_closed_unit, in_open_unit, whole
 from tacit.events import PureDP
 from tacit.local import packed_bits
 from tacit.local.coins import flip, round_up, whole_numbers
-from tacit.local.frequencies import Estimate, Floats
+from tacit.local.frequencies import Estimate, Floats, nearest_probabilities
 from tacit.mechanisms import Rng, Seed, generator
 
 
@@ -172,15 +172,20 @@ class Rappor:
     def _standard_errors(
         self, solve: Floats, values: Floats, sizes: NDArray[np.int64], base: float, gap: float
     ) -> Floats:
-        """Propagate the binomial noise of the bits through the least-squares solution."""
-        frequency = np.clip(values, 0.0, 1.0)
-        per_bit = []
-        for cohort in range(self.n_cohorts):
-            true_ones = np.clip(frequency @ self._codes[cohort], 0.0, 1.0)
-            high, low = base + gap, base
+        """Propagate the noise of the bits and of the cohorts through the least-squares solution."""
+        frequency = nearest_probabilities(values)
+        high, low = base + gap, base
+        # Chance which persons are in which cohort; nothing for a single cohort.
+        variance = -frequency * (1 - frequency) / int(sizes.sum())
+        for cohort, codes in enumerate(self._codes.astype(np.float64)):
+            n = max(int(sizes[cohort]), 1)
+            part = solve[:, cohort * self.width : (cohort + 1) * self.width]
+            true_ones = frequency @ codes
             noise = true_ones * high * (1 - high) + (1 - true_ones) * low * (1 - low)
-            per_bit.append(noise / (max(int(sizes[cohort]), 1) * gap**2))
-        return np.sqrt(solve**2 @ np.concatenate(per_bit))
+            mix = part @ codes.T
+            chance = mix**2 @ frequency - (mix @ frequency) ** 2
+            variance += (part**2 @ noise / gap**2 + chance) / n
+        return np.sqrt(np.maximum(variance, 0.0))
 
     @cached_property
     def _codes(self) -> NDArray[np.bool_]:

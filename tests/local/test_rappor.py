@@ -55,16 +55,19 @@ def test_the_permanent_bits_are_remembered():
     [
         local.Rappor(n_options=6, permanent=0.25),
         local.Rappor(n_options=20, n_bits=16, n_hashes=2, n_cohorts=8, permanent=0.25),
+        local.Rappor(
+            n_options=20, n_bits=16, n_hashes=2, n_cohorts=8, permanent=0.05, low=0.0, high=1.0
+        ),
     ],
-    ids=["basic", "Bloom filter"],
+    ids=["basic", "Bloom filter", "little noise"],
 )
 def test_estimates_are_unbiased_and_errors_are_as_stated(rappor):
     n, rng = 40_000, np.random.default_rng(1)
     options = rng.integers(0, rappor.n_options // 2, size=n)
-    cohorts = rng.integers(0, rappor.n_cohorts, size=n)
     truth = np.bincount(options, minlength=rappor.n_options) / n
     errors = []
     for seed in range(12):
+        cohorts = rng.integers(0, rappor.n_cohorts, size=n)
         reports = rappor.randomize(options, cohorts, rng=seed)
         found = rappor.estimate(reports, cohorts)
         errors.append((found.values - truth) / found.standard_errors)
