@@ -24,6 +24,10 @@ from tacit.local.frequencies import Estimate, Floats, nearest_probabilities
 from tacit.mechanisms import Rng, Seed, generator
 
 
+_MANY_REPORTS = 1000
+"""Reports from which on `worst_case_ratio` is the limit of infinitely many."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rappor:
     """RAPPOR for options numbered from 0.
@@ -105,13 +109,15 @@ class Rappor:
 
         Two values differ in up to 2 h bits: h that only the first sets and h that only the second
         sets. Of one bit, `n_reports` reports reveal the number of ones, whose law is a mixture of
-        two binomial laws. None stands for any number of reports, which reveal the permanent bits.
+        two binomial laws. None stands for any number of reports, which reveal the permanent bits;
+        so do more than 1,000, whose exact fractions would be too long.
         """
         f = self._permanent
         stays, turns = 1 - f / 2, f / 2  # permanent bit is 1 for a true 1, and for a true 0
         if n_reports is None:
             return (stays / turns) ** (2 * self.n_hashes)
-        whole(n_reports=n_reports, least=1)
+        if whole(n_reports=n_reports, least=1) > _MANY_REPORTS:
+            return self.worst_case_ratio(n_reports=None)
         p, q = self._low, self._high
         ratios = []
         for ones in (0, n_reports):  # the ratio is monotone in the number of ones
@@ -125,8 +131,9 @@ class Rappor:
 
     def client(self, rng: Seed = None) -> "RapporClient":
         """Return the memory of a new person, in a random cohort."""
-        source = generator(rng)
-        cohort = int(source.integers(0, self.n_cohorts, size=1)[0])
+        # None is passed on: each report then draws fresh entropy, also in a forked process.
+        source = None if rng is None else generator(rng)
+        cohort = int(generator(source).integers(0, self.n_cohorts, size=1)[0])
         return RapporClient(self, cohort, source)
 
     def randomize(
@@ -239,12 +246,20 @@ class RapporClient:
 
     Keep it on the device of that person. Reports of a value seen before reuse the bits, so all
     reports of one value together cost `Rappor.lifetime_epsilon`.
+
+    Which reports are of the same value is *not* protected: an observer of many reports finds out
+    when the value changes, and back to which earlier one, but not what the values are.
     """
 
     rappor: Rappor
     cohort: int
     rng: Seed = None
     _memory: dict[int, NDArray[np.bool_]] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        # One stream for all reports: the same seed for each would repeat the noise.
+        self.rng = None if self.rng is None else generator(self.rng)
+        whole_numbers(self.cohort, self.rappor.n_cohorts)
 
     def report(self, value: int) -> NDArray[np.uint8]:
         """Return a fresh report of `value`."""
@@ -258,7 +273,10 @@ class RapporClient:
 
     @property
     def spent(self) -> PureDP:
-        """Everything sent so far: the lifetime price once for each different value."""
+        """Everything sent so far: the lifetime price once for each different value.
+
+        It holds against any other values that change at the same times (see the class).
+        """
         return PureDP(len(self._memory) * self.rappor.lifetime_epsilon, replace_factor=1.0)
 
 
@@ -275,6 +293,7 @@ def _cohorts(cohorts: ArrayLike | None, n_reports: int, n_cohorts: int) -> NDArr
 
 def _log(ratio: Fraction) -> float:
     """Return the logarithm of `ratio`, rounded up."""
-    near = math.log(ratio.numerator) - math.log(ratio.denominator)
-    # Each logarithm is off by less than one unit in the last place of a number below 2^11.
-    return near + 2.0**-40
+    # As 2^shift times a number near 1: terms of the size of the numerator would cancel badly.
+    shift = ratio.numerator.bit_length() - ratio.denominator.bit_length()
+    near = shift * math.log(2) + math.log(ratio / Fraction(2) ** shift)
+    return near + (abs(near) + 1) * 2.0**-50
