@@ -82,6 +82,8 @@ class LocalRandomizer:
         epsilon = positive(epsilon=self.epsilon)
         if epsilon > 30:
             raise ValueError(f"epsilon must be at most 30, got {epsilon}. Send the value itself.")
+        if epsilon < 1e-9:  # probabilities are multiples of 2^-53, about 1e-16
+            raise ValueError(f"epsilon must be at least 1e-9, got {epsilon}. Nothing is learned.")
         object.__setattr__(self, "epsilon", epsilon)
 
     @property
@@ -207,6 +209,12 @@ class FrequencyOracle(LocalRandomizer):
     def _debias(self, reports: Reports, n_reports: int) -> Floats:
         support = self.support(reports)
         return (support / n_reports - float(self.miss_probability)) / self._gap
+
+
+def check_bounds(lower: float, upper: float) -> None:
+    """Raise unless `lower` is below `upper` and their distance is finite."""
+    if not (lower < upper and math.isfinite(upper - lower)):
+        raise ValueError(f"lower must be below upper, both finite, got {lower} and {upper}.")
 
 
 def nearest_probabilities(values: Floats) -> Floats:

@@ -23,7 +23,6 @@ from tacit.local.coins import flip, round_up, whole_numbers
 from tacit.local.frequencies import Estimate, Floats, nearest_probabilities
 from tacit.mechanisms import Rng, Seed, generator
 
-
 _MANY_REPORTS = 1000
 """Reports from which on `worst_case_ratio` is the limit of infinitely many."""
 
@@ -155,7 +154,9 @@ class Rappor:
         (section 4) and regressed on the bits that each option sets. Raises `ValueError` if the bits
         of the options do not determine their frequencies: use more bits or cohorts.
         """
-        packed = np.asarray(reports, dtype=np.uint8)
+        packed = packed_bits.checked(reports, self.width)
+        if len(packed) == 0:
+            raise ValueError("reports must hold at least one report.")
         groups = _cohorts(cohorts, len(packed), self.n_cohorts)
         sizes = np.bincount(groups, minlength=self.n_cohorts)
         f, p, q = float(self._permanent), float(self._low), float(self._high)
