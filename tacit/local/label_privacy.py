@@ -56,7 +56,7 @@ class RandomizedLabels(LocalRandomizer):
         super().__post_init__()
         whole(n_classes=self.n_classes, least=2)
 
-    def shuffled(self, n_reports: int) -> Event:
+    def shuffled(self, n_reports: int) -> Event:  # noqa: ARG002  # the signature of the base
         """Refuse: labels travel with public features, which identify who sent which report."""
         raise TypeError(
             "randomized labels cannot be shuffled: each belongs to public features. "

@@ -13,6 +13,7 @@ from scipy.stats import binom
 import tacit
 from tacit import events as ev
 from tacit.accounting import RDP
+from tacit.accounting.one_event import pure_epsilon
 from tacit.accounting.shuffle import (
     _binomial_tail,
     clone_probability,
@@ -261,6 +262,8 @@ def test_an_event_is_priced_by_its_local_epsilon_and_kind(relation):
 def test_the_local_epsilon_of_a_report_is_that_of_a_replaced_value():
     assert local_guarantee(ev.Shuffled(ev.PureDP(0.5), 9)).epsilon == 1.0
     assert local_guarantee(ev.Shuffled(ev.PureDP(0.5, replace_factor=1.0), 9)).epsilon == 0.5
+    for relation in ev.Relation:
+        assert pure_epsilon(ev.Shuffled(ev.PureDP(0.5), 9), relation) == 1
 
 
 def test_repeated_rounds_cost_what_the_product_of_pairs_does():

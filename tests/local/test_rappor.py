@@ -162,3 +162,9 @@ def test_prices_are_rounded_up(n_reports, permanent):
         found = rappor.event_of(n_reports).epsilon
         assert exact <= found <= exact * (1 + 1e-12) + 1e-12
     assert found <= rappor.lifetime_epsilon
+
+
+@pytest.mark.parametrize(("n_bits", "n_hashes"), [(2, 2), (8, 3), (64, 5)])
+def test_every_option_sets_as_many_bits_as_there_are_hashes(n_bits, n_hashes):
+    rappor = local.Rappor(n_options=30, n_bits=n_bits, n_hashes=n_hashes, n_cohorts=4)
+    assert (rappor._codes.sum(axis=2) == n_hashes).all()
