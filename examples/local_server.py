@@ -36,7 +36,9 @@ class Collector(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         """Take one report: a whole number below the number of options."""
         try:
-            report = json.loads(self.rfile.read(min(int(self.headers["Content-Length"]), 100)))
+            report = json.loads(
+                self.rfile.read(max(0, min(int(self.headers["Content-Length"]), 100)))
+            )
         except (TypeError, ValueError):
             return self.send_error(400)
         if type(report) is not int or not 0 <= report < len(self.options):

@@ -173,8 +173,9 @@ def shuffled_atoms(local_epsilon: float, n_reports: int, clones: float) -> LossA
     grid = _loss_grid(local_epsilon, counts, weights)
     # Cells by group: outcomes of loss in (grid[i], grid[i + 1]] have a above edges[i] (c + 1).
     edges = _fraction_at(local_epsilon, grid)
-    edges[0], edges[-1] = 0.5, 2.0  # exactly; no outcome is beyond the last grid point
-    first = np.floor(edges[None, :] * (counts[:, None] + 1)) + 1  # (groups, grid)
+    edges[0] = 0.5  # exactly
+    first = _first_above(edges[None, :], counts[:, None])  # (groups, grid)
+    first[:, -1] = counts + 2  # no outcome is beyond the last grid point
     tail, mass = _binomial_tail(first, counts[:, None])
     share = 1 / (1 + math.exp(-local_epsilon))
     p = _cells(weights, tail + share * mass)
@@ -237,8 +238,7 @@ def _delta(local_epsilon: float, epsilon: float, counts: Floats, weights: Floats
     if epsilon >= local_epsilon:
         return 0.0
     edge = float(_fraction_at(local_epsilon, np.array(epsilon)))
-    first = np.floor(edge * (counts + 1)) + 1
-    tail, mass = _binomial_tail(first, counts)
+    tail, mass = _binomial_tail(_first_above(np.array(edge), counts), counts)
     gap = math.exp(epsilon - local_epsilon)
     share = (1 - gap) / (1 + math.exp(-local_epsilon))  # (e - e^epsilon) / (e + 1)
     given = share * mass - math.expm1(epsilon) * tail
@@ -248,9 +248,18 @@ def _delta(local_epsilon: float, epsilon: float, counts: Floats, weights: Floats
 def _fraction_at(local_epsilon: float, loss: Floats) -> Floats:
     """Return the fraction f = a / (a + b) whose loss log((e f + 1 - f) / (f + e (1 - f))) is given.
 
-    f = (e^(loss + epsilon_0) - 1) / ((e - 1) (e^loss + 1)).
+    f = (1 - e^-(loss + epsilon_0)) / ((1 - 1/e) (1 + e^-loss)), which cannot overflow.
     """
-    return np.expm1(loss + local_epsilon) / (math.expm1(local_epsilon) * (np.exp(loss) + 1))
+    return np.expm1(-loss - local_epsilon) / (math.expm1(-local_epsilon) * (1 + np.exp(-loss)))
+
+
+def _first_above(edges: Floats, counts: Floats) -> Floats:
+    """Return the first a whose fraction of c + 1 is above the edge, an edge below 1.
+
+    An edge within 2^-53 of 1 is rounded to 1. The outcome a = c + 1, whose loss is the local
+    epsilon, is above it all the same.
+    """
+    return np.minimum(np.floor(edges * (counts + 1)) + 1, counts + 1)
 
 
 def _binomial_tail(first: Floats, counts: Floats) -> tuple[Floats, Floats]:

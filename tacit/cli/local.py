@@ -84,6 +84,8 @@ def _frequencies(
     from tacit.local import choose_oracle
 
     names = [*names, OTHER]
+    if len(set(names)) < len(names):
+        raise ValueError(f"--options must be different from each other and from {OTHER!r}.")
     place = {name: index for index, name in enumerate(names)}
     oracle = choose_oracle(len(names), epsilon)
     encoded = [place.get(value, len(names) - 1) for value in values]

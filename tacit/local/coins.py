@@ -64,14 +64,35 @@ def subset(rng: Rng, n_draws: int, n_items: int, sizes: NDArray[np.int64]) -> ND
     return chosen
 
 
-def whole_numbers(values: Any, n_options: int) -> NDArray[np.int64]:
+def whole_numbers(
+    values: Any, n_options: int, name: str = "values", row: int | None = None
+) -> NDArray[np.int64]:
     """Return `values` as an array of whole numbers below `n_options`, or raise.
 
-    The message never contains a value, because values are private.
+    The message never contains a value, because values are private; nor the type of a text, which
+    contains its length.
+
+    Parameters
+    ----------
+    row
+        Numbers in each row of a table, 0 for a vector; None accepts any shape.
     """
     found = np.asarray(values)
     if not np.issubdtype(found.dtype, np.integer):
-        raise TypeError(f"values must be whole numbers, got {found.dtype}. Encode the options.")
+        raise TypeError(f"{name} must be whole numbers. Encode the options as 0, 1, 2, ...")
+    if row == 0 and found.ndim != 1:
+        raise ValueError(f"{name} must be a vector, one whole number per person.")
+    if row and (found.ndim != 2 or found.shape[1] != row):
+        raise ValueError(f"{name} must be rows of {row} whole numbers, one row per person.")
     if found.size and (found.min() < 0 or found.max() >= n_options):
-        raise ValueError(f"values must be whole numbers from 0 to {n_options - 1}.")
+        raise ValueError(f"{name} must be whole numbers from 0 to {n_options - 1}.")
     return found.astype(np.int64)
+
+
+def real_numbers(values: Any, name: str = "values") -> NDArray[np.float64]:
+    """Return `values` as an array of floats, or raise without a private value in the message."""
+    try:
+        return np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError):
+        pass  # not chained: the message of numpy quotes the value
+    raise TypeError(f"{name} must be numbers, in an array of regular shape.")

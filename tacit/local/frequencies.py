@@ -64,10 +64,7 @@ class Estimate:
         >>> Estimate(np.array([0.7, 0.5, -0.2]), np.zeros(3), 10).as_probabilities().tolist()
         [0.6, 0.4, 0.0]
         """
-        ordered = np.sort(self.values)[::-1]
-        excess = (np.cumsum(ordered) - 1) / np.arange(1, len(ordered) + 1)
-        last = int(np.nonzero(ordered > excess)[0][-1])
-        return np.maximum(self.values - excess[last], 0.0)
+        return nearest_probabilities(self.values)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +82,8 @@ class LocalRandomizer:
         epsilon = positive(epsilon=self.epsilon)
         if epsilon > 30:
             raise ValueError(f"epsilon must be at most 30, got {epsilon}. Send the value itself.")
+        if epsilon < 1e-9:  # probabilities are multiples of 2^-53, about 1e-16
+            raise ValueError(f"epsilon must be at least 1e-9, got {epsilon}. Nothing is learned.")
         object.__setattr__(self, "epsilon", epsilon)
 
     @property
@@ -180,7 +179,9 @@ class FrequencyOracle(LocalRandomizer):
         if n_reports == 0:
             raise ValueError("reports must hold at least one report.")
         values = self._debias(found, n_reports)
-        errors = np.sqrt(self.variance(np.clip(values, 0.0, 1.0), n_reports))
+        # Clipping each value instead would add up the noise of all rare options.
+        likely = nearest_probabilities(values)
+        errors = np.sqrt(self.variance(likely, n_reports))
         return Estimate(values, errors, n_reports, in_open_unit(confidence=confidence))
 
     def variance(self, frequencies: ArrayLike, n_reports: int) -> Floats:
@@ -208,6 +209,20 @@ class FrequencyOracle(LocalRandomizer):
     def _debias(self, reports: Reports, n_reports: int) -> Floats:
         support = self.support(reports)
         return (support / n_reports - float(self.miss_probability)) / self._gap
+
+
+def check_bounds(lower: float, upper: float) -> None:
+    """Raise unless `lower` is below `upper` and their distance is finite."""
+    if not (lower < upper and math.isfinite(upper - lower)):
+        raise ValueError(f"lower must be below upper, both finite, got {lower} and {upper}.")
+
+
+def nearest_probabilities(values: Floats) -> Floats:
+    """Return the Euclidean projection of `values` on the simplex."""
+    ordered = np.sort(values)[::-1]
+    excess = (np.cumsum(ordered) - 1) / np.arange(1, len(ordered) + 1)
+    last = int(np.nonzero(ordered > excess)[0][-1])
+    return np.maximum(values - excess[last], 0.0)
 
 
 def bits_of(count: int) -> int:

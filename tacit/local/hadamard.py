@@ -18,7 +18,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from tacit.local.coins import flip, round_down
+from tacit.local.coins import flip, round_down, whole_numbers
 from tacit.local.frequencies import Floats, FrequencyOracle, Reports, bits_of
 from tacit.mechanisms import Rng
 
@@ -141,10 +141,8 @@ class HadamardResponse(FrequencyOracle):
 
     def _balances(self, reports: Reports) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return for each option: own reports minus the others of the block; reports in it."""
-        counts = np.bincount(np.asarray(reports, np.int64), minlength=self.n_cells)
-        if len(counts) > self.n_cells:
-            raise ValueError(f"reports must be whole numbers below {self.n_cells}.")
-        counts = counts.reshape(self.n_blocks, self.block_size)
+        found = whole_numbers(reports, self.n_cells, "reports", row=0)
+        counts = np.bincount(found, minlength=self.n_cells).reshape(self.n_blocks, self.block_size)
         transformed = _walsh_hadamard(counts)
         block, row = self._places(np.arange(self.n_options))
         return transformed[block, row], transformed[block, 0]

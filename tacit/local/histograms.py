@@ -8,7 +8,6 @@ edge is then the sum of at most one node per level. Levels have different person
 errors are independent and the variances add up.
 """
 
-import math
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -20,7 +19,15 @@ from numpy.typing import ArrayLike, NDArray
 from tacit._check import in_open_unit, whole
 from tacit.events import Event
 from tacit.local.choice import choose_oracle
-from tacit.local.frequencies import Estimate, Floats, FrequencyOracle, LocalRandomizer, Reports
+from tacit.local.coins import real_numbers
+from tacit.local.frequencies import (
+    Estimate,
+    Floats,
+    FrequencyOracle,
+    LocalRandomizer,
+    Reports,
+    check_bounds,
+)
 from tacit.mechanisms import Seed, generator
 
 
@@ -33,13 +40,18 @@ class _Binned(LocalRandomizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not -math.inf < self.lower < self.upper < math.inf:
-            raise ValueError(f"lower must be below upper, got {self.lower} and {self.upper}.")
+        check_bounds(self.lower, self.upper)
 
     def _bin(self, values: ArrayLike, n_bins: int) -> NDArray[np.int64]:
-        """Return the bin of each value; values outside the bounds belong to the end bins."""
-        scaled = (np.asarray(values, dtype=np.float64) - self.lower) / (self.upper - self.lower)
-        return np.clip(np.nan_to_num(scaled) * n_bins, 0, n_bins - 1).astype(np.int64)
+        """Return the bin of each value; values outside the bounds belong to the end bins.
+
+        What is not a number belongs to the first bin.
+        """
+        inside = np.clip(
+            np.nan_to_num(real_numbers(values), nan=self.lower), self.lower, self.upper
+        )
+        scaled = (inside - self.lower) / (self.upper - self.lower)
+        return np.minimum(scaled * n_bins, n_bins - 1).astype(np.int64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +90,7 @@ class LocalHistogram(_Binned):
         return self.oracle.worst_case_ratio()
 
     def randomize(self, values: ArrayLike, rng: Seed = None) -> Reports:
-        """Return the report of one person, or one report per element; not a number counts as 0."""
+        """Return the report of one person, or one per element; NaN counts as `lower`."""
         return self.oracle.randomize(self._bin(values, self.n_bins), rng)
 
     def estimate(self, reports: ArrayLike, *, confidence: float = 0.95) -> Estimate:
@@ -147,6 +159,10 @@ class LocalQuantiles(_Binned):
     def cumulative(self, reports: LevelReports) -> Estimate:
         """Return the fraction of numbers below each inner edge, with standard errors."""
         inner = np.arange(1, 2**self.depth)
+        if min(map(len, reports.by_level)) == 0:
+            raise ValueError(
+                "each level needs at least one report: use more persons or less depth."
+            )
         values, variances = np.zeros(len(inner)), np.zeros(len(inner))
         for level, (oracle, some) in enumerate(zip(self.oracles, reports.by_level, strict=True)):
             found = oracle.estimate(some)

@@ -40,6 +40,9 @@ Correction = Literal["forward", "unbiased"]
 class RandomizedLabels(LocalRandomizer):
     """Labels of `n_classes` classes under `epsilon`-label privacy.
 
+    The event is that of any `epsilon`-private report: an answer restricted by a prior is more
+    revealing, at the same epsilon, than randomized response among all classes.
+
     Examples
     --------
     >>> labels = RandomizedLabels(epsilon=2.0, n_classes=10)
@@ -53,10 +56,12 @@ class RandomizedLabels(LocalRandomizer):
         super().__post_init__()
         whole(n_classes=self.n_classes, least=2)
 
-    @property
-    def event(self) -> Event:
-        """The one release of a label."""
-        return self._response.event
+    def shuffled(self, n_reports: int) -> Event:  # noqa: ARG002  # the signature of the base
+        """Refuse: labels travel with public features, which identify who sent which report."""
+        raise TypeError(
+            "randomized labels cannot be shuffled: each belongs to public features. "
+            "If labels are sent without features, use RandomizedResponse."
+        )
 
     def worst_case_ratio(self) -> Fraction:
         """Return the probability of the true label over that of another one."""

@@ -18,6 +18,7 @@ from scipy.special import expit
 
 from tacit._check import positive, whole
 from tacit.events import Event, Shuffled
+from tacit.local.coins import real_numbers
 from tacit.local.frequencies import Floats
 from tacit.local.means import SampledVector
 from tacit.mechanisms import Seed, generator
@@ -125,8 +126,8 @@ class LocalSGD:
 
     def randomize(self, weights: Floats, X: ArrayLike, y: ArrayLike, rng: Seed = None) -> Floats:
         """Return the noisy gradient that each person sends, given the weights of the server."""
-        rows = np.atleast_2d(np.asarray(X, dtype=np.float64))
-        targets = np.atleast_1d(np.asarray(y, dtype=np.float64))
+        rows = np.atleast_2d(real_numbers(X, "X"))
+        targets = np.atleast_1d(real_numbers(y, "y"))
         return self.randomizer.randomize(self.gradients(weights, rows, targets), rng)
 
     def fit(self, X: ArrayLike, y: ArrayLike, rng: Seed = None) -> LocalModel:
@@ -134,7 +135,7 @@ class LocalSGD:
 
         The result averages the weights of the second half of the groups.
         """
-        rows, targets = np.asarray(X, dtype=np.float64), np.asarray(y, dtype=np.float64)
+        rows, targets = real_numbers(X, "X"), real_numbers(y, "y")
         if rows.ndim != 2 or rows.shape[1] != self.n_features or len(rows) != len(targets):
             raise ValueError(f"X must have {self.n_features} columns and one row per element of y.")
         source = generator(rng)

@@ -13,6 +13,7 @@ Counting the support of all options is then a Fourier transform over the g^m fun
 of one hash per report and option.
 """
 
+import itertools
 import math
 from dataclasses import dataclass
 from fractions import Fraction
@@ -21,6 +22,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from tacit.local.coins import whole_numbers
 from tacit.local.frequencies import FrequencyOracle, Reports, bits_of
 from tacit.local.randomized_response import RandomizedResponse
 from tacit.mechanisms import Rng
@@ -46,8 +48,10 @@ class LocalHashing(FrequencyOracle):
         """The prime g of least variance (e^epsilon - 1 + g)^2 / (g - 1), near e^epsilon + 1."""
         growth = math.expm1(self.epsilon)
         middle = int(growth) + 2
-        near = [g for g in range(max(2, middle // 2), 2 * middle + 3) if _is_prime(g)]
-        return min(near, key=lambda g: (growth + g) ** 2 / (g - 1))
+        # The variance falls up to e^epsilon + 1 and then rises: the primes next to it suffice.
+        below = next(g for g in range(middle, 1, -1) if _is_prime(g))
+        above = next(g for g in itertools.count(middle + 1) if _is_prime(g))
+        return min((below, above), key=lambda g: (growth + g) ** 2 / (g - 1))
 
     @cached_property
     def n_digits(self) -> int:
@@ -78,8 +82,9 @@ class LocalHashing(FrequencyOracle):
 
     def support(self, reports: ArrayLike) -> NDArray[np.int64]:
         """Count for each option the reports whose function maps it to the reported value."""
-        functions, values = np.asarray(reports, dtype=np.int64).T
         g, n_functions = self.n_values, self.n_values**self.n_digits
+        functions, values = whole_numbers(reports, n_functions, "reports", row=2).T
+        whole_numbers(values, g, "reports")
         if n_functions * g > _TABLE:
             return self._support_one_by_one(functions, values)
         table = np.bincount(functions * g + values, minlength=n_functions * g)

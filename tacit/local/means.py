@@ -26,8 +26,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from tacit._check import in_open_unit, whole
-from tacit.local.coins import exp_below, flip, round_down, subset
-from tacit.local.frequencies import Estimate, Floats, LocalRandomizer
+from tacit.local.coins import exp_below, flip, real_numbers, round_down, subset
+from tacit.local.frequencies import Estimate, Floats, LocalRandomizer, check_bounds
 from tacit.mechanisms import Rng, Seed, generator
 
 
@@ -56,8 +56,7 @@ class _BoundedMean(LocalRandomizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not -math.inf < self.lower < self.upper < math.inf:
-            raise ValueError(f"lower must be below upper, got {self.lower} and {self.upper}.")
+        check_bounds(self.lower, self.upper)
 
     def draw(self, t: Floats, rng: Rng) -> Floats:
         """Return one unbiased report per element of `t`, all in [-1, 1]."""
@@ -73,7 +72,7 @@ class _BoundedMean(LocalRandomizer):
         Values outside the bounds are clipped to them; one that is not a number counts as the
         middle.
         """
-        found = np.asarray(values, dtype=np.float64)
+        found = real_numbers(values)
         t = to_unit(found, self.lower, self.upper)
         reports = self.draw(np.atleast_1d(t), generator(rng))
         scaled = self._middle + self._half * reports
@@ -81,7 +80,7 @@ class _BoundedMean(LocalRandomizer):
 
     def estimate(self, reports: ArrayLike, *, confidence: float = 0.95) -> Estimate:
         """Return the mean of the values behind `reports`, with an interval."""
-        return average(np.asarray(reports, dtype=np.float64), confidence)
+        return average(real_numbers(reports, "reports"), confidence)
 
     def variance(self, values: ArrayLike, n_reports: int) -> float:
         """Return the variance of the estimate for persons who hold `values`."""
@@ -278,8 +277,7 @@ class _BoundedVector(LocalRandomizer):
     def __post_init__(self) -> None:
         super().__post_init__()
         whole(n_dimensions=self.n_dimensions, least=1)
-        if not -math.inf < self.lower < self.upper < math.inf:
-            raise ValueError(f"lower must be below upper, got {self.lower} and {self.upper}.")
+        check_bounds(self.lower, self.upper)
 
     def draw(self, t: Floats, rng: Rng) -> Floats:
         """Return one unbiased report per row of `t`, all in [-1, 1]."""
@@ -291,7 +289,7 @@ class _BoundedVector(LocalRandomizer):
 
     def randomize(self, values: ArrayLike, rng: Seed = None) -> Floats:
         """Return a report for one vector, or one per row; coordinates are clipped to the bounds."""
-        found = np.asarray(values, dtype=np.float64)
+        found = real_numbers(values)
         if found.ndim not in (1, 2) or found.shape[-1] != self.n_dimensions:
             raise ValueError(f"values must have {self.n_dimensions} columns, got {found.shape}.")
         t = to_unit(np.atleast_2d(found), self.lower, self.upper)
@@ -301,7 +299,7 @@ class _BoundedVector(LocalRandomizer):
 
     def estimate(self, reports: ArrayLike, *, confidence: float = 0.95) -> Estimate:
         """Return the mean vector behind `reports`, with an interval for each coordinate."""
-        return average(np.asarray(reports, dtype=np.float64), confidence)
+        return average(real_numbers(reports, "reports"), confidence)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -389,7 +387,9 @@ class SampledVector(_BoundedVector):
 
     @cached_property
     def _part(self) -> HybridMean:
-        return HybridMean(epsilon=self.epsilon / self.n_sampled)
+        # Rounded towards 0, so that k parts never exceed epsilon.
+        each = self.epsilon / self.n_sampled
+        return HybridMean(epsilon=each if self.n_sampled == 1 else math.nextafter(each, 0))
 
 
 def to_unit(values: Floats, lower: float, upper: float) -> Floats:

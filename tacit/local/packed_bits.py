@@ -4,7 +4,9 @@ A row of k bits takes ceil(k / 64) * 8 bytes, so that rows can be read as words 
 """
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
+
+from tacit.local.coins import whole_numbers
 
 _ROWS = 255
 """Rows that are added at a time: the largest count that one byte can hold."""
@@ -23,6 +25,16 @@ def pack(bits: NDArray[np.bool_]) -> NDArray[np.uint8]:
     """Return rows of bits, shape (n, k), as packed bytes, shape (n, row_bytes(k))."""
     packed = np.packbits(bits, axis=1, bitorder="little")
     return np.pad(packed, ((0, 0), (0, row_bytes(bits.shape[1]) - packed.shape[1])))
+
+
+def checked(rows: ArrayLike, n_bits: int) -> NDArray[np.uint8]:
+    """Return reports from outside as packed rows, or raise if they are not rows of bytes."""
+    packed = np.asarray(rows)
+    if packed.dtype != np.uint8:  # whole numbers, as JSON has them
+        packed = whole_numbers(packed, 256, "reports").astype(np.uint8)
+    if packed.ndim != 2 or packed.shape[1] != row_bytes(n_bits):
+        raise ValueError(f"reports must be rows of {row_bytes(n_bits)} bytes, one row per person.")
+    return packed
 
 
 def unpack(packed: NDArray[np.uint8], n_bits: int) -> NDArray[np.bool_]:

@@ -66,7 +66,8 @@ class RandomizedResponse(FrequencyOracle):
 
     def support(self, reports: ArrayLike) -> NDArray[np.int64]:
         """Count the reports of each option."""
-        return np.bincount(whole_numbers(reports, self.n_options), minlength=self.n_options)
+        found = whole_numbers(reports, self.n_options, "reports", row=0)
+        return np.bincount(found, minlength=self.n_options)
 
     def _draw(self, options: NDArray[np.int64], rng: Rng) -> Reports:
         is_random = flip(self.random_probability, rng, len(options))

@@ -20,8 +20,11 @@ from tacit._check import in_closed_unit, in_open_unit, whole
 from tacit.events import PureDP
 from tacit.local import packed_bits
 from tacit.local.coins import flip, round_up, whole_numbers
-from tacit.local.frequencies import Estimate, Floats
+from tacit.local.frequencies import Estimate, Floats, nearest_probabilities
 from tacit.mechanisms import Rng, Seed, generator
+
+_MANY_REPORTS = 1000
+"""Reports from which on `worst_case_ratio` is the limit of infinitely many."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,13 +108,15 @@ class Rappor:
 
         Two values differ in up to 2 h bits: h that only the first sets and h that only the second
         sets. Of one bit, `n_reports` reports reveal the number of ones, whose law is a mixture of
-        two binomial laws. None stands for any number of reports, which reveal the permanent bits.
+        two binomial laws. None stands for any number of reports, which reveal the permanent bits;
+        so do more than 1,000, whose exact fractions would be too long.
         """
         f = self._permanent
         stays, turns = 1 - f / 2, f / 2  # permanent bit is 1 for a true 1, and for a true 0
         if n_reports is None:
             return (stays / turns) ** (2 * self.n_hashes)
-        whole(n_reports=n_reports, least=1)
+        if whole(n_reports=n_reports, least=1) > _MANY_REPORTS:
+            return self.worst_case_ratio(n_reports=None)
         p, q = self._low, self._high
         ratios = []
         for ones in (0, n_reports):  # the ratio is monotone in the number of ones
@@ -125,8 +130,9 @@ class Rappor:
 
     def client(self, rng: Seed = None) -> "RapporClient":
         """Return the memory of a new person, in a random cohort."""
-        source = generator(rng)
-        cohort = int(source.integers(0, self.n_cohorts, size=1)[0])
+        # None is passed on: each report then draws fresh entropy, also in a forked process.
+        source = None if rng is None else generator(rng)
+        cohort = int(generator(source).integers(0, self.n_cohorts, size=1)[0])
         return RapporClient(self, cohort, source)
 
     def randomize(
@@ -148,7 +154,9 @@ class Rappor:
         (section 4) and regressed on the bits that each option sets. Raises `ValueError` if the bits
         of the options do not determine their frequencies: use more bits or cohorts.
         """
-        packed = np.asarray(reports, dtype=np.uint8)
+        packed = packed_bits.checked(reports, self.width)
+        if len(packed) == 0:
+            raise ValueError("reports must hold at least one report.")
         groups = _cohorts(cohorts, len(packed), self.n_cohorts)
         sizes = np.bincount(groups, minlength=self.n_cohorts)
         f, p, q = float(self._permanent), float(self._low), float(self._high)
@@ -172,15 +180,20 @@ class Rappor:
     def _standard_errors(
         self, solve: Floats, values: Floats, sizes: NDArray[np.int64], base: float, gap: float
     ) -> Floats:
-        """Propagate the binomial noise of the bits through the least-squares solution."""
-        frequency = np.clip(values, 0.0, 1.0)
-        per_bit = []
-        for cohort in range(self.n_cohorts):
-            true_ones = np.clip(frequency @ self._codes[cohort], 0.0, 1.0)
-            high, low = base + gap, base
+        """Propagate the noise of the bits and of the cohorts through the least-squares solution."""
+        frequency = nearest_probabilities(values)
+        high, low = base + gap, base
+        # Chance which persons are in which cohort; nothing for a single cohort.
+        variance = -frequency * (1 - frequency) / int(sizes.sum())
+        for cohort, codes in enumerate(self._codes.astype(np.float64)):
+            n = max(int(sizes[cohort]), 1)
+            part = solve[:, cohort * self.width : (cohort + 1) * self.width]
+            true_ones = frequency @ codes
             noise = true_ones * high * (1 - high) + (1 - true_ones) * low * (1 - low)
-            per_bit.append(noise / (max(int(sizes[cohort]), 1) * gap**2))
-        return np.sqrt(solve**2 @ np.concatenate(per_bit))
+            mix = part @ codes.T
+            chance = mix**2 @ frequency - (mix @ frequency) ** 2
+            variance += (part**2 @ noise / gap**2 + chance) / n
+        return np.sqrt(np.maximum(variance, 0.0))
 
     @cached_property
     def _codes(self) -> NDArray[np.bool_]:
@@ -234,12 +247,20 @@ class RapporClient:
 
     Keep it on the device of that person. Reports of a value seen before reuse the bits, so all
     reports of one value together cost `Rappor.lifetime_epsilon`.
+
+    Which reports are of the same value is *not* protected: an observer of many reports finds out
+    when the value changes, and back to which earlier one, but not what the values are.
     """
 
     rappor: Rappor
     cohort: int
     rng: Seed = None
     _memory: dict[int, NDArray[np.bool_]] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        # One stream for all reports: the same seed for each would repeat the noise.
+        self.rng = None if self.rng is None else generator(self.rng)
+        whole_numbers(self.cohort, self.rappor.n_cohorts)
 
     def report(self, value: int) -> NDArray[np.uint8]:
         """Return a fresh report of `value`."""
@@ -253,7 +274,10 @@ class RapporClient:
 
     @property
     def spent(self) -> PureDP:
-        """Everything sent so far: the lifetime price once for each different value."""
+        """Everything sent so far: the lifetime price once for each different value.
+
+        It holds against any other values that change at the same times (see the class).
+        """
         return PureDP(len(self._memory) * self.rappor.lifetime_epsilon, replace_factor=1.0)
 
 
@@ -270,6 +294,7 @@ def _cohorts(cohorts: ArrayLike | None, n_reports: int, n_cohorts: int) -> NDArr
 
 def _log(ratio: Fraction) -> float:
     """Return the logarithm of `ratio`, rounded up."""
-    near = math.log(ratio.numerator) - math.log(ratio.denominator)
-    # Each logarithm is off by less than one unit in the last place of a number below 2^11.
-    return near + 2.0**-40
+    # As 2^shift times a number near 1: terms of the size of the numerator would cancel badly.
+    shift = ratio.numerator.bit_length() - ratio.denominator.bit_length()
+    near = shift * math.log(2) + math.log(ratio / Fraction(2) ** shift)
+    return near + (abs(near) + 1) * 2.0**-50

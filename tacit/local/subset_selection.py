@@ -65,8 +65,9 @@ class SubsetSelection(FrequencyOracle):
 
     def support(self, reports: ArrayLike) -> NDArray[np.int64]:
         """Count for each option the sets that contain it."""
-        packed = np.asarray(reports, dtype=np.uint8)
-        return packed_bits.column_counts(packed, self.n_options)
+        return packed_bits.column_counts(
+            packed_bits.checked(reports, self.n_options), self.n_options
+        )
 
     def _hit_probability_of(self, d: int) -> Fraction:
         return round_down(self._most * d / (self._most * d + self.n_options - d))
@@ -81,7 +82,7 @@ class SubsetSelection(FrequencyOracle):
         step = max(1, _CELLS // self.n_options)
         parts = [
             self._draw_some(options[start : start + step], rng)
-            for start in range(0, len(options), step)
+            for start in range(0, max(len(options), 1), step)
         ]
         return np.concatenate(parts)
 

@@ -40,14 +40,15 @@ class _UnaryEncoding(FrequencyOracle):
 
     def support(self, reports: ArrayLike) -> NDArray[np.int64]:
         """Count for each option the reports in which its bit is set."""
-        packed = np.asarray(reports, dtype=np.uint8)
-        return packed_bits.column_counts(packed, self.n_options)
+        return packed_bits.column_counts(
+            packed_bits.checked(reports, self.n_options), self.n_options
+        )
 
     def _draw(self, options: NDArray[np.int64], rng: Rng) -> Reports:
         step = max(1, _CELLS // self.n_options)
         parts = [
             self._draw_some(options[start : start + step], rng)
-            for start in range(0, len(options), step)
+            for start in range(0, max(len(options), 1), step)
         ]
         return np.concatenate(parts)
 

@@ -13,6 +13,7 @@ from scipy.stats import binom
 import tacit
 from tacit import events as ev
 from tacit.accounting import RDP
+from tacit.accounting.one_event import pure_epsilon
 from tacit.accounting.shuffle import (
     _binomial_tail,
     clone_probability,
@@ -261,6 +262,8 @@ def test_an_event_is_priced_by_its_local_epsilon_and_kind(relation):
 def test_the_local_epsilon_of_a_report_is_that_of_a_replaced_value():
     assert local_guarantee(ev.Shuffled(ev.PureDP(0.5), 9)).epsilon == 1.0
     assert local_guarantee(ev.Shuffled(ev.PureDP(0.5, replace_factor=1.0), 9)).epsilon == 0.5
+    for relation in ev.Relation:
+        assert pure_epsilon(ev.Shuffled(ev.PureDP(0.5), 9), relation) == 1
 
 
 def test_repeated_rounds_cost_what_the_product_of_pairs_does():
@@ -304,3 +307,36 @@ def test_what_is_not_pure_has_no_price():
         tacit.epsilon(ev.Shuffled(ev.Gaussian(1.0), 100), delta=1e-6)
     assert tacit.epsilon(ev.Shuffled(ev.PureDP(0.0), 100), delta=1e-6) == 0
     assert tacit.bracket(ROUND, delta=1e-6).lower == 0
+
+
+@pytest.mark.parametrize("local_epsilon", [30.0, 45.0, 100.0, 400.0, 499.0])
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_reports_with_hardly_any_noise_are_not_amplified(local_epsilon, n):
+    # There are no clones to speak of: delta is that of one report of binary randomized response.
+    for share in (0.1, 0.5, 0.9, 0.99):
+        epsilon = share * local_epsilon
+        alone = -math.expm1(epsilon - local_epsilon) / (1 + math.exp(-local_epsilon))
+        floor = alone * (1 - clone_probability(local_epsilon)) ** (n - 1)
+        assert shuffled_delta(local_epsilon, n, epsilon=epsilon) >= floor * (1 - 1e-12)
+    assert shuffled_epsilon(local_epsilon, n, delta=1e-6) >= local_epsilon * (1 - 1e-6)
+    event = ev.Shuffled(ev.PureDP(local_epsilon, replace_factor=1.0), n)
+    assert tacit.epsilon(ev.Repeated(event, 2), delta=1e-6) >= 2 * local_epsilon * (1 - 1e-6)
+    assert tacit.epsilon(event, delta=1e-6, accountant=RDP()) >= local_epsilon * (1 - 1e-6)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_never_below_the_exact_value_of_arbitrary_randomizers(seed):
+    # Three values, four reports; each probability is e^local or 1 times a base that is shared.
+    rng, local_epsilon, n = np.random.default_rng(seed), 1.5, 4
+    while True:
+        is_likely = rng.random((3, 4)) < 0.5
+        base = rng.dirichlet(np.ones(4))
+        channel = np.where(is_likely, math.exp(local_epsilon / 2), 1.0) * base
+        channel /= channel.sum(axis=1, keepdims=True)
+        spread = (channel.max(axis=0) / channel.min(axis=0)).max()
+        if spread > 1.5:
+            break
+    epsilon_0 = math.log(spread)
+    for share in (0.0, 0.2, 0.6):
+        exact = exact_delta(channel, n, share * epsilon_0)
+        assert exact <= shuffled_delta(epsilon_0, n, epsilon=share * epsilon_0) + 1e-15

@@ -57,6 +57,8 @@ def test_means_and_quantiles_of_numbers_are_estimated(table):
         (("--column", "way"), "give --options, or --lower and --upper"),
         (("--column", "nothing", "--options", "a,b"), "no column"),
         (("--column", "age", "--lower", 0), "give --options"),
+        (("--column", "way", "--options", "bus,car,bus"), "must be different"),
+        (("--column", "way", "--options", "bus,(other)"), "must be different"),
     ],
 )
 def test_wrong_arguments_are_named(table, arguments, message):

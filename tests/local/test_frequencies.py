@@ -89,6 +89,22 @@ def test_intervals_cover_the_truth_as_often_as_they_say(kind):
     assert abs(np.mean(covered) - 0.9) < 0.06
 
 
+@pytest.mark.parametrize("kind", ORACLES, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(("n_options", "epsilon"), [(1000, 1.0), (50, 3.0)])
+def test_standard_errors_are_right_with_many_rare_options(kind, n_options, epsilon):
+    oracle, n = kind(epsilon=epsilon, n_options=n_options), 3000
+    shares = np.r_[0.3, 0.2, np.full(n_options - 2, 0.5 / (n_options - 2))]
+    options = np.random.default_rng(1).choice(n_options, n, p=shares)
+    truth = np.bincount(options, minlength=n_options) / n
+    found = oracle.estimate(oracle.randomize(options, rng=77))
+    stated = np.sqrt(oracle.variance(truth, n))
+    assert np.mean(found.standard_errors / stated) == pytest.approx(1, abs=0.03)
+    # At least 50 nearly independent standard normal errors: false alarm below 1e-4.
+    assert np.std((found.values - truth) / found.standard_errors) == pytest.approx(
+        1, abs=4 / np.sqrt(2 * n_options)
+    )
+
+
 def test_probabilities_are_the_nearest_point_of_the_simplex():
     rng = np.random.default_rng(1)
     for _ in range(50):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import tacit
 from tacit import local
 
 torch = pytest.importorskip("torch")
@@ -100,3 +101,19 @@ def test_wrong_arguments_are_named():
         )
     with pytest.raises(ValueError, match="prior must have shape"):
         labels.with_prior([0, 1], np.ones((1, 3)))
+
+
+@pytest.mark.parametrize("row", range(3))
+@pytest.mark.parametrize("epsilon", [0.5, 2.0])
+def test_the_event_covers_labels_with_and_without_a_prior(row, epsilon):
+    labels = local.RandomizedLabels(epsilon=epsilon, n_classes=4)
+    for table in (labels.transition(PRIORS[row : row + 1])[0], labels.transition()[0]):
+        for share in (0.0, 0.3, 0.9):
+            excess = table[:, None] - np.exp(share * epsilon) * table[None, :]
+            delta = np.maximum(excess, 0).sum(axis=2).max()
+            assert delta <= tacit.delta(labels.event, epsilon=share * epsilon) + 1e-12
+
+
+def test_labels_of_public_features_cannot_be_shuffled():
+    with pytest.raises(TypeError, match="cannot be shuffled"):
+        local.RandomizedLabels(epsilon=1.0, n_classes=3).shuffled(100)

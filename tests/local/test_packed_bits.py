@@ -18,3 +18,6 @@ def test_counts_equal_the_sum_of_unpacked_rows(n_rows, n_bits):
 
 def test_full_rows_do_not_overflow():
     assert column_counts(pack(np.ones((10_000, 3), dtype=bool)), 3).tolist() == [10_000] * 3
+    # Rows so wide that none are laid side by side: the bytes of the sums are full after 255.
+    wide = np.ones((600, 40_000), dtype=bool)
+    assert (column_counts(pack(wide), 40_000) == 600).all()

@@ -1,11 +1,14 @@
 """RAPPOR: exact ratios of one and of many reports, memory, and estimates from Bloom filters."""
 
+import copy
 import math
 
+import mpmath
 import numpy as np
 import pytest
 
 from tacit import local
+from tacit.local.packed_bits import unpack
 
 
 def test_one_report_has_the_ratio_of_theorem_two(enumeration):
@@ -55,16 +58,19 @@ def test_the_permanent_bits_are_remembered():
     [
         local.Rappor(n_options=6, permanent=0.25),
         local.Rappor(n_options=20, n_bits=16, n_hashes=2, n_cohorts=8, permanent=0.25),
+        local.Rappor(
+            n_options=20, n_bits=16, n_hashes=2, n_cohorts=8, permanent=0.05, low=0.0, high=1.0
+        ),
     ],
-    ids=["basic", "Bloom filter"],
+    ids=["basic", "Bloom filter", "little noise"],
 )
 def test_estimates_are_unbiased_and_errors_are_as_stated(rappor):
     n, rng = 40_000, np.random.default_rng(1)
     options = rng.integers(0, rappor.n_options // 2, size=n)
-    cohorts = rng.integers(0, rappor.n_cohorts, size=n)
     truth = np.bincount(options, minlength=rappor.n_options) / n
     errors = []
     for seed in range(12):
+        cohorts = rng.integers(0, rappor.n_cohorts, size=n)
         reports = rappor.randomize(options, cohorts, rng=seed)
         found = rappor.estimate(reports, cohorts)
         errors.append((found.values - truth) / found.standard_errors)
@@ -99,3 +105,66 @@ def test_cohorts_must_match_the_reports():
         rappor.randomize([1, 2])
     with pytest.raises(ValueError, match="one cohort for each"):
         rappor.randomize([1, 2], cohorts=[0])
+
+
+def permanent_bits(person, n_options, value):
+    """The remembered bits, which `low` 0 and `high` 1 send as they are."""
+    return unpack(person.report(value)[None], n_options)[0]
+
+
+@pytest.mark.parametrize("by", ["client", "class"])
+@pytest.mark.parametrize("rng", [None, 3, "generator"])
+def test_different_values_and_reports_have_different_noise(by, rng):
+    rappor = local.Rappor(n_options=200, permanent=0.5, low=0.0, high=1.0)
+    seed = np.random.default_rng(5) if rng == "generator" else rng
+    person = rappor.client(seed) if by == "client" else local.RapporClient(rappor, 0, seed)
+    differ = permanent_bits(person, 200, 1) ^ permanent_bits(person, 200, 2)
+    assert differ.sum() > 20  # equal noise would leave 2; independent noise 75
+    noisy = local.Rappor(n_options=200)
+    person = noisy.client(seed) if by == "client" else local.RapporClient(noisy, 0, seed)
+    assert not np.array_equal(person.report(1), person.report(1))
+
+
+def test_a_forked_person_draws_other_noise():
+    person = local.Rappor(n_options=200).client()
+    assert person.rng is None
+    twin = copy.deepcopy(person)  # as a fork does
+    assert not np.array_equal(person.report(1), twin.report(1))
+
+
+@pytest.mark.slow
+def test_what_was_spent_bounds_values_that_change_at_the_same_times(enumeration):
+    rappor = local.Rappor(n_options=2, permanent=0.5, low=0.0, high=1.0)
+
+    def reports(rng, values):
+        person = rappor.client(rng)
+        return np.concatenate([person.report(value) for value in values])
+
+    laws = {
+        values: enumeration.law(lambda rng, v=values: reports(rng, v))[0]
+        for values in [(0, 1), (1, 0), (0, 0), (1, 1)]
+    }
+    lifetime = rappor.worst_case_ratio(n_reports=None)
+    assert enumeration.ratio([laws[0, 0], laws[1, 1]]) == lifetime
+    assert enumeration.ratio([laws[0, 1], laws[1, 0]]) == lifetime**2
+    assert enumeration.ratio([laws[0, 0], laws[0, 1]]) == float("inf")  # not protected
+
+
+@pytest.mark.parametrize("n_reports", [1, 2, 50, 1000, 10**6])
+@pytest.mark.parametrize("permanent", [1e-12, 0.1, 0.9])
+def test_prices_are_rounded_up(n_reports, permanent):
+    rappor = local.Rappor(
+        n_options=4, n_bits=64, n_hashes=30, permanent=permanent, low=0.1, high=0.7
+    )
+    with mpmath.workdps(60):
+        ratio = rappor.worst_case_ratio(n_reports)
+        exact = mpmath.log(mpmath.mpf(ratio.numerator) / mpmath.mpf(ratio.denominator))
+        found = rappor.event_of(n_reports).epsilon
+        assert exact <= found <= exact * (1 + 1e-12) + 1e-12
+    assert found <= rappor.lifetime_epsilon
+
+
+@pytest.mark.parametrize(("n_bits", "n_hashes"), [(2, 2), (8, 3), (64, 5)])
+def test_every_option_sets_as_many_bits_as_there_are_hashes(n_bits, n_hashes):
+    rappor = local.Rappor(n_options=30, n_bits=n_bits, n_hashes=n_hashes, n_cohorts=4)
+    assert (rappor._codes.sum(axis=2) == n_hashes).all()
