@@ -14,6 +14,7 @@ FILES_TWICE = {
 CLASSES_TWICE = {
     "Exponential": ["tacit.events", "tacit.training.plan"],  # both are public names
     "RandomAllocation": ["tacit.events", "tacit.sampling"],  # both are public names
+    "RandomizedResponse": ["tacit.events", "tacit.local.randomized_response"],  # both are public
 }
 # Ways to write a formula in code, and the file that holds its only body.
 FORMULAS = {
