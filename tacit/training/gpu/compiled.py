@@ -197,10 +197,7 @@ class CompiledSum:
             self._addresses = addresses
 
     def _graphs_for(self, batch: Any, mask: Tensor) -> tuple["_Graphs", list[Tensor]]:
-        """Return the graphs for batches with this batch's layout, and the tensors of this batch.
-
-        The graphs are built on the first call for a layout.
-        """
+        """Return the graphs for this batch's layout, built if missing, and the batch's tensors."""
         structure, tensors, fixed = _split(batch)
         key = (structure, *((t.shape, t.stride(), t.dtype, t.device) for t in tensors))
         steps = self._steps.setdefault(self._state(), {})
@@ -251,10 +248,7 @@ class _Graphs:
 
 
 class _Rescaled:
-    """A clip rule with clip factors multiplied by the tensor `factor`.
-
-    It also reports to `flag` whether all gradient norms were finite.
-    """
+    """A clip rule with its factors times `factor`; reports to `flag` if all norms are finite."""
 
     def __init__(self, rule: Clip, factor: Tensor, flag: FiniteFlag | None) -> None:
         self._rule = rule
@@ -461,10 +455,7 @@ def _compile(
 
 
 def _own(saved: Sequence[Tensor], others: Sequence[Tensor]) -> list[int]:
-    """Return the indices of the saved tensors that share memory with no other of these tensors.
-
-    The backward may overwrite these tensors with its results.
-    """
+    """Return indices of saved tensors that share memory with no other: these may be overwritten."""
     places = Counter(t.untyped_storage().data_ptr() for t in (*saved, *others))
     return [i for i, t in enumerate(saved) if places[t.untyped_storage().data_ptr()] == 1]
 
@@ -527,10 +518,7 @@ def _without_checkpoints() -> Iterator[None]:
 
 
 def _refuse_writes(graph: fx.GraphModule) -> None:
-    """Raise if the traced model writes into one of its buffers, such as running statistics.
-
-    The backward would otherwise read the new value of the buffer in place of the old one.
-    """
+    """Raise if the model writes into a buffer, since the backward would read the new value."""
     for node in graph.graph.nodes:
         if node.target is torch.ops.aten.copy_.default and node.args[0].op == "placeholder":
             raise IncompatibleModel(

@@ -21,10 +21,7 @@ except ImportError:  # before Triton 3.4
 
 @triton.jit
 def _lower_triangle(pair):
-    """Return (row, column) of tile number `pair` in the lower triangle, counted row by row.
-
-    The lower triangle of a matrix of tiles holds the tiles with row >= column.
-    """
+    """Return (row, column) of tile number `pair` among those with row >= column, row by row."""
     row = ((tl.sqrt(8.0 * pair.to(tl.float32) + 1.0) - 1.0) * 0.5).to(tl.int32)
     row = tl.where((row + 1) * (row + 2) // 2 <= pair, row + 1, row)
     row = tl.where(row * (row + 1) // 2 > pair, row - 1, row)

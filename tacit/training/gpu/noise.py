@@ -92,10 +92,7 @@ class Blocks:
         return torch.tensor(values, dtype=dtype).repeat_interleave(counts)
 
     def begin(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Return the address at which each block begins in `tensors`.
-
-        They must have the sizes of the tensors for which the blocks were made.
-        """
+        """Return each block's address in tensors of the sizes for which the blocks were made."""
         starts = torch.cat(self._starts)
         places = self.spread([t.data_ptr() for t in tensors], torch.int64) + 4 * starts
         return places.to(tensors[0].device)

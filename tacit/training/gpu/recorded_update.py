@@ -186,10 +186,7 @@ def fused_update(
     parameters: Sequence[Tensor],
     optimizer: Optimizer,
 ) -> "Update | None":
-    """Return an `Update`, which adds noise to the sums and updates the parameters in one launch.
-
-    Return None if its kernel does not support the optimizer or the tensors.
-    """
+    """Return the `Update` that adds noise and takes the step in one launch, None if unsupported."""
     from tacit.training.gpu import update
 
     if not update.can_update(sums, parameters, optimizer):

@@ -312,10 +312,7 @@ class Convolved:
         return product(right, left.transpose(1, 2), out=out)
 
     def _by_groups(self, start: int, stop: int) -> Tensor:
-        """Return the gradients of examples start to stop, each a group of one convolution.
-
-        Shape: (examples, *shape of the weight).
-        """
+        """Return gradients (examples, *weight.shape), each from one group of a convolution."""
         examples, geometry, shape = stop - start, self.geometry, self.weight.shape
         seen, moved = (_as_groups(t, examples) for t in self._roles(start, stop))
         weight = self.weight.new_empty(examples * shape[0], *shape[1:])  # only its shape is used

@@ -32,10 +32,7 @@ TINY = 2.0**-110  # added to squares, since those below float32's range are lost
 
 
 class FactoredGradient(Protocol):
-    """Per-example gradients of one tensor from one call of an operation.
-
-    They are held as factors, from which gradients can be computed, or as formed tensors.
-    """
+    """Per-example gradients of one tensor from one call, held as factors or as a formed tensor."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -158,10 +155,7 @@ class Outer:
 
 @dataclass(frozen=True)
 class TableRows:
-    """Gradients of a table that is looked up by row numbers.
-
-    Position t of example i adds values[i, t] to the gradient of table row ids[i, t].
-    """
+    """Gradients of a looked-up table: values[i, t] of example i is added to table row ids[i, t]."""
 
     ids: Tensor  # (examples, T)
     values: Tensor  # (examples, T, D)
@@ -242,10 +236,7 @@ class Concatenated:
 
 @dataclass(frozen=True)
 class Tied:
-    """Gradients of a table that is both looked up and used as a matrix, as a tied output head.
-
-    They are the sum of an `Outer` and a `TableRows`.
-    """
+    """Gradients of a table that is both looked up (`rows`) and used as a matrix (`outer`)."""
 
     outer: Outer
     rows: TableRows
@@ -286,10 +277,7 @@ class Tied:
 
 
 def combine(gradients: Sequence[FactoredGradient]) -> FactoredGradient:
-    """Return the sum of several gradients of one tensor, which several calls of operations gave.
-
-    Norms of the sum include the cross terms between the calls.
-    """
+    """Return the sum of one tensor's gradients from several calls; its norm has the cross terms."""
     if len(gradients) == 1:
         return gradients[0]
     outers = [g for g in gradients if isinstance(g, Outer)]
@@ -320,19 +308,13 @@ def _concatenate(tensors: list[Tensor]) -> Tensor:
 
 
 def joined(gradients: Sequence[Dense]) -> Dense:
-    """Return the gradients of several parameters side by side in one tensor.
-
-    One kernel then computes all their norms, and one their weighted sums.
-    """
+    """Return the gradients of several parameters side by side in one tensor, to save launches."""
     rows = [wide(gradient.values).reshape(len(gradient.values), -1) for gradient in gradients]
     return Dense(torch.cat([F.pad(r, (0, -r.shape[1] % ALIGNED)) for r in rows], 1))
 
 
 def apart(total: Tensor, shapes: Sequence[torch.Size]) -> Iterator[Tensor]:
-    """Yield the sum for each parameter from the weighted sum of `joined` gradients.
-
-    `shapes` are the shapes of the parameters in the same order.
-    """
+    """Yield each parameter's sum, in its shape, from the weighted sum of `joined` gradients."""
     if [total.numel()] == [shape.numel() for shape in shapes]:
         yield total.reshape(shapes[0])
         return
@@ -343,10 +325,7 @@ def apart(total: Tensor, shapes: Sequence[torch.Size]) -> Iterator[Tensor]:
 
 
 def scaled(rows: Tensor, factors: Tensor, keep: Tensor | None) -> Tensor:
-    """Return each example's row times its factor, multiplied before rounding to the row's dtype.
-
-    Rows where `keep` is False become zero.
-    """
+    """Return each example's row times its factor, then rounded; zero where `keep` is False."""
     shape = (-1,) + (1,) * (rows.dim() - 1)
     return kept((rows * factors.view(shape)).to(rows.dtype), keep)
 

@@ -212,10 +212,7 @@ def _transposed(gradient: FactoredGradient) -> FactoredGradient:
 
 
 def _depends_on_batch(lookup: Any) -> bool:
-    """Return True if the gradient of an embedding call depends on all the ids in the call.
-
-    That is so if the call sets max_norm or scale_grad_by_freq.
-    """
+    """Return True if an embedding call sets max_norm or scale_grad_by_freq, which mix examples."""
     names = ("max_norm", "norm_type", "scale_grad_by_freq")
     given = dict(zip(names, lookup.args[3:], strict=False)) | lookup.kwargs
     return given.get("max_norm") is not None or bool(given.get("scale_grad_by_freq"))

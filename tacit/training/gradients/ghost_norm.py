@@ -234,10 +234,7 @@ def convolved_in(tensor: Tensor) -> torch.dtype:
 
 
 def cudnn_rounds() -> bool:
-    """Return True if cuDNN rounds float32 operands to 11 bits, as many as float16 has.
-
-    This is torch's default.
-    """
+    """Return True if cuDNN rounds float32 to float16's 11 bits, which is torch's default."""
     conv = getattr(torch.backends.cudnn, "conv", None)  # since torch 2.9
     return torch.backends.cudnn.allow_tf32 if conv is None else conv.fp32_precision == "tf32"
 
@@ -270,18 +267,12 @@ def product(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
 
 
 def spans(examples: int, size: int, device: torch.device) -> list[tuple[int, int]]:
-    """Return (start, stop) of chunks of examples that bound the size of temporary tensors.
-
-    Each example needs `size` temporary numbers.
-    """
+    """Return (start, stop) of chunks of examples; an example needs `size` temporary numbers."""
     step = max(1, CHUNK_ELEMENTS.get(device.type, 2**24) // max(1, size))
     return [(i, min(i + step, examples)) for i in range(0, examples, step)]
 
 
 def chunks(size: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Yield the tensors cut along the examples, which bounds the size of temporary tensors.
-
-    Each example needs `size` temporary numbers, see `spans`.
-    """
+    """Yield the tensors in chunks of examples; an example needs `size` temporary numbers."""
     for start, stop in spans(len(tensors[0]), size, tensors[0].device):
         yield tuple(t[start:stop] for t in tensors)

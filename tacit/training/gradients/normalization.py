@@ -92,10 +92,7 @@ def instance_norm(
 
 @dataclass
 class _Norm(Operation):
-    """Base of layer norm and group norm.
-
-    The torch functions that they call also return the mean and the scale for the backward.
-    """
+    """Base of layer and group norm, whose torch functions also return mean and 1 / deviation."""
 
     weight: Tensor | None
     bias: Tensor | None
