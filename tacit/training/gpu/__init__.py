@@ -76,9 +76,10 @@ def is_traced(tensor: Tensor) -> bool:
 
 
 def foreach(method: str) -> Callable[..., None] | None:
-    """Return torch's function that calls an in-place method of many tensors in one launch.
+    """Return torch's function that applies an in-place method to a list of tensors in one launch.
 
-    torch.optim uses these functions too, but their names are private. None if torch has none.
+    `method` is the method's name, such as "add_". torch.optim uses these functions too, but their
+    names are private. Return None if this version of torch has none for the method.
     """
     return getattr(torch, f"_foreach_{method}", None)
 
@@ -86,7 +87,11 @@ def foreach(method: str) -> Callable[..., None] | None:
 def noise_blocks(
     tensors: Sequence[Tensor], stds: Sequence[float], factor: float
 ) -> "noise.Blocks | None":
-    """Return blocks that add noise to all tensors in one launch, None if the kernel cannot."""
+    """Return `Blocks`, which add Gaussian noise to all tensors in one launch.
+
+    Each number x becomes factor x + std z with z standard normal, where std belongs to its tensor.
+    Return None if the noise kernel does not support these tensors.
+    """
     if not all(usable(tensor) for tensor in tensors) or len({t.device for t in tensors}) != 1:
         return None
     from tacit.training.gpu import noise

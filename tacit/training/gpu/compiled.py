@@ -49,7 +49,7 @@ ScaledStep = Callable[[float, Tensor, list[Tensor]], list[Tensor]]
 
 
 class Traced(NamedTuple):
-    """A traced computation of the clipped sum, and what its graphs show about it."""
+    """The traced computation of a clipped sum, with facts that were read off its graphs."""
 
     run: Step
     held: int  # bytes that the forward keeps for the backward
@@ -97,7 +97,7 @@ class CompiledSum:
         self._all_finite = True  # as far as the host has seen
 
     def begin(self) -> None:
-        """Start the sums of another lot."""
+        """Start a new lot: forget whether the gradients of earlier lots were finite."""
         self._all_finite = True
         if self._flag is not None:
             self._flag.clear()
@@ -108,16 +108,17 @@ class CompiledSum:
 
     @property
     def draws(self) -> bool:
-        """Whether the model may draw random numbers. True until a graph shows that it does not."""
+        """Whether the model may draw random numbers (dropout); True until a graph is traced."""
         graphs = self._steps.get(self._state(), {}).values()
         return not graphs or any(found.traced.draws for found in graphs)
 
     def __call__(
         self, batch: Any, weights: Tensor, scale: float = 1.0, *, reuse: bool = False
     ) -> ClippedSum:
-        """Return the clipped sum at `scale` times the rule's clip norms.
+        """Return the clipped sum of a batch at `scale` times the clip rule's clip norms.
 
-        With `reuse`, the result may be in memory that the next call overwrites.
+        `weights` is 0 for rows that are padding. With `reuse`, the result may be in memory that the
+        next call overwrites.
         """
         mask = weights if weights.dtype == torch.bool else weights > 0
         self._forget_if_moved()
@@ -139,7 +140,8 @@ class CompiledSum:
     ) -> ClippedSum:
         """Return the clipped sum of a microbatch whose records are rows of `data` on the GPU.
 
-        The graph reads the rows itself, if it can.
+        If the tensors are contiguous, the CUDA graph copies these rows from `data`. Otherwise the
+        host fetches the microbatch.
         """
         self._forget_if_moved()
         key = (self._state(), part.limit)
@@ -158,7 +160,7 @@ class CompiledSum:
         return self._run(traced, partial(run.of_rows, scale, part.indices), reuse=reuse)
 
     def _run(self, traced: Traced, run: Callable[[], list[Tensor]], *, reuse: bool) -> ClippedSum:
-        """Run a step and return its results as a sum; copy them if `reuse` is False."""
+        """Call `run` and return its results as a `ClippedSum`; copy them if `reuse` is False."""
         if self._flag is None:
             *sums, within, is_finite = run()
             self._all_finite = self._all_finite and bool(is_finite)
@@ -173,7 +175,10 @@ class CompiledSum:
         return ClippedSum(dict(zip(traced.names, sums, strict=True)), within)
 
     def _state(self) -> tuple[Any, ...]:
-        """Return what the graphs depend on besides the batch and the tensors' addresses."""
+        """Return the settings that are fixed in a graph, as a key for the cache of graphs.
+
+        These are the modes of the modules, which parameters train, autocast and precision settings.
+        """
         kind = self._device.type
         return (
             tuple(module.training for module in self._modules),
@@ -192,7 +197,7 @@ class CompiledSum:
             self._addresses = addresses
 
     def _graphs_for(self, batch: Any, mask: Tensor) -> tuple["_Graphs", list[Tensor]]:
-        """Return the graphs for batches like this one, built if need be, and its tensors."""
+        """Return the graphs for this batch's layout, built if missing, and the batch's tensors."""
         structure, tensors, fixed = _split(batch)
         key = (structure, *((t.shape, t.stride(), t.dtype, t.device) for t in tensors))
         steps = self._steps.setdefault(self._state(), {})
@@ -205,7 +210,7 @@ class CompiledSum:
         return steps[key], tensors
 
     def _traced(self, batch: Any, mask: Tensor, tensors: list[Tensor]) -> Traced:
-        """Trace and cut the clipped sum of batches like this one."""
+        """Trace the clipped sum for batches of this layout, and cut it before the backward."""
         parameters = trainable(self.model)
         trace = trace_for(Examples(self.model, self.loss_fn, batch, mask, self.views))
         _, rebuild = take_apart(batch)
@@ -235,7 +240,7 @@ class CompiledSum:
 
 @dataclass
 class _Graphs:
-    """The compiled sum for batches of one layout."""
+    """The compiled clipped sum for batches of one layout (structure, shapes, strides, dtypes)."""
 
     fixed: list[Any]  # the values in the batch that are not tensors
     traced: Traced
@@ -243,7 +248,7 @@ class _Graphs:
 
 
 class _Rescaled:
-    """A clip rule whose factors are multiplied by a tensor; it also reports finite norms."""
+    """A clip rule with its factors times `factor`; reports to `flag` if all norms are finite."""
 
     def __init__(self, rule: Clip, factor: Tensor, flag: FiniteFlag | None) -> None:
         self._rule = rule
@@ -263,7 +268,10 @@ class _Rescaled:
 
 
 class _Seeded(torch.autograd.Function):
-    """The identity, whose backward multiplies by `seed`: there the partitioner cuts the graph."""
+    """The identity, whose backward multiplies the gradient by the scalar tensor `seed`.
+
+    The backward of the model begins at the losses, so the partitioner cuts the graph there.
+    """
 
     @staticmethod
     def forward(ctx: Any, losses: Tensor, seed: Tensor) -> Tensor:
@@ -279,8 +287,8 @@ class _Seeded(torch.autograd.Function):
 def _reader(model: nn.Module, modules: list[nn.Module]) -> Callable[[], Iterator[Tensor]]:
     """Return a function that yields the model's current parameters and buffers.
 
-    It is called at every step, and the private dictionaries of modules are read several times
-    faster than `model.parameters()`.
+    That function is called at every step. It reads the private dictionaries of the modules, which
+    is several times faster than `model.parameters()`.
     """
     try:
         homes = [home for m in modules for home in (m._parameters, m._buffers) if home]
@@ -290,7 +298,10 @@ def _reader(model: nn.Module, modules: list[nn.Module]) -> Callable[[], Iterator
 
 
 def _plain(step: Step, mask: Tensor, tensors: list[Tensor]) -> ScaledStep:
-    """Return the step as it is, without CUDA graphs, called once so that it is compiled."""
+    """Return a compiled step as a function of (scale, mask, tensors), without a CUDA graph.
+
+    The step is called once here, so that it is compiled before its first use.
+    """
     one = torch.ones((), device=mask.device)
 
     def run(scale: float, mask: Tensor, tensors: list[Tensor]) -> list[Tensor]:
@@ -307,7 +318,7 @@ def _padded(part: "PendingMicrobatch") -> tuple[Any, Tensor]:
 
 
 def _split(batch: Any) -> tuple[Any, list[Tensor], list[Any]]:
-    """Return the structure of a batch, its tensors, and the values that are not tensors."""
+    """Return the nesting structure of a batch, its tensors, and its values that are not tensors."""
     if isinstance(batch, Tensor):
         return Tensor, [batch], []
     if isinstance(batch, Mapping):
@@ -325,7 +336,7 @@ def _split(batch: Any) -> tuple[Any, list[Tensor], list[Any]]:
 
 
 def _require_equal(seen: list[Any], fixed: list[Any]) -> None:
-    """Raise unless the values that are not tensors are those for which the graphs were built."""
+    """Raise if a non-tensor value of the batch differs from the one fixed in the graphs."""
     if any(
         a is not b and (type(a) is not type(b) or repr(a) != repr(b))
         for a, b in zip(seen, fixed, strict=True)
@@ -337,10 +348,12 @@ def _require_equal(seen: list[Any], fixed: list[Any]) -> None:
 
 
 def partition(joint: Callable[..., list[Tensor]], example: tuple[Tensor, ...]) -> Traced:
-    """Trace `joint(seed, ...)`, cut it where `seed` enters, and compile both parts on first use.
+    """Trace `joint(seed, ...)`, cut the graph where `seed` is first used, and compile both parts.
 
-    The first result of `joint` belongs to the forward and is dropped. Without torch's compiler the
-    step calls `joint` as it is.
+    `joint` computes forward and backward, and `seed` is the factor on the losses' gradient.
+    `example` holds arguments for tracing. The first result of `joint` belongs to the forward and is
+    dropped. Each part is compiled on first use. Without torch's compiler the step calls `joint` as
+    it is.
     """
     compiler = _compiler()
     if compiler is None:
@@ -374,7 +387,10 @@ def partition(joint: Callable[..., list[Tensor]], example: tuple[Tensor, ...]) -
 
 @lru_cache(maxsize=1)
 def _compiler() -> SimpleNamespace | None:
-    """Return the functions of torch's compiler, or warn and return None if this torch lacks one."""
+    """Return a namespace of the functions of torch's compiler that are used in this file.
+
+    Warn and return None if this version of torch lacks one of them.
+    """
     try:
         import_module("torch._inductor.lowering")  # the decompositions of pooling need it loaded
         found = {
@@ -407,7 +423,7 @@ _COMPILER = {
 
 
 def _bytes_held(forward: fx.GraphModule) -> int:
-    """Return the size of the tensors that the forward computes for the backward."""
+    """Return the bytes of the tensors that the forward computes and keeps for the backward."""
     results = next(node for node in forward.graph.nodes if node.op == "output").args[0]
     kept = [node.meta["val"] for node in results if node.op != "placeholder"]
     return sum(value.numel() * value.itemsize for value in kept if isinstance(value, Tensor))
@@ -423,9 +439,10 @@ def _compile(
 ) -> Compiled:
     """Compile `graph` for tensors with the layouts of `inputs`.
 
-    The graph may overwrite the inputs numbered in `own`. The result takes a list and empties it, so
-    each activation is freed after its last use, as in an ordinary compiled backward.
-    `torch.compile` would hold all of them until the end, and check its guards on every call.
+    The compiled graph may overwrite the inputs whose indices are in `own`. It takes a list of
+    tensors and empties the list, so each activation is freed after its last use, as in an ordinary
+    compiled backward. `torch.compile` would hold all of them until the end, and check its guards on
+    every call.
     """
     mode = compiler.FakeTensorMode(allow_non_fake_inputs=True)
     like = [mode.from_tensor(t) for t in inputs]
@@ -438,7 +455,7 @@ def _compile(
 
 
 def _own(saved: Sequence[Tensor], others: Sequence[Tensor]) -> list[int]:
-    """Return the numbers of the saved tensors whose memory is shared with no other tensor."""
+    """Return indices of saved tensors that share memory with no other: these may be overwritten."""
     places = Counter(t.untyped_storage().data_ptr() for t in (*saved, *others))
     return [i for i, t in enumerate(saved) if places[t.untyped_storage().data_ptr()] == 1]
 
@@ -446,11 +463,12 @@ def _own(saved: Sequence[Tensor], others: Sequence[Tensor]) -> list[int]:
 def _trace(
     compiler: SimpleNamespace, joint: Callable[..., list[Tensor]], example: tuple[Tensor, ...]
 ) -> tuple[fx.GraphModule, list[Tensor], Any]:
-    """Return the graph of (constants, mask, tensors, seed), the constants, and the tracing mode.
+    """Return the traced graph of `joint`, the constants that it reads, and the tracing mode.
 
-    The constants are the model's parameters and buffers. The function is traced twice: as the
-    engine runs it, then without operations in place and with the compiler's own decompositions, so
-    that the partitioner can recompute pointwise work.
+    The graph's arguments are (constants, mask, tensors, seed). The constants are the model's
+    parameters and buffers. The function is traced twice: as the engine runs it, then without
+    operations in place and with the compiler's own decompositions, so that the partitioner can
+    recompute pointwise work.
     """
     seed, *rest = example
     with _without_checkpoints():
@@ -480,9 +498,10 @@ def _trace(
 
 @contextmanager
 def _without_checkpoints() -> Iterator[None]:
-    """Run checkpointed blocks once: traced twice, a block would draw two different dropout masks.
+    """Return a context in which activation checkpointing runs each block once only.
 
-    The partitioner decides what is computed again, and never draws random numbers again.
+    Traced twice, a block would draw two different dropout masks. The partitioner decides instead
+    what is computed again, and it never draws random numbers again.
     """
     from torch.utils import checkpoint
 
@@ -499,7 +518,7 @@ def _without_checkpoints() -> Iterator[None]:
 
 
 def _refuse_writes(graph: fx.GraphModule) -> None:
-    """Raise if the model writes into a buffer: the backward would read the new value."""
+    """Raise if the model writes into a buffer, since the backward would read the new value."""
     for node in graph.graph.nodes:
         if node.target is torch.ops.aten.copy_.default and node.args[0].op == "placeholder":
             raise IncompatibleModel(

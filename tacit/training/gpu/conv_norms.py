@@ -19,7 +19,10 @@ def _conv_gram_kernel(
     stride_ab, stride_gb,
     TILE: tl.constexpr, DEPTH: tl.constexpr, DEPTH_G: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute a tile's share of sum_ts (a_t . a_s)(g_t . g_s), with patches a_t of the image."""
+    """Compute one tile's part of the squared norm sum_ts (a_t . a_s)(g_t . g_s) of an example.
+
+    a_t is the patch of the image `a` at output position t, and g_t the output gradient there.
+    """
     pair = tl.program_id(0)
     example = tl.program_id(1).to(tl.int64)
     i, j = _lower_triangle(pair)
@@ -60,7 +63,10 @@ def _conv_instance_kernel(
     stride_ab, stride_gb,
     TILE_O: tl.constexpr, TILE_K: tl.constexpr, TILE_T: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute a tile (outputs, patch values) of one example's gradient, and its squared norm."""
+    """Compute one tile of one example's weight gradient, and the squared norm of that tile.
+
+    The gradient is a matrix: output channels by the K values of a patch.
+    """
     tile = tl.program_id(0)
     example = tl.program_id(1).to(tl.int64)
     outputs = (tile // TILES_K) * TILE_O + tl.arange(0, TILE_O)
@@ -93,10 +99,11 @@ def _conv_instance_kernel(
 def conv2d_norms(
     x: Tensor, g: Tensor, kernel: list[int], stride: int, padding: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the squared norms (examples,) of weight gradients, and sums of |a_t| |g_t|.
+    """Return each example's squared norm of the weight gradient, and sum_t |a_t| |g_t|.
 
-    x and g are the input and the output gradient, channels first by their axes. Tensors that are
-    channels last in memory are not copied.
+    x is the input and g the output gradient, both with axes (examples, channels, height, width).
+    a_t is the patch of x at output position t. The second result is the scale of the rounding
+    error. Tensors that are channels last in memory are not copied.
     """
     found = _conv2d_norms(_channels_last(x), _channels_last(g), kernel, stride, padding)
     squared, lengths = found.unbind()
@@ -106,7 +113,11 @@ def conv2d_norms(
 def conv2d_instances(
     x: Tensor, g: Tensor, kernel: list[int], stride: int, padding: int
 ) -> tuple[Tensor, Tensor]:
-    """Return weight gradients (examples, outputs, *kernel, inputs), and their squared norms."""
+    """Return each example's weight gradient, and its squared norm.
+
+    Gradients have shape (examples, output channels, *kernel, input channels). x is the input and g
+    the output gradient, both with axes (examples, channels, height, width).
+    """
     return _conv2d_instances(_channels_last(x), _channels_last(g), kernel, stride, padding)
 
 
@@ -116,7 +127,10 @@ def _channels_last(tensor: Tensor) -> Tensor:
 
 @torch.library.custom_op("tacit::conv2d_norms", mutates_args=())
 def _conv2d_norms(a: Tensor, g: Tensor, kernel: list[int], stride: int, padding: int) -> Tensor:
-    """Compute `conv2d_norms` as (2, batch), from a (batch, H, W, CI) and g (batch, OH, OW, CO)."""
+    """Compute both results of `conv2d_norms` as one tensor of shape (2, examples).
+
+    The input a and the output gradient g have axes (examples, height, width, channels).
+    """
     batch, height, width, inputs = a.shape
     _, out_height, out_width, outputs = g.shape
     T = out_height * out_width
@@ -142,7 +156,10 @@ def _(a: Tensor, g: Tensor, kernel: list[int], stride: int, padding: int) -> Ten
 def _conv2d_instances(
     a: Tensor, g: Tensor, kernel: list[int], stride: int, padding: int
 ) -> tuple[Tensor, Tensor]:
-    """Compute gradients (batch, CO, KH, KW, CI) in a's dtype, and their squared norms (batch,)."""
+    """Compute the results of `conv2d_instances`, the gradients in a's dtype.
+
+    The input a and the output gradient g have axes (examples, height, width, channels).
+    """
     batch, height, width, inputs = a.shape
     _, out_height, out_width, outputs = g.shape
     K = kernel[0] * kernel[1] * inputs

@@ -21,7 +21,7 @@ except ImportError:  # before Triton 3.4
 
 @triton.jit
 def _lower_triangle(pair):
-    """Return (row, column) of the `pair`-th tile with row >= column, counted row by row."""
+    """Return (row, column) of tile number `pair` among those with row >= column, row by row."""
     row = ((tl.sqrt(8.0 * pair.to(tl.float32) + 1.0) - 1.0) * 0.5).to(tl.int32)
     row = tl.where((row + 1) * (row + 2) // 2 <= pair, row + 1, row)
     row = tl.where(row * (row + 1) // 2 > pair, row - 1, row)
@@ -33,7 +33,11 @@ def _gram_tile(
     base, stride, rows, columns, T, start, stop,
     TILE: tl.constexpr, DEPTH: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute x[rows] @ x[columns]' over features start..stop, in float32."""
+    """Compute one tile of a Gram matrix in float32: inner products of the vectors of x at `base`.
+
+    The tile has the vectors at positions `rows` by those at `columns`. Inner products are taken
+    over the features from `start` to `stop`.
+    """
     k = tl.arange(0, DEPTH)
     left = base + rows.to(tl.int64)[:, None] * stride + k[None, :]
     right = base + columns.to(tl.int64)[None, :] * stride + k[:, None]
@@ -53,7 +57,11 @@ def _gram_tile(
 
 @triton.jit
 def _store_share(out, lengths, at, products, i, j, TILE: tl.constexpr):
-    """Store a tile's share of the squared norm, and its sum of |a_t| |g_t| from the diagonal."""
+    """Store one tile's part of an example's squared gradient norm, and of sum_t |a_t| |g_t|.
+
+    `products` holds (a_t . a_s)(g_t . g_s) for the tile in row i and column j. Tiles on the
+    diagonal give the second number, the square roots of the terms t = s.
+    """
     twice = tl.where(i == j, 1.0, 2.0)  # the upper triangle mirrors the lower one
     tl.store(out + at, tl.sum(tl.sum(products, 1), 0) * twice)
     t = tl.arange(0, TILE)
@@ -68,7 +76,11 @@ def _gram_kernel(
     TILE: tl.constexpr, DEPTH: tl.constexpr,
     EVEN_D: tl.constexpr, EVEN_P: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute a tile's share of sum_ts (a_t . a_s)(g_t . g_s) over a range of g's features."""
+    """Compute one tile's part of the squared norm sum_ts (a_t . a_s)(g_t . g_s) of an example.
+
+    a_t is the layer's input and g_t its output gradient at position t, or the reverse. The inner
+    products of g are taken over one chunk of `part` features.
+    """
     pair, chunk = tl.program_id(0), tl.program_id(2)
     example = tl.program_id(1).to(tl.int64)
     i, j = _lower_triangle(pair)
@@ -90,7 +102,7 @@ def _gram_kernel(
 def _bulk_gram_kernel(
     a, g, out, lengths, D, P, part, TILE: tl.constexpr, DEPTH: tl.constexpr
 ):  # fmt: skip
-    """Do the same as `_gram_kernel` on tensor descriptors, loaded by the GPU's copy engine."""
+    """Compute the same as `_gram_kernel`, with tiles that the GPU's copy engine loads."""
     pair, example, chunk = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     i, j = _lower_triangle(pair)
     start = chunk * part
@@ -111,8 +123,9 @@ def _bulk_gram_kernel(
 def gram_norms(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     """Return the squared norm of each example's a'g, and the sum of |a_t| |g_t|, in float32.
 
-    Shapes: a (examples, T, D), g (examples, T, P), results (examples,). The second result is the
-    scale of the rounding error, and may be somewhat larger than that sum.
+    a is a layer's input (examples, T positions, D features), g its output gradient (examples, T,
+    P), and a'g the weight gradient. Results have shape (examples,). The second result is the scale
+    of the rounding error, and may be somewhat larger than that sum.
     """
     squared, lengths = _gram_norms(a, g).unbind()
     return squared, lengths
@@ -159,20 +172,28 @@ def _(a: Tensor, g: Tensor) -> Tensor:
 
 
 def precision(tensor: Tensor) -> str:
-    """Return the precision of `tl.dot`: three tf32 products for float32.
+    """Return the `input_precision` of Triton's `tl.dot` for this tensor: "tf32x3" for float32.
 
-    One tf32 product has a relative error of 1e-3, enough to exceed the clip norm.
+    "tf32x3" computes three tf32 products. One tf32 product alone has a relative error of 1e-3, so a
+    clipped gradient could exceed the clip norm.
     """
     return "tf32x3" if tensor.dtype == torch.float32 else "tf32"
 
 
 def tile_for(T: int, most: int) -> int:
-    """Return the least power of two >= T, between 16 (a matrix unit's smallest side) and `most`."""
+    """Return the side of a tile for T positions: the least power of two >= T, within limits.
+
+    The limits are 16, the smallest side of a GPU's matrix unit, and `most`.
+    """
     return min(most, max(16, triton.next_power_of_2(T)))
 
 
 def _shape(T: int, features: int, item_size: int) -> tuple[int, int, int, int]:
-    """Return tile, depth, warps and stages that were fastest on an H200."""
+    """Return the launch settings (tile, depth, warps, stages) that were fastest on an H200.
+
+    T is the number of positions, `features` the width of both factors together, and `item_size` the
+    bytes of a number.
+    """
     if item_size == 4:
         return tile_for(T, 64), 32, 4, 3
     if T < 128 or features <= 1536:
@@ -192,9 +213,11 @@ def _takes_bulk_copies(x: Tensor) -> bool:
 
 
 def _chunks(programs: int, D: int, P: int) -> int:
-    """Return into how many chunks to cut the wider side, so that programs fill the device.
+    """Return into how many chunks to cut the P features of the wider factor.
 
-    Every cut repeats some work on the narrower side.
+    More chunks give more programs, so that they fill the GPU. But each chunk computes the inner
+    products over the D features of the narrower factor again, so P is cut only if it is much larger
+    than D.
     """
     chunks = 1
     while programs * chunks < _FILL and P // (chunks + 1) >= 4 * D:

@@ -28,8 +28,9 @@ Step = Callable[[Tensor, list[Tensor]], list[Tensor]]
 class ReplayedStep:
     """A step that is recorded as a CUDA graph on construction and replayed by each call.
 
-    Made with `data`, it is called by `of_rows`. The results are in memory that the next call
-    overwrites. The graph reads parameters at their addresses, so it follows updates in place.
+    With `data`, the records on the GPU, use `of_rows`; otherwise call the object with a batch. The
+    results are in memory that the next call overwrites. The graph reads parameters at fixed
+    addresses, so it uses the values that an update in place has written there.
     """
 
     def __init__(
@@ -55,12 +56,15 @@ class ReplayedStep:
         self._graph, self._results = _recorded(run)
 
     def __call__(self, scale: float, mask: Tensor, tensors: list[Tensor]) -> list[Tensor]:
-        """Return the results for this batch at `scale` times the clip norms."""
+        """Return the step's results for this batch, at `scale` times the rule's clip norms."""
         call_each("copy_", [self._mask, *self._tensors], [mask, *tensors])
         return self._replay(scale)
 
     def of_rows(self, scale: float, indices: NDArray[np.int64]) -> list[Tensor]:
-        """Return the results for these rows of the data; the rest of the batch is padding."""
+        """Return the step's results for these rows of the data, at `scale` times the clip norms.
+
+        The batch has a fixed size; entries after these rows are padding.
+        """
         assert self._rows is not None
         self._rows.send(indices)
         return self._replay(scale)
@@ -76,11 +80,11 @@ class ReplayedStep:
 
 
 class _RowReader:
-    """Copies rows of `data` into fixed tensors, followed by zeros, and marks the rows in `mask`.
+    """Copies rows of `data` into the tensors `targets`, which are at fixed addresses.
 
-    The host writes the row numbers into pinned memory, from which the GPU copies without making the
-    host wait. A slot is written again only after its copy has ended; an event marks the end of each
-    half of the slots.
+    `mask` marks the rows; the entries after them are zero. The host writes the row numbers into a
+    slot of pinned memory, from which the GPU copies them without making the host wait. A slot is
+    written again only after its copy has ended; an event marks the end of each half of the slots.
     """
 
     SLOTS = 8
@@ -112,7 +116,7 @@ class _RowReader:
         self._next = (self._next + 1) % self.SLOTS
 
     def fetch(self) -> None:
-        """Copy the rows; this is part of the recorded graph."""
+        """Copy the rows that `send` named into `targets`. These copies are part of the graph."""
         torch.lt(self._numbers, self._wanted[-1], out=self._mask)
         for source, target in zip(self._data, self._targets, strict=True):
             torch.index_select(source, 0, self._wanted[:-1], out=target)
@@ -135,7 +139,7 @@ class FiniteFlag:
         _flags[self.number] = self
 
     def clear(self) -> None:
-        """Forget all reports."""
+        """Forget all reports, after waiting for those of an interrupted lot."""
         if self._is_waiting():  # the last lot was interrupted; its reports must arrive first
             torch.cuda.current_stream().synchronize()
         if self._expected:
@@ -143,11 +147,11 @@ class FiniteFlag:
             self._arrived[0] = self._expected = 0
 
     def expect(self) -> None:
-        """Announce that one more kernel will report a flag."""
+        """Count one more report that `all_finite` must wait for."""
         self._expected += 1
 
     def all_finite(self) -> bool:
-        """Wait for every expected flag, then return True if none reported a failure."""
+        """Wait for every expected report, then return True if all gradients were finite."""
         while self._is_waiting():
             is_over = torch.cuda.current_stream().query()
             if is_over and self._is_waiting():
@@ -164,7 +168,7 @@ class FiniteFlag:
 
 @contextmanager
 def warm_up() -> Iterator[None]:
-    """Warm-up context: flags reported inside are dropped."""
+    """Return a context for warm-up calls, in which `report` does not change any `FiniteFlag`."""
     _warm_ups.append(None)
     try:
         yield
@@ -173,7 +177,10 @@ def warm_up() -> Iterator[None]:
 
 
 def captured(run: Callable[[], Result]) -> tuple[torch.cuda.CUDAGraph, Result]:
-    """Return the launches of `run` as a CUDA graph, and its result; the launches do not run."""
+    """Record the kernel launches of `run` as a CUDA graph without executing them.
+
+    Return the graph, and the result of `run`, whose tensors each replay fills.
+    """
     graph = torch.cuda.CUDAGraph()
     # Other threads, such as those of a data loader, may launch work of their own meanwhile.
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
@@ -182,9 +189,9 @@ def captured(run: Callable[[], Result]) -> tuple[torch.cuda.CUDAGraph, Result]:
 
 
 def report(value: Tensor, is_finite: Tensor, flag: FiniteFlag) -> Tensor:
-    """Report `is_finite` to the host, and return a copy of `value`.
+    """Report `is_finite`, a boolean tensor, through `flag` to the host; return a copy of `value`.
 
-    Work that uses the copy runs after the report has been sent.
+    Computations that use the copy start after the report was sent, so the host gets it early.
     """
     return _report(value, is_finite, flag.number)
 
@@ -211,9 +218,9 @@ _POLL = 5e-5  # seconds
 
 
 def _recorded(run: Callable[[], list[Tensor]]) -> tuple[torch.cuda.CUDAGraph, list[Tensor]]:
-    """Return `run` as a CUDA graph, and its results.
+    """Return `run` recorded as a CUDA graph, and the result tensors that each replay fills.
 
-    `run` is called twice before, because its first calls compile and allocate.
+    Before the recording `run` is called twice, because its first calls compile and allocate.
     """
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())

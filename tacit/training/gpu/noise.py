@@ -21,7 +21,7 @@ QUARTER = 512
 
 @triton.jit
 def _uniform(word):
-    """Convert a 32-bit integer to a float in (0, 1]."""
+    """Convert a random 32-bit integer to a uniform float in (0, 1]."""
     return (word.to(tl.uint32, bitcast=True).to(tl.float32) + 0.5) * 2.3283064365386963e-10
 
 
@@ -34,7 +34,7 @@ def _normal_pair(first, second):
 
 @triton.jit
 def normals(key, counter):
-    """Draw four normal numbers for each counter."""
+    """Draw four standard normal numbers for each counter of the random generator under `key`."""
     words = tl.randint4x(key, counter)
     a, b = _normal_pair(words[0], words[1])
     c, d = _normal_pair(words[2], words[3])
@@ -43,7 +43,7 @@ def normals(key, counter):
 
 @triton.jit
 def aligned(places, block):
-    """Return the pointer to block `block` of float32 numbers."""
+    """Return the pointer to the float32 numbers of one block, whose address is places[block]."""
     return tl.multiple_of(tl.load(places + block).to(tl.pointer_type(tl.float32)), 16)
 
 
@@ -54,7 +54,7 @@ def _add_to(place, z, factor, std, inside):
 
 @triton.jit
 def _noise_kernel(places, counts, counters, stds, key, factor, QUARTER: tl.constexpr):
-    """Set x <- factor x + std z on one block of up to 4 QUARTER numbers."""
+    """Set x <- factor x + std z, z standard normal, on one block of up to 4 QUARTER numbers x."""
     block = tl.program_id(0)
     x, count, std = aligned(places, block), tl.load(counts + block), tl.load(stds + block)
     lane = tl.arange(0, QUARTER)
@@ -68,8 +68,9 @@ def _noise_kernel(places, counts, counters, stds, key, factor, QUARTER: tl.const
 class Blocks:
     """Tensors cut into blocks for the noise kernel, one block for each program.
 
-    Call `set_key`, then `launch`, which sets x <- factor x + std z for every number x. A launch may
-    be recorded in a CUDA graph. The key is in device memory, so a replay uses the last key set.
+    Call `set_key`, then `launch`, which sets x <- factor x + std z for every number x, with z
+    standard normal. A launch may be recorded in a CUDA graph. The key is in device memory, so a
+    replay uses the last key set.
     """
 
     def __init__(self, tensors: Sequence[Tensor], stds: Sequence[float], factor: float) -> None:
@@ -86,22 +87,22 @@ class Blocks:
         self.key = torch.zeros(1, dtype=torch.int64, device=device)
 
     def spread(self, values: Sequence[float], dtype: torch.dtype) -> Tensor:
-        """Return one value per block from one value per tensor."""
+        """Return a tensor with one entry per block: the value given for the block's tensor."""
         counts = torch.tensor([len(starts) for starts in self._starts])
         return torch.tensor(values, dtype=dtype).repeat_interleave(counts)
 
     def begin(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Return the address of each block in tensors of the same sizes."""
+        """Return each block's address in tensors of the sizes for which the blocks were made."""
         starts = torch.cat(self._starts)
         places = self.spread([t.data_ptr() for t in tensors], torch.int64) + 4 * starts
         return places.to(tensors[0].device)
 
     def set_key(self, key: int) -> None:
-        """Use these 64 bits as the key from now on; the host does not wait for the device."""
+        """Set the random generator's 64-bit key, without making the host wait for the GPU."""
         self.key.fill_(key - 2**63)
 
     def launch(self) -> None:
-        """Add the noise of the key that was set. Each key must be used for one launch only."""
+        """Add noise drawn under the current key. Use each key for one launch only."""
         _noise_kernel[(len(self.places),)](  # pyright: ignore[reportIndexIssue]  # a Triton kernel
             self.places, self.counts, self.counters, self.stds, self.key, self.factor,
             QUARTER=QUARTER, num_warps=4,
@@ -109,5 +110,5 @@ class Blocks:
 
 
 def takes(tensor: Tensor) -> bool:
-    """Return True if the kernel can add to this tensor: float32, without gaps, aligned."""
+    """Return True if the noise kernel supports this tensor: float32, without gaps, aligned."""
     return tensor.dtype == torch.float32 and tensor.data_ptr() % 64 == 0 and is_dense(tensor)

@@ -28,9 +28,10 @@ _SETTLED = 8
 
 
 class RecordedUpdate:
-    """Noise and the optimizer's step, replayed as one CUDA graph when both repeat.
+    """Noise on the clipped sums and the optimizer's step, replayed as one CUDA graph if possible.
 
-    `is_alone` is False if other ranks take the same steps.
+    A replay needs launches that are the same at every step. `is_alone` is False if other ranks take
+    the same steps, which must then agree in every bit.
     """
 
     def __init__(
@@ -50,7 +51,10 @@ class RecordedUpdate:
     def release_and_move(
         self, sums: Sequence[Tensor], scales: Sequence[float], *, step: int, noise_multiplier: float
     ) -> None:
-        """Release, then take the optimizer's step; in one launch if both repeat."""
+        """Add noise to the clipped sums, store them in `p.grad`, and take the optimizer's step.
+
+        All of it is one CUDA graph if the launches have been the same for several steps.
+        """
         noise = None
         if can_be_recorded(self._optimizer, self._parameters):
             noise = self._noise.in_place(sums, scales, step=step, noise_multiplier=noise_multiplier)
@@ -70,7 +74,7 @@ class RecordedUpdate:
 
 
 class _Launches:
-    """Noise and update for sums at fixed addresses: launched, then recorded if they repeat."""
+    """Launches of noise and optimizer step for sums at fixed addresses, recorded if they repeat."""
 
     def __init__(self, parameters: list[nn.Parameter], optimizer: Optimizer) -> None:
         self._parameters = parameters
@@ -83,7 +87,7 @@ class _Launches:
         self._patience = _SETTLED  # equal steps before the next recording
 
     def run(self, noise: "Blocks", sums: Sequence[Tensor], *, may_fuse: bool) -> None:
-        """Add the noise and take the optimizer's step, by launches or by a replay."""
+        """Add the noise and take the optimizer's step, by launches or by replaying the graph."""
         self._follow(noise, sums, may_fuse=may_fuse)
         if self._repeated < self._patience:
             self._launch(noise, sums)
@@ -113,7 +117,10 @@ class _Launches:
             parameter.grad = total
 
     def _follow(self, noise: "Blocks", sums: Sequence[Tensor], *, may_fuse: bool) -> None:
-        """Count how many steps in a row had exactly the launches that this one will have."""
+        """Count in how many steps in a row the launches were the same, up to the present step.
+
+        `may_fuse` allows the kernel that adds noise and updates parameters in one pass.
+        """
         now = [may_fuse, *launched_with(self._optimizer)]
         rates = [group["lr"] for group in self._optimizer.param_groups]
         if now != self._last:
@@ -130,7 +137,7 @@ class _Launches:
         self._repeated += 1
 
     def _forget(self) -> None:
-        """Drop the graph, and wait longer before the next recording if one was wasted."""
+        """Drop the graph. If there was one, require more equal steps before recording again."""
         self._patience = min(64, self._patience * (1 if self.graph is None else 2))
         self._repeated = 0
         self.graph = None
@@ -139,10 +146,10 @@ class _Launches:
 def can_be_recorded(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> bool:
     """Return True if the optimizer's step can be recorded as a CUDA graph.
 
-    Its launches must depend on `launched_with` and learning rates only. That holds for torch's SGD
-    and for torch's optimizers with `capturable=True`, unless something hooks into `step`. Another
-    optimizer might count its steps on the host. Parameters must be float32, so that the sums
-    themselves can be the gradients.
+    The kernel launches of the step must depend only on what `launched_with` returns and on learning
+    rates. That holds for torch's SGD and for torch's optimizers with `capturable=True`, unless
+    something hooks into `step`. Another optimizer might count its steps on the host. Parameters
+    must be float32, so that the sums themselves can be the gradients.
     """
     kind = type(optimizer)
     if not parameters[0].is_cuda or not kind.__module__.startswith("torch.optim."):
@@ -161,9 +168,10 @@ def can_be_recorded(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) ->
 
 
 def launched_with(optimizer: Optimizer) -> list[Any]:
-    """Return what a step's launches depend on, besides the learning rates.
+    """Return what an optimizer step's kernel launches depend on, besides the learning rates.
 
-    These are the settings, and the addresses of parameters and optimizer state.
+    These are the optimizer's settings, and the addresses of parameters and optimizer state. A
+    recorded graph is valid as long as they do not change.
     """
     left_out = ("params", "lr", "initial_lr")
     settings = [[v for k, v in g.items() if k not in left_out] for g in optimizer.param_groups]
@@ -178,7 +186,7 @@ def fused_update(
     parameters: Sequence[Tensor],
     optimizer: Optimizer,
 ) -> "Update | None":
-    """Return noise and optimizer step as one launch, None if the kernel does not support them."""
+    """Return the `Update` that adds noise and takes the step in one launch, None if unsupported."""
     from tacit.training.gpu import update
 
     if not update.can_update(sums, parameters, optimizer):
@@ -189,8 +197,8 @@ def fused_update(
 def _is_watched(optimizer: Optimizer) -> bool:
     """Return True if anything except an LR scheduler hooks or wraps `optimizer.step`.
 
-    A replay would bypass such a hook. If torch lacks one of the private names read here, assume so:
-    then the optimizer's own step is called.
+    A replayed graph would bypass such a hook. Also return True if torch lacks one of the private
+    names read here: the optimizer's own step is then called.
     """
     own = optimizer.__dict__.get("step")
     # A scheduler marks its wrapper, but the mark alone is not enough: functools.wraps copies it to

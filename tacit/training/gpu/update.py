@@ -51,7 +51,7 @@ def _adam(p, g, first, second, unbias, settings, inside, IS_DECOUPLED: tl.conste
 
 @triton.jit
 def _one_minus_exp(x):
-    """Compute 1 - exp(x) for x < 0, accurate to rounding even near 0."""
+    """Compute 1 - exp(x) for x < 0, accurate even near 0; used in Adam's bias correction."""
     series = -x * (1.0 + x / 2.0 * (1.0 + x / 3.0 * (1.0 + x / 4.0 * (1.0 + x / 5.0))))
     return tl.where(x > -0.1, series, 1.0 - tl.exp(x))
 
@@ -75,7 +75,11 @@ def _update_kernel(
     sums, parameters, firsts, seconds, steps, groups, table, counts, counters, stds, key, factor,
     IS_ADAM: tl.constexpr, FLAG: tl.constexpr, HAS_MOMENTUM: tl.constexpr, QUARTER: tl.constexpr,
 ):  # fmt: skip
-    """Set g <- factor sum + std z on one block of up to 4 QUARTER numbers, then update by g."""
+    """Add noise to one block of clipped sums, and update the block's parameters by the result.
+
+    The noisy gradient is g = factor sum + std z, z standard normal. It replaces the sum in memory.
+    A block has up to 4 QUARTER numbers.
+    """
     block = tl.program_id(0)
     g, p = aligned(sums, block), aligned(parameters, block)
     first, second = aligned(firsts, block), aligned(seconds, block)
@@ -131,7 +135,7 @@ class Update:
             self._table.copy_(torch.tensor(rows))
 
     def launch(self, noise: Blocks) -> None:
-        """Add the noise of the key that was set, and update the parameters."""
+        """Add noise drawn under the key of `noise` to the sums, and update the parameters."""
         group = self._optimizer.param_groups[0]
         if self._is_adam:
             call_each("add_", self._counted, [1.0] * len(self._counted))
@@ -144,9 +148,9 @@ class Update:
 
 
 def can_update(sums: Sequence[Tensor], parameters: Sequence[Tensor], optimizer: Optimizer) -> bool:
-    """Return True if the kernel supports this optimizer and its settings.
+    """Return True if the fused update kernel supports this optimizer, its settings and its state.
 
-    All tensors of a parameter must also have the same memory layout.
+    Each parameter must also have the same memory layout as its sum and its optimizer state.
     """
     if type(optimizer) not in (SGD, Adam, AdamW):
         return False
@@ -175,10 +179,11 @@ def can_update(sums: Sequence[Tensor], parameters: Sequence[Tensor], optimizer: 
 def _state(
     parameters: Sequence[Tensor], optimizer: Optimizer
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]] | None:
-    """Return two state tensors for each parameter, and Adam's step counters.
+    """Return two lists of state tensors, one tensor per parameter, and Adam's step counters.
 
-    The parameter itself stands in for a state that the optimizer does not keep. None if the kernel
-    cannot use the state, or if it does not exist yet.
+    For Adam these are the running means of gradients and of their squares; for SGD, the momentum. A
+    parameter itself stands in for a state that the optimizer does not keep. Return None if the
+    kernel cannot use the state, or if the state does not exist yet.
     """
     names = ["exp_avg", "exp_avg_sq", "step"]
     if isinstance(optimizer, SGD):
@@ -197,7 +202,10 @@ def _state(
 
 
 def _settings(group: dict[str, Any]) -> list[float]:
-    """Return the constants of `_adam` or `_sgd`, and the logarithms of Adam's betas."""
+    """Return a parameter group's row for the kernel: learning rate and other constants.
+
+    The order is that in which `_adam` or `_sgd` reads them. Logarithms of Adam's betas come last.
+    """
     rate, decay = group["lr"], group["weight_decay"]
     if "betas" not in group:
         return [rate, group["momentum"], 1 - group["dampening"], decay, 0.0, 0.0, 0.0, 0.0]
@@ -208,7 +216,7 @@ def _settings(group: dict[str, Any]) -> list[float]:
 
 
 def _flag(optimizer: Optimizer, group: dict[str, Any]) -> bool:
-    """Return True for SGD with Nesterov momentum, and for Adam with decoupled weight decay."""
+    """Return the kernel's FLAG: Nesterov momentum for SGD, decoupled weight decay for Adam."""
     if isinstance(optimizer, SGD):
         return bool(group["nesterov"])
     return bool(group.get("decoupled_weight_decay"))

@@ -31,9 +31,10 @@ def _weigh_kernel(
 
 @torch.library.custom_op("tacit::weighted_sum", mutates_args=())
 def weighted_sum(values: Tensor, factors: Tensor) -> Tensor:
-    """Return sum_i factors_i values_i in float32, shape (size,), of values (examples, size).
+    """Return the sum over examples i of factors[i] * values[i], in float32, shape (size,).
 
-    A row whose factor is 0 adds exactly zero, even if it is not finite.
+    `values` has shape (examples, size). A row of `values` whose factor is 0 adds exactly zero, even
+    if it is not finite.
     """
     values, factors = values.contiguous(), factors.contiguous()  # the kernel requires it
     examples, size = values.shape

@@ -55,7 +55,7 @@ def multi_head_attention(
 ) -> tuple[Tensor, Tensor | None]:
     """Compute `F.multi_head_attention_forward`; its backward collects per-example gradients.
 
-    Query, key and value have shape (positions, rows, features).
+    Query, key and value have shape (positions, rows of the batch, features).
     """
     layout = site.layout(query)
     if layout is None or layout.dim != 1 or static_k is not None or static_v is not None:
@@ -101,9 +101,10 @@ def _attend(
 def _mask(
     attn_mask: Tensor | None, key_padding_mask: Tensor | None, q: Tensor, length: int
 ) -> Tensor | None:
-    """Return the sum of both masks, broadcastable to (rows, heads, queries, keys).
+    """Return the sum of attention mask and padding mask, or None if both are None.
 
-    Keys that were added after the masks were made are not masked.
+    The sum is added to the scores and broadcasts to (rows, heads, queries, `length` keys). Both
+    masks are extended by zeros to keys that the layer itself appended, such as `bias_k`.
     """
     total = None
     if attn_mask is not None:
@@ -125,14 +126,14 @@ def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _projections(site: Site, inputs: Any, weights: Any, bias: Tensor | None) -> Any:
-    """Project query, key and value where they are not all the same tensor."""
+    """Multiply query, key and value by three matrices, or by the three parts of a packed one."""
     parts = weights.detach().chunk(3) if isinstance(weights, Tensor) else weights
     return _Projections(site, weights, bias).apply(*inputs, *parts, bias)
 
 
 @dataclass
 class _Projections(Operation):
-    """The products of query, key and value with their matrices, which may be packed in one."""
+    """The products of query, key and value with three matrices, perhaps packed in one tensor."""
 
     weights: Tensor | Sequence[Tensor]
     bias: Tensor | None

@@ -41,9 +41,10 @@ BLOCK = 16
 
 
 class Geometry(NamedTuple):
-    """How a convolution moves over its input.
+    """Settings that determine which input cells each output position of a convolution reads.
 
-    After the kernel, the fields are the last arguments of `torch.convolution`, in its order.
+    After the kernel's shape, the fields are the last arguments of `torch.convolution`, in its
+    order.
     """
 
     kernel: tuple[int, ...]
@@ -55,7 +56,10 @@ class Geometry(NamedTuple):
     groups: int
 
     def backward(self, g: Tensor, x: Tensor, weight: Tensor, *, of_input: bool) -> Tensor:
-        """Return the gradient of the input, or that of the weight, from the output gradient g."""
+        """Return the gradient of the input x if `of_input`, otherwise the gradient of the weight.
+
+        g is the gradient of the convolution's output.
+        """
         mask = [of_input, not of_input, False]
         grads = aten.convolution_backward(g, x, weight, None, *self[1:], mask)
         return grads[0] if of_input else grads[1]
@@ -120,9 +124,10 @@ def _per_axis(value: Size, weight: Tensor) -> list[int]:
 
 
 def _padding_by_name(x: Tensor, weight: Tensor, dilation: Size, mode: str) -> tuple[Tensor, Size]:
-    """Return the input and the number of cells to pad for padding "valid" or "same".
+    """Return the input, padded if need be, and the padding to pass on for mode "valid" or "same".
 
-    "same" puts an odd cell on the right. Only explicit padding of the input can do that.
+    If "same" adds an odd number of cells, one more is on the right. A convolution pads both sides
+    equally, so the input itself is padded in that case.
     """
     if mode == "valid":
         return x, 0
@@ -160,10 +165,11 @@ class _Convolution(Operation):
 
 @dataclass(frozen=True)
 class Convolved:
-    """Gradients of a convolution's weight in factored form: its input and its output gradient.
+    """Per-example gradients of a convolution's weight, held as its input x and output gradient g.
 
-    In the formulas of this class "seen" is the tensor that is read in patches and "moved" the one
-    with one entry per position: input and output gradient, or the reverse if transposed.
+    In the formulas of this class "seen" is the tensor that is read in patches, and "moved" the
+    tensor with one entry per position. In a plain convolution seen is x and moved is g; in a
+    transposed convolution it is the reverse.
     """
 
     x: Tensor
@@ -239,7 +245,11 @@ class Convolved:
         return squared, Dense(instances, squared, axes=(0, 3, 1, 2))
 
     def _is_fusible(self) -> bool:
-        """Return True if the GPU kernels support it: plain, 2-d, equal steps along both axes."""
+        """Return True if the fused GPU kernels support this convolution.
+
+        It must be plain, 2-d, without groups or dilation, with equal strides and paddings on both
+        axes, and each example must be one row of the batch.
+        """
         geometry = self.geometry
         return (
             ghost_norm.has_kernels(self.x)
@@ -252,15 +262,22 @@ class Convolved:
         )
 
     def _raised(self, squared: Tensor, lengths: Tensor, *, gram: bool = True) -> Tensor:
-        """Return squared norms with room for the rounding of positions that cancel."""
+        """Return the squared norms, raised by a bound on their rounding error.
+
+        `lengths` are the sums of |left_t| |right_t| over positions t. The error is relative to
+        their squares if the terms of different positions cancel. `gram` is False for formed
+        gradients.
+        """
         width = max(self.weight.shape[0], prod(self.weight.shape[1:]))
         of_norm = room(self.g.dtype, gram=width * gram, fused=self._is_fusible())
         return squared + max(of_norm, room(self.dtype)) * lengths.square()
 
     def _lengths(self, start: int, stop: int) -> Tensor:
-        """Return an upper bound on the sum of |left_t| |right_t|, by Cauchy-Schwarz.
+        """Return an upper bound on sum_t |left_t| |right_t| for examples start to stop.
 
-        No cell is in more than `overlap` patches, so |right|^2 <= overlap |seen|^2.
+        left_t is the entry of "moved" at position t, and right_t the patch of "seen" there. No cell
+        is in more than `overlap` patches, so the bound follows by Cauchy-Schwarz from |right|^2 <=
+        overlap |seen|^2.
         """
         steps = zip(self.geometry.kernel, self.geometry.stride, self.geometry.dilation, strict=True)
         overlap = prod(-(-kernel * gcd(by, apart) // by) for kernel, by, apart in steps)
@@ -268,7 +285,7 @@ class Convolved:
         return (overlap * (squared_norm(seen) * squared_norm(moved))).sqrt()
 
     def _formed(self) -> Dense:
-        """Return the gradients of all examples formed, by groups or by patches."""
+        """Return the formed gradients of all examples, by one convolution or by patches."""
         if self._is_blocked():
             return Dense(self._by_groups(0, self.examples))
         spans = ghost_norm.spans(self.examples, self._patch_size(), self.g.device)
@@ -287,12 +304,15 @@ class Convolved:
         return Dense(values, axes=(last, last - 1, *range(last - 1)))
 
     def _by_patches(self, start: int, stop: int, out: Tensor | None = None) -> Tensor:
-        """Return gradients (examples * groups, K, P / groups), K in the order of the patches."""
+        """Return the gradients of examples start to stop, as matrix products over copied patches.
+
+        Shape: (examples * groups, K values of a patch, P output channels / groups).
+        """
         left, right = self._operands(start, stop)
         return product(right, left.transpose(1, 2), out=out)
 
     def _by_groups(self, start: int, stop: int) -> Tensor:
-        """Return gradients (examples, *shape of the weight), by one convolution."""
+        """Return gradients (examples, *weight.shape), each from one group of a convolution."""
         examples, geometry, shape = stop - start, self.geometry, self.weight.shape
         seen, moved = (_as_groups(t, examples) for t in self._roles(start, stop))
         weight = self.weight.new_empty(examples * shape[0], *shape[1:])  # only its shape is used
@@ -304,10 +324,11 @@ class Convolved:
         return geometry.backward(moved, seen, weight, of_input=False).view(examples, *shape)
 
     def _is_blocked(self) -> bool:
-        """Return True if a CPU runs groups of this many channels as fast as a whole layer.
+        """Return True if `_by_groups` is fast here: on a CPU, with channels in multiples of BLOCK.
 
-        The library must also accept them: as a plain convolution, a transposed one whose output
-        padding reaches its stride would have more positions than its input.
+        The CPU library must also accept the grouped convolution. It refuses a transposed
+        convolution whose output padding reaches its stride: rewritten as a plain one, its output
+        would have more positions than its input.
         """
         geometry = self.geometry
         channels = (self.weight.shape[0] // geometry.groups, self.weight.shape[1])
@@ -321,7 +342,11 @@ class Convolved:
         )
 
     def _operands(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Return left (n * groups, P, T) and right (n * groups, K, T) of examples start to stop."""
+        """Return the factors left and right of the gradients of examples start to stop.
+
+        left (examples * groups, P, T) holds the P channels of "moved" at T positions. right
+        (examples * groups, K, T) holds the patches of K values of "seen".
+        """
         seen, moved = self._roles(start, stop)
         examples, groups = stop - start, self.geometry.groups
         if any(self.geometry.padding):
@@ -331,28 +356,28 @@ class Convolved:
         return _fold(moved.flatten(2), examples, groups), _fold(right, examples, groups)
 
     def _is_channels_last(self) -> bool:
-        """Return True if patches are copied in longer runs when their channels come last."""
+        """Return True if patches should be copied with channels last, as longer runs of memory."""
         geometry = self.geometry
         seen, moved = (self.g, self.x) if geometry.transposed else (self.x, self.g)
         run = seen.shape[1] * (geometry.kernel[-1] if geometry.dilation[-1] == 1 else 1)
         return geometry.groups == 1 and prod(geometry.kernel) > 1 and run > moved.shape[-1]
 
     def _roles(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Return the tensors "seen" and "moved" of examples start to stop."""
+        """Return the tensors "seen" (read in patches) and "moved" of examples start to stop."""
         each = len(self.x) // self.examples
         rows = slice(start * each, stop * each)
         seen, moved = self.x[rows], self.g[rows]
         return (moved, seen) if self.geometry.transposed else (seen, moved)
 
     def _patch_size(self) -> int:
-        """Return how many numbers the patches of one example hold."""
+        """Return how many numbers the patches at all positions of one example hold."""
         moved = self.x if self.geometry.transposed else self.g
         kernels = prod(self.weight.shape[1:]) * self.geometry.groups
         return kernels * prod(moved.shape[2:]) * (len(self.x) // self.examples)
 
 
 def _patches(x: Tensor, geometry: Geometry, positions: Sequence[int]) -> Tensor:
-    """Return the patch of the padded x at each position: (rows, channels * kernel, positions)."""
+    """Return the patches of the padded x, shape (rows, channels * kernel size, positions)."""
     if prod(geometry.kernel) == 1 and set(geometry.stride) == {1} and not any(geometry.padding):
         return x.flatten(2)
     x = _windows(x, 2, geometry, positions)
@@ -361,14 +386,18 @@ def _patches(x: Tensor, geometry: Geometry, positions: Sequence[int]) -> Tensor:
 
 
 def _patches_channels_last(x: Tensor, geometry: Geometry, positions: Sequence[int]) -> Tensor:
-    """Return the patches as (rows, kernel * channels, positions), each contiguous in memory."""
+    """Return patches as (rows, kernel size * channels, positions), each contiguous in memory."""
     x = _windows(x.movedim(1, -1).contiguous(), 1, geometry, positions)
     x = x.movedim(1 + len(positions), -1)
     return x.reshape(len(x), prod(positions), -1).transpose(1, 2)
 
 
 def _windows(x: Tensor, first: int, geometry: Geometry, positions: Sequence[int]) -> Tensor:
-    """Return a view with positions in place of the axes from `first` on, kernel axes at the end."""
+    """Return a view of x that holds the patch at each position of the convolution.
+
+    The spatial axes, from axis `first` on, become the axes of the positions. The axes of the kernel
+    are added at the end.
+    """
     for axis, size in enumerate(positions, first):
         kernel, step, apart = (
             part[axis - first] for part in (geometry.kernel, geometry.stride, geometry.dilation)
@@ -391,5 +420,8 @@ def _fold(rows: Tensor, examples: int, groups: int) -> Tensor:
 
 
 def _as_groups(rows: Tensor, examples: int) -> Tensor:
-    """Reshape (examples * rows, channels, ...) to (rows, examples * channels, ...)."""
+    """Reshape (examples * rows, channels, ...) to (rows, examples * channels, ...).
+
+    In the new shape every example is a group of channels of one grouped convolution.
+    """
     return rows.unflatten(0, (examples, -1)).transpose(0, 1).flatten(1, 2)

@@ -27,7 +27,7 @@ def embedding(
 ) -> Tensor:
     """Compute `F.embedding`; its backward collects per-example gradients.
 
-    The row `padding_idx` receives none.
+    The table's row `padding_idx` receives no gradient.
     """
     if max_norm is not None or scale_grad_by_freq:
         raise Unsupported("an embedding that depends on the whole batch")
@@ -48,7 +48,7 @@ def getitem(site: Site, table: Tensor, index: Any) -> Tensor:
 
 @dataclass
 class _Lookup(Operation):
-    """Rows of a table, by numbers that are not negative."""
+    """The lookup of table rows by row numbers that are not negative."""
 
     table: Tensor
     padding_idx: int | None

@@ -32,7 +32,7 @@ TINY = 2.0**-110  # added to squares, since those below float32's range are lost
 
 
 class FactoredGradient(Protocol):
-    """Per-example gradients of one tensor from one call, held as factors or formed."""
+    """Per-example gradients of one tensor from one call, held as factors or as a formed tensor."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -40,13 +40,14 @@ class FactoredGradient(Protocol):
         ...
 
     def dense(self) -> Tensor:
-        """Return the gradients formed, shape (examples, *shape of the tensor)."""
+        """Return the formed gradients as one tensor, shape (examples, *shape of the parameter)."""
         ...
 
     def settle(self) -> "tuple[Tensor, FactoredGradient]":
-        """Return the squared norm of each example's gradient, and gradients for the weighted sum.
+        """Return each example's squared gradient norm, and gradients for the weighted sum.
 
-        The norms are at least float32. The gradients are these, perhaps in another form.
+        The norms are at least float32. The returned gradients have the same values as this object,
+        but may be in another form: for example formed, if the norms required that.
         """
         ...
 
@@ -61,7 +62,7 @@ class FactoredGradient(Protocol):
 
 @dataclass(frozen=True)
 class Dense:
-    """Gradients that are formed, shape (examples, *shape)."""
+    """Per-example gradients held as one tensor, shape (examples, *shape of the parameter)."""
 
     values: Tensor
     squared: Tensor | None = None  # squared norms, if the rule has computed them already
@@ -82,7 +83,7 @@ class Dense:
     def is_better_joined(self) -> bool:
         """Return True if a GPU takes longer to launch kernels for this gradient than to run them.
 
-        Such gradients are handled together, see `joined`.
+        `joined` puts such gradients of several parameters into one tensor.
         """
         is_plain = self.squared is None and self.axes is None and self.values.is_cuda
         return is_plain and self.values[0].numel() <= SMALL
@@ -101,10 +102,10 @@ class Dense:
 
 @dataclass(frozen=True)
 class Outer:
-    """Gradients sum_t left_t right_t' of a matrix, from the output gradients and the inputs.
+    """Gradients sum_t left_t right_t' of a matrix, where t runs over an example's positions.
 
-    Shapes: left (examples, T, P), right (examples, T, D). The squared norms of the factors may be
-    given at T = 1, if the rule has computed them already.
+    left (examples, T, P) holds output gradients and right (examples, T, D) inputs. At T = 1 their
+    squared norms may be given, if the rule has computed them already.
     """
 
     left: Tensor
@@ -128,7 +129,7 @@ class Outer:
         return found.raised(), self
 
     def transposed(self) -> "Outer":
-        """Return the gradients of the transposed matrix."""
+        """Return the gradients of the transposed matrix, without forming them."""
         return Outer(self.right, self.left, self.right_squared, self.left_squared)
 
     def measure(self) -> GhostNorm:
@@ -154,7 +155,7 @@ class Outer:
 
 @dataclass(frozen=True)
 class TableRows:
-    """Gradients of a table: row ids[i, t] receives values[i, t] from example i."""
+    """Gradients of a looked-up table: values[i, t] of example i is added to table row ids[i, t]."""
 
     ids: Tensor  # (examples, T)
     values: Tensor  # (examples, T, D)
@@ -178,13 +179,14 @@ class TableRows:
         return squared + room(self.dtype) * self.length().square(), self
 
     def length(self) -> Tensor:
-        """Return the sum of the norms of each example's values."""
+        """Return each example's sum of the norms of its values: the scale of rounding errors."""
         return norms_along(self.values, 2).sum(1)
 
     def _compact(self) -> Tensor:
-        """Return the values added up by id within each example, in T rows.
+        """Return for each example the sums of the values that have the same id, in T rows.
 
-        The norms are those of the whole table, which is not formed.
+        Unused rows are zero. The norm over these rows is that of the gradient of the whole table,
+        which is not formed.
         """
         examples, positions, width = self.values.shape
         ordered, order = self.ids.sort(dim=1)
@@ -203,7 +205,10 @@ class TableRows:
 
 @dataclass(frozen=True)
 class Concatenated:
-    """Gradients concatenated along the first axis of the parameter, as in a packed projection."""
+    """Gradients of a parameter whose blocks of rows (first axis) each have a factored gradient.
+
+    An example is the packed projection of an attention layer.
+    """
 
     blocks: tuple[FactoredGradient, ...]
 
@@ -231,7 +236,7 @@ class Concatenated:
 
 @dataclass(frozen=True)
 class Tied:
-    """Gradients of a table that is both looked up and used as a matrix, as a tied output head."""
+    """Gradients of a table that is both looked up (`rows`) and used as a matrix (`outer`)."""
 
     outer: Outer
     rows: TableRows
@@ -252,7 +257,11 @@ class Tied:
         return squared + share * (found.lengths + self.rows.length()).square(), self
 
     def _cross(self) -> Tensor:
-        """Return sum_ts left_s[id_t] (right_s . value_t), the inner product of the two parts."""
+        """Return each example's inner product of its `Outer` and its `TableRows` gradient.
+
+        It is sum_ts left_s[id_t] (right_s . value_t) over positions s of the product and t of the
+        lookup.
+        """
         size = self.outer.left.shape[1] * self.rows.ids.shape[1]
         tensors = (self.outer.left, self.outer.right, self.rows.ids, self.rows.values)
         found = []
@@ -268,7 +277,7 @@ class Tied:
 
 
 def combine(gradients: Sequence[FactoredGradient]) -> FactoredGradient:
-    """Return the sum of several gradients of one tensor, whose norm includes all cross terms."""
+    """Return the sum of one tensor's gradients from several calls; its norm has the cross terms."""
     if len(gradients) == 1:
         return gradients[0]
     outers = [g for g in gradients if isinstance(g, Outer)]
@@ -299,13 +308,13 @@ def _concatenate(tensors: list[Tensor]) -> Tensor:
 
 
 def joined(gradients: Sequence[Dense]) -> Dense:
-    """Return the gradients of several parameters side by side: one norm and one sum for all."""
+    """Return the gradients of several parameters side by side in one tensor, to save launches."""
     rows = [wide(gradient.values).reshape(len(gradient.values), -1) for gradient in gradients]
     return Dense(torch.cat([F.pad(r, (0, -r.shape[1] % ALIGNED)) for r in rows], 1))
 
 
 def apart(total: Tensor, shapes: Sequence[torch.Size]) -> Iterator[Tensor]:
-    """Yield the sum for each parameter from the sum of `joined` gradients, in these shapes."""
+    """Yield each parameter's sum, in its shape, from the weighted sum of `joined` gradients."""
     if [total.numel()] == [shape.numel() for shape in shapes]:
         yield total.reshape(shapes[0])
         return
@@ -316,7 +325,7 @@ def apart(total: Tensor, shapes: Sequence[torch.Size]) -> Iterator[Tensor]:
 
 
 def scaled(rows: Tensor, factors: Tensor, keep: Tensor | None) -> Tensor:
-    """Return each row times its factor, multiplied before rounding; zero if not kept."""
+    """Return each example's row times its factor, then rounded; zero where `keep` is False."""
     shape = (-1,) + (1,) * (rows.dim() - 1)
     return kept((rows * factors.view(shape)).to(rows.dtype), keep)
 

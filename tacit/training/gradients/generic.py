@@ -41,7 +41,7 @@ TRANSPOSES = (Tensor.t, torch.t, Tensor.T.__get__, Tensor.mT.__get__)  # type: i
 
 
 def generic(site: Site, function: Callable[..., Any], args: Any, kwargs: Any) -> Tensor:
-    """Compute a function with one result; its backward collects per-example gradients."""
+    """Compute any function with one result; its backward collects per-example gradients."""
     tensors, rebuild = take_apart((args, kwargs))
     layouts = [site.layout(t) for t in tensors]
 
@@ -55,7 +55,7 @@ def generic(site: Site, function: Callable[..., Any], args: Any, kwargs: Any) ->
 
 @dataclass
 class _Mapped(Operation):
-    """A function whose vector-Jacobian product is mapped over the examples."""
+    """A function whose backward maps its vector-Jacobian product over the examples by vmap."""
 
     function: Callable[..., Tensor]
     layouts: list[Layout | None]
@@ -82,7 +82,10 @@ class _Mapped(Operation):
     def _per_example(
         self, tensors: Sequence[Tensor], wanted: Sequence[bool], g: Tensor
     ) -> list[Tensor | None]:
-        """Return the per-example gradients of the wanted tensors, and None for the others."""
+        """Return per-example gradients of the tensors marked in `wanted`, None for the others.
+
+        g is the gradient of the function's result.
+        """
         examples = self.site.examples
         split = [
             t if layout is None else layout.split(t, examples)
@@ -118,7 +121,8 @@ def without_fallback_warnings() -> Iterator[None]:
 def spread(site: Site, function: Callable[..., Any], args: Any, kwargs: Any) -> Tensor:
     """Expand a shared tensor over the batch; the backward collects per-example gradients.
 
-    The gradient of an example is the gradient of its own copy.
+    `function(*args, **kwargs)` is the call that expands it. An example's gradient is the gradient
+    of that example's copy of the tensor.
     """
     shared = [t for t in site.tensors if site.is_shared(t)]
     result = function(*args, **kwargs)
@@ -132,7 +136,11 @@ def spread(site: Site, function: Callable[..., Any], args: Any, kwargs: Any) -> 
 
 
 def spread_to(site: Site, shared: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return `shared.expand(shape)` for a rule whose results have the site's output layout."""
+    """Return `shared.expand(shape)`, for rules that need one copy of a tensor for each example.
+
+    The result must have the layout of the site's output. Its backward collects per-example
+    gradients.
+    """
     expanded = shared.detach().expand(tuple(shape))
     if not site.is_shared(shared):
         return expanded
@@ -153,7 +161,7 @@ def add(site: Site, input: Tensor, other: Any, *, alpha: float = 1) -> Tensor:
 
 @dataclass
 class _Sum(Operation):
-    """x + shared, or shared alone if it is already expanded to the shape of the result."""
+    """The sum x + shared; if x is None, the shared tensor alone, expanded over the batch."""
 
     shared: Tensor
 
@@ -174,10 +182,11 @@ class _Sum(Operation):
 def pull_back(
     made: Any, result: Tensor, gradient: FactoredGradient, parameters: dict[str, nn.Parameter]
 ) -> Iterator[tuple[Tensor, FactoredGradient]]:
-    """Yield (source, its gradients) for the tensors that a computed weight came from.
+    """Yield (source, its per-example gradients) for each source of a computed weight.
 
-    `made` is the call that computed `result` from shared tensors (function, args, kwargs), and
-    `gradient` holds the per-example gradients of `result`.
+    A source is a parameter or another shared tensor. `made` is the call (function, args, kwargs)
+    that computed the weight `result` from it, and `gradient` holds the per-example gradients of
+    `result`.
     """
     source = made.args[0] if made.args and isinstance(made.args[0], Tensor) else None
     if source is not None and made.function in CASTS and source.shape == result.shape:
@@ -203,14 +212,17 @@ def _transposed(gradient: FactoredGradient) -> FactoredGradient:
 
 
 def _depends_on_batch(lookup: Any) -> bool:
-    """Return True if an embedding call sets max_norm or scale_grad_by_freq."""
+    """Return True if an embedding call sets max_norm or scale_grad_by_freq, which mix examples."""
     names = ("max_norm", "norm_type", "scale_grad_by_freq")
     given = dict(zip(names, lookup.args[3:], strict=False)) | lookup.kwargs
     return given.get("max_norm") is not None or bool(given.get("scale_grad_by_freq"))
 
 
 def _looked_up(made: Any, gradient: FactoredGradient) -> TableRows:
-    """Return the gradients of a table from which every example reads the same rows."""
+    """Return the gradients of a table from which every example reads the same rows.
+
+    `made` is the embedding call, and `gradient` holds the per-example gradients of its result.
+    """
     ids, table = made.args[:2]
     padding = made.args[2] if len(made.args) > 2 else made.kwargs.get("padding_idx")
     values = gradient.dense()

@@ -29,7 +29,10 @@ Way = Literal["gram", "keep", "drop"]
 
 
 class GhostNorm(NamedTuple):
-    """Norms of the gradients sum_t left_t right_t', and what bounds their rounding error."""
+    """Norms of the per-example gradients sum_t left_t right_t', with a bound on rounding errors.
+
+    left_t is the output gradient and right_t the input at position t.
+    """
 
     squared: Tensor  # (examples,) squared norms, without room for rounding
     lengths: Tensor  # (examples,) sums of |left_t| |right_t|
@@ -37,12 +40,12 @@ class GhostNorm(NamedTuple):
     gradient: Tensor | None = None  # (examples, P, D) if it was formed and kept
 
     def raised(self) -> Tensor:
-        """Return the squared norms, raised by the room for rounding."""
+        """Return the squared norms plus the bound on their rounding error, so none is too small."""
         return self.squared + self.room * self.lengths.square()
 
 
 class Rates(NamedTuple):
-    """Speed of a device on these operations, per second, and the memory that may be kept."""
+    """Speeds of a device and the memory that gradients may take, to choose the cheapest way."""
 
     products: float  # multiply-adds
     bytes: float  # read or written in main memory
@@ -83,8 +86,9 @@ _HAS_OUT_DTYPE = _VERSION >= (2, 8) and _VERSION != (2, 9)
 def ghost_norm(left: Tensor, right: Tensor) -> GhostNorm:
     """Return the norms of sum_t left_t right_t' by the cheapest way for this shape and device.
 
-    Shapes: left (examples, T, P), right (examples, T, D). A gradient that is formed and kept needs
-    no room: its norm is that of the numbers that are weighted later.
+    left (examples, T, P) holds output gradients at T positions, right (examples, T, D) inputs. If
+    gradients are formed and kept, their norms need no margin for rounding, since the weighted sum
+    uses the very same numbers.
     """
     positions, outputs = left.shape[1:]
     inputs = right.shape[2]
@@ -116,9 +120,10 @@ def ghost_norm(left: Tensor, right: Tensor) -> GhostNorm:
 
 
 def gram_norms(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """Return squared norms of sum_t left_t right_t' from Gram matrices, and sums of lengths.
+    """Return each example's squared norm of sum_t left_t right_t', and sum_t |left_t| |right_t|.
 
-    The lengths sum_t |left_t| |right_t| are read off the diagonals.
+    Both come from the Gram matrices of left (examples, T, P) and right (examples, T, D): the second
+    from their diagonals. The second is the scale of the rounding error.
     """
     left, right = product(left, left.transpose(1, 2)), product(right, right.transpose(1, 2))
     products = left * right
@@ -143,10 +148,14 @@ def cheapest_way(
     fused: bool = False,
     copied: int = 0,
 ) -> Way:
-    """Return the way to the norm that takes the least time for one layer.
+    """Return the way to a layer's norms that takes the least time: "gram", "keep" or "drop".
+
+    The module's docstring explains the three ways.
 
     Parameters
     ----------
+    positions, inputs, outputs
+        The sizes T, D and P of an example's inputs (T, D) and output gradients (T, P).
     item
         Bytes of one number.
     stored
@@ -184,10 +193,11 @@ def has_kernels(tensor: Tensor) -> bool:
 
 
 def room(dtype: torch.dtype, *, gram: int = 0, fused: bool = False) -> float:
-    """Return the share of B by which a squared norm is raised (see the module's docstring).
+    """Return the margin against rounding errors by which a squared norm is raised.
 
-    `gram` is the number of terms of the inner products that the norm comes from, 0 if it comes from
-    a formed gradient. `fused` means that our own kernels compute them, in full precision.
+    It is a fraction of B = (sum_t |g_t| |a_t|)^2, see the module's docstring. `gram` is the number
+    of terms of the inner products in the Gram matrices, 0 if the norm comes from a formed gradient.
+    `fused` means that our own kernels compute them, in full precision.
     """
     rounded = multiplied_in(dtype)
     share = ROOM[rounded]
@@ -201,7 +211,8 @@ def room(dtype: torch.dtype, *, gram: int = 0, fused: bool = False) -> float:
 def multiplied_in(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype to whose precision a matrix product rounds operands of this dtype.
 
-    By torch's precision settings, float32 keeps all its bits or as many as float16 or bfloat16 has.
+    Only float32 may be rounded: torch's precision settings let a product keep all its bits, or as
+    many as float16 or bfloat16 has.
     """
     if dtype != torch.float32:
         return dtype
@@ -223,13 +234,13 @@ def convolved_in(tensor: Tensor) -> torch.dtype:
 
 
 def cudnn_rounds() -> bool:
-    """Return True if cuDNN rounds float32 to 11 bits, as many as float16 has: torch's default."""
+    """Return True if cuDNN rounds float32 to float16's 11 bits, which is torch's default."""
     conv = getattr(torch.backends.cudnn, "conv", None)  # since torch 2.9
     return torch.backends.cudnn.allow_tf32 if conv is None else conv.fp32_precision == "tf32"
 
 
 def squared_norm(rows: Tensor) -> Tensor:
-    """Return the squared norm of each row, at least in float32."""
+    """Return the squared norm of each row (entry of the first axis), in at least float32."""
     flat = rows.reshape(rows.shape[0], -1)
     if flat.shape[1] <= NARROW and not flat.is_cuda:
         flat = wide(flat)
@@ -238,17 +249,17 @@ def squared_norm(rows: Tensor) -> Tensor:
 
 
 def norms_along(tensor: Tensor, dim: int) -> Tensor:
-    """Return the norms over one axis, at least in float32."""
+    """Return the norms over the axis `dim`, in at least float32."""
     return torch.linalg.vector_norm(tensor, dim=dim, dtype=accumulator(tensor.dtype))
 
 
 def wide(tensor: Tensor) -> Tensor:
-    """Return the tensor in at least float32."""
+    """Return the tensor in float32, or in its own dtype if that is wider."""
     return tensor.to(accumulator(tensor.dtype))
 
 
 def product(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
-    """Return the matrix product of matrices or of batches, summed in at least float32."""
+    """Return the product of two matrices, or of two batches of them, summed in at least float32."""
     multiply = torch.mm if left.dim() == 2 else torch.bmm
     if _HAS_OUT_DTYPE and left.is_cuda and left.dtype in (torch.float16, torch.bfloat16):
         return multiply(left, right, out_dtype=torch.float32, out=out)
@@ -256,12 +267,12 @@ def product(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
 
 
 def spans(examples: int, size: int, device: torch.device) -> list[tuple[int, int]]:
-    """Return (start, stop) of chunks of examples, each of which needs `size` temporary numbers."""
+    """Return (start, stop) of chunks of examples; an example needs `size` temporary numbers."""
     step = max(1, CHUNK_ELEMENTS.get(device.type, 2**24) // max(1, size))
     return [(i, min(i + step, examples)) for i in range(0, examples, step)]
 
 
 def chunks(size: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Yield the tensors cut along the examples into the `spans`."""
+    """Yield the tensors in chunks of examples; an example needs `size` temporary numbers."""
     for start, stop in spans(len(tensors[0]), size, tensors[0].device):
         yield tuple(t[start:stop] for t in tensors)

@@ -33,7 +33,8 @@ def linear(
 ) -> Tensor:
     """Compute `F.linear`, weight (P, D); its backward collects per-example gradients.
 
-    Other rules that call this one on an intermediate tensor give its `layout`.
+    `layout` is the layout of `input` if `input` is not an argument of the site's call but an
+    intermediate tensor of another rule.
     """
     if weight.dim() != 2:
         raise Declined
@@ -50,7 +51,8 @@ def matmul(site: Site, input: Tensor, other: Tensor) -> Tensor:
 def addmm(site: Site, input: Tensor, mat1: Tensor, mat2: Tensor) -> Tensor:
     """Compute `input + mat1 @ mat2`; its backward collects per-example gradients.
 
-    The bias (P,) and the matrix (D, P) are shared. Some GPT-2 models compute layers this way.
+    The bias `input` (P,) and the matrix `mat2` (D, P) are shared; `mat1` holds the examples. Some
+    GPT-2 models compute layers this way.
     """
     if input.dim() != 1 or input.shape[0] != mat2.shape[1]:
         raise Declined
@@ -58,9 +60,9 @@ def addmm(site: Site, input: Tensor, mat1: Tensor, mat2: Tensor) -> Tensor:
 
 
 def bias_gradient(g: Tensor, squared: Tensor | None = None) -> Dense:
-    """Return the gradients sum_t g_t of a bias, from g of shape (examples, T, P).
+    """Return each example's bias gradient: the sum of g (examples, T, P) over the T positions.
 
-    `squared` is the squared norm of each g at T = 1, if it is known.
+    `squared` may give the squared norm of each example's g at T = 1, if it is known.
     """
     if g.shape[1] == 1:
         return Dense(g.squeeze(1), squared)
@@ -69,7 +71,7 @@ def bias_gradient(g: Tensor, squared: Tensor | None = None) -> Dense:
 
 @dataclass
 class _Product(Operation):
-    """x W' + b for a weight of shape (P, D), or x W + b for a `transposed` one of shape (D, P)."""
+    """The product x W' + b with a weight W (P, D), or x W + b with W (D, P) if `transposed`."""
 
     layout: Layout
     weight: Tensor

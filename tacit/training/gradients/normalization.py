@@ -92,7 +92,7 @@ def instance_norm(
 
 @dataclass
 class _Norm(Operation):
-    """Base of layer norm and group norm, by torch functions that also return mean and scale."""
+    """Base of layer and group norm, whose torch functions also return mean and 1 / deviation."""
 
     weight: Tensor | None
     bias: Tensor | None
@@ -134,7 +134,7 @@ class _LayerNorm(_Norm):
 
 @dataclass
 class _Scale(Operation):
-    """normal * weight over the last axes."""
+    """The product of a normalized input with the weight of the norm, along the last axes."""
 
     weight: Tensor
 
@@ -179,7 +179,10 @@ class _GroupNorm(_Norm):
 
 
 def _collect_sum(site: Site, shared: Tensor | None, values: Tensor, features: int) -> None:
-    """Collect the sums over positions; the last `features` axes are those of the parameter."""
+    """Sum `values` over each example's positions and collect the sums as gradients of `shared`.
+
+    The last `features` axes of `values` are the axes of the parameter.
+    """
     if shared is None or not site.is_shared(shared):
         return
     flat = values.flatten(values.dim() - features)
@@ -189,12 +192,12 @@ def _collect_sum(site: Site, shared: Tensor | None, values: Tensor, features: in
 
 
 def _sizes(x: Tensor) -> tuple[int, int, int]:
-    """Return the numbers of rows, channels and positions."""
+    """Return the numbers of rows, channels and positions of x, as torch's group norm takes them."""
     return x.shape[0], x.shape[1], math.prod(x.shape[2:])
 
 
 def _memory_format(x: Tensor) -> torch.memory_format:
-    """Return the memory format in which the kernel takes its input and its gradient.
+    """Return the memory format in which the group-norm kernel takes its input and output gradient.
 
     Both must have the same format. A CPU's kernel takes channels last too, and so does the kernel
     that the compiler writes; torch's own kernel for GPUs takes contiguous tensors only.

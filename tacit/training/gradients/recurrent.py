@@ -32,7 +32,11 @@ sigmoid_backward, tanh_backward = torch.ops.aten.sigmoid_backward, torch.ops.ate
 
 
 class RecurrentCell(Protocol):
-    """One time step. `zx` and `zh` are the parts of the gates that come from input and state."""
+    """One time step of a recurrent layer.
+
+    `zx` and `zh` are the terms of the gates (before their nonlinearity) that come from the input
+    and from the state. A state is a tuple of tensors.
+    """
 
     def forward(self, zx: Tensor, zh: Tensor, state: State) -> tuple[State, State]:
         """Return the next state, and the tensors that the backward needs."""
@@ -41,7 +45,8 @@ class RecurrentCell(Protocol):
     def backward(self, saved: State, before: State, grads: State) -> tuple[Tensor, Tensor, State]:
         """Return the gradients of `zx`, of `zh` and of the state before the step.
 
-        The last one leaves out what reaches the state through `zh`.
+        `saved` comes from `forward`, `before` is the state before the step, and `grads` are the
+        gradients of the state after it. The gradient of the state leaves out the path through `zh`.
         """
         ...
 
@@ -88,7 +93,7 @@ class GRU:
 
 
 class RNN:
-    """Elman network with tanh or relu."""
+    """Elman network: the state is tanh or relu of the sum of input and state terms."""
 
     def __init__(self, nonlinearity: str) -> None:
         self.is_tanh = nonlinearity == "tanh"
@@ -107,7 +112,7 @@ class RNN:
 
 
 class LayerWeights(NamedTuple):
-    """Parameters of one layer in one direction; None for those that the layer does not have."""
+    """Parameters of one recurrent layer in one direction; None for those that it does not have."""
 
     w_ih: Tensor
     w_hh: Tensor
@@ -117,7 +122,7 @@ class LayerWeights(NamedTuple):
 
 
 class LayerOptions(NamedTuple):
-    """Arguments after the parameters in a call of torch's recurrent functions."""
+    """Arguments after the parameters in a call of `torch.lstm` or another recurrent function."""
 
     has_biases: bool
     num_layers: int
@@ -143,7 +148,7 @@ CELLS: dict[Any, RecurrentCell] = {
 def layers_rule(
     cell: RecurrentCell, site: Site, input: Tensor, hx: Any, params: Any, *options: Any
 ) -> tuple[Tensor, ...]:
-    """Compute `torch.lstm`, `gru`, `rnn_tanh` or `rnn_relu`, whose cell is given first.
+    """Compute `torch.lstm`, `gru`, `rnn_tanh` or `rnn_relu`, according to `cell`.
 
     The backward collects per-example gradients.
     """
@@ -161,9 +166,10 @@ def layers_rule(
 
 
 def cell_rule(cell: RecurrentCell, site: Site, input: Tensor, hx: Any, *weights: Any) -> Any:
-    """Compute `torch.lstm_cell` or another cell; the backward collects per-example gradients.
+    """Compute one step of a recurrent cell, as `torch.lstm_cell` does.
 
-    The two matrix products of a step go through the rule of `linear`; autograd does the rest.
+    The rule of `linear` computes the two matrix products and collects per-example gradients.
+    Autograd differentiates the other operations of the step.
     """
     return _cell_step(cell, partial(linear, site), input, hx, *weights)
 
@@ -194,7 +200,10 @@ def _cell_step(
     b_ih: Tensor | None = None,
     b_hh: Tensor | None = None,
 ) -> Any:
-    """Compute one step of a cell, with `product(x, weight, bias)` as the matrix product."""
+    """Compute one step of a cell; `product(x, weight, bias)` computes its two matrix products.
+
+    `hx` is the state before the step, and the result is the state after it.
+    """
     state = (hx,) if isinstance(hx, Tensor) else tuple(hx)
     zx, zh = product(x, w_ih, b_ih), product(state[0], w_hh, b_hh)
     after = cell.forward(zx, zh, state)[0]
@@ -214,7 +223,11 @@ def _layers(
     params: Sequence[Tensor],
     options: LayerOptions,
 ) -> tuple[Tensor, ...]:
-    """Run all layers and directions, each by a call of `layer` on (time, rows, features)."""
+    """Run all layers and directions of a recurrent network; return its output and final states.
+
+    `layer` runs one layer in one direction on an input of shape (time, rows, features). `hx` holds
+    the initial states.
+    """
     initial = (hx,) if isinstance(hx, Tensor) else tuple(hx)
     steps = x.transpose(0, 1) if options.batch_first else x
     directions = 2 if options.bidirectional else 1
@@ -246,7 +259,7 @@ def _weights(params: Sequence[Tensor], has_biases: bool, count: int) -> Iterator
 
 @dataclass
 class _Recurrence(Operation):
-    """One layer in one direction, over all time steps."""
+    """One recurrent layer in one direction, over all time steps of a sequence."""
 
     cell: RecurrentCell
     layout: Layout
@@ -311,8 +324,8 @@ def _recur(
 ) -> tuple[list[State], list[State], list[Tensor]]:
     """Run a cell over the time steps of x, of shape (time, rows, features).
 
-    Return the state before each step and after the last one, the tensors that each step keeps for
-    the backward, and the outputs before a projection, if the layer has one.
+    Return three lists: the state before each step and after the last one; the tensors that each
+    step keeps for the backward; and, if the layer has a projection, the outputs before it.
     """
     states, kept, raw = [state], [], []
     for zx in F.linear(x, weights.w_ih, weights.b_ih):
@@ -327,7 +340,7 @@ def _recur(
 
 
 def _by_step(tensors: Sequence[Tensor], steps: int) -> list[State]:
-    """Return the tensors of each time step, of which all have the same number."""
+    """Cut a flat list of tensors into one tuple per time step, all of the same length."""
     count = len(tensors) // steps
     return [tuple(tensors[t * count : (t + 1) * count]) for t in range(steps)]
 

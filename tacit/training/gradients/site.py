@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Unsupported(IncompatibleModel):
-    """Raised when one engine cannot run a model that another may. Holds no private value."""
+    """Raised if an engine cannot run a model that another engine may. Quotes no private value."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(
@@ -36,8 +36,8 @@ class Declined(Exception):
 class Layout(NamedTuple):
     """Position of the examples in a tensor: axis `dim`, with `inner` entries per row of the batch.
 
-    `outermost` is True if the row index varies slowest along that axis, as after
-    `x.flatten(0, 1)` of a tensor of shape (rows, inner).
+    `outermost` is True if all entries of a row are adjacent on that axis, as after `x.flatten(0,
+    1)` of a tensor of shape (rows, inner).
     """
 
     dim: int
@@ -47,7 +47,7 @@ class Layout(NamedTuple):
     def split(self, tensor: Tensor, examples: int) -> Tensor:
         """Return the tensor with a new first axis for the examples.
 
-        Axis `dim` of the rest holds the entries of one example.
+        In the tensor of each example, axis `dim` holds the entries of that example only.
         """
         if self.outermost:
             return tensor.unflatten(self.dim, (examples, -1)).movedim(self.dim, 0)
@@ -55,14 +55,14 @@ class Layout(NamedTuple):
         return apart.movedim(self.dim + 1, 0).flatten(self.dim + 1, self.dim + 2)
 
     def join(self, tensor: Tensor) -> Tensor:
-        """Undo `split`."""
+        """Undo `split`: merge the first axis, that of the examples, into axis `dim`."""
         if self.outermost:
             return tensor.movedim(0, self.dim).flatten(self.dim, self.dim + 1)
         apart = tensor.unflatten(self.dim + 1, (self.inner, -1))
         return apart.movedim(0, self.dim + 1).flatten(self.dim, self.dim + 2)
 
     def sequences(self, tensor: Tensor, examples: int) -> Tensor:
-        """Return shape (examples, positions, features); features are the tensor's last axis."""
+        """Reshape to (examples, positions, features); features are the tensor's last axis."""
         if self.dim == 0 and self.outermost:
             return tensor.reshape(examples, -1, tensor.shape[-1])
         return self.split(tensor, examples).reshape(examples, -1, tensor.shape[-1])
@@ -99,7 +99,7 @@ class Site:
     anchor: Tensor
 
     def layout(self, tensor: Tensor) -> Layout | None:
-        """Return the layout of an argument, None if it holds no examples."""
+        """Return the layout of an argument of the call, None if the argument holds no examples."""
         for known, layout in zip(self.tensors, self.layouts, strict=True):
             if known is tensor:
                 return layout
@@ -132,7 +132,7 @@ class Operation:
         raise NotImplementedError
 
     def apply(self, *tensors: Tensor | None) -> Any:
-        """Return the result of `forward`; autograd calls `backward`.
+        """Return the result of `forward`. During the backward pass autograd calls `backward`.
 
         Shared tensors are detached first, so that autograd computes no ordinary gradient for them.
         """
@@ -141,7 +141,7 @@ class Operation:
 
 
 class _OperationFunction(torch.autograd.Function):
-    """An `Operation` in the form that autograd calls."""
+    """The autograd function that calls the forward and backward of an `Operation`."""
 
     @staticmethod
     def forward(ctx: Any, _anchor: Tensor, operation: Operation, *tensors: Tensor | None) -> Any:
@@ -170,7 +170,7 @@ def without_autocast(tensor: Tensor) -> AbstractContextManager[Any]:
 
 
 def autocast(*tensors: Any) -> list[Any]:  # Any: tensors, and None for one that is absent
-    """Return the operands of a matrix product in the dtype that autocast computes it in."""
+    """Return the operands of a matrix product, cast to the dtype in which autocast computes it."""
     kind, dtype = tensors[0].device.type, tensors[0].dtype
     if dtype != torch.float64 and torch.is_autocast_enabled(kind):
         dtype = torch.get_autocast_dtype(kind)
@@ -178,5 +178,5 @@ def autocast(*tensors: Any) -> list[Any]:  # Any: tensors, and None for one that
 
 
 def cast(dtype: torch.dtype, *tensors: Any) -> list[Any]:  # Any: as above
-    """Return the tensors in this dtype, and None for None."""
+    """Return the tensors cast to this dtype; None stays None."""
     return [None if tensor is None else tensor.to(dtype) for tensor in tensors]
