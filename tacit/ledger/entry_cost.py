@@ -29,7 +29,7 @@ _FINEST = 10**60  # largest denominator of a sum of stated numbers; beyond it th
 
 @dataclass(frozen=True)
 class Cost:
-    """What an entry, or a sum of entries, adds to each measure; also the most it may add."""
+    """An amount of each privacy measure: the cost of one or more ledger entries, or a limit."""
 
     renyi: tuple[float, ...]
     gaussian: float
@@ -38,7 +38,7 @@ class Cost:
 
     @property
     def measures(self) -> tuple[Fraction | float, ...]:
-        """All measures but `delta`; a filter needs only one of them to be within its limit."""
+        """All measures but `delta`; a filter requires at least one to be within its limit."""
         return (*self.renyi, self.gaussian, self.pure)
 
     def __add__(self, other: "Cost") -> "Cost":
@@ -75,7 +75,7 @@ def nothing(n_orders: int) -> Cost:
 
 @lru_cache(maxsize=4096)
 def price(event: Event, *, orders: tuple[float, ...], relation: Relation) -> Cost:
-    """Return what `event` adds to each measure; equal events are priced once per process.
+    """Return the cost of `event` in each measure, at the Rényi `orders`; results are cached.
 
     >>> price(PureDP(0.1), orders=(), relation=Relation.ADD_REMOVE).pure
     Fraction(1, 10)
@@ -98,7 +98,7 @@ def price(event: Event, *, orders: tuple[float, ...], relation: Relation) -> Cos
 def _renyi(
     event: Event, orders: tuple[float, ...], relation: Relation
 ) -> tuple[tuple[float, ...], Fraction]:
-    """Return the Rényi curve, and the deltas of approximate DP inside sampled events."""
+    """Return the Rényi divergence at each order, and the deltas of `ApproximateDP` parts."""
     try:
         curve, delta = RDP().charge(event, orders or (2.0,), relation=relation)
     except UnsupportedEvent:
@@ -108,12 +108,12 @@ def _renyi(
 
 
 def _add_up(a: float, b: float) -> float:
-    """Return a + b, rounded up."""
+    """Return a + b, rounded up so that a sum of costs is never too small."""
     return math.nextafter(a + b, math.inf) if a and b else a + b
 
 
 def _add_exactly(a: Fraction | float, b: Fraction | float) -> Fraction | float:
-    """Return a + b, rounded up only if its denominator would exceed the finest allowed."""
+    """Return a + b exactly; rounded up to a multiple of 1 / `_FINEST` if it is finer."""
     total = a + b
     if isinstance(total, Fraction) and total.denominator > _FINEST:
         return Fraction(math.ceil(total * _FINEST), _FINEST)

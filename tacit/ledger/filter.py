@@ -86,8 +86,8 @@ class Budget:
 class Remaining(NamedTuple):
     """What one more entry, chosen after seeing all earlier releases, may cost at most.
 
-    The fields are alternatives, not parts: any one of them can be used up, once. A first entry is
-    priced more tightly than by the filter, so more than this may fit into an empty ledger.
+    The fields are alternatives: one entry may use up any one of them. An empty ledger may admit
+    more than this, because its first entry is priced by a tighter accountant.
     """
 
     epsilon: float
@@ -115,7 +115,7 @@ UNLIMITED = Remaining(math.inf, 1.0, 0.0, 1.0)  # what remains of a ledger witho
 
 @dataclass(frozen=True)
 class Filter:
-    """Rényi orders and shares of delta, fixed before the first release; see the proof above."""
+    """The rule that admits entries: a share of delta for each Rényi order; proof in `filter`."""
 
     orders: tuple[float, ...]
     shares: tuple[float, ...]
@@ -141,13 +141,14 @@ class Filter:
         return total.delta <= limits.delta and any(value <= limit for value, limit in pairs)
 
     def epsilon(self, total: Cost, *, delta: float) -> float:
-        """Return an epsilon that held at every moment up to now, except with chance `delta`.
+        """Return an epsilon that bounds the loss so far at all times, except with chance `delta`.
 
-        With L the privacy loss so far, exp((a - 1)(L - total of order a)) is a supermartingale
-        with mean at most 1, so by Ville's inequality L <= total + log(1 / share) / (a - 1) at all
-        times at once, except with probability `share` (the odometer of Whitehouse et al. 2023,
-        arXiv:2203.05481, at a fixed order). The shares sum to (1 - set_aside) * delta.
-        Valid however the entries and the moment of this call were chosen.
+        With L the privacy loss so far and `total` the summed Rényi divergences of order a,
+        exp((a - 1)(L - total)) is a supermartingale with mean at most 1. By Ville's inequality
+        L <= total + log(1 / share) / (a - 1) at all times at once, except with probability `share`
+        (the odometer of Whitehouse et al. 2023, arXiv:2203.05481, at a fixed order). The shares sum
+        to (1 - set_aside) * delta, where `set_aside` is the part of delta kept for `ApproximateDP`
+        entries. Valid however the entries and the moment of this call were chosen.
         """
         if total.delta > exact(delta) * exact(self.set_aside):
             return math.inf
@@ -161,7 +162,7 @@ class Filter:
         return min(bounds)
 
     def remaining(self, total: Cost, budget: Budget) -> Remaining:
-        """Return what one more entry may cost after entries that cost `total`."""
+        """Return what one more entry may cost if the entries so far cost `total` together."""
         limits = limits_of(self, budget)
         if total.delta > limits.delta:
             return Remaining(0.0, 0.0, math.inf, 0.0)
@@ -186,9 +187,9 @@ class Filter:
 def fit(budget: Budget | None, event: Event, relation: Relation) -> Filter:
     """Return the filter for a ledger whose first entry is `event`, with room for more like it.
 
-    The measure that admits most repetitions of `event` gets 80 % of the shares; the others leave
-    room for entries of another kind. A tenth of delta is set aside for `ApproximateDP` entries;
-    more if the first entry has a delta, up to all of it: then epsilons and deltas add.
+    A tenth of delta is set aside for `ApproximateDP` entries; more if the first entry has a delta,
+    up to all of it: then epsilons and deltas add. Of the rest, 80 % goes to the measure (a Rényi
+    order or mu-GDP) that admits most repetitions of `event`, and 20 % to the other measures.
     """
     has_delta = price(event, orders=(), relation=relation).delta > 0
     if budget is None:
@@ -205,7 +206,7 @@ def fit(budget: Budget | None, event: Event, relation: Relation) -> Filter:
 
 @lru_cache(maxsize=64)
 def limits_of(filter_: Filter, budget: Budget) -> Cost:
-    """Return the limit of every measure of `filter_` under `budget`."""
+    """Return the largest total of each measure that `filter_` admits under `budget`."""
     epsilon, delta = budget.epsilon, budget.delta * (1 - filter_.set_aside) * _MARGIN
     shares = zip(filter_.orders, filter_.shares, strict=True)
     return Cost(
@@ -260,7 +261,7 @@ def _fit_shares(budget: Budget, event: Event, relation: Relation, *, set_aside: 
 
 
 def _repeats(filter_: Filter, budget: Budget, event: Event, relation: Relation) -> float:
-    """Return how often `filter_` admits `event`, as a real number."""
+    """Return how many times `filter_` admits `event`, as a real number, to compare filters."""
     cost = price(event, orders=filter_.orders, relation=relation)
     limits = limits_of(filter_, budget)
     pairs = zip(cost.measures, limits.measures, strict=True)
@@ -269,6 +270,9 @@ def _repeats(filter_: Filter, budget: Budget, event: Event, relation: Relation) 
 
 
 def _filter_around(order: float, share: float, gaussian: float, set_aside: float) -> Filter:
-    """Return a filter that gives `share` to `order`, and a little to orders around it."""
+    """Return a filter that gives `share` of delta to `order`, and a little to orders near it.
+
+    `gaussian` is the share of mu-GDP, `set_aside` the part kept for `ApproximateDP` entries.
+    """
     orders = (order, *(1 + (order - 1) * ratio for ratio, _ in _AROUND))
     return Filter(orders, (share, *(other for _, other in _AROUND)), gaussian, set_aside)

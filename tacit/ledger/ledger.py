@@ -38,9 +38,9 @@ class Ledger:
         The file; created if it is missing. None keeps the ledger in memory.
     budget, relation, unit
         What may be spent in total, which data sets are neighbors, and what a record stands for,
-        such as "patient". All three are fixed when the file is created: None takes that of the
-        file, and another value is refused. In a new ledger, None means no limit, `ADD_REMOVE` and
-        "record".
+        such as "patient". All three are fixed when the file is created. For an existing file, None
+        takes the stored value, and a different value is refused. In a new ledger, None means no
+        limit, `ADD_REMOVE` and "record".
     timeout
         Seconds to wait for another process that holds the lock of the file.
     read_only
@@ -50,8 +50,9 @@ class Ledger:
     -----
     *Partitions.* An entry with `partition="p"` says that its event reads only the records of p. The
     partitions must be disjoint and given in advance, and whether a record belongs to one must not
-    depend on other records. The cost is then the largest over partitions of unlabeled plus labeled
-    entries (parallel composition). Under `REPLACE_ONE` a replaced record must stay in its
+    depend on other records. The cost of a partition is that of the unlabeled entries plus those
+    with its label, and the cost of the ledger is the largest over partitions (parallel
+    composition). Under `REPLACE_ONE` a replaced record must stay in its
     partition: the label must not depend on values that may change. If it can move, two partitions
     change at once and this cost is too small.
 
@@ -139,8 +140,9 @@ class Ledger:
 
         A plan is fixed before its first step. As the first entry of the ledger it is priced whole
         by the tightest accountant (PLD); as a later one by the filter, like any other entry.
-        `steps` is how many steps to hand out, by default the repetitions in `event`, which must pay
-        for all of them together. `claim` is how many are written to the file at a time, see `Plan`.
+        `steps` is how many steps the plan hands out, by default the number of releases in `event`;
+        `event` must cover all of them together. `claim` is how many steps are written to the file
+        at a time, see `Plan`.
         """
         claim = whole(claim=claim, least=1)
         count = _steps_of(event) if steps is None else whole(steps=steps, least=1)
@@ -153,7 +155,7 @@ class Ledger:
         return Plan(self._store, entry, claim=claim)
 
     def resume(self, plan_id: int, *, claim: int = 1) -> "Plan":
-        """Return the plan with number `plan_id`, to take the steps that have not been taken."""
+        """Return the plan with number `plan_id`, to take the steps that remain."""
         with self._store.reading():
             rows = self._store.rows("id = ? AND kind = 'plan'", (whole(plan_id=plan_id),))
         if not rows:
@@ -167,12 +169,12 @@ class Ledger:
 
     @property
     def event(self) -> Event:
-        """Everything that was paid for, as one event; partitions are ignored (an over-charge)."""
+        """Everything that was paid for, as one event. Ignoring partitions, it may over-charge."""
         with self._store.reading():
             return self._joined(None)
 
     def remaining(self, *, partition: str | None = None) -> Remaining:
-        """Return what one more entry may cost that concerns `partition`, or all records if None."""
+        """Return the most that one more entry on `partition` may cost; None: on all records."""
         if self.budget is None:
             return UNLIMITED
         filter_ = self._known_filter() or fit(self.budget, ev.Gaussian(1.0), self.relation)
@@ -192,10 +194,10 @@ class Ledger:
 
         A single entry is priced as one event fixed in advance (PLD). Several entries are priced by
         `Filter.epsilon`, which holds however the entries and the moment of this call were chosen.
-        At the delta of the budget the value is never above its epsilon, which bounds everything
-        that is ever admitted.
+        At the budget's delta the value is never above the budget's epsilon, because no entry beyond
+        it is admitted.
 
-        With an `accountant`, all entries are priced by it as one event. That is tighter, and
+        With an `accountant`, all entries are priced by it as one event. This price is tighter, and
         **valid only if all events were fixed in advance**, not chosen after earlier releases.
         """
         delta = 0.0 if delta == 0 else in_open_unit(delta=delta)
@@ -219,7 +221,7 @@ class Ledger:
         return spent
 
     def verify(self) -> Verification:
-        """Check that the file is complete: structure, chain, totals, prices and budget.
+        """Check the whole file: structure, hash chain, totals, prices and budget.
 
         Raises `LedgerError` with the first fault. Keep a copy of `Verification.head` elsewhere to
         find out later whether the file was replaced by an older or a forged one.
@@ -318,7 +320,7 @@ class Ledger:
             )
 
     def _may_be_first(self, label: str, cost: Cost, filter_: Filter) -> bool:
-        """Return whether an event that the filter refuses may still be admitted as first entry."""
+        """Return whether an entry that the filter refuses is a first entry, priced more tightly."""
         if self.budget is None or self.budget.delta == 0 or filter_.admits(cost, self.budget):
             return False
         with self._store.reading() as connection:
@@ -333,7 +335,7 @@ class Ledger:
         return delta > 0 and _whole(event, delta=delta, relation=self.relation) <= epsilon
 
     def _joined(self, label: str | None) -> Event:
-        """Return all entries that concern partition `label` as one event; None for all entries."""
+        """Return one event of all entries that read partition `label`; None: of all entries."""
         only, labels = ("", ()) if label is None else ("AND partition IN ('', ?)", (label,))
         found = self._store.connection.execute(
             f"SELECT event, count(*) FROM entry WHERE kind <> 'steps' {only} "
@@ -362,7 +364,7 @@ class Ledger:
 
 
 class Plan:
-    """The steps of an event that was paid for whole; made by `Ledger.plan` or `Ledger.resume`.
+    """The steps of an event that was paid in full; made by `Ledger.plan` or `Ledger.resume`.
 
     Call `step()` before each release. Steps are written to the file in blocks of `claim`. With 1,
     every step is durable before it runs; with more, most steps write nothing, and a crash loses the
@@ -408,7 +410,7 @@ class Plan:
 
     @property
     def taken(self) -> int:
-        """Number of steps used up by any process; unused steps of this object's block excluded."""
+        """Number of steps taken by all processes, without unused steps in this object's block."""
         with self._store.reading():
             return self._taken() - (self._claimed - self._next + 1)
 
@@ -426,7 +428,7 @@ class Plan:
             return self._next - 1
 
     def close(self) -> None:
-        """Give unused steps of the block back, so that `resume` can hand them out."""
+        """Return the unused steps of the current block, so that `Ledger.resume` can take them."""
         with self._store.lock:
             unused = self._claimed - self._next + 1
             if unused <= 0 or os.getpid() != self._pid:
@@ -474,7 +476,7 @@ class Plan:
 
 
 def _steps_of(event: Event) -> int:
-    """Return how many releases a plan of `event` makes, one after the other."""
+    """Return how many successive releases `event` consists of: the steps of its plan."""
     if isinstance(event, Repeated):
         return event.count * _steps_of(event.event)
     if isinstance(event, Sequence):
@@ -489,14 +491,14 @@ _json = functools.lru_cache(maxsize=1024)(Event.to_json)
 
 
 def _require_type(rule: str, kind: type | UnionType, **named: object) -> None:
-    """Raise `TypeError` if the named value is not of the kind that `rule` states."""
+    """Raise `TypeError` unless the keyword argument is a `kind`; `rule` describes it in words."""
     ((name, value),) = named.items()
     if not isinstance(value, kind):
         raise TypeError(f"{name} must be {rule}, got {type(value).__name__}.")
 
 
 def _label(partition: object) -> str:
-    """Return the label under which entries of `partition` are stored; "" concerns all records."""
+    """Return the label stored for `partition`: its name, or "" for None (all records)."""
     if partition is None:
         return ""
     if not isinstance(partition, str) or not partition:

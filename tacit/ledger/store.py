@@ -64,7 +64,7 @@ CREATE TRIGGER entry_stays BEFORE DELETE ON entry
 
 
 class Settings(NamedTuple):
-    """Identity and rules of a ledger, written once when the file is created."""
+    """A ledger's id, creation time, budget, relation and unit, written once into a new file."""
 
     id: str
     created: str
@@ -75,7 +75,7 @@ class Settings(NamedTuple):
 
 
 class LedgerRow(NamedTuple):
-    """One row of the chain; `hash` covers all other fields and the hash of the row before."""
+    """One row of a ledger file; `hash` covers its other fields and the hash of the row before."""
 
     id: int = 0
     time: str = ""
@@ -92,7 +92,7 @@ class LedgerRow(NamedTuple):
 
 @dataclass(frozen=True)
 class Entry:
-    """One payment: the event, its time, its note and its cost. Contains nothing private."""
+    """One payment in a ledger: event, time, note and cost. Contains nothing private."""
 
     id: int
     time: str
@@ -121,7 +121,7 @@ class Entry:
 
 
 def entry_of(row: LedgerRow) -> Entry:
-    """Return the entry that is stored in a row of kind spend or plan."""
+    """Return the payment that is stored in a row of kind "spend" or "plan"."""
     assert row.event is not None  # only rows of kind steps have none
     assert row.cost is not None
     event, cost, partition = from_json(row.event), Cost.from_json(row.cost), row.partition or None
@@ -129,7 +129,7 @@ def entry_of(row: LedgerRow) -> Entry:
 
 
 class Total(NamedTuple):
-    """Number and summed cost of some entries."""
+    """Number and summed cost of some entries, such as those of one partition."""
 
     entries: int
     cost: Cost
@@ -143,7 +143,7 @@ class Totals(NamedTuple):
 
     @staticmethod
     def read(connection: sqlite3.Connection, n_orders: int, *, label: str = "") -> "Totals":
-        """Read all totals, or only those that concern records of partition `label`."""
+        """Read all totals; with `label`, only its total and that of the unlabeled entries."""
         only, labels = ("WHERE partition IN ('', ?)", (label,)) if label else ("", ())
         rows = connection.execute(f"SELECT partition, entries, cost FROM total {only}", labels)
         found = {name: Total(entries, Cost.from_json(cost)) for name, entries, cost in rows}
@@ -154,15 +154,15 @@ class Totals(NamedTuple):
         return self.by_label.get(label) or Total(0, nothing(self.n_orders))
 
     def met(self, label: str) -> list[Total]:
-        """Return what has been spent on each group of records that an entry with `label` concerns.
+        """Return the total spent on each partition that a new entry with `label` would read.
 
-        An entry that concerns all records concerns those of every partition known so far and, with
-        the unlabeled entries alone, those of any other partition.
+        An entry with label "" reads all records: those of each partition in the ledger, and those
+        of no partition named so far, on which only unlabeled entries were spent.
         """
         return [self._met_in(label)] if label else [total for _, total in self.met_by_label()]
 
     def met_by_label(self) -> list[tuple[str, Total]]:
-        """Return what has been spent on each partition; "" stands for every partition not named."""
+        """Return the total spent on each partition; "" stands for records of no named partition."""
         named = [(name, self._met_in(name)) for name in self.by_label if name]
         return [("", self.of("")), *named]
 
@@ -171,12 +171,12 @@ class Totals(NamedTuple):
         return Total(common.entries + own.entries, common.cost + own.cost)
 
     def after(self, label: str, cost: Cost) -> Total:
-        """Return the total of `label` with one more entry."""
+        """Return the total of the entries with `label`, plus one more entry of this cost."""
         old = self.of(label)
         return Total(old.entries + 1, old.cost + cost)
 
     def add(self, connection: sqlite3.Connection, label: str, cost: Cost) -> None:
-        """Write `after(label, cost)`; call it inside the transaction that appends the entry."""
+        """Store the total of `label` plus an entry of this cost, in the entry's transaction."""
         entries, total = self.after(label, cost)
         row = (label, entries, total.to_json())
         connection.execute("INSERT OR REPLACE INTO total VALUES (?, ?, ?)", row)
@@ -188,12 +188,12 @@ def now() -> str:
 
 
 def chained(previous: str, row: LedgerRow) -> str:
-    """Return the hash that `row` must have after a row with hash `previous`."""
+    """Return the hash of `row` when it follows a row with hash `previous` in the chain."""
     return hashlib.sha256(json.dumps([previous, *row[:-1]]).encode()).hexdigest()
 
 
 def genesis(settings: Settings) -> str:
-    """Return the hash at which the chain starts."""
+    """Return the hash from which the chain of rows starts: that of the ledger's settings."""
     return hashlib.sha256(json.dumps(settings).encode()).hexdigest()
 
 
@@ -226,7 +226,7 @@ class Store:
         _live.add(self)
 
     def _load(self) -> Settings:
-        """Return the settings of the file, after a check that the chain ends as `head` states."""
+        """Return the file's settings; check that the last row has the hash stored as `head`."""
         if not self.read_only:
             with self.transaction() as connection:
                 # Changes nothing, but fails now if the file cannot be written.
@@ -263,7 +263,7 @@ class Store:
 
     @contextlib.contextmanager
     def reading(self) -> Generator[sqlite3.Connection]:
-        """Give one consistent view of the file inside the block."""
+        """Open a read transaction, so that all reads in the block see one state of the file."""
         _ = self.connection  # raise in a forked child before it waits for a lock
         with self.lock, _translated(self):
             connection = self.connection
@@ -279,7 +279,7 @@ class Store:
 
     @contextlib.contextmanager
     def transaction(self) -> Generator[sqlite3.Connection]:
-        """Write all or nothing, alone among all writers; durable when the block has been left."""
+        """Open a write transaction: exclusive, all or nothing, durable when the block ends."""
         if self.read_only:
             raise LedgerError(f"{self.path} was opened read-only, so nothing can be spent from it.")
         _ = self.connection  # raise in a forked child before it waits for a lock
@@ -297,12 +297,12 @@ class Store:
                 raise
 
     def head(self) -> tuple[int, str]:
-        """Return the number of rows and the hash of the last; call it inside a transaction."""
+        """Return the number of rows and the last row's hash; call this inside a transaction."""
         found = self.connection.execute("SELECT entries, hash FROM head").fetchone()
         return found or _corrupt(self.path, "its head is missing")
 
     def append(self, row: LedgerRow) -> LedgerRow:
-        """Append `row`, inside a transaction; return it with its number, time and hash."""
+        """Append `row`, inside a transaction; return it with number, time and hash filled in."""
         entries, previous = self.head()
         row = row._replace(id=entries + 1, time=now())
         row = row._replace(hash=chained(previous, row))
@@ -312,7 +312,7 @@ class Store:
         return row
 
     def rows(self, where: str = "1", parameters: tuple[object, ...] = ()) -> list[LedgerRow]:
-        """Return rows in order; `where` is SQL of this package, never of a user."""
+        """Return the rows that satisfy the SQL condition `where`, which never comes from a user."""
         query = f"SELECT * FROM entry WHERE {where} ORDER BY id"
         return [LedgerRow(*values) for values in self.connection.execute(query, parameters)]
 
@@ -328,7 +328,7 @@ class Store:
             self._disconnect()
 
     def disconnect_if_idle(self) -> None:
-        """Close the connection to a file unless a transaction is open; the next use reopens it."""
+        """Close the file's connection unless a transaction is open; the next use reopens it."""
         if self.path and not (self._connection and self._connection.in_transaction):
             self._disconnect()
 
@@ -339,7 +339,7 @@ class Store:
 
 
 def _require_ledger_file(path: Path, wanted: Settings, read_only: bool) -> None:
-    """Create the file if it is missing; refuse anything that is not a ledger."""
+    """Create the ledger file if it is missing; raise if the file is not a ledger."""
     if not path.parent.is_dir():
         raise LedgerError(f"the folder {path.parent} does not exist. Create it first.")
     if not path.exists():
@@ -354,7 +354,7 @@ def _require_ledger_file(path: Path, wanted: Settings, read_only: bool) -> None:
 
 
 def _create_file(path: Path, settings: Settings) -> None:
-    """Create a complete ledger at `path`, or nothing: write it beside `path`, then link it."""
+    """Create a ledger file at `path` atomically: write it beside `path`, then link it there."""
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}.new")
     try:
         with contextlib.closing(sqlite3.connect(draft, isolation_level=None)) as connection:
@@ -416,7 +416,7 @@ def _corrupt(path: Path | None, why: str) -> NoReturn:
 
 @contextlib.contextmanager
 def _translated(store: Store) -> Generator[None]:
-    """Raise errors of SQLite and of the system as `LedgerError`; release nothing after one."""
+    """Raise `LedgerError` in place of errors of SQLite, of the system and of bad stored JSON."""
     try:
         yield
     except sqlite3.Error as error:

@@ -14,7 +14,7 @@ _PRICE_SLACK = 1e-6
 
 
 class Verification(NamedTuple):
-    """Result of a verification in which no fault was found."""
+    """What `Ledger.verify` returns if it finds no fault in the file."""
 
     entries: int
     """Number of payments: spends and plans."""
@@ -27,7 +27,10 @@ class Verification(NamedTuple):
 def verify_store(
     store: Store, budget: Budget | None, relation: Relation, *, fits_alone: Callable[[Event], bool]
 ) -> Verification:
-    """Check structure, chain, totals, prices, budget and steps; raise at the first fault."""
+    """Check a ledger file and raise `LedgerError` at the first fault.
+
+    `fits_alone(event)` is whether an event fits the budget as the only entry.
+    """
     with store.reading() as connection:
         for check in ("integrity_check", "foreign_key_check"):
             found = connection.execute(f"PRAGMA {check}").fetchall()
@@ -60,7 +63,7 @@ def _verify_payments(
     relation: Relation,
     fits_alone: Callable[[Event], bool],
 ) -> None:
-    """Check that prices are what events cost, that each entry was admissible, and the totals."""
+    """Check each entry's stored price and that the budget admitted it, and the stored totals."""
     if not rows:
         replayed = Totals({}, 0)
     else:

@@ -12,13 +12,12 @@ from tacit._check import positive
 class AdamBC(torch.optim.Optimizer):
     """Adam whose second moment is corrected for the noise of DP-SGD.
 
-    The mean of a squared noisy gradient is the squared gradient plus the noise's variance, which
-    under privacy is much the larger, so that Adam degenerates to momentum SGD. DP-AdamBC (Tang,
+    The mean of a squared noisy gradient is the squared gradient plus the noise's variance. Under
+    privacy the variance is much the larger, so Adam degenerates to momentum SGD. DP-AdamBC (Tang,
     Shpilevskiy & Lécuyer 2023, arXiv:2312.14334, Algorithm 1) divides by
-    sqrt(max(v - noise_variance, floor)) instead. Post-processing: the noise's scale is public.
-
-    `make_private` passes the noise's scale to it before each step. Without `make_private` it is
-    Adam with a floor in place of epsilon.
+    sqrt(max(v - noise_variance, floor)) instead, where v is Adam's second moment. The noise's scale
+    is public, so this is post-processing. `make_private` passes the scale to the optimizer before
+    each step; without `make_private` this is Adam with a floor in place of its epsilon.
 
     >>> weight = torch.nn.Parameter(torch.zeros(2))
     >>> optimizer = AdamBC([weight], lr=0.1)
@@ -43,14 +42,15 @@ class AdamBC(torch.optim.Optimizer):
         self._noise_std: dict[int, float] = {}
 
     def state_noise(self, stds: Iterable[tuple[Tensor, float]]) -> None:
-        """Take the standard deviation of the noise in each parameter's next gradient."""
+        """Set the standard deviation of the noise in the next gradient of each parameter."""
         self._noise_std = {id(parameter): std for parameter, std in stds}
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]  # torch has overloads
         """Move every parameter that has a gradient.
 
-        `closure`, which Lightning always gives, is called first and may compute the gradients.
+        `closure`, if given (Lightning always gives one), is called first; it may compute the
+        gradients. Returns what `closure` returned, or None.
         """
         result = None
         if closure is not None:

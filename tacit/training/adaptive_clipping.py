@@ -20,17 +20,17 @@ _REACH = 1e6  # the norm stays within this factor of its first value, whatever t
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptiveClip:
-    """Moves each clip norm so that a share `quantile` of examples is within it.
+    """Adjusts each clip norm until a fraction `quantile` of the gradient norms is below it.
 
     Parameters
     ----------
     quantile
-        Share of examples whose gradient should not be shortened.
+        Fraction of examples whose gradient should be short enough not to be clipped.
     learning_rate
-        Largest relative move a step, eta in the paper.
+        Largest relative change of a clip norm in one step, eta in the paper.
     count_noise_std
-        Noise on the count, sigma_b in the paper. None is a twentieth of the expected batch, as in
-        the paper: it costs little, and the count needs no more precision.
+        Standard deviation of the noise on the count of examples within the clip norm, sigma_b in
+        the paper. None means a twentieth of the expected batch, as in the paper: this costs little.
     """
 
     quantile: float = 0.5
@@ -44,11 +44,11 @@ class AdaptiveClip:
             positive(count_noise_std=self.count_noise_std)
 
     def noise_std(self, expected_batch: float) -> float:
-        """Return the standard deviation of the noise on each group's count."""
+        """Return the noise's standard deviation on each group's count of unclipped examples."""
         return self.count_noise_std or expected_batch / 20
 
     def event(self, expected_batch: float, groups: int) -> Gaussian:
-        """Return the event of releasing the counts of one step."""
+        """Return the event of releasing one step's noisy counts, one for each clip group."""
         return Gaussian(self.noise_std(expected_batch) / count_sensitivity(groups))
 
     def release(
@@ -61,9 +61,11 @@ class AdaptiveClip:
         step: int,
         expected_batch: float,
     ) -> tuple[float, ...]:
-        """Return the next factor on each clip norm, from noisy counts that the caller has paid for.
+        """Return the factors that multiply the initial clip norms in the next step, one per group.
 
-        The divisor is the declared batch, never the drawn size, which is private and may be zero.
+        `within` counts the examples of the lot below each clip norm and `drawn` counts all of its
+        examples. The caller has paid for releasing noisy counts. Counts are divided by the declared
+        `expected_batch`, never by `drawn`, which is private and may be zero.
         """
         noisy = noise.release_counts(
             [count - drawn / 2 for count in within],
@@ -82,8 +84,9 @@ class AdaptiveClip:
 
 
 def count_sensitivity(groups: int) -> float:
-    """Return the L2 change of the centered counts when one example is added or removed.
+    """Return the largest L2 change of the centered counts when one example is added or removed.
 
-    The example adds 1 or 0 to `within` and 1/2 to `drawn / 2`, so +-1/2 to each centered count.
+    A centered count is within - drawn / 2: the examples of the lot below the clip norm, less half
+    of all its examples. One example changes it by +1/2 or -1/2 in each group.
     """
     return 0.5 * math.sqrt(groups)

@@ -10,10 +10,11 @@ from tacit.training.clip import FLOAT32_ROUNDING, OneBound
 
 @dataclass(frozen=True)
 class Automatic(OneBound):
-    """A clip rule that normalizes instead of clipping: factor C / (norm + stability).
+    """A clip rule that multiplies each gradient by C / (norm + stability), C the clip norm.
 
-    AUTO-S of Bu et al. 2023 (arXiv:2206.07136, section 4.2). Every contribution is shorter than C,
-    so the sensitivity is that of `Flat`; only C times the learning rate matters.
+    AUTO-S of Bu et al. 2023 (arXiv:2206.07136, section 4.2). Every example contributes a vector
+    shorter than C, so the sensitivity is C, as with `Flat`. Only C times the learning rate affects
+    training, so C needs no tuning.
     """
 
     clip_norm: float = 1.0

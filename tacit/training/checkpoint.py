@@ -41,7 +41,7 @@ _BLOCK = 64  # steps written at a time: a durable write for each would cost more
 
 
 class RunState:
-    """The state of a private run: its position, its payment, and restarts. Base of `Private`."""
+    """The state of a private run: steps taken, payment and restarts. Base class of `Private`."""
 
     ledger: Ledger
     is_reproducible: bool
@@ -61,9 +61,9 @@ class RunState:
         self._loaded_digest: str | None = None  # of the model and optimizer of a checkpoint
 
     def state_dict(self) -> State:
-        """Return what `load_state_dict` needs, as JSON values. Secret: it holds the noise's key.
+        """Return the run's state as JSON values. Secret: it holds the key that gives the noise.
 
-        Take it after the optimizer's step, together with the states of model and optimizer.
+        Call this after the optimizer's step, and save it with the states of model and optimizer.
         """
         return {
             "version": VERSION,
@@ -78,12 +78,12 @@ class RunState:
         }
 
     def load_state_dict(self, state: State, *, lost_steps: int | None = None) -> None:
-        """Continue from `state_dict()`; load the model and the optimizer from the same moment.
+        """Continue from a `state_dict()`; load model and optimizer as saved at the same moment.
 
-        Guarantee: with `lost_steps=None` the run repeats, with the same lots and noise, the steps
-        taken after the checkpoint, so nothing more is paid (see `tacit.training.checkpoint`).
-        Otherwise `lost_steps` bounds how many were taken since: they are spent on top of the plan,
-        and the run continues with fresh randomness.
+        Guarantee: with `lost_steps=None` the run repeats the steps that were taken after the
+        checkpoint, with the same lots and noise, so nothing more is paid (see
+        `tacit.training.checkpoint`). Otherwise `lost_steps` is an upper bound on the number of
+        those steps: they are paid on top of the plan, and the run continues with a fresh key.
         """
         _check(state, self._plan.fingerprint())
         self._ranks.require_equal("the checkpoint", [state["run"], state["steps_taken"]])
@@ -108,7 +108,7 @@ class RunState:
         self._loaded_digest = state["digest"] if lost_steps is None else None
 
     def _pay(self) -> None:
-        """Make sure that the next step is paid; raise `BudgetExceeded` otherwise."""
+        """Pay for the next step out of the reserved plan; raise `BudgetExceeded` if that fails."""
         if self._reserved is None:
             plan = self._plan
             self._reserved = reserve(
@@ -119,7 +119,7 @@ class RunState:
             self._paid = self._reserved.step()
 
     def _check_loaded(self) -> None:
-        """Raise `ValueError` if the run would repeat its noise on other gradients."""
+        """Raise `ValueError` if model or optimizer differ from those of the loaded checkpoint."""
         expected = self._loaded_digest
         if expected is not None and digest(self._model, self._optimizer) != expected:
             raise ValueError(
@@ -132,7 +132,7 @@ class RunState:
         self._loaded_digest = None
 
     def _clip(self) -> Clip:
-        """Return the clip rule of the next step. Public."""
+        """Return the clip rule of the next step, after schedule and adaptive clipping. Public."""
         return self._plan.clip_at(self.steps_taken, self._clip_moves)
 
     def _begin_loop(self) -> int:
@@ -140,10 +140,10 @@ class RunState:
 
 
 def reserve(ledger: Ledger, event: Event, *, steps: int, run: str) -> ReservedPlan:
-    """Reserve the plan of `run` in the ledger, or find it there if the run was resumed.
+    """Reserve the plan of the run named `run` in the ledger, or find it there on a resumed run.
 
-    Raises `BudgetExceeded` if the plan does not fit. A resumed run repeats the steps that were
-    ticked off after its checkpoint without new payment, since they are the same releases.
+    Raises `BudgetExceeded` if the plan exceeds the budget. A resumed run repeats the steps that it
+    took after its checkpoint without new payment, since they are the same releases.
     """
     note, block = f"DP-SGD run {run}", min(_BLOCK, steps)
     for entry in ledger.history():
@@ -154,7 +154,7 @@ def reserve(ledger: Ledger, event: Event, *, steps: int, run: str) -> ReservedPl
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Hold back Ctrl-C until the end of the block, so that state and parameters always agree."""
+    """Delay Ctrl-C to the end of the block, so that step counter and parameters stay consistent."""
     usual = signal.getsignal(signal.SIGINT)
     # Only the main thread receives signals; a handler not set from Python cannot be put back.
     if threading.current_thread() is not threading.main_thread() or usual is None:
@@ -171,7 +171,7 @@ def uninterrupted() -> Iterator[None]:
 
 
 def _check(state: State, fingerprint: dict[str, Any]) -> None:
-    """Raise `ValueError` unless `state` comes from a run with the same plan."""
+    """Raise `ValueError` unless the checkpoint `state` has this plan's `fingerprint`."""
     if state.get("version") != VERSION:
         raise ValueError(f"state must be of version {VERSION}, got {state.get('version')!r}.")
     saved = state["plan"]
@@ -184,7 +184,7 @@ def _check(state: State, fingerprint: dict[str, Any]) -> None:
 
 
 def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str | None:
-    """Return a hash of all that decides the next steps; None for sharded models (not checked)."""
+    """Return a hash of weights, buffers and optimizer state; None for a sharded model."""
     found = hashlib.sha256()
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if isinstance(tensor, DTensor):
@@ -200,7 +200,7 @@ def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str | None:
 
 
 def _lost_event(plan: TrainingPlan, steps_taken: int, lost_steps: int) -> Event:
-    """Return the event of steps after the checkpoint that are paid instead of repeated."""
+    """Return the event of the `lost_steps` taken after the checkpoint, to be paid once more."""
     whole(lost_steps=lost_steps)
     sampler = plan.sampler
     if isinstance(sampler, EpochSampler) and steps_taken % sampler.steps:
@@ -213,7 +213,7 @@ def _lost_event(plan: TrainingPlan, steps_taken: int, lost_steps: int) -> Event:
 
 
 def _warn_if_not_repeatable(device: torch.device) -> None:
-    """Warn on a GPU, which may add in another order and so put the noise on another sum."""
+    """Warn that a GPU may sum in another order, so a resumed run may not repeat its releases."""
     if device.type == "cuda" and not torch.are_deterministic_algorithms_enabled():
         warnings.warn(
             "steps taken after this checkpoint are repeated with the same noise, which is sound if "

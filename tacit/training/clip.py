@@ -37,16 +37,16 @@ ROUNDING = {
 
 
 class Clip(Protocol):
-    """What the engines, the noise and the accountant need from a clip rule."""
+    """A clip rule: bounds on one example's contribution, and the noise scales that fit them."""
 
     @property
     def clip_norms(self) -> tuple[float, ...]:
-        """Largest norm of one example's contribution to each group."""
+        """Largest norm of one example's contribution to each group of parameters."""
         ...
 
     @property
     def l2_sensitivity(self) -> float:
-        """Largest L2 norm of one example's contribution to the whole sum."""
+        """Largest L2 norm of one example's contribution to the sum over all groups."""
         ...
 
     @property
@@ -55,14 +55,16 @@ class Clip(Protocol):
         ...
 
     def groups(self, names: Sequence[str]) -> Groups:
-        """Sort the trainable parameters `names` into groups; each is in exactly one."""
+        """Sort the parameters called `names` into groups; each is in exactly one group."""
         ...
 
     def factors(self, squared_norms: Tensor, *, rounding: float = FLOAT32_ROUNDING) -> Tensor:
-        """Return factors in [0, C/norm] for squared norms of shape (groups, examples).
+        """Return the factors that scale each example's gradient in each group to its bound.
 
-        The norm is first raised by `rounding`, the relative error of its computation, so that
-        rounding can only shorten a contribution. A non-finite norm has factor zero.
+        `squared_norms` and the result have shape (groups, examples). A factor is between 0 and
+        C / norm, with C the group's bound and norm the gradient's norm in the group; a non-finite
+        norm has factor zero. The norm is first raised by `rounding`, the relative error of its
+        computation, so that rounding can only shorten a contribution.
         """
         ...
 
@@ -94,7 +96,7 @@ class OneBound:
 
 @dataclass(frozen=True)
 class Flat(OneBound):
-    """One bound on the norm of the whole gradient: factor min(1, C / norm).
+    """A clip rule with one bound C on the norm of the whole gradient: factor min(1, C / norm).
 
     Abadi et al. 2016, Algorithm 1. A zero gradient keeps factor 1.
 
@@ -109,9 +111,9 @@ class Flat(OneBound):
 
 
 class _ManyBounds:
-    """Base of the rules with an own bound C_g for each group of parameters.
+    """Base of the rules that have a separate bound C_g for each group g of parameters.
 
-    One example adds at most C_g to group g, hence at most sqrt(sum C_g^2) to the whole.
+    One example adds at most C_g to group g, hence at most sqrt(sum_g C_g^2) to the whole sum.
     """
 
     clip_norms: tuple[float, ...]
@@ -139,7 +141,7 @@ class _ManyBounds:
 
     @property
     def noise_scales(self) -> tuple[float, ...]:
-        """Scales s_g in the proportions that `noise` asks for, with sum_g (C_g / s_g)^2 = 1."""
+        """Noise scales s_g in the proportions set by `noise`: sum_g (C_g / s_g)^2 = 1."""
         weights = self.noise
         if isinstance(weights, str):
             is_equal = weights == "equal"
@@ -153,7 +155,7 @@ class _ManyBounds:
 
 @dataclass(frozen=True)
 class PerGroup(_ManyBounds):
-    """Own bound for each group of parameters: factor min(1, C_g / norm_g) in group g.
+    """A clip rule with a bound C_g for each group g of parameters: factor min(1, C_g / norm_g).
 
     Parameters
     ----------
@@ -161,7 +163,7 @@ class PerGroup(_ManyBounds):
         For each group, the parameter or module names it holds ("encoder" holds "encoder.0.weight";
         "" holds everything). The longest matching name decides.
     clip_norms
-        One bound for each group.
+        The bounds C_g, one for each group.
     noise
         "equal": the same standard deviation everywhere; "proportional": in proportion to the clip
         norm; or relative weights, one for each group.
@@ -200,10 +202,10 @@ class PerGroup(_ManyBounds):
 
 @dataclass(frozen=True)
 class PerLayer(_ManyBounds):
-    """Own bound for each layer (module with trainable parameters), in the model's order.
+    """A clip rule with one bound for each layer (module with parameters), in the model's order.
 
     McMahan et al. 2018 (arXiv:1710.06963), section 2.2. `PerLayer.split` gives every layer the same
-    bound. Noise as in `PerGroup`.
+    bound. The option `noise` is that of `PerGroup`.
     """
 
     clip_norms: tuple[float, ...]
@@ -211,7 +213,7 @@ class PerLayer(_ManyBounds):
 
     @classmethod
     def split(cls, model: nn.Module, clip_norm: float, *, noise: Noise = "equal") -> "PerLayer":
-        """Return equal bounds whose L2 sensitivity is `clip_norm`: C / sqrt(layers) each."""
+        """Return a rule with L2 sensitivity `clip_norm`: bound C / sqrt(layers) for each layer."""
         layers = len(_layers([name for name, p in model.named_parameters() if p.requires_grad]))
         share = _check.positive(clip_norm=clip_norm) / math.sqrt(max(1, layers))
         return cls((share,) * layers, noise)
@@ -228,15 +230,15 @@ class PerLayer(_ManyBounds):
 
 @dataclass(frozen=True, repr=False)
 class ClippedSum:
-    """Sum of clipped per-example gradients. Private: add noise before anything leaves.
+    """Sum of clipped per-example gradients. Private: must not be released without noise.
 
     Attributes
     ----------
     sums
-        By parameter name, for each trainable parameter; float32, or float64 for float64 parameters.
+        The sum for each trainable parameter, by name; float32, or float64 for float64 parameters.
     within
-        How many examples had norm <= the clip norm, in each group, shape (groups,). Private; one
-        example changes it by at most 1 in each group. Adaptive clipping releases it with noise.
+        Number of examples whose norm is at most the clip norm, for each group, shape (groups,).
+        One example changes each count by at most 1. Adaptive clipping releases them with noise.
     """
 
     sums: dict[str, Tensor]
@@ -244,7 +246,7 @@ class ClippedSum:
 
     @classmethod
     def zeros(cls, model: nn.Module, clip: Clip | None = None) -> "ClippedSum":
-        """Return the sum over no examples: the result of an empty draw."""
+        """Return the sum over no examples, which is the sum of an empty lot."""
         parameters = trainable(model)
         device = next(iter(parameters.values())).device
         groups = 1 if clip is None else len(clip.clip_norms)
@@ -256,7 +258,7 @@ class ClippedSum:
         return ClippedSum(sums, self.within + other.within)
 
     def __iadd__(self, other: "ClippedSum") -> "ClippedSum":
-        """Add in place, so that microbatches of a large model need no third accumulator."""
+        """Add another sum in place, so that adding two sums allocates no third one."""
         call_each("add_", list(self.sums.values()), [other.sums[name] for name in self.sums])
         self.within.add_(other.within)
         return self
@@ -266,7 +268,7 @@ class ClippedSum:
 
 
 def scaled(clip: Clip, factors: Sequence[float]) -> Clip:
-    """Return the clip rule with the norm of each group multiplied by its factor.
+    """Return a clip rule like `clip`, with the clip norm of each group times its factor.
 
     >>> scaled(Flat(2.0), [0.5])
     Flat(clip_norm=1.0)
@@ -282,18 +284,18 @@ def scaled(clip: Clip, factors: Sequence[float]) -> Clip:
 
 
 def group_of(clip: Clip, names: Sequence[str]) -> dict[str, int]:
-    """Return the number of the clip group of each parameter."""
+    """Return, for each parameter name, the number of its group under the rule `clip`."""
     return {name: g for g, group in enumerate(clip.groups(names)) for name in group}
 
 
 def factors_of(
     clip: Clip, squared_norms: Tensor, mask: Tensor, *, rounding: float, finite: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Return factors of shape (groups, examples), and the `within` counts of a `ClippedSum`.
+    """Return clip factors, shape (groups, examples), and the `within` counts of a `ClippedSum`.
 
-    A factor is zero where `mask` is False and for examples that are not `finite` (None: all are).
-    An example that is not finite in one group adds nothing to any group, since its gradient is not
-    a vector.
+    `finite` marks the examples whose gradient is finite; None means that all are. Factors are zero
+    where `mask` is False (padding) or `finite` is False. An example with a non-finite gradient in
+    one group adds nothing to any group.
     """
     usable = mask if finite is None else mask & finite  # (examples,)
     factors = clip.factors(squared_norms, rounding=rounding) * usable
@@ -305,7 +307,7 @@ def factors_of(
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the trainable parameters by name; a tied parameter once, under its first name."""
+    """Return the trainable parameters by name; one with several names only under the first."""
     found = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not found:
         raise ValueError("model must have a trainable parameter (requires_grad=True), got none.")
@@ -313,12 +315,12 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype that sums and norms are kept in: never below float32."""
+    """Return the dtype in which sums and norms of `dtype` are computed: at least float32."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def zeros_for(parameter: Tensor) -> Tensor:
-    """Return zeros in the shape of a parameter, in the dtype of its sum."""
+    """Return zeros in the shape of a parameter, in the dtype in which its gradients are summed."""
     dtype = accumulator(parameter.dtype)
     return torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
 
@@ -326,9 +328,10 @@ def zeros_for(parameter: Tensor) -> Tensor:
 def call_each(
     method: str, targets: Sequence[Tensor], *arguments: Sequence[Any], alpha: float | None = None
 ) -> None:
-    """Call an in-place method, such as "add_", of each target with its item of each argument.
+    """Call the in-place method named `method`, such as "add_", on each of `targets`.
 
-    On a GPU that is one launch for all targets, if torch has a function for it.
+    Target i is called with item i of each of `arguments`. On a GPU this is one kernel launch for
+    all targets, if torch has a function for it.
     """
     options = {} if alpha is None else {"alpha": alpha}
     if targets and targets[0].is_cuda:
@@ -343,7 +346,7 @@ def call_each(
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Return whether the numbers fill one block of memory, in any order of the axes.
+    """Return whether a tensor fills one block of memory without gaps, in any order of axes.
 
     >>> table = torch.zeros(4, 6)
     >>> is_dense(table.t()), is_dense(table[:, :5])
@@ -377,7 +380,7 @@ def _same_length(name: str, values: Sequence[object], other: str, others: Sequen
 
 
 def _layers(names: Sequence[str]) -> dict[str, list[str]]:
-    """Return parameter names by the module that owns them, in order."""
+    """Return parameter names grouped by the module that owns them, in the model's order."""
     layers: dict[str, list[str]] = {}
     for name in names:
         layers.setdefault(name.rpartition(".")[0], []).append(name)

@@ -31,14 +31,14 @@ _BUCKET = 1 << 24  # elements added over the ranks in one message
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among those that train together; a single one without torch.distributed."""
+    """This process's rank and the number of ranks: processes that train one model together."""
 
     rank: int = 0
     size: int = 1
 
     @classmethod
     def here(cls) -> "Ranks":
-        """Return this process's place in the default process group, if one was initialized."""
+        """Return this process's rank in the default process group; rank 0 of 1 without a group."""
         if dist.is_available() and dist.is_initialized():
             return cls(dist.get_rank(), dist.get_world_size())
         return cls()
@@ -60,7 +60,7 @@ class Ranks:
         return min(self.gather(value))
 
     def require_equal(self, what: str, value: Any) -> None:  # Any: comparable, picklable, public
-        """Raise on every rank unless all have the same `value`."""
+        """Raise on every rank unless all have the same `value`; `what` names it in the error."""
         found = self.gather(value)
         if any(other != found[0] for other in found):
             raise ValueError(f"{what} must be the same on every rank.")
@@ -82,11 +82,11 @@ class Ranks:
     def pay_and_add(
         self, total: ClippedSum, drawn: float, pay: Callable[[], None], ledger: Ledger
     ) -> float:
-        """Pay for a step, then replace this rank's sum by the sum over all ranks. Private.
+        """Call `pay` for a step, then replace `total` by its sum over all ranks. Private.
 
-        If a rank cannot pay, every rank raises and nothing is released. Rank 0 pays alone into a
-        ledger in a file; ledgers in memory are each rank's own. Returns how many records all ranks
-        drew together.
+        If a rank cannot pay, every rank raises and nothing is released. For a ledger in a file only
+        rank 0 pays; a ledger in memory exists on every rank, and every rank pays into its copy.
+        `drawn` is the number of records of this rank; the number over all ranks is returned.
         """
         failure: Exception | None = None
         if self.rank == 0 or ledger.path is None:
@@ -118,7 +118,7 @@ class Ranks:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """Return the user's module without DistributedDataParallel, whose hooks must not run here."""
+    """Return the module inside a DistributedDataParallel wrapper, so its hooks do not run."""
     if isinstance(model, DistributedDataParallel):
         return model.module
     if type(model).__name__ == "FullyShardedDataParallel":
@@ -127,19 +127,19 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def checksum(model: nn.Module) -> list[float]:
-    """Return a number per parameter that differs between ranks that start from other weights."""
+    """Return the sum of each parameter's entries, to check that ranks start from equal weights."""
     whole = (p.full_tensor() if isinstance(p, DTensor) else p for p in model.parameters())
     return [float(p.detach().double().sum()) for p in whole]
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Return whether FSDP2 has spread the model over the ranks."""
+    """Return whether FSDP2 has split the model's parameters over the ranks."""
     return any(isinstance(p, DTensor) for p in model.parameters())
 
 
 @contextmanager
 def gathered(model: nn.Module) -> Iterator[None]:
-    """Gather every parameter of an FSDP2 model for a block, in which no module hooks run."""
+    """Gather an FSDP2 model's whole parameters on each rank in the block; hooks are off inside."""
     sharded = [m for m in model.modules() if hasattr(m, "unshard") and hasattr(m, "reshard")]
     if not sharded:
         yield
@@ -157,7 +157,7 @@ def gathered(model: nn.Module) -> Iterator[None]:
 
 
 def like_parameter(gradient: Tensor, parameter: Tensor) -> Tensor:
-    """Return `gradient` in the parameter's type, and only its shard if the parameter is one."""
+    """Return `gradient` in the parameter's dtype; for a sharded parameter, this rank's shard."""
     gradient = gradient.to(parameter.dtype)
     if isinstance(parameter, DTensor):
         mesh, placements = parameter.device_mesh, parameter.placements
@@ -166,7 +166,7 @@ def like_parameter(gradient: Tensor, parameter: Tensor) -> Tensor:
 
 
 def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Yield runs of tensors of one dtype, each of at most `_BUCKET` elements or one tensor."""
+    """Yield groups of tensors of one dtype and at most `_BUCKET` elements, to send together."""
     bucket: list[Tensor] = []
     size = 0
     for t in tensors:

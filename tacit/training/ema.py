@@ -18,7 +18,7 @@ class EMA:
     """Exponential moving average of a model's parameters, with a warm-up.
 
     At the t-th update the decay is min(decay, (1 + t) / (10 + t)), so that the random initial
-    weights soon leave the mean. The model is changed only inside `applied`.
+    weights soon lose their influence. The model is changed only inside `applied`.
 
     >>> model = nn.Linear(1, 1)
     >>> ema = EMA(model, decay=0.9)
@@ -35,7 +35,7 @@ class EMA:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Add the current weights to the mean; call it after each step."""
+        """Update the mean with the model's current weights; call this after each training step."""
         decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
         current = trainable(self._model)
         means = [self._means[name] for name in current]
@@ -45,7 +45,7 @@ class EMA:
 
     @contextmanager
     def applied(self) -> Iterator[nn.Module]:
-        """Give the model its mean weights inside the block, and its own weights back after it."""
+        """Replace the model's weights by their mean inside the block, and restore them after it."""
         current = trainable(self._model)
         kept = {name: p.detach().clone() for name, p in current.items()}
         try:
@@ -55,12 +55,12 @@ class EMA:
             _copy(kept, current)
 
     def state_dict(self) -> dict[str, object]:
-        """Return everything that `load_state_dict` needs; tensors are copies."""
+        """Return copies of the mean weights and the update count, for `load_state_dict`."""
         means = {name: mean.clone() for name, mean in self._means.items()}
         return {"decay": self.decay, "updates": self.updates, "means": means}
 
     def load_state_dict(self, state: dict[str, object]) -> None:
-        """Continue from a `state_dict()`."""
+        """Restore the mean weights and the update count from a `state_dict()`."""
         means = state["means"]
         if not isinstance(means, dict) or set(means) != set(self._means):
             raise ValueError("state must come from the EMA of a model with the same parameters.")

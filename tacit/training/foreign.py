@@ -44,14 +44,14 @@ _DIFFERS = (
 
 
 def own_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Return the user's own optimizer from inside the wrapper of Accelerate or Lightning."""
+    """Return the torch optimizer inside a wrapper of Accelerate or Lightning, if there is one."""
     while type(optimizer).__module__.partition(".")[0] in _WRAPPERS:
         optimizer = optimizer.optimizer  # type: ignore[attr-defined]  # both wrappers have it
     return optimizer
 
 
 class ForeignLoops(RunState):
-    """The part of a private run that serves loops of somebody else. Base of `Private`.
+    """The methods of a private run for training loops of other libraries. Base of `Private`.
 
     It keeps track of the loop that is running, the microbatch that the loop holds, and the clipped
     sum of the lot's microbatches so far.
@@ -72,8 +72,8 @@ class ForeignLoops(RunState):
 
         A lot that does not fit in memory comes in several microbatches. Until the last of them
         `p.grad` stays None, so the loop's `optimizer.step()` moves nothing. An empty lot comes as
-        one row that weighs zero. A rank with fewer microbatches than the others gets such rows too,
-        because a wrapped model may wait for all ranks in every forward pass.
+        one row of zeros with weight 0. A rank with fewer microbatches than other ranks gets such
+        rows too, because a wrapped model may wait for all ranks in every forward pass.
         """
         mine = self._begin_loop()
         for lot in self._lots.from_step(self.steps_taken, self._plan.steps):
@@ -94,10 +94,10 @@ class ForeignLoops(RunState):
                 microbatch = following
 
     def backward(self, losses: Tensor) -> None:
-        """Clip and sum the microbatch handed out last; call it in place of `loss.backward()`.
+        """Add up the microbatch's clipped gradients; call this in place of `loss.backward()`.
 
-        `losses` holds one loss per example. Afterwards `p.grad` is the released gradient, or None
-        while more microbatches of the lot are to come.
+        `losses` holds one loss per example of the microbatch that was yielded last. Afterwards
+        `p.grad` is the noisy gradient, or None while microbatches of the lot are still to come.
         """
         if (handed := self._handed_out) is None:
             raise RuntimeError("private.backward needs a batch from private or private.batches().")
@@ -119,9 +119,9 @@ class ForeignLoops(RunState):
                 self._sum_so_far = total, drawn
 
     def _begin_loop(self) -> int:
-        """Return the number of a new loop, which ends the one before it.
+        """Begin a new loop over the lots, end the one before it, and return the new one's number.
 
-        Two loops at a time could release parts of one lot twice.
+        Two loops at the same time could release parts of one lot twice.
         """
         self._take_back()
         self._loop += 1
@@ -136,13 +136,13 @@ class ForeignLoops(RunState):
             self._take_back()
 
     def _take_back(self) -> None:
-        """Stop following the loop's operations; nothing is intercepted between microbatches."""
+        """Stop intercepting the operations of the user's loop, until the next microbatch."""
         if self._handed_out is not None:
             self._handed_out.forward.stop()
             self._handed_out = None
 
     def _hand_out_whole(self, microbatch: Microbatch, step: int, loop: int) -> None:
-        """Follow a lot that the loop unpacks, unless it is of another step or an older loop."""
+        """Begin intercepting for a lot that the current loop unpacks; ignore any other lot."""
         if (step, loop) == (self.steps_taken, self._loop):
             self._hand_out(microbatch, is_last=True)
 
@@ -170,9 +170,10 @@ class ForeignLoops(RunState):
 
 
 class ForeignForward:
-    """Follows the forward pass of one handed-out microbatch. `stop` it before anything else runs.
+    """Intercepts the forward pass of a user's loop on one microbatch, to clip its gradients.
 
-    A loop may have moved the model since `make_private`, and moves its batches itself.
+    Call `stop` before anything else runs. The model and the batch may be on another device than at
+    `make_private`, because the loop may move both.
     """
 
     def __init__(
@@ -213,11 +214,11 @@ class ForeignForward:
         self._intercept = stack.enter_context(_Follow(trace, tape, len(examples)))
 
     def stop(self) -> None:
-        """Intercept nothing from now on."""
+        """Stop intercepting operations."""
         self._stack.close()
 
     def clipped_sum(self, losses: Tensor) -> ClippedSum:
-        """Return the sum of the clipped gradients of `losses`, and free the graph. Private."""
+        """Return the clipped sum of the gradients of `losses`; free the autograd graph. Private."""
         self.stop()
         whole = gathered(self._model) if self._is_sharded else nullcontext()
         # A loop may call backward inside its autocast, where norms and factors would be bf16.
@@ -239,7 +240,7 @@ class ForeignForward:
 
 
 class _HandedOut(NamedTuple):
-    """The microbatch that somebody else's loop holds."""
+    """The microbatch that a user's loop has received and not yet passed to `backward`."""
 
     microbatch: Microbatch
     forward: ForeignForward
@@ -247,7 +248,7 @@ class _HandedOut(NamedTuple):
 
 
 class _Follow(Intercept):
-    """The engine's interception, with an error that makes sense inside a user's forward."""
+    """The book-keeping engine's `Intercept`, with errors that fit a user's forward pass."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None

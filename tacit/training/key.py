@@ -24,7 +24,7 @@ from tacit.mechanisms import SecureGenerator, Size
 
 @dataclass(frozen=True)
 class Key:
-    """The secret of a run. Random bytes are derived from it with SHAKE-256.
+    """The secret key of a run. All random numbers are derived from it with SHAKE-256.
 
     >>> key = Key.from_seed(7)
     >>> key.numpy("lot", 3).random() == key.numpy("lot", 3).random()
@@ -42,25 +42,25 @@ class Key:
 
     @classmethod
     def from_seed(cls, seed: int | None) -> "Key":
-        """Return the key of a reproducible run, or a fresh key if `seed` is None."""
+        """Return the key derived from `seed`, or a fresh key if `seed` is None."""
         if seed is None:
             return cls.fresh()
         return cls(hashlib.sha256(f"tacit seed {whole(seed=seed)}".encode()).digest())
 
     def bytes(self, purpose: str, step: int, size: int, part: int = 0) -> bytes:
-        """Return `size` random bytes that no other `purpose`, `step` or `part` gets."""
+        """Return `size` random bytes, different for each combination of purpose, step and part."""
         label = f"|{purpose}|{step}|{part}".encode()
         return hashlib.shake_256(self.secret + label).digest(size)
 
     def numpy(self, purpose: str, step: int, part: int = 0) -> np.random.Generator:
-        """Return a fast numpy generator whose whole state of 256 bits comes from the key."""
+        """Return a numpy generator for this use, whose whole 256-bit state comes from the key."""
         state = _State(self.bytes(purpose, step, 32, part))
         return np.random.Generator(np.random.PCG64DXSM(state))  # pyright: ignore[reportArgumentType]  # numpy takes any ISeedSequence
 
     def torch(
         self, purpose: str, step: int, device: torch.device, part: int = 0
     ) -> torch.Generator:
-        """Return a torch generator on `device`.
+        """Return a torch generator on `device` for this use, seeded from the key.
 
         On the CPU `manual_seed` keeps only 32 bits, so two of 10^5 steps would share their noise
         with high probability. There the whole 19,968-bit state of the Mersenne Twister is set
@@ -76,7 +76,7 @@ class Key:
         return generator.set_state(torch.from_numpy(state))
 
     def secure(self, purpose: str, step: int) -> "KeyedSecureGenerator":
-        """Return a cryptographic generator: every bit is SHAKE-256 output."""
+        """Return a cryptographic generator for this use: every bit is SHAKE-256 output."""
         return KeyedSecureGenerator(self, purpose, step)
 
 
@@ -99,14 +99,14 @@ class KeyedSecureGenerator(SecureGenerator):
 
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Run a block with torch's global generators seeded, and restore them after it."""
+    """Seed torch's global random generators inside the block, and restore them after it."""
     with torch.random.fork_rng(devices=_gpu(device)):
         reseed(seed, device)
         yield
 
 
 def reseed(seed: int, device: torch.device) -> None:
-    """Seed torch's global generators: the CPU's and that of `device`."""
+    """Seed torch's global random generators: the CPU's and that of `device`."""
     torch.default_generator.manual_seed(seed)
     for index in _gpu(device):
         torch.cuda.default_generators[index].manual_seed(seed)
@@ -119,18 +119,18 @@ def _gpu(device: torch.device) -> list[int]:
 
 
 class _State(np.random.bit_generator.ISeedSequence):
-    """Random bytes as a numpy seed, without the mixing that numpy's own seeds need."""
+    """Random bytes in the form of a numpy seed; numpy takes them unchanged as generator state."""
 
     def __init__(self, state: bytes) -> None:
         self._words = np.frombuffer(state, np.uint64)
 
     def generate_state(self, n_words: int, dtype: DTypeLike = np.uint32) -> NDArray[np.uint64]:  # type: ignore[override]  # of the one type asked for
-        """Return all words, in the number and type that PCG64DXSM asks for."""
+        """Return the bytes as words, in the number and type that numpy's PCG64DXSM requires."""
         assert (n_words, dtype) == (len(self._words), np.uint64)
         return self._words
 
 
 @lru_cache(maxsize=1)
 def _mersenne_state() -> NDArray[np.uint8]:
-    """Return the state of a newly seeded CPU generator, in which the words are to be replaced."""
+    """Return a CPU generator's state, as a template whose random words are then replaced."""
     return torch.Generator().manual_seed(0).get_state().numpy()

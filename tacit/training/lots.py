@@ -21,7 +21,7 @@ from tacit.training.tree import Batch, current_device, pad_rows
 
 
 class PendingMicrobatch(NamedTuple):
-    """A microbatch that was drawn and not fetched yet. Private."""
+    """A microbatch whose record indices are drawn, but whose records are not read yet. Private."""
 
     indices: Indices
     limit: int  # its number of rows, if it is padded
@@ -32,7 +32,7 @@ class PendingMicrobatch(NamedTuple):
 
 
 class _Cut(NamedTuple):
-    """A lot cut into microbatches of at most `limit` rows, as indices of records."""
+    """The record indices of a lot, split into parts of at most `limit`: one per microbatch."""
 
     parts: list[Indices]
     limit: int
@@ -42,7 +42,7 @@ class Lot:
     """The records of one step; private. Pass it to `Private.step`, or use it as a batch.
 
     Unpacked (`x, y = lot`) or indexed (`lot["x"]`, `model(**lot)`) it is the whole lot as one
-    collated batch. An empty lot then has one row of zeros, which weighs nothing.
+    collated batch. An empty lot then has one row of zeros with weight 0.
     """
 
     def __init__(
@@ -66,18 +66,18 @@ class Lot:
         return f"Lot(step={self.step})"  # neither its size nor its members
 
     def pending(self) -> Iterator[PendingMicrobatch]:
-        """Yield the microbatches before they are fetched; none if nothing was drawn. Private."""
+        """Yield the microbatches before their records are read; none for an empty lot. Private."""
         cut = self._cut or self.source.cut(self._indices)  # the limit may have been lowered
         for number, indices in enumerate(cut.parts):
             fetch = partial(self._fetch, indices, cut.limit, number)
             yield PendingMicrobatch(indices, cut.limit, fetch)
 
     def microbatches(self) -> Iterator[Microbatch]:
-        """Yield the microbatches, none if nothing was drawn. Private."""
+        """Yield the microbatches with their records; none for an empty lot. Private."""
         return (pending.fetch() for pending in self.pending())
 
     def whole(self) -> Microbatch:
-        """Return the whole lot as one batch of at least one row. Private."""
+        """Return the whole lot as one batch; an empty lot as one row of zeros. Private."""
         if self._whole is None:
             self._whole = self._make_whole()
             if self.on_unpack is not None:
@@ -133,7 +133,7 @@ class Lots:
         self.use(key)
 
     def use(self, key: Key) -> None:
-        """Draw lots from this key from now on."""
+        """Use `key` for the lots drawn from now on."""
         self.key = key
         self._draw = self._drawer(key, len(self.records))
 
@@ -142,7 +142,7 @@ class Lots:
         self.limit = min(self.limit, limit)
 
     def from_step(self, start: int, stop: int) -> Iterator[Lot]:
-        """Yield this rank's share of the lots of steps `start` .. `stop` - 1."""
+        """Yield the lots of steps `start` to `stop` - 1, each with this rank's records only."""
         if self._num_workers:
             yield from self._prefetched(start, stop)
             return
@@ -150,11 +150,11 @@ class Lots:
             yield self.lot(step)
 
     def lot(self, step: int) -> Lot:
-        """Return the lot of one step, whose records are fetched when they are used."""
+        """Return this rank's records of a step's lot; they are read when they are used."""
         return Lot(self, step)
 
     def seed(self, step: int) -> int:
-        """Return the seed of dropout and augmentation in `step` on this rank."""
+        """Return the seed of this rank's dropout and augmentation in `step`, from the run's key."""
         return int.from_bytes(self.key.bytes("model", step, 7, part=self._rank))
 
     def on_device(self) -> AbstractContextManager[Any]:  # Any: its value is unused
@@ -162,23 +162,23 @@ class Lots:
         return current_device(self.records.device)
 
     def most_batches(self, step: int) -> int:
-        """Return the number of microbatches of the largest rank, at least one. Private."""
+        """Return the most microbatches that any rank has in `step`, at least one. Private."""
         if self._ranks == 1:
             return 1
         share = -(-len(self._draw(step)) // self._ranks)
         return max(1, -(-share // self.limit))
 
     def nothing(self) -> Microbatch:
-        """Return one row that weighs zero, in the shape of a record."""
+        """Return a microbatch of one row of zeros with weight 0, in the shape of a record."""
         return Microbatch(self.records.blank(), torch.zeros(1, device=self.records.device))
 
     def indices(self, step: int) -> Indices:
-        """Return which records of the lot are this rank's. Private."""
+        """Return the indices of this rank's records in the lot of `step`. Private."""
         # Every rank draws the same lot; the shares are disjoint and cover it.
         return self._draw(step)[self._rank :: self._ranks]
 
     def cut(self, indices: Indices) -> _Cut:
-        """Cut a lot into microbatches that fit."""
+        """Split a lot's record indices into microbatches that fit in memory."""
         limit = self.limit
         if not len(indices):
             return _Cut([], limit)
@@ -187,7 +187,7 @@ class Lots:
         return _Cut(np.array_split(indices, -(-len(indices) // limit)), limit)
 
     def padded(self, batch: Batch, rows: int, limit: int) -> Microbatch:
-        """Return a fetched batch as a microbatch, padded to `limit` rows if this run pads."""
+        """Return a batch of `rows` rows as a microbatch, padded to `limit` rows if the run pads."""
         if not self.pad:
             return Microbatch(batch, None, rows)
         if len(self._row_numbers) != limit:
@@ -195,14 +195,14 @@ class Lots:
         return Microbatch(pad_rows(batch, limit), self._row_numbers < rows, rows)
 
     def fetch(self, indices: Indices, seed: int) -> Batch:
-        """Return records with the random augmentation that a worker would give them."""
+        """Return the records at `indices` as one batch; random augmentation follows from `seed`."""
         if self.records.is_stored:
             return self.records.fetch(indices)
         with seeded(seed, self.records.device):
             return self.records.fetch(indices)
 
     def _prefetched(self, start: int, stop: int) -> Iterator[Lot]:
-        """Yield lots whose records are fetched by workers, ahead of the steps."""
+        """Yield the lots of steps `start` to `stop` - 1; worker processes read records ahead."""
         cuts: dict[int, _Cut] = {}
 
         def cut_of(step: int) -> _Cut:
@@ -237,7 +237,7 @@ class Lots:
 
 
 class _Requested(Dataset):
-    """What a worker runs: seed as the request says, fetch, collate."""
+    """The data set given to worker processes: a request holds a seed and indices of records."""
 
     def __init__(self, records: Records) -> None:
         self._records = records
@@ -252,14 +252,14 @@ def _identity(batch: Batch) -> Batch:
 
 
 class _Queue:
-    """Batches from the workers, by number; each can be taken once, in order."""
+    """Batches read by worker processes, numbered in order; each can be taken once."""
 
     def __init__(self, batches: Iterator[Batch]) -> None:
         self._batches = batches
         self._next = 0
 
     def take(self, number: int) -> Batch | None:
-        """Return batch `number` and drop those before it; None if it was taken already."""
+        """Return batch `number` and drop all earlier batches; None if it was already taken."""
         batch = None
         while self._next <= number:
             self._next += 1

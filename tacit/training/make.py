@@ -51,10 +51,10 @@ class Speed:
     num_workers
         Processes that fetch records ahead.
     engine
-        "auto" takes the fastest that the model allows; see `tacit.training.clipped_sum`.
+        "auto" takes the fastest engine that supports the model; see `tacit.training.clipped_sum`.
     compile
-        Compile forward, norms and contraction, and replay them as a CUDA graph on a GPU; implies
-        `static_shapes`. The first step takes tens of seconds, later ones less time than without.
+        Compile the clipped sum, and replay it as a CUDA graph on a GPU; implies `static_shapes`.
+        The first step takes tens of seconds; later steps are faster than uncompiled ones.
         Python values that the model and `loss_fn` read, such as a coefficient that changes, are
         fixed at the first step. See docs/speed.md.
     """
@@ -116,8 +116,8 @@ def make_private(
 ) -> Private:
     """Plan and check a private run of DP-SGD on `model`. Nothing is paid yet.
 
-    Guarantee: the model after the run, and every gradient in it, is `private.event` of the records,
-    under the ledger's relation; with `epsilon` and `delta` given, at most that. It assumes that
+    Guarantee: releasing the model after the run and every gradient in it costs `private.event`
+    under the ledger's relation, at most (`epsilon`, `delta`) if they are given. This assumes that
     `n_records` is public, and that nothing else computed from the records leaves the program.
 
     Parameters
@@ -250,7 +250,7 @@ def make_private(
 
 
 def _one_speed(speed: Speed | None, **given: Any) -> Speed:  # Any: of the types of `Speed`
-    """Return `speed`, or the options given one by one; raise if an option is in both."""
+    """Return `speed`, or a `Speed` of the options in `given`; raise if both are used."""
     if speed is None:
         return Speed(**given)
     for field in fields(Speed):
@@ -262,7 +262,7 @@ def _one_speed(speed: Speed | None, **given: Any) -> Speed:  # Any: of the types
 
 
 def _trained(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, nn.Parameter]:
-    """Return the parameters to train by name; the optimizer must hold them and no others."""
+    """Return the model's trainable parameters by name; raise if the optimizer's differ."""
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("optimizer must take one gradient a step, got LBFGS, which takes several.")
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -287,7 +287,7 @@ def _trained(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, nn
 
 
 def _claim(run: Private, named: dict[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
-    """Raise if another optimizer trains one of these parameters in a run that is not over."""
+    """Reserve parameters for `run`; raise if another optimizer's unfinished run has one."""
     for other, (ids, used) in list(_RUNS.items()):
         if other.steps_taken == other.steps:
             del _RUNS[other]
@@ -307,7 +307,7 @@ def _check_compilable(plan: TrainingPlan, parameters: dict[str, nn.Parameter]) -
 
 
 def _probe(model: nn.Module, loss_fn: LossFn, records: Records) -> int:
-    """Check that examples do not mix, and return the bytes that one keeps for its backward."""
+    """Raise if examples influence each other; return the activation bytes of one example."""
     rows = np.arange(_PROBE_ROWS) % len(records)
     with gathered(model):
         batch = records.fetch(rows)
@@ -322,7 +322,7 @@ def _probe(model: nn.Module, loss_fn: LossFn, records: Records) -> int:
 def _limit(
     speed: Speed, bytes_per_example: int, device: torch.device, expected_batch: float
 ) -> int:
-    """Return the rows to run at once: the most that was allowed, or a lot if it fits in memory."""
+    """Return the rows of a microbatch: `max_microbatch` if given, else what fits in memory."""
     if speed.max_microbatch is not None:
         return speed.max_microbatch
     # Padding costs as much as records do: two deviations balance it against a second microbatch.
@@ -332,7 +332,7 @@ def _limit(
 
 
 def starting_limit(bytes_per_example: int, device: torch.device, *, largest_lot: int) -> int:
-    """Return the rows to try at once, from the memory that one example's activations need."""
+    """Return the rows that fit in free memory with their activations, at most `largest_lot`."""
     if device.type == "cuda":
         budget = torch.cuda.mem_get_info(device)[0] // 2
     else:
@@ -342,9 +342,10 @@ def starting_limit(bytes_per_example: int, device: torch.device, *, largest_lot:
 
 
 def usual_lot(expected: float, *, deviations: float) -> int:
-    """Return a lot size that is rarely exceeded: `deviations` above `expected`, a multiple of 8.
+    """Return a lot size that is rarely exceeded, rounded up to a multiple of 8.
 
-    It only sizes memory and padding: a larger lot comes in several microbatches.
+    It is `deviations` standard deviations of a Poisson draw above `expected`. It only sets memory
+    and padding: a larger lot comes in several microbatches.
     """
     return 8 * math.ceil((expected + deviations * math.sqrt(expected)) / 8)
 

@@ -41,7 +41,7 @@ _NOT_ALONE = "so no example can be clipped alone"
 
 
 def _family(kind: type[nn.Module]) -> type[nn.Module]:
-    """Return the class that `kind` shares with its siblings, which torch keeps private."""
+    """Return the base class of a torch layer class, such as that of all BatchNorm layers."""
     base = kind.__base__
     return kind if base is None or base is nn.Module else base
 
@@ -58,13 +58,13 @@ _INSTANCE_NORMS = tuple(
 
 
 def norm_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the layers that may mix examples or keep data, depending on their mode, by name."""
+    """Return BatchNorm-like layers by name: they may mix examples or store statistics of them."""
     kinds = (*_BATCH_NORMS, *_INSTANCE_NORMS)
     return {name: layer for name, layer in model.named_modules() if isinstance(layer, kinds)}
 
 
 def check_layers(layers: dict[str, nn.Module]) -> None:
-    """Raise `IncompatibleModel` if one of `norm_layers` mixes examples or keeps data as it is."""
+    """Raise `IncompatibleModel` if a layer, in its current mode, mixes or stores examples."""
     for name, layer in layers.items():
         if reason := _offense(layer):
             raise IncompatibleModel(f"{name or 'the model'} ({type(layer).__name__}) {reason}")
@@ -73,8 +73,8 @@ def check_layers(layers: dict[str, nn.Module]) -> None:
 def fix(model: nn.Module) -> nn.Module:
     """Return a copy of `model` that keeps examples apart: BatchNorm becomes GroupNorm.
 
-    Scale and shift carry over; running statistics do not, since GroupNorm takes its own from each
-    example. InstanceNorm stops tracking running statistics. Build the optimizer from the copy.
+    Scale and shift are copied. Running statistics are not, since GroupNorm normalizes each example
+    by itself. InstanceNorm stops tracking running statistics. Build the optimizer from the copy.
 
     >>> fix(nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16)))
     Sequential(
@@ -142,10 +142,10 @@ def _replacement(layer: nn.Module) -> nn.Module:
 
 
 def probe(model: nn.Module, loss_fn: LossFn, batch: Batch, device: torch.device) -> int:
-    """Raise if examples mix, or return the bytes of activations that one keeps for its backward.
+    """Check that examples do not mix; return the bytes of activations kept for one example.
 
     Raises `ValueError` if `loss_fn` does not give one loss per example, and `IncompatibleModel` if
-    one example's loss or gradient moves when another example changes, or a buffer depends on data.
+    one example's loss or gradient changes with another example, or a buffer depends on data.
     """
     rows = n_rows(batch)
     params = [p for p in model.parameters() if p.requires_grad]
@@ -180,7 +180,7 @@ def probe(model: nn.Module, loss_fn: LossFn, batch: Batch, device: torch.device)
 
 @contextmanager
 def restored_buffers(model: nn.Module) -> Iterator[Callable[[], None]]:
-    """Put the model's buffers back after the block, and whenever the function given is called."""
+    """Restore the model's buffers after the block, and when the yielded function is called."""
     kept = _copies(model)
 
     def restore() -> None:
@@ -203,7 +203,7 @@ def _losses(model: nn.Module, loss_fn: LossFn, batch: Batch, rows: int) -> Tenso
 
 
 def _with_changed_row(batch: Batch) -> Batch:
-    """Change the second row: noise is added to real numbers, whole numbers become another row's."""
+    """Return `batch` with its second row changed: noise added, or integers of another row."""
 
     def change(tensor: Tensor) -> Tensor:
         if tensor.shape[0] < 2:
@@ -267,7 +267,7 @@ def _compare_buffers(model: nn.Module, expected: dict[str, Tensor]) -> None:
 
 
 class _SavedBytes(torch.autograd.graph.saved_tensors_hooks):
-    """Counts the bytes that autograd keeps for the backward, without the parameters."""
+    """Counts the bytes that autograd saves for the backward pass, without the parameters."""
 
     def __init__(self, params: list[nn.Parameter]) -> None:
         seen = {p.untyped_storage().data_ptr() for p in params}
@@ -284,7 +284,7 @@ class _SavedBytes(torch.autograd.graph.saved_tensors_hooks):
 
 
 class _Passed(NamedTuple):
-    """The first example's share of what went into a layer and came out of it."""
+    """The first example's entries in the inputs and outputs of one layer."""
 
     layer: nn.Module
     into: list[Tensor]
@@ -294,11 +294,11 @@ class _Passed(NamedTuple):
 def _where_it_mixes(
     model: nn.Module, forward: Callable[[Batch], Any], batch: Batch, changed: Batch
 ) -> str:
-    """Name the place that mixes: `changed` is `batch` with its second example changed.
+    """Return a description of the layer that mixes examples, for an error message.
 
-    A layer mixes if the first example goes into it unchanged and comes out changed; the deepest
-    such layer is named. If there is none, the loss itself mixes. Private values are compared and
-    never shown: the answer depends on the model's structure.
+    `changed` is `batch` with its second example changed. A layer mixes if the first example's input
+    is the same for both batches and its output is not; the deepest such layer is named. If there is
+    none, the loss itself mixes. Private values are compared and never shown.
     """
     before, after = _passes(model, forward, batch), _passes(model, forward, changed)
     names = {layer: name for name, layer in model.named_modules()}
@@ -350,7 +350,7 @@ def _equal(a: list[Tensor], b: list[Tensor]) -> bool:
 
 
 def refuse_call(func: Any, args: Any, kwargs: dict[str, Any]) -> None:
-    """Raise `IncompatibleModel` for a call that mixes examples or writes them into the model."""
+    """Raise `IncompatibleModel` if a torch call mixes examples or writes them into the model."""
     if func is F.batch_norm and _argument("training", 5, args, kwargs):
         raise IncompatibleModel(
             f"BatchNorm in training mode mixes the examples of a batch, {_NOT_ALONE}. "
@@ -375,7 +375,7 @@ def _argument(name: str, place: int, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def refuse_dependence(names: Iterable[str]) -> None:
-    """Raise `IncompatibleModel`: examples mix where the parameters `names` are used."""
+    """Raise `IncompatibleModel`, stating that examples mix where parameters `names` are used."""
     raise IncompatibleModel(
         f"The loss of one example depends on others where {', '.join(names) or 'a shared tensor'} "
         f"is used, {_NOT_ALONE}. Look for a layer or a loss that mixes or reorders the examples "
@@ -384,7 +384,7 @@ def refuse_dependence(names: Iterable[str]) -> None:
 
 
 def refuse_size_dependence() -> None:
-    """Raise `IncompatibleModel`: the loss of an example differs between batches of two sizes."""
+    """Raise `IncompatibleModel`, stating that an example's loss depends on the batch size."""
     raise IncompatibleModel(
         "The loss of an example depends on which others are in the batch, "
         f"{_NOT_ALONE}. Look for a statistic over the batch in the model or in the loss."
@@ -392,7 +392,7 @@ def refuse_size_dependence() -> None:
 
 
 def agree(few: Tensor, many: Tensor, tolerance: float = 1e-3) -> bool:
-    """Return whether the first losses of two batches are equal up to the order of their sums."""
+    """Return whether a batch `few` of losses equals the first losses of `many`, up to rounding."""
     many, few = many[: len(few)].detach().double(), few.detach().double()
     finite = torch.isfinite(few) & torch.isfinite(many)
     slack = tolerance * few[finite].abs().amax() if bool(finite.any()) else 0.0

@@ -47,15 +47,16 @@ class NoisyMean:
         self._blocks: OrderedDict[Any, Blocks | None] = OrderedDict()
 
     def use(self, key: Key) -> None:
-        """Draw noise from this key from now on."""
+        """Use `key` for the noise drawn from now on."""
         self._key = key
 
     def release(
         self, sums: Sequence[Tensor], scales: Sequence[float], *, step: int, noise_multiplier: float
     ) -> list[Tensor]:
-        """Return noisy means in the shapes of `sums`; the caller has paid for them.
+        """Return (sum + noise) / expected batch for each of `sums`; the caller has paid for it.
 
-        The means stay valid until the next call. The sums may be overwritten.
+        The noise on a sum has standard deviation `noise_multiplier` times its scale. The returned
+        tensors are valid until the next call. The sums may be overwritten.
         """
         factor = 1.0 / self._expected_batch  # declared: the drawn size is private
         if noise_multiplier == 0:
@@ -73,9 +74,9 @@ class NoisyMean:
     def in_place(
         self, sums: Sequence[Tensor], scales: Sequence[float], *, step: int, noise_multiplier: float
     ) -> "Blocks | None":
-        """Return the GPU kernel that adds this step's noise to the sums in place, to launch once.
+        """Return a GPU kernel, to be launched once, that adds this step's noise to the sums.
 
-        None without a GPU, without a kernel for these tensors, or if no such noise is wanted.
+        None without a GPU, without a kernel for these tensors, or for secure or zero noise.
         """
         if not sums[0].is_cuda or self._secure or noise_multiplier == 0:
             return None
@@ -103,7 +104,7 @@ class NoisyMean:
         step: int,
         noise_multiplier: float,
     ) -> None:
-        """Put the noisy means into `p.grad` of the parameters; the caller has paid for them."""
+        """Set `p.grad` of each parameter to (sum + noise) / expected batch; the caller has paid."""
         means = self.release(sums, scales, step=step, noise_multiplier=noise_multiplier)
         for parameter, mean in zip(parameters, means, strict=True):
             if isinstance(parameter, DTensor):
@@ -114,7 +115,7 @@ class NoisyMean:
     def release_counts(
         self, counts: Sequence[float], *, step: int, noise_multiplier: float, sensitivity: float
     ) -> list[float]:
-        """Return counts with noise; one example moves them by at most `sensitivity` in L2."""
+        """Return `counts` with noise; one example changes them by at most `sensitivity` in L2."""
         kind = GridGaussianMechanism if self._secure else GaussianMechanism
         size = {"dimension": len(counts)} if self._secure else {}
         mechanism = kind(noise_multiplier, l2_sensitivity=sensitivity, **size)
@@ -122,9 +123,9 @@ class NoisyMean:
         return mechanism.release(np.asarray(counts, float), rng("counts", step)).tolist()
 
     def _normals(self, sums: Sequence[Tensor], stds: Sequence[float], step: int) -> list[Tensor]:
-        """Return normals in the shapes of `sums`, with these standard deviations.
+        """Return normal noise in the shapes of `sums`, with standard deviations `stds`.
 
-        There is one flat draw per device and dtype.
+        All noise of one device and dtype is drawn as one flat tensor.
         """
         groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
         for i, total in enumerate(sums):
@@ -171,9 +172,10 @@ def replayed_update(
     *,
     is_alone: bool,
 ) -> "RecordedUpdate | None":
-    """Return noise and the optimizer's step as one CUDA graph, or None without a GPU.
+    """Return an update that replays noise and optimizer step as one CUDA graph; None off GPU.
 
-    `is_alone`: no other rank takes the same steps, so the update may round in its own way.
+    `is_alone` says that no other rank takes the same steps, so the update need not round exactly as
+    theirs does.
     """
     if not parameters[0].is_cuda:
         return None
@@ -183,7 +185,7 @@ def replayed_update(
 
 
 def _fill_normal(flat: Tensor, key: Key, step: int, part: int, std: float) -> None:
-    """Fill `flat` with normals; on the CPU in chunks with a generator each, by threads."""
+    """Fill `flat` with normal noise from the key; on the CPU, threads fill chunks in parallel."""
     if flat.device.type != "cpu":
         flat.normal_(std=std, generator=key.torch("noise", step, flat.device, part))
         return

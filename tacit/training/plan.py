@@ -36,7 +36,7 @@ Schedule = Callable[[int, int], float]
 
 @dataclass(frozen=True)
 class Stairs:
-    """A schedule with factor `values[i]` over the i-th of equal parts of the run.
+    """A schedule that splits the run into equal parts; `values[i]` is the factor in part i.
 
     >>> [Stairs((1.0, 0.5))(step, 4) for step in range(4)]
     [1.0, 1.0, 0.5, 0.5]
@@ -55,7 +55,7 @@ class Stairs:
 
 @dataclass(frozen=True)
 class _Ramp:
-    """Base of the schedules that go from `start` to `end` in `levels` stairs of equal length."""
+    """Base of the schedules from `start` to `end` in `levels` constant parts of equal length."""
 
     start: float
     end: float
@@ -67,13 +67,13 @@ class _Ramp:
         whole(levels=self.levels, least=2)
 
     def _share(self, step: int, steps: int) -> float:
-        """Return 0 on the first stair, 1 on the last, in equal moves between."""
+        """Return the position of a step's part in the run, from 0 (first part) to 1 (last)."""
         return (step * self.levels // steps) / (self.levels - 1)
 
 
 @dataclass(frozen=True)
 class Linear(_Ramp):
-    """A schedule from `start` to `end` in `levels` equal stairs."""
+    """A schedule from `start` to `end` in `levels` parts, with equal differences between them."""
 
     def __call__(self, step: int, steps: int) -> float:
         return self.start + (self.end - self.start) * self._share(step, steps)
@@ -81,7 +81,7 @@ class Linear(_Ramp):
 
 @dataclass(frozen=True)
 class Exponential(_Ramp):
-    """A schedule from `start` to `end` in `levels` stairs of equal ratio, as in Du et al. 2021.
+    """A schedule from `start` to `end` in `levels` parts of equal ratio (Du et al. 2021).
 
     >>> [round(Exponential(1.0, 0.25, levels=3)(step, 3), 3) for step in range(3)]
     [1.0, 0.5, 0.25]
@@ -101,7 +101,7 @@ class TrainingPlan:
     expected_batch
         Declared size of a lot, which divides the sum of every step.
     noise_multipliers, clip_factors
-        One entry for each step.
+        The noise multiplier and the factor on the clip norm, one entry for each step.
     also
         Events of other releases of the same run, which are priced together with the training steps.
     """
@@ -118,20 +118,20 @@ class TrainingPlan:
 
     @cached_property
     def event(self) -> Event:
-        """Everything that is priced together: `also`, then the training steps."""
+        """The event of the whole run: the releases in `also`, then the training steps."""
         return self.together(self.training_event)
 
     @cached_property
     def training_event(self) -> Event:
-        """The training steps alone, which the run pays for itself."""
+        """The event of the training steps alone. The run pays for it; `also` is paid elsewhere."""
         return self.event_of(self.noise_multipliers)
 
     def together(self, training: Event) -> Event:
-        """Return `also` and then `training` as one event."""
+        """Return one event of the run's other releases (`also`) followed by `training`."""
         return EventSequence((*self.also, training)) if self.also else training
 
     def event_of(self, noise_multipliers: Sequence[float]) -> Event:
-        """Return the event of steps with these multipliers; steps of equal noise are counted."""
+        """Return the event of one step for each of `noise_multipliers`, equal steps combined."""
         if any(multiplier == 0 for multiplier in noise_multipliers):
             return NonPrivate()
         counts = Counter(noise_multipliers)
@@ -146,7 +146,7 @@ class TrainingPlan:
         return parts[0] if len(parts) == 1 else EventSequence(tuple(parts))
 
     def step_event(self, noise_multiplier: float) -> Event:
-        """Return the event of one step, or of one epoch for samplers that draw by the epoch."""
+        """Return the event of one step; of one epoch for a sampler that draws an epoch at once."""
         release = Gaussian(noise_multiplier)
         if self.adaptive is not None:  # its counts are released too, from the same sample
             counts = self.adaptive.event(self.expected_batch, len(self.clip.clip_norms))
@@ -154,7 +154,7 @@ class TrainingPlan:
         return self.sampler.amplify(release)
 
     def drawer(self, key: Key, n: int) -> Callable[[int], NDArray[np.int64]]:
-        """Return a function from a step to the indices of its lot among `n` records. Private."""
+        """Return a function that maps a step to its lot's indices among `n` records. Private."""
         sampler = self.sampler
 
         @lru_cache(maxsize=1)  # a rank needs the draw for its share and for the size of the lot
@@ -166,16 +166,16 @@ class TrainingPlan:
         return draw
 
     def noise_at(self, step: int) -> float:
-        """Return the noise multiplier of a step, or of the last one once the run has finished."""
+        """Return the noise multiplier of `step`, or of the last step if the run has finished."""
         return self.noise_multipliers[min(step, self.steps - 1)]
 
     def clip_at(self, step: int, moves: Sequence[float]) -> Clip:
-        """Return the clip rule of a step, given the factors from adaptive clipping. Public."""
+        """Return the clip rule of `step`; `moves` are adaptive clipping's factors. Public."""
         scheduled = self.clip_factors[min(step, self.steps - 1)]
         return scaled(self.clip, [scheduled * move for move in moves])
 
     def fingerprint(self) -> dict[str, Any]:  # Any: JSON values
-        """Return a public description. A checkpoint fits only a run with the same description."""
+        """Return a public description of the plan, to check that a checkpoint fits the run."""
         return {
             "event": self.training_event.to_dict(),
             "expected_batch": self.expected_batch,
@@ -242,7 +242,7 @@ def make_plan(
 
 
 def count_steps(*, epochs: float | None, steps: int | None, batch_size: int, n_records: int) -> int:
-    """Return the number of steps of a run of `epochs` passes, the last lot counted in full.
+    """Return `steps`, or the steps of `epochs` passes over the records, rounded up.
 
     It is computed in whole numbers, never from 1 / rate: int(1 / (1 / n)) is not n for many n.
 
@@ -262,7 +262,7 @@ def count_steps(*, epochs: float | None, steps: int | None, batch_size: int, n_r
 def choose_sampler(
     sampler: object, *, batch_size: int, n_records: int, steps: int
 ) -> tuple[Sampler, float]:
-    """Return the sampler, Poisson by default, and the expected batch it implies."""
+    """Return the sampler, Poisson by default, and the expected lot size that it implies."""
     if sampler is None or sampler == "poisson":
         # The rate is a declared constant: n_records is the assumed public size.
         return sampling.Poisson(batch_size / n_records), float(batch_size)
@@ -298,7 +298,7 @@ def choose_noise(
     noise_factors: Sequence[float],
     relation: Relation,
 ) -> tuple[float, ...]:
-    """Return every step's noise multiplier: the given one, or the least that keeps to epsilon."""
+    """Return each step's noise multiplier: as given, or the least that costs at most epsilon."""
     if (epsilon is None) == (noise_multiplier is None):
         raise ValueError(
             "give epsilon (with delta) or noise_multiplier, one of them: the other follows from it."
@@ -327,7 +327,7 @@ def choose_noise(
 
 
 def factors(schedule: Schedule | None, steps: int, *, name: str) -> tuple[float, ...]:
-    """Return the schedule's factor for every step, after a check; all 1 without a schedule."""
+    """Return the factor of every step, checked to be valid; all 1 without a schedule."""
     if schedule is None:
         return (1.0,) * steps
     if not callable(schedule):
@@ -341,7 +341,7 @@ def factors(schedule: Schedule | None, steps: int, *, name: str) -> tuple[float,
 
 
 def _other_events(also: Event | Sequence[Event]) -> tuple[Event, ...]:
-    """Return the events of `also` as a tuple, after a check of their type."""
+    """Return the events of `make_private`'s option `also` as a tuple; check their type."""
     events = (also,) if isinstance(also, Event) else tuple(also)
     for event in events:
         if not isinstance(event, Event):

@@ -26,13 +26,13 @@ from tacit.training.plan import TrainingPlan
 class Private(ForeignLoops):
     """A private run: iterate over it for lots and pass each to `step`. Made by `make_private`.
 
-    `batches` and `backward` serve loops of somebody else (`foreign`); `state_dict` and
+    `batches` and `backward` serve loops of other libraries (`foreign`); `state_dict` and
     `load_state_dict` serve restarts (`checkpoint`).
 
     Attributes
     ----------
     steps, steps_taken
-        Planned releases and those made so far; the run ends when they are equal.
+        Number of planned steps and of steps taken; the run ends when they are equal.
     ledger
         Where the whole plan is reserved before the first release.
     is_reproducible
@@ -76,7 +76,7 @@ class Private(ForeignLoops):
     # The step -------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Lot]:
-        """Draw the lots that remain, from the one after the last step taken."""
+        """Yield the lots of the steps that remain, starting after the last step taken."""
         mine = self._begin_loop()
         for lot in self._lots.from_step(self.steps_taken, self.steps):
             lot.on_unpack = lambda whole, step=lot.step: self._hand_out_whole(whole, step, mine)
@@ -93,10 +93,11 @@ class Private(ForeignLoops):
                 )
 
     def step(self, lot: Lot) -> None:
-        """Take one step: clip, add, pay, add noise, divide, and call the optimizer's own step.
+        """Take one step of DP-SGD on `lot`, including the optimizer's step.
 
-        Guarantee: this step's share of `event`. Interrupted before the release, nothing has changed
-        and the same lot can be stepped on again; an interrupt during the release waits for its end.
+        Gradients are clipped and summed, the step is paid, and noise is added. Guarantee: the
+        release is one step of `training_event`. Interrupted before the release, nothing has changed
+        and the same lot can be used again; an interrupt during the release waits for its end.
         Copy a `p.grad` that you keep: the next step may overwrite its memory.
         """
         if self._handed_out is not None:
@@ -112,9 +113,10 @@ class Private(ForeignLoops):
     def _pay_and_release(
         self, total: ClippedSum, drawn: float, clip: Clip, *, is_own_loop: bool = False
     ) -> None:
-        """Pay, add over the ranks, add noise once, divide, and put the result into `p.grad`.
+        """Pay for the step and set `p.grad` to the noisy mean of the clipped gradients.
 
-        In a loop of somebody else, the optimizer's step is left to that loop.
+        The sums of all ranks are added first. The optimizer's step follows if `is_own_loop`; a loop
+        of another library takes it itself.
         """
         if total.sums.keys() != self._parameters.keys():
             raise RuntimeError(
@@ -157,7 +159,7 @@ class Private(ForeignLoops):
             state_noise(zip(self._parameters.values(), stds, strict=True))
 
     def _adapt(self, total: ClippedSum, drawn: float, step: int) -> None:
-        """Move the clip norms by noisy counts, which are paid with the step."""
+        """Adjust adaptive clip norms by noisy counts of unclipped examples, paid with the step."""
         if self._plan.adaptive is not None:
             self._clip_moves = self._plan.adaptive.release(
                 self._clip_moves,
@@ -182,32 +184,32 @@ class Private(ForeignLoops):
 
     @property
     def steps(self) -> int:
-        """Planned number of releases."""
+        """Planned number of steps, each of which releases one noisy gradient."""
         return self._plan.steps
 
     @property
     def event(self) -> Event:
-        """What the run and the `also` events of `make_private` do to the private data."""
+        """Event to price: the training steps and the `also` events given to `make_private`."""
         return self._plan.event
 
     @property
     def training_event(self) -> Event:
-        """What the training steps alone do to the private data: the run pays for this event."""
+        """Event of the training steps alone, which is what the run pays to the ledger."""
         return self._plan.training_event
 
     @property
     def noise_multiplier(self) -> float:
-        """Noise multiplier of the next step, or of the last one once the run has finished."""
+        """Noise multiplier of the next step, or of the last step if the run has finished."""
         return self._plan.noise_at(self.steps_taken)
 
     @property
     def microbatch(self) -> int:
-        """Most rows on the device at once; lowered when memory runs out."""
+        """Largest number of rows on the device at once; it is lowered when memory runs out."""
         return self._lots.limit
 
     @property
     def info(self) -> dict[str, Any]:  # Any: numbers and lists of them
-        """Released and declared values only: losses, norms and lot sizes stay private."""
+        """Public facts on the run, by name. Losses, norms and lot sizes are private: left out."""
         return {
             "step": self.steps_taken,
             "steps": self.steps,
@@ -219,16 +221,16 @@ class Private(ForeignLoops):
         }
 
     def epsilon(self, *, delta: float) -> float:
-        """Return the price of `event`, whether or not the run has ended: it is paid in advance.
+        """Return the epsilon of `event` at `delta`: the cost of the whole run, paid in advance.
 
-        Stopping early because of the results does not make it cheaper.
+        Stopping early because of the results does not make the run cheaper.
         """
         return accounting.epsilon(self.event, delta=delta, relation=self.ledger.relation)
 
     def __len__(self) -> int:
-        """Return the planned steps, including those before a restart.
+        """Return the planned number of steps, including those before a restart.
 
-        Lightning and Trainer resume by that count.
+        Lightning and Trainer need this number to resume a run.
         """
         return self.steps
 

@@ -22,7 +22,7 @@ Fetch = Callable[[Indices], Batch]
 
 
 class Microbatch(NamedTuple):
-    """The part of a lot that is on the device at once. Private."""
+    """A part of a lot, small enough to be on the device at once. Private."""
 
     batch: Batch
     weights: Tensor | None  # False for padding; None if there is none
@@ -33,7 +33,7 @@ class Microbatch(NamedTuple):
         return "Microbatch(private)"
 
     def halves(self) -> list["Microbatch"]:
-        """Return the two halves. Their records are counted once, on this microbatch."""
+        """Return the two halves, with `size` 0: the records are counted on this microbatch."""
         rows = n_rows(self.batch)
 
         def take(start: int, stop: int) -> Microbatch:
@@ -44,7 +44,7 @@ class Microbatch(NamedTuple):
 
 
 class Records:
-    """Random access to the private records: indices in, a collated batch on `device` out."""
+    """Random access to the private records: `fetch` turns indices into a batch on `device`."""
 
     def __init__(
         self,
@@ -66,16 +66,16 @@ class Records:
 
     @property
     def on_device(self) -> tuple[Tensor, ...] | None:
-        """Tensors whose rows are the records, if all of them are on the model's device."""
+        """The data set's tensors if all are on the model's device, else None. A row is a record."""
         tensors = self.dataset.tensors if self.is_stored else ()
         return tensors if tensors and all(t.device == self.device for t in tensors) else None
 
     def fetch(self, indices: Indices) -> Batch:
-        """Return these records, collated, on the model's device."""
+        """Return the records at `indices` as one batch on the model's device."""
         return self.to_device(self._fetch(indices))
 
     def fetch_on_host(self, indices: Indices) -> Batch:
-        """Return these records, collated, on the device where the data set keeps them."""
+        """Return the records at `indices` as one batch on the device where they are stored."""
         return self._fetch(indices)
 
     def to_device(self, batch: Batch) -> Batch:
@@ -83,12 +83,12 @@ class Records:
         return map_tensors(lambda t: t.to(self.device, non_blocking=True), batch)
 
     def blank(self) -> Batch:
-        """Return one row of zeros in the shape of a record, which is public."""
+        """Return a batch of one row of zeros in the shape of a record; the shape is public."""
         return map_tensors(torch.zeros_like, self.fetch(np.zeros(1, np.int64)))
 
 
 def _fetcher(dataset: Any, collate_fn: Callable[[list[Any]], Batch] | None) -> Fetch:
-    """Return the fastest way to collated records. `Any`: every map-style data set."""
+    """Return the fastest function from indices to a collated batch of `dataset`'s records."""
     if collate_fn is None and isinstance(dataset, TensorDataset):
         tensors = dataset.tensors
 

@@ -33,17 +33,17 @@ def map_tensors(change: Callable[[Tensor], Tensor], batch: Batch) -> Batch:
 
 
 def map_rows(change: Callable[[Tensor], Tensor], batch: Batch) -> Batch:
-    """Return `batch` with `change` applied to each tensor that has rows."""
+    """Return `batch` with `change` applied to each tensor that has at least one axis (rows)."""
     return map_tensors(lambda tensor: change(tensor) if tensor.dim() else tensor, batch)
 
 
 def take_rows(batch: Batch, start: int, stop: int) -> Batch:
-    """Return rows `start` .. `stop` - 1 of a batch."""
+    """Return rows `start` to `stop` - 1 of every tensor in a batch."""
     return map_rows(lambda tensor: tensor[start:stop], batch)
 
 
 def pad_rows(batch: Batch, rows: int) -> Batch:
-    """Return `batch` with rows of zeros appended up to `rows`."""
+    """Return `batch` with rows of zeros appended, so that it has `rows` rows."""
 
     def pad(tensor: Tensor) -> Tensor:
         missing = rows - tensor.shape[0]
@@ -55,7 +55,7 @@ def pad_rows(batch: Batch, rows: int) -> Batch:
 
 
 def with_rows(batch: Batch) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], Batch]]:
-    """Return the tensors that have rows, and a function that rebuilds the batch from others."""
+    """Return the tensors that have rows, and a function to rebuild the batch from new ones."""
     if isinstance(batch, tuple) and all(isinstance(t, Tensor) and t.dim() for t in batch):
         return list(batch), tuple  # the common case, without the cost of the general one
     return take_apart(batch, map_rows)
@@ -64,9 +64,9 @@ def with_rows(batch: Batch) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], 
 def take_apart(
     batch: Batch, map_over: Callable[..., Batch] = map_tensors
 ) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], Batch]]:
-    """Return the tensors of a batch, and a function that rebuilds the batch from others.
+    """Return the tensors of a batch, and a function to rebuild the batch from new tensors.
 
-    That function does not keep the tensors alive.
+    The function holds no reference to the old tensors, so their memory can be freed.
     """
     found: list[Tensor] = []
     placeholder = torch.empty(0)
@@ -96,7 +96,7 @@ def n_rows(batch: Batch) -> int:
 
 
 def check_losses(losses: Tensor, rows: int, *, is_private: bool = True) -> None:
-    """Raise unless `losses` holds one loss for each of `rows` rows, which may be private."""
+    """Raise unless `losses` has one loss per row; if `is_private`, errors omit the row count."""
     if not isinstance(losses, Tensor):
         raise TypeError(f"loss_fn must return a tensor, got {type(losses).__name__}.")
     if losses.dim() == 0:
@@ -114,7 +114,7 @@ def check_losses(losses: Tensor, rows: int, *, is_private: bool = True) -> None:
 
 
 def require_gradient(losses: Tensor) -> None:
-    """Raise unless the losses can be differentiated by the trainable parameters."""
+    """Raise unless autograd can differentiate the losses, that is, they require a gradient."""
     if not losses.requires_grad:
         raise ValueError("the losses must depend on the trainable parameters of the model.")
 
@@ -131,19 +131,19 @@ def tensors_in(args: Any, kwargs: dict[str, Any]) -> tuple[Tensor, ...]:
 
 
 def results_in(result: Any) -> tuple[Tensor, ...]:
-    """Return the tensors that a call returned."""
+    """Return the tensors in the result of a call, including those in lists and tuples."""
     return (result,) if isinstance(result, Tensor) else tensors_in((result,), {})
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether fewer rows at once would have avoided the error, on a GPU or a CPU."""
+    """Return whether `error` says that a GPU's or the CPU's memory was exhausted."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return "can't allocate memory" in str(error) or "out of memory" in str(error)
 
 
 def current_device(device: torch.device) -> AbstractContextManager[Any]:  # Any: its value is unused
-    """Return a context in which `device` is torch's current one if it is a GPU.
+    """Return a context in which `device`, if it is a GPU, is torch's current device.
 
     Kernels and CUDA graphs run on the current device.
     """
@@ -151,7 +151,7 @@ def current_device(device: torch.device) -> AbstractContextManager[Any]:  # Any:
 
 
 def _like(batch: Mapping[str, Any], changed: dict[str, Any]) -> Mapping[str, Any]:
-    """Return a mapping of the type of `batch` with other values under the same names."""
+    """Return a mapping of the same type as `batch`, with the values in `changed`."""
     if type(batch) is dict:
         return changed
     if isinstance(batch, MutableMapping):

@@ -121,7 +121,7 @@ def clipped_sum(
 
 
 def engine_named(name: str) -> Engine:
-    """Return the engine of that name; "auto" is the cheapest that supports the model."""
+    """Return the engine called `name`; "auto" tries the cheapest first and then the others."""
     if name == "auto":
         return _cheapest
     if name not in ENGINES:
@@ -136,7 +136,8 @@ class LotSum:
     Parameters
     ----------
     loss_fn
-        None for a run whose loop computes the losses itself; then a lot cannot be summed here.
+        Computes one loss per example. None if the user's loop computes the losses itself; then
+        this object cannot sum a lot.
     views, augment
         Each example is repeated `views` times and `augment` turns the repeated rows into views; the
         gradient of an example is the mean over its views.
@@ -175,7 +176,7 @@ class LotSum:
         """Return the sum of a lot, and how many records the lot holds. Private.
 
         A microbatch that does not fit in memory is summed in halves. A compiled sum assumes finite
-        gradients; if that fails, the lot is summed again with `masked`, which assumes nothing.
+        gradients. If some are not, the lot is summed again uncompiled (`masked`), without them.
         """
         if self._norms:
             check_layers(self._norms)
@@ -204,7 +205,7 @@ class LotSum:
         return total, drawn
 
     def _clipped_sum(self, microbatch: Microbatch, clip: Clip, *, masked: bool) -> ClippedSum:
-        """Return the sum of one microbatch; the next call may overwrite a compiled one."""
+        """Return the clipped sum of a microbatch; the next call may overwrite a compiled sum."""
         if self._loss_fn is None:
             raise ValueError("loss_fn must be given for private.step; without it use backward.")
         batch, weights = microbatch.batch, microbatch.weights
@@ -226,9 +227,9 @@ class LotSum:
         clip: Clip,
         compiled: "CompiledSum | None",
     ) -> list[ClippedSum]:
-        """Return the compiled sum of records that the GPU fetches itself, or nothing if it cannot.
+        """Return the compiled sum of records that the GPU reads itself, or an empty list.
 
-        It can if the whole data set is on the GPU and rows are used as they are.
+        The GPU can read them if the whole data set is on it and rows are used unchanged.
         """
         data = lot.source.records.on_device
         is_plain = self._augment is None and self._views == 1
@@ -242,9 +243,9 @@ class LotSum:
             return []
 
     def _zeros(self, clip: Clip) -> ClippedSum:
-        """Return zeros to add to; on a GPU always the same tensors.
+        """Return a zero sum, to which microbatches are added; on a GPU always the same tensors.
 
-        What follows the sum is a CUDA graph there, which reads fixed addresses.
+        On a GPU a CUDA graph reads the finished sum, and it reads fixed addresses.
         """
         if self._running is None or not self._is_on_gpu:
             self._running = ClippedSum.zeros(self._model, clip)
@@ -253,11 +254,11 @@ class LotSum:
         return self._running
 
     def _scale(self, clip: Clip) -> float:
-        """Return the factor from the compiled clip norms to those of this step."""
+        """Return this step's clip norm divided by the clip norm that was compiled in."""
         return clip.clip_norms[0] / self._clip_norm
 
     def _seeded(self, lot: "Lot") -> AbstractContextManager[None]:
-        """Seed dropout and augmentation from the run's key, if the lot's sum draws at random."""
+        """Return a context that seeds dropout and augmentation from the run's key, if used."""
         draws = self._compiled is None or self._augment is not None or self._compiled.draws
         if not draws:
             return nullcontext()
@@ -267,10 +268,10 @@ class LotSum:
 def in_halves(
     compute: Callable[[Microbatch], T], microbatch: Microbatch, *, on_halved: Callable[[int], None]
 ) -> list[T]:
-    """Apply `compute` to a microbatch, or to halves of it for as long as memory runs out.
+    """Apply `compute` to a microbatch; if memory runs out, halve it until its parts fit.
 
-    `on_halved` is called with the number of rows that is tried next. A single example that does not
-    fit raises.
+    Returns one result for each part. `on_halved` is called with the number of rows that is tried
+    next. A single example that does not fit raises.
     """
     try:
         return [compute(microbatch)]
@@ -306,7 +307,7 @@ def _cheapest(examples: Examples, clip: Clip) -> ClippedSum:
 
 
 def _mask(batch: Batch, views: int, weights: Tensor | None) -> Tensor:
-    """Return which examples count, shape (examples,), after a check of the batch's rows."""
+    """Return True for each example of nonzero weight, shape (examples,); check the batch's rows."""
     tensors, _ = with_rows(batch)
     lengths = {t.shape[0] for t in tensors}
     if not lengths:

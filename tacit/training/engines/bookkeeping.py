@@ -54,7 +54,7 @@ only if all of them are finite.
 
 
 class Stale(Exception):
-    """The trace does not fit this batch."""
+    """Raised when a cached trace of the model's calls does not fit the calls of this batch."""
 
 
 def run(
@@ -62,8 +62,9 @@ def run(
 ) -> ClippedSum:
     """Return the clipped sum of the examples whose mask is True.
 
-    With a `trace` of batches like this one, and unless `nonfinite` is "look", the sum is a function
-    of tensors that a compiler can follow.
+    A `trace` says which operations use parameters; without one the model is traced first. With a
+    trace, and `nonfinite` other than "look", no tensor's value is read on the host, so that the
+    whole function can be compiled.
     """
     for attempt in range(2):
         known = trace or trace_for(examples, fresh=attempt > 0)
@@ -89,7 +90,7 @@ def run(
 
 
 def trace_for(examples: Examples, *, fresh: bool = False) -> Trace:
-    """Return the trace for batches like this one, remembered as long as the model lives."""
+    """Return the trace of the model's calls for batches of this shape, cached with the model."""
     trace = None
     if not fresh:
         trace = _traces.setdefault(examples.model, OrderedDict()).get(signature(examples))
@@ -106,7 +107,7 @@ def trace_for(examples: Examples, *, fresh: bool = False) -> Trace:
 
 
 def signature(examples: Examples) -> tuple[Any, ...]:
-    """Return what a trace depends on. A trace that does not fit after all raises `Stale`."""
+    """Return a trace's cache key; a trace that does not fit in spite of it raises `Stale`."""
     tensors, _ = with_rows(examples.batch)
     device = tensors[0].device.type
     return (
@@ -127,7 +128,7 @@ def _remember(examples: Examples, trace: Trace | str) -> None:
 
 
 def _identity(loss_fn: LossFn) -> tuple[Any, ...]:
-    """Return a value that is equal for two functions made by one line from the same objects."""
+    """Return a cache key for `loss_fn`, equal for two closures of one definition and objects."""
     function = getattr(loss_fn, "__func__", loss_fn)
     code = getattr(function, "__code__", None)
     if code is None:
@@ -147,10 +148,10 @@ def _content(cell: Any) -> Any:
 def _keep_freed_memory() -> None:
     """Let the C library keep memory that one step frees on the CPU for the next step.
 
-    The GNU C library returns memory to the system beyond twice the largest block that was ever
-    mapped and freed, up to 32 MiB (mallopt(3), M_MMAP_THRESHOLD), and every step would fault it in
-    again page by page. This allocates and frees such a block, once in a process. A block that is
-    not written to costs nothing.
+    The GNU C library returns freed memory to the system beyond twice the largest block that was
+    ever mapped and freed, up to 32 MiB (mallopt(3), M_MMAP_THRESHOLD). Every step would then fault
+    the memory in again page by page. This function allocates and frees a block of that size, once
+    in a process; the block is never written to, so it costs nothing.
     """
     torch.empty(31 * 2**20, dtype=torch.uint8)
 
@@ -159,7 +160,10 @@ def _keep_freed_memory() -> None:
 
 
 class Intercept(TorchFunctionMode):
-    """Sends operations on shared tensors to their layer rules."""
+    """Runs every operation that uses a shared tensor by the layer rule for the operation.
+
+    A shared tensor is a parameter, or a tensor computed from parameters alone.
+    """
 
     def __init__(self, trace: Trace, tape: "Tape", rows: int) -> None:
         super().__init__()
@@ -172,9 +176,10 @@ class Intercept(TorchFunctionMode):
         self.recomputed: list[Tensor] = []  # kept alive, so that no other tensor gets their ids
 
     def backward(self, losses: Tensor, seeds: Tensor) -> None:
-        """Run the backward; raise `Stale` if a parameter was used where no rule saw it.
+        """Run the backward pass of `losses`, weighted by `seeds`.
 
-        Such a parameter receives an ordinary gradient, which is what is asked for here.
+        Raises `Stale` if a parameter was used outside of the layer rules: only then autograd finds
+        an ordinary gradient for it.
         """
         self.is_recomputing = True
         self.tape.is_open = True
@@ -253,7 +258,7 @@ class Intercept(TorchFunctionMode):
         kwargs: dict[str, Any],
         tensors: tuple[Tensor, ...],
     ) -> Any:
-        """Run a call where shared tensors meet the examples, by the rule for its function."""
+        """Run a call on shared tensors and examples, by the layer rule for `func`."""
         output = next(layout for layout in spec.outputs if layout is not None)
         if not self.is_recomputing:
             self.tape.count(tensors)
@@ -277,7 +282,7 @@ def _same(tensor: Tensor) -> Tensor:
 
 
 def _saved_tensors_are_hooked() -> bool:
-    """Return whether tensors saved now may be recomputed, as in a checkpointed block."""
+    """Return whether saved tensors may be recomputed later, as in activation checkpointing."""
     # torch has no public way to ask. Without the private one assume so: that costs time only.
     ask = getattr(getattr(torch, "_C", None), "_autograd", None)
     ask = getattr(ask, "_top_saved_tensors_default_hooks", None)
@@ -288,7 +293,8 @@ def _saved_tensors_are_hooked() -> bool:
 def without_hooks(model: nn.Module) -> Iterator[None]:
     """Switch off the forward hooks of a model inside the block, as sharded models need.
 
-    FSDP2 releases parameters in a hook. Without torch's private dictionaries the hooks stay on.
+    FSDP2 frees the gathered parameters in a hook. The hooks stay on in versions of torch that lack
+    the private dictionaries used here.
     """
     kinds = ("_forward_pre_hooks", "_forward_hooks")
     found = [getattr(module, kind, {}) for module in model.modules() for kind in kinds]
@@ -306,7 +312,7 @@ def without_hooks(model: nn.Module) -> Iterator[None]:
 
 
 class DerivedCall(NamedTuple):
-    """Tensors computed from shared tensors alone, and the call that made them."""
+    """A call whose tensor arguments are parameters or derived from parameters, and its results."""
 
     results: tuple[Tensor, ...]
     function: Any
@@ -315,11 +321,11 @@ class DerivedCall(NamedTuple):
 
 
 class Tape:
-    """Collects factored gradients in the backward; `clipped_sum` turns them into the sum.
+    """Collects per-example gradients, in factored form, during the backward pass.
 
-    The gradient of a parameter that one call uses is measured at once: its norm is taken, and it
-    may free its activations. Gradients of a parameter that several calls use, or of a tensor
-    derived from parameters, wait until all of them are there.
+    `clipped_sum` turns them into the clipped sum. If one call uses a parameter, the norms of its
+    gradients are computed at once, and activations may be freed. If several calls use it, or it is
+    a tensor derived from parameters, its gradients are kept until all of them have arrived.
     """
 
     def __init__(self, parameters: dict[str, nn.Parameter], examples: int, clip: Clip) -> None:
@@ -340,7 +346,7 @@ class Tape:
         self.is_open = False
 
     def count(self, tensors: tuple[Tensor, ...]) -> None:
-        """Count a call that reads these tensors."""
+        """Count one more call for each of `tensors`, whose gradients must all arrive."""
         for tensor in tensors:
             if id(tensor) in self.labels:
                 self.uses[id(tensor)] += 1
@@ -348,23 +354,23 @@ class Tape:
     def site(
         self, tensors: tuple[Tensor, ...], layouts: tuple[Layout | None, ...], output: Layout
     ) -> Site:
-        """Return what a layer rule needs to handle one call."""
+        """Return what a layer rule needs for one call: its tensors and where they hold examples."""
         return Site(self.examples, tensors, layouts, output, self.is_shared, self.add, self.anchor)
 
     def is_shared(self, tensor: Tensor | None) -> bool:
-        """Return whether gradients of this tensor are wanted."""
+        """Return whether `tensor` is a trainable parameter or derived from parameters."""
         return id(tensor) in self.labels
 
     def derive(self, made: DerivedCall, tensors: tuple[Tensor, ...]) -> None:
-        """Note a call on shared tensors alone: it uses them, and its results are shared."""
+        """Add a call on parameters or tensors derived from them: its results are derived too."""
         self.count(tensors)
         self.derived.append(made)
 
     def add(self, tensor: Tensor, gradient: FactoredGradient) -> None:
-        """Take the per-example gradients of one use of a shared tensor.
+        """Add the per-example gradients from one call that uses the shared `tensor`.
 
-        A backward inside the loss (an attack, a penalty on gradients) is not the one to follow, and
-        its gradients are dropped.
+        Gradients of a backward pass inside the loss itself (an attack, a penalty on gradients) are
+        ignored.
         """
         if not self.is_open:
             return
@@ -378,8 +384,8 @@ class Tape:
     def emptied(self) -> Iterator[None]:
         """Empty the tape after the block, also if memory ran out inside.
 
-        Gradients hold activations, these the autograd graph, and its nodes this tape. Part of that
-        cycle is outside Python, so the garbage collector cannot free it.
+        Gradients refer to activations, activations to the autograd graph, and its nodes to this
+        tape. Part of that cycle is outside Python, so the garbage collector cannot free it.
         """
         try:
             yield
@@ -425,14 +431,14 @@ class Tape:
         self.measured.append((names, kept))
 
     def _squared_norms(self, device: torch.device) -> Tensor:
-        """Return the squared norms, shape (groups, examples)."""
+        """Return each example's squared gradient norm in each clip group, (groups, examples)."""
         if len(self.norms) == 1 and self.norms[0]:
             return sum(self.norms[0][1:], self.norms[0][0]).unsqueeze(0)
         zero = torch.zeros(self.examples, device=device)
         return torch.stack([sum(n[1:], n[0]) if n else zero for n in self.norms])
 
     def _settle_waiting(self) -> None:
-        """Settle what has waited: derived tensors first, whose gradients reach parameters."""
+        """Pass gradients of derived tensors back to parameters, then measure all kept gradients."""
         for made in reversed(self.derived):
             for result in made.results:
                 if gradients := self.waiting.pop(id(result), None):

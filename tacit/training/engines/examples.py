@@ -59,17 +59,17 @@ class Examples:
         return trainable(self.model)
 
     def part(self, start: int, stop: int) -> "Examples":
-        """Return examples `start` .. `stop` - 1."""
+        """Return the examples `start` to `stop` - 1, with the same model and loss."""
         rows = take_rows(self.batch, start * self.views, stop * self.views)
         return Examples(self.model, self.loss_fn, rows, self.mask[start:stop], self.views)
 
     def losses(self) -> Tensor:
-        """Return the losses, one for each row; raise if `loss_fn` gives anything else."""
+        """Return the losses of the batch, one for each row; raise if their number is another."""
         return losses_of(self.loss_fn, self.model, self.batch, self.rows)
 
 
 def losses_of(loss_fn: LossFn, model: nn.Module, batch: Batch, rows: int) -> Tensor:
-    """Return `loss_fn(model, batch)`; raise unless it is one loss for each of `rows` rows."""
+    """Return `loss_fn(model, batch)`; raise unless it holds `rows` losses, one for each row."""
     with as_written():
         losses = loss_fn(model, batch)
     check_losses(losses, rows)
@@ -77,7 +77,7 @@ def losses_of(loss_fn: LossFn, model: nn.Module, batch: Batch, rows: int) -> Ten
 
 
 def as_written() -> AbstractContextManager[None]:
-    """Return a context in which functions that the user compiled run eagerly.
+    """Return a context in which functions compiled by `torch.compile` run uncompiled.
 
     Operations inside a compiled function cannot be intercepted one by one.
     """
@@ -85,12 +85,12 @@ def as_written() -> AbstractContextManager[None]:
 
 
 def rounding_of(dtype: torch.dtype) -> float:
-    """Return the relative error of a norm in `dtype`, given torch's precision settings."""
+    """Return a bound on a norm's relative rounding error in `dtype`, by which factors shrink."""
     return ROUNDING[multiplied_in(dtype)]
 
 
 def clip_and_sum(gradients: dict[str, Tensor], clip: Clip, mask: Tensor) -> ClippedSum:
-    """Clip and sum per-example gradients that were formed, (examples, *shape) by name."""
+    """Return the clipped sum of per-example gradients: by name, shape (examples, *parameter)."""
     index = group_of(clip, list(gradients))
     norms: list[Any] = [torch.zeros(len(mask), device=mask.device)] * len(clip.clip_norms)
     for name, rows in gradients.items():

@@ -23,7 +23,7 @@ _BUDGET = 2**28  # elements of per-example gradient held at once
 
 
 def run(examples: Examples, clip: Clip) -> ClippedSum:
-    """Return the clipped sum of the examples whose mask is True."""
+    """Return the clipped sum of the examples whose mask is True, by one backward per example."""
     parameters = examples.parameters
     total = ClippedSum.zeros(examples.model, clip)
     for i in range(len(examples)):
@@ -41,7 +41,7 @@ def run(examples: Examples, clip: Clip) -> ClippedSum:
 def clipped_sum_of(
     losses: Tensor, parameters: dict[str, nn.Parameter], clip: Clip, mask: Tensor
 ) -> ClippedSum:
-    """Return the clipped sum from the autograd graph of `losses`; False in `mask` adds zero."""
+    """Return the clipped sum of the gradients of `losses`; only where `mask` is True."""
     rows, size = len(losses), max(1, sum(p.numel() for p in parameters.values()))
     step = max(1, min(rows, _BUDGET // size))
     seeds = torch.eye(rows, dtype=losses.dtype, device=losses.device)
@@ -82,14 +82,14 @@ def _gradient(loss: Tensor, parameters: list[nn.Parameter]) -> tuple[Tensor | No
 def _batched(
     losses: Tensor, targets: Sequence[Tensor], seeds: Tensor, *, keep_graph: bool
 ) -> Gradients:
-    """Return the gradient of `losses` for each row of `seeds`, all in one batched backward."""
+    """Return the gradient of sum(seed * losses) for each row `seed`, in one batched backward."""
     return _grad(losses, targets, seeds, is_grads_batched=True, retain_graph=keep_graph)
 
 
 def _one_by_one(
     losses: Tensor, targets: Sequence[Tensor], seeds: Tensor, *, keep_graph: bool
 ) -> Gradients:
-    """Return the gradient of `losses` for each row of `seeds`, in one backward for each row."""
+    """Return the gradient of sum(seed * losses) for each row `seed`, by a backward per row."""
     rows = [
         _grad(losses, targets, seed, retain_graph=keep_graph or number < len(seeds))
         for number, seed in enumerate(seeds, 1)

@@ -41,10 +41,10 @@ CallKey = tuple[Callable[..., Any], tuple[Label, ...]]
 
 
 class CallSpec(NamedTuple):
-    """What one call does with the examples.
+    """How one call uses shared tensors (parameters, or derived from parameters) and examples.
 
-    "site": shared tensors meet examples; "spread": a shared tensor is expanded over the batch;
-    "derived": only shared tensors, so the result is shared too.
+    "site": the call combines shared tensors with examples; "spread": a shared tensor is expanded
+    over the batch; "derived": the call has shared tensors only, so the result is shared too.
     """
 
     kind: Literal["site", "spread", "derived"]
@@ -53,14 +53,14 @@ class CallSpec(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """Specs by operation and shared tensors, one for each time that pair is called in a forward."""
+    """For each operation with its shared tensors, a spec of each of its calls in a forward."""
 
     specs: dict[CallKey, list[CallSpec]]
     functions: frozenset[Callable[..., Any]]
 
 
 class _Call(NamedTuple):
-    """One call of the smaller run: the function, and the shapes of its tensors."""
+    """One call of the run on two examples: the function, and the shapes of its tensors."""
 
     function: Callable[..., Any]
     arguments: list[Shape]
@@ -68,14 +68,14 @@ class _Call(NamedTuple):
 
 
 def trace_calls(examples: Examples) -> Trace:
-    """Trace the model for batches shaped like this one.
+    """Find where the model uses parameters on examples, for batches shaped like this one.
 
     Raises
     ------
     IncompatibleModel
         The model mixes examples.
     Unsupported
-        The calls depend on the data, or hold the examples in a way no rule covers.
+        The calls depend on the data, or arrange the examples in a way that no rule covers.
     """
     model, labels = examples.model, {id(p): name for name, p in examples.parameters.items()}
     with undisturbed(model):
@@ -96,7 +96,7 @@ def trace_calls(examples: Examples) -> Trace:
 
 
 class _Log(TorchFunctionMode):
-    """Notes the shapes of every call of the smaller run."""
+    """Records the tensor shapes of every call of the run on two examples."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class _Log(TorchFunctionMode):
 
 
 class _Compare(TorchFunctionMode):
-    """Compares each call of the larger run with the smaller one; keeps those on shared tensors."""
+    """Finds example axes: compares each call of the three-example run with the smaller run."""
 
     def __init__(self, labels: dict[int, str], calls: list[_Call], views: int) -> None:
         super().__init__()
@@ -177,7 +177,7 @@ class _Compare(TorchFunctionMode):
 
 
 def _checked(run: _Compare, losses: Tensor, views: int) -> dict[CallKey, list[CallSpec]]:
-    """Return the specs of all calls, after a check that gradients keep the examples apart."""
+    """Return the specs of all calls; raise if an example's loss has a gradient at another one."""
     meeting = [
         (r, o)
         for _, spec, results in run.found
@@ -208,7 +208,11 @@ def _checked(run: _Compare, losses: Tensor, views: int) -> dict[CallKey, list[Ca
 
 
 def _order(layout: Layout, plain: Tensor | None, scaled: Tensor | None) -> Layout | None:
-    """Return the layout for which scaling the losses scales the gradients alike, or None."""
+    """Return the order of examples in a tensor that its gradients confirm, or None.
+
+    `scaled` is the gradient for losses times 1, 2 and 4: each example's part of `plain` must be
+    multiplied by its number.
+    """
     if plain is None or scaled is None:
         return layout
     for candidate in (layout, layout._replace(outermost=False)):
@@ -243,7 +247,7 @@ def _ordered(
 
 
 def _losses(examples: Examples, size: int) -> Tensor:
-    """Return the losses of the first `size` examples, taken in turn if there are fewer."""
+    """Return the losses of a batch of `size` examples: the first ones, repeated if too few."""
     views = examples.views
 
     def chosen(tensor: Tensor) -> Tensor:
@@ -256,7 +260,7 @@ def _losses(examples: Examples, size: int) -> Tensor:
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Put back torch's random state and the model's buffers after the block."""
+    """Restore torch's random state and the model's buffers after the block."""
     devices = {p.device for p in model.parameters() if p.is_cuda}
     with (
         restored_buffers(model),

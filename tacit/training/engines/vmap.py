@@ -53,7 +53,7 @@ def run(examples: Examples, clip: Clip) -> ClippedSum:
 
 
 class _Decompose(TorchFunctionMode):
-    """Runs recurrent layers in operations that vmap can batch."""
+    """Replaces recurrent layers by elementary operations, which vmap can batch."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -65,7 +65,7 @@ class _Decompose(TorchFunctionMode):
 
 
 class _Losses(nn.Module):
-    """`loss_fn` as a module, so that `functional_call` can put other parameters into the model."""
+    """`loss_fn` and model as one module, on which `functional_call` can replace the parameters."""
 
     def __init__(self, model: nn.Module, loss_fn: LossFn, rows: int) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ def _per_example(
 
 
 def _chunk(values: dict[str, Tensor]) -> int:
-    """Return how many examples at once keep their gradients within the memory budget."""
+    """Return how many examples' gradients fit in the memory budget at once."""
     device = next(iter(values.values())).device
     budget = CPU_BUDGET
     if device.type == "cuda":
