@@ -49,6 +49,7 @@ class Records:
         self.device = device
         self.is_stored = collate_fn is None and isinstance(dataset, TensorDataset)
         self._fetch = _fetcher(dataset, collate_fn)
+        self.program = (dataset, collate_fn)
 
     def __len__(self) -> int:
         return len(self.dataset)
