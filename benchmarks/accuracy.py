@@ -16,8 +16,7 @@ from typing import Any
 
 from _results import RESULTS, table, write
 
-from tacit.experiments.recipe import Recipe
-from tacit.experiments.sweep import SWEEP, Sweep, sweep
+from tacit.experiments import SWEEP, Recipe, Sweep, sweep
 
 HERE = Path(__file__).resolve().parent
 DATA = Path(os.environ.get("TACIT_DATA", HERE.parents[1] / "shared" / "data"))

@@ -3,8 +3,8 @@
     python benchmarks/audit_bounds.py
 
 Gaussian mechanism, delta 1e-5, confidence 95 %; writes results/audit_bounds.md. The last tables
-are about what is *not* valid (choosing the number of guesses after seeing the scores) and about
-what no valid bound can reach if it rests on the coins alone (`ceiling`).
+show a method that is *not* valid (choosing the number of guesses after seeing the scores), and what
+no valid bound can reach if it assumes fair coins alone (`ceiling`).
 """
 
 import time
@@ -14,7 +14,15 @@ from _results import table, write
 from scipy.special import ndtr, ndtri
 
 from tacit import auditing
-from tacit.auditing import _refute, guesses
+from tacit.auditing.one_run import (
+    _cut,
+    gaussian_epsilon_below,
+    gaussian_inverse,
+    gaussian_mu,
+    largest,
+    rejects_tradeoff,
+    right_guesses,
+)
 
 DELTA, SIGMAS = 1e-5, (0.5, 1.0, 2.0, 4.0)
 MANY, FEW = 100_000, 1_000  # canaries of an audit, and of a repetition for coverage
@@ -77,13 +85,13 @@ def main() -> None:
 
 
 def failures(name: str, n: int, found: list[np.ndarray]) -> tuple[str, ...]:
-    """A row of the table of coverage."""
+    """Return a row of the table of coverage."""
     shares = [np.mean(values > truth(s)) for s, values in zip(SIGMAS, found, strict=True)]
     return (name, f"{n:,}", *(f"{share:.1%}" for share in shares))
 
 
 def truth(sigma: float) -> float:
-    return _refute.gaussian_epsilon(1 / sigma, DELTA)
+    return gaussian_epsilon_below(1 / sigma, DELTA)
 
 
 def draw(sigma, n, rng):
@@ -105,40 +113,40 @@ def swept() -> tuple[str, ...]:
             scores, inside = draw(sigma, MANY, rng)
             best = 0.01
             for r in np.unique(np.geomspace(3, 20_000, 60).astype(int)):
-                v = guesses.right_guesses(scores, inside, int(r))
-                best = _refute.largest(
-                    lambda mu, r=r, v=v: _refute.rejects_tradeoff(
-                        _refute.gaussian_inverse(mu), MANY, int(r), v, 0.05
+                v = right_guesses(scores, inside, int(r))
+                best = largest(
+                    lambda mu, r=r, v=v: rejects_tradeoff(
+                        gaussian_inverse(mu), MANY, int(r), v, 0.05
                     ),
                     at_least=best,
                 )
-            found.append(_refute.gaussian_epsilon(best, DELTA))
+            found.append(gaussian_epsilon_below(best, DELTA))
         above = sum(lower > truth(sigma) for lower in found)
         cells.append(f"{np.mean(found):.2f} ({above} of {len(found)})")
     return ("one_run_gaussian, swept", *cells)
 
 
 def by_canaries() -> list[tuple[str, ...]]:
-    """What the published f-DP recursion gives if the ideal attack is right as often as expected."""
+    """Return the published f-DP bounds for an ideal attack that is right as often as expected."""
     rows = []
     for n in (100_000, 1_000_000, 10_000_000):
         found = []
         for sigma in SIGMAS:
             best = 0.0
             for r in np.unique(np.geomspace(64, 50_000, 24).astype(int)).tolist():
-                v = int(n * ndtr(1 / (2 * sigma) - guesses._cut(1 / sigma, r / n)))
+                v = int(n * ndtr(1 / (2 * sigma) - _cut(1 / sigma, r / n)))
 
                 def rejects(mu, n=n, r=r, v=v):
-                    return _refute.rejects_tradeoff(_refute.gaussian_inverse(mu), n, r, v, 0.05)
+                    return rejects_tradeoff(gaussian_inverse(mu), n, r, v, 0.05)
 
-                best = _refute.largest(rejects, at_least=best)
-            found.append(f"{_refute.gaussian_epsilon(best, DELTA):.2f}")
+                best = largest(rejects, at_least=best)
+            found.append(f"{gaussian_epsilon_below(best, DELTA):.2f}")
         rows.append((f"one_run_gaussian, {n:,} canaries", *found))
     return rows
 
 
 def ceiling() -> tuple[str, ...]:
-    """The epsilon that a bound from coins alone reaches in at most half of the ideal audits.
+    """Return the epsilon that a bound from coins alone reaches in at most half of the audits.
 
     Why there is one: a mechanism of smaller mu may, with probability p, treat all canaries at once
     by a louder mechanism, and reveal nothing otherwise. It is mu-GDP if every error rate x of the
@@ -152,27 +160,27 @@ def ceiling() -> tuple[str, ...]:
         while high - low > 0.002:
             middle = (low + high) / 2
             low, high = (low, middle) if share_above(sigma, middle) < 0.5 else (middle, high)
-        cells.append(f"{_refute.gaussian_epsilon(high / sigma, DELTA):.2f}")
+        cells.append(f"{gaussian_epsilon_below(high / sigma, DELTA):.2f}")
     return ("most that coins allow", *cells)
 
 
 def reachable() -> tuple[str, ...]:
     cells = []
     for sigma, epsilon in zip(SIGMAS, PUBLISHED, strict=True):
-        fraction = _refute.gaussian_mu(epsilon, DELTA) * sigma
+        fraction = gaussian_mu(epsilon, DELTA) * sigma
         cells.append(f"{epsilon:.2f} in {100 * share_above(sigma, fraction):.0f} %")
     return ("published, reached at most", *cells)
 
 
 def share_above(sigma: float, fraction: float) -> float:
-    """Largest share of ideal audits in which a valid bound is above `fraction` of the true mu."""
+    """Return the largest share of audits in which a valid bound exceeds `fraction` of true mu."""
     return min(
         1.0, *(0.05 / p + distance(1 / sigma, fraction / sigma, p) for p in MIXTURES)
     )  # each mixture is an upper bound, so the least of them is
 
 
 def distance(true_mu: float, mu: float, p: float) -> float:
-    """Total variation between the counts of right and wrong guesses, surest first, of both laws.
+    """Return the total variation between the guess counts of the ideal attack and of a mixture.
 
     The loud part is wrong as often as the ideal attack, or as often as its limit asks if that is
     more: both are convex in the number of guesses, so the ranking stays one by likelihood.

@@ -68,7 +68,7 @@ def accuracy(model: nn.Module, data: datasets.Dataset) -> float:
 
 
 def audited_runs(data: datasets.Dataset) -> tuple[list[tuple[str, ...]], str]:
-    """Rows of the table of bounds, and a line about the runs."""
+    """Return the rows of the table of bounds, and a line about the runs."""
     torch.manual_seed(0)
     plain = mlp()
     x, y = torch.tensor(data.x_train), torch.tensor(data.y_train)
@@ -116,7 +116,7 @@ def make_private(model, data, loss, n_records):
 
 
 def attacked(canaries, event, bill):
-    """All bounds from one run, and the test of its bill."""
+    """Return all bounds from one run, and the test of its bill."""
     scores, inside = canaries.scores, canaries.is_member
     planned = {"delta": DELTA, "expected_epsilon": bill}
     bounds = [
@@ -142,7 +142,7 @@ def row(bounds, bill) -> tuple[str, ...]:
 
 
 def score_figure(canaries) -> None:
-    """Histograms of the scores of canaries that were in and out."""
+    """Draw histograms of the scores of canaries that were in and out."""
     from matplotlib.figure import Figure
 
     path = _results.RESULTS / "audit_mnist_scores.png"
@@ -161,7 +161,7 @@ def score_figure(canaries) -> None:
 
 
 def membership(data: datasets.Dataset) -> list[tuple[str, ...]]:
-    """LiRA on a small pool, where an ordinary model overfits."""
+    """Run LiRA on a small pool, where an ordinary model overfits; return table rows."""
     x, y = torch.tensor(data.x_train[:POOL]), torch.tensor(data.y_train[:POOL])
 
     def scores(model: nn.Module) -> np.ndarray:

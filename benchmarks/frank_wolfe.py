@@ -2,10 +2,10 @@
 
     python benchmarks/frank_wolfe.py [speed] [validation] [text]
 
-Bars: at 20,242 x 47,236 with 74 non-zeros a row and 4,000 steps, a step of the fast path costs at
-most a hundredth of one of the dense path. Texts: accuracy, non-zeros and seconds at epsilon 1 and
-0.1, delta = 1 / n^2, beside Frank–Wolfe and logistic regression without privacy. Seconds are of
-one process's CPU. Each part writes a file of its own under results/.
+Bar for speed: at 20,242 x 47,236 with 74 non-zeros per row and 4,000 steps, a step of the fast path
+costs at most a hundredth of a step of the dense path. For texts: accuracy, non-zeros and CPU
+seconds of one process at epsilon 1 and 0.1, delta = 1 / n^2, compared with Frank–Wolfe and logistic
+regression without privacy. Each part writes its own file under results/.
 """
 
 import sys
@@ -22,18 +22,18 @@ from sklearn.datasets import load_svmlight_file
 from sklearn.linear_model import LogisticRegression
 
 from tacit.events import Relation
-from tacit.regression import Bounds, FrankWolfe, polytope
-from tacit.regression._loss import Loss
+from tacit.regression import Bounds, FrankWolfe, frank_wolfe
+from tacit.regression.sparse_gradient import ClippedLoss
 
 ROWS, COLUMNS, PER_ROW = 20_242, 47_236, 74
 STEPS, RADIUS, SEEDS = 4_000, 10.0, range(5)
 DENSE_SHARE = 8
-"""The dense path is timed on this part of the rows: the whole table takes 7.6 GB."""
+"""The dense path is timed on one in this many rows, because the whole table takes 7.6 GB."""
 PACKAGES = ["numpy", "scipy", "scikit-learn"]
 
 
 class Texts(NamedTuple):
-    """Word presence and labels 0 or 1."""
+    """Training and test texts: indicators of words, and labels 0 or 1."""
 
     X: Any  # Any: scipy's sparse rows
     y: NDArray[np.float64]
@@ -42,7 +42,7 @@ class Texts(NamedTuple):
 
 
 def synthetic(popularity: float) -> tuple[csr_array, NDArray[np.float64]]:
-    """Rows of 74 distinct features, the k-th with weight k^-popularity, and labels of a model."""
+    """Return rows of 74 distinct features, the k-th with weight k^-popularity, and labels."""
     rng = np.random.default_rng(0)
     edges = (np.arange(1, COLUMNS + 1.0) ** -popularity).cumsum()
     features = np.empty((ROWS, PER_ROW), np.int32)
@@ -60,10 +60,10 @@ def synthetic(popularity: float) -> tuple[csr_array, NDArray[np.float64]]:
 
 
 def step_seconds(X: csr_array, y: NDArray[np.float64], loss: str, epsilon: float) -> list[float]:
-    """CPU seconds a step of the fast, the sparse and the dense path."""
-    domain = polytope.Ball(RADIUS, COLUMNS)
-    made = Loss.make(loss, reach=RADIUS)
-    plan = polytope.plan_descent(
+    """Return the CPU seconds per step of the fast, the sparse and the dense path."""
+    domain = frank_wolfe.Ball(RADIUS, COLUMNS)
+    made = ClippedLoss.make(loss, reach=RADIUS)
+    plan = frank_wolfe.plan_frank_wolfe(
         domain,
         made,
         steps=STEPS,
@@ -73,19 +73,19 @@ def step_seconds(X: csr_array, y: NDArray[np.float64], loss: str, epsilon: float
     )
     rng = np.random.default_rng(1)
     box = Bounds(-1, 1).box(COLUMNS)
-    rows = polytope.SparseRows(X, box, has_constant=False)
+    rows = frank_wolfe.SparseRows(X, box, has_constant=False)
     part = X[: ROWS // DENSE_SHARE]
-    dense = polytope.DenseRows(part.toarray(), box, has_constant=False)
-    theta = polytope.fit(rows, y, plan, rng=rng)
+    dense = frank_wolfe.DenseRows(part.toarray(), box, has_constant=False)
+    theta = frank_wolfe.fit(rows, y, plan, rng=rng)
 
     def residuals(span: slice, margins: NDArray[np.float64]) -> NDArray[np.float64]:
         return made.residuals(margins, y[: len(margins)] if span.start is None else y[span])
 
-    fast = results.cpu_seconds(lambda: polytope.fit(rows, y, plan, rng=rng), repeats=3) / STEPS
-    scores = domain.scores(rows.pull(theta, residuals))
+    fast = results.cpu_seconds(lambda: frank_wolfe.fit(rows, y, plan, rng=rng), repeats=3) / STEPS
+    scores = domain.scores(rows.weighted_sum(theta, residuals))
     pick = results.cpu_seconds(lambda: plan.pick.release(scores, rng))
-    sparse = pick + results.cpu_seconds(lambda: rows.pull(theta, residuals))
-    whole = pick + DENSE_SHARE * results.cpu_seconds(lambda: dense.pull(theta, residuals))
+    sparse = pick + results.cpu_seconds(lambda: rows.weighted_sum(theta, residuals))
+    whole = pick + DENSE_SHARE * results.cpu_seconds(lambda: dense.weighted_sum(theta, residuals))
     return [fast, sparse, whole]
 
 
@@ -117,7 +117,7 @@ def report_speed() -> None:
 
 
 def texts(name: str, n_features: int) -> Texts:
-    """One of the collections, which words are in which text."""
+    """Return one of the text collections."""
     parts: list[Any] = []
     for part in ("train", "test"):
         path: Path = tables.DATA / "text" / f"{name}_{part}.svm.gz"
@@ -132,7 +132,7 @@ def collections() -> dict[str, Texts]:
 
 
 def fits(data: Texts, **options: Any) -> tuple[str, int, str]:  # Any: settings of the estimator
-    """Median accuracy with the worst in brackets, non-zeros, and seconds of private fits."""
+    """Return median accuracy (worst in brackets), non-zeros and seconds of private fits."""
     accuracies, counts, seconds = [], [], []
     for seed in SEEDS:
         model = FrankWolfe(
@@ -152,14 +152,14 @@ def fits(data: Texts, **options: Any) -> tuple[str, int, str]:  # Any: settings 
 
 
 def plain(data: Texts, *, radius: float, steps: int) -> tuple[str, int, str]:
-    """The same for Frank–Wolfe without noise."""
+    """Return accuracy, non-zeros and seconds of Frank–Wolfe without noise."""
     start = time.process_time()
-    rows = polytope.SparseRows(data.X, Bounds(-1, 1).box(data.X.shape[1]), has_constant=True)
-    theta = polytope.descend(
+    rows = frank_wolfe.SparseRows(data.X, Bounds(-1, 1).box(data.X.shape[1]), has_constant=True)
+    theta = frank_wolfe.descend(
         rows,
         data.y,
-        polytope.Ball(radius, data.X.shape[1] + 1),
-        Loss.make("logistic", reach=radius, clip=1.0),
+        frank_wolfe.Ball(radius, data.X.shape[1] + 1),
+        ClippedLoss.make("logistic", reach=radius, clip=1.0),
         steps=steps,
         choose=lambda scores: int(np.argmax(scores)),
     )
@@ -170,7 +170,7 @@ def plain(data: Texts, *, radius: float, steps: int) -> tuple[str, int, str]:
 
 
 def ordinary(data: Texts) -> tuple[str, int, str]:
-    """The same for logistic regression, C = 0.05."""
+    """Return accuracy, non-zeros and seconds of logistic regression with C = 0.05."""
     start = time.process_time()
     model = LogisticRegression(C=0.05, max_iter=1_000).fit(data.X, data.y)
     seconds = time.process_time() - start
@@ -186,7 +186,7 @@ def report_texts() -> None:
             method = f"Frank–Wolfe, radius {radius:g}, {steps:,} steps"
             lines.append([method, "none", *plain(data, radius=radius, steps=steps)])
         for epsilon in (1.0, 0.1):
-            for analysis in polytope.ANALYSES:
+            for analysis in frank_wolfe.ANALYSES:
                 for radius in (3.0, 10.0):
                     found = fits(data, epsilon=epsilon, radius=radius, analysis=analysis)
                     lines.append([f"{analysis}, radius {radius:g}", f"{epsilon:g}", *found])
@@ -207,7 +207,7 @@ def report_texts() -> None:
 
 
 def report_validation() -> None:
-    """How the rule for the number of steps was found: on a fifth of the training texts."""
+    """Report how the rule for the number of steps was chosen, on a fifth of the training texts."""
     blocks = []
     for name, data in collections().items():
         order = np.random.default_rng(0).permutation(len(data.y))
@@ -217,7 +217,7 @@ def report_validation() -> None:
         lines = []
         for epsilon in (1.0, 0.1):
             budget = {"epsilon": epsilon, "delta": cut**-2.0, "relation": Relation.ADD_REMOVE}
-            steps = polytope.choose_steps(cut, **budget)
+            steps = frank_wolfe.choose_steps(cut, **budget)
             for radius in (3.0, 10.0):
                 for clip in (0.5, 1.0):
                     cells = [

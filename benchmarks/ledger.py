@@ -27,8 +27,8 @@ from tacit.events import (
     Relation,
     Repeated,
 )
-from tacit.ledger.guard import fit
-from tacit.ledger.price import price
+from tacit.ledger.entry_cost import price
+from tacit.ledger.filter import fit
 
 SPENDS = 3_000
 SESSIONS, PAUSE = 10, 15.0

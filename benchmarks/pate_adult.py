@@ -44,7 +44,7 @@ CATEGORIES = ("work", "education", "marital", "occupation", "relationship", "rac
 
 
 class Setting(NamedTuple):
-    """What is asked and how it is answered."""
+    """One run: its queries and how they are answered."""
 
     name: str
     aggregator: GNMax | ConfidentGNMax
@@ -59,7 +59,7 @@ def read(name: str, skip: int) -> pd.DataFrame:
 
 
 def encode(frame: pd.DataFrame, categories: dict[str, list[str]]) -> NDArray[np.float32]:
-    """Indicators and fixed scales; each row alone."""
+    """Return indicators and scaled numbers; each row is encoded by itself."""
     columns = [frame[name] == value for name in CATEGORIES for value in categories[name]]
     age = (frame.age - 40) / 15
     columns += [age, age**2, (frame.years - 10) / 3, (frame.hours - 40) / 12]
@@ -69,7 +69,7 @@ def encode(frame: pd.DataFrame, categories: dict[str, list[str]]) -> NDArray[np.
 
 
 def settings() -> list[Setting]:
-    """The paper's run, and two of ours."""
+    """Return the paper's run, and three of ours."""
     paper = ConfidentGNMax(threshold=300, sigma_threshold=200, sigma_answer=40)
     sanitizer = Sanitizer(order=6.0, beta=0.05, noise_multiplier=10.0)
     return [

@@ -59,7 +59,7 @@ class Data(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """What is asked and how it is answered."""
+    """One run: its queries and how they are answered."""
 
     name: str
     aggregator: LaplaceMax | GNMax | ConfidentGNMax
@@ -96,7 +96,7 @@ def vote(data: Data, n_teachers: int, queries: NDArray[np.int64], seed: int) -> 
 
 
 def run(data: Data, setting: Setting, votes: NDArray[np.int64], seed: int) -> Outcome:
-    """Answers, prices and a student for votes on `setting.queries`."""
+    """Answer votes on `setting.queries`, train a student, and return accuracy and prices."""
     rng = np.random.default_rng([seed, 1])
     labels = setting.aggregator.answer(votes, rng=rng, block=len(votes))
     answered = labels != NO_ANSWER
@@ -127,7 +127,7 @@ def run(data: Data, setting: Setting, votes: NDArray[np.int64], seed: int) -> Ou
 
 
 def settings(data: Data, seed: int) -> list[Setting]:
-    """The papers' runs, and ours: fewer questions, better chosen."""
+    """Return the papers' runs, and ours with fewer, better chosen queries."""
     random = np.random.default_rng([seed, 2]).permutation(N_PUBLIC)
     confident = ConfidentGNMax(threshold=200, sigma_threshold=150, sigma_answer=40)
     few = Sanitizer(order=18.0, beta=0.01, noise_multiplier=8.0)
@@ -142,7 +142,7 @@ def settings(data: Data, seed: int) -> list[Setting]:
 
 
 def main_table(data: Data, seeds: int) -> str:
-    """Mean and standard deviation over seeds for each setting, with 250 teachers."""
+    """Return a table of mean and standard deviation over seeds, with 250 teachers."""
     outcomes: dict[str, list[Outcome]] = {}
     for seed in range(seeds):
         chosen = settings(data, seed)
@@ -184,7 +184,7 @@ def _spread(values: NDArray[np.float64]) -> str:
 
 
 def sweep(data: Data, seeds: int, n_queries: int = 64) -> list[tuple[int, float, Outcome]]:
-    """Teachers against noise, mean over seeds; all is fresh for each number of teachers."""
+    """Return mean outcomes for numbers of teachers and amounts of noise."""
     queries = spread_queries(data.public, n_queries, rng=0)
     rows = []
     for n_teachers in TEACHERS:
@@ -202,7 +202,7 @@ def sweep(data: Data, seeds: int, n_queries: int = 64) -> list[tuple[int, float,
 
 
 def epsilon_by_answers(data: Data, n_queries: int = 1000) -> dict[str, NDArray[np.float64]]:
-    """Epsilon after each number of answers, GNMax at sigma 40 with 250 teachers."""
+    """Return epsilon after each number of answers, GNMax at sigma 40 with 250 teachers."""
     queries = np.random.default_rng(2018).permutation(N_PUBLIC)[:n_queries]
     votes = vote(data, 250, queries, seed=200)
     counts = np.unique(np.geomspace(10, n_queries, 25).astype(int))
@@ -220,7 +220,7 @@ def epsilon_by_answers(data: Data, n_queries: int = 1000) -> dict[str, NDArray[n
 
 
 def draw(rows: list[tuple[int, float, Outcome]], curve: dict[str, NDArray[np.float64]]) -> None:
-    """Three figures: accuracy by teachers, accuracy by noise, epsilon by answers."""
+    """Draw accuracy by teachers, accuracy by noise, and epsilon by answers."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -51,14 +51,14 @@ MODELS = [
 
 
 def seconds(call) -> tuple[float, float]:
-    """Wall and CPU seconds of one call."""
+    """Return wall and CPU seconds of one call."""
     wall, cpu = time.perf_counter(), time.process_time()
     call()
     return time.perf_counter() - wall, time.process_time() - cpu
 
 
 def by_threads(call, n_threads: int) -> tuple[float, float]:
-    """Wall and CPU seconds with so many threads, after a warm-up: small models may want one."""
+    """Return wall and CPU seconds with `n_threads` threads, after a warm-up call."""
     torch.set_num_threads(n_threads)
     call()
     taken = seconds(call)

@@ -4,8 +4,8 @@
 
 Each pair of workload and method has a process of its own that may use a fixed part of the device's
 memory. The largest batch whose step fits (forward, backward, optimizer) is found by bisection, to
-within two percent. Both sides run eagerly, or both compiled and recorded as CUDA graphs; with
-torch's expandable segments: otherwise gaps between blocks decide, which differ by chance.
+within two percent. Both sides run eagerly, or both run compiled as CUDA graphs. Both use torch's
+expandable segments: otherwise the result depends on gaps between blocks, which differ by chance.
 """
 
 import argparse
@@ -57,7 +57,7 @@ def in_process(workload: str, method: str) -> int:
 
 
 def largest(workload: str, method: str, low: int = 1, high: int = 0) -> int:
-    """Rows of the largest batch that fits, from `low` that does; `high` does not, unless 0."""
+    """Return the rows of the largest batch that fits: at least `low`, and below `high` if given."""
     import torch
     from _models import WORKLOADS
 
@@ -100,8 +100,8 @@ def one_step(work: Any, model: Any, optimizer: Any, method: str, rows: int) -> N
     import torch
     from training import plain_graph
 
-    from tacit.training.clipping import Flat, clipped_sum
-    from tacit.training.gpu.compiled import CompiledSum
+    from tacit.training import Flat, clipped_sum
+    from tacit.training.gpu import CompiledSum
 
     def losses(model: Any, batch: Any) -> Any:
         with torch.autocast("cuda", torch.bfloat16, enabled=work.autocast):

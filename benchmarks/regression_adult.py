@@ -1,4 +1,4 @@
-"""Adult: hours a week by linear regression, income by logistic regression.
+"""The Adult data: hours per week by linear regression, income by logistic regression.
 
     python benchmarks/regression_adult.py
 
@@ -40,7 +40,7 @@ LOGISTIC = {
 
 
 def scores(table: tables.Table, make: Callable[[int], object]) -> list[float]:
-    """R^2 or accuracy on the test rows, one per seed."""
+    """Return R^2 or accuracy on the test rows, one per seed."""
     found = []
     for seed in SEEDS:
         X, y, X_test, y_test = tables.split(table, seed)
@@ -54,7 +54,7 @@ def report(
     methods: dict[str, Callable[[float, int], object]],
     form: str,
 ) -> str:
-    """A table of medians, with the worst seed in brackets."""
+    """Return a table of medians, with the worst seed in brackets."""
     plain = scores(table, ordinary)
     rows = [["non-private", *[f"{np.median(plain):{form}}"] * len(EPSILONS)]]
     for name, make in methods.items():

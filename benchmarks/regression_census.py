@@ -1,4 +1,4 @@
-"""Loss against epsilon on two census sets of more than 150,000 rows, private and ordinary.
+"""Test error against epsilon on two census tables of more than 150,000 rows.
 
     python benchmarks/regression_census.py
 
@@ -28,7 +28,7 @@ SEEDS = range(11)
 
 
 def losses(table: tables.Table) -> dict[str, list[float]]:
-    """Median test error of each method at each epsilon, over that of least squares."""
+    """Return the median test error of each method at each epsilon, relative to least squares."""
     found = {name: [] for name in METHODS}
     found["non-private"] = []
     for epsilon in EPSILONS:
@@ -55,7 +55,7 @@ def losses(table: tables.Table) -> dict[str, list[float]]:
 
 
 def draw(name: str, found: dict[str, list[float]]) -> None:
-    """The figure of one set, as results/regression_<name>.svg."""
+    """Draw the figure of one table as results/regression_<name>.svg."""
     figure, axes = plt.subplots(figsize=(6, 4))
     for label, values in found.items():
         if label == "non-private":

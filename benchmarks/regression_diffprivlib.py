@@ -1,12 +1,12 @@
-"""Linear regression side by side with diffprivlib at equal epsilon, and what its noise covers.
+"""Linear regression compared with diffprivlib at equal epsilon, and the noise on each entry.
 
     python -m venv .venv-diffprivlib
     .venv-diffprivlib/bin/pip install -r benchmarks/requirements-diffprivlib.txt
     python benchmarks/regression_diffprivlib.py .venv-diffprivlib/bin/python
 
-diffprivlib runs in an environment of its own, because its release does not import with the current
-scikit-learn. It is pure DP for a replaced record, so that is what tacit is asked for in the first
-row. Bar: our test error is lower at every epsilon.
+diffprivlib runs in a separate environment, because its release does not import with the current
+scikit-learn. It is pure DP for a replaced record, so the first row of tacit has the same guarantee.
+Bar: the test error of tacit is lower at every epsilon.
 """
 
 import json
@@ -22,8 +22,8 @@ from sklearn.linear_model import LinearRegression as Ordinary
 
 from tacit.events import Relation
 from tacit.mechanisms import generator
-from tacit.regression import Bounds, LinearRegression, least_squares
-from tacit.regression.statistics import PrivateRows
+from tacit.regression import Bounds, LinearRegression, functional
+from tacit.regression.rows import PrivateRows
 
 SETS = {
     "Adult, hours": tables.adult_hours,
@@ -65,7 +65,7 @@ print(json.dumps([found, diffprivlib.__version__, sklearn.__version__]))
 
 
 def ask(python: str, file: Path, arrays: dict[str, object], **job: object) -> list:
-    """The peer's answer, computed in its own environment."""
+    """Return what diffprivlib computes in its own environment."""
     np.savez(file, **arrays)
     text = json.dumps({"file": str(file)} | job)
     done = subprocess.run([python, "-c", PEER, text], check=True, capture_output=True, text=True)
@@ -73,7 +73,7 @@ def ask(python: str, file: Path, arrays: dict[str, object], **job: object) -> li
 
 
 def errors(python: str, file: Path) -> tuple[str, list[str]]:
-    """The table of test errors and the peer's versions."""
+    """Return the table of test errors, and the versions in the other environment."""
     rows, versions = [], []
     for title, load in SETS.items():
         table = load()
@@ -118,18 +118,18 @@ def errors(python: str, file: Path) -> tuple[str, list[str]]:
 
 
 def coverage(python: str, file: Path) -> str:
-    """Noise on each entry of X'X with bounds (0, 100), as released."""
+    """Return a table of the noise on each released entry of X'X with bounds (0, 100)."""
     X = np.random.default_rng(0).uniform(0, 100, (200, 3))
     y = X.sum(axis=1)
     arrays = {"lower": np.zeros(3), "upper": np.full(3, 100.0), "target": [0, 300]}
     peer, *_ = ask(python, file, arrays | {"X": X, "y": y}, kind="noise", draws=DRAWS)
     box = Bounds(0, 100).box(3)
-    exact = PrivateRows(X, box).moments(Bounds(0, 300).box(1).target(y))
-    plan = least_squares.plan_functional(3, epsilon=1.0, relation=Relation.REPLACE_ONE)
+    exact = PrivateRows(X, box).moments(Bounds(0, 300).box(1).scale_target(y))
+    plan = functional.plan_functional(3, epsilon=1.0, relation=Relation.REPLACE_ONE)
     rng = generator(0)
     ours = np.std(
         [
-            least_squares.release_functional(exact, plan, n_records=200, rng=rng).gram
+            functional.release_functional(exact, plan, n_records=200, rng=rng).gram
             for _ in range(DRAWS)
         ],
         axis=0,

@@ -30,7 +30,7 @@ Floats = NDArray[np.float64]
 
 
 def table(rows: int, columns: int, out: Floats | None = None) -> tuple[Floats, Floats]:
-    """Features uniform on (0, 100) and a linear target on about (-100, 100), made in pieces."""
+    """Fill features, uniform on (0, 100), and a linear target on about (-100, 100), in blocks."""
     rng = np.random.default_rng(0)
     X = np.empty((rows, columns)) if out is None else out
     weights = rng.normal(size=columns) / np.sqrt(columns)
@@ -43,7 +43,7 @@ def table(rows: int, columns: int, out: Floats | None = None) -> tuple[Floats, F
 
 
 def race(calls: dict[str, Callable[[], object]]) -> dict[str, float]:
-    """Median CPU seconds of each call, runs interleaved so that all see the same machine."""
+    """Return the median CPU seconds of each call; runs are interleaved for a fair comparison."""
     for call in calls.values():
         call()
     times: dict[str, list[float]] = {name: [] for name in calls}
@@ -56,7 +56,7 @@ def race(calls: dict[str, Callable[[], object]]) -> dict[str, float]:
 
 
 def peak(call: Callable[[], object]) -> int:
-    """Bytes allocated at the most by `call`."""
+    """Return the peak of the bytes that `call` allocates."""
     tracemalloc.start()
     call()
     _, most = tracemalloc.get_traced_memory()
@@ -65,7 +65,7 @@ def peak(call: Callable[[], object]) -> int:
 
 
 def contests(X: Floats, y: Floats) -> dict[str, dict[str, Callable[[], object]]]:
-    """scikit-learn first, then the private fits, for each kind of model and of table."""
+    """Return the fits to compare, scikit-learn first, for each kind of model and table."""
     labels = (y > 0).astype(int)
     scaled = (X - 50) / 50
     target = {"target_bounds": Bounds(-150, 150)}
@@ -96,7 +96,7 @@ def contests(X: Floats, y: Floats) -> dict[str, dict[str, Callable[[], object]]]
 
 
 def compare() -> str:
-    """The table of times and memory at 200,000 x 40."""
+    """Return the table of times and memory at 200,000 x 40."""
     X, y = table(ROWS, COLUMNS)
     rows = []
     for kind, calls in contests(X, y).items():
@@ -113,7 +113,7 @@ def compare() -> str:
 
 
 def stream(rows: int) -> str:
-    """The table of fits of a memory-mapped file."""
+    """Return the table of fits of a memory-mapped file."""
     found = []
     with tempfile.TemporaryDirectory() as folder:
         on_disk = np.memmap(Path(folder) / "x", np.float64, "w+", shape=(rows, STREAMED_COLUMNS))

@@ -120,7 +120,7 @@ def over_eager(
 
 
 def twin_of(method: str) -> str:
-    """The non-private method that a method is compared with."""
+    """Return the non-private method that a method is compared with."""
     if method.startswith("jax"):
         return "jax-plain"
     if method.endswith("compiled"):  # on a GPU, compile=True replays CUDA graphs
@@ -129,7 +129,7 @@ def twin_of(method: str) -> str:
 
 
 def fastest(workload: str, method: str, limit: float, processes: int) -> Measured | str:
-    """The fastest of several processes: some are slowed by where their memory happens to lie."""
+    """Return the fastest of several processes: some are slowed by the addresses of their memory."""
     found = [in_process(workload, method, limit)]
     while len(found) < processes and isinstance(found[-1], Measured):
         found.append(in_process(workload, method, limit))
@@ -151,7 +151,7 @@ def in_process(workload: str, method: str, limit: float) -> Measured | str:
 
 
 def measure(workload: str, method: str) -> Measured:
-    """One pair, in this process."""
+    """Measure one pair of workload and method in this process."""
     if method.startswith("jax"):
         return measure_jax(workload, is_private=method == "jax-privacy")
     import torch
@@ -216,7 +216,7 @@ def plain_step(
 def plain_graph(
     optimizer: Any, loss: Any, x: Any, y: Any, size: int, micro: int
 ) -> Callable[[], None]:
-    """The whole ordinary step, optimizer included, recorded once and replayed."""
+    """Return the whole ordinary step, with the optimizer, as a CUDA graph that is replayed."""
     import torch
 
     if not x.is_cuda:
@@ -317,7 +317,7 @@ def opacus_step(
 
 
 def timed(step: Callable[[], None], device: Any, rest: float) -> Measured:
-    """Median over groups of steps that fill three seconds, after warming up."""
+    """Return the median over groups of steps that fill three seconds, after a warm-up."""
     import torch
 
     def synchronize() -> None:

@@ -1,18 +1,19 @@
-"""Transfer regression: the line, and the sparse simulation of glmtrans.
+"""Transfer regression on a line, on sources that differ, and on the simulation of glmtrans.
 
     python benchmarks/transfer.py
 
-Line: y = 2x + 1 seen through x = (i, i), two equal coordinates, so that the design is collinear.
+Line: y = 2x + 1 with x given as (i, i), two equal coordinates, so that the design is collinear.
 Data sets i = 1..5, then 5, 10, 15 and 20 migrated ones i = 6..25, each with 1,000 records uniform
 around its point, epsilon = 1 for each. Bar: the squared error summed over test points falls with
 every step and ends at least 20 times below the start (mean of 100 runs).
 
 Sparse: p = 500, s = 5, K = 5 sources, h in {5, 20}, sizes 50 times those of Tian & Feng 2023
 (glmtrans): n_0 = 10,000 and n_k = 5,000. Error against the number of informative sources for
-transfer, target only, oracle (told which sources are informative) and naive pooling of all.
+transfer, target only, oracle (given the informative sources) and naive pooling of all.
 
-Unlike sources: three sources, all off by the same vector, from offsets that noise hides to plain
-ones. Bar: where no source is informative the error is at most 1.1 times the target's own.
+Unlike sources: three sources that all differ from the target by the same vector, from differences
+that noise hides to obvious ones. Bar: if no source is informative, the error is at most 1.1 times
+that of the target alone.
 """
 
 import _results as results
@@ -38,13 +39,13 @@ EVERYTHING = 1e9
 
 
 def around(i: int, rng: np.random.Generator) -> Data:
-    """Records of data set i: both coordinates equal, noise of standard deviation 0.5."""
+    """Return data set i: both coordinates equal, noise of standard deviation 0.5."""
     t = i + rng.uniform(-0.5, 0.5, RECORDS)
     return np.column_stack([t, t]), 2 * t + 1 + rng.normal(0, 0.5, RECORDS)
 
 
 def line_errors(seed: int) -> list[float]:
-    """Sum of squared errors over i = 1..25 after each step."""
+    """Return the sum of squared errors over i = 1..25 after each step."""
     rng = np.random.default_rng(seed)
     data = [around(i, rng) for i in range(1, ORIGINAL + max(STEPS) + 1)]
     points = np.arange(1.0, len(data) + 1)
@@ -60,7 +61,7 @@ def line_errors(seed: int) -> list[float]:
 
 
 def line() -> str:
-    """The table of the line simulation; draws results/transfer_line.svg."""
+    """Return the table of the line simulation, and draw results/transfer_line.svg."""
     found = np.array([line_errors(seed) for seed in range(RUNS)])
     mean = found.mean(axis=0)
     figure, axes = plt.subplots(figsize=(6, 4))
@@ -83,7 +84,7 @@ def line() -> str:
 
 
 def unlike_ratios(n_features: int, q: int) -> list[str]:
-    """Mean error with three sources over that of the target alone, at each offset."""
+    """Return the mean error with three sources relative to the target alone, at each offset."""
     weights = np.ones(n_features)
     bounds = {"bounds": (0, 10), "target_bounds": (-10 * n_features, 20 * n_features)}
     cells = []
@@ -109,13 +110,13 @@ def unlike_ratios(n_features: int, q: int) -> list[str]:
 
 
 def unlike() -> str:
-    """The table of unlike sources."""
+    """Return the table of unlike sources."""
     rows = [[d, q, *unlike_ratios(d, q)] for d in (2, 5) for q in (1, 2)]
     return results.table(["features", "q", *(f"offset {o:g}" for o in OFFSETS)], rows)
 
 
 def toeplitz() -> Floats:
-    """Covariance 0.5^|i - j|."""
+    """Return the covariance matrix 0.5^|i - j|."""
     index = np.arange(P)
     return 0.5 ** np.abs(index[:, None] - index)
 
@@ -123,7 +124,7 @@ def toeplitz() -> Floats:
 def draw(
     n: int, weights: Floats, shift: float, direction: Floats, rng: np.random.Generator
 ) -> Data:
-    """Features with covariance Sigma + direction direction', and their targets."""
+    """Return features with covariance Sigma + direction direction', and their targets."""
     white = rng.normal(size=(n, P))
     white[:, 1:] *= 0.75**0.5
     X = lfilter([1.0], [1.0, -0.5], white, axis=1)  # an autoregression has covariance Sigma
@@ -132,7 +133,7 @@ def draw(
 
 
 def simulate(seed: int, h: float) -> tuple[Data, list[Data], list[Data], Floats]:
-    """Target, informative sources, others, and the target's coefficients."""
+    """Return target, informative sources, other sources, and the target's coefficients."""
     rng = np.random.default_rng(seed)
     beta = np.zeros(P)
     beta[:S] = 0.5
@@ -149,7 +150,7 @@ def simulate(seed: int, h: float) -> tuple[Data, list[Data], list[Data], Floats]
 
 
 def fit(target: Data, sources: list[Data], q: int, seed: int, h: float | None) -> tuple:
-    """Coefficients, and the sources used."""
+    """Return the coefficients and the sources used."""
     # Bounds +-4 keep all but 6e-5 of normal features; the norm is that of the mean square, 1 / 16.
     model = TransferRegression(
         **BUDGET,
@@ -164,7 +165,7 @@ def fit(target: Data, sources: list[Data], q: int, seed: int, h: float | None) -
 
 
 def sparse(h: float) -> list[list[object]]:
-    """Rows: h, q, number of informative sources, then prediction error by each way."""
+    """Return rows of h, q, number of informative sources, and the error of each approach."""
     sigma = toeplitz()
     names = ("transfer", "target only", "oracle", "naive pooling")
     cases = [(q, a) for q in (1, 2) for a in range(K + 1)]
@@ -206,8 +207,8 @@ def main() -> None:
         f"## The line\n\n{RUNS} runs.\n\n{line()}\n\n![line](transfer_line.svg)",
         f"## Unlike sources\n\nMean squared error with three sources whose coefficients are off by "
         "a vector of this length (the target's are all 1), over that of the target alone with the "
-        f"same noise; mean of {UNLIKE_RUNS} runs. A source that noise cannot tell from the target "
-        f"still helps or is let in now and then; plain ones are refused.\n\n{unlike()}",
+        f"same noise; mean of {UNLIKE_RUNS} runs. If noise hides the difference, a source "
+        f"sometimes is used; obviously different sources are not.\n\n{unlike()}",
         f"## Sparse, p = {P}\n\nn_0 = {N_TARGET:,}, n_k = {N_SOURCE:,}, {K} sources of which some "
         "are informative. Prediction error (w - beta)' Sigma (w - beta), median of "
         f"{SPARSE_RUNS} runs; at w = 0 it is {np.sum(toeplitz()[:S, :S]) / 4:.2f}.\n\n"

@@ -1,4 +1,4 @@
-"""Redraws report.png, the README's picture, from a page: python docs/picture.py RUN/report.html."""
+"""Draw report.png, the picture in the README: python docs/picture.py RUN/report.html."""
 
 import sys
 import tempfile
@@ -13,7 +13,7 @@ WIDTH, HEIGHT = 960, 1240
 
 
 def main() -> None:
-    """The top of the page, in light colors."""
+    """Save a screenshot of the top of the page, in light colors."""
     program = find_browser()
     if program is None:
         sys.exit("needs chromium or chrome on the path, or its path in TACIT_BROWSER")

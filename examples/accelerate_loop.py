@@ -1,11 +1,11 @@
-"""A loop of Accelerate: `private.backward` where `accelerator.backward` stood.
+"""Train privately with Accelerate: `private.backward` replaces `accelerator.backward`.
 
     pip install accelerate
     python examples/accelerate_loop.py
 
 The loop computes its own losses and calls its own optimizer; only the data loader and the backward
-change. A lot that does not fit in memory comes in several batches, and until the last of them there
-is no gradient, so `optimizer.step()` moves nothing: leave `gradient_accumulation_steps` at 1.
+change. A lot that does not fit in memory is split into several microbatches. Before the last one
+there is no gradient, so `optimizer.step()` changes nothing. Keep `gradient_accumulation_steps=1`.
 """
 
 import accelerate
@@ -31,17 +31,17 @@ accelerator = accelerate.Accelerator()
 model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4))
 optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 model, optimizer = accelerator.prepare(model, optimizer)
-private = tacit.make_private(  # after prepare: the model is on its device
+private = tacit.make_private(  # after prepare, when the model is on its device
     model, optimizer, (x[:2000], y[:2000]), losses_of, batch_size=200, epochs=10,
     clip_norm=1.0, epsilon=6.0, delta=DELTA, max_microbatch=128,
 )  # fmt: skip
 
 model.train()
-for batch in private.batches():  # was: in train_dataloader
+for batch in private.batches():  # instead of: train_dataloader
     optimizer.zero_grad()
     with accelerator.autocast():
         losses = losses_of(model, batch)
-    private.backward(losses)  # was: accelerator.backward(loss)
+    private.backward(losses)  # instead of: accelerator.backward(loss)
     optimizer.step()
 
 with torch.no_grad():

@@ -3,8 +3,9 @@
     python examples/audit_white_box.py
 
 Train on scikit-learn's digits with canaries beside the records. Each canary is in or out by a fair
-coin and has a coordinate of its own in every released gradient; who tells the members apart better
-than the bill allows has found a bug. The second run is such a bug: a quarter of the billed noise.
+coin and has a coordinate of its own in every released gradient. An attack that recognizes the
+members better than the bill (the epsilon that was charged) allows has found a bug. The second run
+has such a bug: it adds a quarter of the billed noise.
 """
 
 import torch
@@ -13,10 +14,10 @@ from torch.nn import functional as F
 
 import tacit
 from tacit.auditing import GradientCanaries, noise_bound, one_run, refute_event
-from tacit.training.noise import NoisyMean
+from tacit.training import NoisyMean
 
 DELTA, CLIP, CANARIES = 1e-5, 0.1, 4000
-SEED = 0  # so that it prints the same each time; a real run takes none
+SEED = 0  # so that the output is the same each time; a real run uses no seed
 
 
 def loss_fn(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:

@@ -1,11 +1,12 @@
-"""A Lightning module trained privately: `private.backward` where `manual_backward` stood.
+"""Train a Lightning module privately: `private.backward` replaces `manual_backward`.
 
     pip install lightning
     python examples/lightning_loop.py
 
-The run is made in `configure_optimizers`, where Lightning has put the module on its device, and is
-the train loader too: one lot a batch, one step a lot. One pass is the whole run, so `max_epochs` is
-1. `training_step` returns and logs nothing: losses are private.
+`configure_optimizers` makes the private run, because Lightning has put the module on its device by
+then. The run is also the train loader: each batch is one lot, and each lot is one step. One pass is
+the whole run, so `max_epochs` is 1. `training_step` returns and logs nothing, because losses are
+private.
 """
 
 import lightning
@@ -46,7 +47,7 @@ class Classifier(lightning.LightningModule):
     def training_step(self, batch):
         optimizer = self.optimizers()
         optimizer.zero_grad()
-        self.private.backward(self.losses(batch))  # was: self.manual_backward(loss)
+        self.private.backward(self.losses(batch))  # instead of: self.manual_backward(loss)
         optimizer.step()
 
 

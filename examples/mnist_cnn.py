@@ -1,9 +1,10 @@
-"""A convolutional network on MNIST, trained privately: 96.5 % at epsilon 1, 97.5 % at epsilon 3.
+"""Train a convolutional network on MNIST privately: 96.5 % at epsilon 1, 97.5 % at epsilon 3.
 
     TACIT_DATA=... python examples/mnist_cnn.py --epsilon 3
 
-The network follows Papernot et al. 2021 (arXiv:2007.14191): tanh keeps the gradients of clipped
-training in range. The weights are averaged over the last steps, which costs no privacy.
+The network follows Papernot et al. 2021 (arXiv:2007.14191): tanh keeps activations bounded, so that
+less of each gradient is clipped. The weights are averaged over the last steps, which costs no
+privacy.
 """
 
 import argparse
@@ -44,7 +45,9 @@ def main() -> None:
     arguments.add_argument("--epochs", type=float, default=20)
     arguments.add_argument("--batch-size", type=int, default=2048)
     arguments.add_argument("--lr", type=float, default=4.0)
-    arguments.add_argument("--seed", type=int, default=0, help="of the first weights, not of noise")
+    arguments.add_argument(
+        "--seed", type=int, default=0, help="seed of the initial weights, not of the noise"
+    )
     chosen = arguments.parse_args()
     data = tacit.datasets.load("mnist")
     images, test_images = (

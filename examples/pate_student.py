@@ -1,11 +1,11 @@
-"""Teach a student by the noisy votes of teachers that share no record.
+"""Train a student on the noisy votes of teachers that share no record.
 
     python examples/pate_student.py
 
 scikit-learn's digits: the training records are private, the test inputs public. Fifty teachers
 learn from disjoint parts; forty public inputs are labeled by the winner of their noisy votes; the
-student learns from those labels and from all public inputs. Few records make few teachers, who
-cannot outvote much noise: on so little data the price is honest, and high.
+student learns from those labels and from all public inputs. Few records allow few teachers, and few
+teachers cannot outvote much noise, so epsilon is high on so little data.
 """
 
 from tacit import Budget, Ledger, datasets

@@ -1,10 +1,10 @@
-"""The whole of private training: a ledger, three lines around the loop, a checkpoint, the bill.
+"""A complete private training script: a ledger, three lines around the loop, and a checkpoint.
 
-    python examples/plain_loop.py
+    python examples/plain_loop.py [FOLDER]
 
-Train on scikit-learn's digits. Run it twice: the second run finds the checkpoint, sees that nothing
-is left to do, and the ledger is not charged again. Keep the checkpoint as secret as the data: it
-holds the key of the noise.
+It trains on scikit-learn's digits. Run it twice with the same folder: the second run loads the
+checkpoint of the finished training, and the ledger is not charged again. Keep the checkpoint as
+secret as the data, because it holds the key of the noise.
 """
 
 import sys

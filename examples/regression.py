@@ -1,9 +1,10 @@
-"""Regression as in scikit-learn, under one budget: linear, logistic, and help from other tables.
+"""Linear, logistic and transfer regression under differential privacy, with one ledger.
 
     python examples/regression.py
 
-Wages of a town whose records are few and of one age group only; two other towns know how wages go
-on, a third has other wages. Bounds are what anyone may know: ages from 20 to 60, wages below 100.
+The first two models are fitted to a large town. The third is for a small town with one age group
+only: two other towns show how wages continue with age, and a third has different wages. The bounds
+are public knowledge: ages from 20 to 60, wages below 100.
 """
 
 import numpy as np
@@ -19,7 +20,7 @@ BOUNDS = {"bounds": Bounds([20, 0], [60, 1]), "target_bounds": Bounds(0, 100)}
 def town(
     people: int, ages: tuple[int, int], slope: float, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Age and diploma (0 or 1) of each person, and the wage."""
+    """Return age and diploma (0 or 1) of each person, and the wage."""
     rng = np.random.default_rng(seed)
     X = np.column_stack([rng.uniform(*ages, people), rng.integers(0, 2, people)])
     return X, 10 + slope * X[:, 0] + 15 * X[:, 1] + rng.normal(0, 5, people)

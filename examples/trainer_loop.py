@@ -1,11 +1,12 @@
-"""A Hugging Face Trainer that trains privately: three methods are overridden, nothing is wrapped.
+"""Train privately with a Hugging Face Trainer, by overriding three of its methods.
 
     pip install transformers accelerate
     python examples/trainer_loop.py
 
-The run is the train loader: one lot a batch, one step a lot, one pass the whole run. Losses and the
-sizes of lots are private, but the Trainer logs the loss, and saves the operations counted from each
-batch; both are given as zero. Gradients are clipped already, so the Trainer's own clipping is off.
+The private run is the train loader: each batch is one lot, each lot is one step, one pass is the
+whole run. Losses and the sizes of lots are private, but the Trainer logs the loss, and saves the
+number of operations, which follows from the size of each batch; the overridden methods return zero
+for both. Gradients are already clipped, so the Trainer's own clipping is off.
 """
 
 import tempfile
@@ -32,7 +33,7 @@ class PrivateTrainer(transformers.Trainer):
         model.train()
         with self.compute_loss_context_manager():
             losses = losses_of(model, inputs)
-        self.run.backward(losses)  # was: self.accelerator.backward(loss)
+        self.run.backward(losses)  # instead of: self.accelerator.backward(loss)
         return torch.zeros((), device=losses.device)
 
     def floating_point_ops(self, _):
@@ -42,7 +43,7 @@ class PrivateTrainer(transformers.Trainer):
 torch.manual_seed(0)
 y = torch.arange(3000) % 4
 words = torch.randint(4, 16, (3000, 12))
-words[:, ::3] = y[:, None]  # four words in twelve tell the class
+words[:, ::3] = y[:, None]  # four words in twelve depend on the class
 records = [{"input_ids": w, "labels": label} for w, label in zip(words, y, strict=True)]
 config = transformers.BertConfig(vocab_size=16, num_labels=4, hidden_size=32, num_hidden_layers=1,
                                  num_attention_heads=2, intermediate_size=64)  # fmt: skip

@@ -1,80 +1,72 @@
-"""Argument checks with one message form: the rule, the value received, what to do next.
+"""Argument checks whose messages all state the rule, the value received and what to do next.
 
-Each takes one keyword, the argument under its public name, and returns the value it checked.
+Each function takes one argument under its public name, as in `positive(epsilon=epsilon)`, and
+returns the checked value. A wrong type raises `TypeError`, a wrong value `ValueError`.
 """
 
 import math
+from collections.abc import Callable
 from numbers import Integral, Real
 
 MOST = 10**18
-"""Largest whole number taken: beyond any use, and within 64 bits."""
-
-
-def _single(named: dict[str, object]) -> tuple[str, object]:
-    ((name, value),) = named.items()
-    return name, value
-
-
-def _real(name: str, value: object, rule: str, advice: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{name} must be {rule}, got {type(value).__name__}.{_space(advice)}")
-    try:
-        return float(value)
-    except OverflowError:  # a whole number or fraction beyond all floats
-        return math.inf if value == abs(value) else -math.inf
-
-
-def _space(advice: str) -> str:
-    return f" {advice}" if advice else ""
-
-
-def _require(ok: bool, name: str, rule: str, value: object, advice: str) -> None:
-    if not ok:
-        raise ValueError(f"{name} must be {rule}, got {value}.{_space(advice)}")
+"""Largest whole number accepted: beyond any use, and within 64 bits."""
 
 
 def positive(*, advice: str = "", **named: object) -> float:
-    """The named value as a float; it must be finite and above zero."""
-    name, value = _single(named)
-    rule = "a positive finite number"
-    number = _real(name, value, rule, advice)
-    _require(math.isfinite(number) and number > 0, name, rule, value, advice)
-    return number
+    """Return the named value as a float; it must be finite and above zero."""
+    return _real(named, "a positive finite number", lambda x: 0 < x < math.inf, advice)
 
 
 def non_negative(*, advice: str = "", **named: object) -> float:
-    """The named value as a float; it must be finite and at least zero."""
-    name, value = _single(named)
-    rule = "a finite number >= 0"
-    number = _real(name, value, rule, advice)
-    _require(math.isfinite(number) and number >= 0, name, rule, value, advice)
-    return number
+    """Return the named value as a float; it must be finite and at least zero."""
+    return _real(named, "a finite number >= 0", lambda x: 0 <= x < math.inf, advice)
 
 
 def in_open_unit(*, advice: str = "", **named: object) -> float:
-    """The named value as a float; it must be strictly between 0 and 1."""
-    name, value = _single(named)
-    rule = "in (0, 1)"
-    number = _real(name, value, rule, advice)
-    _require(0 < number < 1, name, rule, value, advice)
-    return number
+    """Return the named value as a float; it must be strictly between 0 and 1."""
+    return _real(named, "in (0, 1)", lambda x: 0 < x < 1, advice)
 
 
 def in_closed_unit(*, advice: str = "", **named: object) -> float:
-    """The named value as a float; it must be between 0 and 1, ends included."""
-    name, value = _single(named)
-    rule = "in [0, 1]"
-    number = _real(name, value, rule, advice)
-    _require(0 <= number <= 1, name, rule, value, advice)
-    return number
+    """Return the named value as a float; it must be at least 0 and at most 1."""
+    return _real(named, "in [0, 1]", lambda x: 0 <= x <= 1, advice)
 
 
 def whole(*, least: int = 0, advice: str = "", **named: object) -> int:
-    """The named value as an int; it must be a whole number, from `least` to 10^18."""
-    name, value = _single(named)
+    """Return the named value as an int; it must be a whole number from `least` to 10^18."""
+    ((name, value),) = named.items()
     rule = f"a whole number >= {least}"
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise TypeError(f"{name} must be {rule}, got {type(value).__name__}.{_space(advice)}")
-    _require(int(value) >= least, name, rule, value, advice)
-    _require(int(value) <= MOST, name, "at most 10**18", "more", advice)
+        raise TypeError(_message(name, rule, type(value).__name__, advice))
+    if int(value) < least:
+        raise ValueError(_message(name, rule, value, advice))
+    if int(value) > MOST:
+        raise ValueError(_message(name, "at most 10**18", "more", advice))
     return int(value)
+
+
+def boolean(**named: object) -> bool:
+    """Return the named value; it must be True or False, not a number or a string."""
+    ((name, value),) = named.items()
+    if not isinstance(value, bool):
+        raise TypeError(_message(name, "a bool", type(value).__name__, ""))
+    return value
+
+
+def _real(
+    named: dict[str, object], rule: str, is_valid: Callable[[float], bool], advice: str
+) -> float:
+    ((name, value),) = named.items()
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(_message(name, rule, type(value).__name__, advice))
+    try:
+        number = float(value)
+    except OverflowError:  # a whole number or fraction beyond all floats
+        number = math.inf if value == abs(value) else -math.inf
+    if not is_valid(number):
+        raise ValueError(_message(name, rule, value, advice))
+    return number
+
+
+def _message(name: str, rule: str, received: object, advice: str) -> str:
+    return f"{name} must be {rule}, got {received}." + (f" {advice}" if advice else "")

@@ -1,19 +1,19 @@
-"""What a user of tacit may catch.
+"""The errors that a user of tacit may want to catch.
 
-Wrong arguments raise `ValueError` or `TypeError`; everything below is about the guarantee itself.
+Wrong arguments raise `ValueError` or `TypeError`; every error below concerns the guarantee itself.
 """
 
 
 class TacitError(Exception):
-    """Base of every error that tacit raises on purpose."""
+    """Base class of every error that tacit raises on purpose."""
 
 
 class BudgetExceeded(TacitError):
-    """The next release would pass the budget, so it was not made and nothing was recorded."""
+    """The next release would exceed the budget, so it was not made and nothing was spent."""
 
 
 class UnsupportedEvent(TacitError):
-    """No sound price is known for this event under the relation asked for."""
+    """No sound price is known for this event under the requested neighboring relation."""
 
 
 class NotCertified(TacitError):
@@ -21,7 +21,7 @@ class NotCertified(TacitError):
 
 
 class LedgerError(TacitError):
-    """A ledger file is corrupt, foreign, of another version, or was opened with another budget."""
+    """A ledger file is corrupt, is no ledger, or has another version or another budget."""
 
 
 class IncompatibleModel(TacitError):

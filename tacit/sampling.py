@@ -1,38 +1,37 @@
-"""Samplers: `indices` draws batches, `amplify` says what the draw does to an event's price.
+"""Samplers: `indices` draws batches, and `amplify` returns the event of a release on such a batch.
 
-One object does both, so the loader and the accountant cannot disagree.
+One object does both, so the code that loads data and the accountant cannot disagree.
 
-| sampler | one draw | `amplify(event)` is |
+| sampler | one draw | `amplify(event)` covers |
 |---|---|---|
-| `Poisson` | each record on its own, with probability `rate` | one step |
-| `TruncatedPoisson` | the same, then a random `max_batch` of them if more came | one step |
+| `Poisson` | each record independently with probability `rate` | one step |
+| `TruncatedPoisson` | the same, cut at random to `max_batch` if it is larger | one step |
 | `FixedSize` | `batch_size` of `n_records`, without replacement | one step |
-| `RandomAllocation` | each record to one of `steps` batches, on its own | one epoch |
-| `Shuffle` | a random order cut into `steps` batches | refused, or one epoch unamplified |
+| `RandomAllocation` | each record independently to one of `steps` batches | one epoch |
+| `Shuffle` | a random order cut into `steps` batches | one epoch, unamplified, or an error |
 
 Which records were drawn, and how many, is private: divide by the expected batch size, never by the
-drawn one. `rng` is None for fresh entropy from the system, a seed, or a numpy Generator.
+drawn one. `rng` is a numpy Generator, a seed, or None for fresh entropy from the system.
 """
 
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tacit import events as ev
-from tacit._check import in_closed_unit, whole
+from tacit._arrays import Flags, Indices
+from tacit._check import boolean, in_closed_unit, whole
 from tacit.errors import UnsupportedEvent
 
 __all__ = ["FixedSize", "Poisson", "RandomAllocation", "Shuffle", "TruncatedPoisson"]
 
-Indices: TypeAlias = NDArray[np.int64]
 Seed: TypeAlias = np.random.Generator | int | None
 
 
 @dataclass(frozen=True)
 class Poisson:
-    """Each record takes part with probability `rate`, independently, anew at every draw.
+    """Sampler that takes each record independently with probability `rate` at every draw.
 
     >>> Poisson(0.01).amplify(ev.Gaussian(4.0))
     PoissonSampled(rate=0.01, event=Gaussian(noise_multiplier=4.0, replace_factor=2.0))
@@ -46,26 +45,26 @@ class Poisson:
         in_closed_unit(rate=self.rate)
 
     def indices(self, n: int, rng: Seed = None) -> Indices:
-        """Private: the records of one draw out of `n`, in increasing order.
+        """Return the private indices of one draw among `n` records, in increasing order.
 
-        The number of records that take part is binomial, and given that number all sets of that
-        size are equally likely: so time and memory follow the draw, not `n`.
+        The size of the draw is binomial, and all sets of that size are equally likely. The set is
+        drawn that way, so time and memory are proportional to its size and not to `n`.
         """
         source = np.random.default_rng(rng)
         n = whole(n=n)
         return _distinct(n, int(source.binomial(n, self.rate)), source)
 
     def amplify(self, event: ev.Event) -> ev.Event:
-        """What `event` on one draw does to the private data."""
+        """Return the event of a release that is `event` on the records of one draw."""
         return ev.PoissonSampled(self.rate, event)
 
 
 @dataclass(frozen=True)
 class TruncatedPoisson:
-    """Poisson sampling with a cap: of a draw above `max_batch`, a random `max_batch` remain.
+    """Poisson sampling that keeps a random `max_batch` of the records if it draws more.
 
-    Fits hardware that needs a fixed largest batch. The price depends on `n_records`, which is
-    declared and public; `indices` takes no other number.
+    It suits hardware that needs a fixed largest batch. The price depends on `n_records`, which is
+    declared and public; `indices` accepts no other number of records.
     """
 
     rate: float
@@ -76,21 +75,21 @@ class TruncatedPoisson:
         _ = self.amplify(ev.NonPrivate())  # the event checks all three
 
     def indices(self, n: int, rng: Seed = None) -> Indices:
-        """Private: the records of one draw out of `n`, at most `max_batch`, in increasing order."""
+        """Return the private indices, at most `max_batch`, of one draw, in increasing order."""
         source = np.random.default_rng(rng)
         n = _declared(n, self.n_records)
-        # A random part of a random set is a random set of its size.
+        # A uniformly random subset of a uniformly random set is uniformly random for its size.
         count = min(int(source.binomial(n, self.rate)), self.max_batch)
         return _distinct(n, count, source)
 
     def amplify(self, event: ev.Event) -> ev.Event:
-        """What `event` on one draw does to the private data."""
+        """Return the event of a release that is `event` on the records of one draw."""
         return ev.TruncatedPoissonSampled(self.rate, self.max_batch, self.n_records, event)
 
 
 @dataclass(frozen=True)
 class FixedSize:
-    """`batch_size` of `n_records` records without replacement, anew at every draw.
+    """Sampler that takes `batch_size` of `n_records` records without replacement at every draw.
 
     >>> FixedSize(2, n_records=5).indices(5, rng=0).tolist()
     [3, 4]
@@ -103,21 +102,21 @@ class FixedSize:
         _ = self.amplify(ev.NonPrivate())  # the event checks both
 
     def indices(self, n: int, rng: Seed = None) -> Indices:
-        """Private: the records of one draw out of `n`, in increasing order."""
+        """Return the private indices of one draw, in increasing order; `n` must be `n_records`."""
         n = _declared(n, self.n_records)
         return _distinct(n, self.batch_size, np.random.default_rng(rng))
 
     def amplify(self, event: ev.Event) -> ev.Event:
-        """What `event` on one draw does to the private data."""
+        """Return the event of a release that is `event` on the records of one draw."""
         return ev.FixedSizeSampled(self.batch_size, self.n_records, event)
 
 
 @dataclass(frozen=True)
 class RandomAllocation:
-    """Each record goes to one of `steps` batches, uniformly and independently, anew each epoch.
+    """Sampler that puts each record independently into one of `steps` batches in every epoch.
 
-    Also called balls and bins: every record is seen once an epoch, as with shuffling, yet the price
-    is provable (Chua et al. 2025, arXiv:2412.16802; Feldman & Shenfeld 2025, arXiv:2502.08202).
+    It is also called balls and bins. Every record is used once an epoch, as with shuffling, yet the
+    price is proved (Chua et al. 2025, arXiv:2412.16802; Feldman & Shenfeld 2025, arXiv:2502.08202).
 
     >>> [len(batch) for batch in RandomAllocation(3).indices(9, rng=0)]
     [6, 2, 1]
@@ -129,27 +128,27 @@ class RandomAllocation:
         whole(steps=self.steps, least=1)
 
     def indices(self, n: int, rng: Seed = None) -> list[Indices]:
-        """Private: the batches of one epoch over `n` records, each in increasing order."""
+        """Return the private batches of one epoch over `n` records, each in increasing order."""
         step_of_record = np.random.default_rng(rng).integers(0, self.steps, size=whole(n=n))
         return _batches(step_of_record, self.steps)
 
     def amplify(self, event: ev.Event) -> ev.Event:
-        """What one epoch, `steps` releases of `event`, does to the private data."""
+        """Return the event of one epoch: `steps` releases of `event`, one on each batch."""
         return ev.RandomAllocation(self.steps, event)
 
 
 @dataclass(frozen=True)
 class Shuffle:
-    """A random order of `n_records` places cut into `steps` blocks of equal size, anew each epoch.
+    """Sampler that cuts a random order of `n_records` places into `steps` equal batches an epoch.
 
-    No sound amplified price is known, and the usual one, as if batches were Poisson, is too low:
-    with noise multiplier 0.4 and 10,000 steps, Poisson sampling has delta 1.2e-5 at epsilon 4 where
-    shuffling has at least 0.22 (Chua et al. 2024, arXiv:2403.17673; also Lebeda et al. 2024,
-    arXiv:2405.20769). So `amplify` refuses, unless `unamplified=True` asks for one full price of
-    `event` an epoch: an added, removed or replaced record leaves all other places as they are, and
-    so changes one of the batches.
+    No sound amplified price is known. The usual price, which treats the batches as Poisson samples,
+    is too low: with noise multiplier 0.4 and 10,000 steps, Poisson sampling has delta 1.2e-5 at
+    epsilon 4, but shuffling has at least 0.22 (Chua et al. 2024, arXiv:2403.17673; also Lebeda et
+    al. 2024, arXiv:2405.20769). So `amplify` raises an error unless `unamplified=True`; then one
+    epoch costs one full price of `event`. That is sound: an added, removed or replaced record
+    leaves all other records in their places, so it changes only one of the batches.
 
-    `n_records` is declared and public; fewer records leave places empty.
+    `n_records` is declared and public. If there are fewer records, some places stay empty.
     """
 
     steps: int
@@ -159,18 +158,17 @@ class Shuffle:
     def __post_init__(self) -> None:
         whole(steps=self.steps, least=1)
         whole(n_records=self.n_records, least=1)
-        if not isinstance(self.unamplified, bool):
-            raise TypeError(f"unamplified must be a bool, got {type(self.unamplified).__name__}.")
+        boolean(unamplified=self.unamplified)
 
     def indices(self, n: int, rng: Seed = None) -> list[Indices]:
-        """Private: the batches of one epoch over `n` records, each in increasing order."""
+        """Return the private batches of one epoch over `n` records, each in increasing order."""
         if whole(n=n) > self.n_records:
             raise ValueError(f"n must be <= n_records, got {n} and {self.n_records}.")
         place = np.random.default_rng(rng).permutation(self.n_records)[:n]
         return _batches(place * self.steps // self.n_records, self.steps)
 
     def amplify(self, event: ev.Event) -> ev.Event:
-        """What one epoch of `event` does to the private data; refused unless `unamplified`."""
+        """Return `event`, the price of one epoch; raise an error unless `unamplified` is True."""
         if not self.unamplified:
             raise UnsupportedEvent(
                 "shuffled batches have no proved amplification, and the Poisson price is too low "
@@ -187,10 +185,10 @@ def _declared(n: int, n_records: int) -> int:
 
 
 def _distinct(n: int, count: int, rng: np.random.Generator) -> Indices:
-    """A uniformly random set of `count` whole numbers below `n`, in increasing order.
+    """Return a uniformly random set of `count` whole numbers below `n`, in increasing order.
 
-    Draws are added until `count` differ. Relabeling the records changes nothing in this process, so
-    every set of `count` is equally likely.
+    Numbers are drawn until `count` of them differ. The process treats all numbers alike, so every
+    set of that size is equally likely.
     """
     if 64 * count > n:
         return np.flatnonzero(_distinct_mask(n, count, rng))
@@ -202,17 +200,17 @@ def _distinct(n: int, count: int, rng: np.random.Generator) -> Indices:
     return chosen
 
 
-def _distinct_mask(n: int, count: int, rng: np.random.Generator) -> NDArray[np.bool_]:
-    """The same set as marks among `n`: a byte a record, at most eight times the draw."""
+def _distinct_mask(n: int, count: int, rng: np.random.Generator) -> Flags:
+    """Return a uniformly random set of `count` of `n` records as flags, for large draws."""
     chosen = np.zeros(n, np.bool_)
-    if 8 * count > n:  # in one go; it holds 8 bytes a record for a moment
+    if 8 * count > n:  # one call, which briefly holds 8 bytes per record
         chosen[rng.choice(n, count, replace=False, shuffle=False)] = True
     while missing := count - int(np.count_nonzero(chosen)):
         chosen[rng.integers(0, n, size=missing)] = True
     return chosen
 
 
-def _batches(step_of_record: NDArray[np.int64], steps: int) -> list[Indices]:
+def _batches(step_of_record: Indices, steps: int) -> list[Indices]:
     order = np.argsort(step_of_record, kind="stable")
     ends = np.searchsorted(step_of_record[order], np.arange(1, steps))
     return np.split(order, ends)

@@ -17,7 +17,7 @@ STEP = ev.Gaussian(2.0)
 
 
 def memberships(sampler, n: int, draws: int, seed: int) -> np.ndarray:
-    """(draws, n) marks of who took part."""
+    """Return flags, (draws, n), for the records that took part in each draw."""
     rng = np.random.default_rng(seed)
     marks = np.zeros((draws, n), bool)
     for row in marks:

@@ -1,20 +1,30 @@
-"""Accountants: pure functions from an event to what it cost.
+"""Accountants: pure functions from an event to its price.
 
-`epsilon`, `delta` and `bracket` answer by the tightest accountant; `calibrate` inverts them. Every
-accountant has `.epsilon(event, *, delta, relation)` and `.delta(event, *, epsilon, relation)`, and
-gives an upper bound or raises `UnsupportedEvent`, except `CentralLimitGDP`, which is an
-approximation and no guarantee.
+`epsilon`, `delta` and `bracket` use the tightest accountant by default; `calibrate` inverts them.
+Every accountant has `.epsilon(event, *, delta, relation)` and `.delta(event, *, epsilon, relation)`
+and returns an upper bound or raises `UnsupportedEvent`. The exception is `CentralLimitGDP`, which
+is an approximation and no guarantee.
 """
 
-from tacit.accounting._bracket import Bracket
+from tacit._check import in_open_unit, non_negative
+from tacit.accounting.brackets import Bracket
 from tacit.accounting.calibrate import calibrate, calibrate_count
-from tacit.accounting.classic import BasicComposition, StrongComposition, asymptotic_noise
 from tacit.accounting.compose import flatten
+from tacit.accounting.composition import BasicComposition, StrongComposition, asymptotic_noise
 from tacit.accounting.gdp import GDP, CentralLimitGDP, gaussian_delta, gaussian_epsilon
 from tacit.accounting.moments import Moments
+from tacit.accounting.one_event import (
+    ADD_REMOVE,
+    epsilon_and_delta,
+    exact,
+    gdp_mu_squared,
+    pure_epsilon,
+    round_up,
+)
 from tacit.accounting.pld import PLD
 from tacit.accounting.rdp import RDP, Charge, delta_from_rdp, epsilon_from_rdp
-from tacit.accounting.tightest import Accountant, bracket, delta, epsilon
+from tacit.accounting.tightest import Accountant, Tightest
+from tacit.events import Event, Relation
 
 __all__ = [
     "GDP",
@@ -34,8 +44,71 @@ __all__ = [
     "delta",
     "delta_from_rdp",
     "epsilon",
+    "epsilon_and_delta",
     "epsilon_from_rdp",
+    "exact",
     "flatten",
     "gaussian_delta",
     "gaussian_epsilon",
+    "gdp_mu_squared",
+    "pure_epsilon",
+    "round_up",
 ]
+
+
+def epsilon(
+    event: Event,
+    *,
+    delta: float,
+    accountant: Accountant | None = None,
+    relation: Relation = ADD_REMOVE,
+) -> float:
+    """Return a certified upper bound on the epsilon of `event` at `delta`.
+
+    Parameters
+    ----------
+    accountant
+        None takes the tightest that can price the event.
+
+    Examples
+    --------
+    >>> from tacit.events import Gaussian, PoissonSampled, Repeated
+    >>> run = Repeated(PoissonSampled(0.01, Gaussian(4.0)), 10_000)
+    >>> round(epsilon(run, delta=1e-5), 4)
+    0.9469
+    """
+    delta, relation = in_open_unit(delta=delta), Relation(relation)
+    chosen = Tightest() if accountant is None else accountant
+    return chosen.epsilon(event, delta=delta, relation=relation)
+
+
+def delta(
+    event: Event,
+    *,
+    epsilon: float,
+    accountant: Accountant | None = None,
+    relation: Relation = ADD_REMOVE,
+) -> float:
+    """Return a certified upper bound on the delta of `event` at `epsilon`; see `epsilon`.
+
+    >>> from tacit.events import Gaussian
+    >>> round(delta(Gaussian(1.0), epsilon=1.0), 6)
+    0.126937
+    """
+    epsilon, relation = non_negative(epsilon=epsilon), Relation(relation)
+    chosen = Tightest() if accountant is None else accountant
+    return chosen.delta(event, epsilon=epsilon, relation=relation)
+
+
+def bracket(event: Event, *, delta: float, relation: Relation = ADD_REMOVE) -> Bracket:
+    """Return a certified lower and upper end of the epsilon of `event` at `delta`.
+
+    An event that `PLD` cannot price exactly has a proved upper end only; its lower end is 0.
+
+    >>> from tacit.events import Gaussian
+    >>> found = bracket(Gaussian(1.0), delta=1e-5)
+    >>> round(found.lower, 4), round(found.upper, 4)
+    (4.3772, 4.3772)
+    """
+    delta, relation = in_open_unit(delta=delta), Relation(relation)
+    return Tightest().bracket(event, delta=delta, relation=relation)

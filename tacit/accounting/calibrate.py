@@ -1,6 +1,6 @@
-"""How much noise, sampling or training a budget allows: the inverse of accounting.
+"""Calibration: how much noise, sampling or training a budget allows. The inverse of accounting.
 
-The answer is always on the safe side: an event that was priced, and whose price met the budget.
+The answer is always on the safe side: the event of the answer was priced, and is in the budget.
 """
 
 import math
@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from tacit._check import in_open_unit, positive
 from tacit._check import whole as check_whole
-from tacit.accounting.tightest import Accountant
-from tacit.accounting.tightest import epsilon as epsilon_of
+from tacit.accounting.one_event import ADD_REMOVE
+from tacit.accounting.tightest import Accountant, Tightest
 from tacit.events import Event, Relation
 
 _FARTHEST = 2.0**60
@@ -23,21 +23,23 @@ def calibrate(
     epsilon: float,
     delta: float,
     accountant: Accountant | None = None,
-    relation: Relation = Relation.ADD_REMOVE,
+    relation: Relation = ADD_REMOVE,
     bounds: tuple[float, float] | None = None,
     relative: float = 1e-6,
 ) -> float:
-    """The x at which `family(x)` spends all of (epsilon, delta) and no more.
+    """Return the x at which `family(x)` spends all of (epsilon, delta) and no more.
 
-    Where more x costs less (noise) it is the smallest x within the budget, where more x costs more
-    (a sampling rate) the largest; which of the two is found out. The price of the answer has been
-    computed and is at most `epsilon`; x is within a factor 1 +- `relative` of the best.
+    If a larger x costs less (noise), that is the smallest x within the budget; if a larger x costs
+    more (a sampling rate), the largest. The function finds out which of the two holds. The price
+    of the answer has been computed and is at most `epsilon`; x is within a factor 1 +- `relative`
+    of the best one.
 
     Parameters
     ----------
     family
-        Event for a positive number x; its price must rise or fall with x throughout. Raising
-        `ValueError` says that x is outside the domain, such as a rate above 1.
+        Function that returns the event for a positive number x. The price of the event must rise
+        or fall with x throughout. For an x outside its domain, such as a rate above 1, the function
+        raises `ValueError`.
     bounds
         Smallest and largest x allowed; None searches outwards from 1.
 
@@ -63,13 +65,13 @@ def calibrate_count(
     epsilon: float,
     delta: float,
     accountant: Accountant | None = None,
-    relation: Relation = Relation.ADD_REMOVE,
+    relation: Relation = ADD_REMOVE,
     most: int = 10**12,
 ) -> int:
-    """The largest count n (of steps, say) for which `family(n)` stays within (epsilon, delta).
+    """Return the largest count n, such as steps, for which `family(n)` is in (epsilon, delta).
 
-    If more costs less, the smallest such n. At least 1 and at most `most`; raises `ValueError` if
-    not even one is within the budget.
+    If a larger count costs less, return the smallest such n. The count is at least 1 and at most
+    `most`; raises `ValueError` if no such count is within the budget.
 
     >>> from tacit.events import Gaussian, PoissonSampled, Repeated
     >>> step = PoissonSampled(0.01, Gaussian(4.0))
@@ -89,17 +91,17 @@ def calibrate_count(
 
 @dataclass
 class _Search:
-    """Bracketed search for the crossing of a monotone price with a target, in logarithms."""
+    """Search, in logarithms of x, for the x at which a monotone price crosses a target."""
 
     price: Callable[[float], float]
     target: float
     relative: float
     limits: tuple[float, float]
     is_whole: bool = False
-    known: dict[float, float] = field(default_factory=dict)
+    known: dict[float, float] = field(default_factory=dict[float, float])
 
     def run(self, start: float) -> float:
-        """The best x within the target."""
+        """Return the best x whose price is at most the target."""
         start = self._snap(min(max(start, self.limits[0]), self.limits[1]))
         if math.isnan(self._at(start)):
             raise ValueError(
@@ -107,7 +109,6 @@ class _Search:
             )
         falls = self._falls(start)
         toward_good = 1 if falls else -1
-        good = bad = None
         if self._at(start) <= self.target:
             good, bad = self._expand(start, -toward_good, until_within=False)
             if bad is None:
@@ -132,7 +133,7 @@ class _Search:
         return float(round(x)) if self.is_whole else x
 
     def _falls(self, start: float) -> bool:
-        """Whether a larger x costs less, from two prices that differ."""
+        """Return whether a larger x costs less, from two prices that differ."""
         factor = 2.0
         while factor <= _FARTHEST:
             for x in (start * factor, start / factor):
@@ -142,16 +143,16 @@ class _Search:
                 return (self._at(x) < self._at(start)) == (x > start)
             factor = factor**2
         if self.is_whole and self._at(start) <= self.target:
-            return False  # all counts cost the same and fit: the most is best
+            return False  # all counts cost the same and fit, so the largest is the best
         raise ValueError(
             f"the price does not change with x around {start:g} (it is {self._at(start):g}), so "
             "there is nothing to calibrate."
         )
 
     def _expand(self, start: float, sign: int, *, until_within: bool) -> tuple[float, float | None]:
-        """Walk from `start` until the target is crossed: the last x before and the first after.
+        """Walk from `start` until the target is crossed; return the last x before and the x after.
 
-        The second is None if an end of the domain comes first; the first is then that end.
+        If an end of the domain comes first, return that end and None.
         """
         here, stride = start, math.log(2)
         while True:
@@ -163,7 +164,7 @@ class _Search:
             here, stride = there, min(stride * 2, 8.0)
 
     def _next(self, here: float, sign: int, stride: float) -> float:
-        """A step of `stride` in log x, shortened to stay within limits and domain."""
+        """Return the x one `stride` away in log x, or less far to stay in limits and domain."""
         edge = self.limits[0] if sign < 0 else self.limits[1]
         while stride > 1e-9:
             there = here * math.exp(sign * stride)
@@ -193,9 +194,10 @@ class _Search:
         return abs(math.log(good / bad)) <= math.log1p(self.relative)
 
     def _guess(self, bad: float, good: float) -> float:
-        """Where the price should cross, moved a little past it: away from the nearer end.
+        """Return a point slightly past the estimated crossing, away from the nearer end.
 
-        The new point then replaces the farther end, and the bracket shrinks to the error made.
+        The new point then replaces the farther end, so the interval shrinks to the error of the
+        estimate.
         """
         points = self._nearest_points(bad, good)
         if points is None:
@@ -209,19 +211,22 @@ class _Search:
         return math.exp(crossing + (past if high - crossing > nearer else -past))
 
     def _nearest_points(self, bad: float, good: float) -> list[tuple[float, float]] | None:
-        """(log price / target, log x) at both ends and at the next nearest x, prices distinct."""
+        """Return (log price / target, log x) at both ends and at the next nearest x, if distinct.
+
+        None if a price is not positive and finite, so that nothing can be interpolated.
+        """
         others = sorted(self.known, key=lambda x: abs(math.log(x / good)))
         found: dict[float, float] = {}
         for x in (bad, good, *others):
             price = self._at(x)
-            if 0 < price < math.inf:  # also leaves out what is outside the domain
+            if 0 < price < math.inf:  # NaN, outside the domain, is left out too
                 found.setdefault(math.log(price / self.target), math.log(x))
             elif x in (bad, good):
                 return None
         return list(found.items())[:3] if len(found) > 1 else None
 
     def _inside(self, x: float, bad: float, good: float) -> float:
-        """`x` strictly between the ends."""
+        """Return `x` moved strictly between the ends."""
         low, high = min(bad, good), max(bad, good)
         if self.is_whole:
             return min(max(float(round(x)), low + 1), high - 1)
@@ -229,7 +234,7 @@ class _Search:
 
 
 def _interpolate_at_zero(points: list[tuple[float, float]]) -> float:
-    """Value at 0 of the polynomial through (key, value) points: Lagrange's form."""
+    """Return the value at 0 of the polynomial through (key, value) points, in Lagrange's form."""
     total = 0.0
     for i, (key, value) in enumerate(points):
         weight = math.prod(-other / (key - other) for j, (other, _) in enumerate(points) if j != i)
@@ -252,14 +257,15 @@ def _price(
     accountant: Accountant | None,
     relation: Relation,
 ) -> Callable[[float], float]:
-    """Price of family(x); NaN where x is outside the domain of the family."""
+    """Return a function that prices family(x); NaN where x is outside the domain of the family."""
     delta, relation = in_open_unit(delta=delta), Relation(relation)
+    chosen = Tightest() if accountant is None else accountant
 
     def price(x: float) -> float:
         try:
             event = family(x)
         except ValueError:
             return math.nan
-        return epsilon_of(event, delta=delta, accountant=accountant, relation=relation)
+        return chosen.epsilon(event, delta=delta, relation=relation)
 
     return price

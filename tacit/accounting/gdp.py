@@ -6,14 +6,14 @@ mu^2 = sum of 1 / noise_multiplier^2, and its (epsilon, delta) curve is a closed
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from scipy import special
 
-from tacit._check import in_open_unit, non_negative, positive
+from tacit._check import in_open_unit, non_negative
 from tacit.accounting.compose import flatten
+from tacit.accounting.one_event import ADD_REMOVE, gaussian_shift
 from tacit.errors import UnsupportedEvent
 from tacit.events import Event, Gaussian, PoissonSampled, Relation
 
@@ -22,17 +22,113 @@ _SMALL = 0.5
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(12)
 
 
-def gaussian_delta(mu: float, epsilon: float) -> float:
-    """Delta of N(mu, 1) against N(0, 1) at `epsilon`, rounded up, exact also in far tails.
+@dataclass(frozen=True)
+class GDP:
+    """Exact accountant for compositions of Gaussian releases; other events are unsupported.
 
-    Large shifts: both normal tails enter as logs, so that only their true difference cancels.
-    Small ones: with R the Mills ratio, delta = phi(x) (R(-x) - R(mu - x)) at x = mu / 2 - epsilon
-    / mu, and the difference is the integral of -R'(t) = 1 - t R(t) > 0.
+    >>> from tacit.events import Repeated
+    >>> round(GDP().epsilon(Repeated(Gaussian(4.0), 16), delta=1e-5), 4)
+    4.3772
+    """
+
+    def mu(self, event: Event, *, relation: Relation = ADD_REMOVE) -> float:
+        """Return the shift of the one Gaussian release, of deviation 1, that equals `event`."""
+        relation = Relation(relation)
+        squares: list[float] = []
+        for part, count in flatten(event).items():
+            if not isinstance(part, Gaussian):
+                raise UnsupportedEvent(
+                    f"GDP is exact for Gaussian noise only, not for {type(part).__name__}. Use PLD."
+                )
+            squares.append(count * gaussian_shift(part, relation) ** 2)
+        return _root_of_sum(squares)
+
+    def epsilon(self, event: Event, *, delta: float, relation: Relation = ADD_REMOVE) -> float:
+        """Return epsilon at `delta`, exact up to rounding upwards."""
+        return gaussian_epsilon(self.mu(event, relation=relation), delta)
+
+    def delta(self, event: Event, *, epsilon: float, relation: Relation = ADD_REMOVE) -> float:
+        """Return delta at `epsilon`, exact up to rounding upwards."""
+        return gaussian_delta(self.mu(event, relation=relation), epsilon)
+
+
+@dataclass(frozen=True)
+class CentralLimitGDP:
+    """Approximate value for many Poisson-sampled Gaussian steps. NOT a guarantee.
+
+    The limit of many steps at small rates, mu = rate sqrt(steps (exp(1 / noise^2) - 1)): Bu, Dong,
+    Long & Su 2020 (arXiv:1911.11607). For finitely many steps it is often *below* the truth (0.9424
+    instead of 0.9469 in the example of Abadi et al. 2016), so it must never be stated as a privacy
+    price.
+
+    >>> from tacit.events import Repeated
+    >>> run = Repeated(PoissonSampled(0.01, Gaussian(4.0)), 10_000)
+    >>> round(CentralLimitGDP().epsilon(run, delta=1e-5), 4)
+    0.9424
+    """
+
+    def mu(self, event: Event, *, relation: Relation = ADD_REMOVE) -> float:
+        """Return the shift of the limiting Gaussian release."""
+        if Relation(relation) is Relation.REPLACE_ONE:
+            raise UnsupportedEvent("the central limit is known here for add_remove and zero_out.")
+        squares: list[float] = []
+        for part, count in flatten(event).items():
+            if isinstance(part, Gaussian):
+                squares.append(count / part.noise_multiplier**2)
+            elif isinstance(part, PoissonSampled) and isinstance(part.event, Gaussian):
+                exponent = part.event.noise_multiplier**-2
+                square = math.expm1(exponent) if exponent < 700 else math.inf
+                squares.append(count * part.rate**2 * square)
+            else:
+                raise UnsupportedEvent(
+                    f"the central limit is known for Gaussian steps, not {type(part).__name__}."
+                )
+        return _root_of_sum(squares)
+
+    def epsilon(self, event: Event, *, delta: float, relation: Relation = ADD_REMOVE) -> float:
+        """Return an approximate epsilon at `delta`: neither an upper nor a lower bound."""
+        mu = self.mu(event, relation=relation)
+        return math.inf if math.isinf(mu) else gaussian_epsilon(mu, delta)
+
+    def delta(self, event: Event, *, epsilon: float, relation: Relation = ADD_REMOVE) -> float:
+        """Return an approximate delta at `epsilon`: neither an upper nor a lower bound."""
+        mu = self.mu(event, relation=relation)
+        return 1.0 if math.isinf(mu) else gaussian_delta(mu, epsilon)
+
+
+def gaussian_delta(mu: float, epsilon: float) -> float:
+    """Return delta of N(mu, 1) against N(0, 1) at `epsilon`, rounded up, exact also in far tails.
 
     >>> round(gaussian_delta(1.0, 1.0), 6)
     0.126937
     """
-    mu, epsilon = non_negative(mu=mu), non_negative(epsilon=epsilon)
+    return _delta(non_negative(mu=mu), non_negative(epsilon=epsilon))
+
+
+def gaussian_epsilon(mu: float, delta: float) -> float:
+    """Return the smallest epsilon at `delta` of N(mu, 1) against N(0, 1), rounded up.
+
+    >>> round(gaussian_epsilon(1.0, 1e-5), 4)
+    4.3772
+    """
+    mu, delta = non_negative(mu=mu), in_open_unit(delta=delta)
+    if _delta(mu, 0.0) <= delta:
+        return 0.0
+    high = mu * (mu / 2 + math.sqrt(-2 * math.log(delta)))
+    if math.isinf(high):
+        return math.inf
+    while _delta(mu, high) > delta:  # only where rounding exceeds the slack of the tail bound
+        high *= 1 + 1e-9
+    return _least_within(mu, delta, high, 1e-14 * mu)
+
+
+def _delta(mu: float, epsilon: float) -> float:
+    """Return `gaussian_delta` of arguments that were checked.
+
+    Large shifts: both normal tails enter as logs, so that only their true difference cancels.
+    Small ones: with R the Mills ratio, delta = phi(x) (R(-x) - R(mu - x)) at x = mu / 2 - epsilon
+    / mu, and the difference is the integral of -R'(t) = 1 - t R(t) > 0.
+    """
     if mu == 0:
         return 0.0
     if mu < 1e-300:
@@ -49,33 +145,26 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
     return min(1.0, size * (-math.expm1(min(second - first, 0.0)) + slack))
 
 
-def gaussian_epsilon(mu: float, delta: float) -> float:
-    """Smallest epsilon at `delta` of N(mu, 1) against N(0, 1), rounded up.
-
-    >>> round(gaussian_epsilon(1.0, 1e-5), 4)
-    4.3772
-    """
-    mu, delta = non_negative(mu=mu), in_open_unit(delta=delta)
-    if gaussian_delta(mu, 0.0) <= delta:
-        return 0.0
-    high = mu * (mu / 2 + math.sqrt(-2 * math.log(delta)))
-    if math.isinf(high):
-        return math.inf
-    while gaussian_delta(mu, high) > delta:  # only where rounding beats the tail bound
-        high *= 1 + 1e-9
-    return _least_within(lambda epsilon: gaussian_delta(mu, epsilon), delta, high, 1e-14 * mu)
+def _small_shift_delta(mu: float, epsilon: float) -> float:
+    start = epsilon / mu - mu / 2
+    if start > 40:
+        return 0.0 if start > 1e3 else math.exp(-start * start / 2)  # phi(x) R is less than that
+    t = start + mu * (_NODES + 1) / 2
+    slope = 1 - t * math.sqrt(math.pi / 2) * special.erfcx(t / math.sqrt(2))
+    difference = mu / 2 * float(_WEIGHTS @ slope)
+    density = math.exp(-start * start / 2) / math.sqrt(2 * math.pi)
+    return density * difference * (1 + _ULP * (100 + 8 * start * start))
 
 
-def _least_within(
-    delta_of: Callable[[float], float], delta: float, high: float, fine: float
-) -> float:
-    """Least epsilon below `high` whose delta is within the target, by bracketed secants of logs.
+def _least_within(mu: float, delta: float, high: float, fine: float) -> float:
+    """Return the least epsilon below `high` whose delta is within the target.
 
-    It is at most `fine` plus 1e-13 of itself too large: less is below the rounding of delta.
+    Bracketed secant steps on log delta. The result is at most `fine` plus 1e-13 of itself too
+    large, which is less than the rounding of delta.
     """
 
     def excess(epsilon: float) -> float:
-        found = delta_of(epsilon)
+        found = _delta(mu, epsilon)
         return math.log(found / delta) if found > 0 else -1e3
 
     low, at_low, at_high, last, steps = 0.0, excess(0.0), excess(high), 0, 0
@@ -93,100 +182,6 @@ def _least_within(
             at_low = at_low / 2 if last < 0 else at_low
             high, at_high, last = middle, found, -1
     return high
-
-
-def _small_shift_delta(mu: float, epsilon: float) -> float:
-    start = epsilon / mu - mu / 2
-    if start > 40:
-        return 0.0 if start > 1e3 else math.exp(-start * start / 2)  # phi(x) R is less than that
-    t = start + mu * (_NODES + 1) / 2
-    slope = 1 - t * math.sqrt(math.pi / 2) * special.erfcx(t / math.sqrt(2))
-    difference = mu / 2 * float(_WEIGHTS @ slope)
-    density = math.exp(-start * start / 2) / math.sqrt(2 * math.pi)
-    return density * difference * (1 + _ULP * (100 + 8 * start * start))
-
-
-@dataclass(frozen=True)
-class GDP:
-    """Exact accountant for compositions of Gaussian releases; other events are unsupported.
-
-    >>> from tacit.events import Repeated
-    >>> round(GDP().epsilon(Repeated(Gaussian(4.0), 16), delta=1e-5), 4)
-    4.3772
-    """
-
-    def mu(self, event: Event, *, relation: Relation = Relation.ADD_REMOVE) -> float:
-        """Shift of the one Gaussian release, of standard deviation 1, equal to `event`."""
-        relation = Relation(relation)
-        squares = []
-        for part, count in flatten(event).items():
-            if not isinstance(part, Gaussian):
-                raise UnsupportedEvent(
-                    f"GDP is exact for Gaussian noise only, not for {type(part).__name__}. Use PLD."
-                )
-            factor = part.replace_factor if relation is Relation.REPLACE_ONE else 1.0
-            squares.append(count * (factor / part.noise_multiplier) ** 2)
-        return _root_of_sum(squares)
-
-    def epsilon(
-        self, event: Event, *, delta: float, relation: Relation = Relation.ADD_REMOVE
-    ) -> float:
-        """Epsilon at `delta`, exact up to rounding upwards."""
-        return gaussian_epsilon(self.mu(event, relation=relation), delta)
-
-    def delta(
-        self, event: Event, *, epsilon: float, relation: Relation = Relation.ADD_REMOVE
-    ) -> float:
-        """Delta at `epsilon`, exact up to rounding upwards."""
-        return gaussian_delta(self.mu(event, relation=relation), epsilon)
-
-
-@dataclass(frozen=True)
-class CentralLimitGDP:
-    """Approximate value for many Poisson-sampled Gaussian steps. NOT a guarantee.
-
-    The limit of many steps at small rates, mu = rate sqrt(steps (exp(1 / noise^2) - 1)): Bu, Dong,
-    Long & Su 2020 (arXiv:1911.11607). For finite steps it is often *below* the truth (0.9424 for
-    0.9469 in the example of Abadi et al. 2016), so it must never be stated as a privacy price.
-
-    >>> from tacit.events import Repeated
-    >>> run = Repeated(PoissonSampled(0.01, Gaussian(4.0)), 10_000)
-    >>> round(CentralLimitGDP().epsilon(run, delta=1e-5), 4)
-    0.9424
-    """
-
-    def mu(self, event: Event, *, relation: Relation = Relation.ADD_REMOVE) -> float:
-        """Shift of the limiting Gaussian release."""
-        if Relation(relation) is Relation.REPLACE_ONE:
-            raise UnsupportedEvent("the central limit is known here for add_remove and zero_out.")
-        squares = []
-        for part, count in flatten(event).items():
-            if isinstance(part, Gaussian):
-                squares.append(count / part.noise_multiplier**2)
-            elif isinstance(part, PoissonSampled) and isinstance(part.event, Gaussian):
-                sigma = positive(noise_multiplier=part.event.noise_multiplier)
-                exponent = sigma**-2
-                square = math.expm1(exponent) if exponent < 700 else math.inf
-                squares.append(count * part.rate**2 * square)
-            else:
-                raise UnsupportedEvent(
-                    f"the central limit is known for Gaussian steps, not {type(part).__name__}."
-                )
-        return _root_of_sum(squares)
-
-    def epsilon(
-        self, event: Event, *, delta: float, relation: Relation = Relation.ADD_REMOVE
-    ) -> float:
-        """Approximate epsilon at `delta`; not a bound on either side."""
-        mu = self.mu(event, relation=relation)
-        return math.inf if math.isinf(mu) else gaussian_epsilon(mu, delta)
-
-    def delta(
-        self, event: Event, *, epsilon: float, relation: Relation = Relation.ADD_REMOVE
-    ) -> float:
-        """Approximate delta at `epsilon`; not a bound on either side."""
-        mu = self.mu(event, relation=relation)
-        return 1.0 if math.isinf(mu) else gaussian_delta(mu, epsilon)
 
 
 def _root_of_sum(squares: list[float]) -> float:

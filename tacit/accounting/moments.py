@@ -1,9 +1,9 @@
-"""The moments accountant of Abadi et al. 2016, as published and with today's conversion.
+"""The moments accountant of Abadi et al. 2016, as published and with a later conversion.
 
 Section 3.2 of "Deep Learning with Differential Privacy" (arXiv:1607.00133): for each whole order
 lambda <= 32 the log moment alpha(lambda) = log max(E1, E2) of one step is integrated numerically,
 log moments add over steps (Theorem 2.1), and the tail bound turns them into (epsilon, delta)
-(Theorem 2.2). Kept for comparison with published figures; `RDP` is tighter and `PLD` tight.
+(Theorem 2.2). It is kept for comparison with published figures; `RDP` is tighter and `PLD` tight.
 """
 
 import math
@@ -12,19 +12,20 @@ from typing import Literal
 
 import numpy as np
 
+from tacit._arrays import Floats
 from tacit._check import in_open_unit, non_negative, whole
-from tacit.accounting._renyi import (
+from tacit.accounting.compose import flatten
+from tacit.accounting.one_event import ADD_REMOVE
+from tacit.accounting.rdp import delta_from_rdp, epsilon_from_rdp
+from tacit.accounting.rdp.divergence import (
     TAIL,
-    FloatArray,
     gaussian_nodes,
     log_moments,
+    poisson_divergence,
     poisson_sampled,
     reverse,
     trapezoid_step,
 )
-from tacit.accounting._sampled_gaussian import poisson_divergence
-from tacit.accounting.compose import flatten
-from tacit.accounting.rdp import delta_from_rdp, epsilon_from_rdp
 from tacit.errors import UnsupportedEvent
 from tacit.events import Event, Gaussian, PoissonSampled, Relation
 
@@ -33,7 +34,7 @@ _LARGEST_SHIFT = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class Moments:
-    """Moments accountant for Gaussian releases, on Poisson samples or on all records.
+    """The moments accountant, for Gaussian releases on Poisson samples or on all records.
 
     Parameters
     ----------
@@ -61,8 +62,8 @@ class Moments:
             )
         whole(max_moment=self.max_moment, least=1)
 
-    def log_moments(self, event: Event, *, relation: Relation = Relation.ADD_REMOVE) -> FloatArray:
-        """alpha(lambda) of the whole event for lambda = 1, ..., `max_moment`."""
+    def log_moments(self, event: Event, *, relation: Relation = ADD_REMOVE) -> Floats:
+        """Return alpha(lambda) of the whole event for lambda = 1, ..., `max_moment`."""
         if Relation(relation) is Relation.REPLACE_ONE:
             raise UnsupportedEvent(
                 "the moments accountant is published for records added or removed. Use RDP or PLD."
@@ -70,22 +71,18 @@ class Moments:
         total = np.zeros(self.max_moment)
         for part, count in flatten(event).items():
             total += count * _one_step(part, np.arange(1.0, self.max_moment + 1))
-        return total * (1 + 1e-9)  # far above rounding: it can only raise the price
+        return total * (1 + 1e-9)  # far more than rounding took away, so the price is a bound
 
-    def epsilon(
-        self, event: Event, *, delta: float, relation: Relation = Relation.ADD_REMOVE
-    ) -> float:
-        """Smallest epsilon at `delta` over the moments."""
+    def epsilon(self, event: Event, *, delta: float, relation: Relation = ADD_REMOVE) -> float:
+        """Return the smallest epsilon at `delta` that any of the moments implies."""
         delta = in_open_unit(delta=delta)
         alpha, moments = self._moments(event, relation)
         if self.conversion == "improved":
             return epsilon_from_rdp(alpha / moments, moments + 1, delta=delta)
         return float(np.min((alpha - math.log(delta)) / moments)) if alpha.any() else 0.0
 
-    def delta(
-        self, event: Event, *, epsilon: float, relation: Relation = Relation.ADD_REMOVE
-    ) -> float:
-        """Smallest delta at `epsilon` over the moments."""
+    def delta(self, event: Event, *, epsilon: float, relation: Relation = ADD_REMOVE) -> float:
+        """Return the smallest delta at `epsilon` that any of the moments implies."""
         epsilon = non_negative(epsilon=epsilon)
         alpha, moments = self._moments(event, relation)
         if self.conversion == "improved":
@@ -94,20 +91,20 @@ class Moments:
             return 0.0
         return math.exp(min(0.0, float(np.min(alpha - moments * epsilon))))
 
-    def _moments(self, event: Event, relation: Relation) -> tuple[FloatArray, FloatArray]:
+    def _moments(self, event: Event, relation: Relation) -> tuple[Floats, Floats]:
         return self.log_moments(event, relation=relation), np.arange(1.0, self.max_moment + 1)
 
 
-def _one_step(event: Event, moments: FloatArray) -> FloatArray:
-    """log max(E1, E2) of one release: equations (3) and (4) of the paper."""
+def _one_step(event: Event, moments: Floats) -> Floats:
+    """Return log max(E1, E2) of one release: equations (3) and (4) of the paper."""
     if isinstance(event, Gaussian):
         return moments * (moments + 1) / (2 * event.noise_multiplier**2)
     if not (isinstance(event, PoissonSampled) and isinstance(event.event, Gaussian)):
         raise UnsupportedEvent(
-            f"the moments accountant knows Gaussian steps, not {type(event).__name__}. Use RDP."
+            f"the moments accountant prices Gaussian steps, not {type(event).__name__}. Use RDP."
         )
     rate, shift = event.rate, 1 / event.event.noise_multiplier
-    # E2, the mixture against noise alone, is the Rényi moment of order lambda + 1.
+    # E2, the moment of the mixture against noise alone, is the Rényi moment of order lambda + 1.
     second = moments * poisson_divergence(moments + 1, rate=rate, shift=shift)
     if shift > _LARGEST_SHIFT:  # E1 <= E2 always; the integral would only confirm it
         return second

@@ -1,146 +1,90 @@
-"""What an event cost, by the tightest accountant that can price it.
+"""The tightest accountant: `PLD` where it can price every part of an event, else `RDP`.
 
-`PLD` where it has a dominating pair for every part, else `RDP`, which prices more kinds of events.
-Of two valid answers the better is given:
+`PLD` has a dominating pair for most events, `RDP` prices more kinds of events. Both answers are
+valid, so the lower one is given where either could be:
 
-* random allocation is composed as `PLD` does, from a pair that bounds it (`_allocation_pair`);
+* random allocation is priced by `PLD` from a pair that only bounds it (`pld.pairs`), and by `RDP`;
 * an exponential mechanism is priced by both, since only `RDP` uses its bounded range;
-* of an event that `PLD` knows in part, the parts are also priced apart, each at a share of delta
-  fixed beforehand, and epsilons and deltas added.
+* if `PLD` can price only some parts of an event, these parts and the others are also priced
+  separately, each with a share of delta fixed beforehand, and epsilons and deltas are added.
 """
 
 import math
 from typing import Protocol
 
-from tacit._check import in_open_unit, non_negative
-from tacit.accounting._allocation_pair import allocation_pair
-from tacit.accounting._bracket import Bracket
-from tacit.accounting._laws import Law
-from tacit.accounting._pairs import directions, pair
-from tacit.accounting._side import Side
+from tacit import events as ev
+from tacit.accounting.brackets import Bracket
 from tacit.accounting.compose import flatten
+from tacit.accounting.one_event import ADD_REMOVE
 from tacit.accounting.pld import PLD
+from tacit.accounting.pld.pairs import pair_from_above
 from tacit.accounting.rdp import RDP
 from tacit.errors import NotCertified, UnsupportedEvent
-from tacit.events import (
-    Event,
-    Exponential,
-    Gaussian,
-    Laplace,
-    NonPrivate,
-    PoissonSampled,
-    RandomAllocation,
-    Relation,
-    Repeated,
-    Sequence,
-)
+from tacit.events import Event, Relation
 
-_SHARES = (0.5, 0.9, 0.99)
-"""Parts of delta tried for what `PLD` prices, when the rest goes to `RDP`."""
+_DELTA_SHARES = (0.5, 0.9, 0.99)
+"""Shares of delta tried for what `PLD` prices, when the rest goes to `RDP`."""
+
+_EPSILON_SHARES = (0.25, 0.5, 0.75)
+"""Shares of epsilon tried in the same way."""
 
 
 class Accountant(Protocol):
     """Anything that prices a whole event."""
 
     def epsilon(self, event: Event, *, delta: float, relation: Relation = ...) -> float:
-        """Epsilon at `delta`."""
+        """Return epsilon at `delta`."""
         ...
 
     def delta(self, event: Event, *, epsilon: float, relation: Relation = ...) -> float:
-        """Delta at `epsilon`."""
+        """Return delta at `epsilon`."""
         ...
 
 
-def epsilon(
-    event: Event,
-    *,
-    delta: float,
-    accountant: Accountant | None = None,
-    relation: Relation = Relation.ADD_REMOVE,
-) -> float:
-    """Epsilon that `event` cost at `delta`: a certified upper bound.
+class Tightest:
+    """Accountant that takes the lowest of the proved prices; see the module for how."""
 
-    Parameters
-    ----------
-    accountant
-        None takes the tightest that can price the event.
-
-    Examples
-    --------
-    >>> from tacit.events import Gaussian, PoissonSampled
-    >>> run = Repeated(PoissonSampled(0.01, Gaussian(4.0)), 10_000)
-    >>> round(epsilon(run, delta=1e-5), 4)
-    0.9469
-    """
-    delta, relation = in_open_unit(delta=delta), Relation(relation)
-    if accountant is not None:
-        return accountant.epsilon(event, delta=delta, relation=relation)
-    known, rest = _split(event, relation)
-    if rest is None:
-        return _tight_epsilon(event, delta, relation)
-    found = RDP().epsilon(event, delta=delta, relation=relation)
-    if known is None:
+    def epsilon(self, event: Event, *, delta: float, relation: Relation = ADD_REMOVE) -> float:
+        """Return a certified upper bound on the epsilon of `event` at `delta`."""
+        known, rest = _split(event, relation)
+        if rest is None:
+            return _tight_epsilon(event, delta, relation)
+        found = RDP().epsilon(event, delta=delta, relation=relation)
+        if known is not None:
+            for share in _DELTA_SHARES:
+                first = _tight_epsilon(known, share * delta, relation)
+                second = RDP().epsilon(rest, delta=(1 - share) * delta, relation=relation)
+                found = min(found, first + second)
         return found
-    for share in _SHARES:
-        first = _tight_epsilon(known, share * delta, relation)
-        second = RDP().epsilon(rest, delta=(1 - share) * delta, relation=relation)
-        found = min(found, first + second)
-    return found
 
-
-def delta(
-    event: Event,
-    *,
-    epsilon: float,
-    accountant: Accountant | None = None,
-    relation: Relation = Relation.ADD_REMOVE,
-) -> float:
-    """Delta that `event` cost at `epsilon`: a certified upper bound; see `epsilon`.
-
-    >>> from tacit.events import Gaussian
-    >>> round(delta(Gaussian(1.0), epsilon=1.0), 6)
-    0.126937
-    """
-    epsilon, relation = non_negative(epsilon=epsilon), Relation(relation)
-    if accountant is not None:
-        return accountant.delta(event, epsilon=epsilon, relation=relation)
-    known, rest = _split(event, relation)
-    if rest is None:
-        return _tight_delta(event, epsilon, relation)
-    found = RDP().delta(event, epsilon=epsilon, relation=relation)
-    if known is None:
+    def delta(self, event: Event, *, epsilon: float, relation: Relation = ADD_REMOVE) -> float:
+        """Return a certified upper bound on the delta of `event` at `epsilon`."""
+        known, rest = _split(event, relation)
+        if rest is None:
+            return _tight_delta(event, epsilon, relation)
+        found = RDP().delta(event, epsilon=epsilon, relation=relation)
+        if known is not None:
+            for share in _EPSILON_SHARES:
+                first = _tight_delta(known, share * epsilon, relation)
+                second = RDP().delta(rest, epsilon=(1 - share) * epsilon, relation=relation)
+                found = min(found, first + second)
         return found
-    for share in (0.25, 0.5, 0.75):
-        first = _tight_delta(known, share * epsilon, relation)
-        second = RDP().delta(rest, epsilon=(1 - share) * epsilon, relation=relation)
-        found = min(found, first + second)
-    return found
 
-
-def bracket(event: Event, *, delta: float, relation: Relation = Relation.ADD_REMOVE) -> Bracket:
-    """Certified lower and upper end of the epsilon of `event` at `delta`.
-
-    An event that `PLD` cannot price exactly has a proved upper end only; its lower end is 0.
-
-    >>> from tacit.events import Gaussian
-    >>> found = bracket(Gaussian(1.0), delta=1e-5)
-    >>> round(found.lower, 4), round(found.upper, 4)
-    (4.3772, 4.3772)
-    """
-    delta, relation = in_open_unit(delta=delta), Relation(relation)
-    only_bounded = any(_is_only_bounded(part, relation) for part in flatten(event))
-    if only_bounded or _split(event, relation)[1] is not None:
-        return Bracket(0.0, epsilon(event, delta=delta, relation=relation))
-    found = PLD().bracket(event, delta=delta, relation=relation)
-    if not _is_open(found):
-        return found
-    return Bracket(found.lower, epsilon(event, delta=delta, relation=relation))
+    def bracket(self, event: Event, *, delta: float, relation: Relation = ADD_REMOVE) -> Bracket:
+        """Return certified bounds on the epsilon of `event` at `delta`; see `tacit.bracket`."""
+        only_bounded = any(_is_only_bounded(part, relation) for part in flatten(event))
+        if only_bounded or _split(event, relation)[1] is not None:
+            return Bracket(0.0, self.epsilon(event, delta=delta, relation=relation))
+        found = PLD().bracket(event, delta=delta, relation=relation)
+        if not _is_open(found):
+            return found
+        return Bracket(found.lower, self.epsilon(event, delta=delta, relation=relation))
 
 
 def _tight_epsilon(event: Event, delta: float, relation: Relation) -> float:
-    """Price by dominating pairs, or that of `RDP` where it may be the lower."""
+    """Return the price by dominating pairs, or that of `RDP` if it may be the lower one."""
     try:
-        found = _worst([side.epsilon(delta) for side in _sides(event, relation)])
+        found = PLD(pair_of=pair_from_above).bracket(event, delta=delta, relation=relation)
     except NotCertified:
         found = Bracket(0.0, math.inf)
     if _is_open(found) or _has_looser_pair(event):
@@ -149,8 +93,11 @@ def _tight_epsilon(event: Event, delta: float, relation: Relation) -> float:
 
 
 def _tight_delta(event: Event, epsilon: float, relation: Relation) -> float:
+    """Return the price by dominating pairs, or that of `RDP` if it may be the lower one."""
     try:
-        found = _worst([side.delta(epsilon) for side in _sides(event, relation)])
+        found = PLD(pair_of=pair_from_above).delta_bracket(
+            event, epsilon=epsilon, relation=relation
+        )
     except NotCertified:
         found = Bracket(0.0, 1.0)
     if _is_open(found) or _has_looser_pair(event):
@@ -158,57 +105,41 @@ def _tight_delta(event: Event, epsilon: float, relation: Relation) -> float:
     return found.upper
 
 
-def _worst(found: list[Bracket]) -> Bracket:
-    return Bracket(max(one.lower for one in found), max(one.upper for one in found))
-
-
 def _is_open(found: Bracket) -> bool:
-    """Whether the bracket leaves room for `RDP` to be tighter."""
+    """Return whether the bracket is so wide that `RDP` may be tighter."""
     return found.upper == math.inf or found.width > 1e-3 * found.upper
 
 
-def _sides(event: Event, relation: Relation) -> list[Side]:
-    """As `PLD` has them, but with pairs that need only bound an event from above."""
-    found = directions(event, relation, _pair_from_above)
-    return [Side(direction, tolerance=PLD().tolerance) for direction in found]
-
-
-def _pair_from_above(event: Event, relation: Relation) -> tuple[Law, Law]:
-    replaced = relation is Relation.REPLACE_ONE
-    if isinstance(event, RandomAllocation) and isinstance(event.event, Gaussian) and not replaced:
-        return allocation_pair(event.steps, 1 / event.event.noise_multiplier)
-    return pair(event, relation)
-
-
 def _split(event: Event, relation: Relation) -> tuple[Event | None, Event | None]:
-    """What `PLD` can price and what it cannot, each None if empty (`known` then too)."""
-    known, rest = [], []
+    """Return what `PLD` can price and what it cannot, each as one event or None."""
+    known: list[Event] = []
+    rest: list[Event] = []
     for part, count in flatten(event).items():
         try:
-            _pair_from_above(part, relation)
+            pair_from_above(part, relation)
         except UnsupportedEvent:
-            rest.append(Repeated(part, count))
+            rest.append(ev.Repeated(part, count))
         else:
-            known.append(Repeated(part, count))
+            known.append(ev.Repeated(part, count))
     return _all(known), _all(rest)
 
 
 def _all(parts: list[Event]) -> Event | None:
-    return Sequence(tuple(parts)) if parts else None
+    return ev.Sequence(tuple(parts)) if parts else None
 
 
 def _is_only_bounded(part: Event, relation: Relation) -> bool:
-    """Whether the pair of `part` is harder than any mechanism it may stand for: no lower end."""
-    if not isinstance(part, PoissonSampled):
-        return isinstance(part, Exponential | RandomAllocation)
+    """Return whether the dominating pair of `part` only bounds its price from above."""
+    if not isinstance(part, ev.PoissonSampled):
+        return isinstance(part, ev.Exponential | ev.RandomAllocation)
     inner = part.event
-    if isinstance(inner, NonPrivate) or getattr(inner, "epsilon", 1.0) == 0:
-        return True  # losses below 0 are raised to 0, see `_pairs`
+    if isinstance(inner, ev.NonPrivate) or getattr(inner, "epsilon", 1.0) == 0:
+        return True  # losses below 0 are raised to 0, see `pld.pairs`
     if relation is not Relation.REPLACE_ONE:
-        return isinstance(inner, Exponential)
-    return not (isinstance(inner, Gaussian | Laplace) and inner.replace_factor == 2)
+        return isinstance(inner, ev.Exponential)
+    return not (isinstance(inner, ev.Gaussian | ev.Laplace) and inner.replace_factor == 2)
 
 
 def _has_looser_pair(event: Event) -> bool:
-    """Whether some part has a pair that only bounds it, so that `RDP` may be lower."""
-    return any(isinstance(part, Exponential | RandomAllocation) for part in flatten(event))
+    """Return whether the pair of some part only bounds it, so that `RDP` may be lower."""
+    return any(isinstance(part, ev.Exponential | ev.RandomAllocation) for part in flatten(event))

@@ -1,14 +1,8 @@
-"""Auditing: attack what was trained; a lower bound on epsilon that must stay under the bill."""
+"""Auditing: attack a trained model for a lower bound on epsilon, which must not exceed the bill.
 
-from tacit.auditing.bill import BillTest, noise_bound, refute_event
-from tacit.auditing.bounds import (
-    AuditBound,
-    gaussian_fit,
-    gaussian_threshold_test,
-    one_run,
-    one_run_gaussian,
-    threshold_test,
-)
+The bill is the epsilon that was charged for the run; a valid lower bound above it proves a bug.
+"""
+
 from tacit.auditing.canaries import (
     GradientCanaries,
     InputCanaries,
@@ -16,18 +10,23 @@ from tacit.auditing.canaries import (
     mislabeled,
     random_inputs,
 )
-from tacit.auditing.guesses import plan_guesses
+from tacit.auditing.event_test import BillTest, noise_bound, refute_event
 from tacit.auditing.inversion import inversion_figure, invert, likeness
-from tacit.auditing.membership import (
+from tacit.auditing.lira import (
     ROC,
     Shadows,
     best_tpr,
+    calibrated,
+    inner_products,
     lira,
+    logit_confidence,
+    minus_loss,
     roc,
     roc_figure,
     train_shadows,
 )
-from tacit.auditing.scores import calibrated, inner_products, logit_confidence, minus_loss
+from tacit.auditing.one_run import AuditBound, one_run, one_run_gaussian, plan_guesses
+from tacit.auditing.threshold import gaussian_fit, gaussian_threshold_test, threshold_test
 
 __all__ = [
     "ROC",

@@ -5,8 +5,9 @@
 | `GradientCanaries` | every released update (white box) | the worst case the bill allows for |
 | `mislabeled`, `random_inputs` | the final model (black box) | what a bystander could do |
 
-Canaries are records like any other: sampled, clipped and covered by noise together with the real
-ones, whose guarantee is unchanged. What they cost is accuracy: they take a share of every lot.
+Canaries are treated like all other records: they are sampled, clipped and covered by noise, and the
+guarantee of the real records is unchanged. They cost accuracy, because they take a share of every
+lot (the random draw of records of one step).
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -16,20 +17,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from tacit._arrays import Flags, Floats, Indices
 from tacit._check import positive, whole
 from tacit.mechanisms import Seed, generator
 
 if TYPE_CHECKING:
     import torch
 
-Flags = NDArray[np.bool_]
 Loss = Callable[..., Any]
 """loss_fn(model, batch) -> one loss for each example."""
-_OVERSHOOT = 1e3  # gradient of a canary before clipping, in clip norms: it always meets the bound
+_OVERSHOOT = 1e3  # gradient of a canary before clipping, in clip norms: it is always clipped
 
 
 def flip_coins(n: int, rng: Seed = None) -> Flags:
-    """One fair coin for each of `n` canaries: True is in."""
+    """Return one fair coin for each of `n` canaries: True is in."""
     return generator(rng).integers(0, 2, whole(n=n, least=1)).astype(bool)
 
 
@@ -37,34 +38,35 @@ def flip_coins(n: int, rng: Seed = None) -> Flags:
 
 
 class Planted(NamedTuple):
-    """Model, data set and loss to hand to `tacit.make_private` in place of the originals."""
+    """Model, data set and loss to pass to `tacit.make_private` in place of the originals."""
 
     model: Any
     dataset: Any
     loss_fn: Loss
 
 
-class Run(Protocol):
-    """What `tacit.make_private` returns, as far as an audit needs it."""
+class AuditedRun(Protocol):
+    """The part of the object returned by `tacit.make_private` that an audit uses."""
 
     def __iter__(self) -> Iterator[Any]: ...
 
     @property
     def info(self) -> dict[str, Any]:  # Any: numbers and lists of them
-        """Public numbers of the next step: noise, clip norms, divisor, records."""
+        """Public numbers of the next step: noise, clip norms, divisor, number of records."""
         ...
 
 
 class GradientCanaries:
-    """Dirac canaries: the gradient of canary j is the j-th unit vector, in directions nobody uses.
+    """Dirac canaries: the gradient of canary j is the j-th unit vector of extra coordinates.
 
-    The model gets a table of `n_canaries` numbers that no prediction reads; the loss of canary j is
-    the j-th of them, scaled so that its gradient is clipped to exactly the clip norm. So each
-    canary changes the released sum as much as a record may, in a coordinate of its own: the
-    likelihood ratio of that coordinate over all releases is the worst case the bill allows for, and
-    scores are independent given the coins (own noise, and own draws under Poisson sampling).
+    The model gets a table of `n_canaries` extra parameters that no prediction uses. The loss of
+    canary j is the j-th parameter, scaled so that its gradient is clipped to exactly the clip norm.
+    So each canary changes the released sum as much as a record may, in a coordinate of its own. The
+    likelihood ratio of that coordinate over all releases is the worst case the bill allows for.
+    Scores are independent given the coins, because each coordinate has its own noise and, under
+    Poisson sampling, each canary has its own draws.
 
-    Guarantee: none is lost. Canaries are extra records; the real ones keep theirs.
+    Guarantee: canaries are extra records; the real records keep their guarantee.
 
     Examples
     --------
@@ -93,18 +95,20 @@ class GradientCanaries:
         self.is_member = flip_coins(n_canaries, rng)
         self._strength = _OVERSHOOT * positive(clip_norm=clip_norm)
         self._table: torch.nn.Parameter | None = None
-        self._sums, self._ratios = np.zeros(n_canaries), np.zeros(n_canaries)
+        self._sums = np.zeros(n_canaries)
+        self._ratios = np.zeros(n_canaries)
         self._releases = 0
 
     @property
     def n_members(self) -> int:
-        """How many are in. Declare n + n_canaries // 2 as `n_records`: it does not need this."""
+        """Number of canaries that are in, a secret: declare n + n_canaries // 2 as `n_records`."""
         return int(self.is_member.sum())
 
     def plant(self, model: Any, dataset: Any, loss_fn: Loss) -> Planted:
-        """Model, data set and loss with the canaries in; build the optimizer from this model.
+        """Return model, data set and loss with the canaries added.
 
-        `dataset` is a tensor, a tuple of tensors, a `TensorDataset` or any map-style one.
+        Build the optimizer from the returned model. `dataset` is a tensor, a tuple of tensors, a
+        `TensorDataset` or any map-style data set.
         """
         if self._table is not None:
             raise ValueError("these canaries are planted already: make new ones for a new run.")
@@ -114,8 +118,8 @@ class GradientCanaries:
         rows, unpack = _with_rows(dataset, members)
         return Planted(planted, rows, _with_canaries(loss_fn, unpack, self._strength))
 
-    def watch(self, private: Run) -> Iterator[Any]:
-        """The lots of `private`; scores what each step released along the canaries."""
+    def watch(self, private: AuditedRun) -> Iterator[Any]:
+        """Yield the lots of `private`, and score what each step released along the canaries."""
         for lot in private:
             public = private.info  # before the step: the noise may be scheduled
             yield lot
@@ -124,9 +128,9 @@ class GradientCanaries:
     def record(
         self, *, rate: float = 1.0, noise_multiplier: float = 0.0, unit: float = 1.0
     ) -> None:
-        """Score the latest release: what stands in `p.grad` after a step.
+        """Score the latest release, which is in `p.grad` after a step.
 
-        `unit` is what a member that was drawn adds to its coordinate, apart from noise.
+        `unit` is what a member that was drawn adds to its coordinate, before noise.
         """
         if self._table is None or self._table.grad is None:
             raise RuntimeError("nothing was released yet: plant the canaries and take a step.")
@@ -136,30 +140,30 @@ class GradientCanaries:
         self._releases += 1
 
     @property
-    def scores(self) -> NDArray[np.float64]:
-        """Log-likelihood ratio of each canary: the best test of in against out there is.
+    def scores(self) -> Floats:
+        """Log-likelihood ratio of each canary, in against out.
 
-        If a member joins each lot with the same probability, by Neyman & Pearson; else a good one.
-        Any score makes a valid audit.
+        This is the most powerful score (Neyman & Pearson) if a member joins each lot with the same
+        probability, and a good score otherwise. An audit is valid with any score.
         """
         return self._scored(self._ratios)
 
     @property
-    def sums(self) -> NDArray[np.float64]:
-        """Sum of the releases along each canary, in clip norms: normal up to sampling."""
+    def sums(self) -> Floats:
+        """Sum of the releases along each canary, in clip norms; normal except for sampling."""
         return self._scored(self._sums)
 
-    def _scored(self, scores: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _scored(self, scores: Floats) -> Floats:
         if self._releases == 0:
             raise RuntimeError("no release was recorded: loop over canaries.watch(private).")
         return scores.copy()
 
 
-def log_ratio(released: ArrayLike, *, rate: float, noise_multiplier: float) -> NDArray[np.float64]:
-    """Log-likelihood ratio of one release: drawn with probability `rate`, against never.
+def log_ratio(released: ArrayLike, *, rate: float, noise_multiplier: float) -> Floats:
+    """Return the log-likelihood ratio of "drawn with probability `rate`" against "never drawn".
 
-    `released` is 1 if the record was drawn and 0 if not, plus normal noise; without noise the
-    value is its own score.
+    `released` is 1 if the record was drawn and 0 if not, plus normal noise. Without noise,
+    `released` itself is the score.
 
     >>> log_ratio([0.5], rate=1.0, noise_multiplier=1.0).tolist()
     [0.0]
@@ -172,7 +176,7 @@ def log_ratio(released: ArrayLike, *, rate: float, noise_multiplier: float) -> N
         return np.logaddexp(np.log1p(-rate), np.log(rate) + ratio)
 
 
-def _public_numbers(info: dict[str, Any]) -> dict[str, float]:  # Any: as in `Run.info`
+def _public_numbers(info: dict[str, Any]) -> dict[str, float]:  # Any: as in `AuditedRun.info`
     expected = float(info["expected_batch"])
     return {
         "rate": min(1.0, expected / info["n_records"]),
@@ -182,11 +186,11 @@ def _public_numbers(info: dict[str, Any]) -> dict[str, float]:  # Any: as in `Ru
 
 
 def _with_table(model: Any, n_canaries: int) -> Any:
-    """`model` under the name `inner`, beside a table that its predictions do not read."""
+    """Return a module with `model` as `inner` and a table that its predictions do not use."""
     import torch
 
     class WithCanaries(torch.nn.Module):
-        """Predicts as `inner` does."""
+        """A module that predicts as `inner` does."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -209,15 +213,15 @@ def _with_canaries(loss_fn: Loss, unpack: Callable[[Any], Any], strength: float)
     def loss(model: Any, batch: Any) -> Any:
         records, which = unpack(batch)
         real = loss_fn(model.inner, records)
-        # Real rows read row 0, which is padding: its gradient is zero.
+        # Real records use row 0 of the table, which is padding: its gradient is zero.
         canary = model.canaries(which).squeeze(-1) * strength
         return torch.where(which > 0, canary.to(real.dtype), real)
 
     return loss
 
 
-def _with_rows(dataset: Any, members: NDArray[np.int64]) -> tuple[Any, Callable[[Any], Any]]:
-    """Records with the number of their canary (0: none), and how to take a batch apart.
+def _with_rows(dataset: Any, members: Indices) -> tuple[Any, Callable[[Any], Any]]:
+    """Return records with the number of their canary (0: none), and a function to unpack a batch.
 
     A canary's record is all zeros. Tensors stay tensors, which are fast to draw from.
     """
@@ -235,16 +239,18 @@ def _with_rows(dataset: Any, members: NDArray[np.int64]) -> tuple[Any, Callable[
 
 
 class _Longer:
-    """A map-style data set, then one blank record for each canary that is in."""
+    """A map-style data set followed by one blank record for each canary that is in."""
 
-    def __init__(self, dataset: Any, members: NDArray[np.int64]) -> None:
-        self._dataset, self._members = dataset, members
-        self._n_real, self._blank = len(dataset), _zeros(dataset[0])
+    def __init__(self, dataset: Any, members: Indices) -> None:
+        self._dataset = dataset
+        self._members = members
+        self._n_real = len(dataset)
+        self._blank = _zeros(dataset[0])
 
     def __len__(self) -> int:
         return self._n_real + len(self._members)
 
-    def __getitem__(self, i: int) -> Any:  # Any: a record of the user's, and a number
+    def __getitem__(self, i: int) -> Any:  # Any: a record of the user, and a number
         if i < self._n_real:
             return self._dataset[i], 0
         return self._blank, int(self._members[i - self._n_real])
@@ -263,14 +269,14 @@ def _zeros(record: Any) -> Any:  # Any: tensors, arrays and numbers in tuples, l
 
 @dataclass(frozen=True)
 class InputCanaries:
-    """Input canaries: `x` and `y` of all of them, and which are to be trained on."""
+    """Input canaries: `x` and `y` of all canaries, and which of them to train on."""
 
     x: NDArray[Any]
-    y: NDArray[np.int64]
+    y: Indices
     is_member: Flags
 
     def add_to(self, x: ArrayLike, y: ArrayLike) -> tuple[NDArray[Any], NDArray[Any]]:
-        """A training set with the members at its end; the others are held out."""
+        """Return the training set (x, y) with the members at its end; the others are held out."""
         return (
             np.concatenate([np.asarray(x), self.x[self.is_member]]),
             np.concatenate([np.asarray(y), self.y[self.is_member]]),
@@ -278,10 +284,9 @@ class InputCanaries:
 
 
 def mislabeled(x: ArrayLike, y: ArrayLike, *, n_classes: int, rng: Seed = None) -> InputCanaries:
-    """Records with a wrong label each: what a model can only get right by heart.
+    """Return canaries with a wrong label each, which a model can predict only by memorizing.
 
-    The records should not be in the training set otherwise. Labels are drawn among the other
-    classes.
+    The records should not be in the training set otherwise. The wrong labels are drawn uniformly.
     """
     random, labels = generator(rng), np.asarray(y, np.int64)
     moves = random.integers(1, whole(n_classes=n_classes, least=2), len(labels))
@@ -293,7 +298,7 @@ def mislabeled(x: ArrayLike, y: ArrayLike, *, n_classes: int, rng: Seed = None) 
 def random_inputs(
     n: int, shape: tuple[int, ...], *, n_classes: int, rng: Seed = None
 ) -> InputCanaries:
-    """Records of uniform noise in [0, 1] with random labels, unlike any real one."""
+    """Return canaries of uniform noise in [0, 1] with random labels, unlike any real record."""
     random = generator(rng)
     x = random.random((whole(n=n, least=1), *shape)).astype(np.float32)
     return InputCanaries(x, random.integers(0, n_classes, n), flip_coins(n, random))

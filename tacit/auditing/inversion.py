@@ -1,9 +1,10 @@
-"""Model inversion: what a model's weights alone say about the records of a class.
+"""Model inversion: what a model's weights alone reveal about the records of a class.
 
-Gradient ascent on the input (Fredrikson, Jha & Ristenpart 2015, doi:10.1145/2810103.2813677): find
-the image that the model is surest about. Where a class holds one person's few records, a model
-trained without noise gives them back, and a private one does not. (The mean of a class of many
-records is no one's secret; privacy does not hide it.) A demonstration, not a bound.
+Gradient descent on the input (Fredrikson, Jha & Ristenpart 2015, doi:10.1145/2810103.2813677) finds
+the image that the model is surest about. If a class holds the few records of one person, inversion
+recovers them from a model trained without noise, and does not from a private model. (The mean of a
+class of many records is nobody's secret; privacy does not hide it.) This is a demonstration, not a
+bound.
 """
 
 from collections.abc import Sequence
@@ -11,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from tacit._arrays import Floats
 from tacit._check import non_negative, positive, whole
 
 
@@ -24,11 +26,11 @@ def invert(
     steps: int = 300,
     learning_rate: float = 0.1,
     weight: float = 0.05,
-) -> NDArray[np.float64]:
-    """The input in [0, 1] of `shape` for which the torch `model` is surest of `label`.
+) -> Floats:
+    """Return the input in [0, 1] of `shape` for which the torch `model` is surest of `label`.
 
-    Adam on the cross-entropy plus `weight` times the mean square, from a gray image: nothing of the
-    training data is used but what the model holds.
+    Adam minimizes the cross-entropy plus `weight` times the mean square, from a gray image. No
+    training data is used, only the model.
     """
     import torch
 
@@ -54,9 +56,10 @@ def invert(
 
 
 def likeness(image: ArrayLike, records: ArrayLike) -> float:
-    """Correlation of an image with the mean of `records` (images, *shape), in [-1, 1]; 0 if flat.
+    """Return the correlation of an image with the mean of `records`, in [-1, 1]; 0 if it is flat.
 
-    `records` are private, and so is what this returns: for demonstrations on public data.
+    `records` are (images, *shape). They are private, and so is the result: use this function for
+    demonstrations on public data.
     """
     found = np.asarray(image, np.float64).ravel()
     mean = np.asarray(records, np.float64).mean(axis=0).ravel()
@@ -68,7 +71,10 @@ def likeness(image: ArrayLike, records: ArrayLike) -> float:
 def inversion_figure(
     rows: Sequence[tuple[str, ArrayLike]], path: str | Path, *, title: str = "Model inversion"
 ) -> Path:
-    """One row of images for each (name, images (classes, height, width)); PNG and CSV."""
+    """Draw one row of images for each (name, images) and return `path`.
+
+    Images are (classes, height, width). Writes `path` (PNG), and the pixels beside it as CSV.
+    """
     import matplotlib
 
     matplotlib.use("Agg", force=False)

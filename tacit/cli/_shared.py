@@ -1,9 +1,13 @@
-"""What the accounting verbs share: option types, the event they price, numbers rounded safely."""
+"""Code that several verbs share: option types, DP-SGD as an event, training, printing."""
 
 import json
 import math
+import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,9 +15,12 @@ from tacit import events as ev
 from tacit._check import whole
 from tacit.sampling import Poisson
 
+if TYPE_CHECKING:
+    from tacit.experiments import Facts, Recipe
+
 
 def _count(text: str) -> int:
-    """A whole number, also as 10_000 or 1e6."""
+    """Return the whole number that `text` states, which may be written as 10_000 or 1e6."""
     try:
         number = float(text)
         if number != int(number):
@@ -23,39 +30,136 @@ def _count(text: str) -> int:
         raise typer.BadParameter(f"{text!r} is not a whole number.") from None
 
 
-RATE_HELP = "Probability with which a record takes part in one step."
-NOISE_HELP = "Noise standard deviation over the clipping norm."
-STEPS_HELP = "Number of steps."
-Rate = Annotated[float, typer.Option("--rate", help=RATE_HELP)]
-NoiseMultiplier = Annotated[float, typer.Option("--noise-multiplier", help=NOISE_HELP)]
-Steps = Annotated[int, typer.Option("--steps", parser=_count, metavar="INTEGER", help=STEPS_HELP)]
-Delta = Annotated[float, typer.Option("--delta", help="Well below 1 / number of records.")]
-Relation = Annotated[ev.Relation, typer.Option("--relation", help="Which data sets are neighbors.")]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
-
-MaybeRate = Annotated[float | None, typer.Option("--rate", help=RATE_HELP)]
-MaybeNoise = Annotated[float | None, typer.Option("--noise-multiplier", help=NOISE_HELP)]
-MaybeSteps = Annotated[
-    int | None, typer.Option("--steps", parser=_count, metavar="INTEGER", help=STEPS_HELP)
+_RATE = typer.Option("--rate", help="Probability that a given record takes part in one step.")
+_NOISE = typer.Option("--noise-multiplier", help="Noise standard deviation / clipping norm.")
+_STEPS = typer.Option("--steps", parser=_count, metavar="INTEGER", help="Number of steps.")
+DELTA_HELP = "Delta of the guarantee, well below 1 / number of records."
+Rate = Annotated[float, _RATE]
+MaybeRate = Annotated[float | None, _RATE]
+NoiseMultiplier = Annotated[float, _NOISE]
+MaybeNoise = Annotated[float | None, _NOISE]
+Steps = Annotated[int, _STEPS]
+MaybeSteps = Annotated[int | None, _STEPS]
+Epsilon = Annotated[float, typer.Option(help="Largest epsilon allowed.")]
+MaybeEpsilon = Annotated[float | None, typer.Option(help="Largest epsilon [the recipe's].")]
+Delta = Annotated[float, typer.Option(help=DELTA_HELP)]
+MaybeDelta = Annotated[float | None, typer.Option(help=DELTA_HELP)]
+Relation = Annotated[ev.Relation, typer.Option(help="How two neighboring data sets differ.")]
+RecipeName = Annotated[
+    str, typer.Argument(metavar="RECIPE", help="A recipe file, or the name of a built-in recipe.")
 ]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a setting: training.epochs=20."),
+]
+Epsilons = Annotated[str, typer.Option(help="Budgets, separated by commas.")]
+Repeats = Annotated[int, typer.Option(min=1, help="Runs at each budget.")]
+Root = Annotated[Path | None, typer.Option(help="Folder of the data sets [$TACIT_DATA].")]
+Out = Annotated[Path | None, typer.Option(help="Folder to write to.")]
+Seed = Annotated[int | None, typer.Option(help="For tests only: a known seed reveals the noise.")]
+LedgerFile = Annotated[Path | None, typer.Option(help="Ledger file that pays for the releases.")]
+WithPage = Annotated[bool, typer.Option(help="Write report.html.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 def sgd(rate: float, noise_multiplier: float, steps: int) -> ev.Event:
-    """DP-SGD as an event: `steps` Gaussian releases, each on a fresh Poisson sample."""
+    """Return DP-SGD as an event: `steps` Gaussian releases, each on a fresh Poisson sample."""
     step = Poisson(rate).amplify(ev.Gaussian(noise_multiplier))
     return ev.Repeated(step, whole(steps=steps))
 
 
 def numbers(text: str, option: str) -> list[float]:
-    """The numbers in a comma-separated option."""
+    """Return the numbers of a comma-separated option."""
     try:
         return [float(part) for part in text.split(",") if part.strip()]
     except ValueError:
         raise typer.BadParameter(f"{option} must be numbers with commas, got {text!r}.") from None
 
 
+def recipe_of(name: str, settings: list[str] | None, **changes: Any) -> "Recipe":
+    """Read a recipe and change settings in it: those of `--set`, then those of other options.
+
+    `changes` are named like settings, with `__` for the dot; None leaves a setting as it is.
+    """
+    from tacit.experiments import Recipe
+
+    chosen: dict[str, Any] = dict(_setting(text) for text in settings or ())
+    chosen |= {key.replace("__", "."): v for key, v in changes.items() if v is not None}
+    return Recipe.read(name).with_settings(chosen)
+
+
+def _setting(text: str) -> tuple[str, Any]:  # Any: a TOML value
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise typer.BadParameter(f"{text!r} must be KEY=VALUE, as in training.epochs=20.")
+    try:
+        return key.strip(), tomllib.loads(f"x = {value}")["x"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), value.strip()  # text without quotes
+
+
+def train_and_print(
+    recipe: "Recipe", folder: Path, *, root: Path | None = None, page: bool, as_json: bool
+) -> None:
+    """Train by a recipe into `folder`, write the page, and print what the run reached."""
+    from tacit.experiments import Progress, train
+
+    with progress_bar(recipe.name, is_hidden=as_json) as show:
+
+        def report(progress: Progress) -> None:
+            metric, text = progress.metric, ""
+            if metric:
+                text = f"epsilon {metric['epsilon']:.3f}  accuracy {metric['accuracy']:.2%}"
+            show(progress.step, progress.steps, text)
+
+        try:
+            facts = train(recipe, folder, root=root, on_progress=report)
+        except KeyboardInterrupt:
+            typer.echo(f"\ninterrupted; you can go on with: tacit train {folder}", err=True)
+            raise typer.Exit(130) from None
+    written = write_page(folder) if page else None
+    if as_json:
+        print_json(_outcome(facts, folder, written))
+    else:
+        _print_outcome(facts, folder, written)
+
+
+@contextmanager
+def progress_bar(label: str, *, is_hidden: bool) -> Iterator[Callable[[float, float, str], None]]:
+    """Show a bar on standard error, if that is a terminal.
+
+    Yields a function that moves the bar: it takes what is done, the total, and a text to show.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[text]}"),
+    )
+    is_off = is_hidden or not console.is_terminal
+    with Progress(*columns, console=console, disable=is_off) as bar:
+        task = bar.add_task(label, total=1, text="")
+        yield lambda done, total, text="": bar.update(task, completed=done, total=total, text=text)
+
+
+def write_page(folder: Path) -> Path | None:
+    """Write the page of a finished run or sweep; without jinja2, print a note and return None."""
+    from tacit import report
+
+    try:
+        return report.write_page(folder)
+    except ModuleNotFoundError as missing:
+        typer.echo(f"no page: install 'tacit[report]' for {missing.name}.", err=True)
+        return None
+
+
 def round_up(value: float, digits: int = 6) -> str:
-    """`value` to `digits` significant digits, never below it.
+    """Return `value` with `digits` significant digits, never below the value itself.
 
     >>> round_up(0.94686683), round_up(2.0), round_up(math.inf)
     ('0.946867', '2', 'infinity')
@@ -64,7 +168,7 @@ def round_up(value: float, digits: int = 6) -> str:
 
 
 def round_down(value: float, digits: int = 6) -> str:
-    """`value` to `digits` significant digits, never above it.
+    """Return `value` with `digits` significant digits, never above the value itself.
 
     >>> round_down(0.94686676), round_down(123456789.0)
     ('0.946866', '123456000')
@@ -73,8 +177,44 @@ def round_down(value: float, digits: int = 6) -> str:
 
 
 def print_json(data: dict[str, Any]) -> None:  # Any: JSON values have no narrower common type
-    """`data` as one JSON object; what is infinite becomes null, since JSON has no infinity."""
+    """Print `data` as one JSON object. Infinity becomes null, because JSON has no infinity."""
     typer.echo(json.dumps(_finite(data), indent=2, allow_nan=False, ensure_ascii=False))
+
+
+def _outcome(facts: "Facts", folder: Path, page: Path | None) -> dict[str, Any]:  # Any: JSON values
+    utility = facts.utility
+    return {
+        "epsilon": facts.epsilon,
+        "delta": facts.delta,
+        "relation": facts.relation,
+        "accuracy": utility.private[0].value,
+        "non_private_accuracy": utility.non_private[0].value if utility.non_private else None,
+        "majority_accuracy": utility.majority,
+        "metrics": utility.others,
+        "steps": facts.steps,
+        "resumed": facts.resumed,
+        "noise_multiplier": facts.hyperparameters["noise_multiplier"],
+        "seconds": facts.seconds,
+        "run": str(folder),
+        "page": None if page is None else str(page),
+    }
+
+
+def _print_outcome(facts: "Facts", folder: Path, page: Path | None) -> None:
+    utility = facts.utility
+    accuracy = f"accuracy  {utility.private[0].value:.2%}"
+    if utility.non_private:
+        accuracy += f"   without privacy {utility.non_private[0].value:.2%}"
+    if utility.majority is not None:
+        accuracy += f"   commonest class {utility.majority:.2%}"
+    typer.echo(
+        f"epsilon   {round_up(facts.epsilon)} at delta {facts.delta:g} "
+        f"({facts.relation}, one {facts.unit} of {facts.n_records:,})"
+    )
+    typer.echo(accuracy)
+    typer.echo(f"run       {folder}")
+    if page is not None:
+        typer.echo(f"page      {page}")
 
 
 def _finite(value: Any) -> Any:

@@ -1,5 +1,6 @@
-"""What `regress` and `transfer` share: a table read by its schema, bounds, and original units."""
+"""Code that `regress` and `transfer` share: reading a table by its schema, printing a model."""
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,19 +13,12 @@ if TYPE_CHECKING:
     from tacit.datasets import Schema
     from tacit.regression import Bounds
 
-SchemaFile = Annotated[
-    Path, typer.Option("--schema", help="TOML: the target, and bounds or categories of columns.")
-]
-Epsilon = Annotated[float, typer.Option("--epsilon", help="The budget.")]
-LedgerFile = Annotated[Path | None, typer.Option("--ledger", help="Ledger that pays.")]
-Seed = Annotated[
-    int | None, typer.Option("--seed", help="Reproducible, hence removable, noise: for tests.")
-]
-Out = Annotated[Path | None, typer.Option("--out", help="Write the model as JSON.")]
+SchemaFile = Annotated[Path, typer.Option(help="TOML file of target, bounds and categories.")]
+ModelFile = Annotated[Path | None, typer.Option(help="Write the model as JSON.")]
 
 
 def read(path: Path, schema: "Schema") -> tuple[np.ndarray, np.ndarray]:
-    """Encoded features and target of a whole table."""
+    """Return the encoded features and the target of a whole table."""
     from tacit.datasets import read_chunks
 
     chunks = list(read_chunks(path, schema))
@@ -35,10 +29,10 @@ def read(path: Path, schema: "Schema") -> tuple[np.ndarray, np.ndarray]:
 
 
 def bounds_of(schema: "Schema") -> "Bounds":
-    """Bounds of the encoded features: [-1, 1] for numbers, [0, 1] for categories.
+    """Return the bounds of the encoded features: [-1, 1] for numbers, [0, 1] for categories.
 
-    A column of categories has at most one 1, so a row's norm is at most the root of the number of
-    columns, however many categories they have.
+    A column of categories is encoded with at most one 1, so the norm of a row is at most the square
+    root of the number of columns, whatever the number of categories.
     """
     from tacit.regression import Bounds
 
@@ -50,10 +44,10 @@ def bounds_of(schema: "Schema") -> "Bounds":
     return Bounds(lower, 1.0, norm=(len(columns) + len(schema.derived)) ** 0.5)
 
 
-def model_of(schema: "Schema", coef: np.ndarray, intercept: np.ndarray) -> dict[str, Any]:
-    """Intercept and coefficients in the units of the file, by name.
+def model_of(schema: "Schema", coef: np.ndarray, intercept: Any) -> dict[str, Any]:
+    """Return intercept and coefficients by name, in the units of the file.
 
-    Any: a number a name, or a list of them if there are more than two classes.
+    Any: a number, or an array or list of numbers if there are more than two classes.
     """
     coef, intercept = np.atleast_2d(coef), np.atleast_1d(intercept).astype(float)
     columns = [c for c in schema.columns if c.name != schema.target]
@@ -69,17 +63,23 @@ def model_of(schema: "Schema", coef: np.ndarray, intercept: np.ndarray) -> dict[
     return {name: v.tolist() if len(v) > 1 else float(v[0]) for name, v in values.items()}
 
 
-def show(facts: dict[str, Any], *, out: Path | None, as_json: bool) -> None:
-    """Print the model, or its JSON; write it to `out`."""
-    if out is not None:
-        import json
+def show(
+    schema: "Schema", model: Any, about: dict[str, Any], *, out: Path | None, as_json: bool
+) -> None:
+    """Print a fitted model with its guarantee as a table or as JSON, and write it to `out`.
 
+    `model` is an estimator of `tacit.regression`; `about` has its method, epsilon, delta, relation.
+    """
+    coefficients = model_of(schema, model.coef_, model.intercept_)
+    facts = {"method": about["method"], "coefficients": coefficients} | about
+    facts["event"] = model.event_.to_dict()
+    if out is not None:
         out.write_text(json.dumps(facts, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     if as_json:
         shared.print_json(facts)
         return
-    width = max(len(name) for name in facts["coefficients"])
-    for name, value in facts["coefficients"].items():
+    width = max(len(name) for name in coefficients)
+    for name, value in coefficients.items():
         shown = " ".join(f"{v:>12.6g}" for v in (value if isinstance(value, list) else [value]))
         typer.echo(f"{name:<{width}}  {shown}")
     typer.echo(
@@ -90,7 +90,7 @@ def show(facts: dict[str, Any], *, out: Path | None, as_json: bool) -> None:
         typer.echo(f"wrote {out}")
 
 
-def _middle_and_half(column: Any) -> tuple[float, float]:  # Any: tacit.datasets.tables.Column
+def _middle_and_half(column: Any) -> tuple[float, float]:  # Any: a column of a Schema
     if column.categories:
         return 0.0, 1.0
     return (column.lower + column.upper) / 2, (column.upper - column.lower) / 2

@@ -1,6 +1,6 @@
-"""`tacit audit RUN/`: attack a finished run; a lower bound above its bill is proof of a fault.
+"""`tacit audit RUN/`: attack a finished run; a lower bound above its bill proves a fault.
 
-Exit codes: 0 the bill stands; 1 a lower bound passes it, or its curve is refuted; 2 anything else.
+Exit codes: 0 the bill stands; 1 a lower bound is above the bill, or a test refutes it; 2 an error.
 """
 
 from pathlib import Path
@@ -8,26 +8,26 @@ from typing import Annotated
 
 import typer
 
-from tacit.cli import _run as run
 from tacit.cli import _shared as shared
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
-
-@app.command()
 def audit(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
     *,
-    canaries: Annotated[int, typer.Option(min=2, help="How many.")] = 10_000,
-    confidence: Annotated[float, typer.Option(help="That a right bill stands.")] = 0.95,
-    data: run.Root = None,
-    seed: run.Seed = None,
-    page: run.WithPage = True,
+    canaries: Annotated[int, typer.Option(min=2, help="Number of canaries.")] = 10_000,
+    confidence: Annotated[
+        float, typer.Option(help="Probability that a correct bill passes the audit.")
+    ] = 0.95,
+    data: shared.Root = None,
+    seed: shared.Seed = None,
+    page: shared.WithPage = True,
     as_json: shared.AsJson = False,
 ) -> None:
-    """Train by the run's recipe again with canaries, attack every release, write audit.json.
+    """Train the run's recipe again with canaries, attack every release, and write audit.json.
 
-    A PATE run is attacked through its answers: can one vote be seen through the noise?
+    A canary is an artificial example that is included or left out by a fair coin. The attack
+    guesses which ones were included. The answers of a PATE run are attacked instead: the attack
+    guesses whether one teacher's vote was changed.
 
     Example: tacit audit runs/digits-epsilon-3
     """
@@ -35,13 +35,13 @@ def audit(
 
     found = audit_run(folder, n_canaries=canaries, confidence=confidence, root=data, seed=seed)
     if page:
-        run.write_page(folder)
+        shared.write_page(folder)
     if as_json:
         shared.print_json(found.to_dict())
     else:
         claimed, attacked = shared.round_up(found.claimed), shared.round_up(found.epsilon)
         typer.echo(
-            f"bill: epsilon {claimed} at delta {found.delta:g}; what is attacked: {attacked}"
+            f"bill: epsilon {claimed} at delta {found.delta:g}; the attacked run: {attacked}"
         )
         for bound in found.bounds:
             typer.echo(f"at least {bound.epsilon_lower:.3f} by {bound.method} ({bound.assumes})")

@@ -1,19 +1,16 @@
-"""`tacit calibrate`: the noise, the rate or the steps that fit a budget."""
+"""`tacit calibrate`: the noise, the rate or the number of steps for a budget."""
 
-from typing import Annotated
+from typing import Any
 
 import typer
 
 from tacit import events as ev
 from tacit.cli import _shared as shared
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
-
-@app.command()
 def calibrate(
     *,
-    epsilon: Annotated[float, typer.Option("--epsilon", help="The budget.")],
+    epsilon: shared.Epsilon,
     delta: shared.Delta,
     rate: shared.MaybeRate = None,
     noise_multiplier: shared.MaybeNoise = None,
@@ -21,9 +18,10 @@ def calibrate(
     relation: shared.Relation = ev.Relation.ADD_REMOVE,
     as_json: shared.AsJson = False,
 ) -> None:
-    """The least noise, the largest rate or the most steps within EPSILON at DELTA.
+    """Find the least noise, the largest rate or the most steps with at most EPSILON at DELTA.
 
-    Give two of --rate, --noise-multiplier and --steps; the third is found, on the safe side.
+    Give two of --rate, --noise-multiplier and --steps. The third is computed, and rounded so that
+    the budget still holds.
 
     \b
     Example:
@@ -32,34 +30,27 @@ def calibrate(
     """
     from tacit import accounting
 
-    budget = {"epsilon": epsilon, "delta": delta, "relation": relation}
-    match rate, noise_multiplier, steps:
-        case float(), None, int():
-            name, shown = "noise_multiplier", shared.round_up
-            found = accounting.calibrate(lambda noise: shared.sgd(rate, noise, steps), **budget)
-            event = shared.sgd(rate, found, steps)
-        case None, float(), int():
-            name, shown = "rate", shared.round_down
-            found = accounting.calibrate(
-                lambda rate: shared.sgd(rate, noise_multiplier, steps),
-                bounds=(1e-12, 1.0),
-                **budget,
-            )
-            event = shared.sgd(found, noise_multiplier, steps)
-        case float(), float(), None:
-            name, shown = "steps", str
-            found = accounting.calibrate_count(
-                lambda steps: shared.sgd(rate, noise_multiplier, steps), **budget
-            )
-            event = shared.sgd(rate, noise_multiplier, found)
-        case _:
-            raise ValueError("give exactly two of --rate, --noise-multiplier and --steps.")
+    given: dict[str, Any] = {"rate": rate, "noise_multiplier": noise_multiplier, "steps": steps}
+    absent = [name for name, value in given.items() if value is None]
+    if len(absent) != 1:
+        raise ValueError("give exactly two of --rate, --noise-multiplier and --steps.")
+    (name,) = absent
+
+    def run(value: Any) -> ev.Event:  # Any: a float, or an int if steps are asked for
+        return shared.sgd(**(given | {name: value}))
+
+    budget: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "relation": relation}
+    if name == "noise_multiplier":
+        found, shown = accounting.calibrate(run, **budget), shared.round_up
+    elif name == "rate":
+        found, shown = accounting.calibrate(run, bounds=(1e-12, 1.0), **budget), shared.round_down
+    else:
+        found, shown = accounting.calibrate_count(run, **budget), str
+    event = run(found)
     reached = accounting.epsilon(event, delta=delta, relation=relation)
     if as_json:
-        settings = {"epsilon": epsilon, "delta": delta, "relation": str(relation)}
-        shared.print_json(
-            {name: found, "epsilon_reached": reached} | settings | {"event": event.to_dict()}
-        )
+        settings = budget | {"relation": str(relation), "event": event.to_dict()}
+        shared.print_json({name: found, "epsilon_reached": reached} | settings)
         return
     typer.echo(f"{name.replace('_', ' ')} = {shown(found)}")
     typer.echo(f"costs epsilon {shared.round_up(reached, 8)} at delta = {delta:g}, {relation}")

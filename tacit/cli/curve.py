@@ -1,69 +1,81 @@
-"""`tacit curve`: epsilon against steps or delta."""
+"""`tacit curve`: epsilon against steps or delta, as a plot."""
 
 import math
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tacit import events as ev
 from tacit.cli import _shared as shared
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
+if TYPE_CHECKING:
+    from tacit.report import Figure
 
 
 class Over(StrEnum):
-    """What varies along the horizontal axis."""
+    """The quantity on the horizontal axis."""
 
     STEPS = "steps"
     DELTA = "delta"
 
 
-@app.command()
 def curve(
     *,
     rate: shared.Rate,
     noise_multiplier: shared.NoiseMultiplier,
     steps: shared.Steps,
     delta: shared.Delta = 1e-5,
-    over: Annotated[Over, typer.Option(help="What varies.")] = Over.STEPS,
+    over: Annotated[Over, typer.Option(help="The horizontal axis.")] = Over.STEPS,
     points: Annotated[int, typer.Option(min=2, max=1000, help="Number of points.")] = 33,
     relation: shared.Relation = ev.Relation.ADD_REMOVE,
-    out: Annotated[Path | None, typer.Option(help="Also draw it to a .png, .svg or .pdf.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Also draw the curve into this .png, .svg or .pdf file.")
+    ] = None,
     as_json: shared.AsJson = False,
 ) -> None:
-    """Epsilon (certified upper bound) up to STEPS steps at DELTA, or at STEPS steps down to DELTA.
+    """Plot a certified upper bound on epsilon against the number of steps or against delta.
+
+    Over steps, the curve ends at STEPS steps, all at DELTA. Over delta, it starts at a tenth of
+    DELTA and ends at 0.1, all at STEPS steps.
 
     \b
     Example:
       tacit curve --rate 0.01 --noise-multiplier 4 --steps 10000 --over steps --out curve.svg
     """
+    import tacit
+    from tacit.report import Figure, Series, to_text
+
     if out is not None and out.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise ValueError(f"out must end in .png, .svg or .pdf, got {out.name}.")
     xs = _grid(over, steps, delta, points)
-    ys = [
-        _epsilon(
-            shared.sgd(rate, noise_multiplier, int(x) if over is Over.STEPS else steps),
-            delta if over is Over.STEPS else x,
-            relation,
-        )
-        for x in xs
-    ]
+    if over is Over.STEPS:
+        runs = [(shared.sgd(rate, noise_multiplier, int(x)), delta) for x in xs]
+    else:
+        runs = [(shared.sgd(rate, noise_multiplier, steps), x) for x in xs]
+    ys = [tacit.epsilon(event, delta=at, relation=relation) for event, at in runs]
     fixed = f"delta = {delta:g}" if over is Over.STEPS else f"{steps:,} steps"
     title = f"rate {rate:g}, noise multiplier {noise_multiplier:g}, {fixed}, {relation}"
     if as_json:
         shared.print_json({"over": str(over), "x": xs, "epsilon": ys, "setting": title})
     elif not all(math.isfinite(y) for y in ys):
         raise ValueError("epsilon is infinite on part of this range, so there is no curve to draw.")
+    figure = Figure(
+        name=f"epsilon-by-{over}",
+        title=title,
+        caption="",
+        x_label=str(over),
+        y_label="epsilon",
+        x_log=over is Over.DELTA,
+        series=(Series(name="epsilon", x=tuple(xs), y=tuple(ys)),),
+    )
     if out is not None:
-        _save(out, xs, ys, over, title)
+        _save(figure, out)
     if as_json:
         return
-    from tacit.cli._plot import draw
-
     typer.echo(f"epsilon against {over}: {title}\n")
-    typer.echo(draw(xs, ys, log_x=over is Over.DELTA))
+    typer.echo(to_text(figure))
     if out is not None:
         typer.echo(f"\nwrote {out}")
 
@@ -80,22 +92,21 @@ def _grid(over: Over, steps: int, delta: float, points: int) -> list[float]:
     return [float(x) for x in np.geomspace(min(delta, 0.1) / 10, 0.1, points)]
 
 
-def _epsilon(event: ev.Event, delta: float, relation: ev.Relation) -> float:
-    import tacit
+def _save(figure: "Figure", out: Path) -> None:
+    """Write our SVG; PNG and PDF need matplotlib, because tacit draws vectors only."""
+    if out.suffix.lower() == ".svg":
+        from tacit.report import to_svg_file
 
-    return tacit.epsilon(event, delta=delta, relation=relation)
+        out.write_text(to_svg_file(figure), encoding="utf-8")
+        return
+    from matplotlib.figure import Figure as Canvas
 
-
-def _save(out: Path, xs: list[float], ys: list[float], over: Over, title: str) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.4, 4.0), layout="constrained")
-    axes = figure.subplots()
-    axes.plot(xs, ys, linewidth=2)
-    axes.set(xlabel=str(over), ylabel="epsilon", title=title)
-    axes.title.set_fontsize(9)
-    if over is Over.DELTA:
-        axes.set_xscale("log")
+    canvas = Canvas(figsize=(6.4, 4.0), layout="constrained")
+    axes = canvas.subplots()
+    axes.plot(figure.series[0].x, figure.series[0].y, linewidth=2)
+    axes.set_title(figure.title, fontsize=9)
+    axes.set(xlabel=figure.x_label, ylabel=figure.y_label)
+    axes.set_xscale("log" if figure.x_log else "linear")
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
-    figure.savefig(out, dpi=150)
+    canvas.savefig(out, dpi=150)

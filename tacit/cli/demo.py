@@ -1,37 +1,31 @@
 """`tacit demo`: train on data that needs no network, and write the page."""
 
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
-from tacit.cli import _run as run
 from tacit.cli import _shared as shared
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
-
-@app.command()
 def demo(
     *,
-    epsilon: float = 3.0,
-    out: run.Out = None,
-    page: run.WithPage = True,
+    epsilon: Annotated[float, typer.Option(help="Largest epsilon allowed.")] = 3.0,
+    out: shared.Out = None,
+    page: shared.WithPage = True,
     as_json: shared.AsJson = False,
 ) -> None:
-    """Learn handwritten digits under differential privacy, in less than a minute.
+    """Train a classifier of handwritten digits privately, in less than a minute.
 
     \b
     Example:
       tacit demo --epsilon 1
     """
-    from tacit.experiments import train
+    from tacit.experiments import RunFolder
 
-    recipe = run.recipe_of("digits", None, privacy__epsilon=epsilon)
-    folder = out or run.free_folder(Path("runs") / "demo")
-    with run.resumable(folder), run.progress_bar("digits", is_hidden=as_json) as show:
-        facts = train(recipe, folder, on_progress=show)
-    written = run.write_page(folder) if page else None
-    if as_json:
-        shared.print_json(run.outcome(facts, folder, written))
-    else:
-        run.print_outcome(facts, folder, written)
+    folder, number = out or Path("runs") / "demo", 1
+    while out is None and RunFolder(folder).is_finished:  # demo, demo-2, demo-3, ...
+        number += 1
+        folder = folder.with_name(f"demo-{number}")
+    recipe = shared.recipe_of("digits", None, privacy__epsilon=epsilon)
+    shared.train_and_print(recipe, folder, page=page, as_json=as_json)

@@ -1,8 +1,8 @@
-"""`tacit epsilon`: what a run of DP-SGD costs."""
+"""`tacit epsilon`: the epsilon of a run of DP-SGD, by one accountant or by all of them."""
 
 import time
-from collections.abc import Callable
-from typing import Annotated, NamedTuple
+from functools import partial
+from typing import Annotated, Any
 
 import typer
 
@@ -10,30 +10,18 @@ from tacit import events as ev
 from tacit.cli import _shared as shared
 from tacit.errors import NotCertified, UnsupportedEvent
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
-
-# Class names in tacit.accounting, tightest first, and what each is.
+# Names of classes in tacit.accounting, tightest first, each with its description.
 ACCOUNTANTS = {
     "PLD": "privacy loss distribution, certified; the default",
-    "RDP": "Rényi divergences (Mironov 2017)",
+    "RDP": "Rényi differential privacy (Mironov 2017)",
     "Moments": "moments accountant (Abadi et al. 2016)",
     "GDP": "Gaussian DP, exact where it applies",
-    "StrongComposition": "the recipe published in 2016",
-    "BasicComposition": "prices add up",
+    "StrongComposition": "strong composition, as published in 2016",
+    "BasicComposition": "sum of the prices of all steps",
     "CentralLimitGDP": "approximation, NOT a guarantee",
 }
 
 
-class Row(NamedTuple):
-    """One accountant's answer; `epsilon` is None where it has none, and `note` says why."""
-
-    accountant: str
-    epsilon: float | None
-    seconds: float
-    note: str
-
-
-@app.command()
 def epsilon(
     *,
     rate: shared.Rate,
@@ -41,10 +29,12 @@ def epsilon(
     steps: shared.Steps,
     delta: shared.Delta,
     relation: shared.Relation = ev.Relation.ADD_REMOVE,
-    compare: Annotated[bool, typer.Option(help="Every accountant, with its time.")] = False,
+    compare: Annotated[
+        bool, typer.Option(help="Also list every accountant, with its computing time.")
+    ] = False,
     as_json: shared.AsJson = False,
 ) -> None:
-    """What a run costs: epsilon at DELTA, rounded up, between certified bounds.
+    """Print the epsilon of a DP-SGD run at DELTA, rounded up, with certified bounds.
 
     \b
     Example:
@@ -65,7 +55,7 @@ def epsilon(
                 "relation": str(relation),
                 "event": event.to_dict(),
             }
-            | ({"accountants": [row._asdict() for row in rows]} if compare else {})
+            | ({"accountants": rows} if compare else {})
         )
         return
     typer.echo(f"epsilon = {shared.round_up(bracket.upper)}")
@@ -78,39 +68,39 @@ def epsilon(
         _print_table(rows)
 
 
-def compare_accountants(event: ev.Event, *, delta: float, relation: ev.Relation) -> list[Row]:
-    """What every accountant says of `event`, each with the time of one query."""
+def compare_accountants(
+    event: ev.Event, *, delta: float, relation: ev.Relation
+) -> list[dict[str, Any]]:  # Any: JSON values
+    """Return the price of `event` by every accountant, with the seconds that one query takes.
+
+    An accountant without a price has `epsilon` None, and the reason in `note`.
+    """
     from tacit import accounting
 
     rows = []
     for name, note in ACCOUNTANTS.items():
-        accountant = getattr(accounting, name)()
-        value, seconds, why = _timed(
-            lambda accountant=accountant: accountant.epsilon(event, delta=delta, relation=relation)
-        )
-        rows.append(Row(name, value, seconds, why or note))
+        query = partial(getattr(accounting, name)().epsilon, event, delta=delta, relation=relation)
+        seconds = 0.0
+        try:
+            query()  # the first query may include imports and the making of tables
+            start = time.perf_counter()
+            value = query()
+            seconds = time.perf_counter() - start
+        except (UnsupportedEvent, NotCertified) as refusal:
+            value, note = None, str(refusal)
+        rows.append({"accountant": name, "epsilon": value, "seconds": seconds, "note": note})
     return rows
 
 
-def _timed(query: Callable[[], float]) -> tuple[float | None, float, str]:
-    """The answer, the time of a second query, and why there is no answer."""
-    try:
-        query()  # the first one may also pay for imports and tables
-        start = time.perf_counter()
-        return query(), time.perf_counter() - start, ""
-    except (UnsupportedEvent, NotCertified) as refusal:
-        return None, 0.0, str(refusal)
-
-
-def _print_table(rows: list[Row]) -> None:
+def _print_table(rows: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("accountant", "epsilon", "time", "what it is", box=None, pad_edge=False)
+    table = Table("accountant", "epsilon", "time", "description", box=None, pad_edge=False)
     table.columns[1].justify = table.columns[2].justify = "right"
     for row in rows:
-        shown = "-" if row.epsilon is None else shared.round_up(row.epsilon)
-        time_taken = "-" if row.epsilon is None else f"{row.seconds * 1e3:.1f} ms"
-        table.add_row(row.accountant, shown, time_taken, row.note)
+        shown = "-" if row["epsilon"] is None else shared.round_up(row["epsilon"])
+        time_taken = "-" if row["epsilon"] is None else f"{row['seconds'] * 1e3:.1f} ms"
+        table.add_row(row["accountant"], shown, time_taken, row["note"])
     typer.echo()
     Console().print(table)

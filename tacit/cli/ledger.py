@@ -1,6 +1,6 @@
-"""`tacit ledger show|verify|export FILE`: look at a ledger, never change it.
+"""`tacit ledger show|verify|export FILE`: read a ledger without changing it.
 
-Exit codes: 0 all is well; 1 `verify` found the file damaged; 2 anything else that went wrong.
+Exit codes: 0 done; 1 `verify` found the file damaged; 2 another error.
 """
 
 from pathlib import Path
@@ -19,7 +19,7 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
     no_args_is_help=True,
-    help="The budget of one private data set, in a file: what is left, what it was spent on.",
+    help="Read the ledger of a private data set: its budget, what was spent, and what is left.",
 )
 
 _File = Annotated[Path, typer.Argument(metavar="FILE", help="The ledger file.")]
@@ -29,11 +29,11 @@ _File = Annotated[Path, typer.Argument(metavar="FILE", help="The ledger file.")]
 def show(
     file: _File,
     delta: Annotated[
-        float | None, typer.Option(help="State what is spent at this delta, not the budget's.")
+        float | None, typer.Option(help="Print what is spent at this delta [the budget's].")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the budget, what is left of it, and every entry."""
+    """Print the budget, what is spent and left of it, and every entry."""
     with Ledger(file, read_only=True) as ledger:
         history = ledger.history()
         at = delta if delta is not None else (ledger.budget.delta if ledger.budget else None)
@@ -63,7 +63,7 @@ def show(
 
 @app.command(epilog="Example: tacit ledger verify clinic.ledger")
 def verify(file: _File, as_json: AsJson = False) -> None:
-    """Check that the file is whole: structure, hash chain, totals, prices, budget."""
+    """Check that the file is undamaged: its structure, hashes, totals, prices and budget."""
     if not file.exists():
         raise LedgerError(f"there is no ledger at {file}.")
     try:
@@ -84,7 +84,7 @@ def verify(file: _File, as_json: AsJson = False) -> None:
 @app.command(epilog="Example: tacit ledger export clinic.ledger --output clinic.json")
 def export(
     file: _File,
-    output: Annotated[Path | None, typer.Option(help="Write to this file.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Write to this file instead.")] = None,
 ) -> None:
     """Print the whole ledger as JSON."""
     with Ledger(file, read_only=True) as ledger:

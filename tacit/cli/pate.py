@@ -1,59 +1,67 @@
-"""`tacit pate`: teachers vote, noise hides each, a student learns."""
+"""`tacit pate`: train a student on the noisy votes of teachers, each on its own private records."""
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tacit.cli import _run as run
 from tacit.cli import _shared as shared
 
 if TYPE_CHECKING:
     from tacit.experiments import PATERecipe, Point
-    from tacit.pate import Progress
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
-
-_LARGE = 3.0  # above this an epsilon promises little
+_LARGE = 3.0  # an epsilon above this promises little
 
 
-@app.command()
 def pate(
-    recipe: Annotated[Path | None, typer.Argument(help="TOML recipe; flags override it.")] = None,
+    recipe: Annotated[
+        Path | None, typer.Argument(help="TOML recipe. Options override its settings.")
+    ] = None,
     *,
     dataset: Annotated[
-        str | None, typer.Option("--dataset", help="digits, mnist, fashion-mnist or table.")
+        str | None, typer.Option(help="digits, mnist, fashion-mnist or table.")
     ] = None,
-    teachers: Annotated[int | None, typer.Option(help="How many teachers.")] = None,
-    queries: Annotated[int | None, typer.Option(help="How many labels to ask for.")] = None,
-    noise: Annotated[float | None, typer.Option(help="Noise on each count, in votes.")] = None,
+    teachers: Annotated[int | None, typer.Option(help="Number of teachers.")] = None,
+    queries: Annotated[int | None, typer.Option(help="Number of labels to ask for.")] = None,
+    noise: Annotated[
+        float | None, typer.Option(help="Standard deviation of the noise on each vote count.")
+    ] = None,
     threshold: Annotated[
-        float | None, typer.Option(help="Answer only above this noisy count (Confident-GNMax).")
+        float | None,
+        typer.Option(help="Answer only if the noisy top count is above this (Confident-GNMax)."),
     ] = None,
-    threshold_noise: Annotated[float | None, typer.Option(help="Noise of that check.")] = None,
-    laplace: Annotated[bool, typer.Option("--laplace", help="Laplace noise (2017).")] = False,
-    sanitized: Annotated[
-        bool, typer.Option("--sanitized", help="Also publish the data-dependent cost, for a price.")
+    threshold_noise: Annotated[
+        float | None, typer.Option(help="Standard deviation of the noise of that check.")
+    ] = None,
+    laplace: Annotated[
+        bool, typer.Option("--laplace", help="Use Laplace noise, as published in 2017.")
     ] = False,
-    epsilon: Annotated[float | None, typer.Option(help="Stop before passing this.")] = None,
-    delta: Annotated[float | None, typer.Option(help="Well below 1 / number of records.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Reproducible, so removable, noise.")] = None,
-    jobs: Annotated[int | None, typer.Option(help="Teachers trained at once.")] = None,
-    data: Annotated[Path | None, typer.Option(help="Folder of the data sets.")] = None,
-    ledger: Annotated[Path | None, typer.Option(help="Ledger that pays.")] = None,
+    sanitized: Annotated[
+        bool,
+        typer.Option("--sanitized", help="Also publish, with noise, the cost for these data."),
+    ] = False,
+    epsilon: Annotated[
+        float | None, typer.Option(help="Stop asking before epsilon is above this.")
+    ] = None,
+    delta: shared.MaybeDelta = None,
+    seed: shared.Seed = None,
+    jobs: Annotated[int | None, typer.Option(help="Teachers trained at the same time.")] = None,
+    data: shared.Root = None,
+    ledger: shared.LedgerFile = None,
     vary: Annotated[
         str | None,
-        typer.Option(metavar="NAME=A,B,...", help="One run each: teachers, noise or queries."),
+        typer.Option(
+            metavar="NAME=A,B,...",
+            help="Run once for each value of one setting: teachers, noise or queries.",
+        ),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Run folder; one that was killed goes on.")] = Path(
-        "runs/pate"
-    ),
-    page: run.WithPage = True,
+    out: Annotated[
+        Path, typer.Option(help="Run folder. An interrupted run in it is resumed.")
+    ] = Path("runs/pate"),
+    page: shared.WithPage = True,
     as_json: shared.AsJson = False,
 ) -> None:
-    """Teach a student with the noisy votes of teachers on disjoint private parts.
+    """Train a student on noisy votes of teachers, which learn from disjoint private records.
 
     \b
     Example:
@@ -83,10 +91,12 @@ def pate(
     if vary is not None:
         _sweep(plan, vary, out, data, ledger, as_json=as_json)
         return
-    with _bar(quiet=as_json) as progress:
-        facts = run_pate(plan, out, data=data, ledger=ledger, progress=progress)
+    with shared.progress_bar("training teachers", is_hidden=as_json) as show:
+        facts = run_pate(
+            plan, out, data=data, ledger=ledger, progress=lambda done, n: show(done, n, "")
+        )
     if page:
-        run.write_page(out)
+        shared.write_page(out)
     if as_json:
         shared.print_json(facts.to_dict())
         return
@@ -98,11 +108,11 @@ def pate(
         f"{answered} by {plan.teachers.count} teachers of {facts.n_records:,} records"
     )
     if (published := utility.others.get("sanitized epsilon")) is not None:
-        typer.echo(f"for these data, sanitized: epsilon = {shared.round_up(published)}")
+        typer.echo(f"cost for these data, with noise: epsilon = {shared.round_up(published)}")
     if facts.epsilon > _LARGE:
         typer.secho(
-            "This epsilon is large, so it promises little: few records make few teachers, and few "
-            "teachers cannot outvote much noise.",
+            "This epsilon is large, so it promises little. Few records allow few teachers, and "
+            "the votes of few teachers do not stand out from much noise.",
             fg=typer.colors.YELLOW,
         )
     typer.echo(f"wrote {out}")
@@ -118,6 +128,7 @@ def _sweep(
     as_json: bool,
 ) -> None:
     from tacit.experiments import sweep_pate
+    from tacit.report import write_pate_sweep
 
     setting, _, listed = vary.partition("=")
     try:
@@ -133,12 +144,13 @@ def _sweep(
         out,
         data=data,
         ledger=ledger,
-        tell=lambda point: None if as_json else typer.echo(_row(point)),
+        on_point=lambda point: None if as_json else typer.echo(_row(point)),
     )
+    write_pate_sweep(setting, points, out)
     if as_json:
         shared.print_json({"setting": setting, "points": [point._asdict() for point in points]})
     else:
-        typer.echo(f"wrote {out}: one run each; on one private data set their costs add up")
+        typer.echo(f"wrote {out}; if you release several of these runs, their costs add up")
 
 
 def _row(point: "Point") -> str:
@@ -146,18 +158,3 @@ def _row(point: "Point") -> str:
     return (
         f"{point.value:10g}  {accuracy}  {shared.round_up(point.epsilon, 4):>7}  {point.answered}"
     )
-
-
-@contextlib.contextmanager
-def _bar(*, quiet: bool) -> "Iterator[Progress | None]":
-    """A progress bar on standard error; nothing if it is not a terminal or `quiet`."""
-    from rich.console import Console
-    from rich.progress import Progress as Bar
-
-    console = Console(stderr=True)
-    if quiet or not console.is_terminal:
-        yield None
-        return
-    with Bar(console=console, transient=True) as bar:
-        task = bar.add_task("training teachers", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)

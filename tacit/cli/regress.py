@@ -9,16 +9,15 @@ from tacit import events as ev
 from tacit.cli import _shared as shared
 from tacit.cli import _tables as tables
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
-
-@app.command()
 def regress(
     table: Annotated[Path, typer.Argument(help="CSV or Parquet file of private records.")],
     *,
     schema: tables.SchemaFile,
-    epsilon: tables.Epsilon,
-    delta: Annotated[float, typer.Option("--delta", help="0 asks for pure DP (linear).")] = 1e-6,
+    epsilon: shared.Epsilon,
+    delta: Annotated[
+        float, typer.Option("--delta", help="0 asks for pure differential privacy (linear only).")
+    ] = 1e-6,
     method: Annotated[
         str | None,
         typer.Option(
@@ -26,15 +25,15 @@ def regress(
         ),
     ] = None,
     relation: shared.Relation = ev.Relation.ADD_REMOVE,
-    ledger: tables.LedgerFile = None,
-    seed: tables.Seed = None,
-    out: tables.Out = None,
+    ledger: shared.LedgerFile = None,
+    seed: shared.Seed = None,
+    out: tables.ModelFile = None,
     as_json: shared.AsJson = False,
 ) -> None:
-    """Fit a number by least squares, or categories by the logit model, under EPSILON at DELTA.
+    """Fit a linear model if the target is a number, and a logistic model if it has categories.
 
-    The schema names the target and declares bounds or categories of every column; values outside
-    are clipped to them.
+    The schema names the target, and declares the bounds or the categories of every column. Values
+    outside the bounds are clipped to them.
 
     \b
     Example:
@@ -60,12 +59,5 @@ def regress(
     else:
         model = LogisticRegression(classes=range(declared.n_classes), **options).fit(x, y)
         used = f"logistic regression, {model.method}"
-    facts = {
-        "method": used,
-        "coefficients": tables.model_of(declared, model.coef_, model.intercept_),
-        "epsilon": epsilon,
-        "delta": delta,
-        "relation": str(relation),
-        "event": model.event_.to_dict(),
-    }
-    tables.show(facts, out=out, as_json=as_json)
+    about = {"method": used, "epsilon": epsilon, "delta": delta, "relation": str(relation)}
+    tables.show(declared, model, about, out=out, as_json=as_json)

@@ -1,33 +1,28 @@
-"""`tacit train`: one recipe to one run folder.
+"""`tacit train`: train one recipe into one run folder.
 
-Exit codes: 0 done; 2 something was wrong; 130 interrupted, and the run can be resumed.
+Exit codes: 0 done; 2 an error; 130 interrupted, and the run can be resumed.
 """
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from tacit.cli import _run as run
 from tacit.cli import _shared as shared
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
-
-@app.command()
 def train(
-    recipe: run.RecipeName = "digits",
+    recipe: shared.RecipeName = "digits",
     *,
-    epsilon: Annotated[float | None, typer.Option(help="The budget.")] = None,
-    delta: Annotated[float | None, typer.Option(help="Well below 1 / records.")] = None,
-    data: run.Root = None,
-    out: run.Out = None,
-    seed: run.Seed = None,
-    settings: run.Settings = None,
-    page: run.WithPage = True,
+    epsilon: shared.MaybeEpsilon = None,
+    delta: shared.MaybeDelta = None,
+    data: shared.Root = None,
+    out: shared.Out = None,
+    seed: shared.Seed = None,
+    settings: shared.Settings = None,
+    page: shared.WithPage = True,
     as_json: shared.AsJson = False,
 ) -> None:
-    """Train a private model by a recipe; RECIPE may also be a run folder, to go on with it.
+    """Train a private model from a recipe. To resume an interrupted run, give its folder.
 
     \b
     Examples:
@@ -36,20 +31,13 @@ def train(
       tacit train runs/mnist-epsilon-1          resumes an interrupted run
     """
     from tacit.experiments import RECIPE, RunFolder
-    from tacit.experiments import train as train_recipe
 
     if (Path(recipe) / RECIPE).is_file():
         out, recipe = Path(recipe), str(Path(recipe) / RECIPE)
-    chosen = run.recipe_of(
+    chosen = shared.recipe_of(
         recipe, settings, privacy__epsilon=epsilon, privacy__delta=delta, run__seed=seed
     )
     folder = out or Path("runs") / f"{chosen.name}-epsilon-{chosen.privacy.epsilon:g}"
     if RunFolder(folder).is_finished:
         typer.echo(f"{folder} is finished; for a new run, choose another --out.", err=True)
-    with run.resumable(folder), run.progress_bar(chosen.name, is_hidden=as_json) as show:
-        facts = train_recipe(chosen, folder, root=data, on_progress=show)
-    written = run.write_page(folder) if page else None
-    if as_json:
-        shared.print_json(run.outcome(facts, folder, written))
-    else:
-        run.print_outcome(facts, folder, written)
+    shared.train_and_print(chosen, folder, root=data, page=page, as_json=as_json)

@@ -1,4 +1,4 @@
-"""`tacit transfer`: a private linear model of one table with the help of others."""
+"""`tacit transfer`: a private linear model of one table, with the help of related tables."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,32 +9,34 @@ from tacit import events as ev
 from tacit.cli import _shared as shared
 from tacit.cli import _tables as tables
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
-
-@app.command()
 def transfer(
-    target: Annotated[Path, typer.Argument(help="CSV or Parquet file to model.")],
-    sources: Annotated[list[Path], typer.Argument(help="Files of related records.")],
+    target: Annotated[Path, typer.Argument(help="CSV or Parquet file to fit.")],
+    sources: Annotated[list[Path], typer.Argument(help="Files of related tables.")],
     *,
     schema: tables.SchemaFile,
-    epsilon: tables.Epsilon,
+    epsilon: shared.Epsilon,
     delta: shared.Delta = 1e-6,
     h: Annotated[
         float | None,
-        typer.Option("--h", help="Distance of coefficients, all columns in [-1, 1], that helps."),
+        typer.Option("--h", help="Largest distance of coefficients at which a source still helps."),
     ] = None,
-    q: Annotated[int, typer.Option("--q", help="Norm of the penalty and of h: 1 or 2.")] = 2,
+    q: Annotated[
+        int, typer.Option("--q", help="Norm of that distance and of the penalty: 1 or 2.")
+    ] = 2,
     overlapping: Annotated[
-        bool, typer.Option("--overlapping", help="Somebody may be in two files: costs add up.")
+        bool, typer.Option("--overlapping", help="A person may be in several files: costs add up.")
     ] = False,
     relation: shared.Relation = ev.Relation.ADD_REMOVE,
-    ledger: tables.LedgerFile = None,
-    seed: tables.Seed = None,
-    out: tables.Out = None,
+    ledger: shared.LedgerFile = None,
+    seed: shared.Seed = None,
+    out: tables.ModelFile = None,
     as_json: shared.AsJson = False,
 ) -> None:
-    """Fit TARGET with those SOURCES that agree with it; each file spends EPSILON at DELTA.
+    """Fit a linear model to TARGET, with the help of those SOURCES that agree with it.
+
+    Each file spends EPSILON at DELTA. The distance --h is that of the coefficients when every
+    column is scaled to [-1, 1].
 
     \b
     Example:
@@ -62,14 +64,12 @@ def transfer(
         random_state=seed,
     ).fit(*files[0], sources=files[1:])
     used = [sources[k].name for k in model.informative_]
-    facts = {
+    about = {
         "method": f"transfer from {', '.join(used) or 'no source'}",
-        "coefficients": tables.model_of(declared, model.coef_, model.intercept_),
         "informative": used,
         "epsilon_per_file": epsilon,
         "epsilon": accounting.epsilon(model.event_, delta=delta, relation=relation),
         "delta": delta,
         "relation": str(relation),
-        "event": model.event_.to_dict(),
     }
-    tables.show(facts, out=out, as_json=as_json)
+    tables.show(declared, model, about, out=out, as_json=as_json)

@@ -1,4 +1,7 @@
-"""`tacit verify`: does a certificate hold?"""
+"""`tacit verify`: check that a certificate holds.
+
+Exit codes: 0 it holds; 1 it does not; 2 an error.
+"""
 
 import json
 import math
@@ -7,26 +10,23 @@ from typing import Annotated, Any
 
 import typer
 
-from tacit.cli._shared import round_up
-
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
+from tacit.cli import _shared as shared
 
 
-@app.command()
 def verify(
     certificate: Annotated[Path, typer.Argument(help="certificate.json of a run.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: shared.AsJson = False,
 ) -> None:
-    """Price the events of a certificate again and compare the model file with its hash.
+    """Compute the price of a certificate's events again, and compare the model with its hash.
 
-    Exit code 0 if everything holds, 1 on any mismatch.
+    The exit code is 0 if everything agrees, and 1 if anything differs.
 
     Example: tacit verify runs/digits/certificate.json
     """
     from tacit.report import Problem
     from tacit.report import verify as check
 
-    twice: list[str] = []  # programs keep the last of two, people may read the first
+    twice: list[str] = []  # programs use the last of two equal names, people may read the first
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:  # Any: JSON values
         names = [name for name, _ in pairs]
@@ -39,10 +39,10 @@ def verify(
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as wrong:
         raise ValueError(f"{certificate.name} is not JSON: {wrong}") from None
     problems = check(content, folder=certificate.parent)
-    problems += [Problem(name, "is there twice") for name in twice]
+    problems += [Problem(name, "appears twice") for name in twice]
     if as_json:
         found = [{"field": p.field, "what": p.what} for p in problems]
-        typer.echo(json.dumps({"holds": not problems, "problems": found}))
+        shared.print_json({"holds": not problems, "problems": found})
     elif problems:
         for problem in problems:
             typer.secho(f"{problem.field}: {problem.what}", fg="red", err=True)
@@ -50,6 +50,8 @@ def verify(
         claim = content["claim"]
         epsilon = math.inf if claim["epsilon"] is None else claim["epsilon"]
         typer.secho("holds: ", fg="green", nl=False)
-        typer.echo(f"epsilon {round_up(epsilon)} at delta {claim['delta']:g}, {content['title']}")
+        typer.echo(
+            f"epsilon {shared.round_up(epsilon)} at delta {claim['delta']:g}, {content['title']}"
+        )
     if problems:
         raise typer.Exit(1)

@@ -1,16 +1,15 @@
 """Data sets: arrays with the public facts that a private method may rely on.
 
-`load("digits")` works anywhere scikit-learn is installed; `load("mnist")` and
-`load("fashion-mnist")` read idx files; `read_table` reads any CSV or Parquet table by a schema of
-declared bounds and categories. Nothing here looks at values to choose a bound.
+`load("digits")` needs scikit-learn only. `load("mnist")` and `load("fashion-mnist")` read files.
+`read_table` reads a CSV or Parquet table by a schema of declared bounds and categories. No bound is
+ever chosen by looking at the values.
 """
 
 from collections.abc import Callable
 from pathlib import Path
 
-from tacit.datasets._types import Dataset
-from tacit.datasets.digits import digits
-from tacit.datasets.images import fashion_mnist, mnist, read_idx
+from tacit.datasets.dataset import Dataset
+from tacit.datasets.images import digits, fashion_mnist, mnist, read_idx
 from tacit.datasets.tables import Schema, read_chunks, read_table
 
 __all__ = [
@@ -33,7 +32,7 @@ _NAMED: dict[str, Callable[[Path | None], Dataset]] = {
 
 
 def load(name: str, *, data: str | Path | None = None) -> Dataset:
-    """The data set called `name`; `data` is the folder that holds it (default: `TACIT_DATA`).
+    """Return the data set called `name`; `data` is the folder that holds it, default `TACIT_DATA`.
 
     >>> load("digits").x_train.shape
     (1438, 8, 8)

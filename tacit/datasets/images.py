@@ -1,4 +1,8 @@
-"""MNIST and Fashion-MNIST from idx files: a folder of yours, or one download with a checksum."""
+"""Images: the digits of scikit-learn, and MNIST and Fashion-MNIST from idx files.
+
+The digits need no network. The idx files are read from a folder, or downloaded once and checked by
+their SHA-256.
+"""
 
 import gzip
 import hashlib
@@ -12,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tacit.datasets._types import Dataset
+from tacit.datasets.dataset import Dataset
 
 _FILES = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
 _SOURCES = {
@@ -35,21 +39,45 @@ _SHA256 = {
 }
 
 
+def digits() -> Dataset:
+    """Return 1,797 digits of the UCI optical recognition set, 8 x 8, scaled to [0, 1], split 80/20.
+
+    The split is a fixed permutation of the row numbers, so it does not depend on any value.
+    """
+    from sklearn.datasets import load_digits
+
+    pixels, classes = load_digits(return_X_y=True)
+    images = (np.asarray(pixels) / 16.0).astype(np.float32).reshape(-1, 8, 8)  # values are 0..16
+    labels = np.asarray(classes, np.int64)
+    order = np.random.default_rng(20160701).permutation(len(images))
+    n_test = round(0.2 * len(images))
+    test, train = order[:n_test], order[n_test:]
+    return Dataset(
+        name="digits",
+        x_train=images[train],
+        y_train=labels[train],
+        x_test=images[test],
+        y_test=labels[test],
+        n_classes=10,
+        public=("number of records", "pixel range 0..16", "ten classes"),
+    )
+
+
 def mnist(data: Path | None = None) -> Dataset:
-    """MNIST: 60,000 and 10,000 handwritten digits of 28 x 28, scaled to [0, 1]."""
+    """Return MNIST: 60,000 and 10,000 handwritten digits of 28 x 28, scaled to [0, 1]."""
     return _image_set("mnist", data)
 
 
 def fashion_mnist(data: Path | None = None) -> Dataset:
-    """Fashion-MNIST: 60,000 and 10,000 pieces of clothing of 28 x 28, scaled to [0, 1]."""
+    """Return Fashion-MNIST: 60,000 and 10,000 clothes of 28 x 28, scaled to [0, 1]."""
     return _image_set("fashion-mnist", data)
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """The array in an idx file of unsigned bytes, gzip-compressed or plain.
+    """Return the array in an idx file of unsigned bytes, gzip-compressed or plain.
 
-    Two zero bytes, the type 0x08, the number of dimensions, each size as four big-endian bytes,
-    then the values.
+    The format is: two zero bytes, the type 0x08, the number of dimensions, each size as four
+    big-endian bytes, then the values.
     """
     opener = gzip.open if path.suffix == ".gz" else open
     try:
@@ -65,7 +93,9 @@ def read_idx(path: Path) -> np.ndarray:
         raise ValueError(f"{path.name} ends inside its header. Fetch the file again.")
     shape = struct.unpack(f">{n_dims}I", content[4:start])
     if len(content) - start != math.prod(shape):
-        raise ValueError(f"{path.name} does not hold the {math.prod(shape)} values it announces.")
+        raise ValueError(
+            f"{path.name} does not hold the {math.prod(shape)} values that its header states."
+        )
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
 
@@ -84,7 +114,7 @@ def _image_set(name: str, data: Path | None) -> Dataset:
 
 
 def _folder(name: str, data: Path | None) -> Path:
-    """Where the files are: `data`, `TACIT_DATA`, or the cache after a download."""
+    """Return the folder of the files: `data`, `TACIT_DATA`, or the cache after a download."""
     given = data or (Path(os.environ["TACIT_DATA"]) if "TACIT_DATA" in os.environ else None)
     if given is not None:
         for folder in (given / name, given):
@@ -122,7 +152,7 @@ def _download(name: str, cache: Path) -> None:
                 "Set TACIT_DATA to a folder with its idx files."
             ) from None
         if hashlib.sha256(content).hexdigest() != expected:
-            raise ValueError(f"{address} gave a file with another checksum; it was not kept.")
+            raise ValueError(f"{address} sent a file with another checksum; it was discarded.")
         with tempfile.NamedTemporaryFile(dir=cache, delete=False) as part:
             part.write(content)
-        Path(part.name).replace(cache / f"{file}-ubyte.gz")  # whole or not at all
+        Path(part.name).replace(cache / f"{file}-ubyte.gz")  # a reader finds the whole file or none

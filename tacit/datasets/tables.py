@@ -1,9 +1,9 @@
-"""Tables (CSV or Parquet) by a schema of declared bounds and categories.
+"""Tables (CSV or Parquet), encoded by a schema of declared bounds and categories.
 
-A schema is public: it is written by someone who has not looked at the values, and values are
-clipped to it. Numeric columns are mapped from [lower, upper] to [-1, 1]; a category becomes one
-column per declared value, all zero for anything else; a missing number becomes the declared
-`missing` value. Every value is read by itself, whatever the other rows hold.
+A schema is public: its author has not looked at the values. Values are clipped to it. Numeric
+columns are mapped from [lower, upper] to [-1, 1]. A column of categories becomes one column per
+declared value, all zero for any other value. A missing number becomes the declared `missing` value.
+How a value is read does not depend on any other row.
 """
 
 import tomllib
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tacit.datasets._types import Dataset
+from tacit.datasets.dataset import Dataset
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,7 +24,7 @@ _TRUTH = {"True": 1, "TRUE": 1, "true": 1, "False": 0, "FALSE": 0, "false": 0}
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """One column of the table: bounds, categories, or a threshold that makes it 0 or 1."""
+    """One declared column: a number with bounds, categories, or a threshold that gives 0 or 1."""
 
     name: str
     lower: float | None = None
@@ -45,16 +45,19 @@ class Column:
 
     @property
     def n_classes(self) -> int | None:
-        """Number of classes of the column as a target, or None for a number."""
+        """Number of classes if the column is the target; None if it is a number."""
         return 2 if self.at_least is not None else len(self.categories) or None
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Names of the features this column becomes."""
+        """Names of the features that encode this column."""
         return tuple(f"{self.name}={c}" for c in self.categories) or (self.name,)
 
     def encode(self, values: Any) -> np.ndarray:
-        """(rows, outputs) in [-1, 1] for numbers, {0, 1} for categories; never fails on a value."""
+        """Return an array (rows, outputs) in [-1, 1] for numbers, in {0, 1} for categories.
+
+        No value raises an error, because errors would reveal private values.
+        """
         if self.categories:
             return self._one_hot(values)
         if self.at_least is not None:  # a missing number is not above the threshold
@@ -70,7 +73,7 @@ class Column:
         )
 
     def _one_hot(self, values: Any) -> np.ndarray:
-        """Each value by itself: what other rows hold must not change how this one is read."""
+        """Encode each value by itself, independently of the values in other rows."""
         import pandas as pd
 
         exact = {c: k for k, c in enumerate(self.categories)}
@@ -83,7 +86,7 @@ class Column:
 
 @dataclass(frozen=True, kw_only=True)
 class Derived:
-    """A feature computed from one row's other columns: a threshold, or a product of 0/1 columns."""
+    """A feature computed from other columns of its row: a threshold, or a product of columns."""
 
     name: str
     column: str = ""
@@ -97,7 +100,7 @@ class Derived:
             )
 
     def encode(self, frame: "pd.DataFrame") -> np.ndarray:
-        """(rows, 1) of 0 and 1, or of a product clipped to [-1, 1]."""
+        """Return an array (rows, 1) of 0 and 1, or of products clipped to [-1, 1]."""
         if self.at_least is not None:
             return (_numbers(frame[self.column]) >= self.at_least).astype(np.float32)[:, None]
         total = np.ones(len(frame))
@@ -108,7 +111,7 @@ class Derived:
 
 @dataclass(frozen=True, kw_only=True)
 class Schema:
-    """Declared features and target of a table; `Schema.read` takes the TOML form.
+    """Declared features and target of a table; `Schema.read` reads it from a TOML file.
 
     >>> schema = Schema.parse('''
     ... target = "employed"
@@ -132,17 +135,17 @@ class Schema:
 
     @classmethod
     def read(cls, path: str | Path) -> "Schema":
-        """The schema in a TOML file."""
+        """Return the schema in a TOML file."""
         return cls.parse(Path(path).read_text(encoding="utf-8"))
 
     @classmethod
     def parse(cls, text: str) -> "Schema":
-        """The schema in TOML text."""
+        """Return the schema in TOML text."""
         return cls.from_dict(tomllib.loads(text))
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Schema":
-        """The schema in the form that TOML gives: target, [columns.NAME], [[derived]]."""
+        """Return the schema in a dictionary: target, [columns.NAME], [[derived]], as in TOML."""
         if extra := set(data) - {"target", "columns", "derived"}:
             raise ValueError(f"a schema has no {', '.join(sorted(extra))}.")
         if "target" not in data or not data.get("columns"):
@@ -164,12 +167,12 @@ class Schema:
 
     @property
     def n_classes(self) -> int | None:
-        """Number of classes of the target, or None for a number."""
+        """Number of classes of the target; None if it is a number."""
         return self._target.n_classes
 
     @property
     def needed(self) -> list[str]:
-        """The columns of the file that are read; everything else is ignored."""
+        """Columns of the file that are read; all others are ignored."""
         extra = [name for d in self.derived for name in (d.column, *d.product) if name]
         return list(dict.fromkeys([c.name for c in self.columns] + extra))
 
@@ -178,9 +181,10 @@ class Schema:
         return next(c for c in self.columns if c.name == self.target)
 
     def encode(self, frame: "pd.DataFrame") -> tuple[np.ndarray, np.ndarray]:
-        """Features (rows, features) float32 and target: class numbers, or scaled to [-1, 1].
+        """Return features (rows, features) in float32, and the target.
 
-        A row whose class is not declared gets class 0: dropping it would reveal that it was there.
+        The target is a class number, or a number scaled to [-1, 1]. A row whose class is not
+        declared gets class 0, because dropping the row would reveal its presence.
         """
         parts = [c.encode(frame[c.name]) for c in self.columns if c.name != self.target]
         parts += [d.encode(frame) for d in self.derived]
@@ -193,7 +197,7 @@ class Schema:
 def read_chunks(
     path: str | Path, schema: Schema, *, rows: int = 65_536
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Encoded (features, target) of `rows` rows at a time: memory does not grow with the file."""
+    """Yield encoded (features, target) of `rows` rows at a time, so that memory stays bounded."""
     path = Path(path)
     if path.suffix == ".parquet":
         import pyarrow.parquet as parquet
@@ -203,8 +207,9 @@ def read_chunks(
         return
     import pandas as pd
 
-    # As text: a type guessed for the column would let one row (an empty field makes whole numbers
-    # fractions) change what every other row is read as, and no noise is calibrated to that.
+    # Columns are read as text. A guessed column type would let one row (for example an empty field,
+    # which turns whole numbers into floats) change how all other rows are read, and no noise covers
+    # that.
     try:
         reader = pd.read_csv(
             path, usecols=schema.needed, chunksize=rows, skipinitialspace=True, dtype=str
@@ -219,7 +224,7 @@ def read_chunks(
 def read_table(
     path: str | Path, schema: Schema, *, test_share: float = 0.2, seed: int = 0
 ) -> Dataset:
-    """A table as a data set; rows go to the test part by a coin that looks at no value."""
+    """Return a table as a data set, split by a random permutation of the row numbers."""
     chunks = list(read_chunks(path, schema))
     if not chunks:
         raise ValueError(f"{Path(path).name} has no rows.")
@@ -256,7 +261,7 @@ def _number(text: str) -> float | None:
 
 
 def _is_plain_number(text: str) -> bool:
-    """Whether a declared category is a number as one writes it, which 1.0 and 01 also mean."""
+    """Return whether a category is a plain whole number, which 1.0 and 01 also denote."""
     return text.removeprefix("-").isdecimal() and text == str(int(text))
 
 

@@ -1,4 +1,4 @@
-"""Experiments by recipe: data, features, model and budget in, a run folder out.
+"""Experiments by recipe: a recipe file goes in, a run folder with model and facts comes out.
 
     from tacit.experiments import Recipe, load_model, train
 
@@ -6,22 +6,28 @@
     facts.epsilon, facts.utility.mean
     load_model("runs/digits").predict(images)
 
-Reading order: `recipe` and `settings` (what can be said), `train` and `session` (what is done),
-`features` (what it costs before training), `run` (what is left behind), `sweep` (many runs).
+Reading order: `recipe` (every setting), `training_run` and `training_loop` (DP-SGD), `pate_run`,
+`features` (what is released before training), `facts` and `folder` (what a run leaves behind),
+`audit`, `sweeps`. Modules that need torch load when one of their names is first used.
 """
 
-from tacit.experiments.audit import audit_run
+from typing import TYPE_CHECKING
+
+from tacit._lazy import lazy
+from tacit.experiments.audit import RunAudit, audit_run
+from tacit.experiments.facts import AUDIT, RECIPE, Facts, Metric, SeedValue, Touch, Utility
+from tacit.experiments.folder import RunFolder
 from tacit.experiments.logit import Ascent, LogitStudy, study_logit
-from tacit.experiments.pate import PATERecipe, run_pate
-from tacit.experiments.pate_sweep import Point, sweep_pate
-from tacit.experiments.recipe import Recipe
-from tacit.experiments.released import load_model
-from tacit.experiments.run import RECIPE, Facts, Metric, RunFolder
-from tacit.experiments.session import OnProgress, Progress
-from tacit.experiments.sweep import SWEEP, Summary, Sweep, sweep
-from tacit.experiments.train import train
+from tacit.experiments.pate_run import run_pate
+from tacit.experiments.recipe import PATERecipe, Published, Recipe
+from tacit.experiments.sweeps import SWEEP, Point, Summary, Sweep, SweepRun, sweep, sweep_pate
+
+if TYPE_CHECKING:
+    from tacit.experiments.released import load_model
+    from tacit.experiments.training_run import OnProgress, Progress, train
 
 __all__ = [
+    "AUDIT",
     "RECIPE",
     "SWEEP",
     "Ascent",
@@ -32,10 +38,16 @@ __all__ = [
     "PATERecipe",
     "Point",
     "Progress",
+    "Published",
     "Recipe",
+    "RunAudit",
     "RunFolder",
+    "SeedValue",
     "Summary",
     "Sweep",
+    "SweepRun",
+    "Touch",
+    "Utility",
     "audit_run",
     "load_model",
     "run_pate",
@@ -44,3 +56,6 @@ __all__ = [
     "sweep_pate",
     "train",
 ]
+
+_HOMES = dict.fromkeys(("OnProgress", "Progress", "train"), "training_run")
+__getattr__ = lazy(__name__, {**_HOMES, "load_model": "released"})

@@ -1,83 +1,133 @@
-"""Audit of a finished run: train by its recipe again, with canaries, and attack every release.
+"""Audit of a finished run: attacks give lower bounds on epsilon, which its cost must exceed.
 
-The canaries have coordinates of their own, which no real record touches, so what the audit writes
-about them says nothing about the records and is not paid for. Whatever does depend on the records
-(the accuracy with canaries, membership inference on the released model) is measured only where the
-recipe says that the records are public. A PATE run is attacked through its answers
-(`tacit.experiments.audit_pate`).
+A DP-SGD run is trained again by its recipe, with canaries, and every release is attacked. The
+canaries have coordinates of their own, which no real record touches. So what the audit writes about
+them reveals nothing about the records and is not paid for. Values that do depend on the records
+(the accuracy with canaries, and the demonstrations) are measured only if the recipe declares the
+records public.
+
+A PATE run is attacked through its answers: can a single vote be seen through the noise? Every
+canary is a run of its own, with as many queries as the audited run. All queries have the votes that
+a single record changes most (a tie, or a count at the threshold), and the run's own aggregator and
+noise answer them. No record and no teacher of the run is used, so nothing is paid.
+
+Demonstrations compare the released model with a twin trained without privacy. They are not bounds.
+Membership inference uses the loss. Inversion is shown for images: softmax regression on pixels gets
+a few more classes with one record each, as if a person had contributed a single picture. Without
+privacy the weights reveal that picture; at the run's epsilon they do not. (The average picture of a
+class with many records depends on no single one of them, and privacy does not hide it.)
 """
 
 import copy
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tacit import accounting
 from tacit.auditing import (
+    ROC,
     AuditBound,
     BillTest,
     GradientCanaries,
+    flip_coins,
+    inversion_figure,
+    invert,
+    likeness,
+    minus_loss,
     noise_bound,
     one_run,
     refute_event,
+    roc,
+    roc_figure,
     threshold_test,
 )
 from tacit.datasets import Dataset
 from tacit.events import Event, Relation
-from tacit.experiments import data, models, plan
-from tacit.experiments.audit_pate import attack_answers
-from tacit.experiments.demonstrate import Demonstrations, demonstrate
-from tacit.experiments.evaluate import evaluate
-from tacit.experiments.features import Prepared, cache_folder, prepare
-from tacit.experiments.recipe import Recipe
-from tacit.experiments.released import load_model
-from tacit.experiments.run import RECIPE, Facts, RunFolder
+from tacit.experiments import data
+from tacit.experiments.facts import AUDIT, RECIPE, Facts
+from tacit.experiments.features import Prepared, cache_folder
+from tacit.experiments.folder import RunFolder
+from tacit.experiments.recipe import ModelSettings, Recipe
+from tacit.mechanisms import Rng, Seed, generator
+from tacit.pate import NO_ANSWER, Aggregator, ConfidentGNMax
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # an audit of a PATE run does not need torch
     from torch import nn
 
-AUDIT, AUDIT_VERSION = "audit.json", 1
-_ATTACKS = 5  # bounds and tests that speak about one run
+    from tacit.experiments.released import Released
+
+AUDIT_VERSION = 1
+MEMBERSHIP, INVERSION = "figures/membership.png", "figures/inversion.png"
+RELEASED, TWIN = "released model", "without privacy"
+_ATTACKS = 5  # bounds and tests that are computed for one run
+_PILOT = 100_000  # answers drawn beforehand to estimate the probability of each outcome
+_MOST = 5000  # records of each split for membership inference
+_TWIN_STEPS = 3000
+_SMALL = 5000  # most records for inversion, whose steps use all records
+_ALONE = 6  # records that form a class of their own
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demonstrations:
+    """Results of membership inference and inversion, by model.
+
+    `membership` holds AUC and true positive rates of the loss attack. `inversion` holds the mean
+    likeness between the reconstruction of a one-record class and that record; it is empty if the
+    records are not images.
+    """
+
+    membership: dict[str, dict[str, float]]
+    inversion: dict[str, float] = field(default_factory=dict)
+    figures: dict[str, str] = field(default_factory=dict)
+    """Caption of each figure, by its file in the run folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunAudit:
-    """What attacks on a run proved; `audit.json` holds it as plain JSON values."""
+    """Results of the attacks on a run; `audit.json` holds them as plain JSON values."""
 
     epsilon: float
-    """The bill of the audited run: the recipe's sampling rate, steps and noise."""
+    """Cost of the attacked releases: the sampling rate, steps and noise of the recipe."""
     claimed: float
-    """The bill in the run's facts and certificate, whatever else it covers; no bound may pass it
-    either."""
+    """Cost stated in the run's facts, which may cover more; no bound may exceed it either."""
     delta: float
     bounds: tuple[AuditBound, ...]
     tests: tuple[BillTest, ...]
-    """Of the billed event on its own curve: with fair coins alone, and with independent scores."""
+    """Tests of the event's whole trade-off curve: from fair coins only, and from the assumption
+    that scores are independent."""
     n_canaries: int
     accuracy: dict[str, float] | None
     """With canaries and without, on the public test split; None if the records are private."""
     demonstrations: Demonstrations | None
-    """Membership inference and inversion beside a non-private twin; None if private."""
+    """Attacks on the released model and on a non-private twin; None if records are private."""
     created: str
     version: int = AUDIT_VERSION
 
     @property
     def passes(self) -> bool:
-        """Whether no bound is above either bill and no test refutes the audited one."""
-        bill = min(self.epsilon, self.claimed)
-        holds = all(bound.passes(bill) for bound in self.bounds)
+        """Whether no bound exceeds either cost and no test refutes the attacked event."""
+        cost = min(self.epsilon, self.claimed)
+        holds = all(bound.passes(cost) for bound in self.bounds)
         return holds and not any(test.is_refuted for test in self.tests)
 
     def to_dict(self) -> dict[str, Any]:  # Any: JSON values
-        """Plain JSON values."""
+        """Return plain JSON values."""
         tests = [{**asdict(test), "is_refuted": test.is_refuted} for test in self.tests]
         return {**json.loads(json.dumps(asdict(self))), "tests": tests, "passes": self.passes}
+
+
+class Attack(NamedTuple):
+    """The attacked event, the score of each canary, and which canaries were included."""
+
+    event: Event
+    scores: NDArray[np.float64]
+    is_member: NDArray[np.bool_]
 
 
 def audit_run(
@@ -91,68 +141,116 @@ def audit_run(
 ) -> RunAudit:
     """Audit the finished run in folder `path`, and write `audit.json` there.
 
-    With probability at least `confidence` a run whose bill is right passes: each of the bounds and
-    tests fails with at most its share of the rest (Bonferroni). Canaries take part in every lot.
-    The sampling rate of the recipe is kept, and a longer divisor is met by a larger learning rate:
-    real records train as they would without canaries.
+    With probability at least `confidence`, a run whose cost is stated correctly passes: each bound
+    and test may fail with an equal share of the remaining probability (Bonferroni).
     """
     folder = RunFolder(path)
-    facts = folder.facts()
-    if facts.method == "PATE":
-        return _audit_answers(folder, facts, n_canaries, confidence, seed)
-    recipe = Recipe.read(folder / RECIPE)
-    dataset = data.load(recipe.data, root)
-    released = load_model(folder.path)
-    canaries = GradientCanaries(n_canaries, clip_norm=recipe.training.clip_norm, rng=seed)
-    prepared = prepare(
-        dataset,
-        recipe.features,
-        release=lambda name, *_: released._summaries[name],
-        cache=cache_folder(),
-    )
-    event, model = _train(canaries, recipe, facts, prepared, dataset, seed, on_step)
+    facts, recipe = folder.facts(), Recipe.read(folder / RECIPE)
+    accuracy = demonstrations = None
+    if recipe.method == "pate":
+        attack = attack_answers(recipe, facts.steps, n_canaries=n_canaries, rng=seed)
+    else:
+        from tacit.experiments.released import load_model
+
+        dataset, released = data.load(recipe.data, root), load_model(folder.path)
+        prepared = released.prepare(dataset, cache=cache_folder())
+        canaries = GradientCanaries(n_canaries, clip_norm=recipe.training.clip_norm, rng=seed)
+        event, model = _train(canaries, recipe, facts, prepared, dataset, seed, on_step)
+        attack = Attack(event, canaries.scores, canaries.is_member)
+        if recipe.data.holds_public_records:
+            accuracy = _accuracy(model, facts, prepared)
+            demonstrations = _demonstrate(folder, facts, released, dataset, prepared)
     relation = Relation(facts.relation)
-    bill = accounting.epsilon(event, delta=facts.delta, relation=relation)
-    scores, inside = canaries.scores, canaries.is_member
-    bounds, tests = _attacked(scores, inside, event, bill, facts.delta, relation, confidence)
-    is_public = recipe.data.holds_public_records
+    cost = accounting.epsilon(attack.event, delta=facts.delta, relation=relation)
+    each = 1 - (1 - confidence) / _ATTACKS
     found = RunAudit(
-        epsilon=bill,
+        epsilon=cost,
         claimed=facts.epsilon,
         delta=facts.delta,
-        bounds=bounds,
-        tests=tests,
+        bounds=_bounds(attack, cost, facts.delta, relation, each),
+        tests=_tests(attack, relation, each),
         n_canaries=n_canaries,
-        accuracy=_accuracy(model, facts, prepared) if is_public else None,
-        demonstrations=demonstrate(folder, facts, released, dataset, prepared)
-        if is_public
-        else None,
+        accuracy=accuracy,
+        demonstrations=demonstrations,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     folder.write(AUDIT, json.dumps(found.to_dict(), indent=2) + "\n")
     return found
 
 
-def _audit_answers(
-    folder: RunFolder, facts: Facts, n_canaries: int, confidence: float, seed: int | None
-) -> RunAudit:
-    event, scores, inside = attack_answers(folder, n_canaries=n_canaries, rng=seed)
-    relation = Relation(facts.relation)
-    bill = accounting.epsilon(event, delta=facts.delta, relation=relation)
-    bounds, tests = _attacked(scores, inside, event, bill, facts.delta, relation, confidence)
-    found = RunAudit(
-        epsilon=bill,
-        claimed=facts.epsilon,
-        delta=facts.delta,
-        bounds=bounds,
-        tests=tests,
-        n_canaries=n_canaries,
-        accuracy=None,
-        demonstrations=None,
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
+def attack_answers(recipe: Recipe, n_queries: int, *, n_canaries: int, rng: Seed = None) -> Attack:
+    """Attack PATE answers with canaries whose record moves one vote in every query, or none.
+
+    The score adds up the log-likelihood ratio of each outcome (an answer, or no answer). The event
+    is that of the answers; a published sanitized cost is not attacked.
+    """
+    n_teachers, most = recipe.teachers.count, recipe.answers.most or n_queries
+    aggregator, random = recipe.answers.aggregator(n_teachers), generator(rng)
+    inside = flip_coins(n_canaries, random)
+    ratios = _log_ratios(aggregator, n_teachers, random)
+    scores, answers = np.zeros(n_canaries), np.zeros(n_canaries, np.int64)
+    for _ in range(n_queries):
+        asked = answers < most
+        outcome = _answer(aggregator, n_teachers, inside, random)
+        scores += np.where(asked, ratios[outcome], 0.0)
+        answers += outcome != NO_ANSWER
+    return Attack(aggregator.event(n_queries, min(n_queries, most)), scores, inside)
+
+
+def _bounds(
+    attack: Attack, cost: float, delta: float, relation: Relation, confidence: float
+) -> tuple[AuditBound, ...]:
+    event, scores, inside = attack
+    return (
+        one_run(scores, inside, delta=delta, confidence=confidence, expected_epsilon=cost),
+        threshold_test(scores, inside, delta=delta, confidence=confidence),
+        noise_bound(scores, inside, event, delta=delta, confidence=confidence, relation=relation),
     )
-    folder.write(AUDIT, json.dumps(found.to_dict(), indent=2) + "\n")
-    return found
+
+
+def _tests(attack: Attack, relation: Relation, confidence: float) -> tuple[BillTest, ...]:
+    return tuple(
+        refute_event(
+            attack.scores,
+            attack.is_member,
+            attack.event,
+            confidence=confidence,
+            relation=relation,
+            independent=independent,
+        )
+        for independent in (False, True)
+    )
+
+
+# Canaries in the answers of PATE -------------------------------------------------------------
+
+
+def _answer(
+    aggregator: Aggregator, n_teachers: int, inside: NDArray[np.bool_], random: Rng
+) -> NDArray[np.int64]:
+    """Return 0, 1 or `NO_ANSWER` for each canary; an included canary moves one vote to 0."""
+    top = n_teachers // 2
+    if isinstance(aggregator, ConfidentGNMax):
+        top = min(max(round(aggregator.threshold), 0), n_teachers - 1)
+    votes = np.column_stack([top + inside, n_teachers - top - inside])
+    return aggregator.answer(votes, rng=random, block=len(votes))
+
+
+def _log_ratios(aggregator: Aggregator, n_teachers: int, random: Rng) -> NDArray[np.float64]:
+    """Return the log-likelihood ratio, included against not, of the outcomes 0, 1, `NO_ANSWER`.
+
+    `NO_ANSWER` is -1, so it indexes the last entry.
+    """
+    rates = []
+    for is_inside in (True, False):
+        drawn = _answer(aggregator, n_teachers, np.full(_PILOT, is_inside), random)
+        counts = np.bincount(drawn + 1, minlength=3) + 1.0
+        rates.append(np.log(counts / counts.sum()))
+    refused, first, second = rates[0] - rates[1]
+    return np.array([first, second, refused])
+
+
+# Canaries in DP-SGD --------------------------------------------------------------------------
 
 
 def _train(
@@ -164,89 +262,125 @@ def _train(
     seed: int | None,
     on_step: Callable[[int, int], None],
 ) -> tuple[Event, "nn.Module"]:
-    """What the audited run did to its records, and its model."""
-    import torch
-    from torch.nn.functional import cross_entropy
+    """Train by the recipe with canaries; return the event of the run and the released model."""
+    from tacit.experiments import models
+    from tacit.experiments.training_loop import TrainingLoop, tensors
 
-    from tacit.training import EMA, AdamBC, make_private
-
-    def losses(model: Any, batch: Any) -> Any:  # Any: tensors
-        return cross_entropy(model(batch[0]), batch[1], reduction="none")
-
-    training, n = recipe.training, facts.n_records
-    assert dataset.n_classes is not None
-    shape = tuple(prepared.x_train.shape[1:])
-    inner = models.build(recipe.model, shape, dataset.n_classes, seed=seed or 0)
-    records = (torch.from_numpy(prepared.x_train), torch.from_numpy(prepared.y_train))
-    model, planted, loss_fn = canaries.plant(inner, records, losses)
-    n_records = n + canaries.n_canaries // 2
-    optimizer: torch.optim.Optimizer
-    if training.optimizer == "adam":
-        optimizer, longer = AdamBC(model.parameters(), lr=training.learning_rate), 1.0
-    else:  # the divisor grows with the canaries, so the rate does
-        optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=training.momentum)
-        longer = n_records / n
-    average = EMA(inner, decay=training.average) if training.average else None
-    private = make_private(
-        model,
-        optimizer,
-        planted,
-        loss_fn,
-        batch_size=round(plan.lot_of(recipe) * n_records / n),
-        steps=facts.steps,
-        clip_norm=training.clip_norm,
+    loop = TrainingLoop(
+        recipe,
+        models.build(recipe.model, prepared.shape, dataset.n_classes, seed=seed or 0),
+        tensors(prepared.x_train, prepared.y_train),
+        n_records=facts.n_records,
         noise_multiplier=float(facts.hyperparameters["noise_multiplier"]),
-        n_records=n_records,
         seed=seed,
-        max_microbatch=training.max_microbatch,
+        canaries=canaries,
     )
-    for lot in canaries.watch(private):
-        rate = plan.learning_rate(recipe, n, private.steps_taken)
-        for group in optimizer.param_groups:
-            group["lr"] = longer * rate
-        private.step(lot)
-        if average is not None:
-            average.update()
-        on_step(private.steps_taken, private.steps)
-    if average is not None:
-        with average.applied() as averaged:
-            inner = copy.deepcopy(averaged)  # what would be released
-    return private.event, inner
-
-
-def _attacked(
-    scores: NDArray[np.float64],
-    inside: NDArray[np.bool_],
-    event: Event,
-    bill: float,
-    delta: float,
-    relation: Relation,
-    confidence: float,
-) -> tuple[tuple[AuditBound, ...], tuple[BillTest, ...]]:
-    each = 1 - (1 - confidence) / _ATTACKS
-    asked: dict[str, Any] = {"delta": delta, "confidence": each}  # Any: both are floats
-    bounds = (
-        one_run(scores, inside, **asked, expected_epsilon=bill),
-        threshold_test(scores, inside, **asked),
-        noise_bound(scores, inside, event, **asked, relation=relation),
-    )
-    tests = tuple(
-        refute_event(
-            scores,
-            inside,
-            event,
-            confidence=each,
-            relation=relation,
-            independent=independent,
-        )
-        for independent in (False, True)
-    )
-    return bounds, tests
+    for step in loop.steps():
+        on_step(step, loop.private.steps)
+    with loop.released() as model:
+        return loop.private.event, copy.deepcopy(model)
 
 
 def _accuracy(model: "nn.Module", facts: Facts, prepared: Prepared) -> dict[str, float]:
+    from tacit.experiments.training_loop import evaluate, tensors
+
+    found = evaluate(model, *tensors(prepared.x_test, prepared.y_test))["accuracy"]
+    return {"with_canaries": found, "without": facts.utility.private[0].value}
+
+
+# Demonstrations, for public records only -----------------------------------------------------
+
+
+def _demonstrate(
+    folder: RunFolder, facts: Facts, released: "Released", dataset: Dataset, prepared: Prepared
+) -> Demonstrations:
+    """Attack the released model and its twin, and draw the results into the run folder."""
+    both = {TWIN: _twin(released, dataset, prepared), RELEASED: released.model}
+    (folder / "figures").mkdir(exist_ok=True)
+    figures = {MEMBERSHIP: "Training records distinguished from others by their loss, on log axes."}
+    curves = {name: _curve(model, prepared) for name, model in both.items()}
+    roc_figure(curves, folder / MEMBERSHIP, epsilon=facts.epsilon, delta=facts.delta)
+    inversion: dict[str, float] = {}
+    if dataset.x_train.ndim == 3 and len(dataset.x_train) <= _SMALL:
+        inversion = _invert(folder, facts, dataset)
+        figures[INVERSION] = "What the weights alone give back of a class with a single record."
+    return Demonstrations(
+        membership={name: curve.summary for name, curve in curves.items()},
+        inversion=inversion,
+        figures=figures,
+    )
+
+
+def _twin(released: "Released", dataset: Dataset, prepared: Prepared) -> "nn.Module":
+    from tacit.experiments import models
+    from tacit.experiments.training_loop import fit, tensors
+
+    recipe = released.recipe
+    model = models.build(recipe.model, prepared.shape, dataset.n_classes, seed=0)
+    records = tensors(prepared.x_train, prepared.y_train)
+    few = tensors(prepared.x_test[:1], prepared.y_test[:1])
+    fit(model, records, few, steps=_TWIN_STEPS, rate=recipe.run.baseline_rate, seed=0)
+    return model
+
+
+def _curve(model: "nn.Module", prepared: Prepared) -> ROC:
     import torch
 
-    x, y = torch.from_numpy(prepared.x_test), torch.from_numpy(prepared.y_test)
-    found = evaluate(model, x, y)["accuracy"]
-    return {"with_canaries": found, "without": facts.utility.private[0].value}
+    x = np.concatenate([prepared.x_train[:_MOST], prepared.x_test[:_MOST]])
+    y = np.concatenate([prepared.y_train[:_MOST], prepared.y_test[:_MOST]])
+    with torch.no_grad():
+        logits = model(torch.from_numpy(x)).numpy()
+    n_in = len(prepared.x_train[:_MOST])
+    return roc(minus_loss(logits, y), np.arange(len(y)) < n_in)
+
+
+def _invert(folder: RunFolder, facts: Facts, dataset: Dataset) -> dict[str, float]:
+    """Return the mean likeness of reconstructed one-record classes to their records, by model."""
+    alone = dataset.x_test[:_ALONE]
+    rows: list[tuple[str, Any]] = [("the record", alone)]
+    found = {}
+    for name, model in _pixel_models(facts, dataset, alone).items():
+        first = dataset.n_classes or 0
+        images = [invert(model, first + k, alone.shape[1:]) for k in range(len(alone))]
+        rows.append((name, images))
+        alike = [likeness(image, one[None]) for image, one in zip(images, alone, strict=True)]
+        found[name] = float(np.mean(alike))
+    inversion_figure(rows, folder / INVERSION)
+    return found
+
+
+def _pixel_models(facts: Facts, dataset: Dataset, alone: np.ndarray) -> "dict[str, nn.Module]":
+    """Train softmax regression, without privacy and with, with a class for each row of `alone`."""
+    import torch
+
+    from tacit.experiments import models
+    from tacit.experiments.training_loop import example_losses, tensors
+    from tacit.training import make_private
+
+    classes = (dataset.n_classes or 0) + len(alone)
+    labels = np.arange(classes - len(alone), classes)
+    x, y = tensors(
+        np.concatenate([dataset.x_train, alone]), np.concatenate([dataset.y_train, labels])
+    )
+    ordinary, private = (
+        models.build(ModelSettings(), alone.shape[1:], classes, seed=0) for _ in range(2)
+    )
+    optimizer = torch.optim.Adam(ordinary.parameters(), lr=0.02)
+    for _ in range(_TWIN_STEPS // 4):  # full batches, so that every step uses each lone record
+        optimizer.zero_grad()
+        example_losses(ordinary, (x, y)).mean().backward()
+        optimizer.step()
+    run = make_private(
+        private,
+        torch.optim.SGD(private.parameters(), lr=4.0, momentum=0.9),
+        (x, y),
+        example_losses,
+        batch_size=-(-len(x) // 8),
+        steps=100,
+        clip_norm=0.1,
+        epsilon=facts.epsilon,
+        delta=facts.delta,
+    )
+    for lot in run:
+        run.step(lot)
+    return {TWIN: ordinary, f"epsilon {facts.epsilon:.3g}": private}

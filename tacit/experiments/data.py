@@ -1,4 +1,4 @@
-"""The data of a recipe: a named set or a table, with the split that is measured on."""
+"""The data of a recipe: a named data set or a table, with the split that measures the model."""
 
 import os
 from dataclasses import replace
@@ -8,16 +8,16 @@ from pathlib import Path
 import numpy as np
 
 from tacit import datasets
-from tacit.experiments.settings import Data
+from tacit.experiments.recipe import DataSettings
 
 _PACKAGE = "package:"
 
 
-def load(settings: Data, root: str | Path | None = None) -> datasets.Dataset:
-    """Training records (private) and the records measured on (assumed public).
+def load(settings: DataSettings, root: str | Path | None = None) -> datasets.Dataset:
+    """Load the training records (private) and the records that measure the model (assumed public).
 
-    `root` is the folder that holds the data, default `TACIT_DATA`. With a validation share, that
-    share of the training records takes the place of the test split.
+    `root` is the folder that holds the data, default `TACIT_DATA`. If the settings have a
+    validation share, that share of the training records replaces the test split.
     """
     if settings.name == "table":
         schema = datasets.Schema.from_dict(settings.schema)
@@ -37,7 +37,8 @@ def load(settings: Data, root: str | Path | None = None) -> datasets.Dataset:
     return _validating(dataset, settings) if settings.validation_share else dataset
 
 
-def _validating(dataset: datasets.Dataset, settings: Data) -> datasets.Dataset:
+def _validating(dataset: datasets.Dataset, settings: DataSettings) -> datasets.Dataset:
+    """Split the training records by a fixed permutation of their row numbers."""
     n = len(dataset.x_train)
     order = np.random.default_rng(settings.split_seed).permutation(n)
     held = max(1, round(settings.validation_share * n))
@@ -52,7 +53,7 @@ def _validating(dataset: datasets.Dataset, settings: Data) -> datasets.Dataset:
 
 
 def _find(path: str, root: str | Path | None) -> Path:
-    """The table's file; `package:NAME/FILE` is one that an installed package brings along."""
+    """Return the table's file; `package:NAME/FILE` is a file inside an installed package."""
     if path.startswith(_PACKAGE):
         name, _, file = path.removeprefix(_PACKAGE).partition("/")
         found = find_spec(name)
@@ -65,4 +66,6 @@ def _find(path: str, root: str | Path | None) -> Path:
         if (folder / path).is_file():
             return folder / path
     looked = ", ".join(str(folder) for folder in (*folders, Path()))
-    raise FileNotFoundError(f"there is no {path} in {looked}. Say where with --data or TACIT_DATA.")
+    raise FileNotFoundError(
+        f"there is no {path} in {looked}. Name its folder with --data or TACIT_DATA."
+    )

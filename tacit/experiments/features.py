@@ -1,7 +1,8 @@
-"""Features: what becomes of a record before the model sees it, and what that costs.
+"""Features: transforms of the records before training, and the summaries that they release.
 
-Scattering and random projection map each record by itself, so they are free. Principal components
-and the mean depend on all records together, so they are released with noise and paid for.
+Scattering and random projection transform each record by itself, so they are free. Principal
+components and the mean depend on all records together, so they are released with noise and paid
+for.
 """
 
 import hashlib
@@ -17,38 +18,38 @@ import numpy as np
 
 from tacit.datasets import Dataset
 from tacit.events import Event, Gaussian
+from tacit.experiments.recipe import FeatureSettings
 from tacit.experiments.scattering import (
     Scattering,
     by_frequency,
     contrast_normalize,
     group_normalize,
 )
-from tacit.experiments.settings import Features
 from tacit.mechanisms import GaussianMechanism
 
 _CHUNK = 2048  # images scattered at a time
 _CACHE_VERSION = 2
 
 
-class Summary(Protocol):
-    """Something that all records determine together, so that its release is paid for."""
+class PaidSummary(Protocol):
+    """A value that depends on all records together, so that its release must be paid for."""
 
     @property
     def event(self) -> Event:
-        """What one release does to the private data."""
+        """Event of one release."""
         ...
 
     def release(self, x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """The noisy summary of the rows; pay first."""
+        """Return the noisy summary of the rows; pay for `event` first."""
         ...
 
     def exact(self, x: np.ndarray) -> np.ndarray:
-        """Without noise, for the non-private twin. Private."""
+        """Return the summary without noise, for the non-private twin. Private."""
         ...
 
 
-Release = Callable[[str, Summary, np.ndarray], np.ndarray]
-"""Gives the summary of that name; whoever gives it pays."""
+Release = Callable[[str, PaidSummary, np.ndarray], np.ndarray]
+"""Function of a name, a summary and the records that returns the summary; it pays if it must."""
 
 
 class Prepared(NamedTuple):
@@ -59,15 +60,20 @@ class Prepared(NamedTuple):
     x_test: np.ndarray
     y_test: np.ndarray
     summaries: dict[str, np.ndarray]
-    """What the features took from all records together; part of the released model."""
+    """Released values computed from all records together; part of the released model."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one record as the model sees it."""
+        return tuple(self.x_train.shape[1:])
 
 
 @dataclass(frozen=True)
 class PrivatePCA:
-    """Principal directions of records scaled to norm 1, released once with Gaussian noise.
+    """Principal directions of the records, scaled to norm 1, released once with Gaussian noise.
 
-    Guarantee: `event`, for the directions and anything computed from them. Analyze Gauss (Dwork,
-    Talwar, Thakurta & Zhang 2014), with the noise fitted to the Frobenius norm.
+    Guarantee: `event`, for the directions and anything computed from them. The method is Analyze
+    Gauss (Dwork, Talwar, Thakurta & Zhang 2014), with noise calibrated to the Frobenius norm.
 
     >>> rng = np.random.default_rng(0)
     >>> x = rng.normal(size=(1000, 3)) * [5.0, 1.0, 0.1]
@@ -78,35 +84,32 @@ class PrivatePCA:
     components: int
     noise_multiplier: float
     whiten: float = 0.0
-    """From 0, directions of length 1, to 1, lengths that give each the same second moment."""
+    """0 gives directions of length 1; 1 gives lengths that equalize the second moments."""
 
     @property
     def event(self) -> Gaussian:
-        """What the one release does to the private data."""
-        return self._mechanism.event
+        """Event of the one release."""
+        return _gram_mechanism(self.noise_multiplier).event
 
     def release(self, x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Orthogonal directions (inputs, components), most important first; pay first."""
-        noisy = _noisy_gram(x, self._mechanism, rng)
+        """Return orthogonal directions (inputs, components), largest variance first; pay first."""
+        noisy = _noisy_gram(x, self.noise_multiplier, rng)
         return _directions(noisy, self.components, self.whiten)
 
     def exact(self, x: np.ndarray) -> np.ndarray:
-        """The directions without noise. Private."""
+        """Return the directions without noise. Private."""
         return _directions(_gram(x), self.components, self.whiten)
-
-    @property
-    def _mechanism(self) -> GaussianMechanism:
-        return _gram_mechanism(self.noise_multiplier)
 
 
 @dataclass(frozen=True)
 class PrivateEvening:
-    """A symmetric map of the first `coordinates` that shortens the directions which vary most.
+    """A symmetric map of the first `coordinates` that shortens the directions of most variance.
 
-    Guarantee: `event`, for the map and anything computed with it. The noisy second moments of the
-    records, scaled to norm 1, stand out of their noise (whose largest eigenvalue is near
-    2 noise_multiplier sqrt(coordinates)) in a few directions; those above twice that are shortened
-    to it. Noisy gradient steps then learn in more directions at once.
+    Guarantee: `event`, for the map and anything computed with it. The map is a function of the
+    noisy second moments of the records, scaled to norm 1. The largest eigenvalue of the noise alone
+    is near 2 noise_multiplier sqrt(coordinates). Directions whose second moment is above twice that
+    level are shortened to twice that level. Noisy gradient steps then learn in more directions at
+    once.
     """
 
     coordinates: int
@@ -114,16 +117,15 @@ class PrivateEvening:
 
     @property
     def event(self) -> Gaussian:
-        """What the one release does to the private data."""
+        """Event of the one release."""
         return _gram_mechanism(self.noise_multiplier).event
 
     def release(self, x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """The map (coordinates, coordinates); pay first."""
-        mechanism = _gram_mechanism(self.noise_multiplier)
-        return self._map(_noisy_gram(x[:, : self.coordinates], mechanism, rng))
+        """Return the map (coordinates, coordinates); pay first."""
+        return self._map(_noisy_gram(x[:, : self.coordinates], self.noise_multiplier, rng))
 
     def exact(self, x: np.ndarray) -> np.ndarray:
-        """The map without noise. Private."""
+        """Return the map without noise. Private."""
         return self._map(_gram(x[:, : self.coordinates]))
 
     def _map(self, gram: np.ndarray) -> np.ndarray:
@@ -135,10 +137,11 @@ class PrivateEvening:
 
 @dataclass(frozen=True)
 class PrivateMean:
-    """Mean of `n_records` records, each of norm sqrt(size) at most, with Gaussian noise.
+    """Mean of `n_records` records, each of norm at most sqrt(size), with Gaussian noise.
 
-    Guarantee: `event`. Centered records waste nothing of their clipped gradients on what all of
-    them share; Tramèr & Boneh 2021 (arXiv:2011.11660) normalize by private means likewise.
+    Guarantee: `event`. Without centering, a large part of each clipped gradient points in the
+    direction of the common mean. Tramèr & Boneh 2021 (arXiv:2011.11660) also normalize by private
+    means.
     """
 
     n_records: int
@@ -146,26 +149,26 @@ class PrivateMean:
 
     @property
     def event(self) -> Gaussian:
-        """What the one release does to the private data."""
+        """Event of the one release."""
         return Gaussian(self.noise_multiplier)
 
     def release(self, x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """The noisy mean, in the shape of one record; pay first."""
+        """Return the noisy mean, in the shape of one record; pay first."""
         bound = math.sqrt(math.prod(x.shape[1:]))
-        # Rows are clipped to norm `bound`, so one record moves their sum by at most that.
+        # Rows are clipped to norm `bound`, so one record moves their sum by at most `bound`.
         mechanism = GaussianMechanism(self.noise_multiplier, l2_sensitivity=bound)
         noisy = mechanism.release(_bounded_sum(x, bound), rng) / self.n_records
         return noisy.reshape(x.shape[1:]).astype(np.float32)
 
     def exact(self, x: np.ndarray) -> np.ndarray:
-        """The mean without noise. Private."""
+        """Return the mean without noise. Private."""
         bound = math.sqrt(math.prod(x.shape[1:]))
         return (_bounded_sum(x, bound) / len(x)).reshape(x.shape[1:]).astype(np.float32)
 
 
-def summaries_of(settings: Features, n_records: int) -> dict[str, Summary]:
-    """What has to be released for these features, by name, in the order of release."""
-    found: dict[str, Summary] = {}
+def summaries_of(settings: FeatureSettings, n_records: int) -> dict[str, PaidSummary]:
+    """Return the summaries that these features must release, by name, in order of release."""
+    found: dict[str, PaidSummary] = {}
     if settings.mean_noise_multiplier:
         found["mean"] = PrivateMean(n_records, settings.mean_noise_multiplier)
     if settings.kind == "pca":
@@ -180,11 +183,12 @@ def summaries_of(settings: Features, n_records: int) -> dict[str, Summary]:
 
 
 def prepare(
-    dataset: Dataset, settings: Features, *, release: Release, cache: Path | None = None
+    dataset: Dataset, settings: FeatureSettings, *, release: Release, cache: Path | None = None
 ) -> Prepared:
-    """Both splits through the features of the recipe.
+    """Transform both splits by the features of the recipe.
 
-    `cache` is the folder where scattering is kept; it holds private values.
+    `release` is called once for each summary. `cache` is a folder that keeps scattering between
+    runs; it holds private values.
     """
     needed = summaries_of(settings, len(dataset.x_train))
     kept: dict[str, np.ndarray] = {}
@@ -215,13 +219,13 @@ def prepare(
 
 
 def project(x: np.ndarray, directions: np.ndarray) -> np.ndarray:
-    """Each record scaled to norm 1, in the given directions, in units of 1 / sqrt(components)."""
+    """Scale each record to norm 1, project it on the directions, multiply by sqrt(components)."""
     scale = np.float32(np.sqrt(directions.shape[1]))
     return (_unit_rows(x) @ directions * scale).astype(np.float32)
 
 
 def random_directions(inputs: int, components: int) -> np.ndarray:
-    """Orthonormal directions (inputs, components) from a fixed seed: they look at no data."""
+    """Return orthonormal directions (inputs, components) from a fixed seed, without any data."""
     if components > inputs:
         raise ValueError(
             f"features.components must be <= {inputs}, the size of a record, got {components}."
@@ -231,16 +235,16 @@ def random_directions(inputs: int, components: int) -> np.ndarray:
 
 
 def _scaled_rows(x: np.ndarray) -> np.ndarray:
-    """Records as rows of norm sqrt(size)."""
+    """Return records as rows of norm sqrt(size)."""
     size = math.prod(x.shape[1:])
     return (_unit_rows(x.reshape(len(x), size)) * math.sqrt(size)).astype(np.float32)
 
 
 def _unit_rows(x: np.ndarray) -> np.ndarray:
-    """Rows scaled to norm 1, or just below; a row of zeros, or not finite, becomes zeros."""
+    """Scale rows to norm 1, or just below; a row of zeros, or one not finite, becomes zeros."""
     x = np.where(np.isfinite(x).all(axis=1, keepdims=True), x, np.zeros((), x.dtype))
     x = x / np.maximum(np.abs(x).max(axis=1, keepdims=True), 1e-30)  # now no square overflows
-    # The factor keeps rounding from leaving the unit ball.
+    # The factor keeps rows inside the unit ball in spite of rounding.
     return x / (np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 0.5) * (1 + 1e-6))
 
 
@@ -255,11 +259,9 @@ def _gram_mechanism(noise_multiplier: float) -> GaussianMechanism:
     return GaussianMechanism(noise_multiplier, l2_sensitivity=1.0, replace_factor=np.sqrt(2.0))
 
 
-def _noisy_gram(
-    x: np.ndarray, mechanism: GaussianMechanism, rng: np.random.Generator
-) -> np.ndarray:
-    """Second moments of the rows, scaled to norm 1, with noise; symmetric. Pay first."""
-    gram = _gram(x)
+def _noisy_gram(x: np.ndarray, noise_multiplier: float, rng: np.random.Generator) -> np.ndarray:
+    """Return the symmetric second moments of the rows, scaled to norm 1, with noise. Pay first."""
+    gram, mechanism = _gram(x), _gram_mechanism(noise_multiplier)
     rows, columns = np.triu_indices(len(gram))
     weights = np.where(rows == columns, 1.0, np.sqrt(2.0))
     noisy = np.zeros_like(gram)
@@ -268,12 +270,12 @@ def _noisy_gram(
 
 
 def _bounded_sum(x: np.ndarray, bound: float) -> np.ndarray:
-    """Sum of the rows, each clipped to norm `bound`; a row that is not finite counts nothing."""
+    """Add up the rows, each clipped to norm `bound`; a row that is not finite counts as zero."""
     total = np.zeros(math.prod(x.shape[1:]))
     for start in range(0, len(x), _CHUNK):
         rows = x[start : start + _CHUNK].reshape(-1, len(total)).astype(np.float64)
         rows[~np.isfinite(rows).all(axis=1)] = 0.0
-        norms = np.linalg.norm(rows, axis=1) * (1 + 1e-12)  # rounding stays inside the bound
+        norms = np.linalg.norm(rows, axis=1) * (1 + 1e-12)  # so that rounding cannot pass the bound
         total += (np.minimum(1.0, bound / np.maximum(norms, 1e-300))) @ rows
     return total
 
@@ -286,18 +288,18 @@ def _directions(gram: np.ndarray, components: int, whiten: float) -> np.ndarray:
     chosen = chosen * np.sign(chosen[largest, np.arange(chosen.shape[1])])
     kept = np.maximum(values[::-1][:components], 1e-12 * values[-1])
     lengths = kept ** (-whiten / 2)
-    # The mean squared length of what is projected stays what it is without whitening.
+    # Rescaled so that whitening does not change the mean squared length of projected records.
     return chosen * lengths * np.sqrt(kept.sum() / (kept * lengths**2).sum())
 
 
 def cache_folder() -> Path:
-    """Where features are kept between runs; private."""
+    """Return the folder that keeps features between runs; its content is private."""
     home = os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")
     return Path(home) / "tacit" / "features"
 
 
-def _scattered(images: np.ndarray, settings: Features, cache: Path | None) -> np.ndarray:
-    """Normalized scattering (records, channels, side, side), read from the cache if it is there."""
+def _scattered(images: np.ndarray, settings: FeatureSettings, cache: Path | None) -> np.ndarray:
+    """Return normalized scattering (records, channels, side, side), from the cache if possible."""
     scattering = Scattering(settings.scales, settings.angles)
     if scattering.channels % settings.groups:
         raise ValueError(
@@ -309,7 +311,7 @@ def _scattered(images: np.ndarray, settings: Features, cache: Path | None) -> np
     is_flat = bool(settings.even_noise_multiplier)
     if is_flat:
         shape = (len(images), math.prod(shape[1:]))
-    if not len(images):  # a released model has no records but those it is asked about
+    if not len(images):  # a released model prepares a test split only
         return np.zeros(shape, np.float32)
     if cache is None:
         return np.concatenate([_features(part, scattering, settings) for part in _parts(images)])
@@ -320,13 +322,14 @@ def _scattered(images: np.ndarray, settings: Features, cache: Path | None) -> np
     path = cache / f"{digest[:32]}.npy"
     if not path.is_file():
         _fill(path, images, scattering, settings, shape)
-    # Copy on write: processes share the pages, and torch may treat the array as its own.
+    # Copy on write: processes share the pages, and torch may write to the array.
     return np.load(path, mmap_mode="c")
 
 
 def _fill(
-    path: Path, images: np.ndarray, scattering: Scattering, settings: Features, shape: tuple
+    path: Path, images: np.ndarray, scattering: Scattering, settings: FeatureSettings, shape: tuple
 ) -> None:
+    """Write the features of all images to `path`, one chunk at a time."""
     handle, part = tempfile.mkstemp(dir=path.parent)  # mode 0600: the features are private
     os.close(handle)
     try:
@@ -337,7 +340,7 @@ def _fill(
             start += len(chunk)
         kept.flush()
         del kept
-        os.replace(part, path)  # whole or not at all
+        os.replace(part, path)  # a reader finds the whole file or none
     except BaseException:
         Path(part).unlink(missing_ok=True)
         raise
@@ -347,7 +350,7 @@ def _parts(images: np.ndarray) -> list[np.ndarray]:
     return [images[i : i + _CHUNK] for i in range(0, max(1, len(images)), _CHUNK)]
 
 
-def _features(images: np.ndarray, scattering: Scattering, settings: Features) -> np.ndarray:
+def _features(images: np.ndarray, scattering: Scattering, settings: FeatureSettings) -> np.ndarray:
     scattered = scattering(images)
     grouped = group_normalize(scattered, settings.groups).reshape(scattered.shape)
     if settings.contrast:

@@ -1,9 +1,9 @@
-"""A logit model of one attribute, seen whole: the likelihood surface and the paths up to its top.
+"""A logit model of one attribute: its likelihood surface, and the paths of training on it.
 
-With one attribute the model has two parameters, so everything about it fits into a picture: the
-log-likelihood as a surface, the path of DP-SGD on it beside the path without privacy, the fitted
-probabilities, and the loss that each budget leaves. The surface and the ordinary path look at all
-records without noise, so this runs only on data that the recipe says are public.
+With one attribute the model has two parameters, so figures can show all of it: the log-likelihood
+as a surface, the paths of training with and without privacy, the fitted probabilities, and the loss
+at each epsilon. The surface and the ordinary path use all records without noise, so a study needs
+data that the recipe declares public.
 """
 
 import math
@@ -11,25 +11,23 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from scipy.special import expit
 
 from tacit.datasets import Dataset, Schema
-from tacit.experiments import data, models, plan
+from tacit.experiments import data
 from tacit.experiments.recipe import Recipe
 
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
 Point = tuple[float, float]
-"""Log-odds at the middle of the declared bounds, and their slope by unit of the attribute.
+"""Log-odds at the middle of the declared bounds, and their slope per unit of the attribute.
 
-Both are nearly uncorrelated there, so that the surface is a hill rather than a ridge."""
+With the attribute centered there, the two parameters are nearly uncorrelated, so the surface is a
+round hill rather than a narrow ridge."""
 
 _SIDE = 61  # points of the grid along each parameter
-_NEWTON = 25  # more than Newton's method needs from zero on a concave function of two parameters
+_NEWTON = 25  # Newton's method from zero needs fewer steps on a concave function of two parameters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,34 +37,34 @@ class Ascent:
     epsilon: float
     points: tuple[Point, ...]
     loss: float
-    """Mean loss of the last point over the training records. Private, were the data not public."""
+    """Mean loss of the last point on the training records, computed without noise."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogitStudy:
-    """The surface, the paths and the losses."""
+    """The likelihood surface, the training paths and their losses."""
 
     attribute: str
     target: str
     delta: float
     n_records: int
     middle: float
-    """Of the attribute's declared bounds."""
+    """Middle of the attribute's declared bounds."""
     ordinary: tuple[Point, ...]
-    """Newton's steps without privacy; the last is the maximum."""
+    """Newton's steps without privacy; the last point is the maximum of the likelihood."""
     private: tuple[Ascent, ...]
     """Every repeat at every epsilon, in order."""
     loss: float
-    """Least mean loss: that of the maximum."""
+    """Smallest mean loss, at the maximum of the likelihood."""
     log_odds: tuple[float, ...]
     slopes: tuple[float, ...]
     surface: tuple[tuple[float, ...], ...]
-    """Mean log-likelihood, a row for each slope."""
+    """Mean log-likelihood; one row for each slope, one column for each log-odds."""
     levels: tuple[tuple[float, float, int], ...]
-    """Value of the attribute, share of the target's second class, records."""
+    """For each value of the attribute: value, share of the second class, number of records."""
 
     def to_dict(self) -> dict[str, Any]:  # Any: JSON values
-        """Plain JSON values."""
+        """Return plain JSON values."""
         return asdict(self)
 
 
@@ -81,6 +79,8 @@ def study_logit(
 
     The recipe's table must have one attribute with bounds and a target of two classes.
     """
+    from tacit.experiments.training_loop import noise_multiplier
+
     if not recipe.data.holds_public_records:
         raise ValueError("the surface shows all records: it needs data.is_public = true.")
     dataset = data.load(recipe.data, None if root is None else Path(root))
@@ -96,7 +96,7 @@ def study_logit(
     runs = []
     for epsilon in sorted(set(epsilons)):
         at = recipe.for_epsilon(epsilon).filled(len(dataset.x_train))
-        noise = plan.noise_multiplier(at, len(dataset.x_train))
+        noise = noise_multiplier(at, len(dataset.x_train))
         for k in range(repeats):
             seed = None if recipe.run.seed is None else recipe.run.seed + k
             path = _private_path(at, dataset, noise, seed)
@@ -122,7 +122,7 @@ def study_logit(
 
 
 class _Records:
-    """An attribute less its middle, and two classes, counted by value: a loss then costs little."""
+    """Records of a centered attribute and two classes, counted by value for fast losses."""
 
     def __init__(self, x: np.ndarray, y: np.ndarray) -> None:
         self.x, group = np.unique(np.round(x, 6), return_inverse=True)
@@ -130,13 +130,13 @@ class _Records:
         self.ones = np.bincount(group, weights=y)
 
     def loss(self, point: Point) -> float:
-        """Mean of -log p(y | x)."""
+        """Return the mean of -log p(y | x)."""
         margins = point[0] + point[1] * self.x
         total = self.counts * np.logaddexp(0.0, margins) - self.ones * margins
         return float(total.sum() / self.counts.sum())
 
     def newton(self) -> tuple[Point, ...]:
-        """Newton's method from zero."""
+        """Return the points of Newton's method from zero to the maximum of the likelihood."""
         design = np.stack([np.ones_like(self.x), self.x], axis=1)
         theta = np.zeros(2)
         path: list[Point] = [(0.0, 0.0)]
@@ -152,52 +152,36 @@ class _Records:
         return tuple(path)
 
     def levels(self, middle: float) -> tuple[tuple[float, float, int], ...]:
-        """Value, share of ones, and number of records."""
+        """Return value, share of ones and number of records for each value of the attribute."""
         shares = self.ones / self.counts
         rows = zip(self.x.tolist(), shares.tolist(), self.counts.tolist(), strict=True)
         return tuple((x + middle, share, int(count)) for x, share, count in rows)
 
 
-def _private_path(
-    recipe: Recipe, dataset: Dataset, noise_multiplier: float, seed: int | None
-) -> list[Point]:
-    """Log-odds and slope, for the attribute scaled to [-1, 1], after each step of DP-SGD."""
-    import torch
-    from torch.nn.functional import cross_entropy
+def _private_path(recipe: Recipe, dataset: Dataset, noise: float, seed: int | None) -> list[Point]:
+    """Return log-odds and slope after each step of DP-SGD, for the attribute scaled to [-1, 1]."""
+    from tacit.experiments import models
+    from tacit.experiments.training_loop import TrainingLoop, tensors
 
-    from tacit.training import make_private
-
-    training, n = recipe.training, len(dataset.x_train)
-    assert training.batch_size is not None  # filled
     model = models.build(recipe.model, (1,), 2, seed=0)
-
-    def losses(model: "nn.Module", batch: tuple["Tensor", "Tensor"]) -> "Tensor":
-        return cross_entropy(model(batch[0]), batch[1], reduction="none")
 
     def point() -> Point:
         weight, bias = (p.detach() for p in model.parameters())
         return float(bias[1] - bias[0]), float(weight[1, 0] - weight[0, 0])
 
-    private = make_private(
+    loop = TrainingLoop(
+        recipe,
         model,
-        torch.optim.SGD(model.parameters(), lr=training.learning_rate, momentum=training.momentum),
-        (torch.from_numpy(dataset.x_train), torch.from_numpy(dataset.y_train)),
-        losses,
-        batch_size=training.batch_size,
-        steps=plan.steps_of(recipe, n),
-        clip_norm=training.clip_norm,
-        noise_multiplier=noise_multiplier,
+        tensors(dataset.x_train, dataset.y_train),
+        n_records=len(dataset.x_train),
+        noise_multiplier=noise,
         seed=seed,
     )
-    path = [point()]
-    for lot in private:
-        private.step(lot)
-        path.append(point())
-    return path
+    return [point(), *(point() for _ in loop.steps())]
 
 
 def _grid(points: Sequence[Point]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Axes of the surface: around all points, with a margin."""
+    """Return the axes of the surface, which span all points with a margin."""
     axes = []
     for values in zip(*points, strict=True):
         low, high = min(values), max(values)

@@ -1,25 +1,26 @@
 """Models by recipe: linear, MLP, a small CNN, or any importable module.
 
-None of them mixes examples, so each can be clipped alone. Bounded (tempered) activations suit
-DP-SGD: they keep the activations, and with them the gradients, small (Papernot et al. 2021,
-arXiv:2007.14191).
+None of the built-in models mixes examples, so the gradient of each example can be clipped by
+itself. Bounded (tempered) activations suit DP-SGD: they keep the activations, and with them the
+gradients, small (Papernot et al. 2021, arXiv:2007.14191).
 """
 
 import math
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tacit.experiments.settings import Model
+import torch
+from torch import nn
 
-if TYPE_CHECKING:
-    from torch import nn
+from tacit.experiments.recipe import ModelSettings
 
 
-def build(settings: Model, shape: tuple[int, ...], n_classes: int, *, seed: int) -> "nn.Module":
-    """The model for records of `shape`, with weights that depend on `seed` alone.
+def build(
+    settings: ModelSettings, shape: tuple[int, ...], n_classes: int | None, *, seed: int
+) -> nn.Module:
+    """Return the model for records of `shape`, with weights that depend on `seed` only.
 
-    >>> from tacit.experiments.settings import Model
-    >>> build(Model(kind="mlp", hidden=(5,)), (3,), 2, seed=0)
+    >>> build(ModelSettings(kind="mlp", hidden=(5,)), (3,), 2, seed=0)
     Sequential(
       (0): Flatten(start_dim=1, end_dim=-1)
       (1): Linear(in_features=3, out_features=5, bias=True)
@@ -27,8 +28,7 @@ def build(settings: Model, shape: tuple[int, ...], n_classes: int, *, seed: int)
       (3): Linear(in_features=5, out_features=2, bias=True)
     )
     """
-    import torch
-
+    assert n_classes is not None  # data.load refuses targets without classes
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         if settings.kind == "linear":
@@ -40,8 +40,8 @@ def build(settings: Model, shape: tuple[int, ...], n_classes: int, *, seed: int)
         return _imported(settings.module, settings.arguments)
 
 
-def describe(settings: Model, model: "nn.Module", shape: tuple[int, ...]) -> str:
-    """The architecture in words, with its number of parameters."""
+def describe(settings: ModelSettings, model: nn.Module, shape: tuple[int, ...]) -> str:
+    """Return the architecture in words, with its number of parameters."""
     count = sum(p.numel() for p in model.parameters() if p.requires_grad)
     inputs = " x ".join(str(size) for size in shape)
     detail = {
@@ -53,18 +53,14 @@ def describe(settings: Model, model: "nn.Module", shape: tuple[int, ...]) -> str
     return f"{detail}, {inputs} inputs, {count:,} parameters"
 
 
-def _linear(inputs: int, n_classes: int) -> "nn.Module":
-    from torch import nn
-
+def _linear(inputs: int, n_classes: int) -> nn.Module:
     layer = nn.Linear(inputs, n_classes)
-    nn.init.zeros_(layer.weight)  # convex: the start does not matter, so no noise from it either
+    nn.init.zeros_(layer.weight)  # the problem is convex, so the start needs no randomness
     nn.init.zeros_(layer.bias)
     return nn.Sequential(nn.Flatten(), layer)
 
 
-def _mlp(settings: Model, inputs: int, n_classes: int) -> "nn.Module":
-    from torch import nn
-
+def _mlp(settings: ModelSettings, inputs: int, n_classes: int) -> nn.Module:
     layers: list[nn.Module] = [nn.Flatten()]
     for width in settings.hidden:
         layers += [nn.Linear(inputs, width), _activation(settings)]
@@ -72,9 +68,7 @@ def _mlp(settings: Model, inputs: int, n_classes: int) -> "nn.Module":
     return nn.Sequential(*layers, nn.Linear(inputs, n_classes))
 
 
-def _cnn(settings: Model, shape: tuple[int, ...], n_classes: int) -> "nn.Module":
-    from torch import nn
-
+def _cnn(settings: ModelSettings, shape: tuple[int, ...], n_classes: int) -> nn.Module:
     if len(shape) not in (2, 3):
         raise ValueError(f"model.kind cnn needs images, but a record has shape {shape}. Use mlp.")
     inputs, height, width = shape if len(shape) == 3 else (1, *shape)
@@ -88,15 +82,11 @@ def _cnn(settings: Model, shape: tuple[int, ...], n_classes: int) -> "nn.Module"
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(inputs * height * width, n_classes))
 
 
-def _activation(settings: Model) -> "nn.Module":
-    from torch import nn
-
+def _activation(settings: ModelSettings) -> nn.Module:
     return nn.Tanh() if settings.activation == "tanh" else nn.ReLU()
 
 
-def _imported(name: str, arguments: dict[str, Any]) -> "nn.Module":  # Any: the module's own
-    from torch import nn
-
+def _imported(name: str, arguments: dict[str, Any]) -> nn.Module:  # Any: the module's arguments
     package, _, attribute = name.partition(":")
     if not attribute:
         raise ValueError(f'model.module must be "package.module:Name", got {name!r}.')

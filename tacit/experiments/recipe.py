@@ -1,48 +1,319 @@
-"""Recipes: one TOML file says what is trained, on what, how, and at what price.
+"""Recipes: one TOML file states the data, the method with its settings, and the budget of a run.
 
-Every key has a default, so an empty file is a recipe; the run folder gets the file with all of them
-written out. A wrong key is answered with what to write instead. `[[at]]` gives the settings for
-several epsilons; between two of them they are interpolated (see `Recipe.for_epsilon`).
+Every key has a default, so an empty file is a recipe. The run folder receives the recipe with every
+default written out. An unknown key raises an error that names the closest known one. `[[at]]` gives
+settings for several epsilons, which `Recipe.for_epsilon` interpolates.
 
+    method = "dp-sgd"       # or "pate"
     [data]
     name = "mnist"
     [features]
     kind = "scattering"
     [privacy]
     epsilon = 3.0
+
+DP-SGD reads the sections data, features, model, training, privacy, run, at and published; PATE
+reads data, teachers, answers, privacy and run.
 """
 
+import difflib
 import math
 import tomllib
+import types
 import typing
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, field, fields, replace
 from importlib import resources
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self, TypeVar
 
-from tacit.experiments import _toml
-from tacit.experiments.settings import (
-    Data,
-    Features,
-    Model,
-    Privacy,
-    Published,
-    Run,
-    Training,
-    Value,
-    cast,
-    section,
-)
+import tomli_w
 
-_ADJUSTED: dict[str, type] = {"features": Features, "training": Training}
+from tacit._check import in_closed_unit, in_open_unit, non_negative, positive, whole
+from tacit.events import Relation
+from tacit.ledger import Budget
+from tacit.pate import Aggregator, ConfidentGNMax, GNMax, LaplaceMax
+
+T = TypeVar("T")
+Value = Any  # Any: TOML values
+
 SHIPPED = resources.files("tacit.experiments") / "recipes"
+_UNUSED = {
+    "dp-sgd": ("teachers", "answers"),
+    "pate": ("features", "model", "training", "at", "published"),
+}
+_MOVED = {"seed": "run", "public_share": "answers"}  # once top-level keys of PATE recipes
+
+
+def _below_one(**named: float) -> None:
+    """Raise unless the named value is in [0, 1)."""
+    ((name, value),) = named.items()
+    if not 0 <= value < 1:
+        raise ValueError(f"{name} must be in [0, 1), got {value}.")
+
+
+def _one_of(*, allowed: tuple[str, ...], **named: str) -> None:
+    """Raise unless the named value is allowed; suggest the closest allowed value."""
+    ((name, value),) = named.items()
+    if value not in allowed:
+        close = difflib.get_close_matches(value, allowed, 1)
+        advice = f" Did you mean {close[0]!r}?" if close else ""
+        raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}.{advice}")
+
+
+def _check(rule: Callable[..., object], name: str, value: object, **options: Any) -> None:
+    """Apply a rule to a setting with a dotted name."""
+    try:
+        rule(**{name: value}, **options)
+    except TypeError as wrong:
+        raise ValueError(str(wrong)) from None
+
+
+def _setting(default: T, rule: Callable[..., object], **options: Any) -> T:
+    """Declare a setting: its default, and the rule that its value must satisfy."""
+    return field(default=default, metadata={"rule": rule, "options": options})
+
+
+def _choice(default: str, *others: str) -> str:
+    """Declare a setting that takes one of the given values; the first is the default."""
+    return _setting(default, _one_of, allowed=(default, *others))
+
+
+class _Settings:
+    """Base of the sections of a recipe: checks every setting against its rule."""
+
+    _section: ClassVar[str]
+
+    def __init_subclass__(cls, section: str) -> None:
+        cls._section = section
+
+    def __post_init__(self) -> None:
+        for f in fields(self):  # type: ignore[arg-type]  # every subclass is a dataclass
+            value = getattr(self, f.name)
+            if "rule" in f.metadata and value is not None:
+                name, options = f"{self._section}.{f.name}", f.metadata["options"]
+                _check(f.metadata["rule"], name, value, **options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSettings(_Settings, section="data"):
+    """Section [data]: the records to learn from."""
+
+    name: str = _choice("digits", "mnist", "fashion-mnist", "table")
+    path: str = ""
+    """Folder of the idx files, or the table's file; relative to --data or TACIT_DATA."""
+    is_public: bool | None = None
+    """Whether the records are public, so that a twin may be trained on them without privacy and
+    attacks may be shown. Default: False for a table, True for a published data set."""
+    test_share: float = _setting(0.2, in_open_unit)
+    """Share of a table's rows that is assumed public and used to measure the model."""
+    split_seed: int = 0
+    validation_share: float = _setting(0.0, _below_one)
+    """For tuning: measure on this share of the training records instead of the test split."""
+    schema: dict[str, Value] = field(default_factory=dict)
+    """Declared columns of a table; see `tacit.datasets.Schema`."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.name == "table" and not (self.path and self.schema):
+            raise ValueError("a table needs data.path, and its columns under [data.schema].")
+
+    @property
+    def holds_public_records(self) -> bool:
+        """`is_public` with its default filled in: only a table is private by default."""
+        return self.name != "table" if self.is_public is None else self.is_public
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureSettings(_Settings, section="features"):
+    """Section [features]: how a record is transformed before the model sees it."""
+
+    kind: str = _choice("none", "scattering", "pca", "projection")
+    """pca is paid for; scattering and projection (random) are free."""
+    scales: int = _setting(2, whole, least=1)
+    angles: int = _setting(8, whole, least=1)
+    groups: int = _setting(27, whole, least=1)
+    """Number of channel groups in which the scattering of each image is standardized."""
+    contrast: bool = False
+    """Also standardize the channels at each position of the image; free."""
+    even_noise_multiplier: float = _setting(0.0, non_negative)
+    """Noise of the one release that shortens the main directions of the scattering; 0 for none."""
+    even: int = _setting(300, whole, least=1)
+    """Number of coarsest scattering frequencies among which those directions are sought."""
+    components: int = _setting(60, whole, least=1)
+    """Number of dimensions that pca and projection keep."""
+    noise_multiplier: float = _setting(16.0, positive)
+    """Noise of the one release of the private PCA."""
+    whiten: float = _setting(0.0, in_closed_unit)
+    """How far the PCA scales its components to equal size, from 0 (not at all) to 1 (fully)."""
+    mean_noise_multiplier: float = _setting(0.0, non_negative)
+    """Noise of the one release of the mean, which centers the records; 0 for no centering."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSettings(_Settings, section="model"):
+    """Section [model]: the architecture that is trained."""
+
+    kind: str = _choice("linear", "mlp", "cnn", "module")
+    """module is any importable nn.Module."""
+    hidden: tuple[int, ...] = (1000,)
+    activation: str = _choice("relu", "tanh")
+    """tanh is bounded, which keeps gradients small."""
+    channels: tuple[int, ...] = (16, 32)
+    module: str = ""
+    """For kind module: "package.module:Name"."""
+    arguments: dict[str, Value] = field(default_factory=dict)
+    """Keyword arguments of the module."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for width in (*self.hidden, *self.channels):
+            _check(whole, "model.hidden and model.channels", width, least=1)
+        if (self.kind == "module") != bool(self.module):
+            raise ValueError(
+                'model.module = "package.module:Name" goes with model.kind = "module".'
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSettings(_Settings, section="training"):
+    """Section [training]: the steps of DP-SGD. Together with [privacy] it fixes the guarantee."""
+
+    batch_size: int | None = _setting(None, whole, least=1)
+    """Expected number of records in a lot; default about an eighth of the records."""
+    epochs: float = _setting(30.0, positive)
+    clip_norm: float = _setting(1.0, positive)
+    learning_rate: float = _setting(0.5, positive)
+    learning_rate_end: float | None = _setting(None, positive)
+    """Reached linearly after `decay_epochs`, then constant; default `learning_rate`."""
+    decay_epochs: float | None = _setting(None, positive)
+    """Default the whole run."""
+    momentum: float = _setting(0.9, _below_one)
+    optimizer: str = _choice("sgd", "adam")
+    """adam corrects its second moment for the noise."""
+    average: float = _setting(0.9, _below_one)
+    """Decay of the running mean of the weights, which is released; 0 releases the last weights."""
+    shrink: int = _setting(1, whole, least=1)
+    """For cheap tuning on public data: divide lot and noise by this number and keep the number of
+    steps. What a step learns depends on lot / noise, so settings that do well here do well in full
+    (Sander, Stock & Sablayrolles 2023, arXiv:2210.03403). The run then costs far more than the
+    epsilon of the recipe, and its facts state that price."""
+    max_microbatch: int | None = _setting(None, whole, least=1)
+    """Most rows on the device at once; default chosen from the available memory."""
+
+    @property
+    def lot(self) -> int:
+        """Expected number of records in one step of a filled recipe, after `shrink`."""
+        assert self.batch_size is not None  # set by Recipe.filled
+        return max(1, self.batch_size // self.shrink)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TeacherSettings(_Settings, section="teachers"):
+    """Section [teachers] of PATE: the models whose votes label the public inputs."""
+
+    count: int = _setting(50, whole, least=1)
+    width: float = _setting(0.85, positive)
+    ridge: float = _setting(0.03, positive)
+    jobs: int | None = field(default=None, compare=False)
+    """Teachers trained at the same time. Recipes that differ only in this setting are equal."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerSettings(_Settings, section="answers"):
+    """Section [answers] of PATE: the queries and the noise on the vote counts."""
+
+    queries: int = _setting(40, whole, least=1)
+    public_share: float = _setting(2 / 3, in_open_unit)
+    """Share of the test split whose inputs the student may query; the rest measures the student."""
+    mechanism: str = _choice("gaussian", "laplace")
+    """GNMax or LNMax."""
+    noise: float | None = None
+    """Standard deviation (or Laplace scale) in votes; default a fifth of the teachers."""
+    threshold: float | None = None
+    """Answer only if the noisy largest count reaches this value (Confident-GNMax)."""
+    threshold_noise: float | None = None
+    most: int | None = None
+    """Stop after this many answers. With a threshold, the votes decide how many queries are
+    answered; this limit then bounds the claimed cost."""
+    sanitized: bool = False
+    """Also publish the data-dependent cost of the answers, which is a paid release of its own."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.threshold is None) != (self.threshold_noise is None):
+            raise ValueError("answers.threshold and answers.threshold_noise go together.")
+        if self.mechanism == "laplace" and (self.sanitized or self.threshold is not None):
+            raise ValueError("answers.threshold and answers.sanitized need gaussian noise.")
+
+    def aggregator(self, n_teachers: int) -> Aggregator:
+        """Return the aggregator that these settings describe."""
+        noise = n_teachers / 5 if self.noise is None else self.noise
+        if self.mechanism == "laplace":
+            return LaplaceMax(noise)
+        if self.threshold is None or self.threshold_noise is None:
+            return GNMax(noise)
+        return ConfidentGNMax(
+            threshold=self.threshold, sigma_threshold=self.threshold_noise, sigma_answer=noise
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivacySettings(_Settings, section="privacy"):
+    """Section [privacy]: the budget and the terms of the guarantee."""
+
+    epsilon: float | None = _setting(None, positive)
+    """DP-SGD calibrates its noise to this value, by default 3. PATE stops answering before it is
+    passed, by default never."""
+    delta: float | None = _setting(None, in_open_unit)
+    """Default 1e-5; for DP-SGD, 0.1 / records where that is smaller."""
+    relation: str = _choice(*map(str, Relation))
+    unit: str = "record"
+    ledger: str = ""
+    """Ledger file of the data set; default a ledger in the run folder."""
+
+    @property
+    def budget(self) -> Budget:
+        """Epsilon and delta of a filled recipe."""
+        assert self.epsilon is not None  # set by Recipe.filled
+        assert self.delta is not None
+        return Budget(self.epsilon, self.delta)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings(_Settings, section="run"):
+    """Section [run]: randomness, checkpoints and the non-private twin. PATE reads the seed only.
+
+    The twin is the same model, trained on the same records without clipping or noise.
+    """
+
+    seed: int | None = _setting(None, whole)
+    """Makes sampling and noise reproducible, so the noise can be removed; default entropy of the
+    operating system."""
+    checkpoint_seconds: float = _setting(20.0, non_negative)
+    """Most seconds of work that an interruption may lose."""
+    baseline_steps: int = _setting(3000, whole)
+    """Steps of the non-private twin; 0 for no twin."""
+    baseline_rate: float = _setting(3e-3, positive)
+    """Initial Adam learning rate of the twin; it falls linearly to 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published(_Settings, section="published"):
+    """One accuracy that others report for the same data, drawn beside the runs for comparison."""
+
+    epsilon: float = field(metadata={"rule": positive, "options": {}})
+    accuracy: float = field(metadata={"rule": in_open_unit, "options": {}})
+    source: str
+
+
+_ADJUSTED: dict[str, type] = {"features": FeatureSettings, "training": TrainingSettings}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A checked recipe; `read`, `parse` and `shipped` make one.
+    """A checked recipe, made by `read`, `parse` or `from_dict`.
 
     >>> Recipe.parse('[privacy]\\nepsilon = 1').privacy.epsilon
     1.0
@@ -51,31 +322,39 @@ class Recipe:
     ValueError: [training] has no 'epoch'. Did you mean 'epochs'?
     """
 
+    method: str = "dp-sgd"
+    """dp-sgd or pate."""
     name: str = "digits"
-    data: Data = field(default_factory=Data)
-    features: Features = field(default_factory=Features)
-    model: Model = field(default_factory=Model)
-    training: Training = field(default_factory=Training)
-    privacy: Privacy = field(default_factory=Privacy)
-    run: Run = field(default_factory=Run)
+    data: DataSettings = field(default_factory=DataSettings)
+    features: FeatureSettings = field(default_factory=FeatureSettings)
+    model: ModelSettings = field(default_factory=ModelSettings)
+    training: TrainingSettings = field(default_factory=TrainingSettings)
+    teachers: TeacherSettings = field(default_factory=TeacherSettings)
+    answers: AnswerSettings = field(default_factory=AnswerSettings)
+    privacy: PrivacySettings = field(default_factory=PrivacySettings)
+    run: RunSettings = field(default_factory=RunSettings)
     at: tuple[dict[str, Value], ...] = ()
     """Settings of [features] and [training] for given epsilons."""
     published: tuple[Published, ...] = ()
-    """What to compare with; changes nothing about a run."""
+    """Published results to compare with; they change nothing about a run."""
 
     def __post_init__(self) -> None:
+        _one_of(method=self.method, allowed=tuple(_UNUSED))
+        name, default = ("epsilon", 3.0) if self.method == "dp-sgd" else ("delta", 1e-5)
+        if getattr(self.privacy, name) is None:
+            object.__setattr__(self, "privacy", replace(self.privacy, **{name: default}))
         for given in self.at:
             if not isinstance(given.get("epsilon"), int | float) or given["epsilon"] <= 0:
                 raise ValueError("each [[at]] needs the epsilon it is for, as in epsilon = 1.0.")
-            for name, settings in given.items():
-                if name in _ADJUSTED:
-                    section(_ADJUSTED[name], settings, f"at.{name}")
-                elif name != "epsilon":
-                    raise ValueError(f"[[at]] has epsilon, features and training, not {name!r}.")
+            for section, settings in given.items():
+                if section in _ADJUSTED:
+                    _section(_ADJUSTED[section], settings, f"at.{section}")
+                elif section != "epsilon":
+                    raise ValueError(f"[[at]] has epsilon, features and training, not {section!r}.")
 
     @classmethod
-    def parse(cls, text: str) -> "Recipe":
-        """The recipe in TOML text."""
+    def parse(cls, text: str) -> Self:
+        """Return the recipe in TOML text."""
         try:
             data = tomllib.loads(text)
         except tomllib.TOMLDecodeError as wrong:
@@ -83,13 +362,17 @@ class Recipe:
         return cls.from_dict(data)
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Value]) -> "Recipe":
-        """The recipe in the form that TOML gives."""
-        return section(cls, data, "")
+    def from_dict(cls, data: Mapping[str, Value]) -> Self:
+        """Return the recipe in a dictionary of the form that TOML gives."""
+        data = _with_method(data, cls.method)
+        for name in _UNUSED.get(data["method"], ()):
+            if name in data:
+                raise ValueError(f'[{name}] cannot be used with method = "{data["method"]}".')
+        return _section(cls, data, "")
 
     @classmethod
-    def read(cls, name: str | Path) -> "Recipe":
-        """The recipe in a file, or the shipped one of that name."""
+    def read(cls, name: str | Path) -> Self:
+        """Return the recipe in a file, or the shipped recipe of that name."""
         path = Path(name)
         if path.suffix == ".toml" or path.is_file():
             return cls.parse(path.read_text(encoding="utf-8"))
@@ -100,14 +383,16 @@ class Recipe:
             )
         return cls.parse((SHIPPED / f"{name}.toml").read_text(encoding="utf-8"))
 
-    def with_settings(self, settings: Mapping[str, Value]) -> "Recipe":
-        """This recipe with `{"training.epochs": 20}` changed.
+    def with_settings(self, settings: Mapping[str, Value]) -> Self:
+        """Return this recipe with the given settings changed; None leaves a setting as it is.
 
-        >>> Recipe().with_settings({"training.epochs": 20}).training.epochs
+        >>> Recipe().with_settings({"training.epochs": 20, "run.seed": None}).training.epochs
         20.0
         """
         data = self.to_dict()
         for dotted, value in settings.items():
+            if value is None:
+                continue
             *path, name = dotted.split(".")
             inner = data
             for part in path:
@@ -115,13 +400,13 @@ class Recipe:
                 if not isinstance(inner, dict):
                     raise ValueError(f"{dotted} is not a setting of a recipe.")
             inner[name] = value
-        return Recipe.from_dict(data)
+        return type(self).from_dict(data)
 
-    def for_epsilon(self, epsilon: float) -> "Recipe":
-        """This recipe for one epsilon: `[[at]]` is resolved and gone.
+    def for_epsilon(self, epsilon: float) -> Self:
+        """Return this recipe for one epsilon, with `[[at]]` resolved and removed.
 
-        Numbers between two given epsilons are interpolated on logarithmic axes; outside, the
-        nearest is used. The choice looks at no data.
+        Numbers between two given epsilons are interpolated on logarithmic axes; beyond the given
+        epsilons, the nearest is used. The choice looks at no data.
         """
         epsilon = float(epsilon)  # 1 and 1.0 are the same recipe
         points = sorted(self.at, key=lambda given: given["epsilon"])
@@ -130,7 +415,7 @@ class Recipe:
             given = [(point["epsilon"], point.get(part, {})) for point in points]
             hints = typing.get_type_hints(kind)
             chosen = {
-                name: cast(
+                name: _cast(
                     hints[name],
                     _interpolate([(e, s[name]) for e, s in given if name in s], epsilon),
                     f"at.{part}.{name}",
@@ -140,8 +425,12 @@ class Recipe:
             changed[part] = replace(getattr(self, part), **chosen)
         return replace(self, **changed, at=(), privacy=replace(self.privacy, epsilon=epsilon))
 
-    def filled(self, n_records: int) -> "Recipe":
-        """This recipe for one run: no default left open. `n_records` is assumed public."""
+    def filled(self, n_records: int) -> Self:
+        """Return this recipe with every default of a DP-SGD run set.
+
+        Some defaults depend on `n_records`, which is assumed public.
+        """
+        assert self.privacy.epsilon is not None  # DP-SGD: set in __post_init__
         recipe = self.for_epsilon(self.privacy.epsilon)
         training, privacy = recipe.training, recipe.privacy
         return replace(
@@ -157,26 +446,98 @@ class Recipe:
         )
 
     def to_dict(self) -> dict[str, Value]:
-        """Plain values by section; what is None or empty is left out."""
-        return _plain(self)
+        """Return plain values by section, without empty values and sections of other methods."""
+        unused = _UNUSED[self.method]
+        return {name: value for name, value in _plain(self).items() if name not in unused}
 
     def to_toml(self) -> str:
-        """TOML text that `parse` reads back to an equal recipe.
+        """Return TOML text that `parse` reads back to an equal recipe.
 
         >>> Recipe.parse(Recipe().to_toml()) == Recipe()
         True
         """
-        return _toml.dumps(self.to_dict())
+        return tomli_w.dumps(self.to_dict())
+
+
+@dataclass(frozen=True, kw_only=True)
+class PATERecipe(Recipe):
+    """A `Recipe` whose method is "pate" by default."""
+
+    method: str = "pate"
+    changed = Recipe.with_settings
 
 
 def shipped() -> list[str]:
-    """Names of the recipes that come with tacit."""
+    """Return the names of the recipes that are part of the package."""
     return sorted(
         p.name.removesuffix(".toml") for p in SHIPPED.iterdir() if p.name.endswith("toml")
     )
 
 
+def _with_method(data: Mapping[str, Value], default: str) -> dict[str, Value]:
+    """Return `data` in today's form: with its method, and a PATE recipe's former keys moved."""
+    found = dict(data)
+    is_pate = any(name in found for name in _UNUSED["dp-sgd"])
+    found.setdefault("method", "pate" if is_pate else default)
+    if found["method"] == "pate":
+        for name, section in _MOVED.items():
+            if name in found:
+                found[section] = {**found.get(section, {}), name: found.pop(name)}
+    return found
+
+
+def _section(kind: type, data: Mapping[str, Value], where: str) -> Any:
+    """Return an instance of the dataclass `kind` from TOML values, checked key by key."""
+    if not isinstance(data, Mapping):
+        raise ValueError(f"[{where}] must be a table, got {type(data).__name__}.")
+    hints = typing.get_type_hints(kind)
+    known = [f.name for f in fields(kind)]
+    for name in data:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, 1)
+            advice = f"Did you mean {close[0]!r}?" if close else f"It has {', '.join(known)}."
+            raise ValueError(f"[{where or 'recipe'}] has no {name!r}. {advice}")
+    for f in fields(kind):
+        if f.default is MISSING and f.default_factory is MISSING and f.name not in data:
+            raise ValueError(f"[{where}] needs {f.name!r}.")
+    dotted = f"{where}." if where else ""
+    return kind(**{name: _cast(hints[name], value, dotted + name) for name, value in data.items()})
+
+
+def _cast(hint: Any, value: Value, name: str) -> Value:
+    """Return `value` as the annotated type; a whole number may stand for a float."""
+    if hasattr(hint, "__dataclass_fields__"):
+        return _section(hint, value, name)
+    if isinstance(hint, types.UnionType):
+        (hint,) = (part for part in typing.get_args(hint) if part is not type(None))
+    origin = typing.get_origin(hint) or hint
+    if origin is tuple and isinstance(value, list | tuple):
+        inner = typing.get_args(hint)[0]
+        return tuple(_cast(inner, item, name) for item in value)
+    if origin is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, origin) or (isinstance(value, bool) and origin is not bool):
+        wanted = {float: "a number", int: "a whole number", str: "text in quotes"}
+        wanted |= {bool: "true or false", tuple: "a list", dict: "a table"}
+        raise ValueError(f"{name} must be {wanted[origin]}, got {value!r}.")
+    return value
+
+
+def _plain(value: Value) -> Value:
+    """Return dataclasses as dictionaries and tuples as lists; unset fields are left out."""
+    if hasattr(value, "__dataclass_fields__"):
+        inner = [(f, getattr(value, f.name)) for f in fields(value)]
+        kept = [(f, v) for f, v in inner if v not in (None, {}) and not v == f.default == ()]
+        return {f.name: _plain(v) for f, v in kept}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {name: _plain(item) for name, item in value.items()}
+    return value
+
+
 def _interpolate(points: list[tuple[float, Value]], epsilon: float) -> Value:
+    """Return the setting at `epsilon` from (epsilon, setting) pairs in increasing order."""
     if epsilon <= points[0][0]:
         return points[0][1]
     for (low, first), (high, second) in pairwise(points):
@@ -187,14 +548,3 @@ def _interpolate(points: list[tuple[float, Value]], epsilon: float) -> Value:
             value = first ** (1 - share) * second**share
             return round(value) if isinstance(first, int) and isinstance(second, int) else value
     return points[-1][1]
-
-
-def _plain(value: Value) -> Value:
-    if hasattr(value, "__dataclass_fields__"):
-        inner = {f.name: getattr(value, f.name) for f in fields(value)}
-        return {n: _plain(item) for n, item in inner.items() if item not in (None, (), {})}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, Mapping):
-        return {name: _plain(item) for name, item in value.items()}
-    return value

@@ -1,71 +1,74 @@
-"""The released model as a file: weights, the linear map of the features, and how to rebuild it."""
+"""The released model as a file: its weights, the summaries of its features, and its recipe."""
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
+from safetensors import safe_open
+from safetensors.torch import save
+from torch import nn
 
+from tacit.datasets import Dataset
 from tacit.experiments import models
+from tacit.experiments.facts import MODEL
 from tacit.experiments.features import Prepared, prepare
+from tacit.experiments.folder import RunFolder
 from tacit.experiments.recipe import Recipe
-from tacit.experiments.run import MODEL, RunFolder
-
-if TYPE_CHECKING:
-    from torch import nn
 
 _ABOUT, _SUMMARY = "tacit", "features."
 
 
 class Released:
-    """A trained model with the features in front of it: raw records in, class scores out."""
+    """A trained model together with its features: takes raw records, returns class scores."""
 
-    def __init__(
-        self, recipe: Recipe, model: "nn.Module", summaries: dict[str, np.ndarray]
-    ) -> None:
-        self.recipe, self.model, self._summaries = recipe, model, summaries
+    def __init__(self, recipe: Recipe, model: nn.Module, summaries: dict[str, np.ndarray]) -> None:
+        self.recipe = recipe
+        self.model = model
+        self.summaries = summaries
+        """Released values that the features were computed with, by name."""
 
     def predict(self, records: np.ndarray) -> np.ndarray:
-        """The class of each record, given as the data set gives them (images, encoded rows)."""
+        """Return the class of each record, in the form of the data set (images, encoded rows)."""
         return self.scores(records).argmax(axis=1)
 
     def scores(self, records: np.ndarray) -> np.ndarray:
-        """Logits (records, classes)."""
-        import torch
-
-        from tacit.datasets import Dataset
-
+        """Return the logits (records, classes)."""
         none = np.zeros(0, np.int64)
         labels = np.zeros(len(records), np.int64)
-        dataset = Dataset("", records[:0], none, records, labels, None)
-        prepared = prepare(
-            dataset, self.recipe.features, release=lambda name, *_: self._summaries[name]
-        )
+        prepared = self.prepare(Dataset("", records[:0], none, records, labels, None))
         with torch.no_grad():
             return self.model(torch.from_numpy(prepared.x_test)).numpy()
 
+    def prepare(self, dataset: Dataset, *, cache: Path | None = None) -> Prepared:
+        """Return the records of `dataset` as the model sees them, with the released summaries."""
+        return prepare(
+            dataset,
+            self.recipe.features,
+            release=lambda name, *_: self.summaries[name],
+            cache=cache,
+        )
 
-def model_bytes(recipe: Recipe, model: "nn.Module", prepared: Prepared, n_classes: int) -> bytes:
-    """The safetensors file of a model: equal models give equal bytes."""
-    import torch
-    from safetensors.torch import save
 
+def model_bytes(
+    recipe: Recipe, model: nn.Module, prepared: Prepared, n_classes: int | None
+) -> bytes:
+    """Return the safetensors file of a model; equal models give equal bytes."""
     tensors = {name: t.detach().contiguous() for name, t in model.state_dict().items()}
     for name, summary in prepared.summaries.items():
         tensors[_SUMMARY + name] = torch.from_numpy(np.ascontiguousarray(summary))
     about = {
         "recipe": recipe.to_toml(),
-        "shape": list(prepared.x_train.shape[1:]),
+        "shape": list(prepared.shape),
         "n_classes": n_classes,
     }
-    # One entry: the format writes several in any order, and the file's hash is part of the claim.
+    # One metadata entry only: safetensors writes several in any order, and the file's hash must be
+    # reproducible.
     return save(tensors, {_ABOUT: json.dumps(about)})
 
 
 def load_model(run: str | Path) -> Released:
-    """The model of a run folder, ready to use; `run` may also be the model file itself."""
-    from safetensors import safe_open
-
+    """Return the released model of a run folder; `run` may also be the model file itself."""
     path = Path(run) if Path(run).is_file() else RunFolder(run) / MODEL
     with safe_open(path, "pt") as file:
         about = json.loads(file.metadata()[_ABOUT])

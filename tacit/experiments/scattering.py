@@ -1,9 +1,9 @@
 """Scattering features: two layers of fixed Morlet wavelets and moduli, averaged over space.
 
-Nothing is learned, so computing the features costs no privacy: each image's features depend on that
-image alone. Mallat 2012 (arXiv:1101.2286), Bruna & Mallat 2013 (arXiv:1203.1513); filter shapes as
-in Kymatio (arXiv:1812.11214). Tramèr & Boneh 2021 (arXiv:2011.11660) showed that a private linear
-layer on them beats private end-to-end networks.
+Nothing is learned: the features of an image depend on that image only, so they cost no privacy.
+Mallat 2012 (arXiv:1101.2286), Bruna & Mallat 2013 (arXiv:1203.1513); filter shapes as in Kymatio
+(arXiv:1812.11214). Tramèr & Boneh 2021 (arXiv:2011.11660) showed that a private linear layer on
+scattering features beats private end-to-end networks.
 """
 
 from collections.abc import Sequence
@@ -13,16 +13,17 @@ from functools import lru_cache
 import numpy as np
 from scipy import fft
 
-_FAINT, _KEPT = 0.1, 0.3  # variance that is not amplified; share of the common part that is kept
-_CHUNK = 512  # images at a time: bounded memory, and large enough to keep the transforms busy
+_FAINT = 0.1  # added to variances, so that faint contrast is not amplified
+_KEPT = 0.3  # share of the channels' common mean that contrast normalization keeps
+_CHUNK = 512  # images at a time: bounds memory, and is large enough for fast transforms
 
 
 @dataclass(frozen=True)
 class Scattering:
     """Scattering of square images: `scales` octaves (J) and `angles` orientations (L).
 
-    Gives 1 + J L + L^2 J (J - 1) / 2 channels at a 2^J times coarser resolution: 81 x 7 x 7 for
-    28 x 28 images with the defaults.
+    The result has 1 + J L + L^2 J (J - 1) / 2 channels at a 2^J times coarser resolution: with the
+    defaults, 81 x 7 x 7 for 28 x 28 images.
 
     >>> Scattering()(np.zeros((3, 28, 28))).shape
     (3, 81, 7, 7)
@@ -32,7 +33,7 @@ class Scattering:
     angles: int = 8
 
     def __call__(self, images: np.ndarray) -> np.ndarray:
-        """Features (records, channels, height / 2^J, width / 2^J) in float32."""
+        """Return features (records, channels, height / 2^J, width / 2^J) in float32."""
         if images.ndim != 3 or images.shape[1] != images.shape[2]:
             raise ValueError(f"images must be (records, size, size), got {images.shape}.")
         if images.shape[1] % 2**self.scales:
@@ -84,10 +85,10 @@ class Scattering:
 
 
 def group_normalize(features: np.ndarray, groups: int = 27) -> np.ndarray:
-    """Each image's features standardized within `groups` groups of channels, then flattened.
+    """Standardize the features of each image within `groups` groups of channels, and flatten them.
 
-    Statistics are of one image, so no other record is looked at (a group of one constant value
-    becomes zero). 27 groups are those of Tramèr & Boneh 2021.
+    Mean and spread are those of one image, so no other record is used. A group with a constant
+    value becomes zero. Tramèr & Boneh 2021 use 27 groups.
     """
     n = len(features)
     grouped = features.reshape(n, groups, -1)
@@ -97,12 +98,13 @@ def group_normalize(features: np.ndarray, groups: int = 27) -> np.ndarray:
 
 
 def contrast_normalize(features: np.ndarray, orders: Sequence[slice]) -> np.ndarray:
-    """At each place of an image, the channels of one order relative to their mean and spread there.
+    """Standardize the channels of each order at each position of an image.
 
-    Most of what varies between images is how much happens where, in all channels alike; taking most
-    of that off evens out the directions of the features, so that fewer noisy steps learn more.
-    Statistics are of one place of one image: no other record is looked at. Order 0, one channel,
-    stays as it is. Divisive normalization as in Dalal & Triggs 2005 for histograms of gradients.
+    Most of the variance between images is local contrast that all channels share. Removing most of
+    it makes the variances of the feature directions more equal, so that fewer noisy steps learn
+    more. Mean and spread are those of one position of one image, so no other record is used. Order
+    0 has one channel and is unchanged. Dalal & Triggs 2005 normalize histograms of gradients in a
+    similar way.
     """
     parts = []
     for channels in orders:
@@ -116,9 +118,9 @@ def contrast_normalize(features: np.ndarray, orders: Sequence[slice]) -> np.ndar
 
 
 def by_frequency(features: np.ndarray, scattering: Scattering) -> np.ndarray:
-    """Features (records, inputs) as frequencies over place and angle, the coarsest first.
+    """Return features (records, inputs) as frequencies over position and angle, coarsest first.
 
-    A fixed orthogonal map: nothing is learned, and distances between records stay as they are.
+    The map is fixed and orthogonal: nothing is learned, and distances between records are kept.
     """
     L, side, n = scattering.angles, features.shape[-1], len(features)
     spectrum = np.asarray(fft.dctn(features, axes=(2, 3), norm="ortho"))
@@ -142,14 +144,17 @@ def by_frequency(features: np.ndarray, scattering: Scattering) -> np.ndarray:
 
 
 def _hartley(values: np.ndarray, axis: int) -> np.ndarray:
-    """The real, orthogonal form of the Fourier transform."""
+    """Return the Hartley transform: the real, orthogonal form of the Fourier transform."""
     transform = np.asarray(fft.fft(values, axis=axis, norm="ortho"))
     return np.real(transform) - np.imag(transform)
 
 
 @lru_cache(maxsize=4)
 def _filters(size: int, scales: int, angles: int) -> tuple[np.ndarray, list[list[np.ndarray]]]:
-    """Transforms of the low-pass filter and of the Morlet wavelets, [scale][angle], real-valued."""
+    """Return the real Fourier transforms of the low-pass filter and of the Morlet wavelets.
+
+    Wavelets are indexed [scale][angle].
+    """
     low_pass = _transform(_gabor(size, 0.8 * 2 ** (scales - 1), 0.0, 0.0, 1.0))
     wavelets = [
         [_morlet(size, 0.8 * 2**j, np.pi * 0.75 / 2**j, np.pi * a / angles, 4 / angles)
@@ -160,14 +165,14 @@ def _filters(size: int, scales: int, angles: int) -> tuple[np.ndarray, list[list
 
 
 def _morlet(size: int, sigma: float, frequency: float, angle: float, slant: float) -> np.ndarray:
-    """An oriented wave under a Gaussian, with the Gaussian's share removed so that it sums to 0."""
+    """Return the transform of a Gabor wave whose mean is removed by a multiple of its envelope."""
     wave = _gabor(size, sigma, frequency, angle, slant)
     envelope = _gabor(size, sigma, 0.0, angle, slant)
     return _transform(wave - wave.sum() / envelope.sum() * envelope)
 
 
 def _gabor(size: int, sigma: float, frequency: float, angle: float, slant: float) -> np.ndarray:
-    """A Gaussian of width `sigma` times a plane wave, periodic with period `size`."""
+    """Return a Gaussian of width `sigma` times a plane wave, periodic with period `size`."""
     cos, sin = np.cos(angle), np.sin(angle)
     total = np.zeros((size, size), complex)
     for dy in (-2, -1, 0, 1, 2):
@@ -184,7 +189,10 @@ def _transform(filter_: np.ndarray) -> np.ndarray:
 
 
 def _fold(transform: np.ndarray, factor: int, *, mean: bool = False) -> np.ndarray:
-    """Transform after keeping every `factor`-th sample in space: aliases add up (averaged)."""
+    """Return the transform after keeping every `factor`-th sample in space.
+
+    Frequencies that coincide after subsampling are added, or averaged if `mean`.
+    """
     if factor == 1:
         return transform
     *lead, size, _ = transform.shape

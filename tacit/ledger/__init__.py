@@ -1,13 +1,13 @@
 """The ledger: the privacy budget of one data set, kept across runs, processes and crashes.
 
-`Ledger` is what you use; `guard` holds the rule that keeps the budget and its proof, `price` what
-an event takes from it, `store` the file, `plan` reservations, `verify` the check of a whole file.
+`Ledger` is the object to use. `filter` has the rule that keeps the budget, and its proof;
+`entry_cost` what an event adds to each measure of the filter; `store` the file; `verify` the check
+of a whole file.
 """
 
-from tacit.ledger.budget import Budget, Remaining
-from tacit.ledger.entry import Entry
-from tacit.ledger.ledger import Ledger
-from tacit.ledger.plan import Plan
+from tacit.ledger.filter import Budget, Remaining
+from tacit.ledger.ledger import Ledger, Plan
+from tacit.ledger.store import Entry
 from tacit.ledger.verify import Verification
 
 __all__ = ["Budget", "Entry", "Ledger", "Plan", "Remaining", "Verification"]

@@ -1,4 +1,7 @@
-"""The ledger: the only object with memory. Pay here, then release."""
+"""The ledger: the only object with memory. Pay here first, then release.
+
+A `Plan` is paid whole before its first step, and hands out no more steps than were paid for.
+"""
 
 import functools
 import json
@@ -6,21 +9,18 @@ import math
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
+from types import UnionType
 from typing import NoReturn, Self
 from uuid import uuid4
 
 from tacit import accounting
+from tacit import events as ev
 from tacit._check import in_open_unit, positive, whole
 from tacit.errors import BudgetExceeded, LedgerError
-from tacit.events import Event, Gaussian, Relation, Repeated, Sequence, from_json
-from tacit.ledger.budget import UNLIMITED, Budget, Remaining
-from tacit.ledger.entry import Entry, entry_of
-from tacit.ledger.guard import Filter, fit
-from tacit.ledger.plan import Plan, steps_of
-from tacit.ledger.price import Cost, price
-from tacit.ledger.store import Row, Settings, Store, now
-from tacit.ledger.totals import Total, Totals
+from tacit.events import Event, Relation, Repeated, Sequence, from_json
+from tacit.ledger.entry_cost import Cost, price
+from tacit.ledger.filter import UNLIMITED, Budget, Filter, Remaining, fit
+from tacit.ledger.store import Entry, LedgerRow, Settings, Store, Total, Totals, entry_of, now
 from tacit.ledger.verify import Verification, verify_store
 
 
@@ -29,24 +29,26 @@ class Ledger:
 
     `spend` pays for an event durably or raises `BudgetExceeded` and records nothing, atomically
     across threads and processes that open the same file. All entries together are
-    (`budget.epsilon`, `budget.delta`)-DP, even if each was chosen in the light of everything
-    released before: `tacit.ledger.guard` states the rule and proves it.
+    (`budget.epsilon`, `budget.delta`)-DP, even if each was chosen after seeing everything that was
+    released before: `tacit.ledger.filter` states the rule and proves it.
 
     Parameters
     ----------
     path
-        The file; made if it is missing. None keeps the ledger in memory.
+        The file; created if it is missing. None keeps the ledger in memory.
     budget
-        What may be spent in all. None records without limit in a new ledger, and takes the file's
-        budget in an existing one; any other budget than the file's is refused.
+        What may be spent in total. None means no limit in a new ledger, and the budget of the file
+        in an existing one; a budget that differs from that of the file is refused.
     relation
-        Which data sets are neighbors; the file's, or `ADD_REMOVE` in a new ledger, if None.
+        Which data sets are neighbors. None means `ADD_REMOVE` in a new ledger, and the relation of
+        the file in an existing one.
     unit
-        What a record stands for ("record", "patient"); the file's, or "record", if None.
+        What a record stands for, such as "patient". None means "record" in a new ledger, and the
+        unit of the file in an existing one.
     timeout
-        Seconds to wait for another process that holds the file's lock.
+        Seconds to wait for another process that holds the lock of the file.
     read_only
-        Look, but never spend; the file must exist.
+        Never write to the file, which must exist.
 
     Notes
     -----
@@ -61,8 +63,8 @@ class Ledger:
 
     *One object.* A ledger cannot be copied or pickled (each copy would spend the whole budget), nor
     used after a fork; open the file again instead. Threads may share it. `sklearn.base.clone`
-    returns it unchanged. The file belongs on a local disk: SQLite's log does not work on network
-    drives. While it is in use, `FILE-wal` beside it is part of it; copy both or neither.
+    returns it unchanged. Keep the file on a local disk: SQLite's log does not work on network
+    drives. While the ledger is in use, `FILE-wal` beside it is part of it; copy both or neither.
 
     Examples
     --------
@@ -87,8 +89,7 @@ class Ledger:
         timeout: float = 60.0,
         read_only: bool = False,
     ) -> None:
-        if budget is not None and not isinstance(budget, Budget):
-            raise TypeError(f"budget must be a Budget or None, got {type(budget).__name__}.")
+        _require_type("a Budget or None", Budget | None, budget=budget)
         wanted = Settings(
             id=uuid4().hex,
             created=now(),
@@ -118,11 +119,11 @@ class Ledger:
 
     @property
     def path(self) -> Path | None:
-        """Where the ledger is kept; None for memory."""
+        """File of the ledger; None if it is kept in memory."""
         return self._store.path
 
     def spend(self, event: Event, *, note: str = "", partition: str | None = None) -> Entry:
-        """The durable entry of `event`; release only after this has returned.
+        """Pay for `event` and return its durable entry; release only after this has returned.
 
         Raises `BudgetExceeded`, with nothing recorded, if the budget would be passed, and
         `LedgerError` if the entry could not be made durable.
@@ -137,40 +138,40 @@ class Ledger:
         partition: str | None = None,
         steps: int | None = None,
         claim: int = 1,
-    ) -> Plan:
-        """Everything of `event` paid for at once; its steps then cost nothing extra.
+    ) -> "Plan":
+        """Pay for all of `event` at once; the steps of the returned plan then cost nothing extra.
 
-        A plan is fixed before its first step. As first entry of the ledger it is priced whole by
-        the tightest accountant (PLD); later on, by the filter, like any other entry.
+        A plan is fixed before its first step. As the first entry of the ledger it is priced whole
+        by the tightest accountant (PLD); as a later one by the filter, like any other entry.
 
         Parameters
         ----------
         steps
-            How many steps to hand out; by default, the repetitions in `event`. `event` must be the
-            price of all of them together.
+            How many steps to hand out; by default, the repetitions in `event`. `event` must pay
+            for all of them together.
         claim
-            How many steps to write down at a time, see `Plan`.
+            How many steps to write to the file at a time, see `Plan`.
         """
         claim = whole(claim=claim, least=1)
-        count = steps_of(event) if steps is None else whole(steps=steps, least=1)
-        if isinstance(event, Repeated | Sequence) and count > steps_of(event):
+        count = _steps_of(event) if steps is None else whole(steps=steps, least=1)
+        if isinstance(event, Repeated | Sequence) and count > _steps_of(event):
             raise ValueError(
-                f"steps must be at most the {steps_of(event):,} releases in event, got {count:,}: "
+                f"steps must be at most the {_steps_of(event):,} releases in event, got {count:,}: "
                 "steps beyond them would not be paid for."
             )
         entry = self._record("plan", event, note, partition, steps=count)
-        return Plan(self, entry, claim=claim)
+        return Plan(self._store, entry, claim=claim)
 
-    def resume(self, plan_id: int, *, claim: int = 1) -> Plan:
-        """The plan with number `plan_id`, to take the steps that nobody has taken."""
+    def resume(self, plan_id: int, *, claim: int = 1) -> "Plan":
+        """Return the plan with number `plan_id`, to take the steps that have not been taken."""
         with self._store.reading():
             rows = self._store.rows("id = ? AND kind = 'plan'", (whole(plan_id=plan_id),))
         if not rows:
             raise LedgerError(f"the ledger has no plan {plan_id}. See history().")
-        return Plan(self, entry_of(rows[0]), claim=claim)
+        return Plan(self._store, entry_of(rows[0]), claim=claim)
 
     def history(self) -> list[Entry]:
-        """All payments, oldest first."""
+        """Return all payments, oldest first."""
         with self._store.reading():
             return [entry_of(row) for row in self._store.rows("kind <> 'steps'")]
 
@@ -181,10 +182,10 @@ class Ledger:
             return self._joined(None)
 
     def remaining(self, *, partition: str | None = None) -> Remaining:
-        """What one more entry may cost that concerns `partition`, or all records if None."""
+        """Return what one more entry may cost that concerns `partition`, or all records if None."""
         if self.budget is None:
             return UNLIMITED
-        filter_ = self._known_filter() or fit(self.budget, Gaussian(1.0), self.relation)
+        filter_ = self._known_filter() or fit(self.budget, ev.Gaussian(1.0), self.relation)
         label = _label(partition)
         with self._store.reading() as connection:
             met = Totals.read(connection, len(filter_.orders), label=label).met(label)
@@ -197,14 +198,15 @@ class Ledger:
         )
 
     def epsilon(self, *, delta: float, accountant: accounting.Accountant | None = None) -> float:
-        """What has been spent, as epsilon at `delta`, which may be 0: then, the pure epsilon.
+        """Return what has been spent, as epsilon at `delta`; at `delta` 0, the pure epsilon.
 
-        A single entry is priced as the fixed event it is (PLD). Several entries are priced by
-        `Filter.epsilon`, which holds however they were chosen and whenever you ask; the value is
-        never above the budget's epsilon at its delta, which holds for all that is ever admitted.
+        A single entry is priced as one event fixed in advance (PLD). Several entries are priced by
+        `Filter.epsilon`, which holds however the entries and the moment of this call were chosen.
+        At the delta of the budget the value is never above its epsilon, which bounds everything
+        that is ever admitted.
 
-        With an `accountant` the entries are priced by it as one event. That is tighter, and **valid
-        only if all events were fixed in advance**, not chosen in the light of earlier releases.
+        With an `accountant`, all entries are priced by it as one event. That is tighter, and
+        **valid only if all events were fixed in advance**, not chosen after earlier releases.
         """
         delta = 0.0 if delta == 0 else in_open_unit(delta=delta)
         filter_ = self._known_filter()
@@ -227,15 +229,15 @@ class Ledger:
         return spent
 
     def verify(self) -> Verification:
-        """A statement that the file is whole: structure, chain, totals, prices and budget.
+        """Check that the file is complete: structure, chain, totals, prices and budget.
 
-        Raises `LedgerError` with the first thing found wrong. Keep `Verification.head` elsewhere to
-        find out later if the file was replaced by an older or a forged one.
+        Raises `LedgerError` with the first fault. Keep a copy of `Verification.head` elsewhere to
+        find out later whether the file was replaced by an older or a forged one.
         """
         return verify_store(self._store, self.budget, self.relation, fits_alone=self._fits_alone)
 
     def export(self) -> str:
-        """The whole ledger as JSON, for archives and other programs."""
+        """Return the whole ledger as JSON, for archives and other programs."""
         with self._store.reading():
             entries, head = self._store.head()
             history = self.history()
@@ -255,18 +257,13 @@ class Ledger:
         )
 
     def close(self) -> None:
-        """Let go of the file; what was paid stays paid."""
+        """Close the file; what was paid stays paid."""
         self._store.close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -285,10 +282,8 @@ class Ledger:
     def _record(
         self, kind: str, event: Event, note: str, partition: str | None, *, steps: int
     ) -> Entry:
-        if not isinstance(event, Event):
-            raise TypeError(f"event must be an Event, got {type(event).__name__}.")
-        if not isinstance(note, str):
-            raise TypeError(f"note must be a string, got {type(note).__name__}.")
+        _require_type("an Event", Event, event=event)
+        _require_type("a string", str, note=note)
         label = _label(partition)
         while True:
             known = self._known_filter()
@@ -302,7 +297,7 @@ class Ledger:
                 self._require_room(event, cost, totals.met(label), filter_, fits_alone)
                 fixed = None if known else filter_.to_json()
                 row = self._store.append(
-                    Row(
+                    LedgerRow(
                         kind=kind,
                         partition=label,
                         note=note,
@@ -335,11 +330,12 @@ class Ledger:
             )
 
     def _may_be_first(self, label: str, cost: Cost, filter_: Filter) -> bool:
-        """Whether the price of the whole event matters: the filter refuses it even alone."""
+        """Return whether an event that the filter refuses may still be admitted as first entry."""
         if self.budget is None or self.budget.delta == 0 or filter_.admits(cost, self.budget):
             return False
         with self._store.reading() as connection:
-            # Records that have met an entry stay so: a stale answer is only ever too careful.
+            # If another process adds an entry now, the answer True is outdated. That is harmless:
+            # `_require_room` counts the entries again inside the transaction.
             totals = Totals.read(connection, len(filter_.orders), label=label)
             return any(total.entries == 0 for total in totals.met(label))
 
@@ -349,7 +345,7 @@ class Ledger:
         return budget.delta > 0 and _whole(event, budget.delta, self.relation) <= budget.epsilon
 
     def _joined(self, label: str | None) -> Event:
-        """All that records of partition `label` met, as one event; None for everything."""
+        """Return all entries that concern partition `label` as one event; None for all entries."""
         only, labels = ("", ()) if label is None else ("AND partition IN ('', ?)", (label,))
         found = self._store.connection.execute(
             f"SELECT event, count(*) FROM entry WHERE kind <> 'steps' {only} "
@@ -377,9 +373,137 @@ class Ledger:
             )
 
 
+class Plan:
+    """The steps of an event that was paid for whole; made by `Ledger.plan` or `Ledger.resume`.
+
+    Call `step()` before each release. Steps are written to the file in blocks of `claim`. With 1,
+    every step is durable before it runs; with more, most steps write nothing, and a crash loses the
+    rest of the block. Lost steps are never handed out again, so a crash can over-charge but not
+    under-charge. Leaving the `with` block, or `close()`, gives unused steps of a block back.
+
+    >>> from tacit import Budget, Ledger
+    >>> from tacit.events import Gaussian
+    >>> ledger = Ledger(budget=Budget(epsilon=2.0, delta=1e-5))
+    >>> with ledger.plan(Repeated(Gaussian(8.0), 3), claim=2) as plan:
+    ...     plan.step(), plan.step()
+    (1, 2)
+    >>> plan = ledger.resume(plan.id)
+    >>> plan.step()
+    3
+    >>> plan.step()
+    Traceback (most recent call last):
+    tacit.errors.BudgetExceeded: plan 1 has no step left: all 3 were taken. ...
+    """
+
+    def __init__(self, store: Store, entry: Entry, *, claim: int = 1) -> None:
+        self._store = store
+        self._claim = whole(claim=claim, least=1)
+        self._pid = os.getpid()
+        self._next = 1  # steps _next, ..., _claimed may be handed out without writing
+        self._claimed = 0
+        self.entry = entry
+
+    @property
+    def id(self) -> int:
+        """Number of the plan, for `Ledger.resume`."""
+        return self.entry.id
+
+    @property
+    def event(self) -> Event:
+        """The whole event that was paid for."""
+        return self.entry.event
+
+    @property
+    def steps(self) -> int:
+        """Number of steps that were paid for."""
+        return self.entry.steps
+
+    @property
+    def taken(self) -> int:
+        """Number of steps used up by any process; unused steps of this object's block excluded."""
+        with self._store.reading():
+            return self._taken() - (self._claimed - self._next + 1)
+
+    def step(self) -> int:
+        """Take the next step durably and return its number, from 1.
+
+        Raises `BudgetExceeded` after the last step.
+        """
+        if os.getpid() != self._pid:
+            raise LedgerError(
+                "this plan was made in another process and cannot be used after a fork. "
+                f"Open the ledger here and call resume({self.id})."
+            )
+        with self._store.lock:
+            if self._next > self._claimed:
+                self._take()
+            self._next += 1
+            return self._next - 1
+
+    def close(self) -> None:
+        """Give unused steps of the block back, so that `resume` can hand them out."""
+        with self._store.lock:
+            unused = self._claimed - self._next + 1
+            if unused <= 0 or os.getpid() != self._pid:
+                return
+            with self._store.transaction():
+                # Steps can go back only if no later block was taken: its numbers must not change.
+                if self._taken() == self._claimed:
+                    self._write(-unused)
+            self._next = 1
+            self._claimed = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Plan {self.id}: {self.event}, {self.steps:,} steps>"
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError("a Plan cannot be copied or pickled: each copy would hand out its steps.")
+
+    def _take(self) -> None:
+        with self._store.transaction():
+            taken = self._taken()
+            block = min(self._claim, self.steps - taken)
+            if block <= 0:
+                raise BudgetExceeded(
+                    f"plan {self.id} has no step left: all {self.steps:,} were taken. "
+                    "Reserve another plan for more."
+                )
+            self._write(block)
+        self._next = taken + 1
+        self._claimed = taken + block
+
+    def _taken(self) -> int:
+        return self._store.connection.execute(
+            "SELECT taken FROM progress WHERE plan = ?", (self.id,)
+        ).fetchone()[0]
+
+    def _write(self, steps: int) -> None:
+        self._store.append(LedgerRow(kind="steps", plan=self.id, steps=steps))
+        self._store.connection.execute(
+            "UPDATE progress SET taken = taken + ? WHERE plan = ?", (steps, self.id)
+        )
+
+
+def _steps_of(event: Event) -> int:
+    """Return how many releases a plan of `event` makes, one after the other."""
+    if isinstance(event, Repeated):
+        return event.count * _steps_of(event.event)
+    if isinstance(event, Sequence):
+        return sum(_steps_of(part) for part in event.parts)
+    if isinstance(event, ev.RandomAllocation):
+        return event.steps
+    return 1
+
+
 @functools.lru_cache(maxsize=1024)
 def _whole(event: Event, delta: float, relation: Relation) -> float:
-    """Epsilon of an event fixed in advance, by the tightest accountant."""
+    """Return epsilon of an event fixed in advance, by the tightest accountant."""
     return accounting.epsilon(event, delta=delta, relation=relation)
 
 
@@ -388,7 +512,15 @@ def _json(event: Event) -> str:
     return event.to_json()
 
 
-def _label(partition: str | None) -> str:
+def _require_type(rule: str, kind: type | UnionType, **named: object) -> None:
+    """Raise `TypeError` if the named value is not of the kind that `rule` states."""
+    ((name, value),) = named.items()
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} must be {rule}, got {type(value).__name__}.")
+
+
+def _label(partition: object) -> str:
+    """Return the label under which entries of `partition` are stored; "" concerns all records."""
     if partition is None:
         return ""
     if not isinstance(partition, str) or not partition:

@@ -1,11 +1,12 @@
-"""The ledger's file: append-only rows in SQLite, each durable before its function returns.
+"""The ledger's file: append-only rows in SQLite, each durable before `append` returns.
 
 WAL with `synchronous=FULL`: a commit returns after the write-ahead log is on disk, so what was
-paid survives kill -9 and power loss. Writers take the file's lock first (`BEGIN IMMEDIATE`), so
-check and payment are one act across threads and processes. Rows form a hash chain that ends in
-`head`, so an edited, missing or reordered row is found; whoever can write the file can also forge
-a whole new chain, which only a copy of the head kept elsewhere reveals.
+paid survives kill -9 and power loss. Writers first take the lock of the file (`BEGIN IMMEDIATE`),
+so check and payment are one act across threads and processes. Rows form a hash chain that ends in
+`head`, so an edited, missing or reordered row is found. Anyone who can write the file can also
+forge a whole new chain, which only a copy of the head kept elsewhere reveals.
 
+Running totals, one per partition, are kept in the file, so that a payment does not read history.
 SQLite connections must not cross a fork, so they are closed before it and reopened on next use.
 """
 
@@ -17,13 +18,16 @@ import sqlite3
 import threading
 import uuid
 import weakref
-from collections.abc import Iterator
+from collections.abc import Generator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 from urllib.parse import quote
 
 from tacit.errors import LedgerError
+from tacit.events import Event, from_json
+from tacit.ledger.entry_cost import Cost, nothing
 
 APPLICATION_ID = 0x74616369  # "taci"
 VERSION = 1
@@ -60,7 +64,7 @@ CREATE TRIGGER entry_stays BEFORE DELETE ON entry
 
 
 class Settings(NamedTuple):
-    """What a ledger is about; written once."""
+    """Identity and rules of a ledger, written once when the file is created."""
 
     id: str
     created: str
@@ -70,8 +74,8 @@ class Settings(NamedTuple):
     unit: str
 
 
-class Row(NamedTuple):
-    """One row of the chain; `hash` covers all other fields and the row before."""
+class LedgerRow(NamedTuple):
+    """One row of the chain; `hash` covers all other fields and the hash of the row before."""
 
     id: int = 0
     time: str = ""
@@ -86,25 +90,130 @@ class Row(NamedTuple):
     hash: str = ""
 
 
+@dataclass(frozen=True)
+class Entry:
+    """One payment: the event, its time, its note and its cost. Contains nothing private."""
+
+    id: int
+    time: str
+    kind: str
+    """"spend", or "plan" for an event paid for whole, whose steps cost nothing extra."""
+    event: Event
+    note: str
+    partition: str | None
+    """The only partition whose records the event concerns; None for all records."""
+    steps: int
+    """Number of steps of a plan; 1 for a spend."""
+    cost: Cost
+    """What the event adds to each measure of the ledger's filter."""
+    hash: str
+    """Hash over this entry and all before it."""
+
+    def __str__(self) -> str:
+        where = f" on {self.partition}" if self.partition else ""
+        note = f" ({self.note})" if self.note else ""
+        return f"{self.kind} {self.id}: {self.event}{where}{note}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return this entry as plain JSON values."""
+        cost = json.loads(self.cost.to_json())
+        return {**vars(self), "event": self.event.to_dict(), "cost": cost}
+
+
+def entry_of(row: LedgerRow) -> Entry:
+    """Return the entry that is stored in a row of kind spend or plan."""
+    assert row.event is not None  # only rows of kind steps have none
+    assert row.cost is not None
+    return Entry(
+        id=row.id,
+        time=row.time,
+        kind=row.kind,
+        event=from_json(row.event),
+        note=row.note,
+        partition=row.partition or None,
+        steps=row.steps,
+        cost=Cost.from_json(row.cost),
+        hash=row.hash,
+    )
+
+
+class Total(NamedTuple):
+    """Number and summed cost of some entries."""
+
+    entries: int
+    cost: Cost
+
+
+class Totals(NamedTuple):
+    """Totals by partition label; the label "" stands for entries that concern all records."""
+
+    by_label: dict[str, Total]
+    n_orders: int
+
+    @staticmethod
+    def read(connection: sqlite3.Connection, n_orders: int, *, label: str = "") -> "Totals":
+        """Read all totals, or only those that concern records of partition `label`."""
+        only, labels = ("WHERE partition IN ('', ?)", (label,)) if label else ("", ())
+        rows = connection.execute(f"SELECT partition, entries, cost FROM total {only}", labels)
+        found = {name: Total(entries, Cost.from_json(cost)) for name, entries, cost in rows}
+        return Totals(found, n_orders)
+
+    def of(self, label: str) -> Total:
+        """Return the total of the entries with exactly this label."""
+        return self.by_label.get(label) or Total(0, nothing(self.n_orders))
+
+    def met(self, label: str) -> list[Total]:
+        """Return what has been spent on each group of records that an entry with `label` concerns.
+
+        An entry that concerns all records concerns those of every partition known so far and, with
+        the unlabeled entries alone, those of any other partition.
+        """
+        if label:
+            return [self._met_in(label)]
+        return [total for _, total in self.met_by_label()]
+
+    def met_by_label(self) -> list[tuple[str, Total]]:
+        """Return what has been spent on each partition; "" stands for every partition not named."""
+        named = [(name, self._met_in(name)) for name in self.by_label if name]
+        return [("", self.of("")), *named]
+
+    def _met_in(self, label: str) -> Total:
+        common, own = self.of(""), self.of(label)
+        return Total(common.entries + own.entries, common.cost + own.cost)
+
+    def after(self, label: str, cost: Cost) -> Total:
+        """Return the total of `label` with one more entry."""
+        old = self.of(label)
+        return Total(old.entries + 1, old.cost + cost)
+
+    def add(self, connection: sqlite3.Connection, label: str, cost: Cost) -> None:
+        """Write `after(label, cost)`; call it inside the transaction that appends the entry."""
+        new = self.after(label, cost)
+        connection.execute(
+            "INSERT OR REPLACE INTO total VALUES (?, ?, ?)",
+            (label, new.entries, new.cost.to_json()),
+        )
+
+
 def now() -> str:
-    """The time in UTC, to the millisecond."""
+    """Return the time in UTC, to the millisecond."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
-def chained(previous: str, row: Row) -> str:
-    """The hash that `row` must carry after a row with hash `previous`."""
+def chained(previous: str, row: LedgerRow) -> str:
+    """Return the hash that `row` must have after a row with hash `previous`."""
     return hashlib.sha256(json.dumps([previous, *row[:-1]]).encode()).hexdigest()
 
 
 def genesis(settings: Settings) -> str:
-    """The hash that the chain starts from."""
+    """Return the hash at which the chain starts."""
     return hashlib.sha256(json.dumps(settings).encode()).hexdigest()
 
 
 class Store:
     """A connection to one ledger file, or to memory, used by one process.
 
-    `path` None keeps everything in memory. With `read_only` the file must exist and is not touched.
+    `path` None keeps everything in memory. With `read_only` the file must exist and is not changed.
     """
 
     def __init__(
@@ -113,7 +222,7 @@ class Store:
         self.path = path
         self.read_only = read_only
         self.lock = threading.RLock()
-        self._timeout = timeout
+        self.timeout = timeout
         self._pid = os.getpid()
         self._connection: sqlite3.Connection | None = None
         self._is_closed = False
@@ -133,10 +242,10 @@ class Store:
         _live.add(self)
 
     def _load(self) -> Settings:
-        """The file's settings, after a check that the chain's end is where `head` says."""
+        """Return the settings of the file, after a check that the chain ends as `head` states."""
         if not self.read_only:
             with self.transaction() as connection:
-                # Changes nothing; finds a file that cannot be written before anyone relies on it.
+                # Changes nothing, but fails now if the file cannot be written.
                 connection.execute("UPDATE head SET entries = 0 WHERE one = 2")
         with self.reading() as connection:
             found = connection.execute(
@@ -158,7 +267,7 @@ class Store:
         """The open connection of this process."""
         if os.getpid() != self._pid:
             raise LedgerError(
-                "this ledger was opened in another process and cannot follow a fork. "
+                "this ledger was opened in another process and cannot be used after a fork. "
                 + (
                     "An in-memory ledger cannot be shared: give it a path."
                     if self.path is None
@@ -169,13 +278,13 @@ class Store:
             raise LedgerError("this ledger is closed. Open it again to use it.")
         if self._connection is None:
             assert self.path is not None  # memory stays connected until closed
-            self._connection = _connect(self.path, self._timeout, self.read_only)
+            self._connection = _connect(self.path, self.timeout, self.read_only)
         return self._connection
 
     @contextlib.contextmanager
-    def reading(self) -> Iterator[sqlite3.Connection]:
-        """One consistent view of the file."""
-        self.connection  # noqa: B018  # a forked child must be told before it waits for a lock
+    def reading(self) -> Generator[sqlite3.Connection]:
+        """Give one consistent view of the file inside the block."""
+        _ = self.connection  # raise in a forked child before it waits for a lock
         with self.lock, _translated(self):
             connection = self.connection
             if connection.in_transaction:
@@ -189,11 +298,11 @@ class Store:
                     connection.execute("ROLLBACK")
 
     @contextlib.contextmanager
-    def transaction(self) -> Iterator[sqlite3.Connection]:
-        """All or nothing, alone among all writers; durable when the block has been left."""
+    def transaction(self) -> Generator[sqlite3.Connection]:
+        """Write all or nothing, alone among all writers; durable when the block has been left."""
         if self.read_only:
             raise LedgerError(f"{self.path} was opened read-only, so nothing can be spent from it.")
-        self.connection  # noqa: B018  # a forked child must be told before it waits for a lock
+        _ = self.connection  # raise in a forked child before it waits for a lock
         with self.lock, _translated(self):
             connection = self.connection
             try:
@@ -208,12 +317,15 @@ class Store:
                 raise
 
     def head(self) -> tuple[int, str]:
-        """Number of rows and hash of the last; call inside a transaction."""
+        """Return the number of rows and the hash of the last; call it inside a transaction."""
         found = self.connection.execute("SELECT entries, hash FROM head").fetchone()
         return found or _corrupt(self.path, "its head is missing")
 
-    def append(self, row: Row) -> Row:
-        """`row` with its number, time and hash, at the end of the chain; inside a transaction."""
+    def append(self, row: LedgerRow) -> LedgerRow:
+        """Append `row` to the chain and return it with its number, time and hash.
+
+        Call it inside a transaction.
+        """
         entries, previous = self.head()
         row = row._replace(id=entries + 1, time=now())
         row = row._replace(hash=chained(previous, row))
@@ -222,15 +334,15 @@ class Store:
         execute("UPDATE head SET entries = ?, hash = ?", (row.id, row.hash))
         return row
 
-    def rows(self, where: str = "1", parameters: tuple[object, ...] = ()) -> list[Row]:
-        """Rows in order; `where` is our own SQL, never a user's."""
+    def rows(self, where: str = "1", parameters: tuple[object, ...] = ()) -> list[LedgerRow]:
+        """Return rows in order; `where` is SQL of this package, never of a user."""
         found = self.connection.execute(
             f"SELECT * FROM entry WHERE {where} ORDER BY id", parameters
         ).fetchall()
-        return [Row(*values) for values in found]
+        return [LedgerRow(*values) for values in found]
 
     def close(self) -> None:
-        """Let go of the file; an in-memory ledger is gone after that."""
+        """Close the file; an in-memory ledger is lost after that."""
         if os.getpid() == self._pid:
             with self.lock:
                 self._disconnect()
@@ -238,6 +350,11 @@ class Store:
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):  # at exit anything may be gone already
+            self._disconnect()
+
+    def disconnect_if_idle(self) -> None:
+        """Close the connection to a file unless a transaction is open; the next use reopens it."""
+        if self.path and not (self._connection and self._connection.in_transaction):
             self._disconnect()
 
     def _disconnect(self) -> None:
@@ -262,7 +379,7 @@ def _require_ledger_file(path: Path, wanted: Settings, read_only: bool) -> None:
 
 
 def _create_file(path: Path, settings: Settings) -> None:
-    """A complete ledger appears at `path`, or nothing: written beside it, then linked."""
+    """Create a complete ledger at `path`, or nothing: write it beside `path`, then link it."""
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}.new")
     try:
         connection = sqlite3.connect(draft, isolation_level=None)
@@ -292,7 +409,7 @@ def _create_tables(connection: sqlite3.Connection, settings: Settings) -> None:
 def _connect(path: Path, timeout: float, read_only: bool) -> sqlite3.Connection:
     address = f"file:{quote(str(path))}?mode={'ro' if read_only else 'rw'}"
     if read_only and not os.access(path.parent, os.W_OK) and not _has_log(path):
-        address += "&immutable=1"  # a log cannot be made there, and there is none to miss
+        address += "&immutable=1"  # no log can be created there, and there is none to read
     connection = sqlite3.connect(
         address, uri=True, timeout=timeout, isolation_level=None, check_same_thread=False
     )
@@ -321,9 +438,7 @@ def _has_log(path: Path) -> bool:
 
 
 def _sync_folder(folder: Path) -> None:
-    with contextlib.suppress(
-        OSError
-    ):  # some systems cannot open a folder; the file itself is synced
+    with contextlib.suppress(OSError):  # some systems cannot open a folder; the file is synced
         handle = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(handle)
@@ -336,15 +451,15 @@ def _corrupt(path: Path | None, why: str) -> NoReturn:
 
 
 @contextlib.contextmanager
-def _translated(store: Store) -> Iterator[None]:
-    """SQLite's and the system's errors as `LedgerError`; nothing may be released after one."""
+def _translated(store: Store) -> Generator[None]:
+    """Raise errors of SQLite and of the system as `LedgerError`; release nothing after one."""
     try:
         yield
     except sqlite3.Error as error:
         raise LedgerError(_explain(store, error)) from error
     except OSError as error:
         raise LedgerError(f"{store.path} cannot be opened: {error.strerror or error}.") from error
-    except (ValueError, KeyError) as error:  # from reading back what was written as JSON
+    except (ValueError, KeyError) as error:  # from JSON that is not what a ledger writes
         raise LedgerError(f"{store.path} holds what no ledger writes ({error}).") from error
 
 
@@ -352,7 +467,7 @@ def _explain(store: Store, error: sqlite3.Error) -> str:
     where, text = store.path or "the in-memory ledger", str(error)
     if "locked" in text:
         return (
-            f"{where} was kept locked by another process for {store._timeout:g} s. "
+            f"{where} was kept locked by another process for {store.timeout:g} s. "
             "Nothing was recorded; release nothing and try again."
         )
     if "full" in text or "disk I/O" in text:
@@ -372,15 +487,12 @@ _held: list[Store] = []
 
 
 def _before_fork() -> None:
-    # Locks of SQLite belong to a process while its memory is copied: a child that carried an open
-    # connection would believe in locks it does not hold. So no connection is open while forking.
+    # Locks of SQLite belong to a process, but its memory is copied: a child with a copy of an open
+    # connection would assume locks that it does not hold. So no connection is open while forking.
     for store in list(_live):
         store.lock.acquire()
         _held.append(store)
-        if store.path is not None and not (
-            store._connection is not None and store._connection.in_transaction
-        ):
-            store._disconnect()
+        store.disconnect_if_idle()
 
 
 def _after_fork() -> None:

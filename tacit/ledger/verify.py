@@ -1,30 +1,27 @@
-"""Is a ledger file whole? Replays every row and compares."""
+"""Verification of a ledger file: replay every row and compare with what is stored."""
 
 from collections.abc import Callable
 from typing import NamedTuple, NoReturn
 
 from tacit.errors import LedgerError
 from tacit.events import Event, Relation, from_json
-from tacit.ledger.budget import Budget
-from tacit.ledger.entry import entry_of
-from tacit.ledger.guard import Filter
-from tacit.ledger.price import Cost, price
-from tacit.ledger.store import Row, Store, chained, genesis
-from tacit.ledger.totals import Totals
+from tacit.ledger.entry_cost import Cost, price
+from tacit.ledger.filter import Budget, Filter
+from tacit.ledger.store import LedgerRow, Store, Totals, chained, entry_of, genesis
 
 _PRICE_SLACK = 1e-6
-"""Relative difference between versions of an accountant that is not held against a file."""
+"""Relative difference of prices that is accepted, since accountants may differ by version."""
 
 
 class Verification(NamedTuple):
-    """What was checked and found right."""
+    """Result of a verification in which no fault was found."""
 
     entries: int
-    """Payments: spends and plans."""
+    """Number of payments: spends and plans."""
     rows: int
-    """Rows of the chain, steps of plans included."""
+    """Number of rows of the chain, including steps of plans."""
     head: str
-    """Hash of the last row: keep it elsewhere, and any change to what is written now shows."""
+    """Hash of the last row. A copy kept elsewhere reveals any later change to these rows."""
 
 
 def verify_store(
@@ -34,7 +31,7 @@ def verify_store(
     *,
     fits_alone: Callable[[Event], bool],
 ) -> Verification:
-    """Check structure, chain, totals, prices, budget, steps; `LedgerError` at the first fault."""
+    """Check structure, chain, totals, prices, budget and steps; raise at the first fault."""
     with store.reading() as connection:
         for check in ("integrity_check", "foreign_key_check"):
             found = connection.execute(f"PRAGMA {check}").fetchall()
@@ -48,7 +45,7 @@ def verify_store(
         return Verification(len(payments), *store.head())
 
 
-def _verify_chain(store: Store, rows: list[Row]) -> None:
+def _verify_chain(store: Store, rows: list[LedgerRow]) -> None:
     previous = genesis(store.settings)
     for number, row in enumerate(rows, start=1):
         if row.id != number:
@@ -62,12 +59,12 @@ def _verify_chain(store: Store, rows: list[Row]) -> None:
 
 def _verify_payments(
     store: Store,
-    rows: list[Row],
+    rows: list[LedgerRow],
     budget: Budget | None,
     relation: Relation,
     fits_alone: Callable[[Event], bool],
 ) -> None:
-    """Prices are what the events cost, each entry was admissible, and the totals are the sum."""
+    """Check that prices are what events cost, that each entry was admissible, and the totals."""
     if not rows:
         replayed = Totals({}, 0)
     else:
@@ -89,7 +86,7 @@ def _verify_payments(
         _fail(store, "its running totals are not the sum of its entries")
 
 
-def _verified_cost(store: Store, row: Row, filter_: Filter, relation: Relation) -> Cost:
+def _verified_cost(store: Store, row: LedgerRow, filter_: Filter, relation: Relation) -> Cost:
     entry = entry_of(row)
     fresh = price(entry.event, orders=filter_.orders, relation=relation)
     pairs = [
@@ -103,7 +100,7 @@ def _verified_cost(store: Store, row: Row, filter_: Filter, relation: Relation) 
     return entry.cost
 
 
-def _verify_steps(store: Store, rows: list[Row]) -> None:
+def _verify_steps(store: Store, rows: list[LedgerRow]) -> None:
     plans = {row.id: row.steps for row in rows if row.kind == "plan"}
     taken = dict.fromkeys(plans, 0)
     for row in rows:

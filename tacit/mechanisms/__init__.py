@@ -1,8 +1,8 @@
-"""Mechanisms: each releases a noisy value and carries the event it implies.
+"""Mechanisms: objects that release a noisy value and state the event of that release.
 
-`mechanism.event` is what one call of `mechanism.release(value, rng)` does to the private data: pay
-for it first, then release. Noise is stated relative to what one record contributes when it is added
-or removed; `replace_factor` says how much more a replaced record can change.
+`mechanism.event` is the event of one call of `mechanism.release(value, rng)`: pay for it first,
+then release. Noise is stated relative to what one record contributes when it is added or removed;
+`replace_factor` is how many times more the value can change when a record is replaced.
 """
 
 from typing import Any, Protocol
@@ -13,27 +13,23 @@ from tacit.mechanisms.discrete import (
     DiscreteLaplaceMechanism,
     GridGaussianMechanism,
 )
+from tacit.mechanisms.exponential import ExponentialMechanism, PermuteAndFlip
 from tacit.mechanisms.gaussian import GaussianMechanism
 from tacit.mechanisms.laplace import LaplaceMechanism
+from tacit.mechanisms.noisy_max import GaussianNoisyMax, LaplaceNoisyMax
 from tacit.mechanisms.rng import Rng, SecureGenerator, Seed, Size, generator, secure_generator
-from tacit.mechanisms.selection import (
-    ExponentialMechanism,
-    GaussianNoisyMax,
-    LaplaceNoisyMax,
-    PermuteAndFlip,
-)
 
 
 class Mechanism(Protocol):
-    """What all mechanisms have in common; use it in annotations."""
+    """The interface common to all mechanisms, for annotations."""
 
     @property
     def event(self) -> Event:
-        """What one release does to the private data."""
+        """Event of one release, for the accountant."""
         ...
 
     def release(self, value: Any, /, rng: Seed = None) -> Any:  # Any: vectors in, index out, ...
-        """A noisy value; pay for `event` first."""
+        """Return a noisy value; pay for `event` first."""
         ...
 
 

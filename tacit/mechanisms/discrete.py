@@ -1,37 +1,46 @@
-"""Noise on a grid: mechanisms whose released bits cannot betray the private value.
+"""Discrete Gaussian and Laplace noise: mechanisms whose low bits reveal nothing about the value.
 
-Adding a floating-point sample to a floating-point value leaves traces of the value in the low bits
+A floating-point sample added to a floating-point value leaves traces of the value in the low bits
 of the sum (Mironov 2012; Haney et al. 2022, arXiv:2207.10635). Here value and noise are whole
-multiples of one step, their sum is exact, and every value can reach the same set of outputs.
+multiples of one step, their sum is exact, and every value has the same set of possible outputs.
 
 | mechanism | value | noise | event |
 |---|---|---|---|
 | `DiscreteGaussianMechanism` | whole numbers | discrete Gaussian, exact | `RenyiCurve` |
 | `DiscreteLaplaceMechanism` | whole numbers | discrete Laplace, exact | `PureDP` |
 | `GridGaussianMechanism` | real vector | normal rounded to a grid | `Gaussian` |
+
+The exact samplers follow Canonne, Kamath & Steinke 2020 (arXiv:2004.00010v5, section 5), whose
+Algorithms 1-3 reduce everything to events of probability exp(-gamma) with rational gamma. Here such
+an event is `U < exp(-gamma)` for a uniform U, of which only as many bits are drawn as the
+comparison needs. Almost always 53 bits and a double decide it, with a margin far above every
+rounding error; otherwise more bits and exact rational arithmetic do. So the law is exact, given
+uniform bits, at the speed of numpy.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
+from decimal import Decimal, localcontext
 from fractions import Fraction
+from typing import Any, cast
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from tacit._arrays import Flags, Floats, Indices
 from tacit._check import positive, whole
 from tacit.events import Gaussian, PureDP, RenyiCurve
-from tacit.mechanisms._exact import (
-    LARGEST_SCALE,
-    SMALLEST_SCALE,
-    discrete_gaussian,
-    discrete_laplace,
-)
-from tacit.mechanisms._vector import integer_array, real_array
-from tacit.mechanisms.rng import Seed, generator
+from tacit.mechanisms.gaussian import real_array
+from tacit.mechanisms.rng import Rng, Seed, generator
 
-Integers = NDArray[np.int64]
+_SMALLEST_SCALE, _LARGEST_SCALE = 2.0**-20, 2.0**45
+# Relative error allowed for a double exp(-gamma): gamma below 746 has a relative error of at most a
+# few ulps, so exp(-gamma) of 2^-40; the margin is a thousand times that.
+_MARGIN = 2.0**-30
+_UNDERFLOW = 1e-300
 
-# Orders of the Rényi curve: dense where epsilon is usually attained, any subset is valid.
+# Orders of the Rényi curve, dense where the smallest epsilon is usually found. Any subset is valid.
 ORDERS = (
     *(1 + k / 10 for k in range(1, 100)),
     *(float(k) for k in range(11, 64)),
@@ -41,13 +50,13 @@ ORDERS = (
 
 @dataclass(frozen=True)
 class DiscreteGaussianMechanism:
-    """Whole numbers plus discrete Gaussian noise, P(x) ~ exp(-x^2 / (2 noise_std^2)).
+    """Release of whole numbers plus discrete Gaussian noise, P(x) ~ exp(-x^2 / (2 noise_std^2)).
 
-    Guarantee: Rényi divergence of order a at most a / (2 noise_multiplier^2), as of the continuous
+    Guarantee: Rényi divergence of order a at most a / (2 noise_multiplier^2), as for the continuous
     Gaussian (Canonne, Kamath & Steinke 2020, arXiv:2004.00010v5, Theorem 14), provided one added or
-    removed record moves the vector by at most `l2_sensitivity`. The curve says nothing of replaced
-    records: for them, state the L2 change of a replacement as `l2_sensitivity` and set
-    `replace_factor=1`, which is then valid for every relation.
+    removed record moves the vector by at most `l2_sensitivity`. By default the curve does not cover
+    replaced records. To cover them, pass the largest L2 change of a replacement as `l2_sensitivity`
+    and `replace_factor=1`; the event is then valid for every relation.
 
     >>> DiscreteGaussianMechanism(3.0, l2_sensitivity=1.0).release([100, 0], rng=0).tolist()
     [104, -4]
@@ -66,18 +75,18 @@ class DiscreteGaussianMechanism:
 
     @property
     def noise_std(self) -> float:
-        """Parameter of the noise; its true standard deviation is slightly smaller."""
+        """Parameter of the noise law; the true standard deviation is slightly smaller."""
         # One ulp up, so that rounding of the product cannot lower the multiplier.
         return math.nextafter(self.noise_multiplier * self.l2_sensitivity, math.inf)
 
     @property
     def event(self) -> RenyiCurve:
-        """What one release does to the private data."""
+        """Event of one release, for the accountant."""
         rho = 1 / (2 * self.noise_multiplier**2) * (1 + 2.0**-50)  # rounding only over-charges
         return RenyiCurve(ORDERS, tuple(order * rho for order in ORDERS), self.replace_factor)
 
-    def release(self, value: ArrayLike, rng: Seed = None) -> Integers:
-        """`value` plus noise, in the shape of `value`; pay for `event` first."""
+    def release(self, value: ArrayLike, rng: Seed = None) -> Indices:
+        """Return `value` plus noise, in the shape of `value`; pay for `event` first."""
         exact = integer_array(value)
         noise = discrete_gaussian(Fraction(self.noise_std) ** 2, exact.size, generator(rng))
         return exact + noise.reshape(exact.shape)
@@ -85,14 +94,14 @@ class DiscreteGaussianMechanism:
 
 @dataclass(frozen=True)
 class DiscreteLaplaceMechanism:
-    """Whole numbers plus discrete Laplace noise, P(x) ~ exp(-|x| / noise_scale).
+    """Release of whole numbers plus discrete Laplace noise, P(x) ~ exp(-|x| / noise_scale).
 
     Guarantee: `epsilon`-DP, provided one added or removed record moves the vector by at most
-    `l1_sensitivity` in L1 norm: the log probability of each coordinate's noise is
-    1/noise_scale-Lipschitz, and epsilon = l1_sensitivity / noise_scale. Its event is `PureDP`, not
-    `Laplace`: on a grid the two extreme losses carry more mass (with sensitivity 1 they carry all
-    of it), so the continuous price would be too low. Also called the geometric mechanism (Ghosh,
-    Roughgarden & Sundararajan 2009).
+    `l1_sensitivity` in L1 norm: the log probability of the noise changes by at most 1 / noise_scale
+    per unit of each coordinate, and noise_scale >= l1_sensitivity / epsilon. The event is `PureDP`,
+    not `Laplace`: on a grid the two extreme privacy losses are more likely (with sensitivity 1 no
+    others occur), so the continuous price would be too low. Also called the geometric mechanism
+    (Ghosh, Roughgarden & Sundararajan 2009).
 
     >>> DiscreteLaplaceMechanism(0.5, l1_sensitivity=1.0).release([100, 0], rng=0).tolist()
     [97, -2]
@@ -111,18 +120,18 @@ class DiscreteLaplaceMechanism:
 
     @property
     def noise_scale(self) -> float:
-        """l1_sensitivity / epsilon, rounded up to 20 bits so that the exact sampler stays fast."""
+        """Scale l1_sensitivity / epsilon, rounded up to 20 bits to keep the exact sampler fast."""
         needed = Fraction(self.l1_sensitivity) / Fraction(self.epsilon)
         unit = Fraction(2) ** (math.frexp(needed)[1] - 20)
         return float(math.ceil(needed / unit) * unit)
 
     @property
     def event(self) -> PureDP:
-        """What one release does to the private data."""
+        """Event of one release, for the accountant."""
         return PureDP(self.epsilon, self.replace_factor)
 
-    def release(self, value: ArrayLike, rng: Seed = None) -> Integers:
-        """`value` plus noise, in the shape of `value`; pay for `event` first."""
+    def release(self, value: ArrayLike, rng: Seed = None) -> Indices:
+        """Return `value` plus noise, in the shape of `value`; pay for `event` first."""
         exact = integer_array(value)
         noise = discrete_laplace(Fraction(self.noise_scale), exact.size, generator(rng))
         return exact + noise.reshape(exact.shape)
@@ -130,20 +139,20 @@ class DiscreteLaplaceMechanism:
 
 @dataclass(frozen=True)
 class GridGaussianMechanism:
-    """A real vector of `dimension` coordinates, rounded to a grid, plus normal noise on that grid.
+    """Release of a real vector of `dimension` coordinates and normal noise, both on one grid.
 
-    Guarantee: `event`, the same as of `GaussianMechanism`. Rounding moves each of two neighboring
-    vectors by at most grid / 2 a coordinate, so they lie within l2_sensitivity + sqrt(dimension) *
-    grid afterwards, and `noise_std` is `noise_multiplier` times that. For x on the grid,
-    x + round(noise) = round(x + noise): the release is post-processing of the continuous mechanism.
-    Replaced records: replace_factor * l2_sensitivity + sqrt(dimension) * grid is at most
-    replace_factor times the above.
+    Guarantee: `event`, the same as that of `GaussianMechanism`. Rounding moves each of two
+    neighboring vectors by at most grid / 2 in each coordinate, so afterwards they are at most
+    l2_sensitivity + sqrt(dimension) * grid apart, and `noise_std` is `noise_multiplier` times that.
+    For x on the grid, x + round(noise) = round(x + noise), so the release is post-processing of the
+    continuous mechanism. For a replaced record the distance is at most replace_factor *
+    l2_sensitivity + sqrt(dimension) * grid, which is at most replace_factor times the above.
 
-    The sum is of whole numbers and exact, and the set of outputs does not depend on the value. The
-    noise itself is a rounded double, so its law (not its support) is exact only to a double's
-    precision; `DiscreteGaussianMechanism` has an exact law and a Rényi price.
+    The sum of whole multiples of the grid is exact, and the set of possible outputs does not depend
+    on the value. The probabilities are exact only to double precision, because the noise is a
+    rounded double; `DiscreteGaussianMechanism` has an exact law and a Rényi price.
 
-    `grid` is the largest power of two that raises the noise by less than a millionth.
+    `grid` is the largest power of two that raises the noise by at most a millionth.
 
     >>> mean = GridGaussianMechanism(1.0, l2_sensitivity=2.0, dimension=4)
     >>> mean.grid == 2.0**-20, mean.event.noise_multiplier
@@ -174,30 +183,144 @@ class GridGaussianMechanism:
 
     @property
     def noise_std(self) -> float:
-        """Standard deviation of the noise in the units of the value."""
+        """Standard deviation of the noise, in the units of the value."""
         rounded_sensitivity = self.l2_sensitivity + math.sqrt(self.dimension) * self.grid
         return self.noise_multiplier * rounded_sensitivity
 
     @property
     def event(self) -> Gaussian:
-        """What one release does to the private data."""
+        """Event of one release, for the accountant."""
         return Gaussian(self.noise_multiplier, self.replace_factor)
 
-    def release(self, value: ArrayLike, rng: Seed = None) -> NDArray[np.float64]:
-        """`value` rounded plus noise, in the shape of `value`; pay for `event` first."""
+    def release(self, value: ArrayLike, rng: Seed = None) -> Floats:
+        """Return rounded `value` plus noise, in the shape of `value`; pay for `event` first."""
         exact = real_array(value)
         if exact.size != self.dimension:
             raise ValueError(f"value must have {self.dimension} coordinates, got {exact.size}.")
-        # Clipping moves no two values apart, and keeps value and noise below 2^53 steps together.
+        # Clipping never increases a distance, and it keeps value plus noise below 2^53 steps.
         with np.errstate(over="ignore"):
             steps = np.rint(np.clip(exact / self.grid, -(2.0**52), 2.0**52))
         noise = np.rint(generator(rng).normal(0.0, self.noise_std / self.grid, exact.shape))
         return (steps + noise) * self.grid
 
 
+def discrete_laplace(scale: Fraction, size: int, rng: Rng) -> Indices:
+    """Return `size` draws with P(x) proportional to exp(-|x| / scale) (Algorithm 2)."""
+    return _draw_until_full(size, lambda n: _propose_laplace(scale, n, rng))
+
+
+def discrete_gaussian(variance: Fraction, size: int, rng: Rng) -> Indices:
+    """Return `size` draws with P(x) proportional to exp(-x^2 / (2 variance)) (Algorithm 3)."""
+    floor_std = math.isqrt(variance.numerator // variance.denominator)
+    t = floor_std + 1
+    center, double = float(variance / t), float(2 * variance)
+
+    def propose(n: int) -> Indices:
+        noise = _propose_laplace(Fraction(t), n, rng)
+        gamma = (np.abs(noise) - center) ** 2 / double
+
+        def exact_gamma(i: int) -> Fraction:
+            return (abs(int(noise[i])) - variance / t) ** 2 / (2 * variance)
+
+        return noise[bernoulli_exp(gamma, exact_gamma, rng)]
+
+    return _draw_until_full(size, propose)
+
+
+def bernoulli_exp(gamma: Floats, exact_gamma: Callable[[int], Fraction], rng: Rng) -> Flags:
+    """Return independent flags, each True with probability exactly exp(-gamma).
+
+    `gamma[i]` is `exact_gamma(i)` rounded to a double. U lies in [u, u + 1) / 2^53, and this
+    interval is compared with one that contains exp(-gamma).
+    """
+    u = rng.integers(0, 2**53, size=gamma.size)
+    probability = np.exp(-gamma)
+    below = (u + 1) * 2.0**-53 <= probability * (1 - _MARGIN)
+    below &= probability > _UNDERFLOW
+    above = u * 2.0**-53 >= np.maximum(probability * (1 + _MARGIN), _UNDERFLOW)
+    for i in np.flatnonzero(~(below | above)):
+        below[i] = _is_below_exp(int(u[i]), 53, exact_gamma(int(i)), rng)
+    return below
+
+
+def integer_array(value: ArrayLike) -> Indices:
+    """Return the private `value` as int64, clipped to +-2^61 so that added noise cannot overflow.
+
+    Clipping never increases a distance, so it raises no sensitivity. It raises no error either,
+    because whether it happened is private.
+    """
+    array = np.asarray(value)
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"value must be whole numbers, got dtype {array.dtype}.")
+    if array.dtype.kind == "u":
+        array = np.minimum(array, array.dtype.type(min(2**61, np.iinfo(array.dtype).max)))
+    return np.clip(array.astype(np.int64), -(2**61), 2**61)
+
+
+def _is_below_exp(u: int, bits: int, gamma: Fraction, rng: Rng) -> bool:
+    """Return True if a uniform whose first `bits` bits are `u` is below exp(-gamma).
+
+    Draws more bits of the uniform until the comparison is decided.
+    """
+    while True:
+        low, high = _exp_bounds(gamma, bits)
+        if Fraction(u + 1, 2**bits) <= low:
+            return True
+        if Fraction(u, 2**bits) >= high:
+            return False
+        u = (u << 32) | int(cast("Any", rng.integers(0, 2**32)))  # Any: a scalar, annotated badly
+        bits += 32
+
+
+def _exp_bounds(gamma: Fraction, bits: int) -> tuple[Fraction, Fraction]:
+    """Return rational bounds below and above exp(-gamma), less than 2^-bits apart."""
+    if gamma > 2**17:  # below 2^-180000: zero for every practical number of bits
+        return Fraction(0), Fraction(1, 2**180_000)
+    digits = bits // 3 + 30
+    with localcontext() as context:
+        context.prec = digits
+        # The quotient and `exp` are correctly rounded: relative error below (1 + gamma) 10^-digits,
+        # which is far below 10^(8 - digits) because gamma <= 2^17.
+        value = Fraction((-Decimal(gamma.numerator) / Decimal(gamma.denominator)).exp())
+    slack = Fraction(1, 10 ** (digits - 8))
+    return value * (1 - slack), value * (1 + slack)
+
+
+def _propose_laplace(scale: Fraction, n: int, rng: Rng) -> Indices:
+    """Return those of `n` proposed discrete Laplace draws that Algorithm 2 does not reject."""
+    t, s = scale.numerator, scale.denominator
+    remainder: Indices = rng.integers(0, t, size=n)
+    kept = bernoulli_exp(remainder / t, lambda i: Fraction(int(remainder[i]), t), rng)
+    remainder = remainder[kept]
+    magnitude = (remainder + t * _geometric(remainder.size, rng)) // s
+    negative = rng.integers(0, 2, size=magnitude.size).astype(bool)
+    twice_zero = negative & (magnitude == 0)  # zero would otherwise count with both signs
+    return np.where(negative, -magnitude, magnitude)[~twice_zero]
+
+
+def _geometric(size: int, rng: Rng) -> Indices:
+    """Return `size` counts of consecutive successes of probability 1/e before the first failure."""
+    runs = np.zeros(size, np.int64)
+    alive = np.arange(size)
+    while alive.size:
+        alive = alive[bernoulli_exp(np.ones(alive.size), lambda _: Fraction(1), rng)]
+        runs[alive] += 1
+    return runs
+
+
+def _draw_until_full(size: int, propose: Callable[[int], Indices]) -> Indices:
+    parts: list[Indices] = []
+    missing = size
+    while missing > 0:
+        part = propose(2 * missing + 8)[:missing]
+        parts.append(part)
+        missing -= part.size
+    return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+
+
 def _within_reach(**named: float) -> None:
     ((name, value),) = named.items()
-    if not SMALLEST_SCALE <= value <= LARGEST_SCALE:
+    if not _SMALLEST_SCALE <= value <= _LARGEST_SCALE:
         raise ValueError(
             f"{name} must be within 2**-20 and 2**45, got {value:g}. Rescale the value."
         )

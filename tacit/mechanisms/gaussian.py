@@ -3,11 +3,11 @@
 from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from tacit._arrays import Floats
 from tacit._check import positive
 from tacit.events import Gaussian
-from tacit.mechanisms._vector import real_array
 from tacit.mechanisms.rng import Seed, generator
 
 
@@ -17,8 +17,8 @@ class GaussianMechanism:
 
     Guarantee: `event`, provided that adding or removing one record moves the vector by at most
     `l2_sensitivity` in L2 norm, and replacing one by at most `replace_factor` times that. The price
-    is that of exact real arithmetic; `tacit.mechanisms.GridGaussianMechanism` has the same event
-    and closes the floating-point channel.
+    assumes exact real arithmetic. `tacit.mechanisms.GridGaussianMechanism` has the same event, and
+    its floating-point output reveals nothing more.
 
     >>> count = GaussianMechanism(2.0, l2_sensitivity=1.0)
     >>> count.noise_std, count.event
@@ -39,16 +39,32 @@ class GaussianMechanism:
 
     @property
     def noise_std(self) -> float:
-        """Standard deviation of the noise in the units of the value."""
+        """Standard deviation of the noise, in the units of the value."""
         return self.noise_multiplier * self.l2_sensitivity
 
     @property
     def event(self) -> Gaussian:
-        """What one release does to the private data."""
+        """Event of one release, for the accountant."""
         return Gaussian(self.noise_multiplier, self.replace_factor)
 
-    def release(self, value: ArrayLike, rng: Seed = None) -> NDArray[np.float64]:
-        """`value` plus noise, in the shape of `value`; pay for `event` first."""
+    def release(self, value: ArrayLike, rng: Seed = None) -> Floats:
+        """Return `value` plus noise, in the shape of `value`; pay for `event` first."""
         exact = real_array(value)
         # The L2 change of one record is <= l2_sensitivity = noise_std / noise_multiplier.
         return exact + generator(rng).normal(0.0, self.noise_std, exact.shape)
+
+
+def real_array(value: ArrayLike, *, ndim: int | None = None) -> Floats:
+    """Return the private `value` as finite float64, or raise without quoting any number of it.
+
+    Shape, type and finiteness are public schema, so they may be checked.
+    """
+    array = np.asarray(value)
+    if array.dtype.kind not in "fiu":
+        raise TypeError(f"value must be real numbers, got dtype {array.dtype}.")
+    if ndim is not None and array.ndim != ndim:
+        raise ValueError(f"value must have {ndim} dimension(s), got {array.ndim}.")
+    array = array.astype(np.float64)
+    if not np.isfinite(array).all():
+        raise ValueError("value must be finite. Clip or fill other values before the release.")
+    return array

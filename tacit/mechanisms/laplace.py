@@ -2,12 +2,12 @@
 
 from dataclasses import KW_ONLY, dataclass
 
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from tacit._arrays import Floats
 from tacit._check import positive
 from tacit.events import Laplace
-from tacit.mechanisms._vector import real_array
+from tacit.mechanisms.gaussian import real_array
 from tacit.mechanisms.rng import Seed, generator
 
 
@@ -35,17 +35,17 @@ class LaplaceMechanism:
 
     @property
     def noise_scale(self) -> float:
-        """Mean absolute size of the noise in the units of the value."""
+        """Scale of the noise, which is its mean absolute value, in the units of the value."""
         return self.noise_multiplier * self.l1_sensitivity
 
     @property
     def event(self) -> Laplace:
-        """What one release does to the private data."""
+        """Event of one release, for the accountant."""
         return Laplace(self.noise_multiplier, self.replace_factor)
 
-    def release(self, value: ArrayLike, rng: Seed = None) -> NDArray[np.float64]:
-        """`value` plus noise, in the shape of `value`; pay for `event` first."""
+    def release(self, value: ArrayLike, rng: Seed = None) -> Floats:
+        """Return `value` plus noise, in the shape of `value`; pay for `event` first."""
         exact = real_array(value)
-        # One record changes the sum of |coordinates| by <= noise_scale / noise_multiplier, and the
-        # log density of the noise is 1/noise_scale-Lipschitz in each coordinate.
+        # One record moves the vector by at most noise_scale / noise_multiplier in L1 norm, and the
+        # log density of the noise changes by at most 1 / noise_scale per unit of each coordinate.
         return exact + generator(rng).laplace(0.0, self.noise_scale, exact.shape)

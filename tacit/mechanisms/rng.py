@@ -1,66 +1,69 @@
-"""Where noise comes from: a fast generator with a fresh seed, or a cryptographic one.
+"""Random number generators for noise: a fast one with a fresh seed, or a cryptographic one.
 
-`generator` is what every mechanism calls on its `rng` argument. numpy's generators are fast and
-statistically sound, but none is cryptographic: who sees enough raw outputs of PCG64 can predict the
-rest. `secure_generator` draws every bit from the operating system's cryptographic source instead,
-at about a third of the speed. Neither closes the *floating-point* channel of continuous noise
-(Mironov 2012, doi:10.1145/2382196.2382264): `tacit.mechanisms.discrete` does.
+Every mechanism passes its `rng` argument to `generator`. numpy's generators are fast and
+statistically sound, but not cryptographic: anyone who sees enough raw outputs of PCG64 can predict
+the rest. `secure_generator` draws every bit from the operating system's cryptographic source, at
+about a third of the speed. With either, the low bits of continuous noise in *floating point* can
+reveal the value (Mironov 2012, doi:10.1145/2382196.2382264); `tacit.mechanisms.discrete` has
+mechanisms without this weakness.
 """
 
 import os
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtri
+from scipy.special import ndtri  # pyright: ignore[reportMissingTypeStubs]  # scipy has none
+
+from tacit._arrays import Floats, Indices
 
 Size: TypeAlias = int | Sequence[int] | None
-Floats: TypeAlias = NDArray[np.float64]
 
 
 class SecureGenerator:
-    """The methods of `numpy.random.Generator` that mechanisms use, on the system's secure bits.
+    """A generator that draws from the system's cryptographic source of random bits.
 
-    Nothing is buffered between calls, so a forked process cannot repeat its parent's noise.
-    Continuous laws are inverse distribution functions of a 63-bit uniform and a sign bit; what they
-    leave out has probability below 2^-63.
+    It has those methods of `numpy.random.Generator` that mechanisms use. Nothing is buffered
+    between calls, so a forked process cannot repeat its parent's noise. Continuous laws apply the
+    inverse distribution function to a 63-bit uniform and a sign bit; outcomes that cannot be
+    reached this way have probability below 2^-63.
     """
 
     def random(self, size: Size = None) -> Floats:
-        """Uniform in [0, 1), multiples of 2^-53."""
+        """Draw uniformly from the multiples of 2^-53 in [0, 1)."""
         return (self._words(size) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
-    def integers(self, low: int, high: int, size: Size = None) -> NDArray[np.int64]:
-        """Uniform on the whole numbers in [low, high), exactly."""
+    def integers(self, low: int, high: int, size: Size = None) -> Indices:
+        """Draw exactly uniformly from the whole numbers in [low, high)."""
         span = high - low
         if not 0 < span < 2**63:
             raise ValueError(f"high must be above low by less than 2**63, got {low} and {high}.")
         words = self._words(size)
         flat = words.reshape(-1)
-        # The last, incomplete run of `span` among the 2^64 words would favor small remainders.
+        # 2^64 is no multiple of `span` in general: without the cut, small remainders are likelier.
         limit = np.uint64(2**64 - 1 - 2**64 % span)
         while (late := flat > limit).any():
             flat[late] = self._words(int(late.sum()))
         return (words % np.uint64(span)).astype(np.int64) + low
 
     def normal(self, loc: float = 0.0, scale: float = 1.0, size: Size = None) -> Floats:
-        """Normal with mean `loc` and standard deviation `scale`."""
+        """Draw from the normal law with mean `loc` and standard deviation `scale`."""
         sign, uniform = self._sign_and_uniform(size)
         return loc - scale * sign * ndtri(uniform / 2)
 
     def laplace(self, loc: float = 0.0, scale: float = 1.0, size: Size = None) -> Floats:
-        """Laplace with mean `loc` and scale `scale`."""
+        """Draw from the Laplace law with mean `loc` and scale `scale`."""
         sign, uniform = self._sign_and_uniform(size)
         return loc - scale * sign * np.log(uniform)
 
     def exponential(self, scale: float = 1.0, size: Size = None) -> Floats:
-        """Exponential with mean `scale`."""
+        """Draw from the exponential law with mean `scale`."""
         return -scale * np.log(self._sign_and_uniform(size)[1])
 
     def gumbel(self, loc: float = 0.0, scale: float = 1.0, size: Size = None) -> Floats:
-        """Gumbel (maximum) with location `loc` and scale `scale`."""
-        # log1p keeps full resolution where the exponential is small: Gumbel's heavy upper tail.
+        """Draw from the Gumbel law (of maxima) with location `loc` and scale `scale`."""
+        # log1p keeps full precision for small uniforms, which give the heavy upper tail.
         uniform = np.minimum(self._sign_and_uniform(size)[1], 1 - 2.0**-53)
         return loc - scale * np.log(-np.log1p(-uniform))
 
@@ -70,7 +73,7 @@ class SecureGenerator:
         return words.reshape(shape).copy()
 
     def _sign_and_uniform(self, size: Size) -> tuple[Floats, Floats]:
-        """A fair sign, and independently the middle of one of 2^63 cells of (0, 1]."""
+        """Draw a fair sign and, independently, the middle of one of 2^63 cells of (0, 1]."""
         words = self._words(size)
         sign = 1.0 - 2.0 * (words & np.uint64(1)).astype(np.float64)
         return sign, ((words >> np.uint64(1)).astype(np.float64) + 0.5) * 2.0**-63
@@ -81,9 +84,9 @@ Seed: TypeAlias = Rng | int | None
 
 
 def generator(rng: Seed = None) -> Rng:
-    """The generator that `rng` stands for: fresh entropy for None, seeded for an int, else itself.
+    """Return a generator with fresh entropy for None, with a seed for an int, or `rng` itself.
 
-    A seed makes noise reproducible and so removable by anyone who knows it: for tests only.
+    Use a seed for tests only: anyone who knows it can reproduce the noise and so remove it.
 
     >>> float(generator(7).normal()) == float(generator(7).normal())
     True
@@ -94,7 +97,7 @@ def generator(rng: Seed = None) -> Rng:
         return rng
     if rng is None:
         return np.random.default_rng()
-    if isinstance(rng, bool) or not isinstance(rng, int | np.integer):
+    if isinstance(rng, bool) or not isinstance(cast("object", rng), int | np.integer):
         raise TypeError(
             f"rng must be None, an int or a numpy Generator, got {type(rng).__name__}. "
             "None draws fresh entropy from the system."
@@ -105,7 +108,7 @@ def generator(rng: Seed = None) -> Rng:
 
 
 def secure_generator() -> SecureGenerator:
-    """A generator whose every bit comes from the operating system's cryptographic source.
+    """Return a generator that takes every bit from the system's cryptographic source.
 
     >>> secure_generator().normal(size=3).shape
     (3,)

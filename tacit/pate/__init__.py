@@ -1,9 +1,10 @@
-"""PATE: teachers on disjoint private parts vote on public inputs, a student learns noisy labels.
+"""PATE: teachers on disjoint private parts vote on public inputs; a student learns noisy labels.
 
-`PATEClassifier` does it in one call. Piece by piece: `train_teachers` (anything with fit and
-predict) or `train_stacked_teachers` (hundreds of small torch models at once), `count_votes`, then
-one of `LaplaceMax`, `GNMax`, `ConfidentGNMax`, `InteractiveGNMax`, whose `.answer` pays the ledger
-and releases labels. Papernot et al. 2017 (arXiv:1610.05755) and 2018 (arXiv:1802.08908).
+`PATEClassifier` does everything in one call. The steps are also available one by one:
+`train_teachers` (any classifier with fit and predict) or `train_stacked_teachers` (hundreds of
+small torch models at once), `count_votes`, then one of `LaplaceMax`, `GNMax`, `ConfidentGNMax`,
+`InteractiveGNMax`, whose `.answer` pays the ledger and releases labels. Papernot et al. 2017
+(arXiv:1610.05755) and 2018 (arXiv:1802.08908).
 
 >>> from tacit import Budget, Ledger
 >>> ledger = Ledger(budget=Budget(epsilon=1.0, delta=1e-5))
@@ -14,28 +15,26 @@ and releases labels. Papernot et al. 2017 (arXiv:1610.05755) and 2018 (arXiv:180
 array([ 0, -1])
 """
 
-from tacit.pate.aggregate import (
-    NO_ANSWER,
-    ConfidentGNMax,
-    GNMax,
-    LaplaceMax,
-)
-from tacit.pate.analysis import PrivateCurve
-from tacit.pate.images import character_features
-from tacit.pate.interactive import InteractiveGNMax
+from tacit.pate.character_features import character_features
+from tacit.pate.classifier import OverlapWarning, PATEClassifier
+from tacit.pate.gnmax import ConfidentGNMax, GNMax, InteractiveGNMax
 from tacit.pate.journal import Journal
-from tacit.pate.kernel import KernelTeacher
-from tacit.pate.run import Aggregator, OverlapWarning, PATEClassifier
-from tacit.pate.sanitize import SanitizedCost, Sanitizer, publish_cost
+from tacit.pate.laplace_max import LaplaceMax
+from tacit.pate.smooth_sensitivity import SanitizedCost, Sanitizer, publish_cost
 from tacit.pate.student import SpreadStudent, spread_queries
-from tacit.pate.torch_teachers import (
+from tacit.pate.teachers import (
+    KernelTeacher,
+    Progress,
     Stacked,
     StackedTeachers,
     TeacherTraining,
     TorchTeacher,
+    partition,
     train_stacked_teachers,
+    train_teachers,
 )
-from tacit.pate.votes import Progress, TeacherError, count_votes, partition, train_teachers
+from tacit.pate.vote_analysis import PrivateCurve
+from tacit.pate.votes import NO_ANSWER, Aggregator, TeacherError, count_votes
 
 __all__ = [
     "NO_ANSWER",

@@ -1,9 +1,9 @@
-"""Answers already released by a run, on disk, so that a killed run does not answer twice.
+"""Journal of the answers that a run has released, so that a killed run does not answer twice.
 
-A run pays, draws the noise, writes the answers here, and only then hands them on. After a kill the
-journal says which queries are answered: they are neither paid for nor answered again. A payment
-whose answers were not written is lost, so a kill costs at most one block of queries too much, never
-too little. Everything in the file has been paid for and may be published.
+A run pays, draws the noise, writes the answers to the journal, and only then returns them. After a
+kill the journal lists the queries that were answered; they are neither paid for nor answered again.
+A payment whose answers were not written is lost. A kill can therefore cost up to one block of
+queries too much, and never too little. Everything in the file has been paid for and is public.
 """
 
 import json
@@ -23,10 +23,11 @@ _KIND = "tacit-pate-answers"
 
 
 class Journal:
-    """The answers of one run: a text file of JSON lines, only ever appended to.
+    """The answers of one run: a text file of JSON lines that is only appended to.
 
-    Opened with the public settings of the run; a file written under other settings is refused.
-    `ledger` must be the one that paid for the answers in the file. One process at a time.
+    It is opened with the public settings of the run, and refuses a file written under other
+    settings. `ledger` must be the one that paid for the answers in the file. Only one process may
+    use the file at a time.
     """
 
     def __init__(self, path: str | Path, *, settings: dict[str, Any], ledger: Ledger) -> None:
@@ -52,11 +53,11 @@ class Journal:
 
     @property
     def n_answered(self) -> int:
-        """How many queries have a label; the others in here were refused."""
+        """Number of queries in the journal that have a label; the others were refused."""
         return sum(label >= 0 for label in self._labels.values())
 
     def record(self, queries: Sequence[int], labels: Sequence[int]) -> None:
-        """Write answers that have been paid for; returns when they are on disk."""
+        """Write answers that have been paid for, and return when they are on disk."""
         pairs = [(int(query), int(label)) for query, label in zip(queries, labels, strict=True)]
         if any(query in self._labels for query, _ in pairs):
             raise AssertionError("a query was answered twice")
@@ -64,23 +65,23 @@ class Journal:
         self._labels.update(pairs)
 
     def published(self, what: str) -> dict[str, float] | None:
-        """Numbers that were released under the name `what`, if they were."""
+        """Return the numbers that were released under the name `what`, or None."""
         return self._published.get(what)
 
     def n_published(self, part: str) -> int:
-        """How many names of what was published contain `part`."""
+        """Return how many publications have `part` in their name."""
         return sum(part in what for what in self._published)
 
     def publish(self, what: str, numbers: dict[str, float]) -> None:
-        """Write numbers that have been paid for; returns when they are on disk."""
+        """Write numbers that have been paid for, and return when they are on disk."""
         self._append({"published": what, "numbers": numbers})
         self._published[what] = numbers
 
     def fresh(self, rng: Rng) -> Rng:
-        """`rng`, or, if answers are here already, one whose noise none of them was given.
+        """Return `rng`, or a new generator derived from it if the journal already holds answers.
 
-        A resumed run with a seed would otherwise draw again the noise of its first answers: two
-        answers of equal noise say more than two payments cover.
+        A resumed run with a seed would otherwise draw the noise of its first answers again, and two
+        answers with equal noise reveal more than two payments cover.
         """
         if not self._labels or not isinstance(rng, np.random.Generator):
             return rng
@@ -104,7 +105,7 @@ class Journal:
                 self._labels.update({int(query): int(label) for query, label in line["answers"]})
         except (ValueError, KeyError, TypeError):
             raise LedgerError(
-                f"{self._path.name} is not a journal of answers, or damaged."
+                f"{self._path.name} is not a journal of answers, or is damaged."
             ) from None
         if kind != _KIND or written != json.loads(json.dumps(settings)):
             raise LedgerError(
@@ -116,11 +117,11 @@ class Journal:
                 f"the ledger holds no payment for the answers in {self._path.name}. "
                 "Resume with the ledger that paid for them."
             )
-        if torn:  # killed inside a write: never handed on, so dropped; its payment is lost
+        if torn:  # killed during a write: the answers were not returned, so the line is dropped
             os.truncate(self._path, len(content) - len(torn))
 
 
 def _is_torn_head(content: bytes) -> bool:
-    """Whether a run was killed before its first line was whole: it has paid for nothing yet."""
+    """Return whether a run was killed before it wrote its first line; it has paid for nothing."""
     head = json.dumps({"kind": _KIND})[:-1].encode()
     return b"\n" not in content and (head.startswith(content) or content.startswith(head))

@@ -1,11 +1,13 @@
-"""A student that learns from few labels and many unlabeled public inputs, and what to ask for it.
+"""A student that learns from few labels and many unlabeled public inputs; choice of its queries.
 
-Everything here works on public inputs and released labels, so it costs no privacy: it is
-post-processing. Two halves: labels spread along a graph of nearest neighbors to all public inputs,
-then a kernel ridge classifier learns the spread labels, so that new inputs can be classified.
+Everything here uses public inputs and released labels only. It is post-processing and costs no
+privacy. The student learns in two stages: labels spread along a graph of nearest neighbors to all
+public inputs, then a kernel ridge classifier is trained on the spread labels, so that it can
+classify new inputs.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,48 +15,41 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.linalg import solve
 from scipy.sparse import csr_matrix, diags_array
 
+from tacit._arrays import Indices
 from tacit._check import in_open_unit, positive, whole
 from tacit.mechanisms import Seed, generator
-from tacit.pate.kernel import Floats, as_rows, gamma_of, kernel, squared_distances
-from tacit.pate.votes import Labels, check_finite
+from tacit.pate.teachers import Rows, as_rows, kernel, kernel_gamma, squared_distances
+from tacit.pate.votes import check_finite
 
 _CHUNK = 1000  # rows of a distance matrix held at once
 
 
+@dataclass(kw_only=True, eq=False)
 class SpreadStudent:
     """Classifier for inputs of which few are labeled; -1 (`NO_ANSWER`) marks the others.
 
     Label spreading (Zhou et al. 2004) on a graph of `n_neighbors` with local scaling
-    (Zelnik-Manor & Perona 2004), columns scaled to equal mass (Zhu et al. 2003). A label that all
-    the others together outvote at its own place is dropped first, since noise may have made it.
+    (Zelnik-Manor & Perona 2004), columns scaled to equal mass (Zhu et al. 2003). A label that the
+    other labels together outvote at its own input is dropped first, because it may come from noise.
     Then kernel ridge regression on `n_landmarks` random inputs, with a Gaussian kernel of
     `width` times the median distance.
 
-    `spread` in (0, 1) is the share of its weight that a label passes on at each step, so that it
-    travels about 1 / (1 - spread) steps; default inputs / 90 steps, between 10 and 100.
+    `spread` in (0, 1) is the share of its weight that a label passes on at each step, so a label
+    travels about 1 / (1 - spread) steps. By default it travels inputs / 90 steps, at least 10 and
+    at most 100.
 
-    Use features in which near means alike: distances are taken as they are.
+    Use features in which similar inputs are near each other: distances are not rescaled.
     """
 
-    def __init__(
-        self,
-        *,
-        n_neighbors: int = 7,
-        spread: float | None = None,
-        n_landmarks: int = 2000,
-        width: float = 0.7,
-        ridge: float = 0.1,
-        seed: int = 0,
-    ) -> None:
-        self.n_neighbors = n_neighbors
-        self.spread = spread
-        self.n_landmarks = n_landmarks
-        self.width = width
-        self.ridge = ridge
-        self.seed = seed
+    n_neighbors: int = 7
+    spread: float | None = None
+    n_landmarks: int = 2000
+    width: float = 0.7
+    ridge: float = 0.1
+    seed: int = 0
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> "SpreadStudent":
-        """Learn from all rows of `X`; `y` holds class numbers, -1 where unknown."""
+        """Train on all rows of `X`; `y` holds class numbers, -1 where unknown."""
         rows, labels = _public(X), np.asarray(y)
         if labels.shape != (len(rows),):
             raise ValueError(f"y must hold one label for each of {len(rows)} inputs.")
@@ -68,8 +63,8 @@ class SpreadStudent:
         self._fit_ridge(rows[reached], self.spread_labels_[reached])
         return self
 
-    def decision_function(self, X: ArrayLike) -> Floats:
-        """Score of each class for each input: (inputs, classes)."""
+    def decision_function(self, X: ArrayLike) -> Rows:
+        """Return the score of each class for each input: (inputs, classes)."""
         rows = _public(X)
         parts = [
             kernel(rows[i : i + _CHUNK], self._landmarks, self._gamma) @ self._weights
@@ -77,17 +72,17 @@ class SpreadStudent:
         ]
         return np.concatenate(parts) if parts else np.empty((0, len(self.classes_)), np.float32)
 
-    def predict(self, X: ArrayLike) -> Labels:
-        """Class of each input."""
+    def predict(self, X: ArrayLike) -> Indices:
+        """Return the class of each input."""
         return self.classes_[self.decision_function(X).argmax(axis=1)]
 
-    def predict_proba(self, X: ArrayLike) -> Floats:
-        """Scores clipped to [0, 1] and scaled to add up to 1: a rough, uncalibrated confidence."""
+    def predict_proba(self, X: ArrayLike) -> Rows:
+        """Return scores clipped to [0, 1] and scaled to add up to 1: an uncalibrated confidence."""
         scores = np.clip(self.decision_function(X), 1e-3, 1.0)
         return scores / scores.sum(axis=1, keepdims=True)
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
-        """What `predict` needs, to be saved; follows from released labels and public inputs."""
+        """Return the arrays that `predict` needs, for saving; all are public."""
         return {
             "classes": self.classes_,
             "landmarks": self._landmarks,
@@ -97,38 +92,39 @@ class SpreadStudent:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> "SpreadStudent":
-        """The fitted student that `to_arrays` described."""
+        """Return the fitted student whose `to_arrays` returned `arrays`."""
         student = cls()
         student.classes_ = np.asarray(arrays["classes"])
-        student._landmarks, student._weights = arrays["landmarks"], arrays["weights"]
+        student._landmarks = arrays["landmarks"]
+        student._weights = arrays["weights"]
         student._gamma = float(arrays["gamma"])
         return student
 
-    def _spread_labels(self, rows: Floats, known: NDArray[Any], onehot: Floats) -> Labels:
-        """Class index for every input; -1 where no label arrives."""
+    def _spread_labels(self, rows: Rows, known: NDArray[Any], onehot: Rows) -> Indices:
+        """Return a class index for every input; -1 where no label arrives."""
         spread = 1 - 1 / np.clip(len(rows) / 90, 10, 100) if self.spread is None else self.spread
         in_open_unit(spread=spread)
         graph = _neighbor_graph(rows, whole(n_neighbors=self.n_neighbors, least=1))
-        reach = _diffuse(
-            graph, len(rows), known, spread
-        )  # (inputs, labels): label's weight at an input
-        # The weight of all other labels at a label's own place decides whether it is believed.
+        reach = _diffuse(graph, len(rows), known, spread)  # (inputs, labels)
+        # The weight of the other labels at a label's own input decides whether it is believed.
         others = reach[known].copy()
         np.fill_diagonal(others, 0.0)
         rival = (others @ onehot / np.maximum(onehot.sum(axis=0), 1)).argmax(axis=1)
         has_rival = others.sum(axis=1) > 0
-        believed = ~has_rival | (rival == onehot.argmax(axis=1)) | _is_last_of_its_class(onehot)
+        own = onehot.argmax(axis=1)
+        is_last_of_class = onehot.sum(axis=0)[own] == 1
+        believed = ~has_rival | (rival == own) | is_last_of_class
         scores = reach[:, believed] @ onehot[believed]
         chosen = (scores / np.maximum(scores.sum(axis=0), 1e-30)).argmax(axis=1)
         return np.where(scores.sum(axis=1) > 0, chosen, -1)
 
-    def _fit_ridge(self, rows: Floats, index: Labels) -> None:
+    def _fit_ridge(self, rows: Rows, index: Indices) -> None:
         positive(ridge=self.ridge)
         random = np.random.default_rng(self.seed)
         size = min(whole(n_landmarks=self.n_landmarks, least=1), len(rows))
         self._landmarks = rows[random.choice(len(rows), size, replace=False)]
         sample = rows[random.choice(len(rows), min(500, len(rows)), replace=False)]
-        self._gamma = gamma_of(sample, self._landmarks, self.width)
+        self._gamma = kernel_gamma(sample, self._landmarks, self.width)
         inner = self.ridge * kernel(self._landmarks, self._landmarks, self._gamma).astype(float)
         moment = np.zeros((size, len(self.classes_)))
         target = np.eye(len(self.classes_))[index]
@@ -140,11 +136,11 @@ class SpreadStudent:
         self._weights = solve(inner, moment, assume_a="pos").astype(np.float32)
 
 
-def spread_queries(X_public: ArrayLike, n_queries: int, *, rng: Seed = None) -> NDArray[np.int64]:
-    """Numbers of `n_queries` different public inputs that cover all of them well.
+def spread_queries(X_public: ArrayLike, n_queries: int, *, rng: Seed = None) -> Indices:
+    """Return the numbers of `n_queries` different public inputs that cover all of them well.
 
-    The input nearest to the center of each k-means cluster: typical ones, on which teachers agree,
-    and which speak for many others. Reads public inputs alone.
+    They are the inputs nearest to the centers of k-means clusters: typical inputs, on which
+    teachers agree and which represent many others. Only public inputs are read.
     """
     from sklearn.cluster import KMeans
 
@@ -161,25 +157,25 @@ def spread_queries(X_public: ArrayLike, n_queries: int, *, rng: Seed = None) -> 
     order = np.lexsort((distance, cluster))
     _, first = np.unique(cluster[order], return_index=True)
     chosen = order[first]
-    missing = n_queries - len(chosen)  # fewer clusters than asked for if inputs repeat
+    missing = n_queries - len(chosen)  # some clusters are empty if inputs repeat
     rest = np.setdiff1d(np.arange(len(rows)), chosen)[:missing]
     return np.concatenate([chosen, rest])
 
 
-def _public(X: ArrayLike) -> Floats:
+def _public(X: ArrayLike) -> Rows:
     check_finite(X, "X_public")
     return as_rows(X)
 
 
-def _neighbor_graph(rows: Floats, n_neighbors: int) -> csr_matrix:
-    """Symmetric graph of nearest neighbors, normalized by the root of both degrees."""
+def _neighbor_graph(rows: Rows, n_neighbors: int) -> csr_matrix:
+    """Return the symmetric graph of nearest neighbors, divided by the roots of both degrees."""
     size = len(rows)
     k = min(n_neighbors, size - 1)
     near, far = np.empty((size, k + 1), np.int64), np.empty((size, k + 1), np.float32)
     for start in range(0, size, _CHUNK):
         squares = squared_distances(rows[start : start + _CHUNK], rows)
         own = np.arange(len(squares))
-        squares[own, start + own] = -1.0  # itself first, whatever repeats
+        squares[own, start + own] = -1.0  # an input is nearest to itself, also if copies exist
         best = np.argpartition(squares, k, axis=1)[:, : k + 1]
         near[start : start + _CHUNK] = best
         far[start : start + _CHUNK] = np.take_along_axis(squares, best, axis=1)
@@ -194,15 +190,14 @@ def _neighbor_graph(rows: Floats, n_neighbors: int) -> csr_matrix:
     return csr_matrix(diags_array(root) @ graph @ diags_array(root))
 
 
-def _diffuse(graph: csr_matrix, size: int, sources: NDArray[Any], spread: float) -> Floats:
-    """Weight at every input of a unit started at each source, by (I - spread * graph)^-1."""
+def _diffuse(graph: csr_matrix, size: int, sources: NDArray[Any], spread: float) -> Rows:
+    """Return the weight at every input of one unit placed at each source: (inputs, sources).
+
+    The weights are (1 - spread) (I - spread * graph)^-1, by fixed-point iteration.
+    """
     start = np.zeros((size, len(sources)), np.float32)
     start[sources, np.arange(len(sources))] = 1 - spread
     weight = start.copy()
-    for _ in range(int(np.ceil(4 / (1 - spread)))):  # what is left out is below spread^n = e^-4
+    for _ in range(int(np.ceil(4 / (1 - spread)))):  # the terms left out are below spread^n = e^-4
         weight = spread * (graph @ weight) + start
     return np.asarray(weight)
-
-
-def _is_last_of_its_class(onehot: Floats) -> NDArray[np.bool_]:
-    return onehot.sum(axis=0)[onehot.argmax(axis=1)] == 1

@@ -1,28 +1,54 @@
-"""Teachers on disjoint parts of the private records, and their votes on public inputs.
+"""Votes of the teachers on public inputs, and the paid, noisy answers that may leave.
 
-What the privacy of PATE rests on: **one record reaches one teacher**, so it can change one vote on
-each input. Hence the rules of this file: the part a record belongs to is drawn independently of
-its values and of all other records; a teacher sees its part alone and randomness of its own; every
-teacher votes on every input, one without records for a class fixed in advance. Votes and teachers
-are private; only `tacit.pate.aggregate` lets something out.
+One record reaches one teacher (`tacit.pate.teachers`), so it can change one vote on each query. On
+each query one class then loses a vote and another class gains it, whether the record is added,
+removed or replaced: the counts change by 2 in L1 norm and by sqrt(2) in L2 norm, and the highest
+count changes by at most 1. `replace_factor` is 1 in every event, because replacing a record also
+moves only one vote.
+
+Teachers and votes are private. An `Aggregator` is the only object that releases anything computed
+from them:
+
+| aggregator | releases | event of one query |
+|---|---|---|
+| `LaplaceMax` | winner of counts + Laplace noise | `Laplace(scale / 2)` |
+| `GNMax` | winner of counts + Gaussian noise | `Gaussian(sigma / sqrt(2))` |
+| `ConfidentGNMax` | nothing, unless a noisy check finds a clear winner | a check, then GNMax |
+| `InteractiveGNMax` | the same, where a student is still unsure | a check, then GNMax |
+
+The ledger is charged with these data-independent events. The number of answers that follow the
+checks is known only as they are released. A budget is therefore kept by the ledger's filter.
+Without a budget, the cost to state is `event(n_queries, max_answers)`, fixed beforehand (Gaussian
+releases in adaptive order cost what their squared multipliers add up to: Smith & Thakurta 2022,
+arXiv:2210.17520). The data-dependent cost (`private_cost`) is smaller, private and never charged.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from tacit import events
+from tacit._arrays import Flags, Floats, Indices
 from tacit._check import whole
-from tacit.errors import TacitError
-from tacit.mechanisms import Seed, generator
+from tacit.errors import BudgetExceeded, TacitError
+from tacit.events import Event, Repeated
+from tacit.ledger import Ledger
+from tacit.mechanisms import Mechanism, Rng, Seed, generator
+from tacit.pate.journal import Journal
+from tacit.pate.vote_analysis import ORDERS, PrivateCurve, as_votes
 
-Labels = NDArray[np.int64]
-Progress = Callable[[int, int], None]
+NO_ANSWER = -1
+"""Label of a query that was refused, or that was not asked because the budget ended."""
+
+Pay = Callable[[Event, int], None]
+"""pay(event, count): charge the ledger with `count` occurrences of `event`, or raise."""
 
 
 class Teacher(Protocol):
-    """Anything with scikit-learn's `fit` and `predict`; `predict` gives class numbers."""
+    """Any object with scikit-learn's `fit` and `predict`; `predict` returns class numbers."""
 
     def fit(self, X: Any, y: Any) -> Any: ...  # Any: arrays, tables, tensors of the user's choice
 
@@ -33,107 +59,165 @@ class Teacher(Protocol):
 class TeacherGroup(Protocol):
     """Teachers that predict together, such as `StackedTeachers`."""
 
-    def predict_all(self, X: Any) -> Labels:
-        """Class number by each teacher for each input: (teachers, inputs)."""
+    def predict_all(self, X: Any) -> Indices:
+        """Return the class number that each teacher predicts: (teachers, inputs)."""
         ...
 
 
 class TeacherError(TacitError):
     """A teacher could not be trained or could not predict; nothing was spent or released.
 
-    What the teacher itself raised may quote private records ("could not convert string to float:
-    'Smith'"), so its type alone is told, and it is not chained.
+    The teacher's own exception may quote private records ("could not convert string to float:
+    'Smith'"). This message therefore names only its type, and the exception is not chained.
     """
 
 
-class ConstantTeacher:
-    """The teacher of a part without records or with a single class: it always says `label`."""
+class Queries(NamedTuple):
+    """Private votes on some queries, and for each the number that a check compares."""
 
-    def __init__(self, label: int) -> None:
-        self.label = label
+    counts: Indices  # (queries, classes)
+    leads: Floats  # (queries,)
 
-    def fit(self, X: Any, y: Any) -> "ConstantTeacher":  # noqa: ARG002  # a teacher's signature
-        """Nothing to learn."""
-        return self
-
-    def predict(self, X: Any) -> Labels:
-        """`label`, for every input."""
-        return np.full(len(X), self.label, dtype=np.int64)
+    def at(self, index: NDArray[Any]) -> "Queries":
+        """Return the queries that `index` selects."""
+        return Queries(self.counts[index], self.leads[index])
 
 
-def partition(n_records: int, n_teachers: int, rng: Seed = None) -> list[NDArray[np.int64]]:
-    """Record numbers of each teacher: disjoint, all of them, drawn without looking at any value.
+class Aggregator(ABC):
+    """A rule that answers queries by a noisy vote; it pays for each block before releasing it."""
 
-    Every record draws its teacher uniformly and on its own. So, with the same draws for the records
-    that two neighboring data sets share, they differ in the part of one teacher and no other; the
-    draws are secret, and a mixture over them costs no more than its worst member. (Equal parts
-    would not do: with one record more, the balance is restored elsewhere, and two teachers change.)
+    def answer(
+        self,
+        votes: ArrayLike | Queries,
+        *,
+        ledger: Ledger | None = None,
+        rng: Seed = None,
+        journal: Journal | None = None,
+        block: int = 1,
+        max_answers: int | None = None,
+        strict: bool = False,
+    ) -> Indices:
+        """Return the label of each query, `NO_ANSWER` where it was refused: (queries,).
 
-    >>> parts = partition(1000, 10, rng=0)
-    >>> sorted(np.concatenate(parts).tolist()) == list(range(1000))
-    True
-    """
-    n_records = whole(n_records=n_records)
-    n_teachers = whole(n_teachers=n_teachers, least=1)
-    if n_records < n_teachers:
-        raise ValueError(
-            f"n_teachers must be <= the number of records, got {n_teachers} teachers "
-            f"for {n_records} records. Use fewer teachers."
-        )
-    teacher_of = generator(rng).integers(0, n_teachers, size=n_records)
-    order = np.argsort(teacher_of, kind="stable")
-    return np.split(order, np.searchsorted(teacher_of[order], np.arange(1, n_teachers)))
+        Parameters
+        ----------
+        votes
+            Private counts of shape (queries, classes), or `Queries` made from them.
+        ledger
+            Pays for each block before it is released; None keeps no record. When the ledger
+            refuses a payment, the remaining queries stay unanswered. `BudgetExceeded` is raised if
+            it refuses the first payment, or any payment with `strict`. The budget is never passed.
+        journal
+            Answers of an earlier, killed run. They are returned unchanged, and their noise is not
+            drawn again, even if `rng` is the same seed.
+        block
+            Number of queries paid for at once. Larger blocks are faster on a ledger file, but use
+            the end of a budget less exactly.
+        max_answers
+            Stop after this many answers. `event(n_queries, max_answers)` then bounds the cost
+            before the first query is asked, although the number of answers is not yet known.
+        """
+        queries = _as_queries(votes)
+        payer = Ledger() if ledger is None else ledger
+        random = generator(rng)
+        block = whole(block=block, least=1)
+        labels = np.full(len(queries.counts), NO_ANSWER, dtype=np.int64)
+        known: list[int] = []
+        if journal is not None:
+            random = journal.fresh(random)
+            known = [i for i in range(len(labels)) if i in journal]
+            labels[known] = [journal[i] for i in known]
+        waiting = np.setdiff1d(np.arange(len(labels)), known)
+        most = len(labels) if max_answers is None else max_answers
+        left = whole(max_answers=most) - int(np.sum(labels != NO_ANSWER))
+        note = f"PATE run {journal.run}" if journal is not None else "PATE"
+        has_paid = bool(known)
 
+        def pay(event: Event, count: int) -> None:
+            nonlocal has_paid
+            payer.spend(event if count == 1 else Repeated(event, count), note=note)
+            has_paid = True
 
-def train_teachers(
-    make_teacher: Callable[[int], Teacher],
-    X: Any,
-    y: ArrayLike,
-    n_teachers: int,
-    *,
-    n_classes: int,
-    rng: Seed = None,
-    n_jobs: int | None = None,
-    progress: Progress | None = None,
-) -> list[Teacher]:
-    """Teachers trained on disjoint parts of (X, y); private.
+        while len(waiting) and left > 0:
+            now = waiting[: min(block, left)]  # stays within max_answers if all are answered
+            try:
+                released = self._release(queries.at(now), pay, random)
+            except BudgetExceeded:
+                if strict or not has_paid:
+                    raise
+                break
+            if journal is not None:
+                journal.record(now.tolist(), released.tolist())
+            labels[now] = released
+            waiting, left = waiting[len(now) :], left - int(np.sum(released != NO_ANSWER))
+        return labels
 
-    Parameters
-    ----------
-    make_teacher
-        Called with a seed, gives a fresh, untrained teacher. Called in the worker.
-    y
-        Class numbers from 0 to `n_classes` - 1.
-    n_jobs
-        As in joblib, whose active backend carries the work: `joblib.parallel_config("dask")` around
-        this call spreads it over a cluster.
-    progress
-        Called with (teachers done, teachers in all) after each; the command line draws a bar.
+    def event(self, n_queries: int, n_answers: int | None = None) -> Event:
+        """Return the event of `n_queries`, of which `n_answers` (default: all) were answered."""
+        n_queries = whole(n_queries=n_queries)
+        n_answers = n_queries if n_answers is None else whole(n_answers=n_answers)
+        parts = [Repeated(self._mechanism.event, n_answers)]
+        if self._check is not None:
+            parts.insert(0, Repeated(self._check.event, n_queries))
+        return events.Sequence(tuple(parts))
 
-    Raises
-    ------
-    TeacherError
-        If one of them raises; it says which. Nothing is spent by training.
-    """
-    X, labels = checked_records(X, y, n_classes=n_classes)
-    random = generator(rng)
-    parts = partition(len(labels), n_teachers, random)
-    seeds = random.integers(0, 2**31, size=n_teachers)
-    return _train_in_parallel(
-        [
-            (_name(i, n_teachers), make_teacher, X[part], labels[part], i % n_classes, int(seed))
-            for i, (part, seed) in enumerate(zip(parts, seeds, strict=True))
-        ],
-        n_jobs=n_jobs,
-        progress=progress,
-    )
+    def private_cost(
+        self,
+        votes: ArrayLike | Queries,
+        labels: ArrayLike | None = None,
+        *,
+        orders: ArrayLike = ORDERS,
+        tight: bool = False,
+    ) -> PrivateCurve:
+        """Return what releasing `labels` cost given these votes; **private**, never publish it.
+
+        Without `labels` every query counts as answered. `tight` computes the divergence from all
+        neighbors (`gnmax_rdp_exact`) instead of bounding it as the papers do.
+        """
+        queries = _as_queries(votes)
+        grid, answered = np.asarray(orders, float), queries.counts
+        if labels is not None:
+            answered = queries.counts[has_label(labels, len(queries.counts))]
+        cost = self._check_rdp(queries.leads, grid, tight=tight).sum(axis=0)
+        cost += self._answer_rdp(answered, grid, tight=tight).sum(axis=0)
+        return PrivateCurve(grid, cost)
+
+    @property
+    @abstractmethod
+    def _mechanism(self) -> Mechanism:
+        """Mechanism that adds noise to the counts of one answered query."""
+
+    @property
+    def _check(self) -> Mechanism | None:
+        """Mechanism that decides whether a query is answered; None if every query is."""
+        return None
+
+    @abstractmethod
+    def _answer_rdp(self, counts: Indices, orders: Floats, *, tight: bool) -> Floats:
+        """Return the private Rényi cost of answering each query: (queries, orders)."""
+
+    def _check_rdp(
+        self,
+        leads: Floats,
+        orders: Floats,
+        *,
+        tight: bool,  # noqa: ARG002  # for aggregators with a check
+    ) -> Floats:
+        """Return the private Rényi cost of checking each query: (queries, orders)."""
+        return np.zeros((len(leads), len(orders)))
+
+    def _release(self, queries: Queries, pay: Pay, random: Rng) -> Indices:
+        """Pay for one block of queries, then return the noisy winners."""
+        pay(self._mechanism.event, len(queries.counts))
+        return self._mechanism.release(queries.counts, random).argmax(axis=1)
 
 
 def count_votes(
     teachers: Sequence[Teacher] | TeacherGroup, X_public: Any, n_classes: int
-) -> NDArray[np.int64]:
-    """How many teachers choose each class for each input: (inputs, classes); **private**.
+) -> Indices:
+    """Return how many teachers choose each class for each input: (inputs, classes); **private**.
 
+    >>> from tacit.pate.teachers import ConstantTeacher
     >>> count_votes([ConstantTeacher(1), ConstantTeacher(1), ConstantTeacher(2)], [[0.0]], 3)
     array([[0, 2, 1]])
     """
@@ -147,7 +231,7 @@ def count_votes(
                 f"teacher {number} must predict one class for each of {len(rows)} inputs, "
                 f"got shape {chosen.shape}."
             )
-        if chosen.dtype.kind not in "iu" or np.any((chosen < 0) | (chosen >= n_classes)):
+        if not is_class_number(chosen, n_classes):
             raise TeacherError(
                 f"teacher {number} must predict whole numbers from 0 to {n_classes - 1}. "
                 "Number the classes, or raise n_classes."
@@ -156,25 +240,42 @@ def count_votes(
     return counts
 
 
-def checked_records(X: Any, y: ArrayLike, *, n_classes: int) -> tuple[Any, Labels]:
-    """Private inputs and class numbers, checked for shape and finiteness, not for content."""
-    check_finite(X, "X")
-    labels = np.asarray(y)
-    if labels.ndim != 1 or len(labels) != len(X):
+def has_label(labels: ArrayLike, n_queries: int) -> Flags:
+    """Return which of `n_queries` queries have a label other than `NO_ANSWER`."""
+    given = np.asarray(labels)
+    if given.shape != (n_queries,):
         raise ValueError(
-            f"y must hold one class for each record, got shape {labels.shape} for {len(X)} records."
+            f"labels must hold one label for each of {n_queries} queries, got shape {given.shape}."
         )
-    if labels.dtype.kind not in "iu" or np.any((labels < 0) | (labels >= n_classes)):
-        raise ValueError(f"y must hold whole numbers from 0 to {n_classes - 1}.")
-    is_table = hasattr(X, "to_numpy") or not hasattr(X, "shape")  # rows are taken by number
-    return np.asarray(X) if is_table else X, labels.astype(np.int64)
+    return given != NO_ANSWER
+
+
+def is_class_number(values: NDArray[Any], n_classes: int) -> bool:
+    """Return whether all `values` are whole numbers from 0 to `n_classes` - 1."""
+    return values.dtype.kind in "iu" and not np.any((values < 0) | (values >= n_classes))
 
 
 def check_finite(X: Any, name: str) -> None:
-    """Refuse NaN and infinity: a teacher would fail on them, or learn from their place."""
+    """Raise if `X` holds NaN or infinity, on which a teacher would fail."""
     array = np.asarray(X)
     if array.dtype.kind == "f" and not np.all(np.isfinite(array)):
         raise ValueError(f"{name} must be finite, but holds NaN or infinity. Impute it first.")
+
+
+def teacher_error(who: str, what: str, failure: Exception) -> TeacherError:
+    """Return the error for a teacher that failed to `what`; it quotes nothing of `failure`."""
+    return TeacherError(
+        f"{who} failed to {what} ({type(failure).__name__}). Nothing was spent or released. Its "
+        f"message may quote records: to see it, {what} with such a teacher on records that are not "
+        "private."
+    )
+
+
+def _as_queries(votes: ArrayLike | Queries) -> Queries:
+    if isinstance(votes, Queries):
+        return votes
+    counts = as_votes(votes)
+    return Queries(counts, counts.max(axis=1).astype(float))
 
 
 def _predictions(teachers: Sequence[Teacher] | TeacherGroup, X: Any) -> Iterable[NDArray[Any]]:
@@ -182,7 +283,7 @@ def _predictions(teachers: Sequence[Teacher] | TeacherGroup, X: Any) -> Iterable
         try:
             predicted = teachers.predict_all(X)
         except Exception as failure:
-            raise _failed("a teacher of the group", "predict", failure) from None
+            raise teacher_error("a teacher of the group", "predict", failure) from None
         yield from predicted
         return
     if not len(teachers):
@@ -191,59 +292,6 @@ def _predictions(teachers: Sequence[Teacher] | TeacherGroup, X: Any) -> Iterable
         try:
             predicted = np.asarray(teacher.predict(X))
         except Exception as failure:
-            raise _failed(_name(number, len(teachers)), "predict", failure) from None
+            who = f"teacher {number} of {len(teachers)}"
+            raise teacher_error(who, "predict", failure) from None
         yield predicted
-
-
-_Job = tuple[str, Callable[[int], Teacher], Any, Labels, int, int]
-
-
-def _train_one(job: _Job) -> Teacher | TeacherError:
-    """One trained teacher, or why there is none (returned, so that every backend hands it on)."""
-    name, make_teacher, X, y, absent_label, seed = job
-    if len(y) == 0:
-        return ConstantTeacher(absent_label)
-    if np.all(y == y[0]):  # many classifiers refuse a single class
-        return ConstantTeacher(int(y[0]))
-    try:
-        teacher = make_teacher(seed)
-        teacher.fit(X, y)
-    except Exception as failure:
-        return _failed(name, "train", failure)
-    return teacher
-
-
-def _train_in_parallel(
-    jobs: list[_Job], *, n_jobs: int | None, progress: Progress | None
-) -> list[Teacher]:
-    try:
-        from joblib import Parallel, delayed
-    except ImportError:
-        raise ImportError("train_teachers needs joblib: pip install 'tacit[sklearn]'.") from None
-
-    run: Any = Parallel(n_jobs=n_jobs, return_as="generator")  # Any: joblib is untyped
-    results: Iterable[Teacher | TeacherError] = run(delayed(_train_one)(job) for job in jobs)
-    teachers: list[Teacher] = []
-    failure: TeacherError | None = None
-    for number, result in enumerate(results):  # to the end, so no worker is left behind
-        if isinstance(result, TeacherError):
-            failure = failure or result
-        else:
-            teachers.append(result)
-        if progress is not None:
-            progress(number + 1, len(jobs))
-    if failure is not None:
-        raise failure
-    return teachers
-
-
-def _name(number: int, total: int) -> str:
-    return f"teacher {number} of {total}"
-
-
-def _failed(who: str, what: str, failure: Exception) -> TeacherError:
-    return TeacherError(
-        f"{who} failed to {what} ({type(failure).__name__}). Nothing was spent or released. Its "
-        f"message may quote records: to see it, {what} with such a teacher on records that are not "
-        "private."
-    )

@@ -1,15 +1,15 @@
-"""Regression under differential privacy, in the manner of scikit-learn.
+"""Regression under differential privacy, with the interface of scikit-learn.
 
-`LinearRegression`, `LogisticRegression`, `FrankWolfe` (sparse, over a polytope) and
-`TransferRegression` (knowledge from other data sets). Bounds are declared with `Bounds`, never
-learned from the data; each fit says what it cost in `event_` and pays a `ledger` if it is given
-one.
+`LinearRegression`, `LogisticRegression`, `FrankWolfe` (sparse models over a polytope) and
+`TransferRegression` (one data set with the help of others). Bounds are declared with `Bounds` and
+never learned from the data. A fit pays from a `ledger`, if there is one, and has its event in
+`event_`.
 """
 
 from typing import TYPE_CHECKING
 
 from tacit._lazy import lazy
-from tacit.regression._base import Bounds
+from tacit.regression.bounds import Bounds
 
 if TYPE_CHECKING:
     from tacit.regression.frank_wolfe import FrankWolfe

@@ -1,57 +1,60 @@
-"""Private linear regression, in the manner of scikit-learn; `least_squares` has the methods."""
+"""Private linear regression, as a scikit-learn estimator with three methods.
 
-from typing import Any, Self
+The methods are in `functional`, `adassp` and `gradient`.
+"""
+
+from dataclasses import dataclass, field
+from typing import Self, TypeAlias
 
 from numpy.typing import ArrayLike
-from sklearn.base import BaseEstimator, RegressorMixin
-from sklearn.utils import Tags
-from sklearn.utils.validation import check_is_fitted
 
+from tacit._arrays import Floats
 from tacit._check import in_open_unit
-from tacit.events import Event, Relation
-from tacit.regression import _base, least_squares
-from tacit.regression._base import Bounds, Box, Floats, Pays
-from tacit.regression.statistics import PrivateRows
+from tacit.events import Relation
+from tacit.mechanisms import Rng
+from tacit.regression import adassp, functional, gradient
+from tacit.regression.adassp import AdaSSPPlan
+from tacit.regression.bounds import Box
+from tacit.regression.estimator import PrivateRegressor, one_of, public_size
+from tacit.regression.functional import FunctionalPlan
+from tacit.regression.gradient import GradientPlan
+from tacit.regression.rows import PrivateRows
+
+METHODS = ("functional", "adassp", "gradient")
+LinearPlan: TypeAlias = FunctionalPlan | AdaSSPPlan | GradientPlan
+_ONE_RELEASE_NOISE = 0.005
+"""Relative noise of the Gram matrix below which AdaSSP beats descent. Tuned in
+benchmarks/regression_tuning.py, on data sets that no other benchmark reports."""
 
 
-class LinearRegression(RegressorMixin, BaseEstimator):
-    """Least squares under differential privacy, in the manner of scikit-learn.
+@dataclass(kw_only=True, eq=False, repr=False)
+class LinearRegression(PrivateRegressor):
+    """Least squares under differential privacy, as a scikit-learn regressor.
 
-    Guarantee: the fitted model is (`epsilon`, `delta`)-DP under `relation`, for any data, provided
-    `bounds`, `target_bounds` and `n_records` do not depend on the private values. The number of
-    rows stands in for `n_records` if that is not given, and is then assumed public.
+    `PrivateEstimator` describes the guarantee and the settings common to all estimators.
 
     Parameters
     ----------
-    epsilon, delta
-        The budget. `delta=0` asks for pure DP, which the functional mechanism gives.
-    bounds, target_bounds
-        `Bounds(lower, upper)` or a pair, of the features and of the target. Values are clipped.
+    delta
+        0 asks for pure DP, which only the functional mechanism gives.
     method
-        `"functional"` (Zhang et al. 2012), `"adassp"` (Wang 2018), `"gradient"`, or `"auto"`:
-        `choose_method` picks from public facts. See `plan_functional`, `plan_adassp` and
-        `plan_gradient` for the sensitivities.
+        `"functional"` (Zhang et al. 2012), `"adassp"` (Wang 2018), `"gradient"` (noisy descent), or
+        `"auto"`, for which `choose_method` decides from public facts.
     analysis, split
-        Of the functional mechanism: `"tight"` or `"published"` sensitivities, and the share of
-        epsilon for the quadratic coefficients.
-    ledger
-        A `tacit.Ledger` that is asked to pay before anything is released.
-    random_state
-        A seed makes the noise reproducible, and so removable by who knows it: for tests only. So
-        does a numpy Generator: `clone` copies it, and clones that share noise cancel it.
+        Options of the functional mechanism: `"tight"` or `"published"` sensitivities, and the share
+        of epsilon for the quadratic coefficients.
 
     Attributes
     ----------
     coef_, intercept_
         The released model.
-    event_
-        What the fit cost, for `tacit.epsilon` and friends.
     method_
         The method used.
 
     Examples
     --------
     >>> import numpy as np
+    >>> from tacit.regression import Bounds
     >>> rng = np.random.default_rng(0)
     >>> X = rng.uniform(0, 10, (20_000, 2))
     >>> y = X @ [1.0, -2.0] + 3
@@ -61,110 +64,95 @@ class LinearRegression(RegressorMixin, BaseEstimator):
     [1.0, -2.0]
     """
 
-    coef_: Floats
-    intercept_: float
-    event_: Event
-    method_: str
-
-    def __init__(
-        self,
-        *,
-        epsilon: float = 1.0,
-        delta: float = 0.0,
-        bounds: Bounds | tuple[Any, Any] | None = None,
-        target_bounds: Bounds | tuple[Any, Any] | None = None,
-        method: str = "auto",
-        analysis: str = "tight",
-        split: float | None = None,
-        n_records: int | None = None,
-        relation: Relation | str = "add_remove",
-        ledger: Pays | None = None,
-        random_state: Any = None,  # Any: what scikit-learn takes for a seed
-    ) -> None:
-        self.epsilon = epsilon
-        self.delta = delta
-        self.bounds = bounds
-        self.target_bounds = target_bounds
-        self.method = method
-        self.analysis = analysis
-        self.split = split
-        self.n_records = n_records
-        self.relation = relation
-        self.ledger = ledger
-        self.random_state = random_state
+    delta: float = 0.0
+    method: str = "auto"
+    analysis: str = "tight"
+    split: float | None = None
+    n_records: int | None = None
+    method_: str = field(init=False)
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
-        """The private model of `X` (n, d) and `y` (n,); pays before it releases."""
-        table, targets = _base.check_table(self, X, y, y_numeric=True)
-        n_rows, d = table.shape
-        _base.check_width(d)
-        box = _base.as_bounds(
-            self.bounds, name="bounds", advice="Pass Bounds(lower, upper) for the features."
-        ).box(d)
-        target_box = _base.as_bounds(
-            self.target_bounds,
-            name="target_bounds",
-            advice="Pass Bounds(lower, upper) for the target.",
-        ).box(1)
-        n_records = _base.public_size(self.n_records, n_rows)
-        rng = _base.random_generator(self.random_state)
+        """Fit the model to private `X` (n, d) and `y` (n,), paying before it is released."""
+        table, targets = self._fit_table(X, y, y_numeric=True)
+        n_rows, n_features = table.shape
+        box, target_box = self._box(n_features), self._target_box()
+        n_records = public_size(self.n_records, n_rows)
+        rng = self._generator()
         plan = self._plan(box, n_records)
         rows = PrivateRows(table, box, row_norm=plan.row_norm)
-        scaled = target_box.target(targets)
+        scaled = target_box.scale_target(targets)
 
-        _base.pay(self.ledger, plan.event, note=f"LinearRegression, {plan.method}")
-        theta = least_squares.fit(rows, scaled, plan, n_records=n_records, rng=rng)
-        coef, intercept = box.unscale(theta * target_box.half[0])
+        self._pay(plan.event, plan.method)
+        theta = fit(rows, scaled, plan, n_records=n_records, rng=rng)
+        coef, intercept = box.unscale(theta, target_box)
         self.coef_ = coef
-        self.intercept_ = float(intercept + target_box.center[0])
+        self.intercept_ = float(intercept)
         self.event_ = plan.event
         self.method_ = plan.method
         return self
 
-    def predict(self, X: ArrayLike) -> Floats:
-        """Predicted targets of the rows of `X`."""
-        check_is_fitted(self)
-        table, _ = _base.check_table(self, X, reset=False)
-        return table @ self.coef_ + self.intercept_
-
-    def _plan(self, box: Box, n_records: int) -> least_squares.Plan:
+    def _plan(self, box: Box, n_records: int) -> LinearPlan:
         n_features, row_norm = len(box.half), box.row_norm
-        epsilon, delta = _base.check_budget(self.epsilon, self.delta, pure=True)
-        relation = _base.check_relation(self.relation, self.ledger)
-        _base.one_of(("auto", *least_squares.METHODS), method=self.method)
-        _base.one_of(("tight", "published"), analysis=self.analysis)
+        terms = self._terms(allow_pure=True)
+        one_of(("auto", *METHODS), method=self.method)
+        one_of(("tight", "published"), analysis=self.analysis)
         split = None if self.split is None else in_open_unit(split=self.split)
-        budget = {"epsilon": epsilon, "delta": delta, "relation": relation}
         method = self.method
         if method == "auto":
-            method = least_squares.choose_method(
-                n_features, row_norm=row_norm, n_records=n_records, **budget
-            )
+            method = choose_method(n_features, row_norm=row_norm, n_records=n_records, **terms)
         if method == "functional":
-            return least_squares.plan_functional(
-                n_features, epsilon=epsilon, relation=relation, analysis=self.analysis, split=split
+            return functional.plan_functional(
+                n_features,
+                epsilon=terms["epsilon"],
+                relation=terms["relation"],
+                analysis=self.analysis,
+                split=split,
             )
-        if delta == 0:
+        if terms["delta"] == 0:
             raise ValueError(
                 f"delta must be in (0, 1) for method {method!r}, got 0. Pass delta, "
                 "or use method='functional' for pure DP."
             )
         if method == "adassp":
-            row_norm = least_squares.choose_row_norm(
+            row_norm = adassp.choose_row_norm(
                 n_features,
                 row_norm=row_norm,
                 full_norm=box.full_norm,
                 n_records=n_records,
-                **budget,
+                **terms,
             )
-            return least_squares.plan_adassp(row_norm=row_norm, **budget)
-        return least_squares.plan_gradient(
-            n_features, row_norm=row_norm, n_records=n_records, **budget
-        )
+            return adassp.plan_adassp(row_norm=row_norm, **terms)
+        return gradient.plan_linear(n_features, row_norm=row_norm, n_records=n_records, **terms)
 
-    def __sklearn_tags__(self) -> Tags:
-        tags = super().__sklearn_tags__()
-        tags.non_deterministic = True
-        assert tags.regressor_tags is not None
-        tags.regressor_tags.poor_score = True
-        return tags
+
+def choose_method(
+    n_features: int,
+    *,
+    row_norm: float,
+    n_records: int,
+    epsilon: float,
+    delta: float,
+    relation: Relation,
+) -> str:
+    """Return the method expected to do best, from public facts only.
+
+    Only the functional mechanism gives pure DP. Otherwise AdaSSP, which releases the Gram matrix
+    once, is best if the noise of that matrix is below 0.5 % of the number of records. With more
+    noise descent is better, because it spends little on the curvature, which noise would hide.
+    """
+    if delta == 0:
+        return "functional"
+    plan = adassp.plan_adassp(row_norm=row_norm, epsilon=epsilon, delta=delta, relation=relation)
+    is_small = plan.relative_noise(n_features, n_records) <= _ONE_RELEASE_NOISE
+    return "adassp" if is_small else "gradient"
+
+
+def fit(rows: PrivateRows, y: Floats, plan: LinearPlan, *, n_records: int, rng: Rng) -> Floats:
+    """Return the coefficients by the method of `plan`; pay for `plan.event` first."""
+    match plan:
+        case FunctionalPlan():
+            return functional.fit_functional(rows, y, plan, n_records=n_records, rng=rng)
+        case AdaSSPPlan():
+            return adassp.fit_adassp(rows, y, plan, rng=rng)
+        case GradientPlan():
+            return gradient.fit_linear(rows, y, plan, n_records=n_records, rng=rng)

@@ -1,57 +1,55 @@
-"""Private logistic regression, in the manner of scikit-learn; `likelihood` has the methods."""
+"""Private logistic regression, as a scikit-learn estimator with three methods.
+
+The methods are in `gradient` (descent and DP-SGD) and `objective`.
+"""
 
 from collections.abc import Sequence
-from typing import Any, Self
+from dataclasses import dataclass, field
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit, softmax
-from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.base import ClassifierMixin
 from sklearn.utils import Tags
-from sklearn.utils.validation import check_is_fitted
 
+from tacit._arrays import Floats
 from tacit._check import in_closed_unit
-from tacit.events import Event, Relation
-from tacit.regression import _base, likelihood
-from tacit.regression._base import Bounds, Floats, Pays
-from tacit.regression.statistics import PrivateRows
+from tacit.regression import gradient, objective
+from tacit.regression.estimator import PrivateEstimator, number_classes, one_of, public_size
+from tacit.regression.gradient import GradientPlan, SGDPlan
+from tacit.regression.objective import ObjectivePlan
+from tacit.regression.rows import PrivateRows
+
+METHODS = ("gradient", "sgd", "objective")
+LogisticPlan: TypeAlias = GradientPlan | SGDPlan | ObjectivePlan
 
 
-class LogisticRegression(ClassifierMixin, BaseEstimator):
-    """The logit model under differential privacy, in the manner of scikit-learn.
+@dataclass(kw_only=True, eq=False, repr=False)
+class LogisticRegression(ClassifierMixin, PrivateEstimator):
+    """The logit model under differential privacy, as a scikit-learn classifier.
 
-    Maximizes sum y log p + (1 - y) log(1 - p) for two classes, its multinomial form for more.
-
-    Guarantee: the fitted model is (`epsilon`, `delta`)-DP under `relation`, for any data, provided
-    `bounds`, `classes` and `n_records` do not depend on the private values. Labels found in `y`
-    and the number of rows stand in for the last two if they are not given, and are then assumed
-    public.
+    It maximizes sum y log p + (1 - y) log(1 - p) for two classes, and the multinomial form for
+    more. `PrivateEstimator` describes the guarantee and the settings common to all estimators.
 
     Parameters
     ----------
     bounds
-        `Bounds(lower, upper)` or a pair. For indicators add `norm`: it pays, see `Bounds`.
+        `Bounds(lower, upper)` of the features, or such a pair. For indicators also set `norm`,
+        which reduces the noise; see `Bounds`.
     method
-        `"gradient"`, full-batch noisy descent; `"sgd"`, Poisson lots at `rate`; `"objective"`,
-        objective perturbation, two classes only. See `likelihood` for the proofs.
-    classes
-        Labels that may occur, a public list.
-    ledger
-        A `tacit.Ledger` that is asked to pay before anything is released.
-    random_state
-        A seed makes the noise reproducible, and so removable by who knows it: for tests only. So
-        does a numpy Generator: `clone` copies it, and clones that share noise cancel it.
+        `"gradient"`, noisy descent on all records; `"sgd"`, DP-SGD on Poisson lots at `rate`;
+        `"objective"`, objective perturbation, for two classes only.
 
     Attributes
     ----------
     coef_, intercept_
-        The released model, shaped as scikit-learn does: one row for two classes, else one a class.
-    event_
-        What the fit cost, for `tacit.epsilon` and friends.
+        The released model in scikit-learn's shape: one row for two classes, else one per class.
 
     Examples
     --------
     >>> import numpy as np
+    >>> from tacit.regression import Bounds
     >>> rng = np.random.default_rng(0)
     >>> X = rng.uniform(0, 10, (5_000, 2))
     >>> y = X[:, 0] > X[:, 1]
@@ -60,54 +58,32 @@ class LogisticRegression(ClassifierMixin, BaseEstimator):
     True
     """
 
-    coef_: Floats
-    intercept_: Floats
-    event_: Event
-    classes_: NDArray[Any]
-
-    def __init__(
-        self,
-        *,
-        epsilon: float = 1.0,
-        delta: float = 1e-6,
-        bounds: Bounds | tuple[Any, Any] | None = None,
-        method: str = "gradient",
-        rate: float = 0.05,
-        classes: Sequence[Any] | None = None,  # Any: labels are numbers, strings, booleans
-        n_records: int | None = None,
-        relation: Relation | str = "add_remove",
-        ledger: Pays | None = None,
-        random_state: Any = None,  # Any: what scikit-learn takes for a seed
-    ) -> None:
-        self.epsilon = epsilon
-        self.delta = delta
-        self.bounds = bounds
-        self.method = method
-        self.rate = rate
-        self.classes = classes
-        self.n_records = n_records
-        self.relation = relation
-        self.ledger = ledger
-        self.random_state = random_state
+    method: str = "gradient"
+    rate: float = 0.05
+    classes: Sequence[Any] | None = None  # Any: labels are numbers, strings or booleans
+    n_records: int | None = None
+    coef_: Floats = field(init=False)
+    intercept_: Floats = field(init=False)
+    classes_: NDArray[Any] = field(init=False)
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
-        """The private model of `X` (n, d) and labels `y` (n,); pays before it releases."""
-        table, labels = _base.check_table(self, X, y)
-        n_rows, d = table.shape
-        _base.check_width(d)
-        box = _base.as_bounds(
-            self.bounds, name="bounds", advice="Pass Bounds(lower, upper) for the features."
-        ).box(d)
-        classes, numbers = _numbered(labels, self.classes)
-        n_records = _base.public_size(self.n_records, n_rows)
-        rng = _base.random_generator(self.random_state)
-        plan = self._plan(d, len(classes), box.row_norm, n_records)
+        """Fit the model to private `X` (n, d) and labels `y` (n,), paying before it is released."""
+        table, labels = self._fit_table(X, y)
+        n_rows, n_features = table.shape
+        box = self._box(n_features)
+        classes, numbers = number_classes(labels, self.classes)
+        n_records = public_size(self.n_records, n_rows)
+        rng = self._generator()
+        plan = self._plan(n_features, len(classes), box.row_norm, n_records)
         rows = PrivateRows(table, box, row_norm=plan.row_norm)
 
-        _base.pay(self.ledger, plan.event, note=f"LogisticRegression, {plan.method}")
-        theta = likelihood.fit(
-            rows, numbers, plan, n_classes=len(classes), n_records=n_records, rng=rng
-        )
+        self._pay(plan.event, plan.method)
+        if isinstance(plan, ObjectivePlan):
+            theta = objective.fit_objective(rows, numbers, plan, rng=rng)
+        elif isinstance(plan, SGDPlan):
+            theta = gradient.fit_sgd(rows, numbers, plan, len(classes), n_records, rng=rng)
+        else:
+            theta = gradient.fit_logistic(rows, numbers, plan, len(classes), n_records, rng=rng)
         coef, intercept = box.unscale(theta)
         self.coef_ = np.atleast_2d(coef.T)
         self.intercept_ = np.atleast_1d(intercept)
@@ -116,79 +92,62 @@ class LogisticRegression(ClassifierMixin, BaseEstimator):
         return self
 
     def decision_function(self, X: ArrayLike) -> Floats:
-        """Margins: (n,) for two classes, positive for `classes_[1]`; (n, k) for more."""
-        check_is_fitted(self)
-        table, _ = _base.check_table(self, X, reset=False)
-        margins = table @ self.coef_.T + self.intercept_
+        """Return margins: (n,) for two classes, positive for `classes_[1]`; (n, k) for more."""
+        margins = self._predict_table(X) @ self.coef_.T + self.intercept_
         return margins[:, 0] if len(self.classes_) == 2 else margins
 
     def predict_proba(self, X: ArrayLike) -> Floats:
-        """Probability of each class, (n, k)."""
+        """Return the probability of each class, (n, k)."""
         margins = self.decision_function(X)
-        if margins.ndim == 1:
-            return np.column_stack([expit(-margins), expit(margins)])
-        return softmax(margins, axis=1)
+        return binary_probabilities(margins) if margins.ndim == 1 else softmax(margins, axis=1)
 
     def predict_log_proba(self, X: ArrayLike) -> Floats:
-        """Log probability of each class, (n, k)."""
+        """Return the log probability of each class, (n, k)."""
         margins = self.decision_function(X)
         if margins.ndim == 1:
-            return -np.column_stack([np.logaddexp(0, margins), np.logaddexp(0, -margins)])
+            return binary_log_probabilities(margins)
         return margins - np.logaddexp.reduce(margins, axis=1, keepdims=True)
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
-        """The most probable class of each row."""
+        """Return the most probable class of each row."""
         margins = self.decision_function(X)
         chosen = margins > 0 if margins.ndim == 1 else margins.argmax(axis=1)
         return self.classes_[chosen.astype(np.intp)]
 
     def _plan(
         self, n_features: int, n_classes: int, row_norm: float, n_records: int
-    ) -> likelihood.Plan:
-        epsilon, delta = _base.check_budget(self.epsilon, self.delta, pure=False)
-        relation = _base.check_relation(self.relation, self.ledger)
-        _base.one_of(likelihood.METHODS, method=self.method)
-        budget = {"epsilon": epsilon, "delta": delta, "relation": relation}
+    ) -> LogisticPlan:
+        terms = self._terms()
+        one_of(METHODS, method=self.method)
         if self.method == "gradient":
-            return likelihood.plan_gradient(
-                n_features, n_classes=n_classes, row_norm=row_norm, n_records=n_records, **budget
+            return gradient.plan_logistic(
+                n_features, n_classes=n_classes, row_norm=row_norm, n_records=n_records, **terms
             )
         if self.method == "sgd":
             rate = in_closed_unit(rate=self.rate)
             if rate == 0:
                 raise ValueError("rate must be above 0, got 0.")
-            return likelihood.plan_sgd(n_classes=n_classes, row_norm=row_norm, rate=rate, **budget)
+            return gradient.plan_sgd(n_classes=n_classes, row_norm=row_norm, rate=rate, **terms)
         if n_classes != 2:
             raise ValueError(
                 "Only binary classification is supported by method 'objective', got "
                 f"{n_classes} classes. Use method='gradient'."
             )
-        return likelihood.plan_objective(
-            n_features, row_norm=row_norm, n_records=n_records, **budget
-        )
+        return objective.plan_objective(n_features, row_norm=row_norm, n_records=n_records, **terms)
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
-        tags.non_deterministic = True
         assert tags.classifier_tags is not None
         tags.classifier_tags.poor_score = True
         tags.classifier_tags.multi_class = self.method != "objective"
         return tags
 
 
-def _numbered(labels: NDArray[Any], classes: Sequence[Any] | None) -> tuple[NDArray[Any], Floats]:
-    """Sorted classes, and the private number of each label's class."""
-    known = np.unique(labels if classes is None else np.asarray(classes))
-    if known.dtype.kind == "f" and not (known == np.floor(known)).all():
-        raise ValueError("Unknown label type: continuous. Labels must be classes, not quantities.")
-    if len(known) < 2:
-        raise ValueError(
-            f"y must have at least two classes, got {len(known)} class. "
-            "Declare classes=... if others may occur."
-        )
-    if len(known) == 2 and classes is None:
-        return known, (labels == known[1]).astype(np.float64)
-    numbers = np.searchsorted(known, labels)
-    if (known[np.minimum(numbers, len(known) - 1)] != labels).any():
-        raise ValueError("y holds labels that are not in classes. Declare all that may occur.")
-    return known, numbers.astype(np.float64)
+def binary_probabilities(margins: Floats) -> Floats:
+    """Return the probabilities of two classes, (n, 2), from the margins of the second."""
+    return np.column_stack([expit(-margins), expit(margins)])
+
+
+def binary_log_probabilities(margins: Floats) -> Floats:
+    """Return the log probabilities of two classes, (n, 2), from the margins of the second."""
+    return -np.column_stack([np.logaddexp(0, margins), np.logaddexp(0, -margins)])

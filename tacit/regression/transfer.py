@@ -1,59 +1,87 @@
-"""Private transfer regression, in the manner of scikit-learn; `pooling` has the method."""
+"""Private transfer regression: a linear model of one data set with the help of others.
 
+Each data set releases noisy moments once, under its own budget. Which sources are informative, the
+pooled fit and the correction on the target are computed from released values only, so they are
+post-processing and cost nothing more.
+
+The scheme is that of Li, Cai & Li 2022 (Trans-Lasso) and Tian & Feng 2023 (TransGLM): keep the
+sources that do not raise the target's loss, fit the pool of them and the target, and correct the
+fit on the target. Losses are quadratic forms in the released moments, and the size of the noise in
+them is known.
+
+What the target releases does not depend on sources that disagree with it. So a target whose sources
+all disagree gets exactly the model that it would have got without them.
+"""
+
+import math
 from collections.abc import Iterable
 from collections.abc import Sequence as Many
-from typing import Any, NamedTuple, Self
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from sklearn.base import BaseEstimator, RegressorMixin
-from sklearn.utils import Tags, check_X_y
-from sklearn.utils.validation import check_is_fitted
+from scipy.stats import chi2
+from sklearn.utils import check_X_y
 
+from tacit._arrays import Floats
 from tacit._check import non_negative, positive, whole
 from tacit.accounting import GDP
 from tacit.events import Event, Relation, Sequence
-from tacit.mechanisms import Rng, SecureGenerator
-from tacit.regression import _base, pooling
-from tacit.regression._base import Bounds, Box, Floats, Pays
-from tacit.regression.pooling import DataSetPlan, Summary
-from tacit.regression.statistics import PrivateRows
+from tacit.ledger import Ledger
+from tacit.mechanisms import GaussianMechanism, Rng, SecureGenerator
+from tacit.regression.bounds import Box
+from tacit.regression.estimator import PrivateRegressor, gaussian_shares
+from tacit.regression.rows import (
+    PrivateRows,
+    SecondMoments,
+    from_triangle,
+    solve_moments,
+    triangle,
+    triangle_noise,
+)
 
-Source = tuple[ArrayLike, ArrayLike]
+Source: TypeAlias = tuple[ArrayLike, ArrayLike]
+_SCREEN_SHARE = 0.3
+_LIKE_MINDED = 0.5
+"""Cosine of two screens from which a source takes part in the choice of features."""
+_TRUSTED, _REFUSED = 0.9, 0.99
+"""Quantiles of the misfit of an informative source between which its trust falls from 1 to 0."""
+_ROUNDS = 4
+_WIDE = 100.0
+"""Variance of a prior on scaled coefficients, so wide that it only keeps equations solvable."""
 
 
-class TransferRegression(RegressorMixin, BaseEstimator):
-    """A linear model of one data set, learned with the help of others, all of them private.
+@dataclass(kw_only=True, eq=False, repr=False)
+class TransferRegression(PrivateRegressor):
+    """A linear model of one private data set, learned with the help of other private data sets.
 
-    Guarantee: each data set's releases are (`epsilon`, `delta`)-DP under `relation` towards
-    everyone. If the data sets hold different people (`disjoint=True`), a person is in one of them
-    and the whole is as private as the costliest data set; if they may share people, the costs add
-    up, and `event_` is their sequence. Which sources were used, the pooled fit and the correction
-    are post-processing.
+    Guarantee: the releases of each data set are (`epsilon`, `delta`)-DP under `relation`. If the
+    data sets hold different people (`disjoint=True`), each person is in one of them, and all
+    releases together are as private as those of the costliest data set. If they may share people,
+    the costs add up, and `event_` is the sequence of all events. `PrivateEstimator` describes the
+    settings common to all estimators.
 
     Parameters
     ----------
     epsilon, delta
-        Budget of the target data set, and of each source unless `source_epsilon` (one number, or
-        one per source) says otherwise.
+        Budget of the target data set, and of each source.
+    source_epsilon
+        Another epsilon for the sources: one number, or one per source.
     bounds, target_bounds
-        `Bounds(lower, upper)` or a pair, common to all data sets.
+        The same bounds for all data sets.
     h, q
         A source is informative if its coefficients are within `h` of the target's in the q-norm,
-        1 or 2; None keeps those that agree with the target as far as noise lets one tell. `q` is
-        also the norm of the penalty: 1 gives sparse models, 2 shrinks collinear features together.
+        1 or 2. None keeps the sources whose difference from the target could be noise. `q` is also
+        the norm of the penalty: 1 gives sparse models, 2 shrinks collinear features together.
     max_features
         With more features than this, each data set first releases noisy correlations, and only
-        that many features enter the model.
+        this many features enter the model.
     disjoint
-        Whether no person is in two data sets. With a `ledger`, each data set is then one of its
-        partitions: parallel composition. That of the target pays as much as the costliest.
+        True if no person is in two data sets. With a `ledger`, each data set is then one of its
+        partitions (parallel composition), and the target's partition pays the costliest event.
     ledger
-        A `tacit.Ledger` that is asked to pay for all data sets; or, for the sources, pass their own
-        to `fit`.
-    random_state
-        A seed makes the noise reproducible, and so removable by who knows it: for tests only. So
-        does a numpy Generator: `clone` copies it, and clones that share noise cancel it.
+        A `tacit.Ledger` that pays for all data sets. Sources may have their own, see `fit`.
 
     Attributes
     ----------
@@ -62,11 +90,11 @@ class TransferRegression(RegressorMixin, BaseEstimator):
     informative_
         Numbers of the sources that were used, from 0.
     events_, event_
-        What each data set paid (target first), and what the whole cost.
+        Event of each data set (target first), and of all of them for one person.
 
     Examples
     --------
-    The target is known only near 0; two other regions say how the line goes on.
+    The target covers only values near 0; two other regions show how the line continues.
 
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)
@@ -80,91 +108,49 @@ class TransferRegression(RegressorMixin, BaseEstimator):
     ([0, 1], [21.0])
     """
 
-    coef_: Floats
-    intercept_: float
-    informative_: list[int]
-    event_: Event
-    events_: tuple[Event, ...]
-
-    def __init__(
-        self,
-        *,
-        epsilon: float = 1.0,
-        delta: float = 1e-6,
-        source_epsilon: float | Many[float] | None = None,
-        bounds: Bounds | tuple[Any, Any] | None = None,
-        target_bounds: Bounds | tuple[Any, Any] | None = None,
-        h: float | None = None,
-        q: int = 2,
-        max_features: int = 32,
-        disjoint: bool = True,
-        relation: Relation | str = "add_remove",
-        ledger: Pays | None = None,
-        random_state: Any = None,  # Any: what scikit-learn takes for a seed
-    ) -> None:
-        self.epsilon = epsilon
-        self.delta = delta
-        self.source_epsilon = source_epsilon
-        self.bounds = bounds
-        self.target_bounds = target_bounds
-        self.h = h
-        self.q = q
-        self.max_features = max_features
-        self.disjoint = disjoint
-        self.relation = relation
-        self.ledger = ledger
-        self.random_state = random_state
+    source_epsilon: float | Many[float] | None = None
+    h: float | None = None
+    q: int = 2
+    max_features: int = 32
+    disjoint: bool = True
+    informative_: list[int] = field(init=False)
+    events_: tuple[Event, ...] = field(init=False)
 
     def fit(
         self,
         X: ArrayLike,
         y: ArrayLike,
         sources: Iterable[Source] = (),
-        source_ledgers: Many[Pays | None] | None = None,
+        source_ledgers: Many[Ledger | None] | None = None,
     ) -> Self:
-        """The private model of the target (`X`, `y`) and `sources`; pays before it releases.
+        """Fit the model to the private target (`X`, `y`) and `sources`, paying before any release.
 
-        `source_ledgers`, one per source, pay instead of the target's `ledger`.
+        `source_ledgers`, one per source, pay for the sources instead of `ledger`.
         """
-        tables = [_base.check_table(self, X, y, y_numeric=True)]
+        tables = [self._fit_table(X, y, y_numeric=True)]
         d = tables[0][0].shape[1]
         names = getattr(self, "feature_names_in_", None)
-        tables += [_source(k, source, d, names) for k, source in enumerate(sources)]
-        _base.check_width(d)
-        box = _base.as_bounds(
-            self.bounds, name="bounds", advice="Pass Bounds(lower, upper) for the features."
-        ).box(d)
-        target_box = _base.as_bounds(
-            self.target_bounds,
-            name="target_bounds",
-            advice="Pass Bounds(lower, upper) for the target.",
-        ).box(1)
-        data = [_DataSet(table, target_box.target(targets)) for table, targets in tables]
+        tables += [_checked_source(k, source, d, names) for k, source in enumerate(sources)]
+        box, target_box = self._box(d), self._target_box()
+        data = [_DataSet(table, target_box.scale_target(targets)) for table, targets in tables]
         allowance = self._allowance(box, target_box)
-        rng = _base.random_generator(self.random_state)
+        rng = self._generator()
         plans = self._plans(d, len(tables) - 1, box.row_norm)
 
-        self._pay(plans, source_ledgers)
-        features, summaries = _release(data, plans, box, rng)
-        fitted = pooling.transfer(summaries[0], summaries[1:], q=self.q, allowance=allowance)
-        kept = box.take(features, box.row_norm)
-        coef, intercept = kept.unscale(fitted.theta * target_box.half[0])
+        self._pay_all(plans, source_ledgers)
+        features, released = _release(data, plans, box, rng)
+        fitted = fit_with_sources(released[0], released[1:], q=self.q, allowance=allowance)
+        coef, intercept = box.take(features, box.row_norm).unscale(fitted.theta, target_box)
         self.coef_ = np.zeros(d)
         self.coef_[features] = coef
-        self.intercept_ = float(intercept + target_box.center[0])
+        self.intercept_ = float(intercept)
         self.informative_ = fitted.informative
         self.events_ = tuple(plan.event for plan in plans)
         self.event_ = self._whole(self.events_)
         return self
 
-    def predict(self, X: ArrayLike) -> Floats:
-        """Predicted targets of the rows of `X`."""
-        check_is_fitted(self)
-        table, _ = _base.check_table(self, X, reset=False)
-        return table @ self.coef_ + self.intercept_
-
     def _allowance(self, box: Box, target_box: Box) -> float:
-        """Squared distance in scaled coefficients that a source within `h` can be off by."""
+        """Return the largest squared distance of a source within `h`, in scaled coefficients."""
         if self.q not in (1, 2):
             raise ValueError(f"q must be 1 or 2, got {self.q!r}.")
         if self.h is None:
@@ -172,11 +158,10 @@ class TransferRegression(RegressorMixin, BaseEstimator):
         # Scaled, w_j becomes w_j half_j / half_y; the 2-norm is at most the q-norm for q <= 2.
         return float(non_negative(h=self.h) * box.half.max() / target_box.half[0]) ** 2
 
-    def _plans(self, n_features: int, n_sources: int, row_norm: float) -> list[DataSetPlan]:
-        epsilon, delta = _base.check_budget(self.epsilon, self.delta, pure=False)
-        relation = _base.check_relation(self.relation, self.ledger)
+    def _plans(self, n_features: int, n_sources: int, row_norm: float) -> list["DataSetPlan"]:
+        terms = self._terms()
         n_kept = whole(max_features=self.max_features, least=1)
-        given = epsilon if self.source_epsilon is None else self.source_epsilon
+        given = terms["epsilon"] if self.source_epsilon is None else self.source_epsilon
         each = list(given) if isinstance(given, Many) else [given] * n_sources
         if len(each) != n_sources:
             raise ValueError(
@@ -184,19 +169,21 @@ class TransferRegression(RegressorMixin, BaseEstimator):
                 f"for {n_sources} sources."
             )
         return [
-            pooling.plan_data_set(
+            plan_data_set(
                 n_features,
                 row_norm=row_norm,
                 n_kept=n_kept,
                 epsilon=positive(epsilon=one),
-                delta=delta,
-                relation=relation,
+                delta=terms["delta"],
+                relation=terms["relation"],
             )
-            for one in (epsilon, *each)
+            for one in (terms["epsilon"], *each)
         ]
 
-    def _pay(self, plans: Many[DataSetPlan], source_ledgers: Many[Pays | None] | None) -> None:
-        """One entry per data set, all before the first release."""
+    def _pay_all(
+        self, plans: Many["DataSetPlan"], source_ledgers: Many[Ledger | None] | None
+    ) -> None:
+        """Spend one event per data set; nothing has been released before."""
         shared = source_ledgers is None
         ledgers = [self.ledger] * (len(plans) - 1) if shared else list(source_ledgers)
         if len(ledgers) != len(plans) - 1:
@@ -205,35 +192,283 @@ class TransferRegression(RegressorMixin, BaseEstimator):
                 f"for {len(plans) - 1} sources."
             )
         for ledger in ledgers:
-            _base.check_relation(self.relation, ledger)
+            self._relation(ledger)
         apart = self.disjoint and shared and len(plans) > 1
         names = ["target", *(f"source {k}" for k in range(len(ledgers)))]
         events = [plan.event for plan in plans]
         if apart:
-            # Partitions are named by place, and the next fit may put the same people in another.
-            # The target's is in every fit: with the costliest event it bounds what anyone met.
+            # Partitions are named by position, and the next fit may put the same people into
+            # another. The target's partition is in every fit, so the costliest event, charged
+            # there, bounds what any person took part in.
             events[0] = self._whole(tuple(events))
         for name, ledger, event in zip(names, [self.ledger, *ledgers], events, strict=True):
-            partition = name if apart else None
-            _base.pay(ledger, event, note=f"TransferRegression, {name}", partition=partition)
+            if ledger is not None:
+                partition = name if apart else None
+                ledger.spend(event, note=f"TransferRegression, {name}", partition=partition)
 
     def _whole(self, events: tuple[Event, ...]) -> Event:
-        """What a person may have met: the costliest data set, or all of them."""
+        """Return what one person may have taken part in: the costliest event, or all of them."""
         if not self.disjoint and len(events) > 1:
             return Sequence(events)
         relation = Relation(self.relation)
         return max(events, key=lambda event: GDP().mu(event, relation=relation))
 
-    def __sklearn_tags__(self) -> Tags:
-        tags = super().__sklearn_tags__()
-        tags.non_deterministic = True
-        assert tags.regressor_tags is not None
-        tags.regressor_tags.poor_score = True
-        return tags
+
+@dataclass(frozen=True)
+class DataSetPlan:
+    """Releases of one data set: moments of v = (1, x, scale y), after screening if there is any.
+
+    * Screening releases the sum of y z. One record adds a vector of norm |y| |z| <= `screen_norm`;
+      replaced, it changes the sum by at most twice that.
+    * The moments are the sum of v v'. One record adds |v|^2 <= row_norm^2 + scale^2 in Frobenius
+      norm; replaced, the change is at most sqrt(2) times that, because the inner product of v v'
+      and w w' is >= 0.
+    """
+
+    screen: GaussianMechanism | None
+    screen_norm: float
+    moments: GaussianMechanism
+    row_norm: float
+    scale: float
+    n_kept: int
+
+    @property
+    def event(self) -> Event:
+        """Event of all releases of the data set, for the accountant."""
+        if self.screen is None:
+            return self.moments.event
+        return Sequence((self.screen.event, self.moments.event))
+
+
+class NoisyMoments(NamedTuple):
+    """Released moments of one data set or of a pool, with the standard deviation of their noise."""
+
+    moments: SecondMoments
+    gram_std: float
+    """On the diagonal of the Gram matrix; off the diagonal it is 1/sqrt(2) of that."""
+    cross_std: float
+
+    @property
+    def spread(self) -> float:
+        """Largest eigenvalue, approximately, of the noise in the Gram matrix."""
+        return triangle_noise(self.gram_std, len(self.moments.cross))
+
+    def covariance(self, theta: Floats) -> Floats:
+        """Return the covariance, by noise and sampling, of cross - gram theta at the true theta."""
+        m, identity = self.moments, np.eye(len(theta))
+        # The noise matrix E has variance s^2 on and s^2 / 2 off the diagonal, so E theta has
+        # covariance s^2 (|theta|^2 I + theta theta') / 2.
+        released = self.gram_std**2 / 2 * (theta @ theta * identity + np.outer(theta, theta))
+        released += self.cross_std**2 * identity
+        rest = m.square - 2 * m.cross @ theta + theta @ m.gram @ theta
+        variance = np.clip(rest / max(m.gram[0, 0], 1.0), 0.0, 4.0)  # |y| <= 1: at most 4
+        return released + variance * _repaired(m.gram, 0.0, 0.0)
+
+    def misfit(self, theta: Floats) -> float:
+        """Return the size of cross - gram theta in units of its noise; chi-square at the truth."""
+        rest = self.moments.cross - self.moments.gram @ theta
+        return float(rest @ np.linalg.solve(self.covariance(theta), rest))
+
+
+class TransferResult(NamedTuple):
+    """A fitted model and the numbers of the sources that it used."""
+
+    theta: Floats
+    informative: list[int]
+
+
+def plan_data_set(
+    n_features: int,
+    *,
+    row_norm: float,
+    n_kept: int,
+    epsilon: float,
+    delta: float,
+    relation: Relation,
+) -> DataSetPlan:
+    """Return the plan of one data set; it is screened if it has more than `n_kept` features."""
+    screened = n_features > n_kept
+    shares = (_SCREEN_SHARE, 1 - _SCREEN_SHARE) if screened else (1.0,)
+    factors = (2.0, math.sqrt(2.0)) if screened else (math.sqrt(2.0),)
+    *first, last = gaussian_shares(
+        epsilon, delta, shares=shares, replace_factors=factors, relation=relation
+    )
+    # A row of fewer features is shorter in proportion.
+    inner = math.sqrt(1 + (row_norm**2 - 1) * min(1.0, n_kept / n_features))
+    scale = inner / math.sqrt(2.0)
+    return DataSetPlan(
+        screen=GaussianMechanism(first[0], l2_sensitivity=row_norm) if screened else None,
+        screen_norm=row_norm,
+        moments=GaussianMechanism(
+            last, l2_sensitivity=inner**2 + scale**2, replace_factor=math.sqrt(2.0)
+        ),
+        row_norm=inner,
+        scale=scale,
+        n_kept=min(n_kept, n_features),
+    )
+
+
+def release_screen(rows: PrivateRows, y: Floats, plan: DataSetPlan, rng: Rng) -> Floats:
+    """Return the noisy sum of y x in units of its noise; rows are shrunk to `screen_norm`."""
+    assert plan.screen is not None  # the caller checks that there is screening
+    private = rows.weighted_sum(
+        np.zeros(rows.n_features + 1), lambda span, _: rows.factors[span] * y[span]
+    )
+    return plan.screen.release(private, rng)[1:] / plan.screen.noise_std
+
+
+def choose_features(screens: Many[Floats], n_kept: int) -> NDArray[np.intp]:
+    """Return the features with the largest scores, half by the target, half by it and sources.
+
+    Those sources take part whose scores on the target's half have a similar direction.
+    """
+    target, *sources = screens
+    first = np.argsort(-np.abs(target), kind="stable")[: (n_kept + 1) // 2]
+    like = [s for s in sources if _cosine(s[first], target[first]) >= _LIKE_MINDED]
+    pooled = np.abs(np.sum([target, *like], axis=0))
+    pooled[first] = np.inf
+    return np.sort(np.argsort(-pooled, kind="stable")[:n_kept])
+
+
+def release_moments(rows: PrivateRows, y: Floats, plan: DataSetPlan, rng: Rng) -> NoisyMoments:
+    """Return the noisy moments of rows shrunk to `plan.row_norm`."""
+    private = rows.moments(y)
+    size = rows.n_features + 1
+    whole = np.empty((size + 1, size + 1))
+    whole[:size, :size] = private.gram
+    whole[size, :size] = whole[:size, size] = plan.scale * private.cross
+    whole[size, size] = plan.scale**2 * private.square
+    # One record adds v v' with |v|^2 <= row_norm^2 + scale^2, its Frobenius norm.
+    noisy = from_triangle(plan.moments.release(triangle(whole), rng), size + 1)
+    moments = SecondMoments(
+        noisy[:size, :size],
+        noisy[:size, size] / plan.scale,
+        float(noisy[size, size]) / plan.scale**2,
+    )
+    std = plan.moments.noise_std
+    return NoisyMoments(moments, std, std / (math.sqrt(2.0) * plan.scale))
+
+
+def pool(parts: Many[NoisyMoments]) -> NoisyMoments:
+    """Return the moments of the union; the variances of independent noises add."""
+    return NoisyMoments(
+        SecondMoments(
+            np.sum([part.moments.gram for part in parts], axis=0),
+            np.sum([part.moments.cross for part in parts], axis=0),
+            math.fsum(part.moments.square for part in parts),
+        ),
+        math.hypot(*(part.gram_std for part in parts)),
+        math.hypot(*(part.cross_std for part in parts)),
+    )
+
+
+def fit_with_sources(
+    target: NoisyMoments, sources: Many[NoisyMoments], *, q: int = 2, allowance: float = 0.0
+) -> TransferResult:
+    """Return the target's model with the help of its informative sources: select, pool, correct.
+
+    `allowance` is the squared distance, in scaled coefficients, by which a source may differ. The
+    answer lies between the target's own fit and the fit with help, according to the trust in the
+    source most like the target. So a source whose difference is just noticeable is neither used in
+    full nor ignored. Without informative sources the answer is the target's own fit.
+    """
+    alone = minimize(target, q=q)
+    trusts = select(target, sources, allowance=allowance)
+    if not trusts:
+        return TransferResult(alone, [])
+    pooled = minimize(pool([target, *(sources[k] for k in trusts)]), q=q)
+    helped = pooled + correct(target, pooled, q=q)
+    return TransferResult(alone + max(trusts.values()) * (helped - alone), sorted(trusts))
+
+
+def select(
+    target: NoisyMoments, sources: Many[NoisyMoments], *, allowance: float = 0.0
+) -> dict[int, float]:
+    """Return the numbers of the informative sources with the trust in each, in (0, 1].
+
+    Sources most like the target come first. Each must agree with the target, and with the pool of
+    the target and the sources accepted before, which shows differences that the noise of the target
+    hides. Trust falls from 1 to 0 between the 0.9 and the 0.99 quantile of the law of a misfit.
+    """
+    least, most = chi2.ppf((_TRUSTED, _REFUSED), len(target.moments.cross)).tolist()
+    misfits = [misfit_of_both(target, source, allowance=allowance) for source in sources]
+    known, trusts = target, {}
+    for k in np.argsort(misfits, kind="stable").tolist():
+        worse = max(misfits[k], misfit_of_both(known, sources[k], allowance=allowance))
+        if worse < most:
+            trusts[k] = min(1.0, (most - worse) / (most - least))
+            known = pool([known, sources[k]])
+    return trusts
+
+
+def misfit_of_both(one: NoisyMoments, other: NoisyMoments, *, allowance: float = 0.0) -> float:
+    """Return how badly one linear model explains two data sets, in units of their noise.
+
+    At the common true theta, the rest cross - gram theta is noise of known covariance C. So
+    J = sum over both of rest' C^-1 rest, at its minimum over theta, is chi-square with
+    2 (d + 1) - (d + 1) degrees of freedom (Hansen's test of overidentifying restrictions, 1982).
+    The most that an `other` within `allowance` can add to J is subtracted.
+    """
+    theta: Floats = np.zeros(len(one.moments.cross))
+    for _ in range(_ROUNDS):  # the covariance depends on theta
+        weights = [np.linalg.inv(s.covariance(theta)) for s in (one, other)]
+        normal, pull = np.eye(len(theta)) / _WIDE, np.zeros_like(theta)
+        for s, weight in zip((one, other), weights, strict=True):
+            normal += s.moments.gram @ weight @ s.moments.gram
+            pull += s.moments.gram @ weight @ s.moments.cross
+        theta = np.asarray(np.linalg.solve(normal, pull), np.float64)
+    weight = np.linalg.inv(other.covariance(theta))
+    reach = np.linalg.eigvalsh(other.moments.gram @ weight @ other.moments.gram)[-1]
+    return one.misfit(theta) + other.misfit(theta) - float(reach) * allowance
+
+
+def correct(target: NoisyMoments, pooled: Floats, *, q: int = 2) -> Floats:
+    """Return what to add to the pooled model so that it fits the target, as far as noise allows.
+
+    For q = 2 it is the posterior mean under a normal prior on the difference, whose variance is
+    estimated from the target's own misfit; it is non-zero only in directions that the target's
+    moments determine. For q = 1 it is the lasso on the same whitened equations, with a penalty of
+    sqrt(2 log d) standard deviations.
+    """
+    gram = target.moments.gram
+    rest = target.moments.cross - gram @ pooled
+    covariance = target.covariance(pooled)
+    weight = np.linalg.inv(covariance)
+    normal, pull = gram @ weight @ gram, gram @ weight @ rest
+    if q == 1:
+        scale = np.sqrt(np.maximum(np.diag(normal), 1e-12))
+        lam = math.sqrt(2 * math.log(max(len(rest), 2))) * scale
+        return _lasso(normal, pull, lam, start=np.zeros_like(rest))
+    excess = float(rest @ rest) - float(np.trace(covariance))
+    variance = excess / float(np.trace(gram @ gram))
+    if variance <= 0:
+        return np.zeros_like(rest)
+    step = np.linalg.solve(normal + np.eye(len(rest)) / variance, pull)
+    return np.asarray(step, np.float64)
+
+
+def minimize(released: NoisyMoments, *, q: int = 2) -> Floats:
+    """Return the coefficients that minimize the noisy loss plus a penalty lambda |features|_q^q.
+
+    lambda follows from the known noise. For q = 2 it is the ridge of `solve_moments`. For q = 1 it
+    is sqrt(2 log d) standard deviations of a cross moment, on a Gram matrix made positive definite.
+    """
+    theta = solve_moments(released.moments, noise=released.spread)
+    if q == 2:
+        return theta
+    smallest = float(np.linalg.eigvalsh(released.moments.gram)[0])
+    floor = max(0.0, smallest - released.spread)
+    ridge = max(0.0, released.spread - floor)
+    n_features = len(theta) - 1
+    lam = released.cross_std * math.sqrt(2 * math.log(max(n_features, 2)))
+    gram = _repaired(released.moments.gram, ridge, floor)
+    penalties = np.full(len(theta), lam)
+    penalties[0] = 0.0
+    return _lasso(gram, released.moments.cross, penalties, start=theta)
 
 
 class _DataSet(NamedTuple):
-    """One private data set; targets are scaled."""
+    """One private data set with scaled targets."""
 
     X: NDArray[np.floating]
     y: Floats
@@ -241,38 +476,33 @@ class _DataSet(NamedTuple):
 
 def _release(
     data: Many[_DataSet], plans: Many[DataSetPlan], box: Box, rng: Rng
-) -> tuple[NDArray[np.intp], list[Summary]]:
-    """Features kept, and the released moments of each data set.
+) -> tuple[NDArray[np.intp], list[NoisyMoments]]:
+    """Return the features kept, and the released moments of each data set.
 
-    Each data set has a stream of noise of its own: that of the target does not depend on how many
-    sources there are.
+    Each data set has its own stream of noise, so that the noise of the target does not depend on
+    the number of sources.
     """
     streams = [rng] * len(data) if isinstance(rng, SecureGenerator) else rng.spawn(len(data))
     triples = list(zip(data, plans, streams, strict=True))
     features = np.arange(len(box.half))
     if plans[0].screen is not None:
         screens = [
-            pooling.release_screen(
-                PrivateRows(one.X, box, row_norm=plan.screen_norm), one.y, plan, stream
-            )
-            for one, plan, stream in triples
+            release_screen(PrivateRows(X, box, row_norm=plan.screen_norm), y, plan, stream)
+            for (X, y), plan, stream in triples
         ]
-        features = pooling.choose_features(screens, plans[0].n_kept)
-        triples = [
-            (_DataSet(one.X[:, features], one.y), plan, stream) for one, plan, stream in triples
-        ]
+        features = choose_features(screens, plans[0].n_kept)
+        triples = [(_DataSet(X[:, features], y), plan, stream) for (X, y), plan, stream in triples]
     inner = box.take(features, plans[0].row_norm)
     return features, [
-        pooling.release_moments(
-            PrivateRows(one.X, inner, row_norm=plan.row_norm), one.y, plan, stream
-        )
-        for one, plan, stream in triples
+        release_moments(PrivateRows(X, inner, row_norm=plan.row_norm), y, plan, stream)
+        for (X, y), plan, stream in triples
     ]
 
 
-def _source(
+def _checked_source(
     k: int, source: Source, n_features: int, names: NDArray[Any] | None
 ) -> tuple[NDArray[np.floating], NDArray[Any]]:
+    """Return the private table and targets of source `k`, which must match the target's columns."""
     try:
         dtype: Any = (np.float64, np.float32)  # Any: annotated as str in scikit-learn
         X, y = check_X_y(*source, dtype=dtype, y_numeric=True)
@@ -288,3 +518,34 @@ def _source(
     if columns is not None and names is not None and list(columns) != list(names):
         raise ValueError(f"source {k} must have the columns of the target, in the same order.")
     return X, y
+
+
+def _cosine(one: Floats, other: Floats) -> float:
+    """Return the cosine of the angle between two non-zero vectors."""
+    return float(one @ other / np.sqrt((one @ one) * (other @ other)))
+
+
+def _repaired(gram: Floats, ridge: float, floor: float) -> Floats:
+    """Return a positive definite matrix: eigenvalues are raised to `floor`, then by `ridge`."""
+    values, vectors = np.linalg.eigh(gram)
+    least = 1e-9 * max(float(values[-1]), 1.0)
+    raised = np.maximum(np.maximum(values, floor) + ridge, least)
+    return (vectors * raised) @ vectors.T
+
+
+def _lasso(gram: Floats, cross: Floats, penalties: Floats, *, start: Floats) -> Floats:
+    """Return the minimum of theta' G theta / 2 - cross' theta + penalties' |theta|.
+
+    It is found by coordinate descent from `start`.
+    """
+    theta = start.copy()
+    for _ in range(1000):
+        largest = 0.0
+        for j in range(len(theta)):
+            pull = cross[j] - gram[j] @ theta + gram[j, j] * theta[j]
+            new = math.copysign(max(abs(pull) - penalties[j], 0.0), pull) / gram[j, j]
+            largest = max(largest, abs(new - theta[j]))
+            theta[j] = new
+        if largest <= 1e-10:
+            break
+    return theta

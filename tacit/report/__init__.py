@@ -1,10 +1,18 @@
-"""Reports: what a run promised and reached, as a page for people and as a certificate."""
+"""Reports: the result and the guarantee of a run, as a page for people and as a certificate.
 
-from pathlib import Path
+`certificate` states the claim so that anyone can recompute it, `figures` draws, `page` lays out one
+HTML page, and `reports` fills them from a run folder. The names of `reports` load when they are
+first used, because `reports` imports much more than the others.
+"""
 
+from typing import TYPE_CHECKING
+
+from tacit._lazy import lazy
 from tacit.report.certificate import Problem, make_certificate, schema, verify
-from tacit.report.figures import Figure, Role, Series, to_csv, to_svg
-from tacit.report.logit_report import write_logit_report
+from tacit.report.figures import Figure, Role, Series, to_csv, to_svg, to_svg_file, to_text
+
+if TYPE_CHECKING:
+    from tacit.report.reports import write_logit_report, write_page, write_pate_sweep
 
 __all__ = [
     "Figure",
@@ -15,17 +23,12 @@ __all__ = [
     "schema",
     "to_csv",
     "to_svg",
+    "to_svg_file",
+    "to_text",
     "verify",
     "write_logit_report",
     "write_page",
+    "write_pate_sweep",
 ]
 
-
-def write_page(folder: str | Path) -> Path:
-    """report.html of a finished run or sweep, with the figures' data beside it."""
-    from tacit.experiments import SWEEP
-    from tacit.report.run_report import write_report
-    from tacit.report.sweep_report import write_sweep_report
-
-    is_sweep = (Path(folder) / SWEEP).is_file()
-    return write_sweep_report(folder) if is_sweep else write_report(folder)
+__getattr__ = lazy(__name__, {name: "reports" for name in __all__ if name.startswith("write_")})

@@ -1,9 +1,10 @@
 """The certificate: everything that anyone needs to recompute a claim of privacy, as JSON.
 
-It states the events and lets the reader price them: `verify` computes every epsilon again from the
-events alone, compares the model file with its hash, and checks the seal, a hash over all other
-fields that finds any edit. The seal is no signature: who edits on purpose can seal again, but then
-has to state other events, and the prices are recomputed from those.
+A certificate states the events of a run, so that its reader can price them. `verify` computes every
+epsilon again from the events alone, compares the model file with its hash, and checks the seal,
+which is a hash of all other fields. The seal reveals accidental edits, but it is not a signature:
+whoever edits a certificate on purpose can compute the seal again. Such an edit cannot lower epsilon
+unless it changes the events too, because prices are recomputed from the events.
 """
 
 import hashlib
@@ -21,7 +22,7 @@ from tacit.events import Event, Relation
 FORMAT, VERSION = "tacit certificate", 1
 TOLERANCE = 1e-6  # relative; other versions of numpy and scipy may differ in the last digits
 
-ACCOUNTANTS: dict[str, Callable[[], Any]] = {  # Any: classes of one protocol, loaded on use
+ACCOUNTANTS: dict[str, Callable[[], Any]] = {  # Any: classes that load on first use
     "PLD": lambda: accounting.PLD(),
     "RDP": lambda: accounting.RDP(),
     "moments (2016)": lambda: accounting.Moments(),
@@ -37,7 +38,7 @@ class Problem(NamedTuple):
 
 
 def prices(event: Event, *, delta: float, relation: Relation) -> list[dict[str, Any]]:
-    """Epsilon by every accountant that has a price, and the certified bracket of the tightest."""
+    """Return epsilon by every accountant that has a finite price, and a lower bound by PLD."""
     found: list[dict[str, Any]] = []
     for name, make in ACCOUNTANTS.items():
         entry: dict[str, Any] = {"accountant": name, "version": __version__}
@@ -71,7 +72,7 @@ def make_certificate(
     title: str,
     model: Path | None = None,
 ) -> dict[str, Any]:
-    """A sealed certificate of `event`; epsilon is the tightest certified upper bound."""
+    """Return the sealed certificate of `event`; its epsilon is a certified upper bound."""
     epsilon = accounting.epsilon(event, delta=delta, relation=relation)
     body = {
         "format": FORMAT,
@@ -99,9 +100,9 @@ def make_certificate(
 
 
 def verify(certificate: Mapping[str, Any], *, folder: Path | None = None) -> list[Problem]:
-    """Every reason why the certificate does not hold; none if it does.
+    """Return every reason why the certificate does not hold; the list is empty if it holds.
 
-    `folder` is where the model file lies; without it the file is not looked at.
+    `folder` holds the model file; without `folder`, the model file is not checked.
     """
     malformed = list(_schema_problems(certificate))
     if malformed:
@@ -112,7 +113,7 @@ def verify(certificate: Mapping[str, Any], *, folder: Path | None = None) -> lis
 
 
 def seal(body: Mapping[str, Any]) -> str:
-    """Hash of the canonical JSON of all fields but the seal."""
+    """Return the hash of all fields except the seal, as canonical JSON."""
     text = json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -120,18 +121,18 @@ def seal(body: Mapping[str, Any]) -> str:
 def _is_sealed(body: Mapping[str, Any], stated: str) -> bool:
     try:
         return seal(body) == stated
-    except ValueError:  # NaN or infinity, which no certificate that we wrote contains
+    except ValueError:  # NaN or infinity, which `make_certificate` never writes
         return False
 
 
 def file_hash(path: Path) -> str:
-    """SHA-256 of a file, read in pieces."""
+    """Return the SHA-256 of a file without loading the whole file."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def schema() -> dict[str, Any]:
-    """The JSON Schema of certificates."""
+    """Return the JSON Schema of certificates."""
     file = resources.files("tacit.report") / "certificate.schema.json"
     return json.loads(file.read_text(encoding="utf-8"))
 
@@ -158,26 +159,28 @@ def _price_problems(certificate: Mapping[str, Any]) -> Iterator[Problem]:
     if not _close(stated, epsilon):
         yield Problem("claim.epsilon", f"the events cost {epsilon:.6g}, not {stated:.6g}")
     if claim["sampling"]["assumed"] != str(event):
-        yield Problem("claim.sampling.assumed", "does not say what the events say")
+        yield Problem("claim.sampling.assumed", "does not describe the events")
     before = {entry["accountant"]: entry for entry in certificate["prices"]}
     after = {entry["accountant"]: entry for entry in again}
     if sorted(entry["accountant"] for entry in certificate["prices"]) != sorted(after):
-        yield Problem("prices", f"must be those of {', '.join(after)}")
+        yield Problem("prices", f"must be those of {', '.join(after)}, once each")
     for name in before.keys() & after.keys():
         for field in ("epsilon", "lower"):
             if not _close(before[name].get(field, 0.0), after[name].get(field, 0.0)):
-                yield Problem(f"prices.{name}.{field}", f"is {after[name][field]:.6g} today")
+                yield Problem(
+                    f"prices.{name}.{field}", f"is {after[name][field]:.6g} when computed again"
+                )
 
 
 def _model_problems(certificate: Mapping[str, Any], folder: Path | None) -> Iterator[Problem]:
     model = certificate["model"]
     if model is None or folder is None:
         return
-    path = folder / Path(model["file"]).name  # never outside the folder
+    path = folder / Path(model["file"]).name  # the name alone, so it stays inside the folder
     if not path.is_file():
-        yield Problem("model.file", "is not there")
+        yield Problem("model.file", "does not exist")
     elif file_hash(path) != model["sha256"]:
-        yield Problem("model.sha256", "the file is another one")
+        yield Problem("model.sha256", "the file has another hash")
 
 
 def _close(stated: float, computed: float) -> bool:

@@ -1,7 +1,8 @@
-"""Figures as data: drawn as an SVG that follows the page's theme, and written as CSV.
+"""Figures as values: drawn as SVG in the page's colors or as text, and written as CSV.
 
-A figure is a value (series of points with labels); `svg` draws it without any library, so the page
-stays small and self-contained. Hovering and the arrow keys read values off it (see page.js).
+A figure holds series of points, and may add contour lines of a surface or rows of small pictures.
+`to_svg` and `to_text` draw it without a plotting library, so a page stays small and needs no
+network. A reader gets values from the SVG with the pointer or the arrow keys (see page.js).
 """
 
 import csv
@@ -18,10 +19,13 @@ import numpy as np
 
 WIDTH, HEIGHT = 720, 400
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 20, 36, 52
+_ROW_NAMES = 170  # width of the column that names the rows of pictures
+_SHADES = 16  # shades of gray in a picture
+_BRAILLE = np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]])  # dots of a character
 
 
 class Role(StrEnum):
-    """What a series stands for; the page gives each role a color and a stroke."""
+    """What a series stands for. The page gives each role a color and a stroke."""
 
     PRIVATE = "private"
     BASELINE = "baseline"
@@ -33,7 +37,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """Points of one name; `low` and `high` draw a band, `is_line` joins the points."""
+    """Named points; `low` and `high` add a band around them, `is_line` joins them by a line."""
 
     name: str
     x: tuple[float, ...]
@@ -60,7 +64,7 @@ class Surface:
     x: tuple[float, ...]
     y: tuple[float, ...]
     z: tuple[tuple[float, ...], ...]
-    """One row for each y."""
+    """One row of heights for each y."""
     levels: tuple[float, ...]
 
     def __post_init__(self) -> None:
@@ -68,77 +72,75 @@ class Surface:
             raise ValueError(f"surface {self.name!r} must have a row for each y, as long as x.")
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PictureRow:
+    """Gray pictures under one name, of shape (pictures, height, width), with values in [0, 1]."""
+
+    name: str
+    pictures: np.ndarray
+
+
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """What is drawn: `name` is its file name and anchor, `caption` says what to see.
+    """A figure: `name` is its file name and its anchor on the page, `caption` explains it.
 
-    With a `surface` the series are paths on it, and a reader steps along them.
+    With a `surface`, the series are paths on the surface, and a reader steps along them. With
+    `pictures`, the figure is a table of pictures without axes.
     """
 
     name: str
     title: str
     caption: str
-    x_label: str
-    y_label: str
-    series: tuple[Series, ...]
+    x_label: str = ""
+    y_label: str = ""
+    series: tuple[Series, ...] = ()
     x_log: bool = False
     y_log: bool = False
     y_percent: bool = False
     surface: Surface | None = None
+    pictures: tuple[PictureRow, ...] = ()
 
 
 def to_csv(figure: Figure) -> str:
-    """Long form: one row for each point of each series.
+    """Return the series as CSV in long form: one row for each point of each series.
 
     >>> line = Series(name="ours", x=(1,), y=(2,))
     >>> print(to_csv(Figure(name="f", title="", caption="", x_label="a", y_label="b",
     ...                     series=(line,))).splitlines()[1])
     ours,1.0,2.0,,
     """
-    out = io.StringIO()
-    rows = csv.writer(out, lineterminator="\n")
-    rows.writerow(["series", figure.x_label, figure.y_label, "low", "high"])
+    rows = []
     for series in figure.series:
         low = series.low or ("",) * len(series.x)
         high = series.high or ("",) * len(series.x)
-        rows.writerows(zip([series.name] * len(low), series.x, series.y, low, high, strict=True))
-    return out.getvalue()
-
-
-def surface_csv(surface: Surface, x_label: str, y_label: str) -> str:
-    """Long form: one row for each point of the grid."""
-    out = io.StringIO()
-    rows = csv.writer(out, lineterminator="\n")
-    rows.writerow([x_label, y_label, surface.name])
-    for y, heights in zip(surface.y, surface.z, strict=True):
-        rows.writerows((x, y, z) for x, z in zip(surface.x, heights, strict=True))
-    return out.getvalue()
+        rows += zip([series.name] * len(low), series.x, series.y, low, high, strict=True)
+    return _table(["series", figure.x_label, figure.y_label, "low", "high"], rows)
 
 
 def files(figure: Figure) -> Iterator[tuple[str, str]]:
-    """A figure as files, name and content: the picture as SVG, its data as CSV."""
+    """Yield the name and the content of each file of a figure: its SVG, and its data as CSV."""
     yield f"{figure.name}.svg", to_svg_file(figure)
     yield f"{figure.name}.csv", to_csv(figure)
-    if figure.surface is not None:
-        content = surface_csv(figure.surface, figure.x_label, figure.y_label)
+    if (ground := figure.surface) is not None:
+        rows = (
+            (x, y, z)
+            for y, heights in zip(ground.y, ground.z, strict=True)
+            for x, z in zip(ground.x, heights, strict=True)
+        )
+        content = _table([figure.x_label, figure.y_label, ground.name], rows)
         yield f"{figure.name}-surface.csv", content
 
 
 def to_svg(figure: Figure) -> str:
-    """The figure as an `<svg>` element, with its points as JSON for the reader's pointer."""
-    ground = figure.surface
-    x_values = [x for s in figure.series for x in s.x] + list(ground.x if ground else ())
-    y_values = [v for s in figure.series for v in (*s.y, *s.low, *s.high)]
-    y_values += ground.y if ground else ()
-    xs = _Axis(x_values, is_log=figure.x_log, span=(_LEFT, WIDTH - _RIGHT))
-    pad = 0.0 if ground else 0.06
-    ys = _Axis(y_values, is_log=figure.y_log, span=(HEIGHT - _BOTTOM, _TOP), pad=pad)
+    """Return the figure as an `<svg>` element with its points as JSON, which page.js reads."""
+    if figure.pictures:
+        return "\n".join(_picture_table(figure))
+    xs, ys = _axes(figure)
     label = f"{figure.title}. {figure.y_label} against {figure.x_label}."
     parts = [
-        f'<svg class="figure" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" tabindex="0" '
-        f'aria-label="{html.escape(label)}" data-points="{_data(figure, xs, ys)}">',
+        _opening_tag(label, HEIGHT, _data(figure, xs, ys)),
         *_grid(figure, xs, ys),
-        *([] if ground is None else _contours(ground, xs, ys)),
+        *([] if figure.surface is None else _contours(figure.surface, xs, ys)),
         *(_drawn(series, xs, ys) for series in figure.series),
         '<line class="cursor" y1="36" y2="348" visibility="hidden"/>',
         "</svg>",
@@ -147,7 +149,7 @@ def to_svg(figure: Figure) -> str:
 
 
 def to_svg_file(figure: Figure) -> str:
-    """The figure as a file of its own, with the page's colors, its title and its legend."""
+    """Return the figure as an SVG file of its own: with the page's colors, title and legend."""
     css = (resources.files("tacit.report") / "page.css").read_text(encoding="utf-8")
     rows = [f'<text class="label" x="{_LEFT}" y="20" font-weight="600">{html.escape(figure.title)}']
     rows.append("</text>")
@@ -158,18 +160,56 @@ def to_svg_file(figure: Figure) -> str:
             f'<text x="{x + 14:.0f}" y="42">{html.escape(series.name)}</text>'
         )
         x += 30 + 6.4 * len(series.name)
+    height = (_picture_height(figure) if figure.pictures else HEIGHT) + 50
     drawn = to_svg(figure)
     inner = drawn[drawn.index(">") + 1 : drawn.rindex("</svg>")]
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT + 50}">'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}">'
         f"<style>{css}</style>\n"
-        f'<rect width="{WIDTH}" height="{HEIGHT + 50}" fill="var(--card)"/>\n'
+        f'<rect width="{WIDTH}" height="{height}" fill="var(--card)"/>\n'
         f'{"".join(rows)}\n<g transform="translate(0 50)">{inner}</g></svg>\n'
     )
 
 
+def to_text(figure: Figure, *, width: int = 64, height: int = 14) -> str:
+    """Return the lines of a figure as text, with the range of both axes written beside them.
+
+    Lines are drawn with braille characters, each of which holds two by four dots.
+
+    >>> line = Series(name="ours", x=(0, 1, 2), y=(0, 1, 0))
+    >>> print(to_text(Figure(name="f", title="", caption="", series=(line,)), width=4, height=2))
+    1 ┤⠀⡰⢢⠀
+    0 ┤⡰⠁⠀⢣
+       0  2
+    """
+    x_values = [x for series in figure.series for x in series.x]
+    y_values = [y for series in figure.series for y in series.y]
+    xs = _Axis(x_values, is_log=figure.x_log, span=(0, 2 * width - 1))
+    ys = _Axis(y_values, is_log=figure.y_log, span=(4 * height - 1, 0))
+    cells = np.zeros((height, width), int)
+    for series in figure.series:
+        across = [xs.at(x) for x in series.x]
+        columns = np.arange(round(across[0]), round(across[-1]) + 1)
+        at = np.interp(columns, across, [ys.at(y) for y in series.y])
+        rows = np.rint(at).astype(int)  # (columns,), counted from the top
+        for column, row, before in zip(columns, rows, [rows[0], *rows[:-1]], strict=True):
+            # Join steep parts: dots from the last column's row (left out) to this column's row.
+            dots = range(row, before) if row < before else range(before + (row > before), row + 1)
+            for dot in dots:
+                cells[dot // 4, column // 2] |= _BRAILLE[dot % 4, column % 2]
+    labels = {0: f"{max(y_values):.4g}", height - 1: f"{min(y_values):.4g}"}
+    margin = max(len(label) for label in labels.values())
+    lines = [
+        f"{labels.get(i, ''):>{margin}} {'┤' if i in labels else '│'}"
+        + "".join(chr(0x2800 + cell) for cell in row)
+        for i, row in enumerate(cells)
+    ]
+    left, right = f"{min(x_values):.4g}", f"{max(x_values):.4g}"
+    return "\n".join([*lines, " " * (margin + 2) + left + right.rjust(width - len(left))])
+
+
 class _Axis:
-    """From values to positions, with ticks at round numbers."""
+    """Maps values to positions, with ticks at round numbers."""
 
     def __init__(
         self, values: Iterable[float], *, is_log: bool, span: tuple[float, float], pad: float = 0.0
@@ -179,16 +219,20 @@ class _Axis:
         if is_log:
             low, high = math.log10(low), math.log10(high)
         room = (high - low) * pad or (0.0 if high > low else max(abs(high), 1.0) * 0.1)
-        self.low, self.high = low - room, high + room
-        self.is_log, self.span = is_log, span
+        self.low = low - room
+        self.high = high + room
+        self.is_log = is_log
+        self.span = span
 
     def at(self, value: float) -> float:
+        """Return the position of a value; on a log axis, what is not positive goes to the end."""
         if self.is_log:
             value = math.log10(value) if value > 0 else self.low
         share = (value - self.low) / (self.high - self.low)
         return self.span[0] + share * (self.span[1] - self.span[0])
 
     def ticks(self) -> list[float]:
+        """Return the round numbers to mark on the axis."""
         if self.is_log:
             whole = range(math.ceil(self.low - 1e-9), math.floor(self.high + 1e-9) + 1)
             steps = [10.0**k for k in whole]
@@ -206,7 +250,27 @@ def _round_step(rough: float) -> float:
     return next(m * scale for m in (1, 2, 2.5, 5, 10) if m * scale >= rough * 0.999)
 
 
-def _grid(figure: Figure, xs: _Axis, ys: _Axis) -> Iterable[str]:
+def _axes(figure: Figure) -> tuple[_Axis, _Axis]:
+    """Return the axes of the SVG; without a surface, y has some room above and below."""
+    ground = figure.surface
+    x_values = [x for s in figure.series for x in s.x] + list(ground.x if ground else ())
+    y_values = [v for s in figure.series for v in (*s.y, *s.low, *s.high)]
+    y_values += ground.y if ground else ()
+    pad = 0.0 if ground else 0.06
+    return (
+        _Axis(x_values, is_log=figure.x_log, span=(_LEFT, WIDTH - _RIGHT)),
+        _Axis(y_values, is_log=figure.y_log, span=(HEIGHT - _BOTTOM, _TOP), pad=pad),
+    )
+
+
+def _opening_tag(label: str, height: int, data: str) -> str:
+    return (
+        f'<svg class="figure" viewBox="0 0 {WIDTH} {height}" role="img" tabindex="0" '
+        f'aria-label="{html.escape(label)}" data-points="{data}">'
+    )
+
+
+def _grid(figure: Figure, xs: _Axis, ys: _Axis) -> Iterator[str]:
     bottom = HEIGHT - _BOTTOM
     for value in ys.ticks():
         y = ys.at(value)
@@ -228,11 +292,11 @@ def _grid(figure: Figure, xs: _Axis, ys: _Axis) -> Iterable[str]:
 
 
 def _contours(surface: Surface, xs: _Axis, ys: _Axis) -> Iterator[str]:
-    from contourpy import contour_generator  # comes with matplotlib
+    from contourpy import contour_generator
 
     lines = contour_generator(surface.x, surface.y, surface.z)
     for k, level in enumerate(surface.levels):
-        height = 0.25 + 0.75 * (k + 1) / len(surface.levels)  # the higher, the stronger
+        height = 0.25 + 0.75 * (k + 1) / len(surface.levels)  # higher lines are stronger
         yield f'<g class="contour" opacity="{height:.2f}">'
         for line in lines.lines(level):
             places = [(xs.at(x), ys.at(y)) for x, y in np.asarray(line)]
@@ -256,6 +320,43 @@ def _drawn(series: Series, xs: _Axis, ys: _Axis) -> str:
 
 def _path(places: Sequence[tuple[float, float]]) -> str:
     return " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+
+
+def _cell(figure: Figure) -> float:
+    """Return the side of the square in which one picture is drawn."""
+    return min(96.0, (WIDTH - _ROW_NAMES) / max(len(row.pictures) for row in figure.pictures))
+
+
+def _picture_height(figure: Figure) -> int:
+    return math.ceil(_cell(figure) * len(figure.pictures))
+
+
+def _picture_table(figure: Figure) -> Iterator[str]:
+    names = ", ".join(row.name for row in figure.pictures)
+    data = html.escape(json.dumps({"x": "", "is_path": False, "series": []}), quote=True)
+    yield _opening_tag(f"{figure.title}. Rows: {names}.", _picture_height(figure), data)
+    cell = _cell(figure)
+    for k, row in enumerate(figure.pictures):
+        middle = (k + 0.5) * cell + 4
+        yield f'<text class="label" x="4" y="{middle:.1f}">{html.escape(row.name)}</text>'
+        for j, picture in enumerate(row.pictures):
+            yield _picture(picture, _ROW_NAMES + j * cell, k * cell, 0.92 * cell)
+    yield '<line class="cursor" visibility="hidden"/>\n</svg>'
+
+
+def _picture(picture: np.ndarray, left: float, top: float, side: float) -> str:
+    """Return the pixels as squares of ink: one path for all pixels of the same shade."""
+    scale = side / max(picture.shape)
+    shades = np.rint(_SHADES * np.clip(picture, 0.0, 1.0)).astype(int)
+    paths = []
+    for shade in np.unique(shades[shades > 0]):
+        squares = "".join(f"M{x} {y}h1v1h-1z" for y, x in np.argwhere(shades == shade))
+        paths.append(f'<path d="{squares}" opacity="{shade / _SHADES:.2f}"/>')
+    height, width = picture.shape
+    return (
+        f'<g class="picture" transform="translate({left:.1f} {top:.1f}) scale({scale:.3f})">'
+        f'<rect width="{width}" height="{height}"/>{"".join(paths)}</g>'
+    )
 
 
 def _data(figure: Figure, xs: _Axis, ys: _Axis) -> str:
@@ -288,3 +389,11 @@ def _number(value: float, *, percent: bool = False, digits: int = 3) -> str:
 
 def _superscript(number: int) -> str:
     return str(number).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    return out.getvalue()

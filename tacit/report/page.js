@@ -1,5 +1,5 @@
-// Reads values off a figure: by pointer, by touch, or by the arrow keys when it has the focus.
-// A cursor stands at one x of the points; on a surface it stands at one step of the paths.
+// Show the values of a figure at the pointer, at a touch, or by arrow keys while it has the focus.
+// The cursor is at one x of the points; on a surface it is at one step of the paths.
 for (const svg of document.querySelectorAll("svg.figure")) {
   const data = JSON.parse(svg.dataset.points);
   const lengths = data.series.map((s) => s.points.length);

@@ -5,7 +5,7 @@
     for batch in private:
         private.step(batch)
 
-Torch loads when a name of this package is first used.
+Torch is imported when a name of this package is first used.
 """
 
 from typing import TYPE_CHECKING
@@ -14,35 +14,37 @@ from tacit._lazy import lazy
 
 if TYPE_CHECKING:
     from tacit.training.adam import AdamBC
-    from tacit.training.adaptive import AdaptiveClip
-    from tacit.training.clip import Automatic, Flat, PerGroup, PerLayer
-    from tacit.training.clipping import clipped_sum
-    from tacit.training.compatible import fix
+    from tacit.training.adaptive_clipping import AdaptiveClip
+    from tacit.training.automatic_clipping import Automatic
+    from tacit.training.clip import ClippedSum, Flat, PerGroup, PerLayer
     from tacit.training.ema import EMA
-    from tacit.training.make import make_private
-    from tacit.training.noise import Key
-    from tacit.training.plan import count_steps
+    from tacit.training.engines import clipped_sum
+    from tacit.training.key import Key
+    from tacit.training.make import Speed, make_private
+    from tacit.training.mixing import fix
+    from tacit.training.noise import NoisyMean
+    from tacit.training.plan import Exponential, Linear, Stairs, count_steps
     from tacit.training.private import Private
-    from tacit.training.schedules import Exponential, Linear, Stairs
-    from tacit.training.sums import ClippedSum
 
 _HOMES = {
     "AdamBC": "adam",
-    "AdaptiveClip": "adaptive",
-    "Automatic": "clip",
-    "ClippedSum": "sums",
+    "AdaptiveClip": "adaptive_clipping",
+    "Automatic": "automatic_clipping",
+    "ClippedSum": "clip",
     "EMA": "ema",
-    "Exponential": "schedules",
+    "Exponential": "plan",
     "Flat": "clip",
-    "Key": "noise",
-    "Linear": "schedules",
+    "Key": "key",
+    "Linear": "plan",
+    "NoisyMean": "noise",
     "PerGroup": "clip",
     "PerLayer": "clip",
     "Private": "private",
-    "Stairs": "schedules",
-    "clipped_sum": "clipping",
+    "Speed": "make",
+    "Stairs": "plan",
+    "clipped_sum": "engines",
     "count_steps": "plan",
-    "fix": "compatible",
+    "fix": "mixing",
     "make_private": "make",
 }
 
@@ -56,9 +58,11 @@ __all__ = [
     "Flat",
     "Key",
     "Linear",
+    "NoisyMean",
     "PerGroup",
     "PerLayer",
     "Private",
+    "Speed",
     "Stairs",
     "clipped_sum",
     "count_steps",

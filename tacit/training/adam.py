@@ -1,4 +1,4 @@
-"""Adam that knows how much noise it was given."""
+"""DP-Adam with bias correction: Adam that subtracts the noise's variance."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -17,7 +17,8 @@ class AdamBC(torch.optim.Optimizer):
     Shpilevskiy & Lécuyer 2023, arXiv:2312.14334, Algorithm 1) divides by
     sqrt(max(v - noise_variance, floor)) instead. Post-processing: the noise's scale is public.
 
-    `make_private` states the noise before each step; without it this is Adam with a floor.
+    `make_private` passes the noise's scale to it before each step. Without `make_private` it is
+    Adam with a floor in place of epsilon.
 
     >>> weight = torch.nn.Parameter(torch.zeros(2))
     >>> optimizer = AdamBC([weight], lr=0.1)
@@ -42,14 +43,14 @@ class AdamBC(torch.optim.Optimizer):
         self._noise_std: dict[int, float] = {}
 
     def state_noise(self, stds: Iterable[tuple[Tensor, float]]) -> None:
-        """Say the standard deviation of the noise in each parameter's next gradient."""
+        """Take the standard deviation of the noise in each parameter's next gradient."""
         self._noise_std = {id(parameter): std for parameter, std in stds}
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]  # torch has overloads
-        """Move every parameter that has a gradient; `closure` is called first and may put it there.
+        """Move every parameter that has a gradient.
 
-        Lightning always gives one.
+        `closure`, which Lightning always gives, is called first and may compute the gradients.
         """
         result = None
         if closure is not None:

@@ -1,4 +1,4 @@
-"""How far one example may move the sum: flat, per layer, per group, or normalized.
+"""Clip rules, which bound how far one example may move the sum, and the clipped sum itself.
 
 A rule sorts the trainable parameters into groups and turns each example's squared gradient norms,
 one per group, into factors. One example then adds at most `clip_norms[g]` to group g, so at most
@@ -8,27 +8,36 @@ Noise of standard deviation `noise_multiplier * noise_scales[g]` on group g make
 Gaussian mechanism with that multiplier. Proof: divide group g by s_g = noise_scales[g]; one example
 then moves the vector by sqrt(sum_g (C_g / s_g)^2) = 1, and the noise has one standard deviation
 everywhere.
+
+The rules are `Flat`, `PerLayer` and `PerGroup` here, and `Automatic` in `automatic_clipping`.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tacit import _check
 
 Groups = tuple[tuple[str, ...], ...]
 Noise = Literal["equal", "proportional"] | tuple[float, ...]
 
-# Relative error allowed for in a float32 norm and contraction (a few hundred roundings).
+# Relative error allowed for in a norm and in the weighted contraction (a few hundred roundings), by
+# the dtype that they are computed in.
 FLOAT32_ROUNDING = 2.0**-18
+ROUNDING = {
+    torch.float64: 2.0**-40,
+    torch.float32: FLOAT32_ROUNDING,
+    torch.float16: 2.0**-10,
+    torch.bfloat16: 2.0**-8,
+}
 
 
 class Clip(Protocol):
-    """What the engines, the noise and the accountant need to know of a clip rule."""
+    """What the engines, the noise and the accountant need from a clip rule."""
 
     @property
     def clip_norms(self) -> tuple[float, ...]:
@@ -46,11 +55,11 @@ class Clip(Protocol):
         ...
 
     def groups(self, names: Sequence[str]) -> Groups:
-        """The trainable parameters `names`, sorted into groups; each in exactly one."""
+        """Sort the trainable parameters `names` into groups; each is in exactly one."""
         ...
 
     def factors(self, squared_norms: Tensor, *, rounding: float = FLOAT32_ROUNDING) -> Tensor:
-        """Factors for squared norms of shape (groups, examples), same shape, in [0, C/norm].
+        """Return factors in [0, C/norm] for squared norms of shape (groups, examples).
 
         The norm is first raised by `rounding`, the relative error of its computation, so that
         rounding can only shorten a contribution. A non-finite norm has factor zero.
@@ -59,16 +68,8 @@ class Clip(Protocol):
 
 
 @dataclass(frozen=True)
-class Flat:
-    """One bound on the norm of the whole gradient: factor min(1, C / norm).
-
-    Abadi et al. 2016, Algorithm 1. A zero gradient keeps factor 1.
-
-    Examples
-    --------
-    >>> Flat(2.0).factors(torch.tensor([[1.0, 64.0, float("inf")]])).round(decimals=3)
-    tensor([[1.0000, 0.2500, 0.0000]])
-    """
+class OneBound:
+    """Base of the rules with a single bound C on the norm of the whole gradient."""
 
     clip_norm: float
 
@@ -90,15 +91,65 @@ class Flat:
     def groups(self, names: Sequence[str]) -> Groups:
         return (tuple(names),)
 
+
+@dataclass(frozen=True)
+class Flat(OneBound):
+    """One bound on the norm of the whole gradient: factor min(1, C / norm).
+
+    Abadi et al. 2016, Algorithm 1. A zero gradient keeps factor 1.
+
+    Examples
+    --------
+    >>> Flat(2.0).factors(torch.tensor([[1.0, 64.0, float("inf")]])).round(decimals=3)
+    tensor([[1.0000, 0.2500, 0.0000]])
+    """
+
+    def factors(self, squared_norms: Tensor, *, rounding: float = FLOAT32_ROUNDING) -> Tensor:
+        return _shorten(squared_norms, self.clip_norms, rounding)
+
+
+class _ManyBounds:
+    """Base of the rules with an own bound C_g for each group of parameters.
+
+    One example adds at most C_g to group g, hence at most sqrt(sum C_g^2) to the whole.
+    """
+
+    clip_norms: tuple[float, ...]
+    noise: Noise
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "clip_norms", _norms(self.clip_norms))
+        if isinstance(self.noise, str):
+            if self.noise not in ("equal", "proportional"):
+                raise ValueError(
+                    f"noise must be 'equal', 'proportional' or weights, got {self.noise!r}."
+                )
+            return
+        _same_length("noise", self.noise, "clip_norms", self.clip_norms)
+        for weight in self.noise:
+            _check.positive(noise=weight)
+
+    @property
+    def l2_sensitivity(self) -> float:
+        return math.hypot(*self.clip_norms)
+
+    @property
+    def noise_scales(self) -> tuple[float, ...]:
+        """Scales s_g in the proportions that `noise` asks for, with sum_g (C_g / s_g)^2 = 1."""
+        weights = self.noise
+        if isinstance(weights, str):
+            is_equal = weights == "equal"
+            weights = (1.0,) * len(self.clip_norms) if is_equal else self.clip_norms
+        ratio = math.hypot(*(c / w for c, w in zip(self.clip_norms, weights, strict=True)))
+        return tuple(w * ratio for w in weights)
+
     def factors(self, squared_norms: Tensor, *, rounding: float = FLOAT32_ROUNDING) -> Tensor:
         return _shorten(squared_norms, self.clip_norms, rounding)
 
 
 @dataclass(frozen=True)
-class PerGroup:
+class PerGroup(_ManyBounds):
     """Own bound for each group of parameters: factor min(1, C_g / norm_g) in group g.
-
-    One example adds at most C_g to group g, hence at most sqrt(sum C_g^2) to the whole.
 
     Parameters
     ----------
@@ -119,17 +170,8 @@ class PerGroup:
     def __post_init__(self) -> None:
         prefixes = tuple(tuple(group) for group in self.groups_by_prefix)
         object.__setattr__(self, "groups_by_prefix", prefixes)
-        object.__setattr__(self, "clip_norms", _norms(self.clip_norms))
+        super().__post_init__()
         _same_length("clip_norms", self.clip_norms, "groups_by_prefix", prefixes)
-        _check_noise(self.noise, self.clip_norms)
-
-    @property
-    def l2_sensitivity(self) -> float:
-        return math.hypot(*self.clip_norms)
-
-    @property
-    def noise_scales(self) -> tuple[float, ...]:
-        return _noise_scales(self.noise, self.clip_norms)
 
     def groups(self, names: Sequence[str]) -> Groups:
         found: list[list[str]] = [[] for _ in self.groups_by_prefix]
@@ -151,12 +193,9 @@ class PerGroup:
             )
         return max(matches)[1]
 
-    def factors(self, squared_norms: Tensor, *, rounding: float = FLOAT32_ROUNDING) -> Tensor:
-        return _shorten(squared_norms, self.clip_norms, rounding)
-
 
 @dataclass(frozen=True)
-class PerLayer:
+class PerLayer(_ManyBounds):
     """Own bound for each layer (module with trainable parameters), in the model's order.
 
     McMahan et al. 2018 (arXiv:1710.06963), section 2.2. `PerLayer.split` gives every layer the same
@@ -166,27 +205,12 @@ class PerLayer:
     clip_norms: tuple[float, ...]
     noise: Noise = "equal"
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "clip_norms", _norms(self.clip_norms))
-        _check_noise(self.noise, self.clip_norms)
-
     @classmethod
-    def split(
-        cls, model: torch.nn.Module, clip_norm: float, *, noise: Noise = "equal"
-    ) -> "PerLayer":
-        """Equal bounds whose L2 sensitivity is `clip_norm`: C / sqrt(layers) for each layer."""
-        names = [name for name, p in model.named_parameters() if p.requires_grad]
-        layers = len(_layers(names))
+    def split(cls, model: nn.Module, clip_norm: float, *, noise: Noise = "equal") -> "PerLayer":
+        """Return equal bounds whose L2 sensitivity is `clip_norm`: C / sqrt(layers) each."""
+        layers = len(_layers([name for name, p in model.named_parameters() if p.requires_grad]))
         share = _check.positive(clip_norm=clip_norm) / math.sqrt(max(1, layers))
         return cls((share,) * layers, noise)
-
-    @property
-    def l2_sensitivity(self) -> float:
-        return math.hypot(*self.clip_norms)
-
-    @property
-    def noise_scales(self) -> tuple[float, ...]:
-        return _noise_scales(self.noise, self.clip_norms)
 
     def groups(self, names: Sequence[str]) -> Groups:
         layers = _layers(names)
@@ -197,43 +221,129 @@ class PerLayer:
             )
         return tuple(tuple(layer) for layer in layers.values())
 
-    def factors(self, squared_norms: Tensor, *, rounding: float = FLOAT32_ROUNDING) -> Tensor:
-        return _shorten(squared_norms, self.clip_norms, rounding)
 
+@dataclass(frozen=True, repr=False)
+class ClippedSum:
+    """Sum of clipped per-example gradients. Private: add noise before anything leaves.
 
-@dataclass(frozen=True)
-class Automatic:
-    """Normalizes instead of clipping: factor C / (norm + stability).
-
-    AUTO-S of Bu et al. 2023 (arXiv:2206.07136, section 4.2). Every contribution is shorter than C,
-    so the sensitivity is that of `Flat`; only C times the learning rate matters.
+    Attributes
+    ----------
+    sums
+        By parameter name, for each trainable parameter; float32, or float64 for float64 parameters.
+    within
+        How many examples had norm <= the clip norm, in each group, shape (groups,). Private; one
+        example changes it by at most 1 in each group. Adaptive clipping releases it with noise.
     """
 
-    clip_norm: float = 1.0
-    stability: float = 0.01
+    sums: dict[str, Tensor]
+    within: Tensor
 
-    def __post_init__(self) -> None:
-        _check.positive(clip_norm=self.clip_norm)
-        _check.positive(stability=self.stability, advice="Zero would divide by a zero norm.")
+    @classmethod
+    def zeros(cls, model: nn.Module, clip: Clip | None = None) -> "ClippedSum":
+        """Return the sum over no examples: the result of an empty draw."""
+        parameters = trainable(model)
+        device = next(iter(parameters.values())).device
+        groups = 1 if clip is None else len(clip.clip_norms)
+        sums = {name: zeros_for(p) for name, p in parameters.items()}
+        return cls(sums, torch.zeros(groups, device=device))
 
-    @property
-    def clip_norms(self) -> tuple[float, ...]:
-        return (self.clip_norm,)
+    def __add__(self, other: "ClippedSum") -> "ClippedSum":
+        sums = {name: value + other.sums[name] for name, value in self.sums.items()}
+        return ClippedSum(sums, self.within + other.within)
 
-    @property
-    def l2_sensitivity(self) -> float:
-        return self.clip_norm
+    def __iadd__(self, other: "ClippedSum") -> "ClippedSum":
+        """Add in place, so that microbatches of a large model need no third accumulator."""
+        add_all(self.sums.values(), (other.sums[name] for name in self.sums))
+        self.within.add_(other.within)
+        return self
 
-    @property
-    def noise_scales(self) -> tuple[float, ...]:
-        return (self.clip_norm,)
+    def __repr__(self) -> str:
+        return f"ClippedSum({len(self.sums)} parameters, private)"
 
-    def groups(self, names: Sequence[str]) -> Groups:
-        return (tuple(names),)
 
-    def factors(self, squared_norms: Tensor, *, rounding: float = FLOAT32_ROUNDING) -> Tensor:
-        norms = squared_norms.clamp_min(0).sqrt() * (1 + rounding)
-        return (self.clip_norm / (norms + self.stability)).nan_to_num(nan=0.0)
+def scaled(clip: Clip, factors: Sequence[float]) -> Clip:
+    """Return the clip rule with the norm of each group multiplied by its factor.
+
+    >>> scaled(Flat(2.0), [0.5])
+    Flat(clip_norm=1.0)
+    """
+    if all(factor == 1 for factor in factors):
+        return clip
+    if isinstance(clip, OneBound):
+        return replace(clip, clip_norm=clip.clip_norm * factors[0])  # type: ignore[return-value]  # every subclass is a rule
+    if isinstance(clip, PerGroup | PerLayer):
+        pairs = zip(clip.clip_norms, factors, strict=True)
+        return replace(clip, clip_norms=tuple(norm * factor for norm, factor in pairs))
+    raise TypeError(f"a {type(clip).__name__} clip rule cannot follow a schedule.")
+
+
+def group_of(clip: Clip, names: Sequence[str]) -> dict[str, int]:
+    """Return the number of the clip group of each parameter."""
+    return {name: g for g, group in enumerate(clip.groups(names)) for name in group}
+
+
+def factors_of(
+    clip: Clip, squared_norms: Tensor, mask: Tensor, *, rounding: float, finite: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return factors of shape (groups, examples), and the `within` counts of a `ClippedSum`.
+
+    A factor is zero where `mask` is False and for examples that are not `finite` (None: all are).
+    An example that is not finite in one group adds nothing to any group, since its gradient is not
+    a vector.
+    """
+    usable = mask if finite is None else mask & finite  # (examples,)
+    factors = clip.factors(squared_norms, rounding=rounding) * usable
+    if len(clip.clip_norms) == 1:
+        short = squared_norms <= clip.clip_norms[0] ** 2
+    else:
+        short = squared_norms <= squared_norms.new_tensor(clip.clip_norms).square().unsqueeze(1)
+    return factors, (short & usable).sum(1, dtype=torch.float32)
+
+
+def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the trainable parameters by name; a tied parameter once, under its first name."""
+    found = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not found:
+        raise ValueError("model must have a trainable parameter (requires_grad=True), got none.")
+    return found
+
+
+def accumulator(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype that sums and norms are kept in: never below float32."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def zeros_for(parameter: Tensor) -> Tensor:
+    """Return zeros in the shape of a parameter, in the dtype of its sum."""
+    dtype = accumulator(parameter.dtype)
+    return torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
+
+
+def add_all(targets: Iterable[Tensor], others: Iterable[Tensor], *, alpha: float = 1.0) -> None:
+    """Add `alpha` times each of `others` to its target, in place."""
+    targets, others = list(targets), list(others)
+    if targets and targets[0].is_cuda:
+        from tacit.training import gpu
+
+        gpu.add_all(targets, others, alpha=alpha)  # one launch for all of them
+        return
+    for target, other in zip(targets, others, strict=True):
+        target.add_(other, alpha=alpha)
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Return whether the numbers fill one block of memory, in any order of the axes.
+
+    >>> table = torch.zeros(4, 6)
+    >>> is_dense(table.t()), is_dense(table[:, :5])
+    (True, False)
+    """
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride != expected:
+            return False
+        expected *= size
+    return True
 
 
 def _shorten(squared_norms: Tensor, clip_norms: tuple[float, ...], rounding: float) -> Tensor:
@@ -261,28 +371,8 @@ def _same_length(name: str, values: Sequence[object], other: str, others: Sequen
         )
 
 
-def _check_noise(noise: Noise, clip_norms: tuple[float, ...]) -> None:
-    if isinstance(noise, str):
-        if noise not in ("equal", "proportional"):
-            raise ValueError(f"noise must be 'equal', 'proportional' or weights, got {noise!r}.")
-        return
-    _same_length("noise", noise, "clip_norms", clip_norms)
-    for weight in noise:
-        _check.positive(noise=weight)
-
-
-def _noise_scales(noise: Noise, clip_norms: tuple[float, ...]) -> tuple[float, ...]:
-    """Scales s_g in the given proportions with sum_g (C_g / s_g)^2 = 1."""
-    if isinstance(noise, str):
-        weights = clip_norms if noise == "proportional" else (1.0,) * len(clip_norms)
-    else:
-        weights = noise
-    ratio = math.hypot(*(c / w for c, w in zip(clip_norms, weights, strict=True)))
-    return tuple(w * ratio for w in weights)
-
-
 def _layers(names: Sequence[str]) -> dict[str, list[str]]:
-    """Parameter names by the module that owns them, in order."""
+    """Return parameter names by the module that owns them, in order."""
     layers: dict[str, list[str]] = {}
     for name in names:
         layers.setdefault(name.rpartition(".")[0], []).append(name)

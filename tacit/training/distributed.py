@@ -1,9 +1,10 @@
 """Many ranks, one release: the draw is global, sums are added, noise is added once.
 
-Every rank holds the data set and the same key, so all draw the same lot, the same noise, and take
-the same number of steps, whatever falls to each. Rank r clips records r, r + R, r + 2R, ... of the
-lot; the clipped sums are added over the ranks; each rank then adds the *same* noise to the *same*
-total and gets the same gradient. So the noise is there once, at the scale of one process.
+Every rank holds the data set and the same key, so all draw the same lot and the same noise, and
+take the same number of steps, whatever their share of a lot is. Rank r clips records r, r + R,
+r + 2R, ... of the lot; the clipped sums are added over the ranks; each rank then adds the *same*
+noise to the *same* total and gets the same gradient. So the noise is added once, at the scale of
+one process.
 
 Works under torchrun with any backend, for plain models, DistributedDataParallel and FSDP2
 (`fully_shard`). With FSDP2, parameters are gathered while gradients are clipped and the gradient is
@@ -21,25 +22,29 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from tacit.errors import BudgetExceeded
+from tacit.ledger import Ledger
+from tacit.training.clip import ClippedSum
+
 _BUCKET = 1 << 24  # elements added over the ranks in one message
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among those that train together; alone without torch.distributed."""
+    """This process among those that train together; a single one without torch.distributed."""
 
     rank: int = 0
     size: int = 1
 
     @classmethod
     def here(cls) -> "Ranks":
-        """The default process group, if one was initialized."""
+        """Return this process's place in the default process group, if one was initialized."""
         if dist.is_available() and dist.is_initialized():
             return cls(dist.get_rank(), dist.get_world_size())
         return cls()
 
     def share(self, value: Any) -> Any:  # Any: small picklable settings
-        """Rank 0's `value`, on every rank."""
+        """Return rank 0's `value`, on every rank."""
         if self.size == 1:
             return value
         box = [value]
@@ -47,7 +52,7 @@ class Ranks:
         return box[0]
 
     def least(self, value: int) -> int:
-        """The smallest `value` of all ranks."""
+        """Return the smallest `value` of all ranks."""
         if self.size == 1:
             return value
         found = [value] * self.size
@@ -64,7 +69,7 @@ class Ranks:
             raise ValueError(f"{what} must be the same on every rank.")
 
     def on_first(self, act: Callable[[], object]) -> None:
-        """`act` on rank 0 alone; if it raises there, every rank raises the same."""
+        """Call `act` on rank 0 alone; if it raises there, every rank raises the same error."""
         if self.size == 1:
             act()
             return
@@ -76,6 +81,33 @@ class Ranks:
                 error = raised
         if (error := self.share(error)) is not None:
             raise error
+
+    def pay_and_add(
+        self, total: ClippedSum, drawn: float, pay: Callable[[], None], ledger: Ledger
+    ) -> float:
+        """Pay for a step, then replace this rank's sum by the sum over all ranks. Private.
+
+        If a rank cannot pay, every rank raises and nothing is released. Rank 0 pays alone into a
+        ledger in a file; ledgers in memory are each rank's own. Returns how many records all ranks
+        drew together.
+        """
+        failure: Exception | None = None
+        if self.rank == 0 or ledger.path is None:
+            try:
+                pay()
+            except Exception as error:  # raised below: the other ranks must learn of it first
+                failure = error
+        for name, value in total.sums.items():
+            # Noise is indexed by memory offset, so every rank needs the same layout.
+            total.sums[name] = value.contiguous()
+        counts = torch.tensor([drawn, failure is not None], dtype=torch.float64)
+        counts = counts.to(total.within.device)
+        self.add([*total.sums.values(), total.within, counts])
+        if failure is not None:
+            raise failure
+        if counts[1] > 0:
+            raise BudgetExceeded("another rank could not pay for this step; nothing was released.")
+        return float(counts[0])
 
     def add(self, tensors: Sequence[Tensor]) -> None:
         """Replace each tensor by its sum over the ranks."""
@@ -89,7 +121,7 @@ class Ranks:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The user's own module: DistributedDataParallel's hooks must not see per-example gradients."""
+    """Return the user's module without DistributedDataParallel, whose hooks must not run here."""
     if isinstance(model, DistributedDataParallel):
         return model.module
     if type(model).__name__ == "FullyShardedDataParallel":
@@ -98,41 +130,36 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def checksum(model: nn.Module) -> list[float]:
-    """A number per parameter that tells whether ranks start alike."""
+    """Return a number per parameter that differs between ranks that start from other weights."""
     return [float(_full(p.detach()).double().sum()) for p in model.parameters()]
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Whether FSDP2 spread the model over the ranks."""
+    """Return whether FSDP2 has spread the model over the ranks."""
     return any(isinstance(p, DTensor) for p in model.parameters())
 
 
 @contextmanager
 def gathered(model: nn.Module) -> Iterator[None]:
-    """Inside, every parameter of an FSDP2 model is whole and its own hooks sleep."""
+    """Gather every parameter of an FSDP2 model for a block, in which no module hooks run."""
     sharded = [m for m in model.modules() if hasattr(m, "unshard") and hasattr(m, "reshard")]
     if not sharded:
         yield
         return
-    hooks = [
-        (m, name) for m in model.modules() for name in ("_forward_pre_hooks", "_forward_hooks")
-    ]
-    kept = [(m, name, dict(getattr(m, name))) for m, name in hooks]
+    from tacit.training.engines.bookkeeping import without_hooks
+
     for module in sharded:
         module.unshard()  # type: ignore[operator]  # a method of FSDPModule
     try:
-        for module, name, _ in kept:
-            getattr(module, name).clear()
-        yield
+        with without_hooks(model):
+            yield
     finally:
-        for module, name, hooks_of in kept:
-            getattr(module, name).update(hooks_of)
         for module in sharded:
             module.reshard()  # type: ignore[operator]
 
 
 def like_parameter(gradient: Tensor, parameter: Tensor) -> Tensor:
-    """`gradient` in the parameter's type, and only its shard if the parameter is one."""
+    """Return `gradient` in the parameter's type, and only its shard if the parameter is one."""
     gradient = gradient.to(parameter.dtype)
     if isinstance(parameter, DTensor):
         mesh, placements = parameter.device_mesh, parameter.placements
@@ -145,7 +172,7 @@ def _full(tensor: Tensor) -> Tensor:
 
 
 def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Runs of tensors of one dtype, each run at most `_BUCKET` elements or one tensor."""
+    """Yield runs of tensors of one dtype, each of at most `_BUCKET` elements or one tensor."""
     bucket: list[Tensor] = []
     size = 0
     for t in tensors:

@@ -1,33 +1,40 @@
-"""Loops of somebody else: the clipped sum of losses that they compute, for `Private.backward`.
+"""Loops that somebody else owns: Lightning, Accelerate, Trainer, or the user's own plain loop.
 
-With `loss_fn` known, the loop's own forward pass is followed by the book-keeping engine: operations
-on parameters are intercepted from the moment the batch is handed out until `backward`, and the
-backward costs what `Private.step` costs. Otherwise, or if the loop does something else than
-`loss_fn`, example i's gradient is found as the backward of losses[i], in batched chunks: right for
-any model, but each example's backward runs over the whole batch.
+Such a loop gets microbatches (or whole lots), computes the losses itself and calls
+`private.backward(losses)` in place of `loss.backward()`. With `loss_fn` given to `make_private`,
+the loop's own forward pass is followed by the book-keeping engine: operations on parameters are
+intercepted from the moment the microbatch is handed out until `backward`, and the backward costs
+what `Private.step` costs. Without `loss_fn`, example i's gradient is the backward of losses[i]:
+right for any model, but each example's backward runs over the whole microbatch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext
-from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from tacit.training.clip import Clip
+from tacit.training.checkpoint import RunState
+from tacit.training.clip import Clip, ClippedSum, trainable
 from tacit.training.distributed import gathered, is_sharded
-from tacit.training.engines.batch import as_written
-from tacit.training.engines.bookkeeping import Intercept, Stale, plan_for
-from tacit.training.engines.tape import Recorder
-from tacit.training.engines.vmap import weigh
+from tacit.training.engines.bookkeeping import Intercept, Stale, Tape, trace_for
+from tacit.training.engines.examples import Examples, as_written
+from tacit.training.engines.loop import clipped_sum_of
 from tacit.training.gradients.site import Unsupported
-from tacit.training.memory import is_out_of_memory
-from tacit.training.records import Micro, map_tensors, n_rows
-from tacit.training.sums import ClippedSum, trainable
+from tacit.training.key import reseed
+from tacit.training.mixing import check_layers, norm_layers
+from tacit.training.records import Microbatch
+from tacit.training.tree import (
+    Batch,
+    LossFn,
+    check_losses,
+    current_device,
+    map_tensors,
+    n_rows,
+    require_gradient,
+)
 
-Rows = tuple[Tensor, ...]  # of gradients, one for each example, by parameter
-_BUDGET = 2**28  # elements of per-example gradient held at once
 _WRAPPERS = ("accelerate", "lightning", "pytorch_lightning")
 
 _DIFFERS = (
@@ -37,10 +44,206 @@ _DIFFERS = (
 
 
 def own_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The user's own optimizer inside the wrapper that Accelerate or Lightning put around it."""
+    """Return the user's own optimizer from inside the wrapper of Accelerate or Lightning."""
     while type(optimizer).__module__.partition(".")[0] in _WRAPPERS:
         optimizer = optimizer.optimizer  # type: ignore[attr-defined]  # both wrappers have it
     return optimizer
+
+
+class ForeignLoops(RunState):
+    """The part of a private run that serves loops of somebody else. Base of `Private`.
+
+    It keeps track of the loop that is running, the microbatch that the loop holds, and the clipped
+    sum of the lot's microbatches so far.
+    """
+
+    _loss_fn: LossFn | None
+    _parameters: dict[str, nn.Parameter]
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self._norms = norm_layers(model)
+        self._loop = 0  # number of the newest loop
+        self._handed_out: _HandedOut | None = None
+        self._sum_so_far: tuple[ClippedSum, int] | None = None
+
+    def batches(self) -> Iterator[Batch]:
+        """Yield microbatches for a loop that calls `backward` on each and then the optimizer.
+
+        A lot that does not fit in memory comes in several microbatches. Until the last of them
+        `p.grad` stays None, so the loop's `optimizer.step()` moves nothing. An empty lot comes as
+        one row that weighs zero. A rank with fewer microbatches than the others gets such rows too,
+        because a wrapped model may wait for all ranks in every forward pass.
+        """
+        mine = self._begin_loop()
+        for lot in self._lots.from_step(self.steps_taken, self._plan.steps):
+            self._sum_so_far = None
+            microbatches, most = lot.microbatches(), self._lots.most_batches(lot.step)
+            microbatch, number = next(microbatches, None), 0
+            while microbatch is not None or number < most:
+                following, number = next(microbatches, None), number + 1
+                microbatch = self._lots.nothing() if microbatch is None else microbatch
+                is_last = following is None and number >= most
+                self._hand_out(microbatch, is_last=is_last, number=number)
+                try:
+                    yield microbatch.batch
+                    self._check_loop(mine)
+                    self._check_used(lot.step, is_last=is_last)
+                finally:
+                    self._end_turn(mine)
+                microbatch = following
+
+    def backward(self, losses: Tensor) -> None:
+        """Clip and sum the microbatch handed out last; call it in place of `loss.backward()`.
+
+        `losses` holds one loss per example. Afterwards `p.grad` is the released gradient, or None
+        while more microbatches of the lot are to come.
+        """
+        if (handed := self._handed_out) is None:
+            raise RuntimeError("private.backward needs a batch from private or private.batches().")
+        self._take_back()
+        so_far, self._sum_so_far = self._sum_so_far, None  # lost if anything below fails
+        check_layers(self._norms)
+        check_losses(losses, n_rows(handed.microbatch.batch))
+        require_gradient(losses)
+        with current_device(losses.device):
+            total = handed.forward.clipped_sum(losses)  # private
+            drawn = handed.microbatch.size  # private
+            if so_far is not None:
+                total, drawn = so_far[0] + total, so_far[1] + drawn
+            for parameter in self._parameters.values():
+                parameter.grad = None
+            if handed.is_last:
+                self._pay_and_release(total, drawn, handed.forward.clip)
+            else:
+                self._sum_so_far = total, drawn
+
+    def _begin_loop(self) -> int:
+        """Return the number of a new loop, which ends the one before it.
+
+        Two loops at a time could release parts of one lot twice.
+        """
+        self._take_back()
+        self._loop += 1
+        return self._loop
+
+    def _check_loop(self, loop: int) -> None:
+        if loop != self._loop:
+            raise RuntimeError("another loop over this run has begun; continue with that one.")
+
+    def _end_turn(self, loop: int) -> None:
+        if loop == self._loop:  # an older loop holds nothing
+            self._take_back()
+
+    def _take_back(self) -> None:
+        """Stop following the loop's operations; nothing is intercepted between microbatches."""
+        if self._handed_out is not None:
+            self._handed_out.forward.stop()
+            self._handed_out = None
+
+    def _hand_out_whole(self, microbatch: Microbatch, step: int, loop: int) -> None:
+        """Follow a lot that the loop unpacks, unless it is of another step or an older loop."""
+        if (step, loop) == (self.steps_taken, self._loop):
+            self._hand_out(microbatch, is_last=True)
+
+    def _hand_out(self, microbatch: Microbatch, *, is_last: bool, number: int = 1) -> None:
+        self._check_loaded()
+        # Random numbers that the loop draws, such as dropout, are repeated by a resumed run.
+        reseed(self._lots.seed(self.steps_taken) + number, self._lots.records.device)
+        forward = ForeignForward(
+            self._model, self._loss_fn, microbatch, self._clip(), self._parameters
+        )
+        self._handed_out = _HandedOut(microbatch, forward, is_last)
+
+    def _check_used(self, step: int, *, is_last: bool) -> None:
+        # One record that makes a batch fail must not take its neighbors out of the sum.
+        is_unused = self.steps_taken == step if is_last else self._sum_so_far is None
+        if self._handed_out is not None or is_unused:
+            raise RuntimeError(
+                "private.backward(losses) must succeed once for every batch, before the next is "
+                "fetched; after a failure begin another loop, which takes the lot again. A loop "
+                "that fetches ahead must iterate over private."
+            )
+
+    def _pay_and_release(self, total: ClippedSum, drawn: float, clip: Clip) -> None:
+        raise NotImplementedError  # `Private` has it
+
+
+class ForeignForward:
+    """Follows the forward pass of one handed-out microbatch. `stop` it before anything else runs.
+
+    A loop may have moved the model since `make_private`, and moves its batches itself.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: LossFn | None,
+        microbatch: Microbatch,
+        clip: Clip,
+        parameters: dict[str, nn.Parameter],
+    ) -> None:
+        self.clip = clip
+        self._model = model
+        self._parameters = parameters
+        self._is_sharded = is_sharded(model)
+        self._device = next(iter(parameters.values())).device
+        everything = torch.ones(n_rows(microbatch.batch), dtype=torch.bool)
+        mask = everything if microbatch.weights is None else microbatch.weights > 0
+        self._mask = mask.to(self._device)
+        self._intercept: Intercept | None = None
+        self._stack = ExitStack()
+        with ExitStack() as stack:  # leaves what was entered, should anything below fail
+            stack.enter_context(as_written())
+            if self._is_sharded:
+                stack.enter_context(gathered(model))
+                self._parameters = trainable(model)  # whole ones, under the same names
+            if loss_fn is not None:
+                self._follow(stack, loss_fn, microbatch.batch)
+            self._stack = stack.pop_all()
+
+    def _follow(self, stack: ExitStack, loss_fn: LossFn, batch: Batch) -> None:
+        batch = map_tensors(lambda tensor: tensor.to(self._device), batch)
+        examples = Examples(self._model, loss_fn, batch, self._mask)
+        try:
+            trace = trace_for(examples)
+        except Unsupported:
+            return
+        tape = Tape(self._parameters, len(examples), self.clip)
+        self._intercept = stack.enter_context(_Follow(trace, tape, len(examples)))
+
+    def stop(self) -> None:
+        """Intercept nothing from now on."""
+        self._stack.close()
+
+    def clipped_sum(self, losses: Tensor) -> ClippedSum:
+        """Return the sum of the clipped gradients of `losses`, and free the graph. Private."""
+        self.stop()
+        whole = gathered(self._model) if self._is_sharded else nullcontext()
+        # A loop may call backward inside its autocast, where norms and factors would be bf16.
+        with whole, as_written(), torch.autocast(self._device.type, enabled=False):
+            if self._intercept is None:
+                return clipped_sum_of(losses, self._parameters, self.clip, self._mask)
+            tape = self._intercept.tape
+            with tape.emptied():
+                try:
+                    self._intercept.backward(losses, torch.ones_like(losses))
+                except Stale:  # a parameter was used where no rule saw it
+                    raise RuntimeError(_DIFFERS) from None
+                except Unsupported as error:
+                    raise RuntimeError(
+                        f"{error.reason}. Give no loss_fn to make_private."
+                    ) from None
+                with torch.no_grad():
+                    return tape.clipped_sum(self._mask, "look")
+
+
+class _HandedOut(NamedTuple):
+    """The microbatch that somebody else's loop holds."""
+
+    microbatch: Microbatch
+    forward: ForeignForward
+    is_last: bool  # of its lot
 
 
 class _Follow(Intercept):
@@ -53,118 +256,3 @@ class _Follow(Intercept):
             return super().__torch_function__(func, types, args, kwargs)
         except (Stale, Unsupported):
             raise RuntimeError(_DIFFERS) from None
-
-
-class Recording:
-    """Follows the forward pass of one handed-out batch. `stop` it before anything else runs."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        loss_fn: Any,  # Any: LossFn or None
-        micro: Micro,
-        clip: Clip,
-        parameters: dict[str, nn.Parameter],
-    ) -> None:
-        self._model, self._is_sharded = model, is_sharded(model)
-        rows, self.device = n_rows(micro.batch), next(iter(parameters.values())).device
-        everything = torch.ones(rows, dtype=torch.bool)
-        self.mask = (everything if micro.weights is None else micro.weights > 0).to(self.device)
-        self.clip, self.parameters = clip, parameters
-        self._intercept: Intercept | None = None
-        self._stack = ExitStack()
-        with ExitStack() as stack:  # leaves what was entered, should anything below fail
-            stack.enter_context(as_written())
-            if self._is_sharded:
-                stack.enter_context(gathered(model))
-                self.parameters = trainable(model)  # whole ones, under the same names
-            if loss_fn is not None:
-                self._follow(stack, loss_fn, micro, rows)
-            self._stack = stack.pop_all()
-
-    def _follow(self, stack: ExitStack, loss_fn: Any, micro: Micro, rows: int) -> None:
-        # The loop may have moved the model since make_private, and moves its batches itself.
-        batch = map_tensors(lambda t: t.to(self.device), micro.batch)
-        try:
-            plan = plan_for(self._model, loss_fn, batch, self.parameters, rows, 1)
-        except Unsupported:
-            return
-        recorder = Recorder(self.parameters, rows, self.clip)
-        self._intercept = stack.enter_context(_Follow(plan, recorder, rows))
-
-    def stop(self) -> None:
-        """Intercept nothing from now on."""
-        self._stack.close()
-
-    def clipped_sum(self, losses: Tensor) -> ClippedSum:
-        """Sum of the clipped gradients of `losses`, one per example. Private. Frees the graph."""
-        self.stop()
-        whole = gathered(self._model) if self._is_sharded else nullcontext()
-        # A loop may call backward inside its autocast: norms and factors are no place for bf16.
-        with whole, as_written(), torch.autocast(self.device.type, enabled=False):
-            if self._intercept is None:
-                return clipped_sum_of(losses, self.parameters, self.clip, self.mask)
-            return self._from_the_record(losses, self._intercept)
-
-    def _from_the_record(self, losses: Tensor, intercept: Intercept) -> ClippedSum:
-        with intercept.recorder.emptied():
-            if not intercept.backward(losses, torch.ones_like(losses)):
-                raise RuntimeError(_DIFFERS)  # a parameter was used where no rule saw it
-            with torch.no_grad():
-                return intercept.recorder.clipped(self.mask, "look")
-
-
-def clipped_sum_of(
-    losses: Tensor, parameters: dict[str, nn.Parameter], clip: Clip, keep: Tensor
-) -> ClippedSum:
-    """The same from the autograd graph alone; rows where `keep` is False add zero. Private."""
-    rows, size = len(losses), max(1, sum(p.numel() for p in parameters.values()))
-    step = max(1, min(rows, _BUDGET // size))
-    seeds = torch.eye(rows, dtype=losses.dtype, device=losses.device)
-    targets = list(parameters.values())
-    total: ClippedSum | None = None
-    gradients_of = _batched
-    for start, stop in pairwise([0, *range(1, rows, step), rows]):
-        # The first row alone shows whether rows can go together: dropout in a checkpointed block,
-        # say, cannot be drawn again for many at a time.
-        is_first, is_last = start == 0, stop == rows
-        try:
-            gradients = gradients_of(losses, targets, seeds[start:stop], is_first or not is_last)
-        except RuntimeError as error:
-            if not is_first or is_out_of_memory(error):
-                raise
-            gradients_of = _one_by_one
-            gradients = gradients_of(losses, targets, seeds[start:stop], not is_last)
-        part = weigh(dict(zip(parameters, gradients, strict=True)), clip, keep[start:stop])
-        total = part if total is None else total + part
-    assert total is not None  # a batch has at least one row
-    return total
-
-
-def _batched(losses: Tensor, targets: Sequence[Tensor], seeds: Tensor, keep_graph: bool) -> Rows:
-    """Gradient of `losses` for each row of `seeds`."""
-    return torch.autograd.grad(
-        losses,
-        targets,
-        grad_outputs=seeds,
-        is_grads_batched=True,
-        materialize_grads=True,
-        allow_unused=True,
-        retain_graph=keep_graph,
-    )
-
-
-def _one_by_one(losses: Tensor, targets: Sequence[Tensor], seeds: Tensor, keep_graph: bool) -> Rows:
-    """The same, in as many backward passes as there are rows."""
-    rows = [
-        torch.autograd.grad(
-            losses,
-            targets,
-            grad_outputs=seed,
-            materialize_grads=True,
-            allow_unused=True,
-            retain_graph=keep_graph or number < len(seeds),
-        )
-        for number, seed in enumerate(seeds, 1)
-    ]
-    return tuple(map(torch.stack, zip(*rows, strict=True)))

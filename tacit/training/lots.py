@@ -1,12 +1,13 @@
-"""Lots: the records drawn for one step, handed out in physical batches that fit in memory.
+"""Lots: the records drawn for one step, handed out in microbatches that fit in memory.
 
-A lot is private: its members and its size. It is drawn by the sampler whose event is billed, from
-the run's key and the step's number, so it does not depend on what happened before, and an
-interrupted loop goes on where it was. An empty lot is a step like any other. A physical batch may
-be padded with rows of zeros, whose weight is 0: they contribute exactly nothing to the sum.
+The members and the size of a lot are private. A lot is drawn by the sampler whose event is billed,
+from the run's key and the step's number, so it does not depend on earlier steps, and an interrupted
+loop continues where it was. An empty lot is a step like any other. A microbatch may be padded with
+rows of zeros, whose weight is 0: they contribute exactly nothing to the sum.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,23 +15,31 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from tacit.training.noise import Key
-from tacit.training.records import Batch, Indices, Micro, Records, pad_rows, seeded
+from tacit.training.key import Key, seeded
+from tacit.training.records import Indices, Microbatch, Records
+from tacit.training.tree import Batch, current_device, pad_rows
 
 
-class Part(NamedTuple):
-    """A part of a lot that runs at once, fetched when asked for. Private."""
+class PendingMicrobatch(NamedTuple):
+    """A microbatch that was drawn and not fetched yet. Private."""
 
     indices: Indices
-    limit: int  # rows of the physical batch, if it is padded
-    fetch: Callable[[], Micro]
+    limit: int  # its number of rows, if it is padded
+    fetch: Callable[[], Microbatch]
 
     def __repr__(self) -> str:
-        return f"Part(limit={self.limit})"  # not its members
+        return f"PendingMicrobatch(limit={self.limit})"  # not its members
+
+
+class _Cut(NamedTuple):
+    """A lot cut into microbatches of at most `limit` rows, as indices of records."""
+
+    parts: list[Indices]
+    limit: int
 
 
 class Lot:
-    """The records of one step; private. Give it to `Private.step`, or use it as a batch.
+    """The records of one step; private. Pass it to `Private.step`, or use it as a batch.
 
     Unpacked (`x, y = lot`) or indexed (`lot["x"]`, `model(**lot)`) it is the whole lot as one
     collated batch. An empty lot then has one row of zeros, which weighs nothing.
@@ -40,27 +49,35 @@ class Lot:
         self,
         source: "Lots",
         step: int,
-        parts: Callable[[], Iterator[Part]],
-        whole: Callable[[], Micro],
+        *,
+        cut: _Cut | None = None,
+        prefetched: Callable[[int], Batch | None] | None = None,
     ) -> None:
-        self.source, self.key, self.step = source, source.key, step
-        self.on_unpack: Callable[[Micro], None] | None = None
-        self._parts, self._make_whole = parts, whole
-        self._whole: Micro | None = None
+        self.source = source
+        self.key = source.key
+        self.step = step
+        self.on_unpack: Callable[[Microbatch], None] | None = None
+        self._indices = source.indices(step)
+        self._cut = cut
+        self._prefetched = prefetched
+        self._whole: Microbatch | None = None
 
     def __repr__(self) -> str:
         return f"Lot(step={self.step})"  # neither its size nor its members
 
-    def parts(self) -> Iterator[Part]:
-        """Its parts, not fetched yet; none if nothing was drawn. Private."""
-        return self._parts()
+    def pending(self) -> Iterator[PendingMicrobatch]:
+        """Yield the microbatches before they are fetched; none if nothing was drawn. Private."""
+        cut = self._cut or self.source.cut(self._indices)  # the limit may have been lowered
+        for number, indices in enumerate(cut.parts):
+            fetch = partial(self._fetch, indices, cut.limit, number)
+            yield PendingMicrobatch(indices, cut.limit, fetch)
 
-    def micros(self) -> Iterator[Micro]:
-        """Its physical batches, none if nothing was drawn. Private."""
-        return (part.fetch() for part in self._parts())
+    def microbatches(self) -> Iterator[Microbatch]:
+        """Yield the microbatches, none if nothing was drawn. Private."""
+        return (pending.fetch() for pending in self.pending())
 
-    def whole(self) -> Micro:
-        """All of it as one batch of at least one row. Private."""
+    def whole(self) -> Microbatch:
+        """Return the whole lot as one batch of at least one row. Private."""
         if self._whole is None:
             self._whole = self._make_whole()
             if self.on_unpack is not None:
@@ -74,12 +91,24 @@ class Lot:
         return self.whole().batch[name]
 
     def keys(self) -> Any:  # Any: the view that the user's mapping gives
-        """Names of the fields, if records are mappings: this lets `model(**lot)` work."""
+        """Return the names of the fields if records are mappings, as `model(**lot)` needs."""
         return self.whole().batch.keys()
+
+    def _make_whole(self) -> Microbatch:
+        if not len(self._indices):
+            return self.source.nothing()
+        batch = self.source.fetch(self._indices, self.source.seed(self.step))
+        return Microbatch(batch, None, len(self._indices))
+
+    def _fetch(self, indices: Indices, limit: int, number: int) -> Microbatch:
+        batch = None if self._prefetched is None else self._prefetched(number)
+        if batch is None:  # no workers, or an interrupted attempt has already taken it
+            batch = self.source.fetch(indices, self.source.seed(self.step) + number)
+        return self.source.padded(batch, len(indices), limit)
 
 
 class Lots:
-    """Draws the lot of every step and cuts it into physical batches of at most `limit` rows."""
+    """Draws the lot of every step and cuts it into microbatches of at most `limit` rows."""
 
     def __init__(
         self,
@@ -90,25 +119,30 @@ class Lots:
         limit: int,
         pad: bool,
         num_workers: int,
-        part: int = 0,
-        parts: int = 1,
+        rank: int = 0,
+        ranks: int = 1,
     ) -> None:
-        self.records, self.limit, self.pad = records, limit, pad
-        self._drawer, self._num_workers = drawer, num_workers
-        self._part, self._parts = part, parts
+        self.records = records
+        self.limit = limit
+        self.pad = pad
+        self._drawer = drawer
+        self._num_workers = num_workers
+        self._rank = rank
+        self._ranks = ranks
         self._row_numbers = torch.arange(0)
         self.use(key)
 
     def use(self, key: Key) -> None:
-        """Draw by this key from now on."""
-        self.key, self._draw = key, self._drawer(key, len(self.records))
+        """Draw lots from this key from now on."""
+        self.key = key
+        self._draw = self._drawer(key, len(self.records))
 
     def lower_limit(self, limit: int) -> None:
-        """Run at most `limit` rows at once from now on."""
+        """Make microbatches of at most `limit` rows from now on."""
         self.limit = min(self.limit, limit)
 
     def from_step(self, start: int, stop: int) -> Iterator[Lot]:
-        """Lots of steps `start` .. `stop` - 1, of which this rank's share is handed out."""
+        """Yield this rank's share of the lots of steps `start` .. `stop` - 1."""
         if self._num_workers:
             yield from self._prefetched(start, stop)
             return
@@ -116,79 +150,73 @@ class Lots:
             yield self.lot(step)
 
     def lot(self, step: int) -> Lot:
-        """The lot of one step, fetched when used."""
-        mine = self._mine(step)
-
-        def parts() -> Iterator[Part]:
-            limit = self.limit  # may be lowered between two of them
-            for i, indices in enumerate(self._cut(mine)):
-                yield Part(indices, limit, partial(fetch, indices, limit, i))
-
-        def fetch(indices: Indices, limit: int, number: int) -> Micro:
-            return self._padded(self._fetch(indices, self.seed(step) + number), len(indices), limit)
-
-        return Lot(self, step, parts, lambda: self._as_whole(mine, self.seed(step)))
+        """Return the lot of one step, whose records are fetched when they are used."""
+        return Lot(self, step)
 
     def seed(self, step: int) -> int:
-        """Seed of the dropout and augmentation of `step` on this rank: a replay repeats them."""
-        return int.from_bytes(self.key.bytes("model", step, 7, part=self._part))
+        """Return the seed of dropout and augmentation in `step` on this rank."""
+        return int.from_bytes(self.key.bytes("model", step, 7, part=self._rank))
+
+    def on_device(self) -> AbstractContextManager[Any]:  # Any: its value is unused
+        """Return a context in which the model's GPU, if there is one, is the current device."""
+        return current_device(self.records.device)
 
     def most_batches(self, step: int) -> int:
-        """Physical batches of the largest share of a lot, at least one. Private."""
-        if self._parts == 1:
+        """Return the number of microbatches of the largest rank, at least one. Private."""
+        if self._ranks == 1:
             return 1
-        share = -(-len(self._draw(step)) // self._parts)
+        share = -(-len(self._draw(step)) // self._ranks)
         return max(1, -(-share // self.limit))
 
-    def nothing(self) -> Micro:
-        """One row that weighs zero, in the shape of a record."""
-        return Micro(self.records.blank(), torch.zeros(1, device=self.records.device))
+    def nothing(self) -> Microbatch:
+        """Return one row that weighs zero, in the shape of a record."""
+        return Microbatch(self.records.blank(), torch.zeros(1, device=self.records.device))
 
-    def _mine(self, step: int) -> Indices:
+    def indices(self, step: int) -> Indices:
+        """Return which records of the lot are this rank's. Private."""
         # Every rank draws the same lot; the shares are disjoint and cover it.
-        return self._draw(step)[self._part :: self._parts]
+        return self._draw(step)[self._rank :: self._ranks]
 
-    def _cut(self, indices: Indices) -> list[Indices]:
+    def cut(self, indices: Indices) -> _Cut:
+        """Cut a lot into microbatches that fit."""
+        limit = self.limit
         if not len(indices):
-            return []
+            return _Cut([], limit)
         if self.pad:
-            return [indices[i : i + self.limit] for i in range(0, len(indices), self.limit)]
-        return np.array_split(indices, -(-len(indices) // self.limit))
+            return _Cut([indices[i : i + limit] for i in range(0, len(indices), limit)], limit)
+        return _Cut(np.array_split(indices, -(-len(indices) // limit)), limit)
 
-    def _padded(self, batch: Batch, rows: int, limit: int) -> Micro:
+    def padded(self, batch: Batch, rows: int, limit: int) -> Microbatch:
+        """Return a fetched batch as a microbatch, padded to `limit` rows if this run pads."""
         if not self.pad:
-            return Micro(batch, None, rows)
+            return Microbatch(batch, None, rows)
         if len(self._row_numbers) != limit:
             self._row_numbers = torch.arange(limit, device=self.records.device)
-        return Micro(pad_rows(batch, limit), self._row_numbers < rows, rows)
+        return Microbatch(pad_rows(batch, limit), self._row_numbers < rows, rows)
 
-    def _as_whole(self, indices: Indices, seed: int) -> Micro:
-        if not len(indices):
-            return self.nothing()
-        return Micro(self._fetch(indices, seed), None, len(indices))
-
-    def _fetch(self, indices: Indices, seed: int) -> Batch:
-        """Records with the augmentation that a worker would give them."""
+    def fetch(self, indices: Indices, seed: int) -> Batch:
+        """Return records with the random augmentation that a worker would give them."""
         if self.records.is_stored:
             return self.records.fetch(indices)
         with seeded(seed, self.records.device):
             return self.records.fetch(indices)
 
     def _prefetched(self, start: int, stop: int) -> Iterator[Lot]:
-        # Workers are ahead of the steps. Whoever comes first to a lot cuts it for both, so that a
-        # limit lowered in between does not give one lot the batches of another.
-        cuts: dict[int, tuple[list[Indices], int]] = {}
+        """Yield lots whose records are fetched by workers, ahead of the steps."""
+        cuts: dict[int, _Cut] = {}
 
-        def cut_of(step: int) -> tuple[list[Indices], int]:
+        def cut_of(step: int) -> _Cut:
+            # The first caller cuts for both the workers and the lot, so that a limit lowered in
+            # between cannot give one lot the microbatches of another.
             if step in cuts:
                 return cuts.pop(step)
-            cuts[step] = self._cut(self._mine(step)), self.limit
+            cuts[step] = self.cut(self.indices(step))
             return cuts[step]
 
         def requests() -> Iterator[list[int]]:
             for step in range(start, stop):
-                for i, indices in enumerate(cut_of(step)[0]):
-                    yield [self.seed(step) + i, *indices.tolist()]
+                for number, indices in enumerate(cut_of(step).parts):
+                    yield [self.seed(step) + number, *indices.tolist()]
 
         loader = DataLoader(
             _Requested(self.records),
@@ -197,33 +225,19 @@ class Lots:
             num_workers=self._num_workers,
             generator=torch.Generator(),  # the user's own stream stays untouched
         )
-        queue, start_of_lot = _Queue(iter(loader)), 0
-
-        def take(indices: Indices, limit: int, number: int, seed: int) -> Micro:
-            batch = queue.take(number)
-            if batch is None:  # taken before, by an attempt that was interrupted
-                batch = self._fetch(indices, seed)
-            return self._padded(self.records.to_device(batch), len(indices), limit)
-
+        queue, first = _Queue(iter(loader)), 0
         for step in range(start, stop):
-            (cut, limit), seed = cut_of(step), self.seed(step)
+            cut = cut_of(step)
+            yield Lot(self, step, cut=cut, prefetched=partial(self._from_queue, queue, first))
+            first += len(cut.parts)
 
-            def parts(
-                cut: list[Indices] = cut,
-                limit: int = limit,
-                seed: int = seed,
-                first: int = start_of_lot,
-            ) -> Iterator[Part]:
-                for i, indices in enumerate(cut):
-                    yield Part(indices, limit, partial(take, indices, limit, first + i, seed + i))
-
-            mine = self._mine(step)
-            yield Lot(self, step, parts, lambda mine=mine, seed=seed: self._as_whole(mine, seed))
-            start_of_lot += len(cut)
+    def _from_queue(self, queue: "_Queue", first: int, number: int) -> Batch | None:
+        batch = queue.take(first + number)
+        return None if batch is None else self.records.to_device(batch)
 
 
 class _Requested(Dataset):
-    """In a worker: seed as the request says, fetch, collate."""
+    """What a worker runs: seed as the request says, fetch, collate."""
 
     def __init__(self, records: Records) -> None:
         self._records = records
@@ -238,13 +252,14 @@ def _identity(batch: Batch) -> Batch:
 
 
 class _Queue:
-    """Fetched batches by number; one that is asked for late is gone."""
+    """Batches from the workers, by number; each can be taken once, in order."""
 
     def __init__(self, batches: Iterator[Batch]) -> None:
-        self._batches, self._next = batches, 0
+        self._batches = batches
+        self._next = 0
 
     def take(self, number: int) -> Batch | None:
-        """Batch `number`, dropping those before it that nobody took; None if it was taken."""
+        """Return batch `number` and drop those before it; None if it was taken already."""
         batch = None
         while self._next <= number:
             self._next += 1
@@ -254,7 +269,8 @@ class _Queue:
                 if not any(sign in str(error) for sign in ("exited unexpectedly", "by signal")):
                     raise
                 raise RuntimeError(
-                    "a data worker ended unexpectedly, often for want of memory. Nothing of this "
-                    "step was released: iterate again to go on, or use num_workers=0 to see why."
+                    "a data worker ended unexpectedly, often because memory ran out. Nothing of "
+                    "this step was released: iterate again to continue, or use num_workers=0 to "
+                    "see why."
                 ) from error
         return batch

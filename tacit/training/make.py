@@ -1,46 +1,91 @@
-"""`make_private`: arguments in, checks made, a run that has spent nothing yet out."""
+"""`make_private`: check the arguments and plan a run, which has spent nothing yet."""
 
+import math
+import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, fields
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.nn.parameter import UninitializedParameter
 
 from tacit._check import whole
 from tacit.events import Event
 from tacit.ledger import Ledger
-from tacit.training import compatible
-from tacit.training.adaptive import AdaptiveClip
+from tacit.training.adaptive_clipping import AdaptiveClip
 from tacit.training.clip import Clip, Flat
 from tacit.training.distributed import Ranks, checksum, gathered, unwrapped
+from tacit.training.engines import LossFn, LotSum, engine_named
 from tacit.training.foreign import own_optimizer
+from tacit.training.key import Key
 from tacit.training.lots import Lots
-from tacit.training.machinery import Machinery
-from tacit.training.memory import starting_limit, usual_lot
-from tacit.training.noise import Key
-from tacit.training.plan import (
-    Plan,
-    Sampler,
-    choose_noise,
-    choose_sampler,
-    count_steps,
-    other_events,
-)
+from tacit.training.mixing import check_layers, norm_layers, probe
+from tacit.training.noise import NoisyMean
+from tacit.training.plan import Sampler, Schedule, TrainingPlan, make_plan
 from tacit.training.private import Private
-from tacit.training.records import Batch, Records, n_rows
-from tacit.training.schedules import Schedule, factors
+from tacit.training.records import Records
+from tacit.training.tree import Batch, n_rows
 
 _PROBE_ROWS = 3
+_CPU_BUDGET = 2**30  # bytes of activations on a CPU: more rows at once are no faster there
+_COPIES = 4  # activations, their gradients, and what the norms need, with room to spare
+# Runs that may not be over: the ids of their parameters, and their optimizer.
+_RUNS: WeakKeyDictionary[Private, tuple[set[int], torch.optim.Optimizer]] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speed:
+    """Options of `make_private` that change the speed of a run and not its guarantee.
+
+    Parameters
+    ----------
+    max_microbatch
+        Most rows on the device at once. By default it follows from the memory that is available,
+        and it is halved whenever memory runs out.
+    static_shapes
+        Pad every microbatch to one shape, so that compiled graphs are built once.
+    num_workers
+        Processes that fetch records ahead.
+    engine
+        "auto" takes the fastest that the model allows; see `tacit.training.clipped_sum`.
+    compile
+        Compile forward, norms and contraction, and replay them as a CUDA graph on a GPU; implies
+        `static_shapes`. The first step takes tens of seconds, later ones less time than without.
+        Python values that the model and `loss_fn` read, such as a coefficient that changes, are
+        fixed at the first step. See docs/speed.md.
+    """
+
+    max_microbatch: int | None = None
+    static_shapes: bool = False
+    num_workers: int = 0
+    engine: str = "auto"
+    compile: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_microbatch is not None:
+            whole(max_microbatch=self.max_microbatch, least=1)
+        whole(num_workers=self.num_workers)
+        engine_named(self.engine)
+        if self.compile and self.engine not in ("auto", "bookkeeping"):
+            raise ValueError(
+                f"engine must be 'auto' or 'bookkeeping' with compile, got {self.engine!r}."
+            )
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether microbatches are padded to one shape."""
+        return self.static_shapes or self.compile
 
 
 def make_private(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     dataset: Any,  # Any: a map-style Dataset, a tensor, or a tuple of tensors
-    loss_fn: compatible.Loss | None = None,
+    loss_fn: LossFn | None = None,
     *,
     batch_size: int,
     clip_norm: float | Clip,
@@ -59,16 +104,17 @@ def make_private(
     seed: int | None = None,
     secure: bool = False,
     collate_fn: Callable[[list[Any]], Batch] | None = None,
+    augmentations: int = 1,
+    augment: Callable[[Batch], Batch] | None = None,
+    check: bool = True,
+    speed: Speed | None = None,
     max_microbatch: int | None = None,
     static_shapes: bool = False,
     num_workers: int = 0,
     engine: str = "auto",
     compile: bool = False,
-    augmentations: int = 1,
-    augment: Callable[[Batch], Batch] | None = None,
-    check: bool = True,
 ) -> Private:
-    """A private run of DP-SGD on `model`, planned, checked and not yet paid.
+    """Plan and check a private run of DP-SGD on `model`. Nothing is paid yet.
 
     Guarantee: the model after the run, and every gradient in it, is `private.event` of the records,
     under the ledger's relation; with `epsilon` and `delta` given, at most that. It assumes that
@@ -95,10 +141,10 @@ def make_private(
         The budget, from which the noise follows, or the noise. `noise_multiplier=0` is for
         debugging: its event is `NonPrivate`.
     clip_schedule, noise_schedule
-        Factors by step, see `tacit.training.schedules`; with epsilon, the noise is scaled so that
-        the whole schedule costs that much.
+        Factors by step: `Stairs`, `Linear` or `Exponential` of `tacit.training`, or a function of
+        (step, steps). With epsilon, the noise is scaled so that the whole schedule costs that much.
     adaptive
-        `AdaptiveClip(...)`: clip norms follow a private quantile from `clip_norm` on.
+        `AdaptiveClip(...)`: clip norms follow a private quantile, starting from `clip_norm`.
     n_records
         Declared size of the data set; default its length, which is then assumed to be public.
     sampler
@@ -110,27 +156,16 @@ def make_private(
         and with epsilon the noise is chosen so that everything together costs that much. Events in
         `also` are paid by whoever releases them; `make_private` does not spend them.
     seed
-        For tests: makes lots and noise reproducible, so who knows it can remove the noise.
+        For tests: makes lots and noise reproducible, so anyone who knows it can remove the noise.
     secure
         Cryptographic noise on a grid, against attacks on floating-point noise. Slower.
-    max_microbatch
-        Most rows at once; default found from the memory at hand, and halved when it runs out.
-    static_shapes
-        Pad every physical batch to one shape, so that compiled graphs are built once.
-    engine
-        "auto" takes the fastest that the model allows; see `tacit.training.clipped_sum`.
-    compile
-        Compile forward, norms and contraction, and replay them as a CUDA graph on a GPU; implies
-        `static_shapes`. The first step takes tens of seconds, later ones less time than without.
-        What the model and `loss_fn` read from Python, such as a coefficient that changes, is fixed
-        at the first step. See docs/speed.md.
-    num_workers
-        Processes that fetch records ahead.
     augmentations, augment
         Average `augmentations` views of each example before clipping; `augment` turns a batch with
         each row repeated into its views.
     check
         Whether to probe the model for mixing of examples; known layers are refused in any case.
+    speed, max_microbatch, static_shapes, num_workers, engine, compile
+        `Speed(...)`: options that change the speed only. They can also be given one by one.
 
     Examples
     --------
@@ -149,158 +184,188 @@ def make_private(
     >>> private.epsilon(delta=1e-3) <= 3.0
     True
     """
+    speed = _one_speed(
+        speed,
+        max_microbatch=max_microbatch,
+        static_shapes=static_shapes,
+        num_workers=num_workers,
+        engine=engine,
+        compile=compile,
+    )
     ranks, model, optimizer = Ranks.here(), unwrapped(model), own_optimizer(optimizer)
-    parameters = compatible.trainable(model, optimizer)
-    compatible.check_layers(compatible.norm_layers(model))
+    parameters = _trained(model, optimizer)
+    check_layers(norm_layers(model))
     records = Records(dataset, collate_fn=collate_fn, device=next(iter(parameters.values())).device)
     ledger = Ledger() if ledger is None else ledger
-    plan = _without_noise(
-        clip_norm if not isinstance(clip_norm, int | float) else Flat(clip_norm),
-        batch_size=whole(batch_size=batch_size, least=1),
-        n_records=whole(n_records=len(records) if n_records is None else n_records, least=1),
+    clip = Flat(clip_norm) if isinstance(clip_norm, int | float) else clip_norm
+    clip.groups(list(parameters))  # raises if the rule does not fit the model
+    plan = make_plan(
+        clip,
+        batch_size=batch_size,
+        n_records=len(records) if n_records is None else n_records,
         epochs=epochs,
         steps=steps,
-        clip_schedule=clip_schedule,
-        adaptive=adaptive,
-        sampler=sampler,
-        also=other_events(also),
-    )
-    plan.clip.groups(list(parameters))  # raises if the rule does not fit the model
-    multipliers = choose_noise(
-        plan,
         epsilon=epsilon,
         delta=delta,
         noise_multiplier=noise_multiplier,
-        noise_factors=factors(noise_schedule, plan.steps, name="noise_schedule"),
+        clip_schedule=clip_schedule,
+        noise_schedule=noise_schedule,
+        adaptive=adaptive,
+        sampler=sampler,
+        also=also,
         relation=ledger.relation,
     )
-    plan = replace(plan, noise_multipliers=multipliers)
     ranks.require_equal("the model at the start", checksum(model))
     ranks.require_equal("the plan and the data set", [plan.fingerprint(), len(records)])
-    machinery = Machinery(
-        engine=engine,
-        augmentations=whole(augmentations=augmentations, least=1),
-        augment=augment,
-        is_compiled=compile,
-    )
-    _check_compilable(machinery, plan, parameters)
+    views = whole(augmentations=augmentations, least=1)
+    if speed.compile:
+        _check_compilable(plan, parameters)
+    needed = views * (_probe(model, loss_fn, records) if check and loss_fn is not None else 1)
+    limit = _limit(speed, needed, records.device, plan.expected_batch / ranks.size)
     key = ranks.share(Key.from_seed(seed))
-    lots = Lots(
-        records,
-        plan.drawer,
-        key=key,
-        limit=ranks.least(
-            _limit(
-                model,
-                loss_fn,
-                records,
-                plan,
-                machinery,
-                max_microbatch,
-                ranks,
-                static_shapes=static_shapes or compile,
-                check=check,
-            )
-        ),
-        pad=static_shapes or compile,
-        num_workers=whole(num_workers=num_workers),
-        part=ranks.rank,
-        parts=ranks.size,
+    lot_sum = LotSum(
+        model,
+        loss_fn,
+        clip,
+        views=views,
+        augment=augment,
+        engine=speed.engine,
+        compile=speed.compile,
     )
-    return Private(
+    run = Private(
         model,
         optimizer,
         loss_fn,
+        parameters=parameters,
         plan=plan,
-        lots=lots,
-        key=key,
+        lots=_lots(records, plan, key, ranks, speed, limit=ranks.least(limit)),
+        lot_sum=lot_sum,
+        noise=NoisyMean(key, expected_batch=plan.expected_batch, secure=secure),
         ledger=ledger,
         ranks=ranks,
-        machinery=machinery,
-        secure=secure,
         is_reproducible=seed is not None,
     )
+    _claim(run, parameters, optimizer)
+    return run
 
 
-def _without_noise(
-    clip: Clip,
-    *,
-    batch_size: int,
-    n_records: int,
-    epochs: float | None,
-    steps: int | None,
-    clip_schedule: Schedule | None,
-    adaptive: AdaptiveClip | None,
-    sampler: Sampler | None,
-    also: tuple[Event, ...],
-) -> Plan:
-    if batch_size > n_records:
+def _one_speed(speed: Speed | None, **given: Any) -> Speed:  # Any: of the types of `Speed`
+    """Return `speed`, or the options given one by one; raise if an option is in both."""
+    if speed is None:
+        return Speed(**given)
+    for field in fields(Speed):
+        if given[field.name] != field.default:
+            raise ValueError(
+                f"{field.name} must be given in speed=Speed(...) or by itself, not in both."
+            )
+    return speed
+
+
+def _trained(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, nn.Parameter]:
+    """Return the parameters to train by name; the optimizer must hold them and no others."""
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError("optimizer must take one gradient a step, got LBFGS, which takes several.")
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not named:
+        raise ValueError("model has no trainable parameters: every requires_grad is False.")
+    for name, p in named.items():
+        if isinstance(p, UninitializedParameter):
+            raise ValueError(f"{name} has no shape yet: run the model once before make_private.")
+    of_model = {id(p) for p in model.parameters()}
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    if foreign := len(held - of_model):
         raise ValueError(
-            f"batch_size must be <= n_records, got {batch_size} and {n_records}: "
-            "a lot cannot be expected to hold more records than there are."
+            f"optimizer holds {foreign} parameter(s) that the model does not have, so nothing "
+            "would make their gradient private. Build the optimizer from model.parameters()."
         )
-    count = count_steps(epochs=epochs, steps=steps, batch_size=batch_size, n_records=n_records)
-    sampler, expected = choose_sampler(
-        sampler, batch_size=batch_size, n_records=n_records, steps=count
-    )
-    return Plan(
-        sampler=sampler,
-        steps=count,
-        expected_batch=expected,
-        n_records=n_records,
-        clip=clip,
-        noise_multipliers=(),
-        clip_factors=factors(clip_schedule, count, name="clip_schedule"),
-        adaptive=adaptive,
-        also=also,
-    )
-
-
-def _check_compilable(
-    machinery: Machinery, plan: Plan, parameters: dict[str, nn.Parameter]
-) -> None:
-    if not machinery.is_compiled:
-        return
-    if machinery.engine not in ("auto", "bookkeeping"):
+    if missing := [name for name, p in named.items() if id(p) not in held]:
         raise ValueError(
-            f"engine must be 'auto' or 'bookkeeping' with compile, got {machinery.engine!r}."
+            f"optimizer does not hold the trainable parameter {missing[0]} ({len(missing)} in all)."
+            " Add it, or freeze it with requires_grad_(False)."
         )
+    return named
+
+
+def _claim(run: Private, named: dict[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
+    """Raise if another optimizer trains one of these parameters in a run that is not over."""
+    for other, (ids, used) in list(_RUNS.items()):
+        if other.steps_taken == other.steps:
+            del _RUNS[other]
+        elif used is not optimizer and (shared := [n for n, p in named.items() if id(p) in ids]):
+            raise ValueError(
+                f"{shared[0]} is shared with another optimizer, whose private run is not over. "
+                "Finish that run or delete it first."
+            )
+    _RUNS[run] = ({id(p) for p in named.values()}, optimizer)
+
+
+def _check_compilable(plan: TrainingPlan, parameters: dict[str, nn.Parameter]) -> None:
     if plan.adaptive is not None and len(plan.clip.clip_norms) > 1:
         raise ValueError("compile cannot adapt several clip norms, whose ratios are in the graph.")
     if any(isinstance(p, DTensor) for p in parameters.values()):
         raise ValueError("compile cannot take sharded parameters: their storage moves.")
 
 
+def _probe(model: nn.Module, loss_fn: LossFn, records: Records) -> int:
+    """Check that examples do not mix, and return the bytes that one keeps for its backward."""
+    rows = np.arange(_PROBE_ROWS) % len(records)
+    with gathered(model):
+        batch = records.fetch(rows)
+        if n_rows(batch) != _PROBE_ROWS:
+            raise ValueError(
+                "the first dimension of a batch must count the examples, but "
+                f"{_PROBE_ROWS} records gave {n_rows(batch)} rows. Change collate_fn."
+            )
+        return probe(model, loss_fn, batch, records.device)
+
+
 def _limit(
-    model: nn.Module,
-    loss_fn: compatible.Loss | None,
-    records: Records,
-    plan: Plan,
-    machinery: Machinery,
-    max_microbatch: int | None,
-    ranks: Ranks,
-    *,
-    static_shapes: bool,
-    check: bool,
+    speed: Speed, bytes_per_example: int, device: torch.device, expected_batch: float
 ) -> int:
-    """Rows to run at once; the probe that measures one also checks that examples do not mix."""
-    bytes_per_example = 1
-    if check and loss_fn is not None:
-        rows = np.arange(_PROBE_ROWS) % len(records)
-        with gathered(model):
-            batch = records.fetch(rows)
-            if n_rows(batch) != _PROBE_ROWS:
-                raise ValueError(
-                    "the first dimension of a batch must count the examples, but "
-                    f"{_PROBE_ROWS} records gave {n_rows(batch)} rows. Change collate_fn."
-                )
-            bytes_per_example = compatible.probe(model, loss_fn, batch, records.device)
-    if max_microbatch is not None:
-        return whole(max_microbatch=max_microbatch, least=1)
-    # Padding costs as records do: two deviations balance it against a second batch for the rest.
-    expected, deviations = plan.expected_batch / ranks.size, 2.0 if static_shapes else 6.0
-    return starting_limit(
-        bytes_per_example * machinery.augmentations,
-        records.device,
-        largest_lot=usual_lot(expected, deviations=deviations),
+    """Return the rows to run at once: the most that was allowed, or a lot if it fits in memory."""
+    if speed.max_microbatch is not None:
+        return speed.max_microbatch
+    # Padding costs as much as records do: two deviations balance it against a second microbatch.
+    deviations = 2.0 if speed.is_padded else 6.0
+    largest_lot = usual_lot(expected_batch, deviations=deviations)
+    return starting_limit(bytes_per_example, device, largest_lot=largest_lot)
+
+
+def starting_limit(bytes_per_example: int, device: torch.device, *, largest_lot: int) -> int:
+    """Return the rows to try at once, from the memory that one example's activations need."""
+    if device.type == "cuda":
+        budget = torch.cuda.mem_get_info(device)[0] // 2
+    else:
+        budget = min(_CPU_BUDGET, _available_memory() // 4)
+    fits = max(1, budget // (_COPIES * bytes_per_example))
+    return min(fits, largest_lot)
+
+
+def usual_lot(expected: float, *, deviations: float) -> int:
+    """Return a lot size that is rarely exceeded: `deviations` above `expected`, a multiple of 8.
+
+    It only sizes memory and padding: a larger lot comes in several microbatches.
+    """
+    return 8 * math.ceil((expected + deviations * math.sqrt(expected)) / 8)
+
+
+def _available_memory() -> int:
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):  # not every system reports it
+        return 4 * _CPU_BUDGET
+
+
+def _lots(
+    records: Records, plan: TrainingPlan, key: Key, ranks: Ranks, speed: Speed, *, limit: int
+) -> Lots:
+    return Lots(
+        records,
+        plan.drawer,
+        key=key,
+        limit=limit,
+        pad=speed.is_padded,
+        num_workers=speed.num_workers,
+        rank=ranks.rank,
+        ranks=ranks.size,
     )

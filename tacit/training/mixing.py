@@ -1,45 +1,321 @@
-"""Which layer lets one example see another? Names it, once the probe has found that one does.
+"""Does one example see another? All the checks, in one place, before anything is spent.
 
-Run the model on a batch and on the same batch with its second example changed. A layer mixes if the
-first example goes into it unchanged and comes out changed; the deepest such layer is the culprit.
-If there is none, the loss itself mixes (contrastive losses, means over the batch).
+Clipping bounds what one example contributes only if no other example's gradient depends on it, and
+only if nothing but the gradient leaves the step. A model that breaks this rule is found
+
+- by the type of a layer: BatchNorm, InstanceNorm with running statistics (`check_layers`);
+- by a probe: change one example, and the loss and gradient of another must stay (`probe`), and if
+  they do not, a second pass finds the layer to blame;
+- by a call: the functions behind these layers, and writes into a table (`refuse_call`);
+- by a trace: the gradient of one example's loss must reach that example's entries only
+  (`refuse_dependence`), and losses must not depend on the size of the batch (`agree`);
+- by the shape of the losses: one per example (`tree.check_losses`).
+
+The probe and the trace run the model on a few records. Whether they pass is a property of the
+model's structure; no value that they compute leaves this package.
 """
 
-from collections.abc import Callable
-from typing import Any
+import copy
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-Same = Callable[[Tensor, Tensor], bool]
-_First = list[Tensor]  # the first example's share of the tensors that went in or came out
+from tacit.errors import IncompatibleModel
+from tacit.training.key import seeded
+from tacit.training.tree import (
+    Batch,
+    LossFn,
+    check_losses,
+    map_rows,
+    n_rows,
+    require_gradient,
+    take_rows,
+)
+
+_NOT_ALONE = "so no example can be clipped alone"
 
 
-def where_it_mixes(
-    model: nn.Module, forward: Callable[[Any], Any], batch: Any, changed: Any, same: Same
-) -> str:
-    """The place that mixes, in words. `forward(batch)` runs the model (and the loss).
+def _family(kind: type[nn.Module]) -> type[nn.Module]:
+    """Return the class that `kind` shares with its siblings, which torch keeps private."""
+    base = kind.__base__
+    return kind if base is None or base is nn.Module else base
 
-    Private values are compared, never shown: the answer depends on the model's structure.
+
+_BATCH_NORMS = tuple(
+    {_family(k) for k in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)}
+)
+_INSTANCE_NORMS = tuple(
+    {_family(k) for k in (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)}
+)
+
+
+# By the type of a layer ---------------------------------------------------------------------------
+
+
+def norm_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the layers that may mix examples or keep data, depending on their mode, by name."""
+    kinds = (*_BATCH_NORMS, *_INSTANCE_NORMS)
+    return {name: layer for name, layer in model.named_modules() if isinstance(layer, kinds)}
+
+
+def check_layers(layers: dict[str, nn.Module]) -> None:
+    """Raise `IncompatibleModel` if one of `norm_layers` mixes examples or keeps data as it is."""
+    for name, layer in layers.items():
+        if reason := _offense(layer):
+            raise IncompatibleModel(f"{name or 'the model'} ({type(layer).__name__}) {reason}")
+
+
+def fix(model: nn.Module) -> nn.Module:
+    """Return a copy of `model` that keeps examples apart: BatchNorm becomes GroupNorm.
+
+    Scale and shift carry over; running statistics do not, since GroupNorm takes its own from each
+    example. InstanceNorm stops tracking running statistics. Build the optimizer from the copy.
+
+    >>> fix(nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16)))
+    Sequential(
+      (0): Conv2d(3, 16, kernel_size=(3, 3), stride=(1, 1))
+      (1): GroupNorm(4, 16, eps=1e-05, affine=True...)
+    )
     """
-    before, after = _trace(model, forward, batch), _trace(model, forward, changed)
+    kinds = (*_BATCH_NORMS, *_INSTANCE_NORMS)
+    if isinstance(model, kinds):
+        return _replacement(model)
+    for layer in norm_layers(model).values():
+        _channels(layer)  # before the copy: a layer without shapes cannot be copied
+    fixed = copy.deepcopy(model)
+    for parent in list(fixed.modules()):
+        for name, layer in list(parent.named_children()):
+            if isinstance(layer, kinds):
+                setattr(parent, name, _replacement(layer))
+    return fixed
+
+
+def _offense(layer: nn.Module) -> str | None:
+    if isinstance(layer, _BATCH_NORMS):
+        if layer.training or layer.running_mean is None:
+            return (
+                f"mixes examples, {_NOT_ALONE}. Use nn.GroupNorm, or tacit.training.fix(model); "
+                "a frozen, pretrained one may stay if it is in .eval()."
+            )
+    elif isinstance(layer, _INSTANCE_NORMS) and layer.track_running_stats and layer.training:
+        return (
+            "keeps running statistics of private examples in its buffers. Use "
+            "track_running_stats=False, or tacit.training.fix(model)."
+        )
+    return None
+
+
+def _channels(layer: nn.Module) -> int:
+    channels = int(layer.num_features)  # type: ignore[arg-type]  # all norms here have it
+    if channels == 0:
+        raise ValueError(
+            f"{type(layer).__name__} has no number of channels yet: run the model once, then fix."
+        )
+    return channels
+
+
+def _replacement(layer: nn.Module) -> nn.Module:
+    channels = _channels(layer)
+    if isinstance(layer, _INSTANCE_NORMS):
+        fixed: Any = copy.deepcopy(layer)  # Any: these attributes are of no public class
+        fixed.track_running_stats = False
+        fixed.running_mean = fixed.running_var = fixed.num_batches_tracked = None
+        return fixed
+    # At least four channels in a group: a group of one value would be normalized to zero.
+    most = max(1, min(32, channels // 4))
+    groups = next(g for g in range(most, 0, -1) if channels % g == 0)
+    norm = nn.GroupNorm(groups, channels, eps=float(layer.eps), affine=bool(layer.affine))  # type: ignore[arg-type]
+    if layer.affine:
+        weight = layer.weight
+        norm.to(device=weight.device, dtype=weight.dtype)  # type: ignore[arg-type]
+        norm.load_state_dict({"weight": layer.weight, "bias": layer.bias})
+        norm.requires_grad_(bool(weight.requires_grad))
+    return norm.train(layer.training)
+
+
+# By a probe ---------------------------------------------------------------------------------------
+
+
+def probe(model: nn.Module, loss_fn: LossFn, batch: Batch, device: torch.device) -> int:
+    """Raise if examples mix, or return the bytes of activations that one keeps for its backward.
+
+    Raises `ValueError` if `loss_fn` does not give one loss per example, and `IncompatibleModel` if
+    one example's loss or gradient moves when another example changes, or a buffer depends on data.
+    """
+    rows = n_rows(batch)
+    params = [p for p in model.parameters() if p.requires_grad]
+    with restored_buffers(model) as restore, seeded(0, device):
+        other = _with_changed_row(batch)
+        torch.manual_seed(1)
+        counter = _SavedBytes(params)
+        with counter:
+            losses = _losses(model, loss_fn, batch, rows)
+        before, buffers = _first_gradient(losses, params), _copies(model)
+        restore()
+        torch.manual_seed(1)
+        moved = _losses(model, loss_fn, other, rows)
+        after = _first_gradient(moved, params)
+        _compare_buffers(model, buffers)
+        if not _same(losses[:1], moved[:1]) or not all(map(_same, before, after)):
+            restore()
+            place = _where_it_mixes(model, lambda b: loss_fn(model, b), batch, other)
+            raise IncompatibleModel(
+                "the loss or gradient of one example changes when another example changes, "
+                f"{_NOT_ALONE}. {place} Look for statistics over the batch (means, norms, "
+                "sorting, contrastive losses), and take them per example."
+            )
+        restore()
+        if _depends_on_size(model, loss_fn, batch, rows):
+            raise IncompatibleModel(
+                "the loss of one example depends on how many examples are in the batch. loss_fn "
+                "must not divide by the batch size: tacit divides the sum by the declared one."
+            )
+    return max(1, counter.total // rows)
+
+
+@contextmanager
+def restored_buffers(model: nn.Module) -> Iterator[Callable[[], None]]:
+    """Put the model's buffers back after the block, and whenever the function given is called."""
+    kept = _copies(model)
+
+    def restore() -> None:
+        with torch.no_grad():
+            for name, buffer in model.named_buffers():
+                if name in kept and kept[name].shape == buffer.shape:
+                    buffer.copy_(kept[name])
+
+    try:
+        yield restore
+    finally:
+        restore()
+
+
+def _losses(model: nn.Module, loss_fn: LossFn, batch: Batch, rows: int) -> Tensor:
+    losses = loss_fn(model, batch)
+    check_losses(losses, rows, is_private=False)
+    require_gradient(losses)
+    return losses
+
+
+def _with_changed_row(batch: Batch) -> Batch:
+    """Change the second row: noise is added to real numbers, whole numbers become another row's."""
+
+    def change(tensor: Tensor) -> Tensor:
+        if tensor.shape[0] < 2:
+            return tensor
+        changed = tensor.clone()
+        if tensor.is_floating_point():
+            row = tensor[1].double()
+            spread = 1.0 + row.nan_to_num(0.0, 0.0, 0.0).abs().amax() if row.numel() else 1.0
+            noise = torch.randn(row.shape, dtype=torch.float64).to(row.device)
+            changed[1] = (row + spread * noise).to(tensor.dtype)
+        else:
+            changed[1] = tensor[-1]
+        return changed
+
+    return map_rows(change, batch)
+
+
+def _first_gradient(losses: Tensor, params: list[nn.Parameter]) -> list[Tensor | None]:
+    return list(torch.autograd.grad(losses[0], params, allow_unused=True))
+
+
+def _same(a: Tensor | None, b: Tensor | None) -> bool:
+    if a is None or b is None:
+        return a is b
+    a, b = a.detach().double(), b.detach().double()
+    size = float(a.nan_to_num(0.0, 0.0, 0.0).abs().amax()) if a.numel() else 0.0
+    # Far above rounding, far below what batch statistics do when a row moves by its own size.
+    return torch.allclose(a, b, rtol=1e-3, atol=1e-4 * size + 1e-12, equal_nan=True)
+
+
+def _depends_on_size(model: nn.Module, loss_fn: LossFn, batch: Batch, rows: int) -> bool:
+    if rows < 2:
+        return False
+    fewer = take_rows(batch, 0, rows - 1)
+    modes = [(layer, layer.training) for layer in model.modules()]
+    try:
+        model.eval()  # dropout masks would differ between batches of two sizes
+        with torch.no_grad():
+            torch.manual_seed(2)
+            first = loss_fn(model, batch)[:1]
+            torch.manual_seed(3)
+            if not _same(first, loss_fn(model, batch)[:1]):
+                return False  # loss_fn draws at random: sizes cannot be compared
+            return not _same(first, loss_fn(model, fewer)[:1])
+    finally:
+        for layer, training in modes:
+            layer.training = training
+
+
+def _copies(model: nn.Module) -> dict[str, Tensor]:
+    return {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+
+
+def _compare_buffers(model: nn.Module, expected: dict[str, Tensor]) -> None:
+    for name, buffer in model.named_buffers():
+        if name not in expected or not _same(expected[name], buffer):
+            raise IncompatibleModel(
+                f"buffer {name} takes values from the examples, which would leave the step without "
+                "noise. Make it constant, compute it from public data, or use .eval()."
+            )
+
+
+class _SavedBytes(torch.autograd.graph.saved_tensors_hooks):
+    """Counts the bytes that autograd keeps for the backward, without the parameters."""
+
+    def __init__(self, params: list[nn.Parameter]) -> None:
+        seen = {p.untyped_storage().data_ptr() for p in params}
+        self.total = 0
+
+        def pack(tensor: Tensor) -> Any:  # Any: autograd stores whatever pack returns
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in seen:
+                seen.add(storage.data_ptr())
+                self.total += math.prod(tensor.shape) * tensor.element_size()
+            return tensor
+
+        super().__init__(pack, lambda tensor: tensor)
+
+
+class _Passed(NamedTuple):
+    """The first example's share of what went into a layer and came out of it."""
+
+    layer: nn.Module
+    into: list[Tensor]
+    out: list[Tensor]
+
+
+def _where_it_mixes(
+    model: nn.Module, forward: Callable[[Batch], Any], batch: Batch, changed: Batch
+) -> str:
+    """Name the place that mixes: `changed` is `batch` with its second example changed.
+
+    A layer mixes if the first example goes into it unchanged and comes out changed; the deepest
+    such layer is named. If there is none, the loss itself mixes. Private values are compared and
+    never shown: the answer depends on the model's structure.
+    """
+    before, after = _passes(model, forward, batch), _passes(model, forward, changed)
     names = {layer: name for name, layer in model.named_modules()}
     # Layers end in the same order both times, inner ones before those that hold them.
-    for (layer, into, out), (_, into_too, out_too) in zip(before, after, strict=False):
-        if _equal(into, into_too, same) and not _equal(out, out_too, same):
-            if layer is model:
+    for one, other in zip(before, after, strict=False):
+        if _equal(one.into, other.into) and not _equal(one.out, other.out):
+            if one.layer is model:
                 return f"It happens in the forward of {type(model).__name__} itself."
-            return f"It happens in {names[layer]} ({type(layer).__name__})."
+            return f"It happens in {names[one.layer]} ({type(one.layer).__name__})."
     return "It happens after the model: in loss_fn."
 
 
-def _trace(
-    model: nn.Module, forward: Callable[[Any], Any], batch: Any
-) -> list[tuple[nn.Module, _First, _First]]:
-    seen: list[tuple[nn.Module, _First, _First]] = []
+def _passes(model: nn.Module, forward: Callable[[Batch], Any], batch: Batch) -> list[_Passed]:
+    seen: list[_Passed] = []
 
     def look(layer: nn.Module, args: Any, options: Any, out: Any) -> None:
-        seen.append((layer, _first_rows((args, options)), _first_rows(out)))
+        seen.append(_Passed(layer, _first_rows((args, options)), _first_rows(out)))
 
     hooks = [
         layer.register_forward_hook(look, with_kwargs=True)
@@ -48,7 +324,7 @@ def _trace(
     ]
     try:
         with torch.no_grad():
-            torch.manual_seed(1)  # the same dropout both times; the caller keeps the outer stream
+            torch.manual_seed(1)  # the same dropout both times; the caller restores the stream
             forward(batch)
     finally:
         for hook in hooks:
@@ -56,7 +332,7 @@ def _trace(
     return seen
 
 
-def _first_rows(values: Any) -> _First:  # Any: what layers take and give
+def _first_rows(values: Any) -> list[Tensor]:  # Any: what layers take and give
     if isinstance(values, Tensor):
         return [values[:1].detach()] if values.dim() else []
     if isinstance(values, dict):
@@ -66,5 +342,58 @@ def _first_rows(values: Any) -> _First:  # Any: what layers take and give
     return []
 
 
-def _equal(a: _First, b: _First, same: Same) -> bool:
-    return len(a) == len(b) and all(map(same, a, b))
+def _equal(a: list[Tensor], b: list[Tensor]) -> bool:
+    return len(a) == len(b) and all(map(_same, a, b))
+
+
+# By a call ----------------------------------------------------------------------------------------
+
+
+def refuse_call(func: Any, args: Any, kwargs: dict[str, Any]) -> None:
+    """Raise `IncompatibleModel` for a call that mixes examples or writes them into the model."""
+    if func is F.batch_norm and _argument("training", 5, args, kwargs):
+        raise IncompatibleModel(
+            f"BatchNorm in training mode mixes the examples of a batch, {_NOT_ALONE}. "
+            "Use nn.GroupNorm, or put the layer in eval mode."
+        )
+    if func is F.embedding and _argument("max_norm", 3, args, kwargs) is not None:
+        raise IncompatibleModel(
+            "Embedding with max_norm rewrites its table by what the batch holds. Drop max_norm."
+        )
+    if func is F.instance_norm and _argument("running_mean", 1, args, kwargs) is not None:
+        raise IncompatibleModel(
+            "InstanceNorm with track_running_stats keeps statistics of the examples. "
+            "Use track_running_stats=False."
+        )
+
+
+def _argument(name: str, place: int, args: Any, kwargs: dict[str, Any]) -> Any:
+    return args[place] if len(args) > place else kwargs.get(name)
+
+
+# By a trace ---------------------------------------------------------------------------------------
+
+
+def refuse_dependence(names: Iterable[str]) -> None:
+    """Raise `IncompatibleModel`: examples mix where the parameters `names` are used."""
+    raise IncompatibleModel(
+        f"The loss of one example depends on others where {', '.join(names) or 'a shared tensor'} "
+        f"is used, {_NOT_ALONE}. Look for a layer or a loss that mixes or reorders the examples "
+        "of a batch (BatchNorm, a mean over the batch)."
+    )
+
+
+def refuse_size_dependence() -> None:
+    """Raise `IncompatibleModel`: the loss of an example differs between batches of two sizes."""
+    raise IncompatibleModel(
+        "The loss of an example depends on which others are in the batch, "
+        f"{_NOT_ALONE}. Look for a statistic over the batch in the model or in the loss."
+    )
+
+
+def agree(few: Tensor, many: Tensor, tolerance: float = 1e-3) -> bool:
+    """Return whether the first losses of two batches are equal up to the order of their sums."""
+    many, few = many[: len(few)].detach().double(), few.detach().double()
+    finite = torch.isfinite(few) & torch.isfinite(many)
+    slack = tolerance * few[finite].abs().amax() if bool(finite.any()) else 0.0
+    return bool(((few - many)[finite].abs() <= slack + 1e-6).all())

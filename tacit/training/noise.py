@@ -1,139 +1,53 @@
-"""The one noisy release of a training step, and the keyed randomness behind it.
+"""The one noisy release of a training step: (clipped sum + noise) / expected batch."""
 
-All randomness of a run is a function of one secret 32-byte key and the step's number: the lot drawn
-at step t, the noise added at step t. So nothing repeats between steps, parameters or purposes, a
-resumed run repeats the very releases it had made, and ranks that share the key agree. The key comes
-from the operating system unless the user gives a seed. Who holds the key (or a checkpoint, which
-contains it) can subtract the noise: keep it as close as the data.
-"""
-
-import hashlib
-import os
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.typing import DTypeLike, NDArray
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
-from tacit._check import whole
-from tacit.mechanisms import GaussianMechanism, GridGaussianMechanism, SecureGenerator, Size
-from tacit.training import gpu
+from tacit.mechanisms import GaussianMechanism, GridGaussianMechanism
+from tacit.training.clip import add_all
+from tacit.training.distributed import like_parameter
+from tacit.training.key import Key
 
-_PLACES = 4  # where sums lie in turn that are remembered: of a lot in one part, and in several
-_FEW = 1 << 12  # normals that take less time than to set up torch's generator
+if TYPE_CHECKING:
+    from tacit.training.gpu import RecordedUpdate
+    from tacit.training.gpu.noise import Blocks
+
+_PLACES = 4  # number of buffer addresses whose launch parameters are cached (LRU)
+_FEW = 1 << 12  # so many normals take less time than setting up torch's generator
 _CHUNK = 1 << 18  # normals drawn from one generator on the CPU: fixed, so threads do not matter
 
 
-@dataclass(frozen=True)
-class Key:
-    """Secret from which a run's randomness is derived; SHAKE-256 is the derivation.
-
-    >>> key = Key.from_seed(7)
-    >>> key.numpy("lot", 3).random() == key.numpy("lot", 3).random()
-    True
-    >>> key.numpy("lot", 3).random() == key.numpy("lot", 4).random()
-    False
-    """
-
-    secret: bytes = field(repr=False)
-
-    @classmethod
-    def fresh(cls) -> "Key":
-        """A key from the operating system's entropy."""
-        return cls(os.urandom(32))
-
-    @classmethod
-    def from_seed(cls, seed: int | None) -> "Key":
-        """The key of a reproducible run, or a fresh one for None."""
-        if seed is None:
-            return cls.fresh()
-        return cls(hashlib.sha256(f"tacit seed {whole(seed=seed)}".encode()).digest())
-
-    def bytes(self, purpose: str, step: int, size: int, part: int = 0) -> bytes:
-        """`size` bytes that belong to `purpose`, `step` and `part` alone."""
-        label = f"|{purpose}|{step}|{part}".encode()
-        return hashlib.shake_256(self.secret + label).digest(size)
-
-    def numpy(self, purpose: str, step: int, part: int = 0) -> np.random.Generator:
-        """A fast numpy generator, whose whole state of 256 bits is taken from the key."""
-        state = _State(self.bytes(purpose, step, 32, part))
-        return np.random.Generator(np.random.PCG64DXSM(state))  # pyright: ignore[reportArgumentType]  # numpy takes any ISeedSequence
-
-    def torch(self, purpose: str, step: int, device: torch.device, part: int = 0):
-        """A torch generator on `device`.
-
-        `manual_seed` keeps only 32 bits on the CPU, so two of 10^5 steps would share their noise
-        with high probability: there the whole 19,968-bit Mersenne Twister state is set instead. A
-        CUDA generator (Philox) keeps all 64 bits.
-        """
-        generator = torch.Generator(device)
-        if device.type != "cpu":
-            return generator.manual_seed(int.from_bytes(self.bytes(purpose, step, 8, part)[:8]))
-        state = _mersenne_state().copy()
-        words = np.frombuffer(self.bytes(purpose, step, 4 * 624, part), np.uint32)
-        # Layout: seed, (left, seeded), next, 624 words in 64 bits each, then cached normals.
-        state[24 : 24 + 8 * 624] = words.astype(np.uint64).view(np.uint8)
-        return generator.set_state(torch.from_numpy(state))
-
-    def secure(self, purpose: str, step: int) -> "KeyedSecureGenerator":
-        """A cryptographic generator: every bit is SHAKE-256 output."""
-        return KeyedSecureGenerator(self, purpose, step)
-
-
-class _State(np.random.bit_generator.ISeedSequence):
-    """Random bytes as a seed. They need no mixing, which is what numpy's own sequence would do."""
-
-    def __init__(self, state: bytes) -> None:
-        self._words = np.frombuffer(state, np.uint64)
-
-    def generate_state(self, n_words: int, dtype: DTypeLike = np.uint32) -> NDArray[np.uint64]:  # type: ignore[override]  # of the one type asked for
-        """All words, as PCG64DXSM asks for them."""
-        assert (n_words, dtype) == (len(self._words), np.uint64)
-        return self._words
-
-
-class KeyedSecureGenerator(SecureGenerator):
-    """`SecureGenerator` whose bits are a cryptographic function of a key: they can be replayed."""
-
-    def __init__(self, key: Key, purpose: str, step: int) -> None:
-        self._key, self._purpose, self._step, self._calls = key, purpose, step, 0
-
-    def _words(self, size: Size) -> NDArray[np.uint64]:
-        shape = () if size is None else (size,) if isinstance(size, int) else tuple(size)
-        count = int(np.prod(shape, dtype=np.int64))
-        raw = self._key.bytes(self._purpose, self._step, 8 * count, part=self._calls)
-        self._calls += 1
-        return np.frombuffer(raw, np.uint64).reshape(shape).copy()
-
-
 class NoisyMean:
-    """Turns the clipped sum into what is released: (sum + noise) / expected_batch.
+    """Turns a clipped sum into the released gradient: (sum + noise) / expected_batch.
 
-    Guarantee: `events.Gaussian(noise_multiplier)` per call, given the scales' contract: if one
-    example's clipped contribution to parameter p is g_p, then sum_p |g_p|^2 / scale_p^2 <= 1. In
+    Guarantee: `events.Gaussian(noise_multiplier)` per call, if the scales fit the clip rule: with
+    g_p one example's clipped contribution to parameter p, sum_p |g_p|^2 / scale_p^2 <= 1. In
     coordinates divided by their scale the sum has L2 sensitivity 1 and the noise is
-    N(0, noise_multiplier^2 I) there. For flat clipping every scale is the clip norm.
+    N(0, noise_multiplier^2 I). For flat clipping every scale is the clip norm.
 
     With `secure`, noise comes from a cryptographic generator and the sum is released on a grid
     (`GridGaussianMechanism`), which closes the floating-point channel of Mironov 2012; division
-    and rounding to the parameter's type come after the release and are post-processing. What stays
-    open is the rounding inside the floating-point sum itself (Casacuberta et al. 2022,
+    and rounding to the parameter's type come after the release and are post-processing. Not closed
+    is the rounding inside the floating-point sum itself (Casacuberta et al. 2022,
     arXiv:2207.10635).
     """
 
     def __init__(self, key: Key, *, expected_batch: float, secure: bool = False) -> None:
-        self._key, self._expected_batch, self._secure = key, expected_batch, secure
+        self._key = key
+        self._expected_batch = expected_batch
+        self._secure = secure
         self._buffers: dict[tuple[torch.device, torch.dtype, int], Tensor] = {}
-        self._blocks: OrderedDict[Any, gpu.noise.Blocks | None] = OrderedDict()
+        self._blocks: OrderedDict[Any, Blocks | None] = OrderedDict()
 
     def use(self, key: Key) -> None:
-        """Draw by this key from now on."""
+        """Draw noise from this key from now on."""
         self._key = key
 
     def release(
@@ -144,9 +58,9 @@ class NoisyMean:
         step: int,
         noise_multiplier: float,
     ) -> list[Tensor]:
-        """Noisy means in the shapes of `sums`; pay first. They stay valid until the next call.
+        """Return noisy means in the shapes of `sums`; the caller has paid for them.
 
-        The sums themselves may be overwritten.
+        The means stay valid until the next call. The sums may be overwritten.
         """
         factor = 1.0 / self._expected_batch  # declared: the drawn size is private
         if noise_multiplier == 0:
@@ -158,7 +72,7 @@ class NoisyMean:
             blocks.launch()
             return list(sums)
         views = self._normals(sums, [noise_multiplier * scale * factor for scale in scales], step)
-        torch._foreach_add_(views, list(sums), alpha=factor)  # pyright: ignore[reportPrivateImportUsage]  # as torch.optim does
+        add_all(views, sums, alpha=factor)
         return views
 
     def in_place(
@@ -168,13 +82,15 @@ class NoisyMean:
         *,
         step: int,
         noise_multiplier: float,
-    ) -> "gpu.noise.Blocks | None":
-        """The release on a GPU, where the sums lie, with this step's key set: launch it once.
+    ) -> "Blocks | None":
+        """Return the GPU kernel that adds this step's noise to the sums in place, to launch once.
 
-        None where there is no kernel for it, or it is not wanted.
+        None without a GPU, without a kernel for these tensors, or if no such noise is wanted.
         """
         if not sums[0].is_cuda or self._secure or noise_multiplier == 0:
             return None
+        from tacit.training import gpu
+
         factor = 1.0 / self._expected_batch
         stds = tuple(noise_multiplier * scale * factor for scale in scales)
         key = (stds, *((t.data_ptr(), t.dtype, t.shape, t.stride()) for t in sums))
@@ -182,16 +98,33 @@ class NoisyMean:
             self._blocks[key] = gpu.noise_blocks(sums, stds, factor)
             if len(self._blocks) > _PLACES:
                 self._blocks.popitem(last=False)
-        self._blocks.move_to_end(key)  # those not used for long go first
+        self._blocks.move_to_end(key)  # the least recently used one is dropped first
         blocks = self._blocks[key]
         if blocks is not None:
             blocks.set_key(int.from_bytes(self._key.bytes("noise", step, 8)))
         return blocks
 
+    def release_into(
+        self,
+        parameters: Iterable[nn.Parameter],
+        sums: Sequence[Tensor],
+        scales: Sequence[float],
+        *,
+        step: int,
+        noise_multiplier: float,
+    ) -> None:
+        """Put the noisy means into `p.grad` of the parameters; the caller has paid for them."""
+        means = self.release(sums, scales, step=step, noise_multiplier=noise_multiplier)
+        for parameter, mean in zip(parameters, means, strict=True):
+            if isinstance(parameter, DTensor):
+                parameter.grad = like_parameter(mean, parameter)
+            else:
+                parameter.grad = mean.to(parameter.dtype)
+
     def release_counts(
         self, counts: Sequence[float], *, step: int, noise_multiplier: float, sensitivity: float
     ) -> list[float]:
-        """Counts plus noise of their own; one example moves them by at most `sensitivity` in L2."""
+        """Return counts with noise; one example moves them by at most `sensitivity` in L2."""
         kind = GridGaussianMechanism if self._secure else GaussianMechanism
         size = {"dimension": len(counts)} if self._secure else {}
         mechanism = kind(noise_multiplier, l2_sensitivity=sensitivity, **size)
@@ -199,7 +132,10 @@ class NoisyMean:
         return mechanism.release(np.asarray(counts, float), rng("counts", step)).tolist()
 
     def _normals(self, sums: Sequence[Tensor], stds: Sequence[float], step: int) -> list[Tensor]:
-        """One flat draw per device and dtype, cut into the shapes of `sums`, with these stds."""
+        """Return normals in the shapes of `sums`, with these standard deviations.
+
+        There is one flat draw per device and dtype.
+        """
         groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
         for i, total in enumerate(sums):
             dtype = torch.promote_types(total.dtype, torch.float32)
@@ -218,7 +154,7 @@ class NoisyMean:
         return views
 
     def _buffer(self, device: torch.device, dtype: torch.dtype, size: int) -> Tensor:
-        # Kept between steps: fresh pages cost as much as the draw on a CPU.
+        # Kept between steps: on a CPU, fresh memory pages cost as much as the draw.
         place = (device, dtype, size)
         if place not in self._buffers:
             self._buffers[place] = torch.empty(size, device=device, dtype=dtype)
@@ -230,7 +166,7 @@ class NoisyMean:
         sizes = [total.numel() for total in sums]
         pairs = zip(sums, scales, strict=True)
         flat = torch.cat([total.detach().double().cpu().flatten() / s for total, s in pairs])
-        # One example moves the scaled sum by at most 1 in L2 norm (contract of the scales).
+        # One example moves the scaled sum by at most 1 in L2 norm: the scales fit the clip rule.
         mechanism = GridGaussianMechanism(
             noise_multiplier, l2_sensitivity=1.0, dimension=max(1, flat.numel())
         )
@@ -241,14 +177,26 @@ class NoisyMean:
         ]
 
 
-@lru_cache(maxsize=1)
-def _mersenne_state() -> NDArray[np.uint8]:
-    """The state of a newly seeded CPU generator, whose words are to be replaced."""
-    return torch.Generator().manual_seed(0).get_state().numpy()
+def replayed_update(
+    noise: NoisyMean,
+    parameters: Sequence[nn.Parameter],
+    optimizer: torch.optim.Optimizer,
+    *,
+    is_alone: bool,
+) -> "RecordedUpdate | None":
+    """Return noise and the optimizer's step as one CUDA graph, or None without a GPU.
+
+    `is_alone`: no other rank takes the same steps, so the update may round in its own way.
+    """
+    if not parameters[0].is_cuda:
+        return None
+    from tacit.training import gpu
+
+    return gpu.RecordedUpdate(noise, parameters, optimizer, is_alone=is_alone)
 
 
 def _fill_normal(flat: Tensor, key: Key, step: int, part: int, std: float) -> None:
-    """Normals into `flat`; on the CPU in chunks, each with its own generator, by threads."""
+    """Fill `flat` with normals; on the CPU in chunks with a generator each, by threads."""
     if flat.device.type != "cpu":
         flat.normal_(std=std, generator=key.torch("noise", step, flat.device, part))
         return

@@ -1,10 +1,18 @@
-"""What a run will release, fixed and priced before its first step."""
+"""The plan of a run: what it will release, fixed and priced before its first step.
 
+A schedule maps (step, steps) to a positive factor on the clip norm or on the noise multiplier. It
+is evaluated for every step when the plan is made, so it can depend on nothing private and the whole
+plan is priced before anything is spent. A clip schedule costs nothing: noise follows the clip norm,
+so the multiplier stays. A noise schedule is priced step by step; steps of equal noise are priced
+together, which is why the schedules here change in a few levels rather than at every step.
+"""
+
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -15,21 +23,86 @@ from tacit._check import positive, whole
 from tacit.accounting import calibrate
 from tacit.events import Event, Gaussian, NonPrivate, Relation, Repeated
 from tacit.events import Sequence as EventSequence
-from tacit.training.adaptive import AdaptiveClip
-from tacit.training.clip import Clip
-from tacit.training.noise import Key
+from tacit.training.adaptive_clipping import AdaptiveClip
+from tacit.training.clip import Clip, scaled
+from tacit.training.key import Key
 
 StepSampler = sampling.Poisson | sampling.TruncatedPoisson | sampling.FixedSize
 EpochSampler = sampling.RandomAllocation | sampling.Shuffle
 Sampler = StepSampler | EpochSampler
+Schedule = Callable[[int, int], float]
+
+
+@dataclass(frozen=True)
+class Stairs:
+    """A schedule with factor `values[i]` over the i-th of equal parts of the run.
+
+    >>> [Stairs((1.0, 0.5))(step, 4) for step in range(4)]
+    [1.0, 1.0, 0.5, 0.5]
+    """
+
+    values: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.values:
+            raise ValueError("values must hold at least one factor.")
+        object.__setattr__(self, "values", tuple(positive(values=value) for value in self.values))
+
+    def __call__(self, step: int, steps: int) -> float:
+        return self.values[step * len(self.values) // steps]
+
+
+@dataclass(frozen=True)
+class _Ramp:
+    """Base of the schedules that go from `start` to `end` in `levels` stairs of equal length."""
+
+    start: float
+    end: float
+    levels: int = 8
+
+    def __post_init__(self) -> None:
+        positive(start=self.start)
+        positive(end=self.end)
+        whole(levels=self.levels, least=2)
+
+    def _share(self, step: int, steps: int) -> float:
+        """Return 0 on the first stair, 1 on the last, in equal moves between."""
+        return (step * self.levels // steps) / (self.levels - 1)
+
+
+@dataclass(frozen=True)
+class Linear(_Ramp):
+    """A schedule from `start` to `end` in `levels` equal stairs."""
+
+    def __call__(self, step: int, steps: int) -> float:
+        return self.start + (self.end - self.start) * self._share(step, steps)
+
+
+@dataclass(frozen=True)
+class Exponential(_Ramp):
+    """A schedule from `start` to `end` in `levels` stairs of equal ratio, as in Du et al. 2021.
+
+    >>> [round(Exponential(1.0, 0.25, levels=3)(step, 3), 3) for step in range(3)]
+    [1.0, 0.5, 0.25]
+    """
+
+    def __call__(self, step: int, steps: int) -> float:
+        ratio = math.log(self.end / self.start)
+        return self.start * math.exp(ratio * self._share(step, steps))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
-    """Everything that decides the guarantee; speed is decided elsewhere.
+class TrainingPlan:
+    """Everything that decides the guarantee of a run. Options that change its speed are elsewhere.
 
-    `noise_multipliers` and `clip_factors` have one entry a step. `expected_batch` is declared, and
-    the divisor of every step.
+    Attributes
+    ----------
+    expected_batch
+        Declared size of a lot, which divides the sum of every step.
+    noise_multipliers, clip_factors
+        One entry for each step.
+    also
+        Events of other releases of the same run, which are priced together with the training steps.
     """
 
     sampler: Sampler
@@ -42,12 +115,12 @@ class Plan:
     adaptive: AdaptiveClip | None = None
     also: tuple[Event, ...] = ()
 
-    @property
+    @cached_property
     def event(self) -> Event:
         """Everything that is priced together: `also`, then the training steps."""
         return self.together(self.training_event)
 
-    @property
+    @cached_property
     def training_event(self) -> Event:
         """The training steps alone, which the run pays for itself."""
         return self.event_of(self.noise_multipliers)
@@ -57,7 +130,7 @@ class Plan:
         return EventSequence((*self.also, training)) if self.also else training
 
     def event_of(self, noise_multipliers: Sequence[float]) -> Event:
-        """The event of steps with these multipliers; steps of equal noise are counted together."""
+        """Return the event of steps with these multipliers; steps of equal noise are counted."""
         if any(multiplier == 0 for multiplier in noise_multipliers):
             return NonPrivate()
         if isinstance(self.sampler, EpochSampler):
@@ -67,11 +140,11 @@ class Plan:
         return parts[0] if len(parts) == 1 else EventSequence(tuple(parts))
 
     def step_event(self, noise_multiplier: float) -> Event:
-        """What one step (one epoch, for samplers by the epoch) does to the private data."""
+        """Return the event of one step, or of one epoch for samplers that draw by the epoch."""
         return self.sampler.amplify(self._release(noise_multiplier))
 
     def drawer(self, key: Key, n: int) -> Callable[[int], NDArray[np.int64]]:
-        """A function from the step to the indices of its lot among `n` records. Private."""
+        """Return a function from a step to the indices of its lot among `n` records. Private."""
         sampler = self.sampler
         if isinstance(sampler, EpochSampler):
 
@@ -80,11 +153,20 @@ class Plan:
                 return sampler.indices(n, key.numpy("lot", number))
 
             return lambda step: epoch(step // sampler.steps)[step % sampler.steps]
-        # One draw tells who is in the lot and, among several ranks, how large it is.
+        # Cached: a rank needs the draw for its share and for the size of the whole lot.
         return lru_cache(maxsize=1)(lambda step: sampler.indices(n, key.numpy("lot", step)))
 
+    def noise_at(self, step: int) -> float:
+        """Return the noise multiplier of a step, or of the last one once the run has finished."""
+        return self.noise_multipliers[min(step, self.steps - 1)]
+
+    def clip_at(self, step: int, moves: Sequence[float]) -> Clip:
+        """Return the clip rule of a step, given the factors from adaptive clipping. Public."""
+        scheduled = self.clip_factors[min(step, self.steps - 1)]
+        return scaled(self.clip, [scheduled * move for move in moves])
+
     def fingerprint(self) -> dict[str, Any]:  # Any: JSON values
-        """Public description; a checkpoint may only be loaded into a run that has the same."""
+        """Return a public description. A checkpoint fits only a run with the same description."""
         return {
             "event": self.training_event.to_dict(),
             "expected_batch": self.expected_batch,
@@ -96,7 +178,7 @@ class Plan:
         }
 
     def _release(self, noise_multiplier: float) -> Event:
-        """The gradient, and the adaptive counts, on one sample."""
+        """Return the event of the gradient and the adaptive counts, on one sample."""
         gradient = Gaussian(noise_multiplier)
         if self.adaptive is None:
             return gradient
@@ -112,10 +194,61 @@ class Plan:
         return Repeated(self.step_event(noise_multipliers[0]), epochs)
 
 
-def count_steps(*, epochs: float | None, steps: int | None, batch_size: int, n_records: int) -> int:
-    """The number of steps, in whole numbers: `epochs` passes, the last lot counted in full.
+def make_plan(
+    clip: Clip,
+    *,
+    batch_size: int,
+    n_records: int,
+    epochs: float | None,
+    steps: int | None,
+    epsilon: float | None,
+    delta: float | None,
+    noise_multiplier: float | None,
+    clip_schedule: Schedule | None,
+    noise_schedule: Schedule | None,
+    adaptive: AdaptiveClip | None,
+    sampler: Sampler | None,
+    also: Event | Sequence[Event],
+    relation: Relation,
+) -> TrainingPlan:
+    """Plan a run from the arguments of `make_private`, which explains them."""
+    whole(batch_size=batch_size, least=1)
+    whole(n_records=n_records, least=1)
+    if batch_size > n_records:
+        raise ValueError(
+            f"batch_size must be <= n_records, got {batch_size} and {n_records}: "
+            "a lot cannot be expected to hold more records than there are."
+        )
+    count = count_steps(epochs=epochs, steps=steps, batch_size=batch_size, n_records=n_records)
+    sampler, expected = choose_sampler(
+        sampler, batch_size=batch_size, n_records=n_records, steps=count
+    )
+    plan = TrainingPlan(
+        sampler=sampler,
+        steps=count,
+        expected_batch=expected,
+        n_records=n_records,
+        clip=clip,
+        noise_multipliers=(),
+        clip_factors=factors(clip_schedule, count, name="clip_schedule"),
+        adaptive=adaptive,
+        also=_other_events(also),
+    )
+    multipliers = choose_noise(
+        plan,
+        epsilon=epsilon,
+        delta=delta,
+        noise_multiplier=noise_multiplier,
+        noise_factors=factors(noise_schedule, count, name="noise_schedule"),
+        relation=relation,
+    )
+    return replace(plan, noise_multipliers=multipliers)
 
-    Never from 1 / rate: int(1 / (1 / n)) is not n for many n.
+
+def count_steps(*, epochs: float | None, steps: int | None, batch_size: int, n_records: int) -> int:
+    """Return the number of steps of a run of `epochs` passes, the last lot counted in full.
+
+    It is computed in whole numbers, never from 1 / rate: int(1 / (1 / n)) is not n for many n.
 
     >>> count_steps(epochs=100, steps=None, batch_size=1, n_records=75)
     7500
@@ -124,7 +257,7 @@ def count_steps(*, epochs: float | None, steps: int | None, batch_size: int, n_r
         raise ValueError("give epochs or steps, one of them.")
     if steps is not None:
         return whole(steps=steps, least=1)
-    # The fraction that was meant: as a float, a tenth is a little more than a tenth.
+    # The nearest simple fraction: the float 0.1 is a little more than a tenth.
     passes = Fraction(positive(epochs=epochs)).limit_denominator(10**6)
     exact = passes * n_records / batch_size
     return -(-exact.numerator // exact.denominator)
@@ -133,7 +266,7 @@ def count_steps(*, epochs: float | None, steps: int | None, batch_size: int, n_r
 def choose_sampler(
     sampler: object, *, batch_size: int, n_records: int, steps: int
 ) -> tuple[Sampler, float]:
-    """The sampler and the expected batch it implies."""
+    """Return the sampler, Poisson by default, and the expected batch it implies."""
     if sampler is None or sampler == "poisson":
         # The rate is a declared constant: n_records is the assumed public size.
         return sampling.Poisson(batch_size / n_records), float(batch_size)
@@ -161,17 +294,8 @@ def choose_sampler(
     )
 
 
-def other_events(also: Event | Sequence[Event]) -> tuple[Event, ...]:
-    """Return the events of `also` as a tuple, after a check of their type."""
-    events = (also,) if isinstance(also, Event) else tuple(also)
-    for event in events:
-        if not isinstance(event, Event):
-            raise TypeError(f"also must hold events of tacit.events, got {type(event).__name__}.")
-    return events
-
-
 def choose_noise(
-    plan: Plan,
+    plan: TrainingPlan,
     *,
     epsilon: float | None,
     delta: float | None,
@@ -179,7 +303,7 @@ def choose_noise(
     noise_factors: Sequence[float],
     relation: Relation,
 ) -> tuple[float, ...]:
-    """Noise multiplier of every step: the one given, or the least that keeps within epsilon."""
+    """Return every step's noise multiplier: the given one, or the least that keeps to epsilon."""
     if (epsilon is None) == (noise_multiplier is None):
         raise ValueError(
             "give epsilon (with delta) or noise_multiplier, one of them: the other follows from it."
@@ -207,8 +331,31 @@ def choose_noise(
     return tuple(base * factor for factor in noise_factors)
 
 
+def factors(schedule: Schedule | None, steps: int, *, name: str) -> tuple[float, ...]:
+    """Return the schedule's factor for every step, after a check; all 1 without a schedule."""
+    if schedule is None:
+        return (1.0,) * steps
+    if not callable(schedule):
+        raise TypeError(
+            f"{name} must be a function of (step, steps), got {type(schedule).__name__}."
+        )
+    found = tuple(schedule(step, steps) for step in range(steps))
+    for factor in set(found):
+        positive(**{name: factor}, advice="A schedule gives positive factors.")
+    return found
+
+
+def _other_events(also: Event | Sequence[Event]) -> tuple[Event, ...]:
+    """Return the events of `also` as a tuple, after a check of their type."""
+    events = (also,) if isinstance(also, Event) else tuple(also)
+    for event in events:
+        if not isinstance(event, Event):
+            raise TypeError(f"also must hold events of tacit.events, got {type(event).__name__}.")
+    return events
+
+
 def _runs(values: Sequence[float]) -> list[list[float]]:
-    """Values with how often each comes in a row: short for stairs."""
+    """Return each value with its number of repetitions in a row, which is short for stairs."""
     runs: list[list[float]] = []
     for value in values:
         if runs and runs[-1][0] == value:

@@ -1,7 +1,6 @@
-"""Access to the private records, and batches as trees of tensors with one row per example."""
+"""Access to the private records, and the microbatches in which they reach the device."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,20 +15,32 @@ from torch.utils.data import (
     default_collate,
 )
 
+from tacit.training.tree import Batch, map_tensors, n_rows, take_rows
+
 Indices = NDArray[np.int64]
-Batch = Any  # whatever the user's collate function makes: tensors in tuples, lists or mappings
 Fetch = Callable[[Indices], Batch]
 
 
-class Micro(NamedTuple):
-    """One physical batch. Private. `weights` is False for padding; None if there is none."""
+class Microbatch(NamedTuple):
+    """The part of a lot that is on the device at once. Private."""
 
     batch: Batch
-    weights: Tensor | None
-    size: int = 0  # in records, padding left out
+    weights: Tensor | None  # False for padding; None if there is none
+    size: int = 0  # in records, without padding
+    is_half: bool = False  # of a microbatch that did not fit in memory
 
     def __repr__(self) -> str:
-        return "Micro(private)"
+        return "Microbatch(private)"
+
+    def halves(self) -> list["Microbatch"]:
+        """Return the two halves. Their records are counted once, on this microbatch."""
+        rows = n_rows(self.batch)
+
+        def take(start: int, stop: int) -> Microbatch:
+            weights = None if self.weights is None else self.weights[start:stop]
+            return Microbatch(take_rows(self.batch, start, stop), weights, is_half=True)
+
+        return [take(0, rows // 2), take(rows // 2, rows)]
 
 
 class Records:
@@ -56,111 +67,29 @@ class Records:
 
     @property
     def on_device(self) -> tuple[Tensor, ...] | None:
-        """The tensors whose rows the records are, if they lie on the model's device."""
+        """Tensors whose rows are the records, if all of them are on the model's device."""
         tensors = self.dataset.tensors if self.is_stored else ()
         return tensors if tensors and all(t.device == self.device for t in tensors) else None
 
     def fetch(self, indices: Indices) -> Batch:
-        """Those records, collated, on the model's device."""
+        """Return these records, collated, on the model's device."""
         return self.to_device(self._fetch(indices))
 
     def fetch_on_host(self, indices: Indices) -> Batch:
-        """Those records, collated, where the data set keeps them."""
+        """Return these records, collated, on the device where the data set keeps them."""
         return self._fetch(indices)
 
     def to_device(self, batch: Batch) -> Batch:
-        """`batch` with its tensors on the model's device."""
+        """Return `batch` with its tensors on the model's device."""
         return map_tensors(lambda t: t.to(self.device, non_blocking=True), batch)
 
     def blank(self) -> Batch:
-        """One row of zeros in the shape of a record: its schema is public, its values are gone."""
+        """Return one row of zeros in the shape of a record, which is public."""
         return map_tensors(torch.zeros_like, self.fetch(np.zeros(1, np.int64)))
 
 
-def current(device: torch.device) -> AbstractContextManager[Any]:  # Any: nobody asks for it
-    """Inside, `device` is the current one if it is a GPU: kernels and graphs go by that."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-
-
-@contextmanager
-def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Torch's global generators start from `seed` inside and go on untouched outside."""
-    with torch.random.fork_rng(devices=_gpu(device)):
-        reseed(seed, device)
-        yield
-
-
-def reseed(seed: int, device: torch.device) -> None:
-    """Start torch's global generators, the CPU's and that of `device`, from `seed`."""
-    torch.default_generator.manual_seed(seed)
-    for index in _gpu(device):
-        torch.cuda.default_generators[index].manual_seed(seed)
-
-
-def _gpu(device: torch.device) -> list[int]:
-    if device.type != "cuda":
-        return []
-    return [torch.cuda.current_device() if device.index is None else device.index]
-
-
-def map_tensors(change: Callable[[Tensor], Tensor], batch: Batch) -> Batch:
-    """`batch` with `change` applied to each tensor in its tuples, lists and mappings."""
-    if isinstance(batch, Tensor):
-        return change(batch)
-    if isinstance(batch, Mapping):
-        changed = {name: map_tensors(change, value) for name, value in batch.items()}
-        return changed if type(batch) is dict else type(batch)(changed)  # type: ignore[call-arg]
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(map_tensors(change, value) for value in batch))
-    if isinstance(batch, tuple | list):
-        return type(batch)(map_tensors(change, value) for value in batch)
-    return batch
-
-
-def tensors_of(batch: Batch) -> list[Tensor]:
-    """The tensors of `batch`, in order."""
-    found: list[Tensor] = []
-    map_tensors(lambda t: (found.append(t), t)[1], batch)
-    return found
-
-
-def n_rows(batch: Batch) -> int:
-    """Number of rows (examples) of a collated batch. Private when the batch is."""
-    for tensor in tensors_of(batch):
-        if tensor.dim():
-            return tensor.shape[0]
-    raise TypeError(
-        "a batch must hold at least one tensor whose first dimension counts the examples. "
-        "Give collate_fn= if records are not tensors."
-    )
-
-
-def pad_rows(batch: Batch, rows: int) -> Batch:
-    """`batch` with rows of zeros appended up to `rows`."""
-
-    def pad(tensor: Tensor) -> Tensor:
-        missing = rows - tensor.shape[0] if tensor.dim() else 0
-        if missing == 0:
-            return tensor
-        return torch.cat([tensor, tensor.new_zeros((missing, *tensor.shape[1:]))])
-
-    return map_tensors(pad, batch)
-
-
-def split_rows(micro: Micro) -> list[Micro]:
-    """`micro` in two halves."""
-    rows = n_rows(micro.batch)
-
-    def take(start: int, stop: int) -> Micro:
-        weights = None if micro.weights is None else micro.weights[start:stop]
-        part = map_tensors(lambda t: t[start:stop] if t.dim() else t, micro.batch)
-        return Micro(part, weights)  # its size is the whole's business
-
-    return [take(0, rows // 2), take(rows // 2, rows)]
-
-
 def _fetcher(dataset: Any, collate_fn: Callable[[list[Any]], Batch] | None) -> Fetch:
-    """The fastest way to collated records; `Any`: every map-style data set."""
+    """Return the fastest way to collated records. `Any`: every map-style data set."""
     if collate_fn is None and isinstance(dataset, TensorDataset):
         tensors = dataset.tensors
 

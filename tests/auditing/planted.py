@@ -40,7 +40,7 @@ def noise_at_half_scale(is_broken):
 
 
 def divided_by_the_drawn_batch_size(is_broken):
-    """The canary's own gradient is zero: only the size of the batch tells it, by all the noise."""
+    """The canary has a zero gradient; only the drawn batch size leaks, as it scales the noise."""
 
     def attack(inside, rng):
         noise = rng.normal(0, SIGMA * CLIP, (len(inside), 400))

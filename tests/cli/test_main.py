@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import types
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -27,14 +26,11 @@ def failing(monkeypatch):
     """A verb `failing` whose command raises what it is given."""
 
     def install(error: BaseException):
-        verb = typer.Typer(add_completion=False)
-
-        @verb.command()
         def failing() -> None:
             raise error
 
         module = types.ModuleType("tacit.cli.failing")
-        module.app = verb
+        module.failing = failing
         monkeypatch.setitem(sys.modules, "tacit.cli.failing", module)
         monkeypatch.setitem(VERBS, "failing", "Fails.")
 
@@ -54,7 +50,7 @@ def test_help_lists_every_verb_without_importing_it():
 
 def commands_of(verb: str) -> list[list[str]]:
     """The verb itself, or its commands where it has several."""
-    command = typer.main.get_command(import_module(f"tacit.cli.{verb}").app)
+    command = typer.main.get_command(app).get_command(None, verb)
     return [[verb, name] for name in getattr(command, "commands", {})] or [[verb]]
 
 

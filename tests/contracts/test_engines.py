@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tacit.training.clipping import Automatic, Flat, PerGroup, PerLayer, clipped_sum
+from tacit.training import Automatic, Flat, PerGroup, PerLayer, clipped_sum
 from tacit.training.engines import ENGINES
 
 _SPEC = importlib.util.spec_from_file_location(

@@ -2,8 +2,7 @@
 
 import pytest
 
-from tacit.experiments import data
-from tacit.experiments.recipe import Recipe
+from tacit.experiments import Recipe, data
 
 TABLE = """
 [data]

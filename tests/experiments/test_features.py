@@ -11,12 +11,13 @@ from tacit.experiments.features import (
     PrivatePCA,
     _bounded_sum,
     _gram,
+    _gram_mechanism,
     prepare,
     project,
     random_directions,
     summaries_of,
 )
-from tacit.experiments.settings import Features
+from tacit.experiments.recipe import FeatureSettings as Features
 
 
 def noisy_vector(x: np.ndarray) -> np.ndarray:
@@ -47,7 +48,7 @@ def test_a_record_that_is_not_finite_contributes_at_most_one(bad):
 def test_the_noise_of_the_private_components_is_as_billed():
     pca = PrivatePCA(2, noise_multiplier=3.0)
     assert pca.event == Gaussian(3.0, replace_factor=np.sqrt(2.0))
-    assert pca._mechanism.noise_std == 3.0  # sensitivity 1
+    assert _gram_mechanism(pca.noise_multiplier).noise_std == 3.0  # sensitivity 1
 
 
 def test_private_directions_approach_the_exact_ones_as_noise_falls():

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from tacit.experiments.logit import study_logit
-from tacit.experiments.recipe import Recipe
+from tacit.experiments import Recipe, study_logit
 
 RECIPE = """
 name = "toy"

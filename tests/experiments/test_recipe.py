@@ -4,7 +4,6 @@ import tomllib
 
 import pytest
 
-from tacit.experiments import _toml
 from tacit.experiments.recipe import Recipe, shipped
 
 
@@ -103,22 +102,53 @@ def test_a_setting_is_changed_by_its_dotted_name():
         Recipe().with_settings({"name.x": 5})
 
 
-def test_toml_reads_back_what_was_written():
-    data = {
-        "text": 'a "quoted"\nline\\ with \x7f and é',
-        "number": -1.5e-300,
-        "whole": 3,
-        "truth": [True, False],
-        "empty": [],
-        "table": {"strange key!": {"deep": 1.0}},
-        "tables": [{"x": 1, "inner": {"y": "z"}}, {"x": 2}],
+def test_any_text_and_number_reads_back_from_the_written_recipe():
+    schema = {"target": "y", "columns": {"strange key!": {"categories": ["é", "\x7f"]}}}
+    strange = {
+        "name": 'a "quoted"\nline\\ with \x7f and é',
+        "data.schema": schema,
+        "training.learning_rate": 1.5e-300,
+        "model.hidden": [],
+        "model.arguments": {"truth": [True, False], "deep": {"whole": 3, "empty": []}},
+        "at": [{"epsilon": 1, "training": {"epochs": 2}}, {"epsilon": 2}],
     }
-    assert tomllib.loads(_toml.dumps(data)) == data
-    with pytest.raises(TypeError, match="no TOML form"):
-        _toml.dumps({"x": object()})
+    recipe = Recipe().with_settings(strange)
+    assert Recipe.parse(recipe.to_toml()) == recipe
+    assert tomllib.loads(recipe.to_toml())["data"]["schema"] == schema
 
 
 def test_one_and_one_point_zero_are_the_same_recipe():
     recipe = Recipe.read("digits")
     whole, real = (recipe.for_epsilon(epsilon).to_toml() for epsilon in (1, 1.0))
     assert whole == real
+
+
+# PATE ---------------------------------------------------------------------------------------------
+
+
+def test_a_pate_recipe_has_its_own_sections_and_defaults():
+    recipe = Recipe.parse('method = "pate"')
+    assert recipe.privacy.epsilon is None, "answers do not stop at a budget unless one is given"
+    assert recipe.privacy.delta == 1e-5
+    assert Recipe.parse(recipe.to_toml()) == recipe
+    assert "training" not in tomllib.loads(recipe.to_toml())
+    assert "answers" not in tomllib.loads(Recipe().to_toml())
+    with pytest.raises(ValueError, match=r'\[training\] cannot be used with method = "pate"'):
+        recipe.with_settings({"training.epochs": 3})
+    with pytest.raises(ValueError, match="method must be one of dp-sgd, pate"):
+        Recipe.parse('method = "pat"')
+
+
+def test_a_pate_recipe_written_before_there_was_a_method_is_read():
+    former = "public_share = 0.5\nseed = 7\n[teachers]\ncount = 30\n[privacy]\ndelta = 1e-6\n"
+    recipe = Recipe.parse(former)
+    assert recipe.method == "pate"
+    assert (recipe.answers.public_share, recipe.run.seed, recipe.privacy.delta) == (0.5, 7, 1e-6)
+    assert Recipe.parse(recipe.to_toml()) == recipe
+    with pytest.raises(ValueError, match=r"\[recipe\] has no 'seed'"):
+        Recipe.parse("seed = 7")
+
+
+def test_the_number_of_jobs_does_not_make_another_recipe():
+    recipe = Recipe(method="pate")
+    assert recipe.with_settings({"teachers.jobs": 2}) == recipe

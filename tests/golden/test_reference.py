@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tacit.accounting._bracket import Bracket
+from tacit.accounting.brackets import Bracket
 from tacit.accounting.pld import PLD
 from tacit.events import Gaussian, PoissonSampled, Relation, Repeated
 

@@ -27,7 +27,7 @@ from tacit.events import (
     Repeated,
     Sequence,
 )
-from tacit.ledger.guard import gaussian_limit
+from tacit.ledger.filter import gaussian_limit
 
 SGD = Repeated(PoissonSampled(0.01, Gaussian(4.0)), 10_000)
 

@@ -169,7 +169,8 @@ def test_entries_cut_off_at_the_end_are_found_at_opening(file: Path) -> None:
 
 
 def test_a_forged_price_is_found_even_with_a_forged_chain(file: Path) -> None:
-    from tacit.ledger.store import Row, chained, genesis
+    from tacit.ledger.store import LedgerRow as Row
+    from tacit.ledger.store import chained, genesis
 
     with Ledger(file) as ledger:
         settings, rows = ledger._store.settings, ledger._store.rows()
@@ -241,7 +242,7 @@ def test_a_file_kept_locked_is_reported_and_nothing_is_recorded(file: Path) -> N
 
 
 def test_an_interrupted_spend_leaves_no_trace(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tacit.ledger.totals import Totals
+    from tacit.ledger.store import Totals
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt

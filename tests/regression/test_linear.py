@@ -1,9 +1,18 @@
-"""Linear regression on data with a known or a real answer."""
+"""Linear regression on data with a known or a real answer, by each of its methods."""
+
+import math
 
 import numpy as np
 import pytest
 
-from tacit.regression import Bounds, LinearRegression
+from tacit.accounting import GDP
+from tacit.events import Relation
+from tacit.mechanisms import GaussianMechanism, generator
+from tacit.regression import Bounds, LinearRegression, adassp, functional, gradient, linear
+from tacit.regression.rows import PrivateRows
+
+BUDGET = {"epsilon": 1.0, "delta": 1e-6}
+RELATIONS = [Relation.ADD_REMOVE, Relation.REPLACE_ONE]
 
 
 def line(rows=50_000, seed=0):
@@ -64,3 +73,77 @@ def test_replacing_a_record_costs_more_noise_than_adding_one():
         for relation in ("add_remove", "replace_one")
     ]
     assert events[0] < events[1] < 2 * events[0]
+
+
+@pytest.mark.parametrize("relation", RELATIONS)
+def test_gaussian_plans_cost_exactly_their_budget(relation):
+    for plan in (
+        adassp.plan_adassp(row_norm=2.0, **BUDGET, relation=relation),
+        gradient.plan_linear(4, row_norm=2.0, n_records=10_000, **BUDGET, relation=relation),
+    ):
+        cost = GDP().epsilon(plan.event, delta=1e-6, relation=relation)
+        assert cost <= 1.0
+        assert cost == pytest.approx(1.0, rel=1e-6)
+
+
+def test_every_gaussian_coordinate_carries_noise_at_its_scale(monkeypatch):
+    """Asymmetric bounds (0, 100), AdaSSP and descent; false alarms at 6 sigma, below 1e-6."""
+    X = np.random.default_rng(0).uniform(0, 100, (60, 2))
+    y = X[:, 0] / 50 - 1
+    seen = []
+    original = GaussianMechanism.release
+
+    def spy(self, value, rng=None):
+        released = original(self, value, rng)
+        seen.append((self.noise_std, (released - value) / self.noise_std))
+        return released
+
+    monkeypatch.setattr(GaussianMechanism, "release", spy)
+    box = Bounds(0, 100).box(2)
+    moments = adassp.plan_adassp(row_norm=box.row_norm, **BUDGET, relation=Relation.ADD_REMOVE)
+    descent = gradient.plan_linear(
+        2, row_norm=box.row_norm, n_records=60, **BUDGET, relation=Relation.ADD_REMOVE
+    )
+    rng = generator(0)
+    draws = 600
+    for plan, releases in ((moments, 3), (descent, 1 + descent.steps)):
+        seen.clear()
+        for _ in range(draws):
+            rows = PrivateRows(X, box, row_norm=plan.row_norm)
+            linear.fit(rows, y, plan, n_records=60, rng=rng)
+        assert len(seen) == draws * releases
+        for first in range(releases):
+            noise = np.array([z for _, z in seen[first::releases]])
+            assert (np.abs(noise.std(axis=0) - 1) < 6 / math.sqrt(2 * draws)).all()
+    assert [m.noise_std for m in (moments.gram, moments.cross)] == pytest.approx(
+        [moments.gram.noise_multiplier * 1.8, moments.cross.noise_multiplier * math.sqrt(1.8)]
+    )
+
+
+def test_plenty_of_records_give_the_least_squares_solution():
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-1, 1, (200_000, 3))
+    y = np.clip(X @ [0.3, -0.2, 0.1] + 0.1 + rng.normal(0, 0.05, len(X)), -1, 1)
+    box = Bounds(-1, 1).box(3)
+    budget = BUDGET | {"relation": Relation.ADD_REMOVE}
+    for plan in (
+        functional.plan_functional(3, epsilon=1.0, relation=Relation.ADD_REMOVE),
+        adassp.plan_adassp(row_norm=box.row_norm, **budget),
+        gradient.plan_linear(3, row_norm=box.row_norm, n_records=len(X), **budget),
+    ):
+        rows = PrivateRows(X, box, row_norm=plan.row_norm)
+        theta = linear.fit(rows, y, plan, n_records=len(X), rng=generator(1))
+        np.testing.assert_allclose(theta, [0.1, 0.3, -0.2, 0.1], atol=0.01)
+
+
+def test_the_method_follows_from_public_facts():
+    def chosen(n_records, delta=1e-6, epsilon=1.0):
+        return linear.choose_method(
+            12, row_norm=Bounds(0, 1).box(12).row_norm, n_records=n_records, epsilon=epsilon,
+            delta=delta, relation=Relation.ADD_REMOVE,
+        )  # fmt: skip
+
+    assert chosen(10**6) == "adassp"
+    assert chosen(1000) == "gradient"
+    assert chosen(40_000, epsilon=0.1) == "gradient"
+    assert chosen(10**6, delta=0.0) == "functional"

@@ -1,4 +1,4 @@
-"""Transfer: sensitivities, which sources are used, and never much worse than the target alone."""
+"""Transfer: sensitivities, choice of sources, and errors close to those of the target alone."""
 
 import numpy as np
 import pandas as pd
@@ -9,8 +9,8 @@ from tacit.accounting import GDP
 from tacit.errors import BudgetExceeded
 from tacit.events import Relation, Sequence
 from tacit.mechanisms import generator
-from tacit.regression import Bounds, TransferRegression, pooling
-from tacit.regression.statistics import PrivateRows
+from tacit.regression import Bounds, TransferRegression, transfer
+from tacit.regression.rows import PrivateRows
 
 OPTIONS = {"bounds": Bounds(0, 10), "target_bounds": Bounds(-40, 60)}
 
@@ -60,7 +60,7 @@ def test_bad_sources_leave_the_target_its_own_fit(q):
 @pytest.mark.parametrize("q", [1, 2])
 @pytest.mark.parametrize(("offset", "most"), [(0.3, 1.1), (0.45, 1.2), (0.6, 1.1), (3.0, 1.0)])
 def test_sources_of_another_line_cost_little_and_plain_ones_nothing(offset, most, q):
-    """Mean error over seeds, which are fixed; at 0.45 noise just lets such sources in, at worst."""
+    """Mean error over fixed seeds; the worst offset, 0.45, is the largest that noise can hide."""
     errors = np.zeros((100, 2))
     test = people(300, seed=7)[0]
     for seed in range(len(errors)):
@@ -77,7 +77,7 @@ def test_sources_of_another_line_cost_little_and_plain_ones_nothing(offset, most
 
 
 def test_what_the_target_releases_does_not_depend_on_unlike_sources():
-    """More features than are kept: those of the target alone are kept, with the same noise."""
+    """There is screening; the features and the noise are those of the target without sources."""
     rng = np.random.default_rng(0)
     X = rng.uniform(-1, 1, (20_000, 60))
     target, other = (X, X[:, 7] - X[:, 21]), (X[::-1], X[::-1, 40] - X[::-1, 50])
@@ -95,7 +95,7 @@ def test_a_wide_allowance_lets_a_distant_source_in():
 
 
 def test_one_record_moves_the_moments_by_no_more_than_claimed():
-    plan = pooling.plan_data_set(
+    plan = transfer.plan_data_set(
         3, row_norm=1.4, n_kept=9, epsilon=1.0, delta=1e-6, relation=Relation.ADD_REMOVE
     )
     rng = np.random.default_rng(0)
@@ -116,7 +116,7 @@ def test_one_record_moves_the_moments_by_no_more_than_claimed():
 
 def test_every_released_moment_carries_noise_at_its_scale():
     """Asymmetric bounds (0, 100); false alarms: 15 coordinates at 6 sigma, below 1e-7."""
-    plan = pooling.plan_data_set(
+    plan = transfer.plan_data_set(
         3, row_norm=1.4, n_kept=9, epsilon=1.0, delta=1e-6, relation=Relation.ADD_REMOVE
     )
     X = np.random.default_rng(0).uniform(0, 100, (40, 3))
@@ -125,7 +125,7 @@ def test_every_released_moment_carries_noise_at_its_scale():
     exact, rng, draws = rows.moments(y), generator(0), 2000
     noise = []
     for _ in range(draws):
-        released, gram_std, cross_std = pooling.release_moments(rows, y, plan, rng)
+        released, gram_std, cross_std = transfer.release_moments(rows, y, plan, rng)
         off = np.full((4, 4), gram_std / np.sqrt(2))
         np.fill_diagonal(off, gram_std)
         square = (released.square - exact.square) * plan.scale**2 / gram_std
@@ -175,7 +175,7 @@ def test_one_ledger_pays_disjoint_people_in_parallel_and_shared_ones_in_sequence
 
 
 def test_one_ledger_covers_people_whose_source_changes_place():
-    """Partitions are named by place: the costly source, met twice, must count twice."""
+    """Partitions are named by position: people of the costly source, used twice, must pay twice."""
     ledger = tacit.Ledger()
     costly, cheap = people(1000, seed=1), people(1000, seed=2)
     options = {"epsilon": 0.1, "ledger": ledger}

@@ -1,7 +1,7 @@
-"""A headless browser on a pipe: the Chrome DevTools Protocol without any library.
+"""A headless browser, driven by the Chrome DevTools Protocol without any library.
 
-https://chromedevtools.github.io/devtools-protocol/, spoken as JSON messages that end in a zero byte
-on descriptors 3 and 4 (`--remote-debugging-pipe`).
+The protocol (https://chromedevtools.github.io/devtools-protocol/) sends JSON messages that end in a
+zero byte through file descriptors 3 and 4 of the browser (`--remote-debugging-pipe`).
 """
 
 import base64
@@ -25,18 +25,18 @@ _LAUNCH = (
 
 
 def find_browser() -> str | None:
-    """A browser of the Chromium family on this machine: TACIT_BROWSER, or the first on the path."""
+    """Return the program in TACIT_BROWSER, or the first Chromium-like browser on the path."""
     named = os.environ.get("TACIT_BROWSER")
     return named or next(filter(None, map(shutil.which, NAMES)), None)
 
 
 class Browser:
-    """One headless browser with one tab; what its console says is in `complaints`."""
+    """One headless browser with one tab; `complaints` lists what its console reported."""
 
     def __init__(self, program: str, profile: Path) -> None:
         there, self._out = os.pipe()
         self._in, back = os.pipe()
-        # Out of the way of 3 and 4, which are filled from them.
+        # Copies numbered 20 and above, because the launcher overwrites 3 and 4 with them.
         theirs = [fcntl.fcntl(fd, fcntl.F_DUPFD, 20) for fd in (there, back)]
         flags = ["--headless=new", "--remote-debugging-pipe", "--no-sandbox", "--disable-gpu"]
         flags += ["--no-first-run", "--hide-scrollbars", f"--user-data-dir={profile}"]
@@ -67,7 +67,7 @@ class Browser:
         os.close(self._out)
 
     def call(self, method: str, **params: object) -> dict:
-        """The browser's answer to one command."""
+        """Send one command, and return the browser's answer."""
         number = next(self._numbers)
         message: dict = {"id": number, "method": method, "params": params}
         if self._session is not None:
@@ -81,7 +81,7 @@ class Browser:
             self._events.append(answer)
 
     def open(self, page: Path, *, scheme: str, width: int, height: int = 900) -> None:
-        """Show a file in a window of that size, for readers who prefer that color scheme."""
+        """Show a file in a window of the given size, with the given preferred color scheme."""
         self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -99,13 +99,13 @@ class Browser:
             time.sleep(0.02)
 
     def run(self, script: str) -> object:
-        """The value of an expression in the page."""
+        """Return the value of a JavaScript expression in the page."""
         found = self.call("Runtime.evaluate", expression=script, returnByValue=True)
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
 
     def press(self, key: str) -> None:
-        """One key down and up."""
+        """Press and release one key."""
         code = {"Tab": 9, "ArrowRight": 39, "ArrowLeft": 37, "End": 35, "Enter": 13}[key]
         text = {"text": "\r"} if key == "Enter" else {}
         for kind in ("keyDown", "keyUp"):
@@ -119,11 +119,11 @@ class Browser:
             )
 
     def point(self, x: float, y: float) -> None:
-        """The pointer at a place of the window."""
+        """Move the pointer to a place of the window."""
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
     def screenshot(self, path: Path) -> Path:
-        """The whole page as PNG."""
+        """Save the whole page as PNG."""
         size = self.call("Page.getLayoutMetrics")["cssContentSize"]
         clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
         shot = self.call("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)
@@ -133,7 +133,7 @@ class Browser:
     @property
     def complaints(self) -> list[str]:
         """Errors and warnings on the console since the page was opened."""
-        self.run("0")  # what was said before is received by now
+        self.run("0")  # its answer comes after all earlier messages
         found = []
         for event in self._events:
             params = event.get("params", {})

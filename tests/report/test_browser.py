@@ -1,4 +1,4 @@
-"""The page in a real browser: it draws, says nothing on the console, and needs no pointer."""
+"""The page in a real browser: figures are drawn, the console is empty, the keyboard is enough."""
 
 import os
 import sys
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tacit.report.run_report import write_report
+from tacit.report import write_page
 
 sys.path.insert(0, str(Path(__file__).parent))
 from browser import Browser, find_browser
@@ -31,7 +31,7 @@ def browser(tmp_path_factory):
 
 @pytest.fixture
 def page(run):
-    return write_report(run.path)
+    return write_page(run.path)
 
 
 @pytest.mark.parametrize("width", [DESKTOP, PHONE])

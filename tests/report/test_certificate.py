@@ -166,7 +166,7 @@ def test_the_command_says_1_to_whatever_does_not_hold(certificate, folder):
     assert asked(honest.replace(f'"epsilon": {epsilon}', '"epsilon": NaN', 1)).exit_code == 1
     result = asked(honest.replace('"epsilon": ', '"epsilon": 0.01, "epsilon": ', 1))
     assert result.exit_code == 1
-    assert "epsilon: is there twice" in result.stderr
+    assert "epsilon: appears twice" in result.stderr
     assert asked("[]").exit_code == 1
     assert asked("[" * 100_000).exit_code == 2
 

@@ -1,24 +1,20 @@
-"""The page: complete, escaped, self-contained, and honest about weak claims."""
+"""The page is complete, escaped and self-contained, and warns about weak claims."""
 
-import dataclasses
 import json
 import math
 import re
 from html.parser import HTMLParser
-from xml.etree import ElementTree
 
 import pytest
 from typer.testing import CliRunner
 
 from tacit.cli import app
-from tacit.report import verify
-from tacit.report.figures import Figure, Series, to_csv, to_svg, to_svg_file
+from tacit.report import verify, write_page
 from tacit.report.page import cautions, promise, strength
-from tacit.report.run_report import page_of, write_report
 
 
 class Balanced(HTMLParser):
-    """Fails on a tag that is closed out of order."""
+    """Fails if a tag is closed out of order."""
 
     void = frozenset({"meta", "link", "img", "br", "circle", "line", "polyline", "polygon"})
 
@@ -31,22 +27,14 @@ class Balanced(HTMLParser):
             self.open.append(tag)
 
     def handle_startendtag(self, tag, attrs):
-        """An element of the figure that closes itself."""
+        """Ignore an element that closes itself."""
 
     def handle_endtag(self, tag):
         assert self.open.pop() == tag
 
 
-def figure(**changes):
-    line = Series(
-        name="a", x=(1, 10, 100), y=(0.1, 0.5, 0.9), low=(0, 0.4, 0.8), high=(0.2, 0.6, 1)
-    )
-    base = {"name": "f", "title": "T", "caption": "c", "x_label": "x", "y_label": "y"}
-    return Figure(**(base | {"series": (line,)} | changes))
-
-
 def test_a_run_becomes_a_page_a_certificate_and_csv_files(run):
-    page = write_report(run.path)
+    page = write_page(run.path)
     text = page.read_text(encoding="utf-8")
     parser = Balanced()
     parser.feed(text)
@@ -59,23 +47,23 @@ def test_a_run_becomes_a_page_a_certificate_and_csv_files(run):
 
 
 def test_the_page_needs_no_network(run):
-    text = write_report(run.path).read_text(encoding="utf-8")
+    text = write_page(run.path).read_text(encoding="utf-8")
     assert re.findall(r'(?:src|href)="(?!data:|#|figures/)', text) == []
     assert "@import" not in text
 
 
 def test_texts_are_escaped(run):
-    text = write_report(run.path).read_text(encoding="utf-8")
+    text = write_page(run.path).read_text(encoding="utf-8")
     assert "<digits>" not in text
     assert "&lt;digits&gt; &amp; friends" in text
 
 
 def test_the_key_of_the_noise_is_not_on_the_page(run):
     run.write("secret/checkpoint.json", '{"key": "deadbeef"}')
-    assert "deadbeef" not in write_report(run.path).read_text(encoding="utf-8")
+    assert "deadbeef" not in write_page(run.path).read_text(encoding="utf-8")
 
 
-def test_weak_claims_are_said_so():
+def test_weak_claims_raise_warnings():
     found = cautions(
         epsilon=12.0,
         delta=1e-2,
@@ -101,46 +89,6 @@ def test_the_promise_is_a_number_for_one_person():
     assert "e^" in promise(500.0, 1e-5, "record")[0]
 
 
-def test_a_seed_is_a_warning(run):
-    facts = dataclasses.replace(run.facts(), seed=3)
-    certificate = {"claim": {"epsilon": 1.0}, "prices": []}
-    page = page_of(facts, certificate, ())
-    assert any("seed" in warning for warning in page.warnings)
-
-
-def test_figures_of_awkward_data_are_finite():
-    for changes in (
-        {"x_log": True},
-        {"y_log": True},
-        {"series": (Series(name="one", x=(3,), y=(5,)),)},
-        {"series": (Series(name="flat", x=(1, 2), y=(0, 0)),)},
-        {"series": ()},
-        {"series": (Series(name="tiny", x=(1e-9, 1e-3), y=(1e6, 1e7)),), "x_log": True},
-    ):
-        drawn = to_svg(figure(**changes))
-        assert "nan" not in drawn
-        assert "inf" not in drawn
-
-
-def test_a_figure_is_a_picture_of_its_own():
-    drawn = ElementTree.fromstring(to_svg_file(figure(title="A & B")))
-    text = " ".join(drawn.itertext())
-    assert "A & B" in text
-    assert "a" in [part.strip() for part in drawn.itertext()], "the legend"
-    assert drawn.tag.endswith("svg")
-
-
-def test_csv_has_a_row_for_every_point():
-    rows = to_csv(figure()).splitlines()
-    assert rows[0] == "series,x,y,low,high"
-    assert rows[1:] == ["a,1.0,0.1,0.0,0.2", "a,10.0,0.5,0.4,0.6", "a,100.0,0.9,0.8,1.0"]
-
-
-def test_a_series_that_does_not_fit_is_refused():
-    with pytest.raises(ValueError, match="as many"):
-        Series(name="a", x=(1, 2), y=(1,))
-
-
 def test_the_command_line_reports_and_verifies(run):
     runner = CliRunner()
     assert runner.invoke(app, ["report", str(run.path)]).exit_code == 0
@@ -156,7 +104,7 @@ def test_the_command_line_reports_and_verifies(run):
     assert runner.invoke(app, ["verify", str(certificate)]).exit_code == 2
 
 
-def test_an_unfinished_run_says_how_to_finish_it(tmp_path):
+def test_the_error_of_an_unfinished_run_names_the_next_command(tmp_path):
     result = CliRunner().invoke(app, ["report", str(tmp_path)])
     assert result.exit_code == 2
     assert "tacit train" in result.output

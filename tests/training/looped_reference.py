@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tacit.training.clipping import Automatic, Clip, trainable
+from tacit.training.automatic_clipping import Automatic
+from tacit.training.clip import Clip, trainable
 
 
 def looped(

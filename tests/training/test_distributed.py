@@ -12,8 +12,8 @@ import pytest
 import torch
 from scipy.stats import chi2
 
+from tacit.training.clip import ClippedSum
 from tacit.training.distributed import Ranks
-from tacit.training.sums import ClippedSum
 
 SCRIPT = Path(__file__).with_name("ranks.py")
 QUICK = [
@@ -96,13 +96,13 @@ def test_ranks_that_could_take_batches_of_different_size_take_the_smallest(two):
 def test_sums_are_laid_out_alike_on_every_rank(problem, monkeypatch):
     # On a GPU noise is drawn by place in memory: another order of axes would get other noise.
     private = problem().private
-    private._ranks = Ranks(rank=0, size=2)
+    ranks = Ranks(rank=0, size=2)
     monkeypatch.setattr(Ranks, "add", lambda *_: None)
     total = ClippedSum.zeros(private._model)
     for name, value in total.sums.items():
         total.sums[name] = torch.randn(value.t().shape).t()
     before = {name: value.clone() for name, value in total.sums.items()}
-    assert private._pay_and_add_over_ranks(total, 3) == 3
+    assert ranks.pay_and_add(total, 3, private._pay, private.ledger) == 3
     for name, value in total.sums.items():
         assert value.is_contiguous()
         assert torch.equal(value, before[name])

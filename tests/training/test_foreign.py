@@ -10,7 +10,8 @@ from torch.overrides import _get_current_function_mode_stack
 
 from tacit.errors import IncompatibleModel
 from tacit.training import AdamBC, AdaptiveClip
-from tacit.training.engines.trace import make_plan
+from tacit.training.engines.examples import Examples
+from tacit.training.engines.trace import trace_calls
 from tacit.training.foreign import own_optimizer
 
 
@@ -176,7 +177,7 @@ def test_faint_dropout_is_not_taken_for_mixing():
         with torch.no_grad():
             model[3].weight.mul_(0.01)
         batch = torch.randn(8, 4), torch.arange(8) % 2
-        make_plan(model, plain_loss, batch, dict(model.named_parameters()), examples=8, views=1)
+        trace_calls(Examples(model, plain_loss, batch, torch.ones(8, dtype=torch.bool)))
 
 
 def test_until_the_last_batch_of_a_lot_the_optimizer_moves_nothing(problem):

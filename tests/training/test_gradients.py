@@ -11,8 +11,8 @@ from torch import nn
 from torch._subclasses import FakeTensorMode
 from torch.nn import functional as F
 
-from tacit.training.clipping import Flat, clipped_sum
-from tacit.training.gradients import convolved, factored, rounding
+from tacit.training import Flat, clipped_sum
+from tacit.training.gradients import convolution, ghost_norm
 
 _SPEC = importlib.util.spec_from_file_location(
     "looped_reference", Path(__file__).parents[1] / "training" / "looped_reference.py"
@@ -190,9 +190,8 @@ def test_normalizations_equal_the_loop(name):
 @pytest.mark.parametrize("way", ["gram", "keep", "drop"])
 @pytest.mark.parametrize("chunk", [1, 2**20], ids=["chunks of one", "one chunk"])
 def test_every_way_to_the_norm_gives_the_same_sum(way, chunk, monkeypatch):
-    monkeypatch.setattr(factored, "cheapest_way", lambda *_, **__: way)
-    monkeypatch.setattr(convolved, "cheapest_way", lambda *_, **__: way)
-    monkeypatch.setattr(factored, "CHUNK_ELEMENTS", {"cpu": chunk})
+    monkeypatch.setattr(ghost_norm, "cheapest_way", lambda *_, **__: way)
+    monkeypatch.setattr(ghost_norm, "CHUNK_ELEMENTS", {"cpu": chunk})
     check(nn.Linear(5, 3), reals(6, 4, 5))
     check(nn.Conv2d(4, 6, 3, groups=2), reals(6, 4, 7, 7))
     check(nn.ConvTranspose1d(4, 2, 3), reals(6, 4, 7))
@@ -209,7 +208,7 @@ def test_every_way_to_the_norm_gives_the_same_sum(way, chunk, monkeypatch):
 @pytest.mark.parametrize("channels", [5, 16], ids=["by patches", "by groups"])
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_an_image_that_is_not_finite_leaves_the_others_alone(way, channels, value, monkeypatch):
-    monkeypatch.setattr(convolved, "cheapest_way", lambda *_, **__: way)
+    monkeypatch.setattr(ghost_norm, "cheapest_way", lambda *_, **__: way)
     x = reals(6, channels, 5, 5)
     x[2, 1, 3, 3] = value
     check(nn.Conv2d(channels, 16, 3), x)
@@ -222,24 +221,24 @@ def test_the_room_for_rounding_is_not_below_what_the_positions_hold(stride, dila
     layer = kind(2, 3, 5, stride=stride, dilation=dilation, padding=1)
     x = reals(4, 2, 30)
     g = torch.randn_like(layer(x))
-    geometry = convolved.Geometry((5,), [stride], [1], [dilation], transposed, [0], 1)
-    piece = convolved.Convolved(x, g, layer.weight, geometry, 4)
-    left, right = piece._operands(0, 4)
+    geometry = convolution.Geometry((5,), [stride], [1], [dilation], transposed, [0], 1)
+    gradient = convolution.Convolved(x, g, layer.weight, geometry, 4)
+    left, right = gradient._operands(0, 4)
     exact = (left.norm(dim=1) * right.norm(dim=1)).sum(1)
-    assert (piece._lengths(0, 4) >= exact).all()
+    assert (gradient._lengths(0, 4) >= exact).all()
 
 
-def test_a_gpu_convolves_in_eleven_bits_unless_told_not_to(monkeypatch):
+def test_a_gpu_convolves_in_eleven_bits_by_default(monkeypatch):
     with FakeTensorMode():
         x = torch.ones(2, device="cuda")
-        assert rounding.convolved_in(x) == torch.float16
-        assert rounding.convolved_in(x.double()) == torch.float64
-        assert rounding.convolved_in(x.bfloat16()) == torch.bfloat16
+        assert ghost_norm.convolved_in(x) == torch.float16
+        assert ghost_norm.convolved_in(x.double()) == torch.float64
+        assert ghost_norm.convolved_in(x.bfloat16()) == torch.bfloat16
         monkeypatch.setattr(
             torch.backends.cudnn, "conv", SimpleNamespace(fp32_precision="ieee"), raising=False
         )
-        assert rounding.convolved_in(x) == torch.float32
-    assert rounding.convolved_in(torch.ones(2)) == torch.float32
+        assert ghost_norm.convolved_in(x) == torch.float32
+    assert ghost_norm.convolved_in(torch.ones(2)) == torch.float32
 
 
 @pytest.mark.parametrize("way", ["gram", "drop"])
@@ -251,9 +250,9 @@ def test_a_sum_in_eleven_bits_stays_within_the_clip_norm(way, size, monkeypatch)
         g, x = (((t.view(torch.int32) + 2**12) & -(2**13)).view(torch.float32) for t in (g, x))
         return torch.ops.aten.convolution_backward(g, x, *others)
 
-    monkeypatch.setattr(convolved, "cheapest_way", lambda *_, **__: way)
-    monkeypatch.setattr(convolved, "convolved_in", lambda _: torch.float16)
-    monkeypatch.setattr(convolved, "aten", SimpleNamespace(convolution_backward=reduced))
+    monkeypatch.setattr(ghost_norm, "cheapest_way", lambda *_, **__: way)
+    monkeypatch.setattr(convolution, "convolved_in", lambda _: torch.float16)
+    monkeypatch.setattr(convolution, "aten", SimpleNamespace(convolution_backward=reduced))
     torch.manual_seed(0)
     lengths, signs = torch.rand(1, 1, 2) + 0.5, torch.tensor([1.0, -1.0])
     x = lengths * torch.randn(1, 40, 1)
@@ -286,8 +285,7 @@ def canceling(positions, width, size):
 @pytest.mark.parametrize("size", [1e3, 1e5, 1e7])
 def test_positions_that_cancel_do_not_hide_the_norm(way, dtype, size, monkeypatch):
     # The norm is far below the inner products that it is computed from.
-    monkeypatch.setattr(factored, "cheapest_way", lambda *_, **__: way)
-    monkeypatch.setattr(convolved, "cheapest_way", lambda *_, **__: way)
+    monkeypatch.setattr(ghost_norm, "cheapest_way", lambda *_, **__: way)
     allowed = 1.001 if dtype != torch.bfloat16 else 1.04
     for positions in (2, 4, 16):
         x = torch.randn(1, 1, 200).expand(1, positions, 200)

@@ -9,9 +9,10 @@ from scipy.stats import chi2, kstest
 from torch import nn
 
 from tacit.training import gpu
-from tacit.training.memory import in_pieces
-from tacit.training.noise import Key, NoisyMean
-from tacit.training.records import Micro
+from tacit.training.engines import in_halves
+from tacit.training.key import Key
+from tacit.training.noise import NoisyMean
+from tacit.training.records import Microbatch
 
 pytestmark = [
     pytest.mark.gpu,
@@ -153,7 +154,7 @@ def test_a_real_out_of_memory_halves_the_batch():
         return len(kept[0]) // row
 
     heard = []
-    parts = in_pieces(compute, Micro((torch.zeros(8),), None), on_halved=heard.append)
+    parts = in_halves(compute, Microbatch((torch.zeros(8),), None), on_halved=heard.append)
     assert sum(parts) == 8
     assert heard
     torch.cuda.empty_cache()
@@ -223,7 +224,7 @@ def test_recorded_releases_and_updates_are_those_of_the_optimizer(problem, kind)
 
 
 def graphs_of(case):
-    launches = case.private._tail._launches.values()
+    launches = case.private._replayed._launches.values()
     return {each.graph for each in launches} - {None}
 
 
@@ -251,7 +252,7 @@ def test_lots_of_one_and_of_two_parts_are_both_recorded(problem):
             case.optimizer.register_step_post_hook(lambda *_: None)
         parts = set()
         for lot in case.private:
-            parts.add(len(list(lot.parts())))
+            parts.add(len(list(lot.pending())))
             case.private.step(lot)
         assert parts == {1, 2}
         assert len(graphs_of(case)) == (0 if is_watched else 2)

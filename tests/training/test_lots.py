@@ -1,30 +1,21 @@
 """Lots and how they are handed out."""
 
 import os
-from collections import namedtuple
 
-import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import Dataset
 
 from tacit import sampling
+from tacit.training.key import Key
 from tacit.training.lots import Lots
-from tacit.training.noise import Key
-from tacit.training.records import (
-    Micro,
-    Records,
-    map_tensors,
-    n_rows,
-    pad_rows,
-    seeded,
-    split_rows,
-)
+from tacit.training.records import Records
+from tacit.training.tree import n_rows
 
 CPU = torch.device("cpu")
 
 
-def lots_of(data, *, rate=0.3, limit=4, pad=False, num_workers=0, part=0, parts=1, seed=1):
+def lots_of(data, *, rate=0.3, limit=4, pad=False, num_workers=0, rank=0, ranks=1, seed=1):
     records = Records(data, collate_fn=None, device=CPU)
     return Lots(
         records,
@@ -33,17 +24,17 @@ def lots_of(data, *, rate=0.3, limit=4, pad=False, num_workers=0, part=0, parts=
         limit=limit,
         pad=pad,
         num_workers=num_workers,
-        part=part,
-        parts=parts,
+        rank=rank,
+        ranks=ranks,
     )
 
 
 def members(lot):
     """Record numbers of a lot over `torch.arange(n)`, padding left out."""
     found = []
-    for micro in lot.micros():
-        (x,) = micro.batch
-        found += x.tolist() if micro.weights is None else x[micro.weights > 0].tolist()
+    for microbatch in lot.microbatches():
+        (x,) = microbatch.batch
+        found += x.tolist() if microbatch.weights is None else x[microbatch.weights > 0].tolist()
     return found
 
 
@@ -70,16 +61,16 @@ def test_a_lot_is_cut_into_batches_that_fit_and_cover_it_once():
         lots = lots_of(torch.arange(50), limit=limit)
         lot = lots.lot(2)
         assert members(lot) == lots._draw(2).tolist()
-        assert all(n_rows(micro.batch) <= limit for micro in lot.micros())
+        assert all(n_rows(microbatch.batch) <= limit for microbatch in lot.microbatches())
 
 
 def test_padded_batches_have_one_shape_and_padding_weighs_nothing():
     lots = lots_of(torch.arange(50) + 1, limit=8, pad=True)
     for step in range(10):
-        for micro in lots.lot(step).micros():
-            (x,) = micro.batch
+        for microbatch in lots.lot(step).microbatches():
+            (x,) = microbatch.batch
             assert x.shape == (8,)
-            assert micro.weights.tolist() == (x > 0).float().tolist()
+            assert microbatch.weights.tolist() == (x > 0).float().tolist()
 
 
 def test_the_lot_of_a_step_does_not_depend_on_the_steps_before():
@@ -93,7 +84,7 @@ def test_the_lot_of_a_step_does_not_depend_on_the_steps_before():
 def test_an_empty_lot_has_no_batches_and_one_row_that_weighs_zero():
     lots = lots_of((torch.arange(50.0) + 1, torch.arange(50) + 1), rate=1e-9)
     lot = lots.lot(0)
-    assert list(lot.micros()) == []
+    assert list(lot.microbatches()) == []
     x, y = lot
     assert x.tolist() == [0.0]
     assert y.tolist() == [0]
@@ -101,7 +92,7 @@ def test_an_empty_lot_has_no_batches_and_one_row_that_weighs_zero():
 
 
 def test_ranks_share_every_lot_without_overlap():
-    shares = [lots_of(torch.arange(50), part=part, parts=3) for part in range(3)]
+    shares = [lots_of(torch.arange(50), rank=rank, ranks=3) for rank in range(3)]
     whole = lots_of(torch.arange(50))
     for step in range(5):
         parts = [members(lots.lot(step)) for lots in shares]
@@ -111,14 +102,18 @@ def test_ranks_share_every_lot_without_overlap():
 def test_workers_fetch_the_same_batches():
     alone, helped = lots_of(Squares(), limit=6), lots_of(Squares(), limit=6, num_workers=2)
     for a, b in zip(alone.from_step(3, 7), helped.from_step(3, 7), strict=True):
-        for micro, other in zip(a.micros(), b.micros(), strict=True):
-            assert torch.equal(micro.batch["x"], other.batch["x"])
+        for microbatch, other in zip(a.microbatches(), b.microbatches(), strict=True):
+            assert torch.equal(microbatch.batch["x"], other.batch["x"])
 
 
 def test_random_augmentation_in_workers_is_repeated_by_a_resumed_run():
     def rows(start):
         lots = lots_of(Random(), limit=6, num_workers=1)
-        return [micro.batch for lot in lots.from_step(start, 6) for micro in lot.micros()]
+        return [
+            microbatch.batch
+            for lot in lots.from_step(start, 6)
+            for microbatch in lot.microbatches()
+        ]
 
     whole, resumed = rows(0), rows(4)
     assert all(map(torch.equal, whole[-len(resumed) :], resumed))
@@ -132,7 +127,7 @@ def test_lots_that_are_dropped_or_used_twice_do_not_shift_what_workers_fetched()
         if number == 1:
             continue  # dropped
         if number == 2:
-            next(lot.micros())  # interrupted
+            next(lot.microbatches())  # interrupted
         if number == 3:
             members(lot)
         found.append(members(lot))
@@ -142,39 +137,7 @@ def test_lots_that_are_dropped_or_used_twice_do_not_shift_what_workers_fetched()
 def test_a_worker_crash_is_explained():
     lots = lots_of(Crashing(), num_workers=1)
     with pytest.raises(RuntimeError, match=r"data worker ended.*Nothing of this step was released"):
-        _ = [list(lot.micros()) for lot in lots.from_step(0, 3)]
-
-
-def test_fast_paths_equal_collating_record_by_record():
-    x, y = torch.randn(20, 3), torch.arange(20)
-    rows = np.array([3, 5, 19])
-    data = TensorDataset(x, y)
-    slow = Records(data, collate_fn=torch.utils.data.default_collate, device=CPU).fetch(rows)
-    for fast in (data, (x, y), Subset(data, range(20))):
-        found = Records(fast, collate_fn=None, device=CPU).fetch(rows)
-        assert all(map(torch.equal, found, slow))
-    subset = Subset(Squares(), [9, 8, 7])
-    assert Records(subset, collate_fn=None, device=CPU).fetch(np.array([2]))["x"].tolist() == [7.0]
-
-
-def test_batches_keep_their_structure():
-    Pair = namedtuple("Pair", "a b")
-    batch = {"p": Pair(torch.ones(2), [torch.zeros(2), "text"]), "n": 3}
-    moved = map_tensors(lambda t: t + 1, batch)
-    assert isinstance(moved["p"], Pair)
-    assert moved["p"].b[0].tolist() == [1.0, 1.0]
-    assert moved["p"].b[1] == "text"
-    assert moved["n"] == 3
-
-
-def test_numbers_without_rows_are_neither_padded_nor_split():
-    batch = {"x": torch.ones(3, 2), "temperature": torch.tensor(2.0)}
-    padded = pad_rows(batch, 5)
-    assert padded["x"].sum(1).tolist() == [2.0, 2.0, 2.0, 0.0, 0.0]
-    assert padded["temperature"] == 2.0
-    first, second = split_rows(Micro(padded, torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0])))
-    assert (n_rows(first.batch), n_rows(second.batch)) == (2, 3)
-    assert second.weights.tolist() == [1.0, 0.0, 0.0]
+        _ = [list(lot.microbatches()) for lot in lots.from_step(0, 3)]
 
 
 def test_a_lot_can_be_unpacked_indexed_and_passed_as_keywords():
@@ -189,46 +152,14 @@ def test_a_lot_can_be_unpacked_indexed_and_passed_as_keywords():
     assert dict(**lot)["y"].shape == (50,)
 
 
-def test_parts_and_batches_tell_neither_size_nor_members():
+def test_microbatches_show_neither_size_nor_members():
     lot = lots_of(torch.arange(50.0), pad=True).lot(0)
-    part = next(lot.parts())
-    assert repr(part) == "Part(limit=4)"
-    assert repr(part.fetch()) == "Micro(private)"
+    pending = next(lot.pending())
+    assert repr(pending) == "PendingMicrobatch(limit=4)"
+    assert repr(pending.fetch()) == "Microbatch(private)"
 
 
-def test_a_lot_tells_neither_size_nor_members():
+def test_a_lot_shows_neither_size_nor_members():
     lot = lots_of(torch.arange(50)).lot(7)
     assert repr(lot) == "Lot(step=7)"
     assert not hasattr(lot, "__len__")
-
-
-@pytest.mark.parametrize(
-    ("data", "advice"),
-    [
-        (DataLoader(TensorDataset(torch.zeros(3)), shuffle=True), "loader.dataset"),
-        (
-            type("Stream", (IterableDataset,), {"__iter__": lambda self: iter(())})(),
-            "random access",
-        ),
-        (7, "__getitem__"),
-    ],
-)
-def test_data_without_random_access_is_refused(data, advice):
-    with pytest.raises(TypeError, match=advice):
-        Records(data, collate_fn=None, device=CPU)
-
-
-def test_a_batch_without_tensors_is_refused():
-    with pytest.raises(TypeError, match="collate_fn"):
-        n_rows(["text", 3])
-
-
-def test_seeding_leaves_the_users_stream_alone():
-    torch.manual_seed(0)
-    expected = torch.rand(2)
-    torch.manual_seed(0)
-    with seeded(5, CPU):
-        first = torch.rand(2)
-    assert torch.equal(torch.rand(2), expected)
-    with seeded(5, CPU):
-        assert torch.equal(torch.rand(2), first)

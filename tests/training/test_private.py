@@ -14,7 +14,8 @@ import tacit
 from tacit import events as ev
 from tacit import sampling
 from tacit.errors import BudgetExceeded, UnsupportedEvent
-from tacit.training import AdaptiveClip, Automatic, Flat, PerLayer, Stairs, machinery
+from tacit.training import AdaptiveClip, Automatic, Flat, PerLayer, Stairs
+from tacit.training.engines import bookkeeping
 from tacit.training.plan import count_steps
 
 
@@ -69,7 +70,7 @@ def test_the_divisor_is_declared_and_not_drawn(problem):
         case = problem(n=n, batch_size=2, n_records=5, noise_multiplier=0.0, steps=30, lr=0.0)
         for lot in case.private:
             x, y = lot._make_whole().batch
-            drawn = sum(len(m.batch[1]) for m in lot.micros())
+            drawn = sum(len(m.batch[1]) for m in lot.microbatches())
             expected = clipped_mean(case.model, case.loss_fn, (x, y), 1.0, 2)
             case.private.step(lot)
             for p, gradient in zip(case.model.parameters(), expected, strict=True):
@@ -105,7 +106,7 @@ def test_empty_draws_are_steps_with_noise(problem):
     case = problem(n=8, batch_size=1, n_records=10**8, steps=5)
     seen = []
     for lot in case.private:
-        assert list(lot.micros()) == []
+        assert list(lot.microbatches()) == []
         case.private.step(lot)
         seen.append(torch.cat([p.grad.flatten() for p in case.model.parameters()]).clone())
     assert case.private.steps_taken == 5
@@ -272,11 +273,14 @@ def test_other_samplers_carry_their_own_event(problem):
     fixed = sampling.FixedSize(16, n_records=64)
     run = problem(sampler=fixed, ledger=tacit.Ledger(relation=tacit.Relation.REPLACE_ONE)).private
     assert run.event == ev.Repeated(ev.FixedSizeSampled(16, 64, ev.Gaussian(1.0)), 4)
-    assert all(sum(len(m.batch[1]) for m in lot.micros()) == 16 for lot in _stepping(run))
+    assert all(sum(len(m.batch[1]) for m in lot.microbatches()) == 16 for lot in _stepping(run))
     balls = problem(sampler=sampling.RandomAllocation(4), steps=8).private
     assert balls.event == ev.Repeated(ev.RandomAllocation(4, ev.Gaussian(1.0)), 2)
     seen = [
-        row for lot in _stepping(balls) for m in lot.micros() for row in m.batch[0][:, 0].tolist()
+        row
+        for lot in _stepping(balls)
+        for m in lot.microbatches()
+        for row in m.batch[0][:, 0].tolist()
     ]
     assert len(seen) == 128
     assert len(set(seen[:64])) == 64  # every record once an epoch
@@ -424,7 +428,7 @@ def test_several_ranks_draw_a_lot_once(problem, monkeypatch):
         sampling.Poisson, "indices", lambda self, n, rng: drawn.append(n) or real(self, n, rng)
     )
     lots = problem().private._lots
-    lots._parts = 2
+    lots._ranks = 2
     for step in range(2):
         lots.lot(step)
         assert lots.most_batches(step) == 1
@@ -453,7 +457,7 @@ def test_a_step_that_fails_leaves_no_gradient_behind(problem, monkeypatch):
     def fail(*_):
         raise BudgetExceeded("spent")
 
-    monkeypatch.setattr(case.private._bill, "pay", fail)
+    monkeypatch.setattr(case.private, "_pay", fail)
     with pytest.raises(BudgetExceeded):
         case.private.step(lot)
     assert all(p.grad is None for p in case.model.parameters())
@@ -461,19 +465,19 @@ def test_a_step_that_fails_leaves_no_gradient_behind(problem, monkeypatch):
 
 def test_ctrl_c_before_the_release_changes_nothing(problem, monkeypatch):
     case, twin = problem(seed=1), problem(seed=1)
-    real = machinery.clipped_sum
+    real = bookkeeping.run
 
     def interrupted(*args, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(machinery, "clipped_sum", interrupted)
+    monkeypatch.setattr(bookkeeping, "run", interrupted)
     before = weights(case.model)
     lot = next(iter(case.private))
     with pytest.raises(KeyboardInterrupt):
         case.private.step(lot)
     assert torch.equal(weights(case.model), before)
     assert case.private.steps_taken == 0
-    monkeypatch.setattr(machinery, "clipped_sum", real)
+    monkeypatch.setattr(bookkeeping, "run", real)
     train(case.private)
     train(twin.private)
     assert torch.equal(weights(case.model), weights(twin.model))
@@ -538,7 +542,7 @@ def test_nothing_private_is_shown(problem):
         "step", "steps", "clip_norms", "noise_multiplier", "expected_batch", "n_records",
         "is_reproducible",
     }  # fmt: skip
-    assert case.private._key.secret.hex() not in repr(case.private)
+    assert case.private._lots.key.secret.hex() not in repr(case.private)
     assert case.private.info["is_reproducible"]
 
 

@@ -1,22 +1,53 @@
-"""Ways to the clipped sum. All give the same value; they differ in cost and in what they take.
+"""The seam of DP-SGD: the sum of clipped per-example gradients.
 
-An engine is a function `(model, loss_fn, batch, clip, mask, augmentations) -> ClippedSum`, where
-`mask` is True for the rows that count. It raises `Unsupported` for a model that it cannot take.
+Everything that makes clipping fast (book-keeping, ghost norms, vmap, mixed precision, compiled
+graphs) is behind `clipped_sum`. Noise, accounting and the optimizer are in front of it and depend
+on none of that.
+
+Guarantee. Let S(D) be the sum over the examples of a batch D. Each example adds a vector whose norm
+is at most the clip rule's bound in every group, whatever the other examples are, and an example
+with a non-finite gradient adds zero. So adding or removing one example moves S by at most
+`clip.l2_sensitivity`, up to the rounding of the contraction, for which the factors leave room.
+
+An engine is a function `(examples, clip) -> ClippedSum`. All give the same value; they differ in
+cost and in which models they take. An engine raises `Unsupported` for a model that it cannot take.
 """
 
 import warnings
 from collections.abc import Callable
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor, nn
 
-from tacit.training.clip import Clip
+from tacit._check import whole
+from tacit.training.clip import Clip, ClippedSum
+from tacit.training.distributed import gathered, is_sharded
 from tacit.training.engines import bookkeeping, loop, vmap
+from tacit.training.engines.examples import Examples
 from tacit.training.gradients.site import Unsupported
-from tacit.training.sums import ClippedSum
+from tacit.training.key import seeded
+from tacit.training.mixing import check_layers, norm_layers
+from tacit.training.records import Microbatch
+from tacit.training.tree import (
+    Batch,
+    LossFn,
+    current_device,
+    is_out_of_memory,
+    map_rows,
+    n_rows,
+    with_rows,
+)
 
-Engine = Callable[[nn.Module, Callable[..., Tensor], Any, Clip, Tensor, int], ClippedSum]
+if TYPE_CHECKING:
+    from tacit.training.gpu import CompiledSum
+    from tacit.training.lots import Lot, PendingMicrobatch
+
+T = TypeVar("T")
+Engine = Callable[[Examples, Clip], ClippedSum]
 
 # Cheapest first; each takes every model the one before it takes.
 ENGINES: dict[str, Engine] = {
@@ -28,8 +59,69 @@ ENGINES: dict[str, Engine] = {
 _looped: WeakKeyDictionary[nn.Module, set[Any]] = WeakKeyDictionary()
 
 
+def clipped_sum(
+    model: nn.Module,
+    loss_fn: LossFn,
+    batch: Batch,
+    clip: Clip,
+    *,
+    engine: str = "auto",
+    weights: Tensor | None = None,
+    augmentations: int = 1,
+    chunk: int | None = None,
+) -> ClippedSum:
+    """Return the sum over a batch of each example's clipped gradient. Private.
+
+    Parameters
+    ----------
+    model
+        Left as it was found: no hooks, no attributes, no `p.grad`.
+    loss_fn
+        `loss_fn(model, batch)` gives one loss for each example, shape (examples,).
+    batch
+        Any nesting of tuples, lists and dicts; every tensor in it holds the examples on its first
+        axis, except those without axes.
+    clip
+        `Flat`, `PerLayer`, `PerGroup` or `Automatic`.
+    engine
+        "auto", "bookkeeping", "vmap" or "loop". All give the same sum; they differ in cost and in
+        which models they take. "auto" takes the first of these that can.
+    weights
+        0 or 1 for each example, shape (examples,). A row of weight 0 adds exactly zero whatever it
+        holds, so that batches can be padded to one shape.
+    augmentations
+        K > 1: the batch holds K views of each example in consecutive rows (examples * K rows), and
+        the gradient of an example is the mean over its views (De et al. 2022, arXiv:2204.13650).
+    chunk
+        Most examples handled at once; memory grows with it, the sum does not depend on it.
+
+    Examples
+    --------
+    >>> from torch.nn.functional import mse_loss
+    >>> from tacit.training import Flat
+    >>> model = nn.Linear(2, 1, bias=False)
+    >>> def loss_fn(model, batch):
+    ...     x, y = batch
+    ...     return mse_loss(model(x).squeeze(-1), y, reduction="none")
+    >>> batch = torch.tensor([[3.0, 4.0], [0.0, 0.0]]), torch.tensor([1e3, 0.0])
+    >>> clipped_sum(model, loss_fn, batch, Flat(1.0)).sums["weight"].round(decimals=3)
+    tensor([[-0.6000, -0.8000]])
+    """
+    run = engine_named(engine)
+    views = whole(augmentations=augmentations, least=1)
+    examples = Examples(model, loss_fn, batch, _mask(batch, views, weights), views)
+    step = len(examples) if chunk is None else whole(chunk=chunk, least=1)
+    with current_device(examples.mask.device):
+        if 0 < len(examples) <= step:
+            return run(examples, clip)
+        total = ClippedSum.zeros(model, clip)
+        for start in range(0, len(examples), step or 1):
+            total += run(examples.part(start, start + step), clip)
+        return total
+
+
 def engine_named(name: str) -> Engine:
-    """The engine of that name; "auto" takes the cheapest that supports the model."""
+    """Return the engine of that name; "auto" is the cheapest that supports the model."""
     if name == "auto":
         return _cheapest
     if name not in ENGINES:
@@ -38,22 +130,173 @@ def engine_named(name: str) -> Engine:
     return ENGINES[name]
 
 
-def _cheapest(
-    model: nn.Module,
-    loss_fn: Callable[..., Tensor],
-    batch: Any,
-    clip: Clip,
-    mask: Tensor,
-    augmentations: int,
-) -> ClippedSum:
+class LotSum:
+    """Sums the clipped gradients of a lot, one microbatch after the other.
+
+    Parameters
+    ----------
+    loss_fn
+        None for a run whose loop computes the losses itself; then a lot cannot be summed here.
+    views, augment
+        Each example is repeated `views` times and `augment` turns the repeated rows into views; the
+        gradient of an example is the mean over its views.
+    compile
+        Whether to compile the sum, see `tacit.training.gpu`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: LossFn | None,
+        clip: Clip,
+        *,
+        engine: str = "auto",
+        views: int = 1,
+        augment: Callable[[Batch], Batch] | None = None,
+        compile: bool = False,
+    ) -> None:
+        self._model = model
+        self._loss_fn = loss_fn
+        self._engine = engine_named(engine)
+        self._views = views
+        self._augment = augment
+        self._norms = norm_layers(model)
+        self._is_sharded = is_sharded(model)
+        self._is_on_gpu = next(model.parameters()).is_cuda
+        self._clip_norm = clip.clip_norms[0]
+        self._running: ClippedSum | None = None
+        self._compiled: CompiledSum | None = None
+        if compile and loss_fn is not None:
+            from tacit.training import gpu
+
+            self._compiled = gpu.CompiledSum(model, loss_fn, clip, augmentations=views)
+
+    def __call__(self, lot: "Lot", clip: Clip, *, masked: bool = False) -> tuple[ClippedSum, int]:
+        """Return the sum of a lot, and how many records the lot holds. Private.
+
+        A microbatch that does not fit in memory is summed in halves. A compiled sum assumes finite
+        gradients; if that fails, the lot is summed again with `masked`, which assumes nothing.
+        """
+        if self._norms:
+            check_layers(self._norms)
+        compiled = None if masked else self._compiled
+        if compiled is not None:
+            compiled.begin()
+        drawn = 0
+        with gathered(self._model) if self._is_sharded else nullcontext(), self._seeded(lot):
+            pending = list(lot.pending())
+            total = None if len(pending) == 1 else self._zeros(clip)
+            compute = partial(self._clipped_sum, clip=clip, masked=masked)
+            for microbatch in pending:
+                parts = self._sum_of_rows(lot, microbatch, clip, compiled)
+                if not parts:
+                    fetched, lower_limit = microbatch.fetch(), lot.source.lower_limit
+                    parts = in_halves(compute, fetched, on_halved=lower_limit)
+                for part in parts:
+                    if total is None:
+                        total = part
+                    else:
+                        total += part
+                drawn += len(microbatch.indices)
+        if compiled is not None and not compiled.all_finite():
+            return self(lot, clip, masked=True)
+        assert total is not None  # there are zeros if nothing was drawn
+        return total, drawn
+
+    def _clipped_sum(self, microbatch: Microbatch, clip: Clip, *, masked: bool) -> ClippedSum:
+        """Return the sum of one microbatch; the next call may overwrite a compiled one."""
+        if self._loss_fn is None:
+            raise ValueError("loss_fn must be given for private.step; without it use backward.")
+        batch, weights = microbatch.batch, microbatch.weights
+        if self._views > 1:
+            batch = map_rows(lambda tensor: tensor.repeat_interleave(self._views, 0), batch)
+        if self._augment is not None:
+            batch = self._augment(batch)
+        if self._compiled is not None and not masked:
+            assert weights is not None  # compiled batches are padded
+            reuse = not microbatch.is_half  # halves are collected before they are added
+            return self._compiled(batch, weights, self._scale(clip), reuse=reuse)
+        mask = _mask(batch, self._views, weights)
+        return self._engine(Examples(self._model, self._loss_fn, batch, mask, self._views), clip)
+
+    def _sum_of_rows(
+        self,
+        lot: "Lot",
+        microbatch: "PendingMicrobatch",
+        clip: Clip,
+        compiled: "CompiledSum | None",
+    ) -> list[ClippedSum]:
+        """Return the compiled sum of records that the GPU fetches itself, or nothing if it cannot.
+
+        It can if the whole data set is on the GPU and rows are used as they are.
+        """
+        data = lot.source.records.on_device
+        is_plain = self._augment is None and self._views == 1
+        if compiled is None or data is None or not (self._is_on_gpu and is_plain):
+            return []
+        try:
+            return [compiled.of_part(microbatch, data, self._scale(clip), reuse=True)]
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            return []
+
+    def _zeros(self, clip: Clip) -> ClippedSum:
+        """Return zeros to add to; on a GPU always the same tensors.
+
+        What follows the sum is a CUDA graph there, which reads fixed addresses.
+        """
+        if self._running is None or not self._is_on_gpu:
+            self._running = ClippedSum.zeros(self._model, clip)
+        else:
+            from tacit.training import gpu
+
+            gpu.zero_all([*self._running.sums.values(), self._running.within])
+        return self._running
+
+    def _scale(self, clip: Clip) -> float:
+        """Return the factor from the compiled clip norms to those of this step."""
+        return clip.clip_norms[0] / self._clip_norm
+
+    def _seeded(self, lot: "Lot") -> AbstractContextManager[None]:
+        """Seed dropout and augmentation from the run's key, if the lot's sum draws at random."""
+        draws = self._compiled is None or self._augment is not None or self._compiled.draws
+        if not draws:
+            return nullcontext()
+        return seeded(lot.source.seed(lot.step), lot.source.records.device)
+
+
+def in_halves(
+    compute: Callable[[Microbatch], T], microbatch: Microbatch, *, on_halved: Callable[[int], None]
+) -> list[T]:
+    """Apply `compute` to a microbatch, or to halves of it for as long as memory runs out.
+
+    `on_halved` is called with the number of rows that is tried next. A single example that does not
+    fit raises.
+    """
     try:
-        return bookkeeping.run(model, loss_fn, batch, clip, mask, augmentations)
+        return [compute(microbatch)]
+    except (RuntimeError, MemoryError) as error:
+        rows = n_rows(microbatch.batch)
+        if not is_out_of_memory(error) or rows <= 1:
+            raise
+    # Outside the except block, whose traceback would keep the failed attempt's tensors alive.
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    on_halved(-(-rows // 2))
+    halves = microbatch.halves()
+    return [part for half in halves for part in in_halves(compute, half, on_halved=on_halved)]
+
+
+def _cheapest(examples: Examples, clip: Clip) -> ClippedSum:
+    try:
+        return bookkeeping.run(examples, clip)
     except Unsupported:
-        key = bookkeeping.signature(model, loss_fn, batch, augmentations)
-    looped = _looped.setdefault(model, set())
+        key = bookkeeping.signature(examples)
+    looped = _looped.setdefault(examples.model, set())
     if key not in looped:
         try:
-            return vmap.run(model, loss_fn, batch, clip, mask, augmentations)
+            return vmap.run(examples, clip)
         except Unsupported:
             looped.add(key)
             warnings.warn(
@@ -61,4 +304,26 @@ def _cheapest(
                 RuntimeWarning,
                 stacklevel=4,
             )
-    return loop.run(model, loss_fn, batch, clip, mask, augmentations)
+    return loop.run(examples, clip)
+
+
+def _mask(batch: Batch, views: int, weights: Tensor | None) -> Tensor:
+    """Return which examples count, shape (examples,), after a check of the batch's rows."""
+    tensors, _ = with_rows(batch)
+    lengths = {t.shape[0] for t in tensors}
+    if not lengths:
+        raise ValueError("batch must hold a tensor with the examples on its first axis, got none.")
+    if len(lengths) > 1:
+        raise ValueError(
+            "batch must hold the examples on the first axis of every tensor, but its tensors "
+            "differ in length there. Move the axis, or close over what is not per example."
+        )
+    examples, rest = divmod(lengths.pop(), views)
+    if rest:
+        raise ValueError(f"batch must hold {views} rows for each example, as augmentations says.")
+    device = tensors[0].device
+    if weights is None:
+        return torch.ones(examples, dtype=torch.bool, device=device)
+    if weights.shape != (examples,):
+        raise ValueError("weights must have one entry for each example, shape (examples,).")
+    return weights.to(device) > 0

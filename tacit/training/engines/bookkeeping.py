@@ -1,19 +1,24 @@
-"""Clipped sum in one backward that forms no weight gradient.
+"""Book-keeping: the clipped sum in one backward that forms no weight gradient.
 
-Every operation on a trainable tensor goes through a layer rule, whose backward returns the input
-gradient only and leaves a piece that stands for the per-example gradients. From the pieces come
-each example's norm, then its factor, then the sum in one weighted contraction per parameter: the
-arithmetic of an ordinary step plus that of the norms (Bu et al. 2023, arXiv:2210.00038).
+Every operation on a trainable tensor goes through a layer rule. The backward of a rule returns the
+input gradient only, and leaves a factored form of the per-example gradients on a `Tape`. From these
+come each example's norm, then its factor, then the sum in one weighted contraction per parameter:
+the arithmetic of an ordinary step plus that of the norms (Bu et al. 2023, arXiv:2210.00038).
 
 Operations are intercepted by a torch function mode for the length of the call: nothing is attached
 to the model. A trainable tensor used in any way that the mode did not see would receive an ordinary
-gradient; autograd is asked for those, and the call fails over unless there are none.
+gradient; autograd is asked for those, and the engine gives up unless there are none.
+
+This file and `gpu` are the only places in tacit that use private names of torch. Each such use here
+has a fallback for versions of torch without the name.
 """
 
+import math
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -21,116 +26,108 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 
-from tacit.training.clip import Clip
-from tacit.training.engines import batch as b
-from tacit.training.engines.tape import Derived, NonFinite, Recorder
-from tacit.training.engines.trace import Key, Label, Plan, Spec, make_plan, results_in, tensors_in
+from tacit.training.clip import Clip, ClippedSum, accumulator, factors_of, group_of, zeros_for
+from tacit.training.engines.examples import Examples, rounding_of
+from tacit.training.engines.trace import CallKey, CallSpec, Label, Trace, trace_calls
 from tacit.training.gradients import RULES, generic
-from tacit.training.gradients.site import Declined, Unsupported
-from tacit.training.sums import ClippedSum, trainable
+from tacit.training.gradients.factored import Dense, FactoredGradient, apart, combine, joined
+from tacit.training.gradients.site import Declined, Layout, Site, Unsupported
+from tacit.training.tree import (
+    LossFn,
+    is_out_of_memory,
+    require_gradient,
+    results_in,
+    tensors_in,
+    with_rows,
+)
 
-PLANS_PER_MODEL = 256  # one for each length of sequence, say
-# By model, then by what the plan depends on: the plan, or why there is none.
-_plans: WeakKeyDictionary[nn.Module, "OrderedDict[Any, Plan | str]"] = WeakKeyDictionary()
+TRACES_PER_MODEL = 256  # for example one for each length of sequence
+# By model, then by what the trace depends on: the trace, or why there is none.
+_traces: WeakKeyDictionary[nn.Module, "OrderedDict[Any, Trace | str]"] = WeakKeyDictionary()
+
+NonFinite = Literal["look", "mask", "ignore"]
+"""What to do about examples whose gradient is not finite, which must add zero: "look" at the norms
+and mask such examples only if there are any (waits for the device); always "mask" (a pass over the
+activations, and a copy of them); or "ignore", where the caller looks at the norms and uses the sum
+only if all of them are finite.
+"""
 
 
 class Stale(Exception):
-    """The plan does not fit this batch."""
+    """The trace does not fit this batch."""
 
 
 def run(
-    model: nn.Module,
-    loss_fn: Callable[..., Tensor],
-    batch: Any,
-    clip: Clip,
-    mask: Tensor,
-    augmentations: int = 1,
+    examples: Examples, clip: Clip, *, trace: Trace | None = None, nonfinite: NonFinite = "look"
 ) -> ClippedSum:
-    """Clipped sum of the rows where `mask` is True."""
-    parameters = trainable(model)
+    """Return the clipped sum of the examples whose mask is True.
+
+    With a `trace` of batches like this one, and unless `nonfinite` is "look", the sum is a function
+    of tensors that a compiler can follow.
+    """
     for attempt in range(2):
-        plan = plan_for(
-            model, loss_fn, batch, parameters, len(mask), augmentations, fresh=attempt > 0
-        )
+        known = trace or trace_for(examples, fresh=attempt > 0)
+        tape = Tape(examples.parameters, len(examples), clip)
         try:
-            return compute(model, loss_fn, batch, clip, mask, augmentations, plan, parameters)
+            with tape.emptied(), torch.enable_grad():
+                with Intercept(known, tape, examples.rows) as intercept:
+                    losses = examples.losses()
+                require_gradient(losses)
+                intercept.backward(losses, torch.full_like(losses, 1 / examples.views))
+                with torch.no_grad():
+                    return tape.clipped_sum(examples.mask, nonfinite)
         except Stale:
-            continue
+            if trace is not None:
+                raise
         except Unsupported as reason:
-            refuse(model, loss_fn, batch, augmentations, reason)
+            _remember(examples, reason.reason)
             raise
     raise Unsupported("the model uses its parameters in another way on every batch")
 
 
-def refuse(
-    model: nn.Module,
-    loss_fn: Callable[..., Tensor],
-    batch: Any,
-    views: int,
-    reason: Unsupported,
-) -> None:
-    """Remembers that no plan works for batches like this one."""
-    key = signature(model, loss_fn, batch, views)
-    _plans.setdefault(model, OrderedDict())[key] = reason.reason
+# Traces -------------------------------------------------------------------------------------------
 
 
-def plan_for(
-    model: nn.Module,
-    loss_fn: Callable[..., Tensor],
-    batch: Any,
-    parameters: dict[str, nn.Parameter],
-    examples: int,
-    views: int,
-    *,
-    fresh: bool = False,
-) -> Plan:
-    """The plan for batches like this one, remembered as long as the model lives."""
-    key = signature(model, loss_fn, batch, views)
-    plans = _plans.setdefault(model, OrderedDict())
-    plan = None if fresh else plans.get(key)
-    if plan is None:
-        _let_freed_memory_stay()
+def trace_for(examples: Examples, *, fresh: bool = False) -> Trace:
+    """Return the trace for batches like this one, remembered as long as the model lives."""
+    trace = None
+    if not fresh:
+        trace = _traces.setdefault(examples.model, OrderedDict()).get(signature(examples))
+    if trace is None:
+        _keep_freed_memory()
         try:
-            plan = make_plan(model, loss_fn, batch, parameters, examples=examples, views=views)
+            trace = trace_calls(examples)
         except Unsupported as reason:
-            plan = reason.reason  # the exception itself would hold its frames, and so the batch
-        plans[key] = plan
-        if len(plans) > PLANS_PER_MODEL:
-            plans.popitem(last=False)
-    if isinstance(plan, str):
-        raise Unsupported(plan)
-    return plan
+            trace = reason.reason  # the exception itself would hold its frames, and so the batch
+        _remember(examples, trace)
+    if isinstance(trace, str):
+        raise Unsupported(trace)
+    return trace
 
 
-@lru_cache(maxsize=1)
-def _let_freed_memory_stay() -> None:
-    """Once in a process: what a step frees on the CPU, the next one finds where it was.
-
-    The GNU C library returns memory to the system beyond twice the largest block that was ever
-    mapped and freed, up to 32 MiB (mallopt(3), M_MMAP_THRESHOLD), and every step would fault it in
-    again page by page. A block that is not written to costs nothing, here and elsewhere.
-    """
-    torch.empty(31 * 2**20, dtype=torch.uint8)
-
-
-def signature(
-    model: nn.Module, loss_fn: Callable[..., Tensor], batch: Any, views: int
-) -> tuple[Any, ...]:
-    """What a plan depends on. A plan that does not fit after all is noticed when it is used."""
-    tensors, _ = b.split_rows(batch)
+def signature(examples: Examples) -> tuple[Any, ...]:
+    """Return what a trace depends on. A trace that does not fit after all raises `Stale`."""
+    tensors, _ = with_rows(examples.batch)
     device = tensors[0].device.type
     return (
-        _identity(loss_fn),
-        views,
+        _identity(examples.loss_fn),
+        examples.views,
         tuple((t.shape[1:], t.dtype, t.device) for t in tensors),
-        tuple(p.requires_grad for p in model.parameters()),
-        tuple(module.training for module in model.modules()),
+        tuple(p.requires_grad for p in examples.model.parameters()),
+        tuple(module.training for module in examples.model.modules()),
         torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device),
     )
 
 
-def _identity(loss_fn: Callable[..., Tensor]) -> tuple[Any, ...]:
-    """Equal for two functions made by the same line from the same objects, as in a loop."""
+def _remember(examples: Examples, trace: Trace | str) -> None:
+    traces = _traces.setdefault(examples.model, OrderedDict())
+    traces[signature(examples)] = trace
+    if len(traces) > TRACES_PER_MODEL:
+        traces.popitem(last=False)
+
+
+def _identity(loss_fn: LossFn) -> tuple[Any, ...]:
+    """Return a value that is equal for two functions made by one line from the same objects."""
     function = getattr(loss_fn, "__func__", loss_fn)
     code = getattr(function, "__code__", None)
     if code is None:
@@ -146,78 +143,75 @@ def _content(cell: Any) -> Any:
         return None
 
 
-def compute(
-    model: nn.Module,
-    loss_fn: Callable[..., Tensor],
-    batch: Any,
-    clip: Clip,
-    mask: Tensor,
-    views: int,
-    plan: Plan,
-    parameters: dict[str, nn.Parameter],
-    *,
-    nonfinite: NonFinite = "look",
-) -> ClippedSum:
-    """The clipped sum as a function of tensors, given the plan.
+@lru_cache(maxsize=1)
+def _keep_freed_memory() -> None:
+    """Let the C library keep memory that one step frees on the CPU for the next step.
 
-    Unless it looks, it can be traced.
+    The GNU C library returns memory to the system beyond twice the largest block that was ever
+    mapped and freed, up to 32 MiB (mallopt(3), M_MMAP_THRESHOLD), and every step would fault it in
+    again page by page. This allocates and frees such a block, once in a process. A block that is
+    not written to costs nothing.
     """
-    rows = len(mask) * views
-    recorder = Recorder(parameters, len(mask), clip)
-    with recorder.emptied(), torch.enable_grad():
-        with Intercept(plan, recorder, rows) as intercept:
-            losses = b.checked_losses(loss_fn, model, batch, rows)
-        if not losses.requires_grad:
-            raise ValueError("loss_fn must depend on the trainable parameters of the model.")
-        if not intercept.backward(losses, torch.full_like(losses, 1 / views)):
-            raise Stale
-        with torch.no_grad():
-            return recorder.clipped(mask, nonfinite)
+    torch.empty(31 * 2**20, dtype=torch.uint8)
+
+
+# The forward and the backward ---------------------------------------------------------------------
 
 
 class Intercept(TorchFunctionMode):
     """Sends operations on shared tensors to their layer rules."""
 
-    def __init__(self, plan: Plan, recorder: Recorder, rows: int) -> None:
+    def __init__(self, trace: Trace, tape: "Tape", rows: int) -> None:
         super().__init__()
-        self.plan, self.recorder, self.rows = plan, recorder, rows
-        self.calls: Counter[Key] = Counter()
-        self.checkpointed = False
-        self.recomputing = False
-        self.recomputed: list[Tensor] = []  # held, so that their ids stay theirs
+        self.trace = trace
+        self.tape = tape
+        self.rows = rows
+        self.calls: Counter[CallKey] = Counter()
+        self.is_checkpointed = False
+        self.is_recomputing = False
+        self.recomputed: list[Tensor] = []  # kept alive, so that no other tensor gets their ids
 
-    def backward(self, losses: Tensor, seeds: Tensor) -> bool:
-        """Runs the backward; False if a parameter was used where no rule saw it.
+    def backward(self, losses: Tensor, seeds: Tensor) -> None:
+        """Run the backward; raise `Stale` if a parameter was used where no rule saw it.
 
         Such a parameter receives an ordinary gradient, which is what is asked for here.
         """
-        self.recomputing = True
-        self.recorder.is_recording = True
-        targets = (self.recorder.anchor, *self.recorder.parameters.values())
+        self.is_recomputing = True
+        self.tape.is_open = True
+        targets = (self.tape.anchor, *self.tape.parameters.values())
         try:
             with torch.autograd.set_multithreading_enabled(False):
                 found = self._gradients(losses, seeds, targets)
         finally:
-            self.recorder.is_recording = False
-        return all(gradient is None for gradient in found)
+            self.tape.is_open = False
+        if any(gradient is not None for gradient in found):
+            raise Stale
 
     def _gradients(self, losses: Tensor, seeds: Tensor, targets: tuple[Tensor, ...]) -> Any:
-        if not self.checkpointed:
+        if not self.is_checkpointed:
             return torch.autograd.grad(losses, targets, seeds, allow_unused=True)
         # Checkpointed blocks run again and must save the same tensors, so the mode has to be on;
         # `torch.autograd.grad` is itself a torch function, which would leave it.
-        with self:
-            return torch.autograd.graph._engine_run_backward(
-                (losses,), (seeds,), False, False, targets, True, accumulate_grad=False
-            )
+        backward = getattr(torch.autograd.graph, "_engine_run_backward", None)
+        if backward is not None:
+            with self:
+                return backward(
+                    (losses,), (seeds,), False, False, targets, True, accumulate_grad=False
+                )
+        try:
+            return torch.autograd.grad(losses, targets, seeds, allow_unused=True)
+        except RuntimeError as error:  # a block ran again without the mode and saved other tensors
+            if is_out_of_memory(error):
+                raise
+            raise Unsupported("this version of torch cannot follow a checkpointed block") from error
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func not in self.plan.functions or not torch.is_grad_enabled():
+        if func not in self.trace.functions or not torch.is_grad_enabled():
             return func(*args, **kwargs)
-        labels = self.recorder.labels
+        labels = self.tape.labels
         tensors = tensors_in(args, kwargs)
         shared = tuple(labels[id(t)] for t in tensors if id(t) in labels)
         if not shared:
@@ -231,17 +225,17 @@ class Intercept(TorchFunctionMode):
             return result
         return self._meet(spec, func, args, kwargs, tensors)
 
-    def _derive(self, made: Derived, shared: tuple[Label, ...], tensors: Any) -> None:
+    def _derive(self, made: "Derived", shared: tuple[Label, ...], tensors: Any) -> None:
         for index, result in enumerate(made.results):
-            self.recorder.labels[id(result)] = (made.function, shared, index)
-        if self.recomputing:
+            self.tape.labels[id(result)] = (made.function, shared, index)
+        if self.is_recomputing:
             self.recomputed.extend(made.results)
         else:
-            self.recorder.derive(made, tensors)
+            self.tape.derive(made, tensors)
 
-    def _spec(self, key: Key, tensors: tuple[Tensor, ...]) -> Spec:
-        specs = self.plan.specs.get(key, [])
-        index = 0 if self.recomputing else self.calls[key]
+    def _spec(self, key: CallKey, tensors: tuple[Tensor, ...]) -> CallSpec:
+        specs = self.trace.specs.get(key, [])
+        index = 0 if self.is_recomputing else self.calls[key]
         self.calls[key] += 1
         if index >= len(specs):
             raise Stale
@@ -252,13 +246,19 @@ class Intercept(TorchFunctionMode):
         return spec
 
     def _meet(
-        self, spec: Spec, func: Any, args: Any, kwargs: dict[str, Any], tensors: tuple[Tensor, ...]
+        self,
+        spec: CallSpec,
+        func: Any,
+        args: Any,
+        kwargs: dict[str, Any],
+        tensors: tuple[Tensor, ...],
     ) -> Any:
+        """Run a call where shared tensors meet the examples, by the rule for its function."""
         output = next(layout for layout in spec.outputs if layout is not None)
-        if not self.recomputing:
-            self.recorder.count(tensors)
-            self.checkpointed = self.checkpointed or _saved_tensors_are_hooked()
-        site = self.recorder.site(tensors, spec.layouts, output)
+        if not self.is_recomputing:
+            self.tape.count(tensors)
+            self.is_checkpointed = self.is_checkpointed or _saved_tensors_are_hooked()
+        site = self.tape.site(tensors, spec.layouts, output)
         if spec.kind == "spread":
             return generic.spread(site, func, args, kwargs)
         rule = RULES.get(func)
@@ -277,8 +277,171 @@ def _same(tensor: Tensor) -> Tensor:
 
 
 def _saved_tensors_are_hooked() -> bool:
-    """Whether tensors saved now may be recomputed in the backward, as in a checkpointed block."""
-    # torch has no public way to ask; without this one, assume so: it costs a little time only.
-    ask = getattr(torch._C, "_autograd", None)
+    """Return whether tensors saved now may be recomputed, as in a checkpointed block."""
+    # torch has no public way to ask. Without the private one assume so: that costs time only.
+    ask = getattr(getattr(torch, "_C", None), "_autograd", None)
     ask = getattr(ask, "_top_saved_tensors_default_hooks", None)
     return ask is None or ask(True) is not None
+
+
+@contextmanager
+def without_hooks(model: nn.Module) -> Iterator[None]:
+    """Switch off the forward hooks of a model inside the block, as sharded models need.
+
+    FSDP2 releases parameters in a hook. Without torch's private dictionaries the hooks stay on.
+    """
+    kinds = ("_forward_pre_hooks", "_forward_hooks")
+    found = [getattr(module, kind, {}) for module in model.modules() for kind in kinds]
+    kept = [(hooks, dict(hooks)) for hooks in found]
+    try:
+        for hooks, _ in kept:
+            hooks.clear()
+        yield
+    finally:
+        for hooks, own in kept:
+            hooks.update(own)
+
+
+# What the backward leaves -------------------------------------------------------------------------
+
+
+class Derived(NamedTuple):
+    """Tensors computed from shared tensors alone, and the call that made them."""
+
+    results: tuple[Tensor, ...]
+    function: Any
+    args: Any
+    kwargs: dict[str, Any]
+
+
+class Tape:
+    """Collects factored gradients in the backward; `clipped_sum` turns them into the sum.
+
+    The gradient of a parameter that one call uses is measured at once: its norm is taken, and it
+    may free its activations. Gradients of a parameter that several calls use, or of a tensor
+    derived from parameters, wait until all of them are there.
+    """
+
+    def __init__(self, parameters: dict[str, nn.Parameter], examples: int, clip: Clip) -> None:
+        self.parameters = parameters
+        self.examples = examples
+        self.clip = clip
+        self.labels: dict[int, Label] = {id(p): name for name, p in parameters.items()}
+        self.groups = group_of(clip, list(parameters))
+        self.anchor = torch.zeros((), requires_grad=True)
+        self.uses: Counter[int] = Counter()
+        self.waiting: dict[int, list[FactoredGradient]] = {}
+        self.derived: list[Derived] = []
+        self.norms: list[list[Tensor]] = [[] for _ in clip.clip_norms]
+        self.measured: list[tuple[list[str], FactoredGradient]] = []
+        self.small: dict[int, list[tuple[str, Dense]]] = {}  # by group
+        self.done: set[str] = set()
+        self.rounding = 0.0
+        self.is_open = False
+
+    def count(self, tensors: tuple[Tensor, ...]) -> None:
+        """Count a call that reads these tensors."""
+        for tensor in tensors:
+            if id(tensor) in self.labels:
+                self.uses[id(tensor)] += 1
+
+    def site(
+        self, tensors: tuple[Tensor, ...], layouts: tuple[Layout | None, ...], output: Layout
+    ) -> Site:
+        """Return what a layer rule needs to handle one call."""
+        return Site(self.examples, tensors, layouts, output, self.is_shared, self.add, self.anchor)
+
+    def is_shared(self, tensor: Tensor | None) -> bool:
+        """Return whether gradients of this tensor are wanted."""
+        return id(tensor) in self.labels
+
+    def derive(self, made: Derived, tensors: tuple[Tensor, ...]) -> None:
+        """Note a call on shared tensors alone: it uses them, and its results are shared."""
+        self.count(tensors)
+        self.derived.append(made)
+
+    def add(self, tensor: Tensor, gradient: FactoredGradient) -> None:
+        """Take the per-example gradients of one use of a shared tensor.
+
+        A backward inside the loss (an attack, a penalty on gradients) is not the one to follow, and
+        its gradients are dropped.
+        """
+        if not self.is_open:
+            return
+        label = self.labels[id(tensor)]
+        if isinstance(label, str) and self.uses[id(tensor)] == 1:
+            self._settle(label, gradient)
+        else:
+            self.waiting.setdefault(id(tensor), []).append(gradient)
+
+    @contextmanager
+    def emptied(self) -> Iterator[None]:
+        """Empty the tape after the block, also if memory ran out inside.
+
+        Gradients hold activations, these the autograd graph, and its nodes this tape. Part of that
+        cycle is outside Python, so the garbage collector cannot free it.
+        """
+        try:
+            yield
+        finally:
+            for held in (self.waiting, self.derived, self.norms, self.measured, self.small):
+                held.clear()
+
+    def clipped_sum(self, mask: Tensor, nonfinite: NonFinite) -> ClippedSum:
+        """Return the sum of the clipped gradients of the examples where `mask` is True."""
+        self._settle_waiting()
+        squared = self._squared_norms(mask.device)
+        finite = None
+        has_nonfinite = nonfinite == "look" and not math.isfinite(float(squared.sum()))
+        if nonfinite == "mask" or has_nonfinite:
+            finite = torch.isfinite(squared).all(0)
+        factors, within = factors_of(
+            self.clip, squared, mask, rounding=self.rounding, finite=finite
+        )
+        sums: dict[str, Tensor] = {}
+        while self.measured:  # newest first: frees the activations on the way
+            names, gradient = self.measured.pop()
+            value = gradient.weighted_sum(factors[self.groups[names[0]]], finite)
+            shapes = [self.parameters[name].shape for name in names]
+            for name, part in zip(names, apart(value, shapes), strict=True):
+                sums[name] = part.to(accumulator(self.parameters[name].dtype))
+        # In the order of the parameters; those that no example used have gradient zero.
+        ordered = {n: sums[n] if n in sums else zeros_for(p) for n, p in self.parameters.items()}
+        return ClippedSum(ordered, within)
+
+    def _settle(self, name: str, gradient: FactoredGradient) -> None:
+        # Two norms of one parameter would lack their cross term.
+        assert name not in self.done, f"{name} was settled before"
+        self.done.add(name)
+        if isinstance(gradient, Dense) and gradient.is_better_joined():
+            self.small.setdefault(self.groups[name], []).append((name, gradient))
+        else:
+            self._measure([name], gradient)
+
+    def _measure(self, names: list[str], gradient: FactoredGradient) -> None:
+        squared, kept = gradient.settle()
+        self.rounding = max(self.rounding, rounding_of(kept.dtype))
+        self.norms[self.groups[names[0]]].append(squared)
+        self.measured.append((names, kept))
+
+    def _squared_norms(self, device: torch.device) -> Tensor:
+        """Return the squared norms, shape (groups, examples)."""
+        if len(self.norms) == 1 and self.norms[0]:
+            return sum(self.norms[0][1:], self.norms[0][0]).unsqueeze(0)
+        zero = torch.zeros(self.examples, device=device)
+        return torch.stack([sum(n[1:], n[0]) if n else zero for n in self.norms])
+
+    def _settle_waiting(self) -> None:
+        """Settle what has waited: derived tensors first, whose gradients reach parameters."""
+        for made in reversed(self.derived):
+            for result in made.results:
+                if gradients := self.waiting.pop(id(result), None):
+                    found = generic.pull_back(made, result, combine(gradients), self.parameters)
+                    for tensor, gradient in found:
+                        self.waiting.setdefault(id(tensor), []).append(gradient)
+        for name, p in self.parameters.items():
+            if gradients := self.waiting.pop(id(p), None):
+                self._settle(name, combine(gradients))
+        for members in self.small.values():
+            names, gradients = zip(*members, strict=True)
+            self._measure(list(names), joined(gradients))

@@ -1,43 +1,69 @@
-"""Clipped sum example by example, with plain autograd: the last resort, for models vmap cannot run.
+"""The clipped sum by plain autograd, one backward per example: slow, but right for any model.
 
-Packed sequences, control flow by values, operations without a batching rule. As slow as it sounds.
+`run` is the last resort, for models that vmap cannot run: packed sequences, control flow that
+depends on values, operations without a batching rule. `clipped_sum_of` starts from losses that
+somebody else's loop has computed; there, each example's backward runs over the whole batch.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Sequence
+from functools import partial
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
 from tacit.errors import IncompatibleModel
-from tacit.training.clip import Clip
-from tacit.training.engines import batch as b
-from tacit.training.engines.vmap import weigh
-from tacit.training.sums import ClippedSum, trainable
+from tacit.training.clip import Clip, ClippedSum
+from tacit.training.engines.examples import Examples, clip_and_sum
+from tacit.training.tree import is_out_of_memory
+
+Gradients = tuple[Tensor, ...]  # by parameter, with one row for each example
+_grad = partial(torch.autograd.grad, materialize_grads=True, allow_unused=True)
+_BUDGET = 2**28  # elements of per-example gradient held at once
 
 
-def run(
-    model: nn.Module,
-    loss_fn: Callable[..., Tensor],
-    batch: Any,
-    clip: Clip,
-    mask: Tensor,
-    augmentations: int = 1,
-) -> ClippedSum:
-    """Clipped sum of the rows where `mask` is True."""
-    parameters = trainable(model)
-    total = ClippedSum.zeros(model, clip)
-    for i in range(len(mask)):
-        rows = slice(i * augmentations, (i + 1) * augmentations)
-        one = b.map_rows(batch, lambda t, rows=rows: t[rows])
+def run(examples: Examples, clip: Clip) -> ClippedSum:
+    """Return the clipped sum of the examples whose mask is True."""
+    parameters = examples.parameters
+    total = ClippedSum.zeros(examples.model, clip)
+    for i in range(len(examples)):
+        one = examples.part(i, i + 1)
         with torch.enable_grad():
-            loss = b.checked_losses(loss_fn, model, one, augmentations).mean()
-            found = _gradient(loss, list(parameters.values()))
+            found = _gradient(one.losses().mean(), list(parameters.values()))
         gradients = {
             name: (torch.zeros_like(p) if g is None else g).unsqueeze(0)
             for (name, p), g in zip(parameters.items(), found, strict=True)
         }
-        total += weigh(gradients, clip, mask[i : i + 1])
+        total += clip_and_sum(gradients, clip, one.mask)
+    return total
+
+
+def clipped_sum_of(
+    losses: Tensor, parameters: dict[str, nn.Parameter], clip: Clip, mask: Tensor
+) -> ClippedSum:
+    """Return the clipped sum from the autograd graph of `losses`; False in `mask` adds zero."""
+    rows, size = len(losses), max(1, sum(p.numel() for p in parameters.values()))
+    step = max(1, min(rows, _BUDGET // size))
+    seeds = torch.eye(rows, dtype=losses.dtype, device=losses.device)
+    targets = list(parameters.values())
+    total: ClippedSum | None = None
+    gradients_of = _batched
+    for start, stop in pairwise([0, *range(1, rows, step), rows]):
+        # The first row alone shows whether rows can go together: dropout in a checkpointed block,
+        # for example, cannot be drawn again for many at a time.
+        is_first, is_last = start == 0, stop == rows
+        try:
+            keep_graph = is_first or not is_last
+            gradients = gradients_of(losses, targets, seeds[start:stop], keep_graph=keep_graph)
+        except RuntimeError as error:
+            if not is_first or is_out_of_memory(error):
+                raise
+            gradients_of = _one_by_one
+            gradients = gradients_of(losses, targets, seeds[start:stop], keep_graph=not is_last)
+        rows_of = dict(zip(parameters, gradients, strict=True))
+        part = clip_and_sum(rows_of, clip, mask[start:stop])
+        total = part if total is None else total + part
+    assert total is not None  # a batch has at least one row
     return total
 
 
@@ -51,3 +77,21 @@ def _gradient(loss: Tensor, parameters: list[nn.Parameter]) -> tuple[Tensor | No
                 "Call torch.utils.checkpoint.checkpoint with use_reentrant=False."
             ) from error
         raise
+
+
+def _batched(
+    losses: Tensor, targets: Sequence[Tensor], seeds: Tensor, *, keep_graph: bool
+) -> Gradients:
+    """Return the gradient of `losses` for each row of `seeds`, all in one batched backward."""
+    return _grad(losses, targets, seeds, is_grads_batched=True, retain_graph=keep_graph)
+
+
+def _one_by_one(
+    losses: Tensor, targets: Sequence[Tensor], seeds: Tensor, *, keep_graph: bool
+) -> Gradients:
+    """Return the gradient of `losses` for each row of `seeds`, in one backward for each row."""
+    rows = [
+        _grad(losses, targets, seed, retain_graph=keep_graph or number < len(seeds))
+        for number, seed in enumerate(seeds, 1)
+    ]
+    return tuple(map(torch.stack, zip(*rows, strict=True)))

@@ -1,10 +1,10 @@
-"""Finds, once per model and input shape, where shared tensors meet the examples.
+"""Where parameters meet the examples in a forward pass, found once per model and input shape.
 
-Two small runs, on two and on three examples, tell which axis of each tensor holds the examples: the
+Two small runs, on two and on three examples, show which axis of each tensor holds the examples: the
 one that grows. Sizes alone could not: a batch as long as the sequence looks the same on both axes.
-A tensor without such an axis is shared by all examples. The three-example run then checks, at every
-meeting place, that the gradient of one example's loss reaches that example's entries only; a model
-that fails mixes examples, and no example of it can be clipped alone.
+A tensor without such an axis is shared by all examples. The three-example run then checks, wherever
+a shared tensor meets the examples, that the gradient of one example's loss reaches that example's
+entries only. A model that fails this check mixes examples and is refused.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,23 +13,34 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from tacit.errors import IncompatibleModel
-from tacit.training.engines.batch import checked_losses, map_rows
+from tacit.training.engines.examples import Examples, losses_of
 from tacit.training.gradients import SPREADS
 from tacit.training.gradients.site import Layout, Unsupported
-from tacit.training.memory import is_out_of_memory
+from tacit.training.mixing import (
+    agree,
+    refuse_call,
+    refuse_dependence,
+    refuse_size_dependence,
+    restored_buffers,
+)
+from tacit.training.tree import (
+    is_out_of_memory,
+    map_rows,
+    require_gradient,
+    results_in,
+    tensors_in,
+)
 
 SMALL, LARGE = 2, 3
 Shape = tuple[int, ...]
 # A parameter's name; for a tensor derived from shared ones, how it was derived.
 Label = str | tuple[Any, ...]
-Key = tuple[Callable[..., Any], tuple[Label, ...]]
+CallKey = tuple[Callable[..., Any], tuple[Label, ...]]
 
 
-class Spec(NamedTuple):
+class CallSpec(NamedTuple):
     """What one call does with the examples.
 
     "site": shared tensors meet examples; "spread": a shared tensor is expanded over the batch;
@@ -41,81 +52,51 @@ class Spec(NamedTuple):
     outputs: tuple[Layout | None, ...]
 
 
-class Plan(NamedTuple):
-    """Specs by operation and shared tensors, one for each time that pair is called."""
+class Trace(NamedTuple):
+    """Specs by operation and shared tensors, one for each time that pair is called in a forward."""
 
-    specs: dict[Key, list[Spec]]
+    specs: dict[CallKey, list[CallSpec]]
     functions: frozenset[Callable[..., Any]]
 
 
 class _Call(NamedTuple):
+    """One call of the smaller run: the function, and the shapes of its tensors."""
+
     function: Callable[..., Any]
     arguments: list[Shape]
     results: list[Shape]
 
 
-def make_plan(
-    model: nn.Module,
-    loss_fn: Callable[..., Tensor],
-    batch: Any,
-    parameters: dict[str, nn.Parameter],
-    *,
-    examples: int,
-    views: int,
-) -> Plan:
-    """Plan for batches shaped like this one.
+def trace_calls(examples: Examples) -> Trace:
+    """Trace the model for batches shaped like this one.
 
     Raises
     ------
     IncompatibleModel
         The model mixes examples.
     Unsupported
-        The calls depend on the data, or hold the examples in a way no rule knows.
+        The calls depend on the data, or hold the examples in a way no rule covers.
     """
-    labels = {id(p): name for name, p in parameters.items()}
-
-    def losses_of(size: int) -> Tensor:
-        return _losses(model, loss_fn, batch, size, examples, views)
-
-    with undisturbed(model, parameters):
+    model, labels = examples.model, {id(p): name for name, p in examples.parameters.items()}
+    with undisturbed(model):
         small = _Log()
         with small:
-            few = losses_of(SMALL)
-    with undisturbed(model, parameters):
-        large = _Compare(labels, small.calls, views)
+            few = _losses(examples, SMALL)
+    with undisturbed(model):
+        large = _Compare(labels, small.calls, examples.views)
         with large:
-            losses = losses_of(LARGE)
-        specs = _checked(large, losses, views)
-    if not _agree(few, losses):
-        with undisturbed(model, parameters):
-            again, drawn = losses_of(SMALL), losses_of(SMALL)
-        if _agree(again, few) and _agree(again, drawn, 1e-6):  # nothing is random, dropout say
-            raise IncompatibleModel(
-                "The loss of an example depends on which others are in the batch, so none can be "
-                "clipped alone. Look for a statistic over the batch in the model or in the loss."
-            )
-    functions = frozenset(function for function, _ in specs)
-    return Plan(specs, functions)
-
-
-def tensors_in(args: Any, kwargs: dict[str, Any]) -> tuple[Tensor, ...]:
-    """Tensor arguments of a call, those in lists included, in order."""
-    found: list[Tensor] = []
-    for value in (*args, *kwargs.values()):
-        if isinstance(value, Tensor):
-            found.append(value)
-        elif isinstance(value, (list, tuple)):
-            found.extend(item for item in value if isinstance(item, Tensor))
-    return tuple(found)
-
-
-def results_in(result: Any) -> tuple[Tensor, ...]:
-    """Tensors among the results of a call."""
-    return (result,) if isinstance(result, Tensor) else tensors_in((result,), {})
+            losses = _losses(examples, LARGE)
+        specs = _checked(large, losses, examples.views)
+    if not agree(few, losses):
+        with undisturbed(model):
+            again, drawn = _losses(examples, SMALL), _losses(examples, SMALL)
+        if agree(again, few) and agree(again, drawn, 1e-6):  # nothing is random, such as dropout
+            refuse_size_dependence()
+    return Trace(specs, frozenset(function for function, _ in specs))
 
 
 class _Log(TorchFunctionMode):
-    """Writes down the shapes of every call."""
+    """Notes the shapes of every call of the smaller run."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -125,7 +106,7 @@ class _Log(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        _refuse(func, args, kwargs)
+        refuse_call(func, args, kwargs)
         arguments = [tuple(t.shape) for t in tensors_in(args, kwargs)]
         result = func(*args, **kwargs)
         self.calls.append(_Call(func, arguments, [tuple(t.shape) for t in results_in(result)]))
@@ -133,14 +114,14 @@ class _Log(TorchFunctionMode):
 
 
 class _Compare(TorchFunctionMode):
-    """Compares every call with the smaller run's, and keeps those that read shared tensors."""
+    """Compares each call of the larger run with the smaller one; keeps those on shared tensors."""
 
     def __init__(self, labels: dict[int, str], calls: list[_Call], views: int) -> None:
         super().__init__()
         self.labels: dict[int, Label] = dict(labels)
         self.reference, self.views = iter(calls), views
-        self.found: list[tuple[Key, Spec, tuple[Tensor, ...]]] = []
-        self.derived: list[Tensor] = []  # held, so that their ids stay theirs
+        self.found: list[tuple[CallKey, CallSpec, tuple[Tensor, ...]]] = []
+        self.derived: list[Tensor] = []  # kept alive, so that no other tensor gets their ids
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -165,18 +146,18 @@ class _Compare(TorchFunctionMode):
 
     def _spec(
         self, func: Any, before: _Call, shapes: list[Shape], results: tuple[Tensor, ...]
-    ) -> Spec:
+    ) -> CallSpec:
         layouts = self._layouts(before.arguments, shapes)
         outputs = self._layouts(before.results, [tuple(r.shape) for r in results])
         if any(layouts) and any(outputs):
-            return Spec("site", layouts, outputs)
+            return CallSpec("site", layouts, outputs)
         if any(outputs):
             if func not in SPREADS:
                 raise Unsupported("a shared tensor becomes one per example in an unknown way")
-            return Spec("spread", layouts, outputs)
+            return CallSpec("spread", layouts, outputs)
         if any(layouts):
             raise Unsupported("an operation on a shared tensor reduces over the examples")
-        return Spec("derived", layouts, outputs)
+        return CallSpec("derived", layouts, outputs)
 
     def _layouts(self, small: list[Shape], large: list[Shape]) -> tuple[Layout | None, ...]:
         if len(small) != len(large):
@@ -195,8 +176,8 @@ class _Compare(TorchFunctionMode):
         raise Unsupported("a tensor's shape depends on the batch in an unknown way")
 
 
-def _checked(run: _Compare, losses: Tensor, views: int) -> dict[Key, list[Spec]]:
-    """The specs, once the gradients have shown that they keep the examples apart."""
+def _checked(run: _Compare, losses: Tensor, views: int) -> dict[CallKey, list[CallSpec]]:
+    """Return the specs of all calls, after a check that gradients keep the examples apart."""
     meeting = [
         (r, o)
         for _, spec, results in run.found
@@ -204,10 +185,9 @@ def _checked(run: _Compare, losses: Tensor, views: int) -> dict[Key, list[Spec]]
         if spec.kind != "derived" and o is not None and r.requires_grad
     ]
     weights = losses.new_tensor([1.0, 2.0, 4.0]).repeat_interleave(views)
-    if not losses.requires_grad:
-        raise ValueError("loss_fn must depend on the trainable parameters of the model.")
+    require_gradient(losses)
     if not meeting:
-        raise Unsupported("no operation meets the examples")
+        raise Unsupported("no operation on a parameter takes the examples as input")
     targets = [r for r, _ in meeting]
     ones = torch.ones_like(losses)
     try:
@@ -215,20 +195,20 @@ def _checked(run: _Compare, losses: Tensor, views: int) -> dict[Key, list[Spec]]
         scaled = torch.autograd.grad(losses, targets, weights, allow_unused=True)
     except RuntimeError as error:
         if is_out_of_memory(error):
-            raise  # says nothing about the model
+            raise  # no property of the model: fewer rows may fit
         raise Unsupported("autograd gives no gradient inside the model") from error
     order = {
         id(r): _order(layout, g, h)
         for (r, layout), g, h in zip(meeting, plain, scaled, strict=True)
     }
-    specs: dict[Key, list[Spec]] = {}
+    specs: dict[CallKey, list[CallSpec]] = {}
     for key, spec, results in run.found:
         specs.setdefault(key, []).append(_ordered(key, spec, results, order))
     return specs
 
 
 def _order(layout: Layout, plain: Tensor | None, scaled: Tensor | None) -> Layout | None:
-    """The layout under which weighing the losses weighs the gradients; None if there is none."""
+    """Return the layout for which scaling the losses scales the gradients alike, or None."""
     if plain is None or scaled is None:
         return layout
     for candidate in (layout, layout._replace(outermost=False)):
@@ -246,81 +226,41 @@ def _order(layout: Layout, plain: Tensor | None, scaled: Tensor | None) -> Layou
 
 
 def _ordered(
-    key: Key, spec: Spec, results: tuple[Tensor, ...], order: dict[int, Layout | None]
-) -> Spec:
+    key: CallKey, spec: CallSpec, results: tuple[Tensor, ...], order: dict[int, Layout | None]
+) -> CallSpec:
     checked = [order.get(id(r), o) for r, o in zip(results, spec.outputs, strict=True)]
     for layout, before in zip(checked, spec.outputs, strict=True):
         if layout is None and before is not None:
             if before.inner > 1:
                 raise Unsupported("the examples are interleaved in an unknown way")
-            names = ", ".join(str(label) for label in key[1] if isinstance(label, str))
-            raise IncompatibleModel(
-                f"The loss of one example depends on others where {names or 'a shared tensor'} is "
-                "used, so none can be clipped alone. Look for a layer or a loss that mixes or "
-                "reorders the examples of a batch (BatchNorm, a mean over the batch)."
-            )
+            refuse_dependence(label for label in key[1] if isinstance(label, str))
     inner = any(o is not None and not o.outermost for o in checked)
     layouts = tuple(
         o._replace(outermost=False) if inner and o is not None and o.inner > 1 else o
         for o in spec.layouts
     )
-    return Spec(spec.kind, layouts, tuple(checked))
+    return CallSpec(spec.kind, layouts, tuple(checked))
 
 
-def _agree(few: Tensor, many: Tensor, tolerance: float = 1e-3) -> bool:
-    """Whether the losses of the first examples are the same, up to sums in another order."""
-    many, few = many[: len(few)].detach().double(), few.detach().double()
-    finite = torch.isfinite(few) & torch.isfinite(many)
-    slack = tolerance * few[finite].abs().amax() if bool(finite.any()) else 0.0
-    return bool(((few - many)[finite].abs() <= slack + 1e-6).all())
+def _losses(examples: Examples, size: int) -> Tensor:
+    """Return the losses of the first `size` examples, taken in turn if there are fewer."""
+    views = examples.views
 
-
-def _refuse(func: Any, args: Any, kwargs: dict[str, Any]) -> None:
-    """Refuses calls that mix examples or write what they see into the model, before they run."""
-    if func is F.batch_norm and _argument("training", 5, args, kwargs):
-        raise IncompatibleModel(
-            "BatchNorm in training mode mixes the examples of a batch, so none can be clipped "
-            "alone. Use nn.GroupNorm, or put the layer in eval mode."
-        )
-    if func is F.embedding and _argument("max_norm", 3, args, kwargs) is not None:
-        raise IncompatibleModel(
-            "Embedding with max_norm rewrites its table by what the batch holds. Drop max_norm."
-        )
-    if func is F.instance_norm and _argument("running_mean", 1, args, kwargs) is not None:
-        raise IncompatibleModel(
-            "InstanceNorm with track_running_stats keeps statistics of the examples. "
-            "Use track_running_stats=False."
-        )
-
-
-def _argument(name: str, place: int, args: Any, kwargs: dict[str, Any]) -> Any:
-    return args[place] if len(args) > place else kwargs.get(name)
-
-
-def _losses(
-    model: nn.Module,
-    loss_fn: Callable[..., Tensor],
-    batch: Any,
-    size: int,
-    examples: int,
-    views: int,
-) -> Tensor:
     def chosen(tensor: Tensor) -> Tensor:
-        first = torch.arange(size, device=tensor.device) % examples
-        return tensor.unflatten(0, (examples, views))[first].flatten(0, 1)
+        first = torch.arange(size, device=tensor.device) % len(examples)
+        return tensor.unflatten(0, (len(examples), views))[first].flatten(0, 1)
 
-    return checked_losses(loss_fn, model, map_rows(batch, chosen), size * views)
+    batch = map_rows(chosen, examples.batch)
+    return losses_of(examples.loss_fn, examples.model, batch, size * views)
 
 
 @contextmanager
-def undisturbed(model: nn.Module, parameters: dict[str, nn.Parameter]) -> Iterator[None]:
-    """Puts back the random state and the buffers."""
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    devices = {p.device for p in parameters.values() if p.is_cuda}
-    try:
-        with torch.random.fork_rng(devices=list(devices)), torch.enable_grad():
-            yield
-    finally:
-        with torch.no_grad():
-            for buffer, value in buffers:
-                buffer.copy_(value)
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """Put back torch's random state and the model's buffers after the block."""
+    devices = {p.device for p in model.parameters() if p.is_cuda}
+    with (
+        restored_buffers(model),
+        torch.random.fork_rng(devices=list(devices)),
+        torch.enable_grad(),
+    ):
+        yield

@@ -1,9 +1,13 @@
-"""Fused GPU kernels for per-example norms; everything here has a plain torch twin that CPUs use.
+"""Everything that training does on a GPU only; `tacit.training` imports it for CUDA tensors only.
 
-The norm of an example's weight gradient a'g, without forming it, is a sum over pairs of positions:
-|a'g|^2 = sum_ts (a_t . a_s)(g_t . g_s). Unfused, the two T x T matrices are written to memory and
-read again; the kernels keep one pair of tiles in registers, visit the lower triangle only, and
-write one number for each tile.
+- `CompiledSum`: the clipped sum, compiled and replayed as one CUDA graph;
+- `RecordedUpdate`: noise and the optimizer's step, recorded as a CUDA graph;
+- `noise_blocks`: Gaussian noise on many tensors in one launch;
+- `gram_norms`, `conv2d_norms`, `conv2d_instances`, `weighted_sum`: fused kernels for per-example
+  norms and sums. Each has a plain torch equivalent in `tacit.training.gradients`.
+
+This is the only package that uses private names of torch. Each use has a fallback for versions of
+torch without that name.
 """
 
 import importlib.util
@@ -14,90 +18,100 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from tacit._lazy import lazy
+
 if TYPE_CHECKING:
-    from tacit.training.gpu import noise, update
+    from tacit.training.gpu import noise
+    from tacit.training.gpu.compiled import CompiledSum
+    from tacit.training.gpu.conv_norms import conv2d_instances, conv2d_norms
+    from tacit.training.gpu.gram import gram_norms
+    from tacit.training.gpu.recorded_update import RecordedUpdate
+    from tacit.training.gpu.weighted_rows import weighted_sum
+
+Tensors = list[Tensor] | tuple[Tensor, ...]
+
+_HOMES = {
+    "CompiledSum": "compiled",
+    "RecordedUpdate": "recorded_update",
+    "conv2d_instances": "conv_norms",
+    "conv2d_norms": "conv_norms",
+    "gram_norms": "gram",
+    "weighted_sum": "weighted_rows",
+}
+
+__all__ = [
+    "CompiledSum",
+    "RecordedUpdate",
+    "add_all",
+    "conv2d_instances",
+    "conv2d_norms",
+    "copy_all",
+    "gram_norms",
+    "has_triton",
+    "is_traced",
+    "noise_blocks",
+    "usable",
+    "weighted_sum",
+    "zero_all",
+]
+
+__getattr__ = lazy(__name__, _HOMES)
 
 
 def usable(tensor: Tensor) -> bool:
-    """Whether the fused kernels can take this tensor: on a CUDA device, with Triton installed."""
-    return tensor.is_cuda and tensor.dtype in _DTYPES and has_triton()
+    """Return True if the fused kernels support this tensor: CUDA, float, Triton installed."""
+    is_float = tensor.dtype in (torch.float32, torch.bfloat16, torch.float16)
+    return tensor.is_cuda and is_float and has_triton()
 
 
 @lru_cache(maxsize=1)
 def has_triton() -> bool:
-    """Whether Triton can be imported."""
+    """Return True if Triton is installed."""
     return importlib.util.find_spec("triton") is not None
 
 
-def gram_norms(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-    """Squared norms (examples,) of a'g, and sums of |a_t| |g_t|, the scale of their rounding.
-
-    Shapes: a (examples, T, D), g (examples, T, P).
-    """
-    from tacit.training.gpu import gram
-
-    squared, lengths = gram.gram_norms(a, g).unbind()
-    return squared, lengths
+def is_traced(tensor: Tensor) -> bool:
+    """Return True for a tensor without data, which the compiler uses to trace a computation."""
+    try:
+        from torch._subclasses import FakeTensor
+    except ImportError:  # then this package does not trace anything
+        return False
+    return isinstance(tensor, FakeTensor)
 
 
-def conv2d_norms(
-    x: Tensor, g: Tensor, kernel: list[int], stride: int, padding: int
-) -> tuple[Tensor, Tensor]:
-    """Squared norms (examples,) of weight gradients, and the scale of their rounding.
-
-    From channels-first input and output gradient, as `gram_norms` over output positions. Tensors
-    that are channels last in memory are read as they are.
-    """
-    from tacit.training.gpu import conv
-
-    found = conv.conv2d_norms(_channels_last(x), _channels_last(g), kernel, stride, padding)
-    squared, lengths = found.unbind()
-    return squared, lengths
+def add_all(targets: Tensors, others: Tensors, *, alpha: float = 1.0) -> None:
+    """Add `alpha` times each of `others` to its target, in place, in one launch if torch can."""
+    if hasattr(torch, "_foreach_add_"):
+        torch._foreach_add_(targets, others, alpha=alpha)  # pyright: ignore[reportPrivateImportUsage]  # as torch.optim does
+        return
+    for target, other in zip(targets, others, strict=True):
+        target.add_(other, alpha=alpha)
 
 
-def conv2d_instances(
-    x: Tensor, g: Tensor, kernel: list[int], stride: int, padding: int
-) -> tuple[Tensor, Tensor]:
-    """Weight gradients (examples, outputs, *kernel, inputs) and their squared norms."""
-    from tacit.training.gpu import conv
+def copy_all(targets: Tensors, sources: Tensors) -> None:
+    """Copy each source into its target, in one launch if torch can."""
+    if hasattr(torch, "_foreach_copy_"):
+        torch._foreach_copy_(targets, sources)  # pyright: ignore[reportPrivateImportUsage]  # as torch.optim does
+        return
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source)
 
-    return conv.conv2d_instances(_channels_last(x), _channels_last(g), kernel, stride, padding)
 
-
-def weighted_sum(values: Tensor, factors: Tensor) -> Tensor:
-    """sum_i factors_i values_i in float32; values (examples, size); a factor 0 leaves a row out."""
-    from tacit.training.gpu import weighted_sum as weigh
-
-    return weigh.weighted_sum(values, factors)
+def zero_all(tensors: Tensors) -> None:
+    """Set every tensor to zero, in place, in one launch if torch can."""
+    if hasattr(torch, "_foreach_zero_"):
+        torch._foreach_zero_(tensors)  # pyright: ignore[reportPrivateImportUsage]  # as torch.optim does
+        return
+    for tensor in tensors:
+        tensor.zero_()
 
 
 def noise_blocks(
     tensors: Sequence[Tensor], stds: Sequence[float], factor: float
 ) -> "noise.Blocks | None":
-    """Blocks that add noise to all tensors in one launch; None if the kernel cannot take them."""
+    """Return blocks that add noise to all tensors in one launch, None if the kernel cannot."""
     if not all(usable(tensor) for tensor in tensors) or len({t.device for t in tensors}) != 1:
         return None
     from tacit.training.gpu import noise
 
     return noise.Blocks(tensors, stds, factor) if all(noise.takes(t) for t in tensors) else None
-
-
-def fused_update(
-    blocks: "noise.Blocks",
-    sums: Sequence[Tensor],
-    parameters: Sequence[Tensor],
-    optimizer: torch.optim.Optimizer,
-) -> "update.Update | None":
-    """The noise of `blocks` on `sums` and the optimizer's step in one launch; None if unknown."""
-    from tacit.training.gpu import update
-
-    if not update.can_update(sums, parameters, optimizer):
-        return None
-    return update.Update(blocks, parameters, optimizer)
-
-
-def _channels_last(tensor: Tensor) -> Tensor:
-    return tensor.permute(0, 2, 3, 1).contiguous()
-
-
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)

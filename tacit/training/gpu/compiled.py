@@ -1,48 +1,78 @@
-"""The clipped sum as two compiled graphs: forward, and backward with norms and contraction.
+"""The clipped sum as two compiled graphs: the forward, and the backward with norms and sums.
 
-`engines.bookkeeping.compute` is a function of tensors, so it can be traced whole for one shape of
-batch. The trace is cut where the backward begins, and both halves are compiled (`two_graphs`).
-Parameters stay the model's own tensors: the optimizer's steps in place are seen by the graphs.
+`engines.bookkeeping.run` is a function of tensors, so it can be traced whole for one shape of
+batch. The trace is cut where the backward begins, by the partitioner of ordinary compiled training,
+which recomputes cheap activations instead of keeping them. Both halves are compiled. The graphs
+read parameters and buffers from the model's own tensors, so they follow the optimizer's updates.
 
-Shapes are static: batches are padded, and `weights` says which rows count. Clip norms may move from
-step to step by a factor s without another compilation: clipping g at s C is s times clipping g / s
-at C, so gradients are divided by s at the seed of the backward, and factors multiplied by it.
+Shapes are static: batches are padded, and `weights` marks the rows that count. Clip norms may
+change from step to step by a factor s without another compilation. Clipping g at s C is s times
+clipping g / s at C, so gradients are divided by s where the backward starts, and the clip factors
+are multiplied by s.
 """
 
-from collections.abc import Callable
+import itertools
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from functools import lru_cache, partial
+from importlib import import_module
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
-from torch.utils import _pytree as pytree
+from torch import Tensor, fx, nn
 
-from tacit.training.clip import FLOAT32_ROUNDING, Clip
-from tacit.training.engines.bookkeeping import compute, plan_for
-from tacit.training.engines.tape import NonFinite
+from tacit.errors import IncompatibleModel
+from tacit.training.clip import FLOAT32_ROUNDING, Clip, ClippedSum, trainable
+from tacit.training.engines import bookkeeping
+from tacit.training.engines.bookkeeping import NonFinite, trace_for
+from tacit.training.engines.examples import Examples
 from tacit.training.engines.trace import undisturbed
-from tacit.training.gpu.graph_replay import Captured, Mailbox, Step, tell
-from tacit.training.gpu.partition import Traced, two_graphs
-from tacit.training.gradients.rounding import cudnn_rounds, multiplied_in
-from tacit.training.lots import Part
-from tacit.training.sums import ClippedSum, trainable
+from tacit.training.gpu.graph_replay import FiniteFlag, ReplayedStep, Step, report
+from tacit.training.gradients.ghost_norm import cudnn_rounds, multiplied_in
+from tacit.training.tree import map_tensors
 
-# Bytes of activations that a GPU passes over in less time than the host needs to look and go on.
+if TYPE_CHECKING:
+    from tacit.training.lots import PendingMicrobatch
+
+# Bytes of activations that a GPU masks in less time than the host needs to read a flag.
 _CHEAP_TO_MASK = 2**28
+
+Compiled = Callable[[list[Tensor]], Sequence[Tensor]]
+"""A compiled graph. It is called with a list of tensors, which it empties."""
+
+ScaledStep = Callable[[float, Tensor, list[Tensor]], list[Tensor]]
+"""(scale of the clip norms, mask, tensors of the batch) -> results of the backward."""
+
+
+class Traced(NamedTuple):
+    """A traced computation of the clipped sum, and what its graphs show about it."""
+
+    run: Step
+    held: int  # bytes that the forward keeps for the backward
+    draws: bool  # whether it draws random numbers
+    reports: bool = True  # whether it reports that a gradient was not finite, or masks the example
+    is_compiled: bool = True
+    names: tuple[str, ...] = ()  # of the parameters, in the order of the sums
 
 
 class CompiledSum:
     """`clipped_sum` of the book-keeping engine for one model, loss and clip rule, compiled.
 
-    Called with a batch, 0/1 weights and the factor by which this step's clip norms differ from the
-    rule's; compiles once for each layout of batch. Private, like `clipped_sum`. On a GPU the whole
-    computation is recorded as one CUDA graph and replayed, so it costs one launch.
+    It is called with a batch, 0/1 weights, and the factor by which this step's clip norms differ
+    from the rule's. It compiles once for each layout of batch. On a GPU the computation is recorded
+    as one CUDA graph and replayed, so it costs one launch. The result is private.
 
-    The compiled sum does not mask examples whose gradient is not finite, which would cost a pass
-    over all activations: `all_finite` says whether the sums since `begin` can be used. A GPU tells
-    that when the last norms are there, and goes on with the contraction while the host prepares
-    what follows. Only models for which that is too short to matter do mask.
+    A compiled sum does not mask examples whose gradient is not finite, because that would take a
+    pass over all activations. Instead `all_finite` says whether the sums since `begin` can be used.
+    A GPU reports it as soon as the last norms are known and continues with the contraction while
+    the host prepares the next work. Models whose activations are small are masked all the same.
+
+    If this version of torch lacks a private name that compiling needs, the same sums are computed
+    without compilation, after one warning.
     """
 
     def __init__(
@@ -53,138 +83,138 @@ class CompiledSum:
         *,
         augmentations: int = 1,
     ) -> None:
-        self.model, self.loss_fn, self.clip, self.views = model, loss_fn, clip, augmentations
-        self._modules, self._device = list(model.modules()), next(model.parameters()).device
-        homes = [home for m in self._modules for home in (m._parameters, m._buffers)]
-        self._homes = [home for home in homes if home]
-        self._places = list[int]()
-        self._steps: dict[Any, dict[Any, list[_Known]]] = {}  # by state, then by layout
-        self._of_rows: dict[Any, tuple[Captured | None, Traced]] = {}  # by state and size
-        self._mailbox = Mailbox(self._device) if self._device.type == "cuda" else None
-        self._all_finite = True  # as far as the host knows
+        self.model = model
+        self.loss_fn = loss_fn
+        self.clip = clip
+        self.views = augmentations
+        self._modules = list(model.modules())
+        self._tensors = _reader(model, self._modules)
+        self._device = next(model.parameters()).device
+        self._addresses: list[int] = []  # of parameters and buffers, for which the graphs are built
+        self._steps: dict[Any, dict[Any, _Graphs]] = {}  # by state, then by layout
+        self._of_rows: dict[Any, tuple[ReplayedStep | None, Traced]] = {}  # by state and size
+        self._flag = FiniteFlag(self._device) if self._device.type == "cuda" else None
+        self._all_finite = True  # as far as the host has seen
 
     def begin(self) -> None:
-        """Sums of another lot follow."""
+        """Start the sums of another lot."""
         self._all_finite = True
-        if self._mailbox is not None:
-            self._mailbox.clear()
+        if self._flag is not None:
+            self._flag.clear()
 
     def all_finite(self) -> bool:
-        """Whether every gradient was finite since `begin`, as far as sums were not masked."""
-        return self._all_finite and (self._mailbox is None or self._mailbox.all_held())
+        """Return True if every gradient since `begin` was finite or its example was masked."""
+        return self._all_finite and (self._flag is None or self._flag.all_finite())
 
     @property
     def draws(self) -> bool:
-        """Whether the model may draw random numbers: so far as is known from the graphs built."""
-        layouts = self._steps.get(self._state(), {})
-        steps = [known.traced for found in layouts.values() for known in found]
-        return not steps or any(step.draws for step in steps)
-
-    def _state(self) -> tuple[Any, ...]:
-        """What the graphs depend on besides the batch and where tensors lie."""
-        kind = self._device.type
-        return (
-            tuple(module.training for module in self._modules),
-            tuple(p.requires_grad for home in self._homes for p in home.values() if p is not None),
-            torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind),
-            multiplied_in(torch.float32),  # norms leave room for these
-            kind == "cuda" and cudnn_rounds(),
-        )
+        """Whether the model may draw random numbers. True until a graph shows that it does not."""
+        graphs = self._steps.get(self._state(), {}).values()
+        return not graphs or any(found.traced.draws for found in graphs)
 
     def __call__(
         self, batch: Any, weights: Tensor, scale: float = 1.0, *, reuse: bool = False
     ) -> ClippedSum:
-        """The clipped sum, at `scale` times the rule's clip norms.
+        """Return the clipped sum at `scale` times the rule's clip norms.
 
-        With `reuse` it may lie in memory that the next call overwrites.
+        With `reuse`, the result may be in memory that the next call overwrites.
         """
         mask = weights if weights.dtype == torch.bool else weights > 0
         self._forget_if_moved()
-        known, tensors = self._known(batch, mask)
-        if (run := known.run) is None:
-            with undisturbed(self.model, trainable(self.model)):
-                kind = Captured if mask.is_cuda else Scaled
-                run = known.run = kind(known.traced.run, mask, tensors)
-        return self._run(known.traced, partial(run, scale, mask, tensors), reuse=reuse)
+        graphs, tensors = self._graphs_for(batch, mask)
+        if (run := graphs.run) is None:
+            with undisturbed(self.model):
+                is_replayed = mask.is_cuda and graphs.traced.is_compiled
+                kind = ReplayedStep if is_replayed else _plain
+                run = graphs.run = kind(graphs.traced.run, mask, tensors)
+        return self._run(graphs.traced, partial(run, scale, mask, tensors), reuse=reuse)
 
     def of_part(
-        self, part: Part, data: tuple[Tensor, ...], scale: float = 1.0, *, reuse: bool = False
+        self,
+        part: "PendingMicrobatch",
+        data: tuple[Tensor, ...],
+        scale: float = 1.0,
+        *,
+        reuse: bool = False,
     ) -> ClippedSum:
-        """The same for a part of a lot whose records are the rows of `data`, on the GPU.
+        """Return the clipped sum of a microbatch whose records are rows of `data` on the GPU.
 
-        There the rows are fetched by the graph, if they can be.
+        The graph reads the rows itself, if it can.
         """
         self._forget_if_moved()
         key = (self._state(), part.limit)
         if key not in self._of_rows:
             batch, mask = _padded(part)
-            known, tensors = self._known(batch, mask)
+            graphs, tensors = self._graphs_for(batch, mask)
             run = None
-            if all(t.is_contiguous() for t in (*data, *tensors)):
-                with undisturbed(self.model, trainable(self.model)):
-                    run = Captured(known.traced.run, mask, tensors, data)
-            self._of_rows[key] = run, known.traced
+            is_contiguous = all(t.is_contiguous() for t in (*data, *tensors))
+            if is_contiguous and graphs.traced.is_compiled:
+                with undisturbed(self.model):
+                    run = ReplayedStep(graphs.traced.run, mask, tensors, data)
+            self._of_rows[key] = run, graphs.traced
         run, traced = self._of_rows[key]
         if run is None:
             return self(*_padded(part), scale, reuse=reuse)
         return self._run(traced, partial(run.of_rows, scale, part.indices), reuse=reuse)
 
     def _run(self, traced: Traced, run: Callable[[], list[Tensor]], *, reuse: bool) -> ClippedSum:
-        """Results of a step as a sum; copied, if the next call would overwrite them."""
-        if self._mailbox is None:
+        """Run a step and return its results as a sum; copy them if `reuse` is False."""
+        if self._flag is None:
             *sums, within, is_finite = run()
             self._all_finite = self._all_finite and bool(is_finite)
         else:
-            if traced.tells:
-                self._mailbox.expect()
+            if traced.reports:
+                self._flag.expect()
             try:
                 *sums, within, _ = run() if reuse else [t.clone() for t in run()]
-            except RuntimeError:  # out of memory, say: it may not be told any more
+            except RuntimeError:  # for example out of memory: the flag may never arrive
                 self._all_finite = False
                 raise
         return ClippedSum(dict(zip(traced.names, sums, strict=True)), within)
 
+    def _state(self) -> tuple[Any, ...]:
+        """Return what the graphs depend on besides the batch and the tensors' addresses."""
+        kind = self._device.type
+        return (
+            tuple(module.training for module in self._modules),
+            tuple(tensor.requires_grad for tensor in self._tensors()),
+            torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind),
+            multiplied_in(torch.float32),  # the room of the norms depends on these two
+            kind == "cuda" and cudnn_rounds(),
+        )
+
     def _forget_if_moved(self) -> None:
-        """The graphs read parameters and buffers where they were."""
-        places = [t.data_ptr() for home in self._homes for t in home.values() if t is not None]
-        if places != self._places:
+        """Drop all graphs if a parameter or buffer has moved, since graphs read fixed addresses."""
+        addresses = [tensor.data_ptr() for tensor in self._tensors()]
+        if addresses != self._addresses:
             self._steps.clear()
             self._of_rows.clear()
-            self._places = places
+            self._addresses = addresses
 
-    def _known(self, batch: Any, mask: Tensor) -> tuple["_Known", list[Tensor]]:
-        """What is known for batches like this one, and the tensors of this one."""
-        leaves, structure = pytree.tree_flatten(batch)
-        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        fixed = [leaf for leaf in leaves if not isinstance(leaf, Tensor)]
-        key = tuple((t.shape, t.stride(), t.dtype, t.device) for t in tensors)
-        known = self._steps.setdefault(self._state(), {}).setdefault(key, [])
-        for seen in known:
-            if seen.structure == structure:
-                _require_equal(seen.fixed, fixed)
-                return seen, tensors
-        # A run that is resumed builds at another step: building must not move the random stream.
-        with undisturbed(self.model, trainable(self.model)):
-            traced = self._compiled(batch, mask, leaves, structure)
-        known.append(_Known(structure, fixed, traced))
-        return known[-1], tensors
+    def _graphs_for(self, batch: Any, mask: Tensor) -> tuple["_Graphs", list[Tensor]]:
+        """Return the graphs for batches like this one, built if need be, and its tensors."""
+        structure, tensors, fixed = _split(batch)
+        key = (structure, *((t.shape, t.stride(), t.dtype, t.device) for t in tensors))
+        steps = self._steps.setdefault(self._state(), {})
+        if key not in steps:
+            # A resumed run builds its graphs at another step, so building them must not draw from
+            # the random stream.
+            with undisturbed(self.model):
+                steps[key] = _Graphs(fixed, self._traced(batch, mask, tensors))
+        _require_equal(steps[key].fixed, fixed)
+        return steps[key], tensors
 
-    def _compiled(
-        self, batch: Any, mask: Tensor, leaves: list[Any], structure: pytree.TreeSpec
-    ) -> Traced:
+    def _traced(self, batch: Any, mask: Tensor, tensors: list[Tensor]) -> Traced:
+        """Trace and cut the clipped sum of batches like this one."""
         parameters = trainable(self.model)
-        plan = plan_for(self.model, self.loss_fn, batch, parameters, len(mask), self.views)
-        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        trace = trace_for(Examples(self.model, self.loss_fn, batch, mask, self.views))
+        placeholder = torch.empty(0)  # a step without compilation must not keep the batch alive
+        template = map_tensors(lambda _: placeholder, batch)
 
         def joint(
-            nonfinite: NonFinite,
-            seed: Tensor,
-            factor: Tensor,
-            mask: Tensor,
-            *given: Tensor,
+            nonfinite: NonFinite, seed: Tensor, factor: Tensor, mask: Tensor, *given: Tensor
         ) -> list[Tensor]:
             replaced = iter(given)
-            filled = [next(replaced) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
             total: list[Tensor] = []
 
             def loss_fn(model: nn.Module, batch: Any) -> Tensor:
@@ -192,71 +222,51 @@ class CompiledSum:
                 total.append(losses.detach().sum())
                 return _Seeded.apply(losses, seed)
 
-            mailbox = self._mailbox if nonfinite == "ignore" else None
-            clip = _Rescaled(self.clip, factor, mailbox)
-            found = compute(
-                self.model,
-                loss_fn,
-                pytree.tree_unflatten(filled, structure),
-                clip,
-                mask,
-                self.views,
-                plan,
-                parameters,
-                nonfinite=nonfinite,
-            )
+            clip = _Rescaled(self.clip, factor, self._flag if nonfinite == "ignore" else None)
+            batch = map_tensors(lambda _: next(replaced), template)
+            examples = Examples(self.model, loss_fn, batch, mask, self.views)
+            found = bookkeeping.run(examples, clip, trace=trace, nonfinite=nonfinite)
             return [total[0], *found.sums.values(), found.within, clip.is_finite]
 
         seed, factor = (torch.ones((), device=mask.device) for _ in range(2))
         example = (seed, factor, mask, *tensors)
-        traced = two_graphs(partial(joint, "ignore"), example)
+        traced = partition(partial(joint, "ignore"), example)
         if mask.is_cuda and traced.held < _CHEAP_TO_MASK:
-            traced = two_graphs(partial(joint, "mask"), example)._replace(tells=False)
+            traced = partition(partial(joint, "mask"), example)._replace(reports=False)
         return traced._replace(names=tuple(parameters))
 
 
 @dataclass
-class _Known:
-    """A step, and the batches that it is for: those of this structure."""
+class _Graphs:
+    """The compiled sum for batches of one layout."""
 
-    structure: pytree.TreeSpec
-    fixed: list[Any]  # what is not a tensor in them
+    fixed: list[Any]  # the values in the batch that are not tensors
     traced: Traced
-    run: "Captured | Scaled | None" = None  # ready for batches that were fetched
-
-
-class Scaled:
-    """A step as it is, on a CPU."""
-
-    def __init__(self, step: Step, mask: Tensor, tensors: list[Tensor]) -> None:
-        self._step, self._scale, self._one = step, 0.0, torch.ones(())
-        self(1.0, mask, tensors)  # compiles
-
-    def __call__(self, scale: float, mask: Tensor, tensors: list[Tensor]) -> list[Tensor]:
-        """Results for this batch, at `scale` times the clip norms."""
-        if scale != self._scale:
-            self._scale, self._factor, self._seed = scale, self._one * scale, self._one / scale
-        return self._step(self._seed, [self._factor, mask, *tensors])
+    run: ScaledStep | None = None  # for batches that the host has fetched
 
 
 class _Rescaled:
-    """A clip rule whose factors are multiplied by a tensor; tells whether norms were finite."""
+    """A clip rule whose factors are multiplied by a tensor; it also reports finite norms."""
 
-    def __init__(self, rule: Clip, factor: Tensor, mailbox: Mailbox | None) -> None:
-        self._rule, self._factor, self._mailbox = rule, factor, mailbox
+    def __init__(self, rule: Clip, factor: Tensor, flag: FiniteFlag | None) -> None:
+        self._rule = rule
+        self._factor = factor
+        self._flag = flag
         self.is_finite = factor
-        self.clip_norms, self.l2_sensitivity = rule.clip_norms, rule.l2_sensitivity
-        self.noise_scales, self.groups = rule.noise_scales, rule.groups
+        self.clip_norms = rule.clip_norms
+        self.l2_sensitivity = rule.l2_sensitivity
+        self.noise_scales = rule.noise_scales
+        self.groups = rule.groups
 
     def factors(self, squared_norms: Tensor, *, rounding: float = FLOAT32_ROUNDING) -> Tensor:
-        # Of padded rows too: 0 * inf there would poison the sum.
+        # Padded rows count too, since 0 * inf in one of them would make the sum nan.
         self.is_finite = torch.isfinite(squared_norms).all()
         factors = self._rule.factors(squared_norms, rounding=rounding) * self._factor
-        return factors if self._mailbox is None else tell(factors, self.is_finite, self._mailbox)
+        return factors if self._flag is None else report(factors, self.is_finite, self._flag)
 
 
 class _Seeded(torch.autograd.Function):
-    """The identity, whose backward multiplies by `seed`: the partitioner's mark of a backward."""
+    """The identity, whose backward multiplies by `seed`: there the partitioner cuts the graph."""
 
     @staticmethod
     def forward(ctx: Any, losses: Tensor, seed: Tensor) -> Tensor:
@@ -269,14 +279,56 @@ class _Seeded(torch.autograd.Function):
         return g * seed.to(g.dtype), None
 
 
-def _padded(part: Part) -> tuple[Any, Tensor]:
+def _reader(model: nn.Module, modules: list[nn.Module]) -> Callable[[], Iterator[Tensor]]:
+    """Return a function that yields the model's current parameters and buffers.
+
+    It is called at every step, and the private dictionaries of modules are read several times
+    faster than `model.parameters()`.
+    """
+    try:
+        homes = [home for m in modules for home in (m._parameters, m._buffers) if home]
+    except AttributeError:
+        return lambda: itertools.chain(model.parameters(), model.buffers())
+    return lambda: (tensor for home in homes for tensor in home.values() if tensor is not None)
+
+
+def _plain(step: Step, mask: Tensor, tensors: list[Tensor]) -> ScaledStep:
+    """Return the step as it is, without CUDA graphs, called once so that it is compiled."""
+    one = torch.ones((), device=mask.device)
+
+    def run(scale: float, mask: Tensor, tensors: list[Tensor]) -> list[Tensor]:
+        return step(one / scale, [one * scale, mask, *tensors])
+
+    run(1.0, mask, tensors)
+    return run
+
+
+def _padded(part: "PendingMicrobatch") -> tuple[Any, Tensor]:
     micro = part.fetch()
     assert micro.weights is not None  # compiled batches are padded
     return micro.batch, micro.weights
 
 
+def _split(batch: Any) -> tuple[Any, list[Tensor], list[Any]]:
+    """Return the structure of a batch, its tensors, and the values that are not tensors."""
+    if isinstance(batch, Tensor):
+        return Tensor, [batch], []
+    if isinstance(batch, Mapping):
+        names, values = tuple(batch), batch.values()
+    elif isinstance(batch, tuple | list):
+        names, values = (), batch
+    else:
+        return None, [], [batch]
+    structures, tensors, fixed = [], [], []
+    for structure, more, others in map(_split, values):
+        structures.append(structure)
+        tensors += more
+        fixed += others
+    return (type(batch), names, *structures), tensors, fixed
+
+
 def _require_equal(seen: list[Any], fixed: list[Any]) -> None:
-    """Raise unless what is not a tensor in a batch is as it was when the graphs were built."""
+    """Raise unless the values that are not tensors are those for which the graphs were built."""
     if any(
         a is not b and (type(a) is not type(b) or repr(a) != repr(b))
         for a, b in zip(seen, fixed, strict=True)
@@ -285,3 +337,202 @@ def _require_equal(seen: list[Any], fixed: list[Any]) -> None:
             "with compile, whatever is not a tensor in a batch is fixed in the graphs, but it has "
             "changed. Make it a tensor, leave it out in collate_fn, or do not compile."
         )
+
+
+# Tracing, cutting and compiling: torch's own compiler, by names that are private to torch ---------
+
+
+def partition(joint: Callable[..., list[Tensor]], example: tuple[Tensor, ...]) -> Traced:
+    """Trace `joint(seed, ...)`, cut it where `seed` enters, and compile both parts on first use.
+
+    The first result of `joint` belongs to the forward and is dropped. Without torch's compiler the
+    step calls `joint` as it is.
+    """
+    compiler = _compiler()
+    if compiler is None:
+        return Traced(lambda seed, others: joint(seed, *others)[1:], 0, True, is_compiled=False)
+    graph, constants, mode = _trace(compiler, joint, example)
+    draws = any(map(_is_random, graph.graph.nodes))
+    with compiler.V.set_fake_mode(mode):
+        graph = compiler.joint_graph_passes(graph)
+    cut = compiler.min_cut_rematerialization_partition
+    forward, backward = cut(graph, None, num_fwd_outputs=1)
+    names = [node.name for node in forward.graph.nodes if node.op == "placeholder"]
+    order = [int(name.removeprefix("primals_")) - 1 for name in names]
+    compiled: list[Compiled] = []
+
+    @torch.no_grad()
+    def step(seed: Tensor, others: list[Tensor]) -> list[Tensor]:
+        inputs = [*constants, *others]
+        inputs = [inputs[i] for i in order]
+        if not compiled:
+            compiled.append(_compile(compiler, forward, inputs, is_backward=False))
+        saved = list(compiled[0](inputs))[1:]
+        saved.append(seed)
+        if len(compiled) == 1:
+            own = _own(saved, [*constants, *others, seed])
+            compiled.append(_compile(compiler, backward, saved, is_backward=True, own=own))
+        return list(compiled[1](saved))
+
+    return Traced(step, _bytes_held(forward), draws)
+
+
+@lru_cache(maxsize=1)
+def _compiler() -> SimpleNamespace | None:
+    """Return the functions of torch's compiler, or warn and return None if this torch lacks one."""
+    try:
+        import_module("torch._inductor.lowering")  # the decompositions of pooling need it loaded
+        found = {
+            name: getattr(import_module(home), name)
+            for home, names in _COMPILER.items()
+            for name in names
+        }
+    except (ImportError, AttributeError):
+        warnings.warn(
+            f"compile=True has no effect with torch {torch.__version__}, whose compiler lacks a "
+            "part that tacit uses. Steps run without compilation, with the same results.",
+            stacklevel=2,
+        )
+        return None
+    return SimpleNamespace(**found)
+
+
+# Checked with torch 2.11 and 2.13.
+_COMPILER = {
+    "functorch.compile": ("min_cut_rematerialization_partition",),
+    "torch._guards": ("TracingContext", "detect_fake_mode", "tracing"),
+    "torch._inductor.compile_fx": ("compile_fx_inner",),
+    "torch._inductor.decomposition": ("select_decomp_table",),
+    "torch._inductor.fx_passes.joint_graph": ("joint_graph_passes",),
+    "torch._inductor.virtualized": ("V",),
+    "torch._subclasses": ("FakeTensorMode",),
+    "torch.fx.experimental.proxy_tensor": ("make_fx",),
+    "torch.utils.checkpoint": ("_checkpoint_without_reentrant_generator",),
+}
+
+
+def _bytes_held(forward: fx.GraphModule) -> int:
+    """Return the size of the tensors that the forward computes for the backward."""
+    results = next(node for node in forward.graph.nodes if node.op == "output").args[0]
+    kept = [node.meta["val"] for node in results if node.op != "placeholder"]
+    return sum(value.numel() * value.itemsize for value in kept if isinstance(value, Tensor))
+
+
+def _is_random(node: fx.Node) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def _compile(
+    compiler: SimpleNamespace,
+    graph: fx.GraphModule,
+    inputs: list[Tensor],
+    *,
+    is_backward: bool,
+    own: Sequence[int] = (),
+) -> Compiled:
+    """Compile `graph` for tensors with the layouts of `inputs`.
+
+    The graph may overwrite the inputs numbered in `own`. The result takes a list and empties it, so
+    each activation is freed after its last use, as in an ordinary compiled backward.
+    `torch.compile` would hold all of them until the end, and check its guards on every call.
+    """
+    mode = compiler.FakeTensorMode(allow_non_fake_inputs=True)
+    like = [mode.from_tensor(t) for t in inputs]
+    context = compiler.TracingContext(mode)
+    # The compiler reads two of the fields that autograd's own compilation would set: which inputs
+    # of the backward it may overwrite with results, and which ones never move.
+    context.fw_metadata = SimpleNamespace(bw_donated_idxs=list(own), static_input_indices=[])
+    with compiler.tracing(context):
+        return compiler.compile_fx_inner(graph, like, is_backward=is_backward)
+
+
+def _own(saved: Sequence[Tensor], others: Sequence[Tensor]) -> list[int]:
+    """Return the numbers of the saved tensors whose memory is shared with no other tensor."""
+    places = Counter(t.untyped_storage().data_ptr() for t in (*saved, *others))
+    return [i for i, t in enumerate(saved) if places[t.untyped_storage().data_ptr()] == 1]
+
+
+def _trace(
+    compiler: SimpleNamespace, joint: Callable[..., list[Tensor]], example: tuple[Tensor, ...]
+) -> tuple[fx.GraphModule, list[Tensor], Any]:
+    """Return the graph of (constants, mask, tensors, seed), the constants, and the tracing mode.
+
+    The constants are the model's parameters and buffers. The function is traced twice: as the
+    engine runs it, then without operations in place and with the compiler's own decompositions, so
+    that the partitioner can recompute pointwise work.
+    """
+    seed, *rest = example
+    with _without_checkpoints():
+        raw = compiler.make_fx(joint, tracing_mode="fake", _allow_non_fake_inputs=True)(*example)
+    constants = _lift(raw)
+
+    def functional(*inputs: Tensor) -> list[Tensor]:
+        *primals, tangent = inputs
+        with torch.no_grad():
+            return raw(*primals[: len(constants)], tangent, *primals[len(constants) :])
+
+    graph = compiler.make_fx(
+        torch.func.functionalize(functional),
+        decomposition_table=compiler.select_decomp_table(),
+        tracing_mode="fake",
+    )(*constants, *rest, seed)
+    inputs = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    for index, node in enumerate(inputs[:-1], 1):
+        _rename(node, f"primals_{index}")
+    _rename(inputs[-1], "tangents_1")
+    _refuse_writes(graph)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+    return graph, constants, compiler.detect_fake_mode([node.meta["val"] for node in inputs])
+
+
+@contextmanager
+def _without_checkpoints() -> Iterator[None]:
+    """Run checkpointed blocks once: traced twice, a block would draw two different dropout masks.
+
+    The partitioner decides what is computed again, and never draws random numbers again.
+    """
+    from torch.utils import checkpoint
+
+    def keep(*_: Any, **__: Any) -> Iterator[None]:  # Any: torch's own arguments
+        yield
+
+    name = "_checkpoint_without_reentrant_generator"
+    kept = getattr(checkpoint, name)
+    setattr(checkpoint, name, keep)
+    try:
+        yield
+    finally:
+        setattr(checkpoint, name, kept)
+
+
+def _refuse_writes(graph: fx.GraphModule) -> None:
+    """Raise if the model writes into a buffer: the backward would read the new value."""
+    for node in graph.graph.nodes:
+        if node.target is torch.ops.aten.copy_.default and node.args[0].op == "placeholder":
+            raise IncompatibleModel(
+                "the model writes into a buffer while it runs, as spectral_norm and counters do in "
+                "train mode, which cannot be compiled. Use compile=False."
+            )
+
+
+def _lift(module: fx.GraphModule) -> list[Tensor]:
+    """Turn the graph's constants (parameters, buffers) into its first inputs, and return them."""
+    graph = module.graph
+    first = next(iter(graph.nodes))
+    constants: list[Tensor] = []
+    for node in list(graph.nodes):
+        if node.op != "get_attr" or not isinstance(getattr(module, node.target), Tensor):
+            continue
+        with graph.inserting_before(first):
+            lifted = graph.placeholder(f"constant_{len(constants)}")
+        constants.append(getattr(module, node.target).detach())
+        node.replace_all_uses_with(lifted)
+        graph.erase_node(node)
+    module.recompile()
+    return constants
+
+
+def _rename(node: fx.Node, name: str) -> None:
+    node.target = name
+    node._rename(name)  # as of torch 2.6 and later

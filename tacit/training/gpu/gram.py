@@ -1,21 +1,29 @@
-"""Per-example squared norms of linear gradients by fused Gram tiles (Triton)."""
+"""Per-example norms of linear gradients from fused tiles of Gram matrices (Triton).
+
+The norm of an example's weight gradient a'g is a sum over pairs of positions:
+|a'g|^2 = sum_ts (a_t . a_s)(g_t . g_s). Plain torch writes the two T x T matrices to memory and
+reads them again. These kernels keep one pair of tiles in registers, visit the lower triangle only,
+and write one number for each tile.
+"""
 
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
+import triton  # pyright: ignore[reportMissingImports]  # comes with CUDA builds of torch
+import triton.language as tl  # pyright: ignore[reportMissingImports]  # as above
 from torch import Tensor
 
 try:
-    from triton.tools.tensor_descriptor import TensorDescriptor
+    from triton.tools.tensor_descriptor import (  # pyright: ignore[reportMissingImports]  # as above
+        TensorDescriptor,
+    )
 except ImportError:  # before Triton 3.4
     TensorDescriptor = None
 
 
 @triton.jit
 def _lower_triangle(pair):
-    """(row, column) of the `pair`-th tile with row >= column, counted row by row."""
+    """Return (row, column) of the `pair`-th tile with row >= column, counted row by row."""
     row = ((tl.sqrt(8.0 * pair.to(tl.float32) + 1.0) - 1.0) * 0.5).to(tl.int32)
     row = tl.where((row + 1) * (row + 2) // 2 <= pair, row + 1, row)
     row = tl.where(row * (row + 1) // 2 > pair, row - 1, row)
@@ -27,7 +35,7 @@ def _gram_tile(
     base, stride, rows, columns, T, start, stop,
     TILE: tl.constexpr, DEPTH: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """x[rows] @ x[columns]' over features start..stop, in float32."""
+    """Compute x[rows] @ x[columns]' over features start..stop, in float32."""
     k = tl.arange(0, DEPTH)
     left = base + rows.to(tl.int64)[:, None] * stride + k[None, :]
     right = base + columns.to(tl.int64)[None, :] * stride + k[:, None]
@@ -47,7 +55,7 @@ def _gram_tile(
 
 @triton.jit
 def _store_share(out, lengths, at, products, i, j, TILE: tl.constexpr):
-    """A tile's share of the squared norm, and its sum of |a_t| |g_t|, found on the diagonal."""
+    """Store a tile's share of the squared norm, and its sum of |a_t| |g_t| from the diagonal."""
     twice = tl.where(i == j, 1.0, 2.0)  # the upper triangle mirrors the lower one
     tl.store(out + at, tl.sum(tl.sum(products, 1), 0) * twice)
     t = tl.arange(0, TILE)
@@ -62,7 +70,7 @@ def _gram_kernel(
     TILE: tl.constexpr, DEPTH: tl.constexpr,
     EVEN_D: tl.constexpr, EVEN_P: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One tile's share of sum_ts (a_t . a_s)(g_t . g_s), over a part of g's features."""
+    """Compute a tile's share of sum_ts (a_t . a_s)(g_t . g_s) over a range of g's features."""
     pair, chunk = tl.program_id(0), tl.program_id(2)
     example = tl.program_id(1).to(tl.int64)
     i, j = _lower_triangle(pair)
@@ -84,7 +92,7 @@ def _gram_kernel(
 def _bulk_gram_kernel(
     a, g, out, lengths, D, P, part, TILE: tl.constexpr, DEPTH: tl.constexpr
 ):  # fmt: skip
-    """`_gram_kernel` on tensor descriptors: tiles come by the copy engine, zeros outside."""
+    """Do the same as `_gram_kernel` on tensor descriptors, loaded by the GPU's copy engine."""
     pair, example, chunk = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     i, j = _lower_triangle(pair)
     start = chunk * part
@@ -102,15 +110,22 @@ def _bulk_gram_kernel(
     _store_share(out, lengths, at, of_a * of_g, i, j, TILE)
 
 
-@torch.library.custom_op("tacit::gram_norms", mutates_args=())
-def gram_norms(a: Tensor, g: Tensor) -> Tensor:
-    """Squared norm in float32 of each example's a'g; a (batch, T, D), g (batch, T, P).
+def gram_norms(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the squared norm of each example's a'g, and the sum of |a_t| |g_t|, in float32.
 
-    And the sum over t of |a_t| |g_t|, or somewhat more: the rounding's scale. Shape (2, batch).
+    Shapes: a (examples, T, D), g (examples, T, P), results (examples,). The second result is the
+    scale of the rounding error, and may be somewhat larger than that sum.
     """
+    squared, lengths = _gram_norms(a, g).unbind()
+    return squared, lengths
+
+
+@torch.library.custom_op("tacit::gram_norms", mutates_args=())
+def _gram_norms(a: Tensor, g: Tensor) -> Tensor:
+    """Compute both results of `gram_norms` as one tensor of shape (2, examples)."""
     common = torch.promote_types(a.dtype, g.dtype)
     a, g = _rows(a.to(common)), _rows(g.to(common))
-    if a.shape[2] > g.shape[2]:  # split the wider side: the product is linear in either matrix
+    if a.shape[2] > g.shape[2]:  # the wider side is cut: the product is linear in either matrix
         a, g = g, a
     batch, T, D = a.shape
     P = g.shape[2]
@@ -124,12 +139,12 @@ def gram_norms(a: Tensor, g: Tensor) -> Tensor:
     out = torch.empty(2, batch, pairs, chunks, device=g.device, dtype=torch.float32)
     grid = (pairs, batch, chunks)
     if bulk:
-        _bulk_gram_kernel[grid](
+        _bulk_gram_kernel[grid](  # pyright: ignore[reportIndexIssue]  # a Triton kernel
             _descriptor(a, tile, depth), _descriptor(g, tile, depth), out[0], out[1], D, P, part,
             TILE=tile, DEPTH=depth, num_warps=warps, num_stages=stages,
         )  # fmt: skip
     else:
-        _gram_kernel[grid](
+        _gram_kernel[grid](  # pyright: ignore[reportIndexIssue]  # a Triton kernel
             a, g, out[0], out[1], T, D, P, part, a.stride(0), a.stride(1), g.stride(0), g.stride(1),
             TILE=tile, DEPTH=depth, EVEN_D=D % depth == 0, EVEN_P=P % depth == 0,
             PRECISION=precision(g), num_warps=warps, num_stages=stages,
@@ -137,23 +152,26 @@ def gram_norms(a: Tensor, g: Tensor) -> Tensor:
     return out.sum((2, 3))
 
 
-@gram_norms.register_fake
+@_gram_norms.register_fake
 def _(a: Tensor, g: Tensor) -> Tensor:
     return a.new_empty(2, a.shape[0], dtype=torch.float32)
 
 
 def precision(tensor: Tensor) -> str:
-    """Three tf32 products for float32: plain tf32 is off by 1e-3, enough to pass the clip norm."""
+    """Return the precision of `tl.dot`: three tf32 products for float32.
+
+    One tf32 product has a relative error of 1e-3, enough to exceed the clip norm.
+    """
     return "tf32x3" if tensor.dtype == torch.float32 else "tf32"
 
 
 def tile_for(T: int, most: int) -> int:
-    """A power of two that covers T if it can, at least 16 (the matrix unit's smallest side)."""
+    """Return the least power of two >= T, between 16 (a matrix unit's smallest side) and `most`."""
     return min(most, max(16, triton.next_power_of_2(T)))
 
 
 def _shape(T: int, features: int, item_size: int) -> tuple[int, int, int, int]:
-    """Tile, depth, warps and stages that were fastest on an H200 for 16-bit inputs."""
+    """Return tile, depth, warps and stages that were fastest on an H200."""
     if item_size == 4:
         return tile_for(T, 64), 32, 4, 3
     if T < 128 or features <= 1536:
@@ -165,7 +183,7 @@ _BULK = (128, 64, 8, 5)  # tile, depth, warps, stages: fastest on an H200 with b
 
 
 def _takes_bulk_copies(x: Tensor) -> bool:
-    """Whether the copy engine of Hopper and later can fetch tiles of x (examples, T, features)."""
+    """Return True if the copy engine of Hopper and Blackwell GPUs can load tiles of x."""
     if x.element_size() != 2 or x.shape[1] < 128 or x.shape[2] < 64 or TensorDescriptor is None:
         return False
     aligned = x.data_ptr() % 16 == 0 and all(s > 0 and s % 8 == 0 for s in x.stride()[:2])
@@ -178,15 +196,19 @@ def _descriptor(x: Tensor, tile: int, depth: int) -> Any:  # Any: Triton's own t
 
 
 def _chunks(programs: int, D: int, P: int) -> int:
-    """Cut the long side while there are too few programs to fill the device, at some extra work."""
+    """Return into how many chunks to cut the wider side, so that programs fill the device.
+
+    Every cut repeats some work on the narrower side.
+    """
     chunks = 1
     while programs * chunks < _FILL and P // (chunks + 1) >= 4 * D:
         chunks += 1
     return chunks
 
 
-_FILL = 600  # programs; an H200 has 132 multiprocessors, and the last wave should be a small part
+_FILL = 600  # programs; an H200 has 132 multiprocessors, and the last wave should be small
 
 
 def _rows(x: Tensor) -> Tensor:
+    """Return x with contiguous features."""
     return x if x.stride(-1) == 1 else x.contiguous()

@@ -1,27 +1,27 @@
 """Gaussian noise added to many tensors in place, in one launch (Triton).
 
-Drawing into a buffer and adding it reads and writes everything twice and holds a copy of the model;
-here each number is drawn where it is needed. Numbers come from Philox-4x32-10 (Salmon et al. 2011)
-under a 64-bit key, at a counter that runs through all tensors, and become normal by the transform
-of Box and Muller: the generator, and the tails (6.7 deviations), of torch's own CUDA normals.
+Noise that is drawn into a buffer and then added takes two passes over memory and a copy of the
+model; here each number is drawn in registers. Numbers come from Philox-4x32-10 (Salmon et al. 2011)
+under a 64-bit key, with a counter that runs through all tensors, and the Box-Muller transform makes
+them normal. Generator and tails (6.7 standard deviations) are those of torch's own CUDA normals.
 """
 
 from collections.abc import Sequence
 
 import torch
-import triton
-import triton.language as tl
+import triton  # pyright: ignore[reportMissingImports]  # comes with CUDA builds of torch
+import triton.language as tl  # pyright: ignore[reportMissingImports]  # as above
 from torch import Tensor
 
-from tacit.training.sums import is_dense
+from tacit.training.clip import is_dense
 
-# Numbers of one program, by fours: few enough to give small models many programs.
+# A quarter of the numbers of one program: few enough that small models have many programs.
 QUARTER = 512
 
 
 @triton.jit
 def _uniform(word):
-    """A whole number of 32 bits as a float in (0, 1]."""
+    """Convert a 32-bit integer to a float in (0, 1]."""
     return (word.to(tl.uint32, bitcast=True).to(tl.float32) + 0.5) * 2.3283064365386963e-10
 
 
@@ -34,7 +34,7 @@ def _normal_pair(first, second):
 
 @triton.jit
 def normals(key, counter):
-    """Four normal numbers for each counter."""
+    """Draw four normal numbers for each counter."""
     words = tl.randint4x(key, counter)
     a, b = _normal_pair(words[0], words[1])
     c, d = _normal_pair(words[2], words[3])
@@ -43,7 +43,7 @@ def normals(key, counter):
 
 @triton.jit
 def aligned(places, block):
-    """Where block `block` of float32 numbers begins."""
+    """Return the pointer to block `block` of float32 numbers."""
     return tl.multiple_of(tl.load(places + block).to(tl.pointer_type(tl.float32)), 16)
 
 
@@ -54,7 +54,7 @@ def _add_to(place, z, factor, std, inside):
 
 @triton.jit
 def _noise_kernel(places, counts, counters, stds, key, factor, QUARTER: tl.constexpr):
-    """x <- factor x + std z on one block of up to 4 QUARTER numbers."""
+    """Set x <- factor x + std z on one block of up to 4 QUARTER numbers."""
     block = tl.program_id(0)
     x, count, std = aligned(places, block), tl.load(counts + block), tl.load(stds + block)
     lane = tl.arange(0, QUARTER)
@@ -66,10 +66,10 @@ def _noise_kernel(places, counts, counters, stds, key, factor, QUARTER: tl.const
 
 
 class Blocks:
-    """Where the numbers of some tensors lie, cut into blocks of one program each.
+    """Tensors cut into blocks for the noise kernel, one block for each program.
 
-    `set_key`, then `launch`: x <- factor x + std z for every number x. A launch may be recorded in
-    a CUDA graph; the key lies on the device, so a replay draws by the one that was set last.
+    Call `set_key`, then `launch`, which sets x <- factor x + std z for every number x. A launch may
+    be recorded in a CUDA graph. The key is in device memory, so a replay uses the last key set.
     """
 
     def __init__(self, tensors: Sequence[Tensor], stds: Sequence[float], factor: float) -> None:
@@ -80,33 +80,34 @@ class Blocks:
         self.places = self.begin(tensors)
         self.counts = torch.cat(left).clamp(max=4 * QUARTER).to(torch.int32).to(device)
         self.stds = self.spread(stds, torch.float32).to(device)
-        # Whole blocks of counters: no two numbers share one. 2^32 of them serve 17 G parameters.
+        # Blocks have separate ranges of counters, so no two numbers share one. 2^32 counters are
+        # enough for 17 billion parameters.
         self.counters = QUARTER * torch.arange(len(self.places), device=device)
         self.key = torch.zeros(1, dtype=torch.int64, device=device)
 
     def spread(self, values: Sequence[float], dtype: torch.dtype) -> Tensor:
-        """One value a tensor, as one a block."""
+        """Return one value per block from one value per tensor."""
         counts = torch.tensor([len(starts) for starts in self._starts])
         return torch.tensor(values, dtype=dtype).repeat_interleave(counts)
 
     def begin(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Where each block begins in tensors of the same sizes."""
+        """Return the address of each block in tensors of the same sizes."""
         starts = torch.cat(self._starts)
         places = self.spread([t.data_ptr() for t in tensors], torch.int64) + 4 * starts
         return places.to(tensors[0].device)
 
     def set_key(self, key: int) -> None:
-        """Draw by these 64 bits from now on; the host does not wait."""
+        """Use these 64 bits as the key from now on; the host does not wait for the device."""
         self.key.fill_(key - 2**63)
 
     def launch(self) -> None:
-        """Add the noise of the key that was set; each key serves one launch."""
-        _noise_kernel[(len(self.places),)](
+        """Add the noise of the key that was set. Each key must be used for one launch only."""
+        _noise_kernel[(len(self.places),)](  # pyright: ignore[reportIndexIssue]  # a Triton kernel
             self.places, self.counts, self.counters, self.stds, self.key, self.factor,
             QUARTER=QUARTER, num_warps=4,
         )  # fmt: skip
 
 
 def takes(tensor: Tensor) -> bool:
-    """Whether the kernel can add to this tensor: dense float32, aligned."""
+    """Return True if the kernel can add to this tensor: float32, without gaps, aligned."""
     return tensor.dtype == torch.float32 and tensor.data_ptr() % 64 == 0 and is_dense(tensor)

@@ -1,10 +1,10 @@
-"""What follows the clipped sum: noise into `p.grad`, then the optimizer's step.
+"""What follows the clipped sum on a GPU: noise into `p.grad`, then the optimizer's step.
 
-On a GPU both are launches that repeat from step to step. A small model's step is over before Python
-has made them, so once nothing but numbers changes they are recorded as a CUDA graph and replayed.
-What differs between replays lies on the device: the sums, and the key of the noise, which is set
-for each step before its replay. Payment stays on the host, above. Optimizers that our own kernel
-knows are updated in the same pass that draws the noise.
+Both are launches that repeat from step to step. A small model's step is over before Python has made
+these launches, so once only numbers change they are recorded as a CUDA graph and replayed. What
+differs between replays is in device memory: the sums, and the key of the noise, which is set before
+each replay. The caller pays before it releases. Optimizers that the fused kernel covers are updated
+in the same pass that draws the noise.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,9 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import SGD, Optimizer
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from tacit.training import gpu
 from tacit.training.distributed import like_parameter
 from tacit.training.noise import NoisyMean
 
@@ -25,11 +23,15 @@ if TYPE_CHECKING:
     from tacit.training.gpu.noise import Blocks
     from tacit.training.gpu.update import Update
 
-_SETTLED = 8  # steps that look the same before they are recorded, which takes as long as dozens
+# Equal steps before the launches are recorded. Recording takes as long as dozens of steps.
+_SETTLED = 8
 
 
-class Tail:
-    """Releases sums into `p.grad` of some parameters, and lets their optimizer move them."""
+class RecordedUpdate:
+    """Releases noisy sums into `p.grad` of some parameters and calls their optimizer.
+
+    `is_alone` is False if other ranks take the same steps.
+    """
 
     def __init__(
         self,
@@ -39,24 +41,26 @@ class Tail:
         *,
         is_alone: bool = True,
     ) -> None:
-        self._noise, self._parameters, self._optimizer = noise, list(parameters), optimizer
-        self._is_alone = is_alone  # no other rank takes the same steps
+        self._noise = noise
+        self._parameters = list(parameters)
+        self._optimizer = optimizer
+        self._is_alone = is_alone
         self._launches: WeakKeyDictionary[Blocks, _Launches] = WeakKeyDictionary()
 
     def release(
         self, sums: Sequence[Tensor], scales: Sequence[float], *, step: int, noise_multiplier: float
     ) -> None:
-        """Noise once, the declared divisor, the result into `p.grad`; pay first.
+        """Add noise once, divide by the declared batch size, and put the result into `p.grad`.
 
-        Guarantee: that of `NoisyMean.release`.
+        Guarantee: that of `NoisyMean.release`. The caller must have paid.
         """
         means = self._noise.release(sums, scales, step=step, noise_multiplier=noise_multiplier)
-        _show(map(like_parameter, means, self._parameters), self._parameters)
+        _set_gradients(map(like_parameter, means, self._parameters), self._parameters)
 
     def release_and_move(
         self, sums: Sequence[Tensor], scales: Sequence[float], *, step: int, noise_multiplier: float
     ) -> None:
-        """`release`, then the optimizer's own step; both in one launch where they repeat."""
+        """Release, then take the optimizer's step; in one launch if both repeat."""
         noise = None
         if can_be_recorded(self._optimizer, self._parameters):
             noise = self._noise.in_place(sums, scales, step=step, noise_multiplier=noise_multiplier)
@@ -66,25 +70,28 @@ class Tail:
             return
         if noise not in self._launches:
             self._launches[noise] = _Launches(self._parameters, self._optimizer)
-        # Our own update rounds in another way than the optimizer, which takes the first steps in
-        # each place. Other ranks, and a run that is repeated, must get the very same bits.
+        # The fused update rounds differently from the optimizer, which takes the first steps at
+        # each address. Other ranks, and a run that is repeated, must get exactly the same bits.
         may_fuse = self._is_alone and not torch.are_deterministic_algorithms_enabled()
         self._launches[noise].run(noise, sums, may_fuse=may_fuse)
-        self._optimizer._opt_called = True  # pyright: ignore[reportAttributeAccessIssue]  # schedulers ask
+        self._optimizer._opt_called = True  # pyright: ignore[reportAttributeAccessIssue]  # schedulers read it
 
 
 class _Launches:
-    """Noise and update for sums in one place: launched, then recorded if they repeat."""
+    """Noise and update for sums at fixed addresses: launched, then recorded if they repeat."""
 
     def __init__(self, parameters: list[nn.Parameter], optimizer: Optimizer) -> None:
-        self._parameters, self._optimizer = parameters, optimizer
+        self._parameters = parameters
+        self._optimizer = optimizer
         self._update: Update | None = None
         self.graph: torch.cuda.CUDAGraph | None = None
         self._last: list[Any] = []  # what the launches of the last step depended on
-        self._rates: list[Any] = []
-        self._repeated, self._patience = 0, _SETTLED  # steps with the same, and to be recorded
+        self._rates: list[Any] = []  # its learning rates
+        self._repeated = 0  # equal steps so far
+        self._patience = _SETTLED  # equal steps before the next recording
 
     def run(self, noise: "Blocks", sums: Sequence[Tensor], *, may_fuse: bool) -> None:
+        """Add the noise and take the optimizer's step, by launches or by a replay."""
         self._follow(noise, sums, may_fuse=may_fuse)
         if self._repeated < self._patience:
             self._launch(noise, sums)
@@ -95,10 +102,10 @@ class _Launches:
             self.graph.replay()
         except BaseException:
             for parameter in self._parameters:
-                parameter.grad = None  # recording shows the sums, and adds no noise to them
+                parameter.grad = None  # recording puts the sums there without any noise
             self._forget()
             raise
-        _show(sums, self._parameters)
+        _set_gradients(sums, self._parameters)
 
     def _recorded(self, noise: "Blocks", sums: Sequence[Tensor]) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
@@ -109,21 +116,22 @@ class _Launches:
     def _launch(self, noise: "Blocks", sums: Sequence[Tensor]) -> None:
         if self._update is not None:
             self._update.launch(noise)
-            _show(sums, self._parameters)
+            _set_gradients(sums, self._parameters)
             return
         noise.launch()
-        _show(sums, self._parameters)
+        _set_gradients(sums, self._parameters)
         self._optimizer.step()
 
     def _follow(self, noise: "Blocks", sums: Sequence[Tensor], *, may_fuse: bool) -> None:
-        """Count how many steps in a row had the very launches that this one will have."""
+        """Count how many steps in a row had exactly the launches that this one will have."""
         now = [may_fuse, *launched_with(self._optimizer)]
         rates = [group["lr"] for group in self._optimizer.param_groups]
         if now != self._last:
-            self._last, self._update = now, None
+            self._last = now
+            self._update = None
             self._forget()
-        elif self._repeated == 1 and may_fuse:  # the state is there, and stays where it is
-            self._update = gpu.fused_update(noise, sums, self._parameters, self._optimizer)
+        elif self._repeated == 1 and may_fuse:  # the optimizer's state exists and stays in place
+            self._update = fused_update(noise, sums, self._parameters, self._optimizer)
         if self._update is not None:
             self._update.set_rates()
         elif rates != self._rates:
@@ -132,21 +140,19 @@ class _Launches:
         self._repeated += 1
 
     def _forget(self) -> None:
-        """Wait longer before the next recording where one was in vain."""
+        """Drop the graph, and wait longer before the next recording if one was wasted."""
         self._patience = min(64, self._patience * (1 if self.graph is None else 2))
-        self._repeated, self.graph = 0, None
-
-
-def _show(gradients: Iterable[Tensor], parameters: Sequence[nn.Parameter]) -> None:
-    for parameter, gradient in zip(parameters, gradients, strict=True):
-        parameter.grad = gradient
+        self._repeated = 0
+        self.graph = None
 
 
 def can_be_recorded(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> bool:
-    """Whether the optimizer's step is launches that depend on `launched_with` and rates alone.
+    """Return True if the optimizer's step can be recorded as a CUDA graph.
 
-    Known of torch's own: SGD, and those that say `capturable=True`, unless somebody looks on. An
-    unknown one could count its steps on the host. Gradients in float32 are the sums themselves.
+    Its launches must depend on `launched_with` and learning rates only. That holds for torch's SGD
+    and for torch's optimizers with `capturable=True`, unless something hooks into `step`. Another
+    optimizer might count its steps on the host. Parameters must be float32, so that the sums
+    themselves can be the gradients.
     """
     kind = type(optimizer)
     if not parameters[0].is_cuda or not kind.__module__.startswith("torch.optim."):
@@ -157,7 +163,7 @@ def can_be_recorded(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) ->
         return False
     if kind is SGD:
         return not any(isinstance(group["lr"], Tensor) for group in optimizer.param_groups)
-    # A rate held in a tensor is read where it lies: on the host, only when it is recorded.
+    # A learning rate in a host tensor would be read while recording, and never again.
     return all(
         group.get("capturable") and getattr(group["lr"], "is_cuda", True)
         for group in optimizer.param_groups
@@ -165,7 +171,10 @@ def can_be_recorded(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) ->
 
 
 def launched_with(optimizer: Optimizer) -> list[Any]:
-    """Settings except rates, and where parameters and state lie."""
+    """Return what a step's launches depend on, besides the learning rates.
+
+    These are the settings, and the addresses of parameters and optimizer state.
+    """
     left_out = ("params", "lr", "initial_lr")
     settings = [[v for k, v in g.items() if k not in left_out] for g in optimizer.param_groups]
     held = [[p.data_ptr() for p in group["params"]] for group in optimizer.param_groups]
@@ -173,19 +182,43 @@ def launched_with(optimizer: Optimizer) -> list[Any]:
     return [settings, held, [t.data_ptr() for t in states if isinstance(t, Tensor)]]
 
 
+def fused_update(
+    blocks: "Blocks",
+    sums: Sequence[Tensor],
+    parameters: Sequence[Tensor],
+    optimizer: Optimizer,
+) -> "Update | None":
+    """Return noise and optimizer step as one launch, None if the kernel does not support them."""
+    from tacit.training.gpu import update
+
+    if not update.can_update(sums, parameters, optimizer):
+        return None
+    return update.Update(blocks, parameters, optimizer)
+
+
 def _is_watched(optimizer: Optimizer) -> bool:
-    """Whether a call of `step` would be heard by somebody but a scheduler's reminder."""
+    """Return True if anything except an LR scheduler hooks or wraps `optimizer.step`.
+
+    A replay would bypass such a hook. If torch lacks one of the private names read here, assume so:
+    then the optimizer's own step is called.
+    """
     own = optimizer.__dict__.get("step")
-    # The mark alone does not do: functools.wraps hands it on to wrappers around the scheduler's.
+    # A scheduler marks its wrapper, but the mark alone is not enough: functools.wraps copies it to
+    # any wrapper around the scheduler's.
     inner = getattr(own, "__wrapped__", None)
-    is_reminder = hasattr(own, "_wrapped_by_lr_sched") and inner is type(optimizer).step
-    if own is not None and not is_reminder:
+    is_scheduler = hasattr(own, "_wrapped_by_lr_sched") and inner is type(optimizer).step
+    if own is not None and not is_scheduler:
         return True
-    return any(
-        (
-            optimizer._optimizer_step_pre_hooks,
-            optimizer._optimizer_step_post_hooks,
-            _global_optimizer_pre_hooks,
-            _global_optimizer_post_hooks,
-        )
-    )
+    try:
+        from torch.optim.optimizer import _global_optimizer_post_hooks as after_all
+        from torch.optim.optimizer import _global_optimizer_pre_hooks as before_all
+
+        before, after = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
+    except (ImportError, AttributeError):
+        return True
+    return any((before, after, before_all, after_all))
+
+
+def _set_gradients(gradients: Iterable[Tensor], parameters: Sequence[nn.Parameter]) -> None:
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient

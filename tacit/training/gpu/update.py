@@ -1,8 +1,8 @@
 """Noise and the optimizer's update in one pass over the parameters (Triton).
 
-Both are bound by memory. One after the other they read and write the gradient twice more than need
-be; here the noisy gradient is formed in registers, stored where the sum was, and used at once. The
-numbers drawn are those of `noise.Blocks`. SGD and Adam follow torch.optim's own formulas.
+Memory bandwidth limits both. One after the other they would write the gradient and read it back;
+here the noisy gradient is formed in registers, stored in place of the sum, and used at once. The
+noise is that of `noise.Blocks`. SGD and Adam follow the formulas of torch.optim.
 """
 
 import math
@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
+import triton  # pyright: ignore[reportMissingImports]  # comes with CUDA builds of torch
+import triton.language as tl  # pyright: ignore[reportMissingImports]  # as above
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
@@ -50,7 +50,7 @@ def _adam(p, g, first, second, unbias, settings, inside, IS_DECOUPLED: tl.conste
 
 @triton.jit
 def _one_minus_exp(x):
-    """1 - exp(x) for x < 0, exact to rounding also near 0."""
+    """Compute 1 - exp(x) for x < 0, accurate to rounding even near 0."""
     series = -x * (1.0 + x / 2.0 * (1.0 + x / 3.0 * (1.0 + x / 4.0 * (1.0 + x / 5.0))))
     return tl.where(x > -0.1, series, 1.0 - tl.exp(x))
 
@@ -74,7 +74,7 @@ def _update_kernel(
     sums, parameters, firsts, seconds, steps, groups, table, counts, counters, stds, key, factor,
     IS_ADAM: tl.constexpr, FLAG: tl.constexpr, HAS_MOMENTUM: tl.constexpr, QUARTER: tl.constexpr,
 ):  # fmt: skip
-    """g <- factor sum + std z on one block of up to 4 QUARTER numbers, and the update by g."""
+    """Set g <- factor sum + std z on one block of up to 4 QUARTER numbers, then update by g."""
     block = tl.program_id(0)
     g, p = aligned(sums, block), aligned(parameters, block)
     first, second = aligned(firsts, block), aligned(seconds, block)
@@ -100,18 +100,14 @@ def _update_kernel(
 
 
 class Update:
-    """The noise of `Blocks` and then the step of an optimizer, in one launch.
+    """The noise of `Blocks`, then the step of an optimizer, in one launch.
 
-    Rates are read from the device, so a recorded launch follows a schedule.
+    Learning rates are read from device memory, so a recorded launch follows a schedule.
     """
 
-    def __init__(
-        self,
-        noise: Blocks,
-        parameters: Sequence[Tensor],
-        optimizer: Optimizer,
-    ) -> None:
-        self._optimizer = optimizer  # `noise` is not kept: this is to go when nobody else has it
+    def __init__(self, noise: Blocks, parameters: Sequence[Tensor], optimizer: Optimizer) -> None:
+        # Keep no reference to `noise`, so both are freed together.
+        self._optimizer = optimizer
         self._is_adam = isinstance(optimizer, Adam | AdamW)
         group_of = {id(p): i for i, g in enumerate(optimizer.param_groups) for p in g["params"]}
         device = parameters[0].device
@@ -125,18 +121,18 @@ class Update:
         self._steps = noise.spread(places, torch.int64).to(device)
 
     def set_rates(self) -> None:
-        """Take over the optimizer's settings, if they have changed."""
+        """Copy the optimizer's settings to the device if they have changed."""
         rows = [_settings(group) for group in self._optimizer.param_groups]
         if rows != self._rows:
             self._rows = rows
             self._table.copy_(torch.tensor(rows))
 
     def launch(self, noise: Blocks) -> None:
-        """Noise by the key that was set, and the update."""
+        """Add the noise of the key that was set, and update the parameters."""
         group = self._optimizer.param_groups[0]
         if self._is_adam:
-            torch._foreach_add_(self._counted, 1)  # pyright: ignore[reportPrivateImportUsage]  # as torch.optim does
-        _update_kernel[(len(noise.places),)](
+            _add_one(self._counted)
+        _update_kernel[(len(noise.places),)](  # pyright: ignore[reportIndexIssue]  # a Triton kernel
             noise.places, self._parameters, self._firsts, self._seconds, self._steps,
             self._groups, self._table, noise.counts, noise.counters, noise.stds, noise.key,
             noise.factor, IS_ADAM=self._is_adam, FLAG=_flag(self._optimizer, group),
@@ -144,13 +140,24 @@ class Update:
         )  # fmt: skip
 
 
+def _add_one(counters: list[Tensor]) -> None:
+    if hasattr(torch, "_foreach_add_"):
+        torch._foreach_add_(counters, 1)  # pyright: ignore[reportPrivateImportUsage]  # as torch.optim does
+        return
+    for counter in counters:
+        counter.add_(1)
+
+
 def can_update(sums: Sequence[Tensor], parameters: Sequence[Tensor], optimizer: Optimizer) -> bool:
-    """Whether the kernel knows this optimizer as it is set, and all tensors are laid out alike."""
+    """Return True if the kernel supports this optimizer and its settings.
+
+    All tensors of a parameter must also have the same memory layout.
+    """
     if type(optimizer) not in (SGD, Adam, AdamW):
         return False
     groups = optimizer.param_groups
     if type(optimizer) is AdamW and not all("decoupled_weight_decay" in g for g in groups):
-        return False  # before torch 2.7 its groups did not say
+        return False  # before torch 2.7 the groups did not have that entry
     for name in ("maximize", "amsgrad", "differentiable"):
         if any(group.get(name) for group in groups):
             return False
@@ -159,7 +166,7 @@ def can_update(sums: Sequence[Tensor], parameters: Sequence[Tensor], optimizer: 
         return False
     listed = [id(p) for group in groups for p in group["params"]]
     if len(set(listed)) < len(listed):
-        return False  # torch moves a parameter that is listed twice, twice
+        return False  # torch updates a parameter twice if it is listed twice
     if not _has_state(parameters, optimizer):
         return False
     firsts, seconds, _ = _state(parameters, optimizer)
@@ -177,15 +184,18 @@ def _has_state(parameters: Sequence[Tensor], optimizer: Optimizer) -> bool:
     else:
         names = ["exp_avg", "exp_avg_sq", "step"]
     held = (optimizer.state.get(p, {}).get(name) for p in parameters for name in names)
-    # Steps may be counted in float64, if that is the default.
+    # torch counts steps in float64 if that is the default dtype.
     return all(isinstance(t, Tensor) and t.is_cuda and t.dtype == torch.float32 for t in held)
 
 
 def _state(
     parameters: Sequence[Tensor], optimizer: Optimizer
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """Two tensors for each parameter, itself where the optimizer has none, and steps taken."""
-    states = [optimizer.state.get(p, {}) for p in parameters]  # [p] would leave an entry there
+    """Return two state tensors for each parameter, and Adam's step counters.
+
+    The parameter itself stands in for a state that the optimizer does not have.
+    """
+    states = [optimizer.state.get(p, {}) for p in parameters]  # [p] would create one
     if isinstance(optimizer, SGD):
         own = zip(states, parameters, strict=True)
         buffers = [p if s.get("momentum_buffer") is None else s["momentum_buffer"] for s, p in own]
@@ -196,7 +206,7 @@ def _state(
 
 
 def _settings(group: dict[str, Any]) -> list[float]:
-    """The constants of `_adam` or `_sgd`, and the logarithms of Adam's betas."""
+    """Return the constants of `_adam` or `_sgd`, and the logarithms of Adam's betas."""
     rate, decay = group["lr"], group["weight_decay"]
     if "betas" not in group:
         return [rate, group["momentum"], 1 - group["dampening"], decay, 0.0, 0.0, 0.0, 0.0]
@@ -207,7 +217,7 @@ def _settings(group: dict[str, Any]) -> list[float]:
 
 
 def _flag(optimizer: Optimizer, group: dict[str, Any]) -> bool:
-    """Nesterov's momentum, or decay apart from the gradient."""
+    """Return True for SGD with Nesterov momentum, and for Adam with decoupled weight decay."""
     if isinstance(optimizer, SGD):
         return bool(group["nesterov"])
     return bool(group.get("decoupled_weight_decay"))

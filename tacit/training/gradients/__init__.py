@@ -1,9 +1,9 @@
 """Per-example gradients of torch's operations: one file per family, one rule per operation.
 
 A rule has the signature of its operation with a `Site` in front. It returns the operation's result
-through an autograd function whose backward gives the input gradient only and records, for each
-shared tensor, a `Piece` that stands for the per-example gradients. Rules work on operations, not on
-module classes: what a module is called, or whether there is one, does not matter.
+through an autograd function. The backward of that function returns the input gradient only and, for
+each shared tensor, collects a `FactoredGradient` that stands for the per-example gradients. Rules
+cover operations, not module classes, so a layer of any class is covered if its operations are.
 """
 
 from collections.abc import Callable
@@ -53,7 +53,7 @@ RULES: dict[Callable[..., Any], Rule] = {
     ),
 }
 
-# Expanding a shared tensor over the batch: its result has examples although no argument has.
+# These expand a shared tensor over the batch: the result holds examples although no argument does.
 SPREADS = (
     Tensor.expand,
     Tensor.expand_as,

@@ -1,7 +1,7 @@
-"""`nn.MultiheadAttention`: its projections are recorded, its core has no parameters.
+"""`nn.MultiheadAttention`: its projections are matrix products, its core has no parameters.
 
-In the packed form one matrix holds the projections of query, key and value above one another; the
-parts' gradients do not overlap, so their squared norms add.
+In the packed form, one matrix holds the projections of query, key and value above one another.
+Their gradients do not overlap, so their squared norms add up.
 """
 
 import math
@@ -11,15 +11,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tacit.training.gradients.factored import Dense, Outer, Stacked
+from tacit.training.gradients.factored import Concatenated, Dense, Outer
 from tacit.training.gradients.generic import spread_to
-from tacit.training.gradients.linear import bias_piece, linear
+from tacit.training.gradients.linear import bias_gradient, linear
 from tacit.training.gradients.site import (
     Declined,
     Site,
-    autocast_dtype,
+    autocast,
     first_order,
-    outside_autocast,
+    hidden,
+    without_autocast,
 )
 
 
@@ -51,7 +52,10 @@ def multi_head_attention(
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """`torch.nn.functional.multi_head_attention_forward`, tensors (positions, rows, features)."""
+    """Compute `F.multi_head_attention_forward`; its backward collects per-example gradients.
+
+    Query, key and value have shape (positions, rows, features).
+    """
     layout = site.layout(query)
     if layout is None or layout.dim != 1 or static_k is not None or static_v is not None:
         raise Declined
@@ -96,7 +100,10 @@ def _attend(
 def _mask(
     attn_mask: Tensor | None, key_padding_mask: Tensor | None, q: Tensor, length: int
 ) -> Tensor | None:
-    """Both masks added up, broadcastable to (rows, heads, queries, keys); extra keys are open."""
+    """Return the sum of both masks, broadcastable to (rows, heads, queries, keys).
+
+    Keys that were added after the masks were made are not masked.
+    """
     total = None
     if attn_mask is not None:
         total = _additive(attn_mask, q.dtype)
@@ -117,25 +124,24 @@ def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _projections(site: Site, inputs: Any, weights: Any, bias: Tensor | None) -> Any:
-    """Projections of query, key and value that are not one tensor."""
+    """Project query, key and value where they are not all the same tensor."""
     if isinstance(weights, Tensor):
-        hidden = weights.detach().chunk(3)
+        detached = weights.detach().chunk(3)
     else:
-        hidden = [w.detach() for w in weights]
-    shift = None if bias is None else bias.detach()
-    return _Projections.apply(site.anchor, (site, weights, bias), *inputs, *hidden, shift)
+        detached = [w.detach() for w in weights]
+    call = (site, weights, bias)
+    return _Projections.apply(site.anchor, call, *inputs, *detached, hidden(bias))
 
 
 class _Projections(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, _anchor: Tensor, call: Any, *tensors: Any) -> Any:
-        dtype = autocast_dtype(tensors[0])
         ctx.call, ctx.dtypes = call, [t.dtype for t in tensors[:3]]
-        inputs = [t.to(dtype) for t in tensors[:3]]
-        weights = [t.to(dtype) for t in tensors[3:6]]
-        ctx.save_for_backward(*inputs, *weights)
-        shifts = [None] * 3 if tensors[6] is None else tensors[6].to(dtype).chunk(3)
-        with outside_autocast(inputs[0]):
+        *operands, bias = autocast(*tensors)
+        ctx.save_for_backward(*operands)
+        inputs, weights = operands[:3], operands[3:]
+        shifts = [None] * 3 if bias is None else bias.chunk(3)
+        with without_autocast(inputs[0]):
             return tuple(map(F.linear, inputs, weights, shifts))
 
     @staticmethod
@@ -149,14 +155,14 @@ class _Projections(torch.autograd.Function):
         parts = tuple(map(Outer, left, right))
         if isinstance(shared, Tensor):
             if site.is_shared(shared):
-                site.record(shared, Stacked(parts))
+                site.collect(shared, Concatenated(parts))
         else:
             for weight, part in zip(shared, parts, strict=True):
                 if site.is_shared(weight):
-                    site.record(weight, part)
+                    site.collect(weight, part)
         if site.is_shared(bias):
-            sums = torch.cat([bias_piece(g).values for g in left], 1)
-            site.record(bias, Dense(sums))
+            sums = torch.cat([bias_gradient(g).values for g in left], 1)
+            site.collect(bias, Dense(sums))
         found = [
             (g @ w).to(dtype) if needs else None
             for g, w, dtype, needs in zip(

@@ -1,7 +1,7 @@
-"""Table lookups: `embedding`, and indexing a shared table by whole numbers.
+"""Table lookups: `embedding`, and indexing a shared table by integers.
 
-Row k of the table receives the sum of the output gradients at the positions that read it. No table
-of one-hot vectors, and no table per example, is formed.
+Row k of the table receives the sum of the output gradients at the positions that read it. Neither
+one-hot vectors nor one table per example are formed.
 """
 
 from typing import Any
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tacit.training.gradients.factored import Rows
+from tacit.training.gradients.factored import TableRows
 from tacit.training.gradients.site import Declined, Site, Unsupported, first_order
 
 
@@ -20,13 +20,16 @@ def embedding(
     weight: Tensor,
     padding_idx: int | None = None,
     max_norm: float | None = None,
-    norm_type: float = 2.0,  # noqa: ARG001  # goes with max_norm
+    norm_type: float = 2.0,  # noqa: ARG001  # used with max_norm only
     scale_grad_by_freq: bool = False,
-    sparse: bool = False,  # noqa: ARG001  # the sum is dense: noise goes to every row
+    sparse: bool = False,  # noqa: ARG001  # the sum is dense: every row receives noise
 ) -> Tensor:
-    """`torch.nn.functional.embedding`; the row `padding_idx` receives nothing."""
+    """Compute `F.embedding`; its backward collects per-example gradients.
+
+    The row `padding_idx` receives none.
+    """
     if max_norm is not None or scale_grad_by_freq:
-        raise Unsupported("an embedding that looks at the whole batch")
+        raise Unsupported("an embedding that depends on the whole batch")
     site.require(input, weight)
     if padding_idx is not None and padding_idx < 0:
         padding_idx += weight.shape[0]
@@ -34,7 +37,7 @@ def embedding(
 
 
 def getitem(site: Site, table: Tensor, index: Any) -> Tensor:
-    """`table[index]` with one tensor of whole numbers."""
+    """Compute `table[index]` for an integer tensor; its backward collects per-example gradients."""
     if not isinstance(index, Tensor) or index.dtype not in (torch.int64, torch.int32):
         raise Declined
     site.require(index, table)
@@ -54,15 +57,10 @@ class _Embedding(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> Any:
         (ids,) = ctx.saved_tensors
         site, weight, padding_idx = ctx.call
-        site.record(weight, rows_piece(site, ids, g, weight.shape[0], padding_idx))
+        if padding_idx is not None:
+            g = torch.where((ids == padding_idx).unsqueeze(-1), 0.0, g)
+        g = g.flatten(ids.dim())  # (*ids.shape, width)
+        values = site.output.sequences(g, site.examples)
+        ids = site.output.sequences(ids.unsqueeze(-1), site.examples).squeeze(-1)
+        site.collect(weight, TableRows(ids, values, weight.shape[0]))
         return None, None, None, None
-
-
-def rows_piece(site: Site, ids: Tensor, g: Tensor, table: int, padding_idx: int | None) -> Rows:
-    """Piece of one lookup with output gradient `g`."""
-    if padding_idx is not None:
-        g = torch.where((ids == padding_idx).unsqueeze(-1), 0.0, g)
-    g = g.flatten(ids.dim())  # (*ids.shape, width)
-    values = site.output.sequences(g, site.examples)
-    ids = site.output.sequences(ids.unsqueeze(-1), site.examples).squeeze(-1)
-    return Rows(ids, values, table)

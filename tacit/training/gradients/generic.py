@@ -1,8 +1,14 @@
-"""Any other operation on shared tensors: its own vector-Jacobian product, mapped over examples.
+"""Rules for operations without a rule of their own, and for weights computed from parameters.
 
-Only the one operation is mapped, with the inputs it had; the per-example gradients of the shared
-tensors it reads are formed. `spread` and `add` are the two cases that need no product at all: a
-shared tensor expanded over the batch, and one added to the examples (positions, tokens, shifts).
+`generic` maps the vector-Jacobian product of one operation over the examples and forms the
+per-example gradients of the shared tensors that it reads. Two cases need no such product: `spread`,
+a shared tensor expanded over the batch, and `add`, one added to the examples (positions, tokens,
+shifts).
+
+A weight may also be transposed, cast, standardized, masked or looked up before an operation uses it
+with the examples. `pull_back` then turns the per-example gradients of the computed weight into
+those of the parameters: directly if the computation only moves numbers, otherwise by autograd
+mapped over the examples.
 """
 
 import warnings
@@ -11,33 +17,47 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils import _pytree as pytree
+from torch import Tensor, nn
+from torch.nn import functional as F
 
-from tacit.training.gradients.factored import Dense
+from tacit.training.clip import accumulator
+from tacit.training.gradients.factored import Dense, FactoredGradient, Outer, TableRows
 from tacit.training.gradients.site import Declined, Layout, Site, Unsupported, first_order
-from tacit.training.sums import accumulator
+from tacit.training.tree import map_tensors
+
+CASTS = (
+    Tensor.to,
+    Tensor.float,
+    Tensor.double,
+    Tensor.half,
+    Tensor.bfloat16,
+    Tensor.type_as,
+    Tensor.contiguous,
+    Tensor.clone,
+)
+TRANSPOSES = (Tensor.t, torch.t, Tensor.T.__get__, Tensor.mT.__get__)  # type: ignore[attr-defined]  # descriptors
 
 
 def generic(site: Site, function: Callable[..., Any], args: Any, kwargs: Any) -> Tensor:
-    """One result of `function(*args, **kwargs)`, mapped over the examples in the backward."""
-    leaves, spec = pytree.tree_flatten((args, kwargs))
-    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-    tensors = [leaves[i] for i in places]
+    """Compute a function with one result; its backward collects per-example gradients."""
+    tensors: list[Tensor] = []
+    placeholder = torch.empty(0)  # the template must not keep the tensors of the call alive
+
+    def take(tensor: Tensor) -> Tensor:
+        tensors.append(tensor)
+        return placeholder
+
+    template = map_tensors(take, (args, kwargs))
     layouts = [site.layout(t) for t in tensors]
-    for place in places:
-        leaves[place] = None
 
     def call(*values: Tensor) -> Tensor:
-        filled = list(leaves)
-        for place, value in zip(places, values, strict=True):
-            filled[place] = value
-        args, kwargs = pytree.tree_unflatten(filled, spec)
+        given = iter(values)
+        args, kwargs = map_tensors(lambda _: next(given), template)
         return function(*args, **kwargs)
 
     shared = [t if site.is_shared(t) else None for t in tensors]
-    hidden = [t.detach() if site.is_shared(t) else t for t in tensors]
-    return _Generic.apply(site.anchor, (site, call, layouts, shared), *hidden)
+    inputs = [t.detach() if site.is_shared(t) else t for t in tensors]
+    return _Generic.apply(site.anchor, (site, call, layouts, shared), *inputs)
 
 
 class _Generic(torch.autograd.Function):
@@ -63,7 +83,7 @@ class _Generic(torch.autograd.Function):
         grads: list[Tensor | None] = []
         for s, layout, gradient in zip(shared, layouts, found, strict=True):
             if s is not None and gradient is not None:
-                site.record(s, Dense(gradient))
+                site.collect(s, Dense(gradient))
             if s is None and gradient is not None and layout is not None:
                 grads.append(layout.join(gradient))
             else:
@@ -79,7 +99,7 @@ def _mapped(
     site: Site,
     g: Tensor,
 ) -> list[Tensor | None]:
-    """Per-example gradients of the wanted tensors, examples first; None for the others."""
+    """Return the per-example gradients of the wanted tensors, and None for the others."""
     split = [
         t if layout is None else layout.split(t, site.examples)
         for t, layout in zip(tensors, layouts, strict=True)
@@ -105,14 +125,17 @@ def _mapped(
 
 @contextmanager
 def without_fallback_warnings() -> Iterator[None]:
-    """Operations without a batching rule run example by example; that is what we are here for."""
+    """Silence vmap's warning that an operation without a batching rule runs example by example."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="There is a performance drop")
         yield
 
 
 def spread(site: Site, function: Callable[..., Any], args: Any, kwargs: Any) -> Tensor:
-    """A shared tensor expanded over the batch: each example's gradient is that of its own copy."""
+    """Expand a shared tensor over the batch; the backward collects per-example gradients.
+
+    The gradient of an example is the gradient of its own copy.
+    """
     shared = [t for t in site.tensors if site.is_shared(t)]
     result = function(*args, **kwargs)
     if len(shared) != 1:
@@ -125,7 +148,7 @@ def spread(site: Site, function: Callable[..., Any], args: Any, kwargs: Any) -> 
 
 
 def spread_to(site: Site, shared: Tensor, shape: Sequence[int]) -> Tensor:
-    """`shared.expand(shape)` for a rule whose results have the site's layout."""
+    """Return `shared.expand(shape)` for a rule whose results have the site's output layout."""
     expanded = shared.detach().expand(tuple(shape))
     if not site.is_shared(shared):
         return expanded
@@ -133,7 +156,7 @@ def spread_to(site: Site, shared: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def add(site: Site, input: Tensor, other: Any, *, alpha: float = 1) -> Tensor:
-    """`input + other` with one of them shared."""
+    """Compute `input + other`, one of them shared; its backward collects per-example gradients."""
     if not isinstance(input, Tensor) or not isinstance(other, Tensor) or alpha != 1:
         raise Declined
     x, shared = (other, input) if site.is_shared(input) else (input, other)
@@ -145,7 +168,7 @@ def add(site: Site, input: Tensor, other: Any, *, alpha: float = 1) -> Tensor:
 
 
 class _Add(torch.autograd.Function):
-    """x + shared, or shared alone where it already has the shape of the result."""
+    """x + shared, or shared alone if it is already expanded to the shape of the result."""
 
     @staticmethod
     def forward(ctx: Any, _anchor: Tensor, x: Tensor | None, shared: Tensor, call: Any) -> Tensor:
@@ -161,5 +184,76 @@ class _Add(torch.autograd.Function):
         if shared.numel() < rows[0].numel():
             rows = rows.to(accumulator(rows.dtype))
         rows = rows.sum_to_size(own).reshape(site.examples, *shared.shape)
-        site.record(shared, Dense(rows))
+        site.collect(shared, Dense(rows))
         return None, g.to(ctx.dtype) if ctx.needs_input_grad[1] else None, None, None
+
+
+def pull_back(
+    made: Any, result: Tensor, gradient: FactoredGradient, parameters: dict[str, nn.Parameter]
+) -> Iterator[tuple[Tensor, FactoredGradient]]:
+    """Yield (source, its gradients) for the tensors that a computed weight came from.
+
+    `made` is the call that computed `result` from shared tensors (function, args, kwargs), and
+    `gradient` holds the per-example gradients of `result`.
+    """
+    source = made.args[0] if made.args and isinstance(made.args[0], Tensor) else None
+    if source is not None and made.function in CASTS and source.shape == result.shape:
+        yield source, gradient
+    elif source is not None and source.dim() == 2 and _is_transpose(made):
+        yield source, _transposed(gradient)
+    elif made.function is F.embedding and len(made.args) > 1 and not _depends_on_batch(made):
+        yield made.args[1], _looked_up(made, gradient)
+    else:
+        yield from _by_autograd(result, gradient, parameters)
+
+
+def _is_transpose(made: Any) -> bool:
+    if made.function in (Tensor.transpose, torch.transpose):
+        return {axis % 2 for axis in made.args[1:3]} == {0, 1}
+    return made.function in TRANSPOSES
+
+
+def _transposed(gradient: FactoredGradient) -> FactoredGradient:
+    if isinstance(gradient, Outer):
+        return gradient.transposed()
+    return Dense(gradient.dense().transpose(1, 2))
+
+
+def _depends_on_batch(lookup: Any) -> bool:
+    """Return True if an embedding call sets max_norm or scale_grad_by_freq."""
+    names = ("max_norm", "norm_type", "scale_grad_by_freq")
+    given = dict(zip(names, lookup.args[3:], strict=False)) | lookup.kwargs
+    return given.get("max_norm") is not None or bool(given.get("scale_grad_by_freq"))
+
+
+def _looked_up(made: Any, gradient: FactoredGradient) -> TableRows:
+    """Return the gradients of a table from which every example reads the same rows."""
+    ids, table = made.args[:2]
+    padding = made.args[2] if len(made.args) > 2 else made.kwargs.get("padding_idx")
+    values = gradient.dense()
+    values = values.reshape(len(values), -1, table.shape[1])  # (examples, T, width)
+    ids = ids.reshape(1, -1).expand(len(values), -1)
+    if padding is not None:
+        values = torch.where((ids == padding % table.shape[0]).unsqueeze(-1), 0.0, values)
+    return TableRows(ids, values, table.shape[0])
+
+
+def _by_autograd(
+    tensor: Tensor, gradient: FactoredGradient, parameters: dict[str, nn.Parameter]
+) -> Iterator[tuple[Tensor, FactoredGradient]]:
+    leaves = list(parameters.values())
+    try:
+        with torch.enable_grad():
+            found = torch.autograd.grad(
+                tensor,
+                leaves,
+                gradient.dense().to(tensor.dtype),
+                retain_graph=True,
+                allow_unused=True,
+                is_grads_batched=True,
+            )
+    except RuntimeError as error:
+        raise Unsupported("a computed weight whose backward vmap cannot map") from error
+    for leaf, rows in zip(leaves, found, strict=True):
+        if rows is not None:
+            yield leaf, Dense(rows)

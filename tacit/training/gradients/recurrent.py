@@ -1,11 +1,12 @@
 """Recurrent layers and cells: LSTM (with projection), GRU, RNN; several layers, both directions.
 
-The recurrence is run here step by step, forward and backward, so no cuDNN and no vmap is needed.
+The recurrence is computed step by step, forward and backward, without cuDNN and without vmap.
 With z_t the gates before their nonlinearity and dz_t their gradient, the weights have gradients
 sum_t dz_t x_t' and sum_t dz_t h_{t-1}': two matrix products over the time steps of an example.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -13,28 +14,38 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tacit.training.gradients.factored import Outer
-from tacit.training.gradients.linear import bias_piece, linear
-from tacit.training.gradients.site import Declined, Layout, Site, first_order, outside_autocast
+from tacit.training.gradients.linear import bias_gradient, linear
+from tacit.training.gradients.site import (
+    Declined,
+    Layout,
+    Site,
+    first_order,
+    hidden,
+    without_autocast,
+)
 
 State = tuple[Tensor, ...]
 # (gradient of the result, result) -> gradient of the argument
 sigmoid_backward, tanh_backward = torch.ops.aten.sigmoid_backward, torch.ops.aten.tanh_backward
 
 
-class Cell(Protocol):
-    """One step: `zx`, `zh` are the input's and the state's share of the gates."""
+class RecurrentCell(Protocol):
+    """One time step. `zx` and `zh` are the parts of the gates that come from input and state."""
 
     def forward(self, zx: Tensor, zh: Tensor, state: State) -> tuple[State, State]:
-        """Next state, and what the backward needs."""
+        """Return the next state, and the tensors that the backward needs."""
         ...
 
     def backward(self, saved: State, before: State, grads: State) -> tuple[Tensor, Tensor, State]:
-        """Gradients of `zx`, of `zh`, and of the state before, without the share through `zh`."""
+        """Return the gradients of `zx`, of `zh` and of the state before the step.
+
+        The last one leaves out what reaches the state through `zh`.
+        """
         ...
 
 
 class LSTM:
-    """Hochreiter & Schmidhuber 1997; gates in torch's order i, f, g, o."""
+    """Long short-term memory (Hochreiter & Schmidhuber 1997), gates in torch's order i, f, g, o."""
 
     def forward(self, zx: Tensor, zh: Tensor, state: State) -> tuple[State, State]:
         i, f, g, o = (zx + zh).chunk(4, 1)
@@ -56,7 +67,7 @@ class LSTM:
 
 
 class GRU:
-    """Cho et al. 2014, as torch has it; gates in the order r, u, n."""
+    """Gated recurrent unit (Cho et al. 2014) in torch's form, gates in the order r, u, n."""
 
     def forward(self, zx: Tensor, zh: Tensor, state: State) -> tuple[State, State]:
         (xr, xu, xn), (hr, hu, hn) = zx.chunk(3, 1), zh.chunk(3, 1)
@@ -75,7 +86,7 @@ class GRU:
 
 
 class RNN:
-    """Elman's network with tanh or relu."""
+    """Elman network with tanh or relu."""
 
     def __init__(self, nonlinearity: str) -> None:
         self.is_tanh = nonlinearity == "tanh"
@@ -93,8 +104,8 @@ class RNN:
         return dz, dz, (torch.zeros_like(dh),)
 
 
-class Weights(NamedTuple):
-    """Parameters of one layer in one direction; None where it has none."""
+class LayerWeights(NamedTuple):
+    """Parameters of one layer in one direction; None for those that the layer does not have."""
 
     w_ih: Tensor
     w_hh: Tensor
@@ -103,8 +114,8 @@ class Weights(NamedTuple):
     w_hr: Tensor | None
 
 
-class Options(NamedTuple):
-    """What follows the parameters in torch's call."""
+class LayerOptions(NamedTuple):
+    """Arguments after the parameters in a call of torch's recurrent functions."""
 
     has_biases: bool
     num_layers: int
@@ -114,8 +125,8 @@ class Options(NamedTuple):
     batch_first: bool = False
 
 
-# By torch's function, for layers and for single steps.
-CELLS: dict[Any, Cell] = {
+# The cell of each of torch's functions, for whole layers and for single steps.
+CELLS: dict[Any, RecurrentCell] = {
     torch.lstm: LSTM(),
     torch.gru: GRU(),
     torch.rnn_tanh: RNN("tanh"),
@@ -128,7 +139,7 @@ CELLS: dict[Any, Cell] = {
 
 
 def layers_rule(function: Any) -> Any:
-    """Rule for `torch.lstm`, `torch.gru`, `torch.rnn_tanh` or `torch.rnn_relu`."""
+    """Return the rule for `torch.lstm`, `torch.gru`, `torch.rnn_tanh` or `torch.rnn_relu`."""
     cell = CELLS[function]
 
     def rule(site: Site, input: Tensor, hx: Any, params: Any, *options: Any) -> tuple[Tensor, ...]:
@@ -138,10 +149,9 @@ def layers_rule(function: Any) -> Any:
             raise Declined
         layout = layout._replace(dim=1)
 
-        def layer(x: Tensor, state: State, weights: Weights) -> tuple[Tensor, ...]:
-            hidden = [None if w is None else w.detach() for w in weights]
+        def layer(x: Tensor, state: State, weights: LayerWeights) -> tuple[Tensor, ...]:
             call = (site, cell, layout, weights, len(state))
-            return _Recurrence.apply(site.anchor, call, x, *state, *hidden)
+            return _Recurrence.apply(site.anchor, call, x, *state, *map(hidden, weights))
 
         return _layers(layer, input, hx, params, found)
 
@@ -149,32 +159,27 @@ def layers_rule(function: Any) -> Any:
 
 
 def cell_rule(function: Any) -> Any:
-    """Rule for `torch.lstm_cell` and its like: autograd does all but the two products."""
-    cell = CELLS[function]
+    """Return the rule for `torch.lstm_cell` and the other cells.
+
+    The two matrix products of a step go through the rule of `linear`; autograd does the rest.
+    """
 
     def rule(site: Site, input: Tensor, hx: Any, *weights: Any) -> Any:
-        state = (hx,) if isinstance(hx, Tensor) else tuple(hx)
-        w_ih, w_hh, *biases = weights
-        b_ih, b_hh = (*biases, None, None)[:2]
-        zx, zh = linear(site, input, w_ih, b_ih), linear(site, state[0], w_hh, b_hh)
-        after = cell.forward(zx, zh, state)[0]
-        return after[0] if isinstance(hx, Tensor) else after
+        return _cell_step(CELLS[function], partial(linear, site), input, hx, *weights)
 
     return rule
 
 
 def decomposed(function: Any, input: Tensor, hx: Any, params: Any, *options: Any) -> Any:
-    """The same layers or cells in plain operations, which vmap can map; torch's own it cannot."""
+    """Compute a recurrent layer or cell by plain operations, which vmap can map.
+
+    vmap cannot map torch's own recurrent functions.
+    """
     cell = CELLS[function]
     if isinstance(params, Tensor):
-        state = (hx,) if isinstance(hx, Tensor) else tuple(hx)
-        w_hh, *biases = options
-        b_ih, b_hh = (*biases, None, None)[:2]
-        zx, zh = F.linear(input, params, b_ih), F.linear(state[0], w_hh, b_hh)
-        after = cell.forward(zx, zh, state)[0]
-        return after[0] if isinstance(hx, Tensor) else after
+        return _cell_step(cell, F.linear, input, hx, params, *options)
 
-    def layer(x: Tensor, state: State, weights: Weights) -> tuple[Tensor, ...]:
+    def layer(x: Tensor, state: State, weights: LayerWeights) -> tuple[Tensor, ...]:
         outputs = []
         for zx in F.linear(x, weights.w_ih, weights.b_ih):
             zh = F.linear(state[0], weights.w_hh, weights.b_hh)
@@ -187,20 +192,37 @@ def decomposed(function: Any, input: Tensor, hx: Any, params: Any, *options: Any
     return _layers(layer, input, hx, params, _options(input, options))
 
 
-def _options(x: Tensor, options: Sequence[Any]) -> Options:
+def _cell_step(
+    cell: RecurrentCell,
+    product: Callable[..., Tensor],
+    x: Tensor,
+    hx: Any,
+    w_ih: Tensor,
+    w_hh: Tensor,
+    b_ih: Tensor | None = None,
+    b_hh: Tensor | None = None,
+) -> Any:
+    """Compute one step of a cell, with `product(x, weight, bias)` as the matrix product."""
+    state = (hx,) if isinstance(hx, Tensor) else tuple(hx)
+    zx, zh = product(x, w_ih, b_ih), product(state[0], w_hh, b_hh)
+    after = cell.forward(zx, zh, state)[0]
+    return after[0] if isinstance(hx, Tensor) else after
+
+
+def _options(x: Tensor, options: Sequence[Any]) -> LayerOptions:
     if not isinstance(options[0], bool) or x.dim() != 3:
         raise Declined  # packed sequences, or no batch
-    return Options(*options)
+    return LayerOptions(*options)
 
 
 def _layers(
-    layer: Callable[[Tensor, State, Weights], tuple[Tensor, ...]],
+    layer: Callable[[Tensor, State, LayerWeights], tuple[Tensor, ...]],
     x: Tensor,
     hx: Any,
     params: Sequence[Tensor],
-    options: Options,
+    options: LayerOptions,
 ) -> tuple[Tensor, ...]:
-    """All layers and directions, each run by `layer` on (time, rows, features)."""
+    """Run all layers and directions, each by a call of `layer` on (time, rows, features)."""
     initial = (hx,) if isinstance(hx, Tensor) else tuple(hx)
     steps = x.transpose(0, 1) if options.batch_first else x
     directions = 2 if options.bidirectional else 1
@@ -221,13 +243,13 @@ def _layers(
     return output, *(torch.stack(s) for s in zip(*finals, strict=True))
 
 
-def _weights(params: Sequence[Tensor], has_biases: bool, count: int) -> Iterator[Weights]:
+def _weights(params: Sequence[Tensor], has_biases: bool, count: int) -> Iterator[LayerWeights]:
     size = len(params) // count
     for start in range(0, len(params), size):
         own = list(params[start : start + size])
         biases = (own[2], own[3]) if has_biases else (None, None)
         projection = own[-1] if size == (5 if has_biases else 3) else None
-        yield Weights(own[0], own[1], *biases, projection)
+        yield LayerWeights(own[0], own[1], *biases, projection)
 
 
 class _Recurrence(torch.autograd.Function):
@@ -239,7 +261,7 @@ class _Recurrence(torch.autograd.Function):
         w_ih, w_hh, b_ih, b_hh, w_hr = tensors[count:]
         ctx.dtypes = [t.dtype for t in (x, *tensors[:count])]
         ctx.call, ctx.count = call, count
-        with outside_autocast(x):
+        with without_autocast(x):
             x = x.to(w_ih.dtype)
             state = tuple(s.to(w_ih.dtype) for s in tensors[:count])
             before, saved, raw = [], [], []
@@ -275,48 +297,48 @@ class _Recurrence(torch.autograd.Function):
                 projected.append(dh)
                 dh = dh @ w_hr
             dx, dz, state = cell.backward(saved[t], states[t], (dh, *state[1:]))
-            # With a projection the state before it has another width than dh's share here.
+            # With a projection, state[0] has the width before it and is not added.
             through = dz @ w_hh
             first = through if w_hr is not None else state[0] + through
             state = [first, *state[1:]]
             dzx.append(dx)
             dzh.append(dz)
-        is_one = dzx[0] is dzh[0]  # the gates take their two shares as a sum
+        is_one = dzx[0] is dzh[0]  # the gates depend on zx + zh only
         dx = torch.stack(dzx[::-1])  # (T, rows, gates)
         dh = dx if is_one else torch.stack(dzh[::-1])
         before = torch.stack([s[0] for s in states])
-        _record(site, layout, (x, before), (dx, dh), weights)
+        _collect(site, layout, (x, before), (dx, dh), weights)
         if w_hr is not None and site.is_shared(weights.w_hr):
             left, right = torch.stack(projected[::-1]), torch.stack(raw)
-            _record_matrix(site, weights.w_hr, *_sequences(site, layout, left, right))
+            _collect_matrix(site, weights.w_hr, *_sequences(site, layout, left, right))
         gx = dx @ w_ih if ctx.needs_input_grad[2] else None
         found = [gx, *state]
         found = [g if g is None else g.to(d) for g, d in zip(found, ctx.dtypes, strict=True)]
         return None, None, *found, None, None, None, None, None
 
 
-def _record(
-    site: Site, layout: Layout, inputs: State, grads: tuple[Tensor, Tensor], weights: Weights
+def _collect(
+    site: Site, layout: Layout, inputs: State, grads: tuple[Tensor, Tensor], weights: LayerWeights
 ) -> None:
-    """Records the pieces of the two products, with inputs x_t and h_{t-1}."""
+    """Collect the gradients of the two products, with inputs x_t and h_{t-1}."""
     x, h = _sequences(site, layout, *inputs)
     dx, dh = _sequences(site, layout, *grads)
-    _record_matrix(site, weights.w_ih, dx, x)
-    _record_matrix(site, weights.w_hh, dh, h)
+    _collect_matrix(site, weights.w_ih, dx, x)
+    _collect_matrix(site, weights.w_hh, dh, h)
     for bias, dz in ((weights.b_ih, dx), (weights.b_hh, dh)):
         if bias is not None and site.is_shared(bias):
-            site.record(bias, bias_piece(dz))
+            site.collect(bias, bias_gradient(dz))
 
 
 def _sequences(site: Site, layout: Layout, *tensors: Tensor) -> list[Tensor]:
-    """(examples, T, features) of each; the same tensor once."""
+    """Return each tensor as (examples, T, features); a tensor given twice is reshaped once."""
     found = {id(t): layout.sequences(t, site.examples) for t in tensors}
     return [found[id(t)] for t in tensors]
 
 
-def _record_matrix(site: Site, weight: Tensor, left: Tensor, right: Tensor) -> None:
+def _collect_matrix(site: Site, weight: Tensor, left: Tensor, right: Tensor) -> None:
     if site.is_shared(weight):
-        site.record(weight, Outer(left, right))
+        site.collect(weight, Outer(left, right))
 
 
 _LAYERS = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)

@@ -1,59 +1,43 @@
-"""Where a tensor holds the examples, and what a layer rule is told about one call."""
+"""One call of a torch operation on a shared tensor, as a layer rule sees it.
+
+A tensor is *shared* if all examples of the batch use it: a parameter, or a tensor computed from
+parameters. `Layout` gives the axis of a tensor that holds the examples.
+"""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from tacit.errors import IncompatibleModel
 
+if TYPE_CHECKING:
+    from tacit.training.gradients.factored import FactoredGradient
+
 
 class Unsupported(IncompatibleModel):
-    """One engine cannot take this model; another may. Carries no private value."""
+    """Raised when one engine cannot run a model that another may. Holds no private value."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(
-            f"This engine cannot take the model: {reason}. engine='auto' finds one that can."
+            f"This engine cannot run the model: {reason}. engine='auto' finds one that can."
         )
         self.reason = reason
 
 
 class Declined(Exception):
-    """A layer rule leaves this call to the generic one."""
-
-
-class Piece(Protocol):
-    """One call's share of the per-example gradients of one tensor, not necessarily formed."""
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """What the operands of the weighted sum are rounded to."""
-        ...
-
-    def dense(self) -> Tensor:
-        """The per-example gradients, shape (examples, *shape of the tensor)."""
-        ...
-
-    def settle(self) -> "tuple[Tensor, Piece]":
-        """Squared norm of each example's gradient, at least float32, and what to weigh later."""
-        ...
-
-    def weighted_sum(self, factors: Tensor, keep: Tensor | None) -> Tensor:
-        """Sum over examples of factor times gradient, at least float32.
-
-        Examples where `keep` is False add exactly zero, whatever they hold; None keeps all.
-        """
-        ...
+    """Raised by a layer rule that does not cover a call; the generic rule then handles it."""
 
 
 class Layout(NamedTuple):
-    """Axis `dim` holds the examples, `inner` entries for each row of the batch.
+    """Position of the examples in a tensor: axis `dim`, with `inner` entries per row of the batch.
 
-    `outermost`: the rows vary slowest along the axis, as after `x.flatten(0, 1)` of (rows, inner).
+    `outermost` is True if the row index varies slowest along that axis, as after
+    `x.flatten(0, 1)` of a tensor of shape (rows, inner).
     """
 
     dim: int
@@ -61,21 +45,24 @@ class Layout(NamedTuple):
     outermost: bool = True
 
     def split(self, tensor: Tensor, examples: int) -> Tensor:
-        """The examples first; the axis keeps the entries of one example."""
+        """Return the tensor with a new first axis for the examples.
+
+        Axis `dim` of the rest holds the entries of one example.
+        """
         if self.outermost:
             return tensor.unflatten(self.dim, (examples, -1)).movedim(self.dim, 0)
         apart = tensor.unflatten(self.dim, (self.inner, examples, -1))
         return apart.movedim(self.dim + 1, 0).flatten(self.dim + 1, self.dim + 2)
 
     def join(self, tensor: Tensor) -> Tensor:
-        """Inverse of `split`."""
+        """Undo `split`."""
         if self.outermost:
             return tensor.movedim(0, self.dim).flatten(self.dim, self.dim + 1)
         apart = tensor.unflatten(self.dim + 1, (self.inner, -1))
         return apart.movedim(0, self.dim + 1).flatten(self.dim, self.dim + 2)
 
     def sequences(self, tensor: Tensor, examples: int) -> Tensor:
-        """(examples, positions, features): every axis but the last becomes positions."""
+        """Return shape (examples, positions, features); features are the tensor's last axis."""
         if self.dim == 0 and self.outermost:
             return tensor.reshape(examples, -1, tensor.shape[-1])
         return self.split(tensor, examples).reshape(examples, -1, tensor.shape[-1])
@@ -83,23 +70,24 @@ class Layout(NamedTuple):
 
 @dataclass(slots=True)
 class Site:
-    """One call of an operation where tensors that all examples share meet the examples.
+    """One call of an operation that combines shared tensors with tensors that hold the examples.
 
     Attributes
     ----------
     examples
-        Number of examples, each with the same number of rows.
+        Number of examples. Each example has the same number of rows in the batch.
     tensors, layouts
-        The call's tensor arguments; where each holds the examples, None where it holds none.
+        The tensor arguments of the call, and the layout of each; None for one without examples.
     output
-        Layout of the (first) result.
+        Layout of the first result.
     is_shared
-        Whether per-example gradients of this argument are wanted.
-    record
-        `record(tensor, piece)` hands over a piece for a shared tensor. Called in the backward.
+        Returns True for a tensor whose per-example gradients are wanted.
+    collect
+        `collect(tensor, gradient)` passes the per-example gradients of a shared tensor to the
+        engine. Rules call it during the backward.
     anchor
-        A scalar that requires grad. A rule's autograd function takes it as an input, so that its
-        backward runs although the shared tensors are hidden from autograd.
+        A scalar that requires grad. Every rule passes it to its autograd function: the shared
+        tensors are detached, so without it autograd might skip that function's backward.
     """
 
     examples: int
@@ -107,44 +95,54 @@ class Site:
     layouts: tuple[Layout | None, ...]
     output: Layout
     is_shared: Callable[[Tensor | None], bool]
-    record: Callable[[Tensor, Piece], None]
+    collect: "Callable[[Tensor, FactoredGradient], None]"
     anchor: Tensor
 
     def layout(self, tensor: Tensor) -> Layout | None:
-        """Where an argument holds the examples."""
+        """Return the layout of an argument, None if it holds no examples."""
         for known, layout in zip(self.tensors, self.layouts, strict=True):
             if known is tensor:
                 return layout
         return None
 
     def require(self, batched: Tensor, *others: Tensor | None) -> Layout:
-        """Layout of `batched`; declines unless it is the only argument that holds examples."""
+        """Return the layout of `batched`; raise `Declined` unless it alone holds examples."""
         layout = self.layout(batched)
         if layout is None or any(t is not None and self.layout(t) is not None for t in others):
             raise Declined
         return layout
 
 
-def outside_autocast(tensor: Tensor) -> AbstractContextManager[Any]:
-    """For a rule that has cast its tensors itself."""
+def hidden(tensor: Tensor | None) -> Tensor | None:
+    """Return the tensor detached, so that autograd computes no ordinary gradient for it."""
+    return None if tensor is None else tensor.detach()
+
+
+def without_autocast(tensor: Tensor) -> AbstractContextManager[Any]:
+    """Return a context that disables autocast, for a rule that has cast its tensors itself."""
     if torch.is_autocast_enabled(tensor.device.type):
         return torch.autocast(tensor.device.type, enabled=False)
     return nullcontext()
 
 
-def autocast_dtype(tensor: Tensor) -> torch.dtype:
-    """The dtype a matrix product of this tensor is computed in."""
-    kind = tensor.device.type
-    if tensor.dtype != torch.float64 and torch.is_autocast_enabled(kind):
-        return torch.get_autocast_dtype(kind)
-    return tensor.dtype
+def autocast(*tensors: Any) -> list[Any]:  # Any: tensors, and None for one that is absent
+    """Return the operands of a matrix product in the dtype that autocast computes it in."""
+    kind, dtype = tensors[0].device.type, tensors[0].dtype
+    if dtype != torch.float64 and torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)
+    return cast(dtype, *tensors)
+
+
+def cast(dtype: torch.dtype, *tensors: Any) -> list[Any]:  # Any: as above
+    """Return the tensors in this dtype, and None for None."""
+    return [None if tensor is None else tensor.to(dtype) for tensor in tensors]
 
 
 def first_order(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Marks a rule's backward, which hides how its result depends on the shared tensors.
+    """Decorate a rule's backward so that differentiating through it raises `Unsupported`.
 
-    A loss that differentiates the model and then the result once more (`create_graph=True`) would
-    silently lose that part of its gradient.
+    A rule's backward does not depend on the shared tensors as far as autograd can see. A loss with
+    second derivatives (`create_graph=True`) would silently lose that part of its gradient.
     """
 
     @wraps(backward)

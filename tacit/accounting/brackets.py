@@ -1,0 +1,132 @@
+"""Brackets: certified statements `lower <= truth <= upper`, and the inversion of certified curves.
+
+The tight accountant computes brackets of delta(epsilon); `invert` turns them into brackets of
+epsilon(delta).
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+_FINE = 1e-13
+"""Relative width to which `invert` closes in."""
+
+
+class Bracket(NamedTuple):
+    """A certified statement `lower <= truth <= upper`; both ends are proved, neither is a guess.
+
+    >>> Bracket(0.25, 0.75).width
+    0.5
+    """
+
+    lower: float
+    upper: float
+
+    @property
+    def width(self) -> float:
+        """Distance between the ends; 0 where both are infinite."""
+        return 0.0 if self.lower == self.upper else self.upper - self.lower
+
+    @staticmethod
+    def of_delta(lower: float, upper: float) -> "Bracket":
+        """Return a bracket with both ends within [0, 1]; an end that is NaN becomes 0 or 1.
+
+        >>> Bracket.of_delta(float("nan"), float("nan"))
+        Bracket(lower=0.0, upper=1.0)
+        """
+        return Bracket(min(lower, 1.0) if lower > 0 else 0.0, max(upper, 0.0) if upper < 1 else 1.0)
+
+    def meets(self, other: "Bracket") -> bool:
+        """Return whether two brackets of one number can both be right."""
+        return self.lower <= other.upper and other.lower <= self.upper
+
+    def intersection(self, other: "Bracket") -> "Bracket":
+        """Return what two brackets of one number prove together."""
+        return Bracket(max(self.lower, other.lower), min(self.upper, other.upper))
+
+    def worse(self, other: "Bracket") -> "Bracket":
+        """Return a bracket of the larger of two numbers, given a bracket of each."""
+        return Bracket(max(self.lower, other.lower), max(self.upper, other.upper))
+
+
+class Curve(Protocol):
+    """A curve delta(epsilon) with certified bounds at every epsilon."""
+
+    def delta(self, epsilon: float) -> Bracket:
+        """Return bounds on delta(epsilon)."""
+        ...
+
+
+def invert(
+    curve: Curve, delta: float, *, guess: float, ceiling: float, slope: float = math.nan
+) -> Bracket:
+    """Return bounds on the smallest epsilon with delta(epsilon) <= `delta`.
+
+    An end is only moved to a point at which the curve proves it: `upper` to where the upper bound
+    of the curve is at most `delta`, `lower` to where its lower bound is above `delta` (the true
+    curve never rises).
+
+    Parameters
+    ----------
+    ceiling
+        An epsilon that is known to be large enough.
+    slope
+        About how fast log delta falls near `guess`; NaN if unknown.
+    """
+    log_delta = math.log(delta)
+
+    def excess(epsilon: float) -> float:
+        upper = curve.delta(epsilon).upper
+        return math.inf if math.isnan(upper) else _log(upper) - log_delta
+
+    if excess(0.0) <= 0:
+        return Bracket(0.0, 0.0)
+    upper, slope = _descend(excess, 0.0, ceiling, min(max(guess, 0.0), ceiling), slope)
+    return Bracket(_walk_down(curve, log_delta, upper, slope), upper)
+
+
+def _descend(
+    f: Callable[[float], float], low: float, high: float, x: float, slope: float
+) -> tuple[float, float]:
+    """Return a point with f <= 0 just above the zero of f, and how fast f falls there.
+
+    Takes secant steps inside the interval. Each step goes slightly too far, so that both ends of
+    the interval close in. Returns `high` if no point with f <= 0 is found.
+    """
+    last_x, last_f = math.nan, math.nan
+    for attempt in range(100):
+        value = f(x)
+        if value > 0:
+            low = x
+        else:
+            high = x
+        hair = _FINE * max(high if high < math.inf else x, 1e-6)
+        if high - low <= 2 * hair:
+            break
+        if math.isfinite(last_f) and math.isfinite(value) and x != last_x:
+            slope = (last_f - value) / (x - last_x)
+        last_x, last_f = x, value
+        step = value / slope if slope > 0 else math.copysign(0.05 * max(x, 0.1), value)
+        x = x + step + math.copysign(hair, value)
+        if not low < x < high or attempt > 30:
+            x = 0.5 * (low + high) if high < math.inf else 2 * low + 1.0
+    return high, slope
+
+
+def _walk_down(curve: Curve, log_delta: float, upper: float, slope: float) -> float:
+    """Return a point below `upper` at which delta is proved to be larger; 0 if none is found."""
+    width, x = 0.0, upper
+    for _ in range(80):
+        value = _log(curve.delta(x).lower) - log_delta
+        if value > 0:
+            return x
+        ahead = -1.05 * value / slope if slope > 0 and math.isfinite(value) else 0.0
+        width = max(2 * width, upper - x + ahead, 4 * _FINE * max(upper, 1e-6))
+        x = upper - width
+        if x <= 0:
+            return 0.0
+    return 0.0
+
+
+def _log(x: float) -> float:
+    return math.log(x) if x > 0 else -math.inf

@@ -1,0 +1,180 @@
+"""Facts about one occurrence of one event: a single body each, for all accountants and the ledger.
+
+* `pure_epsilon`: epsilon of a release at delta 0, if it has one;
+* `gaussian_shift`: distance by which one record moves the mean of Gaussian noise;
+* `gdp_mu_squared`: square of a mu for which a release is mu-GDP;
+* `epsilon_and_delta`: the guarantee of an approximate release, by group privacy if need be;
+* `response_law`: probabilities of the answers of randomized response;
+* `log_mixture` and `sampled_epsilon`: log(1 - q + q e^x), which sampling at rate q makes of x.
+
+Numbers stated in an event are taken as the decimals they are written as (`exact`), and whatever
+has to be rounded is rounded up, so rounding can only over-charge. The exception is `log_mixture`,
+which is accurate but not rounded to one side: both ends of a bracket are computed from it.
+"""
+
+import math
+from fractions import Fraction
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtri
+
+from tacit import events as ev
+from tacit.events import Event, Relation
+
+ADD_REMOVE = Relation.ADD_REMOVE
+"""The relation under which accountants price an event unless another one is given."""
+
+BoundedLoss: TypeAlias = ev.Laplace | ev.PureDP | ev.Exponential | ev.RandomizedResponse
+"""Releases whose privacy loss is bounded, so that they are pure DP."""
+
+Complexes: TypeAlias = NDArray[np.complex128]
+Numbers: TypeAlias = NDArray[Any]  # Any: real or complex, as the argument is
+
+ROUND = 2.0**-53
+"""Largest relative error of one rounding."""
+
+_MARGIN = 1 + 1e-12  # above the rounding of the few operations it multiplies
+
+
+class ResponseLaw(NamedTuple):
+    """Law of one answer of randomized response, for a given true answer."""
+
+    truth: float
+    """Probability of the true answer."""
+    other: float
+    """Probability of each other answer."""
+    loss: float
+    """log(truth / other)."""
+
+
+def exact(value: float) -> Fraction:
+    """Return `value` as the decimal it is written as: 1/10 for 0.1."""
+    return Fraction(repr(value))
+
+
+def round_up(value: Fraction | float) -> float:
+    """Return the smallest float that, as the decimal it is written as, is not below `value`."""
+    near = float(value)
+    return near if near == math.inf or exact(near) >= value else math.nextafter(near, math.inf)
+
+
+def pure_epsilon(event: Event, relation: Relation) -> Fraction | float:
+    """Return epsilon of one occurrence of `event` at delta 0; infinity where no bound is known.
+
+    >>> pure_epsilon(ev.Laplace(3.0), Relation.ADD_REMOVE)
+    Fraction(1, 3)
+    """
+    match event:
+        case ev.PureDP() | ev.Exponential():
+            return exact(event.epsilon) * exact(_replacement_factor(event, relation))
+        case ev.Laplace():
+            return exact(_replacement_factor(event, relation)) / exact(event.noise_multiplier)
+        case ev.RandomizedResponse():
+            return exact(response_law(event).loss * _MARGIN)
+        case ev.PoissonSampled() if relation is not Relation.REPLACE_ONE:
+            # Amplification by sampling: Balle, Barthe & Gaboardi 2018, Thm. 8 (arXiv:1807.01647).
+            inner = float(pure_epsilon(event.event, relation))
+            return math.inf if inner > 500 else exact(sampled_epsilon(inner, event.rate))
+        case _:
+            return math.inf
+
+
+def gaussian_shift(event: ev.Gaussian, relation: Relation) -> float:
+    """Return by how many standard deviations a change of one record moves the mean."""
+    return _replacement_factor(event, relation) / event.noise_multiplier
+
+
+def gdp_mu_squared(event: Event, relation: Relation) -> float:
+    """Return the square of the smallest mu for which `event` is known to be mu-GDP.
+
+    Infinity where no mu is known. For a pure release: the trade-off function of epsilon-DP is two
+    chords that meet at (t, t), t = 1 / (1 + e^epsilon) (Dong, Roth & Su 2022, arXiv:1905.02383).
+    A Gaussian one is convex, so it lies below both chords once it passes through (t, t).
+    """
+    if isinstance(event, ev.Gaussian):
+        return gaussian_shift(event, relation) ** 2 * _MARGIN
+    epsilon = float(pure_epsilon(event, relation))
+    if epsilon < 1e-3:
+        mu = math.sqrt(math.pi / 2) * epsilon * (1 + epsilon**2)  # its series, rounded up
+    else:
+        mu = -2 * float(ndtri(1 / (1 + math.exp(epsilon)))) if epsilon < 700 else math.inf
+    return mu**2 * _MARGIN
+
+
+def epsilon_and_delta(event: ev.ApproximateDP, relation: Relation) -> tuple[float, float]:
+    """Return (epsilon, delta) of `event` under `relation`, delta rounded up.
+
+    A replacement is a removal and an addition. If the guarantee of `event` is not stated for
+    replacement, group privacy for two records gives (2 epsilon, delta (1 + e^epsilon)).
+    """
+    epsilon, delta = event.epsilon, event.delta
+    if relation is not Relation.REPLACE_ONE or event.replace_factor == 1:
+        return epsilon, delta
+    return 2 * epsilon, min(1.0, delta * (1 + math.exp(min(epsilon, 700))) * _MARGIN)
+
+
+def response_law(event: ev.RandomizedResponse) -> ResponseLaw:
+    """Return the probabilities with which randomized response gives each answer."""
+    p, n = event.random_probability, event.n_options
+    return ResponseLaw(truth=1 - p + p / n, other=p / n, loss=math.log1p((1 - p) * n / p))
+
+
+def sampled_epsilon(epsilon: float, rate: float) -> float:
+    """Return log(1 - rate + rate e^epsilon), rounded away from 0: pure epsilon on a sample."""
+    return epsilon if rate == 1 else log_mixture_at(rate, epsilon) * _MARGIN
+
+
+def log_mixture_at(rate: float, u: float) -> float:
+    """Return `log_mixture` of a single number."""
+    return float(log_mixture(rate, np.array(u)))
+
+
+def log_mixture(rate: float, u: Numbers) -> Numbers:
+    """Return log(1 - rate + rate e^u), relatively accurate and without overflow.
+
+    For complex u the branch is the one that is continuous from the real line, |Im u| < pi; there,
+    a rate above 1/2 gives absolute accuracy only.
+    """
+    if rate == 1.0:
+        return u
+    log_rate, log_rest = math.log(rate), math.log1p(-rate)
+    if np.iscomplexobj(u):
+        near = log1p(rate * expm1(np.minimum(np.real(u), 30.0) + 1j * np.imag(u)))
+        rises = np.real(u) + log_rate > log_rest
+        gap = np.where(rises, log_rest - log_rate - u, u + log_rate - log_rest)
+        added = np.where(rises, u + log_rate, log_rest) + log1p(np.exp(gap))
+        return added if rate > 0.5 else np.where(np.real(u) > 30.0, added, near)
+    growth = rate * np.expm1(np.minimum(u, 30.0))
+    near = np.log1p(growth)
+    if rate <= 0.5 and np.max(u, initial=-math.inf) <= 30.0:
+        return near
+    # Growth below -1/2 has lost digits, but there the logarithm is not small: adding logs is safe.
+    return np.where((u > 30.0) | (growth < -0.5), np.logaddexp(log_rest, log_rate + u), near)
+
+
+def log1p(z: Complexes) -> Complexes:
+    """Return log(1 + z) of complex z, relatively accurate for small z (numpy's is not)."""
+    out = np.empty_like(z)
+    near = 0.5 * np.log1p(np.maximum(z.real * (2 + z.real) + z.imag**2, -0.9))
+    far = np.log(np.maximum(np.hypot(1 + z.real, z.imag), 1e-300))
+    out.real = np.where(np.abs(z) < 0.5, near, far)
+    out.imag = np.arctan2(z.imag, 1 + z.real)
+    return out
+
+
+def expm1(z: Complexes) -> Complexes:
+    """Return e^z - 1 of complex z, relatively accurate for small z."""
+    out = np.empty_like(z)
+    growth, half = np.expm1(z.real), np.sin(0.5 * z.imag)
+    out.imag = (1 + growth) * np.sin(z.imag)
+    out.real = growth - (1 + growth) * (2 * half * half)
+    return out
+
+
+def _replacement_factor(
+    event: ev.Gaussian | ev.Laplace | ev.PureDP | ev.Exponential, relation: Relation
+) -> float:
+    """Return the change between neighbors, in units of one record's contribution."""
+    return event.replace_factor if relation is Relation.REPLACE_ONE else 1.0

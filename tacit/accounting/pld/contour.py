@@ -1,0 +1,353 @@
+"""The contour method: delta(epsilon) as an integral of moments, with a proved error.
+
+Let M(z) = E_P[exp(z l)] be the moments of the total loss, a product over the steps. Then
+
+    delta(epsilon) = 1/(2 pi i) * integral of M(z) exp(-z epsilon) / (z (z + 1)) dz
+
+along Re z = order > 0. It is evaluated by the trapezoid rule with step 2 pi / w. By Poisson
+summation, the rule gives *exactly* the sum over all k of exp(order k w) delta(epsilon + k w): the
+wanted value, and aliases that are never negative. So the sum over |t| < t_max differs from delta by
+
+  aliases below   at most r / (1 - r), r = exp(-order w), because delta <= 1;
+  aliases above   by Chernoff at a second order m > order: delta(e) <= c(m) M(m) exp(-m e) with
+                  c(m) = m^m / (m + 1)^(m + 1), summed as a geometric series;
+  truncation      sup |M(order + i t)| over t >= t_max, divided by pi t_max;
+  the transform   quadrature, pruning and rounding of each M(order + i t), times the count;
+  the cut         mass removed from the tail of high losses, times the count (it lowers delta).
+
+The cost is nodes in t times nodes in the output y: the number of steps is only an exponent.
+
+**Rungs.** If sampling is rare, the total loss is almost an atom (no step sampled the record) with
+a tail on a much larger scale: M hardly decays, and no order suits both. So every law is cut at
+lower and lower levels, P >= A_1 >= A_2 ..., and the composition is written as a telescoping sum,
+
+    prod P = (prod P - prod A_1) + (prod A_1 - prod A_2) + ... + prod A_k.
+
+Each difference is a positive measure and decays like A_j - A_(j+1), whose losses are spread out on
+one scale, so each gets a contour of its own (|prod A - prod B| <= sum |A - B|). The last term is
+computed by a plain contour, or has losses so low that a Chernoff bound of it is negligible.
+"""
+
+import math
+
+import numpy as np
+from scipy.special import ndtr
+
+from tacit._arrays import Floats
+from tacit.accounting.brackets import Bracket
+from tacit.accounting.one_event import ROUND, Complexes, expm1
+from tacit.accounting.pld.laplace_contour import LaplaceModel
+from tacit.accounting.pld.loss_laws import Discrete, Law, Normal, Shifted
+from tacit.accounting.pld.pairs import Direction
+from tacit.accounting.pld.sampled_gaussian_contour import WIDE, SmoothModel, TiltedSmooth
+from tacit.accounting.pld.transforms import (
+    LOG_CONSTANT,
+    ORDERS,
+    AtomicModel,
+    Factor,
+    LossModel,
+    PlainModel,
+    Split,
+    Tilt,
+    total,
+)
+from tacit.errors import NotCertified
+
+_LIGHT_WORK, _MOST_WORK = 3e5, 1e8
+"""Nodes in t times nodes in y: per law that is accepted at once, and in total that is allowed."""
+_TINY_MASS = 1e-290  # above any sum of masses that underflow
+_MOST_RUNGS = 16
+_LITTLE_GAIN = 28.0
+"""Log of integrand over target up to which rounding has no effect."""
+
+
+class Family:
+    """Laws with their counts and moments, from which contours are tuned."""
+
+    def __init__(self, models: list[LossModel], counts: list[int]) -> None:
+        self.models = models
+        self.counts = counts
+        self.steps = sum(counts)
+        self.each = [model.moments(self.steps) for model in models]
+        self.moments = total(self.each, counts)
+        removed = (n * model.removed for n, model in zip(counts, models, strict=True))
+        self.removed = math.fsum(removed)
+
+    @staticmethod
+    def of(direction: Direction, *, log_removed: float, width: float = WIDE) -> "Family":
+        """Return the laws of `direction`, with exp(log_removed) of the mass cut off in total."""
+        log_each = log_removed - math.log(direction.steps)
+        models = [_model(law, log_each, width) for law, _ in direction.parts]
+        return Family(models, [count for _, count in direction.parts])
+
+    def lower(self, epsilon: float) -> "Family | None":
+        """Return the same laws, cut one rung lower; None if only negligible losses are left."""
+        smooth = [model for model in self.models if isinstance(model, SmoothModel)]
+        if not smooth:
+            return None
+        steepest = max(smooth, key=lambda model: float(np.interp(model.cut, model.y, model.loss)))
+        below = steepest.cut - max(1.2, 2.5 * steepest.sigma)
+        level = float(np.interp(below, steepest.y, steepest.loss))
+        if level <= 1e-6 * epsilon:
+            return None
+        scale = max(level, epsilon)
+        models = [m.cut_at(level, scale) if isinstance(m, SmoothModel) else m for m in self.models]
+        return Family(models, self.counts)
+
+    def plain(self, epsilon: float, log_target: float) -> "Contours | None":
+        """Return one contour with error about exp(log_target) near `epsilon`, if it is cheap."""
+        draft = _Draft(self, epsilon, log_target, None)
+        return Contours([draft], self, None) if draft.is_light else None
+
+    def ladder(self, epsilon: float, log_target: float) -> "Contours":
+        """Return a sum of contours, one for each rung."""
+        drafts: list[_Draft] = []
+        top = self
+        for _ in range(_MOST_RUNGS):
+            low = top.lower(epsilon)
+            if low is None:
+                break
+            drafts.append(_Draft(top, epsilon, log_target, low))
+            rest = _LowRuns(low)
+            if rest.log_delta(epsilon) <= log_target:
+                return Contours(drafts, self, rest)
+            bottom = _Draft(low, epsilon, log_target, None)
+            if bottom.is_light and bottom.log_gain <= _LITTLE_GAIN:
+                return Contours([*drafts, bottom], self, None)
+            top = low
+        raise NotCertified("the transform of the loss decays too slowly.")
+
+
+class _LowRuns:
+    """The last term of the telescoping sum, in which no step has a high loss."""
+
+    def __init__(self, family: Family) -> None:
+        self.log_m = np.zeros(len(ORDERS))
+        self.leak = 0.0
+        for model, n, moments in zip(family.models, family.counts, family.each, strict=True):
+            upper, leak = (
+                model.bounded() if isinstance(model, SmoothModel) else (moments.upper, 0.0)
+            )
+            self.log_m += n * upper
+            self.leak += n * leak
+
+    def log_delta(self, epsilon: float) -> float:
+        """Return the log of a bound of its delta(epsilon): Chernoff, and the mass above the cut."""
+        logs = self.log_m + LOG_CONSTANT - ORDERS * epsilon
+        return float(np.logaddexp(np.min(logs), math.log(self.leak + 1e-300)))
+
+
+class Contours:
+    """delta(epsilon) as a sum of contours: certified everywhere, sharp near `center`."""
+
+    def __init__(self, drafts: list["_Draft"], family: Family, rest: _LowRuns | None) -> None:
+        """Integrate `drafts`; `rest` is the term of the telescoping sum that has no contour."""
+        if sum(draft.work for draft in drafts) > _MOST_WORK:
+            raise NotCertified("the transform of the loss decays too slowly.")
+        self.removed = family.removed
+        self.rest = rest
+        self.center = drafts[0].center
+        self.order = max(draft.order for draft in drafts)
+        self.overlap = math.fsum(draft.overlap for draft in drafts)
+        self.contours = [Contour(draft) for draft in drafts]
+
+    def delta(self, epsilon: float) -> Bracket:
+        """Return certified bounds on delta(epsilon)."""
+        parts = [contour.delta(epsilon) for contour in self.contours]
+        lower = math.fsum(part.lower for part in parts) - self.overlap
+        upper = math.fsum(part.upper for part in parts) + self.removed
+        if self.rest:
+            upper += math.exp(min(self.rest.log_delta(epsilon), 0.0))
+        return Bracket.of_delta(lower, upper)
+
+
+class _Draft:
+    """A planned contour: its line, its nodes in t and in y, and how much work they are."""
+
+    def __init__(
+        self, family: Family, epsilon: float, log_target: float, low: Family | None
+    ) -> None:
+        """Plan the contour of `family`, or of its difference from `low`."""
+        self.family = family
+        self.center = epsilon
+        self.splits, self.log_mass, self.overlap = _difference(family, low)
+        self.index, self.window = family.moments.choose_line(epsilon, log_target, self.log_mass)
+        self.order = float(ORDERS[self.index])
+        self.step = 2 * math.pi / self.window
+        self.log_gain = float(family.moments.upper[self.index]) - self.order * epsilon - log_target
+        self.tilts = [
+            Tilt(self.order, float(m.upper[self.index]), float(m.error[self.index]))
+            for m in family.each
+        ]
+        self.tilted = [
+            model.tilt(tilt) for model, tilt in zip(family.models, self.tilts, strict=True)
+        ]
+        reach, self.log_truncation = self._reach()
+        self.size = math.ceil(min(reach * self.window, 1e9) / (2 * math.pi)) + 2
+        log_error = -max(self.log_gain, 3.0) - math.log(family.steps) - 3.0
+        nodes = [
+            law.lay_nodes(self.size * self.step, log_error, split)
+            for law, split in zip(self.tilted, self.splits, strict=True)
+        ]
+        self.work = self.size * float(1 + sum(nodes))
+        self.is_light = self.work <= _LIGHT_WORK * len(nodes)
+
+    def _reach(self) -> tuple[float, float]:
+        """Return a t beyond which the integral is below target, and the log of that integral.
+
+        The t is within a fifth of the smallest one.
+        """
+        variance = float(self.family.moments.variance[self.index])
+        low = t = 0.5 * math.sqrt(2 * max(self.log_gain, 1.0) / variance)
+        while (log_tail := self._log_tail(t)) + self.log_gain > 0:
+            low, t = t, 2 * t
+            if t > 1e30 * low or t * self.window > 1e10:
+                return math.inf, 0.0
+        while t > 1.2 * low:
+            middle = math.sqrt(low * t)
+            if (log_middle := self._log_tail(middle)) + self.log_gain > 0:
+                low = middle
+            else:
+                t, log_tail = middle, log_middle
+        return t, log_tail
+
+    def _log_tail(self, t: float) -> float:
+        """Bound the log of the integral beyond t.
+
+        |prod M - prod A| is at most the sum of count * |B|, since all other |M| <= 1.
+        """
+        whole = 0.0
+        high: list[float] = []
+        for law, count, split in zip(self.tilted, self.family.counts, self.splits, strict=True):
+            if split and isinstance(law, TiltedSmooth):
+                high.append(math.log(count) + law.log_high_decay(t, split))
+            else:
+                whole += count * law.log_decay(t, count)
+        parts = float(np.logaddexp.reduce(high)) if high else 0.0
+        return whole + parts - math.log(math.pi * t)
+
+
+def _difference(
+    family: Family, low: Family | None
+) -> tuple[list[Split | None], float | None, float]:
+    """Return where each law is split, the log mass of the difference, and what is counted twice.
+
+    A law cut at two places, chi_low chi_top, is a little less than one cut at the lower place: by
+    P(y + w Z < low, y + w' Z' > top) <= P(w' Z' - w Z > top - low), or by all that `top` removes.
+    """
+    splits: list[Split | None] = [None] * len(family.models)
+    if low is None:
+        return splits, None, 0.0
+    mass = overlap = 0.0
+    for i, (n, top, bottom) in enumerate(
+        zip(family.counts, family.models, low.models, strict=True)
+    ):
+        if isinstance(top, SmoothModel) and isinstance(bottom, SmoothModel) and top is not bottom:
+            splits[i] = Split(bottom.cut, bottom.width)
+            mass += n * bottom.removed
+            apart = (top.cut - bottom.cut) / math.hypot(top.width, bottom.width)
+            overlap += n * min(float(ndtr(-apart)), top.removed)
+    return splits, math.log(min(max(mass, _TINY_MASS), 1.0)), overlap  # the mass may underflow
+
+
+class Contour:
+    """delta(epsilon) by the trapezoid rule on one line: certified everywhere, sharp near one."""
+
+    def __init__(self, draft: _Draft) -> None:
+        self.draft = draft
+        self.order = draft.order
+        self.window = draft.window
+        self.t = draft.step * np.arange(draft.size)
+        factors = [
+            law.factor(draft.step, draft.size, split)
+            for law, split in zip(draft.tilted, draft.splits, strict=True)
+        ]
+        counts = draft.family.counts
+        product, error = _product(factors, counts)
+        z = self.order + 1j * self.t
+        self.weights = product * (draft.step / math.pi) / (z * (z + 1))
+        self.weights[0] *= 0.5
+        sizes = np.abs(self.weights)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            absolute = error * (draft.step / math.pi) / np.abs(z * (z + 1))
+        self.error = float(np.sum(absolute)) + math.exp(draft.log_truncation)
+        self.error += float(sizes.sum()) * (8 + len(sizes)) * ROUND
+        self.phase_error = 2 * ROUND * float(sizes @ self.t)
+        self._bound_aliases(draft)
+        tilts = list(zip(counts, draft.tilts, strict=True))
+        self.log_m = math.fsum(n * tilt.log_moment for n, tilt in tilts)
+        self.log_m_error = 8 * ROUND * abs(self.log_m) + math.fsum(n * t.error for n, t in tilts)
+
+    def _bound_aliases(self, draft: _Draft) -> None:
+        ratio = math.exp(-self.order * self.window)
+        self.below = math.exp(draft.log_mass or 0.0) * ratio / (1 - ratio)
+        upper = draft.family.moments.upper
+        higher = np.flatnonzero(np.isfinite(upper))
+        higher = higher[higher > draft.index]
+        self.higher = ORDERS[higher]
+        shrink = (self.order - self.higher) * self.window
+        self.log_above = upper[higher] + LOG_CONSTANT[higher] + shrink - np.log(-np.expm1(shrink))
+
+    def delta(self, epsilon: float) -> Bracket:
+        """Return certified bounds on delta(epsilon)."""
+        exponent = self.log_m - self.order * epsilon
+        if not exponent < 600.0:
+            return Bracket(0.0, 1.0)
+        scale = math.exp(exponent)
+        angle = self.t * epsilon
+        value = scale * float(self.weights.real @ np.cos(angle) + self.weights.imag @ np.sin(angle))
+        relative = self.log_m_error + 8 * ROUND * (1 + abs(exponent) + self.order * epsilon)
+        both = scale * (self.error + self.phase_error * epsilon)
+        both += abs(value) * math.expm1(min(relative, 700.0))
+        return Bracket.of_delta(value - both - self._aliases(epsilon), value + both)
+
+    def _aliases(self, epsilon: float) -> float:
+        """Bound the terms k != 0 of the Poisson sum."""
+        logs = self.log_above - self.higher * epsilon
+        return self.below + math.exp(min(float(logs.min(initial=700.0)), 700.0))
+
+
+def _product(factors: list[Factor], counts: list[int]) -> tuple[Complexes, Floats]:
+    """Return (prod M - prod A) / prod M(order), without A where nothing is split, and its error."""
+    pairs = list(zip(counts, factors, strict=True))
+    log = np.sum([n * f.log for n, f in pairs], axis=0)
+    # (|M| + error)^n - |M|^n, multiplied out over the steps
+    growth = np.sum([n * np.log1p(f.error) for n, f in pairs], axis=0) + 8 * ROUND * np.abs(log)
+    whole, error = _power(log, growth + 8 * ROUND)
+    highs = [(n, f, f.high) for n, f in pairs if f.high]
+    if not highs:
+        return whole, error
+    rise = np.sum([n * high.log_rise for n, _, high in highs], axis=0)
+    log_low = np.sum([n * (f.high.log_low if f.high else f.log) for n, f in pairs], axis=0)
+    low_growth = np.sum([n * np.log1p(f.error * _ratio(f)) for n, f in pairs], axis=0)
+    low, low_error = _power(log_low, low_growth + 8 * ROUND * (1 + np.abs(log_low)))
+    small = (np.abs(rise) < 0.5) & (growth + low_growth < 0.1)
+    # d(prod M - prod A) = sum of n [ dB prod M / M + dA (prod M / M - prod A / A) ]
+    product = low * expm1(np.where(small, rise, 0.0))
+    fine = np.abs(product) * (growth + low_growth + 8 * ROUND * (1 + np.abs(rise)))
+    for n, f, high in highs:
+        added = high.error * np.exp(-f.log.real) + 8 * ROUND * np.abs(high.log_rise)
+        step = expm1(np.where(small, high.log_rise, 0.0))
+        fine += n * (added * np.abs(whole) + f.error * np.abs(low * step))
+    return np.where(small, product, whole - low), np.where(small, 2 * fine, error + low_error)
+
+
+def _power(log: Complexes, growth: Floats) -> tuple[Complexes, Floats]:
+    """Return exp(log), and its error if log is uncertain by `growth`."""
+    power = np.exp(log)
+    return power, np.exp(np.minimum(log.real + growth, 700.0)) - np.abs(power) * (1 - 4 * ROUND)
+
+
+def _ratio(f: Factor) -> Floats:
+    """Return |M / A|."""
+    return np.exp((f.log - f.high.log_low).real) if f.high else np.ones(len(f.log))
+
+
+def _model(law: Law, log_removed: float, width: float) -> LossModel:
+    if isinstance(law, Shifted):
+        return PlainModel(law.mu**2)
+    if isinstance(law, Discrete):
+        return AtomicModel(np.array(law.losses), np.array(law.p))
+    if isinstance(law.noise, Normal):
+        return SmoothModel.cut_lightly(law, log_removed, width)
+    return LaplaceModel(law)

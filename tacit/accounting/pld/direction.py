@@ -1,0 +1,250 @@
+"""The price of one direction of comparison, by whichever method proves the sharpest bracket."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from tacit.accounting.brackets import Bracket, invert
+from tacit.accounting.one_event import ROUND
+from tacit.accounting.pld.contour import Contours, Family
+from tacit.accounting.pld.lattice import Lattice, coarse_moments
+from tacit.accounting.pld.loss_laws import Normal, OneRelease, Sampled, Shifted
+from tacit.accounting.pld.pairs import Direction
+from tacit.accounting.pld.sampled_gaussian_contour import NARROW, WIDE
+from tacit.errors import NotCertified
+
+_GOOD = 1e-5
+"""Relative width at which a bracket is returned without trying another method."""
+_FAIR = 1e-4
+"""Relative width at which the lattice is not refined further."""
+_ROUGH = 1e-2
+"""Relative error of delta that suffices to find out which direction is the worse."""
+_COARSE = 1 << 13
+_LATTICE_POINTS = (_COARSE, 1 << 16, 1 << 18)
+
+
+class DirectionPrice:
+    """The curve delta(epsilon) of one `Direction`, and its inverse epsilon(delta).
+
+    A contour that was tuned for one point is kept and serves the points around it, so a whole
+    curve costs little more than its first point.
+    """
+
+    def __init__(self, direction: Direction, *, tolerance: float) -> None:
+        self.direction = direction
+        self.tolerance = tolerance
+        self.largest_loss = direction.largest_loss
+        self.releases = [(OneRelease(law), count) for law, count in direction.parts]
+        self.curves: list[Contours] = []
+        self.families: dict[float, Family] = {}
+
+    def epsilon(self, delta: float, *, floor: float = 0.0) -> Bracket:
+        """Return bounds on the smallest epsilon.
+
+        `floor` is an epsilon that another direction needs: bounds below it are not sharpened.
+        """
+        low, high = self.direction.infinite_lower, self.direction.infinite_upper
+        if delta < low or low == 1.0:
+            return Bracket(math.inf, math.inf)
+        answer = self._finite_epsilon((delta - low) / (1 - low) * (1 + 4 * ROUND), floor)
+        if high == 0.0:
+            return answer
+        if delta < high or high == 1.0:
+            return Bracket(answer.lower, math.inf)
+        upper = self._finite_epsilon((delta - high) / (1 - high) * (1 - 4 * ROUND), floor).upper
+        return Bracket(answer.lower, upper)
+
+    def delta(self, epsilon: float, *, floor: float = 0.0) -> Bracket:
+        """Return bounds on delta(epsilon).
+
+        `floor` is a delta that another direction needs: bounds below it are not sharpened.
+        """
+        low, high = self.direction.infinite_lower, self.direction.infinite_upper
+        finite = self._finite_delta(epsilon, floor - high)
+        upper = high + (1 - high) * finite.upper * (1 + 8 * ROUND)
+        return Bracket(low + (1 - low) * finite.lower * (1 - 8 * ROUND), min(upper, 1.0))
+
+    def _finite_epsilon(self, delta: float, floor: float) -> Bracket:
+        if self._total_variation() <= delta:
+            return Bracket(0.0, 0.0)
+        if delta <= 0.0:
+            return Bracket(self.largest_loss, self.largest_loss)
+        if self.direction.steps == 1:
+            return _epsilon_of(self.releases[0][0], delta)
+        methods = (self._contour_epsilon, self._lattice_epsilon, self._simple_epsilon)
+        return _sharpest(methods, delta, floor, Bracket(0.0, self.largest_loss))
+
+    def _finite_delta(self, epsilon: float, floor: float) -> Bracket:
+        if epsilon >= self.largest_loss or not self.releases:
+            return Bracket(0.0, 0.0)
+        if self.direction.steps == 1:
+            return self.releases[0][0].delta(epsilon)
+        lower = max(one.delta(epsilon).lower for one, _ in self.releases)
+        upper = min(self._total_variation(), _Unsampled(self.direction).delta(epsilon))
+        methods = (self._contour_delta, self._lattice_delta)
+        return _sharpest(methods, epsilon, floor, Bracket(lower, upper))
+
+    def _contour_epsilon(self, delta: float, floor: float, answer: Bracket) -> Bracket:
+        family = self._family(delta)
+        bound = family.moments.epsilon_bound(delta - family.removed)
+        answer = answer.intersection(Bracket(0.0, bound))
+        if floor > 0.0 and answer.upper > floor:  # is this the lesser direction?
+            rough = family.plain(floor, math.log(delta) + math.log(_ROUGH))
+            if rough and rough.delta(floor).upper <= delta:
+                return answer.intersection(Bracket(0.0, floor))
+        guess = family.moments.guess_epsilon(delta)
+        log_target = math.log(delta) + math.log(self.tolerance)
+        curve, plain = self._tuned_near(guess) or family.plain(guess, log_target), True
+        if curve is None:  # too costly: perhaps one step in many makes all the loss
+            guess = min(guess, self._single_jump(delta))
+        for _ in range(6):
+            if answer.upper <= floor:
+                break
+            if curve is None:
+                plain = False
+                try:
+                    curve = self._family(delta, NARROW).ladder(guess, log_target)
+                except NotCertified:
+                    break
+            self.curves.append(curve)
+            found = invert(curve, delta, guess=guess, ceiling=answer.upper, slope=curve.order)
+            answer = answer.intersection(found)
+            near = curve.order * abs(found.upper - guess) < 1.0
+            if _is_good(answer) or (near and not plain):
+                break
+            guess = found.upper  # closer to the truth than the guess for which it was tuned
+            curve = None if near or not plain else family.plain(guess, log_target)
+        return answer
+
+    def _single_jump(self, delta: float) -> float:
+        """Estimate epsilon as if one step in many made all the loss: delta = steps * one delta."""
+        return max(_epsilon_of(one, delta / count).upper for one, count in self.releases)
+
+    def _contour_delta(self, epsilon: float, floor: float, answer: Bracket) -> Bracket:
+        # The smallest float stands for any delta below it.
+        delta = max(math.exp(self._family(1e-12).moments.guess_log_delta(epsilon)), 1e-300)
+        for attempt in range(4):
+            family = self._family(delta)
+            bound = math.exp(family.moments.log_delta_bound(epsilon)) + family.removed
+            answer = answer.intersection(Bracket(0.0, bound))
+            if answer.upper <= floor:
+                break
+            log_target = math.log(delta) + math.log(self.tolerance)
+            curve = self._tuned_near(epsilon) if attempt == 0 else None
+            curve = curve or family.plain(epsilon, log_target)
+            curve = curve or self._family(delta, NARROW).ladder(epsilon, log_target)
+            self.curves.append(curve)
+            answer = answer.intersection(curve.delta(epsilon))
+            if _is_good(answer) or not 1e-300 < answer.upper < 0.5 * delta:
+                break
+            delta = answer.upper
+        return answer
+
+    def _tuned_near(self, epsilon: float) -> Contours | None:
+        """Return contours that were tuned for an epsilon close by, if there are any."""
+        near = (c for c in self.curves if c.order * abs(c.center - epsilon) < 2.0)
+        return next(near, None)
+
+    def _lattice_epsilon(self, delta: float, floor: float, answer: Bracket) -> Bracket:
+        log_target = math.log(delta) + math.log(self.tolerance)
+        moments = coarse_moments(self.direction, log_target - math.log(self.direction.steps))
+        guess = min(moments.guess_epsilon(delta), answer.upper)
+        for points in _LATTICE_POINTS:
+            for center in {guess, self._single_jump(delta)} if points == _COARSE else {guess}:
+                lattice = Lattice(self.direction, moments, center, log_target, points)
+                found = invert(lattice, delta, guess=center, ceiling=answer.upper)
+                answer = answer.intersection(found)
+            if answer.width <= _FAIR * answer.upper or answer.upper <= floor:
+                break
+            guess = answer.upper
+        return answer
+
+    def _lattice_delta(self, epsilon: float, floor: float, answer: Bracket) -> Bracket:
+        moments = coarse_moments(self.direction, math.log(1e-30 * self.tolerance))
+        guess = moments.guess_log_delta(epsilon)
+        for points in _LATTICE_POINTS:
+            log_target = max(guess, -690.0) + math.log(self.tolerance)
+            lattice = Lattice(self.direction, moments, epsilon, log_target, points)
+            answer = answer.intersection(lattice.delta(epsilon))
+            if answer.width <= _FAIR * answer.upper or answer.upper <= floor:
+                break
+            guess = min(guess, math.log(answer.upper))
+        return answer
+
+    def _simple_epsilon(self, delta: float, _floor: float, answer: Bracket) -> Bracket:
+        """Bound epsilon in closed form: one release from below, all without sampling from above."""
+        lower = max(_epsilon_of(one, delta).lower for one, _ in self.releases)
+        return answer.intersection(Bracket(lower, _Unsampled(self.direction).epsilon(delta)))
+
+    def _total_variation(self) -> float:
+        """Bound delta(0) from above: that of a composition is at most the sum."""
+        return math.fsum(n * one.delta(0.0).upper for one, n in self.releases)
+
+    def _family(self, delta: float, width: float = WIDE) -> Family:
+        """Return the laws with tails cut so far out that the mass removed is negligible."""
+        family = self.families.get(width)
+        if family is None or family.removed > delta * self.tolerance:
+            log_removed = math.log(delta) + math.log(self.tolerance / 8)
+            family = Family.of(self.direction, log_removed=log_removed, width=width)
+            self.families[width] = family
+        return family
+
+
+class _Unsampled:
+    """An upper bound of any composition: its noise as if nothing had been sampled.
+
+    Sampling mixes a pair with equal laws, which lowers every divergence (joint convexity). So all
+    Gaussian noise together is at most one Gaussian on all records; any other loss is at most its
+    largest.
+    """
+
+    def __init__(self, direction: Direction) -> None:
+        squared, rest = 0.0, 0.0
+        for law, count in direction.parts:
+            if isinstance(law, Shifted):
+                squared += count * law.mu**2
+            elif isinstance(law, Sampled) and isinstance(law.noise, Normal):
+                squared += count * ((law.a + law.b) / law.noise.sigma) ** 2
+            else:
+                rest += count * law.largest_loss
+        self.rest = rest * (1 + 1e-14)
+        self.noise = OneRelease(Shifted(math.sqrt(squared))) if squared else None
+
+    def epsilon(self, delta: float) -> float:
+        """Return an upper bound of epsilon(delta)."""
+        if self.noise is None:
+            return self.rest
+        return self.rest + invert(self.noise, delta, guess=1.0, ceiling=math.inf).upper
+
+    def delta(self, epsilon: float) -> float:
+        """Return an upper bound of delta(epsilon)."""
+        if epsilon < self.rest:
+            return 1.0
+        return self.noise.delta(epsilon - self.rest).upper if self.noise else 0.0
+
+
+def _sharpest(
+    methods: tuple[Callable[[float, float, Bracket], Bracket], ...],
+    target: float,
+    floor: float,
+    answer: Bracket,
+) -> Bracket:
+    """Sharpen `answer` by one method after another until it is good, or below `floor`."""
+    for method in methods:
+        try:
+            with np.errstate(over="ignore"):  # an infinite bound is a bound
+                answer = method(target, floor, answer)
+        except NotCertified:
+            continue
+        if _is_good(answer) or answer.upper <= floor:
+            break
+    return answer
+
+
+def _epsilon_of(one: OneRelease, delta: float) -> Bracket:
+    return invert(one, delta, guess=min(1.0, one.largest_loss), ceiling=one.largest_loss)
+
+
+def _is_good(answer: Bracket) -> bool:
+    return answer.width <= _GOOD * answer.upper

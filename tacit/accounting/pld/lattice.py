@@ -1,0 +1,280 @@
+"""The lattice method: losses on a grid, composed by a tilted Fourier transform.
+
+It shares no numerics with the contour method and needs nothing of a law but the masses that P and
+Q give to ranges of losses, so it serves laws with atoms, and as a check of the other method.
+
+**Upper bound.** The masses (P_k, Q_k) of a cell (g, g + h] are replaced by two atoms at its ends
+that keep both: g + h gets (P_k - exp(g) Q_k) / (1 - exp(-h)) of the P-mass and g the rest. This is
+the least pessimistic law on the grid (Doroshenko et al. 2022, arXiv:2207.04380). Losses below the
+grid are raised to its first point, losses above it count as infinite.
+
+**Lower bound.** An attack. Each output is reported only as the index k of the grid point nearest
+to its loss, and the attacker sees the sum S of the reported indices. Post-processing never helps an
+attacker, so for every threshold s
+
+    delta(epsilon)  >=  P(S >= s) - exp(epsilon) Q(S >= s),
+
+with both tails composed from exact cell masses. Both bounds are second order in h.
+
+**Composition.** The masses are tilted by exp(order * loss) and normalized before the transform, so
+that the tilted law is large where delta is decided, and rounding is relative to it. The window of
+N points wraps around. Mass from k windows below arrives with its weight times exp(-order k N h),
+together at most r / (1 - r); mass from above is bounded by Chernoff at higher orders. Rounding: a
+transform of length N errs by at most c u log2(N) in relative 2-norm (Higham 2002, Theorem 24.2), a
+power of count n multiplies this by n, and a tail sum with weights exp(-order (x - s)) adds at most
+its 2-norm over sqrt(1 - exp(-2 order h)) by Cauchy-Schwarz.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from tacit._arrays import Floats
+from tacit.accounting.brackets import Bracket
+from tacit.accounting.one_event import ROUND, Numbers
+from tacit.accounting.pld.loss_laws import Discrete, Law
+from tacit.accounting.pld.pairs import Direction
+from tacit.accounting.pld.transforms import ORDERS, Cumulants, WeightedLosses, total
+from tacit.errors import NotCertified
+
+_MOST_POINTS = 1 << 21
+_HIGHER = np.array([1.15, 1.4, 1.8, 2.5, 4.0, 8.0, 20.0, 100.0])
+"""Multiples of the order at which Chernoff bounds what lies above the window."""
+
+
+class Grid(NamedTuple):
+    """One law as masses on the grid points first * step, (first + 1) * step, ..."""
+
+    first: int
+    mass: Floats
+    above: float = 0.0
+    """Mass above the last point, which counts as infinite loss."""
+
+
+def dots(law: Law, step: float, low: float, high: float) -> Grid:
+    """Return the least law on the grid that dominates `law`."""
+    first, points = _points(step, low, high)
+    p, q = law.cells(points)
+    tail = np.cumsum(p[::-1])[::-1]  # P-mass from each cell up
+    gap = -math.expm1(-step)
+    # A tail is exact to a few roundings, so P and exp(g) Q <= P of a cell err by as much of it.
+    with np.errstate(divide="ignore"):
+        other = np.exp(points[:-1] + np.log(q[1:-1]))  # exp(g) Q
+    raised = (p[1:-1] - other + 16 * ROUND * tail[1:-1]) / gap
+    raised = np.clip(raised, 0.0, p[1:-1])
+    mass = np.zeros(len(points))
+    mass[1:] += raised
+    mass[:-1] += p[1:-1] - raised
+    mass[0] += p[0]
+    return Grid(first, mass, float(p[-1]))
+
+
+def reports(law: Law, step: float, low: float, high: float) -> tuple[Grid, Grid]:
+    """Return the law of the reported index under P and under Q."""
+    first, points = _points(step, low, high)
+    p, q = law.cells(points[:-1] + 0.5 * step)
+    return Grid(first, p), Grid(first, q)
+
+
+def _points(step: float, low: float, high: float) -> tuple[int, Floats]:
+    first, last = math.floor(low / step) - 1, math.ceil(high / step) + 1  # room for rounding
+    if last - first > _MOST_POINTS:
+        raise NotCertified("the losses span too many grid points.")
+    return first, step * np.arange(first, last + 1, dtype=float)
+
+
+class Composed:
+    """The sum of many grid losses: certified tails inside one window."""
+
+    def __init__(
+        self, parts: list[tuple[Grid, int]], step: float, order: float, window: float, start: float
+    ) -> None:
+        """Compose `parts`, tilted by `order`, in a window that begins at the loss `start`."""
+        self.step = step
+        self.order = order
+        self.higher = order * _HIGHER
+        self.log_m = 0.0
+        self.log_higher = np.zeros(len(self.higher))
+        if not window / step < _MOST_POINTS:
+            raise NotCertified("the window spans too many grid points.")
+        size = 1 << math.ceil(math.log2(window / step + 2))
+        log_spectrum = np.zeros(size // 2 + 1, np.complex128)
+        norm, first, last = 0.0, 0, 0
+        for grid, count in parts:
+            x = step * np.arange(grid.first, grid.first + len(grid.mass), dtype=float)
+            tilted, log_m = _tilt(grid.mass, order * x)
+            self.log_m += count * log_m
+            self.log_higher += count * np.array([_tilt(grid.mass, m * x)[1] for m in self.higher])
+            first, last = first + count * grid.first, last + count * (grid.first + len(x) - 1)
+            norm += count * float(np.linalg.norm(tilted))
+            folded = np.pad(tilted, (0, -len(tilted) % size)).reshape(-1, size).sum(axis=0)
+            transformed = np.fft.rfft(folded)
+            transformed[transformed == 0] = 1e-300
+            log_spectrum += count * np.log(transformed)
+        self.whole = last - first < size  # nothing wraps around
+        self.base = first if self.whole else math.floor(start / step)
+        self.overflows = last >= self.base + size
+        spectrum = np.exp(log_spectrum)
+        law = np.roll(np.fft.irfft(spectrum, size), (first - self.base) % size)
+        powers = np.abs(spectrum) * (8 + 4 * np.abs(log_spectrum))
+        norm = 16 * math.log2(size) * (norm + float(np.linalg.norm(law)))
+        norm += float(np.linalg.norm(powers)) * math.sqrt(2 / size)
+        self.error = ROUND * norm / math.sqrt(-math.expm1(-2 * order * step))
+        weights = np.exp(-order * step * np.arange(size)) * law
+        self.mass = np.cumsum(weights[::-1])[::-1]  # P-mass from each point up, scaled
+        inner = weights * np.exp(-step * np.arange(size))
+        self.other = np.cumsum(inner[::-1])[::-1]  # and Q-mass
+
+    def tails(self, threshold: Numbers, log_factor: float) -> tuple[Floats, Floats]:
+        """Return exp(log_factor) times the mass from each threshold up, and its error.
+
+        Wrapped mass is included. The error is infinite where a float would overflow.
+        """
+        index = threshold - self.base
+        return self._scaled(self.mass[index], index, log_factor)
+
+    def hockey_stick(self, threshold: int, epsilon: float) -> tuple[float, float]:
+        """Return the sum of mass * (1 - exp(epsilon - loss)) from `threshold` up, and its error.
+
+        `threshold` is the index of a loss above epsilon.
+        """
+        index = np.array([threshold - self.base])
+        shift = math.exp(min(epsilon - self.step * self.base, 700.0))
+        value, error = self._scaled(self.mass[index] - shift * self.other[index], index, 0.0)
+        return float(value[0]), 2 * float(error[0])
+
+    def _scaled(self, sums: Floats, index: Numbers, log_factor: float) -> tuple[Floats, Floats]:
+        log_scale = self.log_m - self.order * self.step * self.base + log_factor
+        log_error = log_scale - self.order * self.step * index + math.log(self.error)
+        fits = (log_error < 600.0) & (self.order * self.step * index < 650.0)
+        logs = log_scale + np.log(np.maximum(sums, 1e-320))
+        value = np.exp(np.minimum(logs, 700.0))
+        return value, np.where(fits, np.exp(np.minimum(log_error, 700.0)), math.inf)
+
+    def beyond(self) -> float:
+        """Bound the mass above the window, by Chernoff."""
+        if not self.overflows:
+            return 0.0
+        logs = self.log_higher - self.higher * (self.step * (self.base + len(self.mass)))
+        return math.exp(min(float(logs.min()), 0.0))
+
+    def wrapped(self, threshold: Numbers) -> Floats:
+        """Bound the mass from each threshold up that wrapped around from outside the window."""
+        if self.whole:
+            return np.zeros(len(threshold))
+        width = self.step * len(self.mass)
+        below = math.exp(-self.order * width)
+        if not self.overflows:
+            return np.full(len(threshold), below / (1 - below))
+        x = self.step * threshold
+        shrink = (self.order - self.higher) * width
+        logs = self.log_higher - np.multiply.outer(x, self.higher) + shrink
+        above = np.exp(np.minimum(logs, 700.0)) / -np.expm1(shrink)
+        return below / (1 - below) + above.min(axis=1)
+
+
+class Lattice:
+    """delta(epsilon) of one direction on one grid: certified everywhere, sharp near one epsilon."""
+
+    def __init__(
+        self,
+        direction: Direction,
+        moments: Cumulants,
+        epsilon: float,
+        log_target: float,
+        points: int,
+    ) -> None:
+        index, window = moments.choose_line(epsilon, log_target)
+        order, start = float(ORDERS[index]), epsilon - 0.25 * window
+        step = _aligned(direction, window / points)
+        log_each = log_target - math.log(direction.steps)
+        uppers: list[tuple[Grid, int]] = []
+        tests_p: list[tuple[Grid, int]] = []
+        tests_q: list[tuple[Grid, int]] = []
+        largest = 0.0
+        for law, count in direction.parts:
+            low, high = law.span(log_each)
+            low = max(low, min(-2 * window, high - step))  # losses far below add little to delta
+            uppers.append((dots(law, step, low, high), count))
+            p, q = reports(law, step, low, high)
+            tests_p.append((p, count))
+            tests_q.append((q, count))
+            largest += count * max(abs(low), abs(high))
+        self.step = step
+        self.upper = Composed(uppers, step, order, window, start)
+        self.p = Composed(tests_p, step, order, window, start)
+        self.q = Composed(tests_q, step, order + 1, window, start)
+        self.infinite = math.fsum(count * grid.above for grid, count in uppers)
+        self.shift = 64 * ROUND * largest  # grid points and losses are rounded
+        self.slack = math.expm1(32 * ROUND * direction.steps)  # each mass has a few roundings
+
+    def delta(self, epsilon: float) -> Bracket:
+        """Return certified bounds on delta(epsilon)."""
+        if not epsilon / self.step < 1e15:
+            return Bracket(0.0, 1.0)
+        return Bracket.of_delta(
+            self._attack(epsilon + self.shift), self._dominate(epsilon - self.shift)
+        )
+
+    def _dominate(self, epsilon: float) -> float:
+        """Return the upper bound: delta of the law that dominates."""
+        law, fixed = self.upper, self.infinite + self.upper.beyond()
+        first = math.floor(epsilon / self.step) + 1  # the first point above epsilon
+        if first >= law.base + len(law.mass):
+            return min(fixed, 1.0)
+        if first < law.base:
+            if not law.whole:
+                return 1.0  # losses above epsilon, but below the window, are not covered
+            first = law.base
+        value, error = law.hockey_stick(first, epsilon)
+        return min(value * (1 + self.slack) + error + fixed, 1.0)
+
+    def _attack(self, epsilon: float) -> float:
+        """Return the lower bound: delta of the attack at the best threshold near epsilon."""
+        center = round(epsilon / self.step)
+        reach = 64 + int(2 * math.sqrt(len(self.p.mass)))
+        low = max(center - reach, self.p.base, self.q.base)
+        high = min(center + reach, self.p.base + len(self.p.mass), self.q.base + len(self.q.mass))
+        if low >= high or epsilon > 600.0:
+            return 0.0
+        threshold = np.arange(low, high)
+        p, p_error = self.p.tails(threshold, 0.0)
+        q, q_error = self.q.tails(threshold, epsilon)
+        lost = math.exp(epsilon) * (self.q.beyond() + 1e-290) + 1e-300  # including underflow
+        gain = p * (1 - self.slack) - p_error - self.p.wrapped(threshold)
+        return max(float(np.max(gain - q * (1 + self.slack) - q_error - lost)), 0.0)
+
+
+def coarse_moments(direction: Direction, log_removed: float) -> Cumulants:
+    """Return the cumulants of the composition of laws that dominate each step on a coarse grid."""
+    each: list[Cumulants] = []
+    for law, _ in direction.parts:
+        low, high = law.span(log_removed)
+        step = max(high - low, 1e-9 * abs(high)) / 1024
+        grid = dots(law, step, low, high)
+        loss = step * np.arange(grid.first, grid.first + len(grid.mass), dtype=float)
+        loss, mass = loss[grid.mass > 0], grid.mass[grid.mass > 0]
+        none = np.zeros(len(loss))
+        each.append(WeightedLosses(loss, np.log(mass), none, none).cumulants())
+    return total(each, [count for _, count in direction.parts])
+
+
+def _aligned(direction: Direction, step: float) -> float:
+    """Return a step <= `step` of which the losses of a discrete law are multiples, if possible."""
+    atoms = [law for law, _ in direction.parts if isinstance(law, Discrete)]
+    if not atoms or atoms[0].largest_loss < step:
+        return step
+    return atoms[0].largest_loss / math.ceil(atoms[0].largest_loss / step)
+
+
+def _tilt(mass: Floats, exponent: Floats) -> tuple[Floats, float]:
+    """Return mass * exp(exponent), normalized, and the log of its sum."""
+    if not mass.any():
+        raise NotCertified("all masses underflow.")
+    with np.errstate(divide="ignore"):
+        logs = np.log(mass) + exponent
+    peak = float(logs.max())
+    tilted = np.exp(logs - peak)
+    scale = float(tilted.sum())
+    return tilted / scale, peak + math.log(scale)

@@ -1,0 +1,306 @@
+"""Laws of the privacy loss log(P / Q) of one release, which the tight accountant composes.
+
+P and Q are the output distributions on two neighboring data sets. Additive noise, on all records
+or on a Poisson sample, has the form
+
+    P = (1 - a q) f(x) + a q f(x - 1),      Q = (1 - b q) f(x) + b q f(x + 1)
+
+with f the density of the noise and q the sampling rate. If the record is in the data set of P only,
+(a, b) = (1, 0); if it is in that of Q only, (0, 1); if one record is replaced by another, (1, 1).
+With L(x) = log(1 - q + q f(x - 1) / f(x)) and f even, P = f exp(a L(x)), and the loss
+log(P / Q) = a L(x) - b L(-x) never decreases in x. So a range of losses is a range of outputs x,
+whose probabilities under P and Q are closed forms (`cells`).
+"""
+
+import math
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from scipy.special import log_ndtr, ndtr
+
+from tacit._arrays import Floats
+from tacit.accounting.brackets import Bracket
+from tacit.accounting.one_event import ROUND, log_mixture_at
+
+
+@dataclass(frozen=True)
+class Normal:
+    """Normal noise of standard deviation `sigma`, with f its density."""
+
+    sigma: float
+
+    largest_ratio = math.inf
+
+    def log_above(self, x: Floats) -> Floats:
+        """Return the log of the probability that the noise exceeds x."""
+        return log_ndtr(-np.asarray(x) / self.sigma)
+
+    def between(self, low: Floats, high: Floats) -> Floats:
+        """Return the probability of (low, high], without cancellation in either tail."""
+        flip = low > 0
+        left, right = np.where(flip, -high, low), np.where(flip, -low, high)
+        return ndtr(right / self.sigma) - ndtr(left / self.sigma)
+
+    def log_ratio(self, x: Floats) -> Floats:
+        """Return log(f(x - 1) / f(x))."""
+        return (x - 0.5) / self.sigma**2
+
+    def where_ratio(self, u: Floats) -> Floats:
+        """Return the x at which `log_ratio` is u."""
+        return self.sigma**2 * u + 0.5
+
+    first_ratio = where_ratio  # the ratio rises strictly: one x has it
+
+    def reach(self, log_mass: float) -> float:
+        """Return a distance beyond which each side has at most probability exp(log_mass)."""
+        return self.sigma * math.sqrt(max(-2 * log_mass, 1.0))
+
+
+@dataclass(frozen=True)
+class DoubleExponential:
+    """Laplace noise of scale 1 / `epsilon`, with f its density: one release is `epsilon`-DP."""
+
+    epsilon: float
+
+    @property
+    def largest_ratio(self) -> float:
+        """Largest `log_ratio`; the smallest is its negative."""
+        return self.epsilon
+
+    def log_above(self, x: Floats) -> Floats:
+        """Return the log of the probability that the noise exceeds x."""
+        x = self.epsilon * np.asarray(x)
+        return np.where(x > 0, -math.log(2) - x, np.log1p(-0.5 * np.exp(np.minimum(x, 0.0))))
+
+    def between(self, low: Floats, high: Floats) -> Floats:
+        """Return the probability of (low, high], without cancellation in either tail."""
+        low, high = self.epsilon * low, self.epsilon * high
+        flip = low > 0
+        left, right = np.where(flip, -high, low), np.where(flip, -low, high)
+        below = 0.5 * (np.exp(np.minimum(right, 0.0)) - np.exp(np.minimum(left, 0.0)))
+        return below - 0.5 * np.expm1(-np.maximum(right, 0.0))
+
+    def log_ratio(self, x: Floats) -> Floats:
+        """Return log(f(x - 1) / f(x))."""
+        return self.epsilon * np.clip(2.0 * x - 1.0, -1.0, 1.0)
+
+    def where_ratio(self, u: Floats) -> Floats:
+        """Return the largest x at which `log_ratio` is at most u."""
+        x = 0.5 * (1.0 + u / self.epsilon)
+        return np.where(u < -self.epsilon, -math.inf, np.where(u >= self.epsilon, math.inf, x))
+
+    def first_ratio(self, u: Floats) -> Floats:
+        """Return the smallest x at which `log_ratio` is at least u."""
+        x = 0.5 * (1.0 + u / self.epsilon)
+        return np.where(u <= -self.epsilon, -math.inf, np.where(u > self.epsilon, math.inf, x))
+
+    def reach(self, log_mass: float) -> float:
+        """Return a distance beyond which each side has at most probability exp(log_mass).
+
+        At most 2, because the loss is constant beyond a distance of 1.
+        """
+        return min(max(-log_mass, 1.0) / self.epsilon, 2.0)
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Loss of additive `noise` on a Poisson sample at `rate`; see the module for (a, b)."""
+
+    noise: Normal | DoubleExponential
+    rate: float
+    a: int
+    b: int
+
+    @property
+    def largest_loss(self) -> float:
+        """Supremum of the loss."""
+        top = self.noise.largest_ratio
+        return self._loss_of(top, -top)
+
+    def loss(self, x: float) -> float:
+        """Return the loss a L(x) - b L(-x) of the output x."""
+        return self._loss_of(*(float(self.noise.log_ratio(np.array(at))) for at in (x, -x)))
+
+    def span(self, log_mass: float) -> tuple[float, float]:
+        """Return the ends of a range of losses, outside which P has about exp(log_mass) or less."""
+        reach = self.noise.reach(log_mass)
+        return self.loss(-reach), self.loss(reach + self.a)
+
+    def where_loss(self, loss: Floats) -> Floats:
+        """Return the largest x whose loss is at most `loss` (-inf if none is, inf if all are)."""
+        if self.a and self.b:
+            return self._where_replaced(loss)
+        if self.a:
+            return self.noise.where_ratio(_unmix(self.rate, loss))
+        return -self.noise.first_ratio(_unmix(self.rate, -loss))  # -L(-x) <= l
+
+    def cells(self, edges: Floats) -> tuple[Floats, Floats]:
+        """Return the probabilities of cells of losses under P and under Q.
+
+        The cells are: up to edges[0], between neighboring edges, and above edges[-1].
+        """
+        x = np.concatenate(([-math.inf], self.where_loss(edges), [math.inf]))
+        low, high = x[:-1], x[1:]
+        p, q = self.a * self.rate, self.b * self.rate
+        plain = self.noise.between(low, high)
+        mass_p = (1 - p) * plain + p * self.noise.between(low - 1, high - 1) if p else plain
+        mass_q = (1 - q) * plain + q * self.noise.between(low + 1, high + 1) if q else plain
+        return mass_p, mass_q
+
+    def _loss_of(self, ratio: float, mirrored: float) -> float:
+        """Return the loss of an output x, given `log_ratio` at x and at -x."""
+        up = log_mixture_at(self.rate, ratio) if self.a else 0.0
+        return up - log_mixture_at(self.rate, mirrored) if self.b else up
+
+    def _where_replaced(self, loss: Floats) -> Floats:
+        """Return the largest x with L(x) - L(-x) <= loss; both sides of it are odd functions."""
+        size, q = np.abs(loss), self.rate
+        if isinstance(self.noise, DoubleExponential):
+            # For x >= 0, L(-x) stays at its floor, so L(x) = loss + floor.
+            floor = log_mixture_at(q, -self.noise.epsilon)
+            # Rounding must not carry u below its own floor, from where no x is found.
+            u = np.maximum(_unmix(q, size + floor), np.nextafter(-self.noise.epsilon, 0.0))
+            return np.where(loss >= 0, self.noise.where_ratio(u), -self.noise.first_ratio(u))
+        # With X = exp(x / sigma^2) and c = q exp(-1 / (2 sigma^2)) the equation is
+        #   c X^2 + (1 - q)(1 - exp(l)) X - c exp(l) = 0;  X = exp(l / 2 + v) turns it into
+        #   sinh(v) = (1 - q) / c * sinh(l / 2).
+        variance = self.noise.sigma**2
+        log_gain = math.log1p(-q) - math.log(q) + 0.5 / variance
+        log_sinh = 0.5 * size + np.log(-np.expm1(-np.maximum(size, 1e-300))) - math.log(2)
+        log_s = log_gain + log_sinh
+        v = np.where(log_s > 20, log_s + math.log(2), np.arcsinh(np.exp(np.minimum(log_s, 20.0))))
+        return np.sign(loss) * variance * (0.5 * size + v)
+
+
+@dataclass(frozen=True)
+class Shifted:
+    """Loss of Gaussian noise on all records, for any number of releases: N(mu, 1) and N(0, 1)."""
+
+    mu: float
+
+    largest_loss = math.inf
+
+    def span(self, log_mass: float) -> tuple[float, float]:
+        """Return the ends of a range of losses, outside which P has about exp(log_mass) or less."""
+        reach = self.mu * math.sqrt(max(-2 * log_mass, 1.0))
+        return self.mu**2 / 2 - reach, self.mu**2 / 2 + reach
+
+    def cells(self, edges: Floats) -> tuple[Floats, Floats]:
+        """Return the probabilities of cells of losses, as `Sampled.cells` does.
+
+        The loss is N(mu^2 / 2, mu^2) under P and N(-mu^2 / 2, mu^2) under Q.
+        """
+        z = np.concatenate(([-math.inf], edges / self.mu, [math.inf]))
+        unit, half = Normal(1.0), self.mu / 2
+        return unit.between(z[:-1] - half, z[1:] - half), unit.between(z[:-1] + half, z[1:] + half)
+
+
+@dataclass(frozen=True)
+class Discrete:
+    """Finitely many losses in increasing order, with their probabilities under P and Q.
+
+    `infinite` is the probability under P of outcomes that are impossible under Q (loss +inf),
+    `vanishing` the probability under Q of outcomes that are impossible under P.
+    """
+
+    losses: tuple[float, ...]
+    p: tuple[float, ...]
+    q: tuple[float, ...]
+    infinite: float = 0.0
+    vanishing: float = 0.0
+
+    @property
+    def largest_loss(self) -> float:
+        """Largest finite loss."""
+        return self.losses[-1]
+
+    def span(self, _log_mass: float) -> tuple[float, float]:
+        """Return the smallest and the largest finite loss."""
+        return self.losses[0], self.losses[-1]
+
+    def cells(self, edges: Floats) -> tuple[Floats, Floats]:
+        """Return the probabilities of cells of finite losses, as `Sampled.cells` does."""
+        index = np.searchsorted(edges, np.array(self.losses), side="left")
+        size = len(edges) + 1
+        p, q = (np.bincount(index, np.array(mass), size) for mass in (self.p, self.q))
+        return p.astype(float), q.astype(float)
+
+    def given_finite(self) -> "Discrete":
+        """Return the law conditioned, under P, on a finite loss; Q is scaled to keep the losses."""
+        keep = 1.0 - self.infinite
+        if not self.infinite or keep <= 0:
+            return Discrete(self.losses, self.p, self.q)
+        p, q = (tuple(mass / keep for mass in masses) for masses in (self.p, self.q))
+        return Discrete(self.losses, p, q)
+
+
+Law: TypeAlias = Sampled | Shifted | Discrete
+
+
+class OneRelease:
+    """Closed form of delta(epsilon) for a single release with a given law of the loss l.
+
+    delta(epsilon) = P(l > epsilon) - exp(epsilon) Q(l > epsilon). For additive noise the losses
+    above epsilon are the outputs above some x, and the difference is a sum of three tails of the
+    noise. For Gaussian noise on all records it is Balle & Wang 2018 (arXiv:1805.06530), Theorem 8.
+    """
+
+    def __init__(self, law: Law) -> None:
+        if isinstance(law, Shifted):
+            law = Sampled(Normal(1 / law.mu), 1.0, 1, 0)
+        self.law = law
+        self.largest_loss = law.largest_loss
+
+    def delta(self, epsilon: float) -> Bracket:
+        """Return certified bounds on delta(epsilon), as close together as rounding allows."""
+        if epsilon >= self.largest_loss:
+            return Bracket(0.0, 0.0)
+        if isinstance(self.law, Discrete):
+            return self._discrete(self.law, epsilon)
+        return self._tails(self.law, epsilon)
+
+    @staticmethod
+    def _discrete(law: Discrete, epsilon: float) -> Bracket:
+        loss, p = np.array(law.losses), np.array(law.p)
+        value = float(p @ -np.expm1(np.minimum(epsilon - loss, 0.0)))
+        high = loss > epsilon * (1 - 8 * ROUND)
+        error = 8 * ROUND * float(p[high] @ (1 + np.abs(loss[high]) + epsilon))
+        return Bracket.of_delta(value - error, value + error)
+
+    @staticmethod
+    def _tails(law: Sampled, epsilon: float) -> Bracket:
+        x = float(law.where_loss(np.array(epsilon)))
+        p, q = law.a * law.rate, law.b * law.rate
+        # With F(x) the probability that the noise exceeds x,
+        #   delta = p F(x - 1) + ((1 - p) - exp(epsilon) (1 - q)) F(x) - exp(epsilon) q F(x + 1).
+        # It is largest at this x, so an error of x matters to second order only.
+        middle = (q - p) * math.exp(-epsilon) + math.expm1(-epsilon) * (1 - q)
+        sizes = [(p, 0.0, x - 1), (middle, epsilon, x), (-q, epsilon, x + 1)]
+        terms = [
+            (
+                math.copysign(1.0, size),
+                math.log(abs(size)) + shift,
+                float(law.noise.log_above(np.array(at))),
+            )
+            for size, shift, at in sizes
+            if size and at < math.inf
+        ]
+        if not terms:
+            return Bracket(0.0, 0.0)
+        top = max(log_size + log_tail for _, log_size, log_tail in terms)
+        scaled = [(sign * math.exp(a + b - top), abs(a) + abs(b)) for sign, a, b in terms]
+        value = math.fsum(term for term, _ in scaled)
+        error = math.fsum(32 * ROUND * (2 + size + epsilon) * abs(term) for term, size in scaled)
+        scale = math.exp(min(top, 0.0))
+        slack = 0.0 if isinstance(law.noise, Normal) else 8 * ROUND * (1 + epsilon)
+        lower, upper = scale * (value - error), scale * (value + error) + slack
+        return Bracket.of_delta(lower, max(upper, 5e-324))
+
+
+def _unmix(rate: float, level: Floats) -> Floats:
+    """Return the u with log(1 - rate + rate exp(u)) = level; -inf below the smallest level."""
+    with np.errstate(divide="ignore"):
+        near = np.log(np.maximum(np.expm1(np.minimum(level, 40.0)) + rate, 0.0))
+    far = level + np.log1p((rate - 1.0) * np.exp(-np.maximum(level, 40.0)))
+    return np.where(level > 40.0, far, near) - math.log(rate)

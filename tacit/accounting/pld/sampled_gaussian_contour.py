@@ -1,0 +1,428 @@
+"""Gaussian noise on a Poisson sample, prepared for the contour integral.
+
+In units y = x / sigma the law P has density phi(y) exp(a L(y)) and the loss is
+l(y) = a L(y) - b L(-y) (see `loss_laws`). Its moment generating function is the integral over y of
+
+    F_z(y) = phi(y) chi(y) exp(a L(y) + z l(y)),     z = order + i t,
+
+where chi(y) = Phi((cut - y) / width) cuts the tail of high losses, without which moments explode;
+the mass it removes is a closed form, so the effect on delta is known.
+
+**Every bound below follows from one fact.** F is analytic in the strip |Im y| < pi sigma, because
+g = exp(L) = 1 - q + q exp(u) only vanishes at Im u = pi. Write p(y) = q exp(u) / g(y), the chance
+that the record was sampled given the output y. On the line y + i s, with angle s / sigma,
+
+    |g(y + i s)| / g(y) = exp(r),   r = log(1 - 2 p (1 - p) (1 - cos(s / sigma))) / 2  <= 0,
+    arg g(y + i s)      = w,        w = atan2(p sin(s / sigma), 1 - p + p cos(s / sigma)),
+
+so that |F_z(y + i s)| = F_order(y) exp(s^2 / 2 + c + a (1 + order) r(y) - b order r(-y)
+- t (a w(y) + b w(-y))), with exp(c) the modulus of chi relative to the real line. Hence
+
+* decay: moving the line of integration up by s, |M(order + i t)| / M(order) <= E[exp(exponent)]
+  under the tilted law. For s > 0 the bound falls as t grows: one evaluation covers all larger t;
+* quadrature: the trapezoid rule of step h errs by at most 2 N(s) / (exp(2 pi s / h) - 1), N(s)
+  being the larger integral of |F| over the lines +-s (Trefethen & Weideman 2014, Theorem 5.1),
+  which is the same expectation with t replaced by -t.
+
+Expectations are bounded cell by cell: p is monotone, so every term is extreme at the ends of a
+cell, and the mass of a cell is known to the factor exp(+-C h^2 / 8) from the value and slope of the
+log density at its middle and a bound C on its second derivative.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from scipy.special import expit, log_ndtr, logit, ndtr
+
+from tacit._arrays import Floats
+from tacit.accounting.one_event import ROUND, Numbers, log_mixture
+from tacit.accounting.pld.loss_laws import Normal, Sampled
+from tacit.accounting.pld.transforms import (
+    ORDERS,
+    Cumulants,
+    Factor,
+    Split,
+    Tilt,
+    WeightedLosses,
+)
+from tacit.errors import NotCertified
+
+_LOG_ROOT_TWO_PI = 0.5 * math.log(2 * math.pi)
+_LEFT = -12.0  # phi puts less than 2e-33 below
+_RIGHT = 10.0  # widths beyond the cut, where chi has fallen to 1e-23
+WIDE, NARROW = 1.0, 0.1
+"""Widths of a cut: a wide one needs few nodes, a narrow one can be made at lower losses."""
+_DEPTHS: Floats = np.geomspace(0.01, 1.0, 11)
+_FARTHEST = 128.0  # orders above this divided by the deviation of the total do not help
+_MOST_CELLS = 20_000
+_MOST_NODES = 1_000_000
+
+
+class SmoothModel:
+    """Normal noise on a Poisson sample, without its high losses, on a grid for all orders."""
+
+    def __init__(self, law: Sampled, cut: float, width: float) -> None:
+        assert isinstance(law.noise, Normal)
+        self.law = law
+        self.sigma = law.noise.sigma
+        self.rate = law.rate
+        self.cut = cut
+        self.width = width
+        self.removed = math.exp(float(_log_removed(law, np.array(cut), width))) * (1 + 1e-12)
+        self.curve = 1 + 1 / width**2  # |F| grows at most like exp(curve s^2 / 2) up a line
+        # Negative powers of g (b = 1) grow away from the real line, so they need finer steps.
+        self.step = min((0.1 if law.b else 0.3) * min(1.0, self.sigma), 0.5 * width)
+        # Cells may be coarser than nodes; whole cells cover the grid.
+        self.stride = max(int(min(0.3, 0.3 * self.sigma, 0.5 * width) / self.step), 1)
+        cells = int((cut + _RIGHT * width - _LEFT) / (self.stride * self.step)) + 2
+        size = cells * self.stride + 1
+        if size > _MOST_CELLS:
+            raise NotCertified("the noise is too small for a grid.")
+        self.y = _LEFT + self.step * np.arange(size, dtype=float)
+        self.log_p, self.loss = self.log_density(self.y)
+
+    @staticmethod
+    def cut_lightly(law: Sampled, log_removed: float, width: float) -> "SmoothModel":
+        """Return `law` with the lowest cut, in quarters, that removes at most exp(log_removed)."""
+        assert isinstance(law.noise, Normal)
+        if 0.3 * law.noise.sigma * _MOST_CELLS < _RIGHT - _LEFT:  # nor can the cuts be listed
+            raise NotCertified("the noise is too small for a grid.")
+        highest = law.a / law.noise.sigma + 2.0 * math.sqrt(1.0 - log_removed)
+        cuts = highest - 0.25 * np.arange(int(highest / 0.25), dtype=float)
+        fits = int(np.searchsorted(_log_removed(law, cuts, width), log_removed))
+        return SmoothModel(law, float(cuts[max(fits - 1, 0)]), width)
+
+    def cut_at(self, loss: float, scale: float) -> "SmoothModel":
+        """Return this law, cut sharply where its loss is `loss`; itself if it is cut below that.
+
+        Beyond the cut, chi must fall faster than exp(order * loss) grows. The orders that matter
+        are a few dozen divided by `scale`, which gives the width.
+        """
+        cut = float(np.interp(loss, self.loss, self.y))
+        width = min(NARROW, 0.3 * self.sigma * math.sqrt(scale))
+        return SmoothModel(self.law, cut, width) if cut < self.cut else self
+
+    def log_density(self, y: Numbers) -> tuple[Numbers, Numbers]:
+        """Return log(phi chi exp(a L)) at y, and the loss."""
+        log_p = -0.5 * y * y - _LOG_ROOT_TWO_PI + log_ndtr((self.cut - y) / self.width)
+        if self.law.a == 0:
+            return log_p, -self.log_ratio(-y)
+        forward = self.log_ratio(y)
+        return log_p + forward, forward - self.log_ratio(-y) if self.law.b else forward
+
+    def log_ratio(self, y: Numbers) -> Numbers:
+        """Return L(y)."""
+        return log_mixture(self.rate, (y - 0.5 / self.sigma) / self.sigma)
+
+    def chance(self, y: Floats) -> Floats:
+        """Return p(y), the chance that the record was sampled given the output y."""
+        return expit((y - 0.5 / self.sigma) / self.sigma + logit(self.rate))
+
+    def ratio_error(self, y: Floats) -> Floats:
+        """Return the rounding error of `log_ratio` at y, or on a line above it.
+
+        The error of u reaches L with the factor |q exp(u) / g| <= sqrt(2) p. `log_mixture` adds ten
+        roundings of L, which is at most its real part and angle, and a few roundings of the
+        logarithms that it may add.
+        """
+        u, q = (y - 0.5 / self.sigma) / self.sigma, self.rate
+        adds = 4.0 * ((u > 30.0) | (q > 0.5)) * (1 - math.log(q) - math.log1p(-q))
+        shaky = self.chance(y) * (8 * np.abs(u) + 4 / self.sigma**2 + 8)
+        return ROUND * (shaky + 20 * np.abs(log_mixture(q, u)) + adds)
+
+    def moments(self, steps: int) -> Cumulants:
+        """Return the cumulants; M is the trapezoid sum up to its proved error."""
+        mass = np.exp(self.log_p) * self.step
+        variance = max(
+            float(mass @ self.loss**2 - (mass @ self.loss) ** 2), 0.0
+        )  # rounding may go below 0
+        spread = math.sqrt(variance * steps + 1e-300)
+        nodes = self.weighted(self.y, self.log_p, self.loss, self.step)
+        found = nodes.cumulants(removed=self.removed, largest_order=_FARTHEST / spread)
+        known = np.where(np.isfinite(found.upper), found.upper, 0.0)
+        outside = np.exp(np.minimum(self.log_outside(ORDERS) - known, 200.0))
+        slack = 3 * self._strip(ORDERS) + outside
+        return found._replace(upper=found.upper + slack, error=found.error + 2 * slack)
+
+    def weighted(self, y: Numbers, log_p: Numbers, loss: Numbers, spacing: float) -> WeightedLosses:
+        """Return the losses at nodes y, with their masses and the rounding errors of both."""
+        loss_error = ROUND * np.abs(loss)
+        loss_error += self.ratio_error(np.real(y)) if self.law.a else 0.0
+        loss_error += self.ratio_error(-np.real(y)) if self.law.b else 0.0
+        # log_p is the sum of -y^2 / 2, log chi <= 0 and a L: none exceeds log_p and the others.
+        sizes = 3 + np.abs(y) ** 2 + np.abs(log_p) + np.abs(loss) - math.log1p(-self.rate)
+        units = 64 if np.iscomplexobj(y) else 16
+        mass_error = units * ROUND * sizes + self.law.a * loss_error
+        return WeightedLosses(loss, log_p + math.log(spacing), loss_error, mass_error)
+
+    def _strip(self, orders: Floats) -> Floats:
+        """Bound the relative error of the trapezoid sum for M, where t = 0.
+
+        Uses r >= log cos(s / (2 sigma)).
+        """
+        s = 0.97 * min(4.0, math.pi * self.sigma) * _DEPTHS[2:, None]
+        log_norm = 0.5 * self.curve * s * s - self.law.b * orders * np.log(
+            np.cos(0.5 * s / self.sigma)
+        )
+        logs = log_norm + math.log(2) - np.log(np.expm1(2 * math.pi * s / self.step))
+        return np.exp(np.minimum(logs.min(axis=0), 200.0))
+
+    def log_outside(self, orders: Floats | float) -> Floats:
+        """Bound the log of the integral of F_order outside the grid, and of its sum over nodes.
+
+        On the left, the loss is largest at the end and P is at most phi. On the right, the slope of
+        log F is at most (grow p(y) + fall p(-y)) / sigma - y - (y - cut) / width^2, where grow =
+        a (1 + order) and fall = b order. p(-y) falls. p(y) rises, but the slope still falls if
+        grow p (1 - p) / sigma^2 cannot exceed `curve`; else p is at most 1.
+        """
+        left = orders * self.loss[0] + log_ndtr(_LEFT) + math.log(1 + self.step * (1 - _LEFT))
+        end, grow, fall = self.y[-1], self.law.a * (1 + orders), self.law.b * orders
+        p, p_mirror = (float(self.chance(np.array(at))) for at in (end, -end))
+        p = np.where(grow <= 4 * self.curve * self.sigma**2, p, 1.0)
+        push = end + (end - self.cut) / self.width**2
+        rate = push - (grow * p + fall * p_mirror) / self.sigma
+        logs = np.log(self.step + 1 / np.maximum(rate, 1e-9))
+        right = self.log_p[-1] + orders * self.loss[-1] + np.where(rate > 1e-9, logs, math.inf)
+        return np.logaddexp(left, right)
+
+    def bounded(self) -> tuple[Floats, float]:
+        """Bound the moments without the tail of chi: log E_P[exp(order * loss); y < top].
+
+        Also returns chi beyond top. On each cell the loss is largest at its right end, and the
+        masses are exact.
+        """
+        top = self.cut + _RIGHT * self.width
+        edges = np.append(self.y[self.y < top - self.step], top)
+        shift, weight = self.law.a / self.sigma, self.law.a * self.rate
+        ends, unit = np.append(-math.inf, edges), Normal(1.0)
+        mass = (1 - weight) * unit.between(ends[:-1], ends[1:])
+        mass += weight * unit.between(ends[:-1] - shift, ends[1:] - shift)
+        beyond = math.exp(float(_log_removed(self.law, np.array(top), 0.0)))
+        with np.errstate(over="ignore"):
+            growth = np.expm1(np.multiply.outer(ORDERS, self.log_density(edges)[1]))
+            total = growth @ mass - beyond + 1e-12 * (np.abs(growth) @ mass)
+        upper = np.log1p(np.maximum(total, 1e-15 - 1)) + 1e-15
+        return upper, float(ndtr(-_RIGHT)) * beyond
+
+    def tilt(self, tilt: Tilt) -> "TiltedSmooth":
+        """Return this law, weighted by `tilt`."""
+        return TiltedSmooth(self, tilt)
+
+
+class LineNodes(NamedTuple):
+    """Trapezoid nodes at multiples first, ..., last - 1 of `spacing` on the line Im y = height."""
+
+    spacing: float
+    first: int
+    last: int
+    height: float
+    error: float
+
+
+class TiltedSmooth:
+    """A `SmoothModel` weighted by exp(order * loss) / M: cell masses, decay in t, and atoms."""
+
+    def __init__(self, base: SmoothModel, tilt: Tilt) -> None:
+        self.base = base
+        self.tilt = tilt
+        order, log_m = tilt.order, tilt.log_moment
+        sigma, stride = base.sigma, base.stride
+        step, y, loss = stride * base.step, base.y[::stride], base.loss[::stride]
+        self.step = step
+        self.grow = base.law.a * (1 + order)
+        self.fall = base.law.b * order
+        self.edges = np.append(y - 0.5 * step, y[-1] + 0.5 * step)
+        self.p = base.chance(self.edges)
+        self.p_mirror = base.chance(-self.edges)
+        slope = (self.grow * base.chance(y) + self.fall * base.chance(-y)) / sigma
+        slope -= y + _hazard((base.cut - y) / base.width) / base.width
+        half = np.maximum(np.abs(slope) * (step / 2), 1e-9)
+        # The second derivative of log F lies between -curve - fall p (1 - p) / sigma^2, p being
+        # that at -y, and grow p (1 - p) / sigma^2.
+        rise = self.grow * _largest_spread(self.p) / sigma**2
+        drop = base.curve + self.fall * _largest_spread(self.p_mirror) / sigma**2
+        bend = np.maximum(rise, drop) * (step * step / 8)
+        peak = np.exp(base.log_p[::stride] + order * loss - log_m + math.log(step) + half)
+        mass = peak * (-np.expm1(-2 * half) / (2 * half))  # the middle times sinh(half) / half
+        self.low = mass * np.exp(-bend) * (1 - 1e-8)
+        self.high = np.maximum(mass * np.exp(bend) * (1 + 1e-8), 1e-300)
+        self.largest = peak * np.exp(bend)
+        self.outside = math.exp(min(float(base.log_outside(order)) - log_m, 700.0))
+        self.deepest = min(7.0, 0.97 * math.pi * sigma)
+        self.decay_lines: Lines | None = None
+        self.split_lines: Lines | None = None
+        self.nodes = LineNodes(0.0, 0, 0, 0.0, 0.0)
+
+    def log_decay(self, t: float, count: int) -> float:
+        """Bound the decay of the transform, as `Tilted.log_decay` does."""
+        return min(float(self._lines(count).log_norm(t).min()), 0.0)
+
+    def log_high_decay(self, t: float, split: Split) -> float:
+        """Bound the decay of the high part B of the transform in the same way."""
+        if self.split_lines is None:
+            deepest = min(12 * split.width, self.deepest)
+            self.split_lines = Lines(self, deepest * np.sqrt(_DEPTHS))
+        return float(self.split_lines.log_norm(t, split).min())
+
+    def _lines(self, count: int) -> "Lines":
+        """Return lines for the decay of a `count`-fold product; the best s is near count^(-1/2)."""
+        if self.decay_lines is None:
+            shallow = min(1.5 / math.sqrt(count), 0.5 * self.deepest)
+            ratio = math.log(shallow / self.deepest) / math.log(_DEPTHS[0])
+            self.decay_lines = Lines(self, self.deepest * _DEPTHS**ratio)
+        return self.decay_lines
+
+    def lay_nodes(self, t: float, log_error: float, split: Split | None) -> int:
+        """Choose trapezoid nodes with error about exp(log_error), as `Tilted.lay_nodes` does."""
+        spacing, height = self._spacing(t, log_error, split)
+        low, high, pruned = self._span(log_error, height, split)
+        if spacing * _MOST_NODES < high - low:
+            self.nodes = LineNodes(1.0, 0, 1, 0.0, math.inf)  # certifies nothing
+            return _MOST_NODES
+        # A step with few bits makes every multiple of it an exact float.
+        spacing = math.ldexp(math.floor(math.ldexp(spacing, 30)), -30)
+        first, last = math.ceil(low / spacing), math.floor(high / spacing) + 1
+        self.nodes = LineNodes(spacing, first, last, height, pruned + math.exp(log_error))
+        return last - first
+
+    def _spacing(self, t: float, log_error: float, split: Split | None) -> tuple[float, float]:
+        """Return the largest step with error <= exp(log_error) up to frequency t, and its line.
+
+        On the real line the error is set by the line -s, on which |F| grows with t. On the line
+        +s / 2 it is set by the lines 0 and +s, on which |F| does not grow: few nodes serve any t.
+        """
+        lines = Lines(self, self.deepest * _DEPTHS)
+        real, lifted = lines.log_norm(-t), np.logaddexp(0.0, lines.log_norm(0.0))
+        if split:  # |Phi(x + i s)| <= exp(s^2 / 2) Phi(x)
+            extra = 0.5 * (lines.s / split.width) ** 2
+            real, lifted = real + extra, lifted + extra
+        on_real = 2 * math.pi * lines.s / np.logaddexp(0.0, math.log(2) + real - log_error)
+        on_lifted = math.pi * lines.s / np.logaddexp(0.0, math.log(2) + lifted - log_error)
+        best = int(np.argmax(on_lifted))
+        spacing, height = float(on_real.max()), 0.0
+        if on_lifted[best] > 2 * spacing:
+            spacing, height = float(on_lifted[best]), 0.5 * float(lines.s[best])
+        return min(spacing, self.step), height
+
+    def _span(
+        self, log_error: float, height: float, split: Split | None
+    ) -> tuple[float, float, float]:
+        """Return the ends of the cells that need nodes, and a bound on what others would add."""
+        # On a line above, |F| is at most exp(curve s^2 / 2 - fall log cos) times its real value.
+        log_lift = 0.5 * self.base.curve * height**2
+        log_lift -= self.fall * math.log(math.cos(0.5 * height / self.base.sigma))
+        log_lift += 0.5 * (height / split.width) ** 2 if split else 0.0
+        most = math.exp(log_error - log_lift)
+        first = int(np.searchsorted(np.cumsum(self.largest), most))
+        first = min(first, len(self.largest) - 1)  # keep one cell if none is needed
+        last = len(self.largest) - int(np.searchsorted(np.cumsum(self.largest[::-1]), most))
+        # Nodes in a cell add at most (1 + spacing / step) <= 2 times `largest`.
+        pruned = (4 * most + 2 * self.outside) * math.exp(min(log_lift, 700.0))
+        return self.edges[first], self.edges[max(last, first + 1)], pruned
+
+    def factor(self, step: float, size: int, split: Split | None) -> Factor:
+        """Return the transform, as `Tilted.factor` does."""
+        base, nodes = self.base, self.nodes
+        x = nodes.spacing * np.arange(nodes.first, nodes.last, dtype=float)
+        y = x + 1j * nodes.height if nodes.height else x
+        log_p, loss = base.log_density(y)
+        atoms = base.weighted(y, log_p, loss, nodes.spacing).tilted(self.tilt, nodes.error)
+        return atoms.factor(np.exp(split.log_high(y)) if split else None, step, size)
+
+    def log_expectation(self, exponent: Floats, outside: Floats) -> Floats:
+        """Bound log E[exp(exponent)]; masses sum to 1, so only the change from 1 has errors."""
+        with np.errstate(over="ignore"):
+            change = np.expm1(exponent)
+            total = np.maximum(change, 0) @ self.high + np.minimum(change, 0) @ self.low
+        return np.log1p(np.maximum(total + outside, 1e-15 - 1.0))
+
+
+class Lines:
+    """The lines y + i s for several s, with the exponent of the module docstring on every cell."""
+
+    def __init__(self, tilted: TiltedSmooth, s: Floats) -> None:
+        self.tilted = tilted
+        self.s = s
+        base, law = tilted.base, tilted.base.law
+        angle = (s / base.sigma)[:, None]
+        exponent = _tail_growth((base.cut - tilted.edges) / base.width, s[:, None] / base.width)
+        turn_low = turn_high = np.zeros((len(s), 1))
+        if law.a:
+            log_size, turn = _turned(tilted.p, angle)
+            exponent = exponent + tilted.grow * np.maximum(log_size[:, 1:], log_size[:, :-1])
+            turn_low, turn_high = turn[:, :-1], turn[:, 1:]
+        if law.b:
+            log_size, turn = _turned(tilted.p_mirror, angle)
+            least = np.minimum(log_size[:, 1:], log_size[:, :-1])
+            crosses = (tilted.p_mirror[1:] - 0.5) * (tilted.p_mirror[:-1] - 0.5) <= 0
+            least = np.where(crosses, np.log(np.cos(0.5 * angle)), least)  # r is least at p = 1/2
+            exponent = exponent - tilted.fall * least
+            turn_low, turn_high = turn_low + turn[:, 1:], turn_high + turn[:, :-1]
+        self.exponent = exponent
+        self.turn_low = turn_low
+        self.turn_high = turn_high
+        log_cos = np.log(np.cos(0.5 * s / base.sigma))
+        self.log_outside = 0.5 * (base.curve - 1) * s * s - tilted.fall * log_cos
+        self.steepest = (law.a + law.b) * s / base.sigma
+
+    def log_norm(self, t: float, split: Split | None = None) -> Floats:
+        """Bound the log of the integral of |F| over each line, relative to M(order).
+
+        With `split`, of the high part only. The bound falls with t, so it covers all larger t > 0.
+        """
+        tilted = self.tilted
+        exponent = self.exponent - (t * self.turn_low if t > 0 else t * self.turn_high)
+        growth = np.minimum(self.log_outside - min(t, 0.0) * self.steepest, 700.0)
+        outside = tilted.outside * np.exp(growth)
+        if split:
+            exponent = exponent + split.log_high(tilted.edges[1:])
+            total = np.exp(np.minimum(exponent, 700.0)) @ tilted.high + outside
+            log_total = np.log(total) + 0.5 * (self.s / split.width) ** 2
+        else:
+            log_total = tilted.log_expectation(exponent, outside)
+        return 0.5 * self.s**2 + log_total
+
+
+def _log_removed(law: Sampled, cut: Floats, width: float) -> Floats:
+    """Return log E_P[1 - chi]: the chance that y plus `width` times a normal exceeds the cut.
+
+    Under P, y is normal around 0 or, sampled, around 1 / sigma.
+    """
+    assert isinstance(law.noise, Normal)
+    shift, weight, spread = law.a / law.noise.sigma, law.a * law.rate, math.hypot(1.0, width)
+    log_mass = math.log1p(-weight) + log_ndtr(-cut / spread)
+    if weight:
+        log_mass = np.logaddexp(log_mass, math.log(weight) + log_ndtr((shift - cut) / spread))
+    return log_mass
+
+
+def _turned(p: Floats, angle: Floats) -> tuple[Floats, Floats]:
+    """Return r and w of the module docstring."""
+    drop = 2 * np.sin(0.5 * angle) ** 2  # 1 - cos
+    log_size = 0.5 * np.log1p(-2 * p * (1 - p) * drop)
+    return log_size, np.arctan2(p * np.sin(angle), 1 - p * drop)
+
+
+def _tail_growth(distance: Floats, s: Floats) -> Floats:
+    """Bound log |Phi(x + i s)| / Phi(x) on cells whose ends x decrease along `distance`.
+
+    Integrating phi up the line, |Phi(x + i s)| is at most the norm of
+    (Phi + k |x| s^2 / 2, k s) with k = exp(s^2 / 2) phi(x), and also exp(s^2 / 2) Phi(x).
+    """
+    most = 0.5 * s * s
+    k = np.exp(np.minimum(most, 300.0)) * _hazard(distance[1:])  # phi / Phi falls with x
+    reach = np.maximum(np.abs(distance[1:]), np.abs(distance[:-1]))
+    return np.minimum(most, (k * reach + k * k) * most)
+
+
+def _hazard(x: Floats) -> Floats:
+    """Return phi(x) / Phi(x)."""
+    return np.exp(-0.5 * x * x - _LOG_ROOT_TWO_PI - log_ndtr(x))
+
+
+def _largest_spread(p: Floats) -> Floats:
+    """Return the largest p (1 - p) on each cell, from p at the ends of the cells."""
+    spread = p * (1 - p)
+    crosses = (p[1:] - 0.5) * (p[:-1] - 0.5) <= 0
+    return np.where(crosses, 0.25, np.maximum(spread[1:], spread[:-1]))

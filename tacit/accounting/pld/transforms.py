@@ -1,0 +1,356 @@
+"""Moments and Fourier transforms of privacy losses, as the contour and lattice methods need them.
+
+With M(z) = E_P[exp(z * loss)], `Cumulants` has bounds of log M at many real orders, and guesses of
+delta from them. A `LossModel` gives its cumulants and, tilted to one order, a bound on the decay of
+its transform and the transform M(order + i t) at equally spaced t (`Factor`). A law without a
+closed form becomes `Atoms` first: finitely many losses whose transform has a proved error.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from scipy.special import log_ndtr
+
+from tacit._arrays import Floats
+from tacit.accounting.one_event import ROUND, Complexes, Numbers, expm1, log1p
+
+ORDERS = 2.0 ** np.arange(-14.0, 30.5, 0.5)
+LOG_CONSTANT = ORDERS * np.log(ORDERS / (1 + ORDERS)) - np.log1p(ORDERS)
+"""log c(m) at each order m, with c = m^m / (m + 1)^(m + 1): delta(e) <= c M exp(-m e), by
+maximizing (1 - exp(e - l)) / exp(m (l - e)) over the loss l."""
+
+
+class Cumulants(NamedTuple):
+    """Bounds of log M, and mean and variance of the tilted loss, at each of `ORDERS`."""
+
+    upper: Floats
+    """Proved upper bound of log M, M = E_P[exp(order * loss)]."""
+    error: Floats
+    """`upper - error` is a proved lower bound."""
+    mean: Floats
+    variance: Floats
+
+    def epsilon_bound(self, delta: float) -> float:
+        """Return an upper bound of epsilon: Chernoff at the best order."""
+        if delta <= 0:
+            return math.inf
+        logs = (self.upper + LOG_CONSTANT - math.log(delta)) / ORDERS
+        return max(float(np.min(logs)), 0.0) * (1 + 1e-14)
+
+    def log_delta_bound(self, epsilon: float) -> float:
+        """Return an upper bound of log delta: Chernoff at the best order."""
+        return min(float(np.min(self.upper + LOG_CONSTANT - ORDERS * epsilon)) + 1e-12, 0.0)
+
+    def guess_epsilon(self, delta: float) -> float:
+        """Return an estimate of the epsilon at which delta(epsilon) = delta."""
+        epsilon, log_delta = self._saddle_points()
+        guess = np.interp(math.log(delta), log_delta[::-1], epsilon[::-1])
+        return float(min(max(guess, 0.0), self.epsilon_bound(delta)))
+
+    def guess_log_delta(self, epsilon: float) -> float:
+        """Return an estimate of log delta(epsilon)."""
+        points, log_delta = self._saddle_points()
+        return min(float(np.interp(epsilon, points, log_delta)), -1e-3)
+
+    def _saddle_points(self) -> tuple[Floats, Floats]:
+        """Return pairs (epsilon, log delta) near the curve, by the saddle-point approximation."""
+        epsilon = self.mean - 1 / ORDERS - 1 / (1 + ORDERS)
+        curvature = self.variance + 1 / ORDERS**2 + 1 / (1 + ORDERS) ** 2
+        log_delta = self.upper - ORDERS * epsilon - np.log(ORDERS * (1 + ORDERS))
+        log_delta -= 0.5 * np.log(2 * math.pi * curvature)
+        return epsilon, np.minimum.accumulate(log_delta)
+
+    def choose_line(
+        self, epsilon: float, log_target: float, log_mass: float | None = None
+    ) -> tuple[int, float]:
+        """Return the index of an order, and a window, with aliases below target and few nodes.
+
+        Aliases from below shrink like exp(-order * window) from the mass of the law, those from
+        above like Chernoff at any higher order. The number of nodes grows with the window over the
+        standard deviation of the tilted loss, which is not used for a part of a law, whose mass is
+        given. An integrand far above the result is avoided, because it amplifies rounding.
+        """
+        above = np.maximum(self.upper + LOG_CONSTANT - ORDERS * epsilon - log_target + 1, 1.0)
+        gap = ORDERS[None, :] - ORDERS[:, None]
+        needed = np.where(gap > 0, above / np.where(gap > 0, gap, 1.0), math.inf).min(axis=1)
+        window = np.maximum(max((log_mass or 0.0) - log_target + 1, 1.0) / ORDERS, needed)
+        log_gain = np.maximum(self.upper - ORDERS * epsilon - log_target, 1.0)
+        spread = np.sqrt(self.variance) if log_mass is None else 1.0
+        extra = np.minimum(log_gain - log_gain.min(), 400.0)
+        index = int(np.argmin(window * np.sqrt(log_gain) / spread * np.exp(0.25 * extra)))
+        return index, float(window[index])
+
+
+def total(moments: list[Cumulants], counts: list[int]) -> Cumulants:
+    """Return the cumulants of a sum of independent losses."""
+    if len(moments) == 1:
+        return Cumulants(*(counts[0] * column for column in moments[0]))
+    columns = zip(*moments, strict=True)
+    return Cumulants(*(np.array(counts, float) @ np.array(column) for column in columns))
+
+
+class Split(NamedTuple):
+    """A smooth split of outputs y in two: the share psi(y) = Phi((y - at) / width) is "high"."""
+
+    at: float
+    width: float
+
+    def log_high(self, y: Numbers) -> Numbers:
+        """Return log psi(y)."""
+        return log_ndtr((y - self.at) / self.width)
+
+
+class Tilt(NamedTuple):
+    """The weight exp(order * loss) / M(order)."""
+
+    order: float
+    log_moment: float
+    """log M(order), exact up to `error`."""
+    error: float
+
+
+class HighPart(NamedTuple):
+    """The split M = A + B of the transform of one step into its low part A and high part B."""
+
+    log_low: Complexes
+    """log of A(order + i t) / M(order)."""
+    log_rise: Complexes
+    """log(M / A) = log(1 + B / A), with relative accuracy where B is small."""
+    error: Floats
+    """Error of B(order + i t) / M(order)."""
+
+
+class Factor(NamedTuple):
+    """The transform of one step at the nodes in t, relative to M(order)."""
+
+    log: Complexes
+    """log of M(order + i t) / M(order)."""
+    error: Floats
+    """Relative error of the ratio M(order + i t) / M(order)."""
+    high: HighPart | None = None
+
+
+class Tilted(Protocol):
+    """A law weighted by exp(order * loss) / M(order)."""
+
+    def log_decay(self, t: float, count: int, /) -> float:
+        """Bound log |M(order + i t')| / M(order) for all t' >= t; sharp for `count` steps."""
+        ...
+
+    def lay_nodes(self, t: float, log_error: float, split: Split | None, /) -> int:
+        """Choose nodes that serve all frequencies up to t, and return how many they are."""
+        ...
+
+    def factor(self, step: float, size: int, split: Split | None, /) -> Factor:
+        """Return the transform at t = 0, step, ..., (size - 1) step."""
+        ...
+
+
+class LossModel(Protocol):
+    """What the contour method needs of a law."""
+
+    removed: float
+    """Mass cut from its tail of high losses."""
+
+    def moments(self, steps: int, /) -> Cumulants:
+        """Return cumulants at `ORDERS`, for the orders useful to a sum of `steps` such losses."""
+        ...
+
+    def tilt(self, tilt: Tilt, /) -> Tilted:
+        """Return the law weighted by `tilt`."""
+        ...
+
+
+class WeightedLosses(NamedTuple):
+    """Finitely many losses with their masses under P, and the rounding errors of both.
+
+    Losses and masses are complex if they were computed off the real line.
+    """
+
+    loss: Numbers
+    log_mass: Numbers
+    loss_error: Floats
+    mass_error: Floats
+    """Relative error of each mass."""
+
+    def cumulants(self, *, removed: float = 0.0, largest_order: float = math.inf) -> Cumulants:
+        """Return the cumulants of increasing losses whose masses sum to 1 - `removed`.
+
+        M - 1 is formed from exp(order * loss) - 1, which keeps its digits where M is close to 1.
+        Above `largest_order` the bounds are infinite.
+        """
+        loss, log_mass = self.loss, self.log_mass
+        used = max(int(np.searchsorted(ORDERS, largest_order)), 1)
+        orders = ORDERS[:used]
+        fits = int(np.searchsorted(orders * loss[-1], 500.0))
+        ones = np.ones(len(loss))
+        columns = np.stack((ones, loss, loss * loss, self.loss_error), axis=1)  # (atoms, 4)
+        mass, mass_error = np.exp(log_mass), self.mass_error + (8 + len(loss)) * ROUND
+        growth = np.expm1(np.multiply.outer(orders[:fits], loss))  # (orders, atoms)
+        weighted = columns * mass[:, None]
+        sums = growth @ weighted  # of weight - mass; adding the masses later keeps digits
+        log_m, shaken = np.log1p(sums[:, 0] - removed), np.abs(growth) @ (mass * mass_error)
+        sums = sums + weighted.sum(axis=0)
+        if fits < used:
+            logs = np.multiply.outer(orders[fits:], loss) + log_mass
+            peak = logs.max(axis=1)
+            weight = np.exp(logs - peak[:, None])
+            far = weight @ columns
+            log_m = np.concatenate((log_m, peak + np.log(far[:, 0])))
+            shaken = np.concatenate((shaken, weight @ mass_error))
+            sums = np.concatenate((sums, far))
+        scale = sums[:, 0]
+        error = (shaken + orders * sums[:, 3]) / scale + ROUND * (removed + 4 * np.abs(log_m))
+        mean = sums[:, 1] / scale
+        table = np.full((4, len(ORDERS)), math.inf)
+        table[0, :used], table[1, :used] = log_m + error, 2 * error
+        table[2], table[2, :used] = mean[-1], mean
+        table[3], table[3, :used] = 1e-100, np.maximum(sums[:, 2] / scale - mean**2, 1e-100)
+        return Cumulants(*table)
+
+    def tilted(self, tilt: Tilt, error: float) -> "Atoms":
+        """Return the losses weighted by exp(order * loss) / M(order), `error` by quadrature.
+
+        The transform minus 1 is a difference of two sums, so the quadrature error counts twice. An
+        error of M(order) is a common relative error of all weights.
+        """
+        exponent = tilt.order * self.loss
+        weight = np.exp(self.log_mass + exponent - tilt.log_moment)
+        sizes = 2 + np.abs(self.log_mass) + np.abs(exponent) + abs(tilt.log_moment)
+        weight_error = self.mass_error + 4 * ROUND * sizes
+        weight_error = weight_error + tilt.order * self.loss_error + tilt.error
+        return Atoms(self.loss, self.loss_error, weight, weight_error, 2 * error)
+
+
+class Atoms(NamedTuple):
+    """A tilted law as finitely many atoms, complex if its nodes are off the real line."""
+
+    loss: Numbers
+    loss_error: Floats
+    weight: Numbers
+    """Tilted masses, summing to 1 up to `error`."""
+    weight_error: Floats
+    """Relative error of each weight by rounding."""
+    error: float
+    """Largest error of the transform relative to M(order), rounding excluded."""
+
+    def factor(self, share: Numbers | None, step: float, size: int) -> Factor:
+        """Return the transform of the atoms; `share` of each belongs to the high part."""
+        t = step * np.arange(size, dtype=float)
+        if share is None:
+            excess, high = _transform(self.loss, self.weight, step, size), None
+        else:
+            weight = self.weight * share
+            sizes, mass = np.abs(weight), complex(weight.sum())
+            low = _transform(self.loss, self.weight - weight, step, size) - mass
+            added = _transform(self.loss, weight, step, size) + mass
+            excess = low + added
+            shares = 2 - np.log(np.maximum(np.abs(share), 1e-300))
+            relative = self.weight_error + ROUND * (128 * shares + 16 + 3 * len(weight))
+            error = self.error + float(sizes @ relative) + t * float(sizes @ self.loss_error)
+            log_low = log1p(low)
+            high = HighPart(log_low, log1p(added * np.exp(-log_low)), error)
+        log = log1p(excess)
+        # |exp(i t l) - 1| is at most t |l|, and the errors of its sum over atoms are in proportion.
+        summing = self.weight_error + (8 + 3 * len(self.loss)) * ROUND
+        blur = float(np.abs(self.weight) @ (self.loss_error + summing * np.abs(self.loss)))
+        absolute = self.error + t * blur + 8 * ROUND * (t > 0) + (high.error if high else 0.0)
+        error = absolute * np.exp(-log.real) + 4 * ROUND * np.abs(log)
+        return Factor(log, error, high)
+
+
+def _transform(loss: Numbers, weight: Numbers, step: float, size: int) -> Complexes:
+    """Return the sum of weight * (exp(i t loss) - 1) at t = 0, step, ..., (size - 1) step.
+
+    exp(i t l) - 1 is formed without cancellation at few t, and with exp(i (t + s) l) - 1 =
+    x y + x + y all others follow from one matrix product; so rounding is relative to t |loss|.
+    """
+    inner = math.isqrt(size - 1) + 1
+    fine = _turns(step * np.arange(inner, dtype=float), loss)  # (inner, atoms)
+    coarse = _turns(step * inner * np.arange(-(-size // inner), dtype=float), loss) * weight
+    both = coarse @ fine.T + coarse.sum(axis=1)[:, None] + fine @ weight
+    return both.ravel()[:size]
+
+
+def _turns(t: Floats, loss: Numbers) -> Complexes:
+    """Return exp(i t loss) - 1."""
+    if np.iscomplexobj(loss):
+        return expm1(np.multiply.outer(1j * t, loss))
+    angle = np.multiply.outer(t, loss)
+    turns = np.empty(angle.shape, np.complex128)
+    turns.real = -2 * np.sin(0.5 * angle) ** 2
+    turns.imag = np.sin(angle)
+    return turns
+
+
+@dataclass(frozen=True)
+class PlainModel:
+    """Gaussian noise on all records: log M(z) = mu^2 z (z + 1) / 2, where `square` is mu^2."""
+
+    square: float
+    order: float = 0.0
+
+    removed = 0.0
+
+    def moments(self, _steps: int) -> Cumulants:
+        """Return the exact cumulants."""
+        log_m = 0.5 * self.square * ORDERS * (ORDERS + 1) * (1 + 8 * ROUND)
+        variance = np.full(len(ORDERS), self.square)
+        return Cumulants(log_m, 16 * ROUND * log_m, self.square * (ORDERS + 0.5), variance)
+
+    def tilt(self, tilt: Tilt) -> "PlainModel":
+        """Return this law at one order."""
+        return replace(self, order=tilt.order)
+
+    def log_decay(self, t: float, _count: int) -> float:
+        """Return the exact decay, as `Tilted.log_decay`."""
+        return -0.5 * self.square * t * t
+
+    def lay_nodes(self, _t: float, _log_error: float, _split: Split | None) -> int:
+        """Return 0: a closed form needs no nodes."""
+        return 0
+
+    def factor(self, step: float, size: int, _split: Split | None) -> Factor:
+        """Return the exact transform."""
+        t = step * np.arange(size, dtype=float)
+        log = self.square * (t * (1j * (self.order + 0.5) - 0.5 * t))
+        return Factor(log, 8 * ROUND * np.abs(log))
+
+
+class AtomicModel:
+    """Finitely many increasing losses; their transform need not decay at all."""
+
+    removed = 0.0
+
+    def __init__(self, loss: Floats, mass: Floats) -> None:
+        log_mass = np.log(mass)
+        mass_error = 8 * ROUND * (1 + np.abs(log_mass))
+        self.losses = WeightedLosses(loss, log_mass, 4 * ROUND * np.abs(loss), mass_error)
+
+    def moments(self, _steps: int) -> Cumulants:
+        """Return the cumulants of the finite sum."""
+        return self.losses.cumulants()
+
+    def tilt(self, tilt: Tilt) -> "TiltedAtoms":
+        """Return this law at one order."""
+        return TiltedAtoms(self.losses.tilted(tilt, 0.0))
+
+
+class TiltedAtoms(NamedTuple):
+    """An `AtomicModel` at one order."""
+
+    atoms: Atoms
+
+    def log_decay(self, _t: float, _count: int) -> float:
+        """Return 0, the trivial bound: the transform need not decay."""
+        return 0.0
+
+    def lay_nodes(self, _t: float, _log_error: float, _split: Split | None) -> int:
+        """Return the number of atoms, which are the nodes."""
+        return len(self.atoms.loss)
+
+    def factor(self, step: float, size: int, _split: Split | None) -> Factor:
+        """Return the transform of the atoms."""
+        return self.atoms.factor(None, step, size)

@@ -1,0 +1,380 @@
+"""Rényi curves: one rule per type of event, each for ONE occurrence.
+
+A rule returns the divergence at each order, in the worse of both directions of comparison, and the
+probability that this bound does not hold (0 except for approximate DP). Rules never see a count. A
+rule that is not proved under the requested relation raises `UnsupportedEvent`.
+"""
+
+import math
+from functools import lru_cache, singledispatch
+from typing import NamedTuple
+
+import numpy as np
+from scipy import special
+
+from tacit import events as ev
+from tacit._arrays import Floats
+from tacit.accounting.compose import flatten
+from tacit.accounting.one_event import (
+    BoundedLoss,
+    epsilon_and_delta,
+    gaussian_shift,
+    pure_epsilon,
+    response_law,
+    round_up,
+    sampled_epsilon,
+)
+from tacit.accounting.rdp.allocation import (
+    addition_divergence,
+    allocation_divergence,
+    removal_divergence,
+)
+from tacit.accounting.rdp.divergence import (
+    Nodes,
+    fixed_size_divergence,
+    fixed_size_sampled,
+    laplace_nodes,
+    log_moments,
+    log_sum_exp,
+    opposed_divergence,
+    poisson_divergence,
+    poisson_sampled,
+    pure_nodes,
+    response_nodes,
+    reverse,
+)
+from tacit.errors import UnsupportedEvent
+from tacit.events import Event, Relation
+
+_GRID: Floats = 1 + 2.0 ** (np.arange(-24, 81) / 4)
+"""Orders at which the curve of one run of a selection is evaluated: 1 + 2^-6 to 1 + 2^20."""
+
+
+class Charge(NamedTuple):
+    """Price of an event: a Rényi curve that holds except with probability `delta_mass`."""
+
+    values: Floats
+    """Bound on the Rényi divergence at each requested order."""
+    delta_mass: float = 0.0
+    """Probability that the curve does not hold; 0 unless the event contains `ApproximateDP`."""
+
+
+def log_deltas(orders: Floats, values: Floats, epsilon: Floats | float) -> Floats:
+    """Return the log of the delta at `epsilon` that the divergence at each order implies.
+
+    Canonne, Kamath & Steinke 2020, Prop. 12 (arXiv:2004.00010v4).
+    """
+    return (orders - 1) * (values - epsilon + np.log1p(-1 / orders)) - np.log(orders)
+
+
+@singledispatch
+def price(event: Event, orders: Floats, relation: Relation) -> Charge:  # noqa: ARG001  # the form of every rule
+    """Return the Rényi price of one occurrence of `event` at `orders`."""
+    raise UnsupportedEvent(f"no Rényi curve is known for {type(event).__name__} ({relation}).")
+
+
+@price.register
+def _(event: ev.NonPrivate, orders: Floats, relation: Relation) -> Charge:  # noqa: ARG001  # same for all
+    return Charge(np.full(len(orders), np.inf))
+
+
+@price.register
+def _(event: ev.Gaussian, orders: Floats, relation: Relation) -> Charge:
+    # Mironov 2017, Prop. 7 (arXiv:1702.07476).
+    return Charge(orders * gaussian_shift(event, relation) ** 2 / 2)
+
+
+@price.register
+def _(event: ev.Laplace, orders: Floats, relation: Relation) -> Charge:
+    """Price Laplace noise: Mironov 2017, Prop. 6, and at most order * epsilon^2 / 2.
+
+    The second bound holds for every epsilon-DP mechanism (Bun & Steinke 2016, Prop. 3.3).
+    """
+    epsilon = _pure_epsilon(event, relation)
+    inner = (orders - 1) * np.expm1((1 - 2 * orders) * epsilon) / (2 * orders - 1)
+    exact = epsilon + np.log1p(inner) / (orders - 1)
+    square = orders * epsilon**2 / 2
+    return Charge(np.where(orders * epsilon < 1e-4, square, np.minimum(exact, square)))
+
+
+@price.register
+def _(event: ev.PureDP, orders: Floats, relation: Relation) -> Charge:
+    return Charge(_pure(_pure_epsilon(event, relation), orders))
+
+
+@price.register
+def _(event: ev.ApproximateDP, orders: Floats, relation: Relation) -> Charge:
+    """Price approximate DP as pure DP that fails with probability delta.
+
+    Kairouz, Oh & Viswanath 2015, Thm. 3.2 (arXiv:1311.0776).
+    """
+    epsilon, delta = epsilon_and_delta(event, relation)
+    return Charge(_pure(epsilon, orders), delta)
+
+
+@price.register
+def _(event: ev.RandomizedResponse, orders: Floats, relation: Relation) -> Charge:  # noqa: ARG001  # same for all
+    nodes = response_nodes(response_law(event))
+    return Charge(log_moments(nodes, orders) / (orders - 1))
+
+
+@price.register
+def _(event: ev.Exponential, orders: Floats, relation: Relation) -> Charge:
+    """Price the exponential mechanism by the worst loss whose values span at most epsilon.
+
+    Such a mechanism is said to have bounded range.
+
+    The worst such loss takes two values, s and s - epsilon (Dong, Durfee & Rogers 2020,
+    arXiv:1909.13830); with weights that make P and Q sum to one, the moment is
+    exp((a - 1) s) (1 - exp(-a e)) / (a (1 - exp(-e))) at the worst s, which is below. It never
+    exceeds epsilon^2 / 8-zCDP (Cesar & Rogers 2021, arXiv:2004.07223).
+    """
+    epsilon = _pure_epsilon(event, relation)
+    concentrated = orders * epsilon**2 / 8
+    if epsilon == 0:
+        return Charge(concentrated)
+    log_all = np.log(-np.expm1(-orders * epsilon))
+    log_rest = -epsilon + np.log(-np.expm1(-(orders - 1) * epsilon))
+    worst = np.log1p(-1 / orders) + log_all - log_rest
+    log_part = math.log(-math.expm1(-epsilon))
+    exact = worst + (log_all - np.log(orders) - log_part) / (orders - 1)
+    # Near zero the exact form cancels, and the two agree.
+    return Charge(
+        np.where((orders - 1) * epsilon < 1e-3, concentrated, np.minimum(exact, concentrated))
+    )
+
+
+@price.register
+def _(event: ev.RenyiCurve, orders: Floats, relation: Relation) -> Charge:
+    """Bound a curve between its orders by chords.
+
+    This holds because (order - 1) times the divergence is convex, and 0 at order 1.
+    """
+    if relation is Relation.REPLACE_ONE and event.replace_factor != 1:
+        raise UnsupportedEvent(
+            "this Rényi curve is known only for records added or removed, not replaced. "
+            "Declare replace_factor=1 if it is proved for replacement, or price add_remove."
+        )
+    known = np.array((1.0, *event.orders))
+    # A divergence never falls with the order, so a smaller value at a higher order holds here too.
+    values = np.minimum.accumulate(np.array(event.values)[::-1])[::-1]
+    height = np.append(0.0, values * (known[1:] - 1))
+    return Charge(np.interp(orders, known, height, right=np.inf) / (orders - 1))
+
+
+@price.register
+def _(event: ev.PoissonSampled, orders: Floats, relation: Relation) -> Charge:
+    return _poisson(event.event, event.rate, orders, relation)
+
+
+@price.register
+def _(event: ev.TruncatedPoissonSampled, orders: Floats, relation: Relation) -> Charge:
+    """Price a mixture over the number of other records drawn: moments are jointly convex.
+
+    If fewer than `max_batch` others are drawn, nothing is cut and the step is a Poisson sample.
+    Else the record joins with a smaller probability, in the place of another record, so it costs
+    no more than a replacement at `rate`. There are at most `n_records` others.
+    """
+    whole = _poisson(event.event, event.rate, orders, relation)
+    cut = _replaced(event.event, event.rate, orders)
+    if whole.delta_mass or cut.delta_mass:
+        raise UnsupportedEvent("truncated Poisson sampling of approximate DP has no known price.")
+    full = float(special.bdtrc(event.max_batch - 1, event.n_records, event.rate))
+    full = min(max(full * (1 + 1e-9), float(np.finfo(float).tiny)), 1.0)
+    # `full` is rounded up, which must not lower the price where a replacement costs less.
+    logs = np.stack([whole.values, np.maximum(whole.values, cut.values)]) * (orders - 1)
+    weight = np.array([[1 - full], [full]])
+    return Charge(_log_mean(logs, weight) / (orders - 1))
+
+
+@price.register
+def _(event: ev.FixedSizeSampled, orders: Floats, relation: Relation) -> Charge:
+    """Price a sample of fixed size, for relations that keep the number of records.
+
+    A record is replaced, or blanked in its place. Tighter than Wang, Balle & Kasiviswanathan 2019
+    (arXiv:1808.00087) on the same moment.
+    """
+    if relation is Relation.ADD_REMOVE:
+        raise UnsupportedEvent(
+            "sampling a fixed number of records is priced for replace_one and zero_out only: "
+            "adding a record changes the fraction drawn. Ask for another relation, or use Poisson."
+        )
+    return _replaced(event.event, event.batch_size / event.n_records, orders)
+
+
+@price.register
+def _(event: ev.RandomAllocation, orders: Floats, relation: Relation) -> Charge:
+    """Price one epoch of random allocation: amplified for Gaussian noise, else one full release.
+
+    The price of one full release always holds: given the allocation, one release sees the record,
+    and the divergence of a mixture is at most the worst of its parts.
+    """
+    inner = event.event
+    plain = price(inner, orders, relation)
+    if not isinstance(inner, ev.Gaussian):
+        return plain
+    steps, shift = event.steps, gaussian_shift(inner, Relation.ADD_REMOVE)
+    if relation is not Relation.REPLACE_ONE:
+        values = allocation_divergence(orders, steps=steps, shift=shift)
+    else:
+        # Remove the old record, add the new one: Mironov 2017, Prop. 11 with p = q = 2.
+        first = removal_divergence(2 * orders, steps=steps, shift=shift)
+        second = addition_divergence(2 * orders - 1, steps=steps, shift=shift)
+        values = (orders - 0.5) / (orders - 1) * first + second
+    return Charge(np.minimum(values, plain.values))
+
+
+@price.register
+def _(event: ev.BestOf, orders: Floats, relation: Relation) -> Charge:
+    """Price the release of only the best of a random number of runs (private selection).
+
+    Papernot & Steinke 2022 (arXiv:2110.03620): Theorem 2 for geometric and logarithmic numbers of
+    runs (truncated negative binomial of shape 1 and 0), Theorem 6 for a Poisson number.
+    """
+    on_grid = _total_on_grid(event.event, relation)
+    both = np.append(orders, _GRID)
+    values = np.append(_total(event.event, orders, relation), on_grid)
+    if event.trials is ev.Trials.POISSON:
+        values = values + event.mean * _poisson_deltas(both, on_grid)
+    else:
+        values = values + _second_order_cost(on_grid, event.mean, event.trials)
+    values = values + max(math.log(event.mean), 0.0) / (both - 1)
+    # A divergence never falls with the order, so a smaller value at a higher order holds here too.
+    higher = np.append(np.minimum.accumulate(values[len(orders) :][::-1])[::-1], np.inf)
+    return Charge(np.minimum(values[: len(orders)], higher[np.searchsorted(_GRID, orders)]))
+
+
+def _poisson(inner: Event, rate: float, orders: Floats, relation: Relation) -> Charge:
+    """Price `inner` on a Poisson sample, by dominating pairs.
+
+    Zhu, Dong & Wang 2022 (arXiv:2106.08567).
+    """
+    if rate == 1:
+        return price(inner, orders, relation)
+    replace = relation is Relation.REPLACE_ONE
+    if isinstance(inner, ev.Gaussian):
+        divergence = opposed_divergence if replace else poisson_divergence
+        shift = gaussian_shift(inner, Relation.ADD_REMOVE)
+        return Charge(divergence(orders, rate=rate, shift=shift))
+    if isinstance(inner, ev.ApproximateDP):
+        # H at 1 + rate (e^epsilon - 1) is at most rate times the larger of the deltas between
+        # "not drawn" and "drawn": advanced joint convexity, Balle, Barthe & Gaboardi 2018.
+        epsilon, delta = epsilon_and_delta(inner, relation)
+        return Charge(_pure(sampled_epsilon(epsilon, rate), orders), rate * delta)
+    if not isinstance(inner, BoundedLoss):
+        raise _no_sampled_price(inner)
+    if replace:
+        return Charge(_pure(_replaced_epsilon(inner, rate), orders))
+    sampled = poisson_sampled(_nodes(inner, Relation.ADD_REMOVE), rate)
+    worse = np.maximum(log_moments(sampled, orders), log_moments(reverse(sampled), orders))
+    return Charge(worse / (orders - 1))
+
+
+def _replaced(inner: Event, fraction: float, orders: Floats) -> Charge:
+    """Price a replacement in a sample into which each record is drawn with chance `fraction`."""
+    if fraction == 1:
+        return price(inner, orders, Relation.REPLACE_ONE)
+    if isinstance(inner, ev.Gaussian):
+        shift = gaussian_shift(inner, Relation.REPLACE_ONE)
+        return Charge(fixed_size_divergence(orders, fraction=fraction, shift=shift))
+    if isinstance(inner, ev.ApproximateDP):
+        epsilon, delta = epsilon_and_delta(inner, Relation.REPLACE_ONE)
+        return Charge(_pure(sampled_epsilon(epsilon, fraction), orders), fraction * delta)
+    if not isinstance(inner, BoundedLoss):
+        raise _no_sampled_price(inner)
+    nodes = fixed_size_sampled(_nodes(inner, Relation.REPLACE_ONE), fraction)
+    return Charge(log_moments(nodes, orders) / (orders - 1))
+
+
+def _no_sampled_price(inner: Event) -> UnsupportedEvent:
+    return UnsupportedEvent(
+        f"no price is known for {type(inner).__name__} on a random sample. "
+        "Sample Gaussian, Laplace, pure or approximate DP releases instead."
+    )
+
+
+def _nodes(event: BoundedLoss, relation: Relation) -> Nodes:
+    """Return a pair that dominates `event` and is equally hard to distinguish in both orders."""
+    if isinstance(event, ev.RandomizedResponse):
+        return response_nodes(response_law(event))
+    epsilon = _pure_epsilon(event, relation)
+    return laplace_nodes(epsilon) if isinstance(event, ev.Laplace) else pure_nodes(epsilon)
+
+
+def _pure_epsilon(event: BoundedLoss, relation: Relation) -> float:
+    return round_up(pure_epsilon(event, relation))
+
+
+def _replaced_epsilon(event: BoundedLoss, rate: float) -> float:
+    """Return the pure epsilon of a Poisson sample when a record is replaced.
+
+    With a, b, c the densities without the record, with the old, with the new one, the ratio is
+    (1 - q + q b/a) / (1 - q + q c/a). Given b <= e^(f epsilon) c it grows with c, and b <=
+    e^epsilon a, so it is largest at b/a = e^epsilon, c/a = e^((1 - f) epsilon).
+    """
+    epsilon = _pure_epsilon(event, Relation.ADD_REMOVE)
+    factor = 1.0 if isinstance(event, ev.RandomizedResponse) else event.replace_factor
+    return sampled_epsilon(epsilon, rate) - sampled_epsilon((1 - factor) * epsilon, rate)
+
+
+def _pure(epsilon: float, orders: Floats) -> Floats:
+    return log_moments(pure_nodes(epsilon), orders) / (orders - 1)
+
+
+def _total(event: Event, orders: Floats, relation: Relation) -> Floats:
+    """Return the curve of everything in `event`, which is one run of a selection."""
+    total = np.zeros(len(orders))
+    for part, count in flatten(event).items():
+        one = price(part, orders, relation)
+        if one.delta_mass:
+            raise UnsupportedEvent("the best of runs with approximate DP in them has no price.")
+        total += count * one.values
+    return total
+
+
+@lru_cache(maxsize=64)
+def _total_on_grid(event: Event, relation: Relation) -> Floats:
+    return _total(event, _GRID, relation)
+
+
+def _log_mean(logs: Floats, weight: Floats) -> Floats:
+    """Return the log of the weighted mean of exp(logs) over the first axis, exact also near 0."""
+    near = np.log1p((weight * np.expm1(np.minimum(logs, 30.0))).sum(axis=0))
+    with np.errstate(divide="ignore"):  # a weight of 0 has log -inf
+        far = log_sum_exp((logs + np.log(weight)).T)
+    return np.where(logs.max(axis=0) < 30, near, far)
+
+
+def _second_order_cost(run_on_grid: Floats, mean: float, trials: ev.Trials) -> float:
+    """Return the least (1 + shape) ((1 - 1 / b) run(b) + log(1 / gamma) / b) over orders b."""
+    shape = 1.0 if trials is ev.Trials.GEOMETRIC else 0.0
+    log_halt = -math.log(halting_probability(mean, trials))
+    cost = (1 + shape) * ((1 - 1 / _GRID) * run_on_grid + log_halt / _GRID)
+    return float(cost.min())
+
+
+def halting_probability(mean: float, trials: ev.Trials) -> float:
+    """Return the parameter gamma of the law of the number of runs, rounded down (the safe side).
+
+    Geometric: mean = 1 / gamma. Logarithmic: mean = (1 / gamma - 1) / log(1 / gamma).
+
+    >>> halting_probability(10.0, ev.Trials.GEOMETRIC)
+    0.1
+    """
+    if trials is ev.Trials.GEOMETRIC:
+        return 1 / mean
+    low, high = 1e-300, 800.0  # x = log(1 / gamma); (exp(x) - 1) / x grows with x
+    while high - low > 1e-13 * high:
+        middle = (low + high) / 2
+        if math.expm1(min(middle, 700.0)) / middle < mean:
+            low = middle
+        else:
+            high = middle
+    return math.exp(-high)
+
+
+def _poisson_deltas(orders: Floats, run_on_grid: Floats) -> Floats:
+    """Return delta of one run at epsilon = log(1 + 1 / (order - 1)), for every order."""
+    epsilon = -np.log1p(-1 / orders)
+    found = log_deltas(_GRID, run_on_grid, epsilon[:, None])  # (orders, grid)
+    return np.exp(np.minimum(found.min(axis=1), 0.0))

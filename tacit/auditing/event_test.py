@@ -1,0 +1,232 @@
+"""Event test: does an attack refute the billed event, with its whole trade-off curve?
+
+A lower bound on epsilon summarizes an attack in one number, by way of a family of curves. Here the
+null hypothesis is the billed event itself, represented by points (epsilon, delta) of its privacy
+profile; more points test more sharply. This works for any event that can be priced, also for
+subsampled and composed events.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from tacit import accounting
+from tacit._arrays import Flags, Floats
+from tacit._check import in_open_unit
+from tacit.auditing.one_run import (
+    FAIR_COINS,
+    AuditBound,
+    Inverse,
+    Members,
+    Scores,
+    checked,
+    list_of_guesses,
+    rejects_tradeoff,
+    right_guesses,
+)
+from tacit.auditing.threshold import error_limits, split_threshold
+from tacit.errors import UnsupportedEvent
+from tacit.events import Event, Gaussian, Relation
+
+_EPSILONS = (
+    *(0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5),
+    *(5.0, 5.5, 6.0, 7.0, 8.0, 10.0, 13.0, 18.0, 24.0),
+)
+_AT_ONCE = 2  # epsilons that are priced in one call
+_NEGLIGIBLE = 1e-8  # a delta below which larger epsilons are not priced
+
+
+@dataclass(frozen=True)
+class BillTest:
+    """Result of testing a billed event: a small `p_value` is evidence against the bill."""
+
+    p_value: float
+    confidence: float
+    assumes: str
+    n_canaries: int
+
+    @property
+    def is_refuted(self) -> bool:
+        """Whether the bill is wrong, at the stated confidence."""
+        return self.p_value < 1 - self.confidence
+
+
+def refute_event(
+    scores: Scores,
+    is_member: Members,
+    event: Event,
+    *,
+    confidence: float = 0.95,
+    relation: Relation = Relation.ADD_REMOVE,
+    guesses: Sequence[int] | None = None,
+    independent: bool = False,
+    epsilons: Sequence[float] = _EPSILONS,
+) -> BillTest:
+    """Test the hypothesis that the mechanism behind these scores is `event`, as billed.
+
+    Guarantee: if it is, the bill is refuted with probability at most 1 - `confidence`. Fair coins
+    alone allow the recursion of Mahloujifar et al. 2024, over a fixed list of numbers of guesses
+    (Bonferroni). With `independent` scores (from Dirac canaries, or one from each run) the test
+    uses Clopper-Pearson limits at a threshold chosen on a tenth of the scores, which is far more
+    powerful. `epsilons` are the points of the event's privacy profile to use: any increasing list
+    is valid, and more points test more sharply.
+
+    >>> from tacit.events import Gaussian
+    >>> rng = np.random.default_rng(0)
+    >>> inside = rng.integers(0, 2, 4_000).astype(bool)
+    >>> scores = inside + rng.normal(0, 0.5, 4_000)              # noise multiplier 0.5
+    >>> refute_event(scores, inside, Gaussian(0.5), independent=True).is_refuted
+    False
+    >>> refute_event(scores, inside, Gaussian(1.0), independent=True).is_refuted
+    True
+    """
+    values, members = checked(scores, is_member, 0.0, in_open_unit(confidence=confidence))
+    inverse = billed_curve(event, relation=relation, epsilons=epsilons)
+    if independent:
+        p_value = _by_rates(inverse, values, members)
+        assumes = "independent scores"
+    else:
+        p_value = _by_guesses(inverse, values, members, guesses or list_of_guesses(len(values)))
+        assumes = FAIR_COINS
+    return BillTest(p_value, confidence, assumes, len(values))
+
+
+def noise_bound(
+    scores: Scores,
+    is_member: Members,
+    event: Event,
+    *,
+    delta: float,
+    confidence: float = 0.95,
+    relation: Relation = Relation.ADD_REMOVE,
+) -> AuditBound:
+    """Return a lower bound on epsilon if the amount of Gaussian noise is all that may be wrong.
+
+    Finds the smallest factor s for which the scores refute `event` with its noise multiplied by s,
+    and returns epsilon of that event. The event's own curve is used, so neither sampling nor
+    composition is approximated. Assumes independent scores (Dirac canaries), and that the mechanism
+    is `event` except for the amount of noise.
+
+    >>> import tacit
+    >>> from tacit.events import Gaussian, PoissonSampled
+    >>> event = PoissonSampled(0.5, Gaussian(0.5))
+    >>> rng = np.random.default_rng(0)
+    >>> inside = rng.integers(0, 2, 4_000).astype(bool)
+    >>> scores = inside * rng.integers(0, 2, 4_000) + rng.normal(0, 0.5, 4_000)
+    >>> bound = noise_bound(scores, inside, event, delta=1e-5)
+    >>> 6.5 < bound.epsilon_lower < tacit.epsilon(event, delta=1e-5)
+    True
+    """
+    values, members = checked(scores, is_member, delta, in_open_unit(confidence=confidence))
+    relation = Relation(relation)
+    threshold, rest, known = split_threshold(lambda fpr, fnr: 1 - fpr - fnr, values, members)
+    limits = error_limits(rest, known, threshold, (1 - confidence) / 2)
+
+    def is_refuted(log_scale: float) -> bool:
+        scaled = _with_noise(event, math.exp(-log_scale))
+        return _excess(billed_curve(scaled, relation=relation), *limits) > 0
+
+    lower, least, most = 0.0, -3.0, 3.0  # minus the logarithm of the noise scale
+    if is_refuted(least):
+        while most - least > 0.01:
+            middle = (least + most) / 2
+            least, most = (middle, most) if is_refuted(middle) else (least, middle)
+        refuted = _with_noise(event, math.exp(-least))
+        lower = accounting.bracket(refuted, delta=delta, relation=relation).lower
+    correct = int(((rest >= threshold) == known).sum())
+    assumes = "independent scores, and the billed mechanism with some amount of noise"
+    n = len(rest)
+    return AuditBound(lower, delta, confidence, "noise scale", assumes, n, n, correct)
+
+
+def billed_curve(
+    event: Event, *, relation: Relation = Relation.ADD_REMOVE, epsilons: Sequence[float] = _EPSILONS
+) -> Inverse:
+    """Return the inverse blow-up of the trade-off curve of `event`, by points of its profile."""
+    grid = tuple(float(epsilon) for epsilon in epsilons)
+    return profile_inverse(np.array(grid), _deltas(event, grid, Relation(relation)))
+
+
+def profile_inverse(epsilons: Floats, deltas: Floats) -> Inverse:
+    """Return the inverse blow-up from any points (epsilon, delta) that a mechanism satisfies.
+
+    At each point 1 - f(x) <= e^epsilon x + delta, and, because f is symmetric, also
+    1 - f(x) <= 1 - e^-epsilon (1 - delta - x): two lines, each to be solved for x. More points only
+    sharpen the curve, and a larger delta is safe.
+    """
+    slopes = np.exp(np.concatenate([-epsilons, epsilons]))
+    offsets = np.concatenate([-deltas * np.exp(-epsilons), 1 - deltas - np.exp(epsilons)])
+    return lambda y: max(0.0, float((slopes * y + offsets).max()))
+
+
+def _with_noise(event: Any, scale: float) -> Any:  # Any: events, and the tuples inside them
+    """Return `event` with the noise multiplier of all Gaussian noise multiplied by `scale`."""
+    if isinstance(event, tuple):
+        return tuple(_with_noise(part, scale) for part in event)
+    if isinstance(event, Gaussian):
+        return replace(event, noise_multiplier=event.noise_multiplier * scale)
+    if not isinstance(event, Event):
+        return event
+    names = [f.name for f in fields(event)]  # type: ignore[arg-type]  # every event is a dataclass
+    inner = {name: _with_noise(getattr(event, name), scale) for name in names}
+    return replace(event, **inner)  # type: ignore[type-var]  # as above
+
+
+@lru_cache(maxsize=256)
+def _deltas(event: Event, epsilons: tuple[float, ...], relation: Relation) -> Floats:
+    """Return delta at each of the increasing `epsilons`; once negligible, it is repeated."""
+    found: list[float] = []
+    for start in range(0, len(epsilons), _AT_ONCE):
+        if found and found[-1] < _NEGLIGIBLE:
+            break
+        found += _some_deltas(event, epsilons[start : start + _AT_ONCE], relation)
+    # Delta falls as epsilon grows, so an earlier one is safe.
+    return np.array(found + found[-1:] * (len(epsilons) - len(found)))
+
+
+def _some_deltas(event: Event, epsilons: tuple[float, ...], relation: Relation) -> list[float]:
+    try:
+        return accounting.PLD().deltas(event, epsilons, relation=relation).tolist()
+    except UnsupportedEvent:
+        return [accounting.delta(event, epsilon=e, relation=relation) for e in epsilons]
+
+
+def _excess(inverse: Inverse, false_positive: float, false_negative: float) -> float:
+    """Return by how much a test with these error rates is better than the curve allows."""
+    return max(
+        inverse(1 - false_negative) - false_positive,
+        inverse(1 - false_positive) - false_negative,
+    )
+
+
+def _by_rates(inverse: Inverse, scores: Floats, is_member: Flags) -> float:
+    threshold, rest, known = split_threshold(
+        lambda fpr, fnr: _excess(inverse, fpr, fnr), scores, is_member
+    )
+    return _smallest(lambda p: _excess(inverse, *error_limits(rest, known, threshold, p / 2)) > 0)
+
+
+def _by_guesses(
+    inverse: Inverse, scores: Floats, is_member: Flags, guesses: Sequence[int]
+) -> float:
+    n = len(scores)
+    each = [(r, right_guesses(scores, is_member, r)) for r in guesses]
+    found = [_smallest(lambda p, r=r, v=v: rejects_tradeoff(inverse, n, r, v, p)) for r, v in each]
+    return min(1.0, len(found) * min(found))
+
+
+def _smallest(rejects: Callable[[float], bool]) -> float:
+    """Return the smallest significance that rejects, rounded up by at most 0.1 %, or 1."""
+    low, high = -12.0, 0.0  # decades
+    if not rejects(1.0 - 1e-9):
+        return 1.0
+    if rejects(10**low):
+        return 10**low
+    while high - low > 4e-4:
+        middle = (low + high) / 2
+        low, high = (low, middle) if rejects(10**middle) else (middle, high)
+    return min(1.0, 10**high)

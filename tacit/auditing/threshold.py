@@ -1,0 +1,204 @@
+"""Threshold tests: lower bounds on epsilon from independent scores.
+
+Scores are independent if they come from many runs with and without one record, or from Dirac
+canaries (`GradientCanaries`): each canary's score uses its own coordinate, with noise and sampling
+of its own. `tacit.auditing.one_run` compares these bounds with those that need only fair coins.
+"""
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+
+import numpy as np
+from scipy import special
+
+from tacit._arrays import Flags, Floats
+from tacit.auditing.one_run import (
+    AuditBound,
+    Members,
+    Scores,
+    checked,
+    gaussian_epsilon_below,
+    largest,
+)
+
+Bound = Callable[[float, float], float]
+"""(FPR at most, FNR at most) -> lower bound on epsilon."""
+_SHARE_TO_CHOOSE = 0.1  # of the scores, used to choose a threshold
+_CAUTION = 0.01  # prefers thresholds with well-known rates: a lucky rate does not repeat
+
+
+def threshold_test(
+    scores: Scores,
+    is_member: Members,
+    *,
+    delta: float,
+    confidence: float = 0.95,
+    threshold: float | None = None,
+) -> AuditBound:
+    """Return a bound from independent scores, without any assumption on the trade-off curve.
+
+    Clopper-Pearson limits on both error rates at a threshold that was fixed in advance or, if None,
+    chosen on the first tenth of the scores and tested on the rest. (epsilon, delta)-DP implies
+    FPR e^epsilon + FNR >= 1 - delta and the same with the rates exchanged (Kairouz et al. 2015).
+    """
+
+    def bound(false_positive: float, false_negative: float) -> float:
+        return max(
+            _epsilon_of_rates(false_positive, false_negative, delta),
+            _epsilon_of_rates(false_negative, false_positive, delta),
+        )
+
+    values, members = checked(scores, is_member, delta, confidence)
+    method, assumes = "threshold test", "independent scores"
+    return _at_threshold(bound, values, members, delta, confidence, threshold, method, assumes)
+
+
+def gaussian_threshold_test(
+    scores: Scores,
+    is_member: Members,
+    *,
+    delta: float,
+    confidence: float = 0.95,
+    threshold: float | None = None,
+) -> AuditBound:
+    """Return a bound from independent scores of a mechanism with a Gaussian trade-off curve.
+
+    Clopper-Pearson limits on both error rates give mu >= Phi^-1(1 - FNR) - Phi^-1(FPR), and epsilon
+    is that of mu-GDP (Nasr et al. 2023, arXiv:2302.07956). The scores need not be normal.
+
+    If canaries differ, the rates are averages over canaries. Averages obey the curve too, because
+    1 - f is concave. A sum of unequal coins varies less than a sum of equal coins (Hoeffding 1956),
+    so the limits stay valid.
+    """
+
+    def bound(false_positive: float, false_negative: float) -> float:
+        mu = float(special.ndtri(1 - false_negative) - special.ndtri(false_positive))
+        return gaussian_epsilon_below(mu, delta)
+
+    values, members = checked(scores, is_member, delta, confidence)
+    method = "Gaussian threshold test"
+    assumes = "independent scores, and a Gaussian trade-off curve"
+    return _at_threshold(bound, values, members, delta, confidence, threshold, method, assumes)
+
+
+def gaussian_fit(
+    scores: Scores, is_member: Members, *, delta: float, confidence: float = 0.95
+) -> AuditBound:
+    """Return a bound for white-box scores that are normal with one spread, shifted for members.
+
+    The standardized shift has a noncentral t law, which gives an exact lower limit on mu; epsilon
+    is that of mu-GDP. Assumes independent normal scores of equal variance: check a plot first.
+    """
+    values, members = checked(scores, is_member, delta, confidence)
+    inside, outside = values[members], values[~members]
+    n_in, n_out = len(inside), len(outside)
+    if min(n_in, n_out) < 2:
+        raise ValueError("gaussian_fit needs at least two canaries in and two out.")
+    freedom = n_in + n_out - 2
+    pooled = math.sqrt((inside.var() * n_in + outside.var() * n_out) / freedom)
+    scale = math.sqrt(1 / n_in + 1 / n_out)
+    shift = float(inside.mean() - outside.mean())
+    observed = shift / (pooled * scale) if pooled > 0 else math.copysign(math.inf, shift)
+    mu = 0.0
+    if math.isfinite(observed) and observed > 0:
+        mu = scale * largest(
+            lambda center: noncentral_t_tail(observed, freedom, center) < 1 - confidence
+        )
+    return AuditBound(
+        epsilon_lower=gaussian_epsilon_below(mu, delta),
+        delta=delta,
+        confidence=confidence,
+        method="Gaussian fit",
+        assumes="independent normal scores of one variance, and a Gaussian trade-off curve",
+        n_canaries=len(values),
+        n_guesses=len(values),
+        n_correct=int(((values > values.mean()) == members).sum()),
+    )
+
+
+def error_limits(
+    scores: Floats, is_member: Flags, threshold: float, share: float
+) -> tuple[float, float]:
+    """Return upper limits on FPR and FNR of "in if score >= threshold".
+
+    Each limit is wrong with probability at most `share`.
+    """
+    says_in = scores >= threshold
+    n_in = int(is_member.sum())
+    return (
+        upper_rate(int((says_in & ~is_member).sum()), len(scores) - n_in, share),
+        upper_rate(int((~says_in & is_member).sum()), n_in, share),
+    )
+
+
+def split_threshold(bound: Bound, scores: Floats, is_member: Flags) -> tuple[float, Floats, Flags]:
+    """Return a threshold chosen on the first tenth, then scores and membership of the rest."""
+    used = max(2, round(_SHARE_TO_CHOOSE * len(scores)))
+    tried, known = scores[:used], is_member[:used]
+    chosen = float(np.median(tried))
+    best = bound(*error_limits(tried, known, chosen, _CAUTION))
+    for threshold in np.unique(np.quantile(tried, np.linspace(0.01, 0.99, 99), method="lower")):
+        gain = bound(*error_limits(tried, known, float(threshold), _CAUTION))
+        if gain > best:
+            best, chosen = gain, float(threshold)
+    return chosen, scores[used:], is_member[used:]
+
+
+def upper_rate(errors: int, trials: int, share: float) -> float:
+    """Return the Clopper-Pearson upper limit on an error rate.
+
+    The limit is below the true rate with probability at most `share`.
+    """
+    if trials == 0 or errors == trials:
+        return 1.0
+    return float(special.betaincinv(errors + 1, trials - errors, 1 - share))
+
+
+def noncentral_t_tail(t: float, freedom: int, center: float) -> float:
+    """Return P[T >= t] for T = (Z + center) / S, Z standard normal, freedom S^2 chi-squared.
+
+    That is E[Phi(center - t S)], by 400 Gauss-Legendre points over all but 1e-15 of the law of S:
+    accurate at the large centers (hundreds) where series for this law do not converge.
+
+    >>> round(noncentral_t_tail(2.0, 10, 1.0), 6)
+    0.192388
+    """
+    half = freedom / 2
+    low, high = (math.sqrt(special.gammaincinv(half, p) / half) for p in (5e-16, 1 - 5e-16))
+    nodes, weights = _legendre(400)
+    s = low + (high - low) * (nodes + 1) / 2
+    # Density of S: 2 half^half s^(freedom - 1) e^(-half s^2) / Gamma(half).
+    log_density = math.log(2) + half * math.log(half) - special.gammaln(half)
+    log_density = log_density + (freedom - 1) * np.log(s) - half * s**2
+    mass = weights * np.exp(log_density - log_density.max())
+    return float((mass * special.ndtr(center - t * s)).sum() / mass.sum())
+
+
+@lru_cache(maxsize=1)
+def _legendre(n: int) -> tuple[Floats, Floats]:
+    return np.polynomial.legendre.leggauss(n)
+
+
+def _at_threshold(
+    bound: Bound,
+    scores: Floats,
+    is_member: Flags,
+    delta: float,
+    confidence: float,
+    threshold: float | None,
+    method: str,
+    assumes: str,
+) -> AuditBound:
+    if threshold is None:
+        threshold, scores, is_member = split_threshold(bound, scores, is_member)
+    share = (1 - confidence) / 2  # two limits, so each may fail half as often
+    lower = bound(*error_limits(scores, is_member, threshold, share))
+    n_correct = int(((scores >= threshold) == is_member).sum())
+    n = len(scores)
+    return AuditBound(lower, delta, confidence, method, assumes, n, n, n_correct)
+
+
+def _epsilon_of_rates(miss: float, other: float, delta: float) -> float:
+    gain = 1 - delta - other
+    return max(0.0, math.log(gain / miss)) if gain > 0 and miss > 0 else 0.0

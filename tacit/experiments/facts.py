@@ -1,0 +1,415 @@
+"""Facts of a run: what it did to the records, what that costs, and how good the result is.
+
+`facts.json` in the run folder holds them as plain JSON values. Certificates and reports are derived
+from facts alone.
+"""
+
+import hashlib
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import tacit
+from tacit import accounting
+from tacit.datasets import Dataset
+from tacit.events import Event, Relation, from_dict
+from tacit.experiments.features import summaries_of
+from tacit.experiments.recipe import Recipe
+from tacit.ledger import Ledger
+from tacit.pate import PATEClassifier
+
+FACTS_VERSION = 1
+
+# Names of the files in a run folder; `tacit.experiments.folder` describes them.
+RECIPE = "recipe.toml"
+METRICS = "metrics.jsonl"
+BASELINE = "baseline.jsonl"
+MODEL = "model.safetensors"
+LEDGER = "run.ledger"
+FACTS = "facts.json"
+AUDIT = "audit.json"
+SECRET = "secret"
+ANSWERS = "answers.jsonl"
+STUDENT = "student.npz"
+CURVE = "by_answers.jsonl"
+
+Json = Any  # Any: JSON values have no narrower common type
+Metric = dict[str, float]
+"""One line of metrics.jsonl, numbers only: `step`, `epoch`, `epsilon` (the cost of a run planned to
+end at this step; absent in baseline.jsonl), and on the test split `loss`, `accuracy` and, for two
+classes, `auc`."""
+
+_SUMMARIES = {
+    "directions": "principal directions of the records",
+    "mean": "the mean record",
+    "evening": "a map that evens out the main directions of the records",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Touch:
+    """One way in which the run used data, and whether the claim covers it.
+
+    `cost` is one of "paid" (covered: `event` is part of the claim), "free" (covered: each record is
+    transformed by itself), "public" (used only what is assumed public), and "not covered" (used
+    private records without paying, so the claim does not hold for this use).
+    """
+
+    what: str
+    """preprocessing, training, model selection, early stopping, evaluation, baseline, size."""
+    how: str
+    cost: str
+    event: dict[str, Json] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeedValue:
+    """The metric of one run; `seed` is None if the run used entropy of the operating system."""
+
+    seed: int | None
+    value: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Utility:
+    """Quality of the released model on the public test split.
+
+    The first entry of `private` is the run itself. A sweep adds the runs that differ only in the
+    seed. Those are separate releases with separate costs: `epsilon` covers one of them.
+    """
+
+    metric: str
+    private: tuple[SeedValue, ...]
+    non_private: tuple[SeedValue, ...] = ()
+    majority: float | None = None
+    """Metric of a model that always answers the most frequent class of the public test split."""
+    others: dict[str, float] = field(default_factory=dict)
+    """Further metrics of the run itself, such as loss and auc."""
+    n_test: int = 0
+
+    @property
+    def mean(self) -> float:
+        """Mean over seeds."""
+        return sum(one.value for one in self.private) / len(self.private)
+
+    @property
+    def spread(self) -> float | None:
+        """Standard deviation over seeds (n - 1); None for one seed."""
+        n = len(self.private)
+        if n < 2:
+            return None
+        return (sum((one.value - self.mean) ** 2 for one in self.private) / (n - 1)) ** 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """Everything that a reader needs to judge and recompute the guarantee of a run."""
+
+    # The claim
+    event: dict[str, Json]
+    """Everything done to the private records, as one event (`tacit.events.from_dict`)."""
+    relation: str
+    """A value of `tacit.events.Relation`."""
+    unit: str
+    """What one record stands for: the unit of privacy."""
+    delta: float
+    epsilon: float
+    """Upper end of `tacit.bracket(event, delta, relation)`."""
+    epsilon_target: float | None
+    """The epsilon to which the noise was calibrated; None if the noise was given."""
+    # Assumptions behind the claim
+    data: str
+    """Name of the data set."""
+    n_records: int
+    """Number of training records, assumed public."""
+    assumed_public: tuple[str, ...]
+    sampling_assumed: str
+    """The sampling that the event assumes, in words, such as 'Poisson, rate 0.1365'."""
+    sampling_used: str
+    """The sampling that the run performed, in words."""
+    touches: tuple[Touch, ...]
+    released: tuple[str, ...]
+    """Everything that leaves the run."""
+    seed: int | str
+    """The seed of noise and sampling, or 'OS entropy'. With a seed the noise can be recomputed."""
+    trust: str = "central: the run's operator sees the records; the guarantee is towards all others"
+    # How the run was done
+    method: str = "DP-SGD"
+    model: str = ""
+    """The architecture in words."""
+    hyperparameters: dict[str, Json] = field(default_factory=dict)
+    """batch_size, epochs, steps, clip_norm, noise_multiplier, learning_rate, …"""
+    steps: int = 0
+    resumed: int = 0
+    """How often the run was interrupted and resumed; repeated steps repeat their noise."""
+    # Results
+    utility: Utility
+    model_file: str = MODEL
+    model_sha256: str = ""
+    recipe_file: str = RECIPE
+    recipe_sha256: str = ""
+    metrics_file: str = METRICS
+    baseline_file: str | None = None
+    ledger_file: str = LEDGER
+    ledger_head: str = ""
+    """Hash of the ledger's last row (`Ledger.verify().head`)."""
+    seconds: float = 0.0
+    """Wall-clock time of the private training, all sessions together."""
+    versions: dict[str, str] = field(default_factory=dict)
+    """Versions of tacit, python and the numerical packages."""
+    created: str = ""
+    """UTC time, ISO 8601."""
+    version: int = FACTS_VERSION
+
+    @property
+    def claim(self) -> Event:
+        """`event` as a value that accountants take."""
+        return from_dict(self.event)
+
+    def to_dict(self) -> dict[str, Json]:
+        """Return plain JSON values, from which `from_dict` makes equal facts."""
+        return json.loads(json.dumps(asdict(self), allow_nan=False))
+
+    def to_json(self) -> str:
+        """Return the content of facts.json."""
+        return json.dumps(self.to_dict(), indent=2) + "\n"
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Json]) -> "Facts":
+        """Return the facts in the form of `to_dict`; raise `ValueError` if they are malformed."""
+        if data.get("version") != FACTS_VERSION:
+            raise ValueError(
+                f"facts must be of version {FACTS_VERSION}, got {data.get('version')!r}."
+            )
+        try:
+            utility = dict(data["utility"])
+            for side in ("private", "non_private"):
+                utility[side] = tuple(SeedValue(**one) for one in utility[side])
+            rest = {
+                **data,
+                "utility": Utility(**utility),
+                "touches": tuple(Touch(**touch) for touch in data["touches"]),
+                "released": tuple(data["released"]),
+                "assumed_public": tuple(data["assumed_public"]),
+            }
+            facts = cls(**rest)
+            Relation(facts.relation)
+        except (KeyError, TypeError, ValueError) as wrong:
+            raise ValueError(f"the facts cannot be read: {wrong}") from None
+        return facts
+
+
+def training_facts(
+    recipe: Recipe,
+    dataset: Dataset,
+    ledger: Ledger,
+    *,
+    event: Event,
+    steps: int,
+    noise_multiplier: float,
+    model: str,
+    metrics: Sequence[Metric],
+    baseline: Sequence[Metric],
+    resumed: int,
+    seconds: float,
+) -> Facts:
+    """Return the facts of a DP-SGD run by a filled recipe; `with_files` adds those of its files."""
+    rate = recipe.training.lot / len(dataset.x_train)
+    sampling = f"Poisson, rate {rate:.6g}, drawn anew for each step"
+    done = {"steps": steps, "noise_multiplier": noise_multiplier}
+    return Facts(
+        **_claim(recipe, dataset, ledger, event),
+        assumed_public=(*dataset.public, "the records measured on"),
+        sampling_assumed=sampling,
+        sampling_used=sampling,
+        touches=_training_touches(recipe, dataset, has_baseline=bool(baseline)),
+        released=_training_releases(recipe),
+        method="DP-SGD",
+        model=model,
+        hyperparameters=recipe.to_dict()["training"] | done,
+        steps=steps,
+        resumed=resumed,
+        seconds=round(seconds, 3),
+        utility=_training_utility(recipe, dataset, metrics, baseline),
+        baseline_file=BASELINE if baseline else None,
+    )
+
+
+def pate_facts(
+    recipe: Recipe,
+    dataset: Dataset,
+    model: PATEClassifier,
+    *,
+    event: Event,
+    accuracy: float,
+    truth: np.ndarray,
+    resumed: int,
+    seconds: float,
+) -> Facts:
+    """Return the facts of a PATE run; `with_files` adds those of its files.
+
+    `accuracy` is that of the student on public test records whose classes are `truth`.
+    """
+    claim = _claim(recipe, dataset, model.ledger_, event)
+    count = recipe.teachers.count
+    others = {"answered": float(model.n_answered_)}
+    if model.sanitized_cost_ is not None:
+        others["sanitized epsilon"] = model.sanitized_cost_.epsilon(delta=claim["delta"])
+    return Facts(
+        **claim,
+        assumed_public=(*dataset.public, "test split, without labels where the student asks"),
+        sampling_assumed="none: every record is used by one teacher",
+        sampling_used="none: every record is used by one teacher",
+        touches=_pate_touches(event),
+        released=("student", "labels of public inputs", "which queries were answered"),
+        method="PATE",
+        model=f"kernel student of {count} kernel teachers",
+        hyperparameters={
+            "teachers": count,
+            "queries": recipe.answers.queries,
+            "aggregator": repr(recipe.answers.aggregator(count)),
+        },
+        steps=len(model.labels_),
+        resumed=resumed,
+        seconds=round(seconds, 3),
+        utility=Utility(
+            metric="accuracy",
+            private=(SeedValue(seed=recipe.run.seed, value=accuracy),),
+            majority=_majority(truth),
+            others=others,
+            n_test=len(truth),
+        ),
+        model_file=STUDENT,
+        metrics_file=CURVE,
+    )
+
+
+def with_files(facts: Facts, folder: Path, ledger: Ledger) -> Facts:
+    """Return `facts` with the hashes of the files in `folder`, the ledger's head and versions."""
+    uses_torch = facts.method == "DP-SGD"
+    return replace(
+        facts,
+        model_sha256=_sha256(folder / facts.model_file),
+        recipe_sha256=_sha256(folder / facts.recipe_file),
+        ledger_head=ledger.verify().head,
+        versions=_versions(("torch", "numpy", "scipy") if uses_torch else ("numpy", "scipy")),
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+
+
+def _claim(recipe: Recipe, dataset: Dataset, ledger: Ledger, event: Event) -> dict[str, Json]:
+    """Return the fields of `Facts` that every method fills in the same way."""
+    privacy, relation = recipe.privacy, ledger.relation
+    assert privacy.delta is not None  # set by Recipe.filled
+    return {
+        "event": event.to_dict(),
+        "relation": str(relation),
+        "unit": ledger.unit,
+        "delta": privacy.delta,
+        "epsilon": accounting.epsilon(event, delta=privacy.delta, relation=relation),
+        "epsilon_target": privacy.epsilon,
+        "data": dataset.name,
+        "n_records": len(dataset.x_train),
+        "seed": "OS entropy" if recipe.run.seed is None else recipe.run.seed,
+        "ledger_file": privacy.ledger or LEDGER,
+    }
+
+
+def _training_touches(recipe: Recipe, dataset: Dataset, *, has_baseline: bool) -> tuple[Touch, ...]:
+    """Return every use of the data by a DP-SGD run."""
+    features = recipe.features
+    how = {
+        "none": "values scaled by declared bounds, record by record",
+        "scattering": "fixed wavelets and statistics of one image at a time",
+        "pca": f"projected on {features.components} principal directions",
+        "projection": f"{features.components} random directions from a public seed",
+    }[features.kind]
+    size = Touch(what="size", how="the number of training records is assumed public", cost="public")
+    touches = [size, Touch(what="preprocessing", how=how, cost="free")]
+    for name, summary in summaries_of(features, len(dataset.x_train)).items():
+        how = f"{_SUMMARIES[name]}, released once with {summary.event}"
+        event = summary.event.to_dict()
+        touches.append(Touch(what="preprocessing", how=how, cost="paid", event=event))
+    how = "noisy sums of clipped gradients; the plan was paid before its first step"
+    touches.append(Touch(what="training", how=how, cost="paid"))
+    how = (
+        "none in this run: settings are those of the recipe; if they were chosen by looking at "
+        "these records, that is not in the bill"
+    )
+    touches.append(Touch(what="model selection", how=how, cost="public"))
+    how = "none: the number of steps was fixed"
+    touches.append(Touch(what="early stopping", how=how, cost="public"))
+    if recipe.data.validation_share:
+        how = "records held out of the training set, measured on without noise"
+        touches.append(Touch(what="evaluation", how=how, cost="not covered"))
+    else:
+        how = f"on {len(dataset.x_test):,} records of the test split"
+        touches.append(Touch(what="evaluation", how=how, cost="public"))
+    if has_baseline:
+        how = "a twin trained without noise, since the recipe says that the records are public"
+        touches.append(Touch(what="baseline", how=how, cost="not covered"))
+    return tuple(touches)
+
+
+def _training_releases(recipe: Recipe) -> tuple[str, ...]:
+    weights = "running mean of the weights" if recipe.training.average else "final weights"
+    taken = [_SUMMARIES[name] for name in summaries_of(recipe.features, 1)]
+    held = recipe.data.validation_share
+    measured = "records held out of the training set" if held else "the test split"
+    return (weights, *taken, f"metrics on {measured} after each epoch")
+
+
+def _training_utility(
+    recipe: Recipe, dataset: Dataset, metrics: Sequence[Metric], baseline: Sequence[Metric]
+) -> Utility:
+    seed, last = recipe.run.seed, metrics[-1]
+    twin = (SeedValue(seed=seed, value=baseline[-1]["accuracy"]),) if baseline else ()
+    others = {name: last[name] for name in ("loss", "auc") if name in last}
+    if baseline:
+        others |= {f"baseline_{n}": baseline[-1][n] for n in ("loss", "auc") if n in baseline[-1]}
+    return Utility(
+        metric="accuracy",
+        private=(SeedValue(seed=seed, value=last["accuracy"]),),
+        non_private=twin,
+        majority=_majority(dataset.y_test),
+        others=others,
+        n_test=len(dataset.x_test),
+    )
+
+
+def _pate_touches(event: Event) -> tuple[Touch, ...]:
+    """Return every use of the data by a PATE run whose releases are `event`."""
+    votes = "teachers on disjoint random parts, seen through their noisy votes alone"
+    alone = "features of each image alone, components from public inputs"
+    return (
+        Touch(what="training", how=votes, cost="paid", event=event.to_dict()),
+        Touch(what="preprocessing", how=alone, cost="free"),
+        Touch(what="evaluation", how="on the public test split", cost="public"),
+        Touch(what="size", how="number of records and classes", cost="public"),
+    )
+
+
+def _majority(classes: np.ndarray) -> float:
+    """Return the share of the most frequent class."""
+    return float(np.bincount(classes).max() / len(classes))
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _versions(packages: Sequence[str]) -> dict[str, str]:
+    found = {"tacit": tacit.__version__, "python": platform.python_version()}
+    for package in packages:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:  # installed without its metadata
+            continue
+    return found

@@ -1,0 +1,136 @@
+"""The run folder: the files that one run leaves behind.
+
+    runs/mnist-epsilon-3/
+    ├── recipe.toml         the recipe with every default written out, to repeat the run
+    ├── metrics.jsonl       one JSON object per evaluation of the private model (see `Metric`)
+    ├── baseline.jsonl      the same for the non-private twin; absent if there is no twin
+    ├── model.safetensors   the released weights, with the model's recipe as header
+    ├── run.ledger          the payments (`tacit ledger show run.ledger`)
+    ├── facts.json          `Facts`; written last, so its presence marks a finished run
+    ├── audit.json          what `tacit audit` found, if the run was audited
+    └── secret/             mode 0700: checkpoint with the key of the noise; removed at the end
+
+A PATE run has other files in place of the metrics and the model:
+
+    ├── answers.jsonl       released answers; an interrupted run resumes from this file
+    ├── student.npz         the released student (`SpreadStudent.from_arrays`)
+    └── by_answers.jsonl    epsilon and accuracy after growing numbers of answers
+
+Except for `secret/`, the folder holds only released and public values. Whoever has the key of the
+noise can subtract the noise. Metrics are measured on the test split, which is assumed public, with
+weights that were paid for. Every file is replaced as a whole, so a reader finds either the old
+content or the new one.
+"""
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tacit.events import Relation
+from tacit.experiments.facts import FACTS, LEDGER, RECIPE, SECRET, Facts, Json, Metric, with_files
+from tacit.experiments.recipe import Recipe
+from tacit.ledger import Budget, Ledger
+
+_PARTIAL = ".part"  # ending of a file that is being written
+
+
+class RunFolder:
+    """Paths and atomic files of one run.
+
+    >>> import tempfile
+    >>> folder = RunFolder(tempfile.mkdtemp())
+    >>> folder.write_lines("metrics.jsonl", [{"step": 10, "accuracy": 0.9}])
+    >>> folder.read_lines("metrics.jsonl")
+    [{'step': 10, 'accuracy': 0.9}]
+    >>> folder.is_finished
+    False
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+
+    def __truediv__(self, name: str) -> Path:
+        return self.path / name
+
+    def __repr__(self) -> str:
+        return f"RunFolder({str(self.path)!r})"
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the run has ended: its facts are written last."""
+        return (self / FACTS).is_file()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the folder is missing or holds nothing but half-written files."""
+        return not self.path.exists() or all(p.suffix == _PARTIAL for p in self.path.iterdir())
+
+    def facts(self) -> Facts:
+        """Return the facts of the run; raise `FileNotFoundError` if it has not ended."""
+        if not self.is_finished:
+            raise FileNotFoundError(
+                f"{self.path} holds no finished run ({FACTS} is missing). "
+                "Start or resume it with: tacit train"
+            )
+        return Facts.from_dict(json.loads((self / FACTS).read_text(encoding="utf-8")))
+
+    def holds_other_recipe(self, recipe: Recipe, *, name: str = RECIPE) -> bool:
+        """Return whether the file `name` exists and holds a recipe that differs from `recipe`."""
+        path = self / name
+        return path.is_file() and type(recipe).read(path) != recipe
+
+    def open_ledger(self, recipe: Recipe, budget: Budget | None) -> Ledger:
+        """Return the ledger that the recipe names, or else one in this folder."""
+        privacy, relation = recipe.privacy, Relation(recipe.privacy.relation)
+        if privacy.ledger:
+            return Ledger(privacy.ledger, budget=budget, relation=relation)
+        return Ledger(self / LEDGER, budget=budget, relation=relation, unit=privacy.unit)
+
+    def write(self, name: str, content: str | bytes) -> Path:
+        """Write the file `name` durably, so that it is replaced as a whole or not at all."""
+        return write_whole(self / name, content)
+
+    def write_lines(self, name: str, rows: Sequence[Mapping[str, Json]]) -> None:
+        """Write a file with one JSON object per line."""
+        self.write(name, "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
+
+    def read_lines(self, name: str) -> list[Metric]:
+        """Return the rows of a file of JSON lines; none if the file is missing."""
+        path = self / name
+        if not path.is_file():
+            return []
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+    def finish(self, facts: Facts, ledger: Ledger) -> Facts:
+        """Write the facts, completed with the hashes of the other files, and return them."""
+        facts = with_files(facts, self.path, ledger)
+        self.write(FACTS, facts.to_json())
+        self.close()
+        return facts
+
+    def close(self) -> None:
+        """Remove the key of the noise and any half-written file of a killed process."""
+        shutil.rmtree(self / SECRET, ignore_errors=True)
+        for part in self.path.glob(f".*{_PARTIAL}"):
+            part.unlink(missing_ok=True)
+
+
+def write_whole(path: Path, content: str | bytes, *, mode: int = 0o644) -> Path:
+    """Write `content` to a file beside `path`, sync it to disk, and rename it to `path`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    raw = content.encode("utf-8") if isinstance(content, str) else content
+    handle, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_PARTIAL)
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(raw)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.chmod(part, mode)
+        os.replace(part, path)
+    except BaseException:
+        Path(part).unlink(missing_ok=True)
+        raise
+    return path

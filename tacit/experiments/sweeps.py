@@ -1,0 +1,333 @@
+"""Sweeps: one recipe at several epsilons and deltas, or a PATE recipe with one setting varied.
+
+    runs/mnist-sweep/
+    ├── sweep.json          a row per run, a summary per (epsilon, delta), the price of all runs
+    ├── sweep.toml          the recipe, without the settings that the sweep varies
+    ├── baseline.jsonl      the non-private twin, trained once; empty if the records are private
+    └── epsilon-3_delta-1e-05_run-0/    a run folder, see `tacit.experiments.folder`
+
+Each run has a folder and, by default, a ledger of its own. Its stated cost holds if that run alone
+is released. On one private data set the costs of several released runs add up:
+`Sweep.epsilon_of_all` is the cost of releasing all of them.
+"""
+
+import csv
+import io
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tacit import accounting
+from tacit.errors import NotCertified
+from tacit.events import Relation
+from tacit.events import Sequence as EventSequence
+from tacit.experiments import data
+from tacit.experiments.facts import BASELINE, FACTS, Facts, Metric
+from tacit.experiments.features import cache_folder
+from tacit.experiments.folder import RunFolder
+from tacit.experiments.pate_run import refuse_other_recipe, run_pate
+from tacit.experiments.recipe import Published, Recipe
+
+SWEEP, GIVEN = "sweep.json", "sweep.toml"
+VARIED = {"teachers": "teachers.count", "noise": "answers.noise", "queries": "answers.queries"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepRun:
+    """One run of a sweep and its result."""
+
+    folder: str
+    epsilon: float
+    """The epsilon of the recipe; `spent` is what the run cost."""
+    delta: float
+    seed: int | None
+    spent: float
+    accuracy: float
+    loss: float | None
+    auc: float | None
+    steps: int
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """Result of the runs of a sweep that differ only in their randomness."""
+
+    epsilon: float
+    delta: float
+    runs: int
+    accuracy: float
+    """Mean over runs."""
+    spread: float | None
+    """Standard deviation over runs; None for one run."""
+    auc: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """All runs of a sweep, in order of delta, epsilon, seed."""
+
+    name: str
+    cells: tuple[SweepRun, ...]
+    summaries: tuple[Summary, ...]
+    baseline: Metric | None
+    """Last metrics of the non-private twin."""
+    majority: float | None
+    epsilon_of_all: float
+    """Cost, at the smallest delta, of releasing every run."""
+    published: tuple[Published, ...] = ()
+    """Published results of the recipe, to compare with."""
+
+    def to_dict(self) -> dict[str, Any]:  # Any: JSON values
+        """Return plain JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def read(cls, folder: str | os.PathLike[str]) -> "Sweep":
+        """Return the finished sweep in a folder."""
+        path = Path(folder) / SWEEP
+        if not path.is_file():
+            raise FileNotFoundError(f"{folder} holds no finished sweep ({SWEEP} is missing).")
+        given = json.loads(path.read_text(encoding="utf-8"))
+        cells = tuple(SweepRun(**cell) for cell in given.pop("cells"))
+        summaries = tuple(Summary(**summary) for summary in given.pop("summaries"))
+        published = tuple(Published(**point) for point in given.pop("published"))
+        return cls(cells=cells, summaries=summaries, published=published, **given)
+
+
+class Point(NamedTuple):
+    """Result of a PATE run at one value of the varied setting."""
+
+    value: float
+    accuracy: float
+    epsilon: float
+    answered: int
+
+
+def sweep(
+    recipe: Recipe,
+    path: str | os.PathLike[str],
+    *,
+    epsilons: Sequence[float],
+    deltas: Sequence[float] = (),
+    repeats: int = 1,
+    jobs: int = 1,
+    root: str | Path | None = None,
+    cache: Path | None = None,
+    on_run: Callable[[Facts], None] | None = None,
+) -> Sweep:
+    """Train the recipe at every epsilon and delta, `repeats` times each.
+
+    Runs that are finished in `path` are kept, and unfinished ones are resumed. If the recipe has a
+    seed, repeat k uses seed + k; otherwise each run draws fresh entropy.
+    """
+    from tacit.experiments.training_loop import train_baseline
+
+    folder, cache = RunFolder(path), cache or cache_folder()
+    recipes = _grid(recipe, epsilons, deltas, repeats)
+    if not recipes:
+        raise ValueError("a sweep needs at least one epsilon.")
+    dataset = data.load(recipe.data, root)
+    _take(folder, recipe)
+    if not (folder / BASELINE).is_file():
+        rows = train_baseline(recipe, dataset, cache, seed=recipe.run.seed or 0)
+        folder.write_lines(BASELINE, rows)
+    baseline = folder.read_lines(BASELINE)
+    facts: dict[str, Facts] = {}
+    work = [(name, one, folder / name, root, cache, baseline) for name, one in recipes.items()]
+    for name, found in _train_all(work, jobs):
+        facts[name] = found
+        if on_run is not None:
+            on_run(found)
+    facts = _with_siblings(folder, {name: facts[name] for name in recipes})
+    result = _result(recipe, facts, baseline)
+    folder.write(SWEEP, json.dumps(result.to_dict(), indent=2, allow_nan=False) + "\n")
+    return result
+
+
+def sweep_pate(
+    recipe: Recipe,
+    setting: str,
+    values: Sequence[float],
+    folder: str | Path,
+    *,
+    data: str | Path | None = None,
+    ledger: str | Path | None = None,
+    on_point: Callable[[Point], None] = lambda _: None,
+) -> list[Point]:
+    """Run a PATE recipe at each of `values` of `setting` ("teachers", "noise" or "queries").
+
+    Writes `sweep.jsonl` and `sweep.csv`. A finished run is not repeated. `ledger` is a ledger file
+    that pays for all runs.
+    """
+    if setting not in VARIED:
+        raise ValueError(f"setting must be one of {', '.join(VARIED)}, got {setting!r}.")
+    points = []
+    for value in values:
+        number = value if setting == "noise" else int(value)
+        run = RunFolder(Path(folder) / f"{setting}-{number:g}")
+        varied = recipe.with_settings({VARIED[setting]: number})
+        refuse_other_recipe(varied, run)
+        facts = (
+            run.facts() if run.is_finished else run_pate(varied, run.path, data=data, ledger=ledger)
+        )
+        answered = int(facts.utility.others["answered"])
+        points.append(Point(float(number), facts.utility.mean, facts.epsilon, answered))
+        on_point(points[-1])
+    _write_points(RunFolder(folder), setting, points)
+    return points
+
+
+def _take(folder: RunFolder, recipe: Recipe) -> None:
+    """Store the recipe in the folder, or raise if it holds a sweep of another recipe.
+
+    The twin in the folder is shown beside every run, so it must have been trained by this recipe.
+    """
+    privacy = replace(recipe.privacy, epsilon=1.0, delta=None)
+    common = replace(recipe, privacy=privacy, published=())
+    if not (folder / GIVEN).is_file():
+        (folder / BASELINE).unlink(missing_ok=True)  # left over from an unknown earlier recipe
+        folder.write(GIVEN, common.to_toml())
+    elif folder.holds_other_recipe(common, name=GIVEN):
+        raise ValueError(
+            f"{folder.path} holds a sweep of another recipe. Choose another folder with --out."
+        )
+
+
+def _grid(
+    recipe: Recipe, epsilons: Sequence[float], deltas: Sequence[float], repeats: int
+) -> dict[str, Recipe]:
+    """Return the recipe of every run by the name of its folder."""
+    recipes: dict[str, Recipe] = {}
+    for delta in deltas or (recipe.privacy.delta,):
+        for epsilon in sorted(set(epsilons)):
+            for k in range(repeats):
+                seed = None if recipe.run.seed is None else recipe.run.seed + k
+                one = recipe.for_epsilon(epsilon)
+                one = replace(
+                    one,
+                    published=(),
+                    privacy=replace(one.privacy, delta=delta),
+                    run=replace(one.run, seed=seed),
+                )
+                at = "" if delta is None else f"_delta-{delta:g}"
+                recipes[f"epsilon-{epsilon:g}{at}_run-{k}"] = one
+    return recipes
+
+
+_Work = tuple[str, Recipe, Path, str | Path | None, Path, list[Metric]]
+"""Name, recipe and folder of a run, folders of data and cache, and the metrics of the twin."""
+
+
+def _train_all(work: list[_Work], jobs: int) -> Iterator[tuple[str, Facts]]:
+    """Yield name and facts of each run as it finishes; `jobs` runs are trained at a time."""
+    if jobs == 1:
+        yield from map(_train_one, work)
+        return
+    from joblib import Parallel, delayed
+
+    threads = max(1, (os.cpu_count() or 1) // jobs)
+    pool = Parallel(n_jobs=jobs, return_as="generator_unordered")
+    for found in pool(delayed(_train_one)(item, threads) for item in work):
+        assert found is not None  # joblib's types allow for tasks without a result
+        yield found
+
+
+def _train_one(item: _Work, threads: int | None = None) -> tuple[str, Facts]:
+    import torch
+
+    from tacit.experiments.training_run import train
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    name, recipe, path, root, cache, baseline = item
+    return name, train(recipe, path, root=root, cache=cache, baseline=baseline)
+
+
+def _with_siblings(folder: RunFolder, facts: dict[str, Facts]) -> dict[str, Facts]:
+    """Add to the facts of each run the accuracies of the runs that differ only in randomness."""
+    updated = {}
+    for name, own in facts.items():
+        others = [
+            other.utility.private[0]
+            for key, other in facts.items()
+            if key != name and _key(other) == _key(own)
+        ]
+        utility = replace(own.utility, private=(own.utility.private[0], *others))
+        updated[name] = replace(own, utility=utility)
+        if updated[name] != own:
+            RunFolder(folder / name).write(FACTS, updated[name].to_json())
+    return updated
+
+
+def _key(facts: Facts) -> tuple[float, float]:
+    """Return the epsilon and delta for which the run was planned."""
+    assert facts.epsilon_target is not None  # recipes of DP-SGD always have one
+    return facts.epsilon_target, facts.delta
+
+
+def _result(recipe: Recipe, facts: dict[str, Facts], baseline: list[Metric]) -> Sweep:
+    summaries = []
+    for epsilon, delta in dict.fromkeys(_key(one) for one in facts.values()):
+        group = [one for one in facts.values() if _key(one) == (epsilon, delta)]
+        aucs = [one.utility.others["auc"] for one in group if "auc" in one.utility.others]
+        summaries.append(
+            Summary(
+                epsilon=epsilon,
+                delta=delta,
+                runs=len(group),
+                accuracy=group[0].utility.mean,
+                spread=group[0].utility.spread,
+                auc=sum(aucs) / len(aucs) if aucs else None,
+            )
+        )
+    return Sweep(
+        name=recipe.name,
+        cells=tuple(_cell(name, one) for name, one in facts.items()),
+        summaries=tuple(summaries),
+        baseline=baseline[-1] if baseline else None,
+        majority=next(iter(facts.values())).utility.majority,
+        epsilon_of_all=_price_of_all(list(facts.values())),
+        published=recipe.published,
+    )
+
+
+def _cell(name: str, facts: Facts) -> SweepRun:
+    epsilon, delta = _key(facts)
+    others = facts.utility.others
+    return SweepRun(
+        folder=name,
+        epsilon=epsilon,
+        delta=delta,
+        seed=facts.seed if isinstance(facts.seed, int) else None,
+        spent=facts.epsilon,
+        accuracy=facts.utility.private[0].value,
+        loss=others.get("loss"),
+        auc=others.get("auc"),
+        steps=facts.steps,
+        seconds=facts.seconds,
+    )
+
+
+def _price_of_all(facts: list[Facts]) -> float:
+    """Return the epsilon of releasing all runs, at their smallest delta."""
+    delta, relation = min(one.delta for one in facts), Relation(facts[0].relation)
+    claims = tuple(one.claim for one in facts)
+    event = claims[0] if len(claims) == 1 else EventSequence(claims)
+    try:
+        return accounting.epsilon(event, delta=delta, relation=relation)
+    except NotCertified:  # too many different parts for double precision; RDP always has a bound
+        return accounting.RDP().epsilon(event, delta=delta, relation=relation)
+
+
+def _write_points(folder: RunFolder, setting: str, points: list[Point]) -> None:
+    """Write the points of a PATE sweep as JSON lines and as a CSV table."""
+    folder.write_lines("sweep.jsonl", [{setting: p.value, **p._asdict()} for p in points])
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([setting, "accuracy", "epsilon", "answered"])
+    writer.writerows(points)
+    folder.write("sweep.csv", text.getvalue())

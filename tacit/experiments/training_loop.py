@@ -1,0 +1,271 @@
+"""The training loops of a recipe: private steps, used by runs and audits, and the ordinary twin.
+
+`TrainingLoop` is the one place where a recipe becomes an optimizer, a learning rate schedule, a
+running mean of the weights and a call of `make_private`. `fit` trains the same model on the same
+records without clipping or noise; its result is not private.
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from tacit import accounting
+from tacit.auditing import GradientCanaries, roc
+from tacit.datasets import Dataset
+from tacit.events import Event, Gaussian, Relation, Repeated, Sequence
+from tacit.experiments import models
+from tacit.experiments.facts import Metric
+from tacit.experiments.features import prepare, summaries_of
+from tacit.experiments.recipe import Recipe
+from tacit.ledger import Ledger
+from tacit.sampling import Poisson
+from tacit.training import EMA, AdamBC, count_steps, make_private
+
+Records = tuple[Tensor, Tensor]
+"""Inputs and classes, one row per record."""
+
+_BATCH = 128  # records in a step of the twin
+_MOST_ROWS = 30  # rows of metrics of the twin
+_CHUNK = 4096  # records evaluated at a time
+
+
+class TrainingLoop:
+    """A model in private training: optimizer, learning rate, averaged weights, private run.
+
+    If `canaries` are given, they are added to the records and scored at each step. The declared
+    number of records then grows by the expected number of canaries while the sampling rate stays
+    the same, so the divisor of each noisy sum grows. The learning rate of SGD grows in the same
+    ratio, so that real records train as they would without canaries. (The steps of Adam do not
+    depend on the scale of the gradient.)
+
+    Parameters
+    ----------
+    recipe
+        A filled recipe.
+    n_records
+        Number of real records, by which the recipe counts epochs.
+    also
+        Other releases of the same run, as in `make_private`.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        model: nn.Module,
+        records: Records,
+        *,
+        n_records: int,
+        noise_multiplier: float,
+        ledger: Ledger | None = None,
+        also: tuple[Event, ...] = (),
+        seed: int | None = None,
+        canaries: GradientCanaries | None = None,
+    ) -> None:
+        training = recipe.training
+        self.recipe = recipe
+        self.n_records = n_records
+        self.also = also
+        self.model = model
+        self.ema = EMA(model, decay=training.average) if training.average else None
+        trained, rows, losses, declared = model, records, example_losses, n_records
+        if canaries is not None:
+            trained, rows, losses = canaries.plant(model, records, example_losses)
+            declared += canaries.n_canaries // 2
+        self.optimizer = _optimizer(recipe, trained)
+        self._rate_factor = 1.0 if training.optimizer == "adam" else declared / n_records
+        self.private = make_private(
+            trained,
+            self.optimizer,
+            rows,
+            losses,
+            batch_size=round(training.lot * declared / n_records),
+            steps=steps_of(recipe, n_records),
+            clip_norm=training.clip_norm,
+            noise_multiplier=noise_multiplier,
+            n_records=declared,
+            ledger=ledger,
+            also=also,
+            seed=seed,
+            max_microbatch=training.max_microbatch,
+        )
+        self._lots = self.private if canaries is None else canaries.watch(self.private)
+
+    def steps(self) -> Iterator[int]:
+        """Take all remaining steps, and yield the number of steps taken after each."""
+        private = self.private
+        for lot in self._lots:
+            rate = learning_rate(self.recipe, self.n_records, private.steps_taken)
+            for group in self.optimizer.param_groups:
+                group["lr"] = self._rate_factor * rate
+            private.step(lot)
+            if self.ema is not None:
+                self.ema.update()
+            yield private.steps_taken
+
+    def event_until(self, steps: int) -> Event:
+        """Return the event of a run that is planned to end after `steps` steps."""
+        training = self.private.training_event
+        assert isinstance(training, Repeated)  # all steps have the same noise
+        shorter = Repeated(training.event, steps)
+        return Sequence((*self.also, shorter)) if self.also else shorter
+
+    @contextmanager
+    def released(self) -> Iterator[nn.Module]:
+        """Return a context in which the model has the weights that are released."""
+        if self.ema is None:
+            yield self.model
+        else:
+            with self.ema.applied() as model:
+                yield model
+
+
+def example_losses(model: nn.Module, batch: Records) -> Tensor:
+    """Return the cross-entropy of each example."""
+    x, y = batch
+    return cross_entropy(model(x), y, reduction="none")
+
+
+def tensors(x: np.ndarray, y: np.ndarray) -> Records:
+    """Return two arrays as tensors that share their memory."""
+    return torch.from_numpy(x), torch.from_numpy(y)
+
+
+# The plan of a filled recipe -----------------------------------------------------------------
+
+
+def steps_of(recipe: Recipe, n_records: int) -> int:
+    """Return the number of steps of the training."""
+    batch = recipe.training.batch_size
+    assert batch is not None  # set by Recipe.filled
+    epochs = recipe.training.epochs
+    return count_steps(epochs=epochs, steps=None, batch_size=batch, n_records=n_records)
+
+
+def learning_rate(recipe: Recipe, n_records: int, step: int) -> float:
+    """Return the learning rate of a step: linear over `decay_epochs`, then constant."""
+    training = recipe.training
+    assert training.batch_size is not None  # set by Recipe.filled, like the next two
+    assert training.decay_epochs is not None
+    assert training.learning_rate_end is not None
+    epoch = step * training.batch_size / n_records
+    share = min(1.0, epoch / training.decay_epochs)
+    start, end = training.learning_rate, training.learning_rate_end
+    return start + share * (end - start)
+
+
+def features_events(recipe: Recipe, n_records: int) -> tuple[Event, ...]:
+    """Return the paid releases of the features; none if they transform each record by itself."""
+    return tuple(s.event for s in summaries_of(recipe.features, n_records).values())
+
+
+def noise_multiplier(recipe: Recipe, n_records: int) -> float:
+    """Return the least noise with which features and training stay within the recipe's epsilon.
+
+    With `training.shrink`, return that noise divided by `shrink`; the run then exceeds the epsilon.
+    The noise must be found before the features are paid for, so that a budget that is too small is
+    refused first. `make_private` cannot be called yet, because it needs the features' result.
+    """
+    training, budget = recipe.training, recipe.privacy.budget
+    paid, steps = features_events(recipe, n_records), steps_of(recipe, n_records)
+    sampler = Poisson(replace(training, shrink=1).lot / n_records)
+    try:
+        noise = accounting.calibrate(
+            lambda noise: Sequence((*paid, Repeated(sampler.amplify(Gaussian(noise)), steps))),
+            epsilon=budget.epsilon,
+            delta=budget.delta,
+            relation=Relation(recipe.privacy.relation),
+        )
+    except ValueError as refusal:
+        if not paid:
+            raise
+        listed = "; ".join(str(event) for event in paid)
+        raise ValueError(
+            f"{refusal} The features alone are {listed}: raise their noise_multiplier."
+        ) from None
+    return noise / training.shrink
+
+
+# Measuring -----------------------------------------------------------------------------------
+
+
+def evaluate(model: nn.Module, x: Tensor, y: Tensor) -> Metric:
+    """Return mean loss and accuracy; for two classes also the area under the ROC curve."""
+    was_training = model.training
+    model.eval()
+    with torch.no_grad():
+        logits = torch.cat([model(part) for part in x.split(_CHUNK)]).double()
+    model.train(was_training)
+    found = {
+        "loss": float(cross_entropy(logits, y)),
+        "accuracy": float((logits.argmax(1) == y).double().mean()),
+    }
+    if logits.shape[1] == 2 and 0 < y.sum() < len(y):
+        found["auc"] = roc((logits[:, 1] - logits[:, 0]).numpy(), y.numpy()).auc
+    return {name: value for name, value in found.items() if np.isfinite(value)}
+
+
+# The non-private twin ------------------------------------------------------------------------
+
+
+def train_baseline(recipe: Recipe, dataset: Dataset, cache: Path, *, seed: int) -> list[Metric]:
+    """Train the non-private twin (the same model without clipping or noise); return its metrics.
+
+    The list is empty unless the recipe declares the records public and asks for a twin.
+    """
+    if not (recipe.data.holds_public_records and recipe.run.baseline_steps):
+        return []
+    prepared = prepare(
+        dataset, recipe.features, release=lambda _, summary, x: summary.exact(x), cache=cache
+    )
+    return fit(
+        models.build(recipe.model, prepared.shape, dataset.n_classes, seed=seed),
+        tensors(prepared.x_train, prepared.y_train),
+        tensors(prepared.x_test, prepared.y_test),
+        steps=recipe.run.baseline_steps,
+        rate=recipe.run.baseline_rate,
+        seed=seed,
+    )
+
+
+def fit(
+    model: nn.Module, train: Records, test: Records, *, steps: int, rate: float, seed: int
+) -> list[Metric]:
+    """Train `model` without privacy, and return at most 30 rows of metrics.
+
+    The optimizer is Adam on shuffled batches, with a learning rate that falls linearly to 0.
+    """
+    x, y = train
+    generator = torch.Generator().manual_seed(seed)
+    optimizer = torch.optim.Adam(model.parameters(), lr=rate)
+    steps_per_epoch = math.ceil(len(x) / _BATCH)
+    measured = max(steps_per_epoch, -(-steps // _MOST_ROWS))
+    rows: list[Metric] = []
+    order = torch.empty(0, dtype=torch.int64)
+    for step in range(1, steps + 1):
+        if not len(order):
+            order = torch.randperm(len(x), generator=generator)
+        batch, order = order[:_BATCH], order[_BATCH:]
+        for group in optimizer.param_groups:
+            group["lr"] = rate * (1 - (step - 1) / steps)
+        optimizer.zero_grad()
+        cross_entropy(model(x.index_select(0, batch)), y.index_select(0, batch)).backward()
+        optimizer.step()
+        if step % measured == 0 or step == steps:
+            epoch = round(step / steps_per_epoch, 4)
+            rows.append({"step": step, "epoch": epoch, **evaluate(model, *test)})
+    return rows
+
+
+def _optimizer(recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:
+    training = recipe.training
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if training.optimizer == "adam":
+        return AdamBC(parameters, lr=training.learning_rate)
+    return torch.optim.SGD(parameters, lr=training.learning_rate, momentum=training.momentum)

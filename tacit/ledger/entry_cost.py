@@ -1,0 +1,140 @@
+"""The cost of an entry: what one event adds to each measure that the filter keeps.
+
+Every measure is additive over entries and stays valid when entries are chosen adaptively:
+
+- `renyi`: the Rényi divergence at orders fixed in advance (Feldman & Zrnic 2021);
+- `gaussian`: mu squared, where the event is mu-GDP (Smith & Thakurta 2022);
+- `pure`: epsilon, where the event is epsilon-DP (basic composition; Rogers et al. 2016);
+- `delta`: the deltas of `ApproximateDP` parts. Such a part is an epsilon-DP mechanism except with
+  probability delta (Kairouz, Oh & Viswanath 2015, Thm. 3.2), so it enters the other measures as
+  `PureDP` and its delta is paid for here.
+
+A measure for which no bound is known is infinite. Floats are rounded up when they are added. Stated
+numbers are added exactly, as the decimals they are written as, so 1,000 x 0.001 is 1 and rounding
+can only over-charge.
+"""
+
+import json
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+
+from tacit.accounting import (
+    RDP,
+    epsilon_and_delta,
+    exact,
+    flatten,
+    gdp_mu_squared,
+    pure_epsilon,
+)
+from tacit.errors import UnsupportedEvent
+from tacit.events import ApproximateDP, Event, PureDP, Relation, Repeated, Sequence
+
+_FINEST = 10**60
+"""Largest denominator of a sum of stated numbers; beyond it the sum is rounded up."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What an entry, or a sum of entries, adds to each measure of the filter."""
+
+    renyi: tuple[float, ...]
+    gaussian: float
+    pure: Fraction | float
+    """A fraction, or infinity."""
+    delta: Fraction
+
+    def __add__(self, other: "Cost") -> "Cost":
+        pairs = zip(self.renyi, other.renyi, strict=True)
+        return Cost(
+            tuple(_add_up(a, b) for a, b in pairs),
+            _add_up(self.gaussian, other.gaussian),
+            _add_exactly(self.pure, other.pure),
+            Fraction(_add_exactly(self.delta, other.delta)),
+        )
+
+    def to_json(self) -> str:
+        """Return the cost as one line of JSON; infinity is written as null."""
+        return json.dumps(
+            {
+                "renyi": [_finite(value) for value in self.renyi],
+                "gaussian": _finite(self.gaussian),
+                "pure": None if self.pure == math.inf else str(self.pure),
+                "delta": str(self.delta),
+            }
+        )
+
+    @staticmethod
+    @lru_cache(maxsize=1024)  # totals of other partitions are read again and again
+    def from_json(text: str) -> "Cost":
+        """Return the cost that `to_json` wrote."""
+        data = json.loads(text)
+        return Cost(
+            tuple(_infinite(value) for value in data["renyi"]),
+            _infinite(data["gaussian"]),
+            math.inf if data["pure"] is None else Fraction(data["pure"]),
+            Fraction(data["delta"]),
+        )
+
+
+def nothing(n_orders: int) -> Cost:
+    """Return the cost of no entry at all, for a filter with `n_orders` Rényi orders."""
+    return Cost((0.0,) * n_orders, 0.0, Fraction(0), Fraction(0))
+
+
+@lru_cache(maxsize=4096)
+def price(event: Event, *, orders: tuple[float, ...], relation: Relation) -> Cost:
+    """Return what `event` adds to each measure; equal events are priced once per process.
+
+    >>> price(PureDP(0.1), orders=(), relation=Relation.ADD_REMOVE).pure
+    Fraction(1, 10)
+    """
+    delta, gaussian = Fraction(0), 0.0
+    pure: Fraction | float = Fraction(0)
+    stand_ins: list[Event] = []
+    for part, count in flatten(event).items():
+        if isinstance(part, ApproximateDP):
+            part_epsilon, part_delta = epsilon_and_delta(part, relation)
+            part = PureDP(part_epsilon, replace_factor=1.0)
+            delta += count * exact(part_delta)
+        stand_ins.append(Repeated(part, count))
+        pure = _add_exactly(pure, count * pure_epsilon(part, relation))
+        gaussian = _add_up(gaussian, count * gdp_mu_squared(part, relation))
+    renyi, more_delta = _renyi(Sequence(tuple(stand_ins)), orders, relation)
+    return Cost(renyi, gaussian, pure, delta + more_delta)
+
+
+def _renyi(
+    event: Event, orders: tuple[float, ...], relation: Relation
+) -> tuple[tuple[float, ...], Fraction]:
+    """Return the Rényi curve, and the deltas of approximate DP inside sampled events."""
+    try:
+        curve, delta = RDP().charge(event, orders or (2.0,), relation=relation)
+    except UnsupportedEvent:
+        return (math.inf,) * len(orders), Fraction(0)
+    values = (math.inf if math.isnan(value) else max(float(value), 0.0) for value in curve)
+    return tuple(values) if orders else (), exact(float(delta))
+
+
+def _add_up(a: float, b: float) -> float:
+    """Return a + b, rounded up."""
+    if a == 0 or b == 0:
+        return a + b
+    return math.nextafter(a + b, math.inf)
+
+
+def _add_exactly(a: Fraction | float, b: Fraction | float) -> Fraction | float:
+    """Return a + b, rounded up only if its denominator would exceed the finest allowed."""
+    total = a + b
+    if isinstance(total, Fraction) and total.denominator > _FINEST:
+        return Fraction(math.ceil(total * _FINEST), _FINEST)
+    return total
+
+
+def _finite(value: float) -> float | None:
+    return None if value == math.inf else value
+
+
+def _infinite(value: float | None) -> float:
+    return math.inf if value is None else value

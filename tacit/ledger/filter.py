@@ -1,0 +1,309 @@
+"""The RDP filter: a stopping rule that stays valid when entries depend on earlier releases.
+
+**The rule.** A filter is a set of measures, each with a share of delta and a limit. It admits
+entries as long as, with them included, at least one measure is within its limit *and* the deltas of
+`ApproximateDP` parts sum to at most `set_aside * delta`. Of the rest, (1 - set_aside) * delta,
+
+- order a gets the share w_a. Its limit is the Rényi divergence that converts to (epsilon, share)
+  by Canonne, Kamath & Steinke 2020, Prop. 12 (arXiv:2004.00010v4). A sum of divergences of one
+  order, kept under a limit, is a valid filter: Feldman & Zrnic 2021, Thm. 4.3 (arXiv:2008.11193);
+- mu-GDP gets the share w_g. Its limit is the mu^2 at which a Gaussian is exactly (epsilon, share).
+  Sums of mu^2 kept under a limit are a valid filter: Smith & Thakurta 2022 (arXiv:2210.17520);
+- pure epsilons are summed up to epsilon and need no share.
+
+**Proof** that admitted entries are (epsilon, delta)-DP, for neighbors P, Q (laws of the transcript)
+and any set E of outputs. Suppose first that there are no `ApproximateDP` parts. Every final
+transcript is within the limit of some measure; let E_m be the part of E whose first such measure
+is m. Sums never decrease, so along a transcript in E_m a filter with measure m alone would never
+have stopped: both processes give E_m the same probability. That filter is (epsilon, share_m)-DP, so
+P(E_m) <= e^epsilon Q(E_m) + share_m. Add over m. Choosing the best order *without* shares would be
+wrong, because which order is best depends on what was released.
+With `ApproximateDP` parts, part t is pure with probability 1 - delta_t, whatever came before, so
+P(E) <= P(E, all pure) + P(some part not pure). The last is at most sup sum delta_t, the amount set
+aside. On "all pure" both laws have the same factor, the product of 1 - delta_t, which is at most 1
+and is a function of the transcript, so the argument above holds for it.
+
+**The first entry** is chosen before any release, hence fixed, and may be priced whole by the
+tightest accountant (PLD). If the filter admits it too, the filter covers every transcript. If not,
+then no later entry is admitted either (sums never decrease), and the price of the first entry
+alone is the whole cost. In both cases the budget holds. Orders and shares are fitted to the first
+entry and the budget, which are both known before anything is released, and then never change.
+
+**Partitions.** A record of partition p meets the entries labeled p and the unlabeled ones; all
+others run the same on both neighbors, so they are post-processing for it. The rules above apply
+to the entries that a record meets, given what the others released; every partition must pass. The
+first entry that a record meets is fixed given the others, so it too may be priced whole.
+
+**Plans** reserve everything before their first step, so their steps may interleave with other
+entries: concurrent composition holds for these filters (Haney et al. 2023, arXiv:2309.05901).
+"""
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from fractions import Fraction
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from scipy.special import log_ndtr
+
+from tacit._check import in_closed_unit, non_negative
+from tacit.accounting import exact, gaussian_delta, round_up
+from tacit.events import Event, Relation
+from tacit.ledger.entry_cost import Cost, price
+
+_MARGIN = 1 - 1e-12  # limits are rounded down by more than the rounding error of a price
+_NO_BUDGET_ORDERS = (1.5, 2.0, 3.0, 4.0, 6.0, 9.0, 14.0, 22.0, 36.0, 64.0, 128.0, 256.0)
+_MAIN = 0.80
+"""Share of the measure that suits the first entry best."""
+_AROUND = ((1.7, 0.04), (0.6, 0.06), (4.0, 0.02))
+"""Other orders, as ratios of (order - 1), and their shares; 0.08 is left for the other measure."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The most that all entries of a ledger together may cost: (`epsilon`, `delta`)-DP.
+
+    `delta` 0 means pure differential privacy: only entries that have a pure epsilon are admitted.
+
+    >>> str(Budget(epsilon=1.0, delta=1e-5))
+    'epsilon 1, delta 1e-05'
+    """
+
+    epsilon: float
+    delta: float = 0.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "epsilon", non_negative(epsilon=self.epsilon))
+        delta = in_closed_unit(delta=self.delta)
+        if delta == 1:
+            raise ValueError("delta must be in [0, 1), got 1. Choose it well below 1 / records.")
+        object.__setattr__(self, "delta", delta)
+
+    def __str__(self) -> str:
+        return f"epsilon {self.epsilon:g}, delta {self.delta:g}"
+
+
+class Remaining(NamedTuple):
+    """What one more entry, chosen after seeing all earlier releases, may cost at most.
+
+    The fields are alternatives, not parts: any one of them can be used up, once. A first entry is
+    priced more tightly than by the filter, so more than this may fit into an empty ledger.
+    """
+
+    epsilon: float
+    """A pure release up to this epsilon is admitted (for an event of replace factor 1)."""
+    delta: float
+    """Sum of deltas that `ApproximateDP` entries may still have."""
+    noise_multiplier: float
+    """A Gaussian release with this multiplier or more is admitted (replace factor 1)."""
+    fraction: float
+    """Share of the budget that is unspent, by the measure with most room."""
+
+    def __str__(self) -> str:
+        ways: list[str] = []
+        if self.epsilon > 0:
+            ways.append(f"one pure release of epsilon {self.epsilon:.4g}")
+        if self.noise_multiplier < math.inf:
+            ways.append(f"one Gaussian release of noise multiplier {self.noise_multiplier:.4g}")
+        if self.fraction == 0 or not ways:
+            return "nothing"
+        return f"{100 * self.fraction:.3g} % of the budget, {' or '.join(ways)}"
+
+
+UNLIMITED = Remaining(math.inf, 1.0, 0.0, 1.0)
+"""What remains of a ledger without a budget."""
+
+
+class Limits(NamedTuple):
+    """The most that each measure may reach."""
+
+    renyi: tuple[float, ...]
+    gaussian: float
+    pure: Fraction
+    delta: Fraction
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Rényi orders and shares of delta, fixed before the first release; see the proof above."""
+
+    orders: tuple[float, ...]
+    shares: tuple[float, ...]
+    gaussian_share: float
+    set_aside: float
+    """Part of delta that pays for the deltas of `ApproximateDP` entries."""
+
+    def to_json(self) -> str:
+        """Return the filter as one line of JSON."""
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def from_json(text: str) -> "Filter":
+        """Return the filter that `to_json` wrote."""
+        data = json.loads(text)
+        return Filter(
+            tuple(data["orders"]), tuple(data["shares"]), data["gaussian_share"], data["set_aside"]
+        )
+
+    def admits(self, total: Cost, budget: Budget) -> bool:
+        """Return whether entries that cost `total` together are within `budget`."""
+        limits = limits_of(self, budget)
+        return total.delta <= limits.delta and (
+            total.pure <= limits.pure
+            or total.gaussian <= limits.gaussian
+            or any(a <= b for a, b in zip(total.renyi, limits.renyi, strict=True))
+        )
+
+    def epsilon(self, total: Cost, *, delta: float) -> float:
+        """Return an epsilon that held at every moment up to now, except with chance `delta`.
+
+        With L the privacy loss so far, exp((a - 1)(L - total of order a)) is a supermartingale
+        with mean at most 1, so by Ville's inequality L <= total + log(1 / share) / (a - 1) at all
+        times at once, except with probability `share` (the odometer of Whitehouse et al. 2023,
+        arXiv:2203.05481, at a fixed order). The shares sum to (1 - set_aside) * delta.
+        Valid however the entries and the moment of this call were chosen.
+        """
+        if total.delta > exact(delta) * exact(self.set_aside):
+            return math.inf
+        bounds = [round_up(total.pure)]
+        convertible = delta * (1 - self.set_aside)
+        if convertible > 0:
+            bounds += [
+                value + math.log(sum(self.shares) / (share * convertible)) / (order - 1)
+                for order, share, value in zip(self.orders, self.shares, total.renyi, strict=True)
+            ]
+        return min(bounds)
+
+    def remaining(self, total: Cost, budget: Budget) -> Remaining:
+        """Return what one more entry may cost after entries that cost `total`."""
+        limits = limits_of(self, budget)
+        if total.delta > limits.delta:
+            return Remaining(0.0, 0.0, math.inf, 0.0)
+        pure = max(0.0, float(limits.pure - total.pure))
+        gaussian = max(0.0, limits.gaussian - total.gaussian)
+        renyi = [max(0.0, b - a) for a, b in zip(total.renyi, limits.renyi, strict=True)]
+        # The divergence of a pure mechanism is at most epsilon and at most order * epsilon^2 / 2
+        # (Bun & Steinke 2016, Prop. 3.3), that of a Gaussian order / (2 multiplier^2).
+        by_order = [
+            max(left, math.sqrt(2 * left / a)) for a, left in zip(self.orders, renyi, strict=True)
+        ]
+        half = math.sqrt(gaussian) / 2  # the inverse of `gdp_mu_squared`
+        by_order.append(float(log_ndtr(half) - log_ndtr(-half)))
+        squares = [gaussian, *(2 * left / a for a, left in zip(self.orders, renyi, strict=True))]
+        shares = [gaussian / limits.gaussian if limits.gaussian > 0 else 0.0]
+        shares += [left / b for left, b in zip(renyi, limits.renyi, strict=True) if b > 0]
+        shares += [pure / float(limits.pure) if limits.pure > 0 else 0.0]
+        largest = max(squares)
+        return Remaining(
+            epsilon=max([pure, *(value * (1 - 1e-5) for value in by_order)]),
+            delta=float(limits.delta - total.delta),
+            noise_multiplier=(1 + 1e-8) / math.sqrt(largest) if largest > 0 else math.inf,
+            fraction=max(shares),
+        )
+
+
+def fit(budget: Budget | None, event: Event, relation: Relation) -> Filter:
+    """Return the filter for a ledger whose first entry is `event`, with room for more like it.
+
+    The measure that admits most repetitions of `event` gets 80 % of the shares; the others leave
+    room for entries of another kind. A tenth of delta is set aside for `ApproximateDP` entries;
+    more if the first entry has a delta, up to all of it: then epsilons and deltas add.
+    """
+    has_delta = price(event, orders=(), relation=relation).delta > 0
+    if budget is None:
+        equal = (1 / len(_NO_BUDGET_ORDERS),) * len(_NO_BUDGET_ORDERS)
+        return Filter(_NO_BUDGET_ORDERS, equal, 0.0, 0.5 if has_delta else 0.1)
+    if budget.delta == 0 or budget.epsilon == 0:
+        return Filter((), (), 0.0, 1.0)
+    if not has_delta:
+        return _fit_shares(budget, event, relation, set_aside=0.1)
+    tried = [_fit_shares(budget, event, relation, set_aside=part) for part in (0.1, 0.5)]
+    tried.append(Filter((), (), 0.0, 1.0))
+    return max(tried, key=lambda one: _repeats(one, budget, event, relation))
+
+
+@lru_cache(maxsize=64)
+def limits_of(filter_: Filter, budget: Budget) -> Limits:
+    """Return the limit of every measure of `filter_` under `budget`."""
+    delta = budget.delta * (1 - filter_.set_aside) * _MARGIN
+    return Limits(
+        tuple(
+            _renyi_limit(order, budget.epsilon, share * delta)
+            for order, share in zip(filter_.orders, filter_.shares, strict=True)
+        ),
+        gaussian_limit(budget.epsilon, filter_.gaussian_share * delta),
+        exact(budget.epsilon),
+        exact(budget.delta) * exact(filter_.set_aside),
+    )
+
+
+def gaussian_limit(epsilon: float, delta: float) -> float:
+    """Return the largest mu^2 at which mu-GDP implies (`epsilon`, `delta`)-DP; -1 if none.
+
+    Rounded down.
+
+    Balle & Wang 2018, Thm. 8 (arXiv:1805.06530), solved for mu by bisection from below.
+    """
+    if delta <= 0 or epsilon <= 0:
+        return -1.0
+    low, high = 0.0, 1.0
+    while gaussian_delta(high, epsilon) <= delta:
+        low, high = high, 2 * high
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if gaussian_delta(middle, epsilon) <= delta else (low, middle)
+    return low**2 * _MARGIN
+
+
+def _renyi_limit(order: float, epsilon: float, delta: float) -> float:
+    """Return the largest divergence of `order` that implies (`epsilon`, `delta`)-DP; -1 if none."""
+    if delta <= 0:
+        return -1.0
+    limit = epsilon - math.log1p(-1 / order) + (math.log(delta) + math.log(order)) / (order - 1)
+    return limit * _MARGIN if limit > 0 else -1.0
+
+
+def _fit_shares(budget: Budget, event: Event, relation: Relation, *, set_aside: float) -> Filter:
+    epsilon, delta = budget.epsilon, budget.delta * (1 - set_aside)
+    center = _center(epsilon, delta)
+    # A finer grid gains less than 1 % of repetitions. Outside this range there are no limits > 0.
+    orders = tuple(float(1 + (center - 1) * ratio) for ratio in np.geomspace(1 / 32, 32, 49))
+    cost = price(event, orders=orders, relation=relation)
+    repeats = [
+        _renyi_limit(order, epsilon, delta) / value if value > 0 else 0.0
+        for order, value in zip(orders, cost.renyi, strict=True)
+    ]
+    most = max(repeats)
+    if most <= 0 or most * cost.gaussian <= gaussian_limit(epsilon, delta):
+        return Filter(_around(center), _shares(0.08), _MAIN, set_aside)
+    return Filter(_around(orders[int(np.argmax(repeats))]), _shares(_MAIN), 0.08, set_aside)
+
+
+def _repeats(filter_: Filter, budget: Budget, event: Event, relation: Relation) -> float:
+    """Return how often `filter_` admits `event`, as a real number."""
+    cost = price(event, orders=filter_.orders, relation=relation)
+    limits = limits_of(filter_, budget)
+    pairs = [
+        (float(cost.pure), float(limits.pure)),
+        (cost.gaussian, limits.gaussian),
+        *zip(cost.renyi, limits.renyi, strict=True),
+    ]
+    by_measure = max(limit / value if value > 0 else math.inf for value, limit in pairs)
+    return min(by_measure, float(limits.delta / cost.delta))
+
+
+def _center(epsilon: float, delta: float) -> float:
+    """Return the order that admits most Gaussian releases, whatever their noise."""
+    orders = 1 + np.geomspace(1e-2, 1e6, 801)
+    limits = epsilon - np.log1p(-1 / orders) + (math.log(delta) + np.log(orders)) / (orders - 1)
+    return float(orders[np.argmax(limits / orders)])
+
+
+def _around(order: float) -> tuple[float, ...]:
+    return (order, *(1 + (order - 1) * ratio for ratio, _ in _AROUND))
+
+
+def _shares(main: float) -> tuple[float, ...]:
+    return (main, *(share for _, share in _AROUND))

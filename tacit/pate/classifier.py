@@ -1,0 +1,372 @@
+"""PATE in one call: teachers, votes, noisy labels, and a student that learns them.
+
+`fit` releases the student, the labels that the student learned, and which queries were answered.
+All of them are computed from the noisy answers that the ledger paid for. Teachers and votes are
+private; `fit` does not keep them.
+"""
+
+import hashlib
+import warnings
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import KW_ONLY, asdict, dataclass, fields
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from tacit._arrays import Indices
+from tacit._check import whole
+from tacit.events import Event
+from tacit.ledger import Ledger
+from tacit.mechanisms import Rng, Seed, generator
+from tacit.pate.gnmax import GNMax, InteractiveGNMax
+from tacit.pate.journal import Journal
+from tacit.pate.laplace_max import LaplaceMax
+from tacit.pate.smooth_sensitivity import SanitizedCost, Sanitizer, publish_cost
+from tacit.pate.student import SpreadStudent, spread_queries
+from tacit.pate.teachers import (
+    Progress,
+    Stacked,
+    checked_records,
+    train_stacked_teachers,
+    train_teachers,
+)
+from tacit.pate.votes import (
+    NO_ANSWER,
+    Aggregator,
+    Teacher,
+    TeacherGroup,
+    check_finite,
+    count_votes,
+)
+
+
+class OverlapWarning(UserWarning):
+    """Some public inputs equal private ones. Public inputs are not protected at all."""
+
+
+@dataclass(eq=False, repr=False)
+class PATEClassifier:
+    """A private classifier: teachers on disjoint parts label public inputs for a student.
+
+    Guarantee: everything kept after `fit` is (epsilon, delta)-DP in the private records, at the
+    epsilon and delta that the ledger's payments add up to, and never above the ledger's budget if
+    it has one. Inputs in `X_public` are not protected.
+
+    Parameters
+    ----------
+    teacher
+        A scikit-learn classifier to copy, a function from a seed to a new teacher, or
+        `Stacked(make_module)` to train torch modules at once.
+    student
+        A classifier with `fit` and `predict`; default `SpreadStudent()`. With `use_unlabeled` it is
+        trained on all public inputs, with label -1 for the unlabeled ones (as scikit-learn's
+        semi-supervised classifiers expect); otherwise on the labeled inputs only.
+    n_teachers, aggregator
+        More teachers outvote more noise, but each learns from fewer records. The aggregator's noise
+        is in votes; default `GNMax(n_teachers / 5)`.
+    n_queries
+        Number of public inputs to ask about; by default all, and at most 1,000.
+    max_answers
+        Stop after this many answers, so that `plan_event` is cheaper with Confident-GNMax.
+    queries
+        Which public inputs to ask about: "spread" picks typical, well-spread inputs
+        (`spread_queries`), "first" the first ones.
+    classes
+        All class labels; by default those in `y_private`, which then count as public.
+    ledger
+        Pays before each answer. By default a ledger in memory without a budget, see `ledger_`.
+    sanitizer
+        If given, also publish the data-dependent cost (`sanitized_cost_`), for a price of its own.
+    folder
+        Where to keep released answers: `fit` with the same settings and ledger continues where a
+        killed `fit` stopped.
+    n_jobs, progress
+        As in `train_teachers`.
+    rng
+        Source of randomness for partition, teachers and noise. None is fresh entropy; anyone who
+        has the seed can remove the noise.
+
+    Attributes
+    ----------
+    student_, classes_, ledger_
+    queries_, labels_
+        Numbers of the public inputs asked about, and their released labels as indices into
+        `classes_`, `NO_ANSWER` where refused.
+    event_
+        Event of this run, given the number of answers that it released.
+    sanitized_cost_
+        Published data-dependent cost, or None.
+    """
+
+    teacher: Any = None
+    student: Any = None
+    _: KW_ONLY
+    n_teachers: int = 50
+    aggregator: Aggregator | None = None
+    n_queries: int | None = None
+    max_answers: int | None = None
+    queries: Literal["spread", "first"] = "spread"
+    use_unlabeled: bool = True
+    classes: ArrayLike | None = None
+    ledger: Ledger | None = None
+    sanitizer: Sanitizer | None = None
+    folder: str | Path | None = None
+    n_jobs: int | None = None
+    progress: Progress | None = None
+    rng: Seed = None
+
+    def fit(self, X_private: Any, y_private: ArrayLike, X_public: Any) -> Self:
+        """Train teachers on the private records, buy labels for public inputs, train the student.
+
+        All arguments are checked before anything is paid. Issues an `OverlapWarning` if some public
+        inputs equal private ones; only the caller, who holds the records, receives the warning.
+        """
+        aggregator = self.checked_aggregator()
+        random = generator(self.rng)
+        self.classes_, labels = _class_indices(y_private, self.classes)
+        n_classes = len(self.classes_)
+        X_private, labels = checked_records(X_private, labels, n_classes=n_classes)
+        X_public = _checked_public(X_public, X_private)
+        _warn_of_overlap(X_private, X_public)
+        self.ledger_ = Ledger() if self.ledger is None else self.ledger
+        self.queries_ = self._choose_queries(X_public)
+        journal = self._journal(aggregator, X_public)
+        carried = [i for i in range(len(self.queries_)) if journal is not None and i in journal]
+        teachers = self._train(X_private, labels, n_classes, random)
+        votes = count_votes(teachers, X_public[self.queries_], n_classes)
+        is_paid = self._pay_for_cost(journal)
+        self.labels_ = aggregator.answer(
+            votes, ledger=self.ledger_, rng=random, journal=journal, max_answers=self.max_answers
+        )
+        self.event_ = aggregator.event(len(self.labels_), self.n_answered_)
+        self.sanitized_cost_ = self._publish_cost(
+            aggregator, votes, random, journal, carried, is_paid=is_paid
+        )
+        self.student_ = self._teach(X_public)
+        return self
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        """Return the class that the student predicts for each input."""
+        return self.classes_[np.asarray(self.student_.predict(X))]
+
+    def score(self, X: Any, y: ArrayLike) -> float:
+        """Return the share of inputs whose class is predicted correctly."""
+        return float(np.mean(self.predict(X) == np.asarray(y)))
+
+    @property
+    def n_answered_(self) -> int:
+        """Number of answered queries; released with the labels."""
+        return int(np.sum(self.labels_ != NO_ANSWER))
+
+    def plan_event(self, n_public: int) -> Event:
+        """Return the event of the most that `fit` can release, known beforehand.
+
+        All queries are asked, and all are answered up to `max_answers`. State this event for
+        Confident-GNMax without a budget, because its number of answers depends on the votes.
+        """
+        n_queries = self._count_queries(n_public)
+        most = n_queries if self.max_answers is None else min(n_queries, self.max_answers)
+        return self.checked_aggregator().event(n_queries, most)
+
+    def checked_aggregator(self) -> Aggregator:
+        """Return the aggregator that `fit` uses, or raise if the settings do not allow it."""
+        n_teachers = whole(n_teachers=self.n_teachers, least=1)
+        if isinstance(self.aggregator, InteractiveGNMax):
+            raise TypeError(
+                "aggregator must not be InteractiveGNMax here: it needs a student for each round. "
+                "Call its answer() yourself between rounds."
+            )
+        if self.sanitizer is not None and isinstance(self.aggregator, LaplaceMax):
+            raise TypeError("sanitizer must be None with LaplaceMax: no sanitized cost is known.")
+        return GNMax(n_teachers / 5) if self.aggregator is None else self.aggregator
+
+    _checked_aggregator = checked_aggregator  # the name that callers used before
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:  # noqa: ARG002  # scikit-learn's
+        """Return the settings by name, as scikit-learn expects."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def set_params(self, **params: Any) -> Self:
+        """Change settings by name, as scikit-learn expects."""
+        known = self.get_params()
+        for name, value in params.items():
+            if name not in known:
+                raise ValueError(f"PATEClassifier has no setting {name!r}.")
+            setattr(self, name, value)
+        return self
+
+    def _count_queries(self, n_public: int) -> int:
+        if self.n_queries is None:
+            return min(n_public, 1000)
+        n_queries = whole(n_queries=self.n_queries, least=1)
+        if n_queries > n_public:
+            raise ValueError(
+                f"n_queries must be <= the number of public inputs, got {n_queries} for {n_public}."
+            )
+        return n_queries
+
+    def _choose_queries(self, X_public: NDArray[Any]) -> Indices:
+        n_queries = self._count_queries(len(X_public))
+        if self.queries == "spread":
+            # A fixed seed: the choice uses public inputs only and must be the same after a resume.
+            return spread_queries(X_public, n_queries, rng=0)
+        if self.queries == "first":
+            return np.arange(n_queries)
+        raise ValueError(f"queries must be 'spread' or 'first', got {self.queries!r}.")
+
+    def _journal(self, aggregator: Aggregator, X_public: NDArray[Any]) -> Journal | None:
+        if self.folder is None:
+            return None
+        asked = np.ascontiguousarray(X_public[self.queries_])
+        settings = {
+            "aggregator": repr(aggregator),
+            "n_teachers": self.n_teachers,
+            "n_classes": len(self.classes_),
+            "n_queries": len(asked),
+            "public_inputs_sha256": hashlib.sha256(asked.tobytes()).hexdigest(),
+        }
+        path = Path(self.folder)
+        path.mkdir(parents=True, exist_ok=True)
+        return Journal(path / "answers.jsonl", settings=settings, ledger=self.ledger_)
+
+    def _train(
+        self, X: NDArray[Any], labels: Indices, n_classes: int, random: Rng
+    ) -> list[Teacher] | TeacherGroup:
+        if isinstance(self.teacher, Stacked):
+            return train_stacked_teachers(
+                self.teacher.make_module,
+                X,
+                labels,
+                self.n_teachers,
+                n_classes=n_classes,
+                training=self.teacher.training,
+                rng=random,
+            )
+        return train_teachers(
+            _maker(self.teacher),
+            X,
+            labels,
+            self.n_teachers,
+            n_classes=n_classes,
+            rng=random,
+            n_jobs=self.n_jobs,
+            progress=self.progress,
+        )
+
+    def _pay_for_cost(self, journal: Journal | None) -> bool:
+        """Pay for the sanitized cost before answers use up the budget; return whether it paid."""
+        if self.sanitizer is None:
+            return False
+        if journal is not None and journal.published(self._cost_name(journal.n_answered)):
+            return False
+        self._spend_on_cost(self.sanitizer, journal)
+        return True
+
+    def _spend_on_cost(self, sanitizer: Sanitizer, journal: Journal | None) -> None:
+        note = "PATE: publish the data-dependent cost"
+        if journal is not None:
+            note = f"PATE run {journal.run}: publish the cost by {sanitizer!r}"
+            payments = sum(entry.note == note for entry in self.ledger_.history())
+            if payments > journal.n_published(repr(sanitizer)):
+                return  # a killed run paid and published nothing
+        self.ledger_.spend(sanitizer.event, note=note)
+
+    def _cost_name(self, n_answered: int) -> str:
+        return f"cost of {n_answered} answers by {self.sanitizer!r}"
+
+    def _publish_cost(
+        self,
+        aggregator: Aggregator,
+        votes: Indices,
+        random: Rng,
+        journal: Journal | None,
+        carried: list[int],
+        *,
+        is_paid: bool,
+    ) -> SanitizedCost | None:
+        if self.sanitizer is None:
+            return None
+        name = self._cost_name(self.n_answered_)
+        if journal is not None and (known := journal.published(name)) is not None:
+            return SanitizedCost(**known)  # published and paid for by a killed run
+        if not is_paid:
+            self._spend_on_cost(self.sanitizer, journal)
+        cost = publish_cost(
+            aggregator,
+            votes,
+            self.labels_,
+            sanitizer=self.sanitizer,
+            rng=random if journal is None else journal.fresh(random),
+            carried=carried,
+        )
+        if journal is not None:
+            journal.publish(name, asdict(cost))
+        return cost
+
+    def _teach(self, X_public: NDArray[Any]) -> Any:
+        answered = self.labels_ != NO_ANSWER
+        if not answered.any():
+            raise ValueError(
+                "no query was answered, so there is nothing to learn. "
+                "Lower the threshold, or allow a larger budget."
+            )
+        student = SpreadStudent() if self.student is None else deepcopy(self.student)
+        if self.use_unlabeled:
+            labels = np.full(len(X_public), NO_ANSWER, dtype=np.int64)
+            labels[self.queries_] = self.labels_
+            return student.fit(X_public, labels)
+        return student.fit(X_public[self.queries_[answered]], self.labels_[answered])
+
+
+def _maker(teacher: Any) -> Callable[[int], Teacher]:
+    """Return a function from a seed to a new teacher."""
+    if teacher is None:
+        raise ValueError("teacher must be given: a classifier to copy, or a function of a seed.")
+    return partial(_copy, teacher) if hasattr(teacher, "fit") else teacher
+
+
+def _copy(teacher: Any, seed: int) -> Teacher:
+    """Return a copy of an unfitted estimator that uses `seed`."""
+    copy = deepcopy(teacher)
+    if "random_state" in getattr(copy, "get_params", dict)():
+        copy.set_params(random_state=seed)
+    return copy
+
+
+def _class_indices(y: ArrayLike, classes: ArrayLike | None) -> tuple[NDArray[Any], Indices]:
+    labels = np.asarray(y)
+    known = np.unique(labels) if classes is None else np.unique(np.asarray(classes))
+    if len(known) < 2:
+        raise ValueError(f"classes must be at least 2, got {len(known)}. Declare all of them.")
+    index = np.clip(np.searchsorted(known, labels), 0, len(known) - 1)
+    if not np.array_equal(known[index], labels):
+        raise ValueError("y_private must hold only the declared classes.")
+    return known, index.astype(np.int64)
+
+
+def _checked_public(X_public: Any, X_private: Any) -> NDArray[Any]:
+    check_finite(X_public, "X_public")
+    public = np.asarray(X_public)
+    if public.shape[1:] != np.shape(X_private)[1:]:
+        raise ValueError(
+            f"X_public must have inputs of the shape of X_private's, {np.shape(X_private)[1:]}, "
+            f"got {public.shape[1:]}."
+        )
+    return public
+
+
+def _warn_of_overlap(X_private: Any, X_public: NDArray[Any]) -> None:
+    private = np.ascontiguousarray(np.asarray(X_private, dtype=X_public.dtype))
+    held = {row.tobytes() for row in private}
+    if any(row.tobytes() in held for row in np.ascontiguousarray(X_public)):
+        # The message states neither which inputs nor how many: both are private.
+        warnings.warn(
+            "some public inputs are identical to private ones. Public inputs are not protected: "
+            "use inputs from elsewhere if membership in X_private is secret.",
+            OverlapWarning,
+            stacklevel=3,
+        )

@@ -1,0 +1,36 @@
+"""Laplace noisy max: the class with the most votes after Laplace noise on every count."""
+
+from dataclasses import dataclass
+
+from tacit._arrays import Floats, Indices
+from tacit._check import positive
+from tacit.mechanisms import LaplaceMechanism
+from tacit.pate.vote_analysis import laplace_max_rdp
+from tacit.pate.votes import Aggregator
+
+
+@dataclass(frozen=True)
+class LaplaceMax(Aggregator):
+    """The winner of counts plus Laplace noise of `scale` (LNMax of Papernot et al. 2017).
+
+    Guarantee: one answer is 2 / `scale`-DP. The counts change by 2 in L1 norm, so the noisy counts
+    are the Laplace mechanism at epsilon 2 / scale, and the winner is computed from them alone.
+
+    >>> LaplaceMax(20.0).answer([[250, 0], [3, 247]], rng=0)
+    array([0, 1])
+    """
+
+    scale: float
+
+    def __post_init__(self) -> None:
+        positive(scale=self.scale)
+
+    @property
+    def _mechanism(self) -> LaplaceMechanism:
+        # One class loses a vote and one gains it: the L1 change is <= 2, also under replacement.
+        return LaplaceMechanism(self.scale / 2, l1_sensitivity=2.0, replace_factor=1.0)
+
+    def _answer_rdp(self, counts: Indices, orders: Floats, *, tight: bool) -> Floats:
+        if tight:
+            raise ValueError("tight must be False for LaplaceMax: it is known for Gaussian noise.")
+        return laplace_max_rdp(counts, scale=self.scale, orders=orders)

@@ -1,0 +1,328 @@
+"""Rényi cost of PATE's answers, computed from the votes themselves.
+
+A cost computed from votes is **private**: it reveals how far the teachers agreed, and nothing has
+paid for that. Functions here that take votes return private arrays; `PrivateCurve` holds their sum
+and shows no number in its `repr`. `tacit.pate.smooth_sensitivity` computes a cost that may be
+published. A ledger is never charged with the numbers of this file: they bound the divergence of
+this data set's outcome from its neighbors', not that of every data set from every neighbor.
+
+Two kinds of cost are offered for GNMax. `gnmax_rdp` is the published bound, which uses only the
+probability that noise changes the winner. `gnmax_rdp_exact` computes the divergence itself: a
+neighbor's votes differ by one vote moved from one class to another, so there are at most m (m - 1)
+neighbors, and the law of the noisy winner is a one-dimensional integral. Even for a tie of two
+classes the exact cost is 2 / pi of the data-independent price, because only the winner is released.
+
+The bound covers one direction, from this data set to its neighbors; in that direction the exact
+cost is never above the bound. By default the exact cost is the larger of both directions, as
+differential privacy requires. With near-unanimous votes and little noise it can exceed the bound.
+
+In formulas, as in the papers: n_j votes for class j, m classes, q the chance that noise changes the
+winner, lambda a Rényi order. Sources: Papernot et al. 2017 (arXiv:1610.05755, "2017") and
+Papernot et al. 2018 (arXiv:1802.08908, "2018").
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.special import log_ndtr, logsumexp
+
+from tacit._arrays import Flags, Floats, Indices
+from tacit._check import in_open_unit, positive
+from tacit.accounting import RDP
+from tacit.events import RenyiCurve
+
+ORDERS: Floats = np.concatenate(
+    [np.arange(1.25, 10, 0.25), np.arange(10, 64, 1.0), np.geomspace(64, 2048, 60)]
+)
+"""Rényi orders used when none are given; any set is valid, more can only lower epsilon."""
+_STEP = 0.1  # trapezoid nodes; the integrand is entire, so the error falls like exp(-2 pi^2 / step)
+_REACH = 9.0  # standard deviations beyond the farthest peak; P[|N| > 9] < 3e-19
+_SLACK = 1e-13  # added to every divergence: ten times the rounding of logs, and below any price
+
+
+@dataclass(frozen=True)
+class PrivateCurve:
+    """A Rényi curve computed from votes: **private**, never to be published or logged.
+
+    Adding two curves composes them. `repr` shows no number, and there is no conversion to JSON.
+    """
+
+    orders: Floats = field(repr=False)
+    values: Floats = field(repr=False)
+
+    def private_epsilon(self, *, delta: float) -> float:
+        """Return epsilon of this data set at `delta`: **private**, for its owner only.
+
+        The smallest epsilon that the curve implies by Canonne, Kamath & Steinke 2020, Prop. 12.
+        """
+        delta = in_open_unit(delta=delta)
+        finite = np.isfinite(self.values)
+        curve = RenyiCurve(tuple(self.orders[finite]), tuple(self.values[finite]))
+        return RDP().epsilon(curve, delta=delta)
+
+    def __add__(self, other: "PrivateCurve") -> "PrivateCurve":
+        if not np.array_equal(self.orders, other.orders):
+            raise ValueError("curves can be added only at the same orders.")
+        return PrivateCurve(self.orders, self.values + other.values)
+
+    def __reduce__(self):
+        raise TypeError("PrivateCurve is private and cannot be pickled; publish a sanitized cost.")
+
+
+def as_votes(votes: ArrayLike, *, n_teachers: int | None = None) -> Indices:
+    """Return `votes` as whole counts (queries, classes) whose rows add up to one number.
+
+    Error messages state the rule and never show a count, because counts are private.
+    """
+    array = np.asarray(votes)
+    if array.ndim != 2 or array.shape[1] < 2:
+        raise ValueError(
+            f"votes must have shape (queries, classes) with >= 2 classes, got {array.shape}."
+        )
+    if array.dtype.kind not in "iuf":
+        raise TypeError(f"votes must be whole numbers, got dtype {array.dtype}.")
+    if not np.all(np.isfinite(array)) or np.any(array < 0) or np.any(array != np.round(array)):
+        raise ValueError("votes must be whole numbers >= 0: how many teachers chose each class.")
+    counts = array.astype(np.int64)
+    totals = counts.sum(axis=1)
+    expected = n_teachers if n_teachers is not None else (totals[0] if len(totals) else 0)
+    if np.any(totals != expected) or (len(totals) and expected < 1):
+        raise ValueError(
+            "votes of every query must add up to the number of teachers: each teacher votes once."
+        )
+    return counts
+
+
+# Published bounds -----------------------------------------------------------------------------
+
+
+def log_wrong_winner(votes: ArrayLike, *, sigma: float) -> Floats:
+    """Return ln q for each query: q bounds the chance that N(0, sigma^2) noise changes the winner.
+
+    Private. q is `log_sum_of_upsets` (2018, Prop. 7), and never above 1 - 1/m, since the true
+    winner is the likeliest of m outcomes.
+
+    >>> bool(np.exp(log_wrong_winner([[240, 5, 5]], sigma=40.0))[0] < 1e-4)
+    True
+    """
+    counts = as_votes(votes)
+    return np.minimum(log_sum_of_upsets(counts, sigma=sigma), np.log1p(-1 / counts.shape[1]))
+
+
+def log_sum_of_upsets(counts: Indices, *, sigma: float) -> Floats:
+    """Return ln of the sum over losers of P[N(0, 2 sigma^2) > n_win - n_j], for each query."""
+    return np.asarray(logsumexp(log_ndtr(-_losing_gaps(counts) / (np.sqrt(2) * sigma)), axis=1))
+
+
+def gnmax_rdp(votes: ArrayLike, *, sigma: float, orders: ArrayLike = ORDERS) -> Floats:
+    """Return a bound on the Rényi cost of one GNMax answer: (queries, orders), private.
+
+    Data-dependent bound of 2018 (Thm. 6 with q of Prop. 7 and the orders of Prop. 10), never above
+    the data-independent lambda / sigma^2 (Prop. 8).
+    """
+    sigma = positive(sigma=sigma)
+    return rdp_from_log_q(log_wrong_winner(votes, sigma=sigma), sigma=sigma, orders=orders)
+
+
+def threshold_rdp(
+    highest: ArrayLike, *, threshold: float, sigma: float, orders: ArrayLike = ORDERS
+) -> Floats:
+    """Return a bound on the Rényi cost of the check "highest + N(0, sigma^2) >= threshold".
+
+    Private; (queries, orders). `highest` is the highest count of each query. A check chooses
+    between two outcomes by a Gaussian of sensitivity 1 instead of sqrt(2), so 2018's Thm. 6 applies
+    with sqrt(2) * sigma and with q the probability of the rarer outcome.
+    """
+    sigma = positive(sigma=sigma)
+    log_pass = log_pass_probability(highest, threshold=threshold, sigma=sigma)
+    log_fail = log_ndtr((threshold - np.asarray(highest, dtype=float)) / sigma)
+    return rdp_from_log_q(np.minimum(log_pass, log_fail), sigma=np.sqrt(2) * sigma, orders=orders)
+
+
+def log_pass_probability(highest: ArrayLike, *, threshold: float, sigma: float) -> Floats:
+    """Return ln of the chance that each query passes the threshold check; private."""
+    return log_ndtr((np.asarray(highest, dtype=float) - threshold) / sigma)
+
+
+def rdp_from_log_q(log_q: ArrayLike, *, sigma: float, orders: ArrayLike = ORDERS) -> Floats:
+    """Return the Rényi cost of a GNMax answer whose wrong-winner probability is at most q.
+
+    (queries, orders). 2018, Thm. 6, with mu_2 = sigma sqrt(ln 1/q) and mu_1 = mu_2 + 1 (Prop. 10).
+    Where the conditions of the theorem fail, or its bound is larger, the cost is lambda / sigma^2.
+    """
+    log_q = np.atleast_1d(np.asarray(log_q, dtype=float))[:, None]
+    orders = np.asarray(orders, dtype=float)[None, :]
+    independent = orders / sigma**2
+    with np.errstate(all="ignore"):  # corners where the conditions fail are overwritten below
+        q = np.exp(log_q)
+        mu_2 = sigma * np.sqrt(-log_q)
+        mu_1 = mu_2 + 1
+        epsilon_1, epsilon_2 = mu_1 / sigma**2, mu_2 / sigma**2
+        allowed = (mu_2 - 1) * epsilon_2 - mu_2 * (np.log(mu_1 / mu_2) - np.log1p(-1 / mu_2))
+        holds = (orders <= mu_1) & (mu_2 > 1) & (log_q <= allowed) & (log_q + epsilon_2 < 0)
+        log_a = np.log1p(-q) - np.log(-np.expm1((log_q + epsilon_2) * (1 - 1 / mu_2)))
+        log_b = epsilon_1 - log_q / (mu_1 - 1)
+        moment = np.logaddexp(np.log1p(-q) + (orders - 1) * log_a, log_q + (orders - 1) * log_b)
+    return _smaller_cost(holds, moment, orders, independent)
+
+
+def laplace_max_rdp(votes: ArrayLike, *, scale: float, orders: ArrayLike = ORDERS) -> Floats:
+    """Return a bound on the Rényi cost of one noisy max with Laplace noise of `scale`.
+
+    Private; (queries, orders). The moments bound of 2017 (Thm. 3, with q of Lemma 4) divided by its
+    order, never above lambda e^2 / 2 (Thm. 2) nor e, where e = 2 / scale is the pure epsilon of one
+    answer.
+    """
+    scale = positive(scale=scale)
+    counts = as_votes(votes)
+    orders = np.asarray(orders, dtype=float)[None, :]
+    e = 2 / scale
+    gaps = _losing_gaps(counts) / scale
+    log_q = np.asarray(logsumexp(np.log(2 + gaps) - np.log(4) - gaps, axis=1))[:, None]
+    independent = np.minimum(orders * e**2 / 2, e)
+    holds = log_q < -np.logaddexp(0, e)  # q < 1 / (1 + exp(e))
+    with np.errstate(all="ignore"):  # values where the condition fails are not used
+        log_stay = np.log1p(-np.exp(log_q))
+        log_ratio = log_stay - np.log1p(-np.exp(log_q + e))
+        moment = np.logaddexp(log_stay + (orders - 1) * log_ratio, log_q + (orders - 1) * e)
+    return _smaller_cost(holds, moment, orders, independent)
+
+
+# Exact costs ----------------------------------------------------------------------------------
+
+
+def gnmax_rdp_exact(
+    votes: ArrayLike, *, sigma: float, orders: ArrayLike = ORDERS, both_ways: bool = True
+) -> Floats:
+    """Return the exact Rényi cost of one GNMax answer: (queries, orders), private.
+
+    It is the largest divergence between the noisy winner of these votes and that of votes with one
+    vote moved; never above lambda / sigma^2. Without `both_ways`, only from these votes to others.
+
+    >>> cost = gnmax_rdp_exact([[125, 125]], sigma=40.0, orders=[2.0])
+    >>> bool(cost[0, 0] < 2 / 40**2)
+    True
+    """
+    sigma = positive(sigma=sigma)
+    counts = as_votes(votes)
+    orders = np.asarray(orders, dtype=float)
+    # The winner's law does not depend on the classes' names, so equal sorted rows cost the same.
+    rows, index = np.unique(np.sort(counts, axis=1), axis=0, return_inverse=True)
+    costs = np.array([_one_query(row, sigma, orders, both_ways) for row in rows])
+    costs = costs.reshape(len(rows), len(orders))
+    return np.minimum(costs[index.reshape(-1)], orders / sigma**2)
+
+
+def threshold_rdp_exact(
+    highest: ArrayLike, *, threshold: float, sigma: float, orders: ArrayLike = ORDERS
+) -> Floats:
+    """Return the exact Rényi cost of the check "highest + N(0, sigma^2) >= threshold".
+
+    Private; (queries, orders). `highest` is the highest count of each query. There are two
+    outcomes. The highest count of a neighbor is at most 1 away, and both divergences grow with the
+    distance.
+    """
+    sigma = positive(sigma=sigma)
+    orders = np.asarray(orders, dtype=float)
+    values, index = np.unique(np.asarray(highest, dtype=float), return_inverse=True)
+    here = _two_outcomes((values - threshold) / sigma)  # (values, 2)
+    costs = []
+    for shift in (-1, 1):
+        there = _two_outcomes((values + shift - threshold) / sigma)
+        costs += [_divergence(here, there, orders), _divergence(there, here, orders)]
+    worst = np.max(costs, axis=0)[index.reshape(-1)]
+    return np.minimum(worst, orders / (2 * sigma**2))
+
+
+def winner_log_probabilities(row: ArrayLike, *, sigma: float) -> Floats:
+    """Return ln P[class j wins] for one row of votes plus N(0, sigma^2) noise; private."""
+    counts = np.asarray(row, dtype=float)
+    tables = _tables(counts, sigma)
+    return _normalized(tables[:, :, 2].sum(axis=1))
+
+
+def _smaller_cost(holds: Flags, moment: Floats, orders: Floats, independent: Floats) -> Floats:
+    """Return the cost of a log moment where its conditions hold and it is below `independent`."""
+    with np.errstate(all="ignore"):  # moments whose conditions fail may be NaN
+        dependent = np.maximum(moment / (orders - 1), 0.0)
+        return np.where(holds & (dependent < independent), dependent, independent)
+
+
+def _losing_gaps(counts: Indices) -> Floats:
+    """Return the number of votes by which each loser trails the winner: (queries, m - 1)."""
+    ordered = np.sort(counts, axis=1)
+    return (ordered[:, -1:] - ordered[:, :-1]).astype(float)
+
+
+def _one_query(row: Indices, sigma: float, orders: Floats, both_ways: bool) -> Floats:
+    """Return the largest divergence over all single moved votes, at each order."""
+    if row[-1] - row[0] > 1000 * sigma:  # would need too many nodes; lambda / sigma^2 is valid
+        return orders / sigma**2
+    tables = _tables(row.astype(float), sigma)
+    here = _normalized(tables[:, :, 2].sum(axis=1))
+    moved = np.array([_moved(tables, a, b) for a, b in _moves(row)])  # (moves, m)
+    here = np.broadcast_to(here, moved.shape)
+    cost = _divergence(here, moved, orders).max(axis=0)
+    return np.maximum(cost, _divergence(moved, here, orders).max(axis=0)) if both_ways else cost
+
+
+def _tables(row: Floats, sigma: float) -> Floats:
+    """Return ln P[class k stays below class j | noise z of j]: (j, k, shift, z).
+
+    Shifts are -2 to 2 votes. The entries (j, j) hold the log density of z, so that a sum over k is
+    the log integrand.
+    """
+    gaps = row[:, None] - row[None, :]
+    # The integrand of a class that trails by g peaks between 0 and g / sigma.
+    nodes = np.arange(-_REACH, gaps.max() / sigma + _REACH, _STEP)
+    shifts = np.arange(-2, 3)
+    above = (gaps[:, :, None, None] + shifts[:, None]) / sigma + nodes
+    tables = log_ndtr(above)
+    own = np.arange(len(row))
+    tables[own, own] = -(nodes**2) / 2
+    return tables
+
+
+def _moves(row: Indices) -> list[tuple[int, int]]:
+    """Return which class may lose a vote to which, up to classes with equal counts."""
+    seen: dict[tuple[int, int], tuple[int, int]] = {}
+    for a in range(len(row)):
+        for b in range(len(row)):
+            if a != b and row[a] > 0:
+                seen.setdefault((int(row[a]), int(row[b])), (a, b))
+    return list(seen.values())
+
+
+def _moved(tables: Floats, a: int, b: int) -> Floats:
+    """Return ln P[class j wins] after one vote moved from class a to class b."""
+    zero = 2
+    total = tables[:, :, zero].sum(axis=1)  # (j, z)
+    total += tables[:, a, zero + 1] - tables[:, a, zero]
+    total += tables[:, b, zero - 1] - tables[:, b, zero]
+    loses, gains = tables[a, :, zero - 1], tables[b, :, zero + 1]
+    total[a] = loses.sum(axis=0) - loses[b] + tables[a, b, zero - 2]
+    total[b] = gains.sum(axis=0) - gains[a] + tables[b, a, zero + 2]
+    return _normalized(total)
+
+
+def _normalized(log_integrand: Floats) -> Floats:
+    log_p = np.asarray(logsumexp(log_integrand, axis=-1))
+    return log_p - np.asarray(logsumexp(log_p))
+
+
+def _two_outcomes(standardized: Floats) -> Floats:
+    return np.stack([log_ndtr(standardized), log_ndtr(-standardized)], axis=-1)
+
+
+def _divergence(log_p: Floats, log_q: Floats, orders: Floats) -> Floats:
+    """Return the Rényi divergence of P from Q at each order, rounded up: (..., orders)."""
+    # sum p (p/q)^(lambda - 1) - 1 = sum p expm1((lambda - 1) ln(p/q)) keeps tiny values; for large
+    # ratios the logs are added first, since p may underflow where its ratio overflows.
+    log_p = log_p[..., None]
+    ratio = (log_p - log_q[..., None]) * (orders - 1)
+    with np.errstate(over="ignore", invalid="ignore"):  # callers cap an infinite divergence
+        small = np.exp(log_p) * np.expm1(np.minimum(ratio, 1.0))
+        large = np.exp(log_p + ratio) - np.exp(log_p)
+    excess = np.where(ratio > 1, large, small).sum(axis=-2)
+    return np.log1p(np.maximum(excess, 0.0)) / (orders - 1) + _SLACK

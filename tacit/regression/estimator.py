@@ -1,0 +1,265 @@
+"""What the private estimators share: settings, checks, payment, and the division of a budget.
+
+An estimator follows scikit-learn: the constructor only stores settings; `fit` checks them, makes a
+*plan*, pays for the plan's event and only then releases values. A plan is made from public facts
+alone (number of features, declared number of records, budget, relation). It holds the mechanisms,
+so the event that is paid and the noise that is drawn come from one object.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypedDict
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.sparse import issparse
+from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.utils import Tags
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from tacit._arrays import Floats
+from tacit._check import in_open_unit, positive, whole
+from tacit.accounting import GDP, calibrate
+from tacit.events import Event, Gaussian, Relation
+from tacit.ledger import Ledger
+from tacit.mechanisms import Rng, generator
+from tacit.regression.bounds import Box, DeclaredBounds, as_bounds
+
+MAX_DENSE_FEATURES = 10_000
+SLACK = 1 + 1e-9
+"""Factor on every noise multiplier, so that rounding in a sum of prices cannot exceed a budget."""
+
+
+class BudgetTerms(TypedDict):
+    """Epsilon, delta and relation of one fit, ready to be passed on as keyword arguments."""
+
+    epsilon: float
+    delta: float
+    relation: Relation
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class PrivateEstimator(BaseEstimator):
+    """Base class of the private estimators, with the settings that they share.
+
+    Guarantee: the fitted model is (`epsilon`, `delta`)-DP under `relation`, for any data, provided
+    that no setting depends on the private values.
+
+    Parameters
+    ----------
+    epsilon, delta
+        The budget of one fit.
+    bounds, target_bounds
+        `Bounds(lower, upper)`, or such a pair, of the features and of a numeric target. Values
+        outside are clipped.
+    n_records, classes
+        Public number of records, and public list of the labels that may occur. None takes the
+        number of rows or the labels found in `y`, which are then assumed to be public.
+    relation
+        Which data sets are neighbors: `"add_remove"` or `"replace_one"`, for example.
+    ledger
+        A `tacit.Ledger` that pays before anything is released. Without one, `event_` must be
+        accounted for by the caller.
+    random_state
+        None draws noise from fresh entropy. Use a seed for tests only: anyone who knows it can
+        reproduce the noise and so remove it. The same is true of a numpy Generator: `clone` copies
+        it, and two models with the same noise reveal the difference of their exact values.
+
+    Attributes
+    ----------
+    event_
+        The event of the fit, which `tacit.epsilon` prices.
+    """
+
+    epsilon: float = 1.0
+    delta: float = 1e-6
+    bounds: DeclaredBounds = None
+    relation: Relation | str = "add_remove"
+    ledger: Ledger | None = None
+    random_state: Any = None  # Any: whatever scikit-learn accepts as a seed
+    event_: Event = field(init=False)
+
+    def _fit_table(
+        self, X: ArrayLike, y: ArrayLike, *, y_numeric: bool = False, accept_sparse: bool = False
+    ) -> tuple[Any, NDArray[Any]]:  # Any: an array of floats, or sparse rows where accepted
+        """Return private `X` and `y` as checked arrays, and store the number of features."""
+        table, targets = _validated(self, X, y=y, y_numeric=y_numeric, accept_sparse=accept_sparse)
+        if not accept_sparse and table.shape[1] > MAX_DENSE_FEATURES:
+            raise ValueError(
+                f"X must have at most {MAX_DENSE_FEATURES} features for dense statistics, "
+                f"got {table.shape[1]}. Use tacit.regression.FrankWolfe for wide or sparse data."
+            )
+        return _as_array(table), np.asarray(targets)
+
+    def _predict_table(self, X: ArrayLike, *, accept_sparse: bool = False) -> Any:  # Any: as above
+        """Return `X` as a checked array with the features of the fitted table."""
+        check_is_fitted(self)
+        return _as_array(_validated(self, X, reset=False, accept_sparse=accept_sparse))
+
+    def _box(self, n_features: int) -> Box:
+        return as_bounds(self.bounds, name="bounds").box(n_features)
+
+    def _terms(self, *, allow_pure: bool = False) -> BudgetTerms:
+        """Return the checked budget; delta may be 0 only with `allow_pure`."""
+        epsilon = positive(epsilon=self.epsilon)
+        delta = 0.0
+        if not (allow_pure and isinstance(self.delta, int | float) and self.delta == 0):
+            advice = "Choose it well below 1 / number of records."
+            delta = in_open_unit(delta=self.delta, advice=advice)
+        return {"epsilon": epsilon, "delta": delta, "relation": self._relation(self.ledger)}
+
+    def _relation(self, ledger: Ledger | None) -> Relation:
+        """Return the neighboring relation, which must be that of the ledger that pays."""
+        try:
+            relation = Relation(self.relation)
+        except ValueError:
+            names = ", ".join(str(member) for member in Relation)
+            raise ValueError(f"relation must be one of {names}, got {self.relation!r}.") from None
+        if ledger is not None and ledger.relation is not relation:
+            raise ValueError(
+                f"relation must be that of the ledger, {ledger.relation}, got {relation}. "
+                "Pass relation=ledger.relation."
+            )
+        return relation
+
+    def _pay(self, event: Event, detail: str) -> None:
+        """Spend `event` on the ledger, if there is one; call this before any release."""
+        if self.ledger is not None:
+            self.ledger.spend(event, note=f"{type(self).__name__}, {detail}")
+
+    def _generator(self) -> Rng:
+        seed = self.random_state
+        if isinstance(seed, np.random.RandomState):
+            seed = int(seed.randint(2**31 - 1))
+        return generator(seed)
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.non_deterministic = True
+        return tags
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class PrivateRegressor(RegressorMixin, PrivateEstimator):
+    """Base class of the linear models with one numeric target."""
+
+    target_bounds: DeclaredBounds = None
+    coef_: Floats = field(init=False)
+    intercept_: float = field(init=False)
+
+    def predict(self, X: ArrayLike) -> Floats:
+        """Return the predicted target of each row of `X`."""
+        return self._predict_table(X) @ self.coef_ + self.intercept_
+
+    def _target_box(self) -> Box:
+        return as_bounds(self.target_bounds, name="target_bounds").box(1)
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        assert tags.regressor_tags is not None
+        tags.regressor_tags.poor_score = True
+        return tags
+
+
+def public_size(n_records: int | None, n_rows: int) -> int:
+    """Return the declared number of records; None stands for the number of rows."""
+    if n_records is None:
+        return n_rows
+    declared = whole(n_records=n_records, least=1)
+    if not n_rows / 2 <= declared <= 2 * n_rows:
+        raise ValueError(
+            f"n_records must be within a factor of 2 of the rows given, got {declared}. "
+            "Declare the public size of this table, or leave it None."
+        )
+    return declared
+
+
+def one_of(options: Sequence[str], **named: object) -> None:
+    """Raise an error if the named value is not one of `options`."""
+    ((name, value),) = named.items()
+    if value not in options:
+        raise ValueError(f"{name} must be one of {', '.join(options)}, got {value!r}.")
+
+
+def number_classes(
+    labels: NDArray[Any], classes: Sequence[Any] | None
+) -> tuple[NDArray[Any], Floats]:
+    """Return the sorted public classes, and for each private label the number of its class.
+
+    `classes` is the declared list; None takes the labels that occur.
+    """
+    known = np.unique(labels if classes is None else np.asarray(classes))
+    if known.dtype.kind == "f" and not (known == np.floor(known)).all():
+        raise ValueError("Unknown label type: continuous. Labels must be classes, not quantities.")
+    if len(known) < 2:
+        raise ValueError(
+            f"y must have at least two classes, got {len(known)} class. "
+            "Declare classes=... if others may occur."
+        )
+    if len(known) == 2 and classes is None:
+        return known, (labels == known[1]).astype(np.float64)
+    numbers = np.searchsorted(known, labels)
+    if (known[np.minimum(numbers, len(known) - 1)] != labels).any():
+        raise ValueError("y holds labels that are not in classes. Declare all that may occur.")
+    return known, numbers.astype(np.float64)
+
+
+def gaussian_shares(
+    epsilon: float,
+    delta: float,
+    *,
+    shares: Sequence[float],
+    replace_factors: Sequence[float],
+    relation: Relation,
+) -> tuple[float, ...]:
+    """Return noise multipliers of Gaussian releases that together cost (`epsilon`, `delta`).
+
+    Gaussian releases compose exactly: with mu_i = 1 / noise_multiplier_i, all of them together are
+    mu-GDP with mu^2 = sum mu_i^2 (Dong, Roth & Su 2022, Corollary 3.3). `shares` divide mu^2. Under
+    REPLACE_ONE, release i can change `replace_factors[i]` times as much, and gets that much noise.
+    """
+    mu = 1 / gaussian_noise_multiplier(epsilon, delta)
+    replaced = relation is Relation.REPLACE_ONE
+    total = math.fsum(shares)
+    return tuple(
+        (factor if replaced else 1.0) / (mu * math.sqrt(share / total))
+        for share, factor in zip(shares, replace_factors, strict=True)
+    )
+
+
+def gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
+    """Return the smallest multiplier of one Gaussian release that is (`epsilon`, `delta`)-DP.
+
+    It is enlarged by the factor `SLACK`, so that rounding cannot push parts of it past the budget.
+    """
+    least = calibrate(Gaussian, epsilon=epsilon, delta=delta, accountant=GDP(), relative=SLACK - 1)
+    return SLACK * least
+
+
+def _validated(
+    estimator: PrivateEstimator, X: ArrayLike, *, accept_sparse: bool, **options: Any
+) -> Any:  # Any: options and results of scikit-learn, which has no types for them
+    """Return what scikit-learn's `validate_data` returns; float64 arrays are not copied.
+
+    Shape, type and finiteness are public schema and may be checked. scikit-learn quotes data in
+    some of its errors; those are replaced, so that no error shows a private value.
+    """
+    options["accept_sparse"] = "csr" if accept_sparse else False
+    try:
+        options["dtype"] = (np.float64, np.float32)
+        return validate_data(estimator, X, **options)  # type: ignore[arg-type]  # annotated as str
+    except ValueError as error:
+        message = str(error)
+        if "could not convert" in message:
+            raise ValueError("X and y must hold numbers only. Encode text first.") from None
+        if "array=" in message:
+            rule = message.partition(":\narray=")[0]
+            raise ValueError(f"{rule}. Reshape your data to one row per record.") from None
+        if "Complex data" in message:
+            raise ValueError("Complex data not supported. Pass real numbers.") from None
+        raise error from None  # the error that caused it may quote data
+
+
+def _as_array(table: Any) -> Any:  # Any: an array, a memory map or sparse rows
+    return table if issparse(table) else np.asarray(table)

@@ -1,0 +1,333 @@
+"""Noisy gradient descent for linear and logistic regression, and DP-SGD for the latter.
+
+Descent first releases a noisy Gram matrix of some of the records, once. The inverse of that matrix
+sets the step length in every direction, so that a dozen steps do what plain descent needs hundreds
+for. Then each step releases one noisy gradient. The schedule is fixed in advance from public facts.
+
+A record is z = (1, x), scaled. A record longer than `row_norm` = R gets the weight R / |z|; weights
+that depend on features only do not change the answer if the model is right.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from scipy.special import expit, softmax
+
+from tacit._arrays import Floats, Indices
+from tacit.accounting import calibrate
+from tacit.events import Event, Gaussian, Relation, Repeated, Sequence
+from tacit.mechanisms import GaussianMechanism, Rng, SecureGenerator
+from tacit.regression.estimator import gaussian_shares
+from tacit.regression.rows import PrivateRows, from_triangle, triangle, triangle_noise
+from tacit.sampling import Poisson
+
+# Tuned in benchmarks/regression_tuning.py, on data sets that no other benchmark reports.
+_STEPS, _MOMENTUM = 12, 0.5
+_AVERAGED_LINEAR, _AVERAGED_LOGISTIC = 6, 8
+"""Number of last steps whose models are averaged."""
+_GRAM_SHARE = 0.15
+_GRAM_NOISE = 0.03
+"""Relative noise of the Gram matrix that is small enough to set step lengths."""
+_LEAST_GRAM_RATE = 0.05
+_CROWDED = 0.05
+"""Relative noise of the Gram matrix above which logistic residuals are clipped."""
+_TIGHTEST_CLIP, _WIDEST_CLIP = 0.5, 1.5
+_CLIP_NOISE = 0.003
+"""Noise of a step, relative to its largest signal, at which linear residuals are clipped at 1."""
+_SGD_EPOCHS = 10
+
+
+@dataclass(frozen=True)
+class GradientPlan:
+    """A noisy Gram matrix, then one noisy gradient per step.
+
+    * The Gram matrix uses each record independently with probability `gram_rate`. One record adds
+      at most |z z'|_F <= R^2. If it is replaced, the change is at most sqrt(2) R^2, because the
+      inner product of z z' and w w' is >= 0. The price does not use the sampling.
+    * In the gradient, one record adds its weighted row, of norm at most R, times a residual of norm
+      at most `residual_clip`: at most their product, and twice that if the record is replaced.
+    """
+
+    gram: GaussianMechanism
+    gram_rate: float
+    gradient: GaussianMechanism
+    steps: int
+    residual_clip: float
+    row_norm: float
+    method: ClassVar[str] = "gradient"
+
+    @property
+    def event(self) -> Event:
+        """Event of one fit, for the accountant."""
+        return Sequence((self.gram.event, Repeated(self.gradient.event, self.steps)))
+
+
+@dataclass(frozen=True)
+class SGDPlan:
+    """`steps` noisy gradients of Poisson lots at `rate`; sensitivity as in `GradientPlan`.
+
+    Residuals are not clipped: |p - y| < 1 for two classes, |p - e_y|_2 < sqrt(2) for more.
+    """
+
+    gradient: GaussianMechanism
+    steps: int
+    residual_clip: float
+    row_norm: float
+    rate: float
+    method: ClassVar[str] = "sgd"
+
+    @property
+    def event(self) -> Event:
+        """Event of one fit, for the accountant."""
+        return Repeated(Poisson(self.rate).amplify(self.gradient.event), self.steps)
+
+
+def plan_linear(
+    n_features: int,
+    *,
+    row_norm: float,
+    n_records: int,
+    epsilon: float,
+    delta: float,
+    relation: Relation,
+) -> GradientPlan:
+    """Return the plan of a descent for least squares with clipped residuals.
+
+    Residuals lie in [-2, 2]. The clip goes from 1.5 down to 0.5 as the noise of a step over all
+    coordinates grows: clipping adds bias, and a wider clip adds noise.
+    """
+    size = math.sqrt(n_features + 1)
+
+    def clip_for(step_noise: float, _: float) -> float:
+        clip = math.sqrt(_CLIP_NOISE / (step_noise * size))
+        return float(np.clip(clip, _TIGHTEST_CLIP, _WIDEST_CLIP))
+
+    return _plan_descent(n_features, clip_for, row_norm, n_records, epsilon, delta, relation)
+
+
+def plan_logistic(
+    n_features: int,
+    *,
+    n_classes: int,
+    row_norm: float,
+    n_records: int,
+    epsilon: float,
+    delta: float,
+    relation: Relation,
+) -> GradientPlan:
+    """Return the plan of a descent for the logit model.
+
+    If noise is large, residuals are clipped at half their largest norm. That halves the noise and
+    adds a small bias: confident mistakes count for less.
+    """
+    bound = _residual_bound(n_classes)
+
+    def clip_for(_: float, gram_noise: float) -> float:
+        return bound / 2 if gram_noise > _CROWDED else bound
+
+    return _plan_descent(n_features, clip_for, row_norm, n_records, epsilon, delta, relation)
+
+
+def plan_sgd(
+    *,
+    n_classes: int,
+    row_norm: float,
+    rate: float,
+    epsilon: float,
+    delta: float,
+    relation: Relation,
+) -> SGDPlan:
+    """Return the plan of DP-SGD (Abadi et al. 2016): ten epochs of Poisson lots at `rate`."""
+    steps = math.ceil(_SGD_EPOCHS / rate)
+    sampler = Poisson(rate)
+    noise = calibrate(
+        lambda multiplier: Repeated(sampler.amplify(Gaussian(multiplier)), steps),
+        epsilon=epsilon,
+        delta=delta,
+        relation=relation,
+    )
+    residual_clip = _residual_bound(n_classes)
+    gradient = GaussianMechanism(noise, l2_sensitivity=residual_clip * row_norm)
+    return SGDPlan(gradient, steps, residual_clip, row_norm, rate)
+
+
+def fit_linear(
+    rows: PrivateRows, y: Floats, plan: GradientPlan, *, n_records: int, rng: Rng
+) -> Floats:
+    """Return the coefficients of least squares by descent; `rows` must be shrunk to R.
+
+    Clipping residuals gives Huber's loss, whose Hessian is at most the Gram matrix.
+    """
+
+    def residuals(span: slice, margins: Floats) -> Floats:
+        clipped = np.clip(margins - y[span], -plan.residual_clip, plan.residual_clip)
+        return clipped * rows.factors[span]
+
+    return _descend(
+        rows,
+        plan,
+        lambda theta: rows.weighted_sum(theta, residuals),
+        start=np.zeros(rows.n_features + 1),
+        curvature=1.0,
+        averaged=_AVERAGED_LINEAR,
+        n_records=n_records,
+        rng=rng,
+    )
+
+
+def fit_logistic(
+    rows: PrivateRows, labels: Floats, plan: GradientPlan, n_classes: int, n_records: int, rng: Rng
+) -> Floats:
+    """Return coefficients of the logit model by descent: (d + 1,), or (d + 1, k) for k > 2 classes.
+
+    The Hessian is at most 1/4 (two classes) or 1/2 (more) of the Gram matrix.
+    """
+    return _descend(
+        rows,
+        plan,
+        lambda theta: logistic_gradient(rows, labels, theta, plan.residual_clip, n_classes),
+        start=_zero_model(rows.n_features, n_classes),
+        curvature=0.25 if n_classes == 2 else 0.5,
+        averaged=_AVERAGED_LOGISTIC,
+        n_records=n_records,
+        rng=rng,
+    )
+
+
+def fit_sgd(
+    rows: PrivateRows, labels: Floats, plan: SGDPlan, n_classes: int, n_records: int, rng: Rng
+) -> Floats:
+    """Return coefficients of the logit model by DP-SGD, averaged over the second half of the steps.
+
+    Where rows are not shrunk, the curvature of the mean loss is at most R^2 / 4 (two classes) or
+    R^2 / 2 (more). Momentum 0.9 is stable for steps up to 3.8 over that bound; the step is 2 over.
+    """
+    step_size = (8.0 if n_classes == 2 else 4.0) / plan.row_norm**2
+    theta = _zero_model(rows.n_features, n_classes)
+    velocity, average = np.zeros_like(theta), np.zeros_like(theta)
+    first_kept = plan.steps // 2
+    for step in range(plan.steps):
+        lot = draw(plan.rate, rows.n_rows, rng)
+        private = logistic_gradient(
+            rows.take(lot), labels[lot], theta, plan.residual_clip, n_classes
+        )
+        # One record adds a vector of norm at most residual_clip * row_norm.
+        gradient = plan.gradient.release(private, rng) / (plan.rate * n_records)
+        velocity = 0.9 * velocity + gradient
+        theta = theta - step_size * velocity
+        if step >= first_kept:
+            average += theta / (plan.steps - first_kept)
+    return average
+
+
+def logistic_gradient(
+    rows: PrivateRows, labels: Floats, theta: Floats, residual_clip: float, n_classes: int
+) -> Floats:
+    """Return the private sum of clipped, weighted gradients of the logistic loss."""
+
+    def residuals(span: slice, margins: Floats) -> Floats:
+        if n_classes == 2:
+            binary = expit(margins)
+            binary -= labels[span]
+            np.clip(binary, -residual_clip, residual_clip, out=binary)
+            binary *= rows.factors[span]
+            return binary
+        many = softmax(margins, axis=1)
+        many[np.arange(len(many)), labels[span].astype(np.intp)] -= 1.0
+        norms = np.maximum(np.linalg.norm(many, axis=1), residual_clip)
+        return many * (rows.factors[span] * residual_clip / norms)[:, None]
+
+    return rows.weighted_sum(theta, residuals)
+
+
+def draw(rate: float, n_rows: int, rng: Rng) -> Indices:
+    """Return the private indices of one Poisson draw at `rate`, from either kind of generator."""
+    if isinstance(rng, SecureGenerator):
+        return np.flatnonzero(rng.random(n_rows) < rate)
+    return Poisson(rate).indices(n_rows, rng)
+
+
+def _plan_descent(
+    n_features: int,
+    clip_for: Callable[[float, float], float],
+    row_norm: float,
+    n_records: int,
+    epsilon: float,
+    delta: float,
+    relation: Relation,
+) -> GradientPlan:
+    """Return a plan whose residual clip is `clip_for(step_noise, gram_noise)`.
+
+    `step_noise` is the noise of a mean gradient in one coordinate for a clip and a row norm of 1;
+    `gram_noise` is about the largest eigenvalue of the noise in the mean Gram matrix.
+    """
+    factors = (math.sqrt(2.0), 2.0)
+    shares = (_GRAM_SHARE, 1 - _GRAM_SHARE)
+    first, rest = gaussian_shares(
+        epsilon, delta, shares=shares, replace_factors=factors, relation=relation
+    )
+    gram = GaussianMechanism(first, l2_sensitivity=row_norm**2, replace_factor=factors[0])
+    gram_noise = triangle_noise(gram.noise_std, n_features + 1) / n_records
+    multiplier = rest * math.sqrt(_STEPS)
+    residual_clip = clip_for(multiplier / n_records, gram_noise)
+    return GradientPlan(
+        gram=gram,
+        gram_rate=float(np.clip(gram_noise / _GRAM_NOISE, _LEAST_GRAM_RATE, 1.0)),
+        gradient=GaussianMechanism(multiplier, l2_sensitivity=residual_clip * row_norm),
+        steps=_STEPS,
+        residual_clip=residual_clip,
+        row_norm=row_norm,
+    )
+
+
+def _descend(
+    rows: PrivateRows,
+    plan: GradientPlan,
+    private_gradient: Callable[[Floats], Floats],
+    *,
+    start: Floats,
+    curvature: float,
+    averaged: int,
+    n_records: int,
+    rng: Rng,
+) -> Floats:
+    """Return the mean of the last `averaged` models of the descent from `start`.
+
+    `private_gradient(theta)` is the sum over records of clipped, weighted gradients. `curvature`
+    times the Gram matrix must bound the Hessian of the loss. Then a step by the inverse of that
+    bound cannot overshoot (Böhning & Lindsay 1988), and momentum is stable up to twice that step.
+    """
+    chosen = draw(plan.gram_rate, rows.n_rows, rng) if plan.gram_rate < 1 else None
+    # One record adds z z' with |z| <= row_norm, or nothing if it was not drawn.
+    noisy = from_triangle(plan.gram.release(triangle(rows.gram(chosen)), rng), rows.n_features + 1)
+    inverse = _inverse(noisy / (plan.gram_rate * n_records), plan, n_records) / curvature
+    theta, velocity, average = start, np.zeros_like(start), np.zeros_like(start)
+    for step in range(plan.steps):
+        # One record adds a vector of norm at most residual_clip * row_norm.
+        gradient = plan.gradient.release(private_gradient(theta), rng) / n_records
+        velocity = _MOMENTUM * velocity - inverse @ gradient
+        theta = theta + velocity
+        if step >= plan.steps - averaged:
+            average += theta / averaged
+    return average
+
+
+def _inverse(gram: Floats, plan: GradientPlan, n_records: int) -> Floats:
+    """Return the inverse of an upper bound on the mean Gram matrix, from the released matrix."""
+    values, vectors = np.linalg.eigh(gram)
+    noise = triangle_noise(plan.gram.noise_std, len(gram)) / (plan.gram_rate * n_records)
+    # No mean of z z' has an eigenvalue above row_norm^2, so more than half of it would not help.
+    margin = min(noise, plan.row_norm**2 / 2)
+    return (vectors / (np.maximum(values, 0.0) + margin)) @ vectors.T
+
+
+def _residual_bound(n_classes: int) -> float:
+    """Return the largest norm of a residual: of p - y, or of p - e_y for more than two classes."""
+    return 1.0 if n_classes == 2 else math.sqrt(2.0)
+
+
+def _zero_model(n_features: int, n_classes: int) -> Floats:
+    return np.zeros(n_features + 1 if n_classes == 2 else (n_features + 1, n_classes))

@@ -1,0 +1,216 @@
+"""Private rows of a table: streamed sums over them, and least squares from noisy sums.
+
+Every method of `PrivateRows` returns **private** values: sums over records, before any noise. It
+reads the table in blocks that fit in the processor's cache and never holds a second copy, so a
+table of ten million rows (in memory or in a `numpy.memmap`) needs a fixed amount of extra memory.
+
+A record is z = (1, x): a constant 1 and a row of features, clipped to declared bounds and scaled to
+[-1, 1]. If `row_norm` is finite, a longer record is shrunk to that norm together with its target.
+Least squares on such rows is weighted least squares, whose weights depend on features only. So if
+one linear model is right for all records it stays the answer, and one record contributes less.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tacit._arrays import Floats, Indices
+from tacit.regression.bounds import Box
+
+_BLOCK_BYTES = 1 << 20
+
+
+class SecondMoments(NamedTuple):
+    """Sums over records z = (1, x) with targets y: private, or released with noise added."""
+
+    gram: Floats
+    """sum z z', (d + 1, d + 1)."""
+    cross: Floats
+    """sum y z, (d + 1,)."""
+    square: float = 0.0
+    """sum y^2."""
+
+
+class PrivateRows:
+    """Private rows of a table, clipped and scaled when they are read; the table is not copied.
+
+    `factors` holds the number by which each row is multiplied to have a norm of at most `row_norm`.
+    A block within the bounds is read in place, because clipping would not change it.
+    """
+
+    def __init__(
+        self,
+        X: NDArray[np.floating],
+        box: Box,
+        *,
+        row_norm: float = np.inf,
+        factors: Floats | None = None,
+    ) -> None:
+        self.X = X
+        self.box = box
+        self.row_norm = row_norm
+        self.n_rows, self.n_features = X.shape
+        self._size = max(64, _BLOCK_BYTES // (8 * (self.n_features + 1)))
+        self._inside = np.zeros(-(-self.n_rows // self._size), np.bool_)
+        self.factors = np.ones(self.n_rows) if factors is None else factors
+        if factors is None:
+            self._prepare()
+
+    def moments(self, y: Floats) -> SecondMoments:
+        """Return the private moments of the shrunk rows; `y` is already scaled to [-1, 1]."""
+        gram, cross, square = self._empty_gram(), np.zeros(self.n_features + 1), 0.0
+        for span, rows in self._shrunk():
+            factors = self.factors[span]
+            target = factors * y[span]
+            _add_gram(gram, rows, factors)
+            cross[0] += factors @ target
+            cross[1:] += rows.T @ target
+            square += target @ target
+        return SecondMoments(gram, cross, float(square))
+
+    def gram(self, chosen: Indices | None = None) -> Floats:
+        """Return the private Gram matrix of the shrunk rows, or of the `chosen` ones only."""
+        total = self._empty_gram()
+        if chosen is not None:
+            for start in range(0, len(chosen), self._size):
+                total += self.take(chosen[start : start + self._size]).gram()
+            return total
+        for span, rows in self._shrunk():
+            _add_gram(total, rows, self.factors[span])
+        return total
+
+    def weighted_sum(self, theta: Floats, weigh: Callable[[slice, Floats], Floats]) -> Floats:
+        """Return the private sum over records of weigh(margin) z, where margin = theta' z.
+
+        `theta` is (d + 1,) or (d + 1, k). `weigh` takes a span of rows and their margins, (m,) or
+        (m, k), and returns weights of the same shape. The scaling is applied to `theta` and to the
+        final sum instead of to the rows, so a block within the bounds is used as it is stored.
+        """
+        center, half = self.box.center, self.box.half
+        inner = (theta[1:].T / half).T
+        offset = theta[0] - center @ inner
+        total, count = np.zeros_like(inner), np.zeros_like(theta[0], dtype=np.float64)
+        for span, rows in self._clipped():
+            weights = weigh(span, rows @ inner + offset)
+            total += rows.T @ weights
+            count += weights.sum(axis=0)
+        return np.concatenate(
+            [count[None], ((total.T - np.multiply.outer(count, center)) / half).T]
+        )
+
+    def take(self, indices: Indices) -> "PrivateRows":
+        """Return the private rows at `indices`, copied."""
+        return PrivateRows(
+            self.X[indices], self.box, row_norm=self.row_norm, factors=self.factors[indices]
+        )
+
+    def scaled(self) -> Iterator[tuple[slice, Floats]]:
+        """Yield spans of rows with their private scaled features, (m, d), in one reused buffer."""
+        buffer = np.empty((self._size, self.n_features))
+        inverse = 1 / self.box.half
+        lower, upper = self._scaled_bounds()
+        for index, span in enumerate(self._spans()):
+            rows = buffer[: span.stop - span.start]
+            with np.errstate(over="ignore"):  # a warning would reveal a record far out of bounds
+                np.subtract(self.X[span], self.box.center, out=rows)
+                rows *= inverse
+            if not self._inside[index]:
+                np.clip(rows, lower, upper, out=rows)
+            yield span, rows
+
+    def _shrunk(self) -> Iterator[tuple[slice, Floats]]:
+        for span, rows in self.scaled():
+            rows *= self.factors[span, None]
+            yield span, rows
+
+    def _clipped(self) -> Iterator[tuple[slice, NDArray[np.floating]]]:
+        buffer = np.empty((self._size, self.n_features))
+        for index, span in enumerate(self._spans()):
+            rows = self.X[span]
+            if not (self._inside[index] and rows.dtype == np.float64):
+                rows = np.clip(rows, self.box.lower, self.box.upper, out=buffer[: len(rows)])
+            yield span, rows
+
+    def _prepare(self) -> None:
+        """Find the blocks that need no clipping, and the factor by which each row is shrunk."""
+        self._inside[:] = True  # so that `scaled` does not clip
+        lower, upper = self._scaled_bounds()
+        for index, (span, rows) in enumerate(self.scaled()):
+            self._inside[index] = rows.min() >= lower.max() and rows.max() <= upper.min()
+            if not self._inside[index]:
+                np.clip(rows, lower, upper, out=rows)
+            if np.isfinite(self.row_norm):
+                norms = np.sqrt(1.0 + np.einsum("ij,ij->i", rows, rows))
+                self.factors[span] = np.minimum(1.0, self.row_norm / norms)
+
+    def _scaled_bounds(self) -> tuple[Floats, Floats]:
+        center, inverse = self.box.center, 1 / self.box.half
+        return (self.box.lower - center) * inverse, (self.box.upper - center) * inverse
+
+    def _empty_gram(self) -> Floats:
+        return np.zeros((self.n_features + 1, self.n_features + 1))
+
+    def _spans(self) -> Iterator[slice]:
+        for start in range(0, self.n_rows, self._size):
+            yield slice(start, min(start + self._size, self.n_rows))
+
+
+def triangle(matrix: Floats) -> Floats:
+    """Return the upper triangle of a symmetric matrix, off-diagonal entries times sqrt(2).
+
+    The factor makes the L2 norm of the vector equal to the Frobenius norm of the matrix.
+    """
+    rows, columns = np.triu_indices(len(matrix))
+    return matrix[rows, columns] * np.where(rows == columns, 1.0, np.sqrt(2.0))
+
+
+def from_triangle(vector: Floats, size: int) -> Floats:
+    """Return the symmetric matrix from which `triangle` makes `vector`."""
+    rows, columns = np.triu_indices(size)
+    matrix = np.empty((size, size))
+    matrix[rows, columns] = vector / np.where(rows == columns, 1.0, np.sqrt(2.0))
+    matrix[columns, rows] = matrix[rows, columns]
+    return matrix
+
+
+def triangle_noise(noise_std: float, size: int) -> float:
+    """Return about the largest eigenvalue of the noise in a matrix released as a `triangle`.
+
+    Off the diagonal that noise has variance noise_std^2 / 2, and Wigner's law gives
+    2 sqrt(size * variance) as its largest eigenvalue.
+    """
+    return noise_std * math.sqrt(2.0 * size)
+
+
+def solve_moments(moments: SecondMoments, *, noise: float, floor: float = 0.0) -> Floats:
+    """Return the coefficients of ridge regression on released moments; they are always finite.
+
+    theta minimizes theta' gram theta - 2 cross' theta + ridge |features|^2. This is post-processing
+    of released values. The intercept is eliminated first and not penalized. The remaining matrix
+    differs from the exact one by a matrix with eigenvalues up to about `noise`, so it may be
+    indefinite. The true eigenvalues are at least `floor`, where that is known, and at least the
+    smallest one seen minus `noise`. All eigenvalues are raised to this bound, and then by the
+    ridge, max(0, noise - bound): nothing is added where the bound alone gives a stable solution.
+    """
+    gram, cross = moments.gram, moments.cross
+    count = max(gram[0, 0], noise, 1.0)
+    means = gram[1:, 0] / count
+    values, vectors = np.linalg.eigh(gram[1:, 1:] - count * np.outer(means, means))
+    bound = max(floor, float(values[0]) - noise, 0.0)
+    curvature = np.maximum(values, bound) + max(0.0, noise - bound)
+    pull = vectors.T @ (cross[1:] - means * cross[0])
+    usable = curvature > 0  # without noise a constant column has none, and its coefficient is 0
+    slope = vectors[:, usable] @ (pull[usable] / curvature[usable])
+    return np.append(cross[0] / count - means @ slope, slope)
+
+
+def _add_gram(gram: Floats, rows: Floats, factors: Floats) -> None:
+    """Add the Gram matrix of shrunk records: `rows` holds shrunk x, `factors` the shrunk 1."""
+    with_constant = factors @ rows
+    gram[0, 0] += factors @ factors
+    gram[0, 1:] += with_constant
+    gram[1:, 0] += with_constant
+    gram[1:, 1:] += rows.T @ rows

@@ -1,0 +1,621 @@
+"""Reports: certificate, figures and page of a run, of a sweep, or of a study of a logit model."""
+
+import csv
+import json
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.special import expit
+
+from tacit.events import Relation
+from tacit.experiments import (
+    AUDIT,
+    SWEEP,
+    Ascent,
+    Facts,
+    LogitStudy,
+    Metric,
+    Point,
+    RunFolder,
+    Summary,
+    Sweep,
+)
+from tacit.report.certificate import make_certificate
+from tacit.report.figures import Figure, PictureRow, Role, Series, Surface, files, to_svg_file
+from tacit.report.page import Number, Page, Section, cautions, promise, render, strength
+
+CERTIFICATE, REPORT, FIGURES = "certificate.json", "report.html", "figures"
+STUDY = "study.json"
+
+_DELTA_ROLES = (Role.PRIVATE, Role.OTHER, Role.FOURTH, Role.BOUND)  # one for each delta of a sweep
+_PATH_ROLES = (Role.PUBLISHED, Role.PRIVATE, Role.OTHER, Role.FOURTH)  # one for each epsilon
+_MOST_BELOW = 0.3  # a baseline farther below the other lines is not drawn: it would flatten them
+_CONTOURS = 14
+_ROC_POINTS = 120  # points of a ROC curve that are drawn
+
+
+def write_page(folder: str | Path) -> Path:
+    """Write the report of a finished run or sweep into its folder, and return the page's path.
+
+    The report is report.html, the figures with their data, and for a run the certificate.
+    """
+    if (Path(folder) / SWEEP).is_file():
+        sweep = Sweep.read(folder)
+        figures = sweep_figures(sweep)
+        return _write(RunFolder(folder), figures, _sweep_page(sweep, figures))
+    run = RunFolder(folder)
+    facts = run.facts()
+    certificate = certificate_of(facts, run)
+    run.write(CERTIFICATE, json.dumps(certificate, indent=2) + "\n")
+    figures, attacks = run_figures(facts, run), _audit_sections(run)
+    for figure in (figure for section in attacks for figure in section.figures):
+        run.write(f"{FIGURES}/{figure.name}.svg", to_svg_file(figure))  # the audit wrote the data
+    return _write(run, figures, page_of(facts, certificate, figures, attacks))
+
+
+def write_logit_report(study: LogitStudy, folder: str | Path) -> Path:
+    """Write study.json, the figures and report.html, and return the page's path."""
+    run, figures = RunFolder(folder), logit_figures(study)
+    run.write(STUDY, json.dumps(study.to_dict(), indent=2, allow_nan=False) + "\n")
+    return _write(run, figures, _logit_page(study, figures))
+
+
+def write_pate_sweep(setting: str, points: Sequence[Point], folder: str | Path) -> None:
+    """Draw accuracy and epsilon of PATE runs against the setting in which they differ."""
+    rows = [point._asdict() | {setting: point.value} for point in points]
+    figures = (
+        _line(rows, "accuracy", setting, title="Accuracy of the student", caption="One run each."),
+        _line(rows, "epsilon", setting, title="Epsilon of each run, if it alone is released"),
+    )
+    _write_figures(RunFolder(folder), figures)
+
+
+def _write(run: RunFolder, figures: Iterable[Figure], page: Page) -> Path:
+    _write_figures(run, figures)
+    return run.write(REPORT, render(page))
+
+
+def _write_figures(run: RunFolder, figures: Iterable[Figure]) -> None:
+    for figure in figures:
+        for name, content in files(figure):
+            run.write(f"{FIGURES}/{name}", content)
+
+
+# --- A run ---------------------------------------------------------------------------------------
+
+
+def certificate_of(facts: Facts, run: RunFolder) -> dict[str, Any]:  # Any: JSON values
+    """Return the sealed certificate of a run."""
+    utility = facts.utility
+    return make_certificate(
+        title=f"{facts.method} on {facts.data}",
+        event=facts.claim,
+        delta=facts.delta,
+        relation=Relation(facts.relation),
+        unit=facts.unit,
+        n_records=facts.n_records,
+        sampling_used=facts.sampling_used,
+        data_touches=[
+            {"what": f"{touch.what}: {touch.how}", "paid": touch.cost} for touch in facts.touches
+        ],
+        released=list(facts.released),
+        randomness=_randomness(facts),
+        utility={
+            "metric": utility.metric,
+            "private": [one.value for one in utility.private],
+            "mean": utility.mean,
+            "spread": utility.spread,
+            "non_private": [one.value for one in utility.non_private],
+            "majority": utility.majority,
+            "n_test": utility.n_test,
+        },
+        software=facts.versions,
+        created=facts.created,
+        model=run / facts.model_file,
+    )
+
+
+def run_figures(facts: Facts, run: RunFolder) -> tuple[Figure, ...]:
+    """Return utility and epsilon by epoch, or by number of answers if the run is PATE.
+
+    The figures of PATE follow from released labels alone. Gaps between votes are private and are
+    not drawn.
+    """
+    private = run.read_lines(facts.metrics_file)
+    if facts.method == "PATE":
+        return _answer_figures(facts, private) if len(private) > 1 else ()
+    twin = [] if facts.baseline_file is None else run.read_lines(facts.baseline_file)
+    figures = []
+    for metric, title in (("accuracy", "Accuracy"), ("auc", "Area under the ROC curve")):
+        if private and metric in private[0]:
+            figures.append(_metric_by_epoch(metric, title, private, twin))
+    if len(private) > 1:
+        caption = f"Epsilon, at delta {facts.delta:g}, of a run planned to end at that epoch."
+        figures.append(
+            _line(private, "epsilon", "epoch", title="Epsilon by epoch", caption=caption)
+        )
+    return tuple(figures)
+
+
+def page_of(
+    facts: Facts,
+    certificate: dict[str, Any],
+    figures: tuple[Figure, ...],
+    sections: tuple[Section, ...] = (),
+) -> Page:
+    """Return the content of a run's page."""
+    stated = certificate["claim"]["epsilon"]
+    epsilon = math.inf if stated is None else stated
+    return Page(
+        title=f"{facts.data}: a differentially private model",
+        lead=(
+            f"{facts.model}, trained by {facts.method} on {facts.n_records:,} records. "
+            f"Unit of privacy: one {facts.unit}."
+        ),
+        numbers=_numbers(facts, epsilon),
+        warnings=cautions(
+            epsilon=epsilon,
+            delta=facts.delta,
+            n_records=facts.n_records,
+            is_reproducible=isinstance(facts.seed, int),
+            is_shuffled="shuffl" in facts.sampling_used.lower(),
+            not_covered=[t.how for t in facts.touches if t.cost == "not covered"],
+        ),
+        promise=promise(epsilon, facts.delta, facts.unit),
+        figures=figures,
+        sections=(*sections, _levels(facts, epsilon)),
+        prices=tuple(certificate["prices"]),
+        fields=_fields(facts, epsilon),
+        certificate=certificate,
+        footer=f"Written by tacit {facts.versions.get('tacit', '')}; run of {facts.created}.",
+    )
+
+
+def _numbers(facts: Facts, epsilon: float) -> tuple[Number, ...]:
+    utility = facts.utility
+    spread = "" if utility.spread is None else f" ± {100 * utility.spread:.2f} over seeds"
+    numbers = [
+        Number("epsilon", f"{epsilon:.3f}" if math.isfinite(epsilon) else "∞", "certified bound"),
+        Number("delta", f"{facts.delta:g}", f"{facts.n_records:,} records"),
+        Number(
+            f"private {utility.metric}",
+            f"{100 * utility.mean:.2f} %",
+            f"on {utility.n_test:,} {_measured(facts)}{spread}",
+        ),
+    ]
+    if utility.non_private:
+        mean = sum(one.value for one in utility.non_private) / len(utility.non_private)
+        cost = 100 * (mean - utility.mean)
+        numbers.append(
+            Number("without privacy", f"{100 * mean:.2f} %", f"privacy costs {cost:.2f} points")
+        )
+    return tuple(numbers)
+
+
+def _measured(facts: Facts) -> str:
+    """Return which records utility was measured on; only public records are called public."""
+    is_public = all(t.cost == "public" for t in facts.touches if t.what == "evaluation")
+    return "public test records" if is_public else "held-out records, not covered"
+
+
+def _fields(facts: Facts, epsilon: float) -> tuple[tuple[str, str], ...]:
+    price = f"epsilon {epsilon:.4f}, delta {facts.delta:g}; {strength(epsilon)}"
+    tuning = [t.how for t in facts.touches if t.what in ("model selection", "early stopping")]
+    return (
+        ("Setting", facts.trust),
+        ("Unit of privacy", f"one {facts.unit}"),
+        ("Neighboring relation", facts.relation.replace("_", " ")),
+        ("Guarantee", price),
+        ("Mechanism", f"{facts.method}: {facts.claim}"),
+        ("Accounting", "privacy loss distributions with certified error; others for comparison"),
+        ("Sampling assumed", facts.sampling_assumed),
+        ("Sampling used", facts.sampling_used),
+        ("What is released", "; ".join(facts.released)),
+        ("Assumed public", "; ".join(facts.assumed_public)),
+        ("Uses of the data", "; ".join(f"{t.what} ({t.cost}): {t.how}" for t in facts.touches)),
+        ("Tuning", "; ".join(tuning) or "none on private data"),
+        ("Randomness", _randomness(facts)),
+        ("Hyperparameters", ", ".join(f"{k} {v}" for k, v in facts.hyperparameters.items())),
+        ("Software", ", ".join(f"{k} {v}" for k, v in facts.versions.items())),
+    )
+
+
+def _levels(facts: Facts, epsilon: float) -> Section:
+    """Return the levels of NIST SP 800-226 (2025), section 1 and figure 1, for this run."""
+    runs = 1 if facts.utility.spread is None else len(facts.utility.private)
+    rows = {
+        "The guarantee": f"epsilon {epsilon:.4f} at delta {facts.delta:g} for one {facts.unit} "
+        f"({facts.relation.replace('_', ' ')}): {strength(epsilon)}.",
+        "Algorithm and utility": f"{facts.method}, priced by an accountant with certified error. "
+        f"Utility is that of {'one run' if runs == 1 else f'{runs} runs'}, as a mean over "
+        f"{facts.utility.n_test:,} {_measured(facts)}; differences between groups of people are "
+        "not measured.",
+        "Implementation": f"Trust model: {facts.trust}. Noise: {_randomness(facts)}, drawn in "
+        "floating point, while prices assume exact arithmetic. Timing is not hidden.",
+        "Collection and access": "This page does not cover who collected the records, who may "
+        "read them, and how long they are kept. The run folder holds no records, and the key of "
+        "its noise was removed when the run ended.",
+    }
+    text = (
+        "NIST SP 800-226 arranges the parts of a claim of differential privacy in levels. "
+        "A level is worth no more than the levels below it."
+    )
+    title = "What the claim rests on"
+    return Section(name="levels", title=title, text=text, rows=tuple(rows.items()))
+
+
+def _randomness(facts: Facts) -> str:
+    if isinstance(facts.seed, int):
+        return f"seed {facts.seed}: the noise is reproducible"
+    return "OS entropy"
+
+
+def _metric_by_epoch(metric: str, title: str, private: list[Metric], twin: list[Metric]) -> Figure:
+    caption = "The private model after each epoch."
+    figure = _line(private, metric, "epoch", title=f"{title} on records not trained on")
+    series = [replace(figure.series[0], name="private")]
+    # Epochs after the end of the private run would squeeze its line together.
+    beside = [row for row in twin if row["epoch"] <= private[-1]["epoch"] and metric in row]
+    if beside:
+        (line,) = _line(beside, metric, "epoch", title="").series
+        series.append(replace(line, name="without privacy", role=Role.BASELINE))
+        last = f"{twin[-1][metric]:.2%}" if metric == "accuracy" else f"{twin[-1][metric]:.4f}"
+        caption += (
+            " A model trained on the same records without privacy ends at "
+            f"{last} after {twin[-1]['epoch']:.3g} epochs."
+        )
+    return replace(figure, caption=caption, series=tuple(series))
+
+
+def _answer_figures(facts: Facts, rows: list[Metric]) -> tuple[Figure, Figure]:
+    cost = f"Epsilon at delta {facts.delta:g} after each number of answers. It holds for any data."
+    taught = "Accuracy on public test records of a student that learns from the first answers only."
+    return (
+        _line(rows, "epsilon", "answers", title="What the answers cost", caption=cost),
+        _line(rows, "accuracy", "answers", title="What the answers taught", caption=taught),
+    )
+
+
+def _line(rows: Sequence[Metric], y: str, x: str, *, title: str, caption: str = "") -> Figure:
+    """Return a figure of metric `y` against metric `x`, from the rows that have `y`."""
+    points = [(row[x], row[y]) for row in rows if y in row]
+    across, up = zip(*points, strict=True)
+    return Figure(
+        name=f"{y}-by-{x}",
+        title=title,
+        caption=caption,
+        x_label=x,
+        y_label=y,
+        y_percent=y == "accuracy",
+        series=(Series(name=y, x=across, y=up),),
+    )
+
+
+# --- The audit of a run --------------------------------------------------------------------------
+
+
+def _audit_sections(run: RunFolder) -> tuple[Section, ...]:
+    """Return the section about the audit of the run, if there was one."""
+    path = run / AUDIT
+    if not path.is_file():
+        return ()
+    audit = json.loads(path.read_text(encoding="utf-8"))
+    rows = [
+        (
+            bound["method"],
+            f"epsilon at least {bound['epsilon_lower']:.3f} with {100 * bound['confidence']:g} % "
+            f"confidence ({bound['n_canaries']:,} canaries; assumes {bound['assumes']})",
+        )
+        for bound in audit.get("bounds", ())
+    ]
+    rows += [
+        (
+            "test of the bill",
+            f"p-value {test['p_value']:.3g} for the privacy curve that the bill states "
+            f"(assumes {test['assumes']})",
+        )
+        for test in audit.get("tests", ())
+    ]
+    shown = (audit.get("demonstrations") or {}).get("figures", {})
+    captions = {Path(file).stem: caption for file, caption in shown.items()}
+    found = (attack_figure(run / f"{FIGURES}/{name}.csv", text) for name, text in captions.items())
+    return (
+        Section(
+            name="audit",
+            title="What attacks reach",
+            text=(
+                "Attacking the run gives lower bounds on epsilon. They must stay below the bill; "
+                "if one is above the bill, something is broken."
+            ),
+            rows=tuple(rows),
+            figures=tuple(figure for figure in found if figure is not None),
+        ),
+    )
+
+
+def attack_figure(path: Path, caption: str) -> Figure | None:
+    """Return the figure of an attack's data, as `tacit.auditing` writes it; None without data.
+
+    `path` holds either ROC curves (columns curve, fpr, tpr) or the pixels of square pictures
+    (columns row, image, pixel, value).
+    """
+    if not path.is_file():
+        return None
+    with path.open(encoding="utf-8", newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    if not rows:
+        return None
+    draw = _roc if "fpr" in rows[0] else _inverted
+    return draw(path.stem, caption, rows)
+
+
+def _roc(name: str, caption: str, rows: list[dict[str, str]]) -> Figure:
+    curves: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        point = float(row["fpr"]), float(row["tpr"])
+        curves.setdefault(row["curve"].replace(";", ","), []).append(point)
+    least = min(fpr for points in curves.values() for fpr, _ in points if fpr > 0)
+    grid = np.geomspace(min(least, 1e-3), 1.0, _ROC_POINTS)
+    rates = tuple(grid.tolist())
+    roles = {"released model": Role.PRIVATE, "without privacy": Role.PUBLISHED}
+    series = []
+    for curve, points in curves.items():
+        fpr, tpr = np.transpose(sorted(points))
+        if curve.startswith("any attack"):  # a limit in closed form: straight between its points
+            role, best = Role.BOUND, np.interp(grid, fpr, tpr)
+        else:  # an attack: the best rate that it reaches at a false positive rate of at most `grid`
+            role = roles.get(curve, Role.OTHER)
+            best = tpr[np.searchsorted(fpr, grid, side="right") - 1]
+        series.append(Series(name=curve, x=rates, y=tuple(best.tolist()), role=role))
+    return Figure(
+        name=name,
+        title="Membership inference",
+        caption=caption,
+        x_label="false positive rate",
+        y_label="true positive rate",
+        x_log=True,
+        y_log=True,
+        series=(*series, Series(name="chance", x=rates, y=rates, role=Role.BASELINE)),
+    )
+
+
+def _inverted(name: str, caption: str, rows: list[dict[str, str]]) -> Figure | None:
+    pixels: dict[str, dict[str, list[float]]] = {}
+    for row in rows:
+        pictures = pixels.setdefault(row["row"].replace(";", ","), {})
+        pictures.setdefault(row["image"], []).append(float(row["value"]))
+    side = math.isqrt(len(next(iter(next(iter(pixels.values())).values()))))
+    try:
+        shaped = [
+            PictureRow(name=row, pictures=np.reshape(list(found.values()), (-1, side, side)))
+            for row, found in pixels.items()
+        ]
+    except ValueError:  # the pictures are not square
+        return None
+    return Figure(name=name, title="Model inversion", caption=caption, pictures=tuple(shaped))
+
+
+# --- A sweep -------------------------------------------------------------------------------------
+
+
+def sweep_figures(sweep: Sweep) -> tuple[Figure, ...]:
+    """Return accuracy, and AUC and loss if all runs have them, against epsilon for each delta."""
+    figures = [_by_epsilon(sweep, "accuracy", "Accuracy on records not trained on")]
+    if all(cell.auc is not None for cell in sweep.cells):
+        figures.append(_by_epsilon(sweep, "auc", "Area under the ROC curve"))
+    if all(cell.loss is not None for cell in sweep.cells):
+        figures.append(_by_epsilon(sweep, "loss", "Loss on records not trained on"))
+    return tuple(figures)
+
+
+def _by_epsilon(sweep: Sweep, metric: str, title: str) -> Figure:
+    deltas = sorted({cell.delta for cell in sweep.cells})
+    series = [_at_delta(sweep, metric, *pair) for pair in zip(deltas, cycle(_DELTA_ROLES))]
+    ends = min(min(s.x) for s in series), max(max(s.x) for s in series)
+    if sweep.baseline is not None and metric in sweep.baseline:
+        series.append(_flat("without privacy", sweep.baseline[metric], ends, Role.BASELINE))
+    lowest = min(min(s.y) for s in series)
+    if metric == "accuracy" and sweep.majority and lowest - sweep.majority < _MOST_BELOW:
+        series.append(_flat("commonest class", sweep.majority, ends, Role.BOUND))
+    if metric == "accuracy" and sweep.published:
+        points = sorted((p.epsilon, p.accuracy) for p in sweep.published)
+        x, y = zip(*points, strict=True)
+        name = " and ".join(dict.fromkeys(p.source for p in sweep.published))
+        series.append(Series(name=name, x=x, y=y, role=Role.PUBLISHED, is_line=False))
+    repeats = max(summary.runs for summary in sweep.summaries)
+    spread = f"Mean of {repeats} runs; bands are one standard deviation." if repeats > 1 else ""
+    return Figure(
+        name=f"{metric}-by-epsilon",
+        title=title,
+        caption=spread or "One run for each budget.",
+        x_label="epsilon",
+        y_label="AUC" if metric == "auc" else metric,
+        x_log=True,
+        y_percent=metric == "accuracy",
+        series=tuple(series),
+    )
+
+
+def _at_delta(sweep: Sweep, metric: str, delta: float, role: Role) -> Series:
+    """Return the mean at each epsilon, with a band of one standard deviation if runs repeat."""
+    groups: dict[float, list[float]] = {}
+    for cell in sorted(sweep.cells, key=lambda cell: cell.epsilon):
+        if cell.delta == delta:
+            groups.setdefault(cell.epsilon, []).append(getattr(cell, metric))
+    means = [statistics.fmean(group) for group in groups.values()]
+    spreads = [statistics.stdev(group) if len(group) > 1 else 0.0 for group in groups.values()]
+    pairs = list(zip(means, spreads, strict=True)) if any(spreads) else []
+    return Series(
+        name=f"private, delta {delta:g}",
+        x=tuple(groups),
+        y=tuple(means),
+        low=tuple(mean - spread for mean, spread in pairs),
+        high=tuple(mean + spread for mean, spread in pairs),
+        role=role,
+    )
+
+
+def _flat(name: str, value: float, ends: tuple[float, float], role: Role) -> Series:
+    return Series(name=name, x=ends, y=(value, value), role=role)
+
+
+def _sweep_page(sweep: Sweep, figures: tuple[Figure, ...]) -> Page:
+    best = max(sweep.summaries, key=lambda summary: summary.accuracy)
+    numbers = [
+        Number("best accuracy", f"{100 * best.accuracy:.2f} %", f"at epsilon {best.epsilon:g}"),
+        Number("runs", str(len(sweep.cells)), "each with its own bill"),
+        Number("all of them", f"{sweep.epsilon_of_all:.3f}", "epsilon of releasing every run"),
+    ]
+    if sweep.baseline is not None:
+        value = f"{100 * sweep.baseline['accuracy']:.2f} %"
+        numbers.append(Number("without privacy", value, "the same model and features"))
+    rows = [
+        (f"epsilon {row.epsilon:g}, delta {row.delta:g}", _outcome(row)) for row in sweep.summaries
+    ]
+    return Page(
+        title=f"{sweep.name}: accuracy at several budgets",
+        lead="The same recipe at several budgets. Its settings were fixed before the first run.",
+        numbers=tuple(numbers),
+        figures=figures,
+        sections=(
+            Section(
+                name="runs",
+                title="Budget by budget",
+                text=(
+                    "Each bill holds if that run alone is released. Whoever publishes all of the "
+                    f"runs pays epsilon {sweep.epsilon_of_all:.3f}."
+                ),
+                rows=tuple(rows),
+            ),
+        ),
+        footer="Written by tacit. The numbers are in sweep.json and figures/.",
+    )
+
+
+def _outcome(row: Summary) -> str:
+    text = f"accuracy {100 * row.accuracy:.2f} %"
+    text += "" if row.spread is None else f" ± {100 * row.spread:.2f} over {row.runs} runs"
+    return text + ("" if row.auc is None else f", AUC {row.auc:.4f}")
+
+
+# --- A study of a logit model --------------------------------------------------------------------
+
+
+def logit_figures(study: LogitStudy) -> tuple[Figure, Figure, Figure]:
+    """Return the surface with its paths, the fitted curve, and the loss at each budget."""
+    return _surface(study), _curve(study), _losses(study)
+
+
+def _shown(study: LogitStudy) -> list[tuple[Ascent, Role]]:
+    """Return the first run at each of at most four budgets, smallest budget first."""
+    first = {run.epsilon: run for run in reversed(study.private)}
+    epsilons = sorted(first)
+    step = max(1, math.ceil(len(epsilons) / len(_PATH_ROLES)))
+    return list(zip([first[e] for e in epsilons[::step]], _PATH_ROLES, strict=False))
+
+
+def _surface(study: LogitStudy) -> Figure:
+    heights = np.asarray(study.surface)
+    top, bottom = heights.max(), heights.min()
+    # Levels are dense near the maximum, where the paths end.
+    drops = (top - bottom) * (np.arange(_CONTOURS, 0, -1) / (_CONTOURS + 1)) ** 3
+    paths = [_ascent(f"epsilon {run.epsilon:g}", run.points, role) for run, role in _shown(study)]
+    return Figure(
+        name="likelihood-surface",
+        title="Paths up the log-likelihood",
+        caption=(
+            "Contour lines of the mean log-likelihood. DP-SGD climbs by noisy steps. With less "
+            "noise it ends closer to the maximum, which Newton's method finds without privacy."
+        ),
+        x_label=f"log-odds at {study.attribute} {study.middle:g}",
+        y_label=f"slope of {study.attribute}",
+        series=(*paths, _ascent("without privacy (Newton)", study.ordinary, Role.BASELINE)),
+        surface=Surface(
+            name="mean log-likelihood",
+            x=study.log_odds,
+            y=study.slopes,
+            z=study.surface,
+            levels=tuple((top - drops).tolist()),
+        ),
+    )
+
+
+def _ascent(name: str, points: tuple[tuple[float, float], ...], role: Role) -> Series:
+    x, y = zip(*points, strict=True)
+    return Series(name=name, x=x, y=y, role=role)
+
+
+def _curve(study: LogitStudy) -> Figure:
+    values = tuple(value for value, _, _ in study.levels)
+    shares = tuple(share for _, share, _ in study.levels)
+    x = np.linspace(min(values), max(values), 60)
+
+    def fitted(name: str, point: tuple[float, float], role: Role) -> Series:
+        p = expit(point[0] + point[1] * (x - study.middle))
+        return Series(name=name, x=tuple(x), y=tuple(p), role=role)
+
+    return Figure(
+        name=f"{study.target}-by-{study.attribute}",
+        title=f"P({study.target}) by {study.attribute}",
+        caption="Points are shares in the data. Curves follow from the released parameters.",
+        x_label=study.attribute,
+        y_label=f"P({study.target})",
+        y_percent=True,
+        series=(
+            Series(name="share in the data", x=values, y=shares, role=Role.BASELINE, is_line=False),
+            *(fitted(f"epsilon {run.epsilon:g}", run.points[-1], r) for run, r in _shown(study)),
+            fitted("without privacy", study.ordinary[-1], Role.BASELINE),
+        ),
+    )
+
+
+def _losses(study: LogitStudy) -> Figure:
+    epsilons = sorted({run.epsilon for run in study.private})
+    groups = [[run.loss for run in study.private if run.epsilon == e] for e in epsilons]
+    private = Series(
+        name=f"private, delta {study.delta:g}",
+        x=tuple(epsilons),
+        y=tuple(statistics.fmean(group) for group in groups),
+        low=tuple(min(group) for group in groups),
+        high=tuple(max(group) for group in groups),
+    )
+    ends = epsilons[0], epsilons[-1]
+    return Figure(
+        name="loss-by-epsilon",
+        title="What privacy costs in loss",
+        caption=(
+            f"Mean of {len(groups[0])} runs at each budget; bands reach from the smallest loss "
+            "to the largest."
+        ),
+        x_label="epsilon",
+        y_label="mean loss",
+        x_log=True,
+        series=(private, _flat("without privacy", study.loss, ends, Role.BASELINE)),
+    )
+
+
+def _logit_page(study: LogitStudy, figures: tuple[Figure, ...]) -> Page:
+    best = max(study.private, key=lambda run: run.epsilon)
+    log_odds, slope = study.ordinary[-1]
+    return Page(
+        title=f"P({study.target}) by {study.attribute}, with and without privacy",
+        lead=(
+            f"A logit model of {study.n_records:,} records, trained by DP-SGD at several budgets. "
+            "The surface and the shares are computed from all records without noise, because the "
+            "data are public."
+        ),
+        numbers=(
+            Number("slope", f"{slope:.4f}", f"without privacy; log-odds {log_odds:.3f}"),
+            Number("private slope", f"{best.points[-1][1]:.4f}", f"at epsilon {best.epsilon:g}"),
+            Number("loss", f"{study.loss:.5f}", "without privacy"),
+            Number("private loss", f"{best.loss:.5f}", f"at epsilon {best.epsilon:g}"),
+        ),
+        figures=figures,
+        footer="Written by tacit. The numbers are in study.json and figures/.",
+    )

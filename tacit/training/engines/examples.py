@@ -1,0 +1,109 @@
+"""What every engine is given, and the sum of per-example gradients that were formed."""
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tacit.training.clip import (
+    ROUNDING,
+    Clip,
+    ClippedSum,
+    accumulator,
+    factors_of,
+    group_of,
+    trainable,
+)
+from tacit.training.gradients.ghost_norm import multiplied_in, squared_norm
+from tacit.training.tree import Batch, LossFn, check_losses, take_rows
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """A model, its loss, and a batch whose examples are to be clipped. Private.
+
+    Attributes
+    ----------
+    loss_fn
+        `loss_fn(model, batch)` gives one loss per row of the batch.
+    batch
+        `views` consecutive rows for each example: its augmentations, or the example itself.
+    mask
+        Shape (examples,): True for the examples that count. The others, such as padding, add
+        exactly zero to the sum whatever they hold.
+    """
+
+    model: nn.Module
+    loss_fn: LossFn
+    batch: Batch
+    mask: Tensor
+    views: int = 1
+
+    def __len__(self) -> int:
+        return len(self.mask)
+
+    def __repr__(self) -> str:
+        return "Examples(private)"
+
+    @property
+    def rows(self) -> int:
+        """Number of rows of the batch: all views of all examples."""
+        return len(self.mask) * self.views
+
+    @cached_property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """Trainable parameters of the model by name."""
+        return trainable(self.model)
+
+    def part(self, start: int, stop: int) -> "Examples":
+        """Return examples `start` .. `stop` - 1."""
+        rows = take_rows(self.batch, start * self.views, stop * self.views)
+        return Examples(self.model, self.loss_fn, rows, self.mask[start:stop], self.views)
+
+    def losses(self) -> Tensor:
+        """Return the losses, one for each row; raise if `loss_fn` gives anything else."""
+        return losses_of(self.loss_fn, self.model, self.batch, self.rows)
+
+
+def losses_of(loss_fn: LossFn, model: nn.Module, batch: Batch, rows: int) -> Tensor:
+    """Return `loss_fn(model, batch)`; raise unless it is one loss for each of `rows` rows."""
+    with as_written():
+        losses = loss_fn(model, batch)
+    check_losses(losses, rows)
+    return losses
+
+
+def as_written() -> AbstractContextManager[None]:
+    """Return a context in which functions that the user compiled run eagerly.
+
+    Operations inside a compiled function cannot be intercepted one by one.
+    """
+    return torch.compiler.set_stance("force_eager")
+
+
+def rounding_of(dtype: torch.dtype) -> float:
+    """Return the relative error of a norm in `dtype`, given torch's precision settings."""
+    return ROUNDING[multiplied_in(dtype)]
+
+
+def clip_and_sum(gradients: dict[str, Tensor], clip: Clip, mask: Tensor) -> ClippedSum:
+    """Clip and sum per-example gradients that were formed, (examples, *shape) by name."""
+    index = group_of(clip, list(gradients))
+    norms: list[Any] = [torch.zeros(len(mask), device=mask.device)] * len(clip.clip_norms)
+    for name, rows in gradients.items():
+        norms[index[name]] = norms[index[name]] + squared_norm(rows)
+    squared = torch.stack(norms)  # (groups, examples)
+    rounding = max(rounding_of(rows.dtype) for rows in gradients.values())
+    finite = torch.isfinite(squared).all(0)
+    factors, within = factors_of(clip, squared, mask, rounding=rounding, finite=finite)
+    sums = {name: _contract(rows, factors[index[name]]) for name, rows in gradients.items()}
+    return ClippedSum(sums, within)
+
+
+def _contract(rows: Tensor, factors: Tensor) -> Tensor:
+    flat = rows.reshape(len(rows), -1).to(accumulator(rows.dtype))
+    flat = torch.where((factors > 0).unsqueeze(1), flat, 0.0)  # 0 * inf would be nan
+    return (factors.to(flat.dtype) @ flat).view(rows.shape[1:])

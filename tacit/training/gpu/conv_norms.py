@@ -1,0 +1,177 @@
+"""Per-example 2-d convolution gradients and their norms, without copying patches (Triton).
+
+A convolution is a linear layer on patches: position t of the output reads the patch a_t of K =
+kernel height x width x channels values. The kernels read patches directly from the image, which
+must be channels last in memory.
+"""
+
+import torch
+import triton  # pyright: ignore[reportMissingImports]  # comes with CUDA builds of torch
+import triton.language as tl  # pyright: ignore[reportMissingImports]  # as above
+from torch import Tensor
+
+from tacit.training.gpu.gram import _lower_triangle, _store_share, precision, tile_for
+
+
+@triton.jit
+def _conv_gram_kernel(
+    a, g, out, lengths, T, CI, CO, H, W, OUT_W, KERNEL_W, TAPS, STRIDE, PAD,
+    stride_ab, stride_gb,
+    TILE: tl.constexpr, DEPTH: tl.constexpr, DEPTH_G: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Compute a tile's share of sum_ts (a_t . a_s)(g_t . g_s), with patches a_t of the image."""
+    pair = tl.program_id(0)
+    example = tl.program_id(1).to(tl.int64)
+    i, j = _lower_triangle(pair)
+    rows = i * TILE + tl.arange(0, TILE)
+    columns = j * TILE + tl.arange(0, TILE)
+    has_row, has_column = rows < T, columns < T
+    row_y, row_x = (rows // OUT_W) * STRIDE - PAD, (rows % OUT_W) * STRIDE - PAD
+    column_y, column_x = (columns // OUT_W) * STRIDE - PAD, (columns % OUT_W) * STRIDE - PAD
+    k = tl.arange(0, DEPTH)
+    of_a = tl.zeros([TILE, TILE], dtype=tl.float32)
+    slices = tl.cdiv(CI, DEPTH)
+    image = a + example * stride_ab
+    for step in range(TAPS * slices):
+        tap, channel = step // slices, (step % slices) * DEPTH + k
+        dy, dx = tap // KERNEL_W, tap % KERNEL_W
+        y, x = row_y + dy, row_x + dx
+        inside = has_row & (y >= 0) & (y < H) & (x >= 0) & (x < W)
+        left = tl.load(
+            image + ((y * W + x) * CI)[:, None] + channel[None, :],
+            mask=inside[:, None] & (channel < CI)[None, :], other=0.0,
+        )  # fmt: skip
+        y, x = column_y + dy, column_x + dx
+        inside = has_column & (y >= 0) & (y < H) & (x >= 0) & (x < W)
+        right = tl.load(
+            image + ((y * W + x) * CI)[None, :] + channel[:, None],
+            mask=inside[None, :] & (channel < CI)[:, None], other=0.0,
+        )  # fmt: skip
+        of_a = tl.dot(left, right, of_a, input_precision=PRECISION)
+    k = tl.arange(0, DEPTH_G)
+    of_g = tl.zeros([TILE, TILE], dtype=tl.float32)
+    base = g + example * stride_gb
+    for at in range(0, CO, DEPTH_G):
+        channel = at + k
+        left = tl.load(
+            base + rows[:, None] * CO + channel[None, :],
+            mask=has_row[:, None] & (channel < CO)[None, :], other=0.0,
+        )  # fmt: skip
+        right = tl.load(
+            base + columns[None, :] * CO + channel[:, None],
+            mask=has_column[None, :] & (channel < CO)[:, None], other=0.0,
+        )  # fmt: skip
+        of_g = tl.dot(left, right, of_g, input_precision=PRECISION)
+    _store_share(out, lengths, example * tl.num_programs(0) + pair, of_a * of_g, i, j, TILE)
+
+
+@triton.jit
+def _conv_instance_kernel(
+    a, g, out, norms, T, CI, CO, K, H, W, OUT_W, KERNEL_W, STRIDE, PAD, TILES_K,
+    stride_ab, stride_gb,
+    TILE_O: tl.constexpr, TILE_K: tl.constexpr, TILE_T: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Compute a tile (outputs, patch values) of one example's gradient, and its squared norm."""
+    tile = tl.program_id(0)
+    example = tl.program_id(1).to(tl.int64)
+    outputs = (tile // TILES_K) * TILE_O + tl.arange(0, TILE_O)
+    values = (tile % TILES_K) * TILE_K + tl.arange(0, TILE_K)
+    has_output, has_value = outputs < CO, values < K
+    tap, channel = values // CI, values % CI
+    dy, dx = tap // KERNEL_W, tap % KERNEL_W
+    image, base = a + example * stride_ab, g + example * stride_gb
+    total = tl.zeros([TILE_O, TILE_K], dtype=tl.float32)
+    for at in range(0, T, TILE_T):
+        t = at + tl.arange(0, TILE_T)
+        has_t = t < T
+        left = tl.load(
+            base + t[None, :] * CO + outputs[:, None],
+            mask=has_output[:, None] & has_t[None, :], other=0.0,
+        )  # fmt: skip
+        y = ((t // OUT_W) * STRIDE - PAD)[:, None] + dy[None, :]
+        x = ((t % OUT_W) * STRIDE - PAD)[:, None] + dx[None, :]
+        inside = has_t[:, None] & has_value[None, :] & (y >= 0) & (y < H) & (x >= 0) & (x < W)
+        right = tl.load(image + (y * W + x) * CI + channel[None, :], mask=inside, other=0.0)
+        total = tl.dot(left, right, total, input_precision=PRECISION)
+    kept = total.to(out.dtype.element_ty)
+    has = has_output[:, None] & has_value[None, :]
+    tl.store(out + example * CO * K + outputs[:, None] * K + values[None, :], kept, mask=has)
+    # The norm is that of the rounded values that are kept, so rounding cannot exceed the clip norm.
+    rounded = tl.where(has, kept.to(tl.float32), 0.0)
+    tl.store(norms + example * tl.num_programs(0) + tile, tl.sum(tl.sum(rounded * rounded, 1), 0))
+
+
+def conv2d_norms(
+    x: Tensor, g: Tensor, kernel: list[int], stride: int, padding: int
+) -> tuple[Tensor, Tensor]:
+    """Return the squared norms (examples,) of weight gradients, and sums of |a_t| |g_t|.
+
+    x and g are the input and the output gradient, channels first by their axes. Tensors that are
+    channels last in memory are not copied.
+    """
+    found = _conv2d_norms(_channels_last(x), _channels_last(g), kernel, stride, padding)
+    squared, lengths = found.unbind()
+    return squared, lengths
+
+
+def conv2d_instances(
+    x: Tensor, g: Tensor, kernel: list[int], stride: int, padding: int
+) -> tuple[Tensor, Tensor]:
+    """Return weight gradients (examples, outputs, *kernel, inputs), and their squared norms."""
+    return _conv2d_instances(_channels_last(x), _channels_last(g), kernel, stride, padding)
+
+
+def _channels_last(tensor: Tensor) -> Tensor:
+    return tensor.permute(0, 2, 3, 1).contiguous()
+
+
+@torch.library.custom_op("tacit::conv2d_norms", mutates_args=())
+def _conv2d_norms(a: Tensor, g: Tensor, kernel: list[int], stride: int, padding: int) -> Tensor:
+    """Compute `conv2d_norms` as (2, batch), from a (batch, H, W, CI) and g (batch, OH, OW, CO)."""
+    batch, height, width, inputs = a.shape
+    _, out_height, out_width, outputs = g.shape
+    T = out_height * out_width
+    tile = tile_for(T, 64)
+    tiles = triton.cdiv(T, tile)
+    pairs = tiles * (tiles + 1) // 2
+    out = torch.empty(2, batch, pairs, device=a.device, dtype=torch.float32)
+    _conv_gram_kernel[(pairs, batch)](  # pyright: ignore[reportIndexIssue]  # a Triton kernel
+        a, g, out[0], out[1], T, inputs, outputs, height, width, out_width,
+        kernel[1], kernel[0] * kernel[1], stride, padding, a.stride(0), g.stride(0),
+        TILE=tile, DEPTH=tile_for(inputs, 64), DEPTH_G=tile_for(outputs, 64),
+        PRECISION=precision(a), num_warps=4, num_stages=3,
+    )  # fmt: skip
+    return out.sum(2)
+
+
+@_conv2d_norms.register_fake
+def _(a: Tensor, g: Tensor, kernel: list[int], stride: int, padding: int) -> Tensor:
+    return a.new_empty(2, a.shape[0], dtype=torch.float32)
+
+
+@torch.library.custom_op("tacit::conv2d_instances", mutates_args=())
+def _conv2d_instances(
+    a: Tensor, g: Tensor, kernel: list[int], stride: int, padding: int
+) -> tuple[Tensor, Tensor]:
+    """Compute gradients (batch, CO, KH, KW, CI) in a's dtype, and their squared norms (batch,)."""
+    batch, height, width, inputs = a.shape
+    _, out_height, out_width, outputs = g.shape
+    K = kernel[0] * kernel[1] * inputs
+    tile_o, tile_k, tile_t = (tile_for(size, 64) for size in (outputs, K, out_height * out_width))
+    tiles_k = triton.cdiv(K, tile_k)
+    tiles = triton.cdiv(outputs, tile_o) * tiles_k
+    instances = torch.empty(batch, outputs, *kernel, inputs, device=a.device, dtype=a.dtype)
+    norms = torch.empty(batch, tiles, device=a.device, dtype=torch.float32)
+    _conv_instance_kernel[(tiles, batch)](  # pyright: ignore[reportIndexIssue]  # a Triton kernel
+        a, g, instances, norms, out_height * out_width, inputs, outputs, K, height, width,
+        out_width, kernel[1], stride, padding, tiles_k, a.stride(0), g.stride(0),
+        TILE_O=tile_o, TILE_K=tile_k, TILE_T=tile_t, PRECISION=precision(a),
+        num_warps=4, num_stages=3,
+    )  # fmt: skip
+    return instances, norms.sum(1)
+
+
+@_conv2d_instances.register_fake
+def _(a: Tensor, g: Tensor, kernel: list[int], stride: int, padding: int) -> tuple[Tensor, Tensor]:
+    shape = (a.shape[0], g.shape[3], *kernel, a.shape[3])
+    return a.new_empty(shape), a.new_empty(a.shape[0], dtype=torch.float32)

@@ -1,0 +1,73 @@
+"""Random settings: brackets of different error targets and engines must intersect."""
+
+import math
+
+import numpy as np
+import pytest
+
+from tacit.accounting.brackets import Bracket
+from tacit.accounting.pld import PLD
+from tacit.accounting.pld import direction as _side
+from tacit.accounting.pld.direction import DirectionPrice as Side
+from tacit.accounting.pld.pairs import directions
+from tacit.errors import NotCertified
+from tacit.events import Gaussian, PoissonSampled, Relation, Repeated
+
+
+def draw(rng):
+    def between(low, high):
+        return float(10 ** rng.uniform(math.log10(low), math.log10(high)))
+
+    rate, noise = between(1e-5, 1.0), between(0.3, 20.0)
+    return rate, noise, int(between(1.0, 1e6)), between(1e-12, 1e-3)
+
+
+def price(rate, noise, steps, delta, relation, tolerance=1e-7):
+    event = Repeated(PoissonSampled(rate, Gaussian(noise)), steps)
+    return PLD(tolerance=tolerance).bracket(event, delta=delta, relation=relation)
+
+
+def on_lattice(rate, noise, steps, delta, relation, monkeypatch):
+    """The lattice alone, coarse: an engine that shares no numerics with the contour."""
+    monkeypatch.setattr(_side, "_LATTICE_POINTS", (1 << 12,))
+    event = Repeated(PoissonSampled(rate, Gaussian(noise)), steps)
+    worst = Bracket(0.0, 0.0)
+    for direction in directions(event, relation):
+        side = Side(direction, tolerance=1e-6)
+        whole = Bracket(0.0, side.largest_loss)
+        try:
+            with np.errstate(over="ignore"):
+                one = side._lattice_epsilon(delta, 0.0, whole) if steps > 1 else side.epsilon(delta)
+        except NotCertified:
+            one = whole
+        worst = Bracket(max(worst.lower, one.lower), max(worst.upper, one.upper))
+    return worst
+
+
+def check(setting, relation, monkeypatch):
+    rate, noise, steps, delta = setting
+    ours = price(*setting, relation)
+    assert 0 <= ours.lower <= ours.upper < math.inf
+    for tolerance in (1e-4, 3e-6):
+        assert ours.meets(price(*setting, relation, tolerance))
+    with monkeypatch.context() as patch:
+        assert ours.meets(on_lattice(*setting, relation, patch))
+    assert price(rate, noise, steps, 2 * delta, relation).lower <= ours.upper
+    assert price(rate, 1.1 * noise, steps, delta, relation).lower <= ours.upper
+    assert price(0.9 * rate, noise, steps, delta, relation).lower <= ours.upper
+    assert price(rate, noise, steps + 1 + steps // 10, delta, relation).upper >= ours.lower
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_runs_agree_and_are_monotone(seed, monkeypatch):
+    setting = draw(np.random.default_rng(seed))
+    check(setting, Relation.REPLACE_ONE if seed % 3 == 0 else Relation.ADD_REMOVE, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", range(20))
+def test_thousands_of_random_runs_agree_and_are_monotone(block, monkeypatch):
+    rng = np.random.default_rng(1000 + block)
+    for number in range(100):
+        relation = Relation.REPLACE_ONE if number % 3 == 0 else Relation.ADD_REMOVE
+        check(draw(rng), relation, monkeypatch)

@@ -1,0 +1,144 @@
+"""Tables: encoded by the schema alone, one row at a time."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tacit import datasets
+from tacit.datasets import Schema, read_chunks, read_table
+
+SCHEMA = """
+target = "income"
+[columns.age]
+lower = 18
+upper = 90
+[columns.state]
+categories = ["GA", "NY"]
+[columns.income]
+categories = ["low", "high"]
+[[derived]]
+name = "is_senior"
+column = "age"
+at_least = 65
+"""
+
+
+@pytest.fixture
+def table(tmp_path):
+    path = tmp_path / "people.csv"
+    path.write_text(
+        "age,state,income,secret\n10,GA,low,1\n200,NY,high,2\n54,TX,low,3\n,GA,odd,4\n70,NY,high,5\n"
+    )
+    return path
+
+
+def test_numbers_are_clipped_to_the_declared_bounds_and_scaled(table):
+    x, y = next(read_chunks(table, Schema.parse(SCHEMA)))
+    assert x[:, 0].tolist() == [-1.0, 1.0, 0.0, 0.0, pytest.approx(16 / 36)]
+    assert x[:, 1:3].tolist() == [[1, 0], [0, 1], [0, 0], [1, 0], [0, 1]]
+    assert x[:, 3].tolist() == [0, 1, 0, 0, 1]
+    assert y.tolist() == [0, 1, 0, 0, 1]
+
+
+def test_chunks_and_parquet_give_the_same_features(table, tmp_path):
+    schema = Schema.parse(SCHEMA)
+    whole = np.concatenate([x for x, _ in read_chunks(table, schema)])
+    pieces = np.concatenate([x for x, _ in read_chunks(table, schema, rows=2)])
+    pd.read_csv(table).to_parquet(tmp_path / "people.parquet")
+    parquet = np.concatenate([x for x, _ in read_chunks(tmp_path / "people.parquet", schema)])
+    assert np.array_equal(whole, pieces)
+    assert np.array_equal(whole, parquet)
+
+
+def test_the_split_does_not_depend_on_values(table):
+    schema = Schema.parse(SCHEMA)
+    first = read_table(table, schema, test_share=0.4)
+    assert len(first.x_test) == 2
+    assert first.feature_names == ("age", "state=GA", "state=NY", "is_senior")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("target = 'a'", "at least one"),
+        ("target = 'a'\n[columns.b]\nlower=0\nupper=1", "declared columns"),
+        ("target = 'b'\n[columns.b]\nlower=0", "lower and upper, or categories"),
+        ("target = 'b'\n[columns.b]\nlower=1\nupper=1", "lower < upper"),
+        ("target = 'b'\n[columns.b]\nlower=0\nupper=1\nscale=2", "cannot be read"),
+        ("target = 'b'\nother=1\n[columns.b]\nlower=0\nupper=1", "no other"),
+        (
+            "target = 'b'\n[columns.b]\nlower=0\nupper=1\n[[derived]]\nname='c'",
+            "'product'",
+        ),
+    ],
+)
+def test_a_wrong_schema_says_what_to_write(text, message):
+    with pytest.raises(ValueError, match=message):
+        Schema.parse(text)
+
+
+def test_a_missing_column_is_an_error_that_shows_no_value(table):
+    schema = Schema.parse("target='wealth'\n[columns.wealth]\nlower=0\nupper=1")
+    with pytest.raises(ValueError, match="does not fit the schema"):
+        list(read_chunks(table, schema))
+
+
+def test_a_threshold_makes_two_classes_and_a_missing_number_is_below(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("x,income\n1,5\n2,\n3,9\n4,7\n")
+    schema = datasets.Schema.parse(
+        'target = "income"\n[columns.income]\nat_least = 7\n[columns.x]\nlower = 0\nupper = 4\n'
+    )
+    assert schema.n_classes == 2
+    ((_, y),) = datasets.read_chunks(path, schema)
+    assert y.tolist() == [0, 0, 1, 1]
+    with pytest.raises(ValueError, match="one of the three"):
+        datasets.Schema.parse('target = "a"\n[columns.a]\nat_least = 7\nlower = 0\nupper = 9\n')
+
+
+ALONE = """
+target = "married"
+[columns.age]
+lower = 0
+upper = 100
+[columns.zip]
+categories = ["01", "02"]
+[columns.veteran]
+lower = 0
+upper = 1
+[columns.married]
+categories = ["0", "1"]
+"""
+PEOPLE = "age,zip,veteran,married\n20,01,True,0\n30.5,02,False,1\n40,01,True,1\n"
+
+
+@pytest.mark.parametrize(
+    "added", ["50,02,True,", ",,,", "x,y,z,w", "1e3,1.5,2,1.0", "-1,01,true,01"]
+)
+def test_one_row_changes_nothing_about_how_the_others_are_read(tmp_path, added):
+    schema, path = Schema.parse(ALONE), tmp_path / "people.csv"
+    path.write_text(PEOPLE)
+    ((x, y),) = read_chunks(path, schema)
+    assert x[:, 1:3].tolist() == [[1, 0], [0, 1], [1, 0]]
+    assert x[:, 3].tolist() == [1, -1, 1]
+    assert y.tolist() == [0, 1, 1]
+    path.write_text(PEOPLE + added + "\n")
+    ((more_x, more_y),) = read_chunks(path, schema)
+    np.testing.assert_array_equal(more_x[:3], x)
+    np.testing.assert_array_equal(more_y[:3], y)
+
+
+def test_a_missing_value_in_parquet_changes_no_other_row(tmp_path):
+    schema = Schema.parse(ALONE.replace('["01", "02"]', '["1", "2"]'))
+    rows = {"age": [20, 30], "zip": [1, 2], "veteran": [True, False], "married": [0, 1]}
+    found = []
+    for name, last in (("whole", 1), ("gap", None)):
+        table = {
+            column: pd.array([*values, None if last is None else type(values[0])(last)])
+            for column, values in rows.items()
+        }
+        pd.DataFrame(table).to_parquet(tmp_path / f"{name}.parquet")
+        ((x, y),) = read_chunks(tmp_path / f"{name}.parquet", schema)
+        found.append((x[:2].tolist(), y[:2].tolist()))
+    assert found[0] == found[1]
+    assert found[0][1] == [0, 1]

@@ -1,0 +1,348 @@
+"""A run: what it writes, what it costs, and that no interruption makes it cheaper or different."""
+
+import hashlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tacit import accounting, datasets
+from tacit.events import Gaussian, Relation, Repeated
+from tacit.experiments import Facts, Recipe, RunFolder, load_model, train
+from tacit.experiments import training_loop as plan
+from tacit.experiments.training_run import Session
+from tacit.ledger import Ledger
+from tacit.sampling import Poisson
+
+ROOT = Path(__file__).resolve().parents[2]
+QUICK = """
+[features]
+kind = "none"
+[training]
+batch_size = 240
+epochs = 2
+learning_rate = 2.0
+[privacy]
+epsilon = 2.0
+[run]
+seed = 3
+baseline_steps = 0
+checkpoint_seconds = 0
+"""
+
+
+def quick(**settings) -> Recipe:
+    changes = {name.replace("__", "."): value for name, value in settings.items()}
+    return Recipe.parse(QUICK).with_settings(changes)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> tuple[Facts, RunFolder]:
+    folder = RunFolder(tmp_path_factory.mktemp("runs") / "quick")
+    return train(quick(run__baseline_steps=50), folder.path), folder
+
+
+def test_a_run_folder_holds_what_its_contract_says(finished):
+    facts, folder = finished
+    names = {path.name for path in folder.path.iterdir()}
+    assert names == {
+        "recipe.toml",
+        "metrics.jsonl",
+        "baseline.jsonl",
+        "model.safetensors",
+        "run.ledger",
+        "facts.json",
+    }, "and no key of the noise"
+    assert folder.facts() == facts
+    assert Facts.from_dict(facts.to_dict()) == facts
+    for name, digest in (
+        ("model.safetensors", facts.model_sha256),
+        ("recipe.toml", facts.recipe_sha256),
+    ):
+        assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest
+
+
+def test_the_claim_is_what_the_ledger_recorded_and_keeps_within_the_budget(finished):
+    facts, folder = finished
+    with Ledger(folder / "run.ledger", read_only=True) as ledger:
+        assert ledger.event == facts.claim
+        assert ledger.verify().head == facts.ledger_head
+        assert ledger.epsilon(delta=facts.delta) == facts.epsilon
+    bracket = accounting.bracket(facts.claim, delta=facts.delta, relation=Relation.ADD_REMOVE)
+    assert facts.epsilon == bracket.upper <= 2.0
+    assert facts.epsilon > 1.99, "nothing of the budget is wasted"
+    assert facts.seed == 3
+    assert facts.n_records == 1438
+    assert facts.steps == 12
+
+
+def test_metrics_are_measured_each_epoch_and_end_with_the_whole_price(finished):
+    facts, folder = finished
+    rows = folder.read_lines("metrics.jsonl")
+    assert [row["step"] for row in rows] == [6, 12]
+    assert rows[0]["epsilon"] < rows[1]["epsilon"] == facts.epsilon
+    assert rows[-1]["accuracy"] == facts.utility.private[0].value
+    assert folder.read_lines("baseline.jsonl")[-1]["step"] == 50
+    assert facts.utility.non_private[0].value > 0.5
+
+
+def test_the_released_model_predicts_what_was_measured(finished):
+    facts, folder = finished
+    data = datasets.load("digits")
+    released = load_model(folder.path)
+    accuracy = (released.predict(data.x_test) == data.y_test).mean()
+    assert accuracy == pytest.approx(facts.utility.private[0].value)
+
+
+def test_every_look_at_the_data_is_listed(finished):
+    facts, _ = finished
+    costs = {touch.what: touch.cost for touch in facts.touches}
+    assert costs == {
+        "size": "public",
+        "preprocessing": "free",
+        "training": "paid",
+        "model selection": "public",
+        "early stopping": "public",
+        "evaluation": "public",
+        "baseline": "not covered",
+    }
+
+
+def test_a_finished_run_is_not_run_again(finished, monkeypatch):
+    facts, folder = finished
+    monkeypatch.setattr(Session, "__post_init__", lambda self: pytest.fail("trained again"))
+    assert train(quick(run__baseline_steps=50), folder.path) == facts
+
+
+def test_a_folder_of_another_recipe_or_of_something_else_is_refused(finished, tmp_path):
+    _, folder = finished
+    with pytest.raises(ValueError, match="holds a run of another recipe"):
+        train(quick(training__epochs=3), folder.path)
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(ValueError, match="is not empty and holds no run"):
+        train(quick(), tmp_path)
+
+
+def test_no_twin_is_trained_on_data_that_are_not_public(tmp_path):
+    facts = train(quick(run__baseline_steps=50, data__is_public=False), tmp_path / "run")
+    assert facts.utility.non_private == ()
+    assert facts.baseline_file is None
+    assert not (tmp_path / "run" / "baseline.jsonl").exists()
+
+
+def test_what_is_measured_on_held_out_records_is_not_covered_and_not_called_public(tmp_path):
+    from tacit.report import write_page
+
+    facts = train(quick(data__validation_share=0.1), tmp_path / "run")
+    assert {t.cost for t in facts.touches if t.what == "evaluation"} == {"not covered"}
+    assert facts.released[-1] == "metrics on records held out of the training set after each epoch"
+    assert facts.n_records == 1438 - facts.utility.n_test
+    page = write_page(tmp_path / "run").read_text(encoding="utf-8")
+    assert "Not covered by the claim: records held out" in page
+    assert "public test records" not in page
+
+
+def test_fresh_entropy_gives_another_model_each_time(tmp_path):
+    recipe = Recipe.parse(QUICK.replace("seed = 3", ""))
+    first, second = (train(recipe, tmp_path / name) for name in "ab")
+    assert first.seed == second.seed == "OS entropy"
+    assert first.model_sha256 != second.model_sha256
+
+
+@pytest.mark.parametrize("kind", ["pca", "projection"])
+@pytest.mark.parametrize("model", ["mlp", "cnn"])
+def test_features_and_models_combine(tmp_path, kind, model):
+    if model == "cnn":
+        settings = {"model__kind": "cnn", "model__channels": [4], "model__activation": "tanh"}
+    else:
+        settings = {"model__kind": "mlp", "model__hidden": [8], "features__components": 10}
+        settings["features__kind"] = kind
+    recipe = quick(**settings, training__learning_rate=0.5)
+    facts = train(recipe, tmp_path / "run", cache=tmp_path / "cache")
+    paid = [touch for touch in facts.touches if touch.event is not None]
+    assert len(paid) == (settings.get("features__kind") == "pca")
+    data = datasets.load("digits")
+    released = load_model(tmp_path / "run")
+    accuracy = (released.predict(data.x_test) == data.y_test).mean()
+    assert accuracy == pytest.approx(facts.utility.private[0].value)
+
+
+def test_a_model_on_evened_features_predicts_what_was_measured(tmp_path):
+    settings = {"kind": "scattering", "scales": 1, "groups": 9, "contrast": True, "even": 20}
+    settings |= {"mean_noise_multiplier": 20.0, "even_noise_multiplier": 20.0}
+    recipe = quick().with_settings({f"features.{name}": v for name, v in settings.items()})
+    facts = train(recipe, tmp_path / "run", cache=tmp_path / "cache")
+    assert [touch.cost for touch in facts.touches].count("paid") == 3
+    data = datasets.load("digits")
+    released = load_model(tmp_path / "run")
+    accuracy = (released.predict(data.x_test) == data.y_test).mean()
+    assert accuracy == pytest.approx(facts.utility.private[0].value)
+
+
+def test_paid_features_and_training_share_one_budget(tmp_path):
+    recipe = quick(features__kind="pca", features__components=5, features__noise_multiplier=9.0)
+    recipe = recipe.with_settings({"features.mean_noise_multiplier": 9.0})
+    facts = train(recipe, tmp_path / "run")
+    assert facts.epsilon <= 2.0
+    with Ledger(tmp_path / "run" / "run.ledger", read_only=True) as ledger:
+        assert [entry.kind for entry in ledger.history()] == ["spend", "spend", "plan"]
+        both = ledger.epsilon(delta=facts.delta, accountant=accounting.PLD())
+    assert both == pytest.approx(facts.epsilon)
+    with pytest.raises(ValueError, match="raise their noise_multiplier"):
+        plan.noise_multiplier(
+            recipe.with_settings({"features.noise_multiplier": 0.5}).filled(99), 99
+        )
+
+
+def test_a_shrunk_run_keeps_steps_and_signal_and_states_its_real_price(tmp_path):
+    whole, small = quick().filled(1438), quick(training__shrink=8).filled(1438)
+    assert plan.steps_of(small, 1438) == plan.steps_of(whole, 1438)
+    assert plan.noise_multiplier(small, 1438) == plan.noise_multiplier(whole, 1438) / 8
+    facts = train(small, tmp_path / "run")
+    assert facts.steps == 12
+    assert facts.sampling_used.startswith(f"Poisson, rate {30 / 1438:.6g}")
+    assert facts.epsilon > 2 * facts.epsilon_target
+    step = Poisson(30 / 1438).amplify(Gaussian(facts.hyperparameters["noise_multiplier"]))
+    assert facts.claim == Repeated(step, 12)
+
+
+def test_a_data_sets_own_ledger_pays_and_refuses(tmp_path):
+    from tacit.errors import BudgetExceeded
+    from tacit.ledger import Budget
+
+    path = tmp_path / "clinic.ledger"
+    Ledger(path, budget=Budget(2.0, 1e-5)).close()
+    recipe = quick(privacy__ledger=str(path))
+    train(recipe, tmp_path / "first")
+    with pytest.raises(BudgetExceeded):
+        train(recipe.with_settings({"run.seed": 4}), tmp_path / "second")
+    assert not (tmp_path / "second" / "facts.json").exists()
+
+
+def test_two_runs_of_one_seed_both_pay_for_their_features(tmp_path):
+    path = tmp_path / "clinic.ledger"
+    recipe = quick(privacy__ledger=str(path), features__mean_noise_multiplier=9.0)
+    for name in "ab":
+        train(recipe, tmp_path / name)
+    with Ledger(path, read_only=True) as ledger:
+        assert [entry.kind for entry in ledger.history()] == ["spend", "plan"] * 2
+
+
+def test_any_importable_module_can_be_trained(tmp_path):
+    arguments = {"model.kind": "module", "model.module": "torch.nn:Identity"}
+    with pytest.raises(ValueError, match="parameters"):
+        train(quick().with_settings(arguments), tmp_path / "none")
+    arguments["model.module"] = "nonsense:Name"
+    with pytest.raises(ValueError, match="cannot be made"):
+        train(quick().with_settings(arguments), tmp_path / "absent")
+
+
+# Interruptions ----------------------------------------------------------------------------------
+
+STOPPED = """
+import os, signal, sys
+from tacit.experiments import Recipe, train
+
+at, how, where = int(sys.argv[3]), getattr(signal, sys.argv[4]), sys.argv[5]
+count = 0
+
+def stop(*_):
+    global count
+    count += 1
+    if count == at:
+        os.kill(os.getpid(), how)
+
+if where == "step":
+    train(Recipe.read(sys.argv[1]), sys.argv[2], on_progress=stop)
+else:  # at the at-th file that is replaced
+    replace = os.replace
+    def replacing(*files):
+        stop()
+        return replace(*files)
+    os.replace = replacing
+    train(Recipe.read(sys.argv[1]), sys.argv[2])
+"""
+
+
+def stopped(recipe: Recipe, folder: Path, *, at: int, how: str, where: str) -> int:
+    """Return code of a process that trains and sends itself a signal at the given moment."""
+    path = folder.parent / "given.toml"
+    path.write_text(recipe.to_toml())
+    command = [sys.executable, "-c", STOPPED, str(path), str(folder), str(at), how, where]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, check=False).returncode
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> Facts:
+    recipe = quick(features__kind="pca", features__components=9)
+    return train(recipe, tmp_path_factory.mktemp("runs") / "whole")
+
+
+@pytest.mark.parametrize(
+    ("at", "how", "where"),
+    [
+        (1, "SIGKILL", "file"),  # the recipe
+        (3, "SIGKILL", "file"),  # the first checkpoint, after the features were paid
+        (9, "SIGKILL", "step"),
+        (13, "SIGKILL", "step"),  # after the last step, before the facts
+        (5, "SIGINT", "step"),
+    ],
+)
+def test_a_stopped_run_resumes_to_the_same_end_and_the_same_bill(
+    tmp_path, undisturbed, at, how, where
+):
+    recipe = quick(features__kind="pca", features__components=9)
+    assert stopped(recipe, tmp_path / "run", at=at, how=how, where=where) != 0
+    facts = train(recipe, tmp_path / "run")
+    assert facts.steps == undisturbed.steps == 12
+    assert facts.event == undisturbed.event
+    assert facts.model_sha256 == undisturbed.model_sha256, "bit for bit"
+    assert facts.utility == undisturbed.utility
+    with Ledger(tmp_path / "run" / "run.ledger", read_only=True) as ledger:
+        assert ledger.event == facts.claim, "paid once, never less"
+
+
+@pytest.mark.slow
+def test_a_run_killed_at_every_file_resumes(tmp_path, undisturbed):
+    recipe = quick(features__kind="pca", features__components=9)
+    for at in range(1, 40):
+        folder = tmp_path / f"run-{at}"
+        code = stopped(recipe, folder, at=at, how="SIGKILL", where="file")
+        facts = train(recipe, folder)
+        assert facts.model_sha256 == undisturbed.model_sha256, at
+        with Ledger(folder / "run.ledger", read_only=True) as ledger:
+            assert ledger.event == facts.claim
+        if code == 0:
+            return
+    pytest.fail("the run has more files than expected")
+
+
+def test_a_checkpoint_is_readable_by_its_owner_alone(tmp_path):
+    recipe = quick()
+    stopped(recipe, tmp_path / "run", at=4, how="SIGKILL", where="step")
+    secret = tmp_path / "run" / "secret"
+    assert secret.stat().st_mode & 0o077 == 0
+    assert all(path.stat().st_mode & 0o077 == 0 for path in secret.iterdir())
+
+
+def test_a_run_is_not_resumed_on_other_records(tmp_path, monkeypatch):
+    from dataclasses import replace
+
+    from tacit.experiments import data
+
+    recipe = quick()
+    stopped(recipe, tmp_path / "run", at=4, how="SIGKILL", where="step")
+    digits = datasets.load("digits")
+    changed = replace(digits, x_train=digits.x_train[::-1].copy())
+    monkeypatch.setattr(data, "load", lambda *_: changed)
+    with pytest.raises(ValueError, match="started on other training records"):
+        train(recipe, tmp_path / "run")
+
+
+def test_payments_without_a_checkpoint_are_not_built_upon(tmp_path):
+    recipe = quick(features__mean_noise_multiplier=9.0)
+    train(recipe, tmp_path / "run")
+    (tmp_path / "run" / "facts.json").unlink()
+    with pytest.raises(ValueError, match="no checkpoint to resume it from"):
+        train(recipe, tmp_path / "run")

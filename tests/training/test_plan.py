@@ -1,0 +1,65 @@
+"""Schedules are evaluated before the run and priced step by step."""
+
+import pytest
+
+from tacit import events as ev
+from tacit.training import Automatic, Exponential, Flat, Linear, PerLayer, Stairs
+from tacit.training.clip import scaled
+from tacit.training.plan import factors
+
+
+@pytest.mark.parametrize("schedule", [Linear(2.0, 0.5), Exponential(2.0, 0.5), Stairs((2.0, 0.5))])
+def test_a_schedule_starts_and_ends_where_it_says(schedule):
+    found = factors(schedule, 100, name="noise_schedule")
+    assert found[0] == 2.0
+    assert found[-1] == pytest.approx(0.5)
+    assert len(found) == 100
+    assert len(set(found)) <= 8
+
+
+def test_without_a_schedule_every_factor_is_one():
+    assert factors(None, 3, name="clip_schedule") == (1.0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize("bad", [lambda step, steps: 0.0, lambda step, steps: float("nan")])
+def test_factors_must_be_positive(bad):
+    with pytest.raises(ValueError, match="noise_schedule must be"):
+        factors(bad, 3, name="noise_schedule")
+
+
+def test_a_number_is_not_a_schedule():
+    with pytest.raises(TypeError, match="clip_schedule must be a function"):
+        factors(0.5, 3, name="clip_schedule")
+
+
+def test_every_clip_rule_follows_a_schedule():
+    assert scaled(Flat(2.0), [0.5]).clip_norms == (1.0,)
+    assert scaled(Automatic(2.0), [0.5]).clip_norms == (1.0,)
+    assert scaled(PerLayer((1.0, 2.0)), [2.0, 0.5]).clip_norms == (2.0, 1.0)
+
+
+def test_noise_schedule_is_in_the_bill(problem):
+    run = problem(steps=4, noise_multiplier=2.0, noise_schedule=Stairs((1.0, 2.0))).private
+    step = [ev.PoissonSampled(0.25, ev.Gaussian(sigma)) for sigma in (2.0, 4.0)]
+    assert run.event == ev.Sequence((ev.Repeated(step[0], 2), ev.Repeated(step[1], 2)))
+    multipliers = []
+    for lot in run:
+        multipliers.append(run.noise_multiplier)
+        run.step(lot)
+    assert multipliers == [2.0, 2.0, 4.0, 4.0]
+
+
+def test_clip_schedule_moves_the_clip_norm_and_not_the_bill(problem):
+    plain = problem(steps=4).private
+    run = problem(steps=4, clip_schedule=Stairs((1.0, 0.25))).private
+    assert run.event == plain.event
+    norms = []
+    for lot in run:
+        norms.append(run.info["clip_norms"])
+        run.step(lot)
+    assert norms == [[1.0], [1.0], [0.25], [0.25]]
+
+
+def test_calibration_spends_the_budget_on_the_whole_schedule(problem):
+    run = problem(steps=8, epsilon=1.0, delta=1e-5, noise_schedule=Linear(1.5, 0.75)).private
+    assert 0.97 < run.epsilon(delta=1e-5) <= 1.0
