@@ -22,6 +22,7 @@ from tacit.training.engines.bookkeeping import Intercept, Stale, Tape, trace_for
 from tacit.training.engines.examples import Examples, as_written
 from tacit.training.engines.loop import clipped_sum_of
 from tacit.training.gradients.site import Unsupported
+from tacit.training.isolation import Isolation
 from tacit.training.key import reseed
 from tacit.training.mixing import check_layers, norm_layers
 from tacit.training.records import Microbatch
@@ -60,8 +61,9 @@ class ForeignLoops(RunState):
     _loss_fn: LossFn | None
     _parameters: dict[str, nn.Parameter]
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, isolation: Isolation) -> None:
         super().__init__()
+        self._isolation = isolation
         self._norms = norm_layers(model)
         self._loop = 0  # number of the newest loop
         self._handed_out: _HandedOut | None = None
@@ -114,9 +116,16 @@ class ForeignLoops(RunState):
             for parameter in self._parameters.values():
                 parameter.grad = None
             if handed.is_last:
+                if self.steps_taken >= self._isolation.next_check:
+                    self._check_isolation()
                 self._pay_and_release(total, drawn, handed.forward.clip)
             else:
                 self._sum_so_far = total, drawn
+
+    def _check_isolation(self) -> None:
+        """Test the program on this step's lot, before it is paid for; see `isolation`."""
+        lot = self._lots.lot(self.steps_taken)
+        self._isolation.check_lot(lot, self._lots.key, self._ranks)
 
     def _begin_loop(self) -> int:
         """Return the number of a new loop, which ends the one before it.

@@ -8,9 +8,9 @@ program (data set, `collate_fn`, `augment`, model, `loss_fn`) on a lot and on al
 - *alone*: one row is the whole lot;
 - *after*: the same lot follows another one, so that state kept between calls shows.
 
-Rows that were kept must keep their loss and their clipped gradient. No altered copy shows every kind
-of mixing: only *removed* and *alone* show dependence on the size of the lot, and *replaced* is best
-for everything else.
+Rows that were kept must keep their loss and their clipped gradient. No altered copy shows every
+kind of mixing: only *removed* and *alone* show dependence on the size of the lot, and *replaced* is
+best for everything else.
 
 This is a test, not a proof. A check that replaces a random half of the rows separates a given pair
 of rows (one kept, the other replaced) with probability at least 1/4. So mixing that occurs in a
@@ -21,44 +21,123 @@ nothing about them. That needs a tolerance that rounding cannot reach: it is mea
 the results move when the parameters move by one unit of rounding.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+import math
+from collections.abc import Callable
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from tacit.errors import IncompatibleModel
 from tacit.training.clip import Clip
-from tacit.training.clipping import clipped_sum
-from tacit.training.engines.batch import as_written, rounding_of
-from tacit.training.program_state import ProgramState, randomness
-from tacit.training.records import Batch, Indices, Records, map_tensors
-
-_ROOM = 32.0
-"""Difference, in units of measured rounding, that is taken for mixing."""
+from tacit.training.distributed import Ranks, gathered
+from tacit.training.engines import clipped_sum
+from tacit.training.engines.examples import as_written
+from tacit.training.key import Key, randomness
+from tacit.training.lots import Lot
+from tacit.training.mixing import ROOM, moved_parameters, rounding_unit
+from tacit.training.program_state import ProgramState
+from tacit.training.records import Indices, Records
+from tacit.training.tree import Batch, LossFn, check_losses, map_rows
 
 
 class Isolation:
-    """Checks of one program; `checks` counts those that passed."""
+    """States how examples were kept apart; by itself it makes no test.
+
+    Attributes
+    ----------
+    statement
+        What a certificate may say.
+    next_check
+        The step before which the next test is due.
+    """
+
+    next_check: float = math.inf
+
+    def __init__(self, statement: str) -> None:
+        self._statement = statement
+
+    @property
+    def statement(self) -> str:
+        """How it was made sure that no example influences another one."""
+        return self._statement
+
+    def check_lot(self, lot: Lot, key: Key, ranks: Ranks) -> None:
+        """Raise `IncompatibleModel` if a test of this lot fails; here there is none."""
+
+
+class CheckedIsolation(Isolation):
+    """Tests of one program, before its first release and at random steps.
+
+    `checks` counts the altered copies of lots that showed no difference.
+    """
 
     def __init__(
         self,
         model: nn.Module,
-        loss_fn: Callable[[nn.Module, Batch], Tensor],
+        loss_fn: LossFn,
         records: Records,
         clip: Clip,
         *,
         views: int = 1,
         augment: Callable[[Batch], Batch] | None = None,
         engine: str = "auto",
+        gap: int = 64,
     ) -> None:
         self.checks = 0
         self.model, self.loss_fn, self.records, self.clip = model, loss_fn, records, clip
         self.views, self.augment, self.engine = views, augment, engine
         self.roots = (model, loss_fn, augment, *records.program)
+        self._gap = gap
+        self._refusal: IncompatibleModel | None = None
+
+    @property
+    def statement(self) -> str:
+        """How many tests were made, or that one failed."""
+        if self._refusal is not None:
+            return "examples influence each other: this run has no guarantee"
+        return f"tested, {self.checks} checks"
+
+    def check_first(self, rows: int, key: Key) -> None:
+        """Check a full lot of random records, hard, before anything is released."""
+        rng = key.numpy("isolation", 0)
+        lot = rng.integers(len(self.records), size=max(4, rows))
+        self.check(lot, rng, gradients=True, halves=4)
+        self._plan_next(0, key)
+
+    def check_lot(self, lot: Lot, key: Key, ranks: Ranks) -> None:
+        """Check a lot that was drawn, by one altered copy, before the payment of its step.
+
+        Every rank checks its own share; all of them raise if one of them finds mixing.
+        """
+        if self._refusal is None:
+            rng = key.numpy("isolation", lot.step + 1, part=ranks.rank)
+            indices = next((m.indices for m in lot.pending()), np.zeros(0, np.int64))
+            try:
+                with gathered(self.model):
+                    self._check_once(indices, rng)
+            except IncompatibleModel as error:
+                self._refusal = error
+        if ranks.least(int(self._refusal is None)) == 0:
+            reason = self._refusal or "examples influence each other on another rank."
+            raise IncompatibleModel(
+                f"{reason} The releases of this run so far are not covered by its guarantee either."
+            )
+        self._plan_next(lot.step, key)
+
+    def _check_once(self, indices: Indices, rng: np.random.Generator) -> None:
+        trial = _Trial(self, self._full(indices, rng), rng, gradients=False)
+        tests = [trial.replace, trial.replace, trial.follow, trial.remove]
+        try:
+            tests[int(rng.integers(len(tests)))]()
+        finally:
+            trial.state.restore()
+        self.checks += 1
+
+    def _plan_next(self, step: int, key: Key) -> None:
+        # Geometric gaps: no step is safe from a test, and the steps do not depend on the data.
+        gap = key.numpy("next isolation test", step).geometric(1 / self._gap)
+        self.next_check = step + int(gap)
 
     def check(
         self, lot: Indices, rng: np.random.Generator, *, gradients: bool, halves: int = 1
@@ -69,17 +148,17 @@ class Isolation:
         are replaced and by which records; it must be independent of the data. `halves` random
         halves are replaced, one after the other.
         """
-        trial = _Trial(self, self._full(lot, rng), rng, gradients=gradients)
-        try:
-            for _ in range(halves):
-                trial.replace()
-            trial.follow()
-            if trial.is_deterministic():
+        with gathered(self.model):
+            trial = _Trial(self, self._full(lot, rng), rng, gradients=gradients)
+            try:
+                for number in range(halves):
+                    trial.replace(gradients=gradients and number == 0)
+                trial.follow()
                 trial.remove()
                 trial.isolate()
-        finally:
-            trial.state.restore()
-        self.checks += halves
+            finally:
+                trial.state.restore()
+        self.checks += halves + 3
 
     def _full(self, lot: Indices, rng: np.random.Generator) -> Indices:
         """Return the lot, filled up to four rows: an empty draw shows nothing."""
@@ -90,6 +169,7 @@ class Isolation:
         """Run the program on these records and return losses (rows, views). Private."""
         with randomness(seed, self.records.device), torch.enable_grad(), as_written():
             losses = self.loss_fn(self.model, self.batch(indices))
+            check_losses(losses, len(indices) * self.views)
             return losses.detach().double().view(len(indices), self.views)
 
     def gradient(self, indices: Indices, seed: int, count: Indices) -> Tensor:
@@ -110,9 +190,9 @@ class Isolation:
 
     def batch(self, indices: Indices) -> Batch:
         """Return these records as the model sees them: fetched, collated, augmented. Private."""
-        batch, times = self.records.fetch(indices), self.views
-        if times > 1:
-            batch = map_tensors(lambda t: t.repeat_interleave(times, 0) if t.dim() else t, batch)
+        batch = self.records.fetch(indices)
+        if self.views > 1:
+            batch = map_rows(lambda t: t.repeat_interleave(self.views, 0), batch)
         return batch if self.augment is None else self.augment(batch)
 
 
@@ -123,52 +203,59 @@ class _Trial:
     """
 
     def __init__(
-        self, program: Isolation, rows: Indices, rng: np.random.Generator, *, gradients: bool
+        self, program: CheckedIsolation, rows: Indices, rng: np.random.Generator, *, gradients: bool
     ) -> None:
         self.program, self.rows, self.rng, self.gradients = program, rows, rng, gradients
         self.seed = int(rng.integers(2**31))
+        self._draws: bool | None = None
         self.state = ProgramState(*program.roots)
-        dtypes = _Dtypes()
-        with dtypes:
-            self.base = self._losses(rows)
-        self.rounding = _Rounding(self, dtypes.unit())
+        with rounding_unit() as unit:
+            self.base = self.losses(rows)
+        self.rounding = _Rounding(self, unit())
         if gradients:  # engines look at a new program more closely, and call it more often
-            self._gradient(rows, np.arange(len(rows)))
+            self.gradient(rows, np.arange(len(rows)))
 
-    def replace(self) -> None:
+    def replace(self, *, gradients: bool = False) -> None:
         """Replace a random half of the rows by other records, in place."""
         kept, rows = self._half()
-        self._require_equal("replaced", self.base[kept], self._losses(rows)[kept])
-        if self.gradients:
-            before, after = self._gradient(self.rows, kept), self._gradient(rows, kept)
+        self._require_equal("replaced", self.base[kept], self.losses(rows)[kept])
+        if gradients:
+            before, after = self.gradient(self.rows, kept), self.gradient(rows, kept)
             self._require_close("replaced", before, after, kept)
 
     def follow(self) -> None:
         """Run the lot after itself, and after a lot of which half of the rows were replaced."""
         _, rows = self._half()
-        after_itself = self._losses(self.rows, after=self.rows)
-        after_another = self._losses(self.rows, after=rows)
+        after_itself = self.losses(self.rows, after=self.rows)
+        after_another = self.losses(self.rows, after=rows)
         self._require_equal("after", after_itself, after_another)
 
     def remove(self) -> None:
-        """Leave a random half of the rows out."""
+        """Leave a random half of the rows out; lots of two sizes compare if nothing is random."""
+        if not self._is_deterministic():
+            return
         kept, _ = self._half()
-        self._require_equal("removed", self.base[kept], self._losses(self.rows[kept]))
+        self._require_equal("removed", self.base[kept], self.losses(self.rows[kept]))
         if self.gradients:
             everything = np.arange(len(kept))
-            before = self._gradient(self.rows, kept)
-            after = self._gradient(self.rows[kept], everything)
+            before = self.gradient(self.rows, kept)
+            after = self.gradient(self.rows[kept], everything)
             self._require_close("removed", before, after, kept)
 
     def isolate(self) -> None:
         """Run one row alone."""
+        if not self._is_deterministic():
+            return
         row = self.rng.integers(len(self.rows), size=1)
-        self._require_equal("alone", self.base[row], self._losses(self.rows[row]))
+        self._require_equal("alone", self.base[row], self.losses(self.rows[row]))
 
-    def is_deterministic(self) -> bool:
-        """Return True if the program draws no random numbers, so that lots of two sizes compare."""
-        self.state.restore()
-        return bool(torch.equal(self.program.losses(self.rows, self.seed + 7), self.base))
+    def _is_deterministic(self) -> bool:
+        """Return True if the program draws no random numbers."""
+        if self._draws is None:
+            self.state.restore()
+            other = self.program.losses(self.rows, self.seed + 7)
+            self._draws = not torch.equal(other, self.base)
+        return not self._draws
 
     def _half(self) -> tuple[Indices, Indices]:
         """Return a random half of the rows to keep, and the lot with the others replaced."""
@@ -177,13 +264,13 @@ class _Trial:
         others[kept] = self.rows[kept]
         return kept, others
 
-    def _losses(self, rows: Indices, *, after: Indices | None = None) -> Tensor:
+    def losses(self, rows: Indices, *, after: Indices | None = None) -> Tensor:
         self.state.restore()
         if after is not None:
             self.program.losses(after, self.seed + 1)
         return self.program.losses(rows, self.seed)
 
-    def _gradient(self, rows: Indices, count: Indices) -> Tensor:
+    def gradient(self, rows: Indices, count: Indices) -> Tensor:
         self.state.restore()
         return self.program.gradient(rows, self.seed, count)
 
@@ -191,15 +278,15 @@ class _Trial:
         if bool((torch.isfinite(a) != torch.isfinite(b)).any()):
             raise IncompatibleModel(_REASONS[how])
         difference = _relative(a, b)
-        if difference > _ROOM * self.rounding.of_losses(1):
-            if difference > _ROOM * self.rounding.of_losses(8):
-                raise IncompatibleModel(_REASONS[how])
+        # Rounding is measured only if there is a difference, and longer before a refusal.
+        if difference and all(difference > ROOM * self.rounding.of_losses(n) for n in (1, 8)):
+            raise IncompatibleModel(_REASONS[how])
 
     def _require_close(self, how: str, a: Tensor, b: Tensor, kept: Indices) -> None:
         difference = float((a - b).norm())
-        if difference > _ROOM * self.rounding.of_gradients(kept, 1):
-            if difference > _ROOM * self.rounding.of_gradients(kept, 8):
-                raise IncompatibleModel(_REASONS[how])
+        rounding = self.rounding.of_gradients
+        if difference and all(difference > ROOM * rounding(kept, n) for n in (1, 8)):
+            raise IncompatibleModel(_REASONS[how])
 
 
 class _Rounding:
@@ -211,55 +298,20 @@ class _Rounding:
 
     def of_losses(self, times: int) -> float:
         """Return the largest relative change of a loss over `times` moves of the parameters."""
+        trial = self._trial
         while len(self._losses) < times:
-            with self._moved():
-                self._losses.append(_relative(self._trial.base, self._trial._losses(self._trial.rows)))
+            with moved_parameters(trial.program.model, self._unit):
+                self._losses.append(_relative(trial.base, trial.losses(trial.rows)))
         return max(self._losses)
 
     def of_gradients(self, kept: Indices, times: int) -> float:
         """Return the largest change of the clipped sum over the rows in `kept`."""
         trial = self._trial
-        base, found = trial._gradient(trial.rows, kept), 0.0
+        base, found = trial.gradient(trial.rows, kept), 0.0
         for _ in range(times):
-            with self._moved():
-                found = max(found, float((trial._gradient(trial.rows, kept) - base).norm()))
+            with moved_parameters(trial.program.model, self._unit):
+                found = max(found, float((trial.gradient(trial.rows, kept) - base).norm()))
         return found
-
-    @contextmanager
-    def _moved(self) -> Iterator[None]:
-        parameters = [p for p in self._trial.program.model.parameters() if p.is_floating_point()]
-        held = [p.detach().clone() for p in parameters]
-        try:
-            with torch.no_grad():
-                for p in parameters:
-                    p.mul_(1 + torch.randn_like(p) * max(self._unit, torch.finfo(p.dtype).eps))
-            yield
-        finally:
-            with torch.no_grad():
-                for p, value in zip(parameters, held, strict=True):
-                    p.copy_(value)
-
-
-class _Dtypes(TorchFunctionMode):
-    """Watches in which types a program computes: autocast need not show in its parameters."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: set[torch.dtype] = set()
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if isinstance(result, Tensor) and result.is_floating_point():
-            self.seen.add(result.dtype)
-        return result
-
-    def unit(self) -> float:
-        """Return the coarsest unit of rounding among these types."""
-        return max(
-            (max(torch.finfo(d).eps, rounding_of(d) / 64) for d in self.seen), default=0.0
-        )
 
 
 def _relative(a: Tensor, b: Tensor) -> float:
@@ -271,11 +323,19 @@ def _relative(a: Tensor, b: Tensor) -> float:
     return float(((a - b).abs() / (a.abs() + a.abs().mean() + 1e-30)).max())
 
 
+_WHERE = (
+    "so no example can be clipped alone. Look at the data set, collate_fn, augment, the model and "
+    "loss_fn for anything that is computed over several rows (means, norms, sorting, padding to "
+    "the longest record, contrastive losses)"
+)
 _REASONS = {
-    "replaced": "replaced",
-    "removed": "removed",
-    "alone": "alone",
-    "after": "after",
+    "replaced": "the loss or the gradient of an example changes when other examples of its lot are "
+    f"replaced, {_WHERE}.",
+    "removed": "the loss or the gradient of an example changes when other examples are taken out "
+    f"of its lot, {_WHERE}, or divided by the number of examples.",
+    "alone": f"the loss of an example changes when it is alone in its lot, {_WHERE}.",
+    "after": "the losses of a lot depend on the lot before it: the program keeps records in Python "
+    "objects or buffers between calls, so that their influence is not bounded.",
 }
 
 

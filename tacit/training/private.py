@@ -16,8 +16,8 @@ from tacit.events import Event
 from tacit.ledger import Ledger
 from tacit.training import checkpoint
 from tacit.training.distributed import Ranks
-from tacit.training.engines import Clip, ClippedSum, LossFn, LotSum
-from tacit.training.foreign import ForeignLoops
+from tacit.training.engines import Clip, ClippedSum, LossFn, LotSum, TracedLotSum
+from tacit.training.foreign import ForeignLoops, Isolation
 from tacit.training.lots import Lot, Lots
 from tacit.training.noise import NoisyMean, replayed_update
 from tacit.training.plan import TrainingPlan
@@ -48,13 +48,14 @@ class Private(ForeignLoops):
         parameters: dict[str, nn.Parameter],
         plan: TrainingPlan,
         lots: Lots,
-        lot_sum: LotSum,
+        lot_sum: LotSum | TracedLotSum,
+        isolation: Isolation,
         noise: NoisyMean,
         ledger: Ledger,
         ranks: Ranks,
         is_reproducible: bool,
     ) -> None:
-        super().__init__(model)
+        super().__init__(model, isolation)
         self.ledger = ledger
         self.is_reproducible = is_reproducible
         self.steps_taken = 0
@@ -102,6 +103,8 @@ class Private(ForeignLoops):
         if self._handed_out is not None:
             self._take_back()  # the lot was unpacked too
         self._check_turn(lot)
+        if self.steps_taken >= self._isolation.next_check:
+            self._check_isolation()
         clip = self._clip()
         for parameter in self._parameters.values():
             parameter.grad = None  # a step that fails leaves no gradient behind
@@ -206,6 +209,11 @@ class Private(ForeignLoops):
         return self._lots.limit
 
     @property
+    def isolation(self) -> str:
+        """How it was made sure that no example influences another one."""
+        return self._isolation.statement
+
+    @property
     def info(self) -> dict[str, Any]:  # Any: numbers and lists of them
         """Released and declared values only: losses, norms and lot sizes stay private."""
         return {
@@ -216,6 +224,7 @@ class Private(ForeignLoops):
             "expected_batch": self._plan.expected_batch,
             "n_records": self._plan.n_records,
             "is_reproducible": self.is_reproducible,
+            "isolation": self.isolation,
         }
 
     def epsilon(self, *, delta: float) -> float:

@@ -14,7 +14,6 @@ import random
 import sysconfig
 import types
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,7 +27,6 @@ _LIBRARIES = tuple(
 )
 _LARGE = 10**7
 """Elements above which an array or a container is taken to be data rather than state."""
-
 
 
 class Entry(NamedTuple):
@@ -102,7 +100,9 @@ def _array(value: np.ndarray, entries: Entries) -> Iterable[Any]:
     if value.flags.writeable and value.size <= _LARGE:
         kept = value.copy()
         entries.append(
-            Entry(lambda: np.copyto(value, kept), lambda: np.array_equal(value, kept, equal_nan=True))
+            Entry(
+                lambda: np.copyto(value, kept), lambda: np.array_equal(value, kept, equal_nan=True)
+            )
         )
     return ()
 
@@ -177,8 +177,7 @@ def _function(value: types.FunctionType, entries: Entries) -> Iterable[Any]:
     if value.__code__.co_filename.startswith(_LIBRARIES):
         return ()
     found: list[Any] = [value.__dict__, value.__defaults__, value.__kwdefaults__]
-    for cell in value.__closure__ or ():
-        found.append(_cell(cell, entries))
+    found.extend(_cell(cell, entries) for cell in value.__closure__ or ())
     for name in _names(value.__code__):
         if name in value.__globals__:
             content = value.__globals__[name]
@@ -289,19 +288,3 @@ _KINDS: list[tuple[Any, Callable[[Any, Entries], Iterable[Any]]]] = [
     (functools.partial, _partial),
     (type, _class),
 ]
-
-
-@contextmanager
-def randomness(seed: int, device: torch.device) -> Iterator[None]:
-    """Start torch's, numpy's and Python's global generators from `seed`; restore them afterwards."""
-    python, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002  # programs use it
-    devices = [device] if device.type == "cuda" else []
-    try:
-        with torch.random.fork_rng(devices=devices):
-            torch.manual_seed(seed)
-            random.seed(seed)
-            np.random.seed(seed % 2**32)  # noqa: NPY002  # the generator that programs share
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(legacy)  # noqa: NPY002

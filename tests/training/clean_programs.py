@@ -9,9 +9,9 @@ from functools import lru_cache
 
 import numpy as np
 import torch
+from mixing_cases import CLASSES, RECORDS, WIDTH, Case, ce, data, model
 from torch import nn
 from torch.nn import functional as F
-from mixing_cases import CLASSES, RECORDS, WIDTH, Case, ce, data, model
 
 PROGRAMS: dict[str, Callable[[], Case]] = {}
 
