@@ -4,12 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-slow lint types check clean
+.PHONY: demo test test-slow lint types types-standard types-strict check clean
 
 demo: $(READY)
 	$(BIN)/tacit demo
 
-test: lint
+test: lint types
 	$(BIN)/pytest -n 2 -q
 
 test-slow: $(READY)
@@ -20,7 +20,13 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 
 types: $(READY)
+	$(MAKE) --no-print-directory -j2 types-standard types-strict
+
+types-standard: # all of tacit
 	$(BIN)/pyright --warnings
+
+types-strict: # the parts that prices and noise depend on
+	$(BIN)/pyright --warnings -p pyright-strict.json
 
 check: lint types
 

@@ -3,10 +3,11 @@
     python benchmarks/audit_mnist.py
 
 Needs the MNIST idx files (TACIT_DATA, or a `shared/data` folder beside the checkout). Writes
-results/audit_mnist.md, and figures with their points: audit_mnist_scores.png, audit_membership.png.
+results/audit_mnist.md, and figures with their points: audit_mnist_scores.png, audit_membership.svg.
 """
 
 import copy
+import csv
 import os
 import time
 from pathlib import Path
@@ -19,6 +20,8 @@ from torch.nn import functional as F
 
 import tacit
 from tacit import auditing, datasets
+from tacit.report import to_svg_file
+from tacit.report.reports import attack_figure
 
 DELTA, EPSILON = 1e-5, 8.0
 CANARIES, BATCH, EPOCHS, CLIP = 20_000, 8192, 30, 1.0
@@ -47,7 +50,7 @@ def main() -> None:
         f"Membership inference (LiRA, {SHADOWS} shadow models) on {POOL:,} records, half of them "
         f"trained on; the private model is DP-SGD at epsilon {EPSILON:g}.",
         _results.table(["model", "attack", "AUC", "TPR at 0.1 %", "TPR at 1 %"], attack_rows),
-        "![membership](audit_membership.png)",
+        "![membership](audit_membership.svg)",
         f"Everything took {whole}.",
     )
 
@@ -211,9 +214,13 @@ def membership(data: datasets.Dataset) -> list[tuple[str, ...]]:
             rows.append((name, f"LiRA, {mode}", f"{curve.auc:.3f}", *tprs))
             if mode == "online":
                 curves[name] = curve
-    auditing.roc_figure(
-        curves, _results.RESULTS / "audit_membership.png", epsilon=EPSILON, delta=DELTA
-    )
+    points = auditing.roc_points(curves, epsilon=EPSILON, delta=DELTA)
+    path = _results.RESULTS / "audit_membership.csv"
+    with path.open("w", encoding="utf-8", newline="") as stream:
+        csv.writer(stream, lineterminator="\n").writerows([("curve", "fpr", "tpr"), *points])
+    figure = attack_figure(path, "")
+    assert figure is not None
+    path.with_suffix(".svg").write_text(to_svg_file(figure), encoding="utf-8")
     return rows
 
 

@@ -8,8 +8,7 @@ import math
 from collections.abc import Callable
 from numbers import Integral, Real
 
-MOST = 10**18
-"""Largest whole number accepted: beyond any use, and within 64 bits."""
+MOST = 10**18  # largest whole number accepted: beyond any use, and within 64 bits
 
 
 def positive(*, advice: str = "", **named: object) -> float:

@@ -267,6 +267,20 @@ class Sequence(Event):
         return "; ".join(str(part) for part in self.parts) or "nothing"
 
 
+@dataclass(frozen=True)
+class Shuffled(Event):
+    """`n_reports` persons each send one report of `event`, and their order is hidden.
+
+    `event` is local: it protects one person's value. A shuffler removes who sent which report
+    before anyone sees them. Neighbors may differ in one person's value, under every relation: a
+    person who does not take part is charged as one with another value.
+    """
+
+    event: Event
+    n_reports: int
+    _text = "{n_reports:,} shuffled reports of [{event}]"
+
+
 class Trials(StrEnum):
     """Probability law of the number of runs in `BestOf`."""
 
@@ -400,6 +414,7 @@ _RULES: dict[str, Callable[[Any], object]] = {  # Any: a field may be given any 
     "max_batch": lambda value: whole(max_batch=value, least=1),
     "batch_size": lambda value: whole(batch_size=value, least=1),
     "n_records": lambda value: whole(n_records=value, least=1),
+    "n_reports": lambda value: whole(n_reports=value, least=1),
     "steps": lambda value: whole(steps=value, least=1),
     "count": lambda value: whole(count=value),
     "mean": lambda value: positive(mean=value),

@@ -30,6 +30,7 @@ EXAMPLES = (
     ev.Repeated(ev.Gaussian(1.0), 10**12),
     ev.Sequence(()),
     ev.Sequence((ev.Gaussian(1.0), ev.Sequence((ev.Laplace(2.0),)))),
+    ev.Shuffled(ev.RandomizedResponse(0.5, 4), 10_000),
     ev.BestOf(ev.Repeated(ev.Gaussian(9.0), 3), 12.5, ev.Trials.POISSON),
 )
 

@@ -18,7 +18,7 @@ LAYERS = [
     ["events"],
     ["accounting", "mechanisms", "sampling"],
     ["ledger"],
-    ["training", "pate", "regression", "auditing", "datasets"],
+    ["training", "pate", "regression", "local", "auditing", "datasets"],
     ["experiments"],
     ["report"],
     ["cli"],

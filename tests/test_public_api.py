@@ -9,8 +9,8 @@ from tacit.cli import VERBS
 NAMES = {
     "tacit": """
         Budget Ledger Relation __version__ accounting auditing bracket calibrate datasets delta
-        epsilon errors events experiments ledger make_private mechanisms pate regression report
-        sampling training
+        epsilon errors events experiments ledger local make_private mechanisms pate regression
+        report sampling training
     """,
     "tacit.errors": """
         BudgetExceeded IncompatibleModel LedgerError NotCertified TacitError UnsupportedEvent
@@ -18,7 +18,7 @@ NAMES = {
     "tacit.events": """
         ApproximateDP BestOf Event Exponential FixedSizeSampled Gaussian Laplace NonPrivate
         PoissonSampled PureDP RandomAllocation RandomizedResponse Relation RenyiCurve Repeated
-        Sequence Trials TruncatedPoissonSampled from_dict from_json
+        Sequence Shuffled Trials TruncatedPoissonSampled from_dict from_json
     """,
     "tacit.mechanisms": """
         DiscreteGaussianMechanism DiscreteLaplaceMechanism ExponentialMechanism GaussianMechanism
@@ -35,6 +35,11 @@ AT_LEAST = {
         calibrate delta epsilon
     """,
     "tacit.ledger": "Budget Ledger",
+    "tacit.local": """
+        DuchiMean DuchiVector HadamardResponse HybridMean LocalHashing LocalHistogram
+        LocalQuantiles LocalSGD OptimizedUnary PiecewiseMean RandomizedLabels RandomizedResponse
+        Rappor SampledVector SubsetSelection SymmetricUnary choose_oracle
+    """,
 }
 
 
@@ -72,6 +77,8 @@ def test_light_top_level_names_resolve_and_unknown_ones_do_not():
 
 
 def test_the_verbs_are_exactly_these():
-    verbs = "audit calibrate curve demo epsilon ledger pate regress report surface sweep train"
+    verbs = (
+        "audit calibrate curve demo epsilon ledger local pate regress report surface sweep train"
+    )
     verbs += " transfer verify"
     assert sorted(VERBS) == verbs.split()

@@ -18,11 +18,13 @@ from tacit.accounting.one_event import (
     epsilon_and_delta,
     exact,
     gdp_mu_squared,
+    log_mixture,
     pure_epsilon,
     round_up,
 )
 from tacit.accounting.pld import PLD
 from tacit.accounting.rdp import RDP, Charge, delta_from_rdp, epsilon_from_rdp
+from tacit.accounting.shuffle import shuffled_closed_form, shuffled_delta, shuffled_epsilon
 from tacit.accounting.tightest import Accountant, Tightest
 from tacit.events import Event, Relation
 
@@ -51,8 +53,12 @@ __all__ = [
     "gaussian_delta",
     "gaussian_epsilon",
     "gdp_mu_squared",
+    "log_mixture",
     "pure_epsilon",
     "round_up",
+    "shuffled_closed_form",
+    "shuffled_delta",
+    "shuffled_epsilon",
 ]
 
 
@@ -65,21 +71,15 @@ def epsilon(
 ) -> float:
     """Return a certified upper bound on the epsilon of `event` at `delta`.
 
-    Parameters
-    ----------
-    accountant
-        None takes the tightest that can price the event.
+    Without an `accountant`, the tightest one that can price the event is used.
 
-    Examples
-    --------
     >>> from tacit.events import Gaussian, PoissonSampled, Repeated
     >>> run = Repeated(PoissonSampled(0.01, Gaussian(4.0)), 10_000)
     >>> round(epsilon(run, delta=1e-5), 4)
     0.9469
     """
     delta, relation = in_open_unit(delta=delta), Relation(relation)
-    chosen = Tightest() if accountant is None else accountant
-    return chosen.epsilon(event, delta=delta, relation=relation)
+    return (accountant or Tightest()).epsilon(event, delta=delta, relation=relation)
 
 
 def delta(
@@ -96,8 +96,7 @@ def delta(
     0.126937
     """
     epsilon, relation = non_negative(epsilon=epsilon), Relation(relation)
-    chosen = Tightest() if accountant is None else accountant
-    return chosen.delta(event, epsilon=epsilon, relation=relation)
+    return (accountant or Tightest()).delta(event, epsilon=epsilon, relation=relation)
 
 
 def bracket(event: Event, *, delta: float, relation: Relation = ADD_REMOVE) -> Bracket:

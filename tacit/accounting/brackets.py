@@ -1,15 +1,10 @@
-"""Brackets: certified statements `lower <= truth <= upper`, and the inversion of certified curves.
-
-The tight accountant computes brackets of delta(epsilon); `invert` turns them into brackets of
-epsilon(delta).
-"""
+"""Brackets of delta(epsilon), and `invert`, which turns them into brackets of epsilon(delta)."""
 
 import math
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-_FINE = 1e-13
-"""Relative width to which `invert` closes in."""
+_FINE = 1e-13  # relative width to which `invert` closes in
 
 
 class Bracket(NamedTuple):
@@ -64,14 +59,8 @@ def invert(
 
     An end is only moved to a point at which the curve proves it: `upper` to where the upper bound
     of the curve is at most `delta`, `lower` to where its lower bound is above `delta` (the true
-    curve never rises).
-
-    Parameters
-    ----------
-    ceiling
-        An epsilon that is known to be large enough.
-    slope
-        About how fast log delta falls near `guess`; NaN if unknown.
+    curve never rises). `ceiling` is an epsilon that is known to be large enough, `slope` about how
+    fast log delta falls near `guess`; NaN if unknown.
     """
     log_delta = math.log(delta)
 
@@ -88,18 +77,14 @@ def invert(
 def _descend(
     f: Callable[[float], float], low: float, high: float, x: float, slope: float
 ) -> tuple[float, float]:
-    """Return a point with f <= 0 just above the zero of f, and how fast f falls there.
+    """Return a point with f <= 0 just above the zero of f (or `high`), and how fast f falls there.
 
-    Takes secant steps inside the interval. Each step goes slightly too far, so that both ends of
-    the interval close in. Returns `high` if no point with f <= 0 is found.
+    Each secant step goes slightly too far, so that both ends of the interval close in.
     """
     last_x, last_f = math.nan, math.nan
     for attempt in range(100):
         value = f(x)
-        if value > 0:
-            low = x
-        else:
-            high = x
+        low, high = (x, high) if value > 0 else (low, x)
         hair = _FINE * max(high if high < math.inf else x, 1e-6)
         if high - low <= 2 * hair:
             break

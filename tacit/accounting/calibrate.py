@@ -7,8 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tacit._check import in_open_unit, positive
-from tacit._check import whole as check_whole
+from tacit._check import in_open_unit, positive, whole
 from tacit.accounting.one_event import ADD_REMOVE
 from tacit.accounting.tightest import Accountant, Tightest
 from tacit.events import Event, Relation
@@ -34,29 +33,25 @@ def calibrate(
     of the answer has been computed and is at most `epsilon`; x is within a factor 1 +- `relative`
     of the best one.
 
-    Parameters
-    ----------
-    family
-        Function that returns the event for a positive number x. The price of the event must rise
-        or fall with x throughout. For an x outside its domain, such as a rate above 1, the function
-        raises `ValueError`.
-    bounds
-        Smallest and largest x allowed; None searches outwards from 1.
+    `family` returns the event for a positive number x, whose price must rise or fall with x
+    throughout. For an x outside its domain, such as a rate above 1, it raises `ValueError`.
+    `bounds` are the smallest and largest x allowed; None searches outwards from 1.
 
-    Examples
-    --------
     >>> from tacit.events import Gaussian, PoissonSampled, Repeated
     >>> run = lambda noise: Repeated(PoissonSampled(0.01, Gaussian(noise)), 10_000)
     >>> round(calibrate(run, epsilon=1.0, delta=1e-5), 4)
     3.8128
     """
+    low, high = bounds or (1 / _FARTHEST, _FARTHEST)
+    if not positive(smallest=low) < positive(largest=high):
+        raise ValueError(f"bounds must be (smallest, largest), got {bounds}.")
     search = _Search(
         price=_price(family, delta, accountant, relation),
         target=positive(epsilon=epsilon),
         relative=positive(relative=relative),
-        limits=_limits(bounds),
+        limits=(float(low), float(high)),
     )
-    return search.run(1.0 if bounds is None else math.sqrt(bounds[0] * bounds[1]))
+    return search.run(math.sqrt(low * high))
 
 
 def calibrate_count(
@@ -78,12 +73,11 @@ def calibrate_count(
     >>> calibrate_count(lambda n: Repeated(step, n), epsilon=1.0, delta=1e-5)
     11050
     """
-    price = _price(lambda x: family(round(x)), delta, accountant, relation)
     search = _Search(
-        price=price,
+        price=_price(lambda x: family(round(x)), delta, accountant, relation),
         target=positive(epsilon=epsilon),
         relative=0.0,
-        limits=(1.0, float(check_whole(most=most, least=1))),
+        limits=(1.0, float(whole(most=most, least=1))),
         is_whole=True,
     )
     return round(search.run(1.0))
@@ -102,13 +96,12 @@ class _Search:
 
     def run(self, start: float) -> float:
         """Return the best x whose price is at most the target."""
-        start = self._snap(min(max(start, self.limits[0]), self.limits[1]))
+        start = self._clip(start)
         if math.isnan(self._at(start)):
             raise ValueError(
                 f"family({start:g}) is outside its domain. Pass bounds=(smallest, largest)."
             )
-        falls = self._falls(start)
-        toward_good = 1 if falls else -1
+        toward_good = 1 if self._falls(start) else -1
         if self._at(start) <= self.target:
             good, bad = self._expand(start, -toward_good, until_within=False)
             if bad is None:
@@ -129,15 +122,16 @@ class _Search:
             self.known[x] = self.price(x)
         return self.known[x]
 
-    def _snap(self, x: float) -> float:
+    def _clip(self, x: float) -> float:
+        """Return the allowed number nearest to x."""
+        x = min(max(x, self.limits[0]), self.limits[1])
         return float(round(x)) if self.is_whole else x
 
     def _falls(self, start: float) -> bool:
         """Return whether a larger x costs less, from two prices that differ."""
         factor = 2.0
         while factor <= _FARTHEST:
-            for x in (start * factor, start / factor):
-                x = self._snap(min(max(x, self.limits[0]), self.limits[1]))
+            for x in (self._clip(start * factor), self._clip(start / factor)):
                 if x == start or math.isnan(self._at(x)) or self._at(x) == self._at(start):
                     continue
                 return (self._at(x) < self._at(start)) == (x > start)
@@ -150,48 +144,31 @@ class _Search:
         )
 
     def _expand(self, start: float, sign: int, *, until_within: bool) -> tuple[float, float | None]:
-        """Walk from `start` until the target is crossed; return the last x before and the x after.
-
-        If an end of the domain comes first, return that end and None.
-        """
+        """Walk until the target is crossed; return the last x before and the x after, or None."""
         here, stride = start, math.log(2)
-        while True:
-            there = self._next(here, sign, stride)
+        while stride > 1e-9:
+            there = self._clip(here * math.exp(sign * stride))
             if there == here:
-                return here, None
+                break
+            if math.isnan(self._at(there)):  # outside the domain
+                stride /= 4
+                continue
             if (self._at(there) <= self.target) == until_within:
                 return here, there
             here, stride = there, min(stride * 2, 8.0)
-
-    def _next(self, here: float, sign: int, stride: float) -> float:
-        """Return the x one `stride` away in log x, or less far to stay in limits and domain."""
-        edge = self.limits[0] if sign < 0 else self.limits[1]
-        while stride > 1e-9:
-            there = here * math.exp(sign * stride)
-            there = self._snap(max(there, edge) if sign < 0 else min(there, edge))
-            if there == here or not math.isnan(self._at(there)):
-                return there
-            stride /= 4
-        return here
+        return here, None
 
     def _close_in(self, bad: float, good: float) -> float:
         """Shrink the bracket by inverse interpolation in (log x, log price)."""
-        slow = 0
-        while not self._is_close(bad, good):
-            width = abs(math.log(good / bad))
+        slow, width = 0, abs(math.log(good / bad))
+        while abs(good - bad) > 1 if self.is_whole else width > math.log1p(self.relative):
             x = math.sqrt(bad * good) if slow > 1 else self._guess(bad, good)
-            x = self._inside(x, bad, good)
-            if self._at(x) <= self.target:
-                good = x
-            else:
-                bad = x
-            slow = slow + 1 if abs(math.log(good / bad)) > width / 2 else 0
+            if self.is_whole:
+                x = min(max(float(round(x)), min(bad, good) + 1), max(bad, good) - 1)
+            bad, good = (bad, x) if self._at(x) <= self.target else (x, good)
+            last, width = width, abs(math.log(good / bad))
+            slow = slow + 1 if width > last / 2 else 0
         return good
-
-    def _is_close(self, bad: float, good: float) -> bool:
-        if self.is_whole:
-            return abs(good - bad) <= 1
-        return abs(math.log(good / bad)) <= math.log1p(self.relative)
 
     def _guess(self, bad: float, good: float) -> float:
         """Return a point slightly past the estimated crossing, away from the nearer end.
@@ -199,22 +176,18 @@ class _Search:
         The new point then replaces the farther end, so the interval shrinks to the error of the
         estimate.
         """
-        points = self._nearest_points(bad, good)
+        middle, points = math.sqrt(bad * good), self._nearest_points(bad, good)
         if points is None:
-            return math.sqrt(bad * good)
+            return middle
         crossing = _interpolate_at_zero(points)
         low, high = sorted((math.log(bad), math.log(good)))
-        if not low < crossing < high:
-            return math.sqrt(bad * good)
         nearer = min(crossing - low, high - crossing)
         past = max(0.4 * math.log1p(self.relative), 0.02 * nearer)
-        return math.exp(crossing + (past if high - crossing > nearer else -past))
+        x = math.exp(crossing + (past if high - crossing > nearer else -past)) if nearer > 0 else 0
+        return x if min(bad, good) < x < max(bad, good) else middle
 
     def _nearest_points(self, bad: float, good: float) -> list[tuple[float, float]] | None:
-        """Return (log price / target, log x) at both ends and at the next nearest x, if distinct.
-
-        None if a price is not positive and finite, so that nothing can be interpolated.
-        """
+        """Return (log price / target, log x) at both ends and the next nearest x, if distinct."""
         others = sorted(self.known, key=lambda x: abs(math.log(x / good)))
         found: dict[float, float] = {}
         for x in (bad, good, *others):
@@ -222,15 +195,8 @@ class _Search:
             if 0 < price < math.inf:  # NaN, outside the domain, is left out too
                 found.setdefault(math.log(price / self.target), math.log(x))
             elif x in (bad, good):
-                return None
+                return None  # nothing can be interpolated
         return list(found.items())[:3] if len(found) > 1 else None
-
-    def _inside(self, x: float, bad: float, good: float) -> float:
-        """Return `x` moved strictly between the ends."""
-        low, high = min(bad, good), max(bad, good)
-        if self.is_whole:
-            return min(max(float(round(x)), low + 1), high - 1)
-        return x if low < x < high else math.sqrt(low * high)
 
 
 def _interpolate_at_zero(points: list[tuple[float, float]]) -> float:
@@ -242,15 +208,6 @@ def _interpolate_at_zero(points: list[tuple[float, float]]) -> float:
     return total
 
 
-def _limits(bounds: tuple[float, float] | None) -> tuple[float, float]:
-    if bounds is None:
-        return 1 / _FARTHEST, _FARTHEST
-    low, high = positive(smallest=bounds[0]), positive(largest=bounds[1])
-    if low >= high:
-        raise ValueError(f"bounds must be (smallest, largest), got {bounds}.")
-    return low, high
-
-
 def _price(
     family: Callable[[float], Event],
     delta: float,
@@ -259,13 +216,12 @@ def _price(
 ) -> Callable[[float], float]:
     """Return a function that prices family(x); NaN where x is outside the domain of the family."""
     delta, relation = in_open_unit(delta=delta), Relation(relation)
-    chosen = Tightest() if accountant is None else accountant
 
     def price(x: float) -> float:
         try:
             event = family(x)
         except ValueError:
             return math.nan
-        return chosen.epsilon(event, delta=delta, relation=relation)
+        return (accountant or Tightest()).epsilon(event, delta=delta, relation=relation)
 
     return price

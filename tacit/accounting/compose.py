@@ -56,20 +56,16 @@ def _simplify_sampled(node: _Sampled) -> dict[Event, int]:
     if isinstance(node, ev.TruncatedPoissonSampled) and node.max_batch > node.n_records:
         return _simplify_sampled(ev.PoissonSampled(node.rate, node.event))
     # A sample of all n records misses one as soon as a record is added, so it stays a sample.
-    takes_all = (isinstance(node, ev.PoissonSampled) and node.rate == 1) or (
-        isinstance(node, ev.RandomAllocation) and node.steps == 1
-    )
-    if takes_all:
-        return flatten(node.event)
-    inside = _one_release(flatten(node.event))
-    return {} if inside is None else {replace(node, event=inside): 1}
+    takes_all = isinstance(node, ev.PoissonSampled) and node.rate == 1
+    inside = flatten(node.event)
+    if takes_all or (isinstance(node, ev.RandomAllocation) and node.steps == 1):
+        return inside
+    return {replace(node, event=_one_release(inside)): 1} if inside else {}
 
 
-def _one_release(counts: dict[Event, int]) -> Event | None:
-    """Return the single event equal to all of `counts` on one sample; None if there are none."""
-    if not counts:
-        return None
-    if len(counts) == 1 and set(counts.values()) == {1}:
+def _one_release(counts: dict[Event, int]) -> Event:
+    """Return the single event equal to all of `counts` on one sample."""
+    if list(counts.values()) == [1]:
         return next(iter(counts))
     gaussians = {event: n for event, n in counts.items() if isinstance(event, ev.Gaussian)}
     if len(gaussians) == len(counts):

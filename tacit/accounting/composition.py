@@ -1,8 +1,7 @@
 """Basic and strong composition, as used before the moments accountant, and the asymptotic bound.
 
-Basic and strong composition first price each release as (epsilon, delta)-DP, which takes a share of
-delta for every Gaussian release, and then compose those pairs. They are kept for comparison with
-published figures; `PLD` and `RDP` are far tighter.
+Both price each release as (epsilon, delta)-DP, which takes a share of delta for every Gaussian
+release, and compose those pairs. They serve to reproduce published figures; `RDP` is far tighter.
 """
 
 import math
@@ -23,8 +22,7 @@ from tacit.accounting.one_event import (
     BoundedLoss,
     epsilon_and_delta,
     gaussian_shift,
-    pure_epsilon,
-    round_up,
+    rounded_epsilon,
     sampled_epsilon,
 )
 from tacit.accounting.rdp import RDP
@@ -33,7 +31,6 @@ from tacit.events import Event, Relation
 
 _SHARES: Floats = special.expit(np.linspace(-6, 6, 241))
 """Shares of delta tried for the Gaussian releases; the rest pays for strong composition itself."""
-
 _LEAST_DELTA = 1e-300
 
 
@@ -62,19 +59,14 @@ class BasicComposition:
 class StrongComposition:
     """Strong (also called advanced) composition: Dwork, Rothblum & Vadhan 2010, Thm. III.3.
 
-    Parameters
-    ----------
-    recipe
-        `"published"` is what Abadi et al. 2016 compare with (9.34 in their Section 5.1): the
-        classical sqrt(2 log(1.25 / d)) / noise for each Gaussian release, sampling taken as
-        multiplication by the rate, and epsilon sqrt(2 k log(1 / d')) + k epsilon^2. Multiplying
-        by the rate is not proved and gives a lower value, so the value is checked against `RDP`,
-        and `UnsupportedEvent` is raised if it is below. `"rigorous"` uses the exact Gaussian
-        epsilon, log(1 + q (e^epsilon - 1)), and epsilon tanh(epsilon / 2) instead of epsilon^2
-        (Kairouz, Oh & Viswanath 2015, Thm. 3.5); it needs no check.
+    The recipe `"published"` is what Abadi et al. 2016 compare with (9.34 in their Section 5.1): the
+    classical sqrt(2 log(1.25 / d)) / noise for each Gaussian release, sampling taken as
+    multiplication by the rate, and epsilon sqrt(2 k log(1 / d')) + k epsilon^2. Multiplying by the
+    rate is not proved and gives a lower value, so the value is checked against `RDP`, and
+    `UnsupportedEvent` is raised if it is below. `"rigorous"` uses the exact Gaussian epsilon,
+    log(1 + q (e^epsilon - 1)), and epsilon tanh(epsilon / 2) instead of epsilon^2 (Kairouz, Oh &
+    Viswanath 2015, Thm. 3.5); it needs no check.
 
-    Examples
-    --------
     >>> run = ev.Repeated(ev.PoissonSampled(0.01, ev.Gaussian(4.0)), 10_000)
     >>> round(StrongComposition().epsilon(run, delta=1e-5), 2)
     9.34
@@ -106,15 +98,14 @@ class StrongComposition:
     def _composed(self, releases: "list[_Release]", delta: float) -> float:
         published = self.recipe == "published"
         best = math.inf if published else _basic(releases, delta)
-        has_gaussian = any(release.shift for release in releases)
         left = _left_of(delta, releases)
+        counts = np.array([release.times for release in releases])
         shares = _SHARES if published else _SHARES[::20]  # the exact epsilon takes longer
-        for share in shares if has_gaussian and left > 0 else [0.0]:
+        for share in shares if any(release.shift for release in releases) else [0.0]:
             composing = left * (1 - share)
             if composing <= 0:
-                continue
+                break
             epsilons = _epsilons(releases, left * share, published=published)
-            counts = np.array([release.times for release in releases])
             squares = float(counts @ epsilons**2)
             drift = squares if published else float(counts @ (epsilons * np.tanh(epsilons / 2)))
             spread = math.sqrt(-2 * math.log(composing) * squares) if squares else 0.0
@@ -151,8 +142,7 @@ class _Release(NamedTuple):
 
 
 def _releases(event: Event, relation: Relation) -> list[_Release]:
-    relation = Relation(relation)
-    return [_release(part, count, relation) for part, count in flatten(event).items()]
+    return [_release(part, count, Relation(relation)) for part, count in flatten(event).items()]
 
 
 def _release(event: Event, count: int, relation: Relation) -> _Release:
@@ -172,7 +162,7 @@ def _release(event: Event, count: int, relation: Relation) -> _Release:
         epsilon, delta = epsilon_and_delta(inner, relation)
         return _Release(count, rate, epsilon=epsilon, delta=delta)
     if isinstance(inner, BoundedLoss):
-        return _Release(count, rate, epsilon=round_up(pure_epsilon(inner, relation)))
+        return _Release(count, rate, epsilon=rounded_epsilon(inner, relation))
     if isinstance(inner, ev.NonPrivate):
         return _Release(count, 1.0, epsilon=math.inf)
     raise UnsupportedEvent(
@@ -229,8 +219,6 @@ def _invert(epsilon_at: Callable[[float], float], epsilon: float) -> float:
         return 1.0
     while high - low > 1e-6:
         middle = (low + high) / 2
-        if epsilon_at(math.exp(middle)) <= epsilon:
-            high = middle
-        else:
-            low = middle
+        fits = epsilon_at(math.exp(middle)) <= epsilon
+        low, high = (low, middle) if fits else (middle, high)
     return math.exp(high)

@@ -119,7 +119,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
         return math.inf
     while _delta(mu, high) > delta:  # only where rounding exceeds the slack of the tail bound
         high *= 1 + 1e-9
-    return _least_within(mu, delta, high, 1e-14 * mu)
+    return _least_within(mu, delta, high)
 
 
 def _delta(mu: float, epsilon: float) -> float:
@@ -156,11 +156,10 @@ def _small_shift_delta(mu: float, epsilon: float) -> float:
     return density * difference * (1 + _ULP * (100 + 8 * start * start))
 
 
-def _least_within(mu: float, delta: float, high: float, fine: float) -> float:
-    """Return the least epsilon below `high` whose delta is within the target.
+def _least_within(mu: float, delta: float, high: float) -> float:
+    """Return the least epsilon below `high` whose delta is within the target, by secant steps.
 
-    Bracketed secant steps on log delta. The result is at most `fine` plus 1e-13 of itself too
-    large, which is less than the rounding of delta.
+    It is at most 1e-14 mu plus 1e-13 of itself too large: less than the rounding of delta.
     """
 
     def excess(epsilon: float) -> float:
@@ -168,7 +167,7 @@ def _least_within(mu: float, delta: float, high: float, fine: float) -> float:
         return math.log(found / delta) if found > 0 else -1e3
 
     low, at_low, at_high, last, steps = 0.0, excess(0.0), excess(high), 0, 0
-    while high - low > 1e-13 * high + fine:
+    while high - low > 1e-13 * high + 1e-14 * mu:
         steps += 1
         is_noise = steps > 20 or not at_low > at_high  # rounding misleads a secant: halve instead
         share = 0.5 if is_noise else at_low / (at_low - at_high)

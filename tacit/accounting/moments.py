@@ -16,16 +16,7 @@ from tacit._arrays import Floats
 from tacit._check import in_open_unit, non_negative, whole
 from tacit.accounting.compose import flatten
 from tacit.accounting.one_event import ADD_REMOVE
-from tacit.accounting.rdp import delta_from_rdp, epsilon_from_rdp
-from tacit.accounting.rdp.divergence import (
-    TAIL,
-    gaussian_nodes,
-    log_moments,
-    poisson_divergence,
-    poisson_sampled,
-    reverse,
-    trapezoid_step,
-)
+from tacit.accounting.rdp import delta_from_rdp, divergence, epsilon_from_rdp
 from tacit.errors import UnsupportedEvent
 from tacit.events import Event, Gaussian, PoissonSampled, Relation
 
@@ -36,16 +27,10 @@ _LARGEST_SHIFT = 10.0
 class Moments:
     """The moments accountant, for Gaussian releases on Poisson samples or on all records.
 
-    Parameters
-    ----------
-    conversion
-        `"published"` is Theorem 2.2 of the paper, `"improved"` that of Canonne, Kamath & Steinke
-        2020, which gives a smaller epsilon from the same moments.
-    max_moment
-        Largest order lambda; the paper uses 32.
+    The conversion `"published"` is Theorem 2.2 of the paper, `"improved"` that of Canonne, Kamath &
+    Steinke 2020, which gives a smaller epsilon from the same moments. `max_moment` is the largest
+    order lambda.
 
-    Examples
-    --------
     >>> from tacit.events import Repeated
     >>> run = Repeated(PoissonSampled(0.01, Gaussian(4.0)), 10_000)
     >>> round(Moments().epsilon(run, delta=1e-5), 2)
@@ -57,9 +42,8 @@ class Moments:
 
     def __post_init__(self) -> None:
         if self.conversion not in ("published", "improved"):
-            raise ValueError(
-                f"conversion must be 'published' or 'improved', got {self.conversion!r}."
-            )
+            got = repr(self.conversion)
+            raise ValueError(f"conversion must be 'published' or 'improved', got {got}.")
         whole(max_moment=self.max_moment, least=1)
 
     def log_moments(self, event: Event, *, relation: Relation = ADD_REMOVE) -> Floats:
@@ -70,13 +54,13 @@ class Moments:
             )
         total = np.zeros(self.max_moment)
         for part, count in flatten(event).items():
-            total += count * _one_step(part, np.arange(1.0, self.max_moment + 1))
+            total += count * _one_step(part, self._orders)
         return total * (1 + 1e-9)  # far more than rounding took away, so the price is a bound
 
     def epsilon(self, event: Event, *, delta: float, relation: Relation = ADD_REMOVE) -> float:
         """Return the smallest epsilon at `delta` that any of the moments implies."""
         delta = in_open_unit(delta=delta)
-        alpha, moments = self._moments(event, relation)
+        alpha, moments = self.log_moments(event, relation=relation), self._orders
         if self.conversion == "improved":
             return epsilon_from_rdp(alpha / moments, moments + 1, delta=delta)
         return float(np.min((alpha - math.log(delta)) / moments)) if alpha.any() else 0.0
@@ -84,15 +68,16 @@ class Moments:
     def delta(self, event: Event, *, epsilon: float, relation: Relation = ADD_REMOVE) -> float:
         """Return the smallest delta at `epsilon` that any of the moments implies."""
         epsilon = non_negative(epsilon=epsilon)
-        alpha, moments = self._moments(event, relation)
+        alpha, moments = self.log_moments(event, relation=relation), self._orders
         if self.conversion == "improved":
             return delta_from_rdp(alpha / moments, moments + 1, epsilon=epsilon)
         if not alpha.any():
             return 0.0
         return math.exp(min(0.0, float(np.min(alpha - moments * epsilon))))
 
-    def _moments(self, event: Event, relation: Relation) -> tuple[Floats, Floats]:
-        return self.log_moments(event, relation=relation), np.arange(1.0, self.max_moment + 1)
+    @property
+    def _orders(self) -> Floats:
+        return np.arange(1.0, self.max_moment + 1)
 
 
 def _one_step(event: Event, moments: Floats) -> Floats:
@@ -105,9 +90,11 @@ def _one_step(event: Event, moments: Floats) -> Floats:
         )
     rate, shift = event.rate, 1 / event.event.noise_multiplier
     # E2, the moment of the mixture against noise alone, is the Rényi moment of order lambda + 1.
-    second = moments * poisson_divergence(moments + 1, rate=rate, shift=shift)
+    second = moments * divergence.poisson_divergence(moments + 1, rate=rate, shift=shift)
     if shift > _LARGEST_SHIFT:  # E1 <= E2 always; the integral would only confirm it
         return second
-    step = trapezoid_step(shift, negative_power=float(moments[-1]) + 1)
-    nodes = reverse(poisson_sampled(gaussian_nodes(shift, -TAIL, TAIL + shift, step), rate))
-    return np.maximum(log_moments(nodes, moments + 1), second)
+    step = divergence.trapezoid_step(shift, negative_power=float(moments[-1]) + 1)
+    tail = divergence.TAIL
+    nodes = divergence.gaussian_nodes(shift, -tail, tail + shift, step)
+    nodes = divergence.reverse(divergence.poisson_sampled(nodes, rate))
+    return np.maximum(divergence.log_moments(nodes, moments + 1), second)

@@ -1,12 +1,5 @@
 """Facts about one occurrence of one event: a single body each, for all accountants and the ledger.
 
-* `pure_epsilon`: epsilon of a release at delta 0, if it has one;
-* `gaussian_shift`: distance by which one record moves the mean of Gaussian noise;
-* `gdp_mu_squared`: square of a mu for which a release is mu-GDP;
-* `epsilon_and_delta`: the guarantee of an approximate release, by group privacy if need be;
-* `response_law`: probabilities of the answers of randomized response;
-* `log_mixture` and `sampled_epsilon`: log(1 - q + q e^x), which sampling at rate q makes of x.
-
 Numbers stated in an event are taken as the decimals they are written as (`exact`), and whatever
 has to be rounded is rounded up, so rounding can only over-charge. The exception is `log_mixture`,
 which is accurate but not rounded to one side: both ends of a bracket are computed from it.
@@ -32,21 +25,16 @@ BoundedLoss: TypeAlias = ev.Laplace | ev.PureDP | ev.Exponential | ev.Randomized
 Complexes: TypeAlias = NDArray[np.complex128]
 Numbers: TypeAlias = NDArray[Any]  # Any: real or complex, as the argument is
 
-ROUND = 2.0**-53
-"""Largest relative error of one rounding."""
-
+ROUND = 2.0**-53  # largest relative error of one rounding
 _MARGIN = 1 + 1e-12  # above the rounding of the few operations it multiplies
 
 
 class ResponseLaw(NamedTuple):
     """Law of one answer of randomized response, for a given true answer."""
 
-    truth: float
-    """Probability of the true answer."""
-    other: float
-    """Probability of each other answer."""
-    loss: float
-    """log(truth / other)."""
+    truth: float  # probability of the true answer
+    other: float  # probability of each other answer
+    loss: float  # log(truth / other)
 
 
 def exact(value: float) -> Fraction:
@@ -73,12 +61,19 @@ def pure_epsilon(event: Event, relation: Relation) -> Fraction | float:
             return exact(_replacement_factor(event, relation)) / exact(event.noise_multiplier)
         case ev.RandomizedResponse():
             return exact(response_law(event).loss * _MARGIN)
+        case ev.Shuffled():  # no amplification at delta 0
+            return pure_epsilon(event.event, Relation.REPLACE_ONE)
         case ev.PoissonSampled() if relation is not Relation.REPLACE_ONE:
             # Amplification by sampling: Balle, Barthe & Gaboardi 2018, Thm. 8 (arXiv:1807.01647).
             inner = float(pure_epsilon(event.event, relation))
             return math.inf if inner > 500 else exact(sampled_epsilon(inner, event.rate))
         case _:
             return math.inf
+
+
+def rounded_epsilon(event: Event, relation: Relation) -> float:
+    """Return `pure_epsilon` as a float, rounded up."""
+    return round_up(pure_epsilon(event, relation))
 
 
 def gaussian_shift(event: ev.Gaussian, relation: Relation) -> float:

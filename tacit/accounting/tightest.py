@@ -4,12 +4,15 @@
 valid, so the lower one is given where either could be:
 
 * random allocation is priced by `PLD` from a pair that only bounds it (`pld.pairs`), and by `RDP`;
+* one round of shuffled reports is priced directly (`shuffle`), several rounds by `PLD` from a pair
+  that only bounds them;
 * an exponential mechanism is priced by both, since only `RDP` uses its bounded range;
 * if `PLD` can price only some parts of an event, these parts and the others are also priced
   separately, each with a share of delta fixed beforehand, and epsilons and deltas are added.
 """
 
 import math
+from collections.abc import Callable
 from typing import Protocol
 
 from tacit import events as ev
@@ -19,14 +22,16 @@ from tacit.accounting.one_event import ADD_REMOVE
 from tacit.accounting.pld import PLD
 from tacit.accounting.pld.pairs import pair_from_above
 from tacit.accounting.rdp import RDP
+from tacit.accounting.shuffle import local_guarantee, shuffled_delta, shuffled_epsilon
 from tacit.errors import NotCertified, UnsupportedEvent
 from tacit.events import Event, Relation
 
 _DELTA_SHARES = (0.5, 0.9, 0.99)
 """Shares of delta tried for what `PLD` prices, when the rest goes to `RDP`."""
-
-_EPSILON_SHARES = (0.25, 0.5, 0.75)
-"""Shares of epsilon tried in the same way."""
+_EPSILON_SHARES = (0.25, 0.5, 0.75)  # shares of epsilon tried in the same way
+_BY_PAIRS = PLD(pair_of=pair_from_above)
+_LOOSER = (ev.Exponential, ev.RandomAllocation, ev.Shuffled)
+"""Events whose dominating pair only bounds them, so that `RDP` may be lower."""
 
 
 class Accountant(Protocol):
@@ -46,34 +51,35 @@ class Tightest:
 
     def epsilon(self, event: Event, *, delta: float, relation: Relation = ADD_REMOVE) -> float:
         """Return a certified upper bound on the epsilon of `event` at `delta`."""
-        known, rest = _split(event, relation)
-        if rest is None:
-            return _tight_epsilon(event, delta, relation)
-        found = RDP().epsilon(event, delta=delta, relation=relation)
-        if known is not None:
-            for share in _DELTA_SHARES:
-                first = _tight_epsilon(known, share * delta, relation)
-                second = RDP().epsilon(rest, delta=(1 - share) * delta, relation=relation)
-                found = min(found, first + second)
-        return found
+        if (single := _single_round(event)) is not None:
+            local, clones = local_guarantee(single)
+            return shuffled_epsilon(local, single.n_reports, delta=delta, clones=clones)
+        return _lowest(
+            event,
+            relation,
+            _DELTA_SHARES,
+            lambda part, share: _BY_PAIRS.bracket(part, delta=share * delta, relation=relation),
+            lambda part, share: RDP().epsilon(part, delta=share * delta, relation=relation),
+        )
 
     def delta(self, event: Event, *, epsilon: float, relation: Relation = ADD_REMOVE) -> float:
         """Return a certified upper bound on the delta of `event` at `epsilon`."""
-        known, rest = _split(event, relation)
-        if rest is None:
-            return _tight_delta(event, epsilon, relation)
-        found = RDP().delta(event, epsilon=epsilon, relation=relation)
-        if known is not None:
-            for share in _EPSILON_SHARES:
-                first = _tight_delta(known, share * epsilon, relation)
-                second = RDP().delta(rest, epsilon=(1 - share) * epsilon, relation=relation)
-                found = min(found, first + second)
-        return found
+        if (single := _single_round(event)) is not None:
+            local, clones = local_guarantee(single)
+            return shuffled_delta(local, single.n_reports, epsilon=epsilon, clones=clones)
+        by_pairs = _BY_PAIRS.delta_bracket
+        return _lowest(
+            event,
+            relation,
+            _EPSILON_SHARES,
+            lambda part, share: by_pairs(part, epsilon=share * epsilon, relation=relation),
+            lambda part, share: RDP().delta(part, epsilon=share * epsilon, relation=relation),
+        )
 
     def bracket(self, event: Event, *, delta: float, relation: Relation = ADD_REMOVE) -> Bracket:
         """Return certified bounds on the epsilon of `event` at `delta`; see `tacit.bracket`."""
         only_bounded = any(_is_only_bounded(part, relation) for part in flatten(event))
-        if only_bounded or _split(event, relation)[1] is not None:
+        if only_bounded or _split(event, relation)[1].parts:
             return Bracket(0.0, self.epsilon(event, delta=delta, relation=relation))
         found = PLD().bracket(event, delta=delta, relation=relation)
         if not _is_open(found):
@@ -81,28 +87,39 @@ class Tightest:
         return Bracket(found.lower, self.epsilon(event, delta=delta, relation=relation))
 
 
-def _tight_epsilon(event: Event, delta: float, relation: Relation) -> float:
-    """Return the price by dominating pairs, or that of `RDP` if it may be the lower one."""
-    try:
-        found = PLD(pair_of=pair_from_above).bracket(event, delta=delta, relation=relation)
-    except NotCertified:
-        found = Bracket(0.0, math.inf)
-    if _is_open(found) or _has_looser_pair(event):
-        return min(found.upper, RDP().epsilon(event, delta=delta, relation=relation))
-    return found.upper
+def _lowest(
+    event: Event,
+    relation: Relation,
+    shares: tuple[float, ...],
+    by_pairs: Callable[[Event, float], Bracket],
+    by_renyi: Callable[[Event, float], float],
+) -> float:
+    """Return the lowest price of `event`; both rules price a part at a share of the target."""
+
+    def tight(part: Event, share: float) -> float:
+        try:
+            found = by_pairs(part, share)
+        except NotCertified:
+            return by_renyi(part, share)
+        has_looser_pair = any(isinstance(one, _LOOSER) for one in flatten(part))
+        if _is_open(found) or has_looser_pair:
+            return min(found.upper, by_renyi(part, share))
+        return found.upper
+
+    known, rest = _split(event, relation)
+    if not rest.parts:
+        return tight(event, 1.0)
+    split = [tight(known, share) + by_renyi(rest, 1 - share) for share in shares if known.parts]
+    return min([by_renyi(event, 1.0), *split])
 
 
-def _tight_delta(event: Event, epsilon: float, relation: Relation) -> float:
-    """Return the price by dominating pairs, or that of `RDP` if it may be the lower one."""
-    try:
-        found = PLD(pair_of=pair_from_above).delta_bracket(
-            event, epsilon=epsilon, relation=relation
-        )
-    except NotCertified:
-        found = Bracket(0.0, 1.0)
-    if _is_open(found) or _has_looser_pair(event):
-        return min(found.upper, RDP().delta(event, epsilon=epsilon, relation=relation))
-    return found.upper
+def _single_round(event: Event) -> ev.Shuffled | None:
+    """Return the event if it is one round of shuffled reports with a cost, else None."""
+    counts = flatten(event)
+    only = next(iter(counts), None)
+    if len(counts) != 1 or not isinstance(only, ev.Shuffled) or counts[only] != 1:
+        return None
+    return only if local_guarantee(only).epsilon > 0 else None
 
 
 def _is_open(found: Bracket) -> bool:
@@ -110,8 +127,8 @@ def _is_open(found: Bracket) -> bool:
     return found.upper == math.inf or found.width > 1e-3 * found.upper
 
 
-def _split(event: Event, relation: Relation) -> tuple[Event | None, Event | None]:
-    """Return what `PLD` can price and what it cannot, each as one event or None."""
+def _split(event: Event, relation: Relation) -> tuple[ev.Sequence, ev.Sequence]:
+    """Return what `PLD` can price and what it cannot, each as one event."""
     known: list[Event] = []
     rest: list[Event] = []
     for part, count in flatten(event).items():
@@ -121,25 +138,16 @@ def _split(event: Event, relation: Relation) -> tuple[Event | None, Event | None
             rest.append(ev.Repeated(part, count))
         else:
             known.append(ev.Repeated(part, count))
-    return _all(known), _all(rest)
-
-
-def _all(parts: list[Event]) -> Event | None:
-    return ev.Sequence(tuple(parts)) if parts else None
+    return ev.Sequence(tuple(known)), ev.Sequence(tuple(rest))
 
 
 def _is_only_bounded(part: Event, relation: Relation) -> bool:
     """Return whether the dominating pair of `part` only bounds its price from above."""
     if not isinstance(part, ev.PoissonSampled):
-        return isinstance(part, ev.Exponential | ev.RandomAllocation)
+        return isinstance(part, _LOOSER)
     inner = part.event
     if isinstance(inner, ev.NonPrivate) or getattr(inner, "epsilon", 1.0) == 0:
         return True  # losses below 0 are raised to 0, see `pld.pairs`
     if relation is not Relation.REPLACE_ONE:
         return isinstance(inner, ev.Exponential)
     return not (isinstance(inner, ev.Gaussian | ev.Laplace) and inner.replace_factor == 2)
-
-
-def _has_looser_pair(event: Event) -> bool:
-    """Return whether the pair of some part only bounds it, so that `RDP` may be lower."""
-    return any(isinstance(part, ev.Exponential | ev.RandomAllocation) for part in flatten(event))

@@ -11,7 +11,7 @@ from tacit.auditing.canaries import (
     random_inputs,
 )
 from tacit.auditing.event_test import BillTest, noise_bound, refute_event
-from tacit.auditing.inversion import inversion_figure, invert, likeness
+from tacit.auditing.inversion import invert, likeness
 from tacit.auditing.lira import (
     ROC,
     Shadows,
@@ -22,7 +22,7 @@ from tacit.auditing.lira import (
     logit_confidence,
     minus_loss,
     roc,
-    roc_figure,
+    roc_points,
     train_shadows,
 )
 from tacit.auditing.one_run import AuditBound, one_run, one_run_gaussian, plan_guesses
@@ -41,7 +41,6 @@ __all__ = [
     "gaussian_fit",
     "gaussian_threshold_test",
     "inner_products",
-    "inversion_figure",
     "invert",
     "likeness",
     "lira",
@@ -55,7 +54,7 @@ __all__ = [
     "random_inputs",
     "refute_event",
     "roc",
-    "roc_figure",
+    "roc_points",
     "threshold_test",
     "train_shadows",
 ]

@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from tacit._arrays import Flags, Floats, Indices
 from tacit._check import positive, whole
+from tacit.accounting import log_mixture
 from tacit.mechanisms import Seed, generator
 
 if TYPE_CHECKING:
@@ -32,9 +33,6 @@ _OVERSHOOT = 1e3  # gradient of a canary before clipping, in clip norms: it is a
 def flip_coins(n: int, rng: Seed = None) -> Flags:
     """Return one fair coin for each of `n` canaries: True is in."""
     return generator(rng).integers(0, 2, whole(n=n, least=1)).astype(bool)
-
-
-# White box -----------------------------------------------------------------------------------
 
 
 class Planted(NamedTuple):
@@ -99,16 +97,12 @@ class GradientCanaries:
         self._ratios = np.zeros(n_canaries)
         self._releases = 0
 
-    @property
-    def n_members(self) -> int:
-        """Number of canaries that are in, a secret: declare n + n_canaries // 2 as `n_records`."""
-        return int(self.is_member.sum())
-
     def plant(self, model: Any, dataset: Any, loss_fn: Loss) -> Planted:
         """Return model, data set and loss with the canaries added.
 
         Build the optimizer from the returned model. `dataset` is a tensor, a tuple of tensors, a
-        `TensorDataset` or any map-style data set.
+        `TensorDataset` or any map-style data set. How many canaries are in is secret: declare
+        n + n_canaries // 2 as `n_records`.
         """
         if self._table is not None:
             raise ValueError("these canaries are planted already: make new ones for a new run.")
@@ -123,7 +117,12 @@ class GradientCanaries:
         for lot in private:
             public = private.info  # before the step: the noise may be scheduled
             yield lot
-            self.record(**_public_numbers(public))
+            expected = float(public["expected_batch"])
+            self.record(
+                rate=min(1.0, expected / public["n_records"]),
+                noise_multiplier=float(public["noise_multiplier"]),
+                unit=float(public["clip_norms"][0]) / expected,
+            )
 
     def record(
         self, *, rate: float = 1.0, noise_multiplier: float = 0.0, unit: float = 1.0
@@ -172,17 +171,7 @@ def log_ratio(released: ArrayLike, *, rate: float, noise_multiplier: float) -> F
     if noise_multiplier == 0:
         return values
     ratio = (2 * values - 1) / (2 * noise_multiplier**2)
-    with np.errstate(divide="ignore"):  # log 0 where the rate is 1
-        return np.logaddexp(np.log1p(-rate), np.log(rate) + ratio)
-
-
-def _public_numbers(info: dict[str, Any]) -> dict[str, float]:  # Any: as in `AuditedRun.info`
-    expected = float(info["expected_batch"])
-    return {
-        "rate": min(1.0, expected / info["n_records"]),
-        "noise_multiplier": float(info["noise_multiplier"]),
-        "unit": float(info["clip_norms"][0]) / expected,
-    }
+    return log_mixture(rate, ratio)
 
 
 def _with_table(model: Any, n_canaries: int) -> Any:
@@ -201,9 +190,8 @@ def _with_table(model: Any, n_canaries: int) -> Any:
         def forward(self, *args: Any, **options: Any) -> Any:
             return self.inner(*args, **options)
 
-    first = next(model.parameters())
     planted = WithCanaries()
-    planted.canaries.to(first.device)
+    planted.canaries.to(next(model.parameters()).device)
     return planted.train(model.training)
 
 
@@ -244,16 +232,16 @@ class _Longer:
     def __init__(self, dataset: Any, members: Indices) -> None:
         self._dataset = dataset
         self._members = members
-        self._n_real = len(dataset)
         self._blank = _zeros(dataset[0])
 
     def __len__(self) -> int:
-        return self._n_real + len(self._members)
+        return len(self._dataset) + len(self._members)
 
     def __getitem__(self, i: int) -> Any:  # Any: a record of the user, and a number
-        if i < self._n_real:
-            return self._dataset[i], 0
-        return self._blank, int(self._members[i - self._n_real])
+        n_real = len(self._dataset)
+        return (
+            (self._dataset[i], 0) if i < n_real else (self._blank, int(self._members[i - n_real]))
+        )
 
 
 def _zeros(record: Any) -> Any:  # Any: tensors, arrays and numbers in tuples, lists and mappings
@@ -262,9 +250,6 @@ def _zeros(record: Any) -> Any:  # Any: tensors, arrays and numbers in tuples, l
     if isinstance(record, tuple | list):
         return type(record)(_zeros(value) for value in record)
     return record * 0
-
-
-# Black box -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -183,16 +183,13 @@ def _deltas(event: Event, epsilons: tuple[float, ...], relation: Relation) -> Fl
     for start in range(0, len(epsilons), _AT_ONCE):
         if found and found[-1] < _NEGLIGIBLE:
             break
-        found += _some_deltas(event, epsilons[start : start + _AT_ONCE], relation)
+        some = epsilons[start : start + _AT_ONCE]
+        try:
+            found += accounting.PLD().deltas(event, some, relation=relation).tolist()
+        except UnsupportedEvent:
+            found += [accounting.delta(event, epsilon=e, relation=relation) for e in some]
     # Delta falls as epsilon grows, so an earlier one is safe.
     return np.array(found + found[-1:] * (len(epsilons) - len(found)))
-
-
-def _some_deltas(event: Event, epsilons: tuple[float, ...], relation: Relation) -> list[float]:
-    try:
-        return accounting.PLD().deltas(event, epsilons, relation=relation).tolist()
-    except UnsupportedEvent:
-        return [accounting.delta(event, epsilon=e, relation=relation) for e in epsilons]
 
 
 def _excess(inverse: Inverse, false_positive: float, false_negative: float) -> float:

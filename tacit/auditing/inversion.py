@@ -7,8 +7,6 @@ class of many records is nobody's secret; privacy does not hide it.) This is a d
 bound.
 """
 
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -66,37 +64,3 @@ def likeness(image: ArrayLike, records: ArrayLike) -> float:
     found, mean = found - found.mean(), mean - mean.mean()
     size = float(np.linalg.norm(found) * np.linalg.norm(mean))
     return float(found @ mean) / size if size > 0 else 0.0
-
-
-def inversion_figure(
-    rows: Sequence[tuple[str, ArrayLike]], path: str | Path, *, title: str = "Model inversion"
-) -> Path:
-    """Draw one row of images for each (name, images) and return `path`.
-
-    Images are (classes, height, width). Writes `path` (PNG), and the pixels beside it as CSV.
-    """
-    import matplotlib
-
-    matplotlib.use("Agg", force=False)
-    from matplotlib.figure import Figure
-
-    path = Path(path)
-    grids = [(name, np.asarray(images, np.float64)) for name, images in rows]
-    n_columns = max(len(images) for _, images in grids)
-    figure = Figure(figsize=(n_columns, 1.2 * len(grids) + 0.4), layout="constrained")
-    figure.suptitle(title)
-    places: Any = figure.subplots(len(grids), n_columns, squeeze=False)
-    for line, (name, images) in zip(places, grids, strict=True):
-        for axes in line:
-            axes.set(xticks=[], yticks=[])
-        for axes, image in zip(line, images, strict=False):
-            axes.imshow(image, cmap="gray_r", vmin=0, vmax=1)
-        line[0].set_ylabel(name, fontsize="small")
-    figure.savefig(path, dpi=120)
-    lines = ["row,image,pixel,value"]
-    for name, images in grids:
-        for k, image in enumerate(images):
-            lines += [f"{name.replace(',', ';')},{k},{i},{v:.4f}" for i, v in
-                      enumerate(image.ravel())]  # fmt: skip
-    path.with_suffix(".csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return path

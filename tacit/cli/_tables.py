@@ -19,13 +19,10 @@ ModelFile = Annotated[Path | None, typer.Option(help="Write the model as JSON.")
 
 def read(path: Path, schema: "Schema") -> tuple[np.ndarray, np.ndarray]:
     """Return the encoded features and the target of a whole table."""
-    from tacit.datasets import read_chunks
+    from tacit.datasets import read_table
 
-    chunks = list(read_chunks(path, schema))
-    if not chunks:
-        raise ValueError(f"{path.name} has no rows.")
-    x, y = (np.concatenate(parts) for parts in zip(*chunks, strict=True))
-    return x, y
+    table = read_table(path, schema, test_share=0.0)
+    return table.x_train, table.y_train
 
 
 def bounds_of(schema: "Schema") -> "Bounds":
@@ -51,13 +48,14 @@ def model_of(schema: "Schema", coef: np.ndarray, intercept: Any) -> dict[str, An
     """
     coef, intercept = np.atleast_2d(coef), np.atleast_1d(intercept).astype(float)
     columns = [c for c in schema.columns if c.name != schema.target]
-    scales = [_middle_and_half(c) for c in columns for _ in c.outputs]
+    scales = [c.middle_and_half for c in columns for _ in c.outputs]
     scales += [(0.0, 1.0)] * len(schema.derived)
     middles, halves = np.transpose(scales)
     slopes = coef / halves
     constants = intercept - slopes @ middles
     if schema.n_classes is None:
-        middle, half = _middle_and_half(next(c for c in schema.columns if c.name == schema.target))
+        (target,) = (c for c in schema.columns if c.name == schema.target)
+        middle, half = target.middle_and_half
         slopes, constants = slopes * half, constants * half + middle
     values = {"(intercept)": constants} | dict(zip(schema.feature_names, slopes.T, strict=True))
     return {name: v.tolist() if len(v) > 1 else float(v[0]) for name, v in values.items()}
@@ -88,9 +86,3 @@ def show(
     )
     if out is not None:
         typer.echo(f"wrote {out}")
-
-
-def _middle_and_half(column: Any) -> tuple[float, float]:  # Any: a column of a Schema
-    if column.categories:
-        return 0.0, 1.0
-    return (column.lower + column.upper) / 2, (column.upper - column.lower) / 2

@@ -3,15 +3,12 @@
 import math
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from tacit import events as ev
 from tacit.cli import _shared as shared
-
-if TYPE_CHECKING:
-    from tacit.report import Figure
 
 
 class Over(StrEnum):
@@ -31,7 +28,7 @@ def curve(
     points: Annotated[int, typer.Option(min=2, max=1000, help="Number of points.")] = 33,
     relation: shared.Relation = ev.Relation.ADD_REMOVE,
     out: Annotated[
-        Path | None, typer.Option(help="Also draw the curve into this .png, .svg or .pdf file.")
+        Path | None, typer.Option(help="Also draw the curve into this .svg file; data as .csv.")
     ] = None,
     as_json: shared.AsJson = False,
 ) -> None:
@@ -45,10 +42,10 @@ def curve(
       tacit curve --rate 0.01 --noise-multiplier 4 --steps 10000 --over steps --out curve.svg
     """
     import tacit
-    from tacit.report import Figure, Series, to_text
+    from tacit.report import Figure, Series, to_csv, to_svg_file, to_text
 
-    if out is not None and out.suffix.lower() not in (".png", ".svg", ".pdf"):
-        raise ValueError(f"out must end in .png, .svg or .pdf, got {out.name}.")
+    if out is not None and out.suffix.lower() != ".svg":
+        raise ValueError(f"out must end in .svg, got {out.name}.")
     xs = _grid(over, steps, delta, points)
     if over is Over.STEPS:
         runs = [(shared.sgd(rate, noise_multiplier, int(x)), delta) for x in xs]
@@ -71,7 +68,8 @@ def curve(
         series=(Series(name="epsilon", x=tuple(xs), y=tuple(ys)),),
     )
     if out is not None:
-        _save(figure, out)
+        out.write_text(to_svg_file(figure), encoding="utf-8")
+        out.with_suffix(".csv").write_text(to_csv(figure), encoding="utf-8")
     if as_json:
         return
     typer.echo(f"epsilon against {over}: {title}\n")
@@ -90,23 +88,3 @@ def _grid(over: Over, steps: int, delta: float, points: int) -> list[float]:
     if over is Over.STEPS:
         return [float(x) for x in np.unique(np.rint(np.linspace(1, steps, points)))]
     return [float(x) for x in np.geomspace(min(delta, 0.1) / 10, 0.1, points)]
-
-
-def _save(figure: "Figure", out: Path) -> None:
-    """Write our SVG; PNG and PDF need matplotlib, because tacit draws vectors only."""
-    if out.suffix.lower() == ".svg":
-        from tacit.report import to_svg_file
-
-        out.write_text(to_svg_file(figure), encoding="utf-8")
-        return
-    from matplotlib.figure import Figure as Canvas
-
-    canvas = Canvas(figsize=(6.4, 4.0), layout="constrained")
-    axes = canvas.subplots()
-    axes.plot(figure.series[0].x, figure.series[0].y, linewidth=2)
-    axes.set_title(figure.title, fontsize=9)
-    axes.set(xlabel=figure.x_label, ylabel=figure.y_label)
-    axes.set_xscale("log" if figure.x_log else "linear")
-    axes.set_ylim(bottom=0)
-    axes.grid(alpha=0.3)
-    canvas.savefig(out, dpi=150)

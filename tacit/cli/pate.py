@@ -8,7 +8,7 @@ import typer
 from tacit.cli import _shared as shared
 
 if TYPE_CHECKING:
-    from tacit.experiments import PATERecipe, Point
+    from tacit.experiments import Point, Recipe
 
 _LARGE = 3.0  # an epsilon above this promises little
 
@@ -69,10 +69,10 @@ def pate(
       tacit pate --dataset mnist --teachers 250 --queries 64 --noise 60 --out runs/pate-mnist
       tacit pate --vary teachers=10,25,50,100
     """
-    from tacit.experiments import PATERecipe, run_pate
+    from tacit.experiments import Recipe, run_pate
 
-    plan = PATERecipe() if recipe is None else PATERecipe.read(recipe)
-    plan = plan.changed(
+    plan = Recipe(method="pate") if recipe is None else Recipe.read(recipe, method="pate")
+    plan = plan.with_settings(
         {
             "data.name": dataset,
             "teachers.count": teachers,
@@ -85,7 +85,7 @@ def pate(
             "answers.threshold_noise": threshold_noise,
             "answers.mechanism": "laplace" if laplace else None,
             "answers.sanitized": sanitized or None,
-            "seed": seed,
+            "run.seed": seed,
         }
     )
     if vary is not None:
@@ -119,13 +119,7 @@ def pate(
 
 
 def _sweep(
-    plan: "PATERecipe",
-    vary: str,
-    out: Path,
-    data: Path | None,
-    ledger: Path | None,
-    *,
-    as_json: bool,
+    plan: "Recipe", vary: str, out: Path, data: Path | None, ledger: Path | None, *, as_json: bool
 ) -> None:
     from tacit.experiments import sweep_pate
     from tacit.report import write_pate_sweep
@@ -135,26 +129,15 @@ def _sweep(
         values = [float(value) for value in listed.split(",")]
     except ValueError:
         raise ValueError(f"--vary must look like teachers=10,50, got {vary!r}.") from None
-    if not as_json:
-        typer.echo(f"{setting:>10}  accuracy %  epsilon  answered")
-    points = sweep_pate(
-        plan,
-        setting,
-        values,
-        out,
-        data=data,
-        ledger=ledger,
-        on_point=lambda point: None if as_json else typer.echo(_row(point)),
-    )
+    say = (lambda _: None) if as_json else typer.echo
+
+    def on_point(point: "Point") -> None:
+        accuracy, cost = f"{100 * point.accuracy:10.2f}", shared.round_up(point.epsilon, 4)
+        say(f"{point.value:10g}  {accuracy}  {cost:>7}  {point.answered}")
+
+    say(f"{setting:>10}  accuracy %  epsilon  answered")
+    points = sweep_pate(plan, setting, values, out, data=data, ledger=ledger, on_point=on_point)
     write_pate_sweep(setting, points, out)
+    say(f"wrote {out}; if you release several of these runs, their costs add up")
     if as_json:
         shared.print_json({"setting": setting, "points": [point._asdict() for point in points]})
-    else:
-        typer.echo(f"wrote {out}; if you release several of these runs, their costs add up")
-
-
-def _row(point: "Point") -> str:
-    accuracy = f"{100 * point.accuracy:10.2f}"
-    return (
-        f"{point.value:10g}  {accuracy}  {shared.round_up(point.epsilon, 4):>7}  {point.answered}"
-    )

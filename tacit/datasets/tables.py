@@ -40,7 +40,7 @@ class Column:
                 f"column {self.name!r} must declare lower and upper, or categories, or at_least: "
                 "one of the three."
             )
-        if self.lower is not None and self.upper is not None and not self.lower < self.upper:
+        if has_bounds and not self.middle_and_half[1] > 0:
             raise ValueError(f"column {self.name!r} must have lower < upper.")
 
     @property
@@ -53,6 +53,13 @@ class Column:
         """Names of the features that encode this column."""
         return tuple(f"{self.name}={c}" for c in self.categories) or (self.name,)
 
+    @property
+    def middle_and_half(self) -> tuple[float, float]:
+        """Middle and half width of the declared bounds; 0 and 1 if there are none."""
+        if self.lower is None or self.upper is None:
+            return 0.0, 1.0
+        return (self.lower + self.upper) / 2, (self.upper - self.lower) / 2
+
     def encode(self, values: Any) -> np.ndarray:
         """Return an array (rows, outputs) in [-1, 1] for numbers, in {0, 1} for categories.
 
@@ -62,15 +69,11 @@ class Column:
             return self._one_hot(values)
         if self.at_least is not None:  # a missing number is not above the threshold
             return (_numbers(values) >= self.at_least).astype(np.float32)[:, None]
-        assert self.lower is not None
-        assert self.upper is not None
-        middle, half = (self.lower + self.upper) / 2, (self.upper - self.lower) / 2
+        middle, half = self.middle_and_half
         numbers = _numbers(values)
         absent = middle if self.missing is None else self.missing
-        numbers = np.where(np.isnan(numbers), absent, numbers)
-        return (((np.clip(numbers, self.lower, self.upper) - middle) / half)[:, None]).astype(
-            np.float32
-        )
+        numbers = np.clip(np.where(np.isnan(numbers), absent, numbers), self.lower, self.upper)
+        return ((numbers - middle) / half)[:, None].astype(np.float32)
 
     def _one_hot(self, values: Any) -> np.ndarray:
         """Encode each value by itself, independently of the values in other rows."""

@@ -19,7 +19,7 @@ from tacit.experiments.facts import AUDIT, RECIPE, Facts, Metric, SeedValue, Tou
 from tacit.experiments.folder import RunFolder
 from tacit.experiments.logit import Ascent, LogitStudy, study_logit
 from tacit.experiments.pate_run import run_pate
-from tacit.experiments.recipe import PATERecipe, Published, Recipe
+from tacit.experiments.recipe import Published, Recipe
 from tacit.experiments.sweeps import SWEEP, Point, Summary, Sweep, SweepRun, sweep, sweep_pate
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ __all__ = [
     "LogitStudy",
     "Metric",
     "OnProgress",
-    "PATERecipe",
     "Point",
     "Progress",
     "Published",

@@ -18,9 +18,7 @@ privacy the weights reveal that picture; at the run's epsilon they do not. (The 
 class with many records depends on no single one of them, and privacy does not hide it.)
 """
 
-import copy
 import json
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,7 +34,6 @@ from tacit.auditing import (
     BillTest,
     GradientCanaries,
     flip_coins,
-    inversion_figure,
     invert,
     likeness,
     minus_loss,
@@ -44,7 +41,7 @@ from tacit.auditing import (
     one_run,
     refute_event,
     roc,
-    roc_figure,
+    roc_points,
     threshold_test,
 )
 from tacit.datasets import Dataset
@@ -61,9 +58,10 @@ if TYPE_CHECKING:  # an audit of a PATE run does not need torch
     from torch import nn
 
     from tacit.experiments.released import Released
+    from tacit.experiments.training_loop import TrainingLoop
 
 AUDIT_VERSION = 1
-MEMBERSHIP, INVERSION = "figures/membership.png", "figures/inversion.png"
+MEMBERSHIP, INVERSION = "figures/membership.csv", "figures/inversion.csv"
 RELEASED, TWIN = "released model", "without privacy"
 _ATTACKS = 5  # bounds and tests that are computed for one run
 _PILOT = 100_000  # answers drawn beforehand to estimate the probability of each outcome
@@ -85,7 +83,7 @@ class Demonstrations:
     membership: dict[str, dict[str, float]]
     inversion: dict[str, float] = field(default_factory=dict)
     figures: dict[str, str] = field(default_factory=dict)
-    """Caption of each figure, by its file in the run folder."""
+    """Caption of each figure, by the file of its data in the run folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +135,6 @@ def audit_run(
     confidence: float = 0.95,
     root: str | Path | None = None,
     seed: int | None = None,
-    on_step: Callable[[int, int], None] = lambda *_: None,
 ) -> RunAudit:
     """Audit the finished run in folder `path`, and write `audit.json` there.
 
@@ -151,24 +148,27 @@ def audit_run(
         attack = attack_answers(recipe, facts.steps, n_canaries=n_canaries, rng=seed)
     else:
         from tacit.experiments.released import load_model
+        from tacit.experiments.training_loop import evaluate, tensors
 
         dataset, released = data.load(recipe.data, root), load_model(folder.path)
         prepared = released.prepare(dataset, cache=cache_folder())
         canaries = GradientCanaries(n_canaries, clip_norm=recipe.training.clip_norm, rng=seed)
-        event, model = _train(canaries, recipe, facts, prepared, dataset, seed, on_step)
-        attack = Attack(event, canaries.scores, canaries.is_member)
+        loop = _train(canaries, recipe, facts, prepared, dataset, seed)
+        attack = Attack(loop.private.event, canaries.scores, canaries.is_member)
         if recipe.data.holds_public_records:
-            accuracy = _accuracy(model, facts, prepared)
+            with loop.released() as model:
+                found = evaluate(model, *tensors(prepared.x_test, prepared.y_test))
+            without = facts.utility.private[0].value
+            accuracy = {"with_canaries": found["accuracy"], "without": without}
             demonstrations = _demonstrate(folder, facts, released, dataset, prepared)
-    relation = Relation(facts.relation)
-    cost = accounting.epsilon(attack.event, delta=facts.delta, relation=relation)
-    each = 1 - (1 - confidence) / _ATTACKS
+    cost = accounting.epsilon(attack.event, delta=facts.delta, relation=Relation(facts.relation))
+    bounds, tests = _bounds_and_tests(attack, cost, facts, 1 - (1 - confidence) / _ATTACKS)
     found = RunAudit(
         epsilon=cost,
         claimed=facts.epsilon,
         delta=facts.delta,
-        bounds=_bounds(attack, cost, facts.delta, relation, each),
-        tests=_tests(attack, relation, each),
+        bounds=bounds,
+        tests=tests,
         n_canaries=n_canaries,
         accuracy=accuracy,
         demonstrations=demonstrations,
@@ -197,32 +197,19 @@ def attack_answers(recipe: Recipe, n_queries: int, *, n_canaries: int, rng: Seed
     return Attack(aggregator.event(n_queries, min(n_queries, most)), scores, inside)
 
 
-def _bounds(
-    attack: Attack, cost: float, delta: float, relation: Relation, confidence: float
-) -> tuple[AuditBound, ...]:
-    event, scores, inside = attack
-    return (
-        one_run(scores, inside, delta=delta, confidence=confidence, expected_epsilon=cost),
-        threshold_test(scores, inside, delta=delta, confidence=confidence),
-        noise_bound(scores, inside, event, delta=delta, confidence=confidence, relation=relation),
+def _bounds_and_tests(
+    attack: Attack, cost: float, facts: Facts, confidence: float
+) -> tuple[tuple[AuditBound, ...], tuple[BillTest, ...]]:
+    """Return all bounds and tests, each at the given confidence."""
+    event, seen = attack.event, (attack.scores, attack.is_member)
+    at: dict[str, Any] = {"confidence": confidence, "delta": facts.delta}
+    of: dict[str, Any] = {"confidence": confidence, "relation": Relation(facts.relation)}
+    bounds = (
+        one_run(*seen, **at, expected_epsilon=cost),
+        threshold_test(*seen, **at),
+        noise_bound(*seen, event, **of, delta=facts.delta),
     )
-
-
-def _tests(attack: Attack, relation: Relation, confidence: float) -> tuple[BillTest, ...]:
-    return tuple(
-        refute_event(
-            attack.scores,
-            attack.is_member,
-            attack.event,
-            confidence=confidence,
-            relation=relation,
-            independent=independent,
-        )
-        for independent in (False, True)
-    )
-
-
-# Canaries in the answers of PATE -------------------------------------------------------------
+    return bounds, tuple(refute_event(*seen, event, **of, independent=i) for i in (False, True))
 
 
 def _answer(
@@ -250,9 +237,6 @@ def _log_ratios(aggregator: Aggregator, n_teachers: int, random: Rng) -> NDArray
     return np.array([first, second, refused])
 
 
-# Canaries in DP-SGD --------------------------------------------------------------------------
-
-
 def _train(
     canaries: GradientCanaries,
     recipe: Recipe,
@@ -260,9 +244,8 @@ def _train(
     prepared: Prepared,
     dataset: Dataset,
     seed: int | None,
-    on_step: Callable[[int, int], None],
-) -> tuple[Event, "nn.Module"]:
-    """Train by the recipe with canaries; return the event of the run and the released model."""
+) -> "TrainingLoop":
+    """Train by the recipe with canaries, and return the finished loop."""
     from tacit.experiments import models
     from tacit.experiments.training_loop import TrainingLoop, tensors
 
@@ -275,31 +258,21 @@ def _train(
         seed=seed,
         canaries=canaries,
     )
-    for step in loop.steps():
-        on_step(step, loop.private.steps)
-    with loop.released() as model:
-        return loop.private.event, copy.deepcopy(model)
-
-
-def _accuracy(model: "nn.Module", facts: Facts, prepared: Prepared) -> dict[str, float]:
-    from tacit.experiments.training_loop import evaluate, tensors
-
-    found = evaluate(model, *tensors(prepared.x_test, prepared.y_test))["accuracy"]
-    return {"with_canaries": found, "without": facts.utility.private[0].value}
-
-
-# Demonstrations, for public records only -----------------------------------------------------
+    for _ in loop.steps():
+        pass
+    return loop
 
 
 def _demonstrate(
     folder: RunFolder, facts: Facts, released: "Released", dataset: Dataset, prepared: Prepared
 ) -> Demonstrations:
-    """Attack the released model and its twin, and draw the results into the run folder."""
+    """Attack the released model and its twin; write the data of the figures to the run folder."""
     both = {TWIN: _twin(released, dataset, prepared), RELEASED: released.model}
-    (folder / "figures").mkdir(exist_ok=True)
     figures = {MEMBERSHIP: "Training records distinguished from others by their loss, on log axes."}
     curves = {name: _curve(model, prepared) for name, model in both.items()}
-    roc_figure(curves, folder / MEMBERSHIP, epsilon=facts.epsilon, delta=facts.delta)
+    points = roc_points(curves, epsilon=facts.epsilon, delta=facts.delta)
+    rows = [(name, f"{fpr:.6g}", f"{tpr:.6g}") for name, fpr, tpr in points]
+    folder.write_table(MEMBERSHIP, ("curve", "fpr", "tpr"), rows)
     inversion: dict[str, float] = {}
     if dataset.x_train.ndim == 3 and len(dataset.x_train) <= _SMALL:
         inversion = _invert(folder, facts, dataset)
@@ -337,15 +310,20 @@ def _curve(model: "nn.Module", prepared: Prepared) -> ROC:
 def _invert(folder: RunFolder, facts: Facts, dataset: Dataset) -> dict[str, float]:
     """Return the mean likeness of reconstructed one-record classes to their records, by model."""
     alone = dataset.x_test[:_ALONE]
-    rows: list[tuple[str, Any]] = [("the record", alone)]
+    shown: dict[str, Any] = {"the record": alone}
     found = {}
     for name, model in _pixel_models(facts, dataset, alone).items():
         first = dataset.n_classes or 0
-        images = [invert(model, first + k, alone.shape[1:]) for k in range(len(alone))]
-        rows.append((name, images))
-        alike = [likeness(image, one[None]) for image, one in zip(images, alone, strict=True)]
-        found[name] = float(np.mean(alike))
-    inversion_figure(rows, folder / INVERSION)
+        shown[name] = [invert(model, first + k, alone.shape[1:]) for k in range(len(alone))]
+        pairs = zip(shown[name], alone, strict=True)
+        found[name] = float(np.mean([likeness(image, one[None]) for image, one in pairs]))
+    rows = (
+        (name, k, pixel, f"{value:.4f}")
+        for name, images in shown.items()
+        for k, image in enumerate(images)
+        for pixel, value in enumerate(np.ravel(image))
+    )
+    folder.write_table(INVERSION, ("row", "image", "pixel", "value"), rows)
     return found
 
 

@@ -20,10 +20,8 @@ import tacit
 from tacit import accounting
 from tacit.datasets import Dataset
 from tacit.events import Event, Relation, from_dict
-from tacit.experiments.features import summaries_of
 from tacit.experiments.recipe import Recipe
 from tacit.ledger import Ledger
-from tacit.pate import PATEClassifier
 
 FACTS_VERSION = 1
 
@@ -45,12 +43,6 @@ Metric = dict[str, float]
 """One line of metrics.jsonl, numbers only: `step`, `epoch`, `epsilon` (the cost of a run planned to
 end at this step; absent in baseline.jsonl), and on the test split `loss`, `accuracy` and, for two
 classes, `auc`."""
-
-_SUMMARIES = {
-    "directions": "principal directions of the records",
-    "mean": "the mean record",
-    "evening": "a map that evens out the main directions of the records",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,119 +184,20 @@ class Facts:
             utility = dict(data["utility"])
             for side in ("private", "non_private"):
                 utility[side] = tuple(SeedValue(**one) for one in utility[side])
-            rest = {
-                **data,
+            given = {
                 "utility": Utility(**utility),
                 "touches": tuple(Touch(**touch) for touch in data["touches"]),
                 "released": tuple(data["released"]),
                 "assumed_public": tuple(data["assumed_public"]),
             }
-            facts = cls(**rest)
+            facts = cls(**{**data, **given})
             Relation(facts.relation)
         except (KeyError, TypeError, ValueError) as wrong:
             raise ValueError(f"the facts cannot be read: {wrong}") from None
         return facts
 
 
-def training_facts(
-    recipe: Recipe,
-    dataset: Dataset,
-    ledger: Ledger,
-    *,
-    event: Event,
-    steps: int,
-    noise_multiplier: float,
-    model: str,
-    metrics: Sequence[Metric],
-    baseline: Sequence[Metric],
-    resumed: int,
-    seconds: float,
-) -> Facts:
-    """Return the facts of a DP-SGD run by a filled recipe; `with_files` adds those of its files."""
-    rate = recipe.training.lot / len(dataset.x_train)
-    sampling = f"Poisson, rate {rate:.6g}, drawn anew for each step"
-    done = {"steps": steps, "noise_multiplier": noise_multiplier}
-    return Facts(
-        **_claim(recipe, dataset, ledger, event),
-        assumed_public=(*dataset.public, "the records measured on"),
-        sampling_assumed=sampling,
-        sampling_used=sampling,
-        touches=_training_touches(recipe, dataset, has_baseline=bool(baseline)),
-        released=_training_releases(recipe),
-        method="DP-SGD",
-        model=model,
-        hyperparameters=recipe.to_dict()["training"] | done,
-        steps=steps,
-        resumed=resumed,
-        seconds=round(seconds, 3),
-        utility=_training_utility(recipe, dataset, metrics, baseline),
-        baseline_file=BASELINE if baseline else None,
-    )
-
-
-def pate_facts(
-    recipe: Recipe,
-    dataset: Dataset,
-    model: PATEClassifier,
-    *,
-    event: Event,
-    accuracy: float,
-    truth: np.ndarray,
-    resumed: int,
-    seconds: float,
-) -> Facts:
-    """Return the facts of a PATE run; `with_files` adds those of its files.
-
-    `accuracy` is that of the student on public test records whose classes are `truth`.
-    """
-    claim = _claim(recipe, dataset, model.ledger_, event)
-    count = recipe.teachers.count
-    others = {"answered": float(model.n_answered_)}
-    if model.sanitized_cost_ is not None:
-        others["sanitized epsilon"] = model.sanitized_cost_.epsilon(delta=claim["delta"])
-    return Facts(
-        **claim,
-        assumed_public=(*dataset.public, "test split, without labels where the student asks"),
-        sampling_assumed="none: every record is used by one teacher",
-        sampling_used="none: every record is used by one teacher",
-        touches=_pate_touches(event),
-        released=("student", "labels of public inputs", "which queries were answered"),
-        method="PATE",
-        model=f"kernel student of {count} kernel teachers",
-        hyperparameters={
-            "teachers": count,
-            "queries": recipe.answers.queries,
-            "aggregator": repr(recipe.answers.aggregator(count)),
-        },
-        steps=len(model.labels_),
-        resumed=resumed,
-        seconds=round(seconds, 3),
-        utility=Utility(
-            metric="accuracy",
-            private=(SeedValue(seed=recipe.run.seed, value=accuracy),),
-            majority=_majority(truth),
-            others=others,
-            n_test=len(truth),
-        ),
-        model_file=STUDENT,
-        metrics_file=CURVE,
-    )
-
-
-def with_files(facts: Facts, folder: Path, ledger: Ledger) -> Facts:
-    """Return `facts` with the hashes of the files in `folder`, the ledger's head and versions."""
-    uses_torch = facts.method == "DP-SGD"
-    return replace(
-        facts,
-        model_sha256=_sha256(folder / facts.model_file),
-        recipe_sha256=_sha256(folder / facts.recipe_file),
-        ledger_head=ledger.verify().head,
-        versions=_versions(("torch", "numpy", "scipy") if uses_torch else ("numpy", "scipy")),
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-    )
-
-
-def _claim(recipe: Recipe, dataset: Dataset, ledger: Ledger, event: Event) -> dict[str, Json]:
+def claim_fields(recipe: Recipe, dataset: Dataset, ledger: Ledger, event: Event) -> dict[str, Json]:
     """Return the fields of `Facts` that every method fills in the same way."""
     privacy, relation = recipe.privacy, ledger.relation
     assert privacy.delta is not None  # set by Recipe.filled
@@ -322,83 +215,22 @@ def _claim(recipe: Recipe, dataset: Dataset, ledger: Ledger, event: Event) -> di
     }
 
 
-def _training_touches(recipe: Recipe, dataset: Dataset, *, has_baseline: bool) -> tuple[Touch, ...]:
-    """Return every use of the data by a DP-SGD run."""
-    features = recipe.features
-    how = {
-        "none": "values scaled by declared bounds, record by record",
-        "scattering": "fixed wavelets and statistics of one image at a time",
-        "pca": f"projected on {features.components} principal directions",
-        "projection": f"{features.components} random directions from a public seed",
-    }[features.kind]
-    size = Touch(what="size", how="the number of training records is assumed public", cost="public")
-    touches = [size, Touch(what="preprocessing", how=how, cost="free")]
-    for name, summary in summaries_of(features, len(dataset.x_train)).items():
-        how = f"{_SUMMARIES[name]}, released once with {summary.event}"
-        event = summary.event.to_dict()
-        touches.append(Touch(what="preprocessing", how=how, cost="paid", event=event))
-    how = "noisy sums of clipped gradients; the plan was paid before its first step"
-    touches.append(Touch(what="training", how=how, cost="paid"))
-    how = (
-        "none in this run: settings are those of the recipe; if they were chosen by looking at "
-        "these records, that is not in the bill"
-    )
-    touches.append(Touch(what="model selection", how=how, cost="public"))
-    how = "none: the number of steps was fixed"
-    touches.append(Touch(what="early stopping", how=how, cost="public"))
-    if recipe.data.validation_share:
-        how = "records held out of the training set, measured on without noise"
-        touches.append(Touch(what="evaluation", how=how, cost="not covered"))
-    else:
-        how = f"on {len(dataset.x_test):,} records of the test split"
-        touches.append(Touch(what="evaluation", how=how, cost="public"))
-    if has_baseline:
-        how = "a twin trained without noise, since the recipe says that the records are public"
-        touches.append(Touch(what="baseline", how=how, cost="not covered"))
-    return tuple(touches)
-
-
-def _training_releases(recipe: Recipe) -> tuple[str, ...]:
-    weights = "running mean of the weights" if recipe.training.average else "final weights"
-    taken = [_SUMMARIES[name] for name in summaries_of(recipe.features, 1)]
-    held = recipe.data.validation_share
-    measured = "records held out of the training set" if held else "the test split"
-    return (weights, *taken, f"metrics on {measured} after each epoch")
-
-
-def _training_utility(
-    recipe: Recipe, dataset: Dataset, metrics: Sequence[Metric], baseline: Sequence[Metric]
-) -> Utility:
-    seed, last = recipe.run.seed, metrics[-1]
-    twin = (SeedValue(seed=seed, value=baseline[-1]["accuracy"]),) if baseline else ()
-    others = {name: last[name] for name in ("loss", "auc") if name in last}
-    if baseline:
-        others |= {f"baseline_{n}": baseline[-1][n] for n in ("loss", "auc") if n in baseline[-1]}
-    return Utility(
-        metric="accuracy",
-        private=(SeedValue(seed=seed, value=last["accuracy"]),),
-        non_private=twin,
-        majority=_majority(dataset.y_test),
-        others=others,
-        n_test=len(dataset.x_test),
-    )
-
-
-def _pate_touches(event: Event) -> tuple[Touch, ...]:
-    """Return every use of the data by a PATE run whose releases are `event`."""
-    votes = "teachers on disjoint random parts, seen through their noisy votes alone"
-    alone = "features of each image alone, components from public inputs"
-    return (
-        Touch(what="training", how=votes, cost="paid", event=event.to_dict()),
-        Touch(what="preprocessing", how=alone, cost="free"),
-        Touch(what="evaluation", how="on the public test split", cost="public"),
-        Touch(what="size", how="number of records and classes", cost="public"),
-    )
-
-
-def _majority(classes: np.ndarray) -> float:
+def majority_share(classes: np.ndarray) -> float:
     """Return the share of the most frequent class."""
     return float(np.bincount(classes).max() / len(classes))
+
+
+def with_files(facts: Facts, folder: Path, ledger: Ledger) -> Facts:
+    """Return `facts` with the hashes of the files in `folder`, the ledger's head and versions."""
+    uses_torch = facts.method == "DP-SGD"
+    return replace(
+        facts,
+        model_sha256=_sha256(folder / facts.model_file),
+        recipe_sha256=_sha256(folder / facts.recipe_file),
+        ledger_head=ledger.verify().head,
+        versions=_versions(("torch", "numpy", "scipy") if uses_torch else ("numpy", "scipy")),
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
 
 
 def _sha256(path: Path) -> str:

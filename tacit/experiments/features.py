@@ -27,7 +27,8 @@ from tacit.experiments.scattering import (
 )
 from tacit.mechanisms import GaussianMechanism
 
-_CHUNK = 2048  # images scattered at a time
+_CHUNK = 2048  # records added up at a time
+_IMAGES = 512  # images scattered at a time
 _CACHE_VERSION = 2
 
 
@@ -68,12 +69,42 @@ class Prepared(NamedTuple):
         return tuple(self.x_train.shape[1:])
 
 
+class _OfSecondMoments:
+    """Base of summaries that are a function of the second moments of the records.
+
+    Records are scaled to norm 1, after all but their first `_inputs` coordinates are dropped.
+    """
+
+    noise_multiplier: float
+
+    @property
+    def _inputs(self) -> int | None:
+        return None
+
+    @property
+    def event(self) -> Gaussian:
+        """Event of the one release."""
+        return _gram_mechanism(self.noise_multiplier).event
+
+    def release(self, x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Return the noisy summary; pay first."""
+        return self._of(_noisy_gram(x[:, : self._inputs], self.noise_multiplier, rng))
+
+    def exact(self, x: np.ndarray) -> np.ndarray:
+        """Return the summary without noise. Private."""
+        return self._of(_gram(x[:, : self._inputs]))
+
+    def _of(self, gram: np.ndarray) -> np.ndarray:
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
-class PrivatePCA:
+class PrivatePCA(_OfSecondMoments):
     """Principal directions of the records, scaled to norm 1, released once with Gaussian noise.
 
-    Guarantee: `event`, for the directions and anything computed from them. The method is Analyze
-    Gauss (Dwork, Talwar, Thakurta & Zhang 2014), with noise calibrated to the Frobenius norm.
+    The result is (inputs, components), with the direction of largest variance first. Guarantee:
+    `event`, for the directions and anything computed from them. The method is Analyze Gauss (Dwork,
+    Talwar, Thakurta & Zhang 2014), with noise calibrated to the Frobenius norm.
 
     >>> rng = np.random.default_rng(0)
     >>> x = rng.normal(size=(1000, 3)) * [5.0, 1.0, 0.1]
@@ -86,23 +117,20 @@ class PrivatePCA:
     whiten: float = 0.0
     """0 gives directions of length 1; 1 gives lengths that equalize the second moments."""
 
-    @property
-    def event(self) -> Gaussian:
-        """Event of the one release."""
-        return _gram_mechanism(self.noise_multiplier).event
-
-    def release(self, x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Return orthogonal directions (inputs, components), largest variance first; pay first."""
-        noisy = _noisy_gram(x, self.noise_multiplier, rng)
-        return _directions(noisy, self.components, self.whiten)
-
-    def exact(self, x: np.ndarray) -> np.ndarray:
-        """Return the directions without noise. Private."""
-        return _directions(_gram(x), self.components, self.whiten)
+    def _of(self, gram: np.ndarray) -> np.ndarray:
+        values, vectors = np.linalg.eigh(gram)
+        chosen = vectors[:, ::-1][:, : self.components]
+        # Signs are arbitrary; fixing them makes equal inputs give equal directions.
+        largest = np.abs(chosen).argmax(axis=0)
+        chosen = chosen * np.sign(chosen[largest, np.arange(chosen.shape[1])])
+        kept = np.maximum(values[::-1][: self.components], 1e-12 * values[-1])
+        lengths = kept ** (-self.whiten / 2)
+        # Rescaled so that whitening does not change the mean squared length of projected records.
+        return chosen * lengths * np.sqrt(kept.sum() / (kept * lengths**2).sum())
 
 
 @dataclass(frozen=True)
-class PrivateEvening:
+class PrivateEvening(_OfSecondMoments):
     """A symmetric map of the first `coordinates` that shortens the directions of most variance.
 
     Guarantee: `event`, for the map and anything computed with it. The map is a function of the
@@ -116,19 +144,10 @@ class PrivateEvening:
     noise_multiplier: float
 
     @property
-    def event(self) -> Gaussian:
-        """Event of the one release."""
-        return _gram_mechanism(self.noise_multiplier).event
+    def _inputs(self) -> int:
+        return self.coordinates
 
-    def release(self, x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Return the map (coordinates, coordinates); pay first."""
-        return self._map(_noisy_gram(x[:, : self.coordinates], self.noise_multiplier, rng))
-
-    def exact(self, x: np.ndarray) -> np.ndarray:
-        """Return the map without noise. Private."""
-        return self._map(_gram(x[:, : self.coordinates]))
-
-    def _map(self, gram: np.ndarray) -> np.ndarray:
+    def _of(self, gram: np.ndarray) -> np.ndarray:
         values, vectors = np.linalg.eigh(gram)
         level = 4 * self.noise_multiplier * math.sqrt(len(gram))
         scales = np.sqrt(level / np.maximum(values, level))
@@ -192,25 +211,21 @@ def prepare(
     """
     needed = summaries_of(settings, len(dataset.x_train))
     kept: dict[str, np.ndarray] = {}
-
-    def centered(x_train: np.ndarray, x_test: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        if "mean" not in needed:
-            return x_train, x_test
-        kept["mean"] = release("mean", needed["mean"], x_train)
-        return x_train - kept["mean"], x_test - kept["mean"]
-
+    is_projected = settings.kind in ("pca", "projection")
     x_train, x_test = dataset.x_train, dataset.x_test
-    if settings.kind in ("pca", "projection"):
-        x_train, x_test = centered(*(_scaled_rows(x) for x in (x_train, x_test)))
+    if is_projected:
+        x_train, x_test = (_scaled_rows(x) for x in (x_train, x_test))
+    elif settings.kind == "scattering":
+        x_train, x_test = (_scattered(x, settings, cache) for x in (x_train, x_test))
+    if "mean" in needed:
+        kept["mean"] = release("mean", needed["mean"], x_train)
+        x_train, x_test = x_train - kept["mean"], x_test - kept["mean"]
+    if is_projected:
         directions = random_directions(x_train.shape[1], settings.components)
         if settings.kind == "pca":
             directions = release("directions", needed["directions"], x_train).astype(np.float32)
             kept["directions"] = directions
         x_train, x_test = (project(x, directions) for x in (x_train, x_test))
-    else:
-        if settings.kind == "scattering":
-            x_train, x_test = (_scattered(x, settings, cache) for x in (x_train, x_test))
-        x_train, x_test = centered(x_train, x_test)
     if "evening" in needed:
         kept["evening"] = release("evening", needed["evening"], x_train)
         for x in (x_train, x_test):
@@ -280,18 +295,6 @@ def _bounded_sum(x: np.ndarray, bound: float) -> np.ndarray:
     return total
 
 
-def _directions(gram: np.ndarray, components: int, whiten: float) -> np.ndarray:
-    values, vectors = np.linalg.eigh(gram)
-    chosen = vectors[:, ::-1][:, :components]
-    # Signs are arbitrary; fixing them makes equal inputs give equal directions.
-    largest = np.abs(chosen).argmax(axis=0)
-    chosen = chosen * np.sign(chosen[largest, np.arange(chosen.shape[1])])
-    kept = np.maximum(values[::-1][:components], 1e-12 * values[-1])
-    lengths = kept ** (-whiten / 2)
-    # Rescaled so that whitening does not change the mean squared length of projected records.
-    return chosen * lengths * np.sqrt(kept.sum() / (kept * lengths**2).sum())
-
-
 def cache_folder() -> Path:
     """Return the folder that keeps features between runs; its content is private."""
     home = os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")
@@ -311,43 +314,33 @@ def _scattered(images: np.ndarray, settings: FeatureSettings, cache: Path | None
     is_flat = bool(settings.even_noise_multiplier)
     if is_flat:
         shape = (len(images), math.prod(shape[1:]))
-    if not len(images):  # a released model prepares a test split only
-        return np.zeros(shape, np.float32)
-    if cache is None:
-        return np.concatenate([_features(part, scattering, settings) for part in _parts(images)])
+
+    def fill(features: np.ndarray) -> np.ndarray:
+        for start in range(0, len(images), _IMAGES):
+            chunk = images[start : start + _IMAGES]
+            features[start : start + _IMAGES] = _features(chunk, scattering, settings)
+        return features
+
+    if cache is None or not len(images):  # a released model prepares a test split only
+        return fill(np.empty(shape, np.float32))
     cache.mkdir(parents=True, exist_ok=True, mode=0o700)
     how = f"{scattering}|{settings.groups}|{settings.contrast}|{is_flat}"
     label = f"{_CACHE_VERSION}|{how}|{images.shape}|{images.dtype}"
     digest = hashlib.sha256(label.encode() + np.ascontiguousarray(images).tobytes()).hexdigest()
     path = cache / f"{digest[:32]}.npy"
     if not path.is_file():
-        _fill(path, images, scattering, settings, shape)
+        handle, part = tempfile.mkstemp(dir=cache)  # mode 0600: the features are private
+        os.close(handle)
+        try:
+            kept = np.lib.format.open_memmap(part, mode="w+", dtype=np.float32, shape=shape)
+            fill(kept)
+            kept.flush()
+            os.replace(part, path)  # a reader finds the whole file or none
+        except BaseException:
+            Path(part).unlink(missing_ok=True)
+            raise
     # Copy on write: processes share the pages, and torch may write to the array.
     return np.load(path, mmap_mode="c")
-
-
-def _fill(
-    path: Path, images: np.ndarray, scattering: Scattering, settings: FeatureSettings, shape: tuple
-) -> None:
-    """Write the features of all images to `path`, one chunk at a time."""
-    handle, part = tempfile.mkstemp(dir=path.parent)  # mode 0600: the features are private
-    os.close(handle)
-    try:
-        kept = np.lib.format.open_memmap(part, mode="w+", dtype=np.float32, shape=shape)
-        start = 0
-        for chunk in _parts(images):
-            kept[start : start + len(chunk)] = _features(chunk, scattering, settings)
-            start += len(chunk)
-        kept.flush()
-        del kept
-        os.replace(part, path)  # a reader finds the whole file or none
-    except BaseException:
-        Path(part).unlink(missing_ok=True)
-        raise
-
-
-def _parts(images: np.ndarray) -> list[np.ndarray]:
-    return [images[i : i + _CHUNK] for i in range(0, max(1, len(images)), _CHUNK)]
 
 
 def _features(images: np.ndarray, scattering: Scattering, settings: FeatureSettings) -> np.ndarray:

@@ -22,11 +22,13 @@ weights that were paid for. Every file is replaced as a whole, so a reader finds
 content or the new one.
 """
 
+import csv
+import io
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from tacit.events import Relation
@@ -77,10 +79,16 @@ class RunFolder:
             )
         return Facts.from_dict(json.loads((self / FACTS).read_text(encoding="utf-8")))
 
-    def holds_other_recipe(self, recipe: Recipe, *, name: str = RECIPE) -> bool:
-        """Return whether the file `name` exists and holds a recipe that differs from `recipe`."""
-        path = self / name
-        return path.is_file() and type(recipe).read(path) != recipe
+    def refuse_other_recipe(self, recipe: Recipe, *, resume: str) -> None:
+        """Raise if the folder holds a recipe that differs from `recipe`.
+
+        `resume` is the command that goes on with the recipe of the folder.
+        """
+        if (self / RECIPE).is_file() and Recipe.read(self / RECIPE) != recipe:
+            raise ValueError(
+                f"{self.path} holds a run of another recipe. Choose another folder with --out, or "
+                f"go on as it was planned: {resume}"
+            )
 
     def open_ledger(self, recipe: Recipe, budget: Budget | None) -> Ledger:
         """Return the ledger that the recipe names, or else one in this folder."""
@@ -96,6 +104,14 @@ class RunFolder:
     def write_lines(self, name: str, rows: Sequence[Mapping[str, Json]]) -> None:
         """Write a file with one JSON object per line."""
         self.write(name, "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
+
+    def write_table(
+        self, name: str, header: Sequence[str], rows: Iterable[Sequence[object]]
+    ) -> None:
+        """Write a CSV file with a header."""
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([header, *rows])
+        self.write(name, text.getvalue())
 
     def read_lines(self, name: str) -> list[Metric]:
         """Return the rows of a file of JSON lines; none if the file is missing."""

@@ -88,11 +88,8 @@ def study_logit(
     if schema is None or len(dataset.feature_names) != 1 or dataset.n_classes != 2:
         raise ValueError("a surface needs a table with one attribute, and a target of two classes.")
     (column,) = (c for c in schema.columns if c.name != schema.target)
-    assert column.lower is not None  # one feature, so bounds rather than categories
-    assert column.upper is not None
-    middle, half = (column.lower + column.upper) / 2, (column.upper - column.lower) / 2
+    middle, half = column.middle_and_half
     records = _Records(dataset.x_train[:, 0] * half, dataset.y_train)
-    filled = recipe.filled(len(dataset.x_train))
     runs = []
     for epsilon in sorted(set(epsilons)):
         at = recipe.for_epsilon(epsilon).filled(len(dataset.x_train))
@@ -104,11 +101,10 @@ def study_logit(
             runs.append(Ascent(epsilon=epsilon, points=points, loss=records.loss(points[-1])))
     ordinary = records.newton()
     grid = _grid([p for run in runs for p in run.points] + list(ordinary))
-    assert filled.privacy.delta is not None
     return LogitStudy(
         attribute=column.name,
         target=schema.target,
-        delta=filled.privacy.delta,
+        delta=recipe.filled(len(dataset.x_train)).privacy.budget.delta,
         n_records=len(dataset.x_train),
         middle=middle,
         ordinary=ordinary,

@@ -7,7 +7,7 @@ the files that are written.
 
 import io
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +17,19 @@ from tacit import accounting
 from tacit.datasets import Dataset
 from tacit.events import Event, Sequence
 from tacit.experiments import data as data_of
-from tacit.experiments.facts import ANSWERS, CURVE, RECIPE, STUDENT, Facts, Metric, pate_facts
+from tacit.experiments.facts import (
+    ANSWERS,
+    CURVE,
+    RECIPE,
+    STUDENT,
+    Facts,
+    Metric,
+    SeedValue,
+    Touch,
+    Utility,
+    claim_fields,
+    majority_share,
+)
 from tacit.experiments.folder import RunFolder
 from tacit.experiments.recipe import Recipe
 from tacit.ledger import Ledger
@@ -60,18 +72,13 @@ def run_pate(
     paying = run.open_ledger(recipe, budget) if ledger is None else Ledger(ledger, budget=budget)
     model = _classifier(recipe, dataset, run, paying, progress)
     model.fit(split.x, split.y, split.public)
-    run.write(STUDENT, _npz(model.student_))
+    arrays = io.BytesIO()
+    np.savez(arrays, **model.student_.to_arrays())  # type: ignore[arg-type]  # the file's keys
+    run.write(STUDENT, arrays.getvalue())
     run.write_lines(CURVE, _by_answers(recipe, model, split))
-    facts = pate_facts(
-        recipe,
-        dataset,
-        model,
-        event=_claim(recipe, model, len(split.public)),
-        accuracy=model.score(split.test, split.truth),
-        truth=split.truth,
-        resumed=int(was_killed),
-        seconds=time.perf_counter() - start,
-    )
+    facts = _facts(recipe, dataset, model, split)
+    seconds = round(time.perf_counter() - start, 3)
+    facts = replace(facts, resumed=int(was_killed), seconds=seconds)
     return run.finish(facts, model.ledger_)
 
 
@@ -80,12 +87,9 @@ def refuse_other_recipe(recipe: Recipe, run: RunFolder) -> None:
 
     A run is begun when answers may have been paid for. Before that, its recipe can be corrected.
     """
-    is_begun = run.is_finished or (run / ANSWERS).exists()
-    if is_begun and run.holds_other_recipe(recipe):
-        raise ValueError(
-            f"{run.path.name} holds a run of another recipe. Choose another folder with --out, or "
-            f"go on as it was planned: tacit pate {run / RECIPE} --out {run.path}"
-        )
+    if run.is_finished or (run / ANSWERS).exists():
+        command = f"tacit pate {run / RECIPE} --out {run.path}"
+        run.refuse_other_recipe(recipe, resume=command)
 
 
 class _Split(NamedTuple):
@@ -180,6 +184,48 @@ def _by_answers(recipe: Recipe, model: PATEClassifier, split: _Split) -> list[Me
     return rows
 
 
+def _facts(recipe: Recipe, dataset: Dataset, model: PATEClassifier, split: _Split) -> Facts:
+    """Return the facts of the run, except how long it took and whether it was resumed."""
+    event = _claim(recipe, model, len(split.public))
+    claim, count = claim_fields(recipe, dataset, model.ledger_, event), recipe.teachers.count
+    others = {"answered": float(model.n_answered_)}
+    if model.sanitized_cost_ is not None:
+        others["sanitized epsilon"] = model.sanitized_cost_.epsilon(delta=claim["delta"])
+    votes = "teachers on disjoint random parts, seen through their noisy votes alone"
+    alone = "features of each image alone, components from public inputs"
+    accuracy = model.score(split.test, split.truth)
+    return Facts(
+        **claim,
+        assumed_public=(*dataset.public, "test split, without labels where the student asks"),
+        sampling_assumed="none: every record is used by one teacher",
+        sampling_used="none: every record is used by one teacher",
+        touches=(
+            Touch(what="training", how=votes, cost="paid", event=event.to_dict()),
+            Touch(what="preprocessing", how=alone, cost="free"),
+            Touch(what="evaluation", how="on the public test split", cost="public"),
+            Touch(what="size", how="number of records and classes", cost="public"),
+        ),
+        released=("student", "labels of public inputs", "which queries were answered"),
+        method="PATE",
+        model=f"kernel student of {count} kernel teachers",
+        hyperparameters={
+            "teachers": count,
+            "queries": recipe.answers.queries,
+            "aggregator": repr(recipe.answers.aggregator(count)),
+        },
+        steps=len(model.labels_),
+        utility=Utility(
+            metric="accuracy",
+            private=(SeedValue(seed=recipe.run.seed, value=accuracy),),
+            majority=majority_share(split.truth),
+            others=others,
+            n_test=len(split.truth),
+        ),
+        model_file=STUDENT,
+        metrics_file=CURVE,
+    )
+
+
 def _claim(recipe: Recipe, model: PATEClassifier, n_public: int) -> Event:
     """Return everything done to the private records.
 
@@ -188,9 +234,3 @@ def _claim(recipe: Recipe, model: PATEClassifier, n_public: int) -> Event:
     has_check = recipe.answers.threshold is not None
     event = model.plan_event(n_public) if has_check else model.event_
     return event if model.sanitizer is None else Sequence((event, model.sanitizer.event))
-
-
-def _npz(student: SpreadStudent) -> bytes:
-    buffer = io.BytesIO()
-    np.savez(buffer, **student.to_arrays())  # type: ignore[arg-type]  # names are the file's keys
-    return buffer.getvalue()

@@ -22,7 +22,8 @@ import tomllib
 import types
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from functools import partial
 from importlib import resources
 from itertools import pairwise
 from pathlib import Path
@@ -43,6 +44,7 @@ _UNUSED = {
     "dp-sgd": ("teachers", "answers"),
     "pate": ("features", "model", "training", "at", "published"),
 }
+_UNSET = (None, {})  # values of optional settings that TOML leaves out
 _MOVED = {"seed": "run", "public_share": "answers"}  # once top-level keys of PATE recipes
 
 
@@ -62,22 +64,17 @@ def _one_of(*, allowed: tuple[str, ...], **named: str) -> None:
         raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}.{advice}")
 
 
-def _check(rule: Callable[..., object], name: str, value: object, **options: Any) -> None:
-    """Apply a rule to a setting with a dotted name."""
-    try:
-        rule(**{name: value}, **options)
-    except TypeError as wrong:
-        raise ValueError(str(wrong)) from None
+_at_least_one: Callable[..., object] = partial(whole, least=1)
 
 
-def _setting(default: T, rule: Callable[..., object], **options: Any) -> T:
+def _setting(default: T, rule: Callable[..., object]) -> T:
     """Declare a setting: its default, and the rule that its value must satisfy."""
-    return field(default=default, metadata={"rule": rule, "options": options})
+    return field(default=default, metadata={"rule": rule})
 
 
 def _choice(default: str, *others: str) -> str:
     """Declare a setting that takes one of the given values; the first is the default."""
-    return _setting(default, _one_of, allowed=(default, *others))
+    return _setting(default, partial(_one_of, allowed=(default, *others)))
 
 
 class _Settings:
@@ -92,8 +89,10 @@ class _Settings:
         for f in fields(self):  # type: ignore[arg-type]  # every subclass is a dataclass
             value = getattr(self, f.name)
             if "rule" in f.metadata and value is not None:
-                name, options = f"{self._section}.{f.name}", f.metadata["options"]
-                _check(f.metadata["rule"], name, value, **options)
+                try:
+                    f.metadata["rule"](**{f"{self._section}.{f.name}": value})
+                except TypeError as wrong:
+                    raise ValueError(str(wrong)) from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,17 +130,17 @@ class FeatureSettings(_Settings, section="features"):
 
     kind: str = _choice("none", "scattering", "pca", "projection")
     """pca is paid for; scattering and projection (random) are free."""
-    scales: int = _setting(2, whole, least=1)
-    angles: int = _setting(8, whole, least=1)
-    groups: int = _setting(27, whole, least=1)
+    scales: int = _setting(2, _at_least_one)
+    angles: int = _setting(8, _at_least_one)
+    groups: int = _setting(27, _at_least_one)
     """Number of channel groups in which the scattering of each image is standardized."""
     contrast: bool = False
     """Also standardize the channels at each position of the image; free."""
     even_noise_multiplier: float = _setting(0.0, non_negative)
     """Noise of the one release that shortens the main directions of the scattering; 0 for none."""
-    even: int = _setting(300, whole, least=1)
+    even: int = _setting(300, _at_least_one)
     """Number of coarsest scattering frequencies among which those directions are sought."""
-    components: int = _setting(60, whole, least=1)
+    components: int = _setting(60, _at_least_one)
     """Number of dimensions that pca and projection keep."""
     noise_multiplier: float = _setting(16.0, positive)
     """Noise of the one release of the private PCA."""
@@ -169,7 +168,7 @@ class ModelSettings(_Settings, section="model"):
     def __post_init__(self) -> None:
         super().__post_init__()
         for width in (*self.hidden, *self.channels):
-            _check(whole, "model.hidden and model.channels", width, least=1)
+            _at_least_one(**{"model.hidden and model.channels": width})
         if (self.kind == "module") != bool(self.module):
             raise ValueError(
                 'model.module = "package.module:Name" goes with model.kind = "module".'
@@ -180,7 +179,7 @@ class ModelSettings(_Settings, section="model"):
 class TrainingSettings(_Settings, section="training"):
     """Section [training]: the steps of DP-SGD. Together with [privacy] it fixes the guarantee."""
 
-    batch_size: int | None = _setting(None, whole, least=1)
+    batch_size: int | None = _setting(None, _at_least_one)
     """Expected number of records in a lot; default about an eighth of the records."""
     epochs: float = _setting(30.0, positive)
     clip_norm: float = _setting(1.0, positive)
@@ -194,26 +193,31 @@ class TrainingSettings(_Settings, section="training"):
     """adam corrects its second moment for the noise."""
     average: float = _setting(0.9, _below_one)
     """Decay of the running mean of the weights, which is released; 0 releases the last weights."""
-    shrink: int = _setting(1, whole, least=1)
+    shrink: int = _setting(1, _at_least_one)
     """For cheap tuning on public data: divide lot and noise by this number and keep the number of
     steps. What a step learns depends on lot / noise, so settings that do well here do well in full
     (Sander, Stock & Sablayrolles 2023, arXiv:2210.03403). The run then costs far more than the
     epsilon of the recipe, and its facts state that price."""
-    max_microbatch: int | None = _setting(None, whole, least=1)
+    max_microbatch: int | None = _setting(None, _at_least_one)
     """Most rows on the device at once; default chosen from the available memory."""
+
+    @property
+    def batch(self) -> int:
+        """`batch_size` of a filled recipe, by which epochs are counted."""
+        assert self.batch_size is not None  # set by Recipe.filled
+        return self.batch_size
 
     @property
     def lot(self) -> int:
         """Expected number of records in one step of a filled recipe, after `shrink`."""
-        assert self.batch_size is not None  # set by Recipe.filled
-        return max(1, self.batch_size // self.shrink)
+        return max(1, self.batch // self.shrink)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherSettings(_Settings, section="teachers"):
     """Section [teachers] of PATE: the models whose votes label the public inputs."""
 
-    count: int = _setting(50, whole, least=1)
+    count: int = _setting(50, _at_least_one)
     width: float = _setting(0.85, positive)
     ridge: float = _setting(0.03, positive)
     jobs: int | None = field(default=None, compare=False)
@@ -224,7 +228,7 @@ class TeacherSettings(_Settings, section="teachers"):
 class AnswerSettings(_Settings, section="answers"):
     """Section [answers] of PATE: the queries and the noise on the vote counts."""
 
-    queries: int = _setting(40, whole, least=1)
+    queries: int = _setting(40, _at_least_one)
     public_share: float = _setting(2 / 3, in_open_unit)
     """Share of the test split whose inputs the student may query; the rest measures the student."""
     mechanism: str = _choice("gaussian", "laplace")
@@ -303,8 +307,8 @@ class RunSettings(_Settings, section="run"):
 class Published(_Settings, section="published"):
     """One accuracy that others report for the same data, drawn beside the runs for comparison."""
 
-    epsilon: float = field(metadata={"rule": positive, "options": {}})
-    accuracy: float = field(metadata={"rule": in_open_unit, "options": {}})
+    epsilon: float = field(metadata={"rule": positive})
+    accuracy: float = field(metadata={"rule": in_open_unit})
     source: str
 
 
@@ -353,35 +357,35 @@ class Recipe:
                     raise ValueError(f"[[at]] has epsilon, features and training, not {section!r}.")
 
     @classmethod
-    def parse(cls, text: str) -> Self:
-        """Return the recipe in TOML text."""
+    def parse(cls, text: str, *, method: str = "dp-sgd") -> Self:
+        """Return the recipe in TOML text; `method` is that of a text that states none."""
         try:
             data = tomllib.loads(text)
         except tomllib.TOMLDecodeError as wrong:
             raise ValueError(f"the recipe is not TOML: {wrong}.") from None
-        return cls.from_dict(data)
+        return cls.from_dict(data, method=method)
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Value]) -> Self:
+    def from_dict(cls, data: Mapping[str, Value], *, method: str = "dp-sgd") -> Self:
         """Return the recipe in a dictionary of the form that TOML gives."""
-        data = _with_method(data, cls.method)
+        data = _with_method(data, method)
         for name in _UNUSED.get(data["method"], ()):
             if name in data:
                 raise ValueError(f'[{name}] cannot be used with method = "{data["method"]}".')
         return _section(cls, data, "")
 
     @classmethod
-    def read(cls, name: str | Path) -> Self:
+    def read(cls, name: str | Path, *, method: str = "dp-sgd") -> Self:
         """Return the recipe in a file, or the shipped recipe of that name."""
         path = Path(name)
         if path.suffix == ".toml" or path.is_file():
-            return cls.parse(path.read_text(encoding="utf-8"))
+            return cls.parse(path.read_text(encoding="utf-8"), method=method)
         if str(name) not in shipped():
             raise ValueError(
                 f"{name} is neither a recipe file (.toml) nor a shipped recipe. "
                 f"Shipped: {', '.join(shipped())}."
             )
-        return cls.parse((SHIPPED / f"{name}.toml").read_text(encoding="utf-8"))
+        return cls.parse((SHIPPED / f"{name}.toml").read_text(encoding="utf-8"), method=method)
 
     def with_settings(self, settings: Mapping[str, Value]) -> Self:
         """Return this recipe with the given settings changed; None leaves a setting as it is.
@@ -447,8 +451,9 @@ class Recipe:
 
     def to_dict(self) -> dict[str, Value]:
         """Return plain values by section, without empty values and sections of other methods."""
+        given = asdict(self, dict_factory=lambda items: {k: v for k, v in items if v not in _UNSET})
         unused = _UNUSED[self.method]
-        return {name: value for name, value in _plain(self).items() if name not in unused}
+        return {name: v for name, v in given.items() if name not in unused and v != ()}
 
     def to_toml(self) -> str:
         """Return TOML text that `parse` reads back to an equal recipe.
@@ -457,14 +462,6 @@ class Recipe:
         True
         """
         return tomli_w.dumps(self.to_dict())
-
-
-@dataclass(frozen=True, kw_only=True)
-class PATERecipe(Recipe):
-    """A `Recipe` whose method is "pate" by default."""
-
-    method: str = "pate"
-    changed = Recipe.with_settings
 
 
 def shipped() -> list[str]:
@@ -520,19 +517,6 @@ def _cast(hint: Any, value: Value, name: str) -> Value:
         wanted = {float: "a number", int: "a whole number", str: "text in quotes"}
         wanted |= {bool: "true or false", tuple: "a list", dict: "a table"}
         raise ValueError(f"{name} must be {wanted[origin]}, got {value!r}.")
-    return value
-
-
-def _plain(value: Value) -> Value:
-    """Return dataclasses as dictionaries and tuples as lists; unset fields are left out."""
-    if hasattr(value, "__dataclass_fields__"):
-        inner = [(f, getattr(value, f.name)) for f in fields(value)]
-        kept = [(f, v) for f, v in inner if v not in (None, {}) and not v == f.default == ()]
-        return {f.name: _plain(v) for f, v in kept}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, Mapping):
-        return {name: _plain(item) for name, item in value.items()}
     return value
 
 

@@ -15,7 +15,6 @@ from scipy import fft
 
 _FAINT = 0.1  # added to variances, so that faint contrast is not amplified
 _KEPT = 0.3  # share of the channels' common mean that contrast normalization keeps
-_CHUNK = 512  # images at a time: bounds memory, and is large enough for fast transforms
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,10 @@ class Scattering:
     angles: int = 8
 
     def __call__(self, images: np.ndarray) -> np.ndarray:
-        """Return features (records, channels, height / 2^J, width / 2^J) in float32."""
+        """Return features (records, channels, height / 2^J, width / 2^J) in float32.
+
+        Memory grows with the number of images, so give a few hundred at a time.
+        """
         if images.ndim != 3 or images.shape[1] != images.shape[2]:
             raise ValueError(f"images must be (records, size, size), got {images.shape}.")
         if images.shape[1] % 2**self.scales:
@@ -41,24 +43,7 @@ class Scattering:
                 f"image size must be a multiple of {2**self.scales}, got {images.shape[1]}. "
                 "Pad the images."
             )
-        starts = range(0, len(images), _CHUNK)
-        parts = [self._scatter(images[s : s + _CHUNK].astype(np.float32)) for s in starts]
-        side = images.shape[1] // 2**self.scales
-        return np.concatenate(parts) if parts else np.zeros((0, self.channels, side, side), "f4")
-
-    @property
-    def channels(self) -> int:
-        """Number of paths of order 0, 1 and 2."""
-        J, L = self.scales, self.angles
-        return 1 + J * L + L * L * J * (J - 1) // 2
-
-    @property
-    def orders(self) -> tuple[slice, slice, slice]:
-        """The channels of order 0, 1 and 2."""
-        first = 1 + self.scales * self.angles
-        return slice(0, 1), slice(1, first), slice(first, self.channels)
-
-    def _scatter(self, x: np.ndarray) -> np.ndarray:
+        x = images.astype(np.float32)
         margin = 2**self.scales  # reflected border, cut off again below
         x = np.pad(x, ((0, 0), (margin, margin), (margin, margin)), mode="reflect")
         size = x.shape[1]
@@ -76,6 +61,18 @@ class Scattering:
                         u2 = _modulus(u1_hat * _fold(coarser, 2**j1), 2 ** (j2 - j1))
                         second.append(self._average(_fft(u2), low_pass, size))
         return np.stack(zeroth + first + second, axis=1)[:, :, 1:-1, 1:-1]
+
+    @property
+    def channels(self) -> int:
+        """Number of paths of order 0, 1 and 2."""
+        J, L = self.scales, self.angles
+        return 1 + J * L + L * L * J * (J - 1) // 2
+
+    @property
+    def orders(self) -> tuple[slice, slice, slice]:
+        """The channels of order 0, 1 and 2."""
+        first = 1 + self.scales * self.angles
+        return slice(0, 1), slice(1, first), slice(first, self.channels)
 
     def _average(self, u_hat: np.ndarray, low_pass: np.ndarray, size: int) -> np.ndarray:
         """Low-pass `u`, given by its transform at any resolution, down to the coarsest one."""

@@ -11,8 +11,6 @@ is released. On one private data set the costs of several released runs add up:
 `Sweep.epsilon_of_all` is the cost of releasing all of them.
 """
 
-import csv
-import io
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -117,7 +115,7 @@ def sweep(
     jobs: int = 1,
     root: str | Path | None = None,
     cache: Path | None = None,
-    on_run: Callable[[Facts], None] | None = None,
+    on_run: Callable[[Facts], None] = lambda _: None,
 ) -> Sweep:
     """Train the recipe at every epsilon and delta, `repeats` times each.
 
@@ -136,13 +134,10 @@ def sweep(
         rows = train_baseline(recipe, dataset, cache, seed=recipe.run.seed or 0)
         folder.write_lines(BASELINE, rows)
     baseline = folder.read_lines(BASELINE)
-    facts: dict[str, Facts] = {}
-    work = [(name, one, folder / name, root, cache, baseline) for name, one in recipes.items()]
-    for name, found in _train_all(work, jobs):
-        facts[name] = found
-        if on_run is not None:
-            on_run(found)
-    facts = _with_siblings(folder, {name: facts[name] for name in recipes})
+    work = [(one, folder / name, root, cache, baseline) for name, one in recipes.items()]
+    for found in _train_all(work, jobs):
+        on_run(found)
+    facts = _with_siblings(folder, {name: RunFolder(folder / name).facts() for name in recipes})
     result = _result(recipe, facts, baseline)
     folder.write(SWEEP, json.dumps(result.to_dict(), indent=2, allow_nan=False) + "\n")
     return result
@@ -177,7 +172,9 @@ def sweep_pate(
         answered = int(facts.utility.others["answered"])
         points.append(Point(float(number), facts.utility.mean, facts.epsilon, answered))
         on_point(points[-1])
-    _write_points(RunFolder(folder), setting, points)
+    written = RunFolder(folder)
+    written.write_lines("sweep.jsonl", [{setting: p.value, **p._asdict()} for p in points])
+    written.write_table("sweep.csv", (setting, *Point._fields[1:]), points)
     return points
 
 
@@ -191,7 +188,7 @@ def _take(folder: RunFolder, recipe: Recipe) -> None:
     if not (folder / GIVEN).is_file():
         (folder / BASELINE).unlink(missing_ok=True)  # left over from an unknown earlier recipe
         folder.write(GIVEN, common.to_toml())
-    elif folder.holds_other_recipe(common, name=GIVEN):
+    elif Recipe.read(folder / GIVEN) != common:
         raise ValueError(
             f"{folder.path} holds a sweep of another recipe. Choose another folder with --out."
         )
@@ -218,12 +215,12 @@ def _grid(
     return recipes
 
 
-_Work = tuple[str, Recipe, Path, str | Path | None, Path, list[Metric]]
-"""Name, recipe and folder of a run, folders of data and cache, and the metrics of the twin."""
+_Work = tuple[Recipe, Path, str | Path | None, Path, list[Metric]]
+"""Recipe and folder of a run, folders of data and cache, and the metrics of the twin."""
 
 
-def _train_all(work: list[_Work], jobs: int) -> Iterator[tuple[str, Facts]]:
-    """Yield name and facts of each run as it finishes; `jobs` runs are trained at a time."""
+def _train_all(work: list[_Work], jobs: int) -> Iterator[Facts]:
+    """Yield the facts of each run as it finishes; `jobs` runs are trained at a time."""
     if jobs == 1:
         yield from map(_train_one, work)
         return
@@ -236,28 +233,24 @@ def _train_all(work: list[_Work], jobs: int) -> Iterator[tuple[str, Facts]]:
         yield found
 
 
-def _train_one(item: _Work, threads: int | None = None) -> tuple[str, Facts]:
+def _train_one(item: _Work, threads: int | None = None) -> Facts:
     import torch
 
     from tacit.experiments.training_run import train
 
     if threads is not None:
         torch.set_num_threads(threads)
-    name, recipe, path, root, cache, baseline = item
-    return name, train(recipe, path, root=root, cache=cache, baseline=baseline)
+    recipe, path, root, cache, baseline = item
+    return train(recipe, path, root=root, cache=cache, baseline=baseline)
 
 
 def _with_siblings(folder: RunFolder, facts: dict[str, Facts]) -> dict[str, Facts]:
     """Add to the facts of each run the accuracies of the runs that differ only in randomness."""
     updated = {}
     for name, own in facts.items():
-        others = [
-            other.utility.private[0]
-            for key, other in facts.items()
-            if key != name and _key(other) == _key(own)
-        ]
-        utility = replace(own.utility, private=(own.utility.private[0], *others))
-        updated[name] = replace(own, utility=utility)
+        equal = [one for key, one in facts.items() if key != name and _key(one) == _key(own)]
+        private = tuple(one.utility.private[0] for one in (own, *equal))
+        updated[name] = replace(own, utility=replace(own.utility, private=private))
         if updated[name] != own:
             RunFolder(folder / name).write(FACTS, updated[name].to_json())
     return updated
@@ -271,7 +264,7 @@ def _key(facts: Facts) -> tuple[float, float]:
 
 def _result(recipe: Recipe, facts: dict[str, Facts], baseline: list[Metric]) -> Sweep:
     summaries = []
-    for epsilon, delta in dict.fromkeys(_key(one) for one in facts.values()):
+    for epsilon, delta in dict.fromkeys(map(_key, facts.values())):
         group = [one for one in facts.values() if _key(one) == (epsilon, delta)]
         aucs = [one.utility.others["auc"] for one in group if "auc" in one.utility.others]
         summaries.append(
@@ -296,12 +289,11 @@ def _result(recipe: Recipe, facts: dict[str, Facts], baseline: list[Metric]) -> 
 
 
 def _cell(name: str, facts: Facts) -> SweepRun:
-    epsilon, delta = _key(facts)
     others = facts.utility.others
     return SweepRun(
         folder=name,
-        epsilon=epsilon,
-        delta=delta,
+        epsilon=_key(facts)[0],
+        delta=facts.delta,
         seed=facts.seed if isinstance(facts.seed, int) else None,
         spent=facts.epsilon,
         accuracy=facts.utility.private[0].value,
@@ -321,13 +313,3 @@ def _price_of_all(facts: list[Facts]) -> float:
         return accounting.epsilon(event, delta=delta, relation=relation)
     except NotCertified:  # too many different parts for double precision; RDP always has a bound
         return accounting.RDP().epsilon(event, delta=delta, relation=relation)
-
-
-def _write_points(folder: RunFolder, setting: str, points: list[Point]) -> None:
-    """Write the points of a PATE sweep as JSON lines and as a CSV table."""
-    folder.write_lines("sweep.jsonl", [{setting: p.value, **p._asdict()} for p in points])
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([setting, "accuracy", "epsilon", "answered"])
-    writer.writerows(points)
-    folder.write("sweep.csv", text.getvalue())

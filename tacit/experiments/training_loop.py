@@ -7,7 +7,7 @@ records without clipping or noise; its result is not private.
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.optim import SGD, Adam
 
 from tacit import accounting
 from tacit.auditing import GradientCanaries, roc
@@ -78,7 +79,11 @@ class TrainingLoop:
         if canaries is not None:
             trained, rows, losses = canaries.plant(model, records, example_losses)
             declared += canaries.n_canaries // 2
-        self.optimizer = _optimizer(recipe, trained)
+        weights = [p for p in trained.parameters() if p.requires_grad]
+        if training.optimizer == "adam":
+            self.optimizer = AdamBC(weights, lr=training.learning_rate)
+        else:
+            self.optimizer = SGD(weights, lr=training.learning_rate, momentum=training.momentum)
         self._rate_factor = 1.0 if training.optimizer == "adam" else declared / n_records
         self.private = make_private(
             trained,
@@ -116,14 +121,9 @@ class TrainingLoop:
         shorter = Repeated(training.event, steps)
         return Sequence((*self.also, shorter)) if self.also else shorter
 
-    @contextmanager
-    def released(self) -> Iterator[nn.Module]:
+    def released(self) -> AbstractContextManager[nn.Module]:
         """Return a context in which the model has the weights that are released."""
-        if self.ema is None:
-            yield self.model
-        else:
-            with self.ema.applied() as model:
-                yield model
+        return nullcontext(self.model) if self.ema is None else self.ema.applied()
 
 
 def example_losses(model: nn.Module, batch: Records) -> Tensor:
@@ -137,24 +137,18 @@ def tensors(x: np.ndarray, y: np.ndarray) -> Records:
     return torch.from_numpy(x), torch.from_numpy(y)
 
 
-# The plan of a filled recipe -----------------------------------------------------------------
-
-
 def steps_of(recipe: Recipe, n_records: int) -> int:
     """Return the number of steps of the training."""
-    batch = recipe.training.batch_size
-    assert batch is not None  # set by Recipe.filled
-    epochs = recipe.training.epochs
+    epochs, batch = recipe.training.epochs, recipe.training.batch
     return count_steps(epochs=epochs, steps=None, batch_size=batch, n_records=n_records)
 
 
 def learning_rate(recipe: Recipe, n_records: int, step: int) -> float:
     """Return the learning rate of a step: linear over `decay_epochs`, then constant."""
     training = recipe.training
-    assert training.batch_size is not None  # set by Recipe.filled, like the next two
-    assert training.decay_epochs is not None
+    assert training.decay_epochs is not None  # set by Recipe.filled, like the next one
     assert training.learning_rate_end is not None
-    epoch = step * training.batch_size / n_records
+    epoch = step * training.batch / n_records
     share = min(1.0, epoch / training.decay_epochs)
     start, end = training.learning_rate, training.learning_rate_end
     return start + share * (end - start)
@@ -192,9 +186,6 @@ def noise_multiplier(recipe: Recipe, n_records: int) -> float:
     return noise / training.shrink
 
 
-# Measuring -----------------------------------------------------------------------------------
-
-
 def evaluate(model: nn.Module, x: Tensor, y: Tensor) -> Metric:
     """Return mean loss and accuracy; for two classes also the area under the ROC curve."""
     was_training = model.training
@@ -209,9 +200,6 @@ def evaluate(model: nn.Module, x: Tensor, y: Tensor) -> Metric:
     if logits.shape[1] == 2 and 0 < y.sum() < len(y):
         found["auc"] = roc((logits[:, 1] - logits[:, 0]).numpy(), y.numpy()).auc
     return {name: value for name, value in found.items() if np.isfinite(value)}
-
-
-# The non-private twin ------------------------------------------------------------------------
 
 
 def train_baseline(recipe: Recipe, dataset: Dataset, cache: Path, *, seed: int) -> list[Metric]:
@@ -243,7 +231,7 @@ def fit(
     """
     x, y = train
     generator = torch.Generator().manual_seed(seed)
-    optimizer = torch.optim.Adam(model.parameters(), lr=rate)
+    optimizer = Adam(model.parameters(), lr=rate)
     steps_per_epoch = math.ceil(len(x) / _BATCH)
     measured = max(steps_per_epoch, -(-steps // _MOST_ROWS))
     rows: list[Metric] = []
@@ -261,11 +249,3 @@ def fit(
             epoch = round(step / steps_per_epoch, 4)
             rows.append({"step": step, "epoch": epoch, **evaluate(model, *test)})
     return rows
-
-
-def _optimizer(recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:
-    training = recipe.training
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    if training.optimizer == "adam":
-        return AdamBC(parameters, lr=training.learning_rate)
-    return torch.optim.SGD(parameters, lr=training.learning_rate, momentum=training.momentum)

@@ -10,7 +10,7 @@ import hashlib
 import io
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -29,9 +29,13 @@ from tacit.experiments.facts import (
     SECRET,
     Facts,
     Metric,
-    training_facts,
+    SeedValue,
+    Touch,
+    Utility,
+    claim_fields,
+    majority_share,
 )
-from tacit.experiments.features import PaidSummary, Prepared, cache_folder, prepare, summaries_of
+from tacit.experiments.features import PaidSummary, cache_folder, prepare, summaries_of
 from tacit.experiments.folder import RunFolder, write_whole
 from tacit.experiments.recipe import Recipe
 from tacit.experiments.released import model_bytes
@@ -48,6 +52,11 @@ from tacit.training import Key
 
 FEATURES_KEY = "features.key"
 _CHECKPOINT = "checkpoint.pt"
+_SUMMARIES = {
+    "directions": "principal directions of the records",
+    "mean": "the mean record",
+    "evening": "a map that evens out the main directions of the records",
+}
 
 
 class Progress(NamedTuple):
@@ -103,7 +112,8 @@ def train(
         session = Session(recipe, folder, dataset, ledger, cache or cache_folder())
         session.go(on_progress or (lambda _: None))
         if baseline is None or not recipe.data.holds_public_records:
-            baseline = session.baseline()  # empty if the records are private
+            # Empty if the records are private.
+            baseline = train_baseline(recipe, dataset, session.cache, seed=session.init)
         return session.finish(baseline)
 
 
@@ -121,24 +131,26 @@ class Session:
     seconds: float = 0.0
 
     def __post_init__(self) -> None:
+        recipe, seed = self.recipe, self.recipe.run.seed
         self.n_records = len(self.dataset.x_train)
         self.digest = _digest(self.dataset)
         state = self._read_checkpoint()
-        self._refuse_lost_key(state)
-        self.noise = state["noise"] if state else noise_multiplier(self.recipe, self.n_records)
-        self.prepared = self._prepare(state)
-        self.init = state["init"] if state else self._init_seed()
+        self.noise = state["noise"] if state else noise_multiplier(recipe, self.n_records)
+        self.summaries = state["summaries"] if state else {}
+        self.prepared = prepare(
+            self.dataset, recipe.features, release=self._release, cache=self.cache
+        )
+        fresh = int.from_bytes(os.urandom(4)) if seed is None else seed
+        self.init = state["init"] if state else fresh
         self.loop = TrainingLoop(
-            self.recipe,
-            models.build(
-                self.recipe.model, self.prepared.shape, self.dataset.n_classes, seed=self.init
-            ),
+            recipe,
+            models.build(recipe.model, self.prepared.shape, self.dataset.n_classes, seed=self.init),
             tensors(self.prepared.x_train, self.prepared.y_train),
             n_records=self.n_records,
             noise_multiplier=self.noise,
             ledger=self.ledger,
-            also=features_events(self.recipe, self.n_records),
-            seed=self.recipe.run.seed,
+            also=features_events(recipe, self.n_records),
+            seed=seed,
         )
         self.private = self.loop.private
         if state:
@@ -148,26 +160,23 @@ class Session:
 
     def go(self, on_progress: OnProgress) -> None:
         """Take all remaining steps, and measure at the end of each epoch."""
-        started = saved = time.monotonic()
+        private, saved = self.private, time.monotonic()
         latest = self.metrics[-1] if self.metrics else {}
-        on_progress(self._progress(latest, is_measured=False))
+        on_progress(Progress(private.steps_taken, private.steps, latest, is_measured=False))
+        per_epoch = self.n_records / self.recipe.training.batch
         for step in self.loop.steps():
-            is_measured = self._ends_epoch(step)
-            now = time.monotonic()
-            if is_measured or now - saved > self.recipe.run.checkpoint_seconds:
+            ends_epoch = int(step / per_epoch) > int((step - 1) / per_epoch)
+            is_measured = ends_epoch or step == private.steps
+            if is_measured or time.monotonic() - saved > self.recipe.run.checkpoint_seconds:
                 if is_measured:
-                    latest = self._measure()
+                    latest = self._measure(step)
                     self.metrics.append(latest)
                 now = time.monotonic()
-                self.seconds += now - started
-                started = saved = now
+                self.seconds += now - saved
+                saved = now
                 self._save()  # before anyone sees what was released since the last checkpoint
                 self.folder.write_lines(METRICS, self.metrics)
-            on_progress(self._progress(latest, is_measured=is_measured))
-
-    def baseline(self) -> list[Metric]:
-        """Train the non-private twin and return its metrics; empty if the recipe forbids it."""
-        return train_baseline(self.recipe, self.dataset, self.cache, seed=self.init)
+            on_progress(Progress(step, private.steps, latest, is_measured))
 
     def finish(self, baseline: Sequence[Metric]) -> Facts:
         """Write the released model and, as the last file, the facts."""
@@ -177,81 +186,63 @@ class Session:
         self.folder.write(MODEL, content)
         if baseline:
             self.folder.write_lines(BASELINE, baseline)
-        facts = training_facts(
-            self.recipe,
-            self.dataset,
-            self.ledger,
-            event=self.private.event,
-            steps=self.private.steps,
-            noise_multiplier=self.noise,
-            model=models.describe(self.recipe.model, self.loop.model, self.prepared.shape),
-            metrics=self.metrics,
-            baseline=baseline,
+        recipe, dataset, steps = self.recipe, self.dataset, self.private.steps
+        rate = recipe.training.lot / self.n_records
+        sampling = f"Poisson, rate {rate:.6g}, drawn anew for each step"
+        done = {"steps": steps, "noise_multiplier": self.noise}
+        facts = Facts(
+            **claim_fields(recipe, dataset, self.ledger, self.private.event),
+            assumed_public=(*dataset.public, "the records measured on"),
+            sampling_assumed=sampling,
+            sampling_used=sampling,
+            touches=tuple(_touches(recipe, dataset, has_baseline=bool(baseline))),
+            released=_releases(recipe),
+            method="DP-SGD",
+            model=models.describe(recipe.model, self.loop.model, self.prepared.shape),
+            hyperparameters=recipe.to_dict()["training"] | done,
+            steps=steps,
             resumed=self.resumed,
-            seconds=self.seconds,
+            seconds=round(self.seconds, 3),
+            utility=_utility(recipe, dataset, self.metrics, baseline),
+            baseline_file=BASELINE if baseline else None,
         )
         return self.folder.finish(facts, self.ledger)
-
-    # Measuring ----------------------------------------------------------------------------------
-
-    def _ends_epoch(self, step: int) -> bool:
-        per_epoch = self.n_records / self._batch
-        return step == self.private.steps or int(step / per_epoch) > int((step - 1) / per_epoch)
-
-    def _measure(self) -> Metric:
-        step = self.private.steps_taken
-        with self.loop.released() as model:
-            found = evaluate(model, *tensors(self.prepared.x_test, self.prepared.y_test))
-        epoch = round(step * self._batch / self.n_records, 4)
-        return {"step": step, "epoch": epoch, "epsilon": self._epsilon_at(step), **found}
-
-    @property
-    def _batch(self) -> int:
-        """Batch size of the recipe, by which epochs are counted."""
-        assert self.recipe.training.batch_size is not None  # set by Recipe.filled
-        return self.recipe.training.batch_size
-
-    def _epsilon_at(self, step: int) -> float:
-        """Return the cost of a run that is planned to end after `step` steps."""
-        return accounting.epsilon(
-            self.loop.event_until(step),
-            delta=self.recipe.privacy.budget.delta,
-            relation=self.ledger.relation,
-        )
-
-    def _progress(self, metric: Metric, *, is_measured: bool) -> Progress:
-        return Progress(self.private.steps_taken, self.private.steps, metric, is_measured)
-
-    # Preparing ----------------------------------------------------------------------------------
-
-    def _prepare(self, state: Mapping | None) -> Prepared:
-        kept = {} if state is None else state["summaries"]
-
-        def release(name: str, summary: PaidSummary, x: np.ndarray) -> np.ndarray:
-            return kept[name].numpy() if name in kept else self._pay_and_release(name, summary, x)
-
-        return prepare(self.dataset, self.recipe.features, release=release, cache=self.cache)
-
-    def _pay_and_release(self, name: str, summary: PaidSummary, x: np.ndarray) -> np.ndarray:
-        """Pay for a summary unless it is paid already, and release it.
-
-        After a crash the summary is released again with the same noise, so one payment suffices.
-        """
-        secret, run = _secret_key(self.folder, self.recipe.run.seed)
-        note = f"{name} for run {run.hex()}"
-        if not any(entry.note == note for entry in self.ledger.history()):
-            self.ledger.spend(summary.event, note=note)
-        return summary.release(x, Key(secret).numpy(name, 0))
-
-    def _init_seed(self) -> int:
-        seed = self.recipe.run.seed
-        return int.from_bytes(os.urandom(4)) if seed is None else seed
-
-    # Restarts -----------------------------------------------------------------------------------
 
     @property
     def _checkpoint(self) -> Path:
         return self.folder / SECRET / _CHECKPOINT
+
+    def _measure(self, step: int) -> Metric:
+        """Return the metrics after `step` steps, with the cost of a run planned to end there."""
+        with self.loop.released() as model:
+            found = evaluate(model, *tensors(self.prepared.x_test, self.prepared.y_test))
+        epsilon = accounting.epsilon(
+            self.loop.event_until(step),
+            delta=self.recipe.privacy.budget.delta,
+            relation=self.ledger.relation,
+        )
+        epoch = round(step * self.recipe.training.batch / self.n_records, 4)
+        return {"step": step, "epoch": epoch, "epsilon": epsilon, **found}
+
+    def _release(self, name: str, summary: PaidSummary, x: np.ndarray) -> np.ndarray:
+        """Return a summary from the checkpoint, or pay for it and release it.
+
+        After a crash between the payment and the first checkpoint, the summary is released again
+        with the same noise, so one payment suffices. The note of the payment has a random name of
+        the run, so that two runs of one seed in one ledger both pay.
+        """
+        if name in self.summaries:
+            return self.summaries[name].numpy()
+        path = self.folder / SECRET / FEATURES_KEY
+        if not path.is_file():
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            key = Key.from_seed(self.recipe.run.seed).secret
+            write_whole(path, key + os.urandom(16), mode=0o600)
+        content = path.read_bytes()
+        note = f"{name} for run {content[32:].hex()}"
+        if not any(entry.note == note for entry in self.ledger.history()):
+            self.ledger.spend(summary.event, note=note)
+        return summary.release(x, Key(content[:32]).numpy(name, 0))
 
     def _save(self) -> None:
         ema = self.loop.ema
@@ -270,34 +261,33 @@ class Session:
         }
         stream = io.BytesIO()
         torch.save(state, stream)
-        (self.folder / SECRET).mkdir(mode=0o700, exist_ok=True)
+        self._checkpoint.parent.mkdir(mode=0o700, exist_ok=True)
         write_whole(self._checkpoint, stream.getvalue(), mode=0o600)
 
     def _read_checkpoint(self) -> Mapping | None:
-        if not self._checkpoint.is_file():
-            return None
-        state = torch.load(self._checkpoint, weights_only=True)
-        if state["digest"] != self.digest:
+        """Return the state of an interrupted run, or None for a new run.
+
+        Raises if the checkpoint is one of other records, or if the folder's ledger has payments
+        whose noise cannot be repeated. Without the key of the noise, a repeated release would have
+        fresh noise, and the earlier release may have left the process already.
+        """
+        if self._checkpoint.is_file():
+            state = torch.load(self._checkpoint, weights_only=True)
+            if state["digest"] == self.digest:
+                return state
             raise ValueError(
                 f"{self.folder.path} was started on other training records. "
                 "Restore them, or start anew with --out."
             )
-        return state
-
-    def _refuse_lost_key(self, state: Mapping | None) -> None:
-        """Raise if the folder's ledger has payments whose noise cannot be repeated.
-
-        Without the key, a repeated release would have fresh noise, and the earlier release may have
-        left the process already.
-        """
-        if state is not None or self.recipe.privacy.ledger:
-            return
+        if self.recipe.privacy.ledger:  # shared with other runs, whose payments it holds too
+            return None
         paid = {entry.kind for entry in self.ledger.history()}
         if "plan" in paid or (paid and not (self.folder / SECRET / FEATURES_KEY).is_file()):
             raise ValueError(
                 f"{self.folder.path} holds payments of a run but no checkpoint to resume it from. "
                 "Choose another folder with --out."
             )
+        return None
 
     def _load(self, state: Mapping) -> None:
         self.private.load_state_dict(state["private"])
@@ -312,11 +302,7 @@ class Session:
 
 def _take(folder: RunFolder, recipe: Recipe) -> None:
     """Write the recipe into an empty folder; raise if the folder holds anything but its run."""
-    if folder.holds_other_recipe(recipe):
-        raise ValueError(
-            f"{folder.path} holds a run of another recipe. Choose another folder with --out, "
-            f"or resume it as it was planned: tacit train {folder / RECIPE}"
-        )
+    folder.refuse_other_recipe(recipe, resume=f"tacit train {folder / RECIPE}")
     if (folder / RECIPE).is_file():
         return
     if not folder.is_empty:
@@ -345,14 +331,59 @@ def _digest(dataset: Dataset) -> str:
     return found.hexdigest()
 
 
-def _secret_key(folder: RunFolder, seed: int | None) -> tuple[bytes, bytes]:
-    """Return the key of the features' noise and the run's name, stored before their first use.
+def _touches(recipe: Recipe, dataset: Dataset, *, has_baseline: bool) -> Iterator[Touch]:
+    """Yield every use of the data by the run."""
+    features, n_test = recipe.features, len(dataset.x_test)
+    by_record = {
+        "none": "values scaled by declared bounds, record by record",
+        "scattering": "fixed wavelets and statistics of one image at a time",
+        "pca": f"projected on {features.components} principal directions",
+        "projection": f"{features.components} random directions from a public seed",
+    }
+    yield Touch(what="size", how="the number of training records is assumed public", cost="public")
+    yield Touch(what="preprocessing", how=by_record[features.kind], cost="free")
+    for name, summary in summaries_of(features, len(dataset.x_train)).items():
+        how = f"{_SUMMARIES[name]}, released once with {summary.event}"
+        yield Touch(what="preprocessing", how=how, cost="paid", event=summary.event.to_dict())
+    how = "noisy sums of clipped gradients; the plan was paid before its first step"
+    yield Touch(what="training", how=how, cost="paid")
+    how = (
+        "none in this run: settings are those of the recipe; if they were chosen by looking at "
+        "these records, that is not in the bill"
+    )
+    yield Touch(what="model selection", how=how, cost="public")
+    yield Touch(what="early stopping", how="none: the number of steps was fixed", cost="public")
+    if recipe.data.validation_share:
+        how = "records held out of the training set, measured on without noise"
+        yield Touch(what="evaluation", how=how, cost="not covered")
+    else:
+        how = f"on {n_test:,} records of the test split"
+        yield Touch(what="evaluation", how=how, cost="public")
+    if has_baseline:
+        how = "a twin trained without noise, since the recipe says that the records are public"
+        yield Touch(what="baseline", how=how, cost="not covered")
 
-    The name is random, so that two runs of one seed in one ledger both pay.
-    """
-    path = folder / SECRET / FEATURES_KEY
-    if not path.is_file():
-        path.parent.mkdir(mode=0o700, exist_ok=True)
-        write_whole(path, Key.from_seed(seed).secret + os.urandom(16), mode=0o600)
-    content = path.read_bytes()
-    return content[:32], content[32:]
+
+def _releases(recipe: Recipe) -> tuple[str, ...]:
+    weights = "running mean of the weights" if recipe.training.average else "final weights"
+    taken = [_SUMMARIES[name] for name in summaries_of(recipe.features, 1)]
+    held = recipe.data.validation_share
+    measured = "records held out of the training set" if held else "the test split"
+    return (weights, *taken, f"metrics on {measured} after each epoch")
+
+
+def _utility(
+    recipe: Recipe, dataset: Dataset, metrics: Sequence[Metric], baseline: Sequence[Metric]
+) -> Utility:
+    seed, last = recipe.run.seed, metrics[-1]
+    others = {name: last[name] for name in ("loss", "auc") if name in last}
+    twin = baseline[-1] if baseline else {}
+    others |= {f"baseline_{name}": twin[name] for name in ("loss", "auc") if name in twin}
+    return Utility(
+        metric="accuracy",
+        private=(SeedValue(seed=seed, value=last["accuracy"]),),
+        non_private=(SeedValue(seed=seed, value=twin["accuracy"]),) if twin else (),
+        majority=majority_share(dataset.y_test),
+        others=others,
+        n_test=len(dataset.x_test),
+    )

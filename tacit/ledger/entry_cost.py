@@ -20,30 +20,26 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
-from tacit.accounting import (
-    RDP,
-    epsilon_and_delta,
-    exact,
-    flatten,
-    gdp_mu_squared,
-    pure_epsilon,
-)
+from tacit.accounting import RDP, epsilon_and_delta, exact, flatten, gdp_mu_squared, pure_epsilon
 from tacit.errors import UnsupportedEvent
 from tacit.events import ApproximateDP, Event, PureDP, Relation, Repeated, Sequence
 
-_FINEST = 10**60
-"""Largest denominator of a sum of stated numbers; beyond it the sum is rounded up."""
+_FINEST = 10**60  # largest denominator of a sum of stated numbers; beyond it the sum is rounded up
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What an entry, or a sum of entries, adds to each measure of the filter."""
+    """What an entry, or a sum of entries, adds to each measure; also the most it may add."""
 
     renyi: tuple[float, ...]
     gaussian: float
-    pure: Fraction | float
-    """A fraction, or infinity."""
+    pure: Fraction | float  # a fraction, or infinity
     delta: Fraction
+
+    @property
+    def measures(self) -> tuple[Fraction | float, ...]:
+        """All measures but `delta`; a filter needs only one of them to be within its limit."""
+        return (*self.renyi, self.gaussian, self.pure)
 
     def __add__(self, other: "Cost") -> "Cost":
         pairs = zip(self.renyi, other.renyi, strict=True)
@@ -56,26 +52,20 @@ class Cost:
 
     def to_json(self) -> str:
         """Return the cost as one line of JSON; infinity is written as null."""
-        return json.dumps(
-            {
-                "renyi": [_finite(value) for value in self.renyi],
-                "gaussian": _finite(self.gaussian),
-                "pure": None if self.pure == math.inf else str(self.pure),
-                "delta": str(self.delta),
-            }
-        )
+        *renyi, gaussian = (None if x == math.inf else x for x in (*self.renyi, self.gaussian))
+        pure = None if self.pure == math.inf else str(self.pure)
+        data = {"renyi": renyi, "gaussian": gaussian, "pure": pure, "delta": str(self.delta)}
+        return json.dumps(data)
 
     @staticmethod
     @lru_cache(maxsize=1024)  # totals of other partitions are read again and again
     def from_json(text: str) -> "Cost":
         """Return the cost that `to_json` wrote."""
         data = json.loads(text)
-        return Cost(
-            tuple(_infinite(value) for value in data["renyi"]),
-            _infinite(data["gaussian"]),
-            math.inf if data["pure"] is None else Fraction(data["pure"]),
-            Fraction(data["delta"]),
-        )
+        floats = (*data["renyi"], data["gaussian"])
+        *renyi, gaussian = (math.inf if x is None else x for x in floats)
+        pure = math.inf if data["pure"] is None else Fraction(data["pure"])
+        return Cost(tuple(renyi), gaussian, pure, Fraction(data["delta"]))
 
 
 def nothing(n_orders: int) -> Cost:
@@ -119,9 +109,7 @@ def _renyi(
 
 def _add_up(a: float, b: float) -> float:
     """Return a + b, rounded up."""
-    if a == 0 or b == 0:
-        return a + b
-    return math.nextafter(a + b, math.inf)
+    return math.nextafter(a + b, math.inf) if a and b else a + b
 
 
 def _add_exactly(a: Fraction | float, b: Fraction | float) -> Fraction | float:
@@ -130,11 +118,3 @@ def _add_exactly(a: Fraction | float, b: Fraction | float) -> Fraction | float:
     if isinstance(total, Fraction) and total.denominator > _FINEST:
         return Fraction(math.ceil(total * _FINEST), _FINEST)
     return total
-
-
-def _finite(value: float) -> float | None:
-    return None if value == math.inf else value
-
-
-def _infinite(value: float | None) -> float:
-    return math.inf if value is None else value

@@ -41,7 +41,6 @@ entries: concurrent composition holds for these filters (Haney et al. 2023, arXi
 import json
 import math
 from dataclasses import asdict, dataclass
-from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -55,8 +54,7 @@ from tacit.ledger.entry_cost import Cost, price
 
 _MARGIN = 1 - 1e-12  # limits are rounded down by more than the rounding error of a price
 _NO_BUDGET_ORDERS = (1.5, 2.0, 3.0, 4.0, 6.0, 9.0, 14.0, 22.0, 36.0, 64.0, 128.0, 256.0)
-_MAIN = 0.80
-"""Share of the measure that suits the first entry best."""
+_MAIN = 0.80  # share of the measure that suits the first entry best
 _AROUND = ((1.7, 0.04), (0.6, 0.06), (4.0, 0.02))
 """Other orders, as ratios of (order - 1), and their shares; 0.08 is left for the other measure."""
 
@@ -112,17 +110,7 @@ class Remaining(NamedTuple):
         return f"{100 * self.fraction:.3g} % of the budget, {' or '.join(ways)}"
 
 
-UNLIMITED = Remaining(math.inf, 1.0, 0.0, 1.0)
-"""What remains of a ledger without a budget."""
-
-
-class Limits(NamedTuple):
-    """The most that each measure may reach."""
-
-    renyi: tuple[float, ...]
-    gaussian: float
-    pure: Fraction
-    delta: Fraction
+UNLIMITED = Remaining(math.inf, 1.0, 0.0, 1.0)  # what remains of a ledger without a budget
 
 
 @dataclass(frozen=True)
@@ -143,18 +131,14 @@ class Filter:
     def from_json(text: str) -> "Filter":
         """Return the filter that `to_json` wrote."""
         data = json.loads(text)
-        return Filter(
-            tuple(data["orders"]), tuple(data["shares"]), data["gaussian_share"], data["set_aside"]
-        )
+        orders, shares = tuple(data["orders"]), tuple(data["shares"])
+        return Filter(orders, shares, data["gaussian_share"], data["set_aside"])
 
     def admits(self, total: Cost, budget: Budget) -> bool:
         """Return whether entries that cost `total` together are within `budget`."""
         limits = limits_of(self, budget)
-        return total.delta <= limits.delta and (
-            total.pure <= limits.pure
-            or total.gaussian <= limits.gaussian
-            or any(a <= b for a, b in zip(total.renyi, limits.renyi, strict=True))
-        )
+        pairs = zip(total.measures, limits.measures, strict=True)
+        return total.delta <= limits.delta and any(value <= limit for value, limit in pairs)
 
     def epsilon(self, total: Cost, *, delta: float) -> float:
         """Return an epsilon that held at every moment up to now, except with chance `delta`.
@@ -181,26 +165,21 @@ class Filter:
         limits = limits_of(self, budget)
         if total.delta > limits.delta:
             return Remaining(0.0, 0.0, math.inf, 0.0)
-        pure = max(0.0, float(limits.pure - total.pure))
-        gaussian = max(0.0, limits.gaussian - total.gaussian)
-        renyi = [max(0.0, b - a) for a, b in zip(total.renyi, limits.renyi, strict=True)]
+        pairs = list(zip(limits.measures, total.measures, strict=True))
+        *renyi, gaussian, pure = (max(0.0, float(limit - spent)) for limit, spent in pairs)
         # The divergence of a pure mechanism is at most epsilon and at most order * epsilon^2 / 2
         # (Bun & Steinke 2016, Prop. 3.3), that of a Gaussian order / (2 multiplier^2).
-        by_order = [
-            max(left, math.sqrt(2 * left / a)) for a, left in zip(self.orders, renyi, strict=True)
-        ]
+        squares = [2 * left / order for order, left in zip(self.orders, renyi, strict=True)]
+        by_order = [max(left, math.sqrt(s)) for left, s in zip(renyi, squares, strict=True)]
         half = math.sqrt(gaussian) / 2  # the inverse of `gdp_mu_squared`
         by_order.append(float(log_ndtr(half) - log_ndtr(-half)))
-        squares = [gaussian, *(2 * left / a for a, left in zip(self.orders, renyi, strict=True))]
-        shares = [gaussian / limits.gaussian if limits.gaussian > 0 else 0.0]
-        shares += [left / b for left, b in zip(renyi, limits.renyi, strict=True) if b > 0]
-        shares += [pure / float(limits.pure) if limits.pure > 0 else 0.0]
-        largest = max(squares)
+        largest = max([gaussian, *squares])
+        left = zip((*renyi, gaussian, pure), limits.measures, strict=True)
         return Remaining(
             epsilon=max([pure, *(value * (1 - 1e-5) for value in by_order)]),
             delta=float(limits.delta - total.delta),
             noise_multiplier=(1 + 1e-8) / math.sqrt(largest) if largest > 0 else math.inf,
-            fraction=max(shares),
+            fraction=max(room / float(limit) if limit > 0 else 0.0 for room, limit in left),
         )
 
 
@@ -225,26 +204,22 @@ def fit(budget: Budget | None, event: Event, relation: Relation) -> Filter:
 
 
 @lru_cache(maxsize=64)
-def limits_of(filter_: Filter, budget: Budget) -> Limits:
+def limits_of(filter_: Filter, budget: Budget) -> Cost:
     """Return the limit of every measure of `filter_` under `budget`."""
-    delta = budget.delta * (1 - filter_.set_aside) * _MARGIN
-    return Limits(
-        tuple(
-            _renyi_limit(order, budget.epsilon, share * delta)
-            for order, share in zip(filter_.orders, filter_.shares, strict=True)
-        ),
-        gaussian_limit(budget.epsilon, filter_.gaussian_share * delta),
-        exact(budget.epsilon),
-        exact(budget.delta) * exact(filter_.set_aside),
+    epsilon, delta = budget.epsilon, budget.delta * (1 - filter_.set_aside) * _MARGIN
+    shares = zip(filter_.orders, filter_.shares, strict=True)
+    return Cost(
+        renyi=tuple(_renyi_limit(order, epsilon, share * delta) for order, share in shares),
+        gaussian=gaussian_limit(epsilon, filter_.gaussian_share * delta),
+        pure=exact(epsilon),
+        delta=exact(budget.delta) * exact(filter_.set_aside),
     )
 
 
 def gaussian_limit(epsilon: float, delta: float) -> float:
     """Return the largest mu^2 at which mu-GDP implies (`epsilon`, `delta`)-DP; -1 if none.
 
-    Rounded down.
-
-    Balle & Wang 2018, Thm. 8 (arXiv:1805.06530), solved for mu by bisection from below.
+    Balle & Wang 2018, Thm. 8 (arXiv:1805.06530), solved for mu by bisection, rounded down.
     """
     if delta <= 0 or epsilon <= 0:
         return -1.0
@@ -267,7 +242,10 @@ def _renyi_limit(order: float, epsilon: float, delta: float) -> float:
 
 def _fit_shares(budget: Budget, event: Event, relation: Relation, *, set_aside: float) -> Filter:
     epsilon, delta = budget.epsilon, budget.delta * (1 - set_aside)
-    center = _center(epsilon, delta)
+    # The order that admits most Gaussian releases, whatever their noise.
+    tried = 1 + np.geomspace(1e-2, 1e6, 801)
+    limits = epsilon - np.log1p(-1 / tried) + (math.log(delta) + np.log(tried)) / (tried - 1)
+    center = float(tried[np.argmax(limits / tried)])
     # A finer grid gains less than 1 % of repetitions. Outside this range there are no limits > 0.
     orders = tuple(float(1 + (center - 1) * ratio) for ratio in np.geomspace(1 / 32, 32, 49))
     cost = price(event, orders=orders, relation=relation)
@@ -277,33 +255,20 @@ def _fit_shares(budget: Budget, event: Event, relation: Relation, *, set_aside: 
     ]
     most = max(repeats)
     if most <= 0 or most * cost.gaussian <= gaussian_limit(epsilon, delta):
-        return Filter(_around(center), _shares(0.08), _MAIN, set_aside)
-    return Filter(_around(orders[int(np.argmax(repeats))]), _shares(_MAIN), 0.08, set_aside)
+        return _filter_around(center, 0.08, _MAIN, set_aside)
+    return _filter_around(orders[int(np.argmax(repeats))], _MAIN, 0.08, set_aside)
 
 
 def _repeats(filter_: Filter, budget: Budget, event: Event, relation: Relation) -> float:
     """Return how often `filter_` admits `event`, as a real number."""
     cost = price(event, orders=filter_.orders, relation=relation)
     limits = limits_of(filter_, budget)
-    pairs = [
-        (float(cost.pure), float(limits.pure)),
-        (cost.gaussian, limits.gaussian),
-        *zip(cost.renyi, limits.renyi, strict=True),
-    ]
-    by_measure = max(limit / value if value > 0 else math.inf for value, limit in pairs)
+    pairs = zip(cost.measures, limits.measures, strict=True)
+    by_measure = max(float(b) / float(a) if a > 0 else math.inf for a, b in pairs)
     return min(by_measure, float(limits.delta / cost.delta))
 
 
-def _center(epsilon: float, delta: float) -> float:
-    """Return the order that admits most Gaussian releases, whatever their noise."""
-    orders = 1 + np.geomspace(1e-2, 1e6, 801)
-    limits = epsilon - np.log1p(-1 / orders) + (math.log(delta) + np.log(orders)) / (orders - 1)
-    return float(orders[np.argmax(limits / orders)])
-
-
-def _around(order: float) -> tuple[float, ...]:
-    return (order, *(1 + (order - 1) * ratio for ratio, _ in _AROUND))
-
-
-def _shares(main: float) -> tuple[float, ...]:
-    return (main, *(share for _, share in _AROUND))
+def _filter_around(order: float, share: float, gaussian: float, set_aside: float) -> Filter:
+    """Return a filter that gives `share` to `order`, and a little to orders around it."""
+    orders = (order, *(1 + (order - 1) * ratio for ratio, _ in _AROUND))
+    return Filter(orders, (share, *(other for _, other in _AROUND)), gaussian, set_aside)

@@ -36,15 +36,11 @@ class Ledger:
     ----------
     path
         The file; created if it is missing. None keeps the ledger in memory.
-    budget
-        What may be spent in total. None means no limit in a new ledger, and the budget of the file
-        in an existing one; a budget that differs from that of the file is refused.
-    relation
-        Which data sets are neighbors. None means `ADD_REMOVE` in a new ledger, and the relation of
-        the file in an existing one.
-    unit
-        What a record stands for, such as "patient". None means "record" in a new ledger, and the
-        unit of the file in an existing one.
+    budget, relation, unit
+        What may be spent in total, which data sets are neighbors, and what a record stands for,
+        such as "patient". All three are fixed when the file is created: None takes that of the
+        file, and another value is refused. In a new ledger, None means no limit, `ADD_REMOVE` and
+        "record".
     timeout
         Seconds to wait for another process that holds the lock of the file.
     read_only
@@ -143,14 +139,8 @@ class Ledger:
 
         A plan is fixed before its first step. As the first entry of the ledger it is priced whole
         by the tightest accountant (PLD); as a later one by the filter, like any other entry.
-
-        Parameters
-        ----------
-        steps
-            How many steps to hand out; by default, the repetitions in `event`. `event` must pay
-            for all of them together.
-        claim
-            How many steps to write to the file at a time, see `Plan`.
+        `steps` is how many steps to hand out, by default the repetitions in `event`, which must pay
+        for all of them together. `claim` is how many are written to the file at a time, see `Plan`.
         """
         claim = whole(claim=claim, least=1)
         count = _steps_of(event) if steps is None else whole(steps=steps, least=1)
@@ -221,7 +211,7 @@ class Ledger:
         spent = max(
             filter_.epsilon(total.cost, delta=delta)
             if total.entries > 1 or delta == 0
-            else _whole(event, delta, self.relation)
+            else _whole(event, delta=delta, relation=self.relation)
             for event, total in met
         )
         if self.budget is not None and delta >= self.budget.delta:
@@ -295,18 +285,16 @@ class Ledger:
                     continue  # another process made the first entry, and so fixed the filter
                 totals = Totals.read(connection, len(filter_.orders), label=label)
                 self._require_room(event, cost, totals.met(label), filter_, fits_alone)
-                fixed = None if known else filter_.to_json()
-                row = self._store.append(
-                    LedgerRow(
-                        kind=kind,
-                        partition=label,
-                        note=note,
-                        event=_json(event),
-                        cost=cost.to_json(),
-                        filter=fixed,
-                        steps=steps,
-                    )
+                row = LedgerRow(
+                    kind=kind,
+                    partition=label,
+                    note=note,
+                    event=_json(event),
+                    cost=cost.to_json(),
+                    filter=None if known else filter_.to_json(),
+                    steps=steps,
                 )
+                row = self._store.append(row)
                 totals.add(connection, label, cost)
                 if kind == "plan":
                     connection.execute("INSERT INTO progress VALUES (?, ?, 0)", (row.id, steps))
@@ -340,9 +328,9 @@ class Ledger:
             return any(total.entries == 0 for total in totals.met(label))
 
     def _fits_alone(self, event: Event) -> bool:
-        budget = self.budget
-        assert budget is not None  # asked only where there is one
-        return budget.delta > 0 and _whole(event, budget.delta, self.relation) <= budget.epsilon
+        assert self.budget is not None  # asked only where there is one
+        epsilon, delta = self.budget.epsilon, self.budget.delta
+        return delta > 0 and _whole(event, delta=delta, relation=self.relation) <= epsilon
 
     def _joined(self, label: str | None) -> Event:
         """Return all entries that concern partition `label` as one event; None for all entries."""
@@ -425,10 +413,7 @@ class Plan:
             return self._taken() - (self._claimed - self._next + 1)
 
     def step(self) -> int:
-        """Take the next step durably and return its number, from 1.
-
-        Raises `BudgetExceeded` after the last step.
-        """
+        """Take the next step durably and return its number, from 1; raise after the last one."""
         if os.getpid() != self._pid:
             raise LedgerError(
                 "this plan was made in another process and cannot be used after a fork. "
@@ -479,15 +464,13 @@ class Plan:
         self._claimed = taken + block
 
     def _taken(self) -> int:
-        return self._store.connection.execute(
-            "SELECT taken FROM progress WHERE plan = ?", (self.id,)
-        ).fetchone()[0]
+        query = "SELECT taken FROM progress WHERE plan = ?"
+        return self._store.connection.execute(query, (self.id,)).fetchone()[0]
 
     def _write(self, steps: int) -> None:
         self._store.append(LedgerRow(kind="steps", plan=self.id, steps=steps))
-        self._store.connection.execute(
-            "UPDATE progress SET taken = taken + ? WHERE plan = ?", (steps, self.id)
-        )
+        update = "UPDATE progress SET taken = taken + ? WHERE plan = ?"
+        self._store.connection.execute(update, (steps, self.id))
 
 
 def _steps_of(event: Event) -> int:
@@ -501,15 +484,8 @@ def _steps_of(event: Event) -> int:
     return 1
 
 
-@functools.lru_cache(maxsize=1024)
-def _whole(event: Event, delta: float, relation: Relation) -> float:
-    """Return epsilon of an event fixed in advance, by the tightest accountant."""
-    return accounting.epsilon(event, delta=delta, relation=relation)
-
-
-@functools.lru_cache(maxsize=1024)
-def _json(event: Event) -> str:
-    return event.to_json()
+_whole = functools.lru_cache(maxsize=1024)(accounting.epsilon)  # of an event fixed in advance
+_json = functools.lru_cache(maxsize=1024)(Event.to_json)
 
 
 def _require_type(rule: str, kind: type | UnionType, **named: object) -> None:

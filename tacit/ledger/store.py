@@ -124,17 +124,8 @@ def entry_of(row: LedgerRow) -> Entry:
     """Return the entry that is stored in a row of kind spend or plan."""
     assert row.event is not None  # only rows of kind steps have none
     assert row.cost is not None
-    return Entry(
-        id=row.id,
-        time=row.time,
-        kind=row.kind,
-        event=from_json(row.event),
-        note=row.note,
-        partition=row.partition or None,
-        steps=row.steps,
-        cost=Cost.from_json(row.cost),
-        hash=row.hash,
-    )
+    event, cost, partition = from_json(row.event), Cost.from_json(row.cost), row.partition or None
+    return Entry(row.id, row.time, row.kind, event, row.note, partition, row.steps, cost, row.hash)
 
 
 class Total(NamedTuple):
@@ -168,9 +159,7 @@ class Totals(NamedTuple):
         An entry that concerns all records concerns those of every partition known so far and, with
         the unlabeled entries alone, those of any other partition.
         """
-        if label:
-            return [self._met_in(label)]
-        return [total for _, total in self.met_by_label()]
+        return [self._met_in(label)] if label else [total for _, total in self.met_by_label()]
 
     def met_by_label(self) -> list[tuple[str, Total]]:
         """Return what has been spent on each partition; "" stands for every partition not named."""
@@ -188,11 +177,9 @@ class Totals(NamedTuple):
 
     def add(self, connection: sqlite3.Connection, label: str, cost: Cost) -> None:
         """Write `after(label, cost)`; call it inside the transaction that appends the entry."""
-        new = self.after(label, cost)
-        connection.execute(
-            "INSERT OR REPLACE INTO total VALUES (?, ?, ?)",
-            (label, new.entries, new.cost.to_json()),
-        )
+        entries, total = self.after(label, cost)
+        row = (label, entries, total.to_json())
+        connection.execute("INSERT OR REPLACE INTO total VALUES (?, ?, ?)", row)
 
 
 def now() -> str:
@@ -211,10 +198,7 @@ def genesis(settings: Settings) -> str:
 
 
 class Store:
-    """A connection to one ledger file, or to memory, used by one process.
-
-    `path` None keeps everything in memory. With `read_only` the file must exist and is not changed.
-    """
+    """A connection to one ledger file, or to memory if `path` is None, used by one process."""
 
     def __init__(
         self, path: Path | None, *, wanted: Settings, timeout: float, read_only: bool
@@ -248,9 +232,8 @@ class Store:
                 # Changes nothing, but fails now if the file cannot be written.
                 connection.execute("UPDATE head SET entries = 0 WHERE one = 2")
         with self.reading() as connection:
-            found = connection.execute(
-                "SELECT id, created, epsilon, delta, relation, unit FROM ledger"
-            ).fetchone()
+            columns = ", ".join(Settings._fields)
+            found = connection.execute(f"SELECT {columns} FROM ledger").fetchone()
             settings = Settings(*found or _corrupt(self.path, "its settings are missing"))
             last = connection.execute("SELECT max(id), hash FROM entry").fetchone()
             expected = last if last[0] else (0, genesis(settings))
@@ -266,14 +249,11 @@ class Store:
     def connection(self) -> sqlite3.Connection:
         """The open connection of this process."""
         if os.getpid() != self._pid:
-            raise LedgerError(
-                "this ledger was opened in another process and cannot be used after a fork. "
-                + (
-                    "An in-memory ledger cannot be shared: give it a path."
-                    if self.path is None
-                    else f"Open Ledger({str(self.path)!r}) again in this process."
-                )
-            )
+            advice = f"Open Ledger({str(self.path)!r}) again in this process."
+            if self.path is None:
+                advice = "An in-memory ledger cannot be shared: give it a path."
+            why = "this ledger was opened in another process and cannot be used after a fork."
+            raise LedgerError(f"{why} {advice}")
         if self._is_closed:
             raise LedgerError("this ledger is closed. Open it again to use it.")
         if self._connection is None:
@@ -322,10 +302,7 @@ class Store:
         return found or _corrupt(self.path, "its head is missing")
 
     def append(self, row: LedgerRow) -> LedgerRow:
-        """Append `row` to the chain and return it with its number, time and hash.
-
-        Call it inside a transaction.
-        """
+        """Append `row`, inside a transaction; return it with its number, time and hash."""
         entries, previous = self.head()
         row = row._replace(id=entries + 1, time=now())
         row = row._replace(hash=chained(previous, row))
@@ -336,10 +313,8 @@ class Store:
 
     def rows(self, where: str = "1", parameters: tuple[object, ...] = ()) -> list[LedgerRow]:
         """Return rows in order; `where` is SQL of this package, never of a user."""
-        found = self.connection.execute(
-            f"SELECT * FROM entry WHERE {where} ORDER BY id", parameters
-        ).fetchall()
-        return [LedgerRow(*values) for values in found]
+        query = f"SELECT * FROM entry WHERE {where} ORDER BY id"
+        return [LedgerRow(*values) for values in self.connection.execute(query, parameters)]
 
     def close(self) -> None:
         """Close the file; an in-memory ledger is lost after that."""
@@ -382,15 +357,17 @@ def _create_file(path: Path, settings: Settings) -> None:
     """Create a complete ledger at `path`, or nothing: write it beside `path`, then link it."""
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}.new")
     try:
-        connection = sqlite3.connect(draft, isolation_level=None)
-        try:
+        with contextlib.closing(sqlite3.connect(draft, isolation_level=None)) as connection:
             _create_tables(connection, settings)
             connection.execute("PRAGMA journal_mode = WAL")
-        finally:
-            connection.close()
         with contextlib.suppress(FileExistsError):  # another process was first: use its file
             os.link(draft, path)
-        _sync_folder(path.parent)
+        with contextlib.suppress(OSError):  # some systems cannot open a folder; the file is synced
+            folder = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
     finally:
         draft.unlink(missing_ok=True)
 
@@ -408,16 +385,17 @@ def _create_tables(connection: sqlite3.Connection, settings: Settings) -> None:
 
 def _connect(path: Path, timeout: float, read_only: bool) -> sqlite3.Connection:
     address = f"file:{quote(str(path))}?mode={'ro' if read_only else 'rw'}"
-    if read_only and not os.access(path.parent, os.W_OK) and not _has_log(path):
+    log = path.with_name(path.name + "-wal")
+    has_log = log.exists() and log.stat().st_size > 0
+    if read_only and not os.access(path.parent, os.W_OK) and not has_log:
         address += "&immutable=1"  # no log can be created there, and there is none to read
     connection = sqlite3.connect(
         address, uri=True, timeout=timeout, isolation_level=None, check_same_thread=False
     )
     try:
-        application = connection.execute("PRAGMA application_id").fetchone()[0]
-        version = connection.execute("PRAGMA user_version").fetchone()[0]
-        if application != APPLICATION_ID:
+        if connection.execute("PRAGMA application_id").fetchone() != (APPLICATION_ID,):
             raise LedgerError(f"{path} is a SQLite file, but not a ledger.")
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
         if version != VERSION:
             raise LedgerError(
                 f"{path} has ledger version {version}, this tacit reads {VERSION}. "
@@ -430,20 +408,6 @@ def _connect(path: Path, timeout: float, read_only: bool) -> sqlite3.Connection:
     except BaseException:
         connection.close()
         raise
-
-
-def _has_log(path: Path) -> bool:
-    log = path.with_name(path.name + "-wal")
-    return log.exists() and log.stat().st_size > 0
-
-
-def _sync_folder(folder: Path) -> None:
-    with contextlib.suppress(OSError):  # some systems cannot open a folder; the file is synced
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 def _corrupt(path: Path | None, why: str) -> NoReturn:
@@ -466,17 +430,13 @@ def _translated(store: Store) -> Generator[None]:
 def _explain(store: Store, error: sqlite3.Error) -> str:
     where, text = store.path or "the in-memory ledger", str(error)
     if "locked" in text:
-        return (
-            f"{where} was kept locked by another process for {store.timeout:g} s. "
-            "Nothing was recorded; release nothing and try again."
-        )
+        why = f"was kept locked by another process for {store.timeout:g} s. Nothing was recorded; "
+        return f"{where} {why}release nothing and try again."
     if "full" in text or "disk I/O" in text:
         return f"{where} could not be written ({text}). Release nothing; free space and try again."
     if "readonly" in text:
-        return (
-            f"{where}, or its -wal or -shm file, cannot be written. "
-            "Make them writable, or open the ledger with read_only=True."
-        )
+        advice = "Make them writable, or open the ledger with read_only=True."
+        return f"{where}, or its -wal or -shm file, cannot be written. {advice}"
     if "unable to open" in text:
         return f"{where} cannot be opened ({text})."
     return f"{where} cannot be used as a ledger ({text}). Restore it from a backup."

@@ -25,11 +25,7 @@ class Verification(NamedTuple):
 
 
 def verify_store(
-    store: Store,
-    budget: Budget | None,
-    relation: Relation,
-    *,
-    fits_alone: Callable[[Event], bool],
+    store: Store, budget: Budget | None, relation: Relation, *, fits_alone: Callable[[Event], bool]
 ) -> Verification:
     """Check structure, chain, totals, prices, budget and steps; raise at the first fault."""
     with store.reading() as connection:
@@ -77,9 +73,8 @@ def _verify_payments(
             if budget is not None:
                 event = from_json(row.event or "")
                 for entries, total in replayed.met(row.partition):
-                    if not filter_.admits(total + cost, budget) and (
-                        entries or not fits_alone(event)
-                    ):
+                    admitted = filter_.admits(total + cost, budget)
+                    if not admitted and (entries or not fits_alone(event)):
                         _fail(store, f"entry {row.id} passes the budget")
             replayed.by_label[row.partition] = replayed.after(row.partition, cost)
     if Totals.read(store.connection, replayed.n_orders).by_label != replayed.by_label:
@@ -89,13 +84,9 @@ def _verify_payments(
 def _verified_cost(store: Store, row: LedgerRow, filter_: Filter, relation: Relation) -> Cost:
     entry = entry_of(row)
     fresh = price(entry.event, orders=filter_.orders, relation=relation)
-    pairs = [
-        *zip(entry.cost.renyi, fresh.renyi, strict=True),
-        (entry.cost.gaussian, fresh.gaussian),
-        (entry.cost.pure, fresh.pure),
-        (entry.cost.delta, fresh.delta),
-    ]
-    if any(stored < (1 - _PRICE_SLACK) * now for stored, now in pairs):
+    stored = (*entry.cost.measures, entry.cost.delta)
+    pairs = zip(stored, (*fresh.measures, fresh.delta), strict=True)
+    if any(old < (1 - _PRICE_SLACK) * now for old, now in pairs):
         _fail(store, f"entry {row.id} is priced too low for its event")
     return entry.cost
 

@@ -48,13 +48,18 @@ class PureSelection:
         positive(epsilon=self.epsilon)
         positive(sensitivity=self.sensitivity)
         boolean(monotonic=self.monotonic)
-        PureDP(self.epsilon, self.replace_factor)  # checks replace_factor
+        _ = self.event  # checks replace_factor
         positive(noise_scale=self.noise_scale, advice="Rescale the scores.")
 
     @property
     def noise_scale(self) -> float:
         """Scale of the noise on each score."""
         return (1 if self.monotonic else 2) * self.sensitivity / self.epsilon
+
+    @property
+    def event(self) -> PureDP | Exponential:
+        """Event of one release, for the accountant."""
+        return PureDP(self.epsilon, self.replace_factor)
 
     def release(self, scores: ArrayLike, rng: Seed = None) -> int:
         """Return the index of the chosen option; pay for `event` first."""
@@ -98,11 +103,6 @@ class PermuteAndFlip(PureSelection):
     expected score is never below that of the exponential mechanism, but its range is not bounded,
     so many releases cost more in composition.
     """
-
-    @property
-    def event(self) -> PureDP:
-        """Event of one release, for the accountant."""
-        return PureDP(self.epsilon, self.replace_factor)
 
     def _noise(self, rng: Rng, shape: tuple[int, ...]) -> Floats:
         return rng.exponential(self.noise_scale, shape)

@@ -1,12 +1,11 @@
 """Noisy max: private choice of an option by its score plus Laplace or normal noise."""
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from tacit._arrays import Floats
-from tacit.events import Gaussian, PureDP
 from tacit.mechanisms.exponential import PureSelection, centered_scores
 from tacit.mechanisms.gaussian import GaussianMechanism
 from tacit.mechanisms.rng import Rng, Seed
@@ -19,17 +18,12 @@ class LaplaceNoisyMax(PureSelection):
     Guarantee: epsilon-DP (proof in `PureSelection`; Dwork & Roth 2014, Claim 3.9).
     """
 
-    @property
-    def event(self) -> PureDP:
-        """Event of one release, for the accountant."""
-        return PureDP(self.epsilon, self.replace_factor)
-
     def _noise(self, rng: Rng, shape: tuple[int, ...]) -> Floats:
         return rng.laplace(0.0, self.noise_scale, shape)
 
 
 @dataclass(frozen=True)
-class GaussianNoisyMax:
+class GaussianNoisyMax(GaussianMechanism):
     """Private choice of the index of the largest score plus normal noise.
 
     Guarantee: post-processing of `GaussianMechanism` on the whole vector of scores, so
@@ -40,27 +34,8 @@ class GaussianNoisyMax:
     0
     """
 
-    noise_multiplier: float
-    _: KW_ONLY
-    l2_sensitivity: float
-    replace_factor: float = 2.0
-
-    def __post_init__(self) -> None:
-        _ = self._mechanism  # checks all three
-
-    @property
-    def event(self) -> Gaussian:
-        """Event of one release, for the accountant."""
-        return self._mechanism.event
-
-    def release(self, scores: ArrayLike, rng: Seed = None) -> int:
+    def release(  # type: ignore[override]  # the index alone, not the noisy scores
+        self, scores: ArrayLike, rng: Seed = None
+    ) -> int:
         """Return the index of the chosen option; pay for `event` first."""
-        return int(np.argmax(self._mechanism.release(centered_scores(scores), rng)))
-
-    @property
-    def _mechanism(self) -> GaussianMechanism:
-        return GaussianMechanism(
-            self.noise_multiplier,
-            l2_sensitivity=self.l2_sensitivity,
-            replace_factor=self.replace_factor,
-        )
+        return int(np.argmax(super().release(centered_scores(scores), rng)))

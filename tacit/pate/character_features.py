@@ -6,6 +6,7 @@ image only. A teacher needs a few hundred images with these features, and thousa
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.ndimage import map_coordinates
 
 Images = NDArray[np.float32]
 _CHUNK = 5000
@@ -45,23 +46,10 @@ def straighten(images: Images) -> Images:
     from_middle_y, from_middle_x = y - (height - 1) / 2, x - (width - 1) / 2
     source_y = center_y[:, None, None] + from_middle_y
     source_x = center_x[:, None, None] + from_middle_x + slant[:, None, None] * from_middle_y
-    return _sample(images, source_y, source_x)
-
-
-def _sample(images: Images, y: Images, x: Images) -> Images:
-    """Return bilinear interpolations at (y, x), zero beyond the edges of an image."""
-    height, width = images.shape[1:]
-    number = np.arange(len(images))[:, None, None]
-    low_y, low_x = np.floor(y).astype(int), np.floor(x).astype(int)
-    part_y, part_x = y - low_y, x - low_x
-    total = np.zeros_like(images)
-    for step_y, weight_y in ((0, 1 - part_y), (1, part_y)):
-        for step_x, weight_x in ((0, 1 - part_x), (1, part_x)):
-            at_y, at_x = low_y + step_y, low_x + step_x
-            inside = (at_y >= 0) & (at_y < height) & (at_x >= 0) & (at_x < width)
-            value = images[number, np.clip(at_y, 0, height - 1), np.clip(at_x, 0, width - 1)]
-            total += weight_y * weight_x * value * inside
-    return total
+    number = np.broadcast_to(np.arange(len(images))[:, None, None], images.shape)
+    # Bilinear interpolation, with zeros beyond the edges of an image.
+    places = [number, np.broadcast_to(source_y, images.shape), source_x]
+    return np.asarray(map_coordinates(images, places, order=1, mode="grid-constant"), np.float32)
 
 
 def _oriented_gradients(images: Images, n_orientations: int) -> Images:

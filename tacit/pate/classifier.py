@@ -26,7 +26,7 @@ from tacit.pate.gnmax import GNMax, InteractiveGNMax
 from tacit.pate.journal import Journal
 from tacit.pate.laplace_max import LaplaceMax
 from tacit.pate.smooth_sensitivity import SanitizedCost, Sanitizer, publish_cost
-from tacit.pate.student import SpreadStudent, spread_queries
+from tacit.pate.student import SpreadStudent, checked_queries, spread_queries
 from tacit.pate.teachers import (
     Progress,
     Stacked,
@@ -84,15 +84,12 @@ class PATEClassifier:
     folder
         Where to keep released answers: `fit` with the same settings and ledger continues where a
         killed `fit` stopped.
-    n_jobs, progress
-        As in `train_teachers`.
     rng
         Source of randomness for partition, teachers and noise. None is fresh entropy; anyone who
         has the seed can remove the noise.
 
     Attributes
     ----------
-    student_, classes_, ledger_
     queries_, labels_
         Numbers of the public inputs asked about, and their released labels as indices into
         `classes_`, `NO_ANSWER` where refused.
@@ -135,7 +132,7 @@ class PATEClassifier:
         self.ledger_ = Ledger() if self.ledger is None else self.ledger
         self.queries_ = self._choose_queries(X_public)
         journal = self._journal(aggregator, X_public)
-        carried = [i for i in range(len(self.queries_)) if journal is not None and i in journal]
+        carried = [] if journal is None else list(journal.labels)
         teachers = self._train(X_private, labels, n_classes, random)
         votes = count_votes(teachers, X_public[self.queries_], n_classes)
         is_paid = self._pay_for_cost(journal)
@@ -184,8 +181,6 @@ class PATEClassifier:
             raise TypeError("sanitizer must be None with LaplaceMax: no sanitized cost is known.")
         return GNMax(n_teachers / 5) if self.aggregator is None else self.aggregator
 
-    _checked_aggregator = checked_aggregator  # the name that callers used before
-
     def get_params(self, deep: bool = True) -> dict[str, Any]:  # noqa: ARG002  # scikit-learn's
         """Return the settings by name, as scikit-learn expects."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
@@ -200,14 +195,9 @@ class PATEClassifier:
         return self
 
     def _count_queries(self, n_public: int) -> int:
-        if self.n_queries is None:
-            return min(n_public, 1000)
-        n_queries = whole(n_queries=self.n_queries, least=1)
-        if n_queries > n_public:
-            raise ValueError(
-                f"n_queries must be <= the number of public inputs, got {n_queries} for {n_public}."
-            )
-        return n_queries
+        return checked_queries(
+            min(n_public, 1000) if self.n_queries is None else self.n_queries, n_public
+        )
 
     def _choose_queries(self, X_public: NDArray[Any]) -> Indices:
         n_queries = self._count_queries(len(X_public))
@@ -236,33 +226,26 @@ class PATEClassifier:
     def _train(
         self, X: NDArray[Any], labels: Indices, n_classes: int, random: Rng
     ) -> list[Teacher] | TeacherGroup:
-        if isinstance(self.teacher, Stacked):
-            return train_stacked_teachers(
-                self.teacher.make_module,
-                X,
-                labels,
-                self.n_teachers,
-                n_classes=n_classes,
-                training=self.teacher.training,
-                rng=random,
+        if self.teacher is None:
+            raise ValueError(
+                "teacher must be given: a classifier to copy, or a function of a seed."
             )
-        return train_teachers(
-            _maker(self.teacher),
-            X,
-            labels,
-            self.n_teachers,
-            n_classes=n_classes,
-            rng=random,
-            n_jobs=self.n_jobs,
-            progress=self.progress,
-        )
+        if isinstance(self.teacher, Stacked):
+            make, training = self.teacher.make_module, self.teacher.training
+            train = partial(train_stacked_teachers, make, training=training)
+        else:
+            make = _maker(self.teacher)
+            train = partial(train_teachers, make, n_jobs=self.n_jobs, progress=self.progress)
+        return train(X, labels, self.n_teachers, n_classes=n_classes, rng=random)
 
     def _pay_for_cost(self, journal: Journal | None) -> bool:
         """Pay for the sanitized cost before answers use up the budget; return whether it paid."""
         if self.sanitizer is None:
             return False
-        if journal is not None and journal.published(self._cost_name(journal.n_answered)):
-            return False
+        if journal is not None:
+            n_answered = sum(label != NO_ANSWER for label in journal.labels.values())
+            if self._cost_name(n_answered) in journal.published:
+                return False
         self._spend_on_cost(self.sanitizer, journal)
         return True
 
@@ -271,7 +254,7 @@ class PATEClassifier:
         if journal is not None:
             note = f"PATE run {journal.run}: publish the cost by {sanitizer!r}"
             payments = sum(entry.note == note for entry in self.ledger_.history())
-            if payments > journal.n_published(repr(sanitizer)):
+            if payments > sum(repr(sanitizer) in name for name in journal.published):
                 return  # a killed run paid and published nothing
         self.ledger_.spend(sanitizer.event, note=note)
 
@@ -291,8 +274,8 @@ class PATEClassifier:
         if self.sanitizer is None:
             return None
         name = self._cost_name(self.n_answered_)
-        if journal is not None and (known := journal.published(name)) is not None:
-            return SanitizedCost(**known)  # published and paid for by a killed run
+        if journal is not None and name in journal.published:
+            return SanitizedCost(**journal.published[name])  # a killed run paid and published it
         if not is_paid:
             self._spend_on_cost(self.sanitizer, journal)
         cost = publish_cost(

@@ -27,13 +27,14 @@ class Journal:
 
     It is opened with the public settings of the run, and refuses a file written under other
     settings. `ledger` must be the one that paid for the answers in the file. Only one process may
-    use the file at a time.
+    use the file at a time. `labels` holds the label of each query that was asked, and `published`
+    the numbers that were released under each name.
     """
 
     def __init__(self, path: str | Path, *, settings: dict[str, Any], ledger: Ledger) -> None:
         self._path = Path(path)
-        self._labels: dict[int, int] = {}
-        self._published: dict[str, dict[str, float]] = {}
+        self.labels: dict[int, int] = {}
+        self.published: dict[str, dict[str, float]] = {}
         content = self._path.read_bytes() if self._path.exists() else b""
         if not _is_torn_head(content):
             self._read(content, settings, ledger)
@@ -42,40 +43,21 @@ class Journal:
             self.run = uuid.uuid4().hex
             self._append({"kind": _KIND, "run": self.run, "settings": settings})
 
-    def __contains__(self, query: int) -> bool:
-        return query in self._labels
-
-    def __getitem__(self, query: int) -> int:
-        return self._labels[query]
-
     def __len__(self) -> int:
-        return len(self._labels)
-
-    @property
-    def n_answered(self) -> int:
-        """Number of queries in the journal that have a label; the others were refused."""
-        return sum(label >= 0 for label in self._labels.values())
+        return len(self.labels)
 
     def record(self, queries: Sequence[int], labels: Sequence[int]) -> None:
         """Write answers that have been paid for, and return when they are on disk."""
         pairs = [(int(query), int(label)) for query, label in zip(queries, labels, strict=True)]
-        if any(query in self._labels for query, _ in pairs):
+        if any(query in self.labels for query, _ in pairs):
             raise AssertionError("a query was answered twice")
         self._append({"answers": pairs})
-        self._labels.update(pairs)
-
-    def published(self, what: str) -> dict[str, float] | None:
-        """Return the numbers that were released under the name `what`, or None."""
-        return self._published.get(what)
-
-    def n_published(self, part: str) -> int:
-        """Return how many publications have `part` in their name."""
-        return sum(part in what for what in self._published)
+        self.labels.update(pairs)
 
     def publish(self, what: str, numbers: dict[str, float]) -> None:
         """Write numbers that have been paid for, and return when they are on disk."""
         self._append({"published": what, "numbers": numbers})
-        self._published[what] = numbers
+        self.published[what] = numbers
 
     def fresh(self, rng: Rng) -> Rng:
         """Return `rng`, or a new generator derived from it if the journal already holds answers.
@@ -83,9 +65,9 @@ class Journal:
         A resumed run with a seed would otherwise draw the noise of its first answers again, and two
         answers with equal noise reveal more than two payments cover.
         """
-        if not self._labels or not isinstance(rng, np.random.Generator):
+        if not self.labels or not isinstance(rng, np.random.Generator):
             return rng
-        return np.random.default_rng([*rng.integers(0, 2**32, 8).tolist(), len(self._labels)])
+        return np.random.default_rng([*rng.integers(0, 2**32, 8).tolist(), len(self.labels)])
 
     def _append(self, line: dict[str, Any]) -> None:
         with self._path.open("ab") as stream:
@@ -100,9 +82,9 @@ class Journal:
             kind, self.run, written = head["kind"], head["run"], head["settings"]
             for line in rest:
                 if "published" in line:
-                    self._published[line["published"]] = line["numbers"]
-                    continue
-                self._labels.update({int(query): int(label) for query, label in line["answers"]})
+                    self.published[line["published"]] = line["numbers"]
+                else:
+                    self.labels.update({int(query): int(label) for query, label in line["answers"]})
         except (ValueError, KeyError, TypeError):
             raise LedgerError(
                 f"{self._path.name} is not a journal of answers, or is damaged."
@@ -112,7 +94,7 @@ class Journal:
                 f"{self._path.name} was written by a run with other settings or other public "
                 "inputs. Resume with the same ones, or use a new folder."
             )
-        if self._labels and not any(self.run in entry.note for entry in ledger.history()):
+        if self.labels and not any(self.run in entry.note for entry in ledger.history()):
             raise LedgerError(
                 f"the ledger holds no payment for the answers in {self._path.name}. "
                 "Resume with the ledger that paid for them."

@@ -145,11 +145,7 @@ def spread_queries(X_public: ArrayLike, n_queries: int, *, rng: Seed = None) -> 
     from sklearn.cluster import KMeans
 
     rows = _public(X_public)
-    n_queries = whole(n_queries=n_queries, least=1)
-    if n_queries > len(rows):
-        raise ValueError(
-            f"n_queries must be <= the number of public inputs, got {n_queries} for {len(rows)}."
-        )
+    n_queries = checked_queries(n_queries, len(rows))
     seed = int(generator(rng).integers(0, 2**31))
     clusters = KMeans(n_queries, n_init="auto", random_state=seed).fit(rows)
     cluster = np.asarray(clusters.labels_)
@@ -160,6 +156,15 @@ def spread_queries(X_public: ArrayLike, n_queries: int, *, rng: Seed = None) -> 
     missing = n_queries - len(chosen)  # some clusters are empty if inputs repeat
     rest = np.setdiff1d(np.arange(len(rows)), chosen)[:missing]
     return np.concatenate([chosen, rest])
+
+
+def checked_queries(n_queries: int, n_public: int) -> int:
+    """Return `n_queries`, a whole number from 1 to the number of public inputs, or raise."""
+    if whole(n_queries=n_queries, least=1) > n_public:
+        raise ValueError(
+            f"n_queries must be <= the number of public inputs, got {n_queries} for {n_public}."
+        )
+    return n_queries
 
 
 def _public(X: ArrayLike) -> Rows:

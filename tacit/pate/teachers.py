@@ -14,8 +14,9 @@ teachers apart: the loss of teacher i uses its own records and its own parameter
 from its own row of random numbers, and the optimizer updates each parameter by itself.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -26,13 +27,7 @@ from tacit._arrays import Indices
 from tacit._check import non_negative, positive, whole
 from tacit.errors import IncompatibleModel
 from tacit.mechanisms import Rng, Seed, generator
-from tacit.pate.votes import (
-    Teacher,
-    TeacherError,
-    check_finite,
-    is_class_number,
-    teacher_error,
-)
+from tacit.pate.votes import Teacher, TeacherError, check_finite, is_class_number, teacher_error
 
 if TYPE_CHECKING:
     import torch
@@ -227,6 +222,8 @@ def train_teachers(
 ) -> list[Teacher]:
     """Train teachers on disjoint parts of (X, y) and return them; private.
 
+    Training spends nothing. If a teacher raises, the `TeacherError` names the teacher.
+
     Parameters
     ----------
     make_teacher
@@ -236,23 +233,30 @@ def train_teachers(
     n_jobs
         As in joblib, whose active backend does the work: `joblib.parallel_config("dask")` around
         this call spreads the work over a cluster.
-    progress
-        Called with (teachers done, teachers in all) after each teacher.
-
-    Raises
-    ------
-    TeacherError
-        If a teacher raises; the message names the teacher. Training spends nothing.
     """
+    try:
+        from joblib import Parallel, delayed
+    except ImportError:
+        raise ImportError("train_teachers needs joblib: pip install 'tacit[sklearn]'.") from None
+
     X, labels = checked_records(X, y, n_classes=n_classes)
     random = generator(rng)
     parts = partition(len(labels), n_teachers, random)
     seeds = random.integers(0, 2**31, size=n_teachers)
-    jobs = [
-        (f"teacher {i} of {n_teachers}", make_teacher, X[part], labels[part], i % n_classes, seed)
+    train = delayed(partial(_train_one, make_teacher))
+    jobs = (
+        train(X[part], labels[part], i % n_classes, seed, f"teacher {i} of {n_teachers}")
         for i, (part, seed) in enumerate(zip(parts, seeds.tolist(), strict=True))
-    ]
-    return _train_in_parallel(jobs, n_jobs=n_jobs, progress=progress)
+    )
+    teachers: list[Any] = []  # Any: joblib is untyped
+    for teacher in Parallel(n_jobs=n_jobs, return_as="generator")(jobs):
+        teachers.append(teacher)  # errors too: to the end, so that no worker is left behind
+        if progress is not None:
+            progress(len(teachers), n_teachers)
+    for teacher in teachers:
+        if isinstance(teacher, TeacherError):
+            raise teacher
+    return teachers
 
 
 def train_stacked_teachers(
@@ -341,12 +345,15 @@ def kernel_gamma(a: Rows, b: Rows, width: float) -> float:
     return 1 / (2 * positive(width=width) ** 2 * max(median, 1e-12))
 
 
-_Job = tuple[str, Callable[[int], Teacher], Any, Indices, int, int]
-
-
-def _train_one(job: _Job) -> Teacher | TeacherError:
+def _train_one(
+    make_teacher: Callable[[int], Teacher],
+    X: Any,
+    y: Indices,
+    absent_label: int,
+    seed: int,
+    name: str,
+) -> Teacher | TeacherError:
     """Return a trained teacher, or the error (returned, so that every backend passes it on)."""
-    name, make_teacher, X, y, absent_label, seed = job
     if len(y) == 0:
         return ConstantTeacher(absent_label)
     if np.all(y == y[0]):  # many classifiers refuse a single class
@@ -357,30 +364,6 @@ def _train_one(job: _Job) -> Teacher | TeacherError:
     except Exception as failure:
         return teacher_error(name, "train", failure)
     return teacher
-
-
-def _train_in_parallel(
-    jobs: list[_Job], *, n_jobs: int | None, progress: Progress | None
-) -> list[Teacher]:
-    try:
-        from joblib import Parallel, delayed
-    except ImportError:
-        raise ImportError("train_teachers needs joblib: pip install 'tacit[sklearn]'.") from None
-
-    run: Any = Parallel(n_jobs=n_jobs, return_as="generator")  # Any: joblib is untyped
-    results: Iterable[Teacher | TeacherError] = run(delayed(_train_one)(job) for job in jobs)
-    teachers: list[Teacher] = []
-    failure: TeacherError | None = None
-    for number, result in enumerate(results):  # to the end, so no worker is left behind
-        if isinstance(result, TeacherError):
-            failure = failure or result
-        else:
-            teachers.append(result)
-        if progress is not None:
-            progress(number + 1, len(jobs))
-    if failure is not None:
-        raise failure
-    return teachers
 
 
 def _apply(
@@ -414,10 +397,7 @@ def _stack(
     shapes = [{name: p.shape for name, p in own.items()} for own in named]
     if any(other != shapes[0] for other in shapes):
         raise IncompatibleModel("make_module must give the same architecture every time.")
-    stacked = {
-        name: torch.stack([own[name].detach() for own in named]).requires_grad_()
-        for name in named[0]
-    }
+    stacked, _ = torch.func.stack_module_state(modules)
     return modules[0], stacked
 
 
@@ -427,16 +407,12 @@ def _padded(X: Any, labels: Indices, parts: list[Indices]) -> "tuple[Tensor, Ten
     The padding is zeros, which no batch of a part with records reads.
     """
     import torch
+    from torch.nn.utils.rnn import pad_sequence
 
-    sizes = np.array([len(part) for part in parts])
-    inputs = _tensor(X)
-    width = max(int(sizes.max()), 1)
-    stacked = torch.zeros((len(parts), width, *inputs.shape[1:]), dtype=inputs.dtype)
-    targets = torch.zeros((len(parts), width), dtype=torch.int64)
-    for i, part in enumerate(parts):
-        stacked[i, : len(part)] = inputs[part]
-        targets[i, : len(part)] = torch.as_tensor(labels[part])
-    return stacked, targets, sizes
+    inputs, targets = _tensor(X), torch.as_tensor(labels)
+    stacked = pad_sequence([inputs[part] for part in parts], batch_first=True)
+    numbers = pad_sequence([targets[part] for part in parts], batch_first=True)
+    return stacked, numbers, np.array([len(part) for part in parts])
 
 
 def _seeded(make_module: MakeModule, random: Rng) -> "nn.Module":

@@ -22,6 +22,7 @@ Papernot et al. 2018 (arXiv:1802.08908, "2018").
 """
 
 from dataclasses import dataclass, field
+from itertools import permutations
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -92,9 +93,6 @@ def as_votes(votes: ArrayLike, *, n_teachers: int | None = None) -> Indices:
             "votes of every query must add up to the number of teachers: each teacher votes once."
         )
     return counts
-
-
-# Published bounds -----------------------------------------------------------------------------
 
 
 def log_wrong_winner(votes: ArrayLike, *, sigma: float) -> Floats:
@@ -189,9 +187,6 @@ def laplace_max_rdp(votes: ArrayLike, *, scale: float, orders: ArrayLike = ORDER
     return _smaller_cost(holds, moment, orders, independent)
 
 
-# Exact costs ----------------------------------------------------------------------------------
-
-
 def gnmax_rdp_exact(
     votes: ArrayLike, *, sigma: float, orders: ArrayLike = ORDERS, both_ways: bool = True
 ) -> Floats:
@@ -237,9 +232,7 @@ def threshold_rdp_exact(
 
 def winner_log_probabilities(row: ArrayLike, *, sigma: float) -> Floats:
     """Return ln P[class j wins] for one row of votes plus N(0, sigma^2) noise; private."""
-    counts = np.asarray(row, dtype=float)
-    tables = _tables(counts, sigma)
-    return _normalized(tables[:, :, 2].sum(axis=1))
+    return _normalized(_tables(np.asarray(row, dtype=float), sigma)[:, :, 2].sum(axis=1))
 
 
 def _smaller_cost(holds: Flags, moment: Floats, orders: Floats, independent: Floats) -> Floats:
@@ -286,12 +279,8 @@ def _tables(row: Floats, sigma: float) -> Floats:
 
 def _moves(row: Indices) -> list[tuple[int, int]]:
     """Return which class may lose a vote to which, up to classes with equal counts."""
-    seen: dict[tuple[int, int], tuple[int, int]] = {}
-    for a in range(len(row)):
-        for b in range(len(row)):
-            if a != b and row[a] > 0:
-                seen.setdefault((int(row[a]), int(row[b])), (a, b))
-    return list(seen.values())
+    pairs = [(a, b) for a, b in permutations(range(len(row)), 2) if row[a] > 0]
+    return list({(int(row[a]), int(row[b])): (a, b) for a, b in pairs}.values())
 
 
 def _moved(tables: Floats, a: int, b: int) -> Floats:

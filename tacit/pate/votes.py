@@ -125,8 +125,8 @@ class Aggregator(ABC):
         known: list[int] = []
         if journal is not None:
             random = journal.fresh(random)
-            known = [i for i in range(len(labels)) if i in journal]
-            labels[known] = [journal[i] for i in known]
+            known = [i for i in range(len(labels)) if i in journal.labels]
+            labels[known] = [journal.labels[i] for i in known]
         waiting = np.setdiff1d(np.arange(len(labels)), known)
         most = len(labels) if max_answers is None else max_answers
         left = whole(max_answers=most) - int(np.sum(labels != NO_ANSWER))

@@ -6,14 +6,14 @@ z = (1, x), with features x and target y scaled to [-1, 1].
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Unpack
 
 import numpy as np
 
 from tacit._arrays import Floats
-from tacit.events import Event, Relation, Sequence
+from tacit.events import Event, Sequence
 from tacit.mechanisms import GaussianMechanism, Rng
-from tacit.regression.estimator import gaussian_shares
+from tacit.regression.estimator import BudgetTerms, gaussian_shares
 from tacit.regression.rows import (
     PrivateRows,
     SecondMoments,
@@ -27,8 +27,7 @@ from tacit.regression.rows import (
 _SHARES = (0.05, 0.475, 0.475)
 _NO_SHRINK_NOISE = 0.002
 """Relative noise below which long rows are not shrunk, because nothing is left to gain."""
-_SURE = 1.645
-"""Normal quantile at 0.95: confidence in the lower bound on the smallest eigenvalue."""
+_SURE = 1.645  # normal quantile at 0.95: confidence in the lower bound on the smallest eigenvalue
 
 
 @dataclass(frozen=True)
@@ -59,17 +58,15 @@ class AdaSSPPlan:
         return triangle_noise(self.gram.noise_std, n_features + 1) / n_records
 
 
-def plan_adassp(*, row_norm: float, epsilon: float, delta: float, relation: Relation) -> AdaSSPPlan:
-    """Return the plan of three Gaussian releases that together cost (`epsilon`, `delta`).
+def plan_adassp(*, row_norm: float, **budget: Unpack[BudgetTerms]) -> AdaSSPPlan:
+    """Return the plan of three Gaussian releases that together cost the budget.
 
     Wang gives each release a third of epsilon. As Gaussians they compose exactly, which needs 1.6
     to 1.9 times less noise at equal thirds. The eigenvalue gets less than a third, because it is
     one number and the others are many.
     """
     factors = (1.0, math.sqrt(2.0), 2.0)
-    noise = gaussian_shares(
-        epsilon, delta, shares=_SHARES, replace_factors=factors, relation=relation
-    )
+    noise = gaussian_shares(_SHARES, factors, **budget)
     sensitivities = (row_norm**2, row_norm**2, row_norm)
     eigenvalue, gram, cross = (
         GaussianMechanism(multiplier, l2_sensitivity=sensitivity, replace_factor=factor)
@@ -84,16 +81,14 @@ def choose_row_norm(
     row_norm: float,
     full_norm: float,
     n_records: int,
-    epsilon: float,
-    delta: float,
-    relation: Relation,
+    **budget: Unpack[BudgetTerms],
 ) -> float:
     """Return `full_norm`, at which no row is shrunk, if the noise is negligible even then.
 
     Otherwise return `row_norm`. Shrinking gives long rows less weight, which changes the answer if
     the true model is not linear.
     """
-    plan = plan_adassp(row_norm=full_norm, epsilon=epsilon, delta=delta, relation=relation)
+    plan = plan_adassp(row_norm=full_norm, **budget)
     is_small = plan.relative_noise(n_features, n_records) <= _NO_SHRINK_NOISE
     return full_norm if is_small else row_norm
 

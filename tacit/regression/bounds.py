@@ -6,7 +6,7 @@ clipped, so that the contribution of one record has a known limit.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -44,10 +44,9 @@ class Bounds:
     norm: float | None = None
 
     def __post_init__(self) -> None:
-        lower, upper = _plain(self.lower), _plain(self.upper)
-        object.__setattr__(self, "lower", lower)
-        object.__setattr__(self, "upper", upper)
-        low, high = np.broadcast_arrays(np.asarray(lower), np.asarray(upper))
+        object.__setattr__(self, "lower", _plain(self.lower))
+        object.__setattr__(self, "upper", _plain(self.upper))
+        low, high = np.broadcast_arrays(np.asarray(self.lower), np.asarray(self.upper))
         if not (np.isfinite(low).all() and np.isfinite(high).all()):
             raise ValueError("bounds must be finite.")
         if not (low < high).all():
@@ -102,16 +101,10 @@ class Box:
     full_norm: float
     """Largest norm that a scaled record (1, x) within the declared bounds can have."""
 
-    def take(self, features: NDArray[np.intp], row_norm: float) -> "Box":
-        """Return the bounds of some of the features, with the row norm that suits them."""
-        return Box(
-            self.lower[features],
-            self.upper[features],
-            self.center[features],
-            self.half[features],
-            row_norm,
-            self.full_norm,
-        )
+    def take(self, features: NDArray[np.intp] | slice) -> "Box":
+        """Return the bounds of some of the features; the norms stay those of all features."""
+        names = ("lower", "upper", "center", "half")
+        return replace(self, **{name: getattr(self, name)[features] for name in names})
 
     def scale_target(self, y: NDArray[np.floating]) -> Floats:
         """Return the private targets, clipped to these one-column bounds and scaled to [-1, 1]."""

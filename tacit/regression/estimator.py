@@ -9,7 +9,7 @@ so the event that is paid and the noise that is drawn come from one object.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -32,7 +32,7 @@ SLACK = 1 + 1e-9
 
 
 class BudgetTerms(TypedDict):
-    """Epsilon, delta and relation of one fit, ready to be passed on as keyword arguments."""
+    """The budget of one fit: keyword arguments that every function which plans a fit accepts."""
 
     epsilon: float
     delta: float
@@ -48,8 +48,6 @@ class PrivateEstimator(BaseEstimator):
 
     Parameters
     ----------
-    epsilon, delta
-        The budget of one fit.
     bounds, target_bounds
         `Bounds(lower, upper)`, or such a pair, of the features and of a numeric target. Values
         outside are clipped.
@@ -62,9 +60,9 @@ class PrivateEstimator(BaseEstimator):
         A `tacit.Ledger` that pays before anything is released. Without one, `event_` must be
         accounted for by the caller.
     random_state
-        None draws noise from fresh entropy. Use a seed for tests only: anyone who knows it can
-        reproduce the noise and so remove it. The same is true of a numpy Generator: `clone` copies
-        it, and two models with the same noise reveal the difference of their exact values.
+        None draws noise from fresh entropy. Use a seed or a numpy Generator for tests only: who
+        knows the seed can remove the noise, and `clone` copies a Generator, so that two models have
+        the same noise and reveal the difference of their exact values.
 
     Attributes
     ----------
@@ -206,21 +204,16 @@ def number_classes(
 
 
 def gaussian_shares(
-    epsilon: float,
-    delta: float,
-    *,
-    shares: Sequence[float],
-    replace_factors: Sequence[float],
-    relation: Relation,
+    shares: Sequence[float], replace_factors: Sequence[float], **budget: Unpack[BudgetTerms]
 ) -> tuple[float, ...]:
-    """Return noise multipliers of Gaussian releases that together cost (`epsilon`, `delta`).
+    """Return noise multipliers of Gaussian releases that together cost the budget.
 
     Gaussian releases compose exactly: with mu_i = 1 / noise_multiplier_i, all of them together are
     mu-GDP with mu^2 = sum mu_i^2 (Dong, Roth & Su 2022, Corollary 3.3). `shares` divide mu^2. Under
     REPLACE_ONE, release i can change `replace_factors[i]` times as much, and gets that much noise.
     """
-    mu = 1 / gaussian_noise_multiplier(epsilon, delta)
-    replaced = relation is Relation.REPLACE_ONE
+    mu = 1 / gaussian_noise_multiplier(budget["epsilon"], budget["delta"])
+    replaced = budget["relation"] is Relation.REPLACE_ONE
     total = math.fsum(shares)
     return tuple(
         (factor if replaced else 1.0) / (mu * math.sqrt(share / total))
@@ -246,8 +239,8 @@ def _validated(
     some of its errors; those are replaced, so that no error shows a private value.
     """
     options["accept_sparse"] = "csr" if accept_sparse else False
+    options["dtype"] = (np.float64, np.float32)
     try:
-        options["dtype"] = (np.float64, np.float32)
         return validate_data(estimator, X, **options)  # type: ignore[arg-type]  # annotated as str
     except ValueError as error:
         message = str(error)

@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, Self, TypeAlias
+from typing import Any, Self, TypeAlias, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -34,6 +34,7 @@ from tacit.events import Event, Exponential, Relation, Repeated
 from tacit.mechanisms import ExponentialMechanism, LaplaceNoisyMax, Rng
 from tacit.regression.bounds import Bounds, Box, DeclaredBounds, as_bounds
 from tacit.regression.estimator import (
+    BudgetTerms,
     PrivateEstimator,
     gaussian_shares,
     number_classes,
@@ -88,11 +89,6 @@ class FrankWolfe(PrivateEstimator):
     target_bounds, classes
         Only `target_bounds` is used with the squared loss, only `classes` with the logistic loss.
 
-    Attributes
-    ----------
-    coef_, intercept_
-        The released model, in the shape that scikit-learn uses for regressors or classifiers.
-
     Examples
     --------
     >>> import numpy as np
@@ -132,7 +128,13 @@ class FrankWolfe(PrivateEstimator):
             classes, targets = None, unit.scale_target(given)
         else:
             unit = Bounds(-1, 1).box(1)
-            classes, targets = _two_classes(given, self.classes)
+            check_classification_targets(given)
+            classes, targets = number_classes(given, self.classes)
+            if len(classes) != 2:
+                raise ValueError(
+                    f"Only binary classification is supported by FrankWolfe, got {len(classes)} "
+                    "classes. Use LogisticRegression."
+                )
         plan = self._plan(d + has_constant, public_size(self.n_records, n_rows))
         rng = self._generator()
         make_rows = SparseRows if issparse(table) else DenseRows
@@ -185,21 +187,17 @@ class FrankWolfe(PrivateEstimator):
         domain = self._domain(n_coordinates)
         clip = None if self.residual_clip is None else positive(residual_clip=self.residual_clip)
         loss = ClippedLoss.make(self.loss, reach=domain.reach, clip=clip)
-        if self.steps is None:
-            steps = choose_steps(n_records, **terms)
-        else:
-            steps = whole(steps=self.steps, least=1)
+        given = choose_steps(n_records, **terms) if self.steps is None else self.steps
+        steps = whole(steps=given, least=1)
         return plan_frank_wolfe(domain, loss, steps=steps, analysis=self.analysis, **terms)
 
-    def _domain(self, n_coordinates: int) -> "Ball | Hull":
+    def _domain(self, n_coordinates: int) -> "Domain":
         if self.vertices is None:
             return Ball(positive(radius=self.radius), n_coordinates)
         vertices = np.asarray(self.vertices, np.float64)
         if vertices.ndim != 2 or vertices.shape[1] != n_coordinates or not len(vertices):
-            raise ValueError(
-                f"vertices must be of shape (k, {n_coordinates}), one per row, "
-                f"got {vertices.shape}."
-            )
+            shape = f"(k, {n_coordinates}), one per row, got {vertices.shape}"
+            raise ValueError(f"vertices must be of shape {shape}.")
         if not np.isfinite(vertices).all():
             raise ValueError("vertices must be finite.")
         return Hull(vertices)
@@ -219,20 +217,15 @@ class FrankWolfe(PrivateEstimator):
 
 @dataclass(frozen=True)
 class Ball:
-    """The l1 ball, with vertices radius * e_j and, after these, -radius * e_j."""
+    """The l1 ball of radius `reach`, with vertices reach * e_j and, after these, -reach * e_j."""
 
-    radius: float
+    reach: float
     n_features: int
-
-    @property
-    def reach(self) -> float:
-        """Largest l1 norm of a vertex, hence of a model."""
-        return self.radius
 
     @property
     def diameter(self) -> float:
         """Largest l1 distance between two vertices."""
-        return 2 * self.radius
+        return 2 * self.reach
 
     def start(self) -> Floats:
         """Return the public model before the first step."""
@@ -240,13 +233,13 @@ class Ball:
 
     def scores(self, gradient: Floats) -> Floats:
         """Return -<s, gradient> for each vertex s."""
-        return self.radius * np.concatenate([-gradient, gradient])
+        return self.reach * np.concatenate([-gradient, gradient])
 
     def move(self, theta: Floats, vertex: int, mu: float) -> None:
         """Set theta to (1 - mu) theta + mu s, in place."""
         theta *= 1 - mu
         sign = 1 if vertex < self.n_features else -1
-        theta[vertex % self.n_features] += mu * sign * self.radius
+        theta[vertex % self.n_features] += mu * sign * self.reach
 
 
 @dataclass(frozen=True, eq=False)
@@ -340,7 +333,7 @@ class SparseRows:
         return weigh(slice(None), self.X @ theta) @ self.X
 
 
-def choose_steps(n_records: int, *, epsilon: float, delta: float, relation: Relation) -> int:
+def choose_steps(n_records: int, **budget: Unpack[BudgetTerms]) -> int:
     """Return a number of steps that suits the budget, from public facts: n mu / 25, at least 4.
 
     mu is that of the Gaussian mechanism with this budget, so n mu compares what all records hold
@@ -348,9 +341,7 @@ def choose_steps(n_records: int, *, epsilon: float, delta: float, relation: Rela
     choice. The factor was found on validation rows of two text collections, see
     benchmarks/frank_wolfe.py.
     """
-    (noise,) = gaussian_shares(
-        epsilon, delta, shares=(1.0,), replace_factors=(2.0,), relation=relation
-    )
+    (noise,) = gaussian_shares((1.0,), (2.0,), **budget)
     return max(_FEWEST_STEPS, int(n_records / noise / _SIGNAL_PER_STEP))
 
 
@@ -359,12 +350,10 @@ def plan_frank_wolfe(
     loss: ClippedLoss,
     *,
     steps: int,
-    epsilon: float,
-    delta: float,
-    relation: Relation,
     analysis: str = "tight",
+    **budget: Unpack[BudgetTerms],
 ) -> FrankWolfePlan:
-    """Return the plan of private selections that cost (`epsilon`, `delta`) in all.
+    """Return the plan of private selections that cost the budget in all.
 
     `"tight"` draws from the exponential mechanism, whose bounded range composes cheaply, with as
     little noise as the accountant allows. `"published"` adds Laplace noise to every score as
@@ -374,11 +363,11 @@ def plan_frank_wolfe(
     """
     if domain.diameter == 0:
         raise ValueError("vertices must not all be equal. Pass a polytope with a choice.")
-    pick: Pick
     if analysis == "tight":
-        epsilon_step = _epsilon_of_each(steps, epsilon, delta, relation)
+        epsilon_step = _epsilon_of_each(steps, **budget)
         pick = ExponentialMechanism(epsilon_step, sensitivity=loss.clip * domain.diameter / 2)
         return FrankWolfePlan(domain, loss, pick, steps)
+    epsilon, delta, relation = budget["epsilon"], budget["delta"], budget["relation"]
     replaced = 2 if relation is Relation.REPLACE_ONE else 1
     epsilon_step = 2 * epsilon / math.sqrt(8 * steps * math.log(1 / delta)) / replaced
     pick = LaplaceNoisyMax(epsilon_step, sensitivity=loss.clip * domain.reach)
@@ -397,20 +386,14 @@ def fit(rows: DenseRows | SparseRows, targets: Floats, plan: FrankWolfePlan, *, 
     Sparse rows with the l1 ball and the exponential mechanism use `SparseGradient`, which draws
     vertices from the same law with less work.
     """
-    if (
-        isinstance(rows, SparseRows)
-        and isinstance(plan.domain, Ball)
-        and isinstance(plan.pick, ExponentialMechanism)
-    ):
+    is_fast = isinstance(plan.domain, Ball) and isinstance(plan.pick, ExponentialMechanism)
+    if is_fast and isinstance(rows, SparseRows):
         return _fit_sparse(rows, targets, plan, rng=rng)
-    return descend(
-        rows,
-        targets,
-        plan.domain,
-        plan.loss,
-        steps=plan.steps,
-        choose=lambda scores: plan.pick.release(scores, rng),
-    )
+
+    def choose(scores: Floats) -> int:
+        return plan.pick.release(scores, rng)
+
+    return descend(rows, targets, plan.domain, plan.loss, steps=plan.steps, choose=choose)
 
 
 def descend(
@@ -441,10 +424,8 @@ def descend(
 
 
 def _fit_sparse(rows: SparseRows, targets: Floats, plan: FrankWolfePlan, *, rng: Rng) -> Floats:
-    radius = plan.domain.reach
-    state = SparseGradient(
-        rows.X, targets, plan.loss, slope=radius / plan.pick.noise_scale, radius=radius
-    )
+    radius, noise_scale = plan.domain.reach, plan.pick.noise_scale
+    state = SparseGradient(rows.X, targets, plan.loss, slope=radius / noise_scale, radius=radius)
     scale = 1.0  # arbitrary, because the sums are zero
     for step in range(plan.steps):
         feature, sign = state.draw(scale, rng)
@@ -454,35 +435,15 @@ def _fit_sparse(rows: SparseRows, targets: Floats, plan: FrankWolfePlan, *, rng:
 
 
 @lru_cache
-def _epsilon_of_each(steps: int, epsilon: float, delta: float, relation: Relation) -> float:
+def _epsilon_of_each(steps: int, **budget: Unpack[BudgetTerms]) -> float:
     """Return the epsilon of each of `steps` exponential mechanisms that cost the budget in all.
 
     The tightest accountant gives the same more slowly, because bounded range is priced by RDP.
     """
-    return calibrate(
-        lambda each: Repeated(Exponential(each), steps),
-        epsilon=epsilon,
-        delta=delta,
-        accountant=RDP(),
-        relation=relation,
-    )
+    return calibrate(lambda each: Repeated(Exponential(each), steps), accountant=RDP(), **budget)
 
 
 def _box_of(bounds: DeclaredBounds, name: str, n_features: int, *, is_centered: bool) -> Box:
     """Return declared bounds as arrays; unless centered, zero stays zero, as `norm` requires."""
     declared = as_bounds(bounds, name=name)
     return replace(declared, norm=None if is_centered else 1.0).box(n_features)
-
-
-def _two_classes(
-    labels: NDArray[Any], classes: Sequence[Any] | None
-) -> tuple[NDArray[Any], Floats]:
-    """Return the two public classes, and the number, 0 or 1, of each private label's class."""
-    check_classification_targets(labels)
-    known, numbers = number_classes(labels, classes)
-    if len(known) != 2:
-        raise ValueError(
-            f"Only binary classification is supported by FrankWolfe, got {len(known)} classes. "
-            "Use LogisticRegression."
-        )
-    return known, numbers

@@ -11,29 +11,26 @@ that depend on features only do not change the answer if the model is right.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Unpack
 
 import numpy as np
 from scipy.special import expit, softmax
 
 from tacit._arrays import Floats, Indices
 from tacit.accounting import calibrate
-from tacit.events import Event, Gaussian, Relation, Repeated, Sequence
+from tacit.events import Event, Gaussian, Repeated, Sequence
 from tacit.mechanisms import GaussianMechanism, Rng, SecureGenerator
-from tacit.regression.estimator import gaussian_shares
+from tacit.regression.estimator import BudgetTerms, gaussian_shares
 from tacit.regression.rows import PrivateRows, from_triangle, triangle, triangle_noise
 from tacit.sampling import Poisson
 
 # Tuned in benchmarks/regression_tuning.py, on data sets that no other benchmark reports.
 _STEPS, _MOMENTUM = 12, 0.5
-_AVERAGED_LINEAR, _AVERAGED_LOGISTIC = 6, 8
-"""Number of last steps whose models are averaged."""
+_AVERAGED_LINEAR, _AVERAGED_LOGISTIC = 6, 8  # number of last steps whose models are averaged
 _GRAM_SHARE = 0.15
-_GRAM_NOISE = 0.03
-"""Relative noise of the Gram matrix that is small enough to set step lengths."""
+_GRAM_NOISE = 0.03  # relative noise of the Gram matrix that is small enough to set step lengths
 _LEAST_GRAM_RATE = 0.05
-_CROWDED = 0.05
-"""Relative noise of the Gram matrix above which logistic residuals are clipped."""
+_CROWDED = 0.05  # relative noise of the Gram matrix above which logistic residuals are clipped
 _TIGHTEST_CLIP, _WIDEST_CLIP = 0.5, 1.5
 _CLIP_NOISE = 0.003
 """Noise of a step, relative to its largest signal, at which linear residuals are clipped at 1."""
@@ -86,13 +83,7 @@ class SGDPlan:
 
 
 def plan_linear(
-    n_features: int,
-    *,
-    row_norm: float,
-    n_records: int,
-    epsilon: float,
-    delta: float,
-    relation: Relation,
+    n_features: int, *, row_norm: float, n_records: int, **budget: Unpack[BudgetTerms]
 ) -> GradientPlan:
     """Return the plan of a descent for least squares with clipped residuals.
 
@@ -105,7 +96,7 @@ def plan_linear(
         clip = math.sqrt(_CLIP_NOISE / (step_noise * size))
         return float(np.clip(clip, _TIGHTEST_CLIP, _WIDEST_CLIP))
 
-    return _plan_descent(n_features, clip_for, row_norm, n_records, epsilon, delta, relation)
+    return _plan_descent(n_features, clip_for, row_norm, n_records, **budget)
 
 
 def plan_logistic(
@@ -114,9 +105,7 @@ def plan_logistic(
     n_classes: int,
     row_norm: float,
     n_records: int,
-    epsilon: float,
-    delta: float,
-    relation: Relation,
+    **budget: Unpack[BudgetTerms],
 ) -> GradientPlan:
     """Return the plan of a descent for the logit model.
 
@@ -128,26 +117,17 @@ def plan_logistic(
     def clip_for(_: float, gram_noise: float) -> float:
         return bound / 2 if gram_noise > _CROWDED else bound
 
-    return _plan_descent(n_features, clip_for, row_norm, n_records, epsilon, delta, relation)
+    return _plan_descent(n_features, clip_for, row_norm, n_records, **budget)
 
 
 def plan_sgd(
-    *,
-    n_classes: int,
-    row_norm: float,
-    rate: float,
-    epsilon: float,
-    delta: float,
-    relation: Relation,
+    *, n_classes: int, row_norm: float, rate: float, **budget: Unpack[BudgetTerms]
 ) -> SGDPlan:
     """Return the plan of DP-SGD (Abadi et al. 2016): ten epochs of Poisson lots at `rate`."""
     steps = math.ceil(_SGD_EPOCHS / rate)
     sampler = Poisson(rate)
     noise = calibrate(
-        lambda multiplier: Repeated(sampler.amplify(Gaussian(multiplier)), steps),
-        epsilon=epsilon,
-        delta=delta,
-        relation=relation,
+        lambda multiplier: Repeated(sampler.amplify(Gaussian(multiplier)), steps), **budget
     )
     residual_clip = _residual_bound(n_classes)
     gradient = GaussianMechanism(noise, l2_sensitivity=residual_clip * row_norm)
@@ -230,11 +210,8 @@ def logistic_gradient(
 
     def residuals(span: slice, margins: Floats) -> Floats:
         if n_classes == 2:
-            binary = expit(margins)
-            binary -= labels[span]
-            np.clip(binary, -residual_clip, residual_clip, out=binary)
-            binary *= rows.factors[span]
-            return binary
+            clipped = np.clip(expit(margins) - labels[span], -residual_clip, residual_clip)
+            return clipped * rows.factors[span]
         many = softmax(margins, axis=1)
         many[np.arange(len(many)), labels[span].astype(np.intp)] -= 1.0
         norms = np.maximum(np.linalg.norm(many, axis=1), residual_clip)
@@ -255,9 +232,7 @@ def _plan_descent(
     clip_for: Callable[[float, float], float],
     row_norm: float,
     n_records: int,
-    epsilon: float,
-    delta: float,
-    relation: Relation,
+    **budget: Unpack[BudgetTerms],
 ) -> GradientPlan:
     """Return a plan whose residual clip is `clip_for(step_noise, gram_noise)`.
 
@@ -265,10 +240,7 @@ def _plan_descent(
     `gram_noise` is about the largest eigenvalue of the noise in the mean Gram matrix.
     """
     factors = (math.sqrt(2.0), 2.0)
-    shares = (_GRAM_SHARE, 1 - _GRAM_SHARE)
-    first, rest = gaussian_shares(
-        epsilon, delta, shares=shares, replace_factors=factors, relation=relation
-    )
+    first, rest = gaussian_shares((_GRAM_SHARE, 1 - _GRAM_SHARE), factors, **budget)
     gram = GaussianMechanism(first, l2_sensitivity=row_norm**2, replace_factor=factors[0])
     gram_noise = triangle_noise(gram.noise_std, n_features + 1) / n_records
     multiplier = rest * math.sqrt(_STEPS)

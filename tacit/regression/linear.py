@@ -1,30 +1,25 @@
-"""Private linear regression, as a scikit-learn estimator with three methods.
-
-The methods are in `functional`, `adassp` and `gradient`.
-"""
+"""Private linear regression; its three methods are in `functional`, `adassp` and `gradient`."""
 
 from dataclasses import dataclass, field
-from typing import Self, TypeAlias
+from typing import Self, TypeAlias, Unpack
 
 from numpy.typing import ArrayLike
 
 from tacit._arrays import Floats
 from tacit._check import in_open_unit
-from tacit.events import Relation
 from tacit.mechanisms import Rng
 from tacit.regression import adassp, functional, gradient
 from tacit.regression.adassp import AdaSSPPlan
 from tacit.regression.bounds import Box
-from tacit.regression.estimator import PrivateRegressor, one_of, public_size
+from tacit.regression.estimator import BudgetTerms, PrivateRegressor, one_of, public_size
 from tacit.regression.functional import FunctionalPlan
 from tacit.regression.gradient import GradientPlan
 from tacit.regression.rows import PrivateRows
 
 METHODS = ("functional", "adassp", "gradient")
 LinearPlan: TypeAlias = FunctionalPlan | AdaSSPPlan | GradientPlan
+# Relative noise of the Gram matrix below which AdaSSP beats descent; tuned like `gradient`.
 _ONE_RELEASE_NOISE = 0.005
-"""Relative noise of the Gram matrix below which AdaSSP beats descent. Tuned in
-benchmarks/regression_tuning.py, on data sets that no other benchmark reports."""
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -43,13 +38,6 @@ class LinearRegression(PrivateRegressor):
     analysis, split
         Options of the functional mechanism: `"tight"` or `"published"` sensitivities, and the share
         of epsilon for the quadratic coefficients.
-
-    Attributes
-    ----------
-    coef_, intercept_
-        The released model.
-    method_
-        The method used.
 
     Examples
     --------
@@ -84,8 +72,7 @@ class LinearRegression(PrivateRegressor):
 
         self._pay(plan.event, plan.method)
         theta = fit(rows, scaled, plan, n_records=n_records, rng=rng)
-        coef, intercept = box.unscale(theta, target_box)
-        self.coef_ = coef
+        self.coef_, intercept = box.unscale(theta, target_box)
         self.intercept_ = float(intercept)
         self.event_ = plan.event
         self.method_ = plan.method
@@ -126,13 +113,7 @@ class LinearRegression(PrivateRegressor):
 
 
 def choose_method(
-    n_features: int,
-    *,
-    row_norm: float,
-    n_records: int,
-    epsilon: float,
-    delta: float,
-    relation: Relation,
+    n_features: int, *, row_norm: float, n_records: int, **budget: Unpack[BudgetTerms]
 ) -> str:
     """Return the method expected to do best, from public facts only.
 
@@ -140,9 +121,9 @@ def choose_method(
     once, is best if the noise of that matrix is below 0.5 % of the number of records. With more
     noise descent is better, because it spends little on the curvature, which noise would hide.
     """
-    if delta == 0:
+    if budget["delta"] == 0:
         return "functional"
-    plan = adassp.plan_adassp(row_norm=row_norm, epsilon=epsilon, delta=delta, relation=relation)
+    plan = adassp.plan_adassp(row_norm=row_norm, **budget)
     is_small = plan.relative_noise(n_features, n_records) <= _ONE_RELEASE_NOISE
     return "adassp" if is_small else "gradient"
 

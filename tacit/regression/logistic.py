@@ -1,7 +1,4 @@
-"""Private logistic regression, as a scikit-learn estimator with three methods.
-
-The methods are in `gradient` (descent and DP-SGD) and `objective`.
-"""
+"""Private logistic regression; its three methods are in `gradient` (two) and `objective`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -35,16 +32,10 @@ class LogisticRegression(ClassifierMixin, PrivateEstimator):
     Parameters
     ----------
     bounds
-        `Bounds(lower, upper)` of the features, or such a pair. For indicators also set `norm`,
-        which reduces the noise; see `Bounds`.
+        For indicators also set `norm`, which reduces the noise; see `Bounds`.
     method
         `"gradient"`, noisy descent on all records; `"sgd"`, DP-SGD on Poisson lots at `rate`;
         `"objective"`, objective perturbation, for two classes only.
-
-    Attributes
-    ----------
-    coef_, intercept_
-        The released model in scikit-learn's shape: one row for two classes, else one per class.
 
     Examples
     --------

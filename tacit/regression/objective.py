@@ -7,7 +7,7 @@ the log-likelihood, which does not change the answer if the model is right.
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Unpack
 
 import numpy as np
 from scipy.special import expit
@@ -15,11 +15,10 @@ from scipy.special import expit
 from tacit._arrays import Floats
 from tacit.events import ApproximateDP, Event, Relation, Sequence
 from tacit.mechanisms import GaussianMechanism, Rng
-from tacit.regression.estimator import gaussian_noise_multiplier
+from tacit.regression.estimator import BudgetTerms, gaussian_noise_multiplier
 from tacit.regression.rows import PrivateRows
 
-_CURVATURE_SHARE = 0.1
-"""Share of epsilon that pays for the change of the Hessian."""
+_CURVATURE_SHARE = 0.1  # share of epsilon that pays for the change of the Hessian
 _OUTPUT_SHARE = 0.01
 _TOLERANCE = 1e-5
 _MOST_NEWTON_STEPS = 2000
@@ -65,21 +64,16 @@ class ObjectivePlan:
 
 
 def plan_objective(
-    n_features: int,
-    *,
-    row_norm: float,
-    n_records: int,
-    epsilon: float,
-    delta: float,
-    relation: Relation,
+    n_features: int, *, row_norm: float, n_records: int, **budget: Unpack[BudgetTerms]
 ) -> ObjectivePlan:
     """Return a plan in which the change of the Hessian takes a tenth of epsilon.
 
     Raises an error for budgets at which double precision may not reach the minimum; nothing has
     been paid at that point.
     """
+    epsilon, delta = budget["epsilon"], budget["delta"]
     part = 1 - _OUTPUT_SHARE
-    is_replaced = relation is Relation.REPLACE_ONE
+    is_replaced = budget["relation"] is Relation.REPLACE_ONE
     claimed_epsilon, claimed_delta = part * epsilon / (2 if is_replaced else 1), part * delta
     curvature = _CURVATURE_SHARE * claimed_epsilon
     # A weighted record adds at most w |z|^2 / 4 = row_norm |z| / 4 to the Hessian, |z|^2 <= 1 + d.
@@ -153,13 +147,10 @@ def _objective(
     rows: PrivateRows, labels: Floats, theta: Floats, b: Floats, ridge: float
 ) -> tuple[float, Floats, Floats]:
     """Return the private value, gradient and Hessian of the perturbed objective."""
-    value = ridge * theta @ theta / 2 + b @ theta
     gradient = ridge * theta + b
     hessian = ridge * np.eye(len(theta))
     for span, features in rows.scaled():
-        margins, weights = features @ theta[1:] + theta[0], rows.factors[span]
-        value += _loss(margins, labels[span], weights)
-        p = expit(margins)
+        p, weights = expit(features @ theta[1:] + theta[0]), rows.factors[span]
         residuals, bend = weights * (p - labels[span]), weights * p * (1 - p)
         gradient[0] += residuals.sum()
         gradient[1:] += features.T @ residuals
@@ -168,7 +159,7 @@ def _objective(
         hessian[0, 1:] += bent.sum(axis=1)
         hessian[1:, 0] += bent.sum(axis=1)
         hessian[1:, 1:] += bent @ features
-    return float(value), gradient, hessian
+    return _objective_value(rows, labels, theta, b, ridge), gradient, hessian
 
 
 def _objective_value(
@@ -177,10 +168,6 @@ def _objective_value(
     """Return the private value of the perturbed objective alone."""
     value = ridge * theta @ theta / 2 + b @ theta
     for span, features in rows.scaled():
-        value += _loss(features @ theta[1:] + theta[0], labels[span], rows.factors[span])
+        margins = features @ theta[1:] + theta[0]
+        value += rows.factors[span] @ (np.logaddexp(0.0, margins) - labels[span] * margins)
     return float(value)
-
-
-def _loss(margins: Floats, labels: Floats, weights: Floats) -> float:
-    """Return the private weighted logistic loss of a block of records."""
-    return float(weights @ (np.logaddexp(0.0, margins) - labels * margins))

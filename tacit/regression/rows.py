@@ -61,25 +61,28 @@ class PrivateRows:
 
     def moments(self, y: Floats) -> SecondMoments:
         """Return the private moments of the shrunk rows; `y` is already scaled to [-1, 1]."""
-        gram, cross, square = self._empty_gram(), np.zeros(self.n_features + 1), 0.0
-        for span, rows in self._shrunk():
-            factors = self.factors[span]
+        size = self.n_features + 1
+        gram, cross, square = np.zeros((size, size)), np.zeros(size), 0.0
+        for span, rows in self.scaled():
+            factors = self.factors[span]  # what shrinking makes of the constant 1
+            rows *= factors[:, None]
             target = factors * y[span]
-            _add_gram(gram, rows, factors)
+            gram[0, 0] += factors @ factors
+            gram[0, 1:] += factors @ rows
+            gram[1:, 1:] += rows.T @ rows
             cross[0] += factors @ target
             cross[1:] += rows.T @ target
             square += target @ target
+        gram[1:, 0] = gram[0, 1:]
         return SecondMoments(gram, cross, float(square))
 
     def gram(self, chosen: Indices | None = None) -> Floats:
         """Return the private Gram matrix of the shrunk rows, or of the `chosen` ones only."""
-        total = self._empty_gram()
-        if chosen is not None:
-            for start in range(0, len(chosen), self._size):
-                total += self.take(chosen[start : start + self._size]).gram()
-            return total
-        for span, rows in self._shrunk():
-            _add_gram(total, rows, self.factors[span])
+        if chosen is None:
+            return self.moments(np.zeros(self.n_rows)).gram
+        total = np.zeros((self.n_features + 1, self.n_features + 1))
+        for start in range(0, len(chosen), self._size):
+            total += self.take(chosen[start : start + self._size]).gram()
         return total
 
     def weighted_sum(self, theta: Floats, weigh: Callable[[slice, Floats], Floats]) -> Floats:
@@ -110,20 +113,14 @@ class PrivateRows:
     def scaled(self) -> Iterator[tuple[slice, Floats]]:
         """Yield spans of rows with their private scaled features, (m, d), in one reused buffer."""
         buffer = np.empty((self._size, self.n_features))
-        inverse = 1 / self.box.half
         lower, upper = self._scaled_bounds()
         for index, span in enumerate(self._spans()):
             rows = buffer[: span.stop - span.start]
             with np.errstate(over="ignore"):  # a warning would reveal a record far out of bounds
                 np.subtract(self.X[span], self.box.center, out=rows)
-                rows *= inverse
+                rows *= 1 / self.box.half
             if not self._inside[index]:
                 np.clip(rows, lower, upper, out=rows)
-            yield span, rows
-
-    def _shrunk(self) -> Iterator[tuple[slice, Floats]]:
-        for span, rows in self.scaled():
-            rows *= self.factors[span, None]
             yield span, rows
 
     def _clipped(self) -> Iterator[tuple[slice, NDArray[np.floating]]]:
@@ -149,9 +146,6 @@ class PrivateRows:
     def _scaled_bounds(self) -> tuple[Floats, Floats]:
         center, inverse = self.box.center, 1 / self.box.half
         return (self.box.lower - center) * inverse, (self.box.upper - center) * inverse
-
-    def _empty_gram(self) -> Floats:
-        return np.zeros((self.n_features + 1, self.n_features + 1))
 
     def _spans(self) -> Iterator[slice]:
         for start in range(0, self.n_rows, self._size):
@@ -205,12 +199,3 @@ def solve_moments(moments: SecondMoments, *, noise: float, floor: float = 0.0) -
     usable = curvature > 0  # without noise a constant column has none, and its coefficient is 0
     slope = vectors[:, usable] @ (pull[usable] / curvature[usable])
     return np.append(cross[0] / count - means @ slope, slope)
-
-
-def _add_gram(gram: Floats, rows: Floats, factors: Floats) -> None:
-    """Add the Gram matrix of shrunk records: `rows` holds shrunk x, `factors` the shrunk 1."""
-    with_constant = factors @ rows
-    gram[0, 0] += factors @ factors
-    gram[0, 1:] += with_constant
-    gram[1:, 0] += with_constant
-    gram[1:, 1:] += rows.T @ rows

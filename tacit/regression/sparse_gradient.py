@@ -38,17 +38,14 @@ _LOGISTIC_DRIFT = 0.22388
 """More than the largest |d sigmoid(m) / d log m| = max |m| sigmoid(m) sigmoid(-m) = 0.223870..."""
 _ROUNDING = 1e-9
 """Added to the drift, relative to the residual bound: covers rounding in the stored gradient."""
-_MOST_TOUCHED = 0.25
-"""Share of the non-zeros above which recomputing everything is cheaper."""
+_MOST_TOUCHED = 0.25  # share of the non-zeros above which recomputing everything is cheaper
 _NARROWEST, _WIDEST = 1e-9, 2.0
 """Range of the logarithm of the reference over the smallest scale in its window."""
 _FEW_PROPOSALS, _MANY_PROPOSALS = math.log(1.25), math.log(2.0)
 """Logarithms of the expected proposals per draw: the window widens below and is halved above."""
 _MOST_TRIALS = 64
-_EXACT_MARGINS = 64
-"""Number of refreshes after which the margins are computed again from `sums`."""
-_FRESH = 2_000
-"""Number of updates after which a `BlockSampler` computes its sums again."""
+_EXACT_MARGINS = 64  # number of refreshes after which the margins are computed again from `sums`
+_FRESH = 2_000  # number of updates after which a `BlockSampler` computes its sums again
 _SHRUNK = 1e-2
 _HIGHEST, _LOWEST = 300.0, -300.0
 """Logarithms of weights, relative to the reference, at which a new reference is taken."""
@@ -133,12 +130,12 @@ class SparseGradient:
         self._reference = scale
         self._residuals = self._residuals_at(scale)
         self._gradient = self._columns.T @ self._residuals
-        exact = _log_sum_exp(_log_two_cosh(self._slope * np.abs(self._gradient)))
+        exact = np.logaddexp.reduce(_log_two_cosh(self._slope * np.abs(self._gradient)))
         while True:
             drift = self._loss.bound_drift(self._span, reach=self._radius)
             self._drift = drift + _ROUNDING * self._loss.clip
             bounds = self._log_bounds(slice(None))
-            proposals = _log_sum_exp(bounds) - exact
+            proposals = np.logaddexp.reduce(bounds) - exact
             if proposals <= _MANY_PROPOSALS or self._span < _NARROWEST:
                 break
             self._span /= 2
@@ -154,7 +151,8 @@ class SparseGradient:
                 self.refresh(scale)  # tighter bounds; every trial by itself has the exact law
             first, second, third, fourth = rng.random(4).tolist()
             feature = self._sampler.draw(first, second)
-            gradient = self._exact(feature, scale)
+            rows, values = self._column(feature)
+            gradient = float(values @ self._residuals_at(scale, rows))
             weight = float(_log_two_cosh(self._slope * abs(gradient)))
             if third < math.exp(min(weight - float(self._sampler.log_weights[feature]), 0.0)):
                 lowers = fourth < 1 / (1 + math.exp(-2 * self._slope * abs(gradient)))
@@ -175,17 +173,6 @@ class SparseGradient:
         moved = np.flatnonzero(changes)
         self._spread(rows[moved], changes[moved], scale)
 
-    def probabilities(self, scale: float) -> Floats:
-        """Return the private probability of each feature in `draw`, for tests.
-
-        It is proportional to the probability of proposing the feature times that of accepting it.
-        """
-        gradient = self._residuals_at(scale) @ self._rows
-        accepted = _log_two_cosh(self._slope * np.abs(gradient)) - self._sampler.log_weights
-        assert (accepted <= 0).all()  # otherwise the bound does not hold
-        weights = self._sampler.probabilities() * np.exp(accepted)
-        return weights / weights.sum()
-
     def _residuals_at(
         self, scale: float, rows: NDArray[np.integer] | slice = slice(None)
     ) -> Floats:
@@ -194,11 +181,6 @@ class SparseGradient:
     def _column(self, feature: int) -> tuple[NDArray[np.integer], Floats]:
         start, stop = self._columns.indptr[feature : feature + 2].tolist()
         return self._columns.indices[start:stop], self._columns.data[start:stop]
-
-    def _exact(self, feature: int, scale: float) -> float:
-        """Return one entry of the gradient at scale * sums, from the rows that have the feature."""
-        rows, values = self._column(feature)
-        return float(values @ self._residuals_at(scale, rows))
 
     def _log_bounds(self, features: NDArray[np.integer] | slice) -> Floats:
         """Return the logarithm of the largest weight that a feature can have within the window."""
@@ -264,21 +246,6 @@ class BlockSampler:
         changes = weights - self._flat[items]
         self._flat[items] = weights
         self._sums += np.bincount(items // self._side, changes, self._side)
-        self._limit_rounding()
-
-    def draw(self, first: float, second: float) -> int:
-        """Return the item that two independent uniforms in [0, 1) select."""
-        block = _pick(self._sums, first)
-        return block * self._side + _pick(self._weights[block], second)
-
-    def probabilities(self) -> Floats:
-        """Return the private probability of each item in `draw`, for tests: O(D)."""
-        inside = self._weights / np.maximum(self._weights.sum(axis=1, keepdims=True), 1e-300)
-        shares = self._sums / self._sums.sum()
-        return (shares[:, None] * inside).reshape(-1)[: len(self.log_weights)]
-
-    def _limit_rounding(self) -> None:
-        """Sum again where digits were lost, and move the reference if all weights have shrunk."""
         self._updates += 1
         np.maximum(self._peaks, self._sums, out=self._peaks)
         shrunk = np.flatnonzero(self._sums < _SHRUNK * self._peaks)
@@ -288,6 +255,11 @@ class BlockSampler:
             self._sum_again()
         if self._sums.sum() < math.exp(_LOWEST):
             self.reset(self.log_weights)
+
+    def draw(self, first: float, second: float) -> int:
+        """Return the item that two independent uniforms in [0, 1) select."""
+        block = _pick(self._sums, first)
+        return block * self._side + _pick(self._weights[block], second)
 
     def _sum_again(self) -> None:
         self._sums = self._weights.sum(axis=1)
@@ -305,8 +277,3 @@ def _pick(weights: Floats, uniform: float) -> int:
 def _log_two_cosh(x: Any) -> Any:  # Any: a float or an array, as given
     """Return log(exp(x) + exp(-x)) for x >= 0."""
     return x + np.log1p(np.exp(-2 * x))
-
-
-def _log_sum_exp(x: Floats) -> float:
-    largest = float(x.max())
-    return largest + math.log(float(np.exp(x - largest).sum()))

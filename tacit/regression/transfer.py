@@ -17,10 +17,11 @@ import math
 from collections.abc import Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Self, TypeAlias
+from typing import Any, NamedTuple, Self, TypeAlias, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.spatial.distance import cosine
 from scipy.stats import chi2
 from sklearn.utils import check_X_y
 
@@ -31,7 +32,7 @@ from tacit.events import Event, Relation, Sequence
 from tacit.ledger import Ledger
 from tacit.mechanisms import GaussianMechanism, Rng, SecureGenerator
 from tacit.regression.bounds import Box
-from tacit.regression.estimator import PrivateRegressor, gaussian_shares
+from tacit.regression.estimator import BudgetTerms, PrivateRegressor, gaussian_shares
 from tacit.regression.rows import (
     PrivateRows,
     SecondMoments,
@@ -43,8 +44,7 @@ from tacit.regression.rows import (
 
 Source: TypeAlias = tuple[ArrayLike, ArrayLike]
 _SCREEN_SHARE = 0.3
-_LIKE_MINDED = 0.5
-"""Cosine of two screens from which a source takes part in the choice of features."""
+_LIKE_MINDED = 0.5  # cosine of two screens from which a source takes part in the choice of features
 _TRUSTED, _REFUSED = 0.9, 0.99
 """Quantiles of the misfit of an informative source between which its trust falls from 1 to 0."""
 _ROUNDS = 4
@@ -85,8 +85,6 @@ class TransferRegression(PrivateRegressor):
 
     Attributes
     ----------
-    coef_, intercept_
-        The released model.
     informative_
         Numbers of the sources that were used, from 0.
     events_, event_
@@ -132,7 +130,7 @@ class TransferRegression(PrivateRegressor):
         names = getattr(self, "feature_names_in_", None)
         tables += [_checked_source(k, source, d, names) for k, source in enumerate(sources)]
         box, target_box = self._box(d), self._target_box()
-        data = [_DataSet(table, target_box.scale_target(targets)) for table, targets in tables]
+        data = [(table, target_box.scale_target(targets)) for table, targets in tables]
         allowance = self._allowance(box, target_box)
         rng = self._generator()
         plans = self._plans(d, len(tables) - 1, box.row_norm)
@@ -140,7 +138,7 @@ class TransferRegression(PrivateRegressor):
         self._pay_all(plans, source_ledgers)
         features, released = _release(data, plans, box, rng)
         fitted = fit_with_sources(released[0], released[1:], q=self.q, allowance=allowance)
-        coef, intercept = box.take(features, box.row_norm).unscale(fitted.theta, target_box)
+        coef, intercept = box.take(features).unscale(fitted.theta, target_box)
         self.coef_ = np.zeros(d)
         self.coef_[features] = coef
         self.intercept_ = float(intercept)
@@ -168,17 +166,9 @@ class TransferRegression(PrivateRegressor):
                 f"source_epsilon must be one number or one per source: got {len(each)} "
                 f"for {n_sources} sources."
             )
-        return [
-            plan_data_set(
-                n_features,
-                row_norm=row_norm,
-                n_kept=n_kept,
-                epsilon=positive(epsilon=one),
-                delta=terms["delta"],
-                relation=terms["relation"],
-            )
-            for one in (terms["epsilon"], *each)
-        ]
+        epsilons = (terms["epsilon"], *(positive(epsilon=one) for one in each))
+        budgets: list[BudgetTerms] = [{**terms, "epsilon": epsilon} for epsilon in epsilons]
+        return [plan_data_set(n_features, row_norm=row_norm, n_kept=n_kept, **b) for b in budgets]
 
     def _pay_all(
         self, plans: Many["DataSetPlan"], source_ledgers: Many[Ledger | None] | None
@@ -218,15 +208,15 @@ class TransferRegression(PrivateRegressor):
 class DataSetPlan:
     """Releases of one data set: moments of v = (1, x, scale y), after screening if there is any.
 
-    * Screening releases the sum of y z. One record adds a vector of norm |y| |z| <= `screen_norm`;
-      replaced, it changes the sum by at most twice that.
+    * Screening releases the sum of y z. One record adds a vector of norm |y| |z|, at most the norm
+      to which rows are shrunk (its `l2_sensitivity`); replaced, it changes the sum by at most twice
+      that.
     * The moments are the sum of v v'. One record adds |v|^2 <= row_norm^2 + scale^2 in Frobenius
       norm; replaced, the change is at most sqrt(2) times that, because the inner product of v v'
       and w w' is >= 0.
     """
 
     screen: GaussianMechanism | None
-    screen_norm: float
     moments: GaussianMechanism
     row_norm: float
     scale: float
@@ -262,7 +252,7 @@ class NoisyMoments(NamedTuple):
         released += self.cross_std**2 * identity
         rest = m.square - 2 * m.cross @ theta + theta @ m.gram @ theta
         variance = np.clip(rest / max(m.gram[0, 0], 1.0), 0.0, 4.0)  # |y| <= 1: at most 4
-        return released + variance * _repaired(m.gram, 0.0, 0.0)
+        return released + variance * _repaired(m.gram, 0.0)
 
     def misfit(self, theta: Floats) -> float:
         """Return the size of cross - gram theta in units of its noise; chi-square at the truth."""
@@ -278,43 +268,29 @@ class TransferResult(NamedTuple):
 
 
 def plan_data_set(
-    n_features: int,
-    *,
-    row_norm: float,
-    n_kept: int,
-    epsilon: float,
-    delta: float,
-    relation: Relation,
+    n_features: int, *, row_norm: float, n_kept: int, **budget: Unpack[BudgetTerms]
 ) -> DataSetPlan:
     """Return the plan of one data set; it is screened if it has more than `n_kept` features."""
-    screened = n_features > n_kept
-    shares = (_SCREEN_SHARE, 1 - _SCREEN_SHARE) if screened else (1.0,)
-    factors = (2.0, math.sqrt(2.0)) if screened else (math.sqrt(2.0),)
-    *first, last = gaussian_shares(
-        epsilon, delta, shares=shares, replace_factors=factors, relation=relation
-    )
+    screen, factor = None, math.sqrt(2.0)
+    if n_features > n_kept:
+        shares = (_SCREEN_SHARE, 1 - _SCREEN_SHARE)
+        first, rest = gaussian_shares(shares, (2.0, factor), **budget)
+        screen = GaussianMechanism(first, l2_sensitivity=row_norm)
+    else:
+        (rest,) = gaussian_shares((1.0,), (factor,), **budget)
     # A row of fewer features is shorter in proportion.
     inner = math.sqrt(1 + (row_norm**2 - 1) * min(1.0, n_kept / n_features))
     scale = inner / math.sqrt(2.0)
-    return DataSetPlan(
-        screen=GaussianMechanism(first[0], l2_sensitivity=row_norm) if screened else None,
-        screen_norm=row_norm,
-        moments=GaussianMechanism(
-            last, l2_sensitivity=inner**2 + scale**2, replace_factor=math.sqrt(2.0)
-        ),
-        row_norm=inner,
-        scale=scale,
-        n_kept=min(n_kept, n_features),
-    )
+    moments = GaussianMechanism(rest, l2_sensitivity=inner**2 + scale**2, replace_factor=factor)
+    return DataSetPlan(screen, moments, inner, scale, n_kept)
 
 
-def release_screen(rows: PrivateRows, y: Floats, plan: DataSetPlan, rng: Rng) -> Floats:
-    """Return the noisy sum of y x in units of its noise; rows are shrunk to `screen_norm`."""
-    assert plan.screen is not None  # the caller checks that there is screening
+def release_screen(rows: PrivateRows, y: Floats, screen: GaussianMechanism, rng: Rng) -> Floats:
+    """Return the noisy sum of y x in units of its noise, from rows shrunk to the sensitivity."""
     private = rows.weighted_sum(
         np.zeros(rows.n_features + 1), lambda span, _: rows.factors[span] * y[span]
     )
-    return plan.screen.release(private, rng)[1:] / plan.screen.noise_std
+    return screen.release(private, rng)[1:] / screen.noise_std
 
 
 def choose_features(screens: Many[Floats], n_kept: int) -> NDArray[np.intp]:
@@ -324,7 +300,7 @@ def choose_features(screens: Many[Floats], n_kept: int) -> NDArray[np.intp]:
     """
     target, *sources = screens
     first = np.argsort(-np.abs(target), kind="stable")[: (n_kept + 1) // 2]
-    like = [s for s in sources if _cosine(s[first], target[first]) >= _LIKE_MINDED]
+    like = [s for s in sources if 1 - cosine(s[first], target[first]) >= _LIKE_MINDED]
     pooled = np.abs(np.sum([target, *like], axis=0))
     pooled[first] = np.inf
     return np.sort(np.argsort(-pooled, kind="stable")[:n_kept])
@@ -334,17 +310,12 @@ def release_moments(rows: PrivateRows, y: Floats, plan: DataSetPlan, rng: Rng) -
     """Return the noisy moments of rows shrunk to `plan.row_norm`."""
     private = rows.moments(y)
     size = rows.n_features + 1
-    whole = np.empty((size + 1, size + 1))
-    whole[:size, :size] = private.gram
-    whole[size, :size] = whole[:size, size] = plan.scale * private.cross
-    whole[size, size] = plan.scale**2 * private.square
+    cross = plan.scale * private.cross[:, None]
+    whole = np.block([[private.gram, cross], [cross.T, plan.scale**2 * private.square]])
     # One record adds v v' with |v|^2 <= row_norm^2 + scale^2, its Frobenius norm.
     noisy = from_triangle(plan.moments.release(triangle(whole), rng), size + 1)
-    moments = SecondMoments(
-        noisy[:size, :size],
-        noisy[:size, size] / plan.scale,
-        float(noisy[size, size]) / plan.scale**2,
-    )
+    cross, square = noisy[:size, size] / plan.scale, float(noisy[size, size]) / plan.scale**2
+    moments = SecondMoments(noisy[:size, :size], cross, square)
     std = plan.moments.noise_std
     return NoisyMoments(moments, std, std / (math.sqrt(2.0) * plan.scale))
 
@@ -411,11 +382,11 @@ def misfit_of_both(one: NoisyMoments, other: NoisyMoments, *, allowance: float =
     """
     theta: Floats = np.zeros(len(one.moments.cross))
     for _ in range(_ROUNDS):  # the covariance depends on theta
-        weights = [np.linalg.inv(s.covariance(theta)) for s in (one, other)]
         normal, pull = np.eye(len(theta)) / _WIDE, np.zeros_like(theta)
-        for s, weight in zip((one, other), weights, strict=True):
-            normal += s.moments.gram @ weight @ s.moments.gram
-            pull += s.moments.gram @ weight @ s.moments.cross
+        for s in (one, other):
+            weighted = s.moments.gram @ np.linalg.inv(s.covariance(theta))
+            normal += weighted @ s.moments.gram
+            pull += weighted @ s.moments.cross
         theta = np.asarray(np.linalg.solve(normal, pull), np.float64)
     weight = np.linalg.inv(other.covariance(theta))
     reach = np.linalg.eigvalsh(other.moments.gram @ weight @ other.moments.gram)[-1]
@@ -456,45 +427,34 @@ def minimize(released: NoisyMoments, *, q: int = 2) -> Floats:
     theta = solve_moments(released.moments, noise=released.spread)
     if q == 2:
         return theta
-    smallest = float(np.linalg.eigvalsh(released.moments.gram)[0])
-    floor = max(0.0, smallest - released.spread)
-    ridge = max(0.0, released.spread - floor)
-    n_features = len(theta) - 1
-    lam = released.cross_std * math.sqrt(2 * math.log(max(n_features, 2)))
-    gram = _repaired(released.moments.gram, ridge, floor)
-    penalties = np.full(len(theta), lam)
-    penalties[0] = 0.0
+    lam = released.cross_std * math.sqrt(2 * math.log(max(len(theta) - 1, 2)))
+    penalties = np.append(0.0, np.full(len(theta) - 1, lam))
+    gram = _repaired(released.moments.gram, released.spread)
     return _lasso(gram, released.moments.cross, penalties, start=theta)
 
 
-class _DataSet(NamedTuple):
-    """One private data set with scaled targets."""
-
-    X: NDArray[np.floating]
-    y: Floats
-
-
 def _release(
-    data: Many[_DataSet], plans: Many[DataSetPlan], box: Box, rng: Rng
-) -> tuple[NDArray[np.intp], list[NoisyMoments]]:
-    """Return the features kept, and the released moments of each data set.
+    data: Many[tuple[NDArray[np.floating], Floats]], plans: Many[DataSetPlan], box: Box, rng: Rng
+) -> tuple[NDArray[np.intp] | slice, list[NoisyMoments]]:
+    """Return which features were kept, and the released moments of each data set.
 
     Each data set has its own stream of noise, so that the noise of the target does not depend on
     the number of sources.
     """
     streams = [rng] * len(data) if isinstance(rng, SecureGenerator) else rng.spawn(len(data))
     triples = list(zip(data, plans, streams, strict=True))
-    features = np.arange(len(box.half))
-    if plans[0].screen is not None:
-        screens = [
-            release_screen(PrivateRows(X, box, row_norm=plan.screen_norm), y, plan, stream)
-            for (X, y), plan, stream in triples
-        ]
-        features = choose_features(screens, plans[0].n_kept)
-        triples = [(_DataSet(X[:, features], y), plan, stream) for (X, y), plan, stream in triples]
-    inner = box.take(features, plans[0].row_norm)
+    screens = [
+        release_screen(
+            PrivateRows(X, box, row_norm=plan.screen.l2_sensitivity), y, plan.screen, stream
+        )
+        for (X, y), plan, stream in triples
+        if plan.screen is not None
+    ]
+    # Without screening all features are kept, by a slice that does not copy the tables.
+    features = choose_features(screens, plans[0].n_kept) if screens else slice(None)
+    inner = box.take(features)
     return features, [
-        release_moments(PrivateRows(X, inner, row_norm=plan.row_norm), y, plan, stream)
+        release_moments(PrivateRows(X[:, features], inner, row_norm=plan.row_norm), y, plan, stream)
         for (X, y), plan, stream in triples
     ]
 
@@ -520,16 +480,12 @@ def _checked_source(
     return X, y
 
 
-def _cosine(one: Floats, other: Floats) -> float:
-    """Return the cosine of the angle between two non-zero vectors."""
-    return float(one @ other / np.sqrt((one @ one) * (other @ other)))
-
-
-def _repaired(gram: Floats, ridge: float, floor: float) -> Floats:
-    """Return a positive definite matrix: eigenvalues are raised to `floor`, then by `ridge`."""
+def _repaired(gram: Floats, noise: float) -> Floats:
+    """Return a positive definite matrix whose eigenvalues are raised as in `solve_moments`."""
     values, vectors = np.linalg.eigh(gram)
+    bound = max(0.0, float(values[0]) - noise)
     least = 1e-9 * max(float(values[-1]), 1.0)
-    raised = np.maximum(np.maximum(values, floor) + ridge, least)
+    raised = np.maximum(np.maximum(values, bound) + max(0.0, noise - bound), least)
     return (vectors * raised) @ vectors.T
 
 

@@ -108,7 +108,11 @@ def verify(certificate: Mapping[str, Any], *, folder: Path | None = None) -> lis
     if malformed:
         return malformed
     body = {name: value for name, value in certificate.items() if name != "seal"}
-    found = [] if _is_sealed(body, certificate["seal"]) else [Problem("seal", "a field was edited")]
+    try:
+        is_sealed = seal(body) == certificate["seal"]
+    except ValueError:  # NaN or infinity, which `make_certificate` never writes
+        is_sealed = False
+    found = [] if is_sealed else [Problem("seal", "a field was edited")]
     return [*found, *_price_problems(certificate), *_model_problems(certificate, folder)]
 
 
@@ -116,13 +120,6 @@ def seal(body: Mapping[str, Any]) -> str:
     """Return the hash of all fields except the seal, as canonical JSON."""
     text = json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _is_sealed(body: Mapping[str, Any], stated: str) -> bool:
-    try:
-        return seal(body) == stated
-    except ValueError:  # NaN or infinity, which `make_certificate` never writes
-        return False
 
 
 def file_hash(path: Path) -> str:

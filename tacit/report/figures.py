@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib import resources
+from typing import Self
 
 import numpy as np
 
@@ -21,6 +22,7 @@ WIDTH, HEIGHT = 720, 400
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 20, 36, 52
 _ROW_NAMES = 170  # width of the column that names the rows of pictures
 _SHADES = 16  # shades of gray in a picture
+_SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _BRAILLE = np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]])  # dots of a character
 
 
@@ -46,6 +48,12 @@ class Series:
     high: tuple[float, ...] = ()
     role: Role = Role.PRIVATE
     is_line: bool = True
+
+    @classmethod
+    def of(cls, name: str, points: Iterable[Sequence[float]], role: Role = Role.PRIVATE) -> Self:
+        """Return a line through points (x, y)."""
+        x, y = zip(*points, strict=True)
+        return cls(name=name, x=x, y=y, role=role)
 
     def __post_init__(self) -> None:
         for field in ("x", "y", "low", "high"):
@@ -240,14 +248,11 @@ class _Axis:
                 return steps
             fine = [m * 10.0**k for k in range(whole.start - 1, whole.stop + 1) for m in (1, 2, 5)]
             return [v for v in fine if self.low - 1e-9 <= math.log10(v) <= self.high + 1e-9]
-        step = _round_step((self.high - self.low) / 5)
+        rough = (self.high - self.low) / 5
+        scale = 10.0 ** math.floor(math.log10(rough))
+        step = next(m * scale for m in (1, 2, 2.5, 5, 10) if m * scale >= rough * 0.999)
         first = math.ceil(self.low / step - 1e-9)
         return [k * step for k in range(first, math.floor(self.high / step + 1e-9) + 1)]
-
-
-def _round_step(rough: float) -> float:
-    scale = 10.0 ** math.floor(math.log10(rough))
-    return next(m * scale for m in (1, 2, 2.5, 5, 10) if m * scale >= rough * 0.999)
 
 
 def _axes(figure: Figure) -> tuple[_Axis, _Axis]:
@@ -380,20 +385,13 @@ def _number(value: float, *, percent: bool = False, digits: int = 3) -> str:
     if percent:
         return f"{100 * value:.{digits}g}%"
     if value and (abs(value) >= 1e5 or abs(value) < 1e-3):
-        mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
-        mantissa = f"{float(mantissa):g}"
-        power = f"10{_superscript(int(exponent))}"
-        return power if mantissa == "1" else f"{mantissa}·{power}"
+        mantissa, exponent = (float(part) for part in f"{value:.{digits - 1}e}".split("e"))
+        power = "10" + f"{exponent:.0f}".translate(_SUPERSCRIPT)
+        return power if mantissa == 1 else f"{mantissa:g}·{power}"
     return f"{value:,.{digits}g}" if abs(value) < 1000 else f"{value:,.0f}"
-
-
-def _superscript(number: int) -> str:
-    return str(number).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(rows)
+    csv.writer(out, lineterminator="\n").writerows([header, *rows])
     return out.getvalue()

@@ -87,9 +87,6 @@ def _write_figures(run: RunFolder, figures: Iterable[Figure]) -> None:
             run.write(f"{FIGURES}/{name}", content)
 
 
-# --- A run ---------------------------------------------------------------------------------------
-
-
 def certificate_of(facts: Facts, run: RunFolder) -> dict[str, Any]:  # Any: JSON values
     """Return the sealed certificate of a run."""
     utility = facts.utility
@@ -128,8 +125,15 @@ def run_figures(facts: Facts, run: RunFolder) -> tuple[Figure, ...]:
     not drawn.
     """
     private = run.read_lines(facts.metrics_file)
+    if facts.method == "PATE" and len(private) < 2:
+        return ()
     if facts.method == "PATE":
-        return _answer_figures(facts, private) if len(private) > 1 else ()
+        cost = f"Epsilon at delta {facts.delta:g} after each number of answers, for any data."
+        taught = "Accuracy on public test records of a student that learns from these answers only."
+        return (
+            _line(private, "epsilon", "answers", title="What the answers cost", caption=cost),
+            _line(private, "accuracy", "answers", title="What the answers taught", caption=taught),
+        )
     twin = [] if facts.baseline_file is None else run.read_lines(facts.baseline_file)
     figures = []
     for metric, title in (("accuracy", "Accuracy"), ("auc", "Area under the ROC curve")):
@@ -263,8 +267,8 @@ def _metric_by_epoch(metric: str, title: str, private: list[Metric], twin: list[
     # Epochs after the end of the private run would squeeze its line together.
     beside = [row for row in twin if row["epoch"] <= private[-1]["epoch"] and metric in row]
     if beside:
-        (line,) = _line(beside, metric, "epoch", title="").series
-        series.append(replace(line, name="without privacy", role=Role.BASELINE))
+        points = ((row["epoch"], row[metric]) for row in beside)
+        series.append(Series.of("without privacy", points, Role.BASELINE))
         last = f"{twin[-1][metric]:.2%}" if metric == "accuracy" else f"{twin[-1][metric]:.4f}"
         caption += (
             " A model trained on the same records without privacy ends at "
@@ -273,19 +277,8 @@ def _metric_by_epoch(metric: str, title: str, private: list[Metric], twin: list[
     return replace(figure, caption=caption, series=tuple(series))
 
 
-def _answer_figures(facts: Facts, rows: list[Metric]) -> tuple[Figure, Figure]:
-    cost = f"Epsilon at delta {facts.delta:g} after each number of answers. It holds for any data."
-    taught = "Accuracy on public test records of a student that learns from the first answers only."
-    return (
-        _line(rows, "epsilon", "answers", title="What the answers cost", caption=cost),
-        _line(rows, "accuracy", "answers", title="What the answers taught", caption=taught),
-    )
-
-
 def _line(rows: Sequence[Metric], y: str, x: str, *, title: str, caption: str = "") -> Figure:
     """Return a figure of metric `y` against metric `x`, from the rows that have `y`."""
-    points = [(row[x], row[y]) for row in rows if y in row]
-    across, up = zip(*points, strict=True)
     return Figure(
         name=f"{y}-by-{x}",
         title=title,
@@ -293,11 +286,8 @@ def _line(rows: Sequence[Metric], y: str, x: str, *, title: str, caption: str = 
         x_label=x,
         y_label=y,
         y_percent=y == "accuracy",
-        series=(Series(name=y, x=across, y=up),),
+        series=(Series.of(y, ((row[x], row[y]) for row in rows if y in row)),),
     )
-
-
-# --- The audit of a run --------------------------------------------------------------------------
 
 
 def _audit_sections(run: RunFolder) -> tuple[Section, ...]:
@@ -340,7 +330,7 @@ def _audit_sections(run: RunFolder) -> tuple[Section, ...]:
 
 
 def attack_figure(path: Path, caption: str) -> Figure | None:
-    """Return the figure of an attack's data, as `tacit.auditing` writes it; None without data.
+    """Return the figure of an attack's data, as an audit writes it; None without data.
 
     `path` holds either ROC curves (columns curve, fpr, tpr) or the pixels of square pictures
     (columns row, image, pixel, value).
@@ -401,9 +391,6 @@ def _inverted(name: str, caption: str, rows: list[dict[str, str]]) -> Figure | N
     return Figure(name=name, title="Model inversion", caption=caption, pictures=tuple(shaped))
 
 
-# --- A sweep -------------------------------------------------------------------------------------
-
-
 def sweep_figures(sweep: Sweep) -> tuple[Figure, ...]:
     """Return accuracy, and AUC and loss if all runs have them, against epsilon for each delta."""
     figures = [_by_epsilon(sweep, "accuracy", "Accuracy on records not trained on")]
@@ -425,9 +412,8 @@ def _by_epsilon(sweep: Sweep, metric: str, title: str) -> Figure:
         series.append(_flat("commonest class", sweep.majority, ends, Role.BOUND))
     if metric == "accuracy" and sweep.published:
         points = sorted((p.epsilon, p.accuracy) for p in sweep.published)
-        x, y = zip(*points, strict=True)
         name = " and ".join(dict.fromkeys(p.source for p in sweep.published))
-        series.append(Series(name=name, x=x, y=y, role=Role.PUBLISHED, is_line=False))
+        series.append(replace(Series.of(name, points, Role.PUBLISHED), is_line=False))
     repeats = max(summary.runs for summary in sweep.summaries)
     spread = f"Mean of {repeats} runs; bands are one standard deviation." if repeats > 1 else ""
     return Figure(
@@ -504,9 +490,6 @@ def _outcome(row: Summary) -> str:
     return text + ("" if row.auc is None else f", AUC {row.auc:.4f}")
 
 
-# --- A study of a logit model --------------------------------------------------------------------
-
-
 def logit_figures(study: LogitStudy) -> tuple[Figure, Figure, Figure]:
     """Return the surface with its paths, the fitted curve, and the loss at each budget."""
     return _surface(study), _curve(study), _losses(study)
@@ -525,7 +508,7 @@ def _surface(study: LogitStudy) -> Figure:
     top, bottom = heights.max(), heights.min()
     # Levels are dense near the maximum, where the paths end.
     drops = (top - bottom) * (np.arange(_CONTOURS, 0, -1) / (_CONTOURS + 1)) ** 3
-    paths = [_ascent(f"epsilon {run.epsilon:g}", run.points, role) for run, role in _shown(study)]
+    paths = [Series.of(f"epsilon {run.epsilon:g}", run.points, r) for run, r in _shown(study)]
     return Figure(
         name="likelihood-surface",
         title="Paths up the log-likelihood",
@@ -535,7 +518,7 @@ def _surface(study: LogitStudy) -> Figure:
         ),
         x_label=f"log-odds at {study.attribute} {study.middle:g}",
         y_label=f"slope of {study.attribute}",
-        series=(*paths, _ascent("without privacy (Newton)", study.ordinary, Role.BASELINE)),
+        series=(*paths, Series.of("without privacy (Newton)", study.ordinary, Role.BASELINE)),
         surface=Surface(
             name="mean log-likelihood",
             x=study.log_odds,
@@ -544,11 +527,6 @@ def _surface(study: LogitStudy) -> Figure:
             levels=tuple((top - drops).tolist()),
         ),
     )
-
-
-def _ascent(name: str, points: tuple[tuple[float, float], ...], role: Role) -> Series:
-    x, y = zip(*points, strict=True)
-    return Series(name=name, x=x, y=y, role=role)
 
 
 def _curve(study: LogitStudy) -> Figure:

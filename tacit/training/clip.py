@@ -13,9 +13,9 @@ The rules are `Flat`, `PerLayer` and `PerGroup` here, and `Automatic` in `automa
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -118,7 +118,11 @@ class _ManyBounds:
     noise: Noise
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "clip_norms", _norms(self.clip_norms))
+        if not isinstance(self.clip_norms, Sequence) or not self.clip_norms:
+            kind = type(self.clip_norms).__name__
+            raise TypeError(f"clip_norms must be a non-empty sequence, got {kind}.")
+        norms = tuple(_check.positive(clip_norms=norm) for norm in self.clip_norms)
+        object.__setattr__(self, "clip_norms", norms)
         if isinstance(self.noise, str):
             if self.noise not in ("equal", "proportional"):
                 raise ValueError(
@@ -253,7 +257,7 @@ class ClippedSum:
 
     def __iadd__(self, other: "ClippedSum") -> "ClippedSum":
         """Add in place, so that microbatches of a large model need no third accumulator."""
-        add_all(self.sums.values(), (other.sums[name] for name in self.sums))
+        call_each("add_", list(self.sums.values()), [other.sums[name] for name in self.sums])
         self.within.add_(other.within)
         return self
 
@@ -319,16 +323,23 @@ def zeros_for(parameter: Tensor) -> Tensor:
     return torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
 
 
-def add_all(targets: Iterable[Tensor], others: Iterable[Tensor], *, alpha: float = 1.0) -> None:
-    """Add `alpha` times each of `others` to its target, in place."""
-    targets, others = list(targets), list(others)
+def call_each(
+    method: str, targets: Sequence[Tensor], *arguments: Sequence[Any], alpha: float | None = None
+) -> None:
+    """Call an in-place method, such as "add_", of each target with its item of each argument.
+
+    On a GPU that is one launch for all targets, if torch has a function for it.
+    """
+    options = {} if alpha is None else {"alpha": alpha}
     if targets and targets[0].is_cuda:
         from tacit.training import gpu
 
-        gpu.add_all(targets, others, alpha=alpha)  # one launch for all of them
-        return
-    for target, other in zip(targets, others, strict=True):
-        target.add_(other, alpha=alpha)
+        together = gpu.foreach(method)
+        if together is not None:
+            together(targets, *arguments, **options)
+            return
+    for target, *own in zip(targets, *arguments, strict=True):
+        getattr(target, method)(*own, **options)
 
 
 def is_dense(tensor: Tensor) -> bool:
@@ -356,12 +367,6 @@ def _shorten(squared_norms: Tensor, clip_norms: tuple[float, ...], rounding: flo
         bounds = squared_norms.new_tensor(clip_norms).unsqueeze(1)  # (groups, 1)
         factors = bounds / torch.maximum(norms, bounds)
     return factors.nan_to_num(nan=0.0)
-
-
-def _norms(values: Sequence[float]) -> tuple[float, ...]:
-    if not isinstance(values, Sequence) or not values:
-        raise TypeError(f"clip_norms must be a non-empty sequence, got {type(values).__name__}.")
-    return tuple(_check.positive(clip_norms=value) for value in values)
 
 
 def _same_length(name: str, values: Sequence[object], other: str, others: Sequence[object]) -> None:

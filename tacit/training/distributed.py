@@ -45,26 +45,23 @@ class Ranks:
 
     def share(self, value: Any) -> Any:  # Any: small picklable settings
         """Return rank 0's `value`, on every rank."""
+        return self.gather(value)[0]
+
+    def gather(self, value: Any) -> list[Any]:  # Any: as above
+        """Return the values of all ranks, on every rank."""
         if self.size == 1:
-            return value
-        box = [value]
-        dist.broadcast_object_list(box, src=0)
-        return box[0]
+            return [value]
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, value)
+        return found
 
     def least(self, value: int) -> int:
         """Return the smallest `value` of all ranks."""
-        if self.size == 1:
-            return value
-        found = [value] * self.size
-        dist.all_gather_object(found, value)
-        return min(found)
+        return min(self.gather(value))
 
     def require_equal(self, what: str, value: Any) -> None:  # Any: comparable, picklable, public
         """Raise on every rank unless all have the same `value`."""
-        if self.size == 1:
-            return
-        found: list[Any] = [None] * self.size
-        dist.all_gather_object(found, value)
+        found = self.gather(value)
         if any(other != found[0] for other in found):
             raise ValueError(f"{what} must be the same on every rank.")
 
@@ -131,7 +128,8 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 def checksum(model: nn.Module) -> list[float]:
     """Return a number per parameter that differs between ranks that start from other weights."""
-    return [float(_full(p.detach()).double().sum()) for p in model.parameters()]
+    whole = (p.full_tensor() if isinstance(p, DTensor) else p for p in model.parameters())
+    return [float(p.detach().double().sum()) for p in whole]
 
 
 def is_sharded(model: nn.Module) -> bool:
@@ -165,10 +163,6 @@ def like_parameter(gradient: Tensor, parameter: Tensor) -> Tensor:
         mesh, placements = parameter.device_mesh, parameter.placements
         return distribute_tensor(gradient, mesh, placements, src_data_rank=None)
     return gradient
-
-
-def _full(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:

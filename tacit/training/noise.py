@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from tacit.mechanisms import GaussianMechanism, GridGaussianMechanism
-from tacit.training.clip import add_all
+from tacit.training.clip import call_each
 from tacit.training.distributed import like_parameter
 from tacit.training.key import Key
 
@@ -51,12 +51,7 @@ class NoisyMean:
         self._key = key
 
     def release(
-        self,
-        sums: Sequence[Tensor],
-        scales: Sequence[float],
-        *,
-        step: int,
-        noise_multiplier: float,
+        self, sums: Sequence[Tensor], scales: Sequence[float], *, step: int, noise_multiplier: float
     ) -> list[Tensor]:
         """Return noisy means in the shapes of `sums`; the caller has paid for them.
 
@@ -72,16 +67,11 @@ class NoisyMean:
             blocks.launch()
             return list(sums)
         views = self._normals(sums, [noise_multiplier * scale * factor for scale in scales], step)
-        add_all(views, sums, alpha=factor)
+        call_each("add_", views, sums, alpha=factor)
         return views
 
     def in_place(
-        self,
-        sums: Sequence[Tensor],
-        scales: Sequence[float],
-        *,
-        step: int,
-        noise_multiplier: float,
+        self, sums: Sequence[Tensor], scales: Sequence[float], *, step: int, noise_multiplier: float
     ) -> "Blocks | None":
         """Return the GPU kernel that adds this step's noise to the sums in place, to launch once.
 
@@ -143,7 +133,11 @@ class NoisyMean:
         views: list[Tensor] = [torch.empty(0)] * len(sums)
         for part, ((device, dtype), members) in enumerate(groups.items()):
             sizes = [sums[i].numel() for i in members]
-            flat = self._buffer(device, dtype, sum(sizes))
+            place = (device, dtype, sum(sizes))
+            if place not in self._buffers:
+                # Kept between steps: on a CPU, fresh memory pages cost as much as the draw.
+                self._buffers[place] = torch.empty(sum(sizes), device=device, dtype=dtype)
+            flat = self._buffers[place]
             common = {stds[i] for i in members}
             std = common.pop() if len(common) == 1 else 1.0  # scaled while drawn: one pass less
             _fill_normal(flat, self._key, step, part, std)
@@ -152,13 +146,6 @@ class NoisyMean:
                 if common:
                     view.mul_(stds[i])
         return views
-
-    def _buffer(self, device: torch.device, dtype: torch.dtype, size: int) -> Tensor:
-        # Kept between steps: on a CPU, fresh memory pages cost as much as the draw.
-        place = (device, dtype, size)
-        if place not in self._buffers:
-            self._buffers[place] = torch.empty(size, device=device, dtype=dtype)
-        return self._buffers[place]
 
     def _grid_release(
         self, sums: Sequence[Tensor], scales: Sequence[float], step: int, noise_multiplier: float

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property, lru_cache
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -133,28 +134,36 @@ class TrainingPlan:
         """Return the event of steps with these multipliers; steps of equal noise are counted."""
         if any(multiplier == 0 for multiplier in noise_multipliers):
             return NonPrivate()
-        if isinstance(self.sampler, EpochSampler):
-            return self._event_of_epochs(self.sampler, noise_multipliers)
         counts = Counter(noise_multipliers)
+        if isinstance(self.sampler, EpochSampler):
+            if len(counts) > 1:
+                raise ValueError(
+                    "noise_schedule must be constant with a sampler that is priced by the epoch."
+                )
+            epochs = -(-len(noise_multipliers) // self.sampler.steps)
+            return Repeated(self.step_event(noise_multipliers[0]), epochs)
         parts = [Repeated(self.step_event(m), count) for m, count in counts.items()]
         return parts[0] if len(parts) == 1 else EventSequence(tuple(parts))
 
     def step_event(self, noise_multiplier: float) -> Event:
         """Return the event of one step, or of one epoch for samplers that draw by the epoch."""
-        return self.sampler.amplify(self._release(noise_multiplier))
+        release = Gaussian(noise_multiplier)
+        if self.adaptive is not None:  # its counts are released too, from the same sample
+            counts = self.adaptive.event(self.expected_batch, len(self.clip.clip_norms))
+            release = EventSequence((release, counts))
+        return self.sampler.amplify(release)
 
     def drawer(self, key: Key, n: int) -> Callable[[int], NDArray[np.int64]]:
         """Return a function from a step to the indices of its lot among `n` records. Private."""
         sampler = self.sampler
+
+        @lru_cache(maxsize=1)  # a rank needs the draw for its share and for the size of the lot
+        def draw(number: int) -> Any:  # Any: one lot, or all lots of an epoch
+            return sampler.indices(n, key.numpy("lot", number))
+
         if isinstance(sampler, EpochSampler):
-
-            @lru_cache(maxsize=1)
-            def epoch(number: int) -> list[NDArray[np.int64]]:
-                return sampler.indices(n, key.numpy("lot", number))
-
-            return lambda step: epoch(step // sampler.steps)[step % sampler.steps]
-        # Cached: a rank needs the draw for its share and for the size of the whole lot.
-        return lru_cache(maxsize=1)(lambda step: sampler.indices(n, key.numpy("lot", step)))
+            return lambda step: draw(step // sampler.steps)[step % sampler.steps]
+        return draw
 
     def noise_at(self, step: int) -> float:
         """Return the noise multiplier of a step, or of the last one once the run has finished."""
@@ -173,25 +182,12 @@ class TrainingPlan:
             "n_records": self.n_records,
             "clip": repr(self.clip),
             "clip_factors": list(self.clip_factors) if len(set(self.clip_factors)) > 1 else [],
-            "noise_multipliers": _runs(self.noise_multipliers),
+            # Each value with its number of repetitions in a row, which is short for stairs.
+            "noise_multipliers": [
+                [m, len(list(run))] for m, run in groupby(self.noise_multipliers)
+            ],
             "adaptive": repr(self.adaptive),
         }
-
-    def _release(self, noise_multiplier: float) -> Event:
-        """Return the event of the gradient and the adaptive counts, on one sample."""
-        gradient = Gaussian(noise_multiplier)
-        if self.adaptive is None:
-            return gradient
-        counts = self.adaptive.event(self.expected_batch, len(self.clip.clip_norms))
-        return EventSequence((gradient, counts))
-
-    def _event_of_epochs(self, sampler: EpochSampler, noise_multipliers: Sequence[float]) -> Event:
-        if len(set(noise_multipliers)) > 1:
-            raise ValueError(
-                "noise_schedule must be constant with a sampler that is priced by the epoch."
-            )
-        epochs = -(-len(noise_multipliers) // sampler.steps)
-        return Repeated(self.step_event(noise_multipliers[0]), epochs)
 
 
 def make_plan(
@@ -271,16 +267,15 @@ def choose_sampler(
         # The rate is a declared constant: n_records is the assumed public size.
         return sampling.Poisson(batch_size / n_records), float(batch_size)
     if isinstance(sampler, StepSampler):
-        rate = getattr(sampler, "rate", None)
-        if rate not in (None, batch_size / n_records):
-            raise ValueError(
-                f"sampler has rate {rate}, but batch_size / n_records is "
-                f"{batch_size / n_records}. Leave sampler out, or give the matching batch_size."
-            )
-        if getattr(sampler, "n_records", n_records) != n_records:
-            raise ValueError("sampler must have the n_records of the run.")
-        if getattr(sampler, "batch_size", batch_size) != batch_size:
-            raise ValueError("sampler must have the batch_size of the run.")
+        rate = batch_size / n_records
+        declared = {"rate": rate, "n_records": n_records, "batch_size": batch_size}
+        for name, value in declared.items():
+            found = getattr(sampler, name, value)
+            if found != value:
+                raise ValueError(
+                    f"sampler has {name} {found}, but the {name} of the run is {value}. Leave "
+                    "sampler out, or give the matching batch_size and n_records."
+                )
         return sampler, float(batch_size)
     if isinstance(sampler, EpochSampler):
         if steps % sampler.steps:
@@ -352,14 +347,3 @@ def _other_events(also: Event | Sequence[Event]) -> tuple[Event, ...]:
         if not isinstance(event, Event):
             raise TypeError(f"also must hold events of tacit.events, got {type(event).__name__}.")
     return events
-
-
-def _runs(values: Sequence[float]) -> list[list[float]]:
-    """Return each value with its number of repetitions in a row, which is short for stairs."""
-    runs: list[list[float]] = []
-    for value in values:
-        if runs and runs[-1][0] == value:
-            runs[-1][1] += 1
-        else:
-            runs.append([value, 1])
-    return runs

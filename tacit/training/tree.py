@@ -58,12 +58,28 @@ def with_rows(batch: Batch) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], 
     """Return the tensors that have rows, and a function that rebuilds the batch from others."""
     if isinstance(batch, tuple) and all(isinstance(t, Tensor) and t.dim() for t in batch):
         return list(batch), tuple  # the common case, without the cost of the general one
+    return take_apart(batch, map_rows)
+
+
+def take_apart(
+    batch: Batch, map_over: Callable[..., Batch] = map_tensors
+) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], Batch]]:
+    """Return the tensors of a batch, and a function that rebuilds the batch from others.
+
+    That function does not keep the tensors alive.
+    """
     found: list[Tensor] = []
-    map_rows(lambda tensor: (found.append(tensor), tensor)[1], batch)
+    placeholder = torch.empty(0)
+
+    def take(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return placeholder
+
+    template = map_over(take, batch)
 
     def rebuild(tensors: Sequence[Tensor]) -> Batch:
         others = iter(tensors)
-        return map_rows(lambda _: next(others), batch)
+        return map_over(lambda _: next(others), template)
 
     return found, rebuild
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from tacit.auditing import inversion_figure, invert, likeness
+from tacit.auditing import invert, likeness
 from tacit.datasets import digits
 
 
@@ -56,10 +56,3 @@ def test_inversion_leaves_the_model_as_it_was():
 
 def test_a_flat_image_is_like_nothing():
     assert likeness(np.ones((2, 2)), np.random.default_rng(0).random((3, 2, 2))) == 0.0
-
-
-def test_images_are_drawn_side_by_side(tmp_path):
-    images = np.random.default_rng(0).random((2, 4, 4))
-    path = inversion_figure([("not private", images), ("private", images)], tmp_path / "a.png")
-    assert path.read_bytes().startswith(b"\x89PNG")
-    assert len(path.with_suffix(".csv").read_text().splitlines()) == 1 + 2 * 2 * 16

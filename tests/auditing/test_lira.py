@@ -14,7 +14,7 @@ from tacit.auditing import (
     logit_confidence,
     minus_loss,
     roc,
-    roc_figure,
+    roc_points,
     train_shadows,
 )
 from tacit.auditing.lira import halves
@@ -136,12 +136,11 @@ def test_wrong_shapes_and_modes_are_refused():
         roc([1, 2, 3], [True, False])
 
 
-def test_a_figure_comes_with_its_points(tmp_path):
+def test_the_points_of_curves_come_with_the_limit_for_any_attack():
     rng = np.random.default_rng(4)
     members = rng.random(500) < 0.5
     curves = {"target": roc(members + rng.normal(size=500), members)}
-    path = roc_figure(curves, tmp_path / "roc.png", epsilon=4.0, delta=1e-5)
-    assert path.read_bytes().startswith(b"\x89PNG")
-    lines = path.with_suffix(".csv").read_text().splitlines()
-    assert lines[0] == "curve,fpr,tpr"
-    assert any(line.startswith("any attack") for line in lines)
+    points = roc_points(curves, epsilon=4.0, delta=1e-5)
+    assert points[0] == ("target", 0.0, 0.0)
+    assert {name for name, _, _ in points} == {"target", "any attack, epsilon 4"}
+    assert all(y <= best_tpr(x, epsilon=4.0, delta=1e-5) for name, x, y in points if "any" in name)

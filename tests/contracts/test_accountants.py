@@ -26,6 +26,7 @@ from tacit.events import (
     RenyiCurve,
     Repeated,
     Sequence,
+    Shuffled,
     Trials,
     TruncatedPoissonSampled,
 )
@@ -70,6 +71,8 @@ EVENTS: tuple[Event, ...] = (
     FixedSizeSampled(20, 400, Laplace(2.0)),
     RandomAllocation(50, Gaussian(1.5)),
     RandomAllocation(50, PureDP(0.4)),
+    Shuffled(RandomizedResponse(0.5, 4), 500),
+    Shuffled(PureDP(0.7), 30),
     BestOf(Repeated(PoissonSampled(0.05, Gaussian(3.0)), 20), 5.0),
     BestOf(PureDP(0.2), 4.0, Trials.GEOMETRIC),
     BestOf(Gaussian(6.0), 2.0, Trials.POISSON),

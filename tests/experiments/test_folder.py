@@ -34,10 +34,12 @@ def test_a_folder_is_empty_until_a_file_is_complete(tmp_path):
 
 def test_recipes_are_compared_by_their_settings_not_their_text(tmp_path):
     folder, recipe = RunFolder(tmp_path), Recipe.read("digits")
-    assert not folder.holds_other_recipe(recipe), "the folder holds none"
+    folder.refuse_other_recipe(recipe, resume="")  # the folder holds none
     folder.write("recipe.toml", "# written by hand\n" + recipe.to_toml().replace(" = ", "="))
-    assert not folder.holds_other_recipe(recipe)
-    assert folder.holds_other_recipe(recipe.with_settings({"training.epochs": 1}))
+    folder.refuse_other_recipe(recipe, resume="")
+    other = recipe.with_settings({"training.epochs": 1})
+    with pytest.raises(ValueError, match=r"another recipe.*as it was planned: tacit train"):
+        folder.refuse_other_recipe(other, resume="tacit train")
 
 
 def test_a_folder_without_facts_holds_no_finished_run(tmp_path):

@@ -15,6 +15,7 @@ bracket cannot be proved, a wide one is returned; the upper end is always a guar
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,25 +27,18 @@ from tacit.accounting.pld.direction import DirectionPrice
 from tacit.accounting.pld.pairs import PairRule, directions, pair
 from tacit.events import Event, Relation
 
-_LINES = 128
-"""Points of the curve delta(epsilon) from which a trade-off function is bounded."""
+_LINES = 128  # points of the curve delta(epsilon) from which a trade-off function is bounded
 
 
 @dataclass(frozen=True, kw_only=True)
 class PLD:
     """Accountant that composes privacy loss distributions: a certified bracket of the exact price.
 
-    Parameters
-    ----------
-    tolerance
-        Relative error of delta to aim at. It changes the width of the brackets and the time they
-        take; the brackets are valid for every tolerance.
-    pair_of
-        Rule that gives the dominating pair of one event. The default is exact where it can be; a
-        rule whose pairs only bound an event makes the lower ends meaningless.
+    `tolerance` is the relative error of delta to aim at. It changes the width of the brackets and
+    the time they take; the brackets are valid for every tolerance. `pair_of` gives the dominating
+    pair of one event. The default is exact where it can be; a rule whose pairs only bound an event
+    makes the lower ends meaningless.
 
-    Examples
-    --------
     >>> from tacit import events as ev
     >>> run = ev.Repeated(ev.PoissonSampled(0.01, ev.Gaussian(4.0)), 10_000)
     >>> bracket = PLD().bracket(run, delta=1e-5)
@@ -113,9 +107,7 @@ class PLD:
         result is the highest of many such lines, so it is proved, and slightly too low between two
         of them.
         """
-        rates = np.array(
-            [in_closed_unit(false_positive_rate=rate) for rate in false_positive_rates]
-        )
+        rates = np.array([in_closed_unit(false_positive_rate=r) for r in false_positive_rates])
         smallest = min((rate for rate in rates if 0 < rate < 1), default=0.5)
         price = self._price(event, relation)
         far = min(price.epsilon(1e-3 * smallest).upper, 60.0)
@@ -130,11 +122,10 @@ class PLD:
         return _WorstDirection([DirectionPrice(one, tolerance=self.tolerance) for one in found])
 
 
-class _WorstDirection:
+class _WorstDirection(NamedTuple):
     """The worse of the directions; a direction known to be the lesser one is not sharpened."""
 
-    def __init__(self, directions: list[DirectionPrice]) -> None:
-        self.directions = directions
+    directions: list[DirectionPrice]
 
     def epsilon(self, delta: float) -> Bracket:
         worst = Bracket(0.0, 0.0)

@@ -57,8 +57,7 @@ _LIGHT_WORK, _MOST_WORK = 3e5, 1e8
 """Nodes in t times nodes in y: per law that is accepted at once, and in total that is allowed."""
 _TINY_MASS = 1e-290  # above any sum of masses that underflow
 _MOST_RUNGS = 16
-_LITTLE_GAIN = 28.0
-"""Log of integrand over target up to which rounding has no effect."""
+_LITTLE_GAIN = 28.0  # log of integrand over target up to which rounding has no effect
 
 
 class Family:
@@ -70,8 +69,7 @@ class Family:
         self.steps = sum(counts)
         self.each = [model.moments(self.steps) for model in models]
         self.moments = total(self.each, counts)
-        removed = (n * model.removed for n, model in zip(counts, models, strict=True))
-        self.removed = math.fsum(removed)
+        self.removed = math.fsum(n * m.removed for n, m in zip(counts, models, strict=True))
 
     @staticmethod
     def of(direction: Direction, *, log_removed: float, width: float = WIDE) -> "Family":
@@ -125,11 +123,9 @@ class _LowRuns:
         self.log_m = np.zeros(len(ORDERS))
         self.leak = 0.0
         for model, n, moments in zip(family.models, family.counts, family.each, strict=True):
-            upper, leak = (
-                model.bounded() if isinstance(model, SmoothModel) else (moments.upper, 0.0)
-            )
-            self.log_m += n * upper
-            self.leak += n * leak
+            cut = model.bounded() if isinstance(model, SmoothModel) else (moments.upper, 0.0)
+            self.log_m += n * cut[0]
+            self.leak += n * cut[1]
 
     def log_delta(self, epsilon: float) -> float:
         """Return the log of a bound of its delta(epsilon): Chernoff, and the mass above the cut."""
@@ -162,12 +158,11 @@ class Contours:
 
 
 class _Draft:
-    """A planned contour: its line, its nodes in t and in y, and how much work they are."""
+    """A planned contour of `family`, or of its difference from `low`: line, nodes and work."""
 
     def __init__(
         self, family: Family, epsilon: float, log_target: float, low: Family | None
     ) -> None:
-        """Plan the contour of `family`, or of its difference from `low`."""
         self.family = family
         self.center = epsilon
         self.splits, self.log_mass, self.overlap = _difference(family, low)
@@ -175,35 +170,28 @@ class _Draft:
         self.order = float(ORDERS[self.index])
         self.step = 2 * math.pi / self.window
         self.log_gain = float(family.moments.upper[self.index]) - self.order * epsilon - log_target
-        self.tilts = [
-            Tilt(self.order, float(m.upper[self.index]), float(m.error[self.index]))
-            for m in family.each
-        ]
-        self.tilted = [
-            model.tilt(tilt) for model, tilt in zip(family.models, self.tilts, strict=True)
-        ]
+        at = self.index
+        self.tilts = [Tilt(self.order, float(m.upper[at]), float(m.error[at])) for m in family.each]
+        pairs = zip(family.models, self.tilts, strict=True)
+        self.tilted = [model.tilt(tilt) for model, tilt in pairs]
         reach, self.log_truncation = self._reach()
         self.size = math.ceil(min(reach * self.window, 1e9) / (2 * math.pi)) + 2
         log_error = -max(self.log_gain, 3.0) - math.log(family.steps) - 3.0
-        nodes = [
-            law.lay_nodes(self.size * self.step, log_error, split)
-            for law, split in zip(self.tilted, self.splits, strict=True)
-        ]
+        pairs = zip(self.tilted, self.splits, strict=True)
+        farthest = self.size * self.step
+        nodes = [law.lay_nodes(farthest, log_error, split) for law, split in pairs]
         self.work = self.size * float(1 + sum(nodes))
         self.is_light = self.work <= _LIGHT_WORK * len(nodes)
 
     def _reach(self) -> tuple[float, float]:
-        """Return a t beyond which the integral is below target, and the log of that integral.
-
-        The t is within a fifth of the smallest one.
-        """
+        """Return a t beyond which the integral is below target, and the log of that integral."""
         variance = float(self.family.moments.variance[self.index])
         low = t = 0.5 * math.sqrt(2 * max(self.log_gain, 1.0) / variance)
         while (log_tail := self._log_tail(t)) + self.log_gain > 0:
             low, t = t, 2 * t
             if t > 1e30 * low or t * self.window > 1e10:
                 return math.inf, 0.0
-        while t > 1.2 * low:
+        while t > 1.2 * low:  # until t is within a fifth of the smallest one
             middle = math.sqrt(low * t)
             if (log_middle := self._log_tail(middle)) + self.log_gain > 0:
                 low = middle
@@ -212,10 +200,8 @@ class _Draft:
         return t, log_tail
 
     def _log_tail(self, t: float) -> float:
-        """Bound the log of the integral beyond t.
-
-        |prod M - prod A| is at most the sum of count * |B|, since all other |M| <= 1.
-        """
+        """Bound the log of the integral beyond t."""
+        # |prod M - prod A| is at most the sum of count * |B|, since all other |M| <= 1.
         whole = 0.0
         high: list[float] = []
         for law, count, split in zip(self.tilted, self.family.counts, self.splits, strict=True):
@@ -239,9 +225,8 @@ def _difference(
     if low is None:
         return splits, None, 0.0
     mass = overlap = 0.0
-    for i, (n, top, bottom) in enumerate(
-        zip(family.counts, family.models, low.models, strict=True)
-    ):
+    pairs = zip(family.counts, family.models, low.models, strict=True)
+    for i, (n, top, bottom) in enumerate(pairs):
         if isinstance(top, SmoothModel) and isinstance(bottom, SmoothModel) and top is not bottom:
             splits[i] = Split(bottom.cut, bottom.width)
             mass += n * bottom.removed
@@ -254,14 +239,10 @@ class Contour:
     """delta(epsilon) by the trapezoid rule on one line: certified everywhere, sharp near one."""
 
     def __init__(self, draft: _Draft) -> None:
-        self.draft = draft
         self.order = draft.order
-        self.window = draft.window
         self.t = draft.step * np.arange(draft.size)
-        factors = [
-            law.factor(draft.step, draft.size, split)
-            for law, split in zip(draft.tilted, draft.splits, strict=True)
-        ]
+        pairs = zip(draft.tilted, draft.splits, strict=True)
+        factors = [law.factor(draft.step, draft.size, split) for law, split in pairs]
         counts = draft.family.counts
         product, error = _product(factors, counts)
         z = self.order + 1j * self.t
@@ -273,23 +254,20 @@ class Contour:
         self.error = float(np.sum(absolute)) + math.exp(draft.log_truncation)
         self.error += float(sizes.sum()) * (8 + len(sizes)) * ROUND
         self.phase_error = 2 * ROUND * float(sizes @ self.t)
-        self._bound_aliases(draft)
-        tilts = list(zip(counts, draft.tilts, strict=True))
-        self.log_m = math.fsum(n * tilt.log_moment for n, tilt in tilts)
-        self.log_m_error = 8 * ROUND * abs(self.log_m) + math.fsum(n * t.error for n, t in tilts)
-
-    def _bound_aliases(self, draft: _Draft) -> None:
-        ratio = math.exp(-self.order * self.window)
+        # Aliases, the terms k != 0 of the Poisson sum, come from below and from above.
+        ratio = math.exp(-self.order * draft.window)
         self.below = math.exp(draft.log_mass or 0.0) * ratio / (1 - ratio)
         upper = draft.family.moments.upper
         higher = np.flatnonzero(np.isfinite(upper))
         higher = higher[higher > draft.index]
         self.higher = ORDERS[higher]
-        shrink = (self.order - self.higher) * self.window
+        shrink = (self.order - self.higher) * draft.window
         self.log_above = upper[higher] + LOG_CONSTANT[higher] + shrink - np.log(-np.expm1(shrink))
+        tilts = list(zip(counts, draft.tilts, strict=True))
+        self.log_m = math.fsum(n * tilt.log_moment for n, tilt in tilts)
+        self.log_m_error = 8 * ROUND * abs(self.log_m) + math.fsum(n * t.error for n, t in tilts)
 
     def delta(self, epsilon: float) -> Bracket:
-        """Return certified bounds on delta(epsilon)."""
         exponent = self.log_m - self.order * epsilon
         if not exponent < 600.0:
             return Bracket(0.0, 1.0)
@@ -299,12 +277,9 @@ class Contour:
         relative = self.log_m_error + 8 * ROUND * (1 + abs(exponent) + self.order * epsilon)
         both = scale * (self.error + self.phase_error * epsilon)
         both += abs(value) * math.expm1(min(relative, 700.0))
-        return Bracket.of_delta(value - both - self._aliases(epsilon), value + both)
-
-    def _aliases(self, epsilon: float) -> float:
-        """Bound the terms k != 0 of the Poisson sum."""
         logs = self.log_above - self.higher * epsilon
-        return self.below + math.exp(min(float(logs.min(initial=700.0)), 700.0))
+        aliases = self.below + math.exp(min(float(logs.min(initial=700.0)), 700.0))
+        return Bracket.of_delta(value - both - aliases, value + both)
 
 
 def _product(factors: list[Factor], counts: list[int]) -> tuple[Complexes, Floats]:
@@ -319,7 +294,10 @@ def _product(factors: list[Factor], counts: list[int]) -> tuple[Complexes, Float
         return whole, error
     rise = np.sum([n * high.log_rise for n, _, high in highs], axis=0)
     log_low = np.sum([n * (f.high.log_low if f.high else f.log) for n, f in pairs], axis=0)
-    low_growth = np.sum([n * np.log1p(f.error * _ratio(f)) for n, f in pairs], axis=0)
+    # The error of A is that of M times |M / A|.
+    ratios = [np.exp((f.log - f.high.log_low).real) if f.high else 1.0 for f in factors]
+    relative = zip(counts, factors, ratios, strict=True)
+    low_growth = np.sum([n * np.log1p(f.error * ratio) for n, f, ratio in relative], axis=0)
     low, low_error = _power(log_low, low_growth + 8 * ROUND * (1 + np.abs(log_low)))
     small = (np.abs(rise) < 0.5) & (growth + low_growth < 0.1)
     # d(prod M - prod A) = sum of n [ dB prod M / M + dA (prod M / M - prod A / A) ]
@@ -336,11 +314,6 @@ def _power(log: Complexes, growth: Floats) -> tuple[Complexes, Floats]:
     """Return exp(log), and its error if log is uncertain by `growth`."""
     power = np.exp(log)
     return power, np.exp(np.minimum(log.real + growth, 700.0)) - np.abs(power) * (1 - 4 * ROUND)
-
-
-def _ratio(f: Factor) -> Floats:
-    """Return |M / A|."""
-    return np.exp((f.log - f.high.log_low).real) if f.high else np.ones(len(f.log))
 
 
 def _model(law: Law, log_removed: float, width: float) -> LossModel:

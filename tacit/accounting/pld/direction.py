@@ -14,12 +14,9 @@ from tacit.accounting.pld.pairs import Direction
 from tacit.accounting.pld.sampled_gaussian_contour import NARROW, WIDE
 from tacit.errors import NotCertified
 
-_GOOD = 1e-5
-"""Relative width at which a bracket is returned without trying another method."""
-_FAIR = 1e-4
-"""Relative width at which the lattice is not refined further."""
-_ROUGH = 1e-2
-"""Relative error of delta that suffices to find out which direction is the worse."""
+_GOOD = 1e-5  # relative width at which a bracket is returned without trying another method
+_FAIR = 1e-4  # relative width at which the lattice is not refined further
+_ROUGH = 1e-2  # relative error of delta that suffices to find out which direction is the worse
 _COARSE = 1 << 13
 _LATTICE_POINTS = (_COARSE, 1 << 16, 1 << 18)
 
@@ -28,7 +25,7 @@ class DirectionPrice:
     """The curve delta(epsilon) of one `Direction`, and its inverse epsilon(delta).
 
     A contour that was tuned for one point is kept and serves the points around it, so a whole
-    curve costs little more than its first point.
+    curve costs little more than its first point. `floor` is what another direction needs.
     """
 
     def __init__(self, direction: Direction, *, tolerance: float) -> None:
@@ -40,10 +37,7 @@ class DirectionPrice:
         self.families: dict[float, Family] = {}
 
     def epsilon(self, delta: float, *, floor: float = 0.0) -> Bracket:
-        """Return bounds on the smallest epsilon.
-
-        `floor` is an epsilon that another direction needs: bounds below it are not sharpened.
-        """
+        """Return bounds on the smallest epsilon; those below `floor` are not sharpened."""
         low, high = self.direction.infinite_lower, self.direction.infinite_upper
         if delta < low or low == 1.0:
             return Bracket(math.inf, math.inf)
@@ -56,10 +50,7 @@ class DirectionPrice:
         return Bracket(answer.lower, upper)
 
     def delta(self, epsilon: float, *, floor: float = 0.0) -> Bracket:
-        """Return bounds on delta(epsilon).
-
-        `floor` is a delta that another direction needs: bounds below it are not sharpened.
-        """
+        """Return bounds on delta(epsilon); those below `floor` are not sharpened."""
         low, high = self.direction.infinite_lower, self.direction.infinite_upper
         finite = self._finite_delta(epsilon, floor - high)
         upper = high + (1 - high) * finite.upper * (1 + 8 * ROUND)
@@ -143,8 +134,7 @@ class DirectionPrice:
 
     def _tuned_near(self, epsilon: float) -> Contours | None:
         """Return contours that were tuned for an epsilon close by, if there are any."""
-        near = (c for c in self.curves if c.order * abs(c.center - epsilon) < 2.0)
-        return next(near, None)
+        return next((c for c in self.curves if c.order * abs(c.center - epsilon) < 2.0), None)
 
     def _lattice_epsilon(self, delta: float, floor: float, answer: Bracket) -> Bracket:
         log_target = math.log(delta) + math.log(self.tolerance)
@@ -212,13 +202,11 @@ class _Unsampled:
         self.noise = OneRelease(Shifted(math.sqrt(squared))) if squared else None
 
     def epsilon(self, delta: float) -> float:
-        """Return an upper bound of epsilon(delta)."""
         if self.noise is None:
             return self.rest
         return self.rest + invert(self.noise, delta, guess=1.0, ceiling=math.inf).upper
 
     def delta(self, epsilon: float) -> float:
-        """Return an upper bound of delta(epsilon)."""
         if epsilon < self.rest:
             return 1.0
         return self.noise.delta(epsilon - self.rest).upper if self.noise else 0.0

@@ -29,14 +29,7 @@ from scipy.special import expit, log_expit, logit, roots_legendre
 from tacit._arrays import Floats
 from tacit.accounting.one_event import ROUND, log_mixture, log_mixture_at
 from tacit.accounting.pld.loss_laws import DoubleExponential, Sampled
-from tacit.accounting.pld.transforms import (
-    ORDERS,
-    Cumulants,
-    Factor,
-    Split,
-    Tilt,
-    WeightedLosses,
-)
+from tacit.accounting.pld.transforms import ORDERS, Cumulants, Factor, Split, Tilt, WeightedLosses
 from tacit.errors import NotCertified
 
 _POINTS = 24
@@ -45,7 +38,6 @@ _ALONG, _ACROSS = 2.125, 1.875
 _LOG_GAUSS = math.log(64 / 15) - 2 * (_POINTS - 1) * math.log(4.0) - math.log1p(-1 / 16)
 _CELLS = 256
 _MOST_PANELS = 1 << 14
-_TWO = np.ones(2)
 _LARGEST = 300.0
 
 
@@ -59,7 +51,7 @@ class Segment(NamedTuple):
 
 
 class LaplaceModel:
-    """Laplace noise on a Poisson sample, for the contour method."""
+    """Laplace noise on a Poisson sample, as a `LossModel` of the contour method."""
 
     removed = 0.0
 
@@ -89,19 +81,14 @@ class LaplaceModel:
         adds = 4 * logs * ((u > 30.0) | (q > 0.5))  # where `log_mixture` adds logarithms
         g_error = ROUND * (p * 4 * np.abs(u) + 10 * np.abs(log_g) + adds)
         weights = np.tile(np.log(half * _WEIGHTS), panels)
-        rows = [
-            (self.atom_loss, self.log_atom, 8 * ROUND * np.abs(self.atom_loss), 16 * ROUND * _TWO)
-        ]
+        atoms, mass_error = self.atom_loss, np.full(2, 16 * ROUND)
+        rows = [(atoms, self.log_atom, 8 * ROUND * np.abs(atoms), mass_error)]
         for segment in self.segments:
             sizes = 3 + np.abs(u) + np.abs(log_g) + np.abs(weights) + abs(segment.start)
-            rows.append(
-                (
-                    segment.offset + segment.sign * log_g,
-                    weights + segment.start - 0.5 * u + segment.rise * log_g,
-                    g_error + 8 * ROUND * abs(segment.offset),
-                    16 * ROUND * sizes + g_error,
-                )
-            )
+            loss = segment.offset + segment.sign * log_g
+            log_mass = weights + segment.start - 0.5 * u + segment.rise * log_g
+            loss_error = g_error + 8 * ROUND * abs(segment.offset)
+            rows.append((loss, log_mass, loss_error, 16 * ROUND * sizes + g_error))
         table = np.concatenate(rows, axis=1)
         return WeightedLosses(*table[:, np.argsort(table[0], kind="stable")])
 
@@ -128,10 +115,7 @@ class LaplaceModel:
         return np.logaddexp.reduce(logs) + math.log(half) + _LOG_GAUSS
 
     def moments(self, _steps: int) -> Cumulants:
-        """Return the cumulants; M is the sum over the nodes up to its error.
-
-        M is also at most exp(order * largest loss).
-        """
+        # M is the sum over the nodes up to its error, and at most exp(order * largest loss).
         panels = max(8, math.ceil(2 * self.epsilon))
         nodes = self.nodes(panels)
         found = nodes.cumulants()
@@ -141,7 +125,6 @@ class LaplaceModel:
         return found._replace(upper=upper, error=found.error + 2 * slack)
 
     def tilt(self, tilt: Tilt) -> "TiltedLaplace":
-        """Return this law, weighted by `tilt`."""
         return TiltedLaplace(self, tilt)
 
     def _centers(self, panels: int) -> Floats:
@@ -149,7 +132,7 @@ class LaplaceModel:
 
 
 class TiltedLaplace:
-    """A `LaplaceModel` weighted by exp(order * loss) / M."""
+    """A `LaplaceModel` weighted by exp(order * loss) / M, as the protocol `Tilted`."""
 
     def __init__(self, base: LaplaceModel, tilt: Tilt) -> None:
         self.base = base
@@ -172,21 +155,22 @@ class TiltedLaplace:
         log_p = log_expit(u + logit(base.rate))
         rising = max(power, 0.0) * log_g
         falling = min(power, 0.0) * log_g - 0.5 * u - log_p
-        fixed = segment.start + self.order * segment.offset - self.log_m
-        ends = math.exp(fixed) * float(np.exp(rising[[0, -1]] + falling[[0, -1]]).sum())
+        # One sum of exponents: exp(fixed) alone underflows where the others overflow.
+        falling += segment.start + self.order * segment.offset - self.log_m
+        ends = float(np.exp(rising[[0, -1]] + falling[[0, -1]]).sum())
         change = -np.expm1(np.diff(falling)) - np.expm1(-np.diff(rising))
-        return ends + float(np.exp(fixed + rising[1:] + falling[:-1]) @ change) * (1 + 1e-9)
+        return ends + float(np.exp(rising[1:] + falling[:-1]) @ change) * (1 + 1e-9)
 
     def log_decay(self, t: float, _count: int) -> float:
-        """Bound the decay of the transform, as `Tilted.log_decay` does.
+        """Bound the decay of the transform.
 
         Let f = |M|^2 / M(order)^2 and `far` a t beyond which V / t is at most half of what the
         atoms leave. Below it, the bound follows from 1 - f(n t) <= n^2 (1 - f(t)). Where two
         independent losses cannot differ by more than pi / t, 1 - f = E[1 - cos(t (l - l'))] is at
         least 2 t^2 / pi^2 E[(l - l')^2], of which the atoms alone give a part.
         """
-        if self.fixed > 1 - 1e-12:
-            return 0.0
+        if self.fixed > 1 - 1e-12 or self.variation == math.inf:
+            return 0.0  # the trivial bound
         far, turn = 2 * self.variation / (1 - self.fixed), math.pi / self.width
         if t >= far:
             return math.log(self.fixed + self.variation / t) + 1e-14
@@ -197,7 +181,6 @@ class TiltedLaplace:
         return 0.5 * math.log1p(-gap) + 1e-14
 
     def lay_nodes(self, t: float, log_error: float, _split: Split | None) -> int:
-        """Choose panels of Gauss-Legendre nodes, as `Tilted.lay_nodes` does."""
         order, panels, log_found = np.array([self.order]), 1, math.inf
         while panels < _MOST_PANELS:
             log_found = float(self.base.log_quadrature(panels, order, t)[0]) - self.log_m
@@ -209,6 +192,5 @@ class TiltedLaplace:
         return 2 + panels * _POINTS * len(self.base.segments)
 
     def factor(self, step: float, size: int, _split: Split | None) -> Factor:
-        """Return the transform, as `Tilted.factor` does."""
         atoms = self.base.nodes(self.panels).tilted(self.tilt, self.error)
-        return atoms.factor(None, step, size)
+        return atoms.split_factor(None, step, size)

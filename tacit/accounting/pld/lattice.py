@@ -127,18 +127,12 @@ class Composed:
         self.other = np.cumsum(inner[::-1])[::-1]  # and Q-mass
 
     def tails(self, threshold: Numbers, log_factor: float) -> tuple[Floats, Floats]:
-        """Return exp(log_factor) times the mass from each threshold up, and its error.
-
-        Wrapped mass is included. The error is infinite where a float would overflow.
-        """
-        index = threshold - self.base
+        """Return exp(log_factor) times the mass from each threshold up, and its error."""
+        index = threshold - self.base  # mass that wrapped around is included
         return self._scaled(self.mass[index], index, log_factor)
 
     def hockey_stick(self, threshold: int, epsilon: float) -> tuple[float, float]:
-        """Return the sum of mass * (1 - exp(epsilon - loss)) from `threshold` up, and its error.
-
-        `threshold` is the index of a loss above epsilon.
-        """
+        """Return the sum of mass * (1 - exp(epsilon - loss)) from `threshold` up, and its error."""
         index = np.array([threshold - self.base])
         shift = math.exp(min(epsilon - self.step * self.base, 700.0))
         value, error = self._scaled(self.mass[index] - shift * self.other[index], index, 0.0)
@@ -150,7 +144,8 @@ class Composed:
         fits = (log_error < 600.0) & (self.order * self.step * index < 650.0)
         logs = log_scale + np.log(np.maximum(sums, 1e-320))
         value = np.exp(np.minimum(logs, 700.0))
-        return value, np.where(fits, np.exp(np.minimum(log_error, 700.0)), math.inf)
+        error = np.exp(np.minimum(log_error, 700.0))
+        return value, np.where(fits, error, math.inf)  # infinite where a float would overflow
 
     def beyond(self) -> float:
         """Bound the mass above the window, by Chernoff."""
@@ -167,9 +162,8 @@ class Composed:
         below = math.exp(-self.order * width)
         if not self.overflows:
             return np.full(len(threshold), below / (1 - below))
-        x = self.step * threshold
         shrink = (self.order - self.higher) * width
-        logs = self.log_higher - np.multiply.outer(x, self.higher) + shrink
+        logs = self.log_higher - np.multiply.outer(self.step * threshold, self.higher) + shrink
         above = np.exp(np.minimum(logs, 700.0)) / -np.expm1(shrink)
         return below / (1 - below) + above.min(axis=1)
 
@@ -189,23 +183,19 @@ class Lattice:
         order, start = float(ORDERS[index]), epsilon - 0.25 * window
         step = _aligned(direction, window / points)
         log_each = log_target - math.log(direction.steps)
-        uppers: list[tuple[Grid, int]] = []
-        tests_p: list[tuple[Grid, int]] = []
-        tests_q: list[tuple[Grid, int]] = []
+        grids: list[tuple[Grid, Grid, Grid, int]] = []
         largest = 0.0
         for law, count in direction.parts:
             low, high = law.span(log_each)
             low = max(low, min(-2 * window, high - step))  # losses far below add little to delta
-            uppers.append((dots(law, step, low, high), count))
             p, q = reports(law, step, low, high)
-            tests_p.append((p, count))
-            tests_q.append((q, count))
+            grids.append((dots(law, step, low, high), p, q, count))
             largest += count * max(abs(low), abs(high))
         self.step = step
-        self.upper = Composed(uppers, step, order, window, start)
-        self.p = Composed(tests_p, step, order, window, start)
-        self.q = Composed(tests_q, step, order + 1, window, start)
-        self.infinite = math.fsum(count * grid.above for grid, count in uppers)
+        self.upper = Composed([(up, n) for up, _, _, n in grids], step, order, window, start)
+        self.p = Composed([(p, n) for _, p, _, n in grids], step, order, window, start)
+        self.q = Composed([(q, n) for _, _, q, n in grids], step, order + 1, window, start)
+        self.infinite = math.fsum(n * up.above for up, _, _, n in grids)
         self.shift = 64 * ROUND * largest  # grid points and losses are rounded
         self.slack = math.expm1(32 * ROUND * direction.steps)  # each mass has a few roundings
 
@@ -213,9 +203,8 @@ class Lattice:
         """Return certified bounds on delta(epsilon)."""
         if not epsilon / self.step < 1e15:
             return Bracket(0.0, 1.0)
-        return Bracket.of_delta(
-            self._attack(epsilon + self.shift), self._dominate(epsilon - self.shift)
-        )
+        lower, upper = self._attack(epsilon + self.shift), self._dominate(epsilon - self.shift)
+        return Bracket.of_delta(lower, upper)
 
     def _dominate(self, epsilon: float) -> float:
         """Return the upper bound: delta of the law that dominates."""
@@ -223,11 +212,9 @@ class Lattice:
         first = math.floor(epsilon / self.step) + 1  # the first point above epsilon
         if first >= law.base + len(law.mass):
             return min(fixed, 1.0)
-        if first < law.base:
-            if not law.whole:
-                return 1.0  # losses above epsilon, but below the window, are not covered
-            first = law.base
-        value, error = law.hockey_stick(first, epsilon)
+        if first < law.base and not law.whole:
+            return 1.0  # losses above epsilon, but below the window, are not covered
+        value, error = law.hockey_stick(max(first, law.base), epsilon)
         return min(value * (1 + self.slack) + error + fixed, 1.0)
 
     def _attack(self, epsilon: float) -> float:

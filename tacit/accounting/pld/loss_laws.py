@@ -9,7 +9,18 @@ with f the density of the noise and q the sampling rate. If the record is in the
 (a, b) = (1, 0); if it is in that of Q only, (0, 1); if one record is replaced by another, (1, 1).
 With L(x) = log(1 - q + q f(x - 1) / f(x)) and f even, P = f exp(a L(x)), and the loss
 log(P / Q) = a L(x) - b L(-x) never decreases in x. So a range of losses is a range of outputs x,
-whose probabilities under P and Q are closed forms (`cells`).
+whose probabilities under P and Q are closed forms.
+
+Every law has `largest_loss`, the supremum of its finite losses; `span(log_mass)`, the ends of a
+range of losses outside which P has about exp(log_mass) or less; and `cells(edges)`, the
+probabilities under P and under Q of the losses up to edges[0], between neighboring edges, and above
+edges[-1].
+
+A noise with density f has `log_above(x)`, the log of the probability that the noise exceeds x;
+`between(low, high)`, the probability of (low, high] without cancellation in either tail;
+`log_ratio(x)`, log(f(x - 1) / f(x)), which never falls; `where_ratio(u)` and `first_ratio(u)`, the
+largest x at which it is at most u and the smallest at which it is at least u; and
+`reach(log_mass)`, a distance beyond which each side has at most probability exp(log_mass).
 """
 
 import math
@@ -33,27 +44,22 @@ class Normal:
     largest_ratio = math.inf
 
     def log_above(self, x: Floats) -> Floats:
-        """Return the log of the probability that the noise exceeds x."""
         return log_ndtr(-np.asarray(x) / self.sigma)
 
     def between(self, low: Floats, high: Floats) -> Floats:
-        """Return the probability of (low, high], without cancellation in either tail."""
         flip = low > 0
         left, right = np.where(flip, -high, low), np.where(flip, -low, high)
         return ndtr(right / self.sigma) - ndtr(left / self.sigma)
 
     def log_ratio(self, x: Floats) -> Floats:
-        """Return log(f(x - 1) / f(x))."""
         return (x - 0.5) / self.sigma**2
 
     def where_ratio(self, u: Floats) -> Floats:
-        """Return the x at which `log_ratio` is u."""
         return self.sigma**2 * u + 0.5
 
     first_ratio = where_ratio  # the ratio rises strictly: one x has it
 
     def reach(self, log_mass: float) -> float:
-        """Return a distance beyond which each side has at most probability exp(log_mass)."""
         return self.sigma * math.sqrt(max(-2 * log_mass, 1.0))
 
 
@@ -65,16 +71,13 @@ class DoubleExponential:
 
     @property
     def largest_ratio(self) -> float:
-        """Largest `log_ratio`; the smallest is its negative."""
         return self.epsilon
 
     def log_above(self, x: Floats) -> Floats:
-        """Return the log of the probability that the noise exceeds x."""
         x = self.epsilon * np.asarray(x)
         return np.where(x > 0, -math.log(2) - x, np.log1p(-0.5 * np.exp(np.minimum(x, 0.0))))
 
     def between(self, low: Floats, high: Floats) -> Floats:
-        """Return the probability of (low, high], without cancellation in either tail."""
         low, high = self.epsilon * low, self.epsilon * high
         flip = low > 0
         left, right = np.where(flip, -high, low), np.where(flip, -low, high)
@@ -82,24 +85,18 @@ class DoubleExponential:
         return below - 0.5 * np.expm1(-np.maximum(right, 0.0))
 
     def log_ratio(self, x: Floats) -> Floats:
-        """Return log(f(x - 1) / f(x))."""
         return self.epsilon * np.clip(2.0 * x - 1.0, -1.0, 1.0)
 
     def where_ratio(self, u: Floats) -> Floats:
-        """Return the largest x at which `log_ratio` is at most u."""
         x = 0.5 * (1.0 + u / self.epsilon)
         return np.where(u < -self.epsilon, -math.inf, np.where(u >= self.epsilon, math.inf, x))
 
     def first_ratio(self, u: Floats) -> Floats:
-        """Return the smallest x at which `log_ratio` is at least u."""
         x = 0.5 * (1.0 + u / self.epsilon)
         return np.where(u <= -self.epsilon, -math.inf, np.where(u > self.epsilon, math.inf, x))
 
     def reach(self, log_mass: float) -> float:
-        """Return a distance beyond which each side has at most probability exp(log_mass).
-
-        At most 2, because the loss is constant beyond a distance of 1.
-        """
+        # The loss is constant beyond a distance of 1.
         return min(max(-log_mass, 1.0) / self.epsilon, 2.0)
 
 
@@ -114,7 +111,6 @@ class Sampled:
 
     @property
     def largest_loss(self) -> float:
-        """Supremum of the loss."""
         top = self.noise.largest_ratio
         return self._loss_of(top, -top)
 
@@ -123,7 +119,6 @@ class Sampled:
         return self._loss_of(*(float(self.noise.log_ratio(np.array(at))) for at in (x, -x)))
 
     def span(self, log_mass: float) -> tuple[float, float]:
-        """Return the ends of a range of losses, outside which P has about exp(log_mass) or less."""
         reach = self.noise.reach(log_mass)
         return self.loss(-reach), self.loss(reach + self.a)
 
@@ -136,10 +131,6 @@ class Sampled:
         return -self.noise.first_ratio(_unmix(self.rate, -loss))  # -L(-x) <= l
 
     def cells(self, edges: Floats) -> tuple[Floats, Floats]:
-        """Return the probabilities of cells of losses under P and under Q.
-
-        The cells are: up to edges[0], between neighboring edges, and above edges[-1].
-        """
         x = np.concatenate(([-math.inf], self.where_loss(edges), [math.inf]))
         low, high = x[:-1], x[1:]
         p, q = self.a * self.rate, self.b * self.rate
@@ -182,15 +173,11 @@ class Shifted:
     largest_loss = math.inf
 
     def span(self, log_mass: float) -> tuple[float, float]:
-        """Return the ends of a range of losses, outside which P has about exp(log_mass) or less."""
         reach = self.mu * math.sqrt(max(-2 * log_mass, 1.0))
         return self.mu**2 / 2 - reach, self.mu**2 / 2 + reach
 
     def cells(self, edges: Floats) -> tuple[Floats, Floats]:
-        """Return the probabilities of cells of losses, as `Sampled.cells` does.
-
-        The loss is N(mu^2 / 2, mu^2) under P and N(-mu^2 / 2, mu^2) under Q.
-        """
+        # The loss is N(mu^2 / 2, mu^2) under P and N(-mu^2 / 2, mu^2) under Q.
         z = np.concatenate(([-math.inf], edges / self.mu, [math.inf]))
         unit, half = Normal(1.0), self.mu / 2
         return unit.between(z[:-1] - half, z[1:] - half), unit.between(z[:-1] + half, z[1:] + half)
@@ -212,15 +199,12 @@ class Discrete:
 
     @property
     def largest_loss(self) -> float:
-        """Largest finite loss."""
         return self.losses[-1]
 
     def span(self, _log_mass: float) -> tuple[float, float]:
-        """Return the smallest and the largest finite loss."""
         return self.losses[0], self.losses[-1]
 
     def cells(self, edges: Floats) -> tuple[Floats, Floats]:
-        """Return the probabilities of cells of finite losses, as `Sampled.cells` does."""
         index = np.searchsorted(edges, np.array(self.losses), side="left")
         size = len(edges) + 1
         p, q = (np.bincount(index, np.array(mass), size) for mass in (self.p, self.q))
@@ -228,9 +212,7 @@ class Discrete:
 
     def given_finite(self) -> "Discrete":
         """Return the law conditioned, under P, on a finite loss; Q is scaled to keep the losses."""
-        keep = 1.0 - self.infinite
-        if not self.infinite or keep <= 0:
-            return Discrete(self.losses, self.p, self.q)
+        keep = 1.0 - self.infinite if self.infinite < 1 else 1.0
         p, q = (tuple(mass / keep for mass in masses) for masses in (self.p, self.q))
         return Discrete(self.losses, p, q)
 
@@ -276,16 +258,11 @@ class OneRelease:
         #   delta = p F(x - 1) + ((1 - p) - exp(epsilon) (1 - q)) F(x) - exp(epsilon) q F(x + 1).
         # It is largest at this x, so an error of x matters to second order only.
         middle = (q - p) * math.exp(-epsilon) + math.expm1(-epsilon) * (1 - q)
-        sizes = [(p, 0.0, x - 1), (middle, epsilon, x), (-q, epsilon, x + 1)]
-        terms = [
-            (
-                math.copysign(1.0, size),
-                math.log(abs(size)) + shift,
-                float(law.noise.log_above(np.array(at))),
-            )
-            for size, shift, at in sizes
-            if size and at < math.inf
-        ]
+        terms: list[tuple[float, float, float]] = []  # sign, log of the size, log of the tail
+        for size, shift, at in (p, 0.0, x - 1), (middle, epsilon, x), (-q, epsilon, x + 1):
+            if size and at < math.inf:
+                log_tail = float(law.noise.log_above(np.array(at)))
+                terms.append((math.copysign(1.0, size), math.log(abs(size)) + shift, log_tail))
         if not terms:
             return Bracket(0.0, 0.0)
         top = max(log_size + log_tail for _, log_size, log_tail in terms)

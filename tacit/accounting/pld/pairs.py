@@ -43,9 +43,8 @@ from tacit.accounting.one_event import (
     epsilon_and_delta,
     gaussian_shift,
     log_mixture_at,
-    pure_epsilon,
     response_law,
-    round_up,
+    rounded_epsilon,
 )
 from tacit.accounting.pld.loss_laws import (
     Discrete,
@@ -56,21 +55,15 @@ from tacit.accounting.pld.loss_laws import (
     Shifted,
 )
 from tacit.accounting.rdp.divergence import log_sum_exp
+from tacit.accounting.shuffle import local_guarantee, shuffled_atoms
 from tacit.errors import UnsupportedEvent
 from tacit.events import Event, Relation
 
 _TAIL = 1e-15
 """P-mass of one epoch of random allocation that is cut off and counted as infinite loss."""
-
-_FINEST, _COARSEST = 1 / 24, 1 / 3
-"""Smallest and largest grid step, in standard deviations of X."""
-
-_FEW = 30
-"""Number of steps up to which the grid is as fine as the number of points allows."""
-
-_BELOW = 12.0
-"""Standard deviations of the sum that the window covers below and above the mean."""
-
+_FINEST, _COARSEST = 1 / 24, 1 / 3  # smallest and largest grid step, in standard deviations of X
+_FEW = 30  # number of steps up to which the grid is as fine as the number of points allows
+_BELOW = 12.0  # standard deviations of the sum that the window covers below and above the mean
 _MOST_POINTS = 1 << 20
 
 PairRule: TypeAlias = Callable[[Event, Relation], tuple[Law, Law]]
@@ -107,23 +100,33 @@ def directions(
 
     `pair_of` may give pairs that only bound an event from above; `pair`, the default, is exact.
     """
-    counts = flatten(event)
-    pairs = {part: (pair_of or pair)(part, relation) for part in counts}
-    first = _direction([(pairs[part][0], n) for part, n in counts.items()])
-    second = _direction([(pairs[part][1], n) for part, n in counts.items()])
+    pairs = [((pair_of or pair)(part, relation), n) for part, n in flatten(event).items()]
+    first, second = (_direction([(laws[side], n) for laws, n in pairs]) for side in (0, 1))
     return (first,) if first == second else (first, second)
 
 
 def pair_from_above(event: Event, relation: Relation) -> tuple[Law, Law]:
-    """Return the pair of ONE occurrence, or for random allocation a pair that bounds its price."""
-    replaced = relation is Relation.REPLACE_ONE
-    if (
-        isinstance(event, ev.RandomAllocation)
-        and isinstance(event.event, ev.Gaussian)
-        and not replaced
-    ):
-        return allocation_pair(event.steps, gaussian_shift(event.event, relation))
+    """Return the pair of ONE occurrence, or a pair that bounds its price.
+
+    Random allocation and shuffled reports have only the latter.
+    """
+    if isinstance(event, ev.Shuffled):
+        return shuffled_pair(event)
+    if isinstance(event, ev.RandomAllocation) and relation is not Relation.REPLACE_ONE:
+        inner = event.event
+        if isinstance(inner, ev.Gaussian):
+            return allocation_pair(event.steps, gaussian_shift(inner, relation))
     return pair(event, relation)
+
+
+def shuffled_pair(event: ev.Shuffled) -> tuple[Law, Law]:
+    """Return the pair that dominates shuffled reports; it is the same in both orders."""
+    epsilon, clones = local_guarantee(event)
+    if epsilon == 0:
+        return _same(_two_point(0.0, 0.0))
+    losses, p, q = shuffled_atoms(epsilon, event.n_reports, clones)
+    outcomes = zip(losses.tolist(), p.tolist(), q.tolist(), strict=True)
+    return _same(_collect(list(outcomes)))
 
 
 @singledispatch
@@ -149,12 +152,12 @@ def _(event: ev.Gaussian, relation: Relation) -> tuple[Law, Law]:
 def _(event: ev.Laplace, relation: Relation) -> tuple[Law, Law]:
     # The overlap of f(x - s) and alpha f(x), f log-concave, is log-concave in the shift s
     # (Prékopa), so over the L1 ball of shifts it is least at a corner: one coordinate moves.
-    return _same(Sampled(DoubleExponential(_pure(event, relation)), 1.0, 1, 0))
+    return _same(Sampled(DoubleExponential(rounded_epsilon(event, relation)), 1.0, 1, 0))
 
 
 @pair.register
 def _(event: ev.PureDP | ev.Exponential, relation: Relation) -> tuple[Law, Law]:
-    return _same(_two_point(_pure(event, relation), 0.0))
+    return _same(_two_point(rounded_epsilon(event, relation), 0.0))
 
 
 @pair.register
@@ -180,7 +183,7 @@ def _(event: ev.PoissonSampled, relation: Relation) -> tuple[Law, Law]:
         if isinstance(inner, ev.Gaussian):
             noise = Normal(inner.noise_multiplier)
         else:
-            noise = DoubleExponential(_pure(inner, Relation.ADD_REMOVE))
+            noise = DoubleExponential(rounded_epsilon(inner, Relation.ADD_REMOVE))
         if replaced:
             return _same(Sampled(noise, rate, 1, 1))
         return Sampled(noise, rate, 1, 0), Sampled(noise, rate, 0, 1)
@@ -197,11 +200,26 @@ def _(event: ev.PoissonSampled, relation: Relation) -> tuple[Law, Law]:
 
 @lru_cache(maxsize=16)
 def allocation_pair(steps: int, shift: float) -> tuple[Discrete, Discrete]:
-    """Return laws that dominate the loss of one epoch of random allocation: removal and addition.
+    """Return laws that dominate the loss of one epoch of allocation: removal and addition."""
+    grid = _grid(steps, shift)
+    z = _z(grid.cut, shift)
+    outer_q, outer_p = float(special.ndtr(-z)), float(special.ndtr(shift - z))  # X above the cut
+    norm = np.linalg.norm  # of an error: bounds its sum times a vector of 2-norm 1
+    one = _epoch(grid, steps, shift, 1)
+    p, error = one.mass * one.ratio, one.error * one.ratio
+    # Mass hidden by rounding may have any loss, but at most 0 if its ratio is at most 1.
+    infinite = one.beyond + outer_p + (steps - 1) * outer_q + float(norm(error[one.ratio > 1]))
+    rest = max(one.mean - float(p.sum()), 0.0) + float(norm(error))
+    kept = one.ratio > 0
+    removal = _on_losses(np.log(one.ratio[kept]), p[kept], infinite=infinite, at_zero=rest)
 
-    Raises `UnsupportedEvent` where the noise is so small that no grid can represent X.
-    """
-    return _removal(steps, shift), _addition(steps, shift)
+    one = _epoch(grid, steps, shift, -1)
+    kept = one.ratio > 0  # a ratio of 0 is impossible under the mixture: an infinite loss
+    infinite = one.beyond + steps * outer_q + float(norm(one.error[one.ratio < 1]))
+    infinite += float(one.mass[~kept].sum())
+    rest = max(one.total - float(one.mass.sum()), 0.0) + float(norm(one.error))
+    losses, p = -np.log(one.ratio[kept]), one.mass[kept]
+    return removal, _on_losses(losses[::-1], p[::-1], infinite=infinite, at_zero=rest)
 
 
 def _direction(parts: list[tuple[Law, int]]) -> Direction:
@@ -235,10 +253,6 @@ def _same(law: Law) -> tuple[Law, Law]:
     return law, law
 
 
-def _pure(event: Event, relation: Relation) -> float:
-    return round_up(pure_epsilon(event, relation))
-
-
 _Outcome: TypeAlias = tuple[float, float, float]  # loss, P-mass, Q-mass
 
 
@@ -251,10 +265,8 @@ def _collect(outcomes: list[_Outcome], infinite: float = 0.0, vanishing: float =
 
 
 def _two_point(epsilon: float, delta: float) -> Discrete:
-    """Return the law that dominates every (epsilon, delta)-DP release.
-
-    Kairouz, Oh & Viswanath 2015 (arXiv:1311.0776).
-    """
+    """Return the law that dominates every (epsilon, delta)-DP release."""
+    # Kairouz, Oh & Viswanath 2015 (arXiv:1311.0776).
     high = (1 - delta) / (1 + math.exp(-epsilon))
     low = high * math.exp(-epsilon)
     if epsilon == 0:
@@ -307,46 +319,19 @@ class _Epoch(NamedTuple):
 
     ratio: Floats
     mass: Floats
-    error: Floats
-    """The error of `mass` is this times a vector of 2-norm at most 1."""
-    total: float
-    """Q-mass of all ratios, kept or not."""
-    mean: float
-    """P-mass of all ratios, kept or not."""
-    beyond: float
-    """Bound on the mass of ratios outside the window of the transform, under P and under Q."""
+    error: Floats  # the error of `mass` is this times a vector of 2-norm at most 1
+    total: float  # Q-mass of all ratios, kept or not
+    mean: float  # P-mass of all ratios, kept or not
+    beyond: float  # bound on the mass outside the window of the transform, under P and under Q
 
 
-def _removal(steps: int, shift: float) -> Discrete:
-    one = _epoch(steps, shift, 1)
-    outer_q, outer_p = _outer(steps, shift)
-    p, error = one.mass * one.ratio, one.error * one.ratio
-    # Mass hidden by rounding may have any loss, but at most 0 if its ratio is at most 1.
-    infinite = one.beyond + outer_p + (steps - 1) * outer_q + _norm(error[one.ratio > 1])
-    rest = max(one.mean - float(p.sum()), 0.0) + _norm(error)
-    positive = one.ratio > 0
-    return _on_losses(np.log(one.ratio[positive]), p[positive], infinite=infinite, at_zero=rest)
-
-
-def _addition(steps: int, shift: float) -> Discrete:
-    one = _epoch(steps, shift, -1)
-    outer_q, _ = _outer(steps, shift)
-    never = one.ratio == 0  # impossible under the mixture: an infinite loss
-    infinite = one.beyond + steps * outer_q + _norm(one.error[one.ratio < 1])
-    infinite += float(one.mass[never].sum())
-    rest = max(one.total - float(one.mass.sum()), 0.0) + _norm(one.error)
-    losses, p = -np.log(one.ratio[~never]), one.mass[~never]
-    return _on_losses(losses[::-1], p[::-1], infinite=infinite, at_zero=rest)
-
-
-def _epoch(steps: int, shift: float, side: int) -> _Epoch:
+def _epoch(grid: "_Grid", steps: int, shift: float, side: int) -> _Epoch:
     """Return ratios k h / steps and their Q-mass, from six deviations before the mean onwards.
 
     `side` 1 serves removal, where large ratios count: X is rounded up, and the law is tilted so
     that rounding is relative to what a large ratio adds to delta. -1 serves addition, where small
     ratios count.
     """
-    grid = _grid(steps, shift)
     mass = _cell_ends(shift, grid.step, grid.cut, side)
     x = grid.step * np.arange(len(mass), dtype=float)
     theta = side * min(30 / grid.cut, math.sqrt(2) / grid.spread)
@@ -372,27 +357,14 @@ def _epoch(steps: int, shift: float, side: int) -> _Epoch:
     )
 
 
-def _outer(steps: int, shift: float) -> tuple[float, float]:
-    """Return the Q-mass and the P-mass of X above the cut."""
-    z = _z(_grid(steps, shift).cut, shift)
-    return float(special.ndtr(-z)), float(special.ndtr(shift - z))
-
-
-def _norm(error: Floats) -> float:
-    """Bound the sum of `error` times a vector of 2-norm 1, by Cauchy-Schwarz."""
-    return float(np.linalg.norm(error))
-
-
 class _Grid(NamedTuple):
     """Grid points first * step, (first + 1) * step, ... for the sum of the X."""
 
     step: float
     first: int
     size: int
-    cut: float
-    """Largest X; above it, X counts as infinite loss."""
-    spread: float
-    """Standard deviation of the sum."""
+    cut: float  # largest X; above it, X counts as infinite loss
+    spread: float  # standard deviation of the sum
 
 
 def _grid(steps: int, shift: float) -> _Grid:
@@ -404,18 +376,15 @@ def _grid(steps: int, shift: float) -> _Grid:
     window = steps - start + _BELOW * spread + 2 * cut
     # Few steps need a grid that is fine near 0, because a sum of few X may be near 0.
     step = max(one * _FINEST if steps > _FEW else 0.0, window / _MOST_POINTS)
-    if not step <= one * _COARSEST:
+    if not step <= one * _COARSEST:  # the noise is so small that no grid can represent X
         raise UnsupportedEvent(
             f"random allocation with noise multiplier {1 / shift:g} is out of reach of a grid. "
             "Use the RDP accountant."
         )
-    size = _fast_size(math.ceil(window / step) + 2)
+    # The transform is fast for a power of two, times 1, 3 or 5.
+    least = math.ceil(window / step) + 2
+    size = min(odd << max((-(-least // odd) - 1).bit_length(), 1) for odd in (1, 3, 5))
     return _Grid(step, math.floor(start / step), size, cut, spread)
-
-
-def _fast_size(least: int) -> int:
-    """Return a size >= `least` whose transform is fast: a power of two, times 1, 3 or 5."""
-    return min(odd << max((-(-least // odd) - 1).bit_length(), 1) for odd in (1, 3, 5))
 
 
 def _cell_ends(shift: float, step: float, cut: float, side: int) -> Floats:
@@ -446,11 +415,7 @@ def _cells(z: Floats) -> Floats:
 
 
 def _transform_error(
-    spectrum: Complexes,
-    power: Complexes,
-    logs: Complexes,
-    law: Floats,
-    steps: int,
+    spectrum: Complexes, power: Complexes, logs: Complexes, law: Floats, steps: int
 ) -> float:
     """Bound the 2-norm of the error of `law`.
 
@@ -504,15 +469,10 @@ def _on_losses(losses: Floats, p: Floats, *, infinite: float, at_zero: float) ->
     np.add.at(mass, cell - first, p - upper)
     mass[-first] += min(at_zero, 1.0)  # no probability exceeds 1
     infinite = min(infinite, 1.0)
-    mass = _trimmed(mass, 1.0 - infinite)
+    # Remove the lowest losses until all sums to 1: only high losses change a price.
+    excess = max(float(mass.sum()) - (1.0 - infinite), 0.0)
+    mass = np.clip(np.cumsum(mass) - excess, 0.0, mass)
     at = step * np.arange(first, first + size)
     at, mass = at[mass > 0], mass[mass > 0]
     q = mass * np.exp(-at)
     return Discrete(tuple(at.tolist()), tuple(mass.tolist()), tuple(q.tolist()), infinite)
-
-
-def _trimmed(mass: Floats, total: float) -> Floats:
-    """Remove the lowest losses until `mass` sums to `total`: only high losses change a price."""
-    excess = max(float(mass.sum()) - total, 0.0)
-    cumulative = np.cumsum(mass)
-    return np.clip(cumulative - excess, 0.0, mass)

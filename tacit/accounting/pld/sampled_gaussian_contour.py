@@ -38,14 +38,7 @@ from scipy.special import expit, log_ndtr, logit, ndtr
 from tacit._arrays import Floats
 from tacit.accounting.one_event import ROUND, Numbers, log_mixture
 from tacit.accounting.pld.loss_laws import Normal, Sampled
-from tacit.accounting.pld.transforms import (
-    ORDERS,
-    Cumulants,
-    Factor,
-    Split,
-    Tilt,
-    WeightedLosses,
-)
+from tacit.accounting.pld.transforms import ORDERS, Cumulants, Factor, Split, Tilt, WeightedLosses
 from tacit.errors import NotCertified
 
 _LOG_ROOT_TWO_PI = 0.5 * math.log(2 * math.pi)
@@ -60,7 +53,7 @@ _MOST_NODES = 1_000_000
 
 
 class SmoothModel:
-    """Normal noise on a Poisson sample, without its high losses, on a grid for all orders."""
+    """Normal noise on a Poisson sample without its high losses, as a `LossModel` on a grid."""
 
     def __init__(self, law: Sampled, cut: float, width: float) -> None:
         assert isinstance(law.noise, Normal)
@@ -132,12 +125,9 @@ class SmoothModel:
         return ROUND * (shaky + 20 * np.abs(log_mixture(q, u)) + adds)
 
     def moments(self, steps: int) -> Cumulants:
-        """Return the cumulants; M is the trapezoid sum up to its proved error."""
         mass = np.exp(self.log_p) * self.step
-        variance = max(
-            float(mass @ self.loss**2 - (mass @ self.loss) ** 2), 0.0
-        )  # rounding may go below 0
-        spread = math.sqrt(variance * steps + 1e-300)
+        variance = float(mass @ self.loss**2 - (mass @ self.loss) ** 2)
+        spread = math.sqrt(max(variance, 0.0) * steps + 1e-300)  # rounding may go below 0
         nodes = self.weighted(self.y, self.log_p, self.loss, self.step)
         found = nodes.cumulants(removed=self.removed, largest_order=_FARTHEST / spread)
         known = np.where(np.isfinite(found.upper), found.upper, 0.0)
@@ -157,14 +147,10 @@ class SmoothModel:
         return WeightedLosses(loss, log_p + math.log(spacing), loss_error, mass_error)
 
     def _strip(self, orders: Floats) -> Floats:
-        """Bound the relative error of the trapezoid sum for M, where t = 0.
-
-        Uses r >= log cos(s / (2 sigma)).
-        """
+        """Bound the relative error of the trapezoid sum for M, from r >= log cos(s / (2 sigma))."""
         s = 0.97 * min(4.0, math.pi * self.sigma) * _DEPTHS[2:, None]
-        log_norm = 0.5 * self.curve * s * s - self.law.b * orders * np.log(
-            np.cos(0.5 * s / self.sigma)
-        )
+        log_cos = np.log(np.cos(0.5 * s / self.sigma))
+        log_norm = 0.5 * self.curve * s * s - self.law.b * orders * log_cos
         logs = log_norm + math.log(2) - np.log(np.expm1(2 * math.pi * s / self.step))
         return np.exp(np.minimum(logs.min(axis=0), 200.0))
 
@@ -206,7 +192,6 @@ class SmoothModel:
         return upper, float(ndtr(-_RIGHT)) * beyond
 
     def tilt(self, tilt: Tilt) -> "TiltedSmooth":
-        """Return this law, weighted by `tilt`."""
         return TiltedSmooth(self, tilt)
 
 
@@ -221,7 +206,7 @@ class LineNodes(NamedTuple):
 
 
 class TiltedSmooth:
-    """A `SmoothModel` weighted by exp(order * loss) / M: cell masses, decay in t, and atoms."""
+    """A `SmoothModel` weighted by exp(order * loss) / M, as the protocol `Tilted`."""
 
     def __init__(self, base: SmoothModel, tilt: Tilt) -> None:
         self.base = base
@@ -255,8 +240,11 @@ class TiltedSmooth:
         self.nodes = LineNodes(0.0, 0, 0, 0.0, 0.0)
 
     def log_decay(self, t: float, count: int) -> float:
-        """Bound the decay of the transform, as `Tilted.log_decay` does."""
-        return min(float(self._lines(count).log_norm(t).min()), 0.0)
+        if self.decay_lines is None:  # the best s for a product of `count` is near count^(-1/2)
+            shallow = min(1.5 / math.sqrt(count), 0.5 * self.deepest)
+            ratio = math.log(shallow / self.deepest) / math.log(_DEPTHS[0])
+            self.decay_lines = Lines(self, self.deepest * _DEPTHS**ratio)
+        return min(float(self.decay_lines.log_norm(t).min()), 0.0)
 
     def log_high_decay(self, t: float, split: Split) -> float:
         """Bound the decay of the high part B of the transform in the same way."""
@@ -265,16 +253,7 @@ class TiltedSmooth:
             self.split_lines = Lines(self, deepest * np.sqrt(_DEPTHS))
         return float(self.split_lines.log_norm(t, split).min())
 
-    def _lines(self, count: int) -> "Lines":
-        """Return lines for the decay of a `count`-fold product; the best s is near count^(-1/2)."""
-        if self.decay_lines is None:
-            shallow = min(1.5 / math.sqrt(count), 0.5 * self.deepest)
-            ratio = math.log(shallow / self.deepest) / math.log(_DEPTHS[0])
-            self.decay_lines = Lines(self, self.deepest * _DEPTHS**ratio)
-        return self.decay_lines
-
     def lay_nodes(self, t: float, log_error: float, split: Split | None) -> int:
-        """Choose trapezoid nodes with error about exp(log_error), as `Tilted.lay_nodes` does."""
         spacing, height = self._spacing(t, log_error, split)
         low, high, pruned = self._span(log_error, height, split)
         if spacing * _MOST_NODES < high - low:
@@ -322,13 +301,12 @@ class TiltedSmooth:
         return self.edges[first], self.edges[max(last, first + 1)], pruned
 
     def factor(self, step: float, size: int, split: Split | None) -> Factor:
-        """Return the transform, as `Tilted.factor` does."""
         base, nodes = self.base, self.nodes
         x = nodes.spacing * np.arange(nodes.first, nodes.last, dtype=float)
         y = x + 1j * nodes.height if nodes.height else x
         log_p, loss = base.log_density(y)
         atoms = base.weighted(y, log_p, loss, nodes.spacing).tilted(self.tilt, nodes.error)
-        return atoms.factor(np.exp(split.log_high(y)) if split else None, step, size)
+        return atoms.split_factor(np.exp(split.log_high(y)) if split else None, step, size)
 
     def log_expectation(self, exponent: Floats, outside: Floats) -> Floats:
         """Bound log E[exp(exponent)]; masses sum to 1, so only the change from 1 has errors."""
@@ -385,10 +363,8 @@ class Lines:
 
 
 def _log_removed(law: Sampled, cut: Floats, width: float) -> Floats:
-    """Return log E_P[1 - chi]: the chance that y plus `width` times a normal exceeds the cut.
-
-    Under P, y is normal around 0 or, sampled, around 1 / sigma.
-    """
+    """Return log E_P[1 - chi]: the chance that y plus `width` times a normal exceeds the cut."""
+    # Under P, y is normal around 0 or, sampled, around 1 / sigma.
     assert isinstance(law.noise, Normal)
     shift, weight, spread = law.a / law.noise.sigma, law.a * law.rate, math.hypot(1.0, width)
     log_mass = math.log1p(-weight) + log_ndtr(-cut / spread)

@@ -25,10 +25,8 @@ maximizing (1 - exp(e - l)) / exp(m (l - e)) over the loss l."""
 class Cumulants(NamedTuple):
     """Bounds of log M, and mean and variance of the tilted loss, at each of `ORDERS`."""
 
-    upper: Floats
-    """Proved upper bound of log M, M = E_P[exp(order * loss)]."""
-    error: Floats
-    """`upper - error` is a proved lower bound."""
+    upper: Floats  # proved upper bound of log M, M = E_P[exp(order * loss)]
+    error: Floats  # `upper - error` is a proved lower bound
     mean: Floats
     variance: Floats
 
@@ -85,8 +83,6 @@ class Cumulants(NamedTuple):
 
 def total(moments: list[Cumulants], counts: list[int]) -> Cumulants:
     """Return the cumulants of a sum of independent losses."""
-    if len(moments) == 1:
-        return Cumulants(*(counts[0] * column for column in moments[0]))
     columns = zip(*moments, strict=True)
     return Cumulants(*(np.array(counts, float) @ np.array(column) for column in columns))
 
@@ -106,29 +102,23 @@ class Tilt(NamedTuple):
     """The weight exp(order * loss) / M(order)."""
 
     order: float
-    log_moment: float
-    """log M(order), exact up to `error`."""
+    log_moment: float  # log M(order), exact up to `error`
     error: float
 
 
 class HighPart(NamedTuple):
     """The split M = A + B of the transform of one step into its low part A and high part B."""
 
-    log_low: Complexes
-    """log of A(order + i t) / M(order)."""
-    log_rise: Complexes
-    """log(M / A) = log(1 + B / A), with relative accuracy where B is small."""
-    error: Floats
-    """Error of B(order + i t) / M(order)."""
+    log_low: Complexes  # log of A(order + i t) / M(order)
+    log_rise: Complexes  # log(M / A) = log(1 + B / A), with relative accuracy where B is small
+    error: Floats  # error of B(order + i t) / M(order)
 
 
 class Factor(NamedTuple):
     """The transform of one step at the nodes in t, relative to M(order)."""
 
-    log: Complexes
-    """log of M(order + i t) / M(order)."""
-    error: Floats
-    """Relative error of the ratio M(order + i t) / M(order)."""
+    log: Complexes  # log of M(order + i t) / M(order)
+    error: Floats  # relative error of the ratio M(order + i t) / M(order)
     high: HighPart | None = None
 
 
@@ -151,8 +141,7 @@ class Tilted(Protocol):
 class LossModel(Protocol):
     """What the contour method needs of a law."""
 
-    removed: float
-    """Mass cut from its tail of high losses."""
+    removed: float  # mass cut from its tail of high losses
 
     def moments(self, steps: int, /) -> Cumulants:
         """Return cumulants at `ORDERS`, for the orders useful to a sum of `steps` such losses."""
@@ -164,16 +153,12 @@ class LossModel(Protocol):
 
 
 class WeightedLosses(NamedTuple):
-    """Finitely many losses with their masses under P, and the rounding errors of both.
-
-    Losses and masses are complex if they were computed off the real line.
-    """
+    """Losses with their masses under P (complex off the real line), and their rounding errors."""
 
     loss: Numbers
     log_mass: Numbers
     loss_error: Floats
-    mass_error: Floats
-    """Relative error of each mass."""
+    mass_error: Floats  # relative error of each mass
 
     def cumulants(self, *, removed: float = 0.0, largest_order: float = math.inf) -> Cumulants:
         """Return the cumulants of increasing losses whose masses sum to 1 - `removed`.
@@ -225,18 +210,24 @@ class WeightedLosses(NamedTuple):
 
 
 class Atoms(NamedTuple):
-    """A tilted law as finitely many atoms, complex if its nodes are off the real line."""
+    """A `Tilted` law as atoms, complex off the real line; its transform may not decay."""
 
     loss: Numbers
     loss_error: Floats
-    weight: Numbers
-    """Tilted masses, summing to 1 up to `error`."""
-    weight_error: Floats
-    """Relative error of each weight by rounding."""
-    error: float
-    """Largest error of the transform relative to M(order), rounding excluded."""
+    weight: Numbers  # tilted masses, summing to 1 up to `error`
+    weight_error: Floats  # relative error of each weight by rounding
+    error: float  # largest error of the transform relative to M(order), rounding excluded
 
-    def factor(self, share: Numbers | None, step: float, size: int) -> Factor:
+    def log_decay(self, _t: float, _count: int) -> float:
+        return 0.0
+
+    def lay_nodes(self, _t: float, _log_error: float, _split: Split | None) -> int:
+        return len(self.loss)
+
+    def factor(self, step: float, size: int, _split: Split | None) -> Factor:
+        return self.split_factor(None, step, size)
+
+    def split_factor(self, share: Numbers | None, step: float, size: int) -> Factor:
         """Return the transform of the atoms; `share` of each belongs to the high part."""
         t = step * np.arange(size, dtype=float)
         if share is None:
@@ -287,40 +278,35 @@ def _turns(t: Floats, loss: Numbers) -> Complexes:
 
 @dataclass(frozen=True)
 class PlainModel:
-    """Gaussian noise on all records: log M(z) = mu^2 z (z + 1) / 2, where `square` is mu^2."""
+    """Gaussian noise on all records, as a `LossModel` and, at one `order`, as `Tilted`."""
 
-    square: float
+    square: float  # mu^2; in closed form, log M(z) = mu^2 z (z + 1) / 2, so nodes are not needed
     order: float = 0.0
 
     removed = 0.0
 
     def moments(self, _steps: int) -> Cumulants:
-        """Return the exact cumulants."""
         log_m = 0.5 * self.square * ORDERS * (ORDERS + 1) * (1 + 8 * ROUND)
         variance = np.full(len(ORDERS), self.square)
         return Cumulants(log_m, 16 * ROUND * log_m, self.square * (ORDERS + 0.5), variance)
 
     def tilt(self, tilt: Tilt) -> "PlainModel":
-        """Return this law at one order."""
         return replace(self, order=tilt.order)
 
     def log_decay(self, t: float, _count: int) -> float:
-        """Return the exact decay, as `Tilted.log_decay`."""
         return -0.5 * self.square * t * t
 
     def lay_nodes(self, _t: float, _log_error: float, _split: Split | None) -> int:
-        """Return 0: a closed form needs no nodes."""
         return 0
 
     def factor(self, step: float, size: int, _split: Split | None) -> Factor:
-        """Return the exact transform."""
         t = step * np.arange(size, dtype=float)
         log = self.square * (t * (1j * (self.order + 0.5) - 0.5 * t))
         return Factor(log, 8 * ROUND * np.abs(log))
 
 
 class AtomicModel:
-    """Finitely many increasing losses; their transform need not decay at all."""
+    """Finitely many increasing losses, as a `LossModel`."""
 
     removed = 0.0
 
@@ -330,27 +316,7 @@ class AtomicModel:
         self.losses = WeightedLosses(loss, log_mass, 4 * ROUND * np.abs(loss), mass_error)
 
     def moments(self, _steps: int) -> Cumulants:
-        """Return the cumulants of the finite sum."""
         return self.losses.cumulants()
 
-    def tilt(self, tilt: Tilt) -> "TiltedAtoms":
-        """Return this law at one order."""
-        return TiltedAtoms(self.losses.tilted(tilt, 0.0))
-
-
-class TiltedAtoms(NamedTuple):
-    """An `AtomicModel` at one order."""
-
-    atoms: Atoms
-
-    def log_decay(self, _t: float, _count: int) -> float:
-        """Return 0, the trivial bound: the transform need not decay."""
-        return 0.0
-
-    def lay_nodes(self, _t: float, _log_error: float, _split: Split | None) -> int:
-        """Return the number of atoms, which are the nodes."""
-        return len(self.atoms.loss)
-
-    def factor(self, step: float, size: int, _split: Split | None) -> Factor:
-        """Return the transform of the atoms."""
-        return self.atoms.factor(None, step, size)
+    def tilt(self, tilt: Tilt) -> Atoms:
+        return self.losses.tilted(tilt, 0.0)

@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -25,27 +24,15 @@ from tacit.errors import UnsupportedEvent
 from tacit.events import BestOf, Event, RandomAllocation, Relation, RenyiCurve
 
 _NEAR_ONE = 1 + 2.0**-10
-_HIGHEST, _LOWEST = 28.0, -16.0
-"""The search stops at orders 1 + 2^28 and 1 + 2^-16."""
-
+_HIGHEST, _LOWEST = 28.0, -16.0  # the search stops at orders 1 + 2^28 and 1 + 2^-16
 _ROUNDING = 1 + 1e-9
 """Each curve is multiplied by this: a hundred times the loss to rounding that was observed."""
 
 
-_Conversion: TypeAlias = Callable[[Floats, Charge], Floats]
-
-
 @dataclass(frozen=True, kw_only=True)
 class RDP:
-    """Rényi accountant over all real orders.
+    """Rényi accountant that searches all orders above 1 for the best one, or only `orders`.
 
-    Parameters
-    ----------
-    orders
-        Orders to convert at; None searches all orders above 1 for the best one.
-
-    Examples
-    --------
     >>> from tacit.events import Gaussian, PoissonSampled, Repeated
     >>> run = Repeated(PoissonSampled(0.01, Gaussian(4.0)), 10_000)
     >>> round(RDP().epsilon(run, delta=1e-5), 4)
@@ -89,7 +76,9 @@ class RDP:
         """Bound delta at epsilon 0, from the smallest order: a divergence grows with the order."""
         return _total_variation(self.charge(event, min(self.orders or (_NEAR_ONE,)), relation))
 
-    def _least(self, event: Event, relation: Relation, convert: _Conversion) -> float:
+    def _least(
+        self, event: Event, relation: Relation, convert: Callable[[Floats, Charge], Floats]
+    ) -> float:
         parts, relation = flatten(event), Relation(relation)
 
         def objective(orders: Floats) -> Floats:
@@ -150,10 +139,8 @@ def _log_deltas(orders: Floats, charge: Charge, *, epsilon: float) -> Floats:
 
 
 def _total_variation(charge: Charge) -> float:
-    """Bound the total variation distance, which is delta at epsilon 0.
-
-    By Pinsker and by Bretagnolle & Huber; the value at any order bounds the KL divergence.
-    """
+    """Bound the total variation distance, which is delta at epsilon 0."""
+    # By Pinsker and by Bretagnolle & Huber; the value at any order bounds the KL divergence.
     least = float(charge.values.min())
     return charge.delta_mass + math.sqrt(min(least / 2, -math.expm1(-least)))
 
@@ -183,15 +170,15 @@ def _least_over_orders(objective: Callable[[Floats], Floats], knots: Floats) -> 
 
 def _knots(parts: dict[Event, int]) -> Floats:
     """Return the orders at which a curve is known exactly; it is only bounded between them."""
-    knots: set[float] = set()
+    knots = np.zeros(0)
     for part in parts:
         if isinstance(part, RenyiCurve):
-            knots.update(part.orders)
+            knots = np.append(knots, part.orders)
         elif isinstance(part, BestOf):
-            knots.update(_knots(flatten(part.event)).tolist())
+            knots = np.append(knots, _knots(flatten(part.event)))
         elif isinstance(part, RandomAllocation):
-            knots.update(np.arange(2.0, 40.0).tolist())
-    return np.array(sorted(knots))
+            knots = np.append(knots, np.arange(2.0, 40.0))
+    return np.unique(knots)
 
 
 def _checked_orders(orders: ArrayLike) -> Floats:

@@ -18,34 +18,18 @@ from scipy import special
 from tacit._arrays import Floats
 from tacit.accounting.rdp.divergence import TAIL, excess_exp, log_sum_exp, poisson_divergence
 
-_REACH = 90.0
-"""End of the grid for additions; it serves orders up to about 4000."""
-
-_LARGEST_SHIFT = 6.0
-"""Larger shifts (noise multipliers below 1/6) get the closed bounds only."""
-
+_REACH = 90.0  # end of the grid for additions; it serves orders up to about 4000
+_LARGEST_SHIFT = 6.0  # larger shifts (noise multipliers below 1/6) get the closed bounds only
 _TOP = 128
 """Largest order whose removal moment is computed exactly; above it, Poisson sampling bounds it."""
 
 
-def allocation_divergence(orders: Floats, *, steps: int, shift: float) -> Floats:
-    """Return the divergence of one epoch at each order, in the worse of both directions."""
-    return np.maximum(
-        removal_divergence(orders, steps=steps, shift=shift),
-        addition_divergence(orders, steps=steps, shift=shift),
-    )
-
-
 def removal_divergence(orders: Floats, *, steps: int, shift: float) -> Floats:
-    """Return log E[A^order] / (order - 1): exact at whole orders to 128, a bound elsewhere.
-
-    Between whole orders, (order - 1) times the divergence is convex, so its chord bounds it.
-    """
+    """Return log E[A^order] / (order - 1): exact at whole orders to 128, a bound elsewhere."""
+    # Between whole orders, (order - 1) times the divergence is convex, so its chord bounds it.
     low = np.maximum(np.floor(orders), 1.0)
     share = orders - low
-    at_low, at_high = (
-        _log_removal_moments(whole, steps, shift) for whole in (low, np.ceil(orders))
-    )
+    at_low, at_high = (_log_removal_moments(n, steps, shift) for n in (low, np.ceil(orders)))
     chord = np.where(share == 0, at_low, (1 - share) * at_low + share * at_high) / (orders - 1)
     return np.minimum(chord, orders * shift**2 / 2)
 
@@ -76,25 +60,22 @@ def addition_divergence(orders: Floats, *, steps: int, shift: float) -> Floats:
 def _log_removal_moments(whole: Floats, steps: int, shift: float) -> Floats:
     """Return log E[A^order] for whole orders >= 1."""
     table = _removal_table(steps, shift)
-    inside = whole < len(table)
-    result = np.empty(len(whole))
-    result[inside] = table[whole[inside].astype(int)]
-    if not inside.all():
-        some = whole[~inside]
+    outside = whole >= len(table)
+    result = table[np.where(outside, 0, whole).astype(int)]
+    if outside.any():
+        some = whole[outside]
         poisson = poisson_divergence(some, rate=1 / steps, shift=shift)
         # E[A^n] <= E[prod_i (1 + (X_i - 1) / steps)^n]: expanding both in the moments of the
         # X_i - 1, which are >= 0 (see `_central_moments`), each coefficient n! / ((n - j)! prod
         # j_i!) on the left is at most prod n! / ((n - j_i)! j_i!) on the right, j = sum j_i.
-        result[~inside] = (some - 1) * steps * poisson
+        result[outside] = (some - 1) * steps * poisson
     return result
 
 
 @lru_cache(maxsize=64)
 def _removal_table(steps: int, shift: float) -> Floats:
-    """Return log E[A^n] for n = 0, 1, ..., at most 128, as a sum of positive terms.
-
-    E[A^n] = sum_j C(n, j) j! [z^j] F(z)^steps, F(z) = sum_k E[((X - 1) / steps)^k] z^k / k!.
-    """
+    """Return log E[A^n] for n = 0, 1, ..., at most 128, as a sum of positive terms."""
+    # E[A^n] = sum_j C(n, j) j! [z^j] F(z)^steps, F(z) = sum_k E[((X - 1) / steps)^k] z^k / k!.
     top = int(np.clip(300 / shift, 2, _TOP))
     k = np.arange(top + 1)
     log_factorial = special.gammaln(k + 1)
@@ -138,10 +119,8 @@ def _central_moments(top: int, shift: float) -> Floats:
 
 def _multiply(first: Floats, second: Floats) -> Floats:
     """Multiply two power series of one length, given by the logs of their coefficients."""
-    n = len(first)
-    index = np.arange(n)[:, None] - np.arange(n)
-    table = np.where(index >= 0, second[index] + first, -np.inf)
-    return log_sum_exp(table)
+    index = np.subtract.outer(np.arange(len(first)), np.arange(len(first)))
+    return log_sum_exp(np.where(index >= 0, second[index] + first, -np.inf))
 
 
 @lru_cache(maxsize=64)
@@ -179,10 +158,8 @@ def _log_laplace(w: Floats, shift: float) -> Floats:
     weight = step * np.exp(-z * z / 2) / math.sqrt(2 * math.pi)
     x = np.expm1(shift * z - shift**2 / 2)  # X - 1
     exponent = np.multiply.outer(-w, x)
-    # As X >= 0, -w (X - 1) <= w. Above 600, sum in logs against overflow.
-    top = exponent.max(axis=1)
     mean = np.empty(len(w))
-    near = top <= 600
+    near = exponent.max(axis=1) <= 600  # above, sum in logs against overflow
     mean[near] = np.log1p(excess_exp(exponent[near]) @ weight)
     if not near.all():
         mean[~near] = log_sum_exp(exponent[~near] + np.log(weight))

@@ -6,7 +6,7 @@ rule that is not proved under the requested relation raises `UnsupportedEvent`.
 """
 
 import math
-from functools import lru_cache, singledispatch
+from functools import lru_cache, partial, singledispatch
 from typing import NamedTuple
 
 import numpy as np
@@ -19,30 +19,13 @@ from tacit.accounting.one_event import (
     BoundedLoss,
     epsilon_and_delta,
     gaussian_shift,
-    pure_epsilon,
     response_law,
-    round_up,
+    rounded_epsilon,
     sampled_epsilon,
 )
-from tacit.accounting.rdp.allocation import (
-    addition_divergence,
-    allocation_divergence,
-    removal_divergence,
-)
-from tacit.accounting.rdp.divergence import (
-    Nodes,
-    fixed_size_divergence,
-    fixed_size_sampled,
-    laplace_nodes,
-    log_moments,
-    log_sum_exp,
-    opposed_divergence,
-    poisson_divergence,
-    poisson_sampled,
-    pure_nodes,
-    response_nodes,
-    reverse,
-)
+from tacit.accounting.rdp import divergence as renyi
+from tacit.accounting.rdp.allocation import addition_divergence, removal_divergence
+from tacit.accounting.shuffle import local_guarantee, shuffled_atoms
 from tacit.errors import UnsupportedEvent
 from tacit.events import Event, Relation
 
@@ -60,10 +43,8 @@ class Charge(NamedTuple):
 
 
 def log_deltas(orders: Floats, values: Floats, epsilon: Floats | float) -> Floats:
-    """Return the log of the delta at `epsilon` that the divergence at each order implies.
-
-    Canonne, Kamath & Steinke 2020, Prop. 12 (arXiv:2004.00010v4).
-    """
+    """Return the log of the delta at `epsilon` that the divergence at each order implies."""
+    # Canonne, Kamath & Steinke 2020, Prop. 12 (arXiv:2004.00010v4).
     return (orders - 1) * (values - epsilon + np.log1p(-1 / orders)) - np.log(orders)
 
 
@@ -86,11 +67,9 @@ def _(event: ev.Gaussian, orders: Floats, relation: Relation) -> Charge:
 
 @price.register
 def _(event: ev.Laplace, orders: Floats, relation: Relation) -> Charge:
-    """Price Laplace noise: Mironov 2017, Prop. 6, and at most order * epsilon^2 / 2.
-
-    The second bound holds for every epsilon-DP mechanism (Bun & Steinke 2016, Prop. 3.3).
-    """
-    epsilon = _pure_epsilon(event, relation)
+    # Mironov 2017, Prop. 6, and at most order * epsilon^2 / 2, which holds for every epsilon-DP
+    # mechanism (Bun & Steinke 2016, Prop. 3.3).
+    epsilon = rounded_epsilon(event, relation)
     inner = (orders - 1) * np.expm1((1 - 2 * orders) * epsilon) / (2 * orders - 1)
     exact = epsilon + np.log1p(inner) / (orders - 1)
     square = orders * epsilon**2 / 2
@@ -99,37 +78,44 @@ def _(event: ev.Laplace, orders: Floats, relation: Relation) -> Charge:
 
 @price.register
 def _(event: ev.PureDP, orders: Floats, relation: Relation) -> Charge:
-    return Charge(_pure(_pure_epsilon(event, relation), orders))
+    return Charge(_pure(rounded_epsilon(event, relation), orders))
 
 
 @price.register
 def _(event: ev.ApproximateDP, orders: Floats, relation: Relation) -> Charge:
-    """Price approximate DP as pure DP that fails with probability delta.
-
-    Kairouz, Oh & Viswanath 2015, Thm. 3.2 (arXiv:1311.0776).
-    """
+    # Pure DP that fails with probability delta: Kairouz, Oh & Viswanath 2015, Thm. 3.2.
     epsilon, delta = epsilon_and_delta(event, relation)
     return Charge(_pure(epsilon, orders), delta)
 
 
 @price.register
 def _(event: ev.RandomizedResponse, orders: Floats, relation: Relation) -> Charge:  # noqa: ARG001  # same for all
-    nodes = response_nodes(response_law(event))
-    return Charge(log_moments(nodes, orders) / (orders - 1))
+    nodes = renyi.response_nodes(response_law(event))
+    return Charge(renyi.log_moments(nodes, orders) / (orders - 1))
+
+
+@price.register
+def _(event: ev.Shuffled, orders: Floats, relation: Relation) -> Charge:  # noqa: ARG001  # same for all
+    """Rényi divergence of the pair that dominates shuffled reports (see `accounting.shuffle`)."""
+    epsilon, clones = local_guarantee(event)
+    if epsilon == 0:
+        return Charge(np.zeros(len(orders)))
+    losses, _, q = shuffled_atoms(epsilon, event.n_reports, clones)
+    kept = (q > 0) & (losses != 0)
+    values = renyi.log_moments(renyi.Nodes(np.log(q[kept]), losses[kept]), orders) / (orders - 1)
+    return Charge(np.minimum(values, _pure(epsilon, orders)))
 
 
 @price.register
 def _(event: ev.Exponential, orders: Floats, relation: Relation) -> Charge:
     """Price the exponential mechanism by the worst loss whose values span at most epsilon.
 
-    Such a mechanism is said to have bounded range.
-
     The worst such loss takes two values, s and s - epsilon (Dong, Durfee & Rogers 2020,
     arXiv:1909.13830); with weights that make P and Q sum to one, the moment is
     exp((a - 1) s) (1 - exp(-a e)) / (a (1 - exp(-e))) at the worst s, which is below. It never
     exceeds epsilon^2 / 8-zCDP (Cesar & Rogers 2021, arXiv:2004.07223).
     """
-    epsilon = _pure_epsilon(event, relation)
+    epsilon = rounded_epsilon(event, relation)
     concentrated = orders * epsilon**2 / 8
     if epsilon == 0:
         return Charge(concentrated)
@@ -138,18 +124,14 @@ def _(event: ev.Exponential, orders: Floats, relation: Relation) -> Charge:
     worst = np.log1p(-1 / orders) + log_all - log_rest
     log_part = math.log(-math.expm1(-epsilon))
     exact = worst + (log_all - np.log(orders) - log_part) / (orders - 1)
-    # Near zero the exact form cancels, and the two agree.
-    return Charge(
-        np.where((orders - 1) * epsilon < 1e-3, concentrated, np.minimum(exact, concentrated))
-    )
+    cancels = (orders - 1) * epsilon < 1e-3  # near zero the two agree
+    return Charge(np.where(cancels, concentrated, np.minimum(exact, concentrated)))
 
 
 @price.register
 def _(event: ev.RenyiCurve, orders: Floats, relation: Relation) -> Charge:
-    """Bound a curve between its orders by chords.
-
-    This holds because (order - 1) times the divergence is convex, and 0 at order 1.
-    """
+    # Chords bound a curve between its orders: (order - 1) times the divergence is convex, and 0 at
+    # order 1.
     if relation is Relation.REPLACE_ONE and event.replace_factor != 1:
         raise UnsupportedEvent(
             "this Rényi curve is known only for records added or removed, not replaced. "
@@ -214,13 +196,13 @@ def _(event: ev.RandomAllocation, orders: Floats, relation: Relation) -> Charge:
     if not isinstance(inner, ev.Gaussian):
         return plain
     steps, shift = event.steps, gaussian_shift(inner, Relation.ADD_REMOVE)
+    removal = partial(removal_divergence, steps=steps, shift=shift)
+    addition = partial(addition_divergence, steps=steps, shift=shift)
     if relation is not Relation.REPLACE_ONE:
-        values = allocation_divergence(orders, steps=steps, shift=shift)
+        values = np.maximum(removal(orders), addition(orders))
     else:
         # Remove the old record, add the new one: Mironov 2017, Prop. 11 with p = q = 2.
-        first = removal_divergence(2 * orders, steps=steps, shift=shift)
-        second = addition_divergence(2 * orders - 1, steps=steps, shift=shift)
-        values = (orders - 0.5) / (orders - 1) * first + second
+        values = (orders - 0.5) / (orders - 1) * removal(2 * orders) + addition(2 * orders - 1)
     return Charge(np.minimum(values, plain.values))
 
 
@@ -235,9 +217,15 @@ def _(event: ev.BestOf, orders: Floats, relation: Relation) -> Charge:
     both = np.append(orders, _GRID)
     values = np.append(_total(event.event, orders, relation), on_grid)
     if event.trials is ev.Trials.POISSON:
-        values = values + event.mean * _poisson_deltas(both, on_grid)
+        # Delta of one run at epsilon = log(1 + 1 / (order - 1)), for every order.
+        logs = log_deltas(_GRID, on_grid, -np.log1p(-1 / both)[:, None])  # (orders, grid)
+        values = values + event.mean * np.exp(np.minimum(logs.min(axis=1), 0.0))
     else:
-        values = values + _second_order_cost(on_grid, event.mean, event.trials)
+        # The least (1 + shape) ((1 - 1 / b) run(b) + log(1 / gamma) / b) over orders b.
+        shape = 1.0 if event.trials is ev.Trials.GEOMETRIC else 0.0
+        log_halt = -math.log(halting_probability(event.mean, event.trials))
+        cost = (1 + shape) * ((1 - 1 / _GRID) * on_grid + log_halt / _GRID)
+        values = values + float(cost.min())
     values = values + max(math.log(event.mean), 0.0) / (both - 1)
     # A divergence never falls with the order, so a smaller value at a higher order holds here too.
     higher = np.append(np.minimum.accumulate(values[len(orders) :][::-1])[::-1], np.inf)
@@ -245,64 +233,56 @@ def _(event: ev.BestOf, orders: Floats, relation: Relation) -> Charge:
 
 
 def _poisson(inner: Event, rate: float, orders: Floats, relation: Relation) -> Charge:
-    """Price `inner` on a Poisson sample, by dominating pairs.
-
-    Zhu, Dong & Wang 2022 (arXiv:2106.08567).
-    """
-    if rate == 1:
-        return price(inner, orders, relation)
+    """Price `inner` on a Poisson sample, by the pairs of Zhu, Dong & Wang 2022."""
     replace = relation is Relation.REPLACE_ONE
-    if isinstance(inner, ev.Gaussian):
-        divergence = opposed_divergence if replace else poisson_divergence
+    if rate < 1 and isinstance(inner, ev.Gaussian):
+        divergence = renyi.opposed_divergence if replace else renyi.poisson_divergence
         shift = gaussian_shift(inner, Relation.ADD_REMOVE)
         return Charge(divergence(orders, rate=rate, shift=shift))
-    if isinstance(inner, ev.ApproximateDP):
-        # H at 1 + rate (e^epsilon - 1) is at most rate times the larger of the deltas between
-        # "not drawn" and "drawn": advanced joint convexity, Balle, Barthe & Gaboardi 2018.
-        epsilon, delta = epsilon_and_delta(inner, relation)
-        return Charge(_pure(sampled_epsilon(epsilon, rate), orders), rate * delta)
-    if not isinstance(inner, BoundedLoss):
-        raise _no_sampled_price(inner)
-    if replace:
-        return Charge(_pure(_replaced_epsilon(inner, rate), orders))
-    sampled = poisson_sampled(_nodes(inner, Relation.ADD_REMOVE), rate)
-    worse = np.maximum(log_moments(sampled, orders), log_moments(reverse(sampled), orders))
-    return Charge(worse / (orders - 1))
+    if rate < 1 and isinstance(inner, BoundedLoss):
+        if replace:
+            return Charge(_pure(_replaced_epsilon(inner, rate), orders))
+        sampled = renyi.poisson_sampled(_nodes(inner, Relation.ADD_REMOVE), rate)
+        both = (renyi.log_moments(one, orders) for one in (sampled, renyi.reverse(sampled)))
+        return Charge(np.maximum(*both) / (orders - 1))
+    return _sampled(inner, rate, orders, relation)
 
 
 def _replaced(inner: Event, fraction: float, orders: Floats) -> Charge:
     """Price a replacement in a sample into which each record is drawn with chance `fraction`."""
-    if fraction == 1:
-        return price(inner, orders, Relation.REPLACE_ONE)
-    if isinstance(inner, ev.Gaussian):
+    if fraction < 1 and isinstance(inner, ev.Gaussian):
         shift = gaussian_shift(inner, Relation.REPLACE_ONE)
-        return Charge(fixed_size_divergence(orders, fraction=fraction, shift=shift))
+        return Charge(renyi.fixed_size_divergence(orders, fraction=fraction, shift=shift))
+    if fraction < 1 and isinstance(inner, BoundedLoss):
+        nodes = renyi.fixed_size_sampled(_nodes(inner, Relation.REPLACE_ONE), fraction)
+        return Charge(renyi.log_moments(nodes, orders) / (orders - 1))
+    return _sampled(inner, fraction, orders, Relation.REPLACE_ONE)
+
+
+def _sampled(inner: Event, rate: float, orders: Floats, relation: Relation) -> Charge:
+    """Price on a sample what has the same price on a Poisson sample and on one of fixed size.
+
+    For approximate DP, H at 1 + rate (e^epsilon - 1) is at most rate times the larger of the deltas
+    between "not drawn" and "drawn": advanced joint convexity, Balle, Barthe & Gaboardi 2018.
+    """
+    if rate == 1:
+        return price(inner, orders, relation)
     if isinstance(inner, ev.ApproximateDP):
-        epsilon, delta = epsilon_and_delta(inner, Relation.REPLACE_ONE)
-        return Charge(_pure(sampled_epsilon(epsilon, fraction), orders), fraction * delta)
-    if not isinstance(inner, BoundedLoss):
-        raise _no_sampled_price(inner)
-    nodes = fixed_size_sampled(_nodes(inner, Relation.REPLACE_ONE), fraction)
-    return Charge(log_moments(nodes, orders) / (orders - 1))
-
-
-def _no_sampled_price(inner: Event) -> UnsupportedEvent:
-    return UnsupportedEvent(
+        epsilon, delta = epsilon_and_delta(inner, relation)
+        return Charge(_pure(sampled_epsilon(epsilon, rate), orders), rate * delta)
+    raise UnsupportedEvent(
         f"no price is known for {type(inner).__name__} on a random sample. "
         "Sample Gaussian, Laplace, pure or approximate DP releases instead."
     )
 
 
-def _nodes(event: BoundedLoss, relation: Relation) -> Nodes:
+def _nodes(event: BoundedLoss, relation: Relation) -> renyi.Nodes:
     """Return a pair that dominates `event` and is equally hard to distinguish in both orders."""
     if isinstance(event, ev.RandomizedResponse):
-        return response_nodes(response_law(event))
-    epsilon = _pure_epsilon(event, relation)
-    return laplace_nodes(epsilon) if isinstance(event, ev.Laplace) else pure_nodes(epsilon)
-
-
-def _pure_epsilon(event: BoundedLoss, relation: Relation) -> float:
-    return round_up(pure_epsilon(event, relation))
+        return renyi.response_nodes(response_law(event))
+    epsilon = rounded_epsilon(event, relation)
+    nodes = renyi.laplace_nodes if isinstance(event, ev.Laplace) else renyi.pure_nodes
+    return nodes(epsilon)
 
 
 def _replaced_epsilon(event: BoundedLoss, rate: float) -> float:
@@ -312,13 +292,13 @@ def _replaced_epsilon(event: BoundedLoss, rate: float) -> float:
     (1 - q + q b/a) / (1 - q + q c/a). Given b <= e^(f epsilon) c it grows with c, and b <=
     e^epsilon a, so it is largest at b/a = e^epsilon, c/a = e^((1 - f) epsilon).
     """
-    epsilon = _pure_epsilon(event, Relation.ADD_REMOVE)
+    epsilon = rounded_epsilon(event, Relation.ADD_REMOVE)
     factor = 1.0 if isinstance(event, ev.RandomizedResponse) else event.replace_factor
     return sampled_epsilon(epsilon, rate) - sampled_epsilon((1 - factor) * epsilon, rate)
 
 
 def _pure(epsilon: float, orders: Floats) -> Floats:
-    return log_moments(pure_nodes(epsilon), orders) / (orders - 1)
+    return renyi.log_moments(renyi.pure_nodes(epsilon), orders) / (orders - 1)
 
 
 def _total(event: Event, orders: Floats, relation: Relation) -> Floats:
@@ -341,16 +321,8 @@ def _log_mean(logs: Floats, weight: Floats) -> Floats:
     """Return the log of the weighted mean of exp(logs) over the first axis, exact also near 0."""
     near = np.log1p((weight * np.expm1(np.minimum(logs, 30.0))).sum(axis=0))
     with np.errstate(divide="ignore"):  # a weight of 0 has log -inf
-        far = log_sum_exp((logs + np.log(weight)).T)
+        far = renyi.log_sum_exp((logs + np.log(weight)).T)
     return np.where(logs.max(axis=0) < 30, near, far)
-
-
-def _second_order_cost(run_on_grid: Floats, mean: float, trials: ev.Trials) -> float:
-    """Return the least (1 + shape) ((1 - 1 / b) run(b) + log(1 / gamma) / b) over orders b."""
-    shape = 1.0 if trials is ev.Trials.GEOMETRIC else 0.0
-    log_halt = -math.log(halting_probability(mean, trials))
-    cost = (1 + shape) * ((1 - 1 / _GRID) * run_on_grid + log_halt / _GRID)
-    return float(cost.min())
 
 
 def halting_probability(mean: float, trials: ev.Trials) -> float:
@@ -366,15 +338,6 @@ def halting_probability(mean: float, trials: ev.Trials) -> float:
     low, high = 1e-300, 800.0  # x = log(1 / gamma); (exp(x) - 1) / x grows with x
     while high - low > 1e-13 * high:
         middle = (low + high) / 2
-        if math.expm1(min(middle, 700.0)) / middle < mean:
-            low = middle
-        else:
-            high = middle
+        is_low = math.expm1(min(middle, 700.0)) / middle < mean
+        low, high = (middle, high) if is_low else (low, middle)
     return math.exp(-high)
-
-
-def _poisson_deltas(orders: Floats, run_on_grid: Floats) -> Floats:
-    """Return delta of one run at epsilon = log(1 + 1 / (order - 1)), for every order."""
-    epsilon = -np.log1p(-1 / orders)
-    found = log_deltas(_GRID, run_on_grid, epsilon[:, None])  # (orders, grid)
-    return np.exp(np.minimum(found.min(axis=1), 0.0))

@@ -34,52 +34,45 @@ from tacit.accounting.one_event import ResponseLaw, log_mixture
 
 TAIL = 13.0
 """Standard deviations of normal mass kept on each side: the rest, 1e-38, is below rounding."""
-
 _STRIP_NATS = 75.0
 """Trapezoid sums below have error at most exp(-75) relative to terms of order one."""
-
 _SERIES_BELOW = 0.02
 _LARGEST_EXPONENT = 500.0
 
 _SHARED_REACH = 120.0
 """Orders whose mass reaches at most this many standard deviations share one grid."""
-
 _LONGEST_REACH = 3000.0
 """Farthest reach for which an order gets a grid of its own; beyond it, closed bounds are used."""
-
 _LARGEST_SHIFT = 30.0
 """Shift above which closed bounds lose nothing of note and a grid would be too fine."""
-
-_EXPLODED = 40.0
-"""Nats above the threshold from which Minkowski's bound is exact to rounding."""
+_EXPLODED = 40.0  # nats above the threshold from which Minkowski's bound is exact to rounding
 
 
 class Nodes(NamedTuple):
     """A pair (P, Q) on finitely many nodes; where mass is not listed, P = Q."""
 
-    log_weight: Floats
-    """Log of the Q-mass of each node."""
-    log_ratio: Floats
-    """log(P/Q) at each node."""
+    log_weight: Floats  # log of the Q-mass of each node
+    log_ratio: Floats  # log(P/Q) at each node
 
 
 def log_moments(nodes: Nodes, orders: Floats) -> Floats:
     """Return log E_Q[(P/Q)^order] for every order above 1."""
     weight = np.exp(nodes.log_weight)
-    linear = _weighted_excess(nodes)  # (nodes,)
+    # Q-mass times m(log_ratio), without overflow at far nodes.
+    ratio, far = nodes.log_ratio, nodes.log_ratio > 30.0
+    beyond = np.exp(np.minimum(nodes.log_weight + ratio, 0.0)) - weight * (1 + ratio)
+    linear = np.where(far, beyond, weight * excess_exp(np.where(far, 0.0, ratio)))  # (nodes,)
     exponent = np.multiply.outer(orders, nodes.log_ratio)  # (orders, nodes)
     logs = exponent + nodes.log_weight
-    huge = logs.max(axis=1) > _LARGEST_EXPONENT
+    small = logs.max(axis=1) <= _LARGEST_EXPONENT
     result = np.empty(len(orders))
-    if huge.any():
-        result[huge] = log_sum_exp(logs[huge])
-    small = ~huge
+    if not small.all():
+        result[~small] = log_sum_exp(logs[~small])
     if small.any():
         exponent, logs, some = exponent[small], logs[small], orders[small]
         far = exponent > _LARGEST_EXPONENT  # add the log weight before exp, against overflow
         terms = weight * excess_exp(np.where(far, 0.0, exponent))
-        if far.any():
-            terms[far] = np.exp(logs[far])
+        terms[far] = np.exp(logs[far])
         result[small] = np.log1p(np.maximum(terms.sum(axis=1) - some * linear.sum(), 0.0))
     return result
 
@@ -101,28 +94,20 @@ def reverse(nodes: Nodes) -> Nodes:
 def fixed_size_sampled(nodes: Nodes, fraction: float) -> Nodes:
     """Return a symmetric pair that dominates a sample of `fraction` of the records.
 
-    The sample is drawn without replacement, and a record is replaced.
-
-    Balle, Barthe & Gaboardi 2018, Section 4 (arXiv:1807.01647): with (P, Q) dominating the
+    The sample is drawn without replacement, and a record is replaced. With (P, Q) dominating the
     mechanism when a record is replaced, the hockey-stick divergence at a >= 1 is at most that of
-    ((1 - fraction) Q + fraction P, Q), in both directions. Those values for a >= 1, mirrored for
-    a < 1, are the profile of the pair below: mass w at ratio r >= 1, mass w r at ratio 1 / r.
+    ((1 - fraction) Q + fraction P, Q), in both directions: Balle, Barthe & Gaboardi 2018, Section 4
+    (arXiv:1807.01647). Those values for a >= 1, mirrored for a < 1, are the profile of the pair
+    below: mass w at ratio r >= 1, mass w r at ratio 1 / r.
     """
     above = nodes.log_ratio > 0
     half = poisson_sampled(Nodes(nodes.log_weight[above], nodes.log_ratio[above]), fraction)
-    return join(half, reverse(half))
-
-
-def join(first: Nodes, second: Nodes) -> Nodes:
-    """Return one pair on the nodes of both."""
-    return Nodes(*(np.concatenate(parts) for parts in zip(first, second, strict=True)))
+    return Nodes(*(np.concatenate(parts) for parts in zip(half, reverse(half), strict=True)))
 
 
 def pure_nodes(epsilon: float) -> Nodes:
-    """Return the pair of randomized response, which dominates every epsilon-DP mechanism.
-
-    Kairouz, Oh & Viswanath 2015, Thm. 3.2 (arXiv:1311.0776).
-    """
+    """Return the pair of randomized response, which dominates every epsilon-DP mechanism."""
+    # Kairouz, Oh & Viswanath 2015, Thm. 3.2 (arXiv:1311.0776).
     log_rare = -np.logaddexp(0.0, epsilon)
     return Nodes(np.array([log_rare, log_rare + epsilon]), np.array([epsilon, -epsilon]))
 
@@ -147,9 +132,7 @@ def laplace_nodes(epsilon: float) -> Nodes:
     to_right = log_mass - np.logaddexp(0.0, step)
     return Nodes(
         np.concatenate(([-math.log(2)], to_left, to_right, [-epsilon - math.log(2)])),
-        np.concatenate(
-            ([-epsilon], 2 * left - epsilon, 2 * (left + step) - epsilon, [epsilon]),
-        ),
+        np.concatenate(([-epsilon], 2 * left - epsilon, 2 * (left + step) - epsilon, [epsilon])),
     )
 
 
@@ -160,10 +143,8 @@ def gaussian_nodes(shift: float, low: float, high: float, step: float) -> Nodes:
 
 
 def gaussian_half_nodes(shift: float, high: float) -> Nodes:
-    """Return N(shift, 1) against N(0, 1) where the first is likelier, on Gauss-Legendre panels.
-
-    The half line has an edge, where a plain trapezoid sum would lose its accuracy.
-    """
+    """Return N(shift, 1) against N(0, 1) where the first is likelier, on Gauss-Legendre panels."""
+    # The half line has an edge, where a plain trapezoid sum would lose its accuracy.
     width = min(1.0, 2.0 / shift)
     panels = math.ceil((high - shift / 2) / width)
     x, w = np.polynomial.legendre.leggauss(16)
@@ -171,15 +152,6 @@ def gaussian_half_nodes(shift: float, high: float) -> Nodes:
     z = (starts + width * (x + 1) / 2).ravel()
     log_weight = _log_normal(z) + np.tile(np.log(w * width / 2), panels)
     return Nodes(log_weight, shift * z - shift * shift / 2)
-
-
-def opposed_nodes(shift: float, rate: float, low: float, high: float, step: float) -> Nodes:
-    """Return (1 - rate) N(0) + rate N(shift) against (1 - rate) N(0) + rate N(-shift)."""
-    base = gaussian_nodes(shift, low, high, step)
-    z = (base.log_ratio + shift * shift / 2) / shift
-    first = log_mixture(rate, base.log_ratio)
-    second = log_mixture(rate, -shift * z - shift * shift / 2)
-    return Nodes(base.log_weight + second, first - second)
 
 
 def trapezoid_step(shift: float, negative_power: float = 0.0) -> float:
@@ -225,15 +197,16 @@ def opposed_divergence(orders: Floats, *, rate: float, shift: float) -> Floats:
     directions. Two bounds hold everywhere: that of the pair without sampling, and, as the second
     mixture is at least (1 - rate) N(0), the divergence from N(0) plus -log(1 - rate).
     """
-    bound = np.minimum(
-        2 * orders * shift**2,
-        poisson_divergence(orders, rate=rate, shift=shift) - math.log1p(-rate),
-    )
+    from_noise = poisson_divergence(orders, rate=rate, shift=shift) - math.log1p(-rate)
+    bound = np.minimum(2 * orders * shift**2, from_noise)
 
     def exact(some: Floats) -> Floats:
         high = 2 * some.max() * shift + TAIL
         step = trapezoid_step(shift, negative_power=float(some.max()))
-        nodes = opposed_nodes(shift, rate, -TAIL - shift, high, step)
+        base = gaussian_nodes(shift, -TAIL - shift, high, step)
+        z = (base.log_ratio + shift * shift / 2) / shift
+        second = log_mixture(rate, -shift * z - shift * shift / 2)
+        nodes = Nodes(base.log_weight + second, log_mixture(rate, base.log_ratio) - second)
         return log_moments(nodes, some) / (some - 1)
 
     excess = (orders - 1) * shift**2 / 2 + math.log(rate)
@@ -279,15 +252,6 @@ def excess_exp(x: Floats) -> Floats:
     series = 1 + s / 3 * (1 + s / 4 * (1 + s / 5 * (1 + s / 6 * (1 + s / 7))))
     result[small] = s * s / 2 * series
     return result
-
-
-def _weighted_excess(nodes: Nodes) -> Floats:
-    """Return Q-mass times m(log_ratio), m(x) = exp(x) - 1 - x, without overflow at far nodes."""
-    weight, ratio = np.exp(nodes.log_weight), nodes.log_ratio
-    far = ratio > 30.0
-    near = weight * excess_exp(np.where(far, 0.0, ratio))
-    beyond = np.exp(np.minimum(nodes.log_weight + ratio, 0.0)) - weight * (1 + ratio)
-    return np.where(far, beyond, near)
 
 
 def _log_normal(z: Floats) -> Floats:

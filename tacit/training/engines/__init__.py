@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit._check import whole
-from tacit.training.clip import Clip, ClippedSum
+from tacit.training.clip import Clip, ClippedSum, call_each
 from tacit.training.distributed import gathered, is_sharded
 from tacit.training.engines import bookkeeping, loop, vmap
 from tacit.training.engines.examples import Examples
@@ -262,9 +262,7 @@ class LotSum:
         if self._running is None or not self._is_on_gpu:
             self._running = ClippedSum.zeros(self._model, clip)
         else:
-            from tacit.training import gpu
-
-            gpu.zero_all([*self._running.sums.values(), self._running.within])
+            call_each("zero_", [*self._running.sums.values(), self._running.within])
         return self._running
 
     def _scale(self, clip: Clip) -> float:

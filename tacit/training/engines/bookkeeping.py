@@ -221,11 +221,11 @@ class Intercept(TorchFunctionMode):
             # Derived tensors are pulled back after the backward: a checkpointed block keeps theirs.
             with saved_tensors_hooks(_same, _same):
                 result = func(*args, **kwargs)
-            self._derive(Derived(results_in(result), func, args, kwargs), shared, tensors)
+            self._derive(DerivedCall(results_in(result), func, args, kwargs), shared, tensors)
             return result
         return self._meet(spec, func, args, kwargs, tensors)
 
-    def _derive(self, made: "Derived", shared: tuple[Label, ...], tensors: Any) -> None:
+    def _derive(self, made: "DerivedCall", shared: tuple[Label, ...], tensors: Any) -> None:
         for index, result in enumerate(made.results):
             self.tape.labels[id(result)] = (made.function, shared, index)
         if self.is_recomputing:
@@ -305,7 +305,7 @@ def without_hooks(model: nn.Module) -> Iterator[None]:
 # What the backward leaves -------------------------------------------------------------------------
 
 
-class Derived(NamedTuple):
+class DerivedCall(NamedTuple):
     """Tensors computed from shared tensors alone, and the call that made them."""
 
     results: tuple[Tensor, ...]
@@ -331,7 +331,7 @@ class Tape:
         self.anchor = torch.zeros((), requires_grad=True)
         self.uses: Counter[int] = Counter()
         self.waiting: dict[int, list[FactoredGradient]] = {}
-        self.derived: list[Derived] = []
+        self.derived: list[DerivedCall] = []
         self.norms: list[list[Tensor]] = [[] for _ in clip.clip_norms]
         self.measured: list[tuple[list[str], FactoredGradient]] = []
         self.small: dict[int, list[tuple[str, Dense]]] = {}  # by group
@@ -355,7 +355,7 @@ class Tape:
         """Return whether gradients of this tensor are wanted."""
         return id(tensor) in self.labels
 
-    def derive(self, made: Derived, tensors: tuple[Tensor, ...]) -> None:
+    def derive(self, made: DerivedCall, tensors: tuple[Tensor, ...]) -> None:
         """Note a call on shared tensors alone: it uses them, and its results are shared."""
         self.count(tensors)
         self.derived.append(made)

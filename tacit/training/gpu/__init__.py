@@ -11,7 +11,7 @@ torch without that name.
 """
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from tacit.training.gpu.recorded_update import RecordedUpdate
     from tacit.training.gpu.weighted_rows import weighted_sum
 
-Tensors = list[Tensor] | tuple[Tensor, ...]
-
 _HOMES = {
     "CompiledSum": "compiled",
     "RecordedUpdate": "recorded_update",
@@ -42,17 +40,15 @@ _HOMES = {
 __all__ = [
     "CompiledSum",
     "RecordedUpdate",
-    "add_all",
     "conv2d_instances",
     "conv2d_norms",
-    "copy_all",
+    "foreach",
     "gram_norms",
     "has_triton",
     "is_traced",
     "noise_blocks",
     "usable",
     "weighted_sum",
-    "zero_all",
 ]
 
 __getattr__ = lazy(__name__, _HOMES)
@@ -79,31 +75,12 @@ def is_traced(tensor: Tensor) -> bool:
     return isinstance(tensor, FakeTensor)
 
 
-def add_all(targets: Tensors, others: Tensors, *, alpha: float = 1.0) -> None:
-    """Add `alpha` times each of `others` to its target, in place, in one launch if torch can."""
-    if hasattr(torch, "_foreach_add_"):
-        torch._foreach_add_(targets, others, alpha=alpha)  # pyright: ignore[reportPrivateImportUsage]  # as torch.optim does
-        return
-    for target, other in zip(targets, others, strict=True):
-        target.add_(other, alpha=alpha)
+def foreach(method: str) -> Callable[..., None] | None:
+    """Return torch's function that calls an in-place method of many tensors in one launch.
 
-
-def copy_all(targets: Tensors, sources: Tensors) -> None:
-    """Copy each source into its target, in one launch if torch can."""
-    if hasattr(torch, "_foreach_copy_"):
-        torch._foreach_copy_(targets, sources)  # pyright: ignore[reportPrivateImportUsage]  # as torch.optim does
-        return
-    for target, source in zip(targets, sources, strict=True):
-        target.copy_(source)
-
-
-def zero_all(tensors: Tensors) -> None:
-    """Set every tensor to zero, in place, in one launch if torch can."""
-    if hasattr(torch, "_foreach_zero_"):
-        torch._foreach_zero_(tensors)  # pyright: ignore[reportPrivateImportUsage]  # as torch.optim does
-        return
-    for tensor in tensors:
-        tensor.zero_()
+    torch.optim uses these functions too, but their names are private. None if torch has none.
+    """
+    return getattr(torch, f"_foreach_{method}", None)
 
 
 def noise_blocks(

@@ -33,7 +33,7 @@ from tacit.training.engines.examples import Examples
 from tacit.training.engines.trace import undisturbed
 from tacit.training.gpu.graph_replay import FiniteFlag, ReplayedStep, Step, report
 from tacit.training.gradients.ghost_norm import cudnn_rounds, multiplied_in
-from tacit.training.tree import map_tensors
+from tacit.training.tree import take_apart
 
 if TYPE_CHECKING:
     from tacit.training.lots import PendingMicrobatch
@@ -208,13 +208,11 @@ class CompiledSum:
         """Trace and cut the clipped sum of batches like this one."""
         parameters = trainable(self.model)
         trace = trace_for(Examples(self.model, self.loss_fn, batch, mask, self.views))
-        placeholder = torch.empty(0)  # a step without compilation must not keep the batch alive
-        template = map_tensors(lambda _: placeholder, batch)
+        _, rebuild = take_apart(batch)
 
         def joint(
             nonfinite: NonFinite, seed: Tensor, factor: Tensor, mask: Tensor, *given: Tensor
         ) -> list[Tensor]:
-            replaced = iter(given)
             total: list[Tensor] = []
 
             def loss_fn(model: nn.Module, batch: Any) -> Tensor:
@@ -223,8 +221,7 @@ class CompiledSum:
                 return _Seeded.apply(losses, seed)
 
             clip = _Rescaled(self.clip, factor, self._flag if nonfinite == "ignore" else None)
-            batch = map_tensors(lambda _: next(replaced), template)
-            examples = Examples(self.model, loss_fn, batch, mask, self.views)
+            examples = Examples(self.model, loss_fn, rebuild(given), mask, self.views)
             found = bookkeeping.run(examples, clip, trace=trace, nonfinite=nonfinite)
             return [total[0], *found.sums.values(), found.within, clip.is_finite]
 
@@ -339,9 +336,6 @@ def _require_equal(seen: list[Any], fixed: list[Any]) -> None:
         )
 
 
-# Tracing, cutting and compiling: torch's own compiler, by names that are private to torch ---------
-
-
 def partition(joint: Callable[..., list[Tensor]], example: tuple[Tensor, ...]) -> Traced:
     """Trace `joint(seed, ...)`, cut it where `seed` enters, and compile both parts on first use.
 
@@ -352,7 +346,8 @@ def partition(joint: Callable[..., list[Tensor]], example: tuple[Tensor, ...]) -
     if compiler is None:
         return Traced(lambda seed, others: joint(seed, *others)[1:], 0, True, is_compiled=False)
     graph, constants, mode = _trace(compiler, joint, example)
-    draws = any(map(_is_random, graph.graph.nodes))
+    seeded = torch.Tag.nondeterministic_seeded
+    draws = any(seeded in getattr(node.target, "tags", ()) for node in graph.graph.nodes)
     with compiler.V.set_fake_mode(mode):
         graph = compiler.joint_graph_passes(graph)
     cut = compiler.min_cut_rematerialization_partition
@@ -418,10 +413,6 @@ def _bytes_held(forward: fx.GraphModule) -> int:
     return sum(value.numel() * value.itemsize for value in kept if isinstance(value, Tensor))
 
 
-def _is_random(node: fx.Node) -> bool:
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-
-
 def _compile(
     compiler: SimpleNamespace,
     graph: fx.GraphModule,
@@ -477,9 +468,10 @@ def _trace(
         tracing_mode="fake",
     )(*constants, *rest, seed)
     inputs = [node for node in graph.graph.nodes if node.op == "placeholder"]
-    for index, node in enumerate(inputs[:-1], 1):
-        _rename(node, f"primals_{index}")
-    _rename(inputs[-1], "tangents_1")
+    names = [*(f"primals_{index}" for index in range(1, len(inputs))), "tangents_1"]
+    for node, name in zip(inputs, names, strict=True):
+        node.target = name
+        node._rename(name)  # as of torch 2.6 and later
     _refuse_writes(graph)
     graph.graph.eliminate_dead_code()
     graph.recompile()
@@ -531,8 +523,3 @@ def _lift(module: fx.GraphModule) -> list[Tensor]:
         graph.erase_node(node)
     module.recompile()
     return constants
-
-
-def _rename(node: fx.Node, name: str) -> None:
-    node.target = name
-    node._rename(name)  # as of torch 2.6 and later

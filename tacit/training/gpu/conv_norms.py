@@ -10,7 +10,7 @@ import triton  # pyright: ignore[reportMissingImports]  # comes with CUDA builds
 import triton.language as tl  # pyright: ignore[reportMissingImports]  # as above
 from torch import Tensor
 
-from tacit.training.gpu.gram import _lower_triangle, _store_share, precision, tile_for
+from tacit.training.gpu.gram import _gram_tile, _lower_triangle, _store_share, precision, tile_for
 
 
 @triton.jit
@@ -48,20 +48,9 @@ def _conv_gram_kernel(
             mask=inside[None, :] & (channel < CI)[:, None], other=0.0,
         )  # fmt: skip
         of_a = tl.dot(left, right, of_a, input_precision=PRECISION)
-    k = tl.arange(0, DEPTH_G)
-    of_g = tl.zeros([TILE, TILE], dtype=tl.float32)
-    base = g + example * stride_gb
-    for at in range(0, CO, DEPTH_G):
-        channel = at + k
-        left = tl.load(
-            base + rows[:, None] * CO + channel[None, :],
-            mask=has_row[:, None] & (channel < CO)[None, :], other=0.0,
-        )  # fmt: skip
-        right = tl.load(
-            base + columns[None, :] * CO + channel[:, None],
-            mask=has_column[None, :] & (channel < CO)[:, None], other=0.0,
-        )  # fmt: skip
-        of_g = tl.dot(left, right, of_g, input_precision=PRECISION)
+    of_g = _gram_tile(
+        g + example * stride_gb, CO, rows, columns, T, 0, CO, TILE, DEPTH_G, False, PRECISION
+    )
     _store_share(out, lengths, example * tl.num_programs(0) + pair, of_a * of_g, i, j, TILE)
 
 

@@ -6,8 +6,6 @@ reads them again. These kernels keep one pair of tiles in registers, visit the l
 and write one number for each tile.
 """
 
-from typing import Any
-
 import torch
 import triton  # pyright: ignore[reportMissingImports]  # comes with CUDA builds of torch
 import triton.language as tl  # pyright: ignore[reportMissingImports]  # as above
@@ -124,7 +122,8 @@ def gram_norms(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
 def _gram_norms(a: Tensor, g: Tensor) -> Tensor:
     """Compute both results of `gram_norms` as one tensor of shape (2, examples)."""
     common = torch.promote_types(a.dtype, g.dtype)
-    a, g = _rows(a.to(common)), _rows(g.to(common))
+    # The kernels require contiguous features.
+    a, g = (x if x.stride(-1) == 1 else x.contiguous() for x in (a.to(common), g.to(common)))
     if a.shape[2] > g.shape[2]:  # the wider side is cut: the product is linear in either matrix
         a, g = g, a
     batch, T, D = a.shape
@@ -139,8 +138,10 @@ def _gram_norms(a: Tensor, g: Tensor) -> Tensor:
     out = torch.empty(2, batch, pairs, chunks, device=g.device, dtype=torch.float32)
     grid = (pairs, batch, chunks)
     if bulk:
+        assert TensorDescriptor is not None
+        tiled = [TensorDescriptor.from_tensor(x, [1, tile, depth]) for x in (a, g)]
         _bulk_gram_kernel[grid](  # pyright: ignore[reportIndexIssue]  # a Triton kernel
-            _descriptor(a, tile, depth), _descriptor(g, tile, depth), out[0], out[1], D, P, part,
+            *tiled, out[0], out[1], D, P, part,
             TILE=tile, DEPTH=depth, num_warps=warps, num_stages=stages,
         )  # fmt: skip
     else:
@@ -190,11 +191,6 @@ def _takes_bulk_copies(x: Tensor) -> bool:
     return aligned and torch.cuda.get_device_capability(x.device)[0] in (9, 10)
 
 
-def _descriptor(x: Tensor, tile: int, depth: int) -> Any:  # Any: Triton's own type
-    assert TensorDescriptor is not None
-    return TensorDescriptor.from_tensor(x, [1, tile, depth])
-
-
 def _chunks(programs: int, D: int, P: int) -> int:
     """Return into how many chunks to cut the wider side, so that programs fill the device.
 
@@ -207,8 +203,3 @@ def _chunks(programs: int, D: int, P: int) -> int:
 
 
 _FILL = 600  # programs; an H200 has 132 multiprocessors, and the last wave should be small
-
-
-def _rows(x: Tensor) -> Tensor:
-    """Return x with contiguous features."""
-    return x if x.stride(-1) == 1 else x.contiguous()

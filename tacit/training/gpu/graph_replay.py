@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -17,9 +18,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tacit.training.clip import is_dense
-from tacit.training.gpu import copy_all
+from tacit.training.clip import call_each, is_dense
 
+Result = TypeVar("Result")
 Step = Callable[[Tensor, list[Tensor]], list[Tensor]]
 """(seed of the backward, other inputs) -> results of the backward."""
 
@@ -48,13 +49,14 @@ class ReplayedStep:
             if self._rows is not None:
                 self._rows.fetch()
             results = step(self._seed, [self._factor, self._mask, *self._tensors])
-            return [*map(_without_gaps, results)]
+            # The compiler leaves gaps to align matrix products.
+            return [t if is_dense(t) else t.contiguous() for t in results]
 
         self._graph, self._results = _recorded(run)
 
     def __call__(self, scale: float, mask: Tensor, tensors: list[Tensor]) -> list[Tensor]:
         """Return the results for this batch at `scale` times the clip norms."""
-        copy_all([self._mask, *self._tensors], [mask, *tensors])
+        call_each("copy_", [self._mask, *self._tensors], [mask, *tensors])
         return self._replay(scale)
 
     def of_rows(self, scale: float, indices: NDArray[np.int64]) -> list[Tensor]:
@@ -170,6 +172,15 @@ def warm_up() -> Iterator[None]:
         _warm_ups.pop()
 
 
+def captured(run: Callable[[], Result]) -> tuple[torch.cuda.CUDAGraph, Result]:
+    """Return the launches of `run` as a CUDA graph, and its result; the launches do not run."""
+    graph = torch.cuda.CUDAGraph()
+    # Other threads, such as those of a data loader, may launch work of their own meanwhile.
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        result = run()
+    return graph, result
+
+
 def report(value: Tensor, is_finite: Tensor, flag: FiniteFlag) -> Tensor:
     """Report `is_finite` to the host, and return a copy of `value`.
 
@@ -199,11 +210,6 @@ _FAILED = 2.0**24  # one failure; more than a lot has microbatches, and float64 
 _POLL = 5e-5  # seconds
 
 
-def _without_gaps(tensor: Tensor) -> Tensor:
-    """Return the tensor without the gaps that the compiler leaves to align matrix products."""
-    return tensor if is_dense(tensor) else tensor.contiguous()
-
-
 def _recorded(run: Callable[[], list[Tensor]]) -> tuple[torch.cuda.CUDAGraph, list[Tensor]]:
     """Return `run` as a CUDA graph, and its results.
 
@@ -215,8 +221,4 @@ def _recorded(run: Callable[[], list[Tensor]]) -> tuple[torch.cuda.CUDAGraph, li
         for _ in range(2):
             run()
     torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    # Other threads, such as those of a data loader, may launch work of their own meanwhile.
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        results = run()
-    return graph, results
+    return captured(run)

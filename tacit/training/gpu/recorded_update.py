@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import SGD, Optimizer
 
-from tacit.training.distributed import like_parameter
+from tacit.training.gpu.graph_replay import captured
 from tacit.training.noise import NoisyMean
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _SETTLED = 8
 
 
 class RecordedUpdate:
-    """Releases noisy sums into `p.grad` of some parameters and calls their optimizer.
+    """Noise and the optimizer's step, replayed as one CUDA graph when both repeat.
 
     `is_alone` is False if other ranks take the same steps.
     """
@@ -47,16 +47,6 @@ class RecordedUpdate:
         self._is_alone = is_alone
         self._launches: WeakKeyDictionary[Blocks, _Launches] = WeakKeyDictionary()
 
-    def release(
-        self, sums: Sequence[Tensor], scales: Sequence[float], *, step: int, noise_multiplier: float
-    ) -> None:
-        """Add noise once, divide by the declared batch size, and put the result into `p.grad`.
-
-        Guarantee: that of `NoisyMean.release`. The caller must have paid.
-        """
-        means = self._noise.release(sums, scales, step=step, noise_multiplier=noise_multiplier)
-        _set_gradients(map(like_parameter, means, self._parameters), self._parameters)
-
     def release_and_move(
         self, sums: Sequence[Tensor], scales: Sequence[float], *, step: int, noise_multiplier: float
     ) -> None:
@@ -65,7 +55,9 @@ class RecordedUpdate:
         if can_be_recorded(self._optimizer, self._parameters):
             noise = self._noise.in_place(sums, scales, step=step, noise_multiplier=noise_multiplier)
         if noise is None:
-            self.release(sums, scales, step=step, noise_multiplier=noise_multiplier)
+            self._noise.release_into(
+                self._parameters, sums, scales, step=step, noise_multiplier=noise_multiplier
+            )
             self._optimizer.step()
             return
         if noise not in self._launches:
@@ -98,29 +90,27 @@ class _Launches:
             return
         try:
             if self.graph is None:
-                self.graph = self._recorded(noise, sums)
+                self.graph, _ = captured(lambda: self._launch(noise, sums))
             self.graph.replay()
         except BaseException:
             for parameter in self._parameters:
                 parameter.grad = None  # recording puts the sums there without any noise
             self._forget()
             raise
-        _set_gradients(sums, self._parameters)
-
-    def _recorded(self, noise: "Blocks", sums: Sequence[Tensor]) -> torch.cuda.CUDAGraph:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            self._launch(noise, sums)  # recorded, not run
-        return graph
+        self._set_gradients(sums)
 
     def _launch(self, noise: "Blocks", sums: Sequence[Tensor]) -> None:
         if self._update is not None:
             self._update.launch(noise)
-            _set_gradients(sums, self._parameters)
+            self._set_gradients(sums)
             return
         noise.launch()
-        _set_gradients(sums, self._parameters)
+        self._set_gradients(sums)
         self._optimizer.step()
+
+    def _set_gradients(self, sums: Sequence[Tensor]) -> None:
+        for parameter, total in zip(self._parameters, sums, strict=True):
+            parameter.grad = total
 
     def _follow(self, noise: "Blocks", sums: Sequence[Tensor], *, may_fuse: bool) -> None:
         """Count how many steps in a row had exactly the launches that this one will have."""
@@ -217,8 +207,3 @@ def _is_watched(optimizer: Optimizer) -> bool:
     except (ImportError, AttributeError):
         return True
     return any((before, after, before_all, after_all))
-
-
-def _set_gradients(gradients: Iterable[Tensor], parameters: Sequence[nn.Parameter]) -> None:
-    for parameter, gradient in zip(parameters, gradients, strict=True):
-        parameter.grad = gradient

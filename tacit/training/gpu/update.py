@@ -15,6 +15,7 @@ import triton.language as tl  # pyright: ignore[reportMissingImports]  # as abov
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
+from tacit.training.clip import call_each
 from tacit.training.gpu.noise import QUARTER, Blocks, aligned, normals, takes
 
 
@@ -115,7 +116,9 @@ class Update:
         self._table = torch.zeros(len(optimizer.param_groups), 8, device=device)
         self._rows: list[list[float]] = []
         self._parameters = noise.begin(parameters)
-        firsts, seconds, self._counted = _state(parameters, optimizer)
+        state = _state(parameters, optimizer)
+        assert state is not None  # `can_update` looked
+        firsts, seconds, self._counted = state
         self._firsts, self._seconds = noise.begin(firsts), noise.begin(seconds)
         places = [step.data_ptr() for step in self._counted] or [0] * len(parameters)
         self._steps = noise.spread(places, torch.int64).to(device)
@@ -131,21 +134,13 @@ class Update:
         """Add the noise of the key that was set, and update the parameters."""
         group = self._optimizer.param_groups[0]
         if self._is_adam:
-            _add_one(self._counted)
+            call_each("add_", self._counted, [1.0] * len(self._counted))
         _update_kernel[(len(noise.places),)](  # pyright: ignore[reportIndexIssue]  # a Triton kernel
             noise.places, self._parameters, self._firsts, self._seconds, self._steps,
             self._groups, self._table, noise.counts, noise.counters, noise.stds, noise.key,
             noise.factor, IS_ADAM=self._is_adam, FLAG=_flag(self._optimizer, group),
             HAS_MOMENTUM=bool(group.get("momentum")), QUARTER=QUARTER, num_warps=4,
         )  # fmt: skip
-
-
-def _add_one(counters: list[Tensor]) -> None:
-    if hasattr(torch, "_foreach_add_"):
-        torch._foreach_add_(counters, 1)  # pyright: ignore[reportPrivateImportUsage]  # as torch.optim does
-        return
-    for counter in counters:
-        counter.add_(1)
 
 
 def can_update(sums: Sequence[Tensor], parameters: Sequence[Tensor], optimizer: Optimizer) -> bool:
@@ -167,42 +162,38 @@ def can_update(sums: Sequence[Tensor], parameters: Sequence[Tensor], optimizer: 
     listed = [id(p) for group in groups for p in group["params"]]
     if len(set(listed)) < len(listed):
         return False  # torch updates a parameter twice if it is listed twice
-    if not _has_state(parameters, optimizer):
+    state = _state(parameters, optimizer)
+    if state is None:
         return False
-    firsts, seconds, _ = _state(parameters, optimizer)
     return all(
         takes(like) and like.stride() == total.stride()
-        for total, *others in zip(sums, parameters, firsts, seconds, strict=True)
+        for total, *others in zip(sums, parameters, *state[:2], strict=True)
         for like in others
     )
 
 
-def _has_state(parameters: Sequence[Tensor], optimizer: Optimizer) -> bool:
-    if isinstance(optimizer, SGD):
-        needs = any(group["momentum"] for group in optimizer.param_groups)
-        names = ["momentum_buffer"] if needs else []
-    else:
-        names = ["exp_avg", "exp_avg_sq", "step"]
-    held = (optimizer.state.get(p, {}).get(name) for p in parameters for name in names)
-    # torch counts steps in float64 if that is the default dtype.
-    return all(isinstance(t, Tensor) and t.is_cuda and t.dtype == torch.float32 for t in held)
-
-
 def _state(
     parameters: Sequence[Tensor], optimizer: Optimizer
-) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+) -> tuple[list[Tensor], list[Tensor], list[Tensor]] | None:
     """Return two state tensors for each parameter, and Adam's step counters.
 
-    The parameter itself stands in for a state that the optimizer does not have.
+    The parameter itself stands in for a state that the optimizer does not keep. None if the kernel
+    cannot use the state, or if it does not exist yet.
     """
-    states = [optimizer.state.get(p, {}) for p in parameters]  # [p] would create one
+    names = ["exp_avg", "exp_avg_sq", "step"]
     if isinstance(optimizer, SGD):
-        own = zip(states, parameters, strict=True)
-        buffers = [p if s.get("momentum_buffer") is None else s["momentum_buffer"] for s, p in own]
-        return buffers, list(parameters), []
-    columns = ("exp_avg", "exp_avg_sq", "step")
-    first, second, steps = ([state[name] for state in states] for name in columns)
-    return first, second, steps
+        names = ["momentum_buffer"] if optimizer.param_groups[0]["momentum"] else []
+    states = [optimizer.state.get(p, {}) for p in parameters]  # [p] would create one
+    held = [[state.get(name) for state in states] for name in names]
+    # torch counts steps in float64 if that is the default dtype.
+    if not all(
+        isinstance(t, Tensor) and t.is_cuda and t.dtype == torch.float32
+        for column in held
+        for t in column
+    ):
+        return None
+    first, second, *steps = [*held, *[list(parameters)] * (2 - len(held))]
+    return first, second, steps[0] if steps else []
 
 
 def _settings(group: dict[str, Any]) -> list[float]:

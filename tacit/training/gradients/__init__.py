@@ -1,9 +1,9 @@
 """Per-example gradients of torch's operations: one file per family, one rule per operation.
 
-A rule has the signature of its operation with a `Site` in front. It returns the operation's result
-through an autograd function. The backward of that function returns the input gradient only and, for
-each shared tensor, collects a `FactoredGradient` that stands for the per-example gradients. Rules
-cover operations, not module classes, so a layer of any class is covered if its operations are.
+A rule has the signature of its operation with a `Site` in front. It computes the result by an
+`Operation`, whose backward returns the input gradient only and, for each shared tensor, collects a
+`FactoredGradient` that stands for the per-example gradients. Rules cover operations, not module
+classes, so a layer of any class is covered if its operations are.
 """
 
 from collections.abc import Callable

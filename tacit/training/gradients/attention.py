@@ -5,6 +5,8 @@ Their gradients do not overlap, so their squared norms add up.
 """
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,10 +18,9 @@ from tacit.training.gradients.generic import spread_to
 from tacit.training.gradients.linear import bias_gradient, linear
 from tacit.training.gradients.site import (
     Declined,
+    Operation,
     Site,
     autocast,
-    first_order,
-    hidden,
     without_autocast,
 )
 
@@ -125,48 +126,37 @@ def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _projections(site: Site, inputs: Any, weights: Any, bias: Tensor | None) -> Any:
     """Project query, key and value where they are not all the same tensor."""
-    if isinstance(weights, Tensor):
-        detached = weights.detach().chunk(3)
-    else:
-        detached = [w.detach() for w in weights]
-    call = (site, weights, bias)
-    return _Projections.apply(site.anchor, call, *inputs, *detached, hidden(bias))
+    parts = weights.detach().chunk(3) if isinstance(weights, Tensor) else weights
+    return _Projections(site, weights, bias).apply(*inputs, *parts, bias)
 
 
-class _Projections(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, _anchor: Tensor, call: Any, *tensors: Any) -> Any:
-        ctx.call, ctx.dtypes = call, [t.dtype for t in tensors[:3]]
+@dataclass
+class _Projections(Operation):
+    """The products of query, key and value with their matrices, which may be packed in one."""
+
+    weights: Tensor | Sequence[Tensor]
+    bias: Tensor | None
+
+    def forward(self, *tensors: Any) -> tuple[tuple[Tensor, ...], list[Tensor]]:
         *operands, bias = autocast(*tensors)
-        ctx.save_for_backward(*operands)
-        inputs, weights = operands[:3], operands[3:]
         shifts = [None] * 3 if bias is None else bias.chunk(3)
-        with without_autocast(inputs[0]):
-            return tuple(map(F.linear, inputs, weights, shifts))
+        with without_autocast(operands[0]):
+            return tuple(map(F.linear, operands[:3], operands[3:], shifts)), operands
 
-    @staticmethod
-    @first_order
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        inputs, weights = ctx.saved_tensors[:3], ctx.saved_tensors[3:]
-        site, shared, bias = ctx.call
-        layout = site.output
-        right = [layout.sequences(x, site.examples) for x in inputs]
-        left = [layout.sequences(g, site.examples) for g in grads]
-        parts = tuple(map(Outer, left, right))
-        if isinstance(shared, Tensor):
-            if site.is_shared(shared):
-                site.collect(shared, Concatenated(parts))
+    def backward(self, saved: Any, needs: Sequence[bool], *grads: Tensor) -> list[Tensor | None]:
+        inputs, matrices = saved[:3], saved[3:]
+        site = self.site
+        right = [site.output.sequences(x, site.examples) for x in inputs]
+        left = [site.output.sequences(g, site.examples) for g in grads]
+        outers = tuple(map(Outer, left, right))
+        if isinstance(self.weights, Tensor):
+            pairs = [(self.weights, Concatenated(outers))]
         else:
-            for weight, part in zip(shared, parts, strict=True):
-                if site.is_shared(weight):
-                    site.collect(weight, part)
-        if site.is_shared(bias):
+            pairs = zip(self.weights, outers, strict=True)
+        for weight, gradient in pairs:
+            if site.is_shared(weight):
+                site.collect(weight, gradient)
+        if self.bias is not None and site.is_shared(self.bias):
             sums = torch.cat([bias_gradient(g).values for g in left], 1)
-            site.collect(bias, Dense(sums))
-        found = [
-            (g @ w).to(dtype) if needs else None
-            for g, w, dtype, needs in zip(
-                grads, weights, ctx.dtypes, ctx.needs_input_grad[2:5], strict=True
-            )
-        ]
-        return None, None, *found, None, None, None, None
+            site.collect(self.bias, Dense(sums))
+        return [g @ w if need else None for g, w, need in zip(grads, matrices, needs, strict=False)]

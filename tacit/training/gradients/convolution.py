@@ -23,14 +23,13 @@ from torch.nn import functional as F
 from tacit.training.clip import accumulator
 from tacit.training.gradients import ghost_norm
 from tacit.training.gradients.factored import Dense, FactoredGradient, kept, scaled
-from tacit.training.gradients.ghost_norm import bmm_wide, convolved_in, room, squared_norm, wide
+from tacit.training.gradients.ghost_norm import convolved_in, product, room, squared_norm, wide
 from tacit.training.gradients.linear import bias_gradient
 from tacit.training.gradients.site import (
     Declined,
+    Operation,
     Site,
     autocast,
-    first_order,
-    hidden,
     without_autocast,
 )
 
@@ -42,7 +41,10 @@ BLOCK = 16
 
 
 class Geometry(NamedTuple):
-    """How a convolution moves over its input."""
+    """How a convolution moves over its input.
+
+    After the kernel, the fields are the last arguments of `torch.convolution`, in its order.
+    """
 
     kernel: tuple[int, ...]
     stride: list[int]
@@ -52,10 +54,11 @@ class Geometry(NamedTuple):
     output_padding: list[int]
     groups: int
 
-    @property
-    def arguments(self) -> tuple[Any, ...]:
-        """The arguments after the tensors, in the order of `aten.convolution`."""
-        return tuple(self[1:])
+    def backward(self, g: Tensor, x: Tensor, weight: Tensor, *, of_input: bool) -> Tensor:
+        """Return the gradient of the input, or that of the weight, from the output gradient g."""
+        mask = [of_input, not of_input, False]
+        grads = aten.convolution_backward(g, x, weight, None, *self[1:], mask)
+        return grads[0] if of_input else grads[1]
 
 
 def convolution(
@@ -69,15 +72,7 @@ def convolution(
     groups: int = 1,
 ) -> Tensor:
     """Compute `conv1d`, `conv2d` or `conv3d`; its backward collects per-example gradients."""
-    _require_batch(site, input, weight, bias)
-    count = weight.dim() - 2
-    dilation = _tuple(dilation, count)
-    padded = input
-    if isinstance(padding, str):
-        padded, padding = _padding_by_name(input, weight, dilation, padding)
-    spans = (_tuple(stride, count), _tuple(padding, count), dilation)
-    geometry = Geometry(tuple(weight.shape[2:]), *spans, False, [0] * count, groups)
-    return _apply(site, padded, weight, bias, geometry)
+    return _apply(site, input, weight, bias, stride, padding, dilation, False, 0, groups)
 
 
 def transposed_convolution(
@@ -92,28 +87,39 @@ def transposed_convolution(
     dilation: Size = 1,
 ) -> Tensor:
     """Compute `conv_transpose1d`, `2d` or `3d`; its backward collects per-example gradients."""
-    _require_batch(site, input, weight, bias)
-    count = weight.dim() - 2
-    spans = (_tuple(stride, count), _tuple(padding, count), _tuple(dilation, count))
-    extra = _tuple(output_padding, count)
-    geometry = Geometry(tuple(weight.shape[2:]), *spans, True, extra, groups)
-    return _apply(site, input, weight, bias, geometry)
+    spans = (stride, padding, dilation)
+    return _apply(site, input, weight, bias, *spans, True, output_padding, groups)
 
 
-def _require_batch(site: Site, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+def _apply(
+    site: Site,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Size,
+    padding: Size | str,
+    dilation: Size,
+    transposed: bool,
+    output_padding: Size,
+    groups: int,
+) -> Tensor:
     layout = site.require(x, weight, bias)
     if layout.dim != 0 or not layout.outermost or x.dim() != weight.dim():
         raise Declined
+    if isinstance(padding, str):
+        x, padding = _padding_by_name(x, weight, dilation, padding)
+    spans = [_per_axis(size, weight) for size in (stride, padding, dilation, output_padding)]
+    kernel = tuple(weight.shape[2:])
+    geometry = Geometry(kernel, spans[0], spans[1], spans[2], transposed, spans[3], groups)
+    return _Convolution(site, weight, bias, geometry).apply(x, weight, bias)
 
 
-def _tuple(value: Size, count: int) -> list[int]:
+def _per_axis(value: Size, weight: Tensor) -> list[int]:
     sizes = [value] if isinstance(value, int) else list(value)
-    return sizes * count if len(sizes) == 1 else sizes
+    return sizes * (weight.dim() - 2) if len(sizes) == 1 else sizes
 
 
-def _padding_by_name(
-    x: Tensor, weight: Tensor, dilation: list[int], mode: str
-) -> tuple[Tensor, Size]:
+def _padding_by_name(x: Tensor, weight: Tensor, dilation: Size, mode: str) -> tuple[Tensor, Size]:
     """Return the input and the number of cells to pad for padding "valid" or "same".
 
     "same" puts an odd cell on the right. Only explicit padding of the input can do that.
@@ -121,7 +127,8 @@ def _padding_by_name(
     if mode == "valid":
         return x, 0
     cells: list[int] = []
-    for kernel, step in zip(reversed(weight.shape[2:]), reversed(dilation), strict=True):
+    steps = _per_axis(dilation, weight)
+    for kernel, step in zip(reversed(weight.shape[2:]), reversed(steps), strict=True):
         total = step * (kernel - 1)
         cells += [total // 2, total - total // 2]
     if cells[::2] == cells[1::2]:
@@ -129,44 +136,26 @@ def _padding_by_name(
     return F.pad(x, cells), 0
 
 
-def _apply(
-    site: Site, x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry
-) -> Tensor:
-    call = (site, weight, bias, geometry)
-    return _Convolution.apply(site.anchor, x, weight.detach(), hidden(bias), call)
+@dataclass
+class _Convolution(Operation):
+    weight: Tensor
+    bias: Tensor | None
+    geometry: Geometry
 
-
-class _Convolution(torch.autograd.Function):
-    """Convolution whose backward returns the input gradient and collects the other two."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, _anchor: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, call: Any
-    ) -> Tensor:
-        ctx.call, ctx.dtype = call, x.dtype
-        *_, geometry = call
+    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
         x, weight, bias = autocast(x, weight, bias)
-        ctx.save_for_backward(x, weight)
         with without_autocast(x):
-            return torch.convolution(x, weight, bias, *geometry.arguments)
+            return torch.convolution(x, weight, bias, *self.geometry[1:]), (x, weight)
 
-    @staticmethod
-    @first_order
-    def backward(ctx: Any, g: Tensor) -> Any:
-        x, weight = ctx.saved_tensors
-        site, shared_weight, shared_bias, geometry = ctx.call
-        if site.is_shared(shared_weight):
-            site.collect(shared_weight, Convolved(x, g, weight, geometry, site.examples))
-        if site.is_shared(shared_bias):
+    def backward(self, saved: Any, needs: Any, g: Tensor) -> tuple[Tensor, ...]:
+        x, weight = saved
+        site = self.site
+        if site.is_shared(self.weight):
+            site.collect(self.weight, Convolved(x, g, weight, self.geometry, site.examples))
+        if self.bias is not None and site.is_shared(self.bias):
             rows = g.flatten(2).sum(2, dtype=accumulator(g.dtype))  # (rows, channels)
-            sums = bias_gradient(rows.view(site.examples, -1, rows.shape[1]))
-            site.collect(shared_bias, sums)
-        gx = None
-        if ctx.needs_input_grad[1]:
-            mask = [True, False, False]
-            grads = aten.convolution_backward(g, x, weight, None, *geometry.arguments, mask)
-            gx = grads[0].to(ctx.dtype)
-        return None, gx, None, None, None
+            site.collect(self.bias, bias_gradient(rows.view(site.examples, -1, rows.shape[1])))
+        return (self.geometry.backward(g, x, weight, of_input=True),) if needs[0] else ()
 
 
 @dataclass(frozen=True)
@@ -195,7 +184,7 @@ class Convolved:
         outputs = self.weight.shape[0] // groups
         inputs = prod(self.weight.shape[1:])
         positions = self._patch_size() // (inputs * groups)
-        is_fusible = self._is_fusible()
+        is_fusible, is_blocked = self._is_fusible(), self._is_blocked()
         way = ghost_norm.cheapest_way(
             positions,
             inputs,
@@ -205,17 +194,17 @@ class Convolved:
             stored=(self.x.numel() + self.g.numel()) / self.examples / groups,
             device=self.g.device,
             fused=is_fusible,
-            copied=positions * inputs if self._is_blocked() else 0,
+            copied=positions * inputs if is_blocked else 0,
         )
         if is_fusible and way != "drop":
             return self._fused(way)
         if way == "keep":
             return self._formed().settle()
         formed = groups * (positions**2 if way == "gram" else inputs * outputs)
-        is_copied = way == "gram" or not self._is_blocked()
-        spans = self._spans(max(formed, self._patch_size() if is_copied else 0))
+        copied = self._patch_size() if way == "gram" or not is_blocked else 0
+        spans = ghost_norm.spans(self.examples, max(formed, copied), self.g.device)
         norms_of = self._gram_norms if way == "gram" else self._formed_norms
-        return ghost_norm.joined([norms_of(*span) for span in spans]), self
+        return torch.cat([norms_of(*span) for span in spans]), self
 
     def weighted_sum(self, factors: Tensor, keep: Tensor | None) -> Tensor:
         each = len(self.x) // self.examples  # rows of one example
@@ -225,12 +214,8 @@ class Convolved:
         g, x = scaled(self.g, factors, keep), kept(self.x, keep)
         if not g.is_cuda:
             g, x = wide(g), wide(x)
-        mask = [False, True, False]
         weight = self.weight.to(x.dtype)
-        grads = aten.convolution_backward(g, x, weight, None, *self.geometry.arguments, mask)
-        return wide(grads[1])
-
-    # Norms --------------------------------------------------------------------------------------
+        return wide(self.geometry.backward(g, x, weight, of_input=False))
 
     def _gram_norms(self, start: int, stop: int) -> Tensor:
         left, right = self._operands(start, stop)
@@ -282,13 +267,12 @@ class Convolved:
         seen, moved = (t.unflatten(0, (stop - start, -1)) for t in self._roles(start, stop))
         return (overlap * (squared_norm(seen) * squared_norm(moved))).sqrt()
 
-    # Forming the gradients ----------------------------------------------------------------------
-
     def _formed(self) -> Dense:
         """Return the gradients of all examples formed, by groups or by patches."""
         if self._is_blocked():
             return Dense(self._by_groups(0, self.examples))
-        spans, groups = self._spans(self._patch_size()), self.geometry.groups
+        spans = ghost_norm.spans(self.examples, self._patch_size(), self.g.device)
+        groups = self.geometry.groups
         shape = (self.examples, groups, prod(self.weight.shape[1:]), len(self.weight) // groups)
         if len(spans) == 1:
             values = self._by_patches(*spans[0]).view(shape)
@@ -305,7 +289,7 @@ class Convolved:
     def _by_patches(self, start: int, stop: int, out: Tensor | None = None) -> Tensor:
         """Return gradients (examples * groups, K, P / groups), K in the order of the patches."""
         left, right = self._operands(start, stop)
-        return bmm_wide(right, left.transpose(1, 2), out=out)
+        return product(right, left.transpose(1, 2), out=out)
 
     def _by_groups(self, start: int, stop: int) -> Tensor:
         """Return gradients (examples, *shape of the weight), by one convolution."""
@@ -317,9 +301,7 @@ class Convolved:
             output_padding=[0] * len(geometry.kernel),
             groups=examples * geometry.groups,
         )
-        mask = [False, True, False]
-        grads = aten.convolution_backward(moved, seen, weight, None, *geometry.arguments, mask)
-        return grads[1].view(examples, *shape)
+        return geometry.backward(moved, seen, weight, of_input=False).view(examples, *shape)
 
     def _is_blocked(self) -> bool:
         """Return True if a CPU runs groups of this many channels as fast as a whole layer.
@@ -342,6 +324,8 @@ class Convolved:
         """Return left (n * groups, P, T) and right (n * groups, K, T) of examples start to stop."""
         seen, moved = self._roles(start, stop)
         examples, groups = stop - start, self.geometry.groups
+        if any(self.geometry.padding):
+            seen = F.pad(seen, [p for p in reversed(self.geometry.padding) for _ in range(2)])
         copy = _patches_channels_last if self._is_channels_last() else _patches
         right = copy(seen, self.geometry, moved.shape[2:])
         return _fold(moved.flatten(2), examples, groups), _fold(right, examples, groups)
@@ -366,32 +350,21 @@ class Convolved:
         kernels = prod(self.weight.shape[1:]) * self.geometry.groups
         return kernels * prod(moved.shape[2:]) * (len(self.x) // self.examples)
 
-    def _spans(self, size: int) -> list[tuple[int, int]]:
-        """Return (start, stop) of chunks of examples, each of which needs `size` numbers."""
-        step = ghost_norm.chunk_length(size, self.g.device)
-        return [(i, min(i + step, self.examples)) for i in range(0, self.examples, step)]
-
 
 def _patches(x: Tensor, geometry: Geometry, positions: Sequence[int]) -> Tensor:
-    """Return the patch at each position, shape (rows, channels * kernel, positions)."""
+    """Return the patch of the padded x at each position: (rows, channels * kernel, positions)."""
     if prod(geometry.kernel) == 1 and set(geometry.stride) == {1} and not any(geometry.padding):
         return x.flatten(2)
-    x = _windows(_padded(x, geometry), 2, geometry, positions)
+    x = _windows(x, 2, geometry, positions)
     x = x.movedim(tuple(range(2, 2 + len(positions))), tuple(range(-len(positions), 0)))
     return x.reshape(len(x), -1, prod(positions))
 
 
 def _patches_channels_last(x: Tensor, geometry: Geometry, positions: Sequence[int]) -> Tensor:
     """Return the patches as (rows, kernel * channels, positions), each contiguous in memory."""
-    x = _padded(x, geometry).movedim(1, -1).contiguous()
-    x = _windows(x, 1, geometry, positions).movedim(1 + len(positions), -1)
+    x = _windows(x.movedim(1, -1).contiguous(), 1, geometry, positions)
+    x = x.movedim(1 + len(positions), -1)
     return x.reshape(len(x), prod(positions), -1).transpose(1, 2)
-
-
-def _padded(x: Tensor, geometry: Geometry) -> Tensor:
-    if not any(geometry.padding):
-        return x
-    return F.pad(x, [p for p in reversed(geometry.padding) for _ in range(2)])
 
 
 def _windows(x: Tensor, first: int, geometry: Geometry, positions: Sequence[int]) -> Tensor:

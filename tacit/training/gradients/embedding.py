@@ -4,6 +4,7 @@ Row k of the table receives the sum of the output gradients at the positions tha
 one-hot vectors nor one table per example are formed.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tacit.training.gradients.factored import TableRows
-from tacit.training.gradients.site import Declined, Site, Unsupported, first_order
+from tacit.training.gradients.site import Declined, Operation, Site, Unsupported
 
 
 def embedding(
@@ -33,7 +34,7 @@ def embedding(
     site.require(input, weight)
     if padding_idx is not None and padding_idx < 0:
         padding_idx += weight.shape[0]
-    return _Embedding.apply(site.anchor, input, weight.detach(), (site, weight, padding_idx))
+    return _Lookup(site, weight, padding_idx).apply(input, weight)
 
 
 def getitem(site: Site, table: Tensor, index: Any) -> Tensor:
@@ -42,25 +43,26 @@ def getitem(site: Site, table: Tensor, index: Any) -> Tensor:
         raise Declined
     site.require(index, table)
     ids = torch.where(index < 0, index + table.shape[0], index)
-    return _Embedding.apply(site.anchor, ids, table.detach(), (site, table, None))
+    return _Lookup(site, table, None).apply(ids, table)
 
 
-class _Embedding(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, _anchor: Tensor, ids: Tensor, weight: Tensor, call: Any) -> Tensor:
-        ctx.call = call
-        ctx.save_for_backward(ids)
-        return F.embedding(ids, weight)
+@dataclass
+class _Lookup(Operation):
+    """Rows of a table, by numbers that are not negative."""
 
-    @staticmethod
-    @first_order
-    def backward(ctx: Any, g: Tensor) -> Any:
-        (ids,) = ctx.saved_tensors
-        site, weight, padding_idx = ctx.call
-        if padding_idx is not None:
-            g = torch.where((ids == padding_idx).unsqueeze(-1), 0.0, g)
+    table: Tensor
+    padding_idx: int | None
+
+    def forward(self, ids: Tensor, table: Tensor) -> Any:
+        return F.embedding(ids, table), (ids,)
+
+    def backward(self, saved: Any, _needs: Any, g: Tensor) -> tuple[()]:
+        (ids,) = saved
+        site = self.site
+        if self.padding_idx is not None:
+            g = torch.where((ids == self.padding_idx).unsqueeze(-1), 0.0, g)
         g = g.flatten(ids.dim())  # (*ids.shape, width)
         values = site.output.sequences(g, site.examples)
         ids = site.output.sequences(ids.unsqueeze(-1), site.examples).squeeze(-1)
-        site.collect(weight, TableRows(ids, values, weight.shape[0]))
-        return None, None, None, None
+        site.collect(self.table, TableRows(ids, values, len(self.table)))
+        return ()

@@ -16,10 +16,9 @@ from torch.nn import functional as F
 from tacit.training.gradients import ghost_norm
 from tacit.training.gradients.ghost_norm import (
     GhostNorm,
-    bmm_wide,
     has_kernels,
-    mm_wide,
     norms_along,
+    product,
     room,
     squared_norm,
     wide,
@@ -118,7 +117,7 @@ class Outer:
         return self.left.dtype
 
     def dense(self) -> Tensor:
-        return bmm_wide(self.left.transpose(1, 2), self.right)
+        return product(self.left.transpose(1, 2), self.right)
 
     def settle(self) -> tuple[Tensor, FactoredGradient]:
         if self.left.shape[1] == 1:
@@ -150,7 +149,7 @@ class Outer:
             left, right = scaled(left, factors, keep), kept(right, keep)
         else:
             left, right = kept(left, keep), scaled(right, factors, keep)
-        return mm_wide(left.reshape(-1, left.shape[2]).t(), right.reshape(-1, right.shape[2]))
+        return product(left.reshape(-1, left.shape[2]).t(), right.reshape(-1, right.shape[2]))
 
 
 @dataclass(frozen=True)
@@ -260,7 +259,7 @@ class Tied:
         for left, right, ids, values in ghost_norm.chunks(size, *tensors):
             index = ids.unsqueeze(1).expand(-1, left.shape[1], -1)
             picked = wide(left.gather(2, index))  # (examples, S, T)
-            products = bmm_wide(right, values.to(right.dtype).transpose(1, 2))
+            products = product(right, values.to(right.dtype).transpose(1, 2))
             found.append((picked * products).sum((1, 2)))
         return torch.cat(found)
 

@@ -14,6 +14,8 @@ mapped over the examples.
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 
 import torch
@@ -22,8 +24,8 @@ from torch.nn import functional as F
 
 from tacit.training.clip import accumulator
 from tacit.training.gradients.factored import Dense, FactoredGradient, Outer, TableRows
-from tacit.training.gradients.site import Declined, Layout, Site, Unsupported, first_order
-from tacit.training.tree import map_tensors
+from tacit.training.gradients.site import Declined, Layout, Operation, Site, Unsupported
+from tacit.training.tree import take_apart
 
 CASTS = (
     Tensor.to,
@@ -40,87 +42,69 @@ TRANSPOSES = (Tensor.t, torch.t, Tensor.T.__get__, Tensor.mT.__get__)  # type: i
 
 def generic(site: Site, function: Callable[..., Any], args: Any, kwargs: Any) -> Tensor:
     """Compute a function with one result; its backward collects per-example gradients."""
-    tensors: list[Tensor] = []
-    placeholder = torch.empty(0)  # the template must not keep the tensors of the call alive
-
-    def take(tensor: Tensor) -> Tensor:
-        tensors.append(tensor)
-        return placeholder
-
-    template = map_tensors(take, (args, kwargs))
+    tensors, rebuild = take_apart((args, kwargs))
     layouts = [site.layout(t) for t in tensors]
 
     def call(*values: Tensor) -> Tensor:
-        given = iter(values)
-        args, kwargs = map_tensors(lambda _: next(given), template)
+        args, kwargs = rebuild(values)
         return function(*args, **kwargs)
 
     shared = [t if site.is_shared(t) else None for t in tensors]
-    inputs = [t.detach() if site.is_shared(t) else t for t in tensors]
-    return _Generic.apply(site.anchor, (site, call, layouts, shared), *inputs)
+    return _Mapped(site, call, layouts, shared).apply(*tensors)
 
 
-class _Generic(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, _anchor: Tensor, call: Any, *tensors: Tensor) -> Tensor:
-        ctx.call = call
+@dataclass
+class _Mapped(Operation):
+    """A function whose vector-Jacobian product is mapped over the examples."""
+
+    function: Callable[..., Tensor]
+    layouts: list[Layout | None]
+    shared: list[Tensor | None]  # None for arguments that are not shared
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         kind = tensors[0].device.type
-        ctx.autocast = (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
-        ctx.save_for_backward(*tensors)
-        return call[1](*tensors)
+        self.autocast = (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
+        return self.function(*tensors), tensors
 
-    @staticmethod
-    @first_order
-    def backward(ctx: Any, g: Tensor) -> Any:
-        site, function, layouts, shared = ctx.call
-        wanted = [
-            s is not None or needs
-            for s, needs in zip(shared, ctx.needs_input_grad[2:], strict=True)
-        ]
-        kind, dtype, enabled = ctx.autocast
+    def backward(self, saved: Any, needs: Sequence[bool], g: Tensor) -> list[Tensor | None]:
+        wanted = [s is not None or need for s, need in zip(self.shared, needs, strict=True)]
+        kind, dtype, enabled = self.autocast
         with torch.enable_grad(), torch.autocast(kind, dtype, enabled, cache_enabled=False):
-            found = _mapped(function, ctx.saved_tensors, layouts, wanted, site, g)
-        grads: list[Tensor | None] = []
-        for s, layout, gradient in zip(shared, layouts, found, strict=True):
-            if s is not None and gradient is not None:
-                site.collect(s, Dense(gradient))
-            if s is None and gradient is not None and layout is not None:
-                grads.append(layout.join(gradient))
-            else:
-                grads.append(None)
-        return None, None, *grads
+            found = self._per_example(saved, wanted, g)
+        for shared, gradient in zip(self.shared, found, strict=True):
+            if shared is not None and gradient is not None:
+                self.site.collect(shared, Dense(gradient))
+        return [
+            layout.join(gradient) if gradient is not None and layout is not None else None
+            for layout, gradient in zip(self.layouts, found, strict=True)
+        ]
 
+    def _per_example(
+        self, tensors: Sequence[Tensor], wanted: Sequence[bool], g: Tensor
+    ) -> list[Tensor | None]:
+        """Return the per-example gradients of the wanted tensors, and None for the others."""
+        examples = self.site.examples
+        split = [
+            t if layout is None else layout.split(t, examples)
+            for t, layout in zip(tensors, self.layouts, strict=True)
+        ]
+        axes = tuple(None if layout is None else 0 for layout in self.layouts)
 
-def _mapped(
-    function: Callable[..., Tensor],
-    tensors: Sequence[Tensor],
-    layouts: Sequence[Layout | None],
-    wanted: Sequence[bool],
-    site: Site,
-    g: Tensor,
-) -> list[Tensor | None]:
-    """Return the per-example gradients of the wanted tensors, and None for the others."""
-    split = [
-        t if layout is None else layout.split(t, site.examples)
-        for t, layout in zip(tensors, layouts, strict=True)
-    ]
-    axes = tuple(None if layout is None else 0 for layout in layouts)
+        def pull(g: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
+            def of_wanted(*chosen: Tensor) -> Tensor:
+                rest = iter(chosen)
+                pairs = zip(wanted, values, strict=True)
+                return self.function(*(next(rest) if w else v for w, v in pairs))
 
-    def pull(g: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
-        def of_wanted(*chosen: Tensor) -> Tensor:
-            rest = iter(chosen)
-            return function(*(next(rest) if w else v for w, v in zip(wanted, values, strict=True)))
+            return torch.func.vjp(of_wanted, *compress(values, wanted))[1](g)
 
-        chosen = [v for w, v in zip(wanted, values, strict=True) if w]
-        return torch.func.vjp(of_wanted, *chosen)[1](g)
-
-    mapped = torch.func.vmap(pull, in_dims=(0, *axes), randomness="error")
-    try:
-        with without_fallback_warnings():
-            found = iter(mapped(site.output.split(g, site.examples), *split))
-    except RuntimeError as error:
-        raise Unsupported("an operation on a shared tensor that vmap cannot map") from error
-    return [next(found) if w else None for w in wanted]
+        mapped = torch.func.vmap(pull, in_dims=(0, *axes), randomness="error")
+        try:
+            with without_fallback_warnings():
+                found = iter(mapped(self.site.output.split(g, examples), *split))
+        except RuntimeError as error:
+            raise Unsupported("an operation on a shared tensor that vmap cannot map") from error
+        return [next(found) if w else None for w in wanted]
 
 
 @contextmanager
@@ -144,7 +128,7 @@ def spread(site: Site, function: Callable[..., Any], args: Any, kwargs: Any) -> 
     repeats = zip(result.shape, aligned, strict=True)
     if len(aligned) != result.dim() or any(r != a and a != 1 for r, a in repeats):
         raise Unsupported("a shared tensor repeated over the batch")
-    return _Add.apply(site.anchor, None, result.detach(), (site, shared[0]))
+    return _Sum(site, shared[0]).apply(None, result.detach())
 
 
 def spread_to(site: Site, shared: Tensor, shape: Sequence[int]) -> Tensor:
@@ -152,7 +136,7 @@ def spread_to(site: Site, shared: Tensor, shape: Sequence[int]) -> Tensor:
     expanded = shared.detach().expand(tuple(shape))
     if not site.is_shared(shared):
         return expanded
-    return _Add.apply(site.anchor, None, expanded, (site, shared))
+    return _Sum(site, shared).apply(None, expanded)
 
 
 def add(site: Site, input: Tensor, other: Any, *, alpha: float = 1) -> Tensor:
@@ -164,28 +148,27 @@ def add(site: Site, input: Tensor, other: Any, *, alpha: float = 1) -> Tensor:
     broadcast = torch.broadcast_shapes(x.shape, shared.shape)
     if tuple(broadcast) != tuple(x.shape) or layout != site.output:
         raise Declined
-    return _Add.apply(site.anchor, x, shared.detach(), (site, shared))
+    return _Sum(site, shared).apply(x, shared)
 
 
-class _Add(torch.autograd.Function):
+@dataclass
+class _Sum(Operation):
     """x + shared, or shared alone if it is already expanded to the shape of the result."""
 
-    @staticmethod
-    def forward(ctx: Any, _anchor: Tensor, x: Tensor | None, shared: Tensor, call: Any) -> Tensor:
-        ctx.call, ctx.dtype = call, None if x is None else x.dtype
-        return shared.clone() if x is None else x + shared
+    shared: Tensor
 
-    @staticmethod
-    @first_order
-    def backward(ctx: Any, g: Tensor) -> Any:
-        site, shared = ctx.call
+    def forward(self, x: Tensor | None, shared: Tensor) -> tuple[Tensor, tuple[()]]:
+        return (shared.clone() if x is None else x + shared), ()
+
+    def backward(self, _saved: Any, needs: Any, g: Tensor) -> tuple[Tensor | None]:
+        site, shared = self.site, self.shared
         rows = site.output.split(g, site.examples)  # (examples, *one example's shape)
         own = (site.examples,) + (1,) * (g.dim() - shared.dim()) + tuple(shared.shape)
         if shared.numel() < rows[0].numel():
             rows = rows.to(accumulator(rows.dtype))
         rows = rows.sum_to_size(own).reshape(site.examples, *shared.shape)
         site.collect(shared, Dense(rows))
-        return None, g.to(ctx.dtype) if ctx.needs_input_grad[1] else None, None, None
+        return (g if needs[0] else None,)
 
 
 def pull_back(

@@ -17,7 +17,7 @@ the weighted sum.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 import torch
@@ -100,7 +100,7 @@ def ghost_norm(left: Tensor, right: Tensor) -> GhostNorm:
         fused=is_fused,
     )
     if way == "keep":
-        gradient = bmm_wide(left.transpose(1, 2), right)
+        gradient = product(left.transpose(1, 2), right)
         squared = squared_norm(gradient)
         return GhostNorm(squared, squared.sqrt(), 0.0, gradient)
     share = room(left.dtype, gram=max(inputs, outputs) if way == "gram" else 0, fused=is_fused)
@@ -111,7 +111,7 @@ def ghost_norm(left: Tensor, right: Tensor) -> GhostNorm:
     size = positions**2 if way == "gram" else inputs * outputs
     norms_of = gram_norms if way == "gram" else _formed_norms
     found = [norms_of(*chunk) for chunk in chunks(size, left, right)]
-    squared, lengths = (joined(list(parts)) for parts in zip(*found, strict=True))
+    squared, lengths = map(torch.cat, zip(*found, strict=True))
     return GhostNorm(squared, lengths, share)
 
 
@@ -120,7 +120,7 @@ def gram_norms(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
 
     The lengths sum_t |left_t| |right_t| are read off the diagonals.
     """
-    left, right = bmm_wide(left, left.transpose(1, 2)), bmm_wide(right, right.transpose(1, 2))
+    left, right = product(left, left.transpose(1, 2)), product(right, right.transpose(1, 2))
     products = left * right
     return products.sum((1, 2)), products.diagonal(dim1=1, dim2=2).sqrt().sum(1)
 
@@ -128,7 +128,7 @@ def gram_norms(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
 def _formed_norms(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     """Return what `gram_norms` returns, by forming each example's gradient."""
     lengths = (norms_along(left, 2) * norms_along(right, 2)).sum(1)
-    return squared_norm(bmm_wide(left.transpose(1, 2), right)), lengths
+    return squared_norm(product(left.transpose(1, 2), right)), lengths
 
 
 def cheapest_way(
@@ -247,33 +247,21 @@ def wide(tensor: Tensor) -> Tensor:
     return tensor.to(accumulator(tensor.dtype))
 
 
-def bmm_wide(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
-    """Return the batched matrix product, summed in at least float32."""
+def product(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
+    """Return the matrix product of matrices or of batches, summed in at least float32."""
+    multiply = torch.mm if left.dim() == 2 else torch.bmm
     if _HAS_OUT_DTYPE and left.is_cuda and left.dtype in (torch.float16, torch.bfloat16):
-        return torch.bmm(left, right, out_dtype=torch.float32, out=out)
-    return torch.bmm(wide(left), wide(right), out=out)
+        return multiply(left, right, out_dtype=torch.float32, out=out)
+    return multiply(wide(left), wide(right), out=out)
 
 
-def mm_wide(left: Tensor, right: Tensor) -> Tensor:
-    """Return the matrix product, summed in at least float32."""
-    if _HAS_OUT_DTYPE and left.is_cuda and left.dtype in (torch.float16, torch.bfloat16):
-        return torch.mm(left, right, out_dtype=torch.float32)
-    return torch.mm(wide(left), wide(right))
-
-
-def chunk_length(size: int, device: torch.device) -> int:
-    """Return how many examples to handle at once if each needs a temporary of `size` numbers."""
-    return max(1, CHUNK_ELEMENTS.get(device.type, 2**24) // max(1, size))
+def spans(examples: int, size: int, device: torch.device) -> list[tuple[int, int]]:
+    """Return (start, stop) of chunks of examples, each of which needs `size` temporary numbers."""
+    step = max(1, CHUNK_ELEMENTS.get(device.type, 2**24) // max(1, size))
+    return [(i, min(i + step, examples)) for i in range(0, examples, step)]
 
 
 def chunks(size: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Yield the tensors cut along the examples into chunks of `chunk_length` examples."""
-    examples = len(tensors[0])
-    step = chunk_length(size, tensors[0].device)
-    for start in range(0, examples, step):
-        yield tuple(t[start : start + step] for t in tensors) if step < examples else tensors
-
-
-def joined(parts: Sequence[Tensor]) -> Tensor:
-    """Return the results of all chunks as one tensor."""
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+    """Yield the tensors cut along the examples into the `spans`."""
+    for start, stop in spans(len(tensors[0]), size, tensors[0].device):
+        yield tuple(t[start:stop] for t in tensors)

@@ -4,9 +4,9 @@ y_t = W x_t + b over the positions t of an example, with output gradient g_t, ha
 sum_t g_t x_t' for W and sum_t g_t for b.
 """
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -16,10 +16,9 @@ from tacit.training.gradients.ghost_norm import squared_norm
 from tacit.training.gradients.site import (
     Declined,
     Layout,
+    Operation,
     Site,
     autocast,
-    first_order,
-    hidden,
     without_autocast,
 )
 
@@ -68,6 +67,37 @@ def bias_gradient(g: Tensor, squared: Tensor | None = None) -> Dense:
     return Dense(g.sum(1, dtype=accumulator(g.dtype)))
 
 
+@dataclass
+class _Product(Operation):
+    """x W' + b for a weight of shape (P, D), or x W + b for a `transposed` one of shape (D, P)."""
+
+    layout: Layout
+    weight: Tensor
+    bias: Tensor | None
+    transposed: bool
+
+    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
+        x, weight, bias = autocast(x, weight, bias)
+        with without_autocast(x):
+            return F.linear(x, weight.t() if self.transposed else weight, bias), (x, weight)
+
+    def backward(self, saved: Any, needs: Any, g: Tensor) -> tuple[Tensor, ...]:
+        x, weight = saved
+        site = self.site
+        left = self.layout.sequences(g, site.examples)  # (examples, T, P)
+        squared = squared_norm(left) if left.shape[1] == 1 else None
+        if site.is_shared(self.weight):
+            right = self.layout.sequences(x, site.examples)  # (examples, T, D)
+            outer = Outer(left, right, left_squared=squared)
+            site.collect(self.weight, outer.transposed() if self.transposed else outer)
+        if self.bias is not None and site.is_shared(self.bias):
+            site.collect(self.bias, bias_gradient(left, squared))
+        if not needs[0]:
+            return ()
+        flat = g.reshape(-1, g.shape[-1]) @ (weight.t() if self.transposed else weight)
+        return (flat.view(x.shape),)
+
+
 def _apply(
     site: Site,
     x: Tensor,
@@ -80,46 +110,4 @@ def _apply(
     layout = site.require(x, weight, bias) if layout is None else layout
     if layout.dim == x.dim() - 1:
         raise Declined  # the examples are on the axis of the features
-    call = _Call(site, layout, weight, bias, transposed)
-    return _Linear.apply(site.anchor, x, weight.detach(), hidden(bias), call)
-
-
-class _Call(NamedTuple):
-    site: Site
-    layout: Layout
-    weight: Tensor
-    bias: Tensor | None
-    transposed: bool
-
-
-class _Linear(torch.autograd.Function):
-    """Matrix product whose backward returns the input gradient and collects the other two."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, _anchor: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, call: Any
-    ) -> Tensor:
-        ctx.call, ctx.dtype = call, x.dtype
-        x, weight, bias = autocast(x, weight, bias)
-        ctx.save_for_backward(x, weight)
-        with without_autocast(x):
-            return F.linear(x, weight.t() if call.transposed else weight, bias)
-
-    @staticmethod
-    @first_order
-    def backward(ctx: Any, g: Tensor) -> Any:
-        x, weight = ctx.saved_tensors
-        site, layout, shared_weight, shared_bias, transposed = ctx.call
-        left = layout.sequences(g, site.examples)  # (examples, T, P)
-        squared = squared_norm(left) if left.shape[1] == 1 else None
-        if site.is_shared(shared_weight):
-            right = layout.sequences(x, site.examples)  # (examples, T, D)
-            outer = Outer(left, right, left_squared=squared)
-            site.collect(shared_weight, outer.transposed() if transposed else outer)
-        if site.is_shared(shared_bias):
-            site.collect(shared_bias, bias_gradient(left, squared))
-        gx = None
-        if ctx.needs_input_grad[1]:
-            flat = g.reshape(-1, g.shape[-1]) @ (weight.t() if transposed else weight)
-            gx = flat.view(x.shape).to(ctx.dtype)
-        return None, gx, None, None, None
+    return _Product(site, layout, weight, bias, transposed).apply(x, weight, bias)

@@ -6,6 +6,7 @@ g * xhat and of g over the positions of an example. They are small, so they are 
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,13 +15,13 @@ from torch.nn import functional as F
 
 from tacit.training.clip import accumulator
 from tacit.training.gradients.factored import Dense
+from tacit.training.gradients.linear import bias_gradient
 from tacit.training.gradients.site import (
     Declined,
+    Operation,
     Site,
     Unsupported,
     cast,
-    first_order,
-    hidden,
     without_autocast,
 )
 
@@ -39,8 +40,8 @@ def layer_norm(
     layout = site.require(input, weight, bias)
     if layout.dim >= input.dim() - len(normalized_shape):
         raise Declined  # the mean is taken over examples
-    call = (site, weight, bias, list(normalized_shape), eps)
-    return _LayerNorm.apply(site.anchor, input, hidden(weight), hidden(bias), call)
+    operation = _LayerNorm(site, weight, bias, eps, list(normalized_shape))
+    return operation.apply(input, weight, bias)
 
 
 def rms_norm(
@@ -55,7 +56,7 @@ def rms_norm(
     if layout.dim >= input.dim() - len(normalized_shape):
         raise Declined
     normal = F.rms_norm(input, normalized_shape, None, eps)
-    return _Scale.apply(site.anchor, normal, weight.detach(), (site, weight))
+    return _Scale(site, weight).apply(normal, weight)
 
 
 def group_norm(
@@ -69,8 +70,7 @@ def group_norm(
     """Compute `F.group_norm`, channels on axis 1; its backward collects per-example gradients."""
     if site.require(input, weight, bias).dim != 0:
         raise Declined
-    call = (site, weight, bias, num_groups, eps)
-    return _GroupNorm.apply(site.anchor, input, hidden(weight), hidden(bias), call)
+    return _GroupNorm(site, weight, bias, eps, num_groups).apply(input, weight, bias)
 
 
 def instance_norm(
@@ -90,126 +90,107 @@ def instance_norm(
     return group_norm(site, input, input.shape[1], weight, bias, eps)
 
 
-def _compute_dtype(x: Tensor, weight: Tensor | None) -> torch.dtype:
-    """Return the dtype in which a normalization runs; under autocast that is at least float32."""
-    if torch.is_autocast_enabled(x.device.type):
-        return accumulator(x.dtype)
-    return x.dtype if weight is None else weight.dtype
+@dataclass
+class _Norm(Operation):
+    """Base of layer norm and group norm, by torch functions that also return mean and scale."""
 
+    weight: Tensor | None
+    bias: Tensor | None
+    eps: float
 
-class _LayerNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, _anchor: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, call: Any
-    ) -> Tensor:
-        dtype = _compute_dtype(x, weight)
-        weight, bias = cast(dtype, weight, bias)
-        *_, shape, eps = call
+    def normalized(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Any:
+        raise NotImplementedError
+
+    def forward(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Any:
+        if torch.is_autocast_enabled(x.device.type):
+            self.dtype = accumulator(x.dtype)
+        else:
+            self.dtype = x.dtype if weight is None else weight.dtype
+        weight, bias = cast(self.dtype, weight, bias)
         with without_autocast(x):
-            y, mean, rstd = torch.native_layer_norm(x.to(dtype), shape, weight, bias, eps)
-        ctx.call, ctx.dtype = call, dtype
-        ctx.save_for_backward(x, weight, mean, rstd)
-        return y
-
-    @staticmethod
-    @first_order
-    def backward(ctx: Any, g: Tensor) -> Any:
-        x, weight, mean, rstd = ctx.saved_tensors
-        site, shared_weight, shared_bias, shape, _ = ctx.call
-        wide = x.to(ctx.dtype)
-        if site.is_shared(shared_weight):
-            _collect_sum(site, shared_weight, g * ((wide - mean) * rstd), len(shape))
-        if site.is_shared(shared_bias):
-            _collect_sum(site, shared_bias, g, len(shape))
-        gx = None
-        if ctx.needs_input_grad[1]:
-            grads = aten.native_layer_norm_backward(
-                g, wide, shape, mean, rstd, weight, None, [True, False, False]
-            )
-            gx = grads[0].to(x.dtype)
-        return None, gx, None, None, None
+            y, mean, rstd = self.normalized(x.to(self.dtype), weight, bias)
+        return y, (x, weight, mean, rstd)
 
 
-class _Scale(torch.autograd.Function):
+@dataclass
+class _LayerNorm(_Norm):
+    shape: list[int]
+
+    def normalized(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Any:
+        return torch.native_layer_norm(x, self.shape, weight, bias, self.eps)
+
+    def backward(self, saved: Any, needs: Any, g: Tensor) -> tuple[Tensor, ...]:
+        x, weight, mean, rstd = saved
+        x = x.to(self.dtype)
+        if self.site.is_shared(self.weight):
+            _collect_sum(self.site, self.weight, g * ((x - mean) * rstd), len(self.shape))
+        _collect_sum(self.site, self.bias, g, len(self.shape))
+        if not needs[0]:
+            return ()
+        mask = [True, False, False]
+        grads = aten.native_layer_norm_backward(g, x, self.shape, mean, rstd, weight, None, mask)
+        return grads[:1]
+
+
+@dataclass
+class _Scale(Operation):
     """normal * weight over the last axes."""
 
-    @staticmethod
-    def forward(ctx: Any, _anchor: Tensor, normal: Tensor, weight: Tensor, call: Any) -> Tensor:
-        ctx.call = call
-        ctx.save_for_backward(normal, weight)
-        return normal * weight
+    weight: Tensor
 
-    @staticmethod
-    @first_order
-    def backward(ctx: Any, g: Tensor) -> Any:
-        normal, weight = ctx.saved_tensors
-        site, shared = ctx.call
-        _collect_sum(site, shared, g * normal, weight.dim())
-        gx = (g * weight).to(normal.dtype) if ctx.needs_input_grad[1] else None
-        return None, gx, None, None
+    def forward(self, normal: Tensor, weight: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        return normal * weight, (normal, weight)
+
+    def backward(self, saved: Any, needs: Any, g: Tensor) -> tuple[Tensor, ...]:
+        normal, weight = saved
+        _collect_sum(self.site, self.weight, g * normal, weight.dim())
+        return (g * weight,) if needs[0] else ()
 
 
-class _GroupNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, _anchor: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, call: Any
-    ) -> Tensor:
-        dtype = _compute_dtype(x, weight)
-        weight, bias = cast(dtype, weight, bias)
-        *_, groups, eps = call
-        with without_autocast(x):
-            y, mean, rstd = torch.native_group_norm(
-                _packed(x.to(dtype)), weight, bias, *_sizes(x), groups, eps
-            )
-        ctx.call, ctx.dtype = call, dtype
-        ctx.save_for_backward(x, weight, mean, rstd)
-        return y
+@dataclass
+class _GroupNorm(_Norm):
+    groups: int
 
-    @staticmethod
-    @first_order
-    def backward(ctx: Any, g: Tensor) -> Any:
-        x, weight, mean, rstd = ctx.saved_tensors
-        site, shared_weight, shared_bias, groups, _ = ctx.call
+    def normalized(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Any:
+        x = x.contiguous(memory_format=_memory_format(x))
+        return torch.native_group_norm(x, weight, bias, *_sizes(x), self.groups, self.eps)
+
+    def backward(self, saved: Any, needs: Any, g: Tensor) -> tuple[Tensor, ...]:
+        x, weight, mean, rstd = saved
+        x = x.to(self.dtype)
+        format = _memory_format(x)
+        x = x.contiguous(memory_format=format)
         rows, channels, size = _sizes(x)
-        wide = _packed(x.to(ctx.dtype))
         shifts = g.flatten(2).sum(2, dtype=accumulator(g.dtype))  # (rows, channels)
-        if site.is_shared(shared_weight):
+        if self.site.is_shared(self.weight):
             # sum g * (x - mean) * rstd, without forming the normalized input
-            products = (g * wide).flatten(2).sum(2, dtype=accumulator(g.dtype))
-            spread = (rows, groups, channels // groups)
+            products = (g * x).flatten(2).sum(2, dtype=accumulator(g.dtype))
+            spread = (rows, self.groups, channels // self.groups)
             mean_of, rstd_of = (
-                s.view(rows, groups, 1).expand(spread).reshape(rows, channels) for s in (mean, rstd)
+                s.view(rows, -1, 1).expand(spread).reshape(rows, channels) for s in (mean, rstd)
             )
-            _collect_sum(site, shared_weight, (products - mean_of * shifts) * rstd_of, 1)
-        if site.is_shared(shared_bias):
-            _collect_sum(site, shared_bias, shifts, 1)
-        gx = None
-        if ctx.needs_input_grad[1]:
-            g = g.to(ctx.dtype).contiguous(memory_format=_memory_format(wide))
-            grads = aten.native_group_norm_backward(
-                g, wide, mean, rstd, weight, rows, channels, size, groups, [True, False, False]
-            )
-            gx = grads[0].to(x.dtype)
-        return None, gx, None, None, None
+            _collect_sum(self.site, self.weight, (products - mean_of * shifts) * rstd_of, 1)
+        _collect_sum(self.site, self.bias, shifts, 1)
+        if not needs[0]:
+            return ()
+        g = g.to(self.dtype).contiguous(memory_format=format)
+        sizes = (rows, channels, size, self.groups, [True, False, False])
+        return aten.native_group_norm_backward(g, x, mean, rstd, weight, *sizes)[:1]
 
 
-def _collect_sum(site: Site, shared: Tensor, values: Tensor, features: int) -> None:
+def _collect_sum(site: Site, shared: Tensor | None, values: Tensor, features: int) -> None:
     """Collect the sums over positions; the last `features` axes are those of the parameter."""
+    if shared is None or not site.is_shared(shared):
+        return
     flat = values.flatten(values.dim() - features)
     rows = site.output.sequences(flat, site.examples)  # (examples, T, features)
-    if rows.shape[1] > 1:
-        rows = rows.sum(1, dtype=accumulator(rows.dtype))
-    site.collect(shared, Dense(rows.reshape(site.examples, *shared.shape)))
+    sums = bias_gradient(rows).values
+    site.collect(shared, Dense(sums.reshape(site.examples, *shared.shape)))
 
 
 def _sizes(x: Tensor) -> tuple[int, int, int]:
     """Return the numbers of rows, channels and positions."""
     return x.shape[0], x.shape[1], math.prod(x.shape[2:])
-
-
-def _packed(x: Tensor) -> Tensor:
-    """Return the tensor contiguous in a memory format that the kernel takes."""
-    return x.contiguous(memory_format=_memory_format(x))
 
 
 def _memory_format(x: Tensor) -> torch.memory_format:
@@ -218,15 +199,11 @@ def _memory_format(x: Tensor) -> torch.memory_format:
     Both must have the same format. A CPU's kernel takes channels last too, and so does the kernel
     that the compiler writes; torch's own kernel for GPUs takes contiguous tensors only.
     """
-    is_channels_last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
-    if is_channels_last and (x.device.type == "cpu" or _is_traced(x)):
+    takes_both = x.device.type == "cpu"
+    if x.is_cuda:
+        from tacit.training import gpu
+
+        takes_both = gpu.is_traced(x)
+    if takes_both and x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):
         return torch.channels_last
     return torch.contiguous_format
-
-
-def _is_traced(x: Tensor) -> bool:
-    if not x.is_cuda:
-        return False
-    from tacit.training import gpu
-
-    return gpu.is_traced(x)

@@ -6,7 +6,9 @@ sum_t dz_t x_t' and sum_t dz_t h_{t-1}': two matrix products over the time steps
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -18,9 +20,9 @@ from tacit.training.gradients.linear import bias_gradient, linear
 from tacit.training.gradients.site import (
     Declined,
     Layout,
+    Operation,
     Site,
-    first_order,
-    hidden,
+    cast,
     without_autocast,
 )
 
@@ -138,36 +140,32 @@ CELLS: dict[Any, RecurrentCell] = {
 }
 
 
-def layers_rule(function: Any) -> Any:
-    """Return the rule for `torch.lstm`, `torch.gru`, `torch.rnn_tanh` or `torch.rnn_relu`."""
-    cell = CELLS[function]
+def layers_rule(
+    cell: RecurrentCell, site: Site, input: Tensor, hx: Any, params: Any, *options: Any
+) -> tuple[Tensor, ...]:
+    """Compute `torch.lstm`, `gru`, `rnn_tanh` or `rnn_relu`, whose cell is given first.
 
-    def rule(site: Site, input: Tensor, hx: Any, params: Any, *options: Any) -> tuple[Tensor, ...]:
-        found = _options(input, options)
-        layout = site.layout(input)
-        if layout is None or layout.dim != (0 if found.batch_first else 1):
-            raise Declined
-        layout = layout._replace(dim=1)
+    The backward collects per-example gradients.
+    """
+    found = _options(input, options)
+    layout = site.layout(input)
+    if layout is None or layout.dim != (0 if found.batch_first else 1):
+        raise Declined
+    layout = layout._replace(dim=1)
 
-        def layer(x: Tensor, state: State, weights: LayerWeights) -> tuple[Tensor, ...]:
-            call = (site, cell, layout, weights, len(state))
-            return _Recurrence.apply(site.anchor, call, x, *state, *map(hidden, weights))
+    def layer(x: Tensor, state: State, weights: LayerWeights) -> tuple[Tensor, ...]:
+        operation = _Recurrence(site, cell, layout, weights, len(state))
+        return operation.apply(x, *state, *weights)
 
-        return _layers(layer, input, hx, params, found)
-
-    return rule
+    return _layers(layer, input, hx, params, found)
 
 
-def cell_rule(function: Any) -> Any:
-    """Return the rule for `torch.lstm_cell` and the other cells.
+def cell_rule(cell: RecurrentCell, site: Site, input: Tensor, hx: Any, *weights: Any) -> Any:
+    """Compute `torch.lstm_cell` or another cell; the backward collects per-example gradients.
 
     The two matrix products of a step go through the rule of `linear`; autograd does the rest.
     """
-
-    def rule(site: Site, input: Tensor, hx: Any, *weights: Any) -> Any:
-        return _cell_step(CELLS[function], partial(linear, site), input, hx, *weights)
-
-    return rule
+    return _cell_step(cell, partial(linear, site), input, hx, *weights)
 
 
 def decomposed(function: Any, input: Tensor, hx: Any, params: Any, *options: Any) -> Any:
@@ -180,14 +178,8 @@ def decomposed(function: Any, input: Tensor, hx: Any, params: Any, *options: Any
         return _cell_step(cell, F.linear, input, hx, params, *options)
 
     def layer(x: Tensor, state: State, weights: LayerWeights) -> tuple[Tensor, ...]:
-        outputs = []
-        for zx in F.linear(x, weights.w_ih, weights.b_ih):
-            zh = F.linear(state[0], weights.w_hh, weights.b_hh)
-            state = cell.forward(zx, zh, state)[0]
-            if weights.w_hr is not None:
-                state = (F.linear(state[0], weights.w_hr), *state[1:])
-            outputs.append(state[0])
-        return torch.stack(outputs), *state
+        states, _, _ = _recur(cell, x, state, weights)
+        return torch.stack([s[0] for s in states[1:]]), *states[-1]
 
     return _layers(layer, input, hx, params, _options(input, options))
 
@@ -252,43 +244,32 @@ def _weights(params: Sequence[Tensor], has_biases: bool, count: int) -> Iterator
         yield LayerWeights(own[0], own[1], *biases, projection)
 
 
-class _Recurrence(torch.autograd.Function):
+@dataclass
+class _Recurrence(Operation):
     """One layer in one direction, over all time steps."""
 
-    @staticmethod
-    def forward(ctx: Any, _anchor: Tensor, call: Any, x: Tensor, *tensors: Tensor) -> Any:
-        _, cell, _, _, count = call
-        w_ih, w_hh, b_ih, b_hh, w_hr = tensors[count:]
-        ctx.dtypes = [t.dtype for t in (x, *tensors[:count])]
-        ctx.call, ctx.count = call, count
-        with without_autocast(x):
-            x = x.to(w_ih.dtype)
-            state = tuple(s.to(w_ih.dtype) for s in tensors[:count])
-            before, saved, raw = [], [], []
-            for zx in F.linear(x, w_ih, b_ih):
-                before.append(state)
-                state, kept = cell.forward(zx, F.linear(state[0], w_hh, b_hh), state)
-                saved.append(kept)
-                if w_hr is not None:
-                    raw.append(state[0])
-                    state = (F.linear(state[0], w_hr), *state[1:])
-        ctx.per_step = len(saved[0])
-        states = [s for step in before for s in step]
-        kept = [s for step in saved for s in step]
-        ctx.save_for_backward(x, w_ih, w_hh, w_hr, *states, *kept, *raw)
-        outputs = torch.stack([step[0] for step in (*before[1:], state)])
-        return outputs, *state
+    cell: RecurrentCell
+    layout: Layout
+    weights: LayerWeights
+    count: int  # tensors of the state
 
-    @staticmethod
-    @first_order
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        x, w_ih, w_hh, w_hr, *rest = ctx.saved_tensors
-        site, cell, layout, weights, count = ctx.call
+    def forward(self, x: Tensor, *tensors: Any) -> tuple[State, list[Any]]:
+        weights = LayerWeights(*tensors[self.count :])
+        with without_autocast(x):
+            x, *state = cast(weights.w_ih.dtype, x, *tensors[: self.count])
+            states, kept, raw = _recur(self.cell, x, tuple(state), weights)
+        *before, last = states
+        outputs = torch.stack([s[0] for s in states[1:]])
+        saved = [x, weights.w_ih, weights.w_hh, weights.w_hr, *chain(*before), *chain(*kept), *raw]
+        return (outputs, *last), saved
+
+    def backward(self, saved: Any, needs: Any, *grads: Tensor) -> Sequence[Tensor | None]:
+        x, w_ih, w_hh, w_hr, *rest = saved
         length = len(x)
-        states = [tuple(rest[t * count : (t + 1) * count]) for t in range(length)]
-        rest, width = rest[length * count :], ctx.per_step
-        saved = [tuple(rest[t * width : (t + 1) * width]) for t in range(length)]
-        raw = rest[length * width :]
+        states = _by_step(rest[: length * self.count], length)
+        rest = rest[length * self.count :]
+        raw = rest[-length:] if w_hr is not None else []
+        kept = _by_step(rest[: len(rest) - len(raw)], length)
         output, *state = grads
         dzx, dzh, projected = [], [], []
         for t in reversed(range(length)):
@@ -296,7 +277,7 @@ class _Recurrence(torch.autograd.Function):
             if w_hr is not None:
                 projected.append(dh)
                 dh = dh @ w_hr
-            dx, dz, state = cell.backward(saved[t], states[t], (dh, *state[1:]))
+            dx, dz, state = self.cell.backward(kept[t], states[t], (dh, *state[1:]))
             # With a projection, state[0] has the width before it and is not added.
             through = dz @ w_hh
             first = through if w_hr is not None else state[0] + through
@@ -305,41 +286,51 @@ class _Recurrence(torch.autograd.Function):
             dzh.append(dz)
         is_one = dzx[0] is dzh[0]  # the gates depend on zx + zh only
         dx = torch.stack(dzx[::-1])  # (T, rows, gates)
-        dh = dx if is_one else torch.stack(dzh[::-1])
-        before = torch.stack([s[0] for s in states])
-        _collect(site, layout, (x, before), (dx, dh), weights)
-        if w_hr is not None and site.is_shared(weights.w_hr):
-            left, right = torch.stack(projected[::-1]), torch.stack(raw)
-            _collect_matrix(site, weights.w_hr, *_sequences(site, layout, left, right))
-        gx = dx @ w_ih if ctx.needs_input_grad[2] else None
-        found = [gx, *state]
-        found = [g if g is None else g.to(d) for g, d in zip(found, ctx.dtypes, strict=True)]
-        return None, None, *found, None, None, None, None, None
+        of_x = self._sequences(dx)
+        of_h = of_x if is_one else self._sequences(torch.stack(dzh[::-1]))
+        self._collect(self.weights.w_ih, of_x, x)
+        self._collect(self.weights.w_hh, of_h, torch.stack([s[0] for s in states]))
+        for bias, dz in ((self.weights.b_ih, of_x), (self.weights.b_hh, of_h)):
+            if bias is not None and self.site.is_shared(bias):
+                self.site.collect(bias, bias_gradient(dz))
+        if w_hr is not None:
+            left = self._sequences(torch.stack(projected[::-1]))
+            self._collect(self.weights.w_hr, left, torch.stack(raw))
+        return dx @ w_ih if needs[0] else None, *state
+
+    def _sequences(self, tensor: Tensor) -> Tensor:
+        return self.layout.sequences(tensor, self.site.examples)  # (examples, T, features)
+
+    def _collect(self, weight: Tensor | None, left: Tensor, inputs: Tensor) -> None:
+        if weight is not None and self.site.is_shared(weight):
+            self.site.collect(weight, Outer(left, self._sequences(inputs)))
 
 
-def _collect(
-    site: Site, layout: Layout, inputs: State, grads: tuple[Tensor, Tensor], weights: LayerWeights
-) -> None:
-    """Collect the gradients of the two products, with inputs x_t and h_{t-1}."""
-    x, h = _sequences(site, layout, *inputs)
-    dx, dh = _sequences(site, layout, *grads)
-    _collect_matrix(site, weights.w_ih, dx, x)
-    _collect_matrix(site, weights.w_hh, dh, h)
-    for bias, dz in ((weights.b_ih, dx), (weights.b_hh, dh)):
-        if bias is not None and site.is_shared(bias):
-            site.collect(bias, bias_gradient(dz))
+def _recur(
+    cell: RecurrentCell, x: Tensor, state: State, weights: LayerWeights
+) -> tuple[list[State], list[State], list[Tensor]]:
+    """Run a cell over the time steps of x, of shape (time, rows, features).
+
+    Return the state before each step and after the last one, the tensors that each step keeps for
+    the backward, and the outputs before a projection, if the layer has one.
+    """
+    states, kept, raw = [state], [], []
+    for zx in F.linear(x, weights.w_ih, weights.b_ih):
+        zh = F.linear(state[0], weights.w_hh, weights.b_hh)
+        state, own = cell.forward(zx, zh, state)
+        if weights.w_hr is not None:
+            raw.append(state[0])
+            state = (F.linear(state[0], weights.w_hr), *state[1:])
+        kept.append(own)
+        states.append(state)
+    return states, kept, raw
 
 
-def _sequences(site: Site, layout: Layout, *tensors: Tensor) -> list[Tensor]:
-    """Return each tensor as (examples, T, features); a tensor given twice is reshaped once."""
-    found = {id(t): layout.sequences(t, site.examples) for t in tensors}
-    return [found[id(t)] for t in tensors]
-
-
-def _collect_matrix(site: Site, weight: Tensor, left: Tensor, right: Tensor) -> None:
-    if site.is_shared(weight):
-        site.collect(weight, Outer(left, right))
+def _by_step(tensors: Sequence[Tensor], steps: int) -> list[State]:
+    """Return the tensors of each time step, of which all have the same number."""
+    count = len(tensors) // steps
+    return [tuple(tensors[t * count : (t + 1) * count]) for t in range(steps)]
 
 
 _LAYERS = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
-RULES = {f: layers_rule(f) if f in _LAYERS else cell_rule(f) for f in CELLS}
+RULES = {f: partial(layers_rule if f in _LAYERS else cell_rule, CELLS[f]) for f in CELLS}

@@ -4,10 +4,10 @@ A tensor is *shared* if all examples of the batch use it: a parameter, or a tens
 parameters. `Layout` gives the axis of a tensor that holds the examples.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import wraps
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -86,8 +86,8 @@ class Site:
         `collect(tensor, gradient)` passes the per-example gradients of a shared tensor to the
         engine. Rules call it during the backward.
     anchor
-        A scalar that requires grad. Every rule passes it to its autograd function: the shared
-        tensors are detached, so without it autograd might skip that function's backward.
+        A scalar that requires grad. It is an argument of every `Operation`: the shared tensors are
+        detached, so without it autograd might skip the backward.
     """
 
     examples: int
@@ -113,9 +113,53 @@ class Site:
         return layout
 
 
-def hidden(tensor: Tensor | None) -> Tensor | None:
-    """Return the tensor detached, so that autograd computes no ordinary gradient for it."""
-    return None if tensor is None else tensor.detach()
+@dataclass(slots=True)
+class Operation:
+    """One call of an operation, computed by a layer rule.
+
+    Each rule is a subclass. `forward` returns the result and the tensors that the backward needs.
+    `backward(saved, needs, *grads)` collects the per-example gradients of the shared tensors and
+    returns the gradients of the other arguments, which come first. `needs` says for each argument
+    whether autograd needs its gradient.
+    """
+
+    site: Site
+
+    def forward(self, *tensors: Any, **_: Any) -> tuple[Any, Sequence[Tensor | None]]:
+        raise NotImplementedError
+
+    def backward(self, *args: Any, **_: Any) -> Sequence[Tensor | None]:
+        raise NotImplementedError
+
+    def apply(self, *tensors: Tensor | None) -> Any:
+        """Return the result of `forward`; autograd calls `backward`.
+
+        Shared tensors are detached first, so that autograd computes no ordinary gradient for them.
+        """
+        shown = [t.detach() if t is not None and self.site.is_shared(t) else t for t in tensors]
+        return _OperationFunction.apply(self.site.anchor, self, *shown)
+
+
+class _OperationFunction(torch.autograd.Function):
+    """An `Operation` in the form that autograd calls."""
+
+    @staticmethod
+    def forward(ctx: Any, _anchor: Tensor, operation: Operation, *tensors: Tensor | None) -> Any:
+        result, saved = operation.forward(*tensors)
+        ctx.operation = operation
+        ctx.dtypes = [None if t is None else t.dtype for t in tensors]
+        ctx.save_for_backward(*saved)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        # To autograd, the gradients do not depend on the shared tensors. So a loss with second
+        # derivatives (`create_graph=True`) would silently lose that part of its gradient.
+        if torch.is_grad_enabled():
+            raise Unsupported("the loss differentiates the model itself")
+        found = ctx.operation.backward(ctx.saved_tensors, ctx.needs_input_grad[2:], *grads)
+        pairs = zip_longest(found, ctx.dtypes)
+        return None, None, *(None if g is None else g.to(dtype) for g, dtype in pairs)
 
 
 def without_autocast(tensor: Tensor) -> AbstractContextManager[Any]:
@@ -136,19 +180,3 @@ def autocast(*tensors: Any) -> list[Any]:  # Any: tensors, and None for one that
 def cast(dtype: torch.dtype, *tensors: Any) -> list[Any]:  # Any: as above
     """Return the tensors in this dtype, and None for None."""
     return [None if tensor is None else tensor.to(dtype) for tensor in tensors]
-
-
-def first_order(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate a rule's backward so that differentiating through it raises `Unsupported`.
-
-    A rule's backward does not depend on the shared tensors as far as autograd can see. A loss with
-    second derivatives (`create_graph=True`) would silently lose that part of its gradient.
-    """
-
-    @wraps(backward)
-    def checked(ctx: Any, *grads: Any) -> Any:
-        if torch.is_grad_enabled():
-            raise Unsupported("the loss differentiates the model itself")
-        return backward(ctx, *grads)
-
-    return checked

@@ -108,6 +108,16 @@ def test_laplace_moments_and_decay(rate, epsilon, a, b):
             assert math.log(abs(found)) <= tilted.log_decay(step * j, 1) + 1e-9
 
 
+@pytest.mark.parametrize(("rate", "epsilon"), [(1.0, 1e-3), (1.0, 2.27), (0.1, 100.0)])
+def test_the_decay_of_laplace_noise_is_a_number_at_every_order(rate, epsilon):
+    model = LaplaceModel(Sampled(DoubleExponential(epsilon), rate, 1, 0))
+    moments = model.moments(1)
+    with np.errstate(over="ignore"):
+        for order, upper, error in zip(ORDERS, moments.upper, moments.error, strict=True):
+            tilted = model.tilt(Tilt(float(order), float(upper), float(error)))
+            assert all(tilted.log_decay(t, 1) < 1e-9 for t in (1e-6, 1.0, 1e6))
+
+
 def laplace_moment(law, z):
     """E_P[exp(z loss)]: the loss rests beyond 1, and Simpson's rule does what is between."""
     x, step = np.linspace(0.0, 1.0, 20_001, retstep=True)

@@ -1,0 +1,407 @@
+"""Means of numbers in declared bounds, from reports that protect each number.
+
+Numbers are clipped to [lower, upper] and scaled to t in [-1, 1]. Each report is an unbiased, very
+noisy version of the number, so their average estimates the mean.
+
+- `DuchiMean`: two possible reports (Duchi, Jordan & Wainwright 2018, arXiv:1604.02390);
+- `PiecewiseMean`: many possible reports, those near the value more likely (Wang et al. 2019,
+  arXiv:1907.00782, Algorithm 2);
+- `HybridMean`: one or the other by a coin, the least worst-case variance of the three (same
+  paper);
+- `DuchiVector`, `SampledVector`: means of vectors (from the same two papers); the latter has the
+  smaller variance from two dimensions on.
+
+Before any noise is added, t is rounded at random to one of finitely many levels without bias. The
+noise is then drawn from coins and whole numbers, and a report is one of finitely many floats:
+no low-order bit of a report depends on t.
+"""
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from tacit._check import in_open_unit, whole
+from tacit.local.coins import exp_below, flip, real_numbers, round_down, subset
+from tacit.local.frequencies import Estimate, Floats, LocalRandomizer, check_bounds
+from tacit.mechanisms import Rng, Seed, generator
+
+
+class MeanRandomizer(Protocol):
+    """A randomizer of numbers in [-1, 1]: what `SampledVector` needs of its parts."""
+
+    def draw(self, t: Floats, rng: Rng) -> Floats:
+        """Return one unbiased report per element of `t`."""
+        ...
+
+    def noise_variance(self, t: ArrayLike) -> Floats:
+        """Return the variance of a report of `t`."""
+        ...
+
+    def worst_case_ratio(self) -> Fraction:
+        """Return the exact largest ratio of two probabilities of one report."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class _BoundedMean(LocalRandomizer):
+    """What the randomizers of one number share."""
+
+    lower: float = -1.0
+    upper: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_bounds(self.lower, self.upper)
+
+    def draw(self, t: Floats, rng: Rng) -> Floats:
+        """Return one unbiased report per element of `t`, all in [-1, 1]."""
+        raise NotImplementedError
+
+    def noise_variance(self, t: ArrayLike) -> Floats:
+        """Return the variance of a report of `t` in [-1, 1]."""
+        raise NotImplementedError
+
+    def randomize(self, values: ArrayLike, rng: Seed = None) -> Floats:
+        """Return the report of one person, or one report per element, in the units of `values`.
+
+        Values outside the bounds are clipped to them; one that is not a number counts as the
+        middle.
+        """
+        found = real_numbers(values)
+        t = to_unit(found, self.lower, self.upper)
+        reports = self.draw(np.atleast_1d(t), generator(rng))
+        scaled = self._middle + self._half * reports
+        return scaled if found.ndim else scaled[0]
+
+    def estimate(self, reports: ArrayLike, *, confidence: float = 0.95) -> Estimate:
+        """Return the mean of the values behind `reports`, with an interval."""
+        return average(real_numbers(reports, "reports"), confidence)
+
+    def variance(self, values: ArrayLike, n_reports: int) -> float:
+        """Return the variance of the estimate for persons who hold `values`."""
+        t = to_unit(np.asarray(values, dtype=np.float64), self.lower, self.upper)
+        return float(np.mean(self.noise_variance(t))) * self._half**2 / n_reports
+
+    @property
+    def _middle(self) -> float:
+        return (self.lower + self.upper) / 2
+
+    @property
+    def _half(self) -> float:
+        return (self.upper - self.lower) / 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class DuchiMean(_BoundedMean):
+    """A report of +B or -B, B = (e^epsilon + 1) / (e^epsilon - 1).
+
+    t is rounded to +1 with probability (1 + t) / 2, else to -1, and the sign is sent by randomized
+    response. This is the law of Duchi et al. 2018: P(+B) = 1/2 + t / (2 B).
+
+    >>> DuchiMean(epsilon=1.0).noise_variance(0.0).round(4).item()
+    4.6827
+    """
+
+    @property
+    def true_sign_probability(self) -> Fraction:
+        """Probability that the rounded sign is sent as it is: e^epsilon / (e^epsilon + 1)."""
+        return round_down(self._most / (self._most + 1))
+
+    def worst_case_ratio(self) -> Fraction:
+        """Return the ratio of the probabilities of +B for t = 1 and t = -1."""
+        return self.true_sign_probability / (1 - self.true_sign_probability)
+
+    def draw(self, t: Floats, rng: Rng) -> Floats:
+        """Return +-B for each element of `t`."""
+        signs = np.where(rng.random(t.shape) < (1 + t) / 2, 1.0, -1.0)
+        is_true = flip(self.true_sign_probability, rng, t.shape)
+        return np.where(is_true, signs, -signs) * self._bound
+
+    def noise_variance(self, t: ArrayLike) -> Floats:
+        """Return B^2 - t^2, because every report is +-B and has mean t."""
+        return self._bound**2 - np.asarray(t, dtype=np.float64) ** 2
+
+    @property
+    def _bound(self) -> float:
+        return 1 / float(2 * self.true_sign_probability - 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PiecewiseMean(_BoundedMean):
+    """A report in [-C, C] that is close to t with large probability.
+
+    Wang et al. 2019, Algorithm 2, on a grid: reports are the multiples j = -N .. N of one step. t
+    is rounded at random to a center c, and j is uniform on the 2 w + 1 places around c with
+    probability P, else uniform on the others. All places have one of two probabilities, whose
+    ratio is at most e^epsilon. The finer the grid, the closer the law is to the published one;
+    w / N follows the width of the published window.
+
+    Parameters
+    ----------
+    n_levels
+        N: number of positive multiples that can be reported.
+    """
+
+    n_levels: int = 2**15
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        whole(n_levels=self.n_levels, least=1)
+
+    @cached_property
+    def half_window(self) -> int:
+        """w: places on each side of the center. The window is 1 / (e^(epsilon/2) + 1) of all."""
+        places = (2 * self.n_levels + 1) / (math.exp(self.epsilon / 2) + 1)
+        return min(max(round((places - 1) / 2), 0), self.n_levels - 1)
+
+    @property
+    def window_probability(self) -> Fraction:
+        """P: probability that the report is in the window."""
+        inside, outside = self._sizes
+        return round_down(self._most * inside / (self._most * inside + outside))
+
+    def worst_case_ratio(self) -> Fraction:
+        """Return the probability of a place in the window over that of one outside."""
+        inside, outside = self._sizes
+        p = self.window_probability
+        return (p / inside) / ((1 - p) / outside)
+
+    def draw(self, t: Floats, rng: Rng) -> Floats:
+        """Return a multiple of the step for each element of `t`."""
+        w = self.half_window
+        inside, outside = self._sizes
+        reach = self.n_levels - w
+        exact = t * reach
+        below = np.floor(exact)
+        center = (below + (rng.random(t.shape) < exact - below)).astype(np.int64)
+        is_near = flip(self.window_probability, rng, t.shape)
+        near = center - w + rng.integers(0, inside, size=t.shape)
+        # Places outside are numbered from -N up; those beyond the window move over it.
+        far = rng.integers(0, outside, size=t.shape) - self.n_levels
+        far = np.where(far >= center - w, far + inside, far)
+        return np.where(is_near, near, far) * self._step
+
+    def noise_variance(self, t: ArrayLike) -> Floats:
+        """Return the variance of Wang et al. 2019, Lemma 1, of which the grid is a refinement.
+
+        It is t^2 / (e^(epsilon/2) - 1) + (e^(epsilon/2) + 3) / (3 (e^(epsilon/2) - 1)^2).
+        """
+        half = math.expm1(self.epsilon / 2)
+        t = np.asarray(t, dtype=np.float64)
+        return t**2 / half + (half + 4) / (3 * half**2)
+
+    @property
+    def _sizes(self) -> tuple[int, int]:
+        inside = 2 * self.half_window + 1
+        return inside, 2 * self.n_levels + 1 - inside
+
+    @cached_property
+    def _step(self) -> float:
+        """The step that makes reports unbiased.
+
+        The places outside the window add up to -inside * c, so a report of center c has mean
+        c (P - (1 - P) inside / outside).
+        """
+        inside, outside = self._sizes
+        p = self.window_probability
+        shrink = p - (1 - p) * inside / outside
+        return 1 / ((self.n_levels - self.half_window) * float(shrink))
+
+
+@dataclass(frozen=True, kw_only=True)
+class HybridMean(_BoundedMean):
+    """The piecewise report with probability 1 - e^(-epsilon/2), else that of Duchi et al.
+
+    Wang et al. 2019 ("hybrid mechanism"): the mixture has the least worst-case variance. For
+    epsilon at most 0.61 only the report of Duchi et al. is used.
+
+    >>> worst = [m(epsilon=1.0).noise_variance([0, 1]).max() for m in (DuchiMean, PiecewiseMean)]
+    >>> bool(HybridMean(epsilon=1.0).noise_variance([0, 1]).max() < min(worst))
+    True
+    """
+
+    @property
+    def piecewise_probability(self) -> Fraction:
+        """Probability of the piecewise report; public."""
+        if self.epsilon <= _HYBRID_FROM:
+            return Fraction(0)
+        return round_down(1 - 1 / exp_below(self.epsilon / 2))
+
+    def worst_case_ratio(self) -> Fraction:
+        """Return the larger of the ratios of both parts: their reports have no value in common."""
+        duchi = self._parts[1].worst_case_ratio()
+        return max(self._parts[0].worst_case_ratio(), duchi) if self._is_mixed else duchi
+
+    def draw(self, t: Floats, rng: Rng) -> Floats:
+        """Return a report of one of the parts for each element of `t`."""
+        piecewise, duchi = self._parts
+        if not self._is_mixed:
+            return duchi.draw(t, rng)
+        is_piecewise = flip(self.piecewise_probability, rng, t.shape)
+        return np.where(is_piecewise, piecewise.draw(t, rng), duchi.draw(t, rng))
+
+    def noise_variance(self, t: ArrayLike) -> Floats:
+        """Return the mixture of the variances of both parts, whose reports have one mean."""
+        share = float(self.piecewise_probability)
+        piecewise, duchi = self._parts
+        return share * piecewise.noise_variance(t) + (1 - share) * duchi.noise_variance(t)
+
+    @property
+    def _is_mixed(self) -> bool:
+        return self.piecewise_probability > 0
+
+    @cached_property
+    def _parts(self) -> tuple[PiecewiseMean, DuchiMean]:
+        return PiecewiseMean(epsilon=self.epsilon), DuchiMean(epsilon=self.epsilon)
+
+
+_ROOT = 405 * math.sqrt(241)
+_HYBRID_FROM = math.log(
+    (-5 + 2 * math.cbrt(6353 - _ROOT) + 2 * math.cbrt(6353 + _ROOT)) / 27
+)  # Wang et al. 2019: about 0.61
+
+
+@dataclass(frozen=True, kw_only=True)
+class _BoundedVector(LocalRandomizer):
+    """What the randomizers of vectors share: every coordinate is in [lower, upper]."""
+
+    n_dimensions: int
+    lower: float = -1.0
+    upper: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        whole(n_dimensions=self.n_dimensions, least=1)
+        check_bounds(self.lower, self.upper)
+
+    def draw(self, t: Floats, rng: Rng) -> Floats:
+        """Return one unbiased report per row of `t`, all in [-1, 1]."""
+        raise NotImplementedError
+
+    def noise_variance(self, t: ArrayLike) -> Floats:
+        """Return the variance of each coordinate of a report of `t` in [-1, 1]."""
+        raise NotImplementedError
+
+    def randomize(self, values: ArrayLike, rng: Seed = None) -> Floats:
+        """Return a report for one vector, or one per row; coordinates are clipped to the bounds."""
+        found = real_numbers(values)
+        if found.ndim not in (1, 2) or found.shape[-1] != self.n_dimensions:
+            raise ValueError(f"values must have {self.n_dimensions} columns, got {found.shape}.")
+        t = to_unit(np.atleast_2d(found), self.lower, self.upper)
+        middle, half = (self.lower + self.upper) / 2, (self.upper - self.lower) / 2
+        reports = middle + half * self.draw(t, generator(rng))
+        return reports if found.ndim == 2 else reports[0]
+
+    def estimate(self, reports: ArrayLike, *, confidence: float = 0.95) -> Estimate:
+        """Return the mean vector behind `reports`, with an interval for each coordinate."""
+        return average(real_numbers(reports, "reports"), confidence)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DuchiVector(_BoundedVector):
+    """A report in {-B, B}^d that agrees with the vector in more coordinates than not.
+
+    Every coordinate is rounded to a sign at random, as in `DuchiMean`. A uniformly drawn vector of
+    signs is negated if needed, so that with probability e^epsilon / (e^epsilon + 1) its inner
+    product S with the rounded vector is positive, else negative. Vectors with S = 0, which exist
+    for even d, are left alone. That is the scheme of Duchi et al. 2018 for a cube, but for the
+    vectors with S = 0: there they are as likely as those with S > 0, which needs a larger B.
+
+    With P = e^epsilon / (e^epsilon + 1) a vector has probability 2 P, 2 (1 - P) or 1 in units of
+    2^-d, so no ratio exceeds e^epsilon. The mean is (2 P - 1) E|S| / d times the rounded vector.
+    """
+
+    @property
+    def agreement_probability(self) -> Fraction:
+        """Probability that the report agrees with the rounded vector in most coordinates."""
+        return round_down(self._most / (self._most + 1))
+
+    def worst_case_ratio(self) -> Fraction:
+        """Return the probability of a report with S > 0 over that of one with S < 0."""
+        return self.agreement_probability / (1 - self.agreement_probability)
+
+    def draw(self, t: Floats, rng: Rng) -> Floats:
+        """Return a vector of +-B for each row of `t`."""
+        rounded = np.where(rng.random(t.shape) < (1 + t) / 2, 1, -1)
+        signs = 2 * rng.integers(0, 2, size=t.shape) - 1
+        product = (signs * rounded).sum(axis=1)
+        agrees = flip(self.agreement_probability, rng, len(t))
+        is_wrong = np.where(agrees, product < 0, product > 0)
+        return np.where(is_wrong[:, None], -signs, signs) * self._bound
+
+    def noise_variance(self, t: ArrayLike) -> Floats:
+        """Return B^2 - t^2 for each coordinate."""
+        return self._bound**2 - np.asarray(t, dtype=np.float64) ** 2
+
+    @cached_property
+    def _bound(self) -> float:
+        d = self.n_dimensions
+        # E|S| / d of d fair signs: C(d', (d'-1)/2) ... for odd d it is C(d-1, (d-1)/2) / 2^(d-1),
+        # and E|S| is the same for d - 1 and even d, because |S| then moves by 0 on average.
+        odd = d if d % 2 else d - 1
+        half = (odd - 1) // 2
+        log_share = math.lgamma(odd) - 2 * math.lgamma(half + 1) - (odd - 1) * math.log(2)
+        mean_share = math.exp(log_share) * odd / d
+        return 1 / (float(2 * self.agreement_probability - 1) * mean_share)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampledVector(_BoundedVector):
+    """Reports of a few coordinates, chosen at random, each by `HybridMean`.
+
+    Wang et al. 2019, Algorithm 4: k = max(1, min(d, floor(epsilon / 2.5))) of the d coordinates
+    are sent at epsilon / k each, multiplied by d / k; the others are reported as 0. The chosen
+    coordinates do not depend on the data, so the report costs epsilon in all.
+
+    >>> SampledVector(epsilon=6.0, n_dimensions=10).n_sampled
+    2
+    """
+
+    @property
+    def n_sampled(self) -> int:
+        """k: number of coordinates that are sent."""
+        return max(1, min(self.n_dimensions, math.floor(self.epsilon / 2.5)))
+
+    def worst_case_ratio(self) -> Fraction:
+        """Return the product of the ratios of the coordinates that are sent."""
+        return self._part.worst_case_ratio() ** self.n_sampled
+
+    def draw(self, t: Floats, rng: Rng) -> Floats:
+        """Return one row per row of `t`, zero but for the chosen coordinates."""
+        k, d = self.n_sampled, self.n_dimensions
+        chosen = subset(rng, len(t), d, np.full(len(t), k, dtype=np.int64))
+        reports = np.zeros(t.shape)
+        reports[chosen] = self._part.draw(t[chosen], rng) * (d / k)
+        return reports
+
+    def noise_variance(self, t: ArrayLike) -> Floats:
+        """Return the variance of each coordinate: that of the part, and of being chosen."""
+        t = np.asarray(t, dtype=np.float64)
+        times = self.n_dimensions / self.n_sampled
+        return times * (self._part.noise_variance(t) + t**2) - t**2
+
+    @cached_property
+    def _part(self) -> HybridMean:
+        # Rounded towards 0, so that k parts never exceed epsilon.
+        each = self.epsilon / self.n_sampled
+        return HybridMean(epsilon=each if self.n_sampled == 1 else math.nextafter(each, 0))
+
+
+def to_unit(values: Floats, lower: float, upper: float) -> Floats:
+    """Return `values` clipped to the bounds and scaled to [-1, 1]; NaN becomes 0."""
+    scaled = (np.clip(values, lower, upper) - lower) / (upper - lower) * 2 - 1
+    return np.nan_to_num(scaled, nan=0.0)
+
+
+def average(reports: Floats, confidence: float) -> Estimate:
+    """Return the mean of the rows of `reports`; standard errors come from their spread."""
+    if reports.ndim == 0 or len(reports) < 2:
+        raise ValueError("reports must hold at least two reports.")
+    errors = np.asarray(reports.std(axis=0, ddof=1)) / math.sqrt(len(reports))
+    values = np.asarray(reports.mean(axis=0))
+    return Estimate(values, errors, len(reports), in_open_unit(confidence=confidence))

@@ -1,0 +1,100 @@
+"""Unary encoding: one bit per option, each sent truthfully or flipped.
+
+The true option is a vector with a single 1. Each of its bits is reported as 1 with probability p
+if it is 1 and q if it is 0. Two options differ in two bits, so the worst ratio is
+p (1 - q) / ((1 - p) q), which both variants make e^epsilon:
+
+- symmetric (basic one-time RAPPOR, Erlingsson et al. 2014): p = 1 - q, each bit costs epsilon / 2;
+- optimized (Wang et al. 2017, arXiv:1705.04421): p = 1/2, q = 1 / (e^epsilon + 1), the least
+  variance for rare options.
+"""
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from tacit.local import packed_bits
+from tacit.local.coins import exp_below, flip, round_down, round_up
+from tacit.local.frequencies import FrequencyOracle, Reports
+from tacit.mechanisms import Rng
+
+_CELLS = 2**24
+"""Bits drawn at a time, so that memory stays bounded."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _UnaryEncoding(FrequencyOracle):
+    """What both variants share; a report is a row of packed bits, see `packed_bits`."""
+
+    @property
+    def report_bits(self) -> int:
+        """One bit per option."""
+        return self.n_options
+
+    def worst_case_ratio(self) -> Fraction:
+        """Return the ratio for the reports with a 1 at one option and a 0 at the other."""
+        p, q = self.hit_probability, self.miss_probability
+        return p * (1 - q) / ((1 - p) * q)
+
+    def support(self, reports: ArrayLike) -> NDArray[np.int64]:
+        """Count for each option the reports in which its bit is set."""
+        return packed_bits.column_counts(
+            packed_bits.checked(reports, self.n_options), self.n_options
+        )
+
+    def _draw(self, options: NDArray[np.int64], rng: Rng) -> Reports:
+        step = max(1, _CELLS // self.n_options)
+        parts = [
+            self._draw_some(options[start : start + step], rng)
+            for start in range(0, max(len(options), 1), step)
+        ]
+        return np.concatenate(parts)
+
+    def _draw_some(self, options: NDArray[np.int64], rng: Rng) -> NDArray[np.uint8]:
+        bits = flip(self.miss_probability, rng, (len(options), self.n_options))
+        bits[np.arange(len(options)), options] = flip(self.hit_probability, rng, len(options))
+        return packed_bits.pack(bits)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SymmetricUnary(_UnaryEncoding):
+    """Unary encoding whose bits are flipped with one probability, 1 / (e^(epsilon/2) + 1).
+
+    >>> SymmetricUnary(epsilon=2.0, n_options=5).randomize(3, rng=1).shape
+    (8,)
+    """
+
+    name = "symmetric unary encoding"
+
+    @property
+    def hit_probability(self) -> Fraction:
+        """Probability that the bit of the true option stays 1."""
+        return 1 - self.miss_probability
+
+    @property
+    def miss_probability(self) -> Fraction:
+        """Probability that the bit of another option becomes 1."""
+        return round_up(1 / (1 + exp_below(self.epsilon / 2)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizedUnary(_UnaryEncoding):
+    """Unary encoding with p = 1/2 and q = 1 / (e^epsilon + 1).
+
+    >>> float(OptimizedUnary(epsilon=1.0, n_options=5).hit_probability)
+    0.5
+    """
+
+    name = "optimized unary encoding"
+
+    @property
+    def hit_probability(self) -> Fraction:
+        """Probability that the bit of the true option stays 1."""
+        return round_down(Fraction(1, 2))
+
+    @property
+    def miss_probability(self) -> Fraction:
+        """Probability that the bit of another option becomes 1."""
+        return round_up(1 / (1 + self._most))
