@@ -254,7 +254,9 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
         "image",
     ),
 }
-ADAPTERS = "lora dora rslora loha ia3 prompt prefix p-tuning vera oft".split()
+ADAPTERS = (
+    "lora", "dora", "rslora", "loha", "ia3", "prompt", "prefix", "p-tuning", "vera", "oft",
+)  # fmt: skip
 
 
 def adapted(kind: str) -> Any:
@@ -331,9 +333,9 @@ def batch_and_loss(task: str) -> tuple[Any, Callable[[Any, Any], Any]]:
         def loss(model: Any, batch: Any) -> Any:
             x, ids = batch
             logits = model(**{key: x}, decoder_input_ids=ids[:, :-1]).logits
-            return cross_entropy(
-                logits.transpose(1, 2).float(), ids[:, 1:], reduction="none"
-            ).mean(1)
+            return cross_entropy(logits.transpose(1, 2).float(), ids[:, 1:], reduction="none").mean(
+                1
+            )
 
         return loss
 

@@ -10,7 +10,7 @@ right for any model, but each example's backward runs over the whole microbatch.
 
 from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,6 @@ from tacit.training.engines.bookkeeping import Intercept, Stale, Tape, trace_for
 from tacit.training.engines.examples import Examples, as_written
 from tacit.training.engines.loop import clipped_sum_of
 from tacit.training.gradients.site import Unsupported
-from tacit.training.isolation import Isolation
 from tacit.training.key import reseed
 from tacit.training.mixing import check_layers, norm_layers
 from tacit.training.records import Microbatch
@@ -35,6 +34,9 @@ from tacit.training.tree import (
     n_rows,
     require_gradient,
 )
+
+if TYPE_CHECKING:
+    from tacit.training.isolation import Isolation
 
 _WRAPPERS = ("accelerate", "lightning", "pytorch_lightning")
 
@@ -61,7 +63,7 @@ class ForeignLoops(RunState):
     _loss_fn: LossFn | None
     _parameters: dict[str, nn.Parameter]
 
-    def __init__(self, model: nn.Module, isolation: Isolation) -> None:
+    def __init__(self, model: nn.Module, isolation: "Isolation") -> None:
         super().__init__()
         self._isolation = isolation
         self._norms = norm_layers(model)

@@ -241,6 +241,7 @@ def make_private(
         compile=speed.compile,
     )
     lots = _lots(records, plan, key, ranks, speed, limit=ranks.least(limit))
+    rows = min(lots.limit, usual_lot(plan.expected_batch / ranks.size, deviations=2.0))
     kept_apart = Isolation("not tested")
     if isolation == "strict":
         lot_sum = _strict_sum(model, loss_fn, views, augment, speed)
@@ -248,17 +249,9 @@ def make_private(
     elif isolation != "checked":
         raise ValueError(f"isolation must be 'checked' or 'strict', got {isolation!r}.")
     elif check and loss_fn is not None:
-        kept_apart = CheckedIsolation(
-            model,
-            loss_fn,
-            records,
-            clip,
-            views=views,
-            augment=augment,
-            engine=speed.engine,
-            gap=max(1, min(64, plan.steps // 4)),
-        )
-        rows = min(lots.limit, usual_lot(plan.expected_batch / ranks.size, deviations=2.0))
+        gap = max(1, min(64, plan.steps // 4))  # steps between two tests, on average
+        program = (model, loss_fn, records, clip)
+        kept_apart = CheckedIsolation(*program, views=views, augment=augment, gap=gap)
         kept_apart.check_first(rows, key)
     run = Private(
         model,

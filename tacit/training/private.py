@@ -6,7 +6,7 @@ is attached to either of them: all that leaves the step is `p.grad`.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -17,10 +17,13 @@ from tacit.ledger import Ledger
 from tacit.training import checkpoint
 from tacit.training.distributed import Ranks
 from tacit.training.engines import Clip, ClippedSum, LossFn, LotSum, TracedLotSum
-from tacit.training.foreign import ForeignLoops, Isolation
+from tacit.training.foreign import ForeignLoops
 from tacit.training.lots import Lot, Lots
 from tacit.training.noise import NoisyMean, replayed_update
 from tacit.training.plan import TrainingPlan
+
+if TYPE_CHECKING:
+    from tacit.training.foreign import Isolation
 
 
 class Private(ForeignLoops):
@@ -49,7 +52,7 @@ class Private(ForeignLoops):
         plan: TrainingPlan,
         lots: Lots,
         lot_sum: LotSum | TracedLotSum,
-        isolation: Isolation,
+        isolation: "Isolation",
         noise: NoisyMean,
         ledger: Ledger,
         ranks: Ranks,
@@ -224,7 +227,6 @@ class Private(ForeignLoops):
             "expected_batch": self._plan.expected_batch,
             "n_records": self._plan.n_records,
             "is_reproducible": self.is_reproducible,
-            "isolation": self.isolation,
         }
 
     def epsilon(self, *, delta: float) -> float:

@@ -29,14 +29,14 @@ _LARGE = 10**7
 """Elements above which an array or a container is taken to be data rather than state."""
 
 
-class Entry(NamedTuple):
+class Mutable(NamedTuple):
     """One mutable object: how to put it back, and whether it is as it was."""
 
     restore: Callable[[], None]
     is_same: Callable[[], bool]
 
 
-Entries = list[Entry]
+Mutables = list[Mutable]
 
 
 class ProgramState:
@@ -53,7 +53,7 @@ class ProgramState:
     """
 
     def __init__(self, *roots: Any) -> None:  # Any: functions, modules, data sets
-        self._entries: Entries = []
+        self._entries: Mutables = []
         self._seen: dict[int, Any] = {}  # holds the objects, so that their ids stay theirs
         stack = list(roots)
         while stack:
@@ -82,7 +82,7 @@ class ProgramState:
         return _object(value, self._entries)
 
 
-def _tensor(value: Tensor, entries: Entries) -> Iterable[Any]:
+def _tensor(value: Tensor, entries: Mutables) -> Iterable[Any]:
     # Parameters are moved by the optimizer, from released gradients only.
     if not isinstance(value, nn.Parameter) and value.numel() <= _LARGE:
         kept = value.detach().clone()
@@ -92,64 +92,64 @@ def _tensor(value: Tensor, entries: Entries) -> Iterable[Any]:
                 value.copy_(kept)
 
         if not value.is_leaf or not value.requires_grad:
-            entries.append(Entry(put_back, lambda: torch.equal(value, kept)))
+            entries.append(Mutable(put_back, lambda: torch.equal(value, kept)))
     return ()
 
 
-def _array(value: np.ndarray, entries: Entries) -> Iterable[Any]:
+def _array(value: np.ndarray, entries: Mutables) -> Iterable[Any]:
     if value.flags.writeable and value.size <= _LARGE:
         kept = value.copy()
         entries.append(
-            Entry(
+            Mutable(
                 lambda: np.copyto(value, kept), lambda: np.array_equal(value, kept, equal_nan=True)
             )
         )
     return ()
 
 
-def _dict(value: dict[Any, Any], entries: Entries) -> Iterable[Any]:
+def _dict(value: dict[Any, Any], entries: Mutables) -> Iterable[Any]:
     kept = dict(value)
 
     def put_back() -> None:
         value.clear()
         value.update(kept)
 
-    entries.append(Entry(put_back, lambda: _are_same(value.items(), kept.items())))
+    entries.append(Mutable(put_back, lambda: _are_same(value.items(), kept.items())))
     return kept.values() if len(kept) <= _LARGE else ()
 
 
-def _list(value: Any, entries: Entries) -> Iterable[Any]:
+def _list(value: Any, entries: Mutables) -> Iterable[Any]:
     kept = list(value)
 
     def put_back() -> None:
         value.clear()
         value.extend(kept)
 
-    entries.append(Entry(put_back, lambda: _are_same(enumerate(value), enumerate(kept))))
+    entries.append(Mutable(put_back, lambda: _are_same(enumerate(value), enumerate(kept))))
     return kept
 
 
-def _set(value: set[Any], entries: Entries) -> Iterable[Any]:
+def _set(value: set[Any], entries: Mutables) -> Iterable[Any]:
     kept = set(value)
 
     def put_back() -> None:
         value.clear()
         value.update(kept)
 
-    entries.append(Entry(put_back, lambda: value == kept))
+    entries.append(Mutable(put_back, lambda: value == kept))
     return kept
 
 
-def _generator(value: Any, entries: Entries) -> Iterable[Any]:
+def _generator(value: Any, entries: Mutables) -> Iterable[Any]:
     if isinstance(value, torch.Generator):
         state = value.get_state()
-        entries.append(Entry(lambda: void(value.set_state(state)), _always))
+        entries.append(Mutable(lambda: void(value.set_state(state)), _always))
     elif isinstance(value, np.random.Generator):
         bits, kept = value.bit_generator, value.bit_generator.state
-        entries.append(Entry(lambda: setattr(bits, "state", kept), _always))
+        entries.append(Mutable(lambda: setattr(bits, "state", kept), _always))
     else:
         numbers = value.getstate()
-        entries.append(Entry(lambda: value.setstate(numbers), _always))
+        entries.append(Mutable(lambda: value.setstate(numbers), _always))
     return ()
 
 
@@ -173,7 +173,7 @@ def void(_: object) -> None:
     """Return None whatever is given, to use an expression as a statement."""
 
 
-def _function(value: types.FunctionType, entries: Entries) -> Iterable[Any]:
+def _function(value: types.FunctionType, entries: Mutables) -> Iterable[Any]:
     if value.__code__.co_filename.startswith(_LIBRARIES):
         return ()
     found: list[Any] = [value.__dict__, value.__defaults__, value.__kwdefaults__]
@@ -186,13 +186,13 @@ def _function(value: types.FunctionType, entries: Entries) -> Iterable[Any]:
     return found
 
 
-def _cell(cell: types.CellType, entries: Entries) -> Any:
+def _cell(cell: types.CellType, entries: Mutables) -> Any:
     try:
         content = cell.cell_contents
     except ValueError:  # not filled yet
         return None
     entries.append(
-        Entry(
+        Mutable(
             lambda: setattr(cell, "cell_contents", content),
             lambda: _is_same(cell.cell_contents, content),
         )
@@ -200,15 +200,15 @@ def _cell(cell: types.CellType, entries: Entries) -> Any:
     return content
 
 
-def _binding(names: dict[str, Any], name: str, content: Any) -> Entry:
-    return Entry(
+def _binding(names: dict[str, Any], name: str, content: Any) -> Mutable:
+    return Mutable(
         functools.partial(names.__setitem__, name, content),
         lambda: _is_same(names.get(name), content),
     )
 
 
-def _attribute(owner: Any, name: str, content: Any) -> Entry:
-    return Entry(
+def _attribute(owner: Any, name: str, content: Any) -> Mutable:
+    return Mutable(
         functools.partial(setattr, owner, name, content),
         lambda: _is_same(getattr(owner, name, None), content),
     )
@@ -222,22 +222,22 @@ def _names(code: types.CodeType) -> Iterator[str]:
             yield from _names(constant)
 
 
-def _method(value: types.MethodType, _: Entries) -> Iterable[Any]:
+def _method(value: types.MethodType, _: Mutables) -> Iterable[Any]:
     return value.__self__, value.__func__
 
 
-def _partial(value: functools.partial, _: Entries) -> Iterable[Any]:
+def _partial(value: functools.partial, _: Mutables) -> Iterable[Any]:
     return value.func, value.args, value.keywords
 
 
-def _class(value: type, entries: Entries) -> Iterable[Any]:
+def _class(value: type, entries: Mutables) -> Iterable[Any]:
     """Follow the attributes of a class that the user wrote: `Model.total += 1` changes them."""
     if _is_library(value):
         return ()
     plain = {k: v for k, v in vars(value).items() if not k.startswith("__")}
     for name, content in plain.items():
         entries.append(
-            Entry(
+            Mutable(
                 functools.partial(setattr, value, name, content),
                 functools.partial(_has_kept, value, name, content),
             )
@@ -254,11 +254,11 @@ def _is_library(value: type) -> bool:
     return root in ("builtins", "torch", "numpy", "typing", "collections", "abc")
 
 
-def _tuple(value: tuple[Any, ...] | frozenset[Any], _: Entries) -> Iterable[Any]:
+def _tuple(value: tuple[Any, ...] | frozenset[Any], _: Mutables) -> Iterable[Any]:
     return value
 
 
-def _object(value: Any, entries: Entries) -> Iterable[Any]:
+def _object(value: Any, entries: Mutables) -> Iterable[Any]:
     if isinstance(value, _NOT_STATE) or type(value).__module__.startswith("tacit."):
         return ()
     found: list[Any] = [type(value)]
@@ -275,7 +275,7 @@ def _object(value: Any, entries: Entries) -> Iterable[Any]:
 
 
 # By kind, the first that fits.
-_KINDS: list[tuple[Any, Callable[[Any, Entries], Iterable[Any]]]] = [
+_KINDS: list[tuple[Any, Callable[[Any, Mutables], Iterable[Any]]]] = [
     (Tensor, _tensor),
     (np.ndarray, _array),
     (dict, _dict),

@@ -540,7 +540,7 @@ def test_nothing_private_is_shown(problem):
     train(case.private)
     assert set(case.private.info) == {
         "step", "steps", "clip_norms", "noise_multiplier", "expected_batch", "n_records",
-        "is_reproducible", "isolation",
+        "is_reproducible",
     }  # fmt: skip
     assert case.private._lots.key.secret.hex() not in repr(case.private)
     assert case.private.info["is_reproducible"]
