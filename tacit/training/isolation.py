@@ -302,12 +302,15 @@ class _Rounding:
         while len(self._losses) < times:
             with moved_parameters(trial.program.model, self._unit):
                 self._losses.append(_relative(trial.base, trial.losses(trial.rows)))
-        return max(self._losses)
+        return max(self._losses) + self._unit  # parameters that are zero do not move
 
     def of_gradients(self, kept: Indices, times: int) -> float:
         """Return the largest change of the clipped sum over the rows in `kept`."""
         trial = self._trial
-        base, found = trial.gradient(trial.rows, kept), 0.0
+        base = trial.gradient(trial.rows, kept)
+        # A result is rounded itself, and so is a sum of clipped gradients in float32.
+        sums = torch.finfo(torch.float32).eps * len(kept) ** 0.5 * trial.program.clip.l2_sensitivity
+        found = self._unit * float(base.norm()) + sums
         for _ in range(times):
             with moved_parameters(trial.program.model, self._unit):
                 found = max(found, float((trial.gradient(trial.rows, kept) - base).norm()))

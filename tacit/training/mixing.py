@@ -394,7 +394,7 @@ def exceeds_rounding(
         return True
     with rounding_unit() as unit:
         run()
-    room = [0.0] * len(before)
+    room = [unit() * _distance(a, None if a is None else torch.zeros_like(a)) for a in before]
     for _ in range(8):
         with moved_parameters(model, unit()):
             room = [max(r, _distance(a, b)) for r, a, b in zip(room, before, run(), strict=True)]
