@@ -23,7 +23,7 @@ VERBS = {
     "regress": "Fit a private linear or logistic model to a table.",
     "transfer": "Fit a private linear model with the help of related tables.",
     "pate": "Train a student on the noisy votes of many teachers (PATE).",
-    "local": "Estimate statistics of a table from reports that each person made noisy.",
+    "local": "Estimate statistics from reports that each person made noisy.",
     "ledger": "Show, verify or export the privacy budget of a data set.",
     "report": "Write certificate, figures and page of a finished run.",
     "verify": "Check that a certificate holds.",

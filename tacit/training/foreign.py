@@ -10,7 +10,7 @@ right for any model, but each example's backward runs over the whole microbatch.
 
 from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +34,9 @@ from tacit.training.tree import (
     n_rows,
     require_gradient,
 )
+
+if TYPE_CHECKING:
+    from tacit.training.isolation import Isolation
 
 _WRAPPERS = ("accelerate", "lightning", "pytorch_lightning")
 
@@ -60,8 +63,9 @@ class ForeignLoops(RunState):
     _loss_fn: LossFn | None
     _parameters: dict[str, nn.Parameter]
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, isolation: "Isolation") -> None:
         super().__init__()
+        self._isolation = isolation
         self._norms = norm_layers(model)
         self._loop = 0  # number of the newest loop
         self._handed_out: _HandedOut | None = None
@@ -114,9 +118,16 @@ class ForeignLoops(RunState):
             for parameter in self._parameters.values():
                 parameter.grad = None
             if handed.is_last:
+                if self.steps_taken >= self._isolation.next_check:
+                    self._check_isolation()
                 self._pay_and_release(total, drawn, handed.forward.clip)
             else:
                 self._sum_so_far = total, drawn
+
+    def _check_isolation(self) -> None:
+        """Test the program on this step's lot, before it is paid for; see `isolation`."""
+        lot = self._lots.lot(self.steps_taken)
+        self._isolation.check_lot(lot, self._lots.key, self._ranks)
 
     def _begin_loop(self) -> int:
         """Begin a new loop over the lots, end the one before it, and return the new one's number.

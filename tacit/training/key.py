@@ -9,6 +9,7 @@ can subtract the noise: protect the key as well as the data.
 
 import hashlib
 import os
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -103,6 +104,23 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
     with torch.random.fork_rng(devices=_gpu(device)):
         reseed(seed, device)
         yield
+
+
+@contextmanager
+def randomness(seed: int, device: torch.device) -> Iterator[None]:
+    """Start torch's, numpy's and Python's global generators from `seed`; restore them afterwards.
+
+    Programs draw from all three: a check that runs a program twice has to repeat them all.
+    """
+    python, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002  # programs use it
+    try:
+        with seeded(seed, device):
+            random.seed(seed)
+            np.random.seed(seed % 2**32)  # noqa: NPY002  # the generator that programs share
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(legacy)  # noqa: NPY002
 
 
 def reseed(seed: int, device: torch.device) -> None:

@@ -4,7 +4,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -19,8 +19,9 @@ from tacit.ledger import Ledger
 from tacit.training.adaptive_clipping import AdaptiveClip
 from tacit.training.clip import Clip, Flat
 from tacit.training.distributed import Ranks, checksum, gathered, unwrapped
-from tacit.training.engines import LossFn, LotSum, engine_named
+from tacit.training.engines import LossFn, LotSum, TracedLotSum, engine_named
 from tacit.training.foreign import own_optimizer
+from tacit.training.isolation import CheckedIsolation, Isolation
 from tacit.training.key import Key
 from tacit.training.lots import Lots
 from tacit.training.mixing import check_layers, norm_layers, probe
@@ -106,6 +107,7 @@ def make_private(
     collate_fn: Callable[[list[Any]], Batch] | None = None,
     augmentations: int = 1,
     augment: Callable[[Batch], Batch] | None = None,
+    isolation: Literal["checked", "strict"] = "checked",
     check: bool = True,
     speed: Speed | None = None,
     max_microbatch: int | None = None,
@@ -162,8 +164,14 @@ def make_private(
     augmentations, augment
         Average `augmentations` views of each example before clipping; `augment` turns a batch with
         each row repeated into its views.
+    isolation
+        How it is made sure that no example influences another one. "checked": by tests, on full
+        lots before the first release and at random steps (`tacit.training.isolation`). "strict": by
+        construction, the program of one example being traced and mapped over the lot; slower, and
+        the factor is printed (`tacit.training.engines.traced`).
     check
-        Whether to probe the model for mixing of examples; known layers are refused in any case.
+        Whether to test the program for mixing of examples, if isolation is "checked". Known layers
+        are refused in any case.
     speed, max_microbatch, static_shapes, num_workers, engine, compile
         `Speed(...)`: options that change the speed only. They can also be given one by one.
 
@@ -223,7 +231,7 @@ def make_private(
     needed = views * (_probe(model, loss_fn, records) if check and loss_fn is not None else 1)
     limit = _limit(speed, needed, records.device, plan.expected_batch / ranks.size)
     key = ranks.share(Key.from_seed(seed))
-    lot_sum = LotSum(
+    lot_sum: LotSum | TracedLotSum = LotSum(
         model,
         loss_fn,
         clip,
@@ -232,14 +240,28 @@ def make_private(
         engine=speed.engine,
         compile=speed.compile,
     )
+    lots = _lots(records, plan, key, ranks, speed, limit=ranks.least(limit))
+    rows = min(lots.limit, usual_lot(plan.expected_batch / ranks.size, deviations=2.0))
+    kept_apart = Isolation("not tested")
+    if isolation == "strict":
+        lot_sum = _strict_sum(model, loss_fn, views, augment, speed)
+        kept_apart = Isolation("by construction")
+    elif isolation != "checked":
+        raise ValueError(f"isolation must be 'checked' or 'strict', got {isolation!r}.")
+    elif check and loss_fn is not None:
+        gap = max(1, min(64, plan.steps // 4))  # steps between two tests, on average
+        program = (model, loss_fn, records, clip)
+        kept_apart = CheckedIsolation(*program, views=views, augment=augment, gap=gap)
+        kept_apart.check_first(rows, key)
     run = Private(
         model,
         optimizer,
         loss_fn,
         parameters=parameters,
         plan=plan,
-        lots=_lots(records, plan, key, ranks, speed, limit=ranks.least(limit)),
+        lots=lots,
         lot_sum=lot_sum,
+        isolation=kept_apart,
         noise=NoisyMean(key, expected_batch=plan.expected_batch, secure=secure),
         ledger=ledger,
         ranks=ranks,
@@ -297,6 +319,20 @@ def _claim(run: Private, named: dict[str, nn.Parameter], optimizer: torch.optim.
                 "Finish that run or delete it first."
             )
     _RUNS[run] = ({id(p) for p in named.values()}, optimizer)
+
+
+def _strict_sum(
+    model: nn.Module,
+    loss_fn: LossFn | None,
+    views: int,
+    augment: Callable[[Batch], Batch] | None,
+    speed: Speed,
+) -> TracedLotSum:
+    if loss_fn is None:
+        raise ValueError("isolation='strict' needs loss_fn: only tacit's own step can be traced.")
+    if speed.compile or speed.engine != "auto":
+        raise ValueError("isolation='strict' has its own engine: leave out engine and compile.")
+    return TracedLotSum(model, loss_fn, views=views, augment=augment)
 
 
 def _check_compilable(plan: TrainingPlan, parameters: dict[str, nn.Parameter]) -> None:

@@ -8,7 +8,7 @@ only if nothing but the gradient leaves the step. A model that breaks this rule 
   they do not, a second pass finds the layer to blame;
 - by a call: the functions behind these layers, and writes into a table (`refuse_call`);
 - by a trace: the gradient of one example's loss must reach that example's entries only
-  (`refuse_dependence`), and losses must not depend on the size of the batch (`agree`);
+  (`refuse_dependence`), and losses must not depend on the size of the batch;
 - by the shape of the losses: one per example (`tree.check_losses`).
 
 The probe and the trace run the model on a few records. Whether they pass is a property of the
@@ -17,16 +17,18 @@ model's structure; no value that they compute leaves this package.
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from tacit.errors import IncompatibleModel
-from tacit.training.key import seeded
+from tacit.training.gradients.ghost_norm import multiplied_in
+from tacit.training.key import randomness
 from tacit.training.tree import (
     Batch,
     LossFn,
@@ -37,6 +39,8 @@ from tacit.training.tree import (
     take_rows,
 )
 
+ROOM = 32.0
+"""Difference, in units of measured rounding, that is taken for mixing."""
 _NOT_ALONE = "so no example can be clipped alone"
 
 
@@ -149,19 +153,26 @@ def probe(model: nn.Module, loss_fn: LossFn, batch: Batch, device: torch.device)
     """
     rows = n_rows(batch)
     params = [p for p in model.parameters() if p.requires_grad]
-    with restored_buffers(model) as restore, seeded(0, device):
+
+    def first(batch: Batch) -> list[Tensor | None]:
+        """Return the loss and the gradient of the first example."""
+        restore()
+        with randomness(1, device):
+            losses = _losses(model, loss_fn, batch, rows)
+            gradients = torch.autograd.grad(losses[0], params, allow_unused=True)
+            return [losses[:1].detach(), *gradients]
+
+    with restored_buffers(model) as restore, randomness(0, device):
         other = _with_changed_row(batch)
-        torch.manual_seed(1)
         counter = _SavedBytes(params)
         with counter:
-            losses = _losses(model, loss_fn, batch, rows)
-        before, buffers = _first_gradient(losses, params), _copies(model)
-        restore()
-        torch.manual_seed(1)
-        moved = _losses(model, loss_fn, other, rows)
-        after = _first_gradient(moved, params)
+            before = first(batch)
+        buffers = _copies(model)
+        after = first(other)
         _compare_buffers(model, buffers)
-        if not _same(losses[:1], moved[:1]) or not all(map(_same, before, after)):
+        if not all(map(_same, before, after)) and exceeds_rounding(
+            model, lambda: first(batch), before, after
+        ):
             restore()
             place = _where_it_mixes(model, lambda b: loss_fn(model, b), batch, other)
             raise IncompatibleModel(
@@ -221,10 +232,6 @@ def _with_changed_row(batch: Batch) -> Batch:
     return map_rows(change, batch)
 
 
-def _first_gradient(losses: Tensor, params: list[nn.Parameter]) -> list[Tensor | None]:
-    return list(torch.autograd.grad(losses[0], params, allow_unused=True))
-
-
 def _same(a: Tensor | None, b: Tensor | None) -> bool:
     if a is None or b is None:
         return a is b
@@ -241,13 +248,16 @@ def _depends_on_size(model: nn.Module, loss_fn: LossFn, batch: Batch, rows: int)
     modes = [(layer, layer.training) for layer in model.modules()]
     try:
         model.eval()  # dropout masks would differ between batches of two sizes
-        with torch.no_grad():
-            torch.manual_seed(2)
-            first = loss_fn(model, batch)[:1]
-            torch.manual_seed(3)
-            if not _same(first, loss_fn(model, batch)[:1]):
-                return False  # loss_fn draws at random: sizes cannot be compared
-            return not _same(first, loss_fn(model, fewer)[:1])
+        device = next(model.parameters()).device
+
+        def first(batch: Batch, seed: int = 2) -> list[Tensor | None]:
+            with randomness(seed, device):
+                return [loss_fn(model, batch)[:1].detach()]
+
+        before, after = first(batch), first(fewer)
+        if all(map(_same, before, after)) or not all(map(_same, before, first(batch, seed=3))):
+            return False  # if loss_fn draws at random, sizes cannot be compared
+        return exceeds_rounding(model, lambda: first(batch), before, after)
     finally:
         for layer, training in modes:
             layer.training = training
@@ -323,7 +333,7 @@ def _passes(model: nn.Module, forward: Callable[[Batch], Any], batch: Batch) -> 
         if not isinstance(layer, nn.ModuleList | nn.ModuleDict)  # never called
     ]
     try:
-        with torch.no_grad():
+        with torch.enable_grad():  # a loss may take gradients of its own
             torch.manual_seed(1)  # the same dropout both times; the caller restores the stream
             forward(batch)
     finally:
@@ -346,16 +356,97 @@ def _equal(a: list[Tensor], b: list[Tensor]) -> bool:
     return len(a) == len(b) and all(map(_same, a, b))
 
 
+# Rounding -----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def moved_parameters(model: nn.Module, unit: float) -> Iterator[None]:
+    """Move every parameter by about one unit of rounding inside the block.
+
+    How far a result moves then is how far it can differ between two ways to compute it, such as
+    kernels for two sizes of a batch. That makes it the measure of what is not mixing.
+    """
+    parameters = [p for p in model.parameters() if p.is_floating_point()]
+    held = [p.detach().clone() for p in parameters]
+    try:
+        with torch.no_grad():
+            for p in parameters:
+                p.mul_(1 + torch.randn_like(p) * max(unit, torch.finfo(p.dtype).eps))
+        yield
+    finally:
+        with torch.no_grad():
+            for p, value in zip(parameters, held, strict=True):
+                p.copy_(value)
+
+
+def exceeds_rounding(
+    model: nn.Module,
+    run: Callable[[], Sequence[Tensor | None]],
+    before: Sequence[Tensor | None],
+    after: Sequence[Tensor | None],
+) -> bool:
+    """Return whether results differ by more than rounding can explain, which is measured.
+
+    `run` computes `before` again; `after` is another computation, of the same values if examples do
+    not mix.
+    """
+    if any((a is None) != (b is None) for a, b in zip(before, after, strict=True)):
+        return True
+    with rounding_unit() as unit:
+        run()
+    room = [unit() * _distance(a, None if a is None else torch.zeros_like(a)) for a in before]
+    for _ in range(8):
+        with moved_parameters(model, unit()):
+            room = [max(r, _distance(a, b)) for r, a, b in zip(room, before, run(), strict=True)]
+    differences = (_distance(a, b) for a, b in zip(before, after, strict=True))
+    return any(d > ROOM * r for d, r in zip(differences, room, strict=True))
+
+
+def _distance(a: Tensor | None, b: Tensor | None) -> float:
+    if a is None or b is None or not a.numel():
+        return 0.0
+    a, b = a.detach().double(), b.detach().double()
+    if bool((torch.isfinite(a) != torch.isfinite(b)).any()):
+        return math.inf
+    return float((a - b).nan_to_num(0.0, 0.0, 0.0).abs().amax())
+
+
+@contextmanager
+def rounding_unit() -> Iterator[Callable[[], float]]:
+    """Watch what runs in the block; the function given returns its coarsest unit of rounding.
+
+    Parameters do not show it: under autocast, float32 parameters are multiplied in bfloat16.
+    """
+    with _Dtypes() as watched:
+        yield lambda: max(map(_unit, watched.seen), default=0.0)
+
+
+class _Dtypes(TorchFunctionMode):
+    """Collects the types of floating-point results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[torch.dtype] = set()
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and result.is_floating_point():
+            self.seen.add(result.dtype)
+        return result
+
+
+def _unit(dtype: torch.dtype) -> float:
+    """Return the relative error of one operation: matrix products may round more coarsely."""
+    return torch.finfo(multiplied_in(dtype)).eps
+
+
 # By a call ----------------------------------------------------------------------------------------
 
 
 def refuse_call(func: Any, args: Any, kwargs: dict[str, Any]) -> None:
-    """Raise `IncompatibleModel` if a torch call mixes examples or writes them into the model."""
-    if func is F.batch_norm and _argument("training", 5, args, kwargs):
-        raise IncompatibleModel(
-            f"BatchNorm in training mode mixes the examples of a batch, {_NOT_ALONE}. "
-            "Use nn.GroupNorm, or put the layer in eval mode."
-        )
+    """Raise `IncompatibleModel` for a call that mixes examples or writes them into the model."""
     if func is F.embedding and _argument("max_norm", 3, args, kwargs) is not None:
         raise IncompatibleModel(
             "Embedding with max_norm rewrites its table by what the batch holds. Drop max_norm."
@@ -364,6 +455,15 @@ def refuse_call(func: Any, args: Any, kwargs: dict[str, Any]) -> None:
         raise IncompatibleModel(
             "InstanceNorm with track_running_stats keeps statistics of the examples. "
             "Use track_running_stats=False."
+        )
+
+
+def refuse_batch_norm(func: Any, args: Any, kwargs: dict[str, Any]) -> None:
+    """Raise `IncompatibleModel` for batch statistics of examples; of weights, they mix nothing."""
+    if func is F.batch_norm and _argument("training", 5, args, kwargs):
+        raise IncompatibleModel(
+            f"BatchNorm in training mode mixes the examples of a batch, {_NOT_ALONE}. "
+            "Use nn.GroupNorm, or put the layer in eval mode."
         )
 
 
@@ -389,11 +489,3 @@ def refuse_size_dependence() -> None:
         "The loss of an example depends on which others are in the batch, "
         f"{_NOT_ALONE}. Look for a statistic over the batch in the model or in the loss."
     )
-
-
-def agree(few: Tensor, many: Tensor, tolerance: float = 1e-3) -> bool:
-    """Return whether a batch `few` of losses equals the first losses of `many`, up to rounding."""
-    many, few = many[: len(few)].detach().double(), few.detach().double()
-    finite = torch.isfinite(few) & torch.isfinite(many)
-    slack = tolerance * few[finite].abs().amax() if bool(finite.any()) else 0.0
-    return bool(((few - many)[finite].abs() <= slack + 1e-6).all())

@@ -6,7 +6,7 @@ is attached to either of them: all that leaves the step is `p.grad`.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -16,11 +16,14 @@ from tacit.events import Event
 from tacit.ledger import Ledger
 from tacit.training import checkpoint
 from tacit.training.distributed import Ranks
-from tacit.training.engines import Clip, ClippedSum, LossFn, LotSum
+from tacit.training.engines import Clip, ClippedSum, LossFn, LotSum, TracedLotSum
 from tacit.training.foreign import ForeignLoops
 from tacit.training.lots import Lot, Lots
 from tacit.training.noise import NoisyMean, replayed_update
 from tacit.training.plan import TrainingPlan
+
+if TYPE_CHECKING:
+    from tacit.training.foreign import Isolation
 
 
 class Private(ForeignLoops):
@@ -48,13 +51,14 @@ class Private(ForeignLoops):
         parameters: dict[str, nn.Parameter],
         plan: TrainingPlan,
         lots: Lots,
-        lot_sum: LotSum,
+        lot_sum: LotSum | TracedLotSum,
+        isolation: "Isolation",
         noise: NoisyMean,
         ledger: Ledger,
         ranks: Ranks,
         is_reproducible: bool,
     ) -> None:
-        super().__init__(model)
+        super().__init__(model, isolation)
         self.ledger = ledger
         self.is_reproducible = is_reproducible
         self.steps_taken = 0
@@ -103,6 +107,8 @@ class Private(ForeignLoops):
         if self._handed_out is not None:
             self._take_back()  # the lot was unpacked too
         self._check_turn(lot)
+        if self.steps_taken >= self._isolation.next_check:
+            self._check_isolation()
         clip = self._clip()
         for parameter in self._parameters.values():
             parameter.grad = None  # a step that fails leaves no gradient behind
@@ -206,6 +212,11 @@ class Private(ForeignLoops):
     def microbatch(self) -> int:
         """Largest number of rows on the device at once; it is lowered when memory runs out."""
         return self._lots.limit
+
+    @property
+    def isolation(self) -> str:
+        """How it was made sure that no example influences another one."""
+        return self._isolation.statement
 
     @property
     def info(self) -> dict[str, Any]:  # Any: numbers and lists of them

@@ -60,6 +60,8 @@ class Records:
         self.device = device
         self.is_stored = collate_fn is None and isinstance(dataset, TensorDataset)
         self._fetch = _fetcher(dataset, collate_fn)
+        self.program = () if self.is_stored else (dataset, collate_fn)  # Python that fetches
+        self.program = (dataset, collate_fn)
 
     def __len__(self) -> int:
         return len(self.dataset)

@@ -28,6 +28,7 @@ from tacit.training.clip import Clip, ClippedSum, call_each
 from tacit.training.distributed import gathered, is_sharded
 from tacit.training.engines import bookkeeping, loop, vmap
 from tacit.training.engines.examples import Examples
+from tacit.training.engines.traced import TracedLotSum
 from tacit.training.gradients.site import Unsupported
 from tacit.training.key import seeded
 from tacit.training.mixing import check_layers, norm_layers
@@ -45,6 +46,18 @@ from tacit.training.tree import (
 if TYPE_CHECKING:
     from tacit.training.gpu import CompiledSum
     from tacit.training.lots import Lot, PendingMicrobatch
+
+__all__ = [
+    "ENGINES",
+    "Clip",
+    "ClippedSum",
+    "LossFn",
+    "LotSum",
+    "TracedLotSum",
+    "clipped_sum",
+    "engine_named",
+    "in_halves",
+]
 
 T = TypeVar("T")
 Engine = Callable[[Examples, Clip], ClippedSum]

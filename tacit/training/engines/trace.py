@@ -19,7 +19,8 @@ from tacit.training.engines.examples import Examples, losses_of
 from tacit.training.gradients import SPREADS
 from tacit.training.gradients.site import Layout, Unsupported
 from tacit.training.mixing import (
-    agree,
+    exceeds_rounding,
+    refuse_batch_norm,
     refuse_call,
     refuse_dependence,
     refuse_size_dependence,
@@ -87,12 +88,21 @@ def trace_calls(examples: Examples) -> Trace:
         with large:
             losses = _losses(examples, LARGE)
         specs = _checked(large, losses, examples.views)
-    if not agree(few, losses):
-        with undisturbed(model):
-            again, drawn = _losses(examples, SMALL), _losses(examples, SMALL)
-        if agree(again, few) and agree(again, drawn, 1e-6):  # nothing is random, such as dropout
-            refuse_size_dependence()
+    with undisturbed(model):
+        _refuse_if_sizes_differ(examples, few.detach(), losses[: len(few)].detach())
     return Trace(specs, frozenset(function for function, _ in specs))
+
+
+def _refuse_if_sizes_differ(examples: Examples, few: Tensor, many: Tensor) -> None:
+    """Raise if losses of the same examples differ between batches of two sizes, beyond rounding."""
+
+    def again() -> list[Tensor]:
+        return [_losses(examples, SMALL).detach()]
+
+    if torch.equal(few, many) or not torch.equal(again()[0], again()[0]):
+        return  # a program that draws random numbers, such as dropout, cannot be compared
+    if exceeds_rounding(examples.model, again, [few], [many]):
+        refuse_size_dependence()
 
 
 class _Log(TorchFunctionMode):
@@ -130,10 +140,14 @@ class _Compare(TorchFunctionMode):
         before = next(self.reference, None)
         tensors = tensors_in(args, kwargs)
         shapes = [tuple(t.shape) for t in tensors]  # before an operation in place changes them
-        result = func(*args, **kwargs)
-        shared = tuple(self.labels[id(t)] for t in tensors if id(t) in self.labels)
         if before is None or before.function != func:
             raise Unsupported("the model calls other operations on another batch")
+        if before.arguments[:1] != shapes[:1]:
+            refuse_batch_norm(func, args, kwargs)
+        shared = tuple(self.labels[id(t)] for t in tensors if id(t) in self.labels)
+        if shared and any(map(self._is_untraced, tensors, before.arguments)):
+            raise Unsupported("a tensor is computed from parameters in a way that is not followed")
+        result = func(*args, **kwargs)
         results = results_in(result)
         if shared and any(r.requires_grad for r in results):
             spec = self._spec(func, before, shapes, results)
@@ -143,6 +157,13 @@ class _Compare(TorchFunctionMode):
                     self.labels[id(r)] = (func, shared, index)
                     self.derived.append(r)
         return result
+
+    def _is_untraced(self, tensor: Tensor, small: Shape) -> bool:
+        """Return True for a tensor without examples whose gradient no rule would pass on.
+
+        A custom autograd function or a scripted one makes such tensors from parameters unseen.
+        """
+        return tensor.requires_grad and id(tensor) not in self.labels and tensor.shape == small
 
     def _spec(
         self, func: Any, before: _Call, shapes: list[Shape], results: tuple[Tensor, ...]

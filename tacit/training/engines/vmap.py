@@ -38,10 +38,10 @@ def run(examples: Examples, clip: Clip) -> ClippedSum:
     gradients = _per_example(examples.model, examples.loss_fn, rebuild, examples.views)
     values = {name: p.detach() for name, p in examples.parameters.items()}
     total = ClippedSum.zeros(examples.model, clip)
-    step = _chunk(values)
+    step = examples_at_once(values)
     for start in range(0, len(examples), step):
         chunk = slice(start, start + step)
-        with _Decompose(), sdpa_kernel(SDPBackend.MATH), without_fallback_warnings():
+        with Decompose(), sdpa_kernel(SDPBackend.MATH), without_fallback_warnings():
             try:
                 rows = gradients(values, [t[chunk] for t in tensors])
             except RuntimeError as error:
@@ -52,7 +52,7 @@ def run(examples: Examples, clip: Clip) -> ClippedSum:
     return total
 
 
-class _Decompose(TorchFunctionMode):
+class Decompose(TorchFunctionMode):
     """Replaces recurrent layers by elementary operations, which vmap can batch."""
 
     def __torch_function__(
@@ -64,7 +64,7 @@ class _Decompose(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class _Losses(nn.Module):
+class LossModule(nn.Module):
     """`loss_fn` and model as one module, on which `functional_call` can replace the parameters."""
 
     def __init__(self, model: nn.Module, loss_fn: LossFn, rows: int) -> None:
@@ -80,7 +80,7 @@ class _Losses(nn.Module):
 def _per_example(
     model: nn.Module, loss_fn: LossFn, rebuild: Callable[..., Batch], views: int
 ) -> Callable[[dict[str, Tensor], list[Tensor]], dict[str, Tensor]]:
-    losses = _Losses(model, loss_fn, views)
+    losses = LossModule(model, loss_fn, views)
 
     def loss(values: dict[str, Tensor], rows: list[Tensor]) -> Tensor:
         replaced = {f"model.{name}": value for name, value in values.items()}
@@ -89,7 +89,7 @@ def _per_example(
     return vmap(grad(loss), in_dims=(None, 0), randomness="different")
 
 
-def _chunk(values: dict[str, Tensor]) -> int:
+def examples_at_once(values: dict[str, Tensor]) -> int:
     """Return how many examples' gradients fit in the memory budget at once."""
     device = next(iter(values.values())).device
     budget = CPU_BUDGET

@@ -1,0 +1,160 @@
+"""Clipped sums of examples that cannot see each other by construction: `isolation="strict"`.
+
+The program of one example, from its row to its gradient, is traced once on synthetic data. The
+trace is a graph: a function of the parameters, the row and random numbers, without Python state. It
+is then mapped over the examples by `torch.func.vmap`. No other record and no earlier call can enter
+an example's gradient, so the guarantee does not rest on a test.
+
+Records are fetched, collated and augmented one at a time, by the user's own Python code. A lot
+during which that code changed any object that it can reach is refused before its release.
+
+What remains to be trusted are the batching rules of vmap itself, and state that Python cannot show.
+A program that branches on values, reads values out of tensors, or writes into tensors that examples
+share cannot be traced, and is refused.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+
+from tacit.errors import IncompatibleModel
+from tacit.training.clip import Clip, ClippedSum, trainable
+from tacit.training.engines.examples import clip_and_sum
+from tacit.training.engines.vmap import Decompose, LossModule, examples_at_once
+from tacit.training.gradients.generic import without_fallback_warnings
+from tacit.training.key import randomness
+from tacit.training.program_state import ProgramState
+from tacit.training.tree import Batch, LossFn, map_rows, with_rows
+
+if TYPE_CHECKING:
+    from tacit.training.lots import Lot
+
+Gradients = Callable[[dict[str, Tensor], list[Tensor]], dict[str, Tensor]]
+_REFUSAL = (
+    "isolation='strict' runs the program of one example as a traced graph, but this program {}. "
+    "Change it, or use isolation='checked'."
+)
+# Ways to read values out of a tensor that tracing would not notice: the values are synthetic.
+_READS = {Tensor.numpy, Tensor.tolist, Tensor.__array__, Tensor.data_ptr}
+
+
+class TracedLotSum:
+    """Sums the clipped gradients of a lot by the traced program of one example.
+
+    Called like `LotSum`, of which it has the parameters.
+    """
+
+    statement = "by construction"
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: LossFn,
+        *,
+        views: int = 1,
+        augment: Callable[[Batch], Batch] | None = None,
+    ) -> None:
+        self._model = model
+        self._views = views
+        self._augment = augment
+        self._losses = LossModule(model, loss_fn, views)
+        self._graphs: dict[Any, Gradients] = {}
+
+    def __call__(self, lot: "Lot", clip: Clip) -> tuple[ClippedSum, int]:
+        """Return the sum of a lot, and how many records the lot holds. Private."""
+        source, records = lot.source, lot.source.records
+        fetching = ProgramState(*records.program, self._augment)
+        examples, seed = [], source.seed(lot.step)
+        for index in np.concatenate([np.zeros(0, np.int64), *(m.indices for m in lot.pending())]):
+            with randomness((seed + int(index)) % 2**32, records.device):
+                examples.append(self._example(records.fetch(np.asarray([index]))))
+        if fetching.has_changed():
+            raise IncompatibleModel(
+                _REFUSAL.format("keeps Python state in its data set, collate_fn or augment")
+            )
+        with randomness(seed % 2**32, records.device):
+            return self.clipped_sum(examples, clip), len(examples)
+
+    def _example(self, batch: Batch) -> Batch:
+        if self._views > 1:
+            batch = map_rows(lambda tensor: tensor.repeat_interleave(self._views, 0), batch)
+        return batch if self._augment is None else self._augment(batch)
+
+    def clipped_sum(self, examples: Sequence[Batch], clip: Clip) -> ClippedSum:
+        """Return the sum of clipped gradients of `examples`, each a batch of its own. Private."""
+        total = ClippedSum.zeros(self._model, clip)
+        values = {name: p.detach() for name, p in trainable(self._model).items()}
+        by_shape: dict[Any, list[list[Tensor]]] = {}
+        for example in examples:
+            tensors, _ = with_rows(example)
+            key = tuple((t.shape, t.dtype) for t in tensors)
+            by_shape.setdefault(key, []).append(tensors)
+            self._graph(key, example)
+        for key, members in by_shape.items():
+            step = examples_at_once(values)
+            for start in range(0, len(members), step):
+                chunk = members[start : start + step]
+                rows = [torch.stack(tensors) for tensors in zip(*chunk, strict=True)]
+                with without_fallback_warnings():
+                    found = self._graph(key, None)(values, rows)
+                everyone = torch.ones(len(chunk), dtype=torch.bool, device=rows[0].device)
+                total += clip_and_sum(found, clip, everyone)
+        return total
+
+    def _graph(self, shapes: Any, example: Batch) -> Gradients:
+        """Return the traced program for examples of these shapes; trace it if it is new."""
+        key = (shapes, tuple(module.training for module in self._model.modules()))
+        if key not in self._graphs:
+            self._graphs[key] = self._trace(example)
+        return self._graphs[key]
+
+    def _trace(self, example: Batch) -> Gradients:
+        tensors, rebuild = with_rows(example)
+        blank = [torch.zeros_like(t) for t in tensors]  # the shape of a record is public
+        values = {name: p.detach().clone() for name, p in trainable(self._model).items()}
+
+        def gradients(values: dict[str, Tensor], rows: list[Tensor]) -> dict[str, Tensor]:
+            leaves = {f"model.{name}": value.requires_grad_() for name, value in values.items()}
+            with torch.enable_grad():
+                loss = functional_call(self._losses, leaves, (rebuild(rows),)).mean()
+                found = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+            return dict(zip(values, found, strict=True))
+
+        with _NoReads(), Decompose(), sdpa_kernel(SDPBackend.MATH), torch.random.fork_rng([]):
+            try:
+                graph = make_fx(gradients)(values, blank)
+                mapped = vmap(graph, in_dims=(None, 0), randomness="different")
+                with without_fallback_warnings():
+                    # vmap refuses to write an example into a tensor that examples share.
+                    mapped(values, [torch.stack([t, t]) for t in blank])
+            except (RuntimeError, TypeError, ValueError) as error:
+                raise IncompatibleModel(_REFUSAL.format(_reason(error))) from None
+        return mapped
+
+
+class _NoReads(TorchFunctionMode):
+    """Refuses to read values out of tensors while a program is traced."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in _READS:
+            raise IncompatibleModel(_REFUSAL.format("reads values out of a tensor"))
+        return func(*args, **(kwargs or {}))
+
+
+def _reason(error: Exception) -> str:
+    if "data-dependent" in str(error) or "value out of a tracing tensor" in str(error):
+        return "branches on a value, or reads a value out of a tensor"
+    if "more than 1 value per channel" in str(error):
+        return "normalizes over the examples of a batch (BatchNorm)"
+    if "inplace" in str(error) or "in place" in str(error):
+        return "writes into a tensor that examples share, such as a buffer"
+    return f"cannot be traced and mapped ({type(error).__name__})"

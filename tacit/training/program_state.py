@@ -1,0 +1,290 @@
+"""Python state that a training program keeps between calls: find it, restore it, compare it.
+
+A loss function can carry a record from one call to the next in a closure, an attribute, a global, a
+buffer or a generator. `ProgramState` follows references from the program's functions and objects
+and remembers every mutable thing it reaches, so that a check can run the program twice from the
+same state. State that Python cannot show (files, other processes, C extensions) is not found.
+"""
+
+import collections
+import enum
+import functools
+import itertools
+import random
+import sysconfig
+import types
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+_ATOMS = (type(None), bool, int, float, complex, str, bytes, enum.Enum, types.ModuleType)
+_NOT_STATE = (torch.optim.Optimizer, torch.utils.data.DataLoader)  # move by released values only
+_LIBRARIES = tuple(
+    {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+)
+_LARGE = 10**7
+"""Elements above which an array or a container is taken to be data rather than state."""
+
+
+class Mutable(NamedTuple):
+    """One mutable object: how to put it back, and whether it is as it was."""
+
+    restore: Callable[[], None]
+    is_same: Callable[[], bool]
+
+
+Mutables = list[Mutable]
+
+
+class ProgramState:
+    """Mutable objects reachable from `roots`, as they were when this was made.
+
+    >>> seen = []
+    >>> def loss_fn(model, batch):
+    ...     seen.append(batch)
+    >>> state = ProgramState(loss_fn)
+    >>> loss_fn(None, 1)
+    >>> state.restore()
+    >>> seen
+    []
+    """
+
+    def __init__(self, *roots: Any) -> None:  # Any: functions, modules, data sets
+        self._entries: Mutables = []
+        self._seen: dict[int, Any] = {}  # holds the objects, so that their ids stay theirs
+        stack = list(roots)
+        while stack:
+            stack.extend(self._visit(stack.pop()))
+
+    def restore(self) -> None:
+        """Put every mutable object back to what it was."""
+        for entry in self._entries:
+            entry.restore()
+
+    def has_changed(self) -> bool:
+        """Return True if anything reachable was changed since, generators apart.
+
+        The numbers that a generator draws later are as random as those it drew before.
+        """
+        return not all(entry.is_same() for entry in self._entries)
+
+    def _visit(self, value: Any) -> Iterable[Any]:
+        """Remember how to restore `value`, and return what it refers to."""
+        if isinstance(value, _ATOMS) or id(value) in self._seen or len(self._seen) > _LARGE:
+            return ()
+        self._seen[id(value)] = value
+        for kind, remember in _KINDS:
+            if isinstance(value, kind):
+                return remember(value, self._entries)
+        return _object(value, self._entries)
+
+
+def _tensor(value: Tensor, entries: Mutables) -> Iterable[Any]:
+    # Parameters are moved by the optimizer, from released gradients only.
+    if not isinstance(value, nn.Parameter) and value.numel() <= _LARGE:
+        kept = value.detach().clone()
+
+        def put_back() -> None:
+            with torch.no_grad():
+                value.copy_(kept)
+
+        if not value.is_leaf or not value.requires_grad:
+            entries.append(Mutable(put_back, lambda: torch.equal(value, kept)))
+    return ()
+
+
+def _array(value: np.ndarray, entries: Mutables) -> Iterable[Any]:
+    if value.flags.writeable and value.size <= _LARGE:
+        kept = value.copy()
+        entries.append(
+            Mutable(
+                lambda: np.copyto(value, kept), lambda: np.array_equal(value, kept, equal_nan=True)
+            )
+        )
+    return ()
+
+
+def _dict(value: dict[Any, Any], entries: Mutables) -> Iterable[Any]:
+    kept = dict(value)
+
+    def put_back() -> None:
+        value.clear()
+        value.update(kept)
+
+    entries.append(Mutable(put_back, lambda: _are_same(value.items(), kept.items())))
+    return kept.values() if len(kept) <= _LARGE else ()
+
+
+def _list(value: Any, entries: Mutables) -> Iterable[Any]:
+    kept = list(value)
+
+    def put_back() -> None:
+        value.clear()
+        value.extend(kept)
+
+    entries.append(Mutable(put_back, lambda: _are_same(enumerate(value), enumerate(kept))))
+    return kept
+
+
+def _set(value: set[Any], entries: Mutables) -> Iterable[Any]:
+    kept = set(value)
+
+    def put_back() -> None:
+        value.clear()
+        value.update(kept)
+
+    entries.append(Mutable(put_back, lambda: value == kept))
+    return kept
+
+
+def _generator(value: Any, entries: Mutables) -> Iterable[Any]:
+    if isinstance(value, torch.Generator):
+        state = value.get_state()
+        entries.append(Mutable(lambda: void(value.set_state(state)), _always))
+    elif isinstance(value, np.random.Generator):
+        bits, kept = value.bit_generator, value.bit_generator.state
+        entries.append(Mutable(lambda: setattr(bits, "state", kept), _always))
+    else:
+        numbers = value.getstate()
+        entries.append(Mutable(lambda: value.setstate(numbers), _always))
+    return ()
+
+
+def _always() -> bool:
+    return True
+
+
+def _are_same(now: Iterable[Any], before: Iterable[Any]) -> bool:
+    """Compare pairs of a name and a value: values by identity, plain ones by equality."""
+    return all(
+        a is not None and b is not None and a[0] == b[0] and _is_same(a[1], b[1])
+        for a, b in itertools.zip_longest(now, before)
+    )
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    return a is b or (type(a) is type(b) and isinstance(a, _ATOMS) and a == b)
+
+
+def void(_: object) -> None:
+    """Return None whatever is given, to use an expression as a statement."""
+
+
+def _function(value: types.FunctionType, entries: Mutables) -> Iterable[Any]:
+    if value.__code__.co_filename.startswith(_LIBRARIES):
+        return ()
+    found: list[Any] = [value.__dict__, value.__defaults__, value.__kwdefaults__]
+    found.extend(_cell(cell, entries) for cell in value.__closure__ or ())
+    for name in _names(value.__code__):
+        if name in value.__globals__:
+            content = value.__globals__[name]
+            entries.append(_binding(value.__globals__, name, content))
+            found.append(content)
+    return found
+
+
+def _cell(cell: types.CellType, entries: Mutables) -> Any:
+    try:
+        content = cell.cell_contents
+    except ValueError:  # not filled yet
+        return None
+    entries.append(
+        Mutable(
+            lambda: setattr(cell, "cell_contents", content),
+            lambda: _is_same(cell.cell_contents, content),
+        )
+    )
+    return content
+
+
+def _binding(names: dict[str, Any], name: str, content: Any) -> Mutable:
+    return Mutable(
+        functools.partial(names.__setitem__, name, content),
+        lambda: _is_same(names.get(name), content),
+    )
+
+
+def _attribute(owner: Any, name: str, content: Any) -> Mutable:
+    return Mutable(
+        functools.partial(setattr, owner, name, content),
+        lambda: _is_same(getattr(owner, name, None), content),
+    )
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    """Yield the global names that `code` and the functions written inside it mention."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names(constant)
+
+
+def _method(value: types.MethodType, _: Mutables) -> Iterable[Any]:
+    return value.__self__, value.__func__
+
+
+def _partial(value: functools.partial, _: Mutables) -> Iterable[Any]:
+    return value.func, value.args, value.keywords
+
+
+def _class(value: type, entries: Mutables) -> Iterable[Any]:
+    """Follow the attributes of a class that the user wrote: `Model.total += 1` changes them."""
+    if _is_library(value):
+        return ()
+    plain = {k: v for k, v in vars(value).items() if not k.startswith("__")}
+    for name, content in plain.items():
+        entries.append(
+            Mutable(
+                functools.partial(setattr, value, name, content),
+                functools.partial(_has_kept, value, name, content),
+            )
+        )
+    return [*plain.values(), *value.__bases__]
+
+
+def _has_kept(value: type, name: str, content: Any) -> bool:
+    return _is_same(vars(value).get(name), content)
+
+
+def _is_library(value: type) -> bool:
+    root = value.__module__.partition(".")[0]
+    return root in ("builtins", "torch", "numpy", "typing", "collections", "abc")
+
+
+def _tuple(value: tuple[Any, ...] | frozenset[Any], _: Mutables) -> Iterable[Any]:
+    return value
+
+
+def _object(value: Any, entries: Mutables) -> Iterable[Any]:
+    if isinstance(value, _NOT_STATE) or type(value).__module__.startswith("tacit."):
+        return ()
+    found: list[Any] = [type(value)]
+    held = getattr(value, "__dict__", None)
+    if isinstance(held, dict):
+        found.append(held)
+    for kind in type(value).__mro__:
+        for name in getattr(kind, "__slots__", ()) if not _is_library(kind) else ():
+            if name != "__dict__" and hasattr(value, name):
+                content = getattr(value, name)
+                entries.append(_attribute(value, name, content))
+                found.append(content)
+    return found
+
+
+# By kind, the first that fits.
+_KINDS: list[tuple[Any, Callable[[Any, Mutables], Iterable[Any]]]] = [
+    (Tensor, _tensor),
+    (np.ndarray, _array),
+    (dict, _dict),
+    ((list, collections.deque), _list),
+    (set, _set),
+    ((tuple, frozenset), _tuple),
+    ((torch.Generator, np.random.Generator, random.Random), _generator),
+    (types.FunctionType, _function),
+    (types.MethodType, _method),
+    (functools.partial, _partial),
+    (type, _class),
+]

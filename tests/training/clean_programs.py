@@ -1,0 +1,222 @@
+"""Programs that keep examples apart, though at first sight they may not seem to.
+
+`make_private` must accept each of them, on every seed: a refusal would be an unpaid release.
+"""
+
+import random
+from collections.abc import Callable
+from functools import lru_cache
+
+import numpy as np
+import torch
+from mixing_cases import CLASSES, RECORDS, WIDTH, Case, ce, data, model
+from torch import nn
+from torch.nn import functional as F
+
+PROGRAMS: dict[str, Callable[[], Case]] = {}
+
+
+def program(function):
+    """Register a function that returns a case, or a loss `(model, x, y) -> losses`."""
+
+    def build() -> Case:
+        made = function()
+        if isinstance(made, Case):
+            return made
+        return Case(model(), lambda m, batch: made(m, *batch), data(), "none")
+
+    PROGRAMS[function.__name__] = build
+    return function
+
+
+@program
+def plain():
+    return lambda m, x, y: ce(m(x), y)
+
+
+@program
+def dropout():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(WIDTH, 16), nn.Dropout(0.4), nn.Linear(16, CLASSES))
+    return Case(net, lambda m, b: ce(m(b[0]), b[1]), data(), "none")
+
+
+@program
+def losses_are_logged():
+    log = []
+
+    def loss(m, x, y):
+        losses = ce(m(x), y)
+        log.append(losses.detach().mean())
+        return losses
+
+    return loss
+
+
+@program
+def a_coefficient_that_grows_with_the_calls():
+    calls = [0]
+
+    def loss(m, x, y):
+        calls[0] += 1
+        out = m(x)
+        return ce(out, y) + min(1.0, calls[0] / 50) * out.square().mean(1)
+
+    return loss
+
+
+@program
+def gradient_penalty():
+    def loss(m, x, y):
+        x = x.clone().requires_grad_()
+        losses = ce(m(x), y)
+        (g,) = torch.autograd.grad(losses.sum(), x, create_graph=True)
+        return losses + 0.1 * g.square().sum(1)
+
+    return loss
+
+
+@program
+def adversarial_training():
+    def loss(m, x, y):
+        x = x.clone().requires_grad_()
+        (g,) = torch.autograd.grad(ce(m(x), y).sum(), x)
+        return ce(m((x + 0.1 * g.sign()).detach()), y)
+
+    return loss
+
+
+@program
+def noise_from_numpy():
+    def loss(m, x, y):
+        noise = torch.from_numpy(np.random.randn(*x.shape)).to(x.dtype)  # noqa: NPY002
+        return ce(m(x + 0.1 * noise), y)
+
+    return loss
+
+
+@program
+def spans_masked_by_python_randomness():
+    def loss(m, x, y):
+        mask = torch.ones_like(x)
+        for row in mask:
+            row[random.randrange(WIDTH)] = 0
+        return ce(m(x * mask), y)
+
+    return loss
+
+
+@program
+def weight_standardization_by_batch_norm():
+    class Standardized(nn.Conv1d):
+        def forward(self, x):
+            w = F.batch_norm(self.weight.view(1, len(self.weight), -1), None, None, training=True)
+            return F.conv1d(x, w.view_as(self.weight), self.bias, padding=1)
+
+    torch.manual_seed(0)
+    net = nn.Sequential(Standardized(1, 8, 3), nn.Flatten(), nn.Linear(8 * WIDTH, CLASSES))
+    return Case(net, lambda m, b: ce(m(b[0].unsqueeze(1)), b[1]), data(), "none")
+
+
+@program
+def experts_chosen_for_each_row():
+    class Experts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.gate = nn.Linear(WIDTH, 4)
+            self.experts = nn.ModuleList(nn.Linear(WIDTH, CLASSES) for _ in range(4))
+
+        def forward(self, x):
+            weights = self.gate(x).softmax(1)
+            chosen = weights.argmax(1)
+            out = x.new_zeros(len(x), CLASSES)
+            for i, expert in enumerate(self.experts):
+                rows = torch.where(chosen == i)[0]
+                out = out.index_add(0, rows, expert(x[rows]) * weights[rows, i, None])
+            return out
+
+    return Case(Experts(), lambda m, b: ce(m(b[0]), b[1]), data(), "none")
+
+
+@program
+def masked_padding():
+    g = torch.Generator().manual_seed(0)
+    sizes = torch.randint(2, 12, (RECORDS,), generator=g).tolist()
+    records = [(torch.randn(n, WIDTH, generator=g), i % CLASSES) for i, n in enumerate(sizes)]
+
+    def collate(chosen):
+        x = nn.utils.rnn.pad_sequence([x for x, _ in chosen], batch_first=True)
+        lengths = torch.tensor([len(x) for x, _ in chosen])
+        return x, lengths, torch.tensor([y for _, y in chosen])
+
+    def loss(m, batch):
+        x, lengths, y = batch
+        mask = torch.arange(x.shape[1]) < lengths[:, None]
+        return ce(m((x * mask[..., None]).sum(1) / lengths[:, None]), y)
+
+    return Case(model(), loss, records, "none", collate)
+
+
+@program
+def a_data_set_with_a_cache():
+    x, y = data()
+
+    @lru_cache(maxsize=16)
+    def decode(i):
+        return x[i] * 2
+
+    class Cached(torch.utils.data.Dataset):
+        def __len__(self):
+            return RECORDS
+
+        def __getitem__(self, i):
+            return decode(i), y[i]
+
+    return Case(model(), lambda m, b: ce(m(b[0]), b[1]), Cached(), "none")
+
+
+@program
+def augmentation_of_each_row():
+    def augment(batch):
+        x, y = batch
+        return x + 0.1 * torch.randn_like(x), y
+
+    return Case(model(), lambda m, b: ce(m(b[0]), b[1]), data(), "none", augment=augment)
+
+
+@program
+def an_lstm():
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.lstm, self.out = nn.LSTM(1, 8, batch_first=True), nn.Linear(8, CLASSES)
+
+        def forward(self, x):
+            return self.out(self.lstm(x.unsqueeze(2))[0][:, -1])
+
+    return Case(Recurrent(), lambda m, b: ce(m(b[0]), b[1]), data(), "none")
+
+
+@program
+def bfloat16_under_autocast():
+    def loss(m, x, y):
+        with torch.autocast("cpu", torch.bfloat16):
+            out = m(x)
+        return ce(out.float(), y)
+
+    return loss
+
+
+@program
+def a_deep_network_in_bfloat16():
+    torch.manual_seed(0)
+    layers = [nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.LayerNorm(32)) for _ in range(12)]
+    net = nn.Sequential(nn.Linear(WIDTH, 32), *layers, nn.Linear(32, CLASSES)).bfloat16()
+    return Case(net, lambda m, b: ce(m(b[0].bfloat16()).float(), b[1]), data(), "none")
+
+
+@program
+def losses_of_very_different_size():
+    return lambda m, x, y: ce(m(x), y) * (10 * x[:, 0]).exp()

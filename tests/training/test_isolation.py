@@ -1,0 +1,274 @@
+"""Examples that influence each other are refused; programs that keep them apart are not."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from clean_programs import PROGRAMS
+from mixing_cases import CASES, Case, ce, data, model
+from torch import nn
+from torch.nn import functional as F
+
+import tacit
+from tacit.errors import IncompatibleModel
+from tacit.training import Flat, isolation
+from tacit.training.isolation import CheckedIsolation, chance_of_missing
+from tacit.training.program_state import ProgramState
+from tacit.training.records import Records
+
+MOST = [name for name, build in CASES.items() if build().reach == "most"]
+RARE = [name for name, build in CASES.items() if build().reach == "few"]
+LATE = [name for name, build in CASES.items() if build().reach == "late"]
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # slow engines, batching fallbacks
+        warnings.simplefilter("ignore", UserWarning)
+        yield
+
+
+def private(case: Case, *, seed: int, steps: int = 2, **options):
+    optimizer = torch.optim.SGD(case.model.parameters(), lr=0.0)
+    return tacit.make_private(
+        case.model, optimizer, case.dataset, case.loss_fn,
+        batch_size=options.pop("batch_size", 64), steps=steps,
+        clip_norm=1.0, noise_multiplier=options.pop("noise_multiplier", 1.0), seed=seed,
+        collate_fn=case.collate_fn, augment=case.augment, **options,
+    )  # fmt: skip
+
+
+def train(run) -> None:
+    for lot in run:
+        run.step(lot)
+
+
+def is_refused_before_release(name: str, seed: int) -> bool:
+    try:
+        private(CASES[name](), seed=seed)
+    except IncompatibleModel:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("name", MOST)
+def test_mixing_of_most_rows_is_refused_before_the_first_release(name):
+    assert all(is_refused_before_release(name, seed) for seed in range(2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MOST)
+def test_mixing_of_most_rows_is_refused_on_fifty_seeds(name):
+    assert all(is_refused_before_release(name, seed) for seed in range(50))
+
+
+def is_refused_within(name: str, seed: int, steps: int) -> bool:
+    case = CASES[name]()
+    try:
+        run = private(case, seed=seed, steps=steps)
+        for lot in run:
+            run.step(lot)
+    except IncompatibleModel:
+        return True
+    return False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*RARE, *LATE])
+def test_rare_and_late_mixing_is_refused_within_the_run(name):
+    """At least as often as stated: for mixing in a share of lots, by the number of checks made."""
+    refused = [is_refused_within(name, seed, 600) for seed in range(10)]
+    assert sum(refused) >= 8
+
+
+def test_late_mixing_voids_the_run():
+    case = CASES["mixing_begins_after_some_calls"]()
+    run = private(case, seed=0, steps=400)
+    with pytest.raises(IncompatibleModel, match="not covered by its guarantee"):
+        train(run)
+    assert run.steps_taken > 0
+    assert "no guarantee" in run.isolation
+    with pytest.raises(IncompatibleModel):
+        run.step(run._lots.lot(run.steps_taken))
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs_that_keep_examples_apart_are_accepted(name):
+    run = private(PROGRAMS[name](), seed=0, steps=3)
+    for lot in run:
+        run.step(lot)
+    assert run.isolation.startswith("tested, ")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs_that_keep_examples_apart_are_accepted_on_twenty_seeds(name):
+    for seed in range(20):
+        run = private(PROGRAMS[name](), seed=seed, steps=3)
+        for lot in run:
+            run.step(lot)
+
+
+# By construction ----------------------------------------------------------------------------------
+
+
+def sum_of(case: Case, records: np.ndarray, seed: int) -> torch.Tensor | None:
+    """The clipped sum that a strict run releases at its second step; None if it is refused."""
+    subset = torch.utils.data.Subset(_records(case.dataset), records.tolist())
+    run = private(
+        Case(case.model, case.loss_fn, subset, case.reach, case.collate_fn, case.augment),
+        seed=seed, noise_multiplier=0.0, isolation="strict", batch_size=len(records),
+    )  # fmt: skip
+    for lot in run:
+        run.step(lot)
+    parameters = [p for p in case.model.parameters() if p.requires_grad]
+    return torch.cat([p.grad.flatten() for p in parameters]) * len(records)
+
+
+def _records(dataset):
+    return torch.utils.data.TensorDataset(*dataset) if isinstance(dataset, tuple) else dataset
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_strict_bounds_what_one_record_moves(name):
+    rows = np.arange(24)
+    try:
+        base = sum_of(CASES[name](), rows, 0)
+        added = sum_of(CASES[name](), np.append(rows, 99), 0)
+        replaced = sum_of(CASES[name](), np.where(rows == 5, 101, rows), 0)
+    except IncompatibleModel:
+        return  # refused: nothing is released
+    assert float((added - base).norm()) <= 1 + 1e-5
+    assert float((replaced - base).norm()) <= 2 + 1e-5
+
+
+STRICT = [
+    n for n in PROGRAMS if n not in ("experts_chosen_for_each_row", "a_data_set_with_a_cache")
+]
+
+
+@pytest.mark.parametrize("name", STRICT)
+def test_strict_takes_programs_without_control_flow(name):
+    run = private(PROGRAMS[name](), seed=0, isolation="strict")
+    for lot in run:
+        run.step(lot)
+    assert run.isolation == "by construction"
+
+
+def test_strict_and_checked_release_the_same_sum():
+    grads = []
+    for kind in ("strict", "checked"):
+        case = PROGRAMS["plain"]()
+        run = private(case, seed=3, noise_multiplier=0.0, isolation=kind)
+        for lot in run:
+            run.step(lot)
+        grads.append(torch.cat([p.grad.flatten() for p in case.model.parameters()]))
+    assert torch.allclose(*grads, atol=1e-6)
+
+
+def test_strict_needs_its_own_step_and_engine():
+    case = PROGRAMS["plain"]()
+    with pytest.raises(ValueError, match="loss_fn"):
+        private(Case(case.model, None, case.dataset, "none"), seed=0, isolation="strict")
+    with pytest.raises(ValueError, match="engine"):
+        private(case, seed=0, isolation="strict", engine="loop")
+    with pytest.raises(ValueError, match="isolation must be"):
+        private(case, seed=0, isolation="loose")
+
+
+# The pieces ---------------------------------------------------------------------------------------
+
+
+def test_a_run_without_tests_says_so():
+    assert private(PROGRAMS["plain"](), seed=0, check=False).isolation == "not tested"
+
+
+def test_the_stated_chance_of_missing_holds():
+    """A pair of rows that mixes in every lot: a check separates it at least once in four."""
+    case = Case(model(), lambda m, b: pair_loss(m, *b), data(), "few")
+    records = Records(case.dataset, collate_fn=None, device=torch.device("cpu"))
+    found, trials = 0, 120
+    for seed in range(trials):
+        tests = CheckedIsolation(case.model, case.loss_fn, records, Flat(1.0))
+        try:
+            rng = np.random.default_rng(seed)
+            trial = isolation._Trial(tests, np.arange(16), rng, gradients=False)
+            trial.replace()
+        except IncompatibleModel:
+            found += 1
+    assert found / trials >= (1 - chance_of_missing(1.0, 1)) - 3 * np.sqrt(0.25 * 0.75 / trials)
+
+
+def pair_loss(m, x, y):
+    seen = torch.zeros_like(x)
+    seen[3] = x[11]
+    return ce(m(x + seen), y)
+
+
+def test_state_is_found_and_restored_wherever_it_is():
+    class Holder:
+        total = 0
+
+        def __init__(self):
+            self.items, self.array = [1], np.zeros(3)
+
+    holder, table, generator = Holder(), {"a": [1, 2]}, np.random.default_rng(0)
+    tensor, cell = torch.zeros(2), 5
+
+    def program():
+        nonlocal cell
+        Holder.total += 1
+        holder.items.append(2)
+        holder.array += 1
+        table["a"].append(3)
+        table["b"] = 1
+        tensor.add_(1)
+        cell += 1
+        return generator.random()
+
+    state = ProgramState(program)
+    assert not state.has_changed()
+    first = program()
+    assert state.has_changed()
+    state.restore()
+    assert not state.has_changed()
+    assert (Holder.total, holder.items, table, cell) == (0, [1], {"a": [1, 2]}, 5)
+    assert not holder.array.any()
+    assert not tensor.any()
+    assert program() == first
+
+
+class Sign(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, w):
+        return w.sign()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g
+
+
+def test_a_weight_behind_a_custom_function_keeps_its_gradient():
+    """A rule that detaches a weight it did not record would return zero for it."""
+
+    class Straight(nn.Linear):
+        def forward(self, x):
+            return F.linear(x, Sign.apply(self.weight), self.bias)
+
+    net = nn.Sequential(Straight(6, 4), nn.Tanh(), nn.Linear(4, 3))
+    x, y = data()
+    sums = {}
+    for engine in ("auto", "loop"):
+        sums[engine] = tacit.training.clipped_sum(
+            net, lambda m, b: ce(m(b[0]), b[1]), (x[:8], y[:8]), Flat(1.0), engine=engine
+        ).sums["0.weight"]
+    assert sums["loop"].norm() > 0.1
+    assert torch.allclose(sums["auto"], sums["loop"], atol=1e-5)
+
+
+def test_ranks_of_one_key_check_at_the_same_steps():
+    case = PROGRAMS["plain"]()
+    steps = {private(case, seed=7, steps=300)._isolation.next_check for _ in range(2)}
+    assert len(steps) == 1
