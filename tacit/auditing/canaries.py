@@ -31,12 +31,12 @@ _OVERSHOOT = 1e3  # gradient of a canary before clipping, in clip norms: it is a
 
 
 def flip_coins(n: int, rng: Seed = None) -> Flags:
-    """Return one fair coin for each of `n` canaries: True is in."""
+    """Return a random fair coin for each of `n` canaries: True puts it into the training set."""
     return generator(rng).integers(0, 2, whole(n=n, least=1)).astype(bool)
 
 
 class Planted(NamedTuple):
-    """Model, data set and loss to pass to `tacit.make_private` in place of the originals."""
+    """Model, data set and loss that include canaries, to pass to `tacit.make_private`."""
 
     model: Any
     dataset: Any
@@ -102,7 +102,7 @@ class GradientCanaries:
 
         Build the optimizer from the returned model. `dataset` is a tensor, a tuple of tensors, a
         `TensorDataset` or any map-style data set. How many canaries are in is secret: declare
-        n + n_canaries // 2 as `n_records`.
+        n + n_canaries // 2 as `n_records`, where n is the number of real records.
         """
         if self._table is not None:
             raise ValueError("these canaries are planted already: make new ones for a new run.")
@@ -113,7 +113,10 @@ class GradientCanaries:
         return Planted(planted, rows, _with_canaries(loss_fn, unpack, self._strength))
 
     def watch(self, private: AuditedRun) -> Iterator[Any]:
-        """Yield the lots of `private`, and score what each step released along the canaries."""
+        """Yield the lots of the training run `private`, and add each release to canary scores.
+
+        Take one training step with each lot. The released gradient is read after the step.
+        """
         for lot in private:
             public = private.info  # before the step: the noise may be scheduled
             yield lot
@@ -127,9 +130,10 @@ class GradientCanaries:
     def record(
         self, *, rate: float = 1.0, noise_multiplier: float = 0.0, unit: float = 1.0
     ) -> None:
-        """Score the latest release, which is in `p.grad` after a step.
+        """Add the latest released gradient, which a step leaves in `p.grad`, to the scores.
 
-        `unit` is what a member that was drawn adds to its coordinate, before noise.
+        `rate` is the probability that a record is in the lot. `unit` is the amount by which a
+        canary in the lot changes its own coordinate of the release, without noise.
         """
         if self._table is None or self._table.grad is None:
             raise RuntimeError("nothing was released yet: plant the canaries and take a step.")
@@ -140,7 +144,7 @@ class GradientCanaries:
 
     @property
     def scores(self) -> Floats:
-        """Log-likelihood ratio of each canary, in against out.
+        """Log-likelihood ratio of each canary: in the training set against not in it.
 
         This is the most powerful score (Neyman & Pearson) if a member joins each lot with the same
         probability, and a good score otherwise. An audit is valid with any score.
@@ -149,7 +153,10 @@ class GradientCanaries:
 
     @property
     def sums(self) -> Floats:
-        """Sum of the releases along each canary, in clip norms; normal except for sampling."""
+        """Sum over releases of each canary's coordinate, in clip norms.
+
+        Given which lots the canary was in, the sum is normally distributed.
+        """
         return self._scored(self._sums)
 
     def _scored(self, scores: Floats) -> Floats:
@@ -161,8 +168,8 @@ class GradientCanaries:
 def log_ratio(released: ArrayLike, *, rate: float, noise_multiplier: float) -> Floats:
     """Return the log-likelihood ratio of "drawn with probability `rate`" against "never drawn".
 
-    `released` is 1 if the record was drawn and 0 if not, plus normal noise. Without noise,
-    `released` itself is the score.
+    Each value in `released` is 1 if its record was drawn and 0 if not, plus normal noise of
+    standard deviation `noise_multiplier`. Without noise, `released` itself is the score.
 
     >>> log_ratio([0.5], rate=1.0, noise_multiplier=1.0).tolist()
     [0.0]
@@ -175,11 +182,11 @@ def log_ratio(released: ArrayLike, *, rate: float, noise_multiplier: float) -> F
 
 
 def _with_table(model: Any, n_canaries: int) -> Any:
-    """Return a module with `model` as `inner` and a table that its predictions do not use."""
+    """Return a module that predicts as `model` does and has one extra parameter per canary."""
     import torch
 
     class WithCanaries(torch.nn.Module):
-        """A module that predicts as `inner` does."""
+        """Module that predicts as `inner` does; the table `canaries` is used by the loss only."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -209,9 +216,11 @@ def _with_canaries(loss_fn: Loss, unpack: Callable[[Any], Any], strength: float)
 
 
 def _with_rows(dataset: Any, members: Indices) -> tuple[Any, Callable[[Any], Any]]:
-    """Return records with the number of their canary (0: none), and a function to unpack a batch.
+    """Return the data set with the canaries in `members` appended, and a function for its batches.
 
-    A canary's record is all zeros. Tensors stay tensors, which are fast to draw from.
+    Each record gets the number of its canary, 0 for a real record. The record of a canary is all
+    zeros. The function splits a batch into records and canary numbers. Tensors stay tensors, from
+    which batches are drawn fast.
     """
     import torch
 
@@ -227,7 +236,10 @@ def _with_rows(dataset: Any, members: Indices) -> tuple[Any, Callable[[Any], Any
 
 
 class _Longer:
-    """A map-style data set followed by one blank record for each canary that is in."""
+    """A map-style data set followed by one blank record for each canary in the training set.
+
+    Each item is a pair of a record and the number of its canary, 0 for a real record.
+    """
 
     def __init__(self, dataset: Any, members: Indices) -> None:
         self._dataset = dataset
@@ -254,14 +266,14 @@ def _zeros(record: Any) -> Any:  # Any: tensors, arrays and numbers in tuples, l
 
 @dataclass(frozen=True)
 class InputCanaries:
-    """Input canaries: `x` and `y` of all canaries, and which of them to train on."""
+    """Canaries that are ordinary records: inputs `x`, labels `y`, and which of them to train on."""
 
     x: NDArray[Any]
     y: Indices
     is_member: Flags
 
     def add_to(self, x: ArrayLike, y: ArrayLike) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Return the training set (x, y) with the members at its end; the others are held out."""
+        """Return the training set (x, y) with the member canaries appended, and no other canary."""
         return (
             np.concatenate([np.asarray(x), self.x[self.is_member]]),
             np.concatenate([np.asarray(y), self.y[self.is_member]]),
@@ -269,9 +281,10 @@ class InputCanaries:
 
 
 def mislabeled(x: ArrayLike, y: ArrayLike, *, n_classes: int, rng: Seed = None) -> InputCanaries:
-    """Return canaries with a wrong label each, which a model can predict only by memorizing.
+    """Return the records (x, y) as canaries with wrong labels, which a model can only memorize.
 
-    The records should not be in the training set otherwise. The wrong labels are drawn uniformly.
+    The records should not also be in the training set with their true labels. The wrong labels are
+    drawn uniformly.
     """
     random, labels = generator(rng), np.asarray(y, np.int64)
     moves = random.integers(1, whole(n_classes=n_classes, least=2), len(labels))

@@ -1,4 +1,4 @@
-"""Event test: does an attack refute the billed event, with its whole trade-off curve?
+"""Event test: does an attack prove that the mechanism is less private than the billed event?
 
 A lower bound on epsilon summarizes an attack in one number, by way of a family of curves. Here the
 null hypothesis is the billed event itself, represented by points (epsilon, delta) of its privacy
@@ -42,7 +42,10 @@ _NEGLIGIBLE = 1e-8  # a delta below which larger epsilons are not priced
 
 @dataclass(frozen=True)
 class BillTest:
-    """Result of testing a billed event: a small `p_value` is evidence against the bill."""
+    """Result of testing the event that was billed: a small `p_value` is evidence of a wrong bill.
+
+    `assumes` states in words what the test assumes about the scores.
+    """
 
     p_value: float
     confidence: float
@@ -51,7 +54,7 @@ class BillTest:
 
     @property
     def is_refuted(self) -> bool:
-        """Whether the bill is wrong, at the stated confidence."""
+        """Whether the test shows, at the stated confidence, that the bill is wrong."""
         return self.p_value < 1 - self.confidence
 
 
@@ -66,14 +69,15 @@ def refute_event(
     independent: bool = False,
     epsilons: Sequence[float] = _EPSILONS,
 ) -> BillTest:
-    """Test the hypothesis that the mechanism behind these scores is `event`, as billed.
+    """Test the hypothesis that the audited mechanism is as private as the billed `event`.
 
-    Guarantee: if it is, the bill is refuted with probability at most 1 - `confidence`. Fair coins
-    alone allow the recursion of Mahloujifar et al. 2024, over a fixed list of numbers of guesses
-    (Bonferroni). With `independent` scores (from Dirac canaries, or one from each run) the test
-    uses Clopper-Pearson limits at a threshold chosen on a tenth of the scores, which is far more
-    powerful. `epsilons` are the points of the event's privacy profile to use: any increasing list
-    is valid, and more points test more sharply.
+    `scores` are the attack's scores of the canaries, and `is_member` their membership. Guarantee:
+    if the hypothesis is true, it is refuted with probability at most 1 - `confidence`. By default
+    the test assumes only fair coins. It uses the recursion of Mahloujifar et al. 2024 for each
+    number of guesses in a fixed list (`guesses`), with Bonferroni's correction. With `independent`
+    scores (from Dirac canaries, or one from each run) it uses Clopper-Pearson limits at a threshold
+    chosen on a tenth of the scores, which is far more powerful. `epsilons` are the points of the
+    event's privacy profile to use: any increasing list is valid, and more points test more sharply.
 
     >>> from tacit.events import Gaussian
     >>> rng = np.random.default_rng(0)
@@ -104,12 +108,12 @@ def noise_bound(
     confidence: float = 0.95,
     relation: Relation = Relation.ADD_REMOVE,
 ) -> AuditBound:
-    """Return a lower bound on epsilon if the amount of Gaussian noise is all that may be wrong.
+    """Return a lower bound on epsilon, assuming that only the amount of Gaussian noise is unknown.
 
-    Finds the smallest factor s for which the scores refute `event` with its noise multiplied by s,
-    and returns epsilon of that event. The event's own curve is used, so neither sampling nor
-    composition is approximated. Assumes independent scores (Dirac canaries), and that the mechanism
-    is `event` except for the amount of noise.
+    The mechanism is assumed to be `event` with all its noise multiplied by an unknown factor s. The
+    function finds the smallest s for which the scores refute the scaled event, and returns epsilon
+    of that event. The exact trade-off curve of the event is used, so neither sampling nor
+    composition is approximated. Scores must be independent (Dirac canaries).
 
     >>> import tacit
     >>> from tacit.events import Gaussian, PoissonSampled
@@ -146,17 +150,23 @@ def noise_bound(
 def billed_curve(
     event: Event, *, relation: Relation = Relation.ADD_REMOVE, epsilons: Sequence[float] = _EPSILONS
 ) -> Inverse:
-    """Return the inverse blow-up of the trade-off curve of `event`, by points of its profile."""
+    """Return a bound on attacks against `event`: the least false positive rate at each power.
+
+    The result maps a true positive rate to the least false positive rate that the event allows. It
+    is computed from the deltas of the event at `epsilons`, points of its privacy profile.
+    """
     grid = tuple(float(epsilon) for epsilon in epsilons)
     return profile_inverse(np.array(grid), _deltas(event, grid, Relation(relation)))
 
 
 def profile_inverse(epsilons: Floats, deltas: Floats) -> Inverse:
-    """Return the inverse blow-up from any points (epsilon, delta) that a mechanism satisfies.
+    """Return the least false positive rate of an attack as a function of its true positive rate.
 
-    At each point 1 - f(x) <= e^epsilon x + delta, and, because f is symmetric, also
-    1 - f(x) <= 1 - e^-epsilon (1 - delta - x): two lines, each to be solved for x. More points only
-    sharpen the curve, and a larger delta is safe.
+    The mechanism under attack is (epsilon, delta)-DP at each of the given points. Let x be the
+    false positive rate, and f its trade-off curve, so that the true positive rate is at most
+    1 - f(x). At each point 1 - f(x) <= e^epsilon x + delta, and, because f is symmetric, also
+    1 - f(x) <= 1 - e^-epsilon (1 - delta - x): two lines, each solved for x. More points only
+    sharpen the result, and a larger delta is safe.
     """
     slopes = np.exp(np.concatenate([-epsilons, epsilons]))
     offsets = np.concatenate([-deltas * np.exp(-epsilons), 1 - deltas - np.exp(epsilons)])
@@ -164,7 +174,7 @@ def profile_inverse(epsilons: Floats, deltas: Floats) -> Inverse:
 
 
 def _with_noise(event: Any, scale: float) -> Any:  # Any: events, and the tuples inside them
-    """Return `event` with the noise multiplier of all Gaussian noise multiplied by `scale`."""
+    """Return `event` with the multiplier of all Gaussian noise inside it multiplied by `scale`."""
     if isinstance(event, tuple):
         return tuple(_with_noise(part, scale) for part in event)
     if isinstance(event, Gaussian):
@@ -178,7 +188,10 @@ def _with_noise(event: Any, scale: float) -> Any:  # Any: events, and the tuples
 
 @lru_cache(maxsize=256)
 def _deltas(event: Event, epsilons: tuple[float, ...], relation: Relation) -> Floats:
-    """Return delta at each of the increasing `epsilons`; once negligible, it is repeated."""
+    """Return the delta of `event` at each of the increasing `epsilons`, or an upper bound on it.
+
+    Once delta is negligible it is repeated for all larger epsilons, which saves time.
+    """
     found: list[float] = []
     for start in range(0, len(epsilons), _AT_ONCE):
         if found and found[-1] < _NEGLIGIBLE:
@@ -193,7 +206,11 @@ def _deltas(event: Event, epsilons: tuple[float, ...], relation: Relation) -> Fl
 
 
 def _excess(inverse: Inverse, false_positive: float, false_negative: float) -> float:
-    """Return by how much a test with these error rates is better than the curve allows."""
+    """Return how far an attack's error rates are below what the trade-off curve allows.
+
+    `inverse` maps a true positive rate to the least false positive rate. A positive result refutes
+    the curve.
+    """
     return max(
         inverse(1 - false_negative) - false_positive,
         inverse(1 - false_positive) - false_negative,
@@ -217,7 +234,10 @@ def _by_guesses(
 
 
 def _smallest(rejects: Callable[[float], bool]) -> float:
-    """Return the smallest significance that rejects, rounded up by at most 0.1 %, or 1."""
+    """Return the p-value: the smallest significance level at which `rejects` is true, else 1.
+
+    It is rounded up by at most 0.1 %, and is at least 1e-12.
+    """
     low, high = -12.0, 0.0  # decades
     if not rejects(1.0 - 1e-9):
         return 1.0

@@ -27,8 +27,8 @@ def invert(
 ) -> Floats:
     """Return the input in [0, 1] of `shape` for which the torch `model` is surest of `label`.
 
-    Adam minimizes the cross-entropy plus `weight` times the mean square, from a gray image. No
-    training data is used, only the model.
+    Starting from a gray image, Adam minimizes the cross-entropy plus `weight` times the mean square
+    of the pixels. No training data is used, only the model.
     """
     import torch
 
@@ -54,7 +54,7 @@ def invert(
 
 
 def likeness(image: ArrayLike, records: ArrayLike) -> float:
-    """Return the correlation of an image with the mean of `records`, in [-1, 1]; 0 if it is flat.
+    """Return the correlation, in [-1, 1], of an image with the mean of `records`; 0 if constant.
 
     `records` are (images, *shape). They are private, and so is the result: use this function for
     demonstrations on public data.

@@ -27,9 +27,9 @@ LOW_RATES = (0.001, 0.01)
 
 @dataclass(frozen=True)
 class Shadows:
-    """Scores of every record by every shadow model, and which model was trained on which record.
+    """Scores of all records by shadow models, which an attacker trains to imitate the target model.
 
-    Both arrays are (models, records).
+    `is_member` is True where the model was trained on the record. Both arrays: (models, records).
     """
 
     scores: Floats
@@ -61,9 +61,10 @@ class ROC:
 def train_shadows(
     train: Train, n_records: int, *, n_models: int = 16, rng: Seed = None, n_jobs: int = 1
 ) -> Shadows:
-    """Train shadow models on random halves of the records, each record in half of the models.
+    """Train shadow models, each on a random half of the records, and return their scores.
 
-    `train` runs in `n_jobs` processes (joblib) and should take its randomness from its seed.
+    `train(members, seed)` trains one model and returns its scores of all records. It runs in
+    `n_jobs` processes (joblib). Each record is used by half of the models.
     """
     from joblib import Parallel, delayed
 
@@ -74,9 +75,9 @@ def train_shadows(
 
 
 def halves(n_records: int, n_models: int, rng: Seed = None) -> Flags:
-    """Return a random choice of records for each model: (models, records).
+    """Return which records each model is trained on, a random choice: (models, records).
 
-    Each record is in exactly half of the models, rounded down.
+    Each record is used by exactly half of the models, rounded down.
     """
     random = generator(rng)
     order = random.random((n_models, whole(n_records=n_records, least=1))).argsort(axis=0)
@@ -86,7 +87,7 @@ def halves(n_records: int, n_models: int, rng: Seed = None) -> Flags:
 def lira(
     target: ArrayLike, shadows: Shadows, *, mode: str = "online", one_variance: bool | None = None
 ) -> Floats:
-    """Return the likelihood-ratio score of each record: higher for members.
+    """Return LiRA's membership score of each record, a likelihood ratio: higher for members.
 
     Parameters
     ----------
@@ -119,7 +120,9 @@ def lira(
 
 
 def roc(scores: ArrayLike, is_member: ArrayLike) -> ROC:
-    """Return the ROC curve of "member if the score is high"; equal scores share one point.
+    """Return the ROC curve of an attack that guesses "member" for all scores above a threshold.
+
+    Records with equal scores share one point of the curve.
 
     >>> roc([3, 2, 1, 0], [True, True, False, False]).auc
     1.0
@@ -182,10 +185,11 @@ def logit_confidence(logits: ArrayLike, labels: ArrayLike) -> Floats:
 
 
 def calibrated(target: ArrayLike, references: ArrayLike) -> Floats:
-    """Return scores minus the mean scores by reference models trained without the records.
+    """Return the scores by the target model minus the mean scores by reference models.
 
-    This removes how easy a record is by itself (Watson et al. 2021, arXiv:2111.08440). `target` is
-    (records,), `references` is (models, records).
+    Reference models were trained without the records. The difference does not depend on how easy a
+    record is for any model (Watson et al. 2021, arXiv:2111.08440). `target` is (records,),
+    `references` is (models, records).
 
     >>> calibrated([2.0, 2.0], [[2.0, 0.0], [1.0, 0.0]]).tolist()
     [0.5, 2.0]
@@ -195,9 +199,10 @@ def calibrated(target: ArrayLike, references: ArrayLike) -> Floats:
 
 
 def best_tpr(fpr: ArrayLike, *, epsilon: float, delta: float = 0.0) -> Floats:
-    """Return the largest true positive rate of any attack under (epsilon, delta)-DP.
+    """Return the largest true positive rate of any attack on an (epsilon, delta)-DP mechanism.
 
-    Both inequalities of Kairouz, Oh & Viswanath 2015 (arXiv:1311.0776), Theorem 2.1.
+    One result for each false positive rate `fpr`, by both inequalities of Kairouz, Oh & Viswanath
+    2015 (arXiv:1311.0776), Theorem 2.1.
 
     >>> best_tpr([0.0, 0.01, 0.5], epsilon=1.0, delta=0.0).round(4).tolist()
     [0.0, 0.0272, 0.8161]
@@ -211,7 +216,10 @@ def best_tpr(fpr: ArrayLike, *, epsilon: float, delta: float = 0.0) -> Floats:
 def roc_points(
     curves: Mapping[str, ROC], *, epsilon: float, delta: float
 ) -> list[tuple[str, float, float]]:
-    """Return the points of the curves and of the limit for any attack: name, fpr, tpr."""
+    """Return points (name, fpr, tpr) to plot: of `curves`, and of the limit for any attack.
+
+    The limit is the best ROC curve that (epsilon, delta)-DP allows.
+    """
     least = min(1e-3, *(float(curve.fpr[curve.fpr > 0].min()) for curve in curves.values()))
     grid = np.geomspace(least, 1.0, 200)
     limit = ROC(grid, best_tpr(grid, epsilon=epsilon, delta=delta))
@@ -223,7 +231,10 @@ def roc_points(
 
 
 def _fit(scores: Floats, use: Flags, pooled: bool) -> tuple[Floats, Floats | float]:
-    """Return mean and standard deviation of the used scores of each record (one std if pooled)."""
+    """Return the mean and standard deviation of each record's scores over the models in `use`.
+
+    If `pooled`, one standard deviation is estimated for all records.
+    """
     counts = use.sum(axis=0)
     if (counts < (1 if pooled else 2)).any():
         raise ValueError("every record must be in and out of enough shadow models: train more.")
@@ -236,7 +247,7 @@ def _fit(scores: Floats, use: Flags, pooled: bool) -> tuple[Floats, Floats | flo
 
 
 def _checked(logits: ArrayLike, labels: ArrayLike) -> tuple[Floats, tuple[Indices, Indices]]:
-    """Return the logits and the index of the true label's logit in each row."""
+    """Return the logits as an array, and the index that selects the true label's logit per row."""
     values, classes = np.asarray(logits, np.float64), np.asarray(labels, np.int64)
     if values.ndim != 2 or classes.shape != values.shape[:1]:
         raise ValueError(

@@ -40,13 +40,16 @@ from tacit.accounting import gaussian_delta
 Scores = Sequence[float] | np.ndarray
 Members = Sequence[bool] | np.ndarray
 Inverse = Callable[[float], float]
-"""Inverse blow-up of a trade-off curve f: the least wrong rate x with 1 - f(x) >= a right rate."""
+"""Inverse of 1 - f for a trade-off curve f: the least wrong rate x at which 1 - f(x) >= y."""
 FAIR_COINS = "each canary was in or out by an independent fair coin"
 
 
 @dataclass(frozen=True)
 class AuditBound:
-    """What an attack proves: the true epsilon at `delta` is at least `epsilon_lower`."""
+    """Result of an audit: at `confidence`, the true epsilon at `delta` is >= `epsilon_lower`.
+
+    `assumes` states in words what the bound assumes.
+    """
 
     epsilon_lower: float
     delta: float
@@ -71,9 +74,10 @@ def one_run(
     guesses: int | str | None = None,
     expected_epsilon: float | None = None,
 ) -> AuditBound:
-    """Return a bound from ONE training run with many canaries, each in or out by a fair coin.
+    """Return a lower bound on epsilon from ONE training run with many canaries.
 
-    Steinke, Nasr & Jagielski 2023 (arXiv:2305.08846), Theorem 5.2. Assumes nothing but the coins.
+    Assumes only that each canary was in or out of the training set by a fair coin (Steinke, Nasr &
+    Jagielski 2023, arXiv:2305.08846, Theorem 5.2).
 
     Parameters
     ----------
@@ -101,17 +105,17 @@ def one_run_gaussian(
     guesses: int | str | None = None,
     expected_epsilon: float | None = None,
 ) -> AuditBound:
-    """Return a bound from one run of a mechanism whose trade-off curve is a Gaussian one.
+    """Return a lower bound on epsilon from one run, assuming a Gaussian trade-off curve.
 
-    Refutes mu-GDP by the recursion of Mahloujifar, Melis & Chaudhuri 2024 (arXiv:2410.22235), then
-    states epsilon of the largest refuted mu. Tighter than `one_run`, because it uses the whole
-    curve; it assumes that the curve is (dominated by) a Gaussian one. `refute_event` tests the
-    curve of the bill itself instead. Parameters as in `one_run`.
+    Finds the largest mu for which mu-GDP is refuted by the recursion of Mahloujifar, Melis &
+    Chaudhuri 2024 (arXiv:2410.22235), and returns epsilon of this mu. The bound is tighter than
+    that of `one_run`, because it uses the whole curve; it assumes that the curve is (dominated by)
+    a Gaussian one. `refute_event` tests the curve of the bill itself instead. The parameters are
+    those of `one_run`.
 
-    Fair coins do not exclude a mechanism that rarely leaks, but then about all canaries at once. No
-    bound that allows for such a mechanism gets much further (`ceiling` in
-    `benchmarks/audit_bounds.py`). Where scores are independent, as those of Dirac canaries are,
-    `gaussian_threshold_test` is tighter.
+    The bound must allow for mechanisms that rarely leak, but then leak all canaries at once. No
+    such bound can be much tighter (`ceiling` in `benchmarks/audit_bounds.py`). If scores are
+    independent, as those of Dirac canaries are, use `gaussian_threshold_test`, which is tighter.
     """
     return _Audit("f-DP", delta, confidence).bound(scores, is_member, guesses, expected_epsilon)
 
@@ -125,12 +129,12 @@ def plan_guesses(
     method: str = "one run",
     confidence: float = 0.95,
 ) -> int:
-    """Return the number of guesses that is best for an ideal attack on a tight bill.
+    """Return how many guesses an audit should make if the bill (epsilon, delta) is exact.
 
-    The bill is (epsilon, delta). The number depends on public facts alone, so a bound that uses it
-    is valid for any scores. The ideal attack sees a Gaussian mechanism of that bill (a Laplace
-    mechanism if delta is 0), and is right as often as expected. `method` is `"one run"` or
-    `"f-DP"`.
+    The number gives the best bound for an ideal attack on a Gaussian mechanism with this bill (a
+    Laplace mechanism if delta is 0) that is right as often as expected. It depends on public facts
+    alone, so a bound that uses it is valid for any scores. `method` is `"one run"` (for `one_run`)
+    or `"f-DP"` (for `one_run_gaussian`).
 
     >>> plan_guesses(100_000, epsilon=4.37, delta=1e-5)
     1634
@@ -155,12 +159,15 @@ def plan_guesses(
 
 
 def list_of_guesses(n: int) -> list[int]:
-    """Return a fixed list of numbers of guesses on `n` canaries, from a few to half of them."""
+    """Return the numbers of guesses to try on `n` canaries: n/256, ..., n/4, n/2 where >= 8."""
     return sorted({r for share in range(1, 9) if (r := n // 2**share) >= 8}) or [n]
 
 
 def right_guesses(scores: Floats, is_member: Flags, r: int) -> int:
-    """Return how many of `r` guesses are right: highest scores guessed in, lowest guessed out."""
+    """Return how many of `r` guesses are right, half "in" and half "out" of the training set.
+
+    The canaries with the highest scores are guessed "in", those with the lowest scores "out".
+    """
     order = np.argsort(scores, kind="stable")
     low, high = order[: r // 2], order[len(order) - (r - r // 2) :]
     return int(is_member[high].sum() + (~is_member[low]).sum())
@@ -169,7 +176,7 @@ def right_guesses(scores: Floats, is_member: Flags, r: int) -> int:
 def checked(
     scores: Scores, is_member: Members, delta: float, confidence: float
 ) -> tuple[Floats, Flags]:
-    """Return scores and membership as flat arrays of one length, or raise; check delta as well."""
+    """Return scores and membership as arrays; raise if these, delta or confidence are invalid."""
     in_open_unit(confidence=confidence)
     if delta != 0:
         in_open_unit(delta=delta)
@@ -192,9 +199,10 @@ def checked(
 
 
 def one_run_p_value(n: int, r: int, v: int, epsilon: float, delta: float) -> float:
-    """Return the largest chance of `v` or more right guesses under (epsilon, delta)-DP.
+    """Return the largest chance that `v` or more of `r` guesses on `n` canaries are right.
 
-    Of `r` guesses on `n` canaries: Steinke, Nasr & Jagielski 2023 (arXiv:2305.08846), Theorem 5.2.
+    The mechanism is assumed to be (epsilon, delta)-DP. Steinke, Nasr & Jagielski 2023
+    (arXiv:2305.08846), Theorem 5.2.
     """
     right = special.expit(epsilon)  # the best accuracy that pure epsilon-DP allows a single guess
     if v == 0:
@@ -211,13 +219,15 @@ def one_run_p_value(n: int, r: int, v: int, epsilon: float, delta: float) -> flo
 
 
 def rejects_tradeoff(inverse: Inverse, n: int, r: int, v: int, significance: float) -> bool:
-    """Return whether `v` right of `r` guesses on `n` canaries refute a trade-off curve f.
+    """Return whether `v` right guesses out of `r`, on `n` canaries, refute a trade-off curve f.
 
-    Mahloujifar, Melis & Chaudhuri 2024 (arXiv:2410.22235), Algorithm 3. Why it holds: fix canary j,
-    and let C' count the right guesses on the others. f-DP bounds P[j right, C' >= k-1] by
-    1 - f(P[j wrong, C' >= k-1]), for either coin. Average over j and the coins (1 - f is concave):
-    E[C; C >= k] / n <= 1 - f(E[r - C; C >= k-1] / n) for every k. If C >= v had probability
-    `significance`, these would force, from k = v down, more total probability than one.
+    `inverse` is the inverse of 1 - f. Mahloujifar, Melis & Chaudhuri 2024 (arXiv:2410.22235),
+    Algorithm 3. Proof: let C count the right guesses, fix canary j, and let C' count the right
+    guesses on the other canaries. f-DP bounds P[j right, C' >= k-1] by
+    1 - f(P[j wrong, C' >= k-1]), whatever the coin of j. Average over j and the coins (1 - f is
+    concave): E[C; C >= k] / n <= 1 - f(E[r - C; C >= k-1] / n) for every k. If C >= v had
+    probability `significance`, these inequalities, from k = v down, would force a total
+    probability above one.
     """
     right, wrong = significance * v / n, significance * (r - v) / n
     for i in range(v - 1, -1, -1):
@@ -232,13 +242,16 @@ def rejects_tradeoff(inverse: Inverse, n: int, r: int, v: int, significance: flo
 
 
 def gaussian_inverse(mu: float) -> Inverse:
-    """Return the inverse blow-up of mu-GDP: Phi(Phi^-1(y) - mu)."""
+    """Return, for mu-GDP, the least false positive rate at true positive rate y, as a function.
+
+    It is Phi(Phi^-1(y) - mu), with Phi the standard normal distribution function.
+    """
     return lambda y: float(special.ndtr(special.ndtri(min(y, 1.0)) - mu))
 
 
 @lru_cache(maxsize=4096)
 def gaussian_epsilon_below(mu: float, delta: float) -> float:
-    """Return epsilon of mu-GDP at `delta`, rounded down: a lower bound must not be too large.
+    """Return epsilon of mu-GDP at `delta`, rounded down as a lower bound on epsilon requires.
 
     `tacit.accounting.gaussian_epsilon` is the same number rounded up.
     """
@@ -276,14 +289,20 @@ def largest(is_below: Callable[[float], bool], *, at_least: float = 0.0) -> floa
 
 @dataclass(frozen=True)
 class _Audit:
-    """A test of counted guesses: it refutes values of epsilon ("one run") or of mu ("f-DP")."""
+    """Audit by counting right guesses: it refutes values of epsilon, or of mu.
+
+    `method` is "one run" to refute (epsilon, delta)-DP, or "f-DP" to refute mu-GDP.
+    """
 
     method: str
     delta: float
     confidence: float
 
     def refutes(self, value: float, n: int, r: int, v: int, significance: float) -> bool:
-        """Return whether `v` right of `r` guesses on `n` canaries refute `value`."""
+        """Return whether `v` right guesses out of `r`, on `n` canaries, refute `value`.
+
+        `value` is an epsilon, or a mu for method "f-DP".
+        """
         if self.method == "one run":
             return one_run_p_value(n, r, v, value, self.delta) < significance
         return rejects_tradeoff(gaussian_inverse(value), n, r, v, significance)
@@ -291,7 +310,10 @@ class _Audit:
     def largest_refuted(
         self, n: int, r: int, v: int, significance: float, *, at_least: float = 0.0
     ) -> float:
-        """Return the largest refuted value, or `at_least` if no larger one is refuted."""
+        """Return the largest refuted epsilon or mu, or `at_least` if no larger one is refuted.
+
+        The observation is `v` right guesses out of `r`, on `n` canaries.
+        """
         return largest(lambda x: self.refutes(x, n, r, v, significance), at_least=at_least)
 
     def bound(
@@ -301,7 +323,7 @@ class _Audit:
         guesses: int | str | None,
         expected_epsilon: float | None,
     ) -> AuditBound:
-        """Return the bound by `guesses`, or by those planned for `expected_epsilon`."""
+        """Return the lower bound on epsilon; the parameters are those of the function `one_run`."""
         values, members = checked(scores, is_member, self.delta, self.confidence)
         if expected_epsilon is not None:
             if guesses is not None:
@@ -334,7 +356,10 @@ class _Audit:
     def _best(
         self, scores: Floats, is_member: Flags, candidates: list[int], significance: float
     ) -> tuple[float, int, int]:
-        """Return the largest (epsilon, guesses, right guesses) over numbers of guesses."""
+        """Return the largest refuted epsilon over `candidates`, which are numbers of guesses.
+
+        The number of guesses that gave it and the number of right guesses follow it.
+        """
         found = []
         for r in candidates:
             v = right_guesses(scores, is_member, r)
@@ -356,7 +381,10 @@ def _candidates(guesses: int | str | None, n: int) -> list[int]:
 
 
 def _finer_and_finer(n: int) -> list[int]:
-    """Return numbers of guesses from 4 to n, few and far apart first: a good start saves work."""
+    """Return candidate numbers of guesses from 4 to n, first far apart, then closer together.
+
+    A good candidate found early saves time on those that follow.
+    """
     found: dict[int, None] = {}
     for size in (5, 9, 17, 33, 65):
         found.update(dict.fromkeys(np.geomspace(min(4, n), n, size).astype(int).tolist()))
@@ -364,7 +392,11 @@ def _finer_and_finer(n: int) -> list[int]:
 
 
 def _cut(mu: float, share: float) -> float:
-    """Return the distance from the middle beyond which an ideal attack guesses this share."""
+    """Return the cut t such that an ideal attack makes guesses on a given `share` of canaries.
+
+    Scores have standard deviation 1 and means mu/2 (members) and -mu/2 (others). The attack guesses
+    where |score| > t.
+    """
     if share >= 1:
         return 0.0
 

@@ -37,11 +37,13 @@ def threshold_test(
     confidence: float = 0.95,
     threshold: float | None = None,
 ) -> AuditBound:
-    """Return a bound from independent scores, without any assumption on the trade-off curve.
+    """Return a lower bound on epsilon from independent scores, for any trade-off curve.
 
-    Clopper-Pearson limits on both error rates at a threshold that was fixed in advance or, if None,
-    chosen on the first tenth of the scores and tested on the rest. (epsilon, delta)-DP implies
-    FPR e^epsilon + FNR >= 1 - delta and the same with the rates exchanged (Kairouz et al. 2015).
+    The attack guesses "member" for scores at or above `threshold`, which must be fixed in advance.
+    If it is None, it is chosen on the first tenth of the scores, and the other scores are tested.
+    The bound uses Clopper-Pearson limits on the false positive and false negative rates:
+    (epsilon, delta)-DP implies FPR e^epsilon + FNR >= 1 - delta and the same with the rates
+    exchanged (Kairouz et al. 2015).
     """
 
     def bound(false_positive: float, false_negative: float) -> float:
@@ -62,14 +64,15 @@ def gaussian_threshold_test(
     confidence: float = 0.95,
     threshold: float | None = None,
 ) -> AuditBound:
-    """Return a bound from independent scores of a mechanism with a Gaussian trade-off curve.
+    """Return a lower bound on epsilon from independent scores, for a Gaussian trade-off curve.
 
-    Clopper-Pearson limits on both error rates give mu >= Phi^-1(1 - FNR) - Phi^-1(FPR), and epsilon
-    is that of mu-GDP (Nasr et al. 2023, arXiv:2302.07956). The scores need not be normal.
+    Clopper-Pearson limits on the false positive and false negative rates give
+    mu >= Phi^-1(1 - FNR) - Phi^-1(FPR), and the bound is epsilon of mu-GDP (Nasr et al. 2023,
+    arXiv:2302.07956). The scores need not be normal. `threshold` is as in `threshold_test`.
 
-    If canaries differ, the rates are averages over canaries. Averages obey the curve too, because
-    1 - f is concave. A sum of unequal coins varies less than a sum of equal coins (Hoeffding 1956),
-    so the limits stay valid.
+    If canaries differ, the rates are averages over canaries. Averages obey the trade-off curve f
+    too, because 1 - f is concave. A sum of unequal coins varies less than a sum of equal coins
+    (Hoeffding 1956), so the limits stay valid.
     """
 
     def bound(false_positive: float, false_negative: float) -> float:
@@ -84,10 +87,11 @@ def gaussian_threshold_test(
 def gaussian_fit(
     scores: Scores, is_member: Members, *, delta: float, confidence: float = 0.95
 ) -> AuditBound:
-    """Return a bound for white-box scores that are normal with one spread, shifted for members.
+    """Return a lower bound on epsilon from normal scores whose mean is higher for members.
 
-    The standardized shift has a noncentral t law, which gives an exact lower limit on mu; epsilon
-    is that of mu-GDP. Assumes independent normal scores of equal variance: check a plot first.
+    Assumes independent normal scores with the same variance for members and others: check a plot
+    first. The standardized difference of the means then has a noncentral t distribution, which
+    gives an exact lower limit on mu. The bound is epsilon of mu-GDP.
     """
     values, members = checked(scores, is_member, delta, confidence)
     inside, outside = values[members], values[~members]
@@ -113,9 +117,10 @@ def gaussian_fit(
 def error_limits(
     scores: Floats, is_member: Flags, threshold: float, share: float
 ) -> tuple[float, float]:
-    """Return upper limits on FPR and FNR of "in if score >= threshold".
+    """Return upper confidence limits on the false positive and the false negative rate.
 
-    Each limit is wrong with probability at most `share`.
+    The attack guesses "member" if score >= threshold. Each limit is below the true rate with
+    probability at most `share`.
     """
     says_in = scores >= threshold
     n_in = int(is_member.sum())
@@ -126,7 +131,10 @@ def error_limits(
 
 
 def split_threshold(bound: Bound, scores: Floats, is_member: Flags) -> tuple[float, Floats, Flags]:
-    """Return a threshold chosen on the first tenth, then scores and membership of the rest."""
+    """Return a threshold chosen on the first tenth of the scores, for use on the others.
+
+    The other scores and their membership follow it. The threshold gives the largest `bound`.
+    """
     used = max(2, round(_SHARE_TO_CHOOSE * len(scores)))
     tried, known = scores[:used], is_member[:used]
     chosen = float(np.median(tried))
@@ -139,7 +147,7 @@ def split_threshold(bound: Bound, scores: Floats, is_member: Flags) -> tuple[flo
 
 
 def upper_rate(errors: int, trials: int, share: float) -> float:
-    """Return the Clopper-Pearson upper limit on an error rate.
+    """Return the Clopper-Pearson upper limit on an error rate, given `errors` in `trials`.
 
     The limit is below the true rate with probability at most `share`.
     """
@@ -149,10 +157,11 @@ def upper_rate(errors: int, trials: int, share: float) -> float:
 
 
 def noncentral_t_tail(t: float, freedom: int, center: float) -> float:
-    """Return P[T >= t] for T = (Z + center) / S, Z standard normal, freedom S^2 chi-squared.
+    """Return P[T >= t] for a noncentral t variable T = (Z + center) / S.
 
-    That is E[Phi(center - t S)], by 400 Gauss-Legendre points over all but 1e-15 of the law of S:
-    accurate at the large centers (hundreds) where series for this law do not converge.
+    Z is standard normal, and freedom * S^2 is chi-squared with `freedom` degrees. The probability
+    is E[Phi(center - t S)], integrated by 400 Gauss-Legendre points over all but 1e-15 of the
+    distribution of S. It is accurate for centers of several hundred, where series do not converge.
 
     >>> round(noncentral_t_tail(2.0, 10, 1.0), 6)
     0.192388

@@ -13,11 +13,11 @@ _CHUNK = 5000
 
 
 def character_features(images: ArrayLike, *, n_orientations: int = 8) -> Images:
-    """Return oriented gradients of straightened characters: (images, features).
+    """Return features of character images, (images, features), from which classifiers learn well.
 
-    Histograms of oriented gradients (Dalal & Triggs 2005) over 4 x 4 and 7 x 7 Gaussian windows,
-    with square roots, after centering and removing the slant (LeCun et al. 1998, Sec. III-A). The
-    features of each of the two window sizes have unit length. `images` are (images, height, width)
+    They are square roots of histograms of oriented gradients (Dalal & Triggs 2005) over 4 x 4 and
+    7 x 7 Gaussian windows, after centering and removing the slant (LeCun et al. 1998, Sec. III-A).
+    The features of each window grid form a vector of length 1. `images` are (images, height, width)
     with a dark background near 0.
     """
     pixels = np.asarray(images, dtype=np.float32)

@@ -45,7 +45,7 @@ from tacit.pate.votes import (
 
 
 class OverlapWarning(UserWarning):
-    """Some public inputs equal private ones. Public inputs are not protected at all."""
+    """Warning that some public inputs equal private ones; public inputs are not protected."""
 
 
 @dataclass(eq=False, repr=False)
@@ -170,7 +170,7 @@ class PATEClassifier:
         return self.checked_aggregator().event(n_queries, most)
 
     def checked_aggregator(self) -> Aggregator:
-        """Return the aggregator that `fit` uses, or raise if the settings do not allow it."""
+        """Return the aggregator that `fit` uses; raise if the other settings do not suit it."""
         n_teachers = whole(n_teachers=self.n_teachers, least=1)
         if isinstance(self.aggregator, InteractiveGNMax):
             raise TypeError(
@@ -239,7 +239,10 @@ class PATEClassifier:
         return train(X, labels, self.n_teachers, n_classes=n_classes, rng=random)
 
     def _pay_for_cost(self, journal: Journal | None) -> bool:
-        """Pay for the sanitized cost before answers use up the budget; return whether it paid."""
+        """Pay for publishing the sanitized cost; return False if no payment was needed now.
+
+        This comes first, because the answers may use up the budget.
+        """
         if self.sanitizer is None:
             return False
         if journal is not None:
@@ -306,14 +309,14 @@ class PATEClassifier:
 
 
 def _maker(teacher: Any) -> Callable[[int], Teacher]:
-    """Return a function from a seed to a new teacher."""
+    """Return a function from a seed to a new, untrained teacher; an estimator is copied."""
     if teacher is None:
         raise ValueError("teacher must be given: a classifier to copy, or a function of a seed.")
     return partial(_copy, teacher) if hasattr(teacher, "fit") else teacher
 
 
 def _copy(teacher: Any, seed: int) -> Teacher:
-    """Return a copy of an unfitted estimator that uses `seed`."""
+    """Return a copy of an unfitted estimator, with `seed` as its `random_state` if it has one."""
     copy = deepcopy(teacher)
     if "random_state" in getattr(copy, "get_params", dict)():
         copy.set_params(random_state=seed)

@@ -29,9 +29,10 @@ from tacit.pate.votes import NO_ANSWER, Aggregator, Pay, Queries
 
 @dataclass(frozen=True)
 class GNMax(Aggregator):
-    """The winner of counts plus Gaussian noise of standard deviation `sigma` (2018, Sec. 4.1).
+    """Aggregator that releases the class with the most votes after adding Gaussian noise.
 
-    Guarantee: post-processing of Gaussian noise on counts with an L2 change of sqrt(2).
+    `sigma` is the standard deviation of the noise on each vote count (Papernot et al. 2018,
+    Sec. 4.1). Guarantee: a Gaussian mechanism, as one record changes counts by sqrt(2) in L2 norm.
 
     >>> str(GNMax(40.0).event(100))
     '100 x [Gaussian noise, multiplier 28.2843]'
@@ -56,7 +57,7 @@ class GNMax(Aggregator):
 
 @dataclass(frozen=True, kw_only=True)
 class ConfidentGNMax(Aggregator):
-    """GNMax that answers only where a noisy check finds a clear winner (2018, Alg. 1).
+    """GNMax that answers only where a noisy check finds a clear winner (arXiv:1802.08908, Alg. 1).
 
     Every query pays for the check "highest count + N(0, sigma_threshold^2) >= threshold", whose
     outcome is released. Queries that pass the check also pay for GNMax at `sigma_answer`.
@@ -102,12 +103,12 @@ class ConfidentGNMax(Aggregator):
 
 @dataclass(frozen=True, kw_only=True)
 class InteractiveGNMax(ConfidentGNMax):
-    """Confident-GNMax that asks only where teachers and student disagree (2018, Alg. 2).
+    """Confident-GNMax that asks only where teachers and student disagree (1802.08908, Alg. 2).
 
-    The check compares the largest of (count - teachers * student's probability) with the
-    threshold. That number is small where the student already agrees with the teachers. A query that
-    fails the check gets the student's own label, at no further cost, if the student's probability
-    for it is at least `confidence`.
+    The check compares with the threshold the largest value, over classes, of (vote count - number
+    of teachers * student's probability). That value is small where the student already agrees with
+    the teachers. A query that fails the check gets the label that the student predicts, at no
+    further cost, if the student's probability for that label is at least `confidence`.
     """
 
     confidence: float = 0.9
@@ -128,7 +129,7 @@ class InteractiveGNMax(ConfidentGNMax):
         max_answers: int | None = None,
         strict: bool = False,
     ) -> Indices:
-        """Return labels given by the teachers or by a confident student, else `NO_ANSWER`.
+        """Return a label for each query, by the teachers or a confident student, or `NO_ANSWER`.
 
         `student_probabilities` (queries, classes) must be computed from released labels and public
         data alone. The other parameters are those of `ConfidentGNMax.answer`.
@@ -156,13 +157,19 @@ class InteractiveGNMax(ConfidentGNMax):
         orders: ArrayLike = ORDERS,
         tight: bool = False,
     ) -> PrivateCurve:
-        """Return the private cost; labels that the student gave count as the teachers' answers."""
+        """Return the private Rényi cost of releasing `labels`, computed from the votes.
+
+        Labels that the student gave are counted as answers of the teachers.
+        """
         queries, _ = _compare_with_student(votes, student_probabilities)
         return super().private_cost(queries, labels, orders=orders, tight=tight)
 
 
 def _compare_with_student(votes: ArrayLike, probabilities: ArrayLike) -> tuple[Queries, Floats]:
-    """Return the queries, with what a check reads on each, and the checked probabilities."""
+    """Return the votes with the value that the check compares for each, and the probabilities.
+
+    That value is the largest excess of a vote count over the count that the student expects.
+    """
     counts = as_votes(votes)
     shares = np.asarray(probabilities, dtype=float)
     if shares.shape != counts.shape:

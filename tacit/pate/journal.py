@@ -23,12 +23,12 @@ _KIND = "tacit-pate-answers"
 
 
 class Journal:
-    """The answers of one run: a text file of JSON lines that is only appended to.
+    """File of the answers that one run has released: JSON lines, which are only appended.
 
-    It is opened with the public settings of the run, and refuses a file written under other
-    settings. `ledger` must be the one that paid for the answers in the file. Only one process may
-    use the file at a time. `labels` holds the label of each query that was asked, and `published`
-    the numbers that were released under each name.
+    It is opened with the public settings of the run, and raises an error for a file written under
+    other settings. `ledger` must be the ledger that paid for the answers in the file. Only one
+    process may use the file at a time. `labels` maps the number of each asked query to its label,
+    and `published` maps names to other released numbers.
     """
 
     def __init__(self, path: str | Path, *, settings: dict[str, Any], ledger: Ledger) -> None:
@@ -47,7 +47,7 @@ class Journal:
         return len(self.labels)
 
     def record(self, queries: Sequence[int], labels: Sequence[int]) -> None:
-        """Write answers that have been paid for, and return when they are on disk."""
+        """Write the labels of the numbered queries, already paid for; return once on disk."""
         pairs = [(int(query), int(label)) for query, label in zip(queries, labels, strict=True)]
         if any(query in self.labels for query, _ in pairs):
             raise AssertionError("a query was answered twice")
@@ -55,7 +55,7 @@ class Journal:
         self.labels.update(pairs)
 
     def publish(self, what: str, numbers: dict[str, float]) -> None:
-        """Write numbers that have been paid for, and return when they are on disk."""
+        """Write numbers, already paid for, under the name `what`; return once they are on disk."""
         self._append({"published": what, "numbers": numbers})
         self.published[what] = numbers
 
@@ -104,6 +104,6 @@ class Journal:
 
 
 def _is_torn_head(content: bytes) -> bool:
-    """Return whether a run was killed before it wrote its first line; it has paid for nothing."""
+    """Return whether a journal file ends within its first line, so its run has paid for nothing."""
     head = json.dumps({"kind": _KIND})[:-1].encode()
     return b"\n" not in content and (head.startswith(content) or content.startswith(head))

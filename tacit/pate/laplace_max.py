@@ -11,10 +11,11 @@ from tacit.pate.votes import Aggregator
 
 @dataclass(frozen=True)
 class LaplaceMax(Aggregator):
-    """The winner of counts plus Laplace noise of `scale` (LNMax of Papernot et al. 2017).
+    """Aggregator that releases the class with the most votes after adding Laplace noise of `scale`.
 
-    Guarantee: one answer is 2 / `scale`-DP. The counts change by 2 in L1 norm, so the noisy counts
-    are the Laplace mechanism at epsilon 2 / scale, and the winner is computed from them alone.
+    This is LNMax of Papernot et al. 2017. Guarantee: one answer is epsilon-DP with epsilon
+    2 / `scale`. One record changes the counts by 2 in L1 norm, so adding the noise is a Laplace
+    mechanism with this epsilon, and the winner is computed from the noisy counts alone.
 
     >>> LaplaceMax(20.0).answer([[250, 0], [3, 247]], rng=0)
     array([0, 1])

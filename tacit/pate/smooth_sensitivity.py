@@ -52,7 +52,9 @@ _MOVE = _CELLS + 1  # most cells by which one moved vote shifts a query; one mor
 
 @dataclass(frozen=True, kw_only=True)
 class Sanitizer:
-    """How to release the Rényi cost of GNMax answers at one order. Choose it before seeing votes.
+    """Mechanism that releases the votes-dependent Rényi cost of GNMax answers, with noise.
+
+    Choose its settings before seeing votes.
 
     Parameters
     ----------
@@ -107,10 +109,10 @@ class Sanitizer:
         return math.exp(log_ndtr(-self.margin))
 
     def release(self, votes: ArrayLike, *, sigma: float, rng: Seed = None) -> float:
-        """Return the noisy Rényi cost at `order` of answering `votes` by GNMax.
+        """Return the noisy Rényi cost, at `order`, of answering all queries in `votes` by GNMax.
 
-        Pay for `event` first. The result is clipped to [0, data-independent cost]; both ends are
-        public.
+        `sigma` is the noise of GNMax. Pay for `event` first. The result is clipped to the public
+        range from 0 to the data-independent cost.
         """
         gaps, n_classes, n_teachers = equivalent_gaps(votes, sigma=sigma)
         if not len(gaps):
@@ -122,9 +124,10 @@ class Sanitizer:
         return float(np.clip(noisy, 0.0, len(gaps) * self.order / sigma**2))
 
     def _costs(self, n_teachers: int, n_classes: int, sigma: float) -> Floats:
-        """Return the cost at `order` of a query in each gap cell, by the cell's lower end.
+        """Return the Rényi cost at `order` of a query, for each cell of a grid of gaps.
 
-        The cost never rises from one cell to the next.
+        The gap is how clearly the winner leads, in votes (see `equivalent_gaps`). A cell has the
+        cost of its smallest gap. Costs never rise from one cell to the next.
         """
         gaps = np.arange(n_teachers * _CELLS // 2 + 1) * (2 / _CELLS)
         log_q = math.log(n_classes - 1) + log_ndtr(-gaps / (math.sqrt(2) * sigma))
@@ -133,7 +136,11 @@ class Sanitizer:
         return np.minimum.accumulate(bound)
 
     def _smooth_sensitivity(self, costs: Floats, cells: Indices, n_teachers: int) -> float:
-        """Return max over d of exp(-beta d) * (largest change of the cost d teachers away)."""
+        """Return the smooth sensitivity of the total cost of queries whose gaps are in `cells`.
+
+        It is the maximum over d of exp(-beta d) times the largest change that one teacher can cause
+        after the votes of d teachers were changed. `costs` holds the cost of each cell.
+        """
         # A moved vote shifts a query's cell by at most _MOVE, so the cost changes by at most
         # costs[k - _MOVE] - costs[k], where k is the higher of the two cells.
         drop = costs[np.maximum(np.arange(len(costs)) - _MOVE, 0)] - costs
@@ -150,11 +157,11 @@ class SanitizedCost:
     """Data-dependent Rényi cost of a PATE run, at one order, that may be published.
 
     `checks` is the data-independent cost of the threshold checks, and `carried` that of answers
-    whose votes are no longer available. `answers` is the noisy cost of the other answers, and
-    `publishing` the price of publishing that noisy cost. With probability `confidence`, their sum
-    is at least the papers' data-dependent cost. That cost compares this data set's outcome with its
-    neighbors', not every data set with every neighbor, so no budget is ever charged with it: the
-    ledger holds the data-independent events.
+    whose votes are no longer available. `answers` is the noisy cost of all other answers, and
+    `publishing` the price of publishing `answers`. With probability `confidence`, the sum of these
+    four is at least the papers' data-dependent cost. The papers' cost holds for this data set and
+    its neighbors only, so it is no guarantee of differential privacy, and no budget is charged with
+    it. The ledger is charged with the data-independent events.
     """
 
     order: float
@@ -165,7 +172,7 @@ class SanitizedCost:
     carried: float = 0.0
 
     def epsilon(self, *, delta: float) -> float:
-        """Return epsilon at `delta` of the answers, the checks and the publishing together."""
+        """Return epsilon at `delta` of the whole run: checks, answers and publishing the cost."""
         total = self.checks + self.carried + self.answers + self.publishing
         return RDP().epsilon(RenyiCurve((self.order,), (total,)), delta=delta)
 
@@ -180,11 +187,11 @@ def publish_cost(
     rng: Seed = None,
     carried: ArrayLike = (),
 ) -> SanitizedCost:
-    """Pay for and return what releasing `labels` cost given these votes, with noise.
+    """Pay for publishing the privacy cost of `labels` given the votes, and return it with noise.
 
-    The threshold checks of Confident-GNMax count at their data-independent cost, from which the
-    data-dependent cost hardly differs. So do the answers to the queries numbered in `carried`:
-    other teachers gave them in an earlier, killed run, so `votes` do not determine their cost.
+    The threshold checks of Confident-GNMax are counted at their data-independent cost, from which
+    the data-dependent cost hardly differs. The queries numbered in `carried` are also counted so:
+    other teachers answered them in an earlier, killed run, so `votes` do not determine their cost.
     """
     counts = as_votes(votes)
     answered = has_label(labels, len(counts))
@@ -211,12 +218,14 @@ def publish_cost(
 
 
 def release_curve(orders: ArrayLike, *, beta: float, noise_multiplier: float) -> Floats:
-    """Return the Rényi cost of releasing f + S * noise_multiplier * N(0, 1).
+    """Return the Rényi cost, at each order, of releasing f + S * noise_multiplier * N(0, 1).
 
-    S is a beta-smooth bound on the change of f. The cost is the largest divergence of N(f, s^2)
-    from N(f', (r s)^2) over |f - f'| <= min(1, r) s / noise_multiplier and |ln r| <= beta. As r
-    falls below 1, both the term in f and the term in ln r grow; above 1 both are smaller than at
-    1 / r. So r = exp(-beta) is the worst. The cost is infinite at orders >= 1 / (1 - exp(-2 beta)).
+    f is a private number, and S a beta-smooth bound on its change between neighboring data sets.
+    Let s = S * noise_multiplier, and r the ratio of a neighbor's s to it. The cost is the largest
+    divergence of N(f, s^2) from N(f', (r s)^2) over |f - f'| <= min(1, r) s / noise_multiplier and
+    |ln r| <= beta. As r falls below 1, both the term in f and the term in ln r grow; above 1 both
+    are smaller than at 1 / r. So r = exp(-beta) is the worst. The cost is infinite at orders >=
+    1 / (1 - exp(-2 beta)).
     """
     orders = np.asarray(orders, dtype=float)
     remaining = 1 + orders * math.expm1(-2 * beta)
@@ -229,7 +238,8 @@ def release_curve(orders: ArrayLike, *, beta: float, noise_multiplier: float) ->
 def equivalent_gaps(votes: ArrayLike, *, sigma: float) -> tuple[Floats, int, int]:
     """Return the private gap of each query, the number of classes and the number of teachers.
 
-    The gap of a query is the distance from the winner that, shared by all losers, gives its q.
+    Let q bound the chance that noise of GNMax changes the winner of a query. The gap of the query
+    is the number of votes which, if every loser trailed the winner by it, would give the same q.
     """
     counts = as_votes(votes)
     if not len(counts):
@@ -240,21 +250,22 @@ def equivalent_gaps(votes: ArrayLike, *, sigma: float) -> tuple[Floats, int, int
 
 
 def _cells(gaps: Floats, size: int) -> Indices:
-    """Return the grid cell that each gap falls in."""
+    """Return the index of the cell that contains each gap, on a grid of `size` cells."""
     return np.minimum((gaps * (_CELLS / 2)).astype(np.int64), size - 1)
 
 
 def _window_max(values: Floats) -> Floats:
-    """Return the largest value in cells k to k + _MOVE, for each cell k."""
+    """Return, for each cell k, the largest value in cells k to k + _MOVE, one vote away."""
     padded = np.concatenate([values, np.zeros(_MOVE)])
     return np.lib.stride_tricks.sliding_window_view(padded, _MOVE + 1).max(axis=1)
 
 
 def _widened(worst: Floats) -> Floats:
-    """Return the largest of the values at each cell and at the cells _MOVE below and above.
+    """Return the maxima `worst` over windows of cells that are wider by one more moved vote.
 
-    Each value is already the maximum over a window of _MOVE + 1 cells or more, so the three windows
-    join without a gap.
+    The new value of a cell is the largest of `worst` at the cell and at _MOVE cells below and above
+    it. Each value is already the maximum over a window of _MOVE + 1 cells or more, so the three
+    windows join without a gap.
     """
     index = np.arange(len(worst))
     below = worst[np.maximum(index - _MOVE, 0)]

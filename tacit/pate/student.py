@@ -26,17 +26,18 @@ _CHUNK = 1000  # rows of a distance matrix held at once
 
 @dataclass(kw_only=True, eq=False)
 class SpreadStudent:
-    """Classifier for inputs of which few are labeled; -1 (`NO_ANSWER`) marks the others.
+    """Classifier trained on inputs of which few have a label; -1 (`NO_ANSWER`) marks the rest.
 
-    Label spreading (Zhou et al. 2004) on a graph of `n_neighbors` with local scaling
-    (Zelnik-Manor & Perona 2004), columns scaled to equal mass (Zhu et al. 2003). A label that the
-    other labels together outvote at its own input is dropped first, because it may come from noise.
-    Then kernel ridge regression on `n_landmarks` random inputs, with a Gaussian kernel of
-    `width` times the median distance.
+    First, labels spread to similar inputs (Zhou et al. 2004) along a graph of `n_neighbors` nearest
+    neighbors with local scaling (Zelnik-Manor & Perona 2004); the total weight of each class is
+    made equal (Zhu et al. 2003). A label is dropped before if all other labels, spread to its
+    input, favor another class, because it may come from noise. Then kernel ridge regression learns
+    the spread labels, with `n_landmarks` random inputs as centers of a Gaussian kernel whose width
+    is `width` times the median distance.
 
     `spread` in (0, 1) is the share of its weight that a label passes on at each step, so a label
-    travels about 1 / (1 - spread) steps. By default it travels inputs / 90 steps, at least 10 and
-    at most 100.
+    travels about 1 / (1 - spread) steps. By default this is the number of inputs / 90, at least 10
+    and at most 100.
 
     Use features in which similar inputs are near each other: distances are not rescaled.
     """
@@ -49,7 +50,7 @@ class SpreadStudent:
     seed: int = 0
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> "SpreadStudent":
-        """Train on all rows of `X`; `y` holds class numbers, -1 where unknown."""
+        """Train on all rows of `X`; `y` holds a class number for each row, -1 if unknown."""
         rows, labels = _public(X), np.asarray(y)
         if labels.shape != (len(rows),):
             raise ValueError(f"y must hold one label for each of {len(rows)} inputs.")
@@ -92,7 +93,7 @@ class SpreadStudent:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> "SpreadStudent":
-        """Return the fitted student whose `to_arrays` returned `arrays`."""
+        """Return a fitted student from the `arrays` that its `to_arrays` returned."""
         student = cls()
         student.classes_ = np.asarray(arrays["classes"])
         student._landmarks = arrays["landmarks"]
@@ -101,7 +102,10 @@ class SpreadStudent:
         return student
 
     def _spread_labels(self, rows: Rows, known: NDArray[Any], onehot: Rows) -> Indices:
-        """Return a class index for every input; -1 where no label arrives."""
+        """Return a class index for every input of `rows`; -1 where no label arrives.
+
+        `known` lists the labeled inputs, and `onehot` their classes as rows with a single 1.
+        """
         spread = 1 - 1 / np.clip(len(rows) / 90, 10, 100) if self.spread is None else self.spread
         in_open_unit(spread=spread)
         graph = _neighbor_graph(rows, whole(n_neighbors=self.n_neighbors, least=1))
@@ -137,10 +141,10 @@ class SpreadStudent:
 
 
 def spread_queries(X_public: ArrayLike, n_queries: int, *, rng: Seed = None) -> Indices:
-    """Return the numbers of `n_queries` different public inputs that cover all of them well.
+    """Return the numbers of `n_queries` public inputs that represent all public inputs well.
 
     They are the inputs nearest to the centers of k-means clusters: typical inputs, on which
-    teachers agree and which represent many others. Only public inputs are read.
+    teachers agree and which are similar to many others. Only public inputs are read.
     """
     from sklearn.cluster import KMeans
 
@@ -159,7 +163,7 @@ def spread_queries(X_public: ArrayLike, n_queries: int, *, rng: Seed = None) -> 
 
 
 def checked_queries(n_queries: int, n_public: int) -> int:
-    """Return `n_queries`, a whole number from 1 to the number of public inputs, or raise."""
+    """Return `n_queries`; raise unless it is a whole number from 1 to `n_public`."""
     if whole(n_queries=n_queries, least=1) > n_public:
         raise ValueError(
             f"n_queries must be <= the number of public inputs, got {n_queries} for {n_public}."
@@ -173,7 +177,10 @@ def _public(X: ArrayLike) -> Rows:
 
 
 def _neighbor_graph(rows: Rows, n_neighbors: int) -> csr_matrix:
-    """Return the symmetric graph of nearest neighbors, divided by the roots of both degrees."""
+    """Return the weights of a symmetric graph that links each row to its nearest neighbors.
+
+    Each weight is divided by the square roots of the total weights of both its rows.
+    """
     size = len(rows)
     k = min(n_neighbors, size - 1)
     near, far = np.empty((size, k + 1), np.int64), np.empty((size, k + 1), np.float32)
@@ -196,9 +203,10 @@ def _neighbor_graph(rows: Rows, n_neighbors: int) -> csr_matrix:
 
 
 def _diffuse(graph: csr_matrix, size: int, sources: NDArray[Any], spread: float) -> Rows:
-    """Return the weight at every input of one unit placed at each source: (inputs, sources).
+    """Return how much weight reaches each input if one unit spreads from each source input.
 
-    The weights are (1 - spread) (I - spread * graph)^-1, by fixed-point iteration.
+    `sources` are numbers of inputs. The result, (inputs, sources), holds the columns `sources` of
+    (1 - spread) (I - spread * graph)^-1, found by fixed-point iteration.
     """
     start = np.zeros((size, len(sources)), np.float32)
     start[sources, np.arange(len(sources))] = 1 - spread

@@ -57,11 +57,11 @@ class ConstantTeacher:
 
 @dataclass(kw_only=True, eq=False)
 class KernelTeacher:
-    """Least squares on one-hot classes with a Gaussian kernel; the class of highest score wins.
+    """Teacher by kernel ridge regression on one-hot classes; it predicts the best-scoring class.
 
-    `width` is in units of the median distance between the training records. Training has a closed
-    form and takes milliseconds for a few hundred records. The fitted teacher holds its records, so
-    it is as private as they are: use it to vote, and never release it.
+    `width` of the Gaussian kernel is in units of the median distance between training records.
+    Training has a closed form and takes milliseconds for a few hundred records. The fitted teacher
+    holds its records, so it is as private as the records: use it to vote, and never release it.
     """
 
     width: float = 0.85
@@ -186,12 +186,12 @@ class StackedTeachers:
 
 
 def partition(n_records: int, n_teachers: int, rng: Seed = None) -> list[Indices]:
-    """Return the record numbers of each teacher: disjoint, complete, drawn without any value.
+    """Return a random partition of the records: for each teacher, the numbers of its records.
 
-    Every record draws its teacher uniformly and independently. With the same draws for the records
-    that two neighboring data sets share, these data sets differ in the part of one teacher only.
-    The draws are secret, and a mixture over them costs no more than its worst member. (Parts of
-    equal size would not do: one more record would move other records, and two teachers change.)
+    Every record draws its teacher uniformly and independently, without looking at any value. If the
+    records that two neighboring data sets share have the same draws, the data sets differ in the
+    part of one teacher only. The draws are secret, and averaging over them costs no privacy. (Parts
+    of equal size would not do: one added record would move others, so two teachers would change.)
 
     >>> parts = partition(1000, 10, rng=0)
     >>> sorted(np.concatenate(parts).tolist()) == list(range(1000))
@@ -220,9 +220,9 @@ def train_teachers(
     n_jobs: int | None = None,
     progress: Progress | None = None,
 ) -> list[Teacher]:
-    """Train teachers on disjoint parts of (X, y) and return them; private.
+    """Train teachers on disjoint random parts of (X, y) and return them; they are private.
 
-    Training spends nothing. If a teacher raises, the `TeacherError` names the teacher.
+    Training spends no budget. If a teacher fails, the `TeacherError` that is raised names it.
 
     Parameters
     ----------
@@ -270,11 +270,12 @@ def train_stacked_teachers(
     rng: Seed = None,
     parts: list[Indices] | None = None,
 ) -> StackedTeachers:
-    """Train torch teachers of one architecture at once on disjoint parts of (X, y); private.
+    """Train torch teachers of one architecture at once on disjoint parts of (X, y).
 
-    `make_module` is called once for each teacher. It must return the same architecture each time,
-    without buffers (no BatchNorm: its running averages cannot be stacked). `parts` replaces the
-    random `partition`, for instance by one part for each site.
+    The result is private. `make_module` is called once for each teacher. It must return the same
+    architecture each time, without buffers (no BatchNorm: its running averages cannot be stacked).
+    `parts` lists the records of each teacher in place of the random `partition`, for instance one
+    part for each hospital.
     """
     import torch
 
@@ -340,7 +341,10 @@ def kernel(a: Rows, b: Rows, gamma: float) -> Rows:
 
 
 def kernel_gamma(a: Rows, b: Rows, width: float) -> float:
-    """Return gamma of a kernel whose standard deviation is `width` times the median distance."""
+    """Return gamma of the Gaussian kernel exp(-gamma * squared distance) of a given width.
+
+    The kernel's standard deviation is `width` times the median distance of rows of `a` from `b`.
+    """
     median = float(np.median(squared_distances(a, b)))
     return 1 / (2 * positive(width=width) ** 2 * max(median, 1e-12))
 
@@ -353,7 +357,11 @@ def _train_one(
     seed: int,
     name: str,
 ) -> Teacher | TeacherError:
-    """Return a trained teacher, or the error (returned, so that every backend passes it on)."""
+    """Return a teacher trained on one part (X, y), or the error that training raised.
+
+    The error is returned, not raised, so that every joblib backend passes it on. A teacher without
+    records always predicts `absent_label`. `name` identifies the teacher in the error.
+    """
     if len(y) == 0:
         return ConstantTeacher(absent_label)
     if np.all(y == y[0]):  # many classifiers refuse a single class
@@ -369,9 +377,9 @@ def _train_one(
 def _apply(
     module: "nn.Module", parameters: "dict[str, Tensor]", inputs: "Tensor", *, shared: bool = True
 ) -> "Tensor":
-    """Return the scores of every teacher: (teachers, batch, classes).
+    """Return the class scores by every stacked teacher: (teachers, batch, classes).
 
-    All teachers read the same inputs if `shared`; otherwise each reads its own row of them.
+    If `shared`, all teachers read the same inputs. Otherwise teacher i reads `inputs[i]`.
     """
     from torch.func import functional_call, vmap
 
@@ -384,7 +392,10 @@ def _apply(
 def _stack(
     make_module: MakeModule, n_teachers: int, random: Rng
 ) -> "tuple[nn.Module, dict[str, Tensor]]":
-    """Return one module for its forward pass, and all parameters with a leading teacher axis."""
+    """Make one module per teacher; return the first, and all parameters stacked by teacher.
+
+    The first module defines the forward pass, which is the same for all.
+    """
     import torch
 
     modules = [_seeded(make_module, random) for _ in range(n_teachers)]
@@ -402,9 +413,9 @@ def _stack(
 
 
 def _padded(X: Any, labels: Indices, parts: list[Indices]) -> "tuple[Tensor, Tensor, Indices]":
-    """Return inputs and labels of all parts, padded to one length, and the size of each part.
+    """Return inputs and labels of all parts, padded to equal length, and the size of each part.
 
-    The padding is zeros, which no batch of a part with records reads.
+    The padding is zeros. It is never read for a part that has records.
     """
     import torch
     from torch.nn.utils.rnn import pad_sequence
@@ -416,7 +427,7 @@ def _padded(X: Any, labels: Indices, parts: list[Indices]) -> "tuple[Tensor, Ten
 
 
 def _seeded(make_module: MakeModule, random: Rng) -> "nn.Module":
-    """Return a new module initialized from `random`, without advancing torch's own generator."""
+    """Return a new module initialized from `random`; torch's global generator is left unchanged."""
     import torch
 
     with torch.random.fork_rng(devices=[]):

@@ -44,18 +44,19 @@ _SLACK = 1e-13  # added to every divergence: ten times the rounding of logs, and
 
 @dataclass(frozen=True)
 class PrivateCurve:
-    """A Rényi curve computed from votes: **private**, never to be published or logged.
+    """Rényi privacy cost computed from votes: **private**, never to be published or logged.
 
-    Adding two curves composes them. `repr` shows no number, and there is no conversion to JSON.
+    `values` holds the cost at each of the Rényi `orders`. Adding two curves composes them. `repr`
+    shows no number, and there is no conversion to JSON.
     """
 
     orders: Floats = field(repr=False)
     values: Floats = field(repr=False)
 
     def private_epsilon(self, *, delta: float) -> float:
-        """Return epsilon of this data set at `delta`: **private**, for its owner only.
+        """Return the epsilon at `delta` that the curve implies: **private**, for the data's owner.
 
-        The smallest epsilon that the curve implies by Canonne, Kamath & Steinke 2020, Prop. 12.
+        It is the smallest by Canonne, Kamath & Steinke 2020, Prop. 12.
         """
         delta = in_open_unit(delta=delta)
         finite = np.isfinite(self.values)
@@ -72,9 +73,10 @@ class PrivateCurve:
 
 
 def as_votes(votes: ArrayLike, *, n_teachers: int | None = None) -> Indices:
-    """Return `votes` as whole counts (queries, classes) whose rows add up to one number.
+    """Return `votes` as whole numbers (queries, classes); raise unless each teacher votes once.
 
-    Error messages state the rule and never show a count, because counts are private.
+    Every row must add up to the number of teachers. Error messages never show a count, because
+    counts are private.
     """
     array = np.asarray(votes)
     if array.ndim != 2 or array.shape[1] < 2:
@@ -98,8 +100,8 @@ def as_votes(votes: ArrayLike, *, n_teachers: int | None = None) -> Indices:
 def log_wrong_winner(votes: ArrayLike, *, sigma: float) -> Floats:
     """Return ln q for each query: q bounds the chance that N(0, sigma^2) noise changes the winner.
 
-    Private. q is `log_sum_of_upsets` (2018, Prop. 7), and never above 1 - 1/m, since the true
-    winner is the likeliest of m outcomes.
+    Private. q is the sum by `log_sum_of_upsets` (1802.08908, Prop. 7), and at most 1 - 1/m for m
+    classes, since the true winner is the likeliest of m outcomes.
 
     >>> bool(np.exp(log_wrong_winner([[240, 5, 5]], sigma=40.0))[0] < 1e-4)
     True
@@ -109,15 +111,19 @@ def log_wrong_winner(votes: ArrayLike, *, sigma: float) -> Floats:
 
 
 def log_sum_of_upsets(counts: Indices, *, sigma: float) -> Floats:
-    """Return ln of the sum over losers of P[N(0, 2 sigma^2) > n_win - n_j], for each query."""
+    """Return ln of the sum over losing classes j of P[N(0, 2 sigma^2) > n_win - n_j], by query.
+
+    n_j are the votes for class j and n_win those for the winner. The sum bounds the chance that
+    Gaussian noise of standard deviation `sigma` on every count changes the winner.
+    """
     return np.asarray(logsumexp(log_ndtr(-_losing_gaps(counts) / (np.sqrt(2) * sigma)), axis=1))
 
 
 def gnmax_rdp(votes: ArrayLike, *, sigma: float, orders: ArrayLike = ORDERS) -> Floats:
-    """Return a bound on the Rényi cost of one GNMax answer: (queries, orders), private.
+    """Return a bound on the Rényi cost of answering each query by GNMax: (queries, orders).
 
-    Data-dependent bound of 2018 (Thm. 6 with q of Prop. 7 and the orders of Prop. 10), never above
-    the data-independent lambda / sigma^2 (Prop. 8).
+    Private. This is the data-dependent bound of Papernot et al. 2018 (Thm. 6 with q of Prop. 7 and
+    the orders of Prop. 10), never above the data-independent order / sigma^2 (Prop. 8).
     """
     sigma = positive(sigma=sigma)
     return rdp_from_log_q(log_wrong_winner(votes, sigma=sigma), sigma=sigma, orders=orders)
@@ -128,9 +134,9 @@ def threshold_rdp(
 ) -> Floats:
     """Return a bound on the Rényi cost of the check "highest + N(0, sigma^2) >= threshold".
 
-    Private; (queries, orders). `highest` is the highest count of each query. A check chooses
-    between two outcomes by a Gaussian of sensitivity 1 instead of sqrt(2), so 2018's Thm. 6 applies
-    with sqrt(2) * sigma and with q the probability of the rarer outcome.
+    Private; (queries, orders). `highest` is the highest vote count of each query. A check chooses
+    between two outcomes by a Gaussian of sensitivity 1 instead of sqrt(2). So Thm. 6 of Papernot
+    et al. 2018 applies with sqrt(2) * sigma, and with q the probability of the rarer outcome.
     """
     sigma = positive(sigma=sigma)
     log_pass = log_pass_probability(highest, threshold=threshold, sigma=sigma)
@@ -139,15 +145,16 @@ def threshold_rdp(
 
 
 def log_pass_probability(highest: ArrayLike, *, threshold: float, sigma: float) -> Floats:
-    """Return ln of the chance that each query passes the threshold check; private."""
+    """Return ln P[highest + N(0, sigma^2) >= threshold] for each query's highest count; private."""
     return log_ndtr((np.asarray(highest, dtype=float) - threshold) / sigma)
 
 
 def rdp_from_log_q(log_q: ArrayLike, *, sigma: float, orders: ArrayLike = ORDERS) -> Floats:
     """Return the Rényi cost of a GNMax answer whose wrong-winner probability is at most q.
 
-    (queries, orders). 2018, Thm. 6, with mu_2 = sigma sqrt(ln 1/q) and mu_1 = mu_2 + 1 (Prop. 10).
-    Where the conditions of the theorem fail, or its bound is larger, the cost is lambda / sigma^2.
+    Shape (queries, orders). Papernot et al. 2018, Thm. 6, with its parameters
+    mu_2 = sigma sqrt(ln 1/q) and mu_1 = mu_2 + 1 (Prop. 10). Where the conditions of the theorem
+    fail, or its bound is larger, the result is the data-independent cost order / sigma^2.
     """
     log_q = np.atleast_1d(np.asarray(log_q, dtype=float))[:, None]
     orders = np.asarray(orders, dtype=float)[None, :]
@@ -168,9 +175,9 @@ def rdp_from_log_q(log_q: ArrayLike, *, sigma: float, orders: ArrayLike = ORDERS
 def laplace_max_rdp(votes: ArrayLike, *, scale: float, orders: ArrayLike = ORDERS) -> Floats:
     """Return a bound on the Rényi cost of one noisy max with Laplace noise of `scale`.
 
-    Private; (queries, orders). The moments bound of 2017 (Thm. 3, with q of Lemma 4) divided by its
-    order, never above lambda e^2 / 2 (Thm. 2) nor e, where e = 2 / scale is the pure epsilon of one
-    answer.
+    Private; (queries, orders). The moments bound of Papernot et al. 2017 (Thm. 3, with q of
+    Lemma 4) divided by its order. It is never above order * e^2 / 2 (Thm. 2) nor e, where
+    e = 2 / scale is the pure epsilon of one answer.
     """
     scale = positive(scale=scale)
     counts = as_votes(votes)
@@ -190,10 +197,11 @@ def laplace_max_rdp(votes: ArrayLike, *, scale: float, orders: ArrayLike = ORDER
 def gnmax_rdp_exact(
     votes: ArrayLike, *, sigma: float, orders: ArrayLike = ORDERS, both_ways: bool = True
 ) -> Floats:
-    """Return the exact Rényi cost of one GNMax answer: (queries, orders), private.
+    """Return the exact Rényi cost of answering each query by GNMax: (queries, orders), private.
 
-    It is the largest divergence between the noisy winner of these votes and that of votes with one
-    vote moved; never above lambda / sigma^2. Without `both_ways`, only from these votes to others.
+    It is the largest divergence between the distributions of the noisy winner for these votes and
+    for votes with one vote moved to another class, and at most order / sigma^2. If `both_ways` is
+    False, only the divergence from these votes to the moved votes counts, not the reverse.
 
     >>> cost = gnmax_rdp_exact([[125, 125]], sigma=40.0, orders=[2.0])
     >>> bool(cost[0, 0] < 2 / 40**2)
@@ -214,9 +222,9 @@ def threshold_rdp_exact(
 ) -> Floats:
     """Return the exact Rényi cost of the check "highest + N(0, sigma^2) >= threshold".
 
-    Private; (queries, orders). `highest` is the highest count of each query. There are two
-    outcomes. The highest count of a neighbor is at most 1 away, and both divergences grow with the
-    distance.
+    Private; (queries, orders). `highest` is the highest vote count of each query. There are two
+    outcomes, pass and fail. The highest count of a neighboring data set differs by at most 1, and
+    the divergences in both directions grow with the difference.
     """
     sigma = positive(sigma=sigma)
     orders = np.asarray(orders, dtype=float)
@@ -231,25 +239,32 @@ def threshold_rdp_exact(
 
 
 def winner_log_probabilities(row: ArrayLike, *, sigma: float) -> Floats:
-    """Return ln P[class j wins] for one row of votes plus N(0, sigma^2) noise; private."""
+    """Return ln P[class j wins] for each j after N(0, sigma^2) noise on a row of votes; private."""
     return _normalized(_tables(np.asarray(row, dtype=float), sigma)[:, :, 2].sum(axis=1))
 
 
 def _smaller_cost(holds: Flags, moment: Floats, orders: Floats, independent: Floats) -> Floats:
-    """Return the cost of a log moment where its conditions hold and it is below `independent`."""
+    """Return the smaller of a data-dependent cost and the cost `independent` of the data.
+
+    `moment` is the log moment of the privacy loss at each Rényi order; divided by order - 1 it is
+    the data-dependent cost, which is valid only where `holds` is True.
+    """
     with np.errstate(all="ignore"):  # moments whose conditions fail may be NaN
         dependent = np.maximum(moment / (orders - 1), 0.0)
         return np.where(holds & (dependent < independent), dependent, independent)
 
 
 def _losing_gaps(counts: Indices) -> Floats:
-    """Return the number of votes by which each loser trails the winner: (queries, m - 1)."""
+    """Return by how many votes each losing class trails the winner: (queries, classes - 1)."""
     ordered = np.sort(counts, axis=1)
     return (ordered[:, -1:] - ordered[:, :-1]).astype(float)
 
 
 def _one_query(row: Indices, sigma: float, orders: Floats, both_ways: bool) -> Floats:
-    """Return the largest divergence over all single moved votes, at each order."""
+    """Return the exact Rényi cost of one query at each order: the largest over all moved votes.
+
+    `row` holds its vote counts, sorted. `both_ways` takes the larger of both divergences.
+    """
     if row[-1] - row[0] > 1000 * sigma:  # would need too many nodes; lambda / sigma^2 is valid
         return orders / sigma**2
     tables = _tables(row.astype(float), sigma)
@@ -261,10 +276,11 @@ def _one_query(row: Indices, sigma: float, orders: Floats, both_ways: bool) -> F
 
 
 def _tables(row: Floats, sigma: float) -> Floats:
-    """Return ln P[class k stays below class j | noise z of j]: (j, k, shift, z).
+    """Return ln P[class k stays below class j | noise z of j], in an array (j, k, shift, z).
 
-    Shifts are -2 to 2 votes. The entries (j, j) hold the log density of z, so that a sum over k is
-    the log integrand.
+    `row` holds the votes of one query. At index s of the shift axis, j leads k by s - 2 more votes
+    than counted. The entries with k = j hold the log density of z up to a constant. So the sum over
+    k is the log of the integrand that gives P[class j wins] when summed over the grid of z.
     """
     gaps = row[:, None] - row[None, :]
     # The integrand of a class that trails by g peaks between 0 and g / sigma.
@@ -278,13 +294,16 @@ def _tables(row: Floats, sigma: float) -> Floats:
 
 
 def _moves(row: Indices) -> list[tuple[int, int]]:
-    """Return which class may lose a vote to which, up to classes with equal counts."""
+    """Return the pairs (a, b) such that one vote may move from class a to class b.
+
+    Of pairs with the same counts only one is returned, because their costs are equal.
+    """
     pairs = [(a, b) for a, b in permutations(range(len(row)), 2) if row[a] > 0]
     return list({(int(row[a]), int(row[b])): (a, b) for a, b in pairs}.values())
 
 
 def _moved(tables: Floats, a: int, b: int) -> Floats:
-    """Return ln P[class j wins] after one vote moved from class a to class b."""
+    """Return ln P[class j wins] for each j after a vote moved from class a to b, from `_tables`."""
     zero = 2
     total = tables[:, :, zero].sum(axis=1)  # (j, z)
     total += tables[:, a, zero + 1] - tables[:, a, zero]
@@ -305,7 +324,10 @@ def _two_outcomes(standardized: Floats) -> Floats:
 
 
 def _divergence(log_p: Floats, log_q: Floats, orders: Floats) -> Floats:
-    """Return the Rényi divergence of P from Q at each order, rounded up: (..., orders)."""
+    """Return the Rényi divergence of P from Q at each order, rounded up: (..., orders).
+
+    `log_p` and `log_q` hold the log probabilities of the outcomes along their last axis.
+    """
     # sum p (p/q)^(lambda - 1) - 1 = sum p expm1((lambda - 1) ln(p/q)) keeps tiny values; for large
     # ratios the logs are added first, since p may underflow where its ratio overflows.
     log_p = log_p[..., None]

@@ -1,4 +1,4 @@
-"""Votes of the teachers on public inputs, and the paid, noisy answers that may leave.
+"""Votes of the teachers on public inputs, and the paid, noisy answers that may be released.
 
 One record reaches one teacher (`tacit.pate.teachers`), so it can change one vote on each query. On
 each query one class then loses a vote and another class gains it, whether the record is added,
@@ -73,7 +73,10 @@ class TeacherError(TacitError):
 
 
 class Queries(NamedTuple):
-    """Private votes on some queries, and for each the number that a check compares."""
+    """Private vote counts of some queries, and for each query its `lead`.
+
+    The lead is the number that a check compares with its threshold, usually the highest count.
+    """
 
     counts: Indices  # (queries, classes)
     leads: Floats  # (queries,)
@@ -84,7 +87,7 @@ class Queries(NamedTuple):
 
 
 class Aggregator(ABC):
-    """A rule that answers queries by a noisy vote; it pays for each block before releasing it."""
+    """Rule that answers queries by a noisy vote; it pays for answers before it releases them."""
 
     def answer(
         self,
@@ -97,7 +100,7 @@ class Aggregator(ABC):
         max_answers: int | None = None,
         strict: bool = False,
     ) -> Indices:
-        """Return the label of each query, `NO_ANSWER` where it was refused: (queries,).
+        """Pay for and return a noisy label for each query, `NO_ANSWER` where it was refused.
 
         Parameters
         ----------
@@ -153,7 +156,7 @@ class Aggregator(ABC):
         return labels
 
     def event(self, n_queries: int, n_answers: int | None = None) -> Event:
-        """Return the event of `n_queries`, of which `n_answers` (default: all) were answered."""
+        """Return the event of asking `n_queries` and answering `n_answers` of them (None: all)."""
         n_queries = whole(n_queries=n_queries)
         n_answers = n_queries if n_answers is None else whole(n_answers=n_answers)
         parts = [Repeated(self._mechanism.event, n_answers)]
@@ -169,10 +172,10 @@ class Aggregator(ABC):
         orders: ArrayLike = ORDERS,
         tight: bool = False,
     ) -> PrivateCurve:
-        """Return what releasing `labels` cost given these votes; **private**, never publish it.
+        """Return the Rényi cost of releasing `labels` given the votes; **private**, never publish.
 
-        Without `labels` every query counts as answered. `tight` computes the divergence from all
-        neighbors (`gnmax_rdp_exact`) instead of bounding it as the papers do.
+        Without `labels` every query counts as answered. If `tight`, the cost is the exact largest
+        divergence from a neighbor (`gnmax_rdp_exact`) instead of the papers' bound on it.
         """
         queries = _as_queries(votes)
         grid, answered = np.asarray(orders, float), queries.counts
@@ -241,7 +244,7 @@ def count_votes(
 
 
 def has_label(labels: ArrayLike, n_queries: int) -> Flags:
-    """Return which of `n_queries` queries have a label other than `NO_ANSWER`."""
+    """Return for each of `n_queries` queries whether its label is other than `NO_ANSWER`."""
     given = np.asarray(labels)
     if given.shape != (n_queries,):
         raise ValueError(
@@ -256,14 +259,17 @@ def is_class_number(values: NDArray[Any], n_classes: int) -> bool:
 
 
 def check_finite(X: Any, name: str) -> None:
-    """Raise if `X` holds NaN or infinity, on which a teacher would fail."""
+    """Raise an error, with the argument's `name`, if `X` holds NaN or infinity."""
     array = np.asarray(X)
     if array.dtype.kind == "f" and not np.all(np.isfinite(array)):
         raise ValueError(f"{name} must be finite, but holds NaN or infinity. Impute it first.")
 
 
 def teacher_error(who: str, what: str, failure: Exception) -> TeacherError:
-    """Return the error for a teacher that failed to `what`; it quotes nothing of `failure`."""
+    """Return the error for a teacher, named `who`, that failed to `what` ("train", "predict").
+
+    It states only the type of the exception `failure`, whose message may quote private records.
+    """
     return TeacherError(
         f"{who} failed to {what} ({type(failure).__name__}). Nothing was spent or released. Its "
         f"message may quote records: to see it, {what} with such a teacher on records that are not "

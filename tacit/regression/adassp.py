@@ -32,9 +32,10 @@ _SURE = 1.645  # normal quantile at 0.95: confidence in the lower bound on the s
 
 @dataclass(frozen=True)
 class AdaSSPPlan:
-    """Gaussian noise for the smallest eigenvalue, the Gram matrix and the cross moments.
+    """Plan of one AdaSSP fit: the noise of the three values that it releases.
 
-    With rows of norm at most R = `row_norm` (constant included) and |y| <= 1, one record moves
+    These are the Gram matrix (sum of z z'), its smallest eigenvalue, and the cross moments (sum of
+    y z), for records z = (1, x) of norm at most R = `row_norm` and |y| <= 1. One record changes
 
     * the smallest eigenvalue by at most R^2, whether added or replaced (Weyl): factor 1;
     * the Gram matrix by |z z'|_F = |z|^2 <= R^2 in Frobenius norm; if z is replaced by w, by at
@@ -54,16 +55,19 @@ class AdaSSPPlan:
         return Sequence((self.eigenvalue.event, self.gram.event, self.cross.event))
 
     def relative_noise(self, n_features: int, n_records: int) -> float:
-        """Return about the largest eigenvalue of the noise in the Gram matrix, per record."""
+        """Return the largest eigenvalue (approximate) of the noise in the Gram matrix, per record.
+
+        The noise is small if this number is small against 1.
+        """
         return triangle_noise(self.gram.noise_std, n_features + 1) / n_records
 
 
 def plan_adassp(*, row_norm: float, **budget: Unpack[BudgetTerms]) -> AdaSSPPlan:
-    """Return the plan of three Gaussian releases that together cost the budget.
+    """Return a plan whose three Gaussian releases together cost the budget.
 
-    Wang gives each release a third of epsilon. As Gaussians they compose exactly, which needs 1.6
-    to 1.9 times less noise at equal thirds. The eigenvalue gets less than a third, because it is
-    one number and the others are many.
+    Wang 2018 gives each release a third of epsilon. Exact composition of the three Gaussians needs
+    1.6 to 1.9 times less noise, at equal thirds. The eigenvalue gets less than a third of the
+    budget here, because it is one number and the other two releases are many numbers.
     """
     factors = (1.0, math.sqrt(2.0), 2.0)
     noise = gaussian_shares(_SHARES, factors, **budget)
@@ -83,10 +87,11 @@ def choose_row_norm(
     n_records: int,
     **budget: Unpack[BudgetTerms],
 ) -> float:
-    """Return `full_norm`, at which no row is shrunk, if the noise is negligible even then.
+    """Return the norm to which longer rows are shrunk before a fit: `full_norm` or `row_norm`.
 
-    Otherwise return `row_norm`. Shrinking gives long rows less weight, which changes the answer if
-    the true model is not linear.
+    `full_norm` bounds every row, so it shrinks none but needs more noise; it is returned if its
+    noise is negligible. Otherwise return the smaller `row_norm`. Shrinking gives long rows less
+    weight, which changes the answer if the true model is not linear.
     """
     plan = plan_adassp(row_norm=full_norm, **budget)
     is_small = plan.relative_noise(n_features, n_records) <= _NO_SHRINK_NOISE
@@ -94,9 +99,10 @@ def choose_row_norm(
 
 
 def fit_adassp(rows: PrivateRows, y: Floats, plan: AdaSSPPlan, *, rng: Rng) -> Floats:
-    """Return the coefficients of ridge regression on noisy moments, by `solve_moments`.
+    """Release noisy moments and return the coefficients of ridge regression on them.
 
-    `rows` must be shrunk to `plan.row_norm`. The released eigenvalue allows a smaller ridge.
+    `rows` must be shrunk to `plan.row_norm`. The released smallest eigenvalue of the Gram matrix
+    shows how stable the solution is, so that the ridge penalty can be chosen as small as possible.
     """
     private = rows.moments(y)
     size = rows.n_features + 1

@@ -90,7 +90,10 @@ DeclaredBounds: TypeAlias = Bounds | tuple[Any, Any] | None
 
 @dataclass(frozen=True, eq=False)
 class Box:
-    """Bounds as arrays, one entry per feature; x is scaled to (x - center) / half, in [-1, 1]."""
+    """Declared bounds as arrays with one entry per feature, and the scaling that they define.
+
+    A feature value x is clipped to [lower, upper] and scaled to (x - center) / half, in [-1, 1].
+    """
 
     lower: Floats
     upper: Floats
@@ -102,7 +105,7 @@ class Box:
     """Largest norm that a scaled record (1, x) within the declared bounds can have."""
 
     def take(self, features: NDArray[np.intp] | slice) -> "Box":
-        """Return the bounds of some of the features; the norms stay those of all features."""
+        """Return the bounds of the selected features; `row_norm` and `full_norm` are unchanged."""
         names = ("lower", "upper", "center", "half")
         return replace(self, **{name: getattr(self, name)[features] for name in names})
 
@@ -112,10 +115,11 @@ class Box:
         return (clipped - self.center[0]) / self.half[0]
 
     def unscale(self, theta: Floats, target: "Box | None" = None) -> tuple[Floats, Floats]:
-        """Return coefficients and intercept for the original features, and the original target.
+        """Return the coefficients and the intercept of a fitted model in the user's units.
 
-        `theta` is (d + 1,) or (d + 1, k), with the intercept of the scaled features first.
-        `target` are the bounds by which the target was scaled, if it was.
+        `theta` is the model of the scaled data, intercept first: (d + 1,) for d features, or
+        (d + 1, k) for k outputs. `target` holds the bounds that scaled the target; None if the
+        target was not scaled.
         """
         if target is not None:
             theta = theta * target.half[0]
@@ -125,9 +129,9 @@ class Box:
 
 
 def as_bounds(declared: object, *, name: str) -> Bounds:
-    """Return `declared`, the argument called `name`, as `Bounds`.
+    """Return the user's argument `declared`, `Bounds` or a pair (lower, upper), as `Bounds`.
 
-    A pair (lower, upper) is accepted. None is an error that says what to pass.
+    None is an error that says what to pass. `name` is the argument's name in error messages.
     """
     if isinstance(declared, Bounds):
         return declared
@@ -143,7 +147,7 @@ def as_bounds(declared: object, *, name: str) -> Bounds:
 
 
 def _plain(bound: ArrayLike) -> Bound:
-    """Return a float or a tuple of floats, which are hashable and compare by value."""
+    """Return `bound` as a float or a tuple of floats, so that `Bounds` can be hashed."""
     array = np.asarray(bound, np.float64)
     if array.ndim > 1:
         raise ValueError(f"bounds must be numbers or one-dimensional, got {array.ndim} dimensions.")

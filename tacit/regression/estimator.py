@@ -1,4 +1,4 @@
-"""What the private estimators share: settings, checks, payment, and the division of a budget.
+"""Common base of the private estimators: settings, checks, payment, and the division of a budget.
 
 An estimator follows scikit-learn: the constructor only stores settings; `fit` checks them, makes a
 *plan*, pays for the plan's event and only then releases values. A plan is made from public facts
@@ -49,8 +49,8 @@ class PrivateEstimator(BaseEstimator):
     Parameters
     ----------
     bounds, target_bounds
-        `Bounds(lower, upper)`, or such a pair, of the features and of a numeric target. Values
-        outside are clipped.
+        Declared ranges of the features and of a numeric target: `Bounds(lower, upper)` or a pair
+        (lower, upper). Values outside are clipped.
     n_records, classes
         Public number of records, and public list of the labels that may occur. None takes the
         number of rows or the labels found in `y`, which are then assumed to be public.
@@ -81,7 +81,7 @@ class PrivateEstimator(BaseEstimator):
     def _fit_table(
         self, X: ArrayLike, y: ArrayLike, *, y_numeric: bool = False, accept_sparse: bool = False
     ) -> tuple[Any, NDArray[Any]]:  # Any: an array of floats, or sparse rows where accepted
-        """Return private `X` and `y` as checked arrays, and store the number of features."""
+        """Return the private training data as checked arrays; store the number of features."""
         table, targets = _validated(self, X, y=y, y_numeric=y_numeric, accept_sparse=accept_sparse)
         if not accept_sparse and table.shape[1] > MAX_DENSE_FEATURES:
             raise ValueError(
@@ -99,7 +99,7 @@ class PrivateEstimator(BaseEstimator):
         return as_bounds(self.bounds, name="bounds").box(n_features)
 
     def _terms(self, *, allow_pure: bool = False) -> BudgetTerms:
-        """Return the checked budget; delta may be 0 only with `allow_pure`."""
+        """Return the checked budget; delta may be 0 (pure DP) only if `allow_pure`."""
         epsilon = positive(epsilon=self.epsilon)
         delta = 0.0
         if not (allow_pure and isinstance(self.delta, int | float) and self.delta == 0):
@@ -108,7 +108,7 @@ class PrivateEstimator(BaseEstimator):
         return {"epsilon": epsilon, "delta": delta, "relation": self._relation(self.ledger)}
 
     def _relation(self, ledger: Ledger | None) -> Relation:
-        """Return the neighboring relation, which must be that of the ledger that pays."""
+        """Return the neighboring relation; raise if `ledger`, which pays, uses another relation."""
         try:
             relation = Relation(self.relation)
         except ValueError:
@@ -161,7 +161,7 @@ class PrivateRegressor(RegressorMixin, PrivateEstimator):
 
 
 def public_size(n_records: int | None, n_rows: int) -> int:
-    """Return the declared number of records; None stands for the number of rows."""
+    """Return the public number of records: `n_records` if declared, else the number of rows."""
     if n_records is None:
         return n_rows
     declared = whole(n_records=n_records, least=1)
@@ -174,7 +174,7 @@ def public_size(n_records: int | None, n_rows: int) -> int:
 
 
 def one_of(options: Sequence[str], **named: object) -> None:
-    """Raise an error if the named value is not one of `options`."""
+    """Raise an error if the value of the single keyword argument is not one of `options`."""
     ((name, value),) = named.items()
     if value not in options:
         raise ValueError(f"{name} must be one of {', '.join(options)}, got {value!r}.")
@@ -183,9 +183,9 @@ def one_of(options: Sequence[str], **named: object) -> None:
 def number_classes(
     labels: NDArray[Any], classes: Sequence[Any] | None
 ) -> tuple[NDArray[Any], Floats]:
-    """Return the sorted public classes, and for each private label the number of its class.
+    """Return the sorted public classes, and for each private label its index among the classes.
 
-    `classes` is the declared list; None takes the labels that occur.
+    `classes` is the list that the user declared. None takes the labels that occur in the data.
     """
     known = np.unique(labels if classes is None else np.asarray(classes))
     if known.dtype.kind == "f" and not (known == np.floor(known)).all():
@@ -206,11 +206,12 @@ def number_classes(
 def gaussian_shares(
     shares: Sequence[float], replace_factors: Sequence[float], **budget: Unpack[BudgetTerms]
 ) -> tuple[float, ...]:
-    """Return noise multipliers of Gaussian releases that together cost the budget.
+    """Return the noise multipliers of several Gaussian releases that together cost the budget.
 
     Gaussian releases compose exactly: with mu_i = 1 / noise_multiplier_i, all of them together are
-    mu-GDP with mu^2 = sum mu_i^2 (Dong, Roth & Su 2022, Corollary 3.3). `shares` divide mu^2. Under
-    REPLACE_ONE, release i can change `replace_factors[i]` times as much, and gets that much noise.
+    mu-GDP with mu^2 = sum mu_i^2 (Dong, Roth & Su 2022, Corollary 3.3). `shares` divide mu^2. A
+    replaced record can change release i `replace_factors[i]` times as much as an added record, so
+    under REPLACE_ONE the noise of release i is multiplied by that factor.
     """
     mu = 1 / gaussian_noise_multiplier(budget["epsilon"], budget["delta"])
     replaced = budget["relation"] is Relation.REPLACE_ONE
@@ -222,9 +223,10 @@ def gaussian_shares(
 
 
 def gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
-    """Return the smallest multiplier of one Gaussian release that is (`epsilon`, `delta`)-DP.
+    """Return the smallest noise multiplier at which a Gaussian release is (`epsilon`, `delta`)-DP.
 
-    It is enlarged by the factor `SLACK`, so that rounding cannot push parts of it past the budget.
+    It is enlarged by the factor `SLACK`, so that releases which divide this budget cannot exceed it
+    by rounding.
     """
     least = calibrate(Gaussian, epsilon=epsilon, delta=delta, accountant=GDP(), relative=SLACK - 1)
     return SLACK * least
@@ -233,10 +235,10 @@ def gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
 def _validated(
     estimator: PrivateEstimator, X: ArrayLike, *, accept_sparse: bool, **options: Any
 ) -> Any:  # Any: options and results of scikit-learn, which has no types for them
-    """Return what scikit-learn's `validate_data` returns; float64 arrays are not copied.
+    """Return the tables checked by scikit-learn's `validate_data`; float64 arrays are not copied.
 
     Shape, type and finiteness are public schema and may be checked. scikit-learn quotes data in
-    some of its errors; those are replaced, so that no error shows a private value.
+    some of its errors. Those errors are replaced, so that no error shows a private value.
     """
     options["accept_sparse"] = "csr" if accept_sparse else False
     options["dtype"] = (np.float64, np.float32)

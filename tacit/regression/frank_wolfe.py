@@ -159,21 +159,21 @@ class FrankWolfe(PrivateEstimator):
 
     @available_if(_is_logistic)
     def decision_function(self, X: ArrayLike) -> Floats:
-        """Return margins, (n,), positive for `classes_[1]`."""
+        """Return the linear score of each row, (n,); positive scores predict `classes_[1]`."""
         return self._margins(X)
 
     @available_if(_is_logistic)
     def predict_proba(self, X: ArrayLike) -> Floats:
-        """Return the probability of each class, (n, 2)."""
+        """Return the probability of each of the two classes for each of the n rows, (n, 2)."""
         return binary_probabilities(self._margins(X))
 
     @available_if(_is_logistic)
     def predict_log_proba(self, X: ArrayLike) -> Floats:
-        """Return the log probability of each class, (n, 2)."""
+        """Return the log probability of each of the two classes for each of the n rows, (n, 2)."""
         return binary_log_probabilities(self._margins(X))
 
     def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
-        """Return the accuracy of a classifier, or R^2 of a regressor, on the rows given."""
+        """Return the accuracy (logistic loss) or R^2 (squared loss) of the predictions for `X`."""
         metric = accuracy_score if _is_logistic(self) else r2_score
         return float(metric(y, self.predict(X), sample_weight=sample_weight))
 
@@ -217,7 +217,10 @@ class FrankWolfe(PrivateEstimator):
 
 @dataclass(frozen=True)
 class Ball:
-    """The l1 ball of radius `reach`, with vertices reach * e_j and, after these, -reach * e_j."""
+    """The l1 ball of radius `reach`, a polytope with two vertices for each feature j.
+
+    Vertex j is reach * e_j and vertex n_features + j is -reach * e_j, where e_j is a unit vector.
+    """
 
     reach: float
     n_features: int
@@ -228,15 +231,15 @@ class Ball:
         return 2 * self.reach
 
     def start(self) -> Floats:
-        """Return the public model before the first step."""
+        """Return the public coefficients from which Frank–Wolfe starts."""
         return np.zeros(self.n_features)
 
     def scores(self, gradient: Floats) -> Floats:
-        """Return -<s, gradient> for each vertex s."""
+        """Return -<s, gradient> for each vertex s: high if a step towards s lowers the loss."""
         return self.reach * np.concatenate([-gradient, gradient])
 
     def move(self, theta: Floats, vertex: int, mu: float) -> None:
-        """Set theta to (1 - mu) theta + mu s, in place."""
+        """Move theta, in place, by the fraction `mu` of the way towards the numbered vertex."""
         theta *= 1 - mu
         sign = 1 if vertex < self.n_features else -1
         theta[vertex % self.n_features] += mu * sign * self.reach
@@ -255,24 +258,24 @@ class Hull:
 
     @property
     def diameter(self) -> float:
-        """Upper bound on the l1 distance between two vertices: the least of three bounds.
+        """Upper bound on the l1 distance between two vertices: the smallest of three bounds.
 
-        They are twice the distance from the origin, twice that from the mean, and the sum of the
-        edges of the box around all vertices.
+        These are twice the largest distance of a vertex from the origin, twice the largest distance
+        from the mean of the vertices, and the sum of the edges of the box around all vertices.
         """
         from_mean = np.abs(self.vertices - self.vertices.mean(axis=0)).sum(axis=1).max()
         return min(2 * self.reach, 2 * float(from_mean), float(np.ptp(self.vertices, axis=0).sum()))
 
     def start(self) -> Floats:
-        """Return the public model before the first step."""
+        """Return the public coefficients from which Frank–Wolfe starts."""
         return self.vertices.mean(axis=0)
 
     def scores(self, gradient: Floats) -> Floats:
-        """Return -<s, gradient> for each vertex s."""
+        """Return -<s, gradient> for each vertex s: high if a step towards s lowers the loss."""
         return -(self.vertices @ gradient)
 
     def move(self, theta: Floats, vertex: int, mu: float) -> None:
-        """Set theta to (1 - mu) theta + mu s, in place."""
+        """Move theta, in place, by the fraction `mu` of the way towards the numbered vertex."""
         theta *= 1 - mu
         theta += mu * self.vertices[vertex]
 
@@ -283,7 +286,7 @@ Pick: TypeAlias = ExponentialMechanism | LaplaceNoisyMax
 
 @dataclass(frozen=True)
 class FrankWolfePlan:
-    """`steps` private selections by `pick` among the vertices of `domain`."""
+    """Plan of one fit: the mechanism `pick` selects a vertex of `domain` in each step."""
 
     domain: Domain
     loss: ClippedLoss
@@ -297,21 +300,30 @@ class FrankWolfePlan:
 
 
 class DenseRows:
-    """Private dense rows z, clipped and scaled when read; z may begin with a constant 1."""
+    """Private rows z of a dense table, clipped to the bounds and scaled each time they are read.
+
+    With `has_constant`, each z begins with a constant 1 for the intercept.
+    """
 
     def __init__(self, X: NDArray[np.floating], box: Box, *, has_constant: bool) -> None:
         self._rows = PrivateRows(X, box)
         self._has_constant = has_constant
 
     def weighted_sum(self, theta: Floats, weigh: Callable[[slice, Floats], Floats]) -> Floats:
-        """Return the private sum over records of weigh(theta' z) z; work: all entries."""
+        """Return the private sum over rows z of weigh(theta' z) z; the time is that of all entries.
+
+        `weigh` maps a span of rows and their products theta' z to one weight for each row.
+        """
         if self._has_constant:
             return self._rows.weighted_sum(theta, weigh)
         return self._rows.weighted_sum(np.append(0.0, theta), weigh)[1:]
 
 
 class SparseRows:
-    """Private sparse rows z, clipped and scaled; z may begin with a constant 1."""
+    """Private rows z of a sparse table: a copy, clipped to the bounds and scaled.
+
+    With `has_constant`, each z begins with a constant 1 for the intercept.
+    """
 
     def __init__(self, X: Any, box: Box, *, has_constant: bool) -> None:  # Any: scipy's sparse rows
         scaled = csr_array(X, dtype=np.float64, copy=True)
@@ -329,17 +341,20 @@ class SparseRows:
         self.X: Any = csr_array(hstack([ones, scaled], "csr")) if has_constant else scaled
 
     def weighted_sum(self, theta: Floats, weigh: Callable[[slice, Floats], Floats]) -> Floats:
-        """Return the private sum over records of weigh(theta' z) z; work: the non-zeros."""
+        """Return the private sum over rows z of weigh(theta' z) z; the time is that of non-zeros.
+
+        `weigh` maps a span of rows and their products theta' z to one weight for each row.
+        """
         return weigh(slice(None), self.X @ theta) @ self.X
 
 
 def choose_steps(n_records: int, **budget: Unpack[BudgetTerms]) -> int:
-    """Return a number of steps that suits the budget, from public facts: n mu / 25, at least 4.
+    """Return a number of steps that suits the budget: n_records * mu / 25, at least 4.
 
-    mu is that of the Gaussian mechanism with this budget, so n mu compares what all records hold
-    with the noise that hides one of them. Fewer steps underfit, and more steps add noise to each
-    choice. The factor was found on validation rows of two text collections, see
-    benchmarks/frank_wolfe.py.
+    mu = 1 / noise multiplier of a Gaussian mechanism with this budget, so n_records * mu compares
+    the signal of all records with the noise that hides one of them. Fewer steps underfit, and more
+    steps add noise to each choice. The factor 1 / 25 was found on validation rows of two text
+    collections, see benchmarks/frank_wolfe.py.
     """
     (noise,) = gaussian_shares((1.0,), (2.0,), **budget)
     return max(_FEWEST_STEPS, int(n_records / noise / _SIGNAL_PER_STEP))
@@ -353,13 +368,13 @@ def plan_frank_wolfe(
     analysis: str = "tight",
     **budget: Unpack[BudgetTerms],
 ) -> FrankWolfePlan:
-    """Return the plan of private selections that cost the budget in all.
+    """Return a plan whose `steps` private selections together cost the budget.
 
     `"tight"` draws from the exponential mechanism, whose bounded range composes cheaply, with as
     little noise as the accountant allows. `"published"` adds Laplace noise to every score as
-    Talwar, Thakurta & Zhang 2015 do. Its scale is L1 ||C||_1 sqrt(8 T log(1 / delta)) / epsilon on
-    sums (on means, divided by n). Each choice is then pure DP with twice the ratio of sensitivity
-    to scale, which is its event. For replaced records the noise is doubled.
+    Talwar, Thakurta & Zhang 2015 do. Its scale is `loss.clip` * `domain.reach` (in the paper L1 and
+    ||C||_1) * sqrt(8 steps log(1 / delta)) / epsilon. Each selection is then pure DP, with epsilon
+    twice the ratio of sensitivity to scale. If records may be replaced, the noise is doubled.
     """
     if domain.diameter == 0:
         raise ValueError("vertices must not all be equal. Pass a polytope with a choice.")
@@ -381,10 +396,10 @@ def plan_frank_wolfe(
 
 
 def fit(rows: DenseRows | SparseRows, targets: Floats, plan: FrankWolfePlan, *, rng: Rng) -> Floats:
-    """Return the released coefficients; pay for `plan.event` first.
+    """Return the released coefficients of a fit; the caller pays for `plan.event` first.
 
-    Sparse rows with the l1 ball and the exponential mechanism use `SparseGradient`, which draws
-    vertices from the same law with less work.
+    For sparse rows, the l1 ball and the exponential mechanism, vertices are drawn by
+    `SparseGradient`, which has the same distribution and needs less time.
     """
     is_fast = isinstance(plan.domain, Ball) and isinstance(plan.pick, ExponentialMechanism)
     if is_fast and isinstance(rows, SparseRows):
@@ -407,8 +422,8 @@ def descend(
 ) -> Floats:
     """Return the coefficients after `steps` steps, each towards the vertex that `choose` picks.
 
-    `choose` maps the scores of all vertices to an index. With `numpy.argmax`, this is Frank–Wolfe
-    without privacy.
+    `choose` maps the private scores of all vertices to the index of one vertex. With
+    `numpy.argmax`, this is Frank–Wolfe without privacy.
     """
     theta = domain.start()
 
@@ -436,14 +451,18 @@ def _fit_sparse(rows: SparseRows, targets: Floats, plan: FrankWolfePlan, *, rng:
 
 @lru_cache
 def _epsilon_of_each(steps: int, **budget: Unpack[BudgetTerms]) -> float:
-    """Return the epsilon of each of `steps` exponential mechanisms that cost the budget in all.
+    """Return the epsilon that each of `steps` exponential mechanisms may have within the budget.
 
-    The tightest accountant gives the same more slowly, because bounded range is priced by RDP.
+    The Rényi accountant is used because it prices exponential mechanisms; choosing the tightest of
+    all accountants would give the same number more slowly.
     """
     return calibrate(lambda each: Repeated(Exponential(each), steps), accountant=RDP(), **budget)
 
 
 def _box_of(bounds: DeclaredBounds, name: str, n_features: int, *, is_centered: bool) -> Box:
-    """Return declared bounds as arrays; unless centered, zero stays zero, as `norm` requires."""
+    """Return the bounds as arrays; scaling subtracts the middle of the range only if `is_centered`.
+
+    Otherwise zero stays zero, as sparse tables require. `name` is the argument's name in errors.
+    """
     declared = as_bounds(bounds, name=name)
     return replace(declared, norm=None if is_centered else 1.0).box(n_features)

@@ -20,10 +20,12 @@ from tacit.regression.rows import PrivateRows, SecondMoments, solve_moments
 
 @dataclass(frozen=True)
 class FunctionalPlan:
-    """Laplace noise for the coefficients of J; the constant c is not needed and not released.
+    """Plan of one fit: Laplace noise for the coefficients A and b of the objective J.
 
-    A = sum z z' and b = -2 sum y z. These are the largest L1 norms that one record contributes, d
-    being the number of features. A replaced record changes at most twice as much; for tight A less.
+    The loss of theta is J = theta' A theta + b' theta + c, with A = sum z z' and b = -2 sum y z.
+    The constant c is not needed and not released. Below are the largest L1 norms that one record
+    adds to A and to b, for d features, by the `analysis` "tight" or "published". A replaced record
+    changes at most twice as much; for A in the tight analysis less.
 
     * Tight, A: d + d/2 + d(d-1)/2 = d(d+2)/2, the bound on the sum of |x_j| + |x_j^2 - 1/2| over j
       and of |x_i x_j| over i < j. Only one triangle is released, because A is symmetric. The entry
@@ -59,11 +61,11 @@ def plan_functional(
     analysis: str = "tight",
     split: float | None = None,
 ) -> FunctionalPlan:
-    """Return the plan that costs `epsilon`, of which the share `split` goes to A.
+    """Return a plan that costs `epsilon`; the share `split` of it pays for the quadratic terms A.
 
-    Without `split`, the share minimizes the total variance of the noise: m coefficients of
-    sensitivity S with budget e have the variance 2 m S^2 / e^2, so e should be proportional to
-    (m S^2)^(1/3).
+    The rest of epsilon pays for the linear terms b. If `split` is None, the share minimizes the
+    total variance of the noise: m coefficients of sensitivity S with budget e have the variance
+    2 m S^2 / e^2, so e should be proportional to (m S^2)^(1/3).
     """
     d = n_features
     if analysis == "tight":
@@ -93,7 +95,7 @@ def plan_functional(
 def fit_functional(
     rows: PrivateRows, y: Floats, plan: FunctionalPlan, *, n_records: int, rng: Rng
 ) -> Floats:
-    """Return the coefficients that minimize the noisy objective; `rows` must not be shrunk."""
+    """Release the noisy objective and return its minimizer; no row may be shrunk (weighted)."""
     released = release_functional(rows.moments(y), plan, n_records=n_records, rng=rng)
     size = rows.n_features + 1
     noise_std = math.sqrt(2.0) * plan.quadratic.noise_scale
@@ -104,7 +106,11 @@ def fit_functional(
 def release_functional(
     private: SecondMoments, plan: FunctionalPlan, *, n_records: int, rng: Rng
 ) -> SecondMoments:
-    """Return A and -b/2 with noise on every coefficient, except on A_00 in the tight analysis."""
+    """Return noisy second moments: the sum of z z' (A) and the sum of y z (-b/2).
+
+    Every coefficient gets noise. In the tight analysis the number of records, A_00, does not: it is
+    replaced by the public `n_records`.
+    """
     size = len(private.cross)
     upper = np.triu_indices(size)
     exact = private.gram[upper]

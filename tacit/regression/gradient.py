@@ -39,11 +39,14 @@ _SGD_EPOCHS = 10
 
 @dataclass(frozen=True)
 class GradientPlan:
-    """A noisy Gram matrix, then one noisy gradient per step.
+    """Plan of one descent: it releases a noisy Gram matrix, then one noisy gradient per step.
+
+    A record z has norm at most R = `row_norm` after weighting.
 
     * The Gram matrix uses each record independently with probability `gram_rate`. One record adds
-      at most |z z'|_F <= R^2. If it is replaced, the change is at most sqrt(2) R^2, because the
-      inner product of z z' and w w' is >= 0. The price does not use the sampling.
+      z z', of Frobenius norm at most R^2. If z is replaced by w, the change is at most sqrt(2) R^2,
+      because the inner product of z z' and w w' is >= 0. The price ignores the sampling, which
+      could only lower it.
     * In the gradient, one record adds its weighted row, of norm at most R, times a residual of norm
       at most `residual_clip`: at most their product, and twice that if the record is replaced.
     """
@@ -64,9 +67,11 @@ class GradientPlan:
 
 @dataclass(frozen=True)
 class SGDPlan:
-    """`steps` noisy gradients of Poisson lots at `rate`; sensitivity as in `GradientPlan`.
+    """Plan of DP-SGD: `steps` noisy gradients, each of a lot drawn with probability `rate`.
 
-    Residuals are not clipped: |p - y| < 1 for two classes, |p - e_y|_2 < sqrt(2) for more.
+    One record changes a gradient as in `GradientPlan`. Residuals (predicted probabilities minus the
+    label as 0 or 1 for each class) need no clipping: their norm is below 1 for two classes and
+    below sqrt(2) for more, which is `residual_clip`.
     """
 
     gradient: GaussianMechanism
@@ -87,8 +92,8 @@ def plan_linear(
 ) -> GradientPlan:
     """Return the plan of a descent for least squares with clipped residuals.
 
-    Residuals lie in [-2, 2]. The clip goes from 1.5 down to 0.5 as the noise of a step over all
-    coordinates grows: clipping adds bias, and a wider clip adds noise.
+    Residuals lie in [-2, 2]. They are clipped at 1.5 if the noise of a step is small, and at less,
+    down to 0.5, the larger the noise is: clipping adds bias, and a wider clip adds noise.
     """
     size = math.sqrt(n_features + 1)
 
@@ -107,10 +112,10 @@ def plan_logistic(
     n_records: int,
     **budget: Unpack[BudgetTerms],
 ) -> GradientPlan:
-    """Return the plan of a descent for the logit model.
+    """Return the plan of a descent for the logit model (logistic regression).
 
-    If noise is large, residuals are clipped at half their largest norm. That halves the noise and
-    adds a small bias: confident mistakes count for less.
+    If noise is large, residuals (predicted probability minus label) are clipped at half their
+    largest norm. That halves the noise and adds a small bias: confident mistakes count for less.
     """
     bound = _residual_bound(n_classes)
 
@@ -123,7 +128,10 @@ def plan_logistic(
 def plan_sgd(
     *, n_classes: int, row_norm: float, rate: float, **budget: Unpack[BudgetTerms]
 ) -> SGDPlan:
-    """Return the plan of DP-SGD (Abadi et al. 2016): ten epochs of Poisson lots at `rate`."""
+    """Return the plan of DP-SGD (Abadi et al. 2016): ten epochs of lots drawn at `rate`.
+
+    Each lot contains each record independently with probability `rate`.
+    """
     steps = math.ceil(_SGD_EPOCHS / rate)
     sampler = Poisson(rate)
     noise = calibrate(
@@ -137,9 +145,10 @@ def plan_sgd(
 def fit_linear(
     rows: PrivateRows, y: Floats, plan: GradientPlan, *, n_records: int, rng: Rng
 ) -> Floats:
-    """Return the coefficients of least squares by descent; `rows` must be shrunk to R.
+    """Return the coefficients of least squares by noisy gradient descent.
 
-    Clipping residuals gives Huber's loss, whose Hessian is at most the Gram matrix.
+    `rows` must be shrunk to `plan.row_norm`. Clipping residuals gives Huber's loss, whose Hessian
+    is at most the Gram matrix.
     """
 
     def residuals(span: slice, margins: Floats) -> Floats:
@@ -161,9 +170,10 @@ def fit_linear(
 def fit_logistic(
     rows: PrivateRows, labels: Floats, plan: GradientPlan, n_classes: int, n_records: int, rng: Rng
 ) -> Floats:
-    """Return coefficients of the logit model by descent: (d + 1,), or (d + 1, k) for k > 2 classes.
+    """Return the coefficients of the logit model by noisy gradient descent, intercept first.
 
-    The Hessian is at most 1/4 (two classes) or 1/2 (more) of the Gram matrix.
+    They are (d + 1,) for d features and two classes, or (d + 1, k) for k > 2 classes. The Hessian
+    of the loss is at most 1/4 (two classes) or 1/2 (more) of the Gram matrix.
     """
     return _descend(
         rows,
@@ -182,8 +192,9 @@ def fit_sgd(
 ) -> Floats:
     """Return coefficients of the logit model by DP-SGD, averaged over the second half of the steps.
 
-    Where rows are not shrunk, the curvature of the mean loss is at most R^2 / 4 (two classes) or
-    R^2 / 2 (more). Momentum 0.9 is stable for steps up to 3.8 over that bound; the step is 2 over.
+    If no row is longer than R = `plan.row_norm`, the curvature of the mean loss is at most R^2 / 4
+    (two classes) or R^2 / 2 (more). With momentum 0.9, step sizes up to 3.8 divided by this bound
+    are stable; the step size is 2 divided by it.
     """
     step_size = (8.0 if n_classes == 2 else 4.0) / plan.row_norm**2
     theta = _zero_model(rows.n_features, n_classes)
@@ -206,7 +217,10 @@ def fit_sgd(
 def logistic_gradient(
     rows: PrivateRows, labels: Floats, theta: Floats, residual_clip: float, n_classes: int
 ) -> Floats:
-    """Return the private sum of clipped, weighted gradients of the logistic loss."""
+    """Return the private sum over records of the clipped, weighted gradient of the logistic loss.
+
+    `labels` are class numbers. The weights are `rows.factors`, which limit the norm of a row.
+    """
 
     def residuals(span: slice, margins: Floats) -> Floats:
         if n_classes == 2:
@@ -221,7 +235,7 @@ def logistic_gradient(
 
 
 def draw(rate: float, n_rows: int, rng: Rng) -> Indices:
-    """Return the private indices of one Poisson draw at `rate`, from either kind of generator."""
+    """Return private indices of rows, each drawn independently with probability `rate`."""
     if isinstance(rng, SecureGenerator):
         return np.flatnonzero(rng.random(n_rows) < rate)
     return Poisson(rate).indices(n_rows, rng)
@@ -234,10 +248,11 @@ def _plan_descent(
     n_records: int,
     **budget: Unpack[BudgetTerms],
 ) -> GradientPlan:
-    """Return a plan whose residual clip is `clip_for(step_noise, gram_noise)`.
+    """Return the plan of a descent whose residual clip is `clip_for(step_noise, gram_noise)`.
 
-    `step_noise` is the noise of a mean gradient in one coordinate for a clip and a row norm of 1;
-    `gram_noise` is about the largest eigenvalue of the noise in the mean Gram matrix.
+    `step_noise` is the standard deviation of the noise in one coordinate of a mean gradient, if
+    residuals and rows have norms of at most 1. `gram_noise` is approximately the largest eigenvalue
+    of the noise in the mean Gram matrix.
     """
     factors = (math.sqrt(2.0), 2.0)
     first, rest = gaussian_shares((_GRAM_SHARE, 1 - _GRAM_SHARE), factors, **budget)
@@ -266,11 +281,12 @@ def _descend(
     n_records: int,
     rng: Rng,
 ) -> Floats:
-    """Return the mean of the last `averaged` models of the descent from `start`.
+    """Run noisy gradient descent from `start` and return the mean of its last `averaged` models.
 
-    `private_gradient(theta)` is the sum over records of clipped, weighted gradients. `curvature`
-    times the Gram matrix must bound the Hessian of the loss. Then a step by the inverse of that
-    bound cannot overshoot (Böhning & Lindsay 1988), and momentum is stable up to twice that step.
+    `private_gradient(theta)` is the sum over records of clipped, weighted gradients at theta.
+    `curvature` times the Gram matrix must bound the Hessian of the loss. A step of the inverse of
+    this bound times the gradient then cannot overshoot (Böhning & Lindsay 1988), and momentum is
+    stable for steps up to twice as long.
     """
     chosen = draw(plan.gram_rate, rows.n_rows, rng) if plan.gram_rate < 1 else None
     # One record adds z z' with |z| <= row_norm, or nothing if it was not drawn.
@@ -288,7 +304,10 @@ def _descend(
 
 
 def _inverse(gram: Floats, plan: GradientPlan, n_records: int) -> Floats:
-    """Return the inverse of an upper bound on the mean Gram matrix, from the released matrix."""
+    """Return the inverse of an upper bound on the mean Gram matrix; it sets the step lengths.
+
+    `gram` is the released noisy mean. The size of its noise is added to its eigenvalues.
+    """
     values, vectors = np.linalg.eigh(gram)
     noise = triangle_noise(plan.gram.noise_std, len(gram)) / (plan.gram_rate * n_records)
     # No mean of z z' has an eigenvalue above row_norm^2, so more than half of it would not help.
@@ -297,7 +316,10 @@ def _inverse(gram: Floats, plan: GradientPlan, n_records: int) -> Floats:
 
 
 def _residual_bound(n_classes: int) -> float:
-    """Return the largest norm of a residual: of p - y, or of p - e_y for more than two classes."""
+    """Return a bound on the norm of a residual: predicted probabilities minus the one-hot label.
+
+    For two classes the residual is one number, the probability of the second class minus the label.
+    """
     return 1.0 if n_classes == 2 else math.sqrt(2.0)
 
 

@@ -60,7 +60,7 @@ class LinearRegression(PrivateRegressor):
     method_: str = field(init=False)
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
-        """Fit the model to private `X` (n, d) and `y` (n,), paying before it is released."""
+        """Fit the model to private `X` (n, d) and `y` (n,); pay before any value is released."""
         table, targets = self._fit_table(X, y, y_numeric=True)
         n_rows, n_features = table.shape
         box, target_box = self._box(n_features), self._target_box()
@@ -115,11 +115,11 @@ class LinearRegression(PrivateRegressor):
 def choose_method(
     n_features: int, *, row_norm: float, n_records: int, **budget: Unpack[BudgetTerms]
 ) -> str:
-    """Return the method expected to do best, from public facts only.
+    """Return the name of the method expected to be most accurate, from public facts only.
 
-    Only the functional mechanism gives pure DP. Otherwise AdaSSP, which releases the Gram matrix
-    once, is best if the noise of that matrix is below 0.5 % of the number of records. With more
-    noise descent is better, because it spends little on the curvature, which noise would hide.
+    Pure DP (delta 0) is given by the functional mechanism only. For delta > 0, AdaSSP is best if
+    the noise in its Gram matrix is below 0.5 % of the number of records. With more noise gradient
+    descent is better, because it spends little of the budget on the Gram matrix.
     """
     if budget["delta"] == 0:
         return "functional"
@@ -129,7 +129,7 @@ def choose_method(
 
 
 def fit(rows: PrivateRows, y: Floats, plan: LinearPlan, *, n_records: int, rng: Rng) -> Floats:
-    """Return the coefficients by the method of `plan`; pay for `plan.event` first."""
+    """Return coefficients fitted by the method of `plan`; the caller has paid for `plan.event`."""
     match plan:
         case FunctionalPlan():
             return functional.fit_functional(rows, y, plan, n_records=n_records, rng=rng)

@@ -58,7 +58,7 @@ class LogisticRegression(ClassifierMixin, PrivateEstimator):
     classes_: NDArray[Any] = field(init=False)
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
-        """Fit the model to private `X` (n, d) and labels `y` (n,), paying before it is released."""
+        """Fit the model to private `X` (n, d) and labels `y` (n,); pay before any release."""
         table, labels = self._fit_table(X, y)
         n_rows, n_features = table.shape
         box = self._box(n_features)
@@ -83,17 +83,20 @@ class LogisticRegression(ClassifierMixin, PrivateEstimator):
         return self
 
     def decision_function(self, X: ArrayLike) -> Floats:
-        """Return margins: (n,) for two classes, positive for `classes_[1]`; (n, k) for more."""
+        """Return linear scores of the n rows; higher scores mean more probable classes.
+
+        For two classes, (n,): positive scores predict `classes_[1]`. For k > 2 classes, (n, k).
+        """
         margins = self._predict_table(X) @ self.coef_.T + self.intercept_
         return margins[:, 0] if len(self.classes_) == 2 else margins
 
     def predict_proba(self, X: ArrayLike) -> Floats:
-        """Return the probability of each class, (n, k)."""
+        """Return the probability of each of the k classes for each of the n rows, (n, k)."""
         margins = self.decision_function(X)
         return binary_probabilities(margins) if margins.ndim == 1 else softmax(margins, axis=1)
 
     def predict_log_proba(self, X: ArrayLike) -> Floats:
-        """Return the log probability of each class, (n, k)."""
+        """Return the log probability of each of the k classes for each of the n rows, (n, k)."""
         margins = self.decision_function(X)
         if margins.ndim == 1:
             return binary_log_probabilities(margins)
@@ -135,10 +138,10 @@ class LogisticRegression(ClassifierMixin, PrivateEstimator):
 
 
 def binary_probabilities(margins: Floats) -> Floats:
-    """Return the probabilities of two classes, (n, 2), from the margins of the second."""
+    """Return probabilities of two classes, (n, 2), from the log-odds `margins` of the second."""
     return np.column_stack([expit(-margins), expit(margins)])
 
 
 def binary_log_probabilities(margins: Floats) -> Floats:
-    """Return the log probabilities of two classes, (n, 2), from the margins of the second."""
+    """Return log probabilities of two classes, (n, 2), from log-odds `margins` of the second."""
     return -np.column_stack([np.logaddexp(0, margins), np.logaddexp(0, -margins)])

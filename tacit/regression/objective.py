@@ -29,7 +29,10 @@ prevent the minimization: 1,282 data sets, many of them separable, took at most 
 
 @dataclass(frozen=True)
 class ObjectivePlan:
-    """The minimum of loss + ridge |theta|^2 / 2 + b' theta, with normal noise b.
+    """Plan of one fit: release the theta that minimizes loss + ridge |theta|^2 / 2 + b' theta.
+
+    b is normal noise with standard deviation sigma = `noise_std` in each coordinate, and
+    R = `row_norm` bounds the norm of a weighted record.
 
     Proof for the exact minimum, two classes, one record added or removed. theta and b determine
     each other. So the density of theta on two neighbors differs by the ratio of the densities of b
@@ -66,10 +69,10 @@ class ObjectivePlan:
 def plan_objective(
     n_features: int, *, row_norm: float, n_records: int, **budget: Unpack[BudgetTerms]
 ) -> ObjectivePlan:
-    """Return a plan in which the change of the Hessian takes a tenth of epsilon.
+    """Return a plan that costs the budget; a tenth of epsilon pays for the change of the Hessian.
 
-    Raises an error for budgets at which double precision may not reach the minimum; nothing has
-    been paid at that point.
+    This tenth sets the ridge. An error is raised for budgets at which double precision may not
+    reach the minimum; nothing has been paid at that point.
     """
     epsilon, delta = budget["epsilon"], budget["delta"]
     part = 1 - _OUTPUT_SHARE
@@ -102,10 +105,10 @@ def plan_objective(
 
 
 def fit_objective(rows: PrivateRows, labels: Floats, plan: ObjectivePlan, *, rng: Rng) -> Floats:
-    """Return the coefficients that minimize the perturbed objective, by damped Newton steps.
+    """Return the coefficients that minimize the perturbed objective, found by damped Newton steps.
 
-    These converge for any records; `plan_objective` rejects settings where rounding could stop
-    them.
+    Damped Newton steps converge for any records, except for rounding. `plan_objective` rejects
+    settings where rounding could prevent convergence.
     """
     size = rows.n_features + 1
     b = rng.normal(0.0, plan.noise_std, size)
@@ -146,7 +149,7 @@ def _beyond_precision(what: str, epsilon: float) -> str:
 def _objective(
     rows: PrivateRows, labels: Floats, theta: Floats, b: Floats, ridge: float
 ) -> tuple[float, Floats, Floats]:
-    """Return the private value, gradient and Hessian of the perturbed objective."""
+    """Return the private value, gradient and Hessian in theta of the objective perturbed by `b`."""
     gradient = ridge * theta + b
     hessian = ridge * np.eye(len(theta))
     for span, features in rows.scaled():
@@ -165,7 +168,7 @@ def _objective(
 def _objective_value(
     rows: PrivateRows, labels: Floats, theta: Floats, b: Floats, ridge: float
 ) -> float:
-    """Return the private value of the perturbed objective alone."""
+    """Return the private value at theta of the objective perturbed by the linear term `b`."""
     value = ridge * theta @ theta / 2 + b @ theta
     for span, features in rows.scaled():
         margins = features @ theta[1:] + theta[0]

@@ -60,7 +60,7 @@ class PrivateRows:
             self._prepare()
 
     def moments(self, y: Floats) -> SecondMoments:
-        """Return the private moments of the shrunk rows; `y` is already scaled to [-1, 1]."""
+        """Return the private sums of z z', y z and y^2 over shrunk rows z; `y` is in [-1, 1]."""
         size = self.n_features + 1
         gram, cross, square = np.zeros((size, size)), np.zeros(size), 0.0
         for span, rows in self.scaled():
@@ -77,7 +77,7 @@ class PrivateRows:
         return SecondMoments(gram, cross, float(square))
 
     def gram(self, chosen: Indices | None = None) -> Floats:
-        """Return the private Gram matrix of the shrunk rows, or of the `chosen` ones only."""
+        """Return the private sum of z z' over all shrunk rows z, or over the `chosen` rows only."""
         if chosen is None:
             return self.moments(np.zeros(self.n_rows)).gram
         total = np.zeros((self.n_features + 1, self.n_features + 1))
@@ -86,11 +86,12 @@ class PrivateRows:
         return total
 
     def weighted_sum(self, theta: Floats, weigh: Callable[[slice, Floats], Floats]) -> Floats:
-        """Return the private sum over records of weigh(margin) z, where margin = theta' z.
+        """Return the private sum over records z = (1, x) of weigh(margin) z, margin = theta' z.
 
-        `theta` is (d + 1,) or (d + 1, k). `weigh` takes a span of rows and their margins, (m,) or
-        (m, k), and returns weights of the same shape. The scaling is applied to `theta` and to the
-        final sum instead of to the rows, so a block within the bounds is used as it is stored.
+        `theta` is (d + 1,) for d features, or (d + 1, k) for k outputs. `weigh` takes a slice of m
+        rows and their margins, (m,) or (m, k), and returns weights of the same shape. The scaling
+        is applied to `theta` and to the final sum instead of to the rows, so that a block within
+        the bounds is used as it is stored.
         """
         center, half = self.box.center, self.box.half
         inner = (theta[1:].T / half).T
@@ -105,13 +106,16 @@ class PrivateRows:
         )
 
     def take(self, indices: Indices) -> "PrivateRows":
-        """Return the private rows at `indices`, copied."""
+        """Return a copy of the private rows at `indices`."""
         return PrivateRows(
             self.X[indices], self.box, row_norm=self.row_norm, factors=self.factors[indices]
         )
 
     def scaled(self) -> Iterator[tuple[slice, Floats]]:
-        """Yield spans of rows with their private scaled features, (m, d), in one reused buffer."""
+        """Yield each slice of m rows with its private scaled features, (m, d).
+
+        All slices share one buffer, so use the features before the next slice is read.
+        """
         buffer = np.empty((self._size, self.n_features))
         lower, upper = self._scaled_bounds()
         for index, span in enumerate(self._spans()):
@@ -132,7 +136,7 @@ class PrivateRows:
             yield span, rows
 
     def _prepare(self) -> None:
-        """Find the blocks that need no clipping, and the factor by which each row is shrunk."""
+        """Find the blocks of rows that need no clipping, and the factor that shrinks each row."""
         self._inside[:] = True  # so that `scaled` does not clip
         lower, upper = self._scaled_bounds()
         for index, (span, rows) in enumerate(self.scaled()):
@@ -153,16 +157,17 @@ class PrivateRows:
 
 
 def triangle(matrix: Floats) -> Floats:
-    """Return the upper triangle of a symmetric matrix, off-diagonal entries times sqrt(2).
+    """Return the upper triangle of a symmetric matrix as a vector, to which noise can be added.
 
-    The factor makes the L2 norm of the vector equal to the Frobenius norm of the matrix.
+    Entries off the diagonal are multiplied by sqrt(2), so that the L2 norm of the vector equals the
+    Frobenius norm of the matrix.
     """
     rows, columns = np.triu_indices(len(matrix))
     return matrix[rows, columns] * np.where(rows == columns, 1.0, np.sqrt(2.0))
 
 
 def from_triangle(vector: Floats, size: int) -> Floats:
-    """Return the symmetric matrix from which `triangle` makes `vector`."""
+    """Return the symmetric matrix whose upper triangle `vector` holds: inverse of `triangle`."""
     rows, columns = np.triu_indices(size)
     matrix = np.empty((size, size))
     matrix[rows, columns] = vector / np.where(rows == columns, 1.0, np.sqrt(2.0))
@@ -171,23 +176,23 @@ def from_triangle(vector: Floats, size: int) -> Floats:
 
 
 def triangle_noise(noise_std: float, size: int) -> float:
-    """Return about the largest eigenvalue of the noise in a matrix released as a `triangle`.
+    """Return the approximate largest eigenvalue of the noise in a matrix released by `triangle`.
 
-    Off the diagonal that noise has variance noise_std^2 / 2, and Wigner's law gives
-    2 sqrt(size * variance) as its largest eigenvalue.
+    `noise_std` is the noise of each entry of the vector. Off the diagonal of the `size` x `size`
+    matrix, the noise has variance noise_std^2 / 2. Wigner's law gives 2 sqrt(size * variance).
     """
     return noise_std * math.sqrt(2.0 * size)
 
 
 def solve_moments(moments: SecondMoments, *, noise: float, floor: float = 0.0) -> Floats:
-    """Return the coefficients of ridge regression on released moments; they are always finite.
+    """Return the coefficients theta of ridge regression on released moments; always finite.
 
     theta minimizes theta' gram theta - 2 cross' theta + ridge |features|^2. This is post-processing
     of released values. The intercept is eliminated first and not penalized. The remaining matrix
-    differs from the exact one by a matrix with eigenvalues up to about `noise`, so it may be
-    indefinite. The true eigenvalues are at least `floor`, where that is known, and at least the
-    smallest one seen minus `noise`. All eigenvalues are raised to this bound, and then by the
-    ridge, max(0, noise - bound): nothing is added where the bound alone gives a stable solution.
+    contains noise with eigenvalues up to about `noise`, so it may be indefinite. The eigenvalues of
+    the exact matrix are at least `floor` (0 if no bound was released), and at least the smallest
+    released eigenvalue minus `noise`. All eigenvalues are raised to the larger of these bounds, and
+    then by the ridge, max(0, noise - bound). The ridge is 0 if the bound alone is large enough.
     """
     gram, cross = moments.gram, moments.cross
     count = max(gram[0, 0], noise, 1.0)

@@ -68,21 +68,23 @@ class ClippedLoss:
         """Return the loss for models with |theta|_1 <= `reach` and targets with |y| <= 1.
 
         Residuals are below 1 (logistic) or at most `reach` + 1 (squared, as |<theta, x>| <= reach),
-        so larger clips change nothing. None clips at the largest residual of the zero model.
+        so a `clip` above these is reduced to them without effect. If `clip` is None, residuals are
+        clipped at the largest residual that the model theta = 0 can have.
         """
         most = 1.0 if name == "logistic" else reach + 1.0
         at_zero = 0.5 if name == "logistic" else 1.0
         return cls(name, min(at_zero if clip is None else clip, most))
 
     def residuals(self, margins: Floats, targets: Floats) -> Floats:
-        """Return the private clipped residuals."""
+        """Return the private residuals, clipped to [-clip, clip], for margins and their targets."""
         predicted = expit(margins) if self.name == "logistic" else margins
         return np.clip(predicted - targets, -self.clip, self.clip)
 
     def bound_drift(self, log_ratio: float, *, reach: float) -> float:
-        """Return the most by which a residual changes when margins within `reach` are scaled.
+        """Return a bound on the change of a residual when its margin is multiplied by a factor.
 
-        The factor lies between exp(-log_ratio) and exp(log_ratio). Clipping increases no distance.
+        The factor lies between exp(-log_ratio) and exp(log_ratio), and margins are at most `reach`
+        in magnitude. Clipping does not increase the change.
         """
         if self.name == "logistic":
             return min(_LOGISTIC_DRIFT * log_ratio, 2 * self.clip)
@@ -90,11 +92,11 @@ class ClippedLoss:
 
 
 class SparseGradient:
-    """Gradient of a loss at the model scale * sums on private sparse rows, and draws from it.
+    """Gradient g of a loss on private sparse rows, and private draws of a vertex by g.
 
-    `slope` is the factor of the exponential mechanism on the entries of the gradient g: feature j
-    is drawn with weight exp(slope g_j) + exp(-slope g_j), and then the sign that lowers the loss
-    with probability 1 / (1 + exp(-2 slope |g_j|)).
+    The model is scale * sums, an array of coefficients. `slope` is the factor of the exponential
+    mechanism on the entries of g: feature j is drawn with weight exp(slope g_j) + exp(-slope g_j),
+    and then the sign that lowers the loss with probability 1 / (1 + exp(-2 slope |g_j|)).
     """
 
     def __init__(
@@ -123,7 +125,11 @@ class SparseGradient:
         self.refresh(1.0)
 
     def refresh(self, scale: float) -> None:
-        """Recompute everything at `scale`, with as wide a window below it as proposals allow."""
+        """Recompute residuals, gradient and bounds for the model scale * sums.
+
+        The bounds also cover smaller scales, down to a limit. The limit is chosen such that few
+        proposals of `draw` are rejected.
+        """
         self._refreshes += 1
         if self._refreshes % _EXACT_MARGINS == 0:
             self._margins = self._rows @ self.sums
@@ -145,7 +151,10 @@ class SparseGradient:
         self._sampler.reset(bounds)
 
     def draw(self, scale: float, rng: Rng) -> tuple[int, float]:
-        """Return feature and sign of the vertex drawn at the model scale * sums: released."""
+        """Return the feature and the sign of a privately drawn vertex; these may be released.
+
+        The exponential mechanism draws them by the gradient at the model scale * sums.
+        """
         for trial in count(1):
             if trial % _MOST_TRIALS == 0:
                 self.refresh(scale)  # tighter bounds; every trial by itself has the exact law
@@ -160,7 +169,7 @@ class SparseGradient:
         raise AssertionError  # count does not end
 
     def add(self, feature: int, amount: float, scale: float) -> None:
-        """Add `amount` to one entry of `sums`; the next draws are made at `scale`."""
+        """Add `amount` to one entry of `sums`; the next draw is for the model scale * sums."""
         self.sums[feature] += amount
         rows, values = self._column(feature)
         self._margins[rows] += amount * values
@@ -183,12 +192,15 @@ class SparseGradient:
         return self._columns.indices[start:stop], self._columns.data[start:stop]
 
     def _log_bounds(self, features: NDArray[np.integer] | slice) -> Floats:
-        """Return the logarithm of the largest weight that a feature can have within the window."""
+        """Return the log of the largest weight each feature can have at any scale of the window.
+
+        The window is the range of model scales for which the stored gradient is used.
+        """
         largest = np.abs(self._gradient[features]) + self._drift * self._weights[features]
         return _log_two_cosh(self._slope * largest)
 
     def _spread(self, rows: NDArray[np.integer], changes: Floats, scale: float) -> None:
-        """Update the gradient and the sampler for changes of the residuals of some rows."""
+        """Update gradient and sampler after the residuals of `rows` changed by `changes`."""
         starts = self._rows.indptr[rows]
         lengths = self._rows.indptr[rows + 1] - starts
         ends = lengths.cumsum()
@@ -206,17 +218,17 @@ class SparseGradient:
 
 
 class BlockSampler:
-    """Sampler of items 0, 1, ... with private weights exp(log_weights), few of which change often.
+    """Sampler of items 0 to D - 1 with private weights exp(log_weights), of which few change often.
 
     It has two levels, about sqrt(D) blocks of about sqrt(D) items. A draw picks a block by the sums
-    of weights, then an item within it, with O(sqrt(D)) work ("big step, little step", Raff, Khanna
-    & Lu 2023, arXiv:2310.19978). An update costs as much as it changes, plus O(sqrt(D)).
+    of weights, then an item within it, in O(sqrt(D)) time ("big step, little step", Raff, Khanna
+    & Lu 2023, arXiv:2310.19978). An update of k weights takes O(k + sqrt(D)) time.
 
     Weights are stored relative to a reference near the largest, so logarithms of any size are safe;
     weights below 1e-300 of the largest count as zero. Sums are updated by differences, whose
-    rounding errors add up. So a block is summed again once it has shrunk to a hundredth of the
-    largest sum it has held since, and all blocks every `_FRESH` updates. Relative errors of the
-    probabilities therefore stay below 1e-10.
+    rounding errors add up. So a block is summed again once its sum has fallen to a hundredth of its
+    largest value since the last summation, and all blocks are summed every `_FRESH` updates.
+    Relative errors of the probabilities therefore stay below 1e-10.
 
     >>> sampler = BlockSampler(np.log([1.0, 3.0]))
     >>> sampler.draw(0.5, 0.24), sampler.draw(0.5, 0.26)
@@ -230,7 +242,7 @@ class BlockSampler:
         self.reset(log_weights)
 
     def reset(self, log_weights: Floats) -> None:
-        """Set the weights of all items: O(D)."""
+        """Set the weights of all D items, in O(D) time."""
         self.log_weights = log_weights
         self._reference = float(log_weights.max())
         np.exp(log_weights - self._reference, out=self._flat[: len(log_weights)])
@@ -257,7 +269,7 @@ class BlockSampler:
             self.reset(self.log_weights)
 
     def draw(self, first: float, second: float) -> int:
-        """Return the item that two independent uniforms in [0, 1) select."""
+        """Return a random item, given two independent uniform random numbers in [0, 1)."""
         block = _pick(self._sums, first)
         return block * self._side + _pick(self._weights[block], second)
 
@@ -268,7 +280,10 @@ class BlockSampler:
 
 
 def _pick(weights: Floats, uniform: float) -> int:
-    """Return an index drawn in proportion to `weights`, never one of weight zero."""
+    """Return the index that a `uniform` number in [0, 1) selects, in proportion to `weights`.
+
+    An index of weight zero is never selected, even by rounding.
+    """
     edges = weights.cumsum()
     last = edges.searchsorted(edges[-1])
     return int(min(edges.searchsorted(uniform * edges[-1], side="right"), last))

@@ -121,9 +121,10 @@ class TransferRegression(PrivateRegressor):
         sources: Iterable[Source] = (),
         source_ledgers: Many[Ledger | None] | None = None,
     ) -> Self:
-        """Fit the model to the private target (`X`, `y`) and `sources`, paying before any release.
+        """Fit the model to the private target (`X`, `y`) and `sources`; pay before any release.
 
-        `source_ledgers`, one per source, pay for the sources instead of `ledger`.
+        Each source is a private pair (X, y) with the same features. If given, `source_ledgers`
+        (one per source) pay for the sources, and `ledger` pays for the target only.
         """
         tables = [self._fit_table(X, y, y_numeric=True)]
         d = tables[0][0].shape[1]
@@ -148,7 +149,11 @@ class TransferRegression(PrivateRegressor):
         return self
 
     def _allowance(self, box: Box, target_box: Box) -> float:
-        """Return the largest squared distance of a source within `h`, in scaled coefficients."""
+        """Return how far a source's model may be from the target's: a squared L2 distance.
+
+        The user states the distance as `h`, in the q-norm of coefficients in the original units.
+        The result is for features and targets scaled to [-1, 1]. It is 0 if `h` is None.
+        """
         if self.q not in (1, 2):
             raise ValueError(f"q must be 1 or 2, got {self.q!r}.")
         if self.h is None:
@@ -173,7 +178,7 @@ class TransferRegression(PrivateRegressor):
     def _pay_all(
         self, plans: Many["DataSetPlan"], source_ledgers: Many[Ledger | None] | None
     ) -> None:
-        """Spend one event per data set; nothing has been released before."""
+        """Spend one event per data set (target first) on its ledger, before any release."""
         shared = source_ledgers is None
         ledgers = [self.ledger] * (len(plans) - 1) if shared else list(source_ledgers)
         if len(ledgers) != len(plans) - 1:
@@ -197,7 +202,10 @@ class TransferRegression(PrivateRegressor):
                 ledger.spend(event, note=f"TransferRegression, {name}", partition=partition)
 
     def _whole(self, events: tuple[Event, ...]) -> Event:
-        """Return what one person may have taken part in: the costliest event, or all of them."""
+        """Return the event that bounds the privacy loss of one person over all data sets.
+
+        If data sets are disjoint, it is their costliest event; otherwise the sequence of all.
+        """
         if not self.disjoint and len(events) > 1:
             return Sequence(events)
         relation = Relation(self.relation)
@@ -206,14 +214,16 @@ class TransferRegression(PrivateRegressor):
 
 @dataclass(frozen=True)
 class DataSetPlan:
-    """Releases of one data set: moments of v = (1, x, scale y), after screening if there is any.
+    """Plan of the releases of one data set: a screen, if there are many features, then moments.
 
-    * Screening releases the sum of y z. One record adds a vector of norm |y| |z|, at most the norm
-      to which rows are shrunk (its `l2_sensitivity`); replaced, it changes the sum by at most twice
-      that.
-    * The moments are the sum of v v'. One record adds |v|^2 <= row_norm^2 + scale^2 in Frobenius
-      norm; replaced, the change is at most sqrt(2) times that, because the inner product of v v'
-      and w w' is >= 0.
+    A record is z = (1, x) with target y in [-1, 1], shrunk to a bounded norm.
+
+    * The screen, from which `n_kept` features are chosen, is the sum of y z. One record adds a
+      vector of norm |y| |z|, at most the norm to which rows are shrunk (`screen.l2_sensitivity`).
+      A replaced record changes the sum by at most twice as much.
+    * The moments are the sum of v v' over v = (1, x, scale y), with x the chosen features. One
+      record adds |v|^2 <= row_norm^2 + scale^2 in Frobenius norm. If v is replaced by w, the change
+      is at most sqrt(2) times that, because the inner product of v v' and w w' is >= 0.
     """
 
     screen: GaussianMechanism | None
@@ -231,11 +241,14 @@ class DataSetPlan:
 
 
 class NoisyMoments(NamedTuple):
-    """Released moments of one data set or of a pool, with the standard deviation of their noise."""
+    """Released moments of one data set or of several together, with the size of their noise.
+
+    `gram_std` and `cross_std` are standard deviations of the noise in the entries.
+    """
 
     moments: SecondMoments
     gram_std: float
-    """On the diagonal of the Gram matrix; off the diagonal it is 1/sqrt(2) of that."""
+    """Of the diagonal of the Gram matrix; entries off the diagonal have 1/sqrt(2) of it."""
     cross_std: float
 
     @property
@@ -244,7 +257,10 @@ class NoisyMoments(NamedTuple):
         return triangle_noise(self.gram_std, len(self.moments.cross))
 
     def covariance(self, theta: Floats) -> Floats:
-        """Return the covariance, by noise and sampling, of cross - gram theta at the true theta."""
+        """Return the covariance of the residual moments cross - gram theta if theta is the truth.
+
+        It comes from the privacy noise in the moments, and from the random errors of the targets.
+        """
         m, identity = self.moments, np.eye(len(theta))
         # The noise matrix E has variance s^2 on and s^2 / 2 off the diagonal, so E theta has
         # covariance s^2 (|theta|^2 I + theta theta') / 2.
@@ -255,13 +271,16 @@ class NoisyMoments(NamedTuple):
         return released + variance * _repaired(m.gram, 0.0)
 
     def misfit(self, theta: Floats) -> float:
-        """Return the size of cross - gram theta in units of its noise; chi-square at the truth."""
+        """Return how badly the model theta fits: r' C^-1 r for r = cross - gram theta.
+
+        C is the covariance of the residuals r. At the true theta the result is chi-square.
+        """
         rest = self.moments.cross - self.moments.gram @ theta
         return float(rest @ np.linalg.solve(self.covariance(theta), rest))
 
 
 class TransferResult(NamedTuple):
-    """A fitted model and the numbers of the sources that it used."""
+    """Coefficients `theta` of the target's model, and the indices of the sources that were used."""
 
     theta: Floats
     informative: list[int]
@@ -270,7 +289,10 @@ class TransferResult(NamedTuple):
 def plan_data_set(
     n_features: int, *, row_norm: float, n_kept: int, **budget: Unpack[BudgetTerms]
 ) -> DataSetPlan:
-    """Return the plan of one data set; it is screened if it has more than `n_kept` features."""
+    """Return the plan of one data set's releases, which together cost the budget.
+
+    With more than `n_kept` features, part of the budget pays for a screen that chooses `n_kept`.
+    """
     screen, factor = None, math.sqrt(2.0)
     if n_features > n_kept:
         shares = (_SCREEN_SHARE, 1 - _SCREEN_SHARE)
@@ -286,7 +308,11 @@ def plan_data_set(
 
 
 def release_screen(rows: PrivateRows, y: Floats, screen: GaussianMechanism, rng: Rng) -> Floats:
-    """Return the noisy sum of y x in units of its noise, from rows shrunk to the sensitivity."""
+    """Return one noisy score per feature, which is large if the feature correlates with the target.
+
+    The scores are the sum of y x over records, plus noise, divided by the noise standard deviation.
+    `rows` must be shrunk to the norm `screen.l2_sensitivity`.
+    """
     private = rows.weighted_sum(
         np.zeros(rows.n_features + 1), lambda span, _: rows.factors[span] * y[span]
     )
@@ -294,9 +320,11 @@ def release_screen(rows: PrivateRows, y: Floats, screen: GaussianMechanism, rng:
 
 
 def choose_features(screens: Many[Floats], n_kept: int) -> NDArray[np.intp]:
-    """Return the features with the largest scores, half by the target, half by it and sources.
+    """Return the indices of the `n_kept` features that enter the model, by their released scores.
 
-    Those sources take part whose scores on the target's half have a similar direction.
+    `screens` holds the scores of the target first, then of each source. Half of the features have
+    the largest scores of the target alone. The others have the largest sums of the target's scores
+    and those of similar sources, whose scores on the first half have a similar direction.
     """
     target, *sources = screens
     first = np.argsort(-np.abs(target), kind="stable")[: (n_kept + 1) // 2]
@@ -307,7 +335,10 @@ def choose_features(screens: Many[Floats], n_kept: int) -> NDArray[np.intp]:
 
 
 def release_moments(rows: PrivateRows, y: Floats, plan: DataSetPlan, rng: Rng) -> NoisyMoments:
-    """Return the noisy moments of rows shrunk to `plan.row_norm`."""
+    """Return the sums of z z', y z and y^2 over records z with noise added, as `plan` states.
+
+    `rows` must be shrunk to the norm `plan.row_norm`.
+    """
     private = rows.moments(y)
     size = rows.n_features + 1
     cross = plan.scale * private.cross[:, None]
@@ -321,7 +352,7 @@ def release_moments(rows: PrivateRows, y: Floats, plan: DataSetPlan, rng: Rng) -
 
 
 def pool(parts: Many[NoisyMoments]) -> NoisyMoments:
-    """Return the moments of the union; the variances of independent noises add."""
+    """Return the moments of several data sets together: moments add, and so do noise variances."""
     return NoisyMoments(
         SecondMoments(
             np.sum([part.moments.gram for part in parts], axis=0),
@@ -336,12 +367,14 @@ def pool(parts: Many[NoisyMoments]) -> NoisyMoments:
 def fit_with_sources(
     target: NoisyMoments, sources: Many[NoisyMoments], *, q: int = 2, allowance: float = 0.0
 ) -> TransferResult:
-    """Return the target's model with the help of its informative sources: select, pool, correct.
+    """Return a model of the target, fitted with the help of those sources that agree with it.
 
-    `allowance` is the squared distance, in scaled coefficients, by which a source may differ. The
-    answer lies between the target's own fit and the fit with help, according to the trust in the
-    source most like the target. So a source whose difference is just noticeable is neither used in
-    full nor ignored. Without informative sources the answer is the target's own fit.
+    Sources are selected, pooled with the target and fitted; the fit is then corrected on the
+    target. The result is a weighted mean of this model and the model of the target alone. The
+    weight is the highest trust in a source, so that a source which differs just noticeably is
+    neither used in full nor ignored. If no source agrees, the result is the model of the target
+    alone. `q` is the norm of the penalty. `allowance` is the squared L2 distance by which a
+    source's scaled coefficients may differ from the target's.
     """
     alone = minimize(target, q=q)
     trusts = select(target, sources, allowance=allowance)
@@ -355,11 +388,12 @@ def fit_with_sources(
 def select(
     target: NoisyMoments, sources: Many[NoisyMoments], *, allowance: float = 0.0
 ) -> dict[int, float]:
-    """Return the numbers of the informative sources with the trust in each, in (0, 1].
+    """Return the trust in each informative source, in (0, 1], by the index of the source.
 
-    Sources most like the target come first. Each must agree with the target, and with the pool of
-    the target and the sources accepted before, which shows differences that the noise of the target
-    hides. Trust falls from 1 to 0 between the 0.9 and the 0.99 quantile of the law of a misfit.
+    Sources are tested in order of their misfit with the target, smallest first. A source must agree
+    with the target, and also with the pool of the target and the sources accepted so far, which has
+    less noise. Trust falls from 1 to 0 as the larger of both misfits rises from the 0.9 to the 0.99
+    quantile of its distribution for equal models. `allowance`: see `fit_with_sources`.
     """
     least, most = chi2.ppf((_TRUSTED, _REFUSED), len(target.moments.cross)).tolist()
     misfits = [misfit_of_both(target, source, allowance=allowance) for source in sources]
@@ -373,12 +407,13 @@ def select(
 
 
 def misfit_of_both(one: NoisyMoments, other: NoisyMoments, *, allowance: float = 0.0) -> float:
-    """Return how badly one linear model explains two data sets, in units of their noise.
+    """Return how badly one linear model explains two data sets, compared with their noise.
 
-    At the common true theta, the rest cross - gram theta is noise of known covariance C. So
-    J = sum over both of rest' C^-1 rest, at its minimum over theta, is chi-square with
-    2 (d + 1) - (d + 1) degrees of freedom (Hansen's test of overidentifying restrictions, 1982).
-    The most that an `other` within `allowance` can add to J is subtracted.
+    At a common true theta, the residual moments r = cross - gram theta of each data set are noise
+    of known covariance C. So J, the sum over both of r' C^-1 r at its minimum over theta, is
+    chi-square with d + 1 degrees of freedom for d features (Hansen's test of overidentifying
+    restrictions, 1982). A difference of the two models by a squared distance of `allowance` is
+    permitted: the most that it can add to J is subtracted.
     """
     theta: Floats = np.zeros(len(one.moments.cross))
     for _ in range(_ROUNDS):  # the covariance depends on theta
@@ -394,12 +429,12 @@ def misfit_of_both(one: NoisyMoments, other: NoisyMoments, *, allowance: float =
 
 
 def correct(target: NoisyMoments, pooled: Floats, *, q: int = 2) -> Floats:
-    """Return what to add to the pooled model so that it fits the target, as far as noise allows.
+    """Return the correction to add to the coefficients `pooled` so that they fit the target better.
 
-    For q = 2 it is the posterior mean under a normal prior on the difference, whose variance is
-    estimated from the target's own misfit; it is non-zero only in directions that the target's
-    moments determine. For q = 1 it is the lasso on the same whitened equations, with a penalty of
-    sqrt(2 log d) standard deviations.
+    For q = 2 it is the posterior mean of the difference under a normal prior, whose variance is
+    estimated from the misfit of `pooled` on the target. It is large only in directions that the
+    target's moments determine well. For q = 1 it is the lasso on the same equations, weighted by
+    their noise, with a penalty of sqrt(2 log d) standard deviations for d coefficients.
     """
     gram = target.moments.gram
     rest = target.moments.cross - gram @ pooled
@@ -419,10 +454,11 @@ def correct(target: NoisyMoments, pooled: Floats, *, q: int = 2) -> Floats:
 
 
 def minimize(released: NoisyMoments, *, q: int = 2) -> Floats:
-    """Return the coefficients that minimize the noisy loss plus a penalty lambda |features|_q^q.
+    """Return the coefficients that minimize the squared loss, by noisy moments, plus a penalty.
 
-    lambda follows from the known noise. For q = 2 it is the ridge of `solve_moments`. For q = 1 it
-    is sqrt(2 log d) standard deviations of a cross moment, on a Gram matrix made positive definite.
+    The penalty is lambda times the q-norm of the feature coefficients to the power q. lambda
+    follows from the known noise: for q = 2 it is the ridge of `solve_moments`, for q = 1 it is
+    sqrt(2 log d) standard deviations of a cross moment, for d features.
     """
     theta = solve_moments(released.moments, noise=released.spread)
     if q == 2:
@@ -436,10 +472,10 @@ def minimize(released: NoisyMoments, *, q: int = 2) -> Floats:
 def _release(
     data: Many[tuple[NDArray[np.floating], Floats]], plans: Many[DataSetPlan], box: Box, rng: Rng
 ) -> tuple[NDArray[np.intp] | slice, list[NoisyMoments]]:
-    """Return which features were kept, and the released moments of each data set.
+    """Screen features if planned, then return the kept features and each data set's noisy moments.
 
-    Each data set has its own stream of noise, so that the noise of the target does not depend on
-    the number of sources.
+    `data` and `plans` list the target first. Each data set has its own stream of noise, so that the
+    noise of the target does not depend on the number of sources.
     """
     streams = [rng] * len(data) if isinstance(rng, SecureGenerator) else rng.spawn(len(data))
     triples = list(zip(data, plans, streams, strict=True))
@@ -462,7 +498,10 @@ def _release(
 def _checked_source(
     k: int, source: Source, n_features: int, names: NDArray[Any] | None
 ) -> tuple[NDArray[np.floating], NDArray[Any]]:
-    """Return the private table and targets of source `k`, which must match the target's columns."""
+    """Return the private table X and targets y of source number `k`, as checked arrays.
+
+    Raise if X has other features than the target data set: `n_features`, and `names` if known.
+    """
     try:
         dtype: Any = (np.float64, np.float32)  # Any: annotated as str in scikit-learn
         X, y = check_X_y(*source, dtype=dtype, y_numeric=True)
@@ -481,7 +520,10 @@ def _checked_source(
 
 
 def _repaired(gram: Floats, noise: float) -> Floats:
-    """Return a positive definite matrix whose eigenvalues are raised as in `solve_moments`."""
+    """Return the noisy matrix `gram` made positive definite, so that equations in it are solvable.
+
+    `noise` is the largest eigenvalue of its noise. Eigenvalues are raised as in `solve_moments`.
+    """
     values, vectors = np.linalg.eigh(gram)
     bound = max(0.0, float(values[0]) - noise)
     least = 1e-9 * max(float(values[-1]), 1.0)
@@ -490,9 +532,9 @@ def _repaired(gram: Floats, noise: float) -> Floats:
 
 
 def _lasso(gram: Floats, cross: Floats, penalties: Floats, *, start: Floats) -> Floats:
-    """Return the minimum of theta' G theta / 2 - cross' theta + penalties' |theta|.
+    """Return the theta that minimizes theta' gram theta / 2 - cross' theta + penalties' |theta|.
 
-    It is found by coordinate descent from `start`.
+    This is the lasso with one penalty per coefficient, solved by coordinate descent from `start`.
     """
     theta = start.copy()
     for _ in range(1000):
