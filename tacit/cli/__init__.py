@@ -36,7 +36,7 @@ VERBS = {
 
 
 class _LazyVerbs(TyperGroup):
-    """Imports a verb when it is called, and prints expected errors as one line."""
+    """Group of commands that imports a verb only when called, and prints errors as one line."""
 
     _listing = False
 
@@ -110,7 +110,7 @@ def _root(
 
 
 def main() -> None:
-    """Run the `tacit` command, also as `python -m tacit`."""
+    """Run the `tacit` command; `python -m tacit` calls this function too."""
     try:
         app(prog_name="tacit")
     except KeyboardInterrupt:
@@ -118,7 +118,7 @@ def main() -> None:
 
 
 def _stop(message: str) -> typer.Exit:
-    """Print one red line to standard error, and return the exit for the caller to raise."""
+    """Print `message` in red to standard error, and return the exit that the caller raises."""
     typer.secho(f"error: {' '.join(message.split())}", fg=typer.colors.RED, err=True)
     return typer.Exit(2)
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def _count(text: str) -> int:
-    """Return the whole number that `text` states, which may be written as 10_000 or 1e6."""
+    """Return the whole number in the text of an option; 10_000 and 1e6 are accepted forms."""
     try:
         number = float(text)
         if number != int(number):
@@ -63,13 +63,13 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 def sgd(rate: float, noise_multiplier: float, steps: int) -> ev.Event:
-    """Return DP-SGD as an event: `steps` Gaussian releases, each on a fresh Poisson sample."""
+    """Return the event of DP-SGD: `steps` Gaussian releases, each on a fresh Poisson sample."""
     step = Poisson(rate).amplify(ev.Gaussian(noise_multiplier))
     return ev.Repeated(step, whole(steps=steps))
 
 
 def numbers(text: str, option: str) -> list[float]:
-    """Return the numbers of a comma-separated option."""
+    """Return the numbers of a comma-separated option; `option` is its name, for error messages."""
     try:
         return [float(part) for part in text.split(",") if part.strip()]
     except ValueError:
@@ -77,9 +77,10 @@ def numbers(text: str, option: str) -> list[float]:
 
 
 def recipe_of(name: str, settings: list[str] | None, **changes: Any) -> "Recipe":
-    """Read a recipe and change settings in it: those of `--set`, then those of other options.
+    """Read the recipe `name` and change settings: first those of `--set`, then `changes`.
 
-    `changes` are named like settings, with `__` for the dot; None leaves a setting as it is.
+    `changes` holds the values of other options, named like settings with `__` for the dot. None
+    leaves a setting as it is.
     """
     from tacit.experiments import Recipe
 
@@ -101,7 +102,7 @@ def _setting(text: str) -> tuple[str, Any]:  # Any: a TOML value
 def train_and_print(
     recipe: "Recipe", folder: Path, *, root: Path | None = None, page: bool, as_json: bool
 ) -> None:
-    """Train by a recipe into `folder`, write the page, and print what the run reached."""
+    """Train by a recipe into `folder`, write its report page if `page`, and print the result."""
     from tacit.experiments import Progress, train
 
     with progress_bar(recipe.name, is_hidden=as_json) as show:
@@ -126,9 +127,9 @@ def train_and_print(
 
 @contextmanager
 def progress_bar(label: str, *, is_hidden: bool) -> Iterator[Callable[[float, float, str], None]]:
-    """Show a bar on standard error, if that is a terminal.
+    """Show a progress bar on standard error, if that is a terminal.
 
-    Yields a function that moves the bar: it takes what is done, the total, and a text to show.
+    Yields a function that updates the bar: it takes the amount done, the total, and a text.
     """
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -148,7 +149,7 @@ def progress_bar(label: str, *, is_hidden: bool) -> Iterator[Callable[[float, fl
 
 
 def write_page(folder: Path) -> Path | None:
-    """Write the page of a finished run or sweep; without jinja2, print a note and return None."""
+    """Write the report page of a run or sweep and return its path; without jinja2, return None."""
     from tacit import report
 
     try:
@@ -177,7 +178,7 @@ def round_down(value: float, digits: int = 6) -> str:
 
 
 def print_json(data: dict[str, Any]) -> None:  # Any: JSON values have no narrower common type
-    """Print `data` as one JSON object. Infinity becomes null, because JSON has no infinity."""
+    """Print `data` as one JSON object. Infinity is written as null: JSON cannot express it."""
     typer.echo(json.dumps(_finite(data), indent=2, allow_nan=False, ensure_ascii=False))
 
 

@@ -18,7 +18,7 @@ ModelFile = Annotated[Path | None, typer.Option(help="Write the model as JSON.")
 
 
 def read(path: Path, schema: "Schema") -> tuple[np.ndarray, np.ndarray]:
-    """Return the encoded features and the target of a whole table."""
+    """Return the encoded features and the target of all rows of a table."""
     from tacit.datasets import read_table
 
     table = read_table(path, schema, test_share=0.0)
@@ -42,9 +42,9 @@ def bounds_of(schema: "Schema") -> "Bounds":
 
 
 def model_of(schema: "Schema", coef: np.ndarray, intercept: Any) -> dict[str, Any]:
-    """Return intercept and coefficients by name, in the units of the file.
+    """Return a model's intercept and coefficients by feature name, in the units of the file.
 
-    Any: a number, or an array or list of numbers if there are more than two classes.
+    The type is Any because the intercept is a number for up to two classes, and a list otherwise.
     """
     coef, intercept = np.atleast_2d(coef), np.atleast_1d(intercept).astype(float)
     columns = [c for c in schema.columns if c.name != schema.target]
@@ -64,9 +64,10 @@ def model_of(schema: "Schema", coef: np.ndarray, intercept: Any) -> dict[str, An
 def show(
     schema: "Schema", model: Any, about: dict[str, Any], *, out: Path | None, as_json: bool
 ) -> None:
-    """Print a fitted model with its guarantee as a table or as JSON, and write it to `out`.
+    """Print a fitted model with its guarantee, as a table or as JSON.
 
-    `model` is an estimator of `tacit.regression`; `about` has its method, epsilon, delta, relation.
+    `model` is an estimator of `tacit.regression`; `about` states its method, epsilon, delta and
+    relation. `out` is the JSON file to write, if any.
     """
     coefficients = model_of(schema, model.coef_, model.intercept_)
     facts = {"method": about["method"], "coefficients": coefficients} | about

@@ -12,7 +12,7 @@ from tacit.cli import _shared as shared
 
 
 class Over(StrEnum):
-    """The quantity on the horizontal axis."""
+    """The quantity on the horizontal axis of the curve."""
 
     STEPS = "steps"
     DELTA = "delta"

@@ -71,9 +71,9 @@ def epsilon(
 def compare_accountants(
     event: ev.Event, *, delta: float, relation: ev.Relation
 ) -> list[dict[str, Any]]:  # Any: JSON values
-    """Return the price of `event` by every accountant, with the seconds that one query takes.
+    """Return the epsilon of `event` by every accountant, with the seconds that one query takes.
 
-    An accountant without a price has `epsilon` None, and the reason in `note`.
+    If an accountant cannot price the event, `epsilon` is None and `note` gives the reason.
     """
     from tacit import accounting
 

@@ -33,7 +33,7 @@ def show(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the budget, what is spent and left of it, and every entry."""
+    """Print the budget, how much of it is spent and left, and every entry of the ledger."""
     with Ledger(file, read_only=True) as ledger:
         history = ledger.history()
         at = delta if delta is not None else (ledger.budget.delta if ledger.budget else None)

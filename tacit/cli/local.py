@@ -120,7 +120,7 @@ def _numbers(
 
 
 def _number(text: str) -> float:
-    """Return the number, or NaN: an unreadable value must not stop the simulation."""
+    """Return the number in `text`, or NaN: an unreadable value must not stop the simulation."""
     try:
         return float(text)
     except ValueError:

@@ -9,8 +9,8 @@ import numpy as np
 class Dataset:
     """Training and test arrays, with the facts about them that are assumed public.
 
-    Rows are records, the unit of privacy. `public` lists in words what is assumed public: sizes,
-    bounds, categories. The arrays are private; the `repr` of this object shows only their shapes.
+    Rows are records, the unit of privacy. `public` lists in words what is assumed public, such as
+    sizes, bounds and categories. The arrays are private; the `repr` shows only their shapes.
     """
 
     name: str

@@ -64,12 +64,12 @@ def digits() -> Dataset:
 
 
 def mnist(data: Path | None = None) -> Dataset:
-    """Return MNIST: 60,000 and 10,000 handwritten digits of 28 x 28, scaled to [0, 1]."""
+    """Return MNIST: 60,000 training and 10,000 test digits, 28 x 28 pixels scaled to [0, 1]."""
     return _image_set("mnist", data)
 
 
 def fashion_mnist(data: Path | None = None) -> Dataset:
-    """Return Fashion-MNIST: 60,000 and 10,000 clothes of 28 x 28, scaled to [0, 1]."""
+    """Return Fashion-MNIST: 60,000 training and 10,000 test clothes, 28 x 28, in [0, 1]."""
     return _image_set("fashion-mnist", data)
 
 
@@ -114,7 +114,7 @@ def _image_set(name: str, data: Path | None) -> Dataset:
 
 
 def _folder(name: str, data: Path | None) -> Path:
-    """Return the folder of the files: `data`, `TACIT_DATA`, or the cache after a download."""
+    """Return the folder of the idx files: `data`, `TACIT_DATA`, or the cache after a download."""
     given = data or (Path(os.environ["TACIT_DATA"]) if "TACIT_DATA" in os.environ else None)
     if given is not None:
         for folder in (given / name, given):

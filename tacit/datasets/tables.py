@@ -1,9 +1,9 @@
 """Tables (CSV or Parquet), encoded by a schema of declared bounds and categories.
 
-A schema is public: its author has not looked at the values. Values are clipped to it. Numeric
-columns are mapped from [lower, upper] to [-1, 1]. A column of categories becomes one column per
-declared value, all zero for any other value. A missing number becomes the declared `missing` value.
-How a value is read does not depend on any other row.
+A schema is public: its author has not looked at the values. Values outside the declared bounds are
+clipped to them. Numeric columns are mapped from [lower, upper] to [-1, 1]. A column of categories
+becomes one column per declared value, all zero for any other value. A missing number becomes the
+declared `missing` value. How a value is read does not depend on any other row.
 """
 
 import tomllib
@@ -45,23 +45,23 @@ class Column:
 
     @property
     def n_classes(self) -> int | None:
-        """Number of classes if the column is the target; None if it is a number."""
+        """Number of classes that the column has as a target; None if it is numeric."""
         return 2 if self.at_least is not None else len(self.categories) or None
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Names of the features that encode this column."""
+        """Names of the features that encode this column; one per category, if it has categories."""
         return tuple(f"{self.name}={c}" for c in self.categories) or (self.name,)
 
     @property
     def middle_and_half(self) -> tuple[float, float]:
-        """Middle and half width of the declared bounds; 0 and 1 if there are none."""
+        """Middle and half width of the declared bounds, for scaling; 0 and 1 without bounds."""
         if self.lower is None or self.upper is None:
             return 0.0, 1.0
         return (self.lower + self.upper) / 2, (self.upper - self.lower) / 2
 
     def encode(self, values: Any) -> np.ndarray:
-        """Return an array (rows, outputs) in [-1, 1] for numbers, in {0, 1} for categories.
+        """Return the encoded column (rows, outputs): numbers in [-1, 1], categories as 0 and 1.
 
         No value raises an error, because errors would reveal private values.
         """
@@ -76,7 +76,7 @@ class Column:
         return ((numbers - middle) / half)[:, None].astype(np.float32)
 
     def _one_hot(self, values: Any) -> np.ndarray:
-        """Encode each value by itself, independently of the values in other rows."""
+        """Return one column of 0 and 1 per category, each row encoded independently of others."""
         import pandas as pd
 
         exact = {c: k for k, c in enumerate(self.categories)}
@@ -89,7 +89,7 @@ class Column:
 
 @dataclass(frozen=True, kw_only=True)
 class Derived:
-    """A feature computed from other columns of its row: a threshold, or a product of columns."""
+    """A feature computed from columns of the same row: a threshold, or a product of columns."""
 
     name: str
     column: str = ""
@@ -103,7 +103,7 @@ class Derived:
             )
 
     def encode(self, frame: "pd.DataFrame") -> np.ndarray:
-        """Return an array (rows, 1) of 0 and 1, or of products clipped to [-1, 1]."""
+        """Return the feature (rows, 1): 0 or 1 for a threshold, or a product clipped to [-1, 1]."""
         if self.at_least is not None:
             return (_numbers(frame[self.column]) >= self.at_least).astype(np.float32)[:, None]
         total = np.ones(len(frame))
@@ -164,18 +164,18 @@ class Schema:
 
     @property
     def feature_names(self) -> tuple[str, ...]:
-        """Names of the encoded features, in order."""
+        """Names of the encoded features, in the order of the encoded columns."""
         own = [out for c in self.columns if c.name != self.target for out in c.outputs]
         return (*own, *(d.name for d in self.derived))
 
     @property
     def n_classes(self) -> int | None:
-        """Number of classes of the target; None if it is a number."""
+        """Number of classes of the target; None if the target is numeric."""
         return self._target.n_classes
 
     @property
     def needed(self) -> list[str]:
-        """Columns of the file that are read; all others are ignored."""
+        """Names of the file's columns that the schema uses; all other columns are ignored."""
         extra = [name for d in self.derived for name in (d.column, *d.product) if name]
         return list(dict.fromkeys([c.name for c in self.columns] + extra))
 
@@ -184,7 +184,7 @@ class Schema:
         return next(c for c in self.columns if c.name == self.target)
 
     def encode(self, frame: "pd.DataFrame") -> tuple[np.ndarray, np.ndarray]:
-        """Return features (rows, features) in float32, and the target.
+        """Return the encoded features (rows, features) in float32, and the encoded target.
 
         The target is a class number, or a number scaled to [-1, 1]. A row whose class is not
         declared gets class 0, because dropping the row would reveal its presence.
@@ -264,7 +264,7 @@ def _number(text: str) -> float | None:
 
 
 def _is_plain_number(text: str) -> bool:
-    """Return whether a category is a plain whole number, which 1.0 and 01 also denote."""
+    """Return whether a category is a plain whole number, so that "1.0" or "01" may denote it."""
     return text.removeprefix("-").isdecimal() and text == str(int(text))
 
 

@@ -1,10 +1,10 @@
-"""Audit of a finished run: attacks give lower bounds on epsilon, which its cost must exceed.
+"""Audit of a finished run: attacks give lower bounds on epsilon, to compare with its stated cost.
 
-A DP-SGD run is trained again by its recipe, with canaries, and every release is attacked. The
-canaries have coordinates of their own, which no real record touches. So what the audit writes about
-them reveals nothing about the records and is not paid for. Values that do depend on the records
-(the accuracy with canaries, and the demonstrations) are measured only if the recipe declares the
-records public.
+A DP-SGD run is trained again by its recipe, with canaries, and every release is attacked. Each
+canary is an artificial example whose gradient uses coordinates that no real record touches. So what
+the audit writes about them reveals nothing about the records and is not paid for. Values that do
+depend on the records (the accuracy with canaries, and the demonstrations) are measured only if the
+recipe declares the records public.
 
 A PATE run is attacked through its answers: can a single vote be seen through the noise? Every
 canary is a run of its own, with as many queries as the audited run. All queries have the votes that
@@ -73,7 +73,7 @@ _ALONE = 6  # records that form a class of their own
 
 @dataclass(frozen=True, kw_only=True)
 class Demonstrations:
-    """Results of membership inference and inversion, by model.
+    """Results of membership inference and inversion, by name of the attacked model.
 
     `membership` holds AUC and true positive rates of the loss attack. `inversion` holds the mean
     likeness between the reconstruction of a one-record class and that record; it is empty if the
@@ -88,7 +88,7 @@ class Demonstrations:
 
 @dataclass(frozen=True, kw_only=True)
 class RunAudit:
-    """Results of the attacks on a run; `audit.json` holds them as plain JSON values."""
+    """Results of the attacks on one run. `audit.json` holds the same values as plain JSON."""
 
     epsilon: float
     """Cost of the attacked releases: the sampling rate, steps and noise of the recipe."""
@@ -109,7 +109,7 @@ class RunAudit:
 
     @property
     def passes(self) -> bool:
-        """Whether no bound exceeds either cost and no test refutes the attacked event."""
+        """Whether no lower bound is above a stated cost and no test refutes the attacked event."""
         cost = min(self.epsilon, self.claimed)
         holds = all(bound.passes(cost) for bound in self.bounds)
         return holds and not any(test.is_refuted for test in self.tests)
@@ -121,7 +121,7 @@ class RunAudit:
 
 
 class Attack(NamedTuple):
-    """The attacked event, the score of each canary, and which canaries were included."""
+    """The attacked event, the attack's score of each canary, and which canaries were included."""
 
     event: Event
     scores: NDArray[np.float64]
@@ -138,8 +138,9 @@ def audit_run(
 ) -> RunAudit:
     """Audit the finished run in folder `path`, and write `audit.json` there.
 
-    With probability at least `confidence`, a run whose cost is stated correctly passes: each bound
-    and test may fail with an equal share of the remaining probability (Bonferroni).
+    Each lower bound and each test may be wrong with an equal share of the probability 1 -
+    `confidence` (Bonferroni). So a run whose stated cost is correct passes with probability at
+    least `confidence`.
     """
     folder = RunFolder(path)
     facts, recipe = folder.facts(), Recipe.read(folder / RECIPE)
@@ -179,10 +180,12 @@ def audit_run(
 
 
 def attack_answers(recipe: Recipe, n_queries: int, *, n_canaries: int, rng: Seed = None) -> Attack:
-    """Attack PATE answers with canaries whose record moves one vote in every query, or none.
+    """Attack the answers of PATE: guess for each canary whether it moved one teacher's vote.
 
-    The score adds up the log-likelihood ratio of each outcome (an answer, or no answer). The event
-    is that of the answers; a published sanitized cost is not attacked.
+    Each canary is a simulated run of `n_queries` queries. A fair coin decides whether its record
+    moves one vote in every query. The score adds up the log-likelihood ratio of each outcome (an
+    answer, or no answer). `Attack.event` is the event of the answers; a published sanitized cost is
+    not attacked.
     """
     n_teachers, most = recipe.teachers.count, recipe.answers.most or n_queries
     aggregator, random = recipe.answers.aggregator(n_teachers), generator(rng)
@@ -200,7 +203,7 @@ def attack_answers(recipe: Recipe, n_queries: int, *, n_canaries: int, rng: Seed
 def _bounds_and_tests(
     attack: Attack, cost: float, facts: Facts, confidence: float
 ) -> tuple[tuple[AuditBound, ...], tuple[BillTest, ...]]:
-    """Return all bounds and tests, each at the given confidence."""
+    """Return all lower bounds on epsilon and all tests of `cost`, each at the given confidence."""
     event, seen = attack.event, (attack.scores, attack.is_member)
     at: dict[str, Any] = {"confidence": confidence, "delta": facts.delta}
     of: dict[str, Any] = {"confidence": confidence, "relation": Relation(facts.relation)}
@@ -215,7 +218,10 @@ def _bounds_and_tests(
 def _answer(
     aggregator: Aggregator, n_teachers: int, inside: NDArray[np.bool_], random: Rng
 ) -> NDArray[np.int64]:
-    """Return 0, 1 or `NO_ANSWER` for each canary; an included canary moves one vote to 0."""
+    """Simulate one query for each canary: return the winning class 0 or 1, or `NO_ANSWER`.
+
+    A canary for which `inside` is True moves one vote to class 0.
+    """
     top = n_teachers // 2
     if isinstance(aggregator, ConfidentGNMax):
         top = min(max(round(aggregator.threshold), 0), n_teachers - 1)
@@ -224,9 +230,9 @@ def _answer(
 
 
 def _log_ratios(aggregator: Aggregator, n_teachers: int, random: Rng) -> NDArray[np.float64]:
-    """Return the log-likelihood ratio, included against not, of the outcomes 0, 1, `NO_ANSWER`.
+    """Estimate log(P(outcome | canary included) / P(outcome | not)) by simulating many queries.
 
-    `NO_ANSWER` is -1, so it indexes the last entry.
+    The result is indexed by the outcome: 0, 1, or `NO_ANSWER`, which is -1 and so the last entry.
     """
     rates = []
     for is_inside in (True, False):
@@ -245,7 +251,7 @@ def _train(
     dataset: Dataset,
     seed: int | None,
 ) -> "TrainingLoop":
-    """Train by the recipe with canaries, and return the finished loop."""
+    """Train by the recipe on the records and the canaries, and return the finished loop."""
     from tacit.experiments import models
     from tacit.experiments.training_loop import TrainingLoop, tensors
 
@@ -266,7 +272,7 @@ def _train(
 def _demonstrate(
     folder: RunFolder, facts: Facts, released: "Released", dataset: Dataset, prepared: Prepared
 ) -> Demonstrations:
-    """Attack the released model and its twin; write the data of the figures to the run folder."""
+    """Attack the released model and its non-private twin; write data for figures to `folder`."""
     both = {TWIN: _twin(released, dataset, prepared), RELEASED: released.model}
     figures = {MEMBERSHIP: "Training records distinguished from others by their loss, on log axes."}
     curves = {name: _curve(model, prepared) for name, model in both.items()}
@@ -308,7 +314,11 @@ def _curve(model: "nn.Module", prepared: Prepared) -> ROC:
 
 
 def _invert(folder: RunFolder, facts: Facts, dataset: Dataset) -> dict[str, float]:
-    """Return the mean likeness of reconstructed one-record classes to their records, by model."""
+    """Reconstruct records from model weights, and return how similar the pictures are, by model.
+
+    Each attacked class has a single record. The value is the mean similarity of reconstruction and
+    record.
+    """
     alone = dataset.x_test[:_ALONE]
     shown: dict[str, Any] = {"the record": alone}
     found = {}
@@ -328,7 +338,7 @@ def _invert(folder: RunFolder, facts: Facts, dataset: Dataset) -> dict[str, floa
 
 
 def _pixel_models(facts: Facts, dataset: Dataset, alone: np.ndarray) -> "dict[str, nn.Module]":
-    """Train softmax regression, without privacy and with, with a class for each row of `alone`."""
+    """Train softmax regression without and with privacy, with one class per record in `alone`."""
     import torch
 
     from tacit.experiments import models

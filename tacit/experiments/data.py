@@ -16,8 +16,9 @@ _PACKAGE = "package:"
 def load(settings: DataSettings, root: str | Path | None = None) -> datasets.Dataset:
     """Load the training records (private) and the records that measure the model (assumed public).
 
-    `root` is the folder that holds the data, default `TACIT_DATA`. If the settings have a
-    validation share, that share of the training records replaces the test split.
+    `root` is the folder that holds the data, default `TACIT_DATA`. If the settings name a
+    validation share, that fraction of the training records is held out and used in place of the
+    test split.
     """
     if settings.name == "table":
         schema = datasets.Schema.from_dict(settings.schema)
@@ -38,7 +39,10 @@ def load(settings: DataSettings, root: str | Path | None = None) -> datasets.Dat
 
 
 def _validating(dataset: datasets.Dataset, settings: DataSettings) -> datasets.Dataset:
-    """Split the training records by a fixed permutation of their row numbers."""
+    """Hold out a part of the training records to measure the model, in place of the test split.
+
+    The part is chosen by a fixed permutation of the row numbers, so it depends on no value.
+    """
     n = len(dataset.x_train)
     order = np.random.default_rng(settings.split_seed).permutation(n)
     held = max(1, round(settings.validation_share * n))
@@ -53,7 +57,10 @@ def _validating(dataset: datasets.Dataset, settings: DataSettings) -> datasets.D
 
 
 def _find(path: str, root: str | Path | None) -> Path:
-    """Return the table's file; `package:NAME/FILE` is a file inside an installed package."""
+    """Return the path of the table's file, found in `root`, `TACIT_DATA` or the current folder.
+
+    `package:NAME/FILE` stands for the file FILE inside the installed Python package NAME.
+    """
     if path.startswith(_PACKAGE):
         name, _, file = path.removeprefix(_PACKAGE).partition("/")
         found = find_spec(name)

@@ -47,7 +47,7 @@ classes, `auc`."""
 
 @dataclass(frozen=True, kw_only=True)
 class Touch:
-    """One way in which the run used data, and whether the claim covers it.
+    """One way in which the run used data, and whether the privacy claim of the run covers this use.
 
     `cost` is one of "paid" (covered: `event` is part of the claim), "free" (covered: each record is
     transformed by itself), "public" (used only what is assumed public), and "not covered" (used
@@ -63,7 +63,7 @@ class Touch:
 
 @dataclass(frozen=True, kw_only=True)
 class SeedValue:
-    """The metric of one run; `seed` is None if the run used entropy of the operating system."""
+    """The metric that one run reached; `seed` is None if its randomness came from the system."""
 
     seed: int | None
     value: float
@@ -73,8 +73,9 @@ class SeedValue:
 class Utility:
     """Quality of the released model on the public test split.
 
-    The first entry of `private` is the run itself. A sweep adds the runs that differ only in the
-    seed. Those are separate releases with separate costs: `epsilon` covers one of them.
+    The first entry of `private` is the run that these facts describe. A sweep adds the runs that
+    differ from it only in the seed. Each of these runs is a separate release with a separate cost:
+    `epsilon` covers one of them.
     """
 
     metric: str
@@ -88,12 +89,12 @@ class Utility:
 
     @property
     def mean(self) -> float:
-        """Mean over seeds."""
+        """Mean of the metric over all seeds."""
         return sum(one.value for one in self.private) / len(self.private)
 
     @property
     def spread(self) -> float | None:
-        """Standard deviation over seeds (n - 1); None for one seed."""
+        """Standard deviation of the metric over seeds (divisor n - 1); None for a single seed."""
         n = len(self.private)
         if n < 2:
             return None
@@ -162,20 +163,20 @@ class Facts:
 
     @property
     def claim(self) -> Event:
-        """`event` as a value that accountants take."""
+        """The stored `event` decoded to an `Event` object, which accountants can price."""
         return from_dict(self.event)
 
     def to_dict(self) -> dict[str, Json]:
-        """Return plain JSON values, from which `from_dict` makes equal facts."""
+        """Return the facts as plain JSON values; `from_dict` turns them back into equal facts."""
         return json.loads(json.dumps(asdict(self), allow_nan=False))
 
     def to_json(self) -> str:
-        """Return the content of facts.json."""
+        """Return the facts as JSON text, which is the content of facts.json."""
         return json.dumps(self.to_dict(), indent=2) + "\n"
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Json]) -> "Facts":
-        """Return the facts in the form of `to_dict`; raise `ValueError` if they are malformed."""
+        """Return the facts that `to_dict` wrote; raise `ValueError` if `data` is malformed."""
         if data.get("version") != FACTS_VERSION:
             raise ValueError(
                 f"facts must be of version {FACTS_VERSION}, got {data.get('version')!r}."
@@ -198,7 +199,7 @@ class Facts:
 
 
 def claim_fields(recipe: Recipe, dataset: Dataset, ledger: Ledger, event: Event) -> dict[str, Json]:
-    """Return the fields of `Facts` that every method fills in the same way."""
+    """Return the fields of `Facts` that state the claim, which every method fills in alike."""
     privacy, relation = recipe.privacy, ledger.relation
     assert privacy.delta is not None  # set by Recipe.filled
     return {
@@ -216,12 +217,12 @@ def claim_fields(recipe: Recipe, dataset: Dataset, ledger: Ledger, event: Event)
 
 
 def majority_share(classes: np.ndarray) -> float:
-    """Return the share of the most frequent class."""
+    """Return the share of the most frequent class: the accuracy of always guessing that class."""
     return float(np.bincount(classes).max() / len(classes))
 
 
 def with_files(facts: Facts, folder: Path, ledger: Ledger) -> Facts:
-    """Return `facts` with the hashes of the files in `folder`, the ledger's head and versions."""
+    """Return `facts` with file hashes, the hash of the last ledger entry, and versions added."""
     uses_torch = facts.method == "DP-SGD"
     return replace(
         facts,

@@ -37,15 +37,15 @@ class PaidSummary(Protocol):
 
     @property
     def event(self) -> Event:
-        """Event of one release."""
+        """Event of one release, for accountants and the ledger."""
         ...
 
     def release(self, x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Return the noisy summary of the rows; pay for `event` first."""
+        """Return the noisy summary of the rows of `x`. The caller pays for `event` first."""
         ...
 
     def exact(self, x: np.ndarray) -> np.ndarray:
-        """Return the summary without noise, for the non-private twin. Private."""
+        """Return the summary without noise, which only the non-private twin uses. Private."""
         ...
 
 
@@ -54,7 +54,7 @@ Release = Callable[[str, PaidSummary, np.ndarray], np.ndarray]
 
 
 class Prepared(NamedTuple):
-    """The records as the model sees them. The training part is private."""
+    """The records as the model sees them, after all transforms. The training part is private."""
 
     x_train: np.ndarray
     y_train: np.ndarray
@@ -70,9 +70,10 @@ class Prepared(NamedTuple):
 
 
 class _OfSecondMoments:
-    """Base of summaries that are a function of the second moments of the records.
+    """Base of summaries that are computed from the noisy matrix of second moments of the records.
 
-    Records are scaled to norm 1, after all but their first `_inputs` coordinates are dropped.
+    Only the first `_inputs` coordinates of a record are used. They are scaled to norm 1, so that
+    one record changes the matrix by a bounded amount.
     """
 
     noise_multiplier: float
@@ -83,15 +84,15 @@ class _OfSecondMoments:
 
     @property
     def event(self) -> Gaussian:
-        """Event of the one release."""
+        """Event of the one release of the second moments."""
         return _gram_mechanism(self.noise_multiplier).event
 
     def release(self, x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Return the noisy summary; pay first."""
+        """Return the summary computed from noisy second moments; the caller pays first."""
         return self._of(_noisy_gram(x[:, : self._inputs], self.noise_multiplier, rng))
 
     def exact(self, x: np.ndarray) -> np.ndarray:
-        """Return the summary without noise. Private."""
+        """Return the summary computed from second moments without noise. Private."""
         return self._of(_gram(x[:, : self._inputs]))
 
     def _of(self, gram: np.ndarray) -> np.ndarray:
@@ -102,9 +103,9 @@ class _OfSecondMoments:
 class PrivatePCA(_OfSecondMoments):
     """Principal directions of the records, scaled to norm 1, released once with Gaussian noise.
 
-    The result is (inputs, components), with the direction of largest variance first. Guarantee:
-    `event`, for the directions and anything computed from them. The method is Analyze Gauss (Dwork,
-    Talwar, Thakurta & Zhang 2014), with noise calibrated to the Frobenius norm.
+    The result is a matrix (inputs, components) with the direction of largest variance first.
+    Guarantee: `event`, for the directions and anything computed from them. The method is Analyze
+    Gauss (Dwork, Talwar, Thakurta & Zhang 2014), with noise calibrated to the Frobenius norm.
 
     >>> rng = np.random.default_rng(0)
     >>> x = rng.normal(size=(1000, 3)) * [5.0, 1.0, 0.1]
@@ -131,13 +132,13 @@ class PrivatePCA(_OfSecondMoments):
 
 @dataclass(frozen=True)
 class PrivateEvening(_OfSecondMoments):
-    """A symmetric map of the first `coordinates` that shortens the directions of most variance.
+    """A released linear map that shortens the directions in which the records vary most.
 
-    Guarantee: `event`, for the map and anything computed with it. The map is a function of the
-    noisy second moments of the records, scaled to norm 1. The largest eigenvalue of the noise alone
-    is near 2 noise_multiplier sqrt(coordinates). Directions whose second moment is above twice that
-    level are shortened to twice that level. Noisy gradient steps then learn in more directions at
-    once.
+    The map is symmetric and acts on the first `coordinates` of a record. Guarantee: `event`, for
+    the map and anything computed with it. The map is a function of the noisy second moments of the
+    records, scaled to norm 1. The largest eigenvalue of the noise alone is near 2 noise_multiplier
+    sqrt(coordinates). Directions whose second moment is above twice that level are shortened to
+    twice that level. Noisy gradient steps then learn in more directions at once.
     """
 
     coordinates: int
@@ -159,8 +160,8 @@ class PrivateMean:
     """Mean of `n_records` records, each of norm at most sqrt(size), with Gaussian noise.
 
     Guarantee: `event`. Without centering, a large part of each clipped gradient points in the
-    direction of the common mean. Tramèr & Boneh 2021 (arXiv:2011.11660) also normalize by private
-    means.
+    direction of the mean of all records. Tramèr & Boneh 2021 (arXiv:2011.11660) also normalize by
+    private means.
     """
 
     n_records: int
@@ -168,11 +169,11 @@ class PrivateMean:
 
     @property
     def event(self) -> Gaussian:
-        """Event of the one release."""
+        """Event of the one release of the mean."""
         return Gaussian(self.noise_multiplier)
 
     def release(self, x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Return the noisy mean, in the shape of one record; pay first."""
+        """Return the noisy mean, in the shape of one record. The caller pays for `event` first."""
         bound = math.sqrt(math.prod(x.shape[1:]))
         # Rows are clipped to norm `bound`, so one record moves their sum by at most `bound`.
         mechanism = GaussianMechanism(self.noise_multiplier, l2_sensitivity=bound)
@@ -180,13 +181,13 @@ class PrivateMean:
         return noisy.reshape(x.shape[1:]).astype(np.float32)
 
     def exact(self, x: np.ndarray) -> np.ndarray:
-        """Return the mean without noise. Private."""
+        """Return the mean of the records without noise. Private."""
         bound = math.sqrt(math.prod(x.shape[1:]))
         return (_bounded_sum(x, bound) / len(x)).reshape(x.shape[1:]).astype(np.float32)
 
 
 def summaries_of(settings: FeatureSettings, n_records: int) -> dict[str, PaidSummary]:
-    """Return the summaries that these features must release, by name, in order of release."""
+    """Return the summaries that these features must pay for, by name, in the order of release."""
     found: dict[str, PaidSummary] = {}
     if settings.mean_noise_multiplier:
         found["mean"] = PrivateMean(n_records, settings.mean_noise_multiplier)
@@ -204,10 +205,10 @@ def summaries_of(settings: FeatureSettings, n_records: int) -> dict[str, PaidSum
 def prepare(
     dataset: Dataset, settings: FeatureSettings, *, release: Release, cache: Path | None = None
 ) -> Prepared:
-    """Transform both splits by the features of the recipe.
+    """Transform the training and the test records by the features of the recipe.
 
-    `release` is called once for each summary. `cache` is a folder that keeps scattering between
-    runs; it holds private values.
+    `release` is called once for each paid summary and returns its noisy value. `cache` is a folder
+    that keeps scattering features between runs; it holds private values.
     """
     needed = summaries_of(settings, len(dataset.x_train))
     kept: dict[str, np.ndarray] = {}
@@ -234,13 +235,17 @@ def prepare(
 
 
 def project(x: np.ndarray, directions: np.ndarray) -> np.ndarray:
-    """Scale each record to norm 1, project it on the directions, multiply by sqrt(components)."""
+    """Scale each record to norm 1 and return its coordinates along `directions`.
+
+    The coordinates are multiplied by sqrt(number of directions), so that their mean square is at
+    most 1.
+    """
     scale = np.float32(np.sqrt(directions.shape[1]))
     return (_unit_rows(x) @ directions * scale).astype(np.float32)
 
 
 def random_directions(inputs: int, components: int) -> np.ndarray:
-    """Return orthonormal directions (inputs, components) from a fixed seed, without any data."""
+    """Return orthonormal columns (inputs, components), random from a fixed seed, without data."""
     if components > inputs:
         raise ValueError(
             f"features.components must be <= {inputs}, the size of a record, got {components}."
@@ -250,13 +255,16 @@ def random_directions(inputs: int, components: int) -> np.ndarray:
 
 
 def _scaled_rows(x: np.ndarray) -> np.ndarray:
-    """Return records as rows of norm sqrt(size)."""
+    """Flatten each record to a row, and scale the row to norm sqrt(number of values)."""
     size = math.prod(x.shape[1:])
     return (_unit_rows(x.reshape(len(x), size)) * math.sqrt(size)).astype(np.float32)
 
 
 def _unit_rows(x: np.ndarray) -> np.ndarray:
-    """Scale rows to norm 1, or just below; a row of zeros, or one not finite, becomes zeros."""
+    """Scale each row to norm 1 or just below, so that rounding never makes the norm exceed 1.
+
+    A row of zeros, or with a value that is not finite, becomes zeros.
+    """
     x = np.where(np.isfinite(x).all(axis=1, keepdims=True), x, np.zeros((), x.dtype))
     x = x / np.maximum(np.abs(x).max(axis=1, keepdims=True), 1e-30)  # now no square overflows
     # The factor keeps rows inside the unit ball in spite of rounding.
@@ -275,7 +283,10 @@ def _gram_mechanism(noise_multiplier: float) -> GaussianMechanism:
 
 
 def _noisy_gram(x: np.ndarray, noise_multiplier: float, rng: np.random.Generator) -> np.ndarray:
-    """Return the symmetric second moments of the rows, scaled to norm 1, with noise. Pay first."""
+    """Scale each row to norm 1, and return the second moments of the rows with Gaussian noise.
+
+    The result is a symmetric matrix (inputs, inputs). The caller pays for the release first.
+    """
     gram, mechanism = _gram(x), _gram_mechanism(noise_multiplier)
     rows, columns = np.triu_indices(len(gram))
     weights = np.where(rows == columns, 1.0, np.sqrt(2.0))
@@ -285,7 +296,7 @@ def _noisy_gram(x: np.ndarray, noise_multiplier: float, rng: np.random.Generator
 
 
 def _bounded_sum(x: np.ndarray, bound: float) -> np.ndarray:
-    """Add up the rows, each clipped to norm `bound`; a row that is not finite counts as zero."""
+    """Return the sum of rows clipped to norm `bound`; a row that is not finite counts as zero."""
     total = np.zeros(math.prod(x.shape[1:]))
     for start in range(0, len(x), _CHUNK):
         rows = x[start : start + _CHUNK].reshape(-1, len(total)).astype(np.float64)
@@ -296,13 +307,16 @@ def _bounded_sum(x: np.ndarray, bound: float) -> np.ndarray:
 
 
 def cache_folder() -> Path:
-    """Return the folder that keeps features between runs; its content is private."""
+    """Return the folder that keeps computed features between runs. Its content is private."""
     home = os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")
     return Path(home) / "tacit" / "features"
 
 
 def _scattered(images: np.ndarray, settings: FeatureSettings, cache: Path | None) -> np.ndarray:
-    """Return normalized scattering (records, channels, side, side), from the cache if possible."""
+    """Return normalized scattering features (records, channels, side, side) of `images`.
+
+    They are read from the folder `cache` if an earlier run stored them there.
+    """
     scattering = Scattering(settings.scales, settings.angles)
     if scattering.channels % settings.groups:
         raise ValueError(

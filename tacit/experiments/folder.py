@@ -62,7 +62,7 @@ class RunFolder:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the run has ended: its facts are written last."""
+        """Whether the run has ended: whether facts.json, its last file, exists."""
         return (self / FACTS).is_file()
 
     @property
@@ -71,7 +71,7 @@ class RunFolder:
         return not self.path.exists() or all(p.suffix == _PARTIAL for p in self.path.iterdir())
 
     def facts(self) -> Facts:
-        """Return the facts of the run; raise `FileNotFoundError` if it has not ended."""
+        """Return the facts of the run; raise `FileNotFoundError` if the run has not ended."""
         if not self.is_finished:
             raise FileNotFoundError(
                 f"{self.path} holds no finished run ({FACTS} is missing). "
@@ -82,7 +82,7 @@ class RunFolder:
     def refuse_other_recipe(self, recipe: Recipe, *, resume: str) -> None:
         """Raise if the folder holds a recipe that differs from `recipe`.
 
-        `resume` is the command that goes on with the recipe of the folder.
+        `resume` is the command that resumes the run in the folder. The error message suggests it.
         """
         if (self / RECIPE).is_file() and Recipe.read(self / RECIPE) != recipe:
             raise ValueError(
@@ -91,14 +91,14 @@ class RunFolder:
             )
 
     def open_ledger(self, recipe: Recipe, budget: Budget | None) -> Ledger:
-        """Return the ledger that the recipe names, or else one in this folder."""
+        """Open the ledger file that the recipe names, by default run.ledger in this folder."""
         privacy, relation = recipe.privacy, Relation(recipe.privacy.relation)
         if privacy.ledger:
             return Ledger(privacy.ledger, budget=budget, relation=relation)
         return Ledger(self / LEDGER, budget=budget, relation=relation, unit=privacy.unit)
 
     def write(self, name: str, content: str | bytes) -> Path:
-        """Write the file `name` durably, so that it is replaced as a whole or not at all."""
+        """Write the file `name` to disk; after a crash it has either its old or its new content."""
         return write_whole(self / name, content)
 
     def write_lines(self, name: str, rows: Sequence[Mapping[str, Json]]) -> None:
@@ -108,34 +108,37 @@ class RunFolder:
     def write_table(
         self, name: str, header: Sequence[str], rows: Iterable[Sequence[object]]
     ) -> None:
-        """Write a CSV file with a header."""
+        """Write a CSV file with a header line and one line per row."""
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows([header, *rows])
         self.write(name, text.getvalue())
 
     def read_lines(self, name: str) -> list[Metric]:
-        """Return the rows of a file of JSON lines; none if the file is missing."""
+        """Return the rows of a file of JSON lines; an empty list if the file is missing."""
         path = self / name
         if not path.is_file():
             return []
         return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
     def finish(self, facts: Facts, ledger: Ledger) -> Facts:
-        """Write the facts, completed with the hashes of the other files, and return them."""
+        """Add the hashes of the folder's files to `facts`, write facts.json, return the facts."""
         facts = with_files(facts, self.path, ledger)
         self.write(FACTS, facts.to_json())
         self.close()
         return facts
 
     def close(self) -> None:
-        """Remove the key of the noise and any half-written file of a killed process."""
+        """Remove `secret/`, with the key of the noise, and files left half-written by a crash."""
         shutil.rmtree(self / SECRET, ignore_errors=True)
         for part in self.path.glob(f".*{_PARTIAL}"):
             part.unlink(missing_ok=True)
 
 
 def write_whole(path: Path, content: str | bytes, *, mode: int = 0o644) -> Path:
-    """Write `content` to a file beside `path`, sync it to disk, and rename it to `path`."""
+    """Replace the file `path` by `content` in one step, so that no reader sees half of it.
+
+    The content is written to a file beside `path`, synced to disk, and renamed to `path`.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     raw = content.encode("utf-8") if isinstance(content, str) else content
     handle, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_PARTIAL)

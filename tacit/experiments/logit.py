@@ -32,7 +32,7 @@ _NEWTON = 25  # Newton's method from zero needs fewer steps on a concave functio
 
 @dataclass(frozen=True, kw_only=True)
 class Ascent:
-    """One run of DP-SGD from zero: the parameters after each step, all covered by `epsilon`."""
+    """One run of DP-SGD from weights 0: the parameters after each step, covered by `epsilon`."""
 
     epsilon: float
     points: tuple[Point, ...]
@@ -42,7 +42,7 @@ class Ascent:
 
 @dataclass(frozen=True, kw_only=True)
 class LogitStudy:
-    """The likelihood surface, the training paths and their losses."""
+    """The result of a study: likelihood surface, training paths, and the losses that they reach."""
 
     attribute: str
     target: str
@@ -75,7 +75,7 @@ def study_logit(
     repeats: int = 5,
     root: str | os.PathLike[str] | None = None,
 ) -> LogitStudy:
-    """Train the recipe's logit model `repeats` times at each epsilon, and without privacy.
+    """Train the recipe's logit model `repeats` times at each epsilon, and once without privacy.
 
     The recipe's table must have one attribute with bounds and a target of two classes.
     """
@@ -118,7 +118,7 @@ def study_logit(
 
 
 class _Records:
-    """Records of a centered attribute and two classes, counted by value for fast losses."""
+    """Records with one centered attribute and two classes, counted by value for fast losses."""
 
     def __init__(self, x: np.ndarray, y: np.ndarray) -> None:
         self.x, group = np.unique(np.round(x, 6), return_inverse=True)
@@ -126,13 +126,13 @@ class _Records:
         self.ones = np.bincount(group, weights=y)
 
     def loss(self, point: Point) -> float:
-        """Return the mean of -log p(y | x)."""
+        """Return the mean of -log p(y | x) over records of attribute x and class y, at `point`."""
         margins = point[0] + point[1] * self.x
         total = self.counts * np.logaddexp(0.0, margins) - self.ones * margins
         return float(total.sum() / self.counts.sum())
 
     def newton(self) -> tuple[Point, ...]:
-        """Return the points of Newton's method from zero to the maximum of the likelihood."""
+        """Return the points that Newton's method visits from zero to the most likely point."""
         design = np.stack([np.ones_like(self.x), self.x], axis=1)
         theta = np.zeros(2)
         path: list[Point] = [(0.0, 0.0)]
@@ -148,14 +148,20 @@ class _Records:
         return tuple(path)
 
     def levels(self, middle: float) -> tuple[tuple[float, float, int], ...]:
-        """Return value, share of ones and number of records for each value of the attribute."""
+        """Return (value, share of class 1, number of records) for each value of the attribute.
+
+        The attribute is centered; adding `middle` gives its original value.
+        """
         shares = self.ones / self.counts
         rows = zip(self.x.tolist(), shares.tolist(), self.counts.tolist(), strict=True)
         return tuple((x + middle, share, int(count)) for x, share, count in rows)
 
 
 def _private_path(recipe: Recipe, dataset: Dataset, noise: float, seed: int | None) -> list[Point]:
-    """Return log-odds and slope after each step of DP-SGD, for the attribute scaled to [-1, 1]."""
+    """Return the intercept (log-odds) and the slope after each step of one DP-SGD run.
+
+    The attribute is scaled to [-1, 1]. `noise` is the noise multiplier.
+    """
     from tacit.experiments import models
     from tacit.experiments.training_loop import TrainingLoop, tensors
 
@@ -177,7 +183,7 @@ def _private_path(recipe: Recipe, dataset: Dataset, noise: float, seed: int | No
 
 
 def _grid(points: Sequence[Point]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the axes of the surface, which span all points with a margin."""
+    """Return the two axes of the surface's grid, which covers all `points` with a margin."""
     axes = []
     for values in zip(*points, strict=True):
         low, high = min(values), max(values)

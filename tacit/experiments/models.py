@@ -41,7 +41,7 @@ def build(
 
 
 def describe(settings: ModelSettings, model: nn.Module, shape: tuple[int, ...]) -> str:
-    """Return the architecture in words, with its number of parameters."""
+    """Return a sentence that names the architecture and the number of its parameters."""
     count = sum(p.numel() for p in model.parameters() if p.requires_grad)
     inputs = " x ".join(str(size) for size in shape)
     detail = {

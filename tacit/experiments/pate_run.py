@@ -83,9 +83,10 @@ def run_pate(
 
 
 def refuse_other_recipe(recipe: Recipe, run: RunFolder) -> None:
-    """Raise if `run` was begun by another recipe.
+    """Raise if the run in the folder `run` was begun by a recipe that differs from `recipe`.
 
-    A run is begun when answers may have been paid for. Before that, its recipe can be corrected.
+    A run counts as begun once answers may have been paid for. Before that, its recipe may still be
+    changed.
     """
     if run.is_finished or (run / ANSWERS).exists():
         command = f"tacit pate {run / RECIPE} --out {run.path}"
@@ -93,7 +94,7 @@ def refuse_other_recipe(recipe: Recipe, run: RunFolder) -> None:
 
 
 class _Split(NamedTuple):
-    """Private records, public inputs, and the test records that measure the student."""
+    """The data of a PATE run: private records, public inputs, records to measure the student."""
 
     x: np.ndarray
     y: np.ndarray
@@ -104,7 +105,7 @@ class _Split(NamedTuple):
 
 @dataclass(frozen=True)
 class _MakeTeacher:
-    """Factory of teachers that can be sent to other processes."""
+    """Makes untrained teachers; an object, so that it can be sent to worker processes."""
 
     width: float
     ridge: float
@@ -152,10 +153,10 @@ def _classifier(
 
 
 def _by_answers(recipe: Recipe, model: PATEClassifier, split: _Split) -> list[Metric]:
-    """Return epsilon and accuracy after growing numbers of queries, from released labels only.
+    """Return rows with epsilon and student accuracy after growing numbers of queries.
 
-    Epsilon is that of the plan, as in the facts: how many queries were answered may depend on the
-    votes.
+    Only released labels are used. With a threshold, the number of answers depends on the private
+    votes, so epsilon then covers every answer that was planned.
     """
     assert recipe.privacy.delta is not None  # set for PATE
     has_check = recipe.answers.threshold is not None
@@ -185,7 +186,7 @@ def _by_answers(recipe: Recipe, model: PATEClassifier, split: _Split) -> list[Me
 
 
 def _facts(recipe: Recipe, dataset: Dataset, model: PATEClassifier, split: _Split) -> Facts:
-    """Return the facts of the run, except how long it took and whether it was resumed."""
+    """Return the facts of the run, except its duration and whether it was resumed."""
     event = _claim(recipe, model, len(split.public))
     claim, count = claim_fields(recipe, dataset, model.ledger_, event), recipe.teachers.count
     others = {"answered": float(model.n_answered_)}
@@ -227,9 +228,10 @@ def _facts(recipe: Recipe, dataset: Dataset, model: PATEClassifier, split: _Spli
 
 
 def _claim(recipe: Recipe, model: PATEClassifier, n_public: int) -> Event:
-    """Return everything done to the private records.
+    """Return the event of everything that the run did to the private records.
 
-    With a threshold the number of answers depends on the votes, so the whole plan is claimed.
+    If the answers have a threshold, their number depends on the votes. The event then covers every
+    planned query of the `n_public` public inputs.
     """
     has_check = recipe.answers.threshold is not None
     event = model.plan_event(n_public) if has_check else model.event_

@@ -49,14 +49,14 @@ _MOVED = {"seed": "run", "public_share": "answers"}  # once top-level keys of PA
 
 
 def _below_one(**named: float) -> None:
-    """Raise unless the named value is in [0, 1)."""
+    """Raise unless the value of the named setting is in [0, 1)."""
     ((name, value),) = named.items()
     if not 0 <= value < 1:
         raise ValueError(f"{name} must be in [0, 1), got {value}.")
 
 
 def _one_of(*, allowed: tuple[str, ...], **named: str) -> None:
-    """Raise unless the named value is allowed; suggest the closest allowed value."""
+    """Raise unless the value of the named setting is in `allowed`; suggest the closest value."""
     ((name, value),) = named.items()
     if value not in allowed:
         close = difflib.get_close_matches(value, allowed, 1)
@@ -68,17 +68,17 @@ _at_least_one: Callable[..., object] = partial(whole, least=1)
 
 
 def _setting(default: T, rule: Callable[..., object]) -> T:
-    """Declare a setting: its default, and the rule that its value must satisfy."""
+    """Declare a dataclass field with its default and the rule that checks its value."""
     return field(default=default, metadata={"rule": rule})
 
 
 def _choice(default: str, *others: str) -> str:
-    """Declare a setting that takes one of the given values; the first is the default."""
+    """Declare a setting that accepts only the given values; the first is the default."""
     return _setting(default, partial(_one_of, allowed=(default, *others)))
 
 
 class _Settings:
-    """Base of the sections of a recipe: checks every setting against its rule."""
+    """Base of the sections of a recipe. It checks every setting against the rule of its field."""
 
     _section: ClassVar[str]
 
@@ -120,7 +120,7 @@ class DataSettings(_Settings, section="data"):
 
     @property
     def holds_public_records(self) -> bool:
-        """`is_public` with its default filled in: only a table is private by default."""
+        """Whether the records count as public: `is_public`, or by default all but tables."""
         return self.name != "table" if self.is_public is None else self.is_public
 
 
@@ -203,13 +203,13 @@ class TrainingSettings(_Settings, section="training"):
 
     @property
     def batch(self) -> int:
-        """`batch_size` of a filled recipe, by which epochs are counted."""
+        """`batch_size`, by which epochs are counted, of a recipe with defaults filled in."""
         assert self.batch_size is not None  # set by Recipe.filled
         return self.batch_size
 
     @property
     def lot(self) -> int:
-        """Expected number of records in one step of a filled recipe, after `shrink`."""
+        """Expected number of records in one step, after `shrink`, with defaults filled in."""
         return max(1, self.batch // self.shrink)
 
 
@@ -279,7 +279,7 @@ class PrivacySettings(_Settings, section="privacy"):
 
     @property
     def budget(self) -> Budget:
-        """Epsilon and delta of a filled recipe."""
+        """Epsilon and delta as a budget, for a recipe whose defaults are filled in."""
         assert self.epsilon is not None  # set by Recipe.filled
         assert self.delta is not None
         return Budget(self.epsilon, self.delta)
@@ -305,7 +305,7 @@ class RunSettings(_Settings, section="run"):
 
 @dataclass(frozen=True, kw_only=True)
 class Published(_Settings, section="published"):
-    """One accuracy that others report for the same data, drawn beside the runs for comparison."""
+    """One accuracy that a paper reports for the same data, drawn in figures for comparison."""
 
     epsilon: float = field(metadata={"rule": positive})
     accuracy: float = field(metadata={"rule": in_open_unit})
@@ -317,7 +317,7 @@ _ADJUSTED: dict[str, type] = {"features": FeatureSettings, "training": TrainingS
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A checked recipe, made by `read`, `parse` or `from_dict`.
+    """All settings of a run, checked; made by `read`, `parse` or `from_dict`.
 
     >>> Recipe.parse('[privacy]\\nepsilon = 1').privacy.epsilon
     1.0
@@ -358,7 +358,7 @@ class Recipe:
 
     @classmethod
     def parse(cls, text: str, *, method: str = "dp-sgd") -> Self:
-        """Return the recipe in TOML text; `method` is that of a text that states none."""
+        """Return the recipe in TOML text; `method` applies if the text names no method."""
         try:
             data = tomllib.loads(text)
         except tomllib.TOMLDecodeError as wrong:
@@ -367,7 +367,7 @@ class Recipe:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Value], *, method: str = "dp-sgd") -> Self:
-        """Return the recipe in a dictionary of the form that TOML gives."""
+        """Return the recipe in nested dictionaries, in the form that a TOML parser returns."""
         data = _with_method(data, method)
         for name in _UNUSED.get(data["method"], ()):
             if name in data:
@@ -376,7 +376,7 @@ class Recipe:
 
     @classmethod
     def read(cls, name: str | Path, *, method: str = "dp-sgd") -> Self:
-        """Return the recipe in a file, or the shipped recipe of that name."""
+        """Return the recipe in the file `name`, or the recipe of that name in the package."""
         path = Path(name)
         if path.suffix == ".toml" or path.is_file():
             return cls.parse(path.read_text(encoding="utf-8"), method=method)
@@ -388,7 +388,7 @@ class Recipe:
         return cls.parse((SHIPPED / f"{name}.toml").read_text(encoding="utf-8"), method=method)
 
     def with_settings(self, settings: Mapping[str, Value]) -> Self:
-        """Return this recipe with the given settings changed; None leaves a setting as it is.
+        """Return a copy with settings changed, named "section.key"; None changes nothing.
 
         >>> Recipe().with_settings({"training.epochs": 20, "run.seed": None}).training.epochs
         20.0
@@ -407,10 +407,11 @@ class Recipe:
         return type(self).from_dict(data)
 
     def for_epsilon(self, epsilon: float) -> Self:
-        """Return this recipe for one epsilon, with `[[at]]` resolved and removed.
+        """Return this recipe for one epsilon, with settings taken from the `[[at]]` sections.
 
-        Numbers between two given epsilons are interpolated on logarithmic axes; beyond the given
-        epsilons, the nearest is used. The choice looks at no data.
+        Numbers between two epsilons of `[[at]]` are interpolated on logarithmic axes. Beyond the
+        smallest or largest epsilon, the nearest section is used. The choice uses no data. The
+        result has no `[[at]]` sections.
         """
         epsilon = float(epsilon)  # 1 and 1.0 are the same recipe
         points = sorted(self.at, key=lambda given: given["epsilon"])
@@ -430,7 +431,7 @@ class Recipe:
         return replace(self, **changed, at=(), privacy=replace(self.privacy, epsilon=epsilon))
 
     def filled(self, n_records: int) -> Self:
-        """Return this recipe with every default of a DP-SGD run set.
+        """Return this recipe with every default of a DP-SGD run replaced by its value.
 
         Some defaults depend on `n_records`, which is assumed public.
         """
@@ -450,7 +451,7 @@ class Recipe:
         )
 
     def to_dict(self) -> dict[str, Value]:
-        """Return plain values by section, without empty values and sections of other methods."""
+        """Return plain values by section, without empty values and sections the method ignores."""
         given = asdict(self, dict_factory=lambda items: {k: v for k, v in items if v not in _UNSET})
         unused = _UNUSED[self.method]
         return {name: v for name, v in given.items() if name not in unused and v != ()}
@@ -472,7 +473,7 @@ def shipped() -> list[str]:
 
 
 def _with_method(data: Mapping[str, Value], default: str) -> dict[str, Value]:
-    """Return `data` in today's form: with its method, and a PATE recipe's former keys moved."""
+    """Return `data` with its method named, and former top-level keys of PATE moved to sections."""
     found = dict(data)
     is_pate = any(name in found for name in _UNUSED["dp-sgd"])
     found.setdefault("method", "pate" if is_pate else default)
@@ -484,7 +485,7 @@ def _with_method(data: Mapping[str, Value], default: str) -> dict[str, Value]:
 
 
 def _section(kind: type, data: Mapping[str, Value], where: str) -> Any:
-    """Return an instance of the dataclass `kind` from TOML values, checked key by key."""
+    """Return an instance of the dataclass `kind` from TOML values; `where` names it in errors."""
     if not isinstance(data, Mapping):
         raise ValueError(f"[{where}] must be a table, got {type(data).__name__}.")
     hints = typing.get_type_hints(kind)
@@ -502,7 +503,10 @@ def _section(kind: type, data: Mapping[str, Value], where: str) -> Any:
 
 
 def _cast(hint: Any, value: Value, name: str) -> Value:
-    """Return `value` as the annotated type; a whole number may stand for a float."""
+    """Return `value` converted to the type `hint`, or raise an error that names the setting `name`.
+
+    A whole number is accepted where a float is expected.
+    """
     if hasattr(hint, "__dataclass_fields__"):
         return _section(hint, value, name)
     if isinstance(hint, types.UnionType):
@@ -521,7 +525,7 @@ def _cast(hint: Any, value: Value, name: str) -> Value:
 
 
 def _interpolate(points: list[tuple[float, Value]], epsilon: float) -> Value:
-    """Return the setting at `epsilon` from (epsilon, setting) pairs in increasing order."""
+    """Return the setting at `epsilon`, interpolated between pairs (epsilon, setting), sorted."""
     if epsilon <= points[0][0]:
         return points[0][1]
     for (low, first), (high, second) in pairwise(points):

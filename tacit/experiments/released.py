@@ -20,7 +20,7 @@ _ABOUT, _SUMMARY = "tacit", "features."
 
 
 class Released:
-    """A trained model together with its features: takes raw records, returns class scores."""
+    """A trained model with its feature transforms: takes raw records and returns class scores."""
 
     def __init__(self, recipe: Recipe, model: nn.Module, summaries: dict[str, np.ndarray]) -> None:
         self.recipe = recipe
@@ -29,11 +29,11 @@ class Released:
         """Released values that the features were computed with, by name."""
 
     def predict(self, records: np.ndarray) -> np.ndarray:
-        """Return the class of each record, in the form of the data set (images, encoded rows)."""
+        """Return the class of each raw record, which is an image or an encoded table row."""
         return self.scores(records).argmax(axis=1)
 
     def scores(self, records: np.ndarray) -> np.ndarray:
-        """Return the logits (records, classes)."""
+        """Return the class scores (logits) of raw records, shape (records, classes)."""
         none = np.zeros(0, np.int64)
         labels = np.zeros(len(records), np.int64)
         prepared = self.prepare(Dataset("", records[:0], none, records, labels, None))
@@ -41,7 +41,7 @@ class Released:
             return self.model(torch.from_numpy(prepared.x_test)).numpy()
 
     def prepare(self, dataset: Dataset, *, cache: Path | None = None) -> Prepared:
-        """Return the records of `dataset` as the model sees them, with the released summaries."""
+        """Transform the records of `dataset` as this model's features do, without any release."""
         return prepare(
             dataset,
             self.recipe.features,
@@ -53,7 +53,7 @@ class Released:
 def model_bytes(
     recipe: Recipe, model: nn.Module, prepared: Prepared, n_classes: int | None
 ) -> bytes:
-    """Return the safetensors file of a model; equal models give equal bytes."""
+    """Return the content of the safetensors file of a model; equal models give equal bytes."""
     tensors = {name: t.detach().contiguous() for name, t in model.state_dict().items()}
     for name, summary in prepared.summaries.items():
         tensors[_SUMMARY + name] = torch.from_numpy(np.ascontiguousarray(summary))
@@ -68,7 +68,7 @@ def model_bytes(
 
 
 def load_model(run: str | Path) -> Released:
-    """Return the released model of a run folder; `run` may also be the model file itself."""
+    """Load the released model from a run folder or from a model file."""
     path = Path(run) if Path(run).is_file() else RunFolder(run) / MODEL
     with safe_open(path, "pt") as file:
         about = json.loads(file.metadata()[_ABOUT])

@@ -21,8 +21,8 @@ _KEPT = 0.3  # share of the channels' common mean that contrast normalization ke
 class Scattering:
     """Scattering of square images: `scales` octaves (J) and `angles` orientations (L).
 
-    The result has 1 + J L + L^2 J (J - 1) / 2 channels at a 2^J times coarser resolution: with the
-    defaults, 81 x 7 x 7 for 28 x 28 images.
+    The result, with these letters, has 1 + J L + L^2 J (J - 1) / 2 channels at a 2^J times coarser
+    resolution: with the defaults, 81 x 7 x 7 for 28 x 28 images.
 
     >>> Scattering()(np.zeros((3, 28, 28))).shape
     (3, 81, 7, 7)
@@ -64,18 +64,21 @@ class Scattering:
 
     @property
     def channels(self) -> int:
-        """Number of paths of order 0, 1 and 2."""
+        """Number of channels: one for each path of order 0, 1 and 2."""
         J, L = self.scales, self.angles
         return 1 + J * L + L * L * J * (J - 1) // 2
 
     @property
     def orders(self) -> tuple[slice, slice, slice]:
-        """The channels of order 0, 1 and 2."""
+        """The ranges of channels that have order 0, 1 and 2 (number of wavelets applied)."""
         first = 1 + self.scales * self.angles
         return slice(0, 1), slice(1, first), slice(first, self.channels)
 
     def _average(self, u_hat: np.ndarray, low_pass: np.ndarray, size: int) -> np.ndarray:
-        """Low-pass `u`, given by its transform at any resolution, down to the coarsest one."""
+        """Smooth and subsample a signal u, given by its Fourier transform `u_hat`.
+
+        The signal may have any resolution; the result has the coarsest one, `size` / 2^J.
+        """
         done = size // u_hat.shape[-1]
         smooth = u_hat * _fold(low_pass, done)
         return np.real(_inverse(_fold(smooth, 2**self.scales // done, mean=True)))
@@ -84,8 +87,8 @@ class Scattering:
 def group_normalize(features: np.ndarray, groups: int = 27) -> np.ndarray:
     """Standardize the features of each image within `groups` groups of channels, and flatten them.
 
-    Mean and spread are those of one image, so no other record is used. A group with a constant
-    value becomes zero. Tramèr & Boneh 2021 use 27 groups.
+    The mean and the standard deviation are those of one image, so no other record is used. A group
+    with a constant value becomes zero. Tramèr & Boneh 2021 use 27 groups.
     """
     n = len(features)
     grouped = features.reshape(n, groups, -1)
@@ -95,13 +98,13 @@ def group_normalize(features: np.ndarray, groups: int = 27) -> np.ndarray:
 
 
 def contrast_normalize(features: np.ndarray, orders: Sequence[slice]) -> np.ndarray:
-    """Standardize the channels of each order at each position of an image.
+    """At each position of an image, standardize the scattering channels of each order.
 
     Most of the variance between images is local contrast that all channels share. Removing most of
     it makes the variances of the feature directions more equal, so that fewer noisy steps learn
-    more. Mean and spread are those of one position of one image, so no other record is used. Order
-    0 has one channel and is unchanged. Dalal & Triggs 2005 normalize histograms of gradients in a
-    similar way.
+    more. `orders` gives the channels of each order. The mean and the standard deviation are those
+    of one position of one image, so no other record is used. Order 0 has one channel and is
+    unchanged. Dalal & Triggs 2005 normalize histograms of gradients in a similar way.
     """
     parts = []
     for channels in orders:
@@ -141,16 +144,16 @@ def by_frequency(features: np.ndarray, scattering: Scattering) -> np.ndarray:
 
 
 def _hartley(values: np.ndarray, axis: int) -> np.ndarray:
-    """Return the Hartley transform: the real, orthogonal form of the Fourier transform."""
+    """Return the Hartley transform along `axis`, a real and orthogonal Fourier transform."""
     transform = np.asarray(fft.fft(values, axis=axis, norm="ortho"))
     return np.real(transform) - np.imag(transform)
 
 
 @lru_cache(maxsize=4)
 def _filters(size: int, scales: int, angles: int) -> tuple[np.ndarray, list[list[np.ndarray]]]:
-    """Return the real Fourier transforms of the low-pass filter and of the Morlet wavelets.
+    """Return Fourier transforms, real-valued, of the low-pass filter and of the Morlet wavelets.
 
-    Wavelets are indexed [scale][angle].
+    The wavelets are indexed [scale][angle].
     """
     low_pass = _transform(_gabor(size, 0.8 * 2 ** (scales - 1), 0.0, 0.0, 1.0))
     wavelets = [
@@ -162,14 +165,18 @@ def _filters(size: int, scales: int, angles: int) -> tuple[np.ndarray, list[list
 
 
 def _morlet(size: int, sigma: float, frequency: float, angle: float, slant: float) -> np.ndarray:
-    """Return the transform of a Gabor wave whose mean is removed by a multiple of its envelope."""
+    """Return the Fourier transform of a Morlet wavelet, which is a Gabor wave with mean zero.
+
+    The mean is removed by subtracting a multiple of the wave's Gaussian envelope. `slant` is the
+    ratio of the envelope's two widths.
+    """
     wave = _gabor(size, sigma, frequency, angle, slant)
     envelope = _gabor(size, sigma, 0.0, angle, slant)
     return _transform(wave - wave.sum() / envelope.sum() * envelope)
 
 
 def _gabor(size: int, sigma: float, frequency: float, angle: float, slant: float) -> np.ndarray:
-    """Return a Gaussian of width `sigma` times a plane wave, periodic with period `size`."""
+    """Return a Gaussian of width `sigma` times a plane wave, on a periodic grid of side `size`."""
     cos, sin = np.cos(angle), np.sin(angle)
     total = np.zeros((size, size), complex)
     for dy in (-2, -1, 0, 1, 2):
@@ -186,9 +193,9 @@ def _transform(filter_: np.ndarray) -> np.ndarray:
 
 
 def _fold(transform: np.ndarray, factor: int, *, mean: bool = False) -> np.ndarray:
-    """Return the transform after keeping every `factor`-th sample in space.
+    """Return the Fourier transform of a signal of which only every `factor`-th sample is kept.
 
-    Frequencies that coincide after subsampling are added, or averaged if `mean`.
+    Frequencies that coincide after subsampling are added, or averaged if `mean` is True.
     """
     if factor == 1:
         return transform

@@ -35,7 +35,7 @@ VARIED = {"teachers": "teachers.count", "noise": "answers.noise", "queries": "an
 
 @dataclass(frozen=True, kw_only=True)
 class SweepRun:
-    """One run of a sweep and its result."""
+    """One run of a sweep: its settings, its cost and its result."""
 
     folder: str
     epsilon: float
@@ -52,7 +52,7 @@ class SweepRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """Result of the runs of a sweep that differ only in their randomness."""
+    """Mean result of the runs of a sweep that have the same epsilon and delta."""
 
     epsilon: float
     delta: float
@@ -66,7 +66,7 @@ class Summary:
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """All runs of a sweep, in order of delta, epsilon, seed."""
+    """All runs of a sweep, ordered by delta, then epsilon, then seed."""
 
     name: str
     cells: tuple[SweepRun, ...]
@@ -85,7 +85,7 @@ class Sweep:
 
     @classmethod
     def read(cls, folder: str | os.PathLike[str]) -> "Sweep":
-        """Return the finished sweep in a folder."""
+        """Return the finished sweep in a folder, from its sweep.json."""
         path = Path(folder) / SWEEP
         if not path.is_file():
             raise FileNotFoundError(f"{folder} holds no finished sweep ({SWEEP} is missing).")
@@ -97,7 +97,7 @@ class Sweep:
 
 
 class Point(NamedTuple):
-    """Result of a PATE run at one value of the varied setting."""
+    """Accuracy and epsilon of a PATE run at one value of the varied setting."""
 
     value: float
     accuracy: float
@@ -119,8 +119,8 @@ def sweep(
 ) -> Sweep:
     """Train the recipe at every epsilon and delta, `repeats` times each.
 
-    Runs that are finished in `path` are kept, and unfinished ones are resumed. If the recipe has a
-    seed, repeat k uses seed + k; otherwise each run draws fresh entropy.
+    Runs that are finished in folder `path` are kept, and unfinished ones are resumed. If the recipe
+    has a seed, repeat k uses seed + k; otherwise each run draws fresh randomness.
     """
     from tacit.experiments.training_loop import train_baseline
 
@@ -179,9 +179,9 @@ def sweep_pate(
 
 
 def _take(folder: RunFolder, recipe: Recipe) -> None:
-    """Store the recipe in the folder, or raise if it holds a sweep of another recipe.
+    """Store the recipe in the sweep's folder; raise if the folder holds a sweep of another recipe.
 
-    The twin in the folder is shown beside every run, so it must have been trained by this recipe.
+    The folder's non-private twin is shown beside every run, so it must come from the same recipe.
     """
     privacy = replace(recipe.privacy, epsilon=1.0, delta=None)
     common = replace(recipe, privacy=privacy, published=())
@@ -197,7 +197,7 @@ def _take(folder: RunFolder, recipe: Recipe) -> None:
 def _grid(
     recipe: Recipe, epsilons: Sequence[float], deltas: Sequence[float], repeats: int
 ) -> dict[str, Recipe]:
-    """Return the recipe of every run by the name of its folder."""
+    """Return the recipe of every run of the sweep, by the name of the run's folder."""
     recipes: dict[str, Recipe] = {}
     for delta in deltas or (recipe.privacy.delta,):
         for epsilon in sorted(set(epsilons)):
@@ -220,7 +220,7 @@ _Work = tuple[Recipe, Path, str | Path | None, Path, list[Metric]]
 
 
 def _train_all(work: list[_Work], jobs: int) -> Iterator[Facts]:
-    """Yield the facts of each run as it finishes; `jobs` runs are trained at a time."""
+    """Train all runs, `jobs` at a time, and yield the facts of each run when it has finished."""
     if jobs == 1:
         yield from map(_train_one, work)
         return
@@ -245,7 +245,10 @@ def _train_one(item: _Work, threads: int | None = None) -> Facts:
 
 
 def _with_siblings(folder: RunFolder, facts: dict[str, Facts]) -> dict[str, Facts]:
-    """Add to the facts of each run the accuracies of the runs that differ only in randomness."""
+    """Add to each run's facts the accuracies of runs that differ only in randomness.
+
+    Facts that change are also written to the folder of their run.
+    """
     updated = {}
     for name, own in facts.items():
         equal = [one for key, one in facts.items() if key != name and _key(one) == _key(own)]
@@ -257,7 +260,7 @@ def _with_siblings(folder: RunFolder, facts: dict[str, Facts]) -> dict[str, Fact
 
 
 def _key(facts: Facts) -> tuple[float, float]:
-    """Return the epsilon and delta for which the run was planned."""
+    """Return the planned (epsilon, delta) of a run, by which repeated runs are grouped."""
     assert facts.epsilon_target is not None  # recipes of DP-SGD always have one
     return facts.epsilon_target, facts.delta
 
@@ -305,7 +308,7 @@ def _cell(name: str, facts: Facts) -> SweepRun:
 
 
 def _price_of_all(facts: list[Facts]) -> float:
-    """Return the epsilon of releasing all runs, at their smallest delta."""
+    """Return the epsilon of releasing all runs together, at the smallest delta of any run."""
     delta, relation = min(one.delta for one in facts), Relation(facts[0].relation)
     claims = tuple(one.claim for one in facts)
     event = claims[0] if len(claims) == 1 else EventSequence(claims)

@@ -38,7 +38,7 @@ _CHUNK = 4096  # records evaluated at a time
 
 
 class TrainingLoop:
-    """A model in private training: optimizer, learning rate, averaged weights, private run.
+    """A model in private training, with optimizer, learning rate schedule and averaged weights.
 
     If `canaries` are given, they are added to the records and scored at each step. The declared
     number of records then grows by the expected number of canaries while the sampling rate stays
@@ -49,11 +49,11 @@ class TrainingLoop:
     Parameters
     ----------
     recipe
-        A filled recipe.
+        A recipe whose defaults are filled in (`Recipe.filled`).
     n_records
-        Number of real records, by which the recipe counts epochs.
+        Number of real records, without canaries. An epoch is n_records / batch_size steps.
     also
-        Other releases of the same run, as in `make_private`.
+        Events of other releases in the same run, such as paid features; see `make_private`.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class TrainingLoop:
         self._lots = self.private if canaries is None else canaries.watch(self.private)
 
     def steps(self) -> Iterator[int]:
-        """Take all remaining steps, and yield the number of steps taken after each."""
+        """Take all remaining steps; after each, yield the number of steps taken so far."""
         private = self.private
         for lot in self._lots:
             rate = learning_rate(self.recipe, self.n_records, private.steps_taken)
@@ -115,36 +115,36 @@ class TrainingLoop:
             yield private.steps_taken
 
     def event_until(self, steps: int) -> Event:
-        """Return the event of a run that is planned to end after `steps` steps."""
+        """Return the event of a run with these settings that ends after `steps` steps."""
         training = self.private.training_event
         assert isinstance(training, Repeated)  # all steps have the same noise
         shorter = Repeated(training.event, steps)
         return Sequence((*self.also, shorter)) if self.also else shorter
 
     def released(self) -> AbstractContextManager[nn.Module]:
-        """Return a context in which the model has the weights that are released."""
+        """Return a context in which the model holds the weights to release (averaged, if asked)."""
         return nullcontext(self.model) if self.ema is None else self.ema.applied()
 
 
 def example_losses(model: nn.Module, batch: Records) -> Tensor:
-    """Return the cross-entropy of each example."""
+    """Return the cross-entropy loss of each example of `batch`, without averaging."""
     x, y = batch
     return cross_entropy(model(x), y, reduction="none")
 
 
 def tensors(x: np.ndarray, y: np.ndarray) -> Records:
-    """Return two arrays as tensors that share their memory."""
+    """Return two NumPy arrays as PyTorch tensors that share memory with them."""
     return torch.from_numpy(x), torch.from_numpy(y)
 
 
 def steps_of(recipe: Recipe, n_records: int) -> int:
-    """Return the number of steps of the training."""
+    """Return the number of training steps that the recipe's epochs amount to."""
     epochs, batch = recipe.training.epochs, recipe.training.batch
     return count_steps(epochs=epochs, steps=None, batch_size=batch, n_records=n_records)
 
 
 def learning_rate(recipe: Recipe, n_records: int, step: int) -> float:
-    """Return the learning rate of a step: linear over `decay_epochs`, then constant."""
+    """Return the learning rate of a step: linear in time over `decay_epochs`, then constant."""
     training = recipe.training
     assert training.decay_epochs is not None  # set by Recipe.filled, like the next one
     assert training.learning_rate_end is not None
@@ -155,16 +155,17 @@ def learning_rate(recipe: Recipe, n_records: int, step: int) -> float:
 
 
 def features_events(recipe: Recipe, n_records: int) -> tuple[Event, ...]:
-    """Return the paid releases of the features; none if they transform each record by itself."""
+    """Return the events of paid features; none if the features transform each record alone."""
     return tuple(s.event for s in summaries_of(recipe.features, n_records).values())
 
 
 def noise_multiplier(recipe: Recipe, n_records: int) -> float:
-    """Return the least noise with which features and training stay within the recipe's epsilon.
+    """Return the least noise multiplier with which the whole run costs at most its epsilon.
 
-    With `training.shrink`, return that noise divided by `shrink`; the run then exceeds the epsilon.
-    The noise must be found before the features are paid for, so that a budget that is too small is
-    refused first. `make_private` cannot be called yet, because it needs the features' result.
+    The cost includes paid features. With `training.shrink`, the noise is divided by `shrink`, and
+    the run then exceeds its epsilon on purpose. The noise must be found before the features are
+    paid for, so that a budget that is too small is refused first. `make_private` cannot be called
+    yet, because it needs the features' result.
     """
     training, budget = recipe.training, recipe.privacy.budget
     paid, steps = features_events(recipe, n_records), steps_of(recipe, n_records)
@@ -187,7 +188,7 @@ def noise_multiplier(recipe: Recipe, n_records: int) -> float:
 
 
 def evaluate(model: nn.Module, x: Tensor, y: Tensor) -> Metric:
-    """Return mean loss and accuracy; for two classes also the area under the ROC curve."""
+    """Return the mean loss and accuracy of `model`, and for two classes the area under the ROC."""
     was_training = model.training
     model.eval()
     with torch.no_grad():

@@ -1,9 +1,10 @@
 """DP-SGD by recipe: one recipe becomes one run folder, also across interruptions.
 
-Guarantee: what the folder holds, except `secret/`, is `facts.event` of the training records. Paid
-features and the whole training plan are paid before they are released. A run that was killed
-resumes from its last checkpoint. Nothing of the later steps had left the process, and they are
-repeated with the same lots and the same noise, so the run costs no more than its plan.
+Guarantee: everything in the folder, except `secret/`, is computed from the training records by
+releases that `facts.event` describes. Paid features and the whole training plan are paid before
+they are released. A run that was killed resumes from its last checkpoint. Nothing of the later
+steps had left the process, and they are repeated with the same lots and the same noise, so the run
+costs no more than its plan.
 """
 
 import hashlib
@@ -60,7 +61,7 @@ _SUMMARIES = {
 
 
 class Progress(NamedTuple):
-    """Public state of a run after a step; `metric` is new only if `is_measured`."""
+    """Public state of a run after a step; `is_measured` says whether `metric` is new."""
 
     step: int
     steps: int
@@ -119,7 +120,7 @@ def train(
 
 @dataclass
 class Session:
-    """The state of a run in memory; a restart rebuilds all of it from the folder."""
+    """The state of a running training in memory; a restart rebuilds it from the run folder."""
 
     recipe: Recipe
     folder: RunFolder
@@ -159,7 +160,7 @@ class Session:
             self._save()  # before the first payment, so that a restart has the key
 
     def go(self, on_progress: OnProgress) -> None:
-        """Take all remaining steps, and measure at the end of each epoch."""
+        """Take all remaining steps, and measure the model at the end of each epoch."""
         private, saved = self.private, time.monotonic()
         latest = self.metrics[-1] if self.metrics else {}
         on_progress(Progress(private.steps_taken, private.steps, latest, is_measured=False))
@@ -179,7 +180,7 @@ class Session:
             on_progress(Progress(step, private.steps, latest, is_measured))
 
     def finish(self, baseline: Sequence[Metric]) -> Facts:
-        """Write the released model and, as the last file, the facts."""
+        """Write the released model and then, as the last file, the facts; return the facts."""
         with self.loop.released() as model:
             content = model_bytes(self.recipe, model, self.prepared, self.dataset.n_classes)
         self.folder.write_lines(METRICS, self.metrics)
@@ -213,7 +214,7 @@ class Session:
         return self.folder / SECRET / _CHECKPOINT
 
     def _measure(self, step: int) -> Metric:
-        """Return the metrics after `step` steps, with the cost of a run planned to end there."""
+        """Return the metrics after `step` steps, with the epsilon of a run that ends there."""
         with self.loop.released() as model:
             found = evaluate(model, *tensors(self.prepared.x_test, self.prepared.y_test))
         epsilon = accounting.epsilon(
@@ -225,11 +226,11 @@ class Session:
         return {"step": step, "epoch": epoch, "epsilon": epsilon, **found}
 
     def _release(self, name: str, summary: PaidSummary, x: np.ndarray) -> np.ndarray:
-        """Return a summary from the checkpoint, or pay for it and release it.
+        """Return a paid summary: the one stored in the checkpoint, or else pay and release it.
 
         After a crash between the payment and the first checkpoint, the summary is released again
-        with the same noise, so one payment suffices. The note of the payment has a random name of
-        the run, so that two runs of one seed in one ledger both pay.
+        with the same noise, so one payment suffices. The note in the ledger contains a random name
+        of the run. So two runs with the same seed and the same ledger both pay.
         """
         if name in self.summaries:
             return self.summaries[name].numpy()
@@ -267,9 +268,9 @@ class Session:
     def _read_checkpoint(self) -> Mapping | None:
         """Return the state of an interrupted run, or None for a new run.
 
-        Raises if the checkpoint is one of other records, or if the folder's ledger has payments
-        whose noise cannot be repeated. Without the key of the noise, a repeated release would have
-        fresh noise, and the earlier release may have left the process already.
+        Raises if the checkpoint was made with different records, or if the folder's ledger has
+        payments whose noise cannot be repeated. Without the key of the noise, a repeated release
+        would have fresh noise, and the earlier release may have left the process already.
         """
         if self._checkpoint.is_file():
             state = torch.load(self._checkpoint, weights_only=True)
@@ -301,7 +302,7 @@ class Session:
 
 
 def _take(folder: RunFolder, recipe: Recipe) -> None:
-    """Write the recipe into an empty folder; raise if the folder holds anything but its run."""
+    """Write the recipe into an empty folder; raise if the folder holds anything but this run."""
     folder.refuse_other_recipe(recipe, resume=f"tacit train {folder / RECIPE}")
     if (folder / RECIPE).is_file():
         return
@@ -311,7 +312,7 @@ def _take(folder: RunFolder, recipe: Recipe) -> None:
 
 
 def _budget(recipe: Recipe) -> Budget | None:
-    """Return the budget of the run's own ledger.
+    """Return the budget of the ledger that belongs to this run alone, or None if it has none.
 
     With paid features the run has several ledger entries, all fixed in advance: the noise is
     calibrated to their sum before the first payment. A budget would price the later entries as if
@@ -324,7 +325,7 @@ def _budget(recipe: Recipe) -> Budget | None:
 
 
 def _digest(dataset: Dataset) -> str:
-    """Return a hash of the training records; private, stored only in the checkpoint."""
+    """Return a hash of the training records, to detect a change on resuming. Private."""
     found = hashlib.sha256()
     for part in (dataset.x_train, dataset.y_train):
         found.update(np.ascontiguousarray(part).data)
@@ -332,7 +333,7 @@ def _digest(dataset: Dataset) -> str:
 
 
 def _touches(recipe: Recipe, dataset: Dataset, *, has_baseline: bool) -> Iterator[Touch]:
-    """Yield every use of the data by the run."""
+    """Yield a description of every use that the run makes of the data."""
     features, n_test = recipe.features, len(dataset.x_test)
     by_record = {
         "none": "values scaled by declared bounds, record by record",

@@ -28,14 +28,16 @@ def choose_oracle(
     tolerance: float = 0.03,
     among: Iterable[type[FrequencyOracle]] = ORACLES,
 ) -> FrequencyOracle:
-    """Return the oracle of shortest reports among those of nearly the least variance.
+    """Return the oracle with the shortest reports among those of nearly the least variance.
 
-    Both numbers are public, so the choice costs no privacy.
+    An oracle estimates how frequent each option is. `n_options` and `epsilon` are public, so the
+    choice costs no privacy.
 
     Parameters
     ----------
     tolerance
-        Excess over the least mean variance that is accepted for shorter reports.
+        Relative excess over the least mean variance that is accepted for the sake of shorter
+        reports.
 
     Examples
     --------

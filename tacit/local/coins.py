@@ -19,7 +19,7 @@ _UNITS = 2**53
 
 
 def exp_below(epsilon: float) -> Fraction:
-    """Return a fraction that is at most e^epsilon, and within a part in 10^15 of it.
+    """Return a fraction that is at most e^epsilon, with relative error at most 10^-15.
 
     >>> 0 <= math.e - float(exp_below(1.0)) < 1e-14
     True
@@ -39,14 +39,14 @@ def round_up(probability: Fraction) -> Fraction:
 
 
 def flip(heads: Fraction, rng: Rng, size: int | tuple[int, ...]) -> NDArray[np.bool_]:
-    """Draw coins that show heads (True) with probability `heads`, a multiple of 2^-53, exactly."""
+    """Draw coins that show heads (True) with probability exactly `heads`, a multiple of 2^-53."""
     return np.asarray(rng.random(size) < float(heads))
 
 
 def subset(rng: Rng, n_draws: int, n_items: int, sizes: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Draw for each row a subset of `n_items` items, uniform among those of size `sizes[row]`.
+    """Draw for each row a uniformly random subset of `n_items` items, with `sizes[row]` members.
 
-    Floyd's algorithm, one round for all rows at a time (Bentley & Floyd 1987).
+    This is Floyd's algorithm (Bentley & Floyd 1987), run for all rows at the same time.
 
     Returns
     -------
@@ -67,15 +67,16 @@ def subset(rng: Rng, n_draws: int, n_items: int, sizes: NDArray[np.int64]) -> ND
 def whole_numbers(
     values: Any, n_options: int, name: str = "values", row: int | None = None
 ) -> NDArray[np.int64]:
-    """Return `values` as an array of whole numbers below `n_options`, or raise.
+    """Return `values` as an array of whole numbers from 0 to `n_options` - 1, or raise.
 
-    The message never contains a value, because values are private; nor the type of a text, which
-    contains its length.
+    The error message calls them `name`. It contains no value, because values are private, and no
+    data type of texts, because that type contains their length.
 
     Parameters
     ----------
     row
-        Numbers in each row of a table, 0 for a vector; None accepts any shape.
+        Required length of each row of a two-dimensional array; 0 requires a vector, None accepts
+        any shape.
     """
     found = np.asarray(values)
     if not np.issubdtype(found.dtype, np.integer):
@@ -90,7 +91,7 @@ def whole_numbers(
 
 
 def real_numbers(values: Any, name: str = "values") -> NDArray[np.float64]:
-    """Return `values` as an array of floats, or raise without a private value in the message."""
+    """Return `values` as an array of floats, or raise an error that shows no private value."""
     try:
         return np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError, OverflowError):

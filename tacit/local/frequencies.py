@@ -44,12 +44,12 @@ class Estimate:
 
     @property
     def lower(self) -> Floats:
-        """Lower ends of the intervals."""
+        """Lower ends of the confidence intervals."""
         return self.values - self._half_widths
 
     @property
     def upper(self) -> Floats:
-        """Upper ends of the intervals."""
+        """Upper ends of the confidence intervals."""
         return self.values + self._half_widths
 
     @property
@@ -57,7 +57,7 @@ class Estimate:
         return -float(ndtri((1 - self.confidence) / 2)) * self.standard_errors
 
     def as_probabilities(self) -> Floats:
-        """Return the nearest probabilities: at least 0, sum 1 (no longer unbiased).
+        """Return the nearest probabilities (at least 0, sum 1), which are slightly biased.
 
         Euclidean projection on the simplex. It is post-processing, so it costs no privacy.
 
@@ -72,8 +72,9 @@ class LocalRandomizer:
     """Base class of all randomizers: noise that a person adds to one value before sending it.
 
     `randomize` runs on the device of the person. It satisfies `epsilon`-local differential privacy:
-    for any two values, no report is more than e^epsilon times as likely under one as under the
-    other. `worst_case_ratio` returns the largest such ratio of the probabilities that are drawn.
+    for any two values, no report is more than e^epsilon times as likely under one value as under
+    the other. `worst_case_ratio` returns the exact largest ratio, computed from the probabilities
+    that the code draws with.
     """
 
     epsilon: float
@@ -88,11 +89,11 @@ class LocalRandomizer:
 
     @property
     def event(self) -> Event:
-        """Event of one report, for accountants: it protects the value of the sender."""
+        """Event of one report, for accountants; it protects the value of its sender."""
         return PureDP(self.epsilon, replace_factor=1.0)
 
     def shuffled(self, n_reports: int) -> Event:
-        """Return the event of `n_reports` persons whose reports arrive in random order.
+        """Return the event of reports of `n_reports` persons that arrive in random order.
 
         >>> from tacit import local
         >>> local.RandomizedResponse(epsilon=1.0, n_options=4).shuffled(10_000).n_reports
@@ -106,20 +107,20 @@ class LocalRandomizer:
 
     @cached_property
     def _most(self) -> Fraction:
-        """Fraction just below e^epsilon: the largest ratio that two probabilities may have."""
+        """Fraction just below e^epsilon, the largest ratio allowed between two probabilities."""
         return exp_below(self.epsilon)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FrequencyOracle(LocalRandomizer):
-    """Base of the randomizers for one of `n_options` options, numbered from 0.
+    """Base of the randomizers that report which of `n_options` options a person chose.
 
     Parameters
     ----------
     epsilon
         Local privacy of one report.
     n_options
-        Number of possible answers; declared, never taken from the data.
+        Number of possible answers, numbered from 0; declared, never taken from the data.
     """
 
     n_options: int
@@ -131,25 +132,25 @@ class FrequencyOracle(LocalRandomizer):
 
     @property
     def hit_probability(self) -> Fraction:
-        """Probability that a report supports the true option."""
+        """Probability that a report supports (counts for) the option that the person holds."""
         raise NotImplementedError
 
     @property
     def miss_probability(self) -> Fraction:
-        """Probability that a report supports a given option other than the true one."""
+        """Probability that a report supports (counts for) a given option not held."""
         raise NotImplementedError
 
     @property
     def report_bits(self) -> int:
-        """Bits that one report needs."""
+        """Number of bits needed to send one report."""
         raise NotImplementedError
 
     def _draw(self, options: NDArray[np.int64], rng: Rng) -> Reports:
-        """Return one report per element of `options`, a vector."""
+        """Draw one random report for each person; `options` holds their true options."""
         raise NotImplementedError
 
     def support(self, reports: ArrayLike) -> NDArray[np.int64]:
-        """Count for each option the reports that support it."""
+        """Count for each option the reports that support it, in the sense of the module."""
         raise NotImplementedError
 
     def randomize(self, values: ArrayLike, rng: Seed = None) -> Reports:
@@ -169,7 +170,7 @@ class FrequencyOracle(LocalRandomizer):
         return reports if options.ndim else reports[0]
 
     def estimate(self, reports: ArrayLike, *, confidence: float = 0.95) -> Estimate:
-        """Return unbiased frequencies of all options, with intervals.
+        """Return unbiased estimates of the frequencies of all options, with intervals.
 
         Estimates can be negative or exceed 1; `Estimate.as_probabilities` repairs that at the
         price of a small bias.
@@ -185,9 +186,9 @@ class FrequencyOracle(LocalRandomizer):
         return Estimate(values, errors, n_reports, in_open_unit(confidence=confidence))
 
     def variance(self, frequencies: ArrayLike, n_reports: int) -> Floats:
-        """Return the variance of the estimate of each option whose true frequency is given.
+        """Return the variance of each option's estimated frequency from `n_reports` reports.
 
-        Wang et al. 2017, Theorem 2. `frequencies` lists all options.
+        `frequencies` lists the true frequencies of all options. Wang et al. 2017, Theorem 2.
         """
         p, q = float(self.hit_probability), float(self.miss_probability)
         frequency = np.asarray(frequencies, dtype=np.float64)
@@ -196,9 +197,10 @@ class FrequencyOracle(LocalRandomizer):
 
     @cached_property
     def mean_variance(self) -> float:
-        """Mean over the options of the variance of an estimate from one report.
+        """Variance of an estimate from one report, averaged over options; compares oracles.
 
-        It hardly depends on the frequencies: `variance` is linear in them, and they sum to 1.
+        It is computed at equal frequencies. The average hardly depends on the frequencies, because
+        `variance` is linear in them and they sum to 1.
         """
         return float(np.mean(self.variance(np.full(self.n_options, 1 / self.n_options), 1)))
 
@@ -218,7 +220,7 @@ def check_bounds(lower: float, upper: float) -> None:
 
 
 def nearest_probabilities(values: Floats) -> Floats:
-    """Return the Euclidean projection of `values` on the simplex."""
+    """Return the vector of probabilities (at least 0, sum 1) that is nearest to `values`."""
     ordered = np.sort(values)[::-1]
     excess = (np.cumsum(ordered) - 1) / np.arange(1, len(ordered) + 1)
     last = int(np.nonzero(ordered > excess)[0][-1])
@@ -226,7 +228,7 @@ def nearest_probabilities(values: Floats) -> Floats:
 
 
 def bits_of(count: int) -> int:
-    """Return the bits that number `count` different reports.
+    """Return the number of bits needed to number `count` different reports.
 
     >>> bits_of(1000)
     10

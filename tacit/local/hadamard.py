@@ -25,7 +25,7 @@ from tacit.mechanisms import Rng
 
 @dataclass(frozen=True, kw_only=True)
 class HadamardResponse(FrequencyOracle):
-    """Hadamard response; a report is one whole number below `n_cells`.
+    """Hadamard response, a frequency oracle; a report is one whole number below `n_cells`.
 
     The number of blocks is the power of two with the least variance; the paper takes about
     e^epsilon / 2 of them.
@@ -39,7 +39,7 @@ class HadamardResponse(FrequencyOracle):
 
     @cached_property
     def n_blocks(self) -> int:
-        """Number of blocks: a power of two, 1 for small epsilon."""
+        """Number of blocks that the possible reports are divided into: a power of two."""
         k = self.n_options
         # At most as many blocks as options, each with at least two reports and one usable row.
         powers = [2**i for i in range(math.ceil(math.log2(k)) + 1)]
@@ -47,45 +47,45 @@ class HadamardResponse(FrequencyOracle):
 
     @cached_property
     def block_size(self) -> int:
-        """Number b of reports in a block: a power of two above the options of the block."""
+        """Number of reports in a block: a power of two above the block's number of options."""
         return _block_size(self.n_options, self.n_blocks)
 
     @property
     def n_cells(self) -> int:
-        """Number K of different reports."""
+        """Number of different possible reports."""
         return self.n_blocks * self.block_size
 
     @property
     def own_probability(self) -> Fraction:
-        """Probability that the report is one of the own reports of the true option."""
+        """Probability that the report is one of those assigned to the true option."""
         return self._own_probability_of(self.n_blocks, self.block_size)
 
     @property
     def hit_probability(self) -> Fraction:
-        """Probability that a report supports the true option: that it is one of its own."""
+        """Probability that a report supports the true option: that it is assigned to it."""
         return self.own_probability
 
     @property
     def report_bits(self) -> int:
-        """Bits that number the reports."""
+        """Number of bits needed to number all possible reports."""
         return bits_of(self.n_cells)
 
     def worst_case_ratio(self) -> Fraction:
-        """Return the probability of an own report over that of any other report."""
+        """Return P(a report assigned to the true option) / P(any other report)."""
         own, s = self.own_probability, self.block_size // 2
         return (own / s) / ((1 - own) / (self.n_cells - s))
 
     def support(self, reports: ArrayLike) -> NDArray[np.int64]:
-        """Count the own reports of each option."""
+        """Count for each option the reports that are assigned to it."""
         balance, in_block = self._balances(np.asarray(reports))
         return (balance + in_block) // 2
 
     def variance(self, frequencies: ArrayLike, n_reports: int) -> Floats:
-        """Return the variance of each estimate; it depends on the frequency of the whole block.
+        """Return the variance of the estimated frequency of each option.
 
-        One report adds +-1 / (s (u - w)) if it is in the block of the option, else nothing, so
-        its second moment is P(in the block) / (s (u - w))^2; its mean is 1 for those who hold the
-        option and 0 for the others.
+        It depends on the frequency of the whole block. One report adds +-1 / g to the estimate if
+        it is in the block of the option, else nothing; g is `_gap`. So its second moment is P(in
+        the block) / g^2. Its mean is 1 for persons who hold the option and 0 for all others.
         """
         frequency = np.asarray(frequencies, dtype=np.float64)
         block, _ = self._places(np.arange(self.n_options))
@@ -102,7 +102,10 @@ class HadamardResponse(FrequencyOracle):
 
     @property
     def _gap(self) -> float:
-        """Excess s (u - w) of the own reports over equally many reports of another block."""
+        """P(report is assigned to the true option) - P(it is one of as many other reports).
+
+        Dividing by this difference, s (u - w) in the module's letters, makes estimates unbiased.
+        """
         own, s = self.own_probability, self.block_size // 2
         return float(own - s * (1 - own) / (self.n_cells - s))
 
@@ -111,7 +114,7 @@ class HadamardResponse(FrequencyOracle):
         return round_down(self._most * s / (self._most * s + n_blocks * size - s))
 
     def _mean_variance_of(self, n_blocks: int) -> float:
-        """Mean variance over options at equal frequencies with `n_blocks` blocks."""
+        """Return the mean variance over options, all equally frequent, with `n_blocks` blocks."""
         size = _block_size(self.n_options, n_blocks)
         s = size // 2
         own = float(self._own_probability_of(n_blocks, size))
@@ -121,7 +124,7 @@ class HadamardResponse(FrequencyOracle):
         return (2 * s * elsewhere + share * gap) / gap**2
 
     def _places(self, options: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the block of each option and its row of the Hadamard matrix, from 1."""
+        """Return the block of each option, and its row (at least 1) of the Hadamard matrix."""
         rows = self.block_size - 1
         return options // rows, options % rows + 1
 
@@ -140,7 +143,11 @@ class HadamardResponse(FrequencyOracle):
         return np.where(is_elsewhere, elsewhere, block * size + here)
 
     def _balances(self, reports: Reports) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return for each option: own reports minus the others of the block; reports in it."""
+        """Return for each option two counts of the reports in its block.
+
+        The first is the reports assigned to the option minus all others of the block, the second
+        all reports of the block.
+        """
         found = whole_numbers(reports, self.n_cells, "reports", row=0)
         counts = np.bincount(found, minlength=self.n_cells).reshape(self.n_blocks, self.block_size)
         transformed = _walsh_hadamard(counts)
@@ -149,12 +156,15 @@ class HadamardResponse(FrequencyOracle):
 
 
 def _block_size(n_options: int, n_blocks: int) -> int:
-    """Return the smallest power of two above the number of options of a block."""
+    """Return the smallest power of two above the number of options in one of `n_blocks` blocks."""
     return 2 ** math.ceil(math.log2(-(-n_options // n_blocks) + 1))
 
 
 def _walsh_hadamard(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return each row of `counts` times the Hadamard matrix H[i, j] = (-1)^(bits of i & j)."""
+    """Multiply each row of `counts` by the Hadamard matrix, in O(n log n) for n columns.
+
+    Its entries are H[i, j] = (-1)^(number of 1 bits of i & j).
+    """
     result, width = counts, 1
     while width < counts.shape[1]:
         pairs = result.reshape(len(counts), -1, 2, width)
@@ -165,7 +175,7 @@ def _walsh_hadamard(counts: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _parity(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the number of 1 bits of each number, modulo 2."""
+    """Return for each number whether its count of 1 bits is even (0) or odd (1)."""
     for shift in (32, 16, 8, 4, 2, 1):
         numbers = numbers ^ (numbers >> shift)
     return numbers & 1

@@ -33,7 +33,7 @@ from tacit.mechanisms import Seed, generator
 
 @dataclass(frozen=True, kw_only=True)
 class _Binned(LocalRandomizer):
-    """What histograms and quantiles share: equal bins between declared bounds."""
+    """Base of histograms and quantiles: divides the declared bounds into equal bins."""
 
     lower: float
     upper: float
@@ -43,9 +43,9 @@ class _Binned(LocalRandomizer):
         check_bounds(self.lower, self.upper)
 
     def _bin(self, values: ArrayLike, n_bins: int) -> NDArray[np.int64]:
-        """Return the bin of each value; values outside the bounds belong to the end bins.
+        """Return the number of the bin of each value; values outside the bounds go to the end bins.
 
-        What is not a number belongs to the first bin.
+        A value that is not a number goes to the first bin.
         """
         inside = np.clip(
             np.nan_to_num(real_numbers(values), nan=self.lower), self.lower, self.upper
@@ -56,7 +56,7 @@ class _Binned(LocalRandomizer):
 
 @dataclass(frozen=True, kw_only=True)
 class LocalHistogram(_Binned):
-    """Frequencies of equal bins between `lower` and `upper`.
+    """Frequencies of equal bins between `lower` and `upper`, from one report per person.
 
     >>> histogram = LocalHistogram(epsilon=2.0, lower=0.0, upper=100.0, n_bins=4)
     >>> reports = histogram.randomize(np.linspace(0, 99.9, 40_000), rng=3)
@@ -72,41 +72,41 @@ class LocalHistogram(_Binned):
 
     @cached_property
     def oracle(self) -> FrequencyOracle:
-        """The frequency oracle that sends the bin."""
+        """The frequency oracle with which a person reports the bin of their number."""
         return choose_oracle(self.n_bins, self.epsilon)
 
     @property
     def event(self) -> Event:
-        """Event of one report: that of the oracle."""
+        """Event of one report, which is that of the frequency oracle."""
         return self.oracle.event
 
     @property
     def edges(self) -> Floats:
-        """Edges of the bins."""
+        """Edges of the bins, from `lower` to `upper`."""
         return np.linspace(self.lower, self.upper, self.n_bins + 1)
 
     def worst_case_ratio(self) -> Fraction:
-        """Return the ratio of the oracle."""
+        """Return the exact largest ratio of the probabilities of one report under two values."""
         return self.oracle.worst_case_ratio()
 
     def randomize(self, values: ArrayLike, rng: Seed = None) -> Reports:
-        """Return the report of one person, or one per element; NaN counts as `lower`."""
+        """Return one report for a number, or one per element of a vector; NaN counts as `lower`."""
         return self.oracle.randomize(self._bin(values, self.n_bins), rng)
 
     def estimate(self, reports: ArrayLike, *, confidence: float = 0.95) -> Estimate:
-        """Return unbiased frequencies of the bins, with intervals."""
+        """Return unbiased estimates of the frequencies of the bins, with intervals."""
         return self.oracle.estimate(reports, confidence=confidence)
 
 
 class LevelReports(NamedTuple):
-    """Reports for quantiles: the public level of each person, and the reports of each level."""
+    """Reports for quantiles: the tree level of each person (public), and the reports by level."""
 
     levels: NDArray[np.int64]
     by_level: tuple[Reports, ...]
 
 
 class QuantileEstimate(NamedTuple):
-    """Quantiles with a confidence interval each, all of them edges of bins."""
+    """Estimated quantiles, each with a confidence interval whose ends are edges of bins."""
 
     values: Floats
     lower: Floats
@@ -133,20 +133,20 @@ class LocalQuantiles(_Binned):
 
     @cached_property
     def oracles(self) -> tuple[FrequencyOracle, ...]:
-        """The oracle of each level; level l (from 1) has 2^l nodes."""
+        """The frequency oracle of each tree level; level l, counted from 1, has 2^l nodes."""
         return tuple(choose_oracle(2**level, self.epsilon) for level in range(1, self.depth + 1))
 
     @property
     def edges(self) -> Floats:
-        """Edges of the finest bins."""
+        """Edges of the finest bins, from `lower` to `upper`."""
         return np.linspace(self.lower, self.upper, 2**self.depth + 1)
 
     def worst_case_ratio(self) -> Fraction:
-        """Return the largest ratio of any level; a person reports one level, drawn at random."""
+        """Return the largest ratio over all levels; each person reports at one level only."""
         return max(oracle.worst_case_ratio() for oracle in self.oracles)
 
     def randomize(self, values: ArrayLike, rng: Seed = None) -> LevelReports:
-        """Return the reports of all persons who hold `values`, a vector."""
+        """Return the reports of all persons; `values` is a vector with the number of each."""
         leaves = np.atleast_1d(self._bin(values, 2**self.depth))
         source = generator(rng)
         levels = source.integers(0, self.depth, size=len(leaves))
@@ -157,7 +157,7 @@ class LocalQuantiles(_Binned):
         return LevelReports(levels, by_level)
 
     def cumulative(self, reports: LevelReports) -> Estimate:
-        """Return the fraction of numbers below each inner edge, with standard errors."""
+        """Estimate the fraction of numbers below each edge but the outermost, with errors."""
         inner = np.arange(1, 2**self.depth)
         if min(map(len, reports.by_level)) == 0:
             raise ValueError(
@@ -180,10 +180,10 @@ class LocalQuantiles(_Binned):
     def estimate(
         self, reports: LevelReports, probabilities: ArrayLike, *, confidence: float = 0.95
     ) -> QuantileEstimate:
-        """Return the quantile of each probability, with an interval.
+        """Return the quantile at each of the given probabilities, with a confidence interval.
 
-        The estimated fractions are made monotone first. An interval holds the edges at which the
-        probability is within the error of the estimated fraction.
+        The estimated fractions below the edges are first made monotone. An interval contains the
+        edges for which the probability is within the confidence interval of the estimated fraction.
         """
         wanted = np.atleast_1d(np.asarray(probabilities, dtype=np.float64))
         if not ((wanted > 0) & (wanted < 1)).all():
@@ -205,7 +205,10 @@ class LocalQuantiles(_Binned):
 
 
 def _monotone(values: Floats) -> Floats:
-    """Return the mean of the largest rising curve below `values` and the smallest one above."""
+    """Return a rising curve near `values`, limited to [0, 1].
+
+    It is the mean of the largest rising curve below `values` and the smallest rising curve above.
+    """
     above = np.maximum.accumulate(values)
     below = np.minimum.accumulate(values[::-1])[::-1]
     return np.clip((above + below) / 2, 0.0, 1.0)

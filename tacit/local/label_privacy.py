@@ -38,10 +38,10 @@ Correction = Literal["forward", "unbiased"]
 
 @dataclass(frozen=True, kw_only=True)
 class RandomizedLabels(LocalRandomizer):
-    """Labels of `n_classes` classes under `epsilon`-label privacy.
+    """Randomizer of class labels, for training under `epsilon`-label differential privacy.
 
-    The event is that of any `epsilon`-private report: an answer restricted by a prior is more
-    revealing, at the same epsilon, than randomized response among all classes.
+    The event is that of any `epsilon`-private report: a label drawn `with_prior` may reveal more,
+    at the same epsilon, than randomized response among all classes.
 
     Examples
     --------
@@ -57,14 +57,14 @@ class RandomizedLabels(LocalRandomizer):
         whole(n_classes=self.n_classes, least=2)
 
     def shuffled(self, n_reports: int) -> Event:  # noqa: ARG002  # the signature of the base
-        """Refuse: labels travel with public features, which identify who sent which report."""
+        """Raise an error: labels travel with public features, which identify the sender."""
         raise TypeError(
             "randomized labels cannot be shuffled: each belongs to public features. "
             "If labels are sent without features, use RandomizedResponse."
         )
 
     def worst_case_ratio(self) -> Fraction:
-        """Return the probability of the true label over that of another one."""
+        """Return P(the true label is sent) / P(a given other label is sent)."""
         return self._response.worst_case_ratio()
 
     def randomize(self, labels: ArrayLike, rng: Seed = None) -> NDArray[np.int64]:
@@ -76,9 +76,10 @@ class RandomizedLabels(LocalRandomizer):
     ) -> NDArray[np.int64]:
         """Return noisy labels, each restricted to the classes that its row of `prior` favors.
 
-        Of the classes in falling order of prior, the first k are kept that maximize
-        e^epsilon / (e^epsilon + k - 1) times their total prior. A label among them is sent by
-        randomized response among k; another label becomes a uniform draw from them.
+        Classes are sorted by falling prior, and the first k are kept, with the k that maximizes
+        e^epsilon / (e^epsilon + k - 1) times their total prior. A label among the kept classes is
+        sent by randomized response among these k. Any other label is replaced by a uniform draw
+        from them.
 
         Parameters
         ----------
@@ -99,7 +100,7 @@ class RandomizedLabels(LocalRandomizer):
         return noisy
 
     def transition(self, prior: ArrayLike | None = None, n_labels: int = 1) -> Floats:
-        """Return P(noisy label | true label), shape (labels, true, noisy)."""
+        """Return P(noisy label | true label), shape (labels, true classes, noisy classes)."""
         k, size = self.n_classes, (n_labels, self.n_classes)
         if prior is None:
             order, kept = np.tile(np.arange(k), (n_labels, 1)), np.full(n_labels, k)
@@ -164,7 +165,7 @@ class RandomizedLabels(LocalRandomizer):
     def _kept_classes(
         self, prior: Floats, n_labels: int
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the classes of each row in falling order of prior, and how many are kept."""
+        """Return each row's classes by falling prior, and how many of them are kept."""
         if prior.shape != (n_labels, self.n_classes):
             raise ValueError(f"prior must have shape ({n_labels}, {self.n_classes}).")
         order = np.argsort(-prior, axis=1, kind="stable")
@@ -175,5 +176,5 @@ class RandomizedLabels(LocalRandomizer):
 
 
 def _random_probability(most: Fraction, n_options: int) -> Fraction:
-    """Return the probability of a uniform answer among `n_options`; 1 option needs none."""
+    """Return the probability of a uniform answer; `most` is just below e^epsilon."""
     return round_up(n_options / (most + n_options - 1))

@@ -28,7 +28,7 @@ Loss = Literal["squared", "logistic"]
 
 @dataclass(frozen=True)
 class LocalModel:
-    """A linear predictor and the event that it cost."""
+    """A linear or logistic model learned from noisy gradients, with the event of its training."""
 
     coef: Floats
     intercept: float
@@ -36,11 +36,11 @@ class LocalModel:
     event: Event
 
     def decision(self, X: ArrayLike) -> Floats:
-        """Return intercept + X coef."""
+        """Return the linear score of each row of `X`: intercept + X coef."""
         return np.asarray(X, dtype=np.float64) @ self.coef + self.intercept
 
     def predict(self, X: ArrayLike) -> Floats:
-        """Return the predicted number, or for the logistic loss the probability of 1."""
+        """Return the prediction: a number, or for the logistic loss the probability of class 1."""
         scores = self.decision(X)
         return expit(scores) if self.loss == "logistic" else scores
 
@@ -50,9 +50,9 @@ class LocalSGD:
     """Stochastic gradient descent with one noisy gradient per person.
 
     Features are expected in [-1, 1], and the target in [-1, 1] (squared loss) or {0, 1} (logistic
-    loss); values outside are clipped. The gradient of one person is (prediction - target) times
-    the features and a constant 1. Its coordinates are then in [-1, 1] for the logistic loss and are
-    clipped to that for the squared one.
+    loss); values outside are clipped. The gradient of one person is (prediction - target) times the
+    features and a constant 1. For the logistic loss its coordinates are then in [-1, 1]; for the
+    squared loss they are clipped to [-1, 1].
 
     Parameters
     ----------
@@ -94,12 +94,12 @@ class LocalSGD:
 
     @cached_property
     def randomizer(self) -> SampledVector:
-        """The randomizer of gradients."""
+        """The randomizer that adds noise to the gradient of one person."""
         return SampledVector(epsilon=self.epsilon, n_dimensions=self.n_features + 1)
 
     @property
     def event(self) -> Event:
-        """The one report of each person; groups have different persons, so it is not repeated."""
+        """Event of the one report of each person; no person reports twice."""
         return self.randomizer.event
 
     def shuffled(self, n_persons: int) -> Shuffled:
@@ -111,11 +111,11 @@ class LocalSGD:
         return Shuffled(self.event, n_persons)
 
     def worst_case_ratio(self) -> Fraction:
-        """Return the ratio of the randomizer of gradients."""
+        """Return the exact largest ratio of the probabilities of one noisy gradient."""
         return self.randomizer.worst_case_ratio()
 
     def gradients(self, weights: Floats, X: Floats, y: Floats) -> Floats:
-        """Return the gradient of each person, one per row, in [-1, 1]. Private."""
+        """Return the gradient of each person's loss, one per row, clipped to [-1, 1]. Private."""
         rows = np.column_stack([np.clip(np.nan_to_num(X), -1, 1), np.ones(len(X))])
         scores = rows @ weights
         if self.loss == "logistic":
@@ -125,7 +125,7 @@ class LocalSGD:
         return errors[:, None] * rows
 
     def randomize(self, weights: Floats, X: ArrayLike, y: ArrayLike, rng: Seed = None) -> Floats:
-        """Return the noisy gradient that each person sends, given the weights of the server."""
+        """Return the noisy gradient that each person sends when the server has these `weights`."""
         rows = np.atleast_2d(real_numbers(X, "X"))
         targets = np.atleast_1d(real_numbers(y, "y"))
         return self.randomizer.randomize(self.gradients(weights, rows, targets), rng)

@@ -33,7 +33,7 @@ _TABLE = 2**25
 
 @dataclass(frozen=True, kw_only=True)
 class LocalHashing(FrequencyOracle):
-    """Optimal local hashing with linear hash functions.
+    """Optimal local hashing with linear hash functions, a frequency oracle.
 
     A report is two whole numbers: the hash function and the randomized hash value.
 
@@ -45,7 +45,10 @@ class LocalHashing(FrequencyOracle):
 
     @cached_property
     def n_values(self) -> int:
-        """The prime g of least variance (e^epsilon - 1 + g)^2 / (g - 1), near e^epsilon + 1."""
+        """Number g of hash values: the prime with the least variance, near e^epsilon + 1.
+
+        The variance is proportional to (e^epsilon - 1 + g)^2 / (g - 1).
+        """
         growth = math.expm1(self.epsilon)
         middle = int(growth) + 2
         # The variance falls up to e^epsilon + 1 and then rises: the primes next to it suffice.
@@ -55,7 +58,7 @@ class LocalHashing(FrequencyOracle):
 
     @cached_property
     def n_digits(self) -> int:
-        """Digits of an option in base g."""
+        """Number of digits with which an option is written in base g (`n_values`)."""
         digits = 1
         while self.n_values**digits < self.n_options:
             digits += 1
@@ -68,20 +71,20 @@ class LocalHashing(FrequencyOracle):
 
     @property
     def miss_probability(self) -> Fraction:
-        """Probability that the reported value is the hash of a given other option."""
+        """Probability that the reported value is the hash of a given option not held."""
         return Fraction(1, self.n_values)
 
     @property
     def report_bits(self) -> int:
-        """Bits of the hash function and of the value."""
+        """Number of bits of a report: the hash function and the reported value."""
         return bits_of(self.n_values ** (self.n_digits + 1))
 
     def worst_case_ratio(self) -> Fraction:
-        """Return the ratio of the randomized response among the hash values."""
+        """Return the largest ratio of the randomized response among the hash values."""
         return self._response.worst_case_ratio()
 
     def support(self, reports: ArrayLike) -> NDArray[np.int64]:
-        """Count for each option the reports whose function maps it to the reported value."""
+        """Count for each option the reports whose hash function maps it to the reported value."""
         g, n_functions = self.n_values, self.n_values**self.n_digits
         functions, values = whole_numbers(reports, n_functions, "reports", row=2).T
         whole_numbers(values, g, "reports")
@@ -100,18 +103,23 @@ class LocalHashing(FrequencyOracle):
         return np.column_stack([functions, self._response._draw(hashed, rng)])
 
     def _hash(self, functions: NDArray[np.int64], options: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return <a, x> mod g, elementwise."""
+        """Return the hash of each option by the function at the same index.
+
+        It is the inner product of the digits of function and option, modulo g (`n_values`).
+        """
         g, result = self.n_values, np.zeros(np.broadcast(functions, options).shape, np.int64)
         for place in range(self.n_digits):
             result += (functions // g**place % g) * (options // g**place % g)
         return result % g
 
     def _support_of_table(self, table: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return support[x] = sum over a of table[a, <a, x>], by Fourier transforms.
+        """Count for each option x the reports that support it, by Fourier transforms.
 
-        The indicator of <a, x> = y is the mean over s of w^(s (<a, x> - y)), w = exp(2 pi i / g).
-        Hence support[x] is the mean over s of F_s(s x) with F_s the transform over a of
-        sum_y table[a, y] w^(-s y). The terms of s and g - s are conjugate.
+        `table[a, y]` counts the reports of function a with value y. Then support[x] is the sum over
+        a of table[a, <a, x>], where <a, x> is the hash of x. The indicator of <a, x> = y is the
+        mean over s of w^(s (<a, x> - y)), w = exp(2 pi i / g). Hence support[x] is the mean over s
+        of F_s(s x) with F_s the transform over a of sum_y table[a, y] w^(-s y). The terms of s and
+        g - s are conjugate.
         """
         g, digits = self.n_values, self.n_digits
         inner = np.fft.rfft(table, axis=1)

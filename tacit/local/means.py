@@ -32,24 +32,24 @@ from tacit.mechanisms import Rng, Seed, generator
 
 
 class MeanRandomizer(Protocol):
-    """A randomizer of numbers in [-1, 1]: what `SampledVector` needs of its parts."""
+    """Interface of a randomizer of one number in [-1, 1]; `SampledVector` combines several."""
 
     def draw(self, t: Floats, rng: Rng) -> Floats:
-        """Return one unbiased report per element of `t`."""
+        """Return one random report per element of `t`, with that element as its mean."""
         ...
 
     def noise_variance(self, t: ArrayLike) -> Floats:
-        """Return the variance of a report of `t`."""
+        """Return the variance of one report of each element of `t`."""
         ...
 
     def worst_case_ratio(self) -> Fraction:
-        """Return the exact largest ratio of two probabilities of one report."""
+        """Return the exact largest ratio of the probabilities of one report under two values."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class _BoundedMean(LocalRandomizer):
-    """What the randomizers of one number share."""
+    """Base of the randomizers of one number in declared bounds."""
 
     lower: float = -1.0
     upper: float = 1.0
@@ -59,18 +59,17 @@ class _BoundedMean(LocalRandomizer):
         check_bounds(self.lower, self.upper)
 
     def draw(self, t: Floats, rng: Rng) -> Floats:
-        """Return one unbiased report per element of `t`, all in [-1, 1]."""
+        """Return one random report per element of `t` in [-1, 1], with that element as its mean."""
         raise NotImplementedError
 
     def noise_variance(self, t: ArrayLike) -> Floats:
-        """Return the variance of a report of `t` in [-1, 1]."""
+        """Return the variance of one report of each element of `t`, scaled to [-1, 1]."""
         raise NotImplementedError
 
     def randomize(self, values: ArrayLike, rng: Seed = None) -> Floats:
-        """Return the report of one person, or one report per element, in the units of `values`.
+        """Return one report of a number, or one per element of a vector, in the units of `values`.
 
-        Values outside the bounds are clipped to them; one that is not a number counts as the
-        middle.
+        Values outside the bounds are clipped to them. NaN counts as the middle of the bounds.
         """
         found = real_numbers(values)
         t = to_unit(found, self.lower, self.upper)
@@ -79,11 +78,11 @@ class _BoundedMean(LocalRandomizer):
         return scaled if found.ndim else scaled[0]
 
     def estimate(self, reports: ArrayLike, *, confidence: float = 0.95) -> Estimate:
-        """Return the mean of the values behind `reports`, with an interval."""
+        """Return the estimated mean of the values that were reported, with an interval."""
         return average(real_numbers(reports, "reports"), confidence)
 
     def variance(self, values: ArrayLike, n_reports: int) -> float:
-        """Return the variance of the estimate for persons who hold `values`."""
+        """Return the variance of the estimated mean, for persons who hold `values`."""
         t = to_unit(np.asarray(values, dtype=np.float64), self.lower, self.upper)
         return float(np.mean(self.noise_variance(t))) * self._half**2 / n_reports
 
@@ -98,10 +97,10 @@ class _BoundedMean(LocalRandomizer):
 
 @dataclass(frozen=True, kw_only=True)
 class DuchiMean(_BoundedMean):
-    """A report of +B or -B, B = (e^epsilon + 1) / (e^epsilon - 1).
+    """Mean from reports of +B or -B, where B = (e^epsilon + 1) / (e^epsilon - 1).
 
-    t is rounded to +1 with probability (1 + t) / 2, else to -1, and the sign is sent by randomized
-    response. This is the law of Duchi et al. 2018: P(+B) = 1/2 + t / (2 B).
+    The number t in [-1, 1] is rounded to +1 with probability (1 + t) / 2, else to -1, and the sign
+    is sent by randomized response. This is the law of Duchi et al. 2018: P(+B) = 1/2 + t / (2 B).
 
     >>> DuchiMean(epsilon=1.0).noise_variance(0.0).round(4).item()
     4.6827
@@ -109,21 +108,21 @@ class DuchiMean(_BoundedMean):
 
     @property
     def true_sign_probability(self) -> Fraction:
-        """Probability that the rounded sign is sent as it is: e^epsilon / (e^epsilon + 1)."""
+        """Probability e^epsilon / (e^epsilon + 1) that the rounded sign is sent unchanged."""
         return round_down(self._most / (self._most + 1))
 
     def worst_case_ratio(self) -> Fraction:
-        """Return the ratio of the probabilities of +B for t = 1 and t = -1."""
+        """Return P(+B) for the number 1 divided by P(+B) for the number -1."""
         return self.true_sign_probability / (1 - self.true_sign_probability)
 
     def draw(self, t: Floats, rng: Rng) -> Floats:
-        """Return +-B for each element of `t`."""
+        """Return the report +B or -B (see the class) for each element of `t`."""
         signs = np.where(rng.random(t.shape) < (1 + t) / 2, 1.0, -1.0)
         is_true = flip(self.true_sign_probability, rng, t.shape)
         return np.where(is_true, signs, -signs) * self._bound
 
     def noise_variance(self, t: ArrayLike) -> Floats:
-        """Return B^2 - t^2, because every report is +-B and has mean t."""
+        """Return B^2 - t^2, because every report is +B or -B and has mean t."""
         return self._bound**2 - np.asarray(t, dtype=np.float64) ** 2
 
     @property
@@ -133,13 +132,13 @@ class DuchiMean(_BoundedMean):
 
 @dataclass(frozen=True, kw_only=True)
 class PiecewiseMean(_BoundedMean):
-    """A report in [-C, C] that is close to t with large probability.
+    """Mean from reports in a range [-C, C] that are likely to be close to the true number t.
 
-    Wang et al. 2019, Algorithm 2, on a grid: reports are the multiples j = -N .. N of one step. t
-    is rounded at random to a center c, and j is uniform on the 2 w + 1 places around c with
-    probability P, else uniform on the others. All places have one of two probabilities, whose
-    ratio is at most e^epsilon. The finer the grid, the closer the law is to the published one;
-    w / N follows the width of the published window.
+    Wang et al. 2019, Algorithm 2, on a grid: a report is one of the multiples j = -N .. N of a
+    fixed step. The number t is rounded at random to a center c. With probability P, j is uniform on
+    the 2 w + 1 places around c (the window), else uniform on all other places. All places have one
+    of two probabilities, whose ratio is at most e^epsilon. The finer the grid, the closer the law
+    is to the published one; w / N follows the width of the published window.
 
     Parameters
     ----------
@@ -155,24 +154,27 @@ class PiecewiseMean(_BoundedMean):
 
     @cached_property
     def half_window(self) -> int:
-        """w: places on each side of the center. The window is 1 / (e^(epsilon/2) + 1) of all."""
+        """Number w of grid places on each side of the center that belong to the window.
+
+        The window takes the share 1 / (e^(epsilon/2) + 1) of all places.
+        """
         places = (2 * self.n_levels + 1) / (math.exp(self.epsilon / 2) + 1)
         return min(max(round((places - 1) / 2), 0), self.n_levels - 1)
 
     @property
     def window_probability(self) -> Fraction:
-        """P: probability that the report is in the window."""
+        """Probability that the report is in the window around the center (P in the class)."""
         inside, outside = self._sizes
         return round_down(self._most * inside / (self._most * inside + outside))
 
     def worst_case_ratio(self) -> Fraction:
-        """Return the probability of a place in the window over that of one outside."""
+        """Return P(a given place in the window) / P(a given place outside it)."""
         inside, outside = self._sizes
         p = self.window_probability
         return (p / inside) / ((1 - p) / outside)
 
     def draw(self, t: Floats, rng: Rng) -> Floats:
-        """Return a multiple of the step for each element of `t`."""
+        """Return a random report, a multiple of the grid's step, for each element of `t`."""
         w = self.half_window
         inside, outside = self._sizes
         reach = self.n_levels - w
@@ -187,7 +189,7 @@ class PiecewiseMean(_BoundedMean):
         return np.where(is_near, near, far) * self._step
 
     def noise_variance(self, t: ArrayLike) -> Floats:
-        """Return the variance of Wang et al. 2019, Lemma 1, of which the grid is a refinement.
+        """Return the variance of a report of `t`, by Wang et al. 2019, Lemma 1.
 
         It is t^2 / (e^(epsilon/2) - 1) + (e^(epsilon/2) + 3) / (3 (e^(epsilon/2) - 1)^2).
         """
@@ -202,10 +204,10 @@ class PiecewiseMean(_BoundedMean):
 
     @cached_property
     def _step(self) -> float:
-        """The step that makes reports unbiased.
+        """Distance between neighboring reports of the grid, which makes reports unbiased.
 
-        The places outside the window add up to -inside * c, so a report of center c has mean
-        c (P - (1 - P) inside / outside).
+        With `inside` places in the window and `outside` others, the others add up to -inside * c,
+        so a report of center c has mean c (P - (1 - P) inside / outside).
         """
         inside, outside = self._sizes
         p = self.window_probability
@@ -215,7 +217,7 @@ class PiecewiseMean(_BoundedMean):
 
 @dataclass(frozen=True, kw_only=True)
 class HybridMean(_BoundedMean):
-    """The piecewise report with probability 1 - e^(-epsilon/2), else that of Duchi et al.
+    """Mean from the piecewise report with probability 1 - e^(-epsilon/2), else that of `DuchiMean`.
 
     Wang et al. 2019 ("hybrid mechanism"): the mixture has the least worst-case variance. For
     epsilon at most 0.61 only the report of Duchi et al. is used.
@@ -227,18 +229,18 @@ class HybridMean(_BoundedMean):
 
     @property
     def piecewise_probability(self) -> Fraction:
-        """Probability of the piecewise report; public."""
+        """Probability that the report is drawn by `PiecewiseMean`; public."""
         if self.epsilon <= _HYBRID_FROM:
             return Fraction(0)
         return round_down(1 - 1 / exp_below(self.epsilon / 2))
 
     def worst_case_ratio(self) -> Fraction:
-        """Return the larger of the ratios of both parts: their reports have no value in common."""
+        """Return the larger ratio of the two mixed randomizers, which share no possible report."""
         duchi = self._parts[1].worst_case_ratio()
         return max(self._parts[0].worst_case_ratio(), duchi) if self._is_mixed else duchi
 
     def draw(self, t: Floats, rng: Rng) -> Floats:
-        """Return a report of one of the parts for each element of `t`."""
+        """Return for each element of `t` a report by one of the two mixed randomizers."""
         piecewise, duchi = self._parts
         if not self._is_mixed:
             return duchi.draw(t, rng)
@@ -246,7 +248,7 @@ class HybridMean(_BoundedMean):
         return np.where(is_piecewise, piecewise.draw(t, rng), duchi.draw(t, rng))
 
     def noise_variance(self, t: ArrayLike) -> Floats:
-        """Return the mixture of the variances of both parts, whose reports have one mean."""
+        """Return the mean of both randomizers' variances, weighted by how often each is used."""
         share = float(self.piecewise_probability)
         piecewise, duchi = self._parts
         return share * piecewise.noise_variance(t) + (1 - share) * duchi.noise_variance(t)
@@ -268,7 +270,7 @@ _HYBRID_FROM = math.log(
 
 @dataclass(frozen=True, kw_only=True)
 class _BoundedVector(LocalRandomizer):
-    """What the randomizers of vectors share: every coordinate is in [lower, upper]."""
+    """Base of the randomizers of vectors whose coordinates all are in [lower, upper]."""
 
     n_dimensions: int
     lower: float = -1.0
@@ -280,15 +282,15 @@ class _BoundedVector(LocalRandomizer):
         check_bounds(self.lower, self.upper)
 
     def draw(self, t: Floats, rng: Rng) -> Floats:
-        """Return one unbiased report per row of `t`, all in [-1, 1]."""
+        """Return one random report per row of `t`; the row, scaled to [-1, 1], is its mean."""
         raise NotImplementedError
 
     def noise_variance(self, t: ArrayLike) -> Floats:
-        """Return the variance of each coordinate of a report of `t` in [-1, 1]."""
+        """Return the variance of each coordinate of a report of `t`, scaled to [-1, 1]."""
         raise NotImplementedError
 
     def randomize(self, values: ArrayLike, rng: Seed = None) -> Floats:
-        """Return a report for one vector, or one per row; coordinates are clipped to the bounds."""
+        """Return one report of a vector, or one per row, with coordinates clipped to the bounds."""
         found = real_numbers(values)
         if found.ndim not in (1, 2) or found.shape[-1] != self.n_dimensions:
             raise ValueError(f"values must have {self.n_dimensions} columns, got {found.shape}.")
@@ -298,13 +300,13 @@ class _BoundedVector(LocalRandomizer):
         return reports if found.ndim == 2 else reports[0]
 
     def estimate(self, reports: ArrayLike, *, confidence: float = 0.95) -> Estimate:
-        """Return the mean vector behind `reports`, with an interval for each coordinate."""
+        """Return the estimated mean of the reported vectors, with an interval per coordinate."""
         return average(real_numbers(reports, "reports"), confidence)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DuchiVector(_BoundedVector):
-    """A report in {-B, B}^d that agrees with the vector in more coordinates than not.
+    """Mean vector from reports in {-B, B}^d that agree with the true signs more often than not.
 
     Every coordinate is rounded to a sign at random, as in `DuchiMean`. A uniformly drawn vector of
     signs is negated if needed, so that with probability e^epsilon / (e^epsilon + 1) its inner
@@ -322,11 +324,11 @@ class DuchiVector(_BoundedVector):
         return round_down(self._most / (self._most + 1))
 
     def worst_case_ratio(self) -> Fraction:
-        """Return the probability of a report with S > 0 over that of one with S < 0."""
+        """Return P(a report that mostly agrees with the vector) / P(one that mostly differs)."""
         return self.agreement_probability / (1 - self.agreement_probability)
 
     def draw(self, t: Floats, rng: Rng) -> Floats:
-        """Return a vector of +-B for each row of `t`."""
+        """Return a report, a vector of values +B and -B, for each row of `t`."""
         rounded = np.where(rng.random(t.shape) < (1 + t) / 2, 1, -1)
         signs = 2 * rng.integers(0, 2, size=t.shape) - 1
         product = (signs * rounded).sum(axis=1)
@@ -335,7 +337,7 @@ class DuchiVector(_BoundedVector):
         return np.where(is_wrong[:, None], -signs, signs) * self._bound
 
     def noise_variance(self, t: ArrayLike) -> Floats:
-        """Return B^2 - t^2 for each coordinate."""
+        """Return B^2 - t^2 per coordinate, because each is reported as +B or -B with mean t."""
         return self._bound**2 - np.asarray(t, dtype=np.float64) ** 2
 
     @cached_property
@@ -352,7 +354,7 @@ class DuchiVector(_BoundedVector):
 
 @dataclass(frozen=True, kw_only=True)
 class SampledVector(_BoundedVector):
-    """Reports of a few coordinates, chosen at random, each by `HybridMean`.
+    """Mean vector from reports of a few coordinates, chosen at random, each by `HybridMean`.
 
     Wang et al. 2019, Algorithm 4: k = max(1, min(d, floor(epsilon / 2.5))) of the d coordinates
     are sent at epsilon / k each, multiplied by d / k; the others are reported as 0. The chosen
@@ -364,15 +366,15 @@ class SampledVector(_BoundedVector):
 
     @property
     def n_sampled(self) -> int:
-        """k: number of coordinates that are sent."""
+        """Number of coordinates that each person sends (k in the class description)."""
         return max(1, min(self.n_dimensions, math.floor(self.epsilon / 2.5)))
 
     def worst_case_ratio(self) -> Fraction:
-        """Return the product of the ratios of the coordinates that are sent."""
+        """Return the product of the largest ratios of the coordinates that are sent."""
         return self._part.worst_case_ratio() ** self.n_sampled
 
     def draw(self, t: Floats, rng: Rng) -> Floats:
-        """Return one row per row of `t`, zero but for the chosen coordinates."""
+        """Return a report for each row of `t`; coordinates that are not chosen are 0."""
         k, d = self.n_sampled, self.n_dimensions
         chosen = subset(rng, len(t), d, np.full(len(t), k, dtype=np.int64))
         reports = np.zeros(t.shape)
@@ -380,7 +382,7 @@ class SampledVector(_BoundedVector):
         return reports
 
     def noise_variance(self, t: ArrayLike) -> Floats:
-        """Return the variance of each coordinate: that of the part, and of being chosen."""
+        """Return the variance of each coordinate, from its noise and from the random choice."""
         t = np.asarray(t, dtype=np.float64)
         times = self.n_dimensions / self.n_sampled
         return times * (self._part.noise_variance(t) + t**2) - t**2
@@ -393,13 +395,13 @@ class SampledVector(_BoundedVector):
 
 
 def to_unit(values: Floats, lower: float, upper: float) -> Floats:
-    """Return `values` clipped to the bounds and scaled to [-1, 1]; NaN becomes 0."""
+    """Clip `values` to [lower, upper] and scale them to [-1, 1]; NaN becomes 0."""
     scaled = (np.clip(values, lower, upper) - lower) / (upper - lower) * 2 - 1
     return np.nan_to_num(scaled, nan=0.0)
 
 
 def average(reports: Floats, confidence: float) -> Estimate:
-    """Return the mean of the rows of `reports`; standard errors come from their spread."""
+    """Return the mean of the rows of `reports`, with standard errors from the rows' deviations."""
     if reports.ndim == 0 or len(reports) < 2:
         raise ValueError("reports must hold at least two reports.")
     errors = np.asarray(reports.std(axis=0, ddof=1)) / math.sqrt(len(reports))

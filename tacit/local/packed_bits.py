@@ -17,7 +17,7 @@ _LOWEST = np.uint64(0x0101010101010101)
 
 
 def row_bytes(n_bits: int) -> int:
-    """Return the number of bytes of one packed row."""
+    """Return the number of bytes of one packed row of `n_bits` bits."""
     return -(-n_bits // 64) * 8
 
 
@@ -28,7 +28,7 @@ def pack(bits: NDArray[np.bool_]) -> NDArray[np.uint8]:
 
 
 def checked(rows: ArrayLike, n_bits: int) -> NDArray[np.uint8]:
-    """Return reports from outside as packed rows, or raise if they are not rows of bytes."""
+    """Return received reports as an array of packed rows; raise if they do not have that form."""
     packed = np.asarray(rows)
     if packed.dtype != np.uint8:  # whole numbers, as JSON has them
         packed = whole_numbers(packed, 256, "reports").astype(np.uint8)
@@ -43,7 +43,7 @@ def unpack(packed: NDArray[np.uint8], n_bits: int) -> NDArray[np.bool_]:
 
 
 def column_counts(packed: NDArray[np.uint8], n_bits: int) -> NDArray[np.int64]:
-    """Count in how many rows each bit is set.
+    """Count for each bit position the rows in which the bit is set.
 
     Bit b of every byte is moved to the lowest place, and 255 such rows are added with all bytes
     of a word at once: no byte can overflow. This reads a million rows of 1,000 bits in a

@@ -18,10 +18,10 @@ from tacit.mechanisms import Rng
 
 @dataclass(frozen=True, kw_only=True)
 class RandomizedResponse(FrequencyOracle):
-    """k-ary randomized response.
+    """Randomized response among k = `n_options` options, a frequency oracle.
 
     With probability r = k / (e^epsilon + k - 1) the report is uniform over all k options, else it
-    is the true one. The true option is then e^epsilon times as likely as each other.
+    is the true one. The true option is then e^epsilon times as likely as each other option.
 
     Examples
     --------
@@ -36,7 +36,7 @@ class RandomizedResponse(FrequencyOracle):
 
     @property
     def random_probability(self) -> Fraction:
-        """Probability with which a report is drawn uniformly."""
+        """Probability with which a report is drawn uniformly from all options."""
         k = self.n_options
         return round_up(k / (self._most + k - 1))
 
@@ -47,25 +47,25 @@ class RandomizedResponse(FrequencyOracle):
 
     @property
     def miss_probability(self) -> Fraction:
-        """Probability that the report is a given other option."""
+        """Probability that the report is a given option other than the true one."""
         return self.random_probability / self.n_options
 
     @property
     def report_bits(self) -> int:
-        """Bits that number the options."""
+        """Number of bits needed to number the options."""
         return bits_of(self.n_options)
 
     @property
     def event(self) -> events.RandomizedResponse:
-        """The report as an event, with the probability that is really drawn."""
+        """Event of one report, with the exact probability that the code draws with."""
         return events.RandomizedResponse(float(self.random_probability), self.n_options)
 
     def worst_case_ratio(self) -> Fraction:
-        """Return the probability of the true option over that of another one."""
+        """Return P(the true option is reported) / P(a given other option is reported)."""
         return self.hit_probability / self.miss_probability
 
     def support(self, reports: ArrayLike) -> NDArray[np.int64]:
-        """Count the reports of each option."""
+        """Count for each option the reports that name it."""
         found = whole_numbers(reports, self.n_options, "reports", row=0)
         return np.bincount(found, minlength=self.n_options)
 

@@ -29,7 +29,7 @@ _MANY_REPORTS = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class Rappor:
-    """RAPPOR for options numbered from 0.
+    """RAPPOR for options numbered from 0: repeated reports of one value at a bounded total cost.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ class Rappor:
     n_hashes
         Bits that each option sets (h).
     n_cohorts
-        Groups of persons with different hash functions. A person belongs to one, at random.
+        Number of groups with different hash functions. Each person belongs to one group, at random.
     permanent
         Probability f that a bit is replaced by a fair coin, once and for all.
     low, high
@@ -83,33 +83,39 @@ class Rappor:
 
     @property
     def lifetime_epsilon(self) -> float:
-        """Epsilon of any number of reports of one value: 2 h ln((1 - f/2) / (f/2)), Theorem 1.
+        """Epsilon of all reports of one value, however many (Theorem 1 of the paper).
 
-        A person whose value changes pays it once for each different value.
+        It is 2 h ln((1 - f/2) / (f/2)), with h = `n_hashes` and f = `permanent`. A person whose
+        value changes pays this epsilon once for each different value.
         """
         return _log(self.worst_case_ratio(n_reports=None))
 
     @property
     def report_epsilon(self) -> float:
-        """Epsilon of a single report, Theorem 2: h ln(q* (1 - p*) / (p* (1 - q*)))."""
+        """Epsilon of a single report (Theorem 2 of the paper).
+
+        It is h ln(q* (1 - p*) / (p* (1 - q*))), with h = `n_hashes`. A bit is sent as 1 with
+        probability q* if the value sets the bit, and p* if not.
+        """
         return _log(self.worst_case_ratio(n_reports=1))
 
     @property
     def event(self) -> PureDP:
-        """All reports of one value, however many."""
+        """Event of all reports that one person sends of one value, however many."""
         return PureDP(self.lifetime_epsilon, replace_factor=1.0)
 
     def event_of(self, n_reports: int) -> PureDP:
-        """Return the event of `n_reports` reports of one value."""
+        """Return the event of `n_reports` reports that one person sends of one value."""
         return PureDP(_log(self.worst_case_ratio(n_reports=n_reports)), replace_factor=1.0)
 
     def worst_case_ratio(self, n_reports: int | None = 1) -> Fraction:
-        """Return the exact largest ratio of the probabilities of what is seen, for two values.
+        """Return the exact largest ratio of the probabilities of the reports under two values.
 
-        Two values differ in up to 2 h bits: h that only the first sets and h that only the second
-        sets. Of one bit, `n_reports` reports reveal the number of ones, whose law is a mixture of
-        two binomial laws. None stands for any number of reports, which reveal the permanent bits;
-        so do more than 1,000, whose exact fractions would be too long.
+        Two values differ in up to 2 h bits, h = `n_hashes`: each value sets h bits that the other
+        does not. Of one bit, `n_reports` reports reveal the number of ones, whose law is a mixture
+        of two binomial laws. None stands for any number of reports, which together reveal the
+        permanent bits. More than 1,000 reports are treated like None, because their exact fractions
+        are too long.
         """
         f = self._permanent
         stays, turns = 1 - f / 2, f / 2  # permanent bit is 1 for a true 1, and for a true 0
@@ -129,7 +135,7 @@ class Rappor:
         return (ratios[0] * ratios[1]) ** self.n_hashes
 
     def client(self, rng: Seed = None) -> "RapporClient":
-        """Return the memory of a new person, in a random cohort."""
+        """Return the stored state of a new person, who joins a random cohort."""
         # None is passed on: each report then draws fresh entropy, also in a forked process.
         source = None if rng is None else generator(rng)
         cohort = int(generator(source).integers(0, self.n_cohorts, size=1)[0])
@@ -138,7 +144,7 @@ class Rappor:
     def randomize(
         self, values: ArrayLike, cohorts: ArrayLike | None = None, rng: Seed = None
     ) -> NDArray[np.uint8]:
-        """Return the first report of each of many persons (simulation; nothing is remembered)."""
+        """Simulate the first report of each of many persons; no permanent bits are kept."""
         options = np.atleast_1d(whole_numbers(values, self.n_options))
         groups = _cohorts(cohorts, len(options), self.n_cohorts)
         source = generator(rng)
@@ -148,7 +154,7 @@ class Rappor:
     def estimate(
         self, reports: ArrayLike, cohorts: ArrayLike | None = None, *, confidence: float = 0.95
     ) -> Estimate:
-        """Return unbiased frequencies of all options by least squares, with intervals.
+        """Return unbiased estimates of all frequencies by least squares, with intervals.
 
         The number of ones at each bit of each cohort is corrected for both kinds of noise
         (section 4) and regressed on the bits that each option sets. Raises `ValueError` if the bits
@@ -180,7 +186,12 @@ class Rappor:
     def _standard_errors(
         self, solve: Floats, values: Floats, sizes: NDArray[np.int64], base: float, gap: float
     ) -> Floats:
-        """Propagate the noise of the bits and of the cohorts through the least-squares solution."""
+        """Return the standard error of each estimated frequency in `values`.
+
+        `solve` is the least-squares matrix, and `sizes` are the persons per cohort. A bit is sent
+        as 1 with probability `base` if the value does not set the bit, and `base` + `gap` if it
+        does.
+        """
         frequency = nearest_probabilities(values)
         high, low = base + gap, base
         # Chance which persons are in which cohort; nothing for a single cohort.
@@ -197,7 +208,7 @@ class Rappor:
 
     @cached_property
     def _codes(self) -> NDArray[np.bool_]:
-        """The bits that each option sets, shape (cohorts, options, bits)."""
+        """The bits of the Bloom filter that each option sets, shape (cohorts, options, bits)."""
         if self.n_bits is None:
             return np.eye(self.n_options, dtype=bool)[None]
         codes = np.zeros((self.n_cohorts, self.n_options, self.n_bits), dtype=bool)
@@ -207,7 +218,7 @@ class Rappor:
         return codes
 
     def _positions(self, cohort: int, option: int) -> list[int]:
-        """Return h different bits, by a public hash of cohort and option."""
+        """Return the different bits that an option sets in a cohort, by a public hash of both."""
         found: list[int] = []
         attempt = 0
         while len(found) < self.n_hashes:
@@ -221,7 +232,7 @@ class Rappor:
 
     @property
     def _permanent(self) -> Fraction:
-        """The probability f as an even number of units, so that f / 2 can be drawn exactly."""
+        """The probability f (`permanent`), rounded up so that coins of f / 2 are exact."""
         return 2 * round_up(Fraction(self.permanent) / 2)
 
     @property
@@ -233,23 +244,23 @@ class Rappor:
         return round_up(Fraction(self.high))
 
     def _permanent_bits(self, bits: NDArray[np.bool_], rng: Rng) -> NDArray[np.bool_]:
-        """Replace each bit by the opposite with probability f / 2 (section 2, step 2)."""
+        """Flip each bit with probability f / 2, f = `permanent` (section 2, step 2)."""
         return bits ^ flip(self._permanent / 2, rng, bits.shape)
 
     def _instantaneous_bits(self, bits: NDArray[np.bool_], rng: Rng) -> NDArray[np.bool_]:
-        """Send each permanent bit as 1 with probability q or p (section 2, step 3)."""
+        """Send each permanent 1 as 1 with probability `high`, and each 0 with `low` (step 3)."""
         return np.where(bits, flip(self._high, rng, bits.shape), flip(self._low, rng, bits.shape))
 
 
 @dataclass
 class RapporClient:
-    """The memory of one person: permanent bits of every value reported so far.
+    """What the device of one person stores: permanent bits of every value reported so far.
 
-    Keep it on the device of that person. Reports of a value seen before reuse the bits, so all
+    Keep this object on the device. Reports of a value seen before reuse its permanent bits, so all
     reports of one value together cost `Rappor.lifetime_epsilon`.
 
-    Which reports are of the same value is *not* protected: an observer of many reports finds out
-    when the value changes, and back to which earlier one, but not what the values are.
+    *Not* protected is which reports have the same value. An observer of many reports can find out
+    when the value changes and when it returns to an earlier one, but not what the values are.
     """
 
     rappor: Rappor
@@ -263,7 +274,7 @@ class RapporClient:
         whole_numbers(self.cohort, self.rappor.n_cohorts)
 
     def report(self, value: int) -> NDArray[np.uint8]:
-        """Return a fresh report of `value`."""
+        """Return a new report of `value`; its permanent bits are drawn once and then reused."""
         option = int(whole_numbers(value, self.rappor.n_options))
         source = generator(self.rng)
         if option not in self._memory:
@@ -274,9 +285,9 @@ class RapporClient:
 
     @property
     def spent(self) -> PureDP:
-        """Everything sent so far: the lifetime price once for each different value.
+        """Event of all reports so far: the lifetime epsilon once for each different value.
 
-        It holds against any other values that change at the same times (see the class).
+        It compares the values with any others that change at the same times (see the class).
         """
         return PureDP(len(self._memory) * self.rappor.lifetime_epsilon, replace_factor=1.0)
 
@@ -293,7 +304,7 @@ def _cohorts(cohorts: ArrayLike | None, n_reports: int, n_cohorts: int) -> NDArr
 
 
 def _log(ratio: Fraction) -> float:
-    """Return the logarithm of `ratio`, rounded up."""
+    """Return the natural logarithm of `ratio` as a float, rounded up to stay a valid epsilon."""
     # As 2^shift times a number near 1: terms of the size of the numerator would cancel badly.
     shift = ratio.numerator.bit_length() - ratio.denominator.bit_length()
     near = shift * math.log(2) + math.log(ratio / Fraction(2) ** shift)

@@ -25,7 +25,7 @@ _CELLS = 2**24
 
 @dataclass(frozen=True, kw_only=True)
 class SubsetSelection(FrequencyOracle):
-    """Subset selection; a report is a row of packed bits, one per option, d of them set.
+    """Subset selection, a frequency oracle; a report is a set of options, as packed bits.
 
     >>> SubsetSelection(epsilon=1.0, n_options=100).subset_size
     27
@@ -35,7 +35,7 @@ class SubsetSelection(FrequencyOracle):
 
     @cached_property
     def subset_size(self) -> int:
-        """Number d of options in a report: the one of least variance next to k / (e^eps + 1)."""
+        """Number of options in a report, near n_options / (e^epsilon + 1), for least variance."""
         k = self.n_options
         best = k / (1 + math.exp(self.epsilon))
         near = {min(max(d, 1), k - 1) for d in (math.floor(best), math.ceil(best))}
@@ -43,28 +43,28 @@ class SubsetSelection(FrequencyOracle):
 
     @property
     def hit_probability(self) -> Fraction:
-        """Probability that the true option is in the set: d e^eps / (d e^eps + k - d)."""
+        """Probability that the true option is in the reported set of `subset_size` options."""
         return self._hit_probability_of(self.subset_size)
 
     @property
     def miss_probability(self) -> Fraction:
-        """Probability that a given other option is in the set."""
+        """Probability that a given option other than the true one is in the reported set."""
         return (self.subset_size - self.hit_probability) / (self.n_options - 1)
 
     @property
     def report_bits(self) -> int:
-        """Bits that number the sets of d options."""
+        """Number of bits needed to number all sets of `subset_size` options."""
         k, d = self.n_options, self.subset_size
         log2 = (math.lgamma(k + 1) - math.lgamma(d + 1) - math.lgamma(k - d + 1)) / math.log(2)
         return bits_of(math.comb(k, d)) if k <= 64 else math.ceil(log2)
 
     def worst_case_ratio(self) -> Fraction:
-        """Return the probability of a set with the true option over that of one without."""
+        """Return P(a given set with the true option) / P(a given set without it)."""
         hit, d = self.hit_probability, self.subset_size
         return hit * (self.n_options - d) / ((1 - hit) * d)
 
     def support(self, reports: ArrayLike) -> NDArray[np.int64]:
-        """Count for each option the sets that contain it."""
+        """Count for each option the reported sets that contain it."""
         return packed_bits.column_counts(
             packed_bits.checked(reports, self.n_options), self.n_options
         )

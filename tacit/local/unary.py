@@ -26,15 +26,18 @@ _CELLS = 2**24
 
 @dataclass(frozen=True, kw_only=True)
 class _UnaryEncoding(FrequencyOracle):
-    """What both variants share; a report is a row of packed bits, see `packed_bits`."""
+    """Base of both variants; a report is a row of packed bits, one per option."""
 
     @property
     def report_bits(self) -> int:
-        """One bit per option."""
+        """Number of bits of a report: one per option."""
         return self.n_options
 
     def worst_case_ratio(self) -> Fraction:
-        """Return the ratio for the reports with a 1 at one option and a 0 at the other."""
+        """Return the exact largest ratio of the probabilities of one report under two options.
+
+        It is reached by reports with a 1 at the first option and a 0 at the second.
+        """
         p, q = self.hit_probability, self.miss_probability
         return p * (1 - q) / ((1 - p) * q)
 
@@ -60,7 +63,7 @@ class _UnaryEncoding(FrequencyOracle):
 
 @dataclass(frozen=True, kw_only=True)
 class SymmetricUnary(_UnaryEncoding):
-    """Unary encoding whose bits are flipped with one probability, 1 / (e^(epsilon/2) + 1).
+    """Unary encoding in which every bit is flipped with probability 1 / (e^(epsilon/2) + 1).
 
     >>> SymmetricUnary(epsilon=2.0, n_options=5).randomize(3, rng=1).shape
     (8,)
@@ -70,18 +73,18 @@ class SymmetricUnary(_UnaryEncoding):
 
     @property
     def hit_probability(self) -> Fraction:
-        """Probability that the bit of the true option stays 1."""
+        """Probability that the bit of the true option is sent as 1."""
         return 1 - self.miss_probability
 
     @property
     def miss_probability(self) -> Fraction:
-        """Probability that the bit of another option becomes 1."""
+        """Probability that the bit of another option is sent as 1."""
         return round_up(1 / (1 + exp_below(self.epsilon / 2)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizedUnary(_UnaryEncoding):
-    """Unary encoding with p = 1/2 and q = 1 / (e^epsilon + 1).
+    """Unary encoding that sends a 1 as 1 with probability 1/2, and a 0 with 1 / (e^epsilon + 1).
 
     >>> float(OptimizedUnary(epsilon=1.0, n_options=5).hit_probability)
     0.5
@@ -91,10 +94,10 @@ class OptimizedUnary(_UnaryEncoding):
 
     @property
     def hit_probability(self) -> Fraction:
-        """Probability that the bit of the true option stays 1."""
+        """Probability that the bit of the true option is sent as 1."""
         return round_down(Fraction(1, 2))
 
     @property
     def miss_probability(self) -> Fraction:
-        """Probability that the bit of another option becomes 1."""
+        """Probability that the bit of another option is sent as 1."""
         return round_up(1 / (1 + self._most))

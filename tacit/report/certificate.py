@@ -38,7 +38,7 @@ class Problem(NamedTuple):
 
 
 def prices(event: Event, *, delta: float, relation: Relation) -> list[dict[str, Any]]:
-    """Return epsilon by every accountant that has a finite price, and a lower bound by PLD."""
+    """Return the epsilon of `event` by every accountant that can price it, and a lower bound."""
     found: list[dict[str, Any]] = []
     for name, make in ACCOUNTANTS.items():
         entry: dict[str, Any] = {"accountant": name, "version": __version__}
@@ -72,7 +72,10 @@ def make_certificate(
     title: str,
     model: Path | None = None,
 ) -> dict[str, Any]:
-    """Return the sealed certificate of `event`; its epsilon is a certified upper bound."""
+    """Return the sealed certificate of a run that did `event` to its records, as JSON values.
+
+    Its epsilon is a certified upper bound at `delta`.
+    """
     epsilon = accounting.epsilon(event, delta=delta, relation=relation)
     body = {
         "format": FORMAT,
@@ -102,7 +105,7 @@ def make_certificate(
 def verify(certificate: Mapping[str, Any], *, folder: Path | None = None) -> list[Problem]:
     """Return every reason why the certificate does not hold; the list is empty if it holds.
 
-    `folder` holds the model file; without `folder`, the model file is not checked.
+    `folder` is where the model file is; if it is None, the model file is not checked.
     """
     malformed = list(_schema_problems(certificate))
     if malformed:
@@ -117,13 +120,13 @@ def verify(certificate: Mapping[str, Any], *, folder: Path | None = None) -> lis
 
 
 def seal(body: Mapping[str, Any]) -> str:
-    """Return the hash of all fields except the seal, as canonical JSON."""
+    """Return the hash of all fields except the seal itself, written as canonical JSON."""
     text = json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def file_hash(path: Path) -> str:
-    """Return the SHA-256 of a file without loading the whole file."""
+    """Return the SHA-256 of a file, read in blocks so that large files fit in memory."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 

@@ -27,7 +27,7 @@ _BRAILLE = np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]])  #
 
 
 class Role(StrEnum):
-    """What a series stands for. The page gives each role a color and a stroke."""
+    """What a series of a figure shows, such as a private result; it determines color and stroke."""
 
     PRIVATE = "private"
     BASELINE = "baseline"
@@ -39,7 +39,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """Named points; `low` and `high` add a band around them, `is_line` joins them by a line."""
+    """Named points of a figure. `low` and `high` add a band; `is_line` connects the points."""
 
     name: str
     x: tuple[float, ...]
@@ -51,7 +51,7 @@ class Series:
 
     @classmethod
     def of(cls, name: str, points: Iterable[Sequence[float]], role: Role = Role.PRIVATE) -> Self:
-        """Return a line through points (x, y)."""
+        """Return a series drawn as a line through the points (x, y)."""
         x, y = zip(*points, strict=True)
         return cls(name=name, x=x, y=y, role=role)
 
@@ -66,7 +66,7 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True)
 class Surface:
-    """Heights over a grid, drawn as contour lines at `levels`, lowest first."""
+    """Heights over a grid of x and y, drawn as contour lines at `levels`, lowest level first."""
 
     name: str
     x: tuple[float, ...]
@@ -82,7 +82,7 @@ class Surface:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PictureRow:
-    """Gray pictures under one name, of shape (pictures, height, width), with values in [0, 1]."""
+    """A named row of gray pictures, shape (pictures, height, width), with values in [0, 1]."""
 
     name: str
     pictures: np.ndarray
@@ -92,7 +92,7 @@ class PictureRow:
 class Figure:
     """A figure: `name` is its file name and its anchor on the page, `caption` explains it.
 
-    With a `surface`, the series are paths on the surface, and a reader steps along them. With
+    With a `surface`, the series are drawn as paths on it, and the reader can step along them. With
     `pictures`, the figure is a table of pictures without axes.
     """
 
@@ -110,7 +110,7 @@ class Figure:
 
 
 def to_csv(figure: Figure) -> str:
-    """Return the series as CSV in long form: one row for each point of each series.
+    """Return the points of all series as CSV, with one row for each point of each series.
 
     >>> line = Series(name="ours", x=(1,), y=(2,))
     >>> print(to_csv(Figure(name="f", title="", caption="", x_label="a", y_label="b",
@@ -140,7 +140,7 @@ def files(figure: Figure) -> Iterator[tuple[str, str]]:
 
 
 def to_svg(figure: Figure) -> str:
-    """Return the figure as an `<svg>` element with its points as JSON, which page.js reads."""
+    """Return the figure as an `<svg>` element, with its points as JSON for the script page.js."""
     if figure.pictures:
         return "\n".join(_picture_table(figure))
     xs, ys = _axes(figure)
@@ -157,7 +157,7 @@ def to_svg(figure: Figure) -> str:
 
 
 def to_svg_file(figure: Figure) -> str:
-    """Return the figure as an SVG file of its own: with the page's colors, title and legend."""
+    """Return the figure as a complete SVG file, with the page's colors, a title and a legend."""
     css = (resources.files("tacit.report") / "page.css").read_text(encoding="utf-8")
     rows = [f'<text class="label" x="{_LEFT}" y="20" font-weight="600">{html.escape(figure.title)}']
     rows.append("</text>")
@@ -180,7 +180,7 @@ def to_svg_file(figure: Figure) -> str:
 
 
 def to_text(figure: Figure, *, width: int = 64, height: int = 14) -> str:
-    """Return the lines of a figure as text, with the range of both axes written beside them.
+    """Return the lines of a figure drawn as text, with the ranges of both axes.
 
     Lines are drawn with braille characters, each of which holds two by four dots.
 
@@ -217,7 +217,7 @@ def to_text(figure: Figure, *, width: int = 64, height: int = 14) -> str:
 
 
 class _Axis:
-    """Maps values to positions, with ticks at round numbers."""
+    """One axis of a figure: converts values to positions in the drawing, and chooses tick marks."""
 
     def __init__(
         self, values: Iterable[float], *, is_log: bool, span: tuple[float, float], pad: float = 0.0
@@ -233,14 +233,14 @@ class _Axis:
         self.span = span
 
     def at(self, value: float) -> float:
-        """Return the position of a value; on a log axis, what is not positive goes to the end."""
+        """Return the position of a value. On a log axis, a value <= 0 is put at the low end."""
         if self.is_log:
             value = math.log10(value) if value > 0 else self.low
         share = (value - self.low) / (self.high - self.low)
         return self.span[0] + share * (self.span[1] - self.span[0])
 
     def ticks(self) -> list[float]:
-        """Return the round numbers to mark on the axis."""
+        """Return the round numbers that are marked on the axis."""
         if self.is_log:
             whole = range(math.ceil(self.low - 1e-9), math.floor(self.high + 1e-9) + 1)
             steps = [10.0**k for k in whole]
@@ -256,7 +256,7 @@ class _Axis:
 
 
 def _axes(figure: Figure) -> tuple[_Axis, _Axis]:
-    """Return the axes of the SVG; without a surface, y has some room above and below."""
+    """Return the x and y axes of the SVG; without a surface, y has a margin above and below."""
     ground = figure.surface
     x_values = [x for s in figure.series for x in s.x] + list(ground.x if ground else ())
     y_values = [v for s in figure.series for v in (*s.y, *s.low, *s.high)]
@@ -328,7 +328,7 @@ def _path(places: Sequence[tuple[float, float]]) -> str:
 
 
 def _cell(figure: Figure) -> float:
-    """Return the side of the square in which one picture is drawn."""
+    """Return the side length in the SVG of the square in which one picture is drawn."""
     return min(96.0, (WIDTH - _ROW_NAMES) / max(len(row.pictures) for row in figure.pictures))
 
 
@@ -350,7 +350,10 @@ def _picture_table(figure: Figure) -> Iterator[str]:
 
 
 def _picture(picture: np.ndarray, left: float, top: float, side: float) -> str:
-    """Return the pixels as squares of ink: one path for all pixels of the same shade."""
+    """Return SVG for one gray picture: all pixels of the same shade form one path.
+
+    The picture's upper left corner is at (`left`, `top`), and `side` is its width.
+    """
     scale = side / max(picture.shape)
     shades = np.rint(_SHADES * np.clip(picture, 0.0, 1.0)).astype(int)
     paths = []

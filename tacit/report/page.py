@@ -25,7 +25,7 @@ class Number(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """A section of the page beyond the standard ones, such as the outcome of an audit."""
+    """An additional section of the page, such as the outcome of an audit."""
 
     name: str
     title: str
@@ -36,7 +36,7 @@ class Section:
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """The content of a page, without its layout, which `render` adds."""
+    """Everything that a report page says; `render` turns it into HTML."""
 
     title: str
     lead: str
@@ -67,7 +67,7 @@ def render(page: Page) -> str:
 
 
 def promise(epsilon: float, delta: float, unit: str) -> tuple[str, ...]:
-    """Return the guarantee in words, and what it means for a guess about one person."""
+    """Return the guarantee in words, and how much it lets anyone learn about one person."""
     if not math.isfinite(epsilon):
         return ("Nothing: no noise was added. Treat the model as if it were the data.",)
     certain = 1 / (1 + math.exp(-min(epsilon, 700.0)))
@@ -82,7 +82,7 @@ def promise(epsilon: float, delta: float, unit: str) -> tuple[str, ...]:
 
 
 def strength(epsilon: float) -> str:
-    """Return how strong a guarantee is, in three tiers (Ponomareva et al. 2023, section 5.2)."""
+    """Return a sentence that rates epsilon in three tiers (Ponomareva et al. 2023, section 5.2)."""
     if epsilon <= 1:
         return "strong formal guarantee (epsilon at most 1)"
     if epsilon <= 10:
@@ -99,7 +99,7 @@ def cautions(
     is_shuffled: bool,
     not_covered: Sequence[str] = (),
 ) -> tuple[str, ...]:
-    """Return a warning for each respect in which the claim is weak."""
+    """Return a warning for each weakness of the claim, such as a large delta or a fixed seed."""
     found = []
     if not math.isfinite(epsilon):
         found.append("Not private: this run includes a release without noise.")

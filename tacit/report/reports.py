@@ -67,7 +67,7 @@ def write_logit_report(study: LogitStudy, folder: str | Path) -> Path:
 
 
 def write_pate_sweep(setting: str, points: Sequence[Point], folder: str | Path) -> None:
-    """Draw accuracy and epsilon of PATE runs against the setting in which they differ."""
+    """Draw accuracy and epsilon of a PATE sweep against the varied setting, into `folder`."""
     rows = [point._asdict() | {setting: point.value} for point in points]
     figures = (
         _line(rows, "accuracy", setting, title="Accuracy of the student", caption="One run each."),
@@ -88,7 +88,7 @@ def _write_figures(run: RunFolder, figures: Iterable[Figure]) -> None:
 
 
 def certificate_of(facts: Facts, run: RunFolder) -> dict[str, Any]:  # Any: JSON values
-    """Return the sealed certificate of a run."""
+    """Return the sealed certificate of a finished run, made from its facts."""
     utility = facts.utility
     return make_certificate(
         title=f"{facts.method} on {facts.data}",
@@ -119,10 +119,10 @@ def certificate_of(facts: Facts, run: RunFolder) -> dict[str, Any]:  # Any: JSON
 
 
 def run_figures(facts: Facts, run: RunFolder) -> tuple[Figure, ...]:
-    """Return utility and epsilon by epoch, or by number of answers if the run is PATE.
+    """Return figures of utility and epsilon by epoch, or for PATE by number of answers.
 
-    The figures of PATE follow from released labels alone. Gaps between votes are private and are
-    not drawn.
+    The figures of PATE are computed from released labels alone. Margins between vote counts are
+    private and are not drawn.
     """
     private = run.read_lines(facts.metrics_file)
     if facts.method == "PATE" and len(private) < 2:
@@ -153,7 +153,7 @@ def page_of(
     figures: tuple[Figure, ...],
     sections: tuple[Section, ...] = (),
 ) -> Page:
-    """Return the content of a run's page."""
+    """Return the content of a run's page, ready for `render`."""
     stated = certificate["claim"]["epsilon"]
     epsilon = math.inf if stated is None else stated
     return Page(
@@ -203,7 +203,7 @@ def _numbers(facts: Facts, epsilon: float) -> tuple[Number, ...]:
 
 
 def _measured(facts: Facts) -> str:
-    """Return which records utility was measured on; only public records are called public."""
+    """Return words for the records that utility was measured on; say "public" only if they are."""
     is_public = all(t.cost == "public" for t in facts.touches if t.what == "evaluation")
     return "public test records" if is_public else "held-out records, not covered"
 
@@ -231,7 +231,7 @@ def _fields(facts: Facts, epsilon: float) -> tuple[tuple[str, str], ...]:
 
 
 def _levels(facts: Facts, epsilon: float) -> Section:
-    """Return the levels of NIST SP 800-226 (2025), section 1 and figure 1, for this run."""
+    """Return a section with the levels of this run's claim (NIST SP 800-226, figure 1)."""
     runs = 1 if facts.utility.spread is None else len(facts.utility.private)
     rows = {
         "The guarantee": f"epsilon {epsilon:.4f} at delta {facts.delta:g} for one {facts.unit} "
@@ -278,7 +278,7 @@ def _metric_by_epoch(metric: str, title: str, private: list[Metric], twin: list[
 
 
 def _line(rows: Sequence[Metric], y: str, x: str, *, title: str, caption: str = "") -> Figure:
-    """Return a figure of metric `y` against metric `x`, from the rows that have `y`."""
+    """Return a figure of metric `y` against metric `x`, from the rows that contain `y`."""
     return Figure(
         name=f"{y}-by-{x}",
         title=title,
@@ -291,7 +291,7 @@ def _line(rows: Sequence[Metric], y: str, x: str, *, title: str, caption: str = 
 
 
 def _audit_sections(run: RunFolder) -> tuple[Section, ...]:
-    """Return the section about the audit of the run, if there was one."""
+    """Return the page's section about the audit of the run; empty if there was no audit."""
     path = run / AUDIT
     if not path.is_file():
         return ()
@@ -330,7 +330,7 @@ def _audit_sections(run: RunFolder) -> tuple[Section, ...]:
 
 
 def attack_figure(path: Path, caption: str) -> Figure | None:
-    """Return the figure of an attack's data, as an audit writes it; None without data.
+    """Return the figure of an attack from the file `path` of an audit; None if it does not exist.
 
     `path` holds either ROC curves (columns curve, fpr, tpr) or the pixels of square pictures
     (columns row, image, pixel, value).
@@ -392,7 +392,7 @@ def _inverted(name: str, caption: str, rows: list[dict[str, str]]) -> Figure | N
 
 
 def sweep_figures(sweep: Sweep) -> tuple[Figure, ...]:
-    """Return accuracy, and AUC and loss if all runs have them, against epsilon for each delta."""
+    """Return figures of accuracy (also AUC and loss, if known) against epsilon, per delta."""
     figures = [_by_epsilon(sweep, "accuracy", "Accuracy on records not trained on")]
     if all(cell.auc is not None for cell in sweep.cells):
         figures.append(_by_epsilon(sweep, "auc", "Area under the ROC curve"))
@@ -429,7 +429,10 @@ def _by_epsilon(sweep: Sweep, metric: str, title: str) -> Figure:
 
 
 def _at_delta(sweep: Sweep, metric: str, delta: float, role: Role) -> Series:
-    """Return the mean at each epsilon, with a band of one standard deviation if runs repeat."""
+    """Return the mean of `metric` at each epsilon, for the runs at `delta`.
+
+    If runs are repeated, a band shows one standard deviation.
+    """
     groups: dict[float, list[float]] = {}
     for cell in sorted(sweep.cells, key=lambda cell: cell.epsilon):
         if cell.delta == delta:
@@ -491,12 +494,12 @@ def _outcome(row: Summary) -> str:
 
 
 def logit_figures(study: LogitStudy) -> tuple[Figure, Figure, Figure]:
-    """Return the surface with its paths, the fitted curve, and the loss at each budget."""
+    """Return figures of the surface with training paths, the fitted curve, and loss by epsilon."""
     return _surface(study), _curve(study), _losses(study)
 
 
 def _shown(study: LogitStudy) -> list[tuple[Ascent, Role]]:
-    """Return the first run at each of at most four budgets, smallest budget first."""
+    """Return the runs to draw: the first run at each of at most four epsilons, smallest first."""
     first = {run.epsilon: run for run in reversed(study.private)}
     epsilons = sorted(first)
     step = max(1, math.ceil(len(epsilons) / len(_PATH_ROLES)))
