@@ -12,27 +12,27 @@ MOST = 10**18  # largest whole number accepted: beyond any use, and within 64 bi
 
 
 def positive(*, advice: str = "", **named: object) -> float:
-    """Return the named value as a float; it must be finite and above zero."""
+    """Return the one keyword argument as a float; raise unless it is finite and above zero."""
     return _real(named, "a positive finite number", lambda x: 0 < x < math.inf, advice)
 
 
 def non_negative(*, advice: str = "", **named: object) -> float:
-    """Return the named value as a float; it must be finite and at least zero."""
+    """Return the one keyword argument as a float; raise unless it is finite and at least zero."""
     return _real(named, "a finite number >= 0", lambda x: 0 <= x < math.inf, advice)
 
 
 def in_open_unit(*, advice: str = "", **named: object) -> float:
-    """Return the named value as a float; it must be strictly between 0 and 1."""
+    """Return the one keyword argument as a float; raise unless it is strictly between 0 and 1."""
     return _real(named, "in (0, 1)", lambda x: 0 < x < 1, advice)
 
 
 def in_closed_unit(*, advice: str = "", **named: object) -> float:
-    """Return the named value as a float; it must be at least 0 and at most 1."""
+    """Return the one keyword argument as a float; raise unless it is between 0 and 1 inclusive."""
     return _real(named, "in [0, 1]", lambda x: 0 <= x <= 1, advice)
 
 
 def whole(*, least: int = 0, advice: str = "", **named: object) -> int:
-    """Return the named value as an int; it must be a whole number from `least` to 10^18."""
+    """Return the one keyword argument as an int; raise unless it is whole, `least` to 10^18."""
     ((name, value),) = named.items()
     rule = f"a whole number >= {least}"
     if isinstance(value, bool) or not isinstance(value, Integral):
@@ -45,7 +45,7 @@ def whole(*, least: int = 0, advice: str = "", **named: object) -> int:
 
 
 def boolean(**named: object) -> bool:
-    """Return the named value; it must be True or False, not a number or a string."""
+    """Return the one keyword argument; raise unless it is True or False (1 or "yes" is neither)."""
     ((name, value),) = named.items()
     if not isinstance(value, bool):
         raise TypeError(_message(name, "a bool", type(value).__name__, ""))

@@ -34,10 +34,10 @@ class Relation(StrEnum):
 
 @dataclass(frozen=True)
 class Event:
-    """Base class of all events, for annotations only.
+    """Base class of all events: statements of what was done to private data.
 
-    Every field is checked by the rule that `_RULES` has for its name. `_text` is the description
-    that `str` returns, with the fields filled in.
+    It has no instances of its own. Every field of an event is checked by the rule that `_RULES` has
+    for its name. `str(event)` is the template `_text` with the fields filled in.
     """
 
     _text: ClassVar[str] = ""
@@ -71,7 +71,8 @@ class NonPrivate(Event):
 class Gaussian(Event):
     """Normal noise added to a vector.
 
-    Its standard deviation is `noise_multiplier` times the L2 norm of what one record contributes.
+    The standard deviation of the noise is `noise_multiplier` times the largest L2 norm of what one
+    record contributes.
 
     >>> str(Gaussian(4.0))
     'Gaussian noise, multiplier 4'
@@ -86,8 +87,8 @@ class Gaussian(Event):
 class Laplace(Event):
     """Laplace noise added to a vector.
 
-    Its scale is `noise_multiplier` times the L1 norm of what one record contributes. One such
-    release is pure DP with epsilon = 1 / noise_multiplier.
+    The scale of the noise is `noise_multiplier` times the largest L1 norm of what one record
+    contributes. One such release is pure DP with epsilon = 1 / noise_multiplier.
     """
 
     noise_multiplier: float
@@ -108,8 +109,8 @@ class PureDP(Event):
 class ApproximateDP(Event):
     """Any release proved (`epsilon`, `delta`)-DP when a record is added or removed.
 
-    `replace_factor` is 1 if the same holds when a record is replaced, and 2 if a replacement is
-    covered by group privacy only.
+    `replace_factor` is 1 if (`epsilon`, `delta`) also holds when a record is replaced. It is 2 if a
+    replacement has to be priced as a removal and an addition, by group privacy.
     """
 
     epsilon: float
@@ -126,9 +127,10 @@ class ApproximateDP(Event):
 class Exponential(Event):
     """One draw of an `epsilon`-DP exponential mechanism, which therefore has bounded range.
 
-    An option has weight exp(epsilon * utility / (2 * sensitivity)). The largest utility plus Gumbel
-    noise has the same law (Durfee & Rogers 2019). Many such draws cost less than as many
-    `PureDP(epsilon)`, because their range is bounded by `epsilon`.
+    An option is drawn with weight exp(epsilon * utility / (2 * sensitivity)). The option of the
+    largest utility plus Gumbel noise has the same law (Durfee & Rogers 2019). The privacy losses of
+    all options span at most `epsilon` (bounded range), so many draws cost less in composition than
+    as many `PureDP(epsilon)`.
     """
 
     epsilon: float
@@ -140,9 +142,9 @@ class Exponential(Event):
 class RandomizedResponse(Event):
     """One record reports one of `n_options`, at random with probability `random_probability`.
 
-    A random report is uniform over all options; any other report is the true one. Under every
-    relation, neighbors may differ in that record's true option: an absent record is priced as one
-    whose true option is another.
+    A random report is uniform over all options; otherwise the true option is reported. Under every
+    relation, neighbors may differ in the true option of one record. Adding or removing a record is
+    priced like a change of its true option.
     """
 
     random_probability: float
@@ -156,8 +158,8 @@ class RandomizedResponse(Event):
 class RenyiCurve(Event):
     """Any release whose Rényi divergence of order `orders[i]` is proved to be at most `values[i]`.
 
-    The proof must hold in both directions when a record is added or removed. `replace_factor` is 1
-    if the same curve holds when a record is replaced, and 2 if nothing is known about replacement.
+    The bound must hold both when a record is added and when one is removed. `replace_factor` is 1
+    if it also holds when a record is replaced, and 2 if nothing is known about replacement.
     """
 
     orders: tuple[float, ...]
@@ -194,9 +196,9 @@ class PoissonSampled(Event):
 
 @dataclass(frozen=True)
 class TruncatedPoissonSampled(Event):
-    """`event` on a Poisson sample of `n_records` at `rate`, cut to `max_batch` if it is larger.
+    """`event` on a Poisson sample of `n_records` records at `rate`, of at most `max_batch` records.
 
-    The cut keeps a uniformly random subset of size `max_batch`.
+    If more are drawn, a uniformly random subset of size `max_batch` is kept.
     """
 
     rate: float
@@ -210,7 +212,7 @@ class TruncatedPoissonSampled(Event):
 
 @dataclass(frozen=True)
 class FixedSizeSampled(Event):
-    """`event` on `batch_size` of `n_records` records, drawn without replacement each time."""
+    """`event` on a uniformly random subset of exactly `batch_size` of the `n_records` records."""
 
     batch_size: int
     n_records: int
@@ -227,10 +229,10 @@ class FixedSizeSampled(Event):
 
 @dataclass(frozen=True)
 class RandomAllocation(Event):
-    """One epoch of `steps` releases of `event`, each record in one of them at random.
+    """One epoch of `steps` releases of `event`, where each record takes part in only one of them.
 
-    The step is chosen uniformly, independently for each record, and anew in every epoch. This is
-    also called balls and bins.
+    The step of a record is chosen uniformly at random, independently of other records, and anew in
+    every epoch. This is also called balls and bins.
     """
 
     steps: int
@@ -253,9 +255,9 @@ class Repeated(Event):
 
 @dataclass(frozen=True)
 class Sequence(Event):
-    """All of `parts` on the same data; later parts may depend on the results of earlier ones.
+    """All of the events `parts` on the same data; a part may depend on results of earlier parts.
 
-    Inside a sampled event, all parts use the same sample. `Sequence(())` costs nothing.
+    Inside a sampled event, all parts use the same random sample. `Sequence(())` costs nothing.
     """
 
     parts: tuple[Event, ...]
@@ -271,9 +273,9 @@ class Sequence(Event):
 class Shuffled(Event):
     """`n_reports` persons each send one report of `event`, and their order is hidden.
 
-    `event` is local: it protects one person's value. A shuffler removes who sent which report
-    before anyone sees them. Neighbors may differ in one person's value, under every relation: a
-    person who does not take part is charged as one with another value.
+    `event` is local: one report protects one person's value. A shuffler removes who sent which
+    report before anyone sees the reports. Under every relation, neighbors may differ in one
+    person's value. Adding or removing a person is priced like a change of that person's value.
     """
 
     event: Event
@@ -312,7 +314,7 @@ _TYPES = {kind.__name__: kind for kind in Event.__subclasses__()}  # those above
 
 
 def from_dict(data: Mapping[str, Any]) -> Event:
-    """Return the event that `Event.to_dict` wrote; only the types of this module are accepted."""
+    """Return the event that `Event.to_dict` turned into `data`; raise for any unknown type."""
     if not isinstance(cast("object", data), Mapping) or "type" not in data:
         raise ValueError("an event must be an object with a 'type'.")
     kind = _TYPES.get(data["type"]) if isinstance(data["type"], str) else None
@@ -328,7 +330,7 @@ def from_dict(data: Mapping[str, Any]) -> Event:
 
 
 def from_json(text: str) -> Event:
-    """Return the event that `Event.to_json` wrote.
+    """Return the event that `Event.to_json` turned into `text`.
 
     >>> from_json(Repeated(Gaussian(2.0), 3).to_json()) == Repeated(Gaussian(2.0), 3)
     True

@@ -47,24 +47,24 @@ class Poisson:
     def indices(self, n: int, rng: Seed = None) -> Indices:
         """Return the private indices of one draw among `n` records, in increasing order.
 
-        The size of the draw is binomial, and all sets of that size are equally likely. The set is
-        drawn that way, so time and memory are proportional to its size and not to `n`.
+        First the size of the draw is drawn from its binomial law, then a uniformly random set of
+        that size. So time and memory are proportional to the size and not to `n`.
         """
         source = np.random.default_rng(rng)
         n = whole(n=n)
         return _distinct(n, int(source.binomial(n, self.rate)), source)
 
     def amplify(self, event: ev.Event) -> ev.Event:
-        """Return the event of a release that is `event` on the records of one draw."""
+        """Return the event, for an accountant, of a release `event` on the records of one draw."""
         return ev.PoissonSampled(self.rate, event)
 
 
 @dataclass(frozen=True)
 class TruncatedPoisson:
-    """Poisson sampling that keeps a random `max_batch` of the records if it draws more.
+    """Poisson sampling that keeps a random subset of `max_batch` records if it draws more.
 
-    It suits hardware that needs a fixed largest batch. The price depends on `n_records`, which is
-    declared and public; `indices` accepts no other number of records.
+    It suits hardware that needs a fixed largest batch. The price depends on the number of records,
+    which is declared as `n_records` and public; `indices` accepts no other number.
     """
 
     rate: float
@@ -75,7 +75,7 @@ class TruncatedPoisson:
         _ = self.amplify(ev.NonPrivate())  # the event checks all three
 
     def indices(self, n: int, rng: Seed = None) -> Indices:
-        """Return the private indices, at most `max_batch`, of one draw, in increasing order."""
+        """Return the private indices of one draw among `n` = `n_records` records, increasing."""
         source = np.random.default_rng(rng)
         n = _declared(n, self.n_records)
         # A uniformly random subset of a uniformly random set is uniformly random for its size.
@@ -83,7 +83,7 @@ class TruncatedPoisson:
         return _distinct(n, count, source)
 
     def amplify(self, event: ev.Event) -> ev.Event:
-        """Return the event of a release that is `event` on the records of one draw."""
+        """Return the event, for an accountant, of a release `event` on the records of one draw."""
         return ev.TruncatedPoissonSampled(self.rate, self.max_batch, self.n_records, event)
 
 
@@ -102,12 +102,12 @@ class FixedSize:
         _ = self.amplify(ev.NonPrivate())  # the event checks both
 
     def indices(self, n: int, rng: Seed = None) -> Indices:
-        """Return the private indices of one draw, in increasing order; `n` must be `n_records`."""
+        """Return the private indices of one draw among `n` = `n_records` records, increasing."""
         n = _declared(n, self.n_records)
         return _distinct(n, self.batch_size, np.random.default_rng(rng))
 
     def amplify(self, event: ev.Event) -> ev.Event:
-        """Return the event of a release that is `event` on the records of one draw."""
+        """Return the event, for an accountant, of a release `event` on the records of one draw."""
         return ev.FixedSizeSampled(self.batch_size, self.n_records, event)
 
 
@@ -128,7 +128,7 @@ class RandomAllocation:
         whole(steps=self.steps, least=1)
 
     def indices(self, n: int, rng: Seed = None) -> list[Indices]:
-        """Return the private batches of one epoch over `n` records, each in increasing order."""
+        """Return the private batches of one epoch over `n` records, as increasing indices."""
         step_of_record = np.random.default_rng(rng).integers(0, self.steps, size=whole(n=n))
         return _batches(step_of_record, self.steps)
 
@@ -139,7 +139,7 @@ class RandomAllocation:
 
 @dataclass(frozen=True)
 class Shuffle:
-    """Sampler that cuts a random order of `n_records` places into `steps` equal batches an epoch.
+    """Sampler that, each epoch, shuffles `n_records` places and cuts them into `steps` batches.
 
     No sound amplified price is known. The usual price, which treats the batches as Poisson samples,
     is too low: with noise multiplier 0.4 and 10,000 steps, Poisson sampling has delta 1.2e-5 at
@@ -161,7 +161,7 @@ class Shuffle:
         boolean(unamplified=self.unamplified)
 
     def indices(self, n: int, rng: Seed = None) -> list[Indices]:
-        """Return the private batches of one epoch over `n` records, each in increasing order."""
+        """Return the private batches of one epoch over `n` records, as increasing indices."""
         if whole(n=n) > self.n_records:
             raise ValueError(f"n must be <= n_records, got {n} and {self.n_records}.")
         place = np.random.default_rng(rng).permutation(self.n_records)[:n]
@@ -187,8 +187,8 @@ def _declared(n: int, n_records: int) -> int:
 def _distinct(n: int, count: int, rng: np.random.Generator) -> Indices:
     """Return a uniformly random set of `count` whole numbers below `n`, in increasing order.
 
-    Numbers are drawn until `count` of them differ. The process treats all numbers alike, so every
-    set of that size is equally likely.
+    Numbers are drawn until there are `count` different ones. All numbers are treated alike, so
+    every set of that size is equally likely.
     """
     if 64 * count > n:
         return np.flatnonzero(_distinct_mask(n, count, rng))
@@ -201,7 +201,7 @@ def _distinct(n: int, count: int, rng: np.random.Generator) -> Indices:
 
 
 def _distinct_mask(n: int, count: int, rng: np.random.Generator) -> Flags:
-    """Return a uniformly random set of `count` of `n` records as flags, for large draws."""
+    """Return `n` flags, of which a uniformly random set of `count` is True; for large draws."""
     chosen = np.zeros(n, np.bool_)
     if 8 * count > n:  # one call, which briefly holds 8 bytes per record
         chosen[rng.choice(n, count, replace=False, shuffle=False)] = True

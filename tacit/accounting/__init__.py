@@ -100,9 +100,9 @@ def delta(
 
 
 def bracket(event: Event, *, delta: float, relation: Relation = ADD_REMOVE) -> Bracket:
-    """Return a certified lower and upper end of the epsilon of `event` at `delta`.
+    """Return proved lower and upper bounds on the smallest epsilon of `event` at `delta`.
 
-    An event that `PLD` cannot price exactly has a proved upper end only; its lower end is 0.
+    For an event that `PLD` cannot price exactly, only the upper bound is computed; the lower is 0.
 
     >>> from tacit.events import Gaussian
     >>> found = bracket(Gaussian(1.0), delta=1e-5)

@@ -19,12 +19,14 @@ class Bracket(NamedTuple):
 
     @property
     def width(self) -> float:
-        """Distance between the ends; 0 where both are infinite."""
+        """Distance upper - lower between the ends; 0 if both ends are infinite."""
         return 0.0 if self.lower == self.upper else self.upper - self.lower
 
     @staticmethod
     def of_delta(lower: float, upper: float) -> "Bracket":
-        """Return a bracket with both ends within [0, 1]; an end that is NaN becomes 0 or 1.
+        """Return the bracket of a delta, with both ends moved into [0, 1].
+
+        A lower end that is NaN becomes 0, an upper end that is NaN becomes 1: the trivial bounds.
 
         >>> Bracket.of_delta(float("nan"), float("nan"))
         Bracket(lower=0.0, upper=1.0)
@@ -32,15 +34,15 @@ class Bracket(NamedTuple):
         return Bracket(min(lower, 1.0) if lower > 0 else 0.0, max(upper, 0.0) if upper < 1 else 1.0)
 
     def meets(self, other: "Bracket") -> bool:
-        """Return whether two brackets of one number can both be right."""
+        """Return whether this bracket and `other` overlap, as brackets of the same number must."""
         return self.lower <= other.upper and other.lower <= self.upper
 
     def intersection(self, other: "Bracket") -> "Bracket":
-        """Return what two brackets of one number prove together."""
+        """Return the overlap of this bracket and `other`, both proved for the same number."""
         return Bracket(max(self.lower, other.lower), min(self.upper, other.upper))
 
     def worse(self, other: "Bracket") -> "Bracket":
-        """Return a bracket of the larger of two numbers, given a bracket of each."""
+        """Return a bracket of max(x, y), where this bracket holds x and `other` holds y."""
         return Bracket(max(self.lower, other.lower), max(self.upper, other.upper))
 
 
@@ -57,10 +59,11 @@ def invert(
 ) -> Bracket:
     """Return bounds on the smallest epsilon with delta(epsilon) <= `delta`.
 
-    An end is only moved to a point at which the curve proves it: `upper` to where the upper bound
-    of the curve is at most `delta`, `lower` to where its lower bound is above `delta` (the true
-    curve never rises). `ceiling` is an epsilon that is known to be large enough, `slope` about how
-    fast log delta falls near `guess`; NaN if unknown.
+    `guess` is where the search starts. `ceiling` is an epsilon that is known to be large enough.
+    `slope` is about how fast log delta falls with epsilon near `guess`; NaN if unknown.
+
+    Both ends of the result are proved. At `upper`, the upper bound of the curve is at most `delta`.
+    At `lower`, its lower bound is above `delta`, so the answer is larger: the curve never rises.
     """
     log_delta = math.log(delta)
 
@@ -77,9 +80,10 @@ def invert(
 def _descend(
     f: Callable[[float], float], low: float, high: float, x: float, slope: float
 ) -> tuple[float, float]:
-    """Return a point with f <= 0 just above the zero of f (or `high`), and how fast f falls there.
+    """Return a point just above the zero of a falling function f, and how fast f falls there.
 
-    Each secant step goes slightly too far, so that both ends of the interval close in.
+    The zero is searched between `low` and `high`, from `x`; f <= 0 at the point, unless it is
+    `high`. Each secant step goes slightly past the zero, so that both ends close in on it.
     """
     last_x, last_f = math.nan, math.nan
     for attempt in range(100):
@@ -99,7 +103,7 @@ def _descend(
 
 
 def _walk_down(curve: Curve, log_delta: float, upper: float, slope: float) -> float:
-    """Return a point below `upper` at which delta is proved to be larger; 0 if none is found."""
+    """Return an epsilon below `upper` at which delta is proved to exceed exp(log_delta), or 0."""
     width, x = 0.0, upper
     for _ in range(80):
         value = _log(curve.delta(x).lower) - log_delta

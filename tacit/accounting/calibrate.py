@@ -28,10 +28,10 @@ def calibrate(
 ) -> float:
     """Return the x at which `family(x)` spends all of (epsilon, delta) and no more.
 
-    If a larger x costs less (noise), that is the smallest x within the budget; if a larger x costs
-    more (a sampling rate), the largest. The function finds out which of the two holds. The price
-    of the answer has been computed and is at most `epsilon`; x is within a factor 1 +- `relative`
-    of the best one.
+    If a larger x costs less, as for noise, the result is the smallest x within the budget. If a
+    larger x costs more, as for a sampling rate, it is the largest x. The search detects which case
+    holds. The price of the result has been computed and is at most `epsilon`; the result is within
+    a factor 1 +- `relative` of the best x.
 
     `family` returns the event for a positive number x, whose price must rise or fall with x
     throughout. For an x outside its domain, such as a rate above 1, it raises `ValueError`.
@@ -63,10 +63,10 @@ def calibrate_count(
     relation: Relation = ADD_REMOVE,
     most: int = 10**12,
 ) -> int:
-    """Return the largest count n, such as steps, for which `family(n)` is in (epsilon, delta).
+    """Return the largest count n, such as a number of steps, with `family(n)` within the budget.
 
-    If a larger count costs less, return the smallest such n. The count is at least 1 and at most
-    `most`; raises `ValueError` if no such count is within the budget.
+    The budget is (epsilon, delta). If a larger count costs less, return the smallest n within the
+    budget. The count is from 1 to `most`; raise `ValueError` if none is within the budget.
 
     >>> from tacit.events import Gaussian, PoissonSampled, Repeated
     >>> step = PoissonSampled(0.01, Gaussian(4.0))
@@ -85,7 +85,11 @@ def calibrate_count(
 
 @dataclass
 class _Search:
-    """Search, in logarithms of x, for the x at which a monotone price crosses a target."""
+    """Search, on a log scale, for the x at which `price(x)`, which is monotone, equals `target`.
+
+    `relative` is the precision of x, `limits` the smallest and largest x allowed, `known` the
+    prices computed so far. Below, x is "good" if its price is at most the target, else "bad".
+    """
 
     price: Callable[[float], float]
     target: float
@@ -95,7 +99,7 @@ class _Search:
     known: dict[float, float] = field(default_factory=dict[float, float])
 
     def run(self, start: float) -> float:
-        """Return the best x whose price is at most the target."""
+        """Search from `start`; return the x with the highest price that is at most the target."""
         start = self._clip(start)
         if math.isnan(self._at(start)):
             raise ValueError(
@@ -123,12 +127,12 @@ class _Search:
         return self.known[x]
 
     def _clip(self, x: float) -> float:
-        """Return the allowed number nearest to x."""
+        """Return the number nearest to x that is within the limits, and whole if it must be."""
         x = min(max(x, self.limits[0]), self.limits[1])
         return float(round(x)) if self.is_whole else x
 
     def _falls(self, start: float) -> bool:
-        """Return whether a larger x costs less, from two prices that differ."""
+        """Return whether the price falls as x grows, from two prices near `start` that differ."""
         factor = 2.0
         while factor <= _FARTHEST:
             for x in (self._clip(start * factor), self._clip(start / factor)):
@@ -144,7 +148,11 @@ class _Search:
         )
 
     def _expand(self, start: float, sign: int, *, until_within: bool) -> tuple[float, float | None]:
-        """Walk until the target is crossed; return the last x before and the x after, or None."""
+        """Step up (`sign` 1) or down (-1) from `start` until the price crosses the target.
+
+        Return the last x before the crossing and the first x after it, or None if the limits end
+        the walk. With `until_within` the crossing is from a bad x to a good one, else the reverse.
+        """
         here, stride = start, math.log(2)
         while stride > 1e-9:
             there = self._clip(here * math.exp(sign * stride))
@@ -159,7 +167,7 @@ class _Search:
         return here, None
 
     def _close_in(self, bad: float, good: float) -> float:
-        """Shrink the bracket by inverse interpolation in (log x, log price)."""
+        """Return a good x close enough to a bad one; each new x is interpolated on a log scale."""
         slow, width = 0, abs(math.log(good / bad))
         while abs(good - bad) > 1 if self.is_whole else width > math.log1p(self.relative):
             x = math.sqrt(bad * good) if slow > 1 else self._guess(bad, good)
@@ -171,10 +179,10 @@ class _Search:
         return good
 
     def _guess(self, bad: float, good: float) -> float:
-        """Return a point slightly past the estimated crossing, away from the nearer end.
+        """Return the next x to try, between `bad` and `good`, from an estimate of the crossing.
 
-        The new point then replaces the farther end, so the interval shrinks to the error of the
-        estimate.
+        The x is slightly past the estimate, on the side of the farther end of the interval. It then
+        replaces that end, so the interval shrinks to the error of the estimate.
         """
         middle, points = math.sqrt(bad * good), self._nearest_points(bad, good)
         if points is None:
@@ -187,7 +195,7 @@ class _Search:
         return x if min(bad, good) < x < max(bad, good) else middle
 
     def _nearest_points(self, bad: float, good: float) -> list[tuple[float, float]] | None:
-        """Return (log price / target, log x) at both ends and the next nearest x, if distinct."""
+        """Return two or three points (log(price / target), log x) to interpolate, or None."""
         others = sorted(self.known, key=lambda x: abs(math.log(x / good)))
         found: dict[float, float] = {}
         for x in (bad, good, *others):
@@ -214,7 +222,7 @@ def _price(
     accountant: Accountant | None,
     relation: Relation,
 ) -> Callable[[float], float]:
-    """Return a function that prices family(x); NaN where x is outside the domain of the family."""
+    """Return a function from x to the epsilon of family(x); NaN if the family rejects x."""
     delta, relation = in_open_unit(delta=delta), Relation(relation)
 
     def price(x: float) -> float:

@@ -21,9 +21,9 @@ _Sampled: TypeAlias = (
 
 
 def flatten(event: Event) -> dict[Event, int]:
-    """Return the counts of the different elementary releases in `event`, in order of appearance.
+    """Return how often each different release occurs in the tree `event`, in order of appearance.
 
-    `Repeated` and `Sequence` never occur in the result, neither as a key nor inside a sampled key.
+    `Repeated` and `Sequence` are resolved into counts: the keys contain neither of them.
 
     >>> step = ev.PoissonSampled(0.01, ev.Gaussian(4.0))
     >>> flatten(ev.Sequence((ev.Repeated(step, 3), step))) == {step: 4}
@@ -64,7 +64,7 @@ def _simplify_sampled(node: _Sampled) -> dict[Event, int]:
 
 
 def _one_release(counts: dict[Event, int]) -> Event:
-    """Return the single event equal to all of `counts` on one sample."""
+    """Return one event equal to all releases of `counts` when they use the same sample."""
     if list(counts.values()) == [1]:
         return next(iter(counts))
     gaussians = {event: n for event, n in counts.items() if isinstance(event, ev.Gaussian)}

@@ -38,19 +38,20 @@ _LEAST_DELTA = 1e-300
 class BasicComposition:
     """Basic composition: epsilons and deltas add. Dwork & Roth 2014, Thm. 3.16.
 
-    Gaussian releases share what is left of delta evenly and are priced at their exact epsilon;
-    sampling at rate q turns (epsilon, delta) into (log(1 + q (e^epsilon - 1)), q delta).
+    Delta first pays for releases that state a delta. The Gaussian releases get equal shares of the
+    remainder, and each costs its exact epsilon at its share. Sampling at rate q turns
+    (epsilon, delta) into (log(1 + q (e^epsilon - 1)), q delta).
 
     >>> round(BasicComposition().epsilon(ev.Repeated(ev.PureDP(0.1), 100), delta=1e-5), 6)
     10.0
     """
 
     def epsilon(self, event: Event, *, delta: float, relation: Relation = ADD_REMOVE) -> float:
-        """Return the sum of the epsilons, with deltas that sum to `delta`; infinity if none do."""
+        """Return the sum of all epsilons; infinity if the stated deltas alone exceed `delta`."""
         return _basic(_releases(event, relation), in_open_unit(delta=delta))
 
     def delta(self, event: Event, *, epsilon: float, relation: Relation = ADD_REMOVE) -> float:
-        """Return the smallest delta at which `epsilon` is enough; 1 if none is."""
+        """Return the smallest delta at which the event costs at most `epsilon`; 1 if none does."""
         releases = _releases(event, relation)
         return _invert(lambda d: _basic(releases, d), non_negative(epsilon=epsilon))
 
@@ -59,13 +60,13 @@ class BasicComposition:
 class StrongComposition:
     """Strong (also called advanced) composition: Dwork, Rothblum & Vadhan 2010, Thm. III.3.
 
-    The recipe `"published"` is what Abadi et al. 2016 compare with (9.34 in their Section 5.1): the
-    classical sqrt(2 log(1.25 / d)) / noise for each Gaussian release, sampling taken as
-    multiplication by the rate, and epsilon sqrt(2 k log(1 / d')) + k epsilon^2. Multiplying by the
-    rate is not proved and gives a lower value, so the value is checked against `RDP`, and
-    `UnsupportedEvent` is raised if it is below. `"rigorous"` uses the exact Gaussian epsilon,
-    log(1 + q (e^epsilon - 1)), and epsilon tanh(epsilon / 2) instead of epsilon^2 (Kairouz, Oh &
-    Viswanath 2015, Thm. 3.5); it needs no check.
+    The recipe `"published"` is what Abadi et al. 2016 compare with (9.34 in their Section 5.1). A
+    Gaussian release with delta d costs sqrt(2 log(1.25 / d)) / noise, sampling multiplies this by
+    the rate, and k releases cost epsilon sqrt(2 k log(1 / d')) + k epsilon^2, d' being the delta
+    of the theorem. Multiplying by the rate is not proved and may give too low a value, so
+    `UnsupportedEvent` is raised if `RDP` gives more. The recipe `"rigorous"` uses the exact
+    Gaussian epsilon, log(1 + rate (e^epsilon - 1)) on a sample, and epsilon tanh(epsilon / 2)
+    instead of epsilon^2 (Kairouz, Oh & Viswanath 2015, Thm. 3.5); it is proved.
 
     >>> run = ev.Repeated(ev.PoissonSampled(0.01, ev.Gaussian(4.0)), 10_000)
     >>> round(StrongComposition().epsilon(run, delta=1e-5), 2)
@@ -79,7 +80,10 @@ class StrongComposition:
             raise ValueError(f"recipe must be 'published' or 'rigorous', got {self.recipe!r}.")
 
     def epsilon(self, event: Event, *, delta: float, relation: Relation = ADD_REMOVE) -> float:
-        """Return epsilon at `delta`, for the best split of delta between releases and theorem."""
+        """Return the least epsilon over splits of `delta` into two parts.
+
+        One part is for the Gaussian releases, the other is the d' of the composition theorem.
+        """
         delta = in_open_unit(delta=delta)
         found = self._composed(_releases(event, relation), delta)
         if self.recipe == "published":
@@ -87,7 +91,7 @@ class StrongComposition:
         return found
 
     def delta(self, event: Event, *, epsilon: float, relation: Relation = ADD_REMOVE) -> float:
-        """Return the smallest delta at which `epsilon` is enough; 1 if none is."""
+        """Return the smallest delta at which the event costs at most `epsilon`; 1 if none does."""
         epsilon = non_negative(epsilon=epsilon)
         releases = _releases(event, relation)
         found = _invert(lambda d: self._composed(releases, d), epsilon)
@@ -132,7 +136,7 @@ def asymptotic_noise(
 
 
 class _Release(NamedTuple):
-    """How often a release occurs, and its (epsilon, delta) or Gaussian shift before sampling."""
+    """One kind of release: its count, and its (epsilon, delta) or Gaussian shift unsampled."""
 
     times: int
     rate: float
@@ -146,7 +150,7 @@ def _releases(event: Event, relation: Relation) -> list[_Release]:
 
 
 def _release(event: Event, count: int, relation: Relation) -> _Release:
-    """Return how one occurrence is priced; a sample of a sample has no price."""
+    """Return the parameters that price one occurrence of `event`; raise for nested samples."""
     rate, inner = 1.0, event
     if isinstance(event, ev.PoissonSampled):
         rate, inner = event.rate, event.event
@@ -171,13 +175,13 @@ def _release(event: Event, count: int, relation: Relation) -> _Release:
 
 
 def _left_of(delta: float, releases: list[_Release]) -> float:
-    """Return what remains of delta after the deltas that the releases have themselves."""
+    """Return `delta` minus all deltas that the releases state; Gaussian releases may use it."""
     spent = math.fsum(r.times * r.rate * r.delta for r in releases)
     return delta if spent == 0 else delta - spent * (1 + 1e-12)
 
 
 def _epsilons(releases: list[_Release], delta: float, *, published: bool) -> Floats:
-    """Return epsilon of each release; Gaussian ones get equal shares of `delta` before sampling."""
+    """Return the epsilon of each release; the Gaussian releases share `delta` equally."""
     weight = math.fsum(r.times * r.rate for r in releases if r.shift)
     share = min(delta / weight, 0.5) if weight else 0.0
 
@@ -211,7 +215,7 @@ def _require_at_least(found: float, proved: float) -> None:
 
 
 def _invert(epsilon_at: Callable[[float], float], epsilon: float) -> float:
-    """Return the smallest delta whose epsilon is at most the one given, or a millionth above it."""
+    """Return the smallest delta with epsilon_at(delta) <= `epsilon`, up to 1e-6 relative error."""
     low, high = math.log(_LEAST_DELTA), math.log1p(-1e-12)
     if epsilon_at(_LEAST_DELTA) <= epsilon:
         return _LEAST_DELTA

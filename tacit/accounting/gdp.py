@@ -32,7 +32,7 @@ class GDP:
     """
 
     def mu(self, event: Event, *, relation: Relation = ADD_REMOVE) -> float:
-        """Return the shift of the one Gaussian release, of deviation 1, that equals `event`."""
+        """Return mu such that `event` is equivalent to N(mu, 1) against N(0, 1)."""
         relation = Relation(relation)
         squares: list[float] = []
         for part, count in flatten(event).items():
@@ -44,11 +44,11 @@ class GDP:
         return _root_of_sum(squares)
 
     def epsilon(self, event: Event, *, delta: float, relation: Relation = ADD_REMOVE) -> float:
-        """Return epsilon at `delta`, exact up to rounding upwards."""
+        """Return the epsilon of `event` at `delta`: the exact value, rounded up."""
         return gaussian_epsilon(self.mu(event, relation=relation), delta)
 
     def delta(self, event: Event, *, epsilon: float, relation: Relation = ADD_REMOVE) -> float:
-        """Return delta at `epsilon`, exact up to rounding upwards."""
+        """Return the delta of `event` at `epsilon`: the exact value, rounded up."""
         return gaussian_delta(self.mu(event, relation=relation), epsilon)
 
 
@@ -56,8 +56,9 @@ class GDP:
 class CentralLimitGDP:
     """Approximate value for many Poisson-sampled Gaussian steps. NOT a guarantee.
 
-    The limit of many steps at small rates, mu = rate sqrt(steps (exp(1 / noise^2) - 1)): Bu, Dong,
-    Long & Su 2020 (arXiv:1911.11607). For finitely many steps it is often *below* the truth (0.9424
+    In the limit of many steps at small rates, the steps together are mu-GDP with
+    mu = rate sqrt(steps (exp(1 / noise^2) - 1)): Bu, Dong, Long & Su 2020 (arXiv:1911.11607).
+    For finitely many steps the value is often *below* the truth (0.9424
     instead of 0.9469 in the example of Abadi et al. 2016), so it must never be stated as a privacy
     price.
 
@@ -68,7 +69,7 @@ class CentralLimitGDP:
     """
 
     def mu(self, event: Event, *, relation: Relation = ADD_REMOVE) -> float:
-        """Return the shift of the limiting Gaussian release."""
+        """Return mu such that the steps of `event` are approximately N(mu, 1) against N(0, 1)."""
         if Relation(relation) is Relation.REPLACE_ONE:
             raise UnsupportedEvent("the central limit is known here for add_remove and zero_out.")
         squares: list[float] = []
@@ -97,7 +98,9 @@ class CentralLimitGDP:
 
 
 def gaussian_delta(mu: float, epsilon: float) -> float:
-    """Return delta of N(mu, 1) against N(0, 1) at `epsilon`, rounded up, exact also in far tails.
+    """Return the delta at `epsilon` between N(mu, 1) and N(0, 1), rounded up.
+
+    The result is accurate also where it is tiny.
 
     >>> round(gaussian_delta(1.0, 1.0), 6)
     0.126937
@@ -106,7 +109,7 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """Return the smallest epsilon at `delta` of N(mu, 1) against N(0, 1), rounded up.
+    """Return the smallest epsilon at `delta` between N(mu, 1) and N(0, 1), rounded up.
 
     >>> round(gaussian_epsilon(1.0, 1e-5), 4)
     4.3772
@@ -123,11 +126,12 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 
 def _delta(mu: float, epsilon: float) -> float:
-    """Return `gaussian_delta` of arguments that were checked.
+    """Return `gaussian_delta` for arguments that were already checked.
 
-    Large shifts: both normal tails enter as logs, so that only their true difference cancels.
-    Small ones: with R the Mills ratio, delta = phi(x) (R(-x) - R(mu - x)) at x = mu / 2 - epsilon
-    / mu, and the difference is the integral of -R'(t) = 1 - t R(t) > 0.
+    For a large mu, delta is a difference of two normal tails, both computed as logs. For a small
+    mu, this difference would lose digits. Then, with R the Mills ratio and phi the normal density,
+    delta = phi(x) (R(-x) - R(mu - x)) at x = mu / 2 - epsilon / mu, and the difference is computed
+    as the integral of -R'(t) = 1 - t R(t) > 0.
     """
     if mu == 0:
         return 0.0
@@ -157,9 +161,10 @@ def _small_shift_delta(mu: float, epsilon: float) -> float:
 
 
 def _least_within(mu: float, delta: float, high: float) -> float:
-    """Return the least epsilon below `high` whose delta is within the target, by secant steps.
+    """Return the least epsilon below `high` at which `gaussian_delta` is at most `delta`.
 
-    It is at most 1e-14 mu plus 1e-13 of itself too large: less than the rounding of delta.
+    It is found by secant steps. It is too large by at most 1e-14 mu plus 1e-13 of itself, which is
+    less than the effect of rounding delta.
     """
 
     def excess(epsilon: float) -> float:

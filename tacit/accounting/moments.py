@@ -27,9 +27,9 @@ _LARGEST_SHIFT = 10.0
 class Moments:
     """The moments accountant, for Gaussian releases on Poisson samples or on all records.
 
-    The conversion `"published"` is Theorem 2.2 of the paper, `"improved"` that of Canonne, Kamath &
-    Steinke 2020, which gives a smaller epsilon from the same moments. `max_moment` is the largest
-    order lambda.
+    It turns moments into (epsilon, delta) by a conversion. `"published"` is Theorem 2.2 of Abadi et
+    al. 2016; `"improved"` is that of Canonne, Kamath & Steinke 2020, which gives a smaller epsilon.
+    `max_moment` is the largest order lambda of the moments that are computed.
 
     >>> from tacit.events import Repeated
     >>> run = Repeated(PoissonSampled(0.01, Gaussian(4.0)), 10_000)
@@ -47,7 +47,7 @@ class Moments:
         whole(max_moment=self.max_moment, least=1)
 
     def log_moments(self, event: Event, *, relation: Relation = ADD_REMOVE) -> Floats:
-        """Return alpha(lambda) of the whole event for lambda = 1, ..., `max_moment`."""
+        """Return the log moments alpha(lambda) of all of `event`, lambda = 1, ..., `max_moment`."""
         if Relation(relation) is Relation.REPLACE_ONE:
             raise UnsupportedEvent(
                 "the moments accountant is published for records added or removed. Use RDP or PLD."
@@ -81,7 +81,7 @@ class Moments:
 
 
 def _one_step(event: Event, moments: Floats) -> Floats:
-    """Return log max(E1, E2) of one release: equations (3) and (4) of the paper."""
+    """Return the log moments of one release, log max(E1, E2) in (3), (4) of Abadi et al. 2016."""
     if isinstance(event, Gaussian):
         return moments * (moments + 1) / (2 * event.noise_multiplier**2)
     if not (isinstance(event, PoissonSampled) and isinstance(event.event, Gaussian)):

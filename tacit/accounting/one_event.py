@@ -30,7 +30,7 @@ _MARGIN = 1 + 1e-12  # above the rounding of the few operations it multiplies
 
 
 class ResponseLaw(NamedTuple):
-    """Law of one answer of randomized response, for a given true answer."""
+    """Probabilities of the answers in randomized response, given the true answer."""
 
     truth: float  # probability of the true answer
     other: float  # probability of each other answer
@@ -38,18 +38,18 @@ class ResponseLaw(NamedTuple):
 
 
 def exact(value: float) -> Fraction:
-    """Return `value` as the decimal it is written as: 1/10 for 0.1."""
+    """Return the fraction that equals the shortest decimal form of `value`: 1/10 for 0.1."""
     return Fraction(repr(value))
 
 
 def round_up(value: Fraction | float) -> float:
-    """Return the smallest float that, as the decimal it is written as, is not below `value`."""
+    """Return the smallest float whose shortest decimal form is at least `value`."""
     near = float(value)
     return near if near == math.inf or exact(near) >= value else math.nextafter(near, math.inf)
 
 
 def pure_epsilon(event: Event, relation: Relation) -> Fraction | float:
-    """Return epsilon of one occurrence of `event` at delta 0; infinity where no bound is known.
+    """Return the epsilon of one occurrence of `event` at delta 0; infinity if no bound is known.
 
     >>> pure_epsilon(ev.Laplace(3.0), Relation.ADD_REMOVE)
     Fraction(1, 3)
@@ -77,16 +77,16 @@ def rounded_epsilon(event: Event, relation: Relation) -> float:
 
 
 def gaussian_shift(event: ev.Gaussian, relation: Relation) -> float:
-    """Return by how many standard deviations a change of one record moves the mean."""
+    """Return how far the mean moves, in standard deviations of the noise, if one record changes."""
     return _replacement_factor(event, relation) / event.noise_multiplier
 
 
 def gdp_mu_squared(event: Event, relation: Relation) -> float:
-    """Return the square of the smallest mu for which `event` is known to be mu-GDP.
+    """Return the square of the smallest mu for which `event` is known to be mu-GDP, or infinity.
 
-    Infinity where no mu is known. For a pure release: the trade-off function of epsilon-DP is two
-    chords that meet at (t, t), t = 1 / (1 + e^epsilon) (Dong, Roth & Su 2022, arXiv:1905.02383).
-    A Gaussian one is convex, so it lies below both chords once it passes through (t, t).
+    An epsilon-DP release: its trade-off function is two chords that meet at (t, t) with
+    t = 1 / (1 + e^epsilon) (Dong, Roth & Su 2022, arXiv:1905.02383). The trade-off function of
+    mu-GDP is convex, so it lies below both chords if mu is such that it passes through (t, t).
     """
     if isinstance(event, ev.Gaussian):
         return gaussian_shift(event, relation) ** 2 * _MARGIN
@@ -99,7 +99,7 @@ def gdp_mu_squared(event: Event, relation: Relation) -> float:
 
 
 def epsilon_and_delta(event: ev.ApproximateDP, relation: Relation) -> tuple[float, float]:
-    """Return (epsilon, delta) of `event` under `relation`, delta rounded up.
+    """Return the (epsilon, delta) of `event` under `relation`, with delta rounded up.
 
     A replacement is a removal and an addition. If the guarantee of `event` is not stated for
     replacement, group privacy for two records gives (2 epsilon, delta (1 + e^epsilon)).
@@ -117,20 +117,24 @@ def response_law(event: ev.RandomizedResponse) -> ResponseLaw:
 
 
 def sampled_epsilon(epsilon: float, rate: float) -> float:
-    """Return log(1 - rate + rate e^epsilon), rounded away from 0: pure epsilon on a sample."""
+    """Return the pure epsilon of an `epsilon`-DP release on a sample drawn at `rate`.
+
+    It is log(1 - rate + rate e^epsilon), rounded away from 0.
+    """
     return epsilon if rate == 1 else log_mixture_at(rate, epsilon) * _MARGIN
 
 
 def log_mixture_at(rate: float, u: float) -> float:
-    """Return `log_mixture` of a single number."""
+    """Return log(1 - rate + rate e^u) of a single number u, like `log_mixture` of an array."""
     return float(log_mixture(rate, np.array(u)))
 
 
 def log_mixture(rate: float, u: Numbers) -> Numbers:
-    """Return log(1 - rate + rate e^u), relatively accurate and without overflow.
+    """Return log(1 - rate + rate e^u): the log of a mixture's ratio if its part has log ratio u.
 
-    For complex u the branch is the one that is continuous from the real line, |Im u| < pi; there,
-    a rate above 1/2 gives absolute accuracy only.
+    The result has full relative accuracy and does not overflow. For complex u with |Im u| < pi the
+    branch is the one that is continuous from the real line; a rate above 1/2 then gives absolute
+    accuracy only.
     """
     if rate == 1.0:
         return u
@@ -150,7 +154,7 @@ def log_mixture(rate: float, u: Numbers) -> Numbers:
 
 
 def log1p(z: Complexes) -> Complexes:
-    """Return log(1 + z) of complex z, relatively accurate for small z (numpy's is not)."""
+    """Return log(1 + z) of complex z with full relative accuracy for small z, unlike numpy's."""
     out = np.empty_like(z)
     near = 0.5 * np.log1p(np.maximum(z.real * (2 + z.real) + z.imag**2, -0.9))
     far = np.log(np.maximum(np.hypot(1 + z.real, z.imag), 1e-300))
@@ -160,7 +164,7 @@ def log1p(z: Complexes) -> Complexes:
 
 
 def expm1(z: Complexes) -> Complexes:
-    """Return e^z - 1 of complex z, relatively accurate for small z."""
+    """Return e^z - 1 of complex z with full relative accuracy for small z."""
     out = np.empty_like(z)
     growth, half = np.expm1(z.real), np.sin(0.5 * z.imag)
     out.imag = (1 + growth) * np.sin(z.imag)
@@ -171,5 +175,5 @@ def expm1(z: Complexes) -> Complexes:
 def _replacement_factor(
     event: ev.Gaussian | ev.Laplace | ev.PureDP | ev.Exponential, relation: Relation
 ) -> float:
-    """Return the change between neighbors, in units of one record's contribution."""
+    """Return how many times one record's contribution neighbors under `relation` may differ by."""
     return event.replace_factor if relation is Relation.REPLACE_ONE else 1.0

@@ -48,7 +48,7 @@ _MARGIN = 1 + 1e-8
 
 
 class LocalGuarantee(NamedTuple):
-    """What the price of shuffled reports depends on, besides their number."""
+    """Guarantee of one local report: its epsilon, and its probability to act as a clone."""
 
     epsilon: float
     """Local privacy of one report."""
@@ -57,7 +57,7 @@ class LocalGuarantee(NamedTuple):
 
 
 class LossAtoms(NamedTuple):
-    """A pair of laws on finitely many privacy losses: their values and masses under both laws."""
+    """A pair of laws P, Q with finitely many privacy losses log(P / Q), and their masses."""
 
     losses: Floats
     p: Floats
@@ -65,9 +65,10 @@ class LossAtoms(NamedTuple):
 
 
 def local_guarantee(event: Shuffled) -> LocalGuarantee:
-    """Return the guarantee of one report of `event`; raise if it is not pure.
+    """Return the guarantee of one report of `event`; raise if a report is not pure epsilon-DP.
 
-    A report is local, so its guarantee is the one for a replaced value under every relation.
+    A report protects a person's value, so under every relation its guarantee is the one that holds
+    when that value is replaced.
     """
     epsilon = round_up(pure_epsilon(event.event, Relation.REPLACE_ONE))
     if epsilon > 500:
@@ -80,13 +81,13 @@ def local_guarantee(event: Shuffled) -> LocalGuarantee:
 
 
 def clone_probability(local_epsilon: float, *, is_response: bool = False) -> float:
-    """Return gamma, the probability that another person acts as a clone.
+    """Return gamma, the probability that a report is a clone: alike for both compared values.
 
     Parameters
     ----------
     is_response
-        True for randomized response and other randomizers none of whose reports is likely under
-        two values; see the module's text.
+        True for randomized response and other randomizers with no report that is likely under two
+        values (see the module docstring); their gamma is larger.
     """
     if is_response:
         return 2 / (math.exp(local_epsilon) + 1)
@@ -101,7 +102,8 @@ def shuffled_delta(
     Parameters
     ----------
     clones
-        Probability gamma that a person is a clone; None takes the one that always holds.
+        Probability gamma that a person's report acts as a clone (see `clone_probability`). None
+        takes the gamma that is valid for every local randomizer.
 
     Examples
     --------
@@ -119,8 +121,8 @@ def shuffled_epsilon(
 ) -> float:
     """Return an upper bound on epsilon at `delta` of `n_reports` shuffled reports.
 
-    The result is at most 1e-10 (relative) above the smallest epsilon for which `shuffled_delta`
-    is within `delta`.
+    The result is at most 1e-10 (relative) above the smallest epsilon at which `shuffled_delta` is
+    at most `delta`. `clones` is as for `shuffled_delta`.
 
     >>> round(shuffled_epsilon(1.0, 10_000, delta=1e-6), 3)
     0.053
@@ -143,11 +145,12 @@ def shuffled_epsilon(
 def shuffled_closed_form(
     local_epsilon: float, n_reports: int, *, delta: float, clones: float | None = None
 ) -> float:
-    """Return the closed-form bound on epsilon; the local epsilon where it does not apply.
+    """Return the published closed-form bound on epsilon of `n_reports` shuffled reports at `delta`.
 
-    log(1 + (e - 1) / (e + 1) (8 sqrt(log(4 / delta) / (gamma n)) + 8 / (gamma n))) if gamma n >=
-    16 log(2 / delta). With gamma = 1/e this is Theorem 3.1 of Feldman, McMillan & Talwar 2021, with
-    gamma = 2 / (e + 1) the bound of their 2023 paper.
+    With e = exp(local_epsilon), n = `n_reports` and gamma = `clones`, the bound is
+    log(1 + (e - 1) / (e + 1) (8 sqrt(log(4 / delta) / (gamma n)) + 8 / (gamma n))). It holds if
+    gamma n >= 16 log(2 / delta); otherwise return `local_epsilon`. With gamma = 1/e it is Theorem
+    3.1 of Feldman, McMillan & Talwar 2021, with gamma = 2 / (e + 1) the bound of their 2023 paper.
 
     >>> round(shuffled_closed_form(1.0, 10_000, delta=1e-6), 3)
     0.214
@@ -165,9 +168,9 @@ def shuffled_closed_form(
 def shuffled_atoms(local_epsilon: float, n_reports: int, clones: float) -> LossAtoms:
     """Return a pair of laws on a grid of losses that dominates the shuffled reports.
 
-    The masses of all outcomes whose loss is between two grid points are moved to these two, such
-    that both laws keep their mass. The outcomes are a function of the moved ones, so the moved pair
-    dominates, and the error is of second order in the width of the grid.
+    Each outcome whose loss is between two grid points is moved to these two points, such that its
+    masses under both laws are kept. The original outcome is then a random function of the point,
+    so the moved pair dominates. The error is of second order in the distance of grid points.
     """
     counts, weights = _clone_groups(n_reports, clones, groups=200)
     grid = _loss_grid(local_epsilon, counts, weights)
@@ -204,7 +207,11 @@ def _checked_clones(local_epsilon: float, clones: float | None) -> float:
 
 
 def _clone_groups(n_reports: int, gamma: float, groups: int = _GROUPS) -> tuple[Floats, Floats]:
-    """Return numbers of clones and their weights; each number stands for itself and more."""
+    """Return representative numbers of clones and their probabilities.
+
+    Each stands for all numbers from itself up to the next one. Fewer clones protect less, so
+    counting the smallest number of each group over-charges.
+    """
     others = n_reports - 1
     mean = others * gamma
     spread = _SPREAD * math.sqrt(mean) + 50
@@ -220,7 +227,7 @@ def _clone_groups(n_reports: int, gamma: float, groups: int = _GROUPS) -> tuple[
 
 
 def _binomial_cdf(counts: Floats, trials: int, probability: float) -> Floats:
-    """Return P(Bin(trials, probability) <= counts)."""
+    """Return the probability that a binomial number Bin(trials, probability) is <= `counts`."""
     inside = (counts >= 0) & (counts < trials)
     safe = np.where(inside, counts, 0)
     with np.errstate(all="ignore"):
@@ -229,11 +236,13 @@ def _binomial_cdf(counts: Floats, trials: int, probability: float) -> Floats:
 
 
 def _delta(local_epsilon: float, epsilon: float, counts: Floats, weights: Floats) -> float:
-    """Return the hockey-stick divergence of the pair at `epsilon`.
+    """Return the delta of the shuffled reports at `epsilon`, averaged over the numbers of clones.
 
-    Given c clones it is P(a >= k) - e^epsilon Q(a >= k) with k the first a of larger loss, that is
-    (1 - e^epsilon) P(A >= k) + (e - e^epsilon) / (e + 1) P(A = k - 1), A ~ Bin(c, 1/2): the
-    difference of two terms of like size, each of full relative precision.
+    `counts` are numbers of clones, `weights` their probabilities. Given c clones, let a be the
+    first count of the pair in the module docstring, k the first a whose loss exceeds `epsilon`, and
+    e = exp(local_epsilon). Then delta is P(a >= k) - e^epsilon Q(a >= k), that is
+    (1 - e^epsilon) P(A >= k) + (e - e^epsilon) / (e + 1) P(A = k - 1) for A ~ Bin(c, 1/2). Both
+    terms are computed with full relative precision.
     """
     if epsilon >= local_epsilon:
         return 0.0
@@ -246,24 +255,25 @@ def _delta(local_epsilon: float, epsilon: float, counts: Floats, weights: Floats
 
 
 def _fraction_at(local_epsilon: float, loss: Floats) -> Floats:
-    """Return the fraction f = a / (a + b) whose loss log((e f + 1 - f) / (f + e (1 - f))) is given.
+    """Return the fraction f = a / (a + b) at which an outcome (a, b) has the privacy loss `loss`.
 
-    f = (1 - e^-(loss + epsilon_0)) / ((1 - 1/e) (1 + e^-loss)), which cannot overflow.
+    The loss is log((e f + 1 - f) / (f + e (1 - f))) with e = exp(local_epsilon), so
+    f = (1 - e^-(loss + local_epsilon)) / ((1 - 1/e) (1 + e^-loss)), which cannot overflow.
     """
     return np.expm1(-loss - local_epsilon) / (math.expm1(-local_epsilon) * (1 + np.exp(-loss)))
 
 
 def _first_above(edges: Floats, counts: Floats) -> Floats:
-    """Return the first a whose fraction of c + 1 is above the edge, an edge below 1.
+    """Return the smallest whole a with a / (c + 1) above the edge, for c clones (`counts`).
 
-    An edge within 2^-53 of 1 is rounded to 1. The outcome a = c + 1, whose loss is the local
-    epsilon, is above it all the same.
+    Edges are fractions below 1. An edge within 2^-53 of 1 is rounded to 1, but a = c + 1 still
+    counts as above it.
     """
     return np.minimum(np.floor(edges * (counts + 1)) + 1, counts + 1)
 
 
 def _binomial_tail(first: Floats, counts: Floats) -> tuple[Floats, Floats]:
-    """Return P(A >= first) and P(A = first - 1) for A ~ Bin(counts, 1/2), first >= 1."""
+    """Return P(A >= first) and P(A = first - 1), A being the heads among `counts` fair coins."""
     first, counts = np.broadcast_arrays(first, counts)
     inside = first <= counts
     k, c = np.where(inside, first, 1.0), np.where(inside, counts, 1.0)
@@ -272,10 +282,10 @@ def _binomial_tail(first: Floats, counts: Floats) -> tuple[Floats, Floats]:
 
 
 def _fair_binomial(k: Floats, c: Floats) -> Floats:
-    """Return P(Bin(c, 1/2) = k) with full relative precision also for c = 10^8.
+    """Return the probability of k heads among c fair coins, with full relative precision.
 
-    Loader 2000: Stirling's formula with its error terms, and the deviance computed without
-    cancellation.
+    The method of Loader 2000 is precise even for c = 10^8: Stirling's formula with its error terms,
+    and the exponent computed without cancellation.
     """
     k = np.minimum(k, c)
     rest = c - k
@@ -290,7 +300,7 @@ def _fair_binomial(k: Floats, c: Floats) -> Floats:
 
 
 def _stirling_error(n: Floats) -> Floats:
-    """Return log(n!) minus Stirling's formula."""
+    """Return log(n!) minus Stirling's approximation of it, log(sqrt(2 pi n) (n / e)^n)."""
     small = np.minimum(n, 32.0)
     direct = gammaln(small + 1) - (small + 0.5) * np.log(small) + small - math.log(2 * math.pi) / 2
     inverse = 1 / n
@@ -299,7 +309,7 @@ def _stirling_error(n: Floats) -> Floats:
 
 
 def _loss_grid(local_epsilon: float, counts: Floats, weights: Floats, points: int = 800) -> Floats:
-    """Return losses from 0 to the local epsilon, dense where the pair has most of its mass."""
+    """Return grid points for the loss, from 0 to `local_epsilon`, dense where losses are likely."""
     # The smallest number of clones that matters has the widest losses.
     matters = counts[np.nonzero(np.cumsum(weights) > 1e-12)[0][0]]
     fraction = min(0.5 + _SPREAD / 2 / math.sqrt(matters + 1), 1.0)
@@ -313,5 +323,5 @@ def _loss_grid(local_epsilon: float, counts: Floats, weights: Floats, points: in
 
 
 def _cells(weights: Floats, tails: Floats) -> Floats:
-    """Return the mass between successive grid points, summed over groups; tails decrease."""
+    """Return the mass between grid points; group g has the mass tails[g, i] above point i."""
     return np.maximum(weights @ (tails[:, :-1] - tails[:, 1:]), 0.0)

@@ -35,19 +35,19 @@ _LOOSER = (ev.Exponential, ev.RandomAllocation, ev.Shuffled)
 
 
 class Accountant(Protocol):
-    """Anything that prices a whole event."""
+    """Protocol of the accountants: any object that computes epsilon and delta of a whole event."""
 
     def epsilon(self, event: Event, *, delta: float, relation: Relation = ...) -> float:
-        """Return epsilon at `delta`."""
+        """Return an epsilon such that `event` is (epsilon, `delta`)-DP under `relation`."""
         ...
 
     def delta(self, event: Event, *, epsilon: float, relation: Relation = ...) -> float:
-        """Return delta at `epsilon`."""
+        """Return a delta such that `event` is (`epsilon`, delta)-DP under `relation`."""
         ...
 
 
 class Tightest:
-    """Accountant that takes the lowest of the proved prices; see the module for how."""
+    """Accountant that returns the lower of the prices that `PLD` and `RDP` prove for an event."""
 
     def epsilon(self, event: Event, *, delta: float, relation: Relation = ADD_REMOVE) -> float:
         """Return a certified upper bound on the epsilon of `event` at `delta`."""
@@ -94,7 +94,11 @@ def _lowest(
     by_pairs: Callable[[Event, float], Bracket],
     by_renyi: Callable[[Event, float], float],
 ) -> float:
-    """Return the lowest price of `event`; both rules price a part at a share of the target."""
+    """Return the lowest proved price of `event`, an epsilon or a delta.
+
+    `by_pairs` (PLD) and `by_renyi` (RDP) price a part of the event, given the share of the target
+    delta or epsilon that the part may use. Each of `shares` is tried as the share for `by_pairs`.
+    """
 
     def tight(part: Event, share: float) -> float:
         try:
@@ -114,7 +118,7 @@ def _lowest(
 
 
 def _single_round(event: Event) -> ev.Shuffled | None:
-    """Return the event if it is one round of shuffled reports with a cost, else None."""
+    """Return the `Shuffled` event if `event` is just one such round, with a cost above 0."""
     counts = flatten(event)
     only = next(iter(counts), None)
     if len(counts) != 1 or not isinstance(only, ev.Shuffled) or counts[only] != 1:
@@ -123,12 +127,12 @@ def _single_round(event: Event) -> ev.Shuffled | None:
 
 
 def _is_open(found: Bracket) -> bool:
-    """Return whether the bracket is so wide that `RDP` may be tighter."""
+    """Return whether the bracket from `PLD` is so wide that `RDP` may give a lower price."""
     return found.upper == math.inf or found.width > 1e-3 * found.upper
 
 
 def _split(event: Event, relation: Relation) -> tuple[ev.Sequence, ev.Sequence]:
-    """Return what `PLD` can price and what it cannot, each as one event."""
+    """Return two events: all parts of `event` that `PLD` can price, and all that it cannot."""
     known: list[Event] = []
     rest: list[Event] = []
     for part, count in flatten(event).items():
@@ -142,7 +146,7 @@ def _split(event: Event, relation: Relation) -> tuple[ev.Sequence, ev.Sequence]:
 
 
 def _is_only_bounded(part: Event, relation: Relation) -> bool:
-    """Return whether the dominating pair of `part` only bounds its price from above."""
+    """Return whether `PLD` gives only an upper bound for `part`, so that no lower end is proved."""
     if not isinstance(part, ev.PoissonSampled):
         return isinstance(part, _LOOSER)
     inner = part.event

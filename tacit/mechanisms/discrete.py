@@ -86,7 +86,7 @@ class DiscreteGaussianMechanism:
         return RenyiCurve(ORDERS, tuple(order * rho for order in ORDERS), self.replace_factor)
 
     def release(self, value: ArrayLike, rng: Seed = None) -> Indices:
-        """Return `value` plus noise, in the shape of `value`; pay for `event` first."""
+        """Return `value` plus noise, in its shape; charge `event` to the privacy budget first."""
         exact = integer_array(value)
         noise = discrete_gaussian(Fraction(self.noise_std) ** 2, exact.size, generator(rng))
         return exact + noise.reshape(exact.shape)
@@ -131,7 +131,7 @@ class DiscreteLaplaceMechanism:
         return PureDP(self.epsilon, self.replace_factor)
 
     def release(self, value: ArrayLike, rng: Seed = None) -> Indices:
-        """Return `value` plus noise, in the shape of `value`; pay for `event` first."""
+        """Return `value` plus noise, in its shape; charge `event` to the privacy budget first."""
         exact = integer_array(value)
         noise = discrete_laplace(Fraction(self.noise_scale), exact.size, generator(rng))
         return exact + noise.reshape(exact.shape)
@@ -193,7 +193,7 @@ class GridGaussianMechanism:
         return Gaussian(self.noise_multiplier, self.replace_factor)
 
     def release(self, value: ArrayLike, rng: Seed = None) -> Floats:
-        """Return rounded `value` plus noise, in the shape of `value`; pay for `event` first."""
+        """Return `value`, rounded to the grid, plus noise; charge `event` to the budget first."""
         exact = real_array(value)
         if exact.size != self.dimension:
             raise ValueError(f"value must have {self.dimension} coordinates, got {exact.size}.")
@@ -205,12 +205,12 @@ class GridGaussianMechanism:
 
 
 def discrete_laplace(scale: Fraction, size: int, rng: Rng) -> Indices:
-    """Return `size` draws with P(x) proportional to exp(-|x| / scale) (Algorithm 2)."""
+    """Return `size` exact draws, P(x) ~ exp(-|x| / scale) (Canonne et al. 2020, Algorithm 2)."""
     return _draw_until_full(size, lambda n: _propose_laplace(scale, n, rng))
 
 
 def discrete_gaussian(variance: Fraction, size: int, rng: Rng) -> Indices:
-    """Return `size` draws with P(x) proportional to exp(-x^2 / (2 variance)) (Algorithm 3)."""
+    """Return `size` exact draws, P(x) ~ exp(-x^2 / (2 variance)) (same paper, Algorithm 3)."""
     floor_std = math.isqrt(variance.numerator // variance.denominator)
     t = floor_std + 1
     center, double = float(variance / t), float(2 * variance)
@@ -230,8 +230,9 @@ def discrete_gaussian(variance: Fraction, size: int, rng: Rng) -> Indices:
 def bernoulli_exp(gamma: Floats, exact_gamma: Callable[[int], Fraction], rng: Rng) -> Flags:
     """Return independent flags, each True with probability exactly exp(-gamma).
 
-    `gamma[i]` is `exact_gamma(i)` rounded to a double. U lies in [u, u + 1) / 2^53, and this
-    interval is compared with one that contains exp(-gamma).
+    `gamma[i]` is `exact_gamma(i)` rounded to a double. A flag is True if a uniform number U is
+    below exp(-gamma). The first 53 bits u of U place it in [u, u + 1) / 2^53, and this interval is
+    compared with one that contains exp(-gamma). More bits are drawn only if the two overlap.
     """
     u = rng.integers(0, 2**53, size=gamma.size)
     probability = np.exp(-gamma)
@@ -258,9 +259,9 @@ def integer_array(value: ArrayLike) -> Indices:
 
 
 def _is_below_exp(u: int, bits: int, gamma: Fraction, rng: Rng) -> bool:
-    """Return True if a uniform whose first `bits` bits are `u` is below exp(-gamma).
+    """Return whether a uniform number in [0, 1) whose first `bits` bits are `u` is < exp(-gamma).
 
-    Draws more bits of the uniform until the comparison is decided.
+    More bits of the number are drawn until the comparison is decided.
     """
     while True:
         low, high = _exp_bounds(gamma, bits)
@@ -287,7 +288,7 @@ def _exp_bounds(gamma: Fraction, bits: int) -> tuple[Fraction, Fraction]:
 
 
 def _propose_laplace(scale: Fraction, n: int, rng: Rng) -> Indices:
-    """Return those of `n` proposed discrete Laplace draws that Algorithm 2 does not reject."""
+    """Propose `n` discrete Laplace draws; return those that rejection sampling accepts."""
     t, s = scale.numerator, scale.denominator
     remainder: Indices = rng.integers(0, t, size=n)
     kept = bernoulli_exp(remainder / t, lambda i: Fraction(int(remainder[i]), t), rng)
@@ -299,7 +300,7 @@ def _propose_laplace(scale: Fraction, n: int, rng: Rng) -> Indices:
 
 
 def _geometric(size: int, rng: Rng) -> Indices:
-    """Return `size` counts of consecutive successes of probability 1/e before the first failure."""
+    """Return `size` geometric numbers: successes of probability 1/e before the first failure."""
     runs = np.zeros(size, np.int64)
     alive = np.arange(size)
     while alive.size:

@@ -62,7 +62,7 @@ class PureSelection:
         return PureDP(self.epsilon, self.replace_factor)
 
     def release(self, scores: ArrayLike, rng: Seed = None) -> int:
-        """Return the index of the chosen option; pay for `event` first."""
+        """Return the index of the chosen option; charge `event` to the privacy budget first."""
         exact = centered_scores(scores)
         return int(np.argmax(exact + self._noise(generator(rng), exact.shape)))
 
@@ -109,9 +109,10 @@ class PermuteAndFlip(PureSelection):
 
 
 def centered_scores(scores: ArrayLike) -> Floats:
-    """Return the private `scores`, at least one, as a vector minus their maximum.
+    """Return the private `scores` as a vector, minus their maximum; raise if there are none.
 
-    A common shift changes no choice, and rounding removes less of the noise from small numbers.
+    Subtracting the same number from all scores does not change the choice. It makes the scores
+    small, so that adding noise to them loses less of the noise to rounding.
     """
     array = real_array(scores, ndim=1)
     if not array.size:

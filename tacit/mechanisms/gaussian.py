@@ -48,16 +48,17 @@ class GaussianMechanism:
         return Gaussian(self.noise_multiplier, self.replace_factor)
 
     def release(self, value: ArrayLike, rng: Seed = None) -> Floats:
-        """Return `value` plus noise, in the shape of `value`; pay for `event` first."""
+        """Return `value` plus noise, in its shape; charge `event` to the privacy budget first."""
         exact = real_array(value)
         # The L2 change of one record is <= l2_sensitivity = noise_std / noise_multiplier.
         return exact + generator(rng).normal(0.0, self.noise_std, exact.shape)
 
 
 def real_array(value: ArrayLike, *, ndim: int | None = None) -> Floats:
-    """Return the private `value` as finite float64, or raise without quoting any number of it.
+    """Return the private `value` as a float64 array; raise if it is not real and finite.
 
-    Shape, type and finiteness are public schema, so they may be checked.
+    `ndim` is the number of dimensions required. Errors never quote a number of `value`. Its shape,
+    type and finiteness are treated as public, so they may be checked.
     """
     array = np.asarray(value)
     if array.dtype.kind not in "fiu":

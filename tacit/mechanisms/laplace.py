@@ -44,7 +44,7 @@ class LaplaceMechanism:
         return Laplace(self.noise_multiplier, self.replace_factor)
 
     def release(self, value: ArrayLike, rng: Seed = None) -> Floats:
-        """Return `value` plus noise, in the shape of `value`; pay for `event` first."""
+        """Return `value` plus noise, in its shape; charge `event` to the privacy budget first."""
         exact = real_array(value)
         # One record moves the vector by at most noise_scale / noise_multiplier in L1 norm, and the
         # log density of the noise changes by at most 1 / noise_scale per unit of each coordinate.

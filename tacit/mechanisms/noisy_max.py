@@ -37,5 +37,5 @@ class GaussianNoisyMax(GaussianMechanism):
     def release(  # type: ignore[override]  # the index alone, not the noisy scores
         self, scores: ArrayLike, rng: Seed = None
     ) -> int:
-        """Return the index of the chosen option; pay for `event` first."""
+        """Return the index of the chosen option; charge `event` to the privacy budget first."""
         return int(np.argmax(super().release(centered_scores(scores), rng)))

@@ -73,7 +73,7 @@ class SecureGenerator:
         return words.reshape(shape).copy()
 
     def _sign_and_uniform(self, size: Size) -> tuple[Floats, Floats]:
-        """Draw a fair sign and, independently, the middle of one of 2^63 cells of (0, 1]."""
+        """Draw a fair sign, 1 or -1, and a uniform number: the middle of one of 2^63 cells."""
         words = self._words(size)
         sign = 1.0 - 2.0 * (words & np.uint64(1)).astype(np.float64)
         return sign, ((words >> np.uint64(1)).astype(np.float64) + 0.5) * 2.0**-63
@@ -84,7 +84,7 @@ Seed: TypeAlias = Rng | int | None
 
 
 def generator(rng: Seed = None) -> Rng:
-    """Return a generator with fresh entropy for None, with a seed for an int, or `rng` itself.
+    """Return `rng` if it is a generator; else a new one, seeded by an int or, for None, afresh.
 
     Use a seed for tests only: anyone who knows it can reproduce the noise and so remove it.
 

@@ -36,8 +36,8 @@ class PLD:
 
     `tolerance` is the relative error of delta to aim at. It changes the width of the brackets and
     the time they take; the brackets are valid for every tolerance. `pair_of` gives the dominating
-    pair of one event. The default is exact where it can be; a rule whose pairs only bound an event
-    makes the lower ends meaningless.
+    pair of one event: two output laws at least as easy to distinguish as those of any neighbors. If
+    its pairs only bound an event from above, the lower ends of the brackets prove nothing.
 
     >>> from tacit import events as ev
     >>> run = ev.Repeated(ev.PoissonSampled(0.01, ev.Gaussian(4.0)), 10_000)
@@ -55,9 +55,10 @@ class PLD:
     def bracket(self, event: Event, *, delta: float, relation: Relation = ADD_REMOVE) -> Bracket:
         """Return proved bounds on the smallest epsilon for which `event` is (epsilon, delta)-DP.
 
-        They are the bounds of its dominating pair. Where the pair is harder than the event can be
-        (an exponential mechanism; replacement in a sample, except for additive noise of factor 2),
-        only the upper end is a statement about the event; `tacit.bracket` then gives 0 as lower.
+        They are bounds on the price of the event's dominating pair. For some events this pair costs
+        more than the event (an exponential mechanism; replacement in a sample, except for additive
+        noise with replace_factor 2). Then only the upper end holds for the event, and
+        `tacit.bracket` returns 0 as lower end.
         """
         return self._price(event, relation).epsilon(in_open_unit(delta=delta))
 
@@ -78,7 +79,7 @@ class PLD:
     def epsilons(
         self, event: Event, deltas: Iterable[float], *, relation: Relation = ADD_REMOVE
     ) -> Floats:
-        """Return the upper ends of epsilon at all `deltas`, at little more than the cost of one."""
+        """Return an epsilon for each of `deltas`, in little more time than one of them takes."""
         price = self._price(event, relation)
         targets = [in_open_unit(delta=delta) for delta in deltas]
         found = {delta: price.epsilon(delta).upper for delta in sorted(set(targets))}
@@ -87,7 +88,7 @@ class PLD:
     def deltas(
         self, event: Event, epsilons: Iterable[float], *, relation: Relation = ADD_REMOVE
     ) -> Floats:
-        """Return the upper ends of delta at all `epsilons`, at little more than the cost of one."""
+        """Return a delta for each of `epsilons`, in little more time than one of them takes."""
         price = self._price(event, relation)
         targets = [non_negative(epsilon=epsilon) for epsilon in epsilons]
         found = {epsilon: price.delta(epsilon).upper for epsilon in sorted(set(targets))[::-1]}
@@ -102,10 +103,10 @@ class PLD:
     ) -> Floats:
         """Return the least false negative rate of any test that distinguishes two neighbors.
 
-        One value for each false positive rate. Each point (epsilon, delta) of the curve rules out
-        the tests below two lines (Wasserman & Zhou 2010; Dong, Roth & Su 2022, Section 2). The
-        result is the highest of many such lines, so it is proved, and slightly too low between two
-        of them.
+        The result has one value for each false positive rate. Each proved (epsilon, delta) implies
+        two lines below which no pair of error rates can lie (Wasserman & Zhou 2010; Dong, Roth & Su
+        2022, Section 2). The result is the highest of many such lines: a proved lower bound, which
+        is slightly too low between the points where lines touch the exact curve.
         """
         rates = np.array([in_closed_unit(false_positive_rate=r) for r in false_positive_rates])
         smallest = min((rate for rate in rates if 0 < rate < 1), default=0.5)
@@ -123,7 +124,10 @@ class PLD:
 
 
 class _WorstDirection(NamedTuple):
-    """The worse of the directions; a direction known to be the lesser one is not sharpened."""
+    """The larger price of several `directions` (P against Q, and Q against P).
+
+    No time is spent on a precise price of a direction that is proved to be the cheaper one.
+    """
 
     directions: list[DirectionPrice]
 

@@ -61,7 +61,7 @@ _LITTLE_GAIN = 28.0  # log of integrand over target up to which rounding has no 
 
 
 class Family:
-    """Laws with their counts and moments, from which contours are tuned."""
+    """The loss laws of a composition, each with its count and moments; it plans the integrals."""
 
     def __init__(self, models: list[LossModel], counts: list[int]) -> None:
         self.models = models
@@ -73,13 +73,16 @@ class Family:
 
     @staticmethod
     def of(direction: Direction, *, log_removed: float, width: float = WIDE) -> "Family":
-        """Return the laws of `direction`, with exp(log_removed) of the mass cut off in total."""
+        """Return the laws of `direction`, with high losses of mass exp(log_removed) cut off.
+
+        `width` is the distance of outputs over which the cut goes smoothly from 1 to 0.
+        """
         log_each = log_removed - math.log(direction.steps)
         models = [_model(law, log_each, width) for law, _ in direction.parts]
         return Family(models, [count for _, count in direction.parts])
 
     def lower(self, epsilon: float) -> "Family | None":
-        """Return the same laws, cut one rung lower; None if only negligible losses are left."""
+        """Return the same laws cut off at lower losses; None if only negligible ones would stay."""
         smooth = [model for model in self.models if isinstance(model, SmoothModel)]
         if not smooth:
             return None
@@ -93,12 +96,12 @@ class Family:
         return Family(models, self.counts)
 
     def plain(self, epsilon: float, log_target: float) -> "Contours | None":
-        """Return one contour with error about exp(log_target) near `epsilon`, if it is cheap."""
+        """Return one integral with error about exp(log_target) near `epsilon`; None if costly."""
         draft = _Draft(self, epsilon, log_target, None)
         return Contours([draft], self, None) if draft.is_light else None
 
     def ladder(self, epsilon: float, log_target: float) -> "Contours":
-        """Return a sum of contours, one for each rung."""
+        """Return delta near `epsilon` as a sum of integrals, one for each range of losses."""
         drafts: list[_Draft] = []
         top = self
         for _ in range(_MOST_RUNGS):
@@ -117,7 +120,7 @@ class Family:
 
 
 class _LowRuns:
-    """The last term of the telescoping sum, in which no step has a high loss."""
+    """The last term of the sum over rungs in the module docstring: no step has a high loss."""
 
     def __init__(self, family: Family) -> None:
         self.log_m = np.zeros(len(ORDERS))
@@ -128,16 +131,16 @@ class _LowRuns:
             self.leak += n * cut[1]
 
     def log_delta(self, epsilon: float) -> float:
-        """Return the log of a bound of its delta(epsilon): Chernoff, and the mass above the cut."""
+        """Return the log of an upper bound on what this term adds to delta(epsilon)."""
         logs = self.log_m + LOG_CONSTANT - ORDERS * epsilon
         return float(np.logaddexp(np.min(logs), math.log(self.leak + 1e-300)))
 
 
 class Contours:
-    """delta(epsilon) as a sum of contours: certified everywhere, sharp near `center`."""
+    """delta(epsilon) as a sum of contour integrals: proved bounds, tight near `center`."""
 
     def __init__(self, drafts: list["_Draft"], family: Family, rest: _LowRuns | None) -> None:
-        """Integrate `drafts`; `rest` is the term of the telescoping sum that has no contour."""
+        """Evaluate the planned integrals `drafts`; `rest` is a low-loss term, only bounded."""
         if sum(draft.work for draft in drafts) > _MOST_WORK:
             raise NotCertified("the transform of the loss decays too slowly.")
         self.removed = family.removed
@@ -158,7 +161,11 @@ class Contours:
 
 
 class _Draft:
-    """A planned contour of `family`, or of its difference from `low`: line, nodes and work."""
+    """Plan of one contour integral: its line Re z = order, its nodes, and the work they cost.
+
+    It integrates the moments of `family`, or their difference from those of `low`, the same laws
+    cut at lower losses. The error of delta near `epsilon` is to be about exp(log_target).
+    """
 
     def __init__(
         self, family: Family, epsilon: float, log_target: float, low: Family | None
@@ -184,7 +191,7 @@ class _Draft:
         self.is_light = self.work <= _LIGHT_WORK * len(nodes)
 
     def _reach(self) -> tuple[float, float]:
-        """Return a t beyond which the integral is below target, and the log of that integral."""
+        """Return a t beyond which the integral is negligible, and the log of a bound on it."""
         variance = float(self.family.moments.variance[self.index])
         low = t = 0.5 * math.sqrt(2 * max(self.log_gain, 1.0) / variance)
         while (log_tail := self._log_tail(t)) + self.log_gain > 0:
@@ -200,7 +207,7 @@ class _Draft:
         return t, log_tail
 
     def _log_tail(self, t: float) -> float:
-        """Bound the log of the integral beyond t."""
+        """Return the log of a bound on the integral over |Im z| > t, relative to M(order)."""
         # |prod M - prod A| is at most the sum of count * |B|, since all other |M| <= 1.
         whole = 0.0
         high: list[float] = []
@@ -216,10 +223,12 @@ class _Draft:
 def _difference(
     family: Family, low: Family | None
 ) -> tuple[list[Split | None], float | None, float]:
-    """Return where each law is split, the log mass of the difference, and what is counted twice.
+    """Return where each law is split, the log mass of `family` minus `low`, and the overlap.
 
-    A law cut at two places, chi_low chi_top, is a little less than one cut at the lower place: by
-    P(y + w Z < low, y + w' Z' > top) <= P(w' Z' - w Z > top - low), or by all that `top` removes.
+    `low` has the same laws as `family`, cut at lower losses. Cutting an output y at both places is
+    a little less than cutting it at the lower place only. The overlap bounds by how much: with Z
+    and Z' normal and w, w' the widths of the cuts `low` and `top`, it is at most
+    P(y + w Z < low, y + w' Z' > top) <= P(w' Z' - w Z > top - low), or the mass that `top` removes.
     """
     splits: list[Split | None] = [None] * len(family.models)
     if low is None:
@@ -236,7 +245,10 @@ def _difference(
 
 
 class Contour:
-    """delta(epsilon) by the trapezoid rule on one line: certified everywhere, sharp near one."""
+    """One contour integral, by the trapezoid rule on the line Re z = order.
+
+    Its bounds on delta(epsilon) are proved everywhere, and tight near the epsilon of its plan.
+    """
 
     def __init__(self, draft: _Draft) -> None:
         self.order = draft.order
@@ -283,7 +295,11 @@ class Contour:
 
 
 def _product(factors: list[Factor], counts: list[int]) -> tuple[Complexes, Floats]:
-    """Return (prod M - prod A) / prod M(order), without A where nothing is split, and its error."""
+    """Return the integrand (prod M - prod A) / prod M(order) at all nodes, and its error.
+
+    M is the transform of one step and A its low part; a factor is raised to its count. If no factor
+    is split into low and high parts, prod A is left out.
+    """
     pairs = list(zip(counts, factors, strict=True))
     log = np.sum([n * f.log for n, f in pairs], axis=0)
     # (|M| + error)^n - |M|^n, multiplied out over the steps
@@ -311,7 +327,7 @@ def _product(factors: list[Factor], counts: list[int]) -> tuple[Complexes, Float
 
 
 def _power(log: Complexes, growth: Floats) -> tuple[Complexes, Floats]:
-    """Return exp(log), and its error if log is uncertain by `growth`."""
+    """Return exp(log), and a bound on its error if `log` may be wrong by `growth`."""
     power = np.exp(log)
     return power, np.exp(np.minimum(log.real + growth, 700.0)) - np.abs(power) * (1 - 4 * ROUND)
 

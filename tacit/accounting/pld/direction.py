@@ -24,8 +24,9 @@ _LATTICE_POINTS = (_COARSE, 1 << 16, 1 << 18)
 class DirectionPrice:
     """The curve delta(epsilon) of one `Direction`, and its inverse epsilon(delta).
 
-    A contour that was tuned for one point is kept and serves the points around it, so a whole
-    curve costs little more than its first point. `floor` is what another direction needs.
+    A contour integral planned for one epsilon is kept and reused for epsilons around it, so a whole
+    curve costs little more than its first point. `floor` is the price of the opposite direction: a
+    price proved to be below it does not matter, so no work is spent to make it precise.
     """
 
     def __init__(self, direction: Direction, *, tolerance: float) -> None:
@@ -37,7 +38,7 @@ class DirectionPrice:
         self.families: dict[float, Family] = {}
 
     def epsilon(self, delta: float, *, floor: float = 0.0) -> Bracket:
-        """Return bounds on the smallest epsilon; those below `floor` are not sharpened."""
+        """Return bounds on the smallest epsilon at `delta`; they may be loose below `floor`."""
         low, high = self.direction.infinite_lower, self.direction.infinite_upper
         if delta < low or low == 1.0:
             return Bracket(math.inf, math.inf)
@@ -50,7 +51,7 @@ class DirectionPrice:
         return Bracket(answer.lower, upper)
 
     def delta(self, epsilon: float, *, floor: float = 0.0) -> Bracket:
-        """Return bounds on delta(epsilon); those below `floor` are not sharpened."""
+        """Return bounds on the smallest delta at `epsilon`; they may be loose below `floor`."""
         low, high = self.direction.infinite_lower, self.direction.infinite_upper
         finite = self._finite_delta(epsilon, floor - high)
         upper = high + (1 - high) * finite.upper * (1 + 8 * ROUND)
@@ -109,7 +110,7 @@ class DirectionPrice:
         return answer
 
     def _single_jump(self, delta: float) -> float:
-        """Estimate epsilon as if one step in many made all the loss: delta = steps * one delta."""
+        """Estimate epsilon as if one step made all the loss: that of one step at delta / steps."""
         return max(_epsilon_of(one, delta / count).upper for one, count in self.releases)
 
     def _contour_delta(self, epsilon: float, floor: float, answer: Bracket) -> Bracket:
@@ -133,7 +134,7 @@ class DirectionPrice:
         return answer
 
     def _tuned_near(self, epsilon: float) -> Contours | None:
-        """Return contours that were tuned for an epsilon close by, if there are any."""
+        """Return contour integrals computed earlier for an epsilon close to this one, or None."""
         return next((c for c in self.curves if c.order * abs(c.center - epsilon) < 2.0), None)
 
     def _lattice_epsilon(self, delta: float, floor: float, answer: Bracket) -> Bracket:
@@ -163,16 +164,19 @@ class DirectionPrice:
         return answer
 
     def _simple_epsilon(self, delta: float, _floor: float, answer: Bracket) -> Bracket:
-        """Bound epsilon in closed form: one release from below, all without sampling from above."""
+        """Sharpen `answer`, a bracket of epsilon, by closed forms.
+
+        One release alone gives a lower end; all releases without sampling give an upper end.
+        """
         lower = max(_epsilon_of(one, delta).lower for one, _ in self.releases)
         return answer.intersection(Bracket(lower, _Unsampled(self.direction).epsilon(delta)))
 
     def _total_variation(self) -> float:
-        """Bound delta(0) from above: that of a composition is at most the sum."""
+        """Return an upper bound on delta(0): the sum of delta(0) over all releases."""
         return math.fsum(n * one.delta(0.0).upper for one, n in self.releases)
 
     def _family(self, delta: float, width: float = WIDE) -> Family:
-        """Return the laws with tails cut so far out that the mass removed is negligible."""
+        """Return the loss laws, high losses of negligible mass cut off smoothly over `width`."""
         family = self.families.get(width)
         if family is None or family.removed > delta * self.tolerance:
             log_removed = math.log(delta) + math.log(self.tolerance / 8)
@@ -182,11 +186,11 @@ class DirectionPrice:
 
 
 class _Unsampled:
-    """An upper bound of any composition: its noise as if nothing had been sampled.
+    """Upper bound on the price of a composition: the price without any sampling.
 
-    Sampling mixes a pair with equal laws, which lowers every divergence (joint convexity). So all
-    Gaussian noise together is at most one Gaussian on all records; any other loss is at most its
-    largest.
+    Sampling mixes a pair of laws with a pair of equal laws, which lowers every divergence (joint
+    convexity). So all Gaussian releases cost at most one Gaussian release on all records, and every
+    other release adds at most its largest loss.
     """
 
     def __init__(self, direction: Direction) -> None:
@@ -218,7 +222,10 @@ def _sharpest(
     floor: float,
     answer: Bracket,
 ) -> Bracket:
-    """Sharpen `answer` by one method after another until it is good, or below `floor`."""
+    """Return the bracket `answer`, narrowed by one method after another.
+
+    Stop when it is narrow enough, or wholly below `floor`, where precision does not matter.
+    """
     for method in methods:
         try:
             with np.errstate(over="ignore"):  # an infinite bound is a bound

@@ -42,7 +42,11 @@ _LARGEST = 300.0
 
 
 class Segment(NamedTuple):
-    """Losses offset + sign * L(u) for u in [-e, e]; the log P-density is start - u / 2 + rise L."""
+    """A continuous part of the loss of Laplace noise, over the log ratio u from -e to e.
+
+    The loss at u is offset + sign * L(u), and the log density under P is start - u / 2 +
+    rise * L(u). The module docstring defines e and L.
+    """
 
     sign: int
     offset: float
@@ -73,7 +77,10 @@ class LaplaceModel:
         self.log_atom = np.log(0.5 * np.array([bottom, top]))
 
     def nodes(self, panels: int) -> WeightedLosses:
-        """Return the law on the nodes of `panels` panels and on its atoms, losses increasing."""
+        """Return the loss law as finitely many weighted losses, in increasing order.
+
+        They are its two atoms and the quadrature nodes of `panels` equal panels in each segment.
+        """
         half = self.epsilon / panels
         u = (self._centers(panels)[:, None] + half * _NODES).ravel()
         log_g, p, q = log_mixture(self.rate, u), self.chance(u), self.rate
@@ -93,11 +100,11 @@ class LaplaceModel:
         return WeightedLosses(*table[:, np.argsort(table[0], kind="stable")])
 
     def chance(self, u: Floats) -> Floats:
-        """Return p = q exp(u) / g(u), the chance that the record was sampled."""
+        """Return the chance that the record was sampled, given the log likelihood ratio u."""
         return expit(u + logit(self.rate))
 
     def log_quadrature(self, panels: int, orders: Floats, t: float) -> Floats:
-        """Bound the log of the quadrature error of M(order + i t), for each of `orders`."""
+        """Bound the log of the quadrature error of the moment E[exp((order + i t) * loss)]."""
         half, centers = self.epsilon / panels, self._centers(panels)
         low, high = centers - _ALONG * half, centers + _ALONG * half
         angle = _ACROSS * half
@@ -132,7 +139,7 @@ class LaplaceModel:
 
 
 class TiltedLaplace:
-    """A `LaplaceModel` weighted by exp(order * loss) / M, as the protocol `Tilted`."""
+    """A `LaplaceModel` weighted by exp(order * loss) divided by its mean (protocol `Tilted`)."""
 
     def __init__(self, base: LaplaceModel, tilt: Tilt) -> None:
         self.base = base
@@ -148,7 +155,7 @@ class TiltedLaplace:
         self.error = math.inf
 
     def _variation(self, segment: Segment) -> float:
-        """Bound the total variation of the tilted density of a segment in its loss."""
+        """Bound the total variation of a segment's density, and so the decay of its transform."""
         base = self.base
         u = np.linspace(-base.epsilon, base.epsilon, _CELLS + 1)
         log_g, power = log_mixture(base.rate, u), segment.rise + segment.sign * self.order
@@ -162,12 +169,13 @@ class TiltedLaplace:
         return ends + float(np.exp(rising[1:] + falling[:-1]) @ change) * (1 + 1e-9)
 
     def log_decay(self, t: float, _count: int) -> float:
-        """Bound the decay of the transform.
+        """Return the log of a bound on |M(order + i t')| / M(order) for all t' >= t.
 
-        Let f = |M|^2 / M(order)^2 and `far` a t beyond which V / t is at most half of what the
-        atoms leave. Below it, the bound follows from 1 - f(n t) <= n^2 (1 - f(t)). Where two
-        independent losses cannot differ by more than pi / t, 1 - f = E[1 - cos(t (l - l'))] is at
-        least 2 t^2 / pi^2 E[(l - l')^2], of which the atoms alone give a part.
+        Let f(t) be the square of that ratio and V the total variation of the segments' densities.
+        Above t = `far`, V / t is at most half of the mass outside the atoms, which gives the bound.
+        Below `far`, the bound follows from 1 - f(n t) <= n^2 (1 - f(t)) for whole n. If two
+        independent losses l, l' cannot differ by more than pi / t, then 1 - f(t) =
+        E[1 - cos(t (l - l'))] is at least 2 t^2 / pi^2 E[(l - l')^2]; the atoms alone give a part.
         """
         if self.fixed > 1 - 1e-12 or self.variation == math.inf:
             return 0.0  # the trivial bound

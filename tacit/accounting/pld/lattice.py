@@ -44,7 +44,7 @@ _HIGHER = np.array([1.15, 1.4, 1.8, 2.5, 4.0, 8.0, 20.0, 100.0])
 
 
 class Grid(NamedTuple):
-    """One law as masses on the grid points first * step, (first + 1) * step, ..."""
+    """Law of one loss on a grid: `mass[i]` is at the loss (first + i) * step."""
 
     first: int
     mass: Floats
@@ -53,7 +53,10 @@ class Grid(NamedTuple):
 
 
 def dots(law: Law, step: float, low: float, high: float) -> Grid:
-    """Return the least law on the grid that dominates `law`."""
+    """Return the cheapest law on the grid that dominates `law`, for the upper bound on delta.
+
+    The grid has the distance `step` and covers the losses from `low` to `high`.
+    """
     first, points = _points(step, low, high)
     p, q = law.cells(points)
     tail = np.cumsum(p[::-1])[::-1]  # P-mass from each cell up
@@ -71,7 +74,7 @@ def dots(law: Law, step: float, low: float, high: float) -> Grid:
 
 
 def reports(law: Law, step: float, low: float, high: float) -> tuple[Grid, Grid]:
-    """Return the law of the reported index under P and under Q."""
+    """Return the laws, under P and under Q, of the index of the grid point nearest to the loss."""
     first, points = _points(step, low, high)
     p, q = law.cells(points[:-1] + 0.5 * step)
     return Grid(first, p), Grid(first, q)
@@ -85,12 +88,16 @@ def _points(step: float, low: float, high: float) -> tuple[int, Floats]:
 
 
 class Composed:
-    """The sum of many grid losses: certified tails inside one window."""
+    """Law of the sum of many independent grid losses inside one window, with proved errors."""
 
     def __init__(
         self, parts: list[tuple[Grid, int]], step: float, order: float, window: float, start: float
     ) -> None:
-        """Compose `parts`, tilted by `order`, in a window that begins at the loss `start`."""
+        """Compute the law of the sum of `parts`, pairs of a grid and its count.
+
+        Losses are weighted by exp(order * loss) for the Fourier transform, whose window of length
+        `window` begins at the loss `start`. All grids have the distance `step`.
+        """
         self.step = step
         self.order = order
         self.higher = order * _HIGHER
@@ -127,12 +134,15 @@ class Composed:
         self.other = np.cumsum(inner[::-1])[::-1]  # and Q-mass
 
     def tails(self, threshold: Numbers, log_factor: float) -> tuple[Floats, Floats]:
-        """Return exp(log_factor) times the mass from each threshold up, and its error."""
+        """Return exp(log_factor) times the mass at or above each grid index, and its error."""
         index = threshold - self.base  # mass that wrapped around is included
         return self._scaled(self.mass[index], index, log_factor)
 
     def hockey_stick(self, threshold: int, epsilon: float) -> tuple[float, float]:
-        """Return the sum of mass * (1 - exp(epsilon - loss)) from `threshold` up, and its error."""
+        """Return the delta at `epsilon` of the summed losses, and its error.
+
+        It is the sum of mass * (1 - exp(epsilon - loss)) over grid indices from `threshold` up.
+        """
         index = np.array([threshold - self.base])
         shift = math.exp(min(epsilon - self.step * self.base, 700.0))
         value, error = self._scaled(self.mass[index] - shift * self.other[index], index, 0.0)
@@ -148,14 +158,17 @@ class Composed:
         return value, np.where(fits, error, math.inf)  # infinite where a float would overflow
 
     def beyond(self) -> float:
-        """Bound the mass above the window, by Chernoff."""
+        """Return a Chernoff bound on the mass of the sums above the window."""
         if not self.overflows:
             return 0.0
         logs = self.log_higher - self.higher * (self.step * (self.base + len(self.mass)))
         return math.exp(min(float(logs.min()), 0.0))
 
     def wrapped(self, threshold: Numbers) -> Floats:
-        """Bound the mass from each threshold up that wrapped around from outside the window."""
+        """Bound the error of the mass above each grid index by sums outside the window.
+
+        The Fourier transform is periodic, so it adds their mass at places inside the window.
+        """
         if self.whole:
             return np.zeros(len(threshold))
         width = self.step * len(self.mass)
@@ -169,7 +182,11 @@ class Composed:
 
 
 class Lattice:
-    """delta(epsilon) of one direction on one grid: certified everywhere, sharp near one epsilon."""
+    """delta(epsilon) of one direction of comparison, from losses rounded to a grid.
+
+    The bounds are proved for every argument, and tight near the `epsilon` given here. `log_target`
+    is the log of the error of delta to aim at, `points` the number of grid points in the window.
+    """
 
     def __init__(
         self,
@@ -207,7 +224,7 @@ class Lattice:
         return Bracket.of_delta(lower, upper)
 
     def _dominate(self, epsilon: float) -> float:
-        """Return the upper bound: delta of the law that dominates."""
+        """Return an upper bound on delta(epsilon), from grid laws that dominate the true ones."""
         law, fixed = self.upper, self.infinite + self.upper.beyond()
         first = math.floor(epsilon / self.step) + 1  # the first point above epsilon
         if first >= law.base + len(law.mass):
@@ -218,7 +235,7 @@ class Lattice:
         return min(value * (1 + self.slack) + error + fixed, 1.0)
 
     def _attack(self, epsilon: float) -> float:
-        """Return the lower bound: delta of the attack at the best threshold near epsilon."""
+        """Return a lower bound on delta(epsilon): the module docstring's attack, best threshold."""
         center = round(epsilon / self.step)
         reach = 64 + int(2 * math.sqrt(len(self.p.mass)))
         low = max(center - reach, self.p.base, self.q.base)
@@ -234,7 +251,10 @@ class Lattice:
 
 
 def coarse_moments(direction: Direction, log_removed: float) -> Cumulants:
-    """Return the cumulants of the composition of laws that dominate each step on a coarse grid."""
+    """Return rough log moments of the composed loss, from which the window and order are chosen.
+
+    Each law is replaced by one on a coarse grid, without losses of mass about exp(log_removed).
+    """
     each: list[Cumulants] = []
     for law, _ in direction.parts:
         low, high = law.span(log_removed)
@@ -248,7 +268,10 @@ def coarse_moments(direction: Direction, log_removed: float) -> Cumulants:
 
 
 def _aligned(direction: Direction, step: float) -> float:
-    """Return a step <= `step` of which the losses of a discrete law are multiples, if possible."""
+    """Return a grid step <= `step` that divides the largest loss of the first discrete law.
+
+    The atoms of such a law then tend to lie on grid points. Without one, return `step`.
+    """
     atoms = [law for law, _ in direction.parts if isinstance(law, Discrete)]
     if not atoms or atoms[0].largest_loss < step:
         return step
@@ -256,7 +279,7 @@ def _aligned(direction: Direction, step: float) -> float:
 
 
 def _tilt(mass: Floats, exponent: Floats) -> tuple[Floats, float]:
-    """Return mass * exp(exponent), normalized, and the log of its sum."""
+    """Return mass * exp(exponent) divided by its sum, and the log of this sum."""
     if not mass.any():
         raise NotCertified("all masses underflow.")
     with np.errstate(divide="ignore"):

@@ -37,7 +37,7 @@ from tacit.accounting.one_event import ROUND, log_mixture_at
 
 @dataclass(frozen=True)
 class Normal:
-    """Normal noise of standard deviation `sigma`, with f its density."""
+    """Normal noise of standard deviation `sigma`; f in the module docstring is its density."""
 
     sigma: float
 
@@ -102,7 +102,10 @@ class DoubleExponential:
 
 @dataclass(frozen=True)
 class Sampled:
-    """Loss of additive `noise` on a Poisson sample at `rate`; see the module for (a, b)."""
+    """Law of the loss of additive `noise` on a Poisson sample at `rate`.
+
+    (a, b) is (1, 0) if a record is removed, (0, 1) if it is added, and (1, 1) if it is replaced.
+    """
 
     noise: Normal | DoubleExponential
     rate: float
@@ -115,7 +118,7 @@ class Sampled:
         return self._loss_of(top, -top)
 
     def loss(self, x: float) -> float:
-        """Return the loss a L(x) - b L(-x) of the output x."""
+        """Return the privacy loss log(P / Q) = a L(x) - b L(-x) of the output x."""
         return self._loss_of(*(float(self.noise.log_ratio(np.array(at))) for at in (x, -x)))
 
     def span(self, log_mass: float) -> tuple[float, float]:
@@ -123,7 +126,7 @@ class Sampled:
         return self.loss(-reach), self.loss(reach + self.a)
 
     def where_loss(self, loss: Floats) -> Floats:
-        """Return the largest x whose loss is at most `loss` (-inf if none is, inf if all are)."""
+        """Return the largest output x of loss at most `loss`; -inf if none is, inf if all are."""
         if self.a and self.b:
             return self._where_replaced(loss)
         if self.a:
@@ -140,12 +143,15 @@ class Sampled:
         return mass_p, mass_q
 
     def _loss_of(self, ratio: float, mirrored: float) -> float:
-        """Return the loss of an output x, given `log_ratio` at x and at -x."""
+        """Return the loss of an output x, given the noise's log_ratio(x) and log_ratio(-x)."""
         up = log_mixture_at(self.rate, ratio) if self.a else 0.0
         return up - log_mixture_at(self.rate, mirrored) if self.b else up
 
     def _where_replaced(self, loss: Floats) -> Floats:
-        """Return the largest x with L(x) - L(-x) <= loss; both sides of it are odd functions."""
+        """Return the largest output x whose loss is at most `loss`, if a record is replaced.
+
+        The loss L(x) - L(-x) is an odd function of x, so the case loss >= 0 gives the other.
+        """
         size, q = np.abs(loss), self.rate
         if isinstance(self.noise, DoubleExponential):
             # For x >= 0, L(-x) stays at its floor, so L(x) = loss + floor.
@@ -166,7 +172,7 @@ class Sampled:
 
 @dataclass(frozen=True)
 class Shifted:
-    """Loss of Gaussian noise on all records, for any number of releases: N(mu, 1) and N(0, 1)."""
+    """Law of the loss between N(mu, 1) and N(0, 1): any number of Gaussian releases, unsampled."""
 
     mu: float
 
@@ -211,7 +217,10 @@ class Discrete:
         return p.astype(float), q.astype(float)
 
     def given_finite(self) -> "Discrete":
-        """Return the law conditioned, under P, on a finite loss; Q is scaled to keep the losses."""
+        """Return the law given that the loss is finite.
+
+        The masses of P and Q are divided by the P-mass of finite losses, so no loss changes.
+        """
         keep = 1.0 - self.infinite if self.infinite < 1 else 1.0
         p, q = (tuple(mass / keep for mass in masses) for masses in (self.p, self.q))
         return Discrete(self.losses, p, q)
@@ -224,8 +233,8 @@ class OneRelease:
     """Closed form of delta(epsilon) for a single release with a given law of the loss l.
 
     delta(epsilon) = P(l > epsilon) - exp(epsilon) Q(l > epsilon). For additive noise the losses
-    above epsilon are the outputs above some x, and the difference is a sum of three tails of the
-    noise. For Gaussian noise on all records it is Balle & Wang 2018 (arXiv:1805.06530), Theorem 8.
+    above epsilon are the outputs above some x, and delta is a sum of three tail probabilities of
+    the noise. For Gaussian noise on all records, see Balle & Wang 2018 (arXiv:1805.06530), Thm. 8.
     """
 
     def __init__(self, law: Law) -> None:
@@ -276,7 +285,7 @@ class OneRelease:
 
 
 def _unmix(rate: float, level: Floats) -> Floats:
-    """Return the u with log(1 - rate + rate exp(u)) = level; -inf below the smallest level."""
+    """Return the u with log(1 - rate + rate exp(u)) = level, or -inf if `level` is too low."""
     with np.errstate(divide="ignore"):
         near = np.log(np.maximum(np.expm1(np.minimum(level, 40.0)) + rate, 0.0))
     far = level + np.log1p((rate - 1.0) * np.exp(-np.maximum(level, 40.0)))

@@ -1,4 +1,4 @@
-"""Dominating pairs: for each event, the two output laws (P, Q) that are hardest to distinguish.
+"""Dominating pairs: for each event, the two output laws (P, Q) that are easiest to distinguish.
 
 A pair is all that an accountant needs of an event. With the privacy loss l = log(dP/dQ),
 
@@ -72,7 +72,7 @@ PairRule: TypeAlias = Callable[[Event, Relation], tuple[Law, Law]]
 
 @dataclass(frozen=True)
 class Direction:
-    """One order of comparing two neighbors: independent laws of the loss, with their counts.
+    """One order of comparing two neighbors: the laws of independent losses, with their counts.
 
     Under P the loss is infinite with a probability between `infinite_lower` and `infinite_upper`;
     otherwise it is the sum of the losses of `parts`.
@@ -96,9 +96,10 @@ class Direction:
 def directions(
     event: Event, relation: Relation, pair_of: PairRule | None = None
 ) -> tuple[Direction, ...]:
-    """Return the comparisons whose worst is the guarantee of `event` under `relation`.
+    """Return the orders of comparing two neighbors; the guarantee of `event` is the worse of them.
 
-    `pair_of` may give pairs that only bound an event from above; `pair`, the default, is exact.
+    There is only one if both orders are equal. `pair_of` gives the laws of the loss of each part of
+    `event`; they may only bound its price from above. The default, `pair`, is exact if it can be.
     """
     pairs = [((pair_of or pair)(part, relation), n) for part, n in flatten(event).items()]
     first, second = (_direction([(laws[side], n) for laws, n in pairs]) for side in (0, 1))
@@ -106,9 +107,10 @@ def directions(
 
 
 def pair_from_above(event: Event, relation: Relation) -> tuple[Law, Law]:
-    """Return the pair of ONE occurrence, or a pair that bounds its price.
+    """Return laws of the loss of ONE occurrence, in both orders of comparison.
 
-    Random allocation and shuffled reports have only the latter.
+    For random allocation and shuffled reports, they bound the price from above. For other events
+    they are those of `pair`.
     """
     if isinstance(event, ev.Shuffled):
         return shuffled_pair(event)
@@ -120,7 +122,7 @@ def pair_from_above(event: Event, relation: Relation) -> tuple[Law, Law]:
 
 
 def shuffled_pair(event: ev.Shuffled) -> tuple[Law, Law]:
-    """Return the pair that dominates shuffled reports; it is the same in both orders."""
+    """Return laws that dominate the loss of shuffled reports: the same law in both orders."""
     epsilon, clones = local_guarantee(event)
     if epsilon == 0:
         return _same(_two_point(0.0, 0.0))
@@ -131,7 +133,10 @@ def shuffled_pair(event: ev.Shuffled) -> tuple[Law, Law]:
 
 @singledispatch
 def pair(event: Event, relation: Relation) -> tuple[Law, Law]:
-    """Return the dominating pair of ONE occurrence, in both orders of comparison."""
+    """Return the laws of the loss of ONE occurrence of `event`, in both orders of comparison.
+
+    They are those of its dominating pair: the two output laws that are easiest to distinguish.
+    """
     raise UnsupportedEvent(
         f"PLD has no dominating pair for {type(event).__name__} under {relation}. "
         "Use the RDP accountant."
@@ -200,7 +205,11 @@ def _(event: ev.PoissonSampled, relation: Relation) -> tuple[Law, Law]:
 
 @lru_cache(maxsize=16)
 def allocation_pair(steps: int, shift: float) -> tuple[Discrete, Discrete]:
-    """Return laws that dominate the loss of one epoch of allocation: removal and addition."""
+    """Return laws that dominate the loss of one epoch of random allocation with Gaussian noise.
+
+    The first is for a removed, the second for an added record. `shift` is how far one record moves
+    the mean of its step, in standard deviations of the noise.
+    """
     grid = _grid(steps, shift)
     z = _z(grid.cut, shift)
     outer_q, outer_p = float(special.ndtr(-z)), float(special.ndtr(shift - z))  # X above the cut
@@ -223,7 +232,10 @@ def allocation_pair(steps: int, shift: float) -> tuple[Discrete, Discrete]:
 
 
 def _direction(parts: list[tuple[Law, int]]) -> Direction:
-    """Merge what merges exactly: Gaussians into one, equal laws, masses of infinite loss."""
+    """Return the `Direction` of laws with their counts, after all merging that is exact.
+
+    Unsampled Gaussians become one, equal laws are counted together, infinite losses are put apart.
+    """
     squared = math.fsum(n * law.mu**2 for law, n in parts if isinstance(law, Shifted))
     merged: dict[Law, int] = {Shifted(math.sqrt(squared)): 1} if squared else {}
     infinite = [(law.infinite, n) for law, n in parts if isinstance(law, Discrete) and law.infinite]
@@ -238,7 +250,10 @@ def _direction(parts: list[tuple[Law, int]]) -> Direction:
 
 
 def _any_infinite(masses: list[tuple[float, int]]) -> tuple[float, float]:
-    """Return bounds on 1 - prod (1 - mass)^n; exact for one mass, so that all of delta counts."""
+    """Return bounds on 1 - prod (1 - mass)^n, the probability that any loss is infinite.
+
+    Each of n losses is infinite with probability `mass`. For a single loss both bounds are exact.
+    """
     if not masses:
         return 0.0, 0.0
     if len(masses) == 1 and masses[0][1] == 1:
@@ -257,7 +272,7 @@ _Outcome: TypeAlias = tuple[float, float, float]  # loss, P-mass, Q-mass
 
 
 def _collect(outcomes: list[_Outcome], infinite: float = 0.0, vanishing: float = 0.0) -> Discrete:
-    """Return the law of these outcomes; one without P-mass only adds to `vanishing`."""
+    """Return the law of outcomes (loss, P-mass, Q-mass); without P-mass they are `vanishing`."""
     kept = sorted(outcome for outcome in outcomes if outcome[1] > 0)
     vanishing += math.fsum(q for _, p, q in outcomes if not p > 0)
     losses, p, q = zip(*kept, strict=True) if kept else ((0.0,), (0.0,), (0.0,))
@@ -275,14 +290,22 @@ def _two_point(epsilon: float, delta: float) -> Discrete:
 
 
 def _sampled_remove(law: Discrete, rate: float) -> Discrete:
-    """Return the law of ((1 - q) Q + q P, Q): Zhu, Dong & Wang 2022, Theorem 11."""
+    """Return the loss law of a Poisson sample if a record is removed, given that of a release.
+
+    With (P, Q) the pair of `law` and q the rate, it is the law of the pair ((1 - q) Q + q P, Q):
+    Zhu, Dong & Wang 2022, Theorem 11.
+    """
     outcomes = _mixed(law, rate)
     outcomes.append((math.log1p(-rate), (1 - rate) * law.vanishing, law.vanishing))
     return _collect(outcomes, rate * law.infinite)
 
 
 def _sampled_add(law: Discrete, rate: float) -> Discrete:
-    """Return the law of (P, (1 - q) P + q Q): the same theorem, in the other order."""
+    """Return the loss law of a Poisson sample if a record is added, given that of a release.
+
+    With (P, Q) the pair of `law` and q the rate, it is the law of the pair (P, (1 - q) P + q Q):
+    Zhu, Dong & Wang 2022, Theorem 11.
+    """
     outcomes = [
         (-log_mixture_at(rate, -loss), p, rate * q + (1 - rate) * p)
         for loss, p, q in zip(law.losses, law.p, law.q, strict=True)
@@ -292,12 +315,14 @@ def _sampled_add(law: Discrete, rate: float) -> Discrete:
 
 
 def _sampled_replace(law: Discrete, rate: float) -> Discrete:
-    """Return a law that dominates a replacement in a sample, given one that dominates it outside.
+    """Return a loss law that dominates a Poisson sample if a record is replaced.
 
-    The pair is (1 - q) C + q A against (1 - q) C + q B, where `law` dominates each pair of A, B, C.
-    Balle, Barthe & Gaboardi 2018 (arXiv:1807.01647), Theorem 2: with alpha' = 1 + q (alpha - 1),
-    H_alpha' <= q H_alpha(P, Q) for alpha >= 1. That is the profile of `_sampled_remove` there, and
-    by symmetry its mirror image for alpha < 1; the remaining mass has loss 0.
+    A, B, C are the outputs with the old record, with the new one and without either; q is the rate.
+    `law`, of a pair (P, Q), dominates each two of them. The sample compares (1 - q) C + q A with
+    (1 - q) C + q B. Its hockey-stick divergence at 1 + q (alpha - 1) is at most q times that of
+    (P, Q) at alpha >= 1 (Balle, Barthe & Gaboardi 2018, arXiv:1807.01647, Theorem 2). These are the
+    values of `_sampled_remove`; by symmetry, alpha < 1 gives their mirror image. The remaining mass
+    has loss 0.
     """
     up = [outcome for outcome in _mixed(law, rate) if outcome[0] > 0]
     down = [(-loss, q, p) for loss, p, q in up]
@@ -307,7 +332,7 @@ def _sampled_replace(law: Discrete, rate: float) -> Discrete:
 
 
 def _mixed(law: Discrete, rate: float) -> list[_Outcome]:
-    """Return the outcomes of ((1 - q) Q + q P, Q) that have mass under both P and Q."""
+    """Return the possible outcomes of ((1 - rate) Q + rate P, Q), (P, Q) being that of `law`."""
     return [
         (log_mixture_at(rate, loss), rate * p + (1 - rate) * q, q)
         for loss, p, q in zip(law.losses, law.p, law.q, strict=True)
@@ -315,7 +340,7 @@ def _mixed(law: Discrete, rate: float) -> list[_Outcome]:
 
 
 class _Epoch(NamedTuple):
-    """Law under Q of the ratio A of one epoch, for the ratios that matter; see `_epoch`."""
+    """Law under Q of the likelihood ratio P / Q of one epoch; see `_epoch` for the range kept."""
 
     ratio: Floats
     mass: Floats
@@ -326,11 +351,12 @@ class _Epoch(NamedTuple):
 
 
 def _epoch(grid: "_Grid", steps: int, shift: float, side: int) -> _Epoch:
-    """Return ratios k h / steps and their Q-mass, from six deviations before the mean onwards.
+    """Return likelihood ratios P / Q of one epoch of random allocation, and their Q-mass.
 
-    `side` 1 serves removal, where large ratios count: X is rounded up, and the law is tilted so
-    that rounding is relative to what a large ratio adds to delta. -1 serves addition, where small
-    ratios count.
+    A ratio is the mean of `steps` numbers X (see the module docstring) on a grid. With `side` 1,
+    for removal, large ratios count: those from six standard deviations below the mean upwards are
+    kept, X is rounded up, and the law is weighted so that its rounding errors are relative to what
+    large ratios add to delta. With `side` -1, for addition, the same holds for small ratios.
     """
     mass = _cell_ends(shift, grid.step, grid.cut, side)
     x = grid.step * np.arange(len(mass), dtype=float)
@@ -358,7 +384,7 @@ def _epoch(grid: "_Grid", steps: int, shift: float, side: int) -> _Epoch:
 
 
 class _Grid(NamedTuple):
-    """Grid points first * step, (first + 1) * step, ... for the sum of the X."""
+    """Grid for the sum of the X of the module docstring: first * step, (first + 1) * step, ..."""
 
     step: float
     first: int
@@ -388,7 +414,11 @@ def _grid(steps: int, shift: float) -> _Grid:
 
 
 def _cell_ends(shift: float, step: float, cut: float, side: int) -> Floats:
-    """Return the Q-mass at the grid points after each cell gave its mass to its ends, mean kept."""
+    """Return the Q-mass of X at the points of a grid from 0 to `cut`, with distance `step`.
+
+    The mass between two grid points is moved to them such that the mean of X is kept. Rounding
+    errors of this split raise X if `side` is 1 and lower it if `side` is -1.
+    """
     edges = step * np.arange(math.ceil(cut / step) + 1, dtype=float)
     z = _z(edges, shift)
     q, p = _cells(z), _cells(z - shift)  # X q = p
@@ -408,7 +438,7 @@ def _z(x: Floats | float, shift: float) -> Floats:
 
 
 def _cells(z: Floats) -> Floats:
-    """Return the normal mass between neighbors, computed from the nearer tail."""
+    """Return the standard normal mass between neighbors in z, computed from the nearer tail."""
     low: Floats = special.ndtr(z)
     high: Floats = special.ndtr(-z)
     return np.where(z[1:] > 0, high[:-1] - high[1:], low[1:] - low[:-1])
@@ -417,11 +447,12 @@ def _cells(z: Floats) -> Floats:
 def _transform_error(
     spectrum: Complexes, power: Complexes, logs: Complexes, law: Floats, steps: int
 ) -> float:
-    """Bound the 2-norm of the error of `law`.
+    """Bound the 2-norm of the rounding error of `law`, the inverse Fourier transform of `power`.
 
-    A transform of n numbers of sum 1 errs by at most c u log2(n) in each coefficient, and by as
-    much in relative 2-norm (Higham 2002, Section 24.1); a power multiplies the error of its base
-    f by steps |f|^(steps - 1), and exp and log add theirs.
+    `power` is spectrum^steps, computed as exp(logs). A transform of n numbers of sum 1 errs by at
+    most a constant times log2(n) roundings in each coefficient, and in relative 2-norm (Higham
+    2002, Section 24.1). The power multiplies an error of its base f by steps |f|^(steps - 1), and
+    exp and log add their own errors.
     """
     size = len(law)
     stage = 8 * math.log2(size)
@@ -432,10 +463,11 @@ def _transform_error(
 
 
 def _outside(mass: Floats, x: Floats, steps: int, grid: _Grid) -> float:
-    """Bound the P- and Q-mass of sums outside the window, by Chernoff at the best of a few orders.
+    """Return a Chernoff bound on the mass, under P and under Q, of sums outside the window.
 
-    Above, s exp(-order s) falls with s, as the window ends far beyond 1 / order; below, the P-mass
-    is at most the Q-mass, as sums there are below the mean.
+    Each of `steps` terms has mass `mass` at `x`; `grid` is the window. The P-mass of a sum s is
+    s / steps times its Q-mass. Above the window, s exp(-order s) falls with s, because the window
+    ends far beyond 1 / order. Below it, sums are below their mean, so the P-mass is the smaller.
     """
     low, high = grid.step * grid.first, grid.step * (grid.first + grid.size)
     x, log_mass = x[mass > 0], np.log(mass[mass > 0])
@@ -455,7 +487,11 @@ def _outside(mass: Floats, x: Floats, steps: int, grid: _Grid) -> float:
 
 
 def _on_losses(losses: Floats, p: Floats, *, infinite: float, at_zero: float) -> Discrete:
-    """Move atoms of P-mass p to the ends of their cell on a grid of losses; keep P- and Q-mass."""
+    """Return a law on a grid of losses that dominates atoms of P-mass `p` at `losses`.
+
+    Each atom is moved to the two grid points around it, such that its P- and Q-mass are kept.
+    `infinite` and `at_zero` are additional P-masses with an infinite loss and with loss 0.
+    """
     spread = math.sqrt(max(float(p @ (losses - float(p @ losses)) ** 2), 1e-30))
     step = max(spread / 48, (losses[-1] - losses[0]) / 20_000)
     cell = np.floor(losses / step).astype(int)

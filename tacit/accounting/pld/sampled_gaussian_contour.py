@@ -53,7 +53,10 @@ _MOST_NODES = 1_000_000
 
 
 class SmoothModel:
-    """Normal noise on a Poisson sample without its high losses, as a `LossModel` on a grid."""
+    """Loss of normal noise on a Poisson sample, on a grid of outputs y, as a `LossModel`.
+
+    High losses are cut off: an output y keeps the share Phi((cut - y) / width) of its mass.
+    """
 
     def __init__(self, law: Sampled, cut: float, width: float) -> None:
         assert isinstance(law.noise, Normal)
@@ -77,7 +80,7 @@ class SmoothModel:
 
     @staticmethod
     def cut_lightly(law: Sampled, log_removed: float, width: float) -> "SmoothModel":
-        """Return `law` with the lowest cut, in quarters, that removes at most exp(log_removed)."""
+        """Return `law` with the lowest cut (steps of 1/4) that removes at most exp(log_removed)."""
         assert isinstance(law.noise, Normal)
         if 0.3 * law.noise.sigma * _MOST_CELLS < _RIGHT - _LEFT:  # nor can the cuts be listed
             raise NotCertified("the noise is too small for a grid.")
@@ -87,17 +90,17 @@ class SmoothModel:
         return SmoothModel(law, float(cuts[max(fits - 1, 0)]), width)
 
     def cut_at(self, loss: float, scale: float) -> "SmoothModel":
-        """Return this law, cut sharply where its loss is `loss`; itself if it is cut below that.
+        """Return this law with losses above `loss` cut off; unchanged if the cut is lower already.
 
-        Beyond the cut, chi must fall faster than exp(order * loss) grows. The orders that matter
-        are a few dozen divided by `scale`, which gives the width.
+        Beyond the cut, the share chi of mass that is kept must fall faster than exp(order * loss)
+        grows. The orders that matter are a few dozen divided by `scale`, which gives the width.
         """
         cut = float(np.interp(loss, self.loss, self.y))
         width = min(NARROW, 0.3 * self.sigma * math.sqrt(scale))
         return SmoothModel(self.law, cut, width) if cut < self.cut else self
 
     def log_density(self, y: Numbers) -> tuple[Numbers, Numbers]:
-        """Return log(phi chi exp(a L)) at y, and the loss."""
+        """Return the log density under P, after the cut, at the scaled output y, and its loss."""
         log_p = -0.5 * y * y - _LOG_ROOT_TWO_PI + log_ndtr((self.cut - y) / self.width)
         if self.law.a == 0:
             return log_p, -self.log_ratio(-y)
@@ -105,7 +108,7 @@ class SmoothModel:
         return log_p + forward, forward - self.log_ratio(-y) if self.law.b else forward
 
     def log_ratio(self, y: Numbers) -> Numbers:
-        """Return L(y)."""
+        """Return L(y) = log(1 - q + q exp(u)), u the log ratio of the shifted noise, q the rate."""
         return log_mixture(self.rate, (y - 0.5 / self.sigma) / self.sigma)
 
     def chance(self, y: Floats) -> Floats:
@@ -113,11 +116,11 @@ class SmoothModel:
         return expit((y - 0.5 / self.sigma) / self.sigma + logit(self.rate))
 
     def ratio_error(self, y: Floats) -> Floats:
-        """Return the rounding error of `log_ratio` at y, or on a line above it.
+        """Bound the rounding error of `log_ratio` at y, also on a complex line y + i s above it.
 
-        The error of u reaches L with the factor |q exp(u) / g| <= sqrt(2) p. `log_mixture` adds ten
-        roundings of L, which is at most its real part and angle, and a few roundings of the
-        logarithms that it may add.
+        An error of u enters L with the factor |q exp(u) / g| <= sqrt(2) p (see the module docstring
+        for the symbols). `log_mixture` adds ten roundings of L, whose modulus is at most its real
+        part plus its angle, and a few roundings of the logarithms that it may add.
         """
         u, q = (y - 0.5 / self.sigma) / self.sigma, self.rate
         adds = 4.0 * ((u > 30.0) | (q > 0.5)) * (1 - math.log(q) - math.log1p(-q))
@@ -136,7 +139,7 @@ class SmoothModel:
         return found._replace(upper=found.upper + slack, error=found.error + 2 * slack)
 
     def weighted(self, y: Numbers, log_p: Numbers, loss: Numbers, spacing: float) -> WeightedLosses:
-        """Return the losses at nodes y, with their masses and the rounding errors of both."""
+        """Return the losses at nodes y, `spacing` apart, with masses and both rounding errors."""
         loss_error = ROUND * np.abs(loss)
         loss_error += self.ratio_error(np.real(y)) if self.law.a else 0.0
         loss_error += self.ratio_error(-np.real(y)) if self.law.b else 0.0
@@ -147,7 +150,7 @@ class SmoothModel:
         return WeightedLosses(loss, log_p + math.log(spacing), loss_error, mass_error)
 
     def _strip(self, orders: Floats) -> Floats:
-        """Bound the relative error of the trapezoid sum for M, from r >= log cos(s / (2 sigma))."""
+        """Bound the relative error of the trapezoid sum for the moment E[exp(order * loss)]."""
         s = 0.97 * min(4.0, math.pi * self.sigma) * _DEPTHS[2:, None]
         log_cos = np.log(np.cos(0.5 * s / self.sigma))
         log_norm = 0.5 * self.curve * s * s - self.law.b * orders * log_cos
@@ -155,12 +158,13 @@ class SmoothModel:
         return np.exp(np.minimum(logs.min(axis=0), 200.0))
 
     def log_outside(self, orders: Floats | float) -> Floats:
-        """Bound the log of the integral of F_order outside the grid, and of its sum over nodes.
+        """Bound the log of the moments' integral over outputs y outside the grid.
 
-        On the left, the loss is largest at the end and P is at most phi. On the right, the slope of
-        log F is at most (grow p(y) + fall p(-y)) / sigma - y - (y - cut) / width^2, where grow =
-        a (1 + order) and fall = b order. p(-y) falls. p(y) rises, but the slope still falls if
-        grow p (1 - p) / sigma^2 cannot exceed `curve`; else p is at most 1.
+        The bound also holds for the trapezoid sum there. F and p are those of the module docstring.
+        Left of the grid, the loss is largest at the end and P is at most phi. Right of it, the
+        slope of log F is at most (grow p(y) + fall p(-y)) / sigma - y - (y - cut) / width^2, with
+        grow = a (1 + order) and fall = b order. p(-y) falls. p(y) rises, but the slope still falls
+        if grow p (1 - p) / sigma^2 cannot exceed `curve`; else p is replaced by 1.
         """
         left = orders * self.loss[0] + log_ndtr(_LEFT) + math.log(1 + self.step * (1 - _LEFT))
         end, grow, fall = self.y[-1], self.law.a * (1 + orders), self.law.b * orders
@@ -173,10 +177,10 @@ class SmoothModel:
         return np.logaddexp(left, right)
 
     def bounded(self) -> tuple[Floats, float]:
-        """Bound the moments without the tail of chi: log E_P[exp(order * loss); y < top].
+        """Bound log E_P[exp(order * loss)] over outputs y below `top`, just above the cut.
 
-        Also returns chi beyond top. On each cell the loss is largest at its right end, and the
-        masses are exact.
+        Also return a bound on the mass that the smooth cut keeps above `top`. On each cell the loss
+        is largest at the right end, and the masses of cells are exact.
         """
         top = self.cut + _RIGHT * self.width
         edges = np.append(self.y[self.y < top - self.step], top)
@@ -196,7 +200,7 @@ class SmoothModel:
 
 
 class LineNodes(NamedTuple):
-    """Trapezoid nodes at multiples first, ..., last - 1 of `spacing` on the line Im y = height."""
+    """Trapezoid nodes k * spacing + i * height in the complex plane, first <= k < last."""
 
     spacing: float
     first: int
@@ -206,7 +210,7 @@ class LineNodes(NamedTuple):
 
 
 class TiltedSmooth:
-    """A `SmoothModel` weighted by exp(order * loss) / M, as the protocol `Tilted`."""
+    """A `SmoothModel` weighted by exp(order * loss) divided by its mean (protocol `Tilted`)."""
 
     def __init__(self, base: SmoothModel, tilt: Tilt) -> None:
         self.base = base
@@ -247,7 +251,7 @@ class TiltedSmooth:
         return min(float(self.decay_lines.log_norm(t).min()), 0.0)
 
     def log_high_decay(self, t: float, split: Split) -> float:
-        """Bound the decay of the high part B of the transform in the same way."""
+        """Bound, like `log_decay`, the part of the transform from outputs above the split."""
         if self.split_lines is None:
             deepest = min(12 * split.width, self.deepest)
             self.split_lines = Lines(self, deepest * np.sqrt(_DEPTHS))
@@ -266,10 +270,12 @@ class TiltedSmooth:
         return last - first
 
     def _spacing(self, t: float, log_error: float, split: Split | None) -> tuple[float, float]:
-        """Return the largest step with error <= exp(log_error) up to frequency t, and its line.
+        """Return the spacing of nodes, and the height of the line of complex outputs they are on.
 
-        On the real line the error is set by the line -s, on which |F| grows with t. On the line
-        +s / 2 it is set by the lines 0 and +s, on which |F| does not grow: few nodes serve any t.
+        It is the largest spacing whose error is at most exp(log_error) for frequencies up to t. For
+        nodes on the real line, the error depends on the integrand |F| at height -s, which grows
+        with t. For nodes at height s / 2, it depends on |F| at heights 0 and s, which does not grow
+        with t, so that few nodes suffice for any t.
         """
         lines = Lines(self, self.deepest * _DEPTHS)
         real, lifted = lines.log_norm(-t), np.logaddexp(0.0, lines.log_norm(0.0))
@@ -287,7 +293,10 @@ class TiltedSmooth:
     def _span(
         self, log_error: float, height: float, split: Split | None
     ) -> tuple[float, float, float]:
-        """Return the ends of the cells that need nodes, and a bound on what others would add."""
+        """Return the range of outputs y that needs nodes, and a bound on the integral elsewhere.
+
+        Cells at both ends are left out as long as they add at most about exp(log_error) together.
+        """
         # On a line above, |F| is at most exp(curve s^2 / 2 - fall log cos) times its real value.
         log_lift = 0.5 * self.base.curve * height**2
         log_lift -= self.fall * math.log(math.cos(0.5 * height / self.base.sigma))
@@ -309,7 +318,11 @@ class TiltedSmooth:
         return atoms.split_factor(np.exp(split.log_high(y)) if split else None, step, size)
 
     def log_expectation(self, exponent: Floats, outside: Floats) -> Floats:
-        """Bound log E[exp(exponent)]; masses sum to 1, so only the change from 1 has errors."""
+        """Bound log E[exp(exponent)] under the weighted law, given `exponent` on every cell.
+
+        The masses sum to 1, so only E[exp(exponent) - 1] has errors. `outside` bounds what outputs
+        outside the grid add.
+        """
         with np.errstate(over="ignore"):
             change = np.expm1(exponent)
             total = np.maximum(change, 0) @ self.high + np.minimum(change, 0) @ self.low
@@ -317,7 +330,10 @@ class TiltedSmooth:
 
 
 class Lines:
-    """The lines y + i s for several s, with the exponent of the module docstring on every cell."""
+    """Bounds of the integrand |F| on the complex lines y + i s, for several heights s.
+
+    The module docstring defines F and the exponent that is bounded here on every cell of y.
+    """
 
     def __init__(self, tilted: TiltedSmooth, s: Floats) -> None:
         self.tilted = tilted
@@ -345,9 +361,10 @@ class Lines:
         self.steepest = (law.a + law.b) * s / base.sigma
 
     def log_norm(self, t: float, split: Split | None = None) -> Floats:
-        """Bound the log of the integral of |F| over each line, relative to M(order).
+        """Bound the log of the integral of |F| over each line at frequency t, relative to M(order).
 
-        With `split`, of the high part only. The bound falls with t, so it covers all larger t > 0.
+        With `split`, only outputs above the split count. For t > 0 the bound falls with t, so it
+        holds for all larger frequencies too.
         """
         tilted = self.tilted
         exponent = self.exponent - (t * self.turn_low if t > 0 else t * self.turn_high)
@@ -363,7 +380,10 @@ class Lines:
 
 
 def _log_removed(law: Sampled, cut: Floats, width: float) -> Floats:
-    """Return log E_P[1 - chi]: the chance that y plus `width` times a normal exceeds the cut."""
+    """Return the log of the P-mass that a smooth cut of outputs y above `cut` removes.
+
+    It is the probability that y plus `width` times a standard normal number exceeds the cut.
+    """
     # Under P, y is normal around 0 or, sampled, around 1 / sigma.
     assert isinstance(law.noise, Normal)
     shift, weight, spread = law.a / law.noise.sigma, law.a * law.rate, math.hypot(1.0, width)
@@ -374,17 +394,22 @@ def _log_removed(law: Sampled, cut: Floats, width: float) -> Floats:
 
 
 def _turned(p: Floats, angle: Floats) -> tuple[Floats, Floats]:
-    """Return r and w of the module docstring."""
+    """Return the log modulus r and the argument w of g(y + i s) / g(y) (see the module docstring).
+
+    `p` is the chance p(y) that the record was sampled, `angle` is s / sigma.
+    """
     drop = 2 * np.sin(0.5 * angle) ** 2  # 1 - cos
     log_size = 0.5 * np.log1p(-2 * p * (1 - p) * drop)
     return log_size, np.arctan2(p * np.sin(angle), 1 - p * drop)
 
 
 def _tail_growth(distance: Floats, s: Floats) -> Floats:
-    """Bound log |Phi(x + i s)| / Phi(x) on cells whose ends x decrease along `distance`.
+    """Bound log(|Phi(x + i s)| / Phi(x)) on each cell, Phi being the normal distribution function.
 
-    Integrating phi up the line, |Phi(x + i s)| is at most the norm of
-    (Phi + k |x| s^2 / 2, k s) with k = exp(s^2 / 2) phi(x), and also exp(s^2 / 2) Phi(x).
+    `distance` has the ends x of the cells, in decreasing order. Integrating the density phi from x
+    to x + i s shows that |Phi(x + i s)| is at most the norm of the vector
+    (Phi(x) + k |x| s^2 / 2, k s) with k = exp(s^2 / 2) phi(x). It is also at most
+    exp(s^2 / 2) Phi(x).
     """
     most = 0.5 * s * s
     k = np.exp(np.minimum(most, 300.0)) * _hazard(distance[1:])  # phi / Phi falls with x
@@ -393,12 +418,12 @@ def _tail_growth(distance: Floats, s: Floats) -> Floats:
 
 
 def _hazard(x: Floats) -> Floats:
-    """Return phi(x) / Phi(x)."""
+    """Return phi(x) / Phi(x), the normal density over the normal distribution function."""
     return np.exp(-0.5 * x * x - _LOG_ROOT_TWO_PI - log_ndtr(x))
 
 
 def _largest_spread(p: Floats) -> Floats:
-    """Return the largest p (1 - p) on each cell, from p at the ends of the cells."""
+    """Return the largest p (1 - p) on each cell, given a monotone p at the ends of the cells."""
     spread = p * (1 - p)
     crosses = (p[1:] - 0.5) * (p[:-1] - 0.5) <= 0
     return np.where(crosses, 0.25, np.maximum(spread[1:], spread[:-1]))

@@ -23,7 +23,10 @@ maximizing (1 - exp(e - l)) / exp(m (l - e)) over the loss l."""
 
 
 class Cumulants(NamedTuple):
-    """Bounds of log M, and mean and variance of the tilted loss, at each of `ORDERS`."""
+    """Bounds on the log moments of a loss, log M(order) = log E_P[exp(order * loss)], at `ORDERS`.
+
+    `mean` and `variance` are those of the loss under the law weighted by exp(order * loss).
+    """
 
     upper: Floats  # proved upper bound of log M, M = E_P[exp(order * loss)]
     error: Floats  # `upper - error` is a proved lower bound
@@ -31,29 +34,29 @@ class Cumulants(NamedTuple):
     variance: Floats
 
     def epsilon_bound(self, delta: float) -> float:
-        """Return an upper bound of epsilon: Chernoff at the best order."""
+        """Return an upper bound on epsilon at `delta`: the Chernoff bound at the best order."""
         if delta <= 0:
             return math.inf
         logs = (self.upper + LOG_CONSTANT - math.log(delta)) / ORDERS
         return max(float(np.min(logs)), 0.0) * (1 + 1e-14)
 
     def log_delta_bound(self, epsilon: float) -> float:
-        """Return an upper bound of log delta: Chernoff at the best order."""
+        """Return an upper bound on log delta(epsilon): the Chernoff bound at the best order."""
         return min(float(np.min(self.upper + LOG_CONSTANT - ORDERS * epsilon)) + 1e-12, 0.0)
 
     def guess_epsilon(self, delta: float) -> float:
-        """Return an estimate of the epsilon at which delta(epsilon) = delta."""
+        """Return an estimate, without proof, of the epsilon at which delta(epsilon) = `delta`."""
         epsilon, log_delta = self._saddle_points()
         guess = np.interp(math.log(delta), log_delta[::-1], epsilon[::-1])
         return float(min(max(guess, 0.0), self.epsilon_bound(delta)))
 
     def guess_log_delta(self, epsilon: float) -> float:
-        """Return an estimate of log delta(epsilon)."""
+        """Return an estimate, without proof, of log delta(epsilon)."""
         points, log_delta = self._saddle_points()
         return min(float(np.interp(epsilon, points, log_delta)), -1e-3)
 
     def _saddle_points(self) -> tuple[Floats, Floats]:
-        """Return pairs (epsilon, log delta) near the curve, by the saddle-point approximation."""
+        """Return epsilons and their approximate log deltas, by the saddle-point approximation."""
         epsilon = self.mean - 1 / ORDERS - 1 / (1 + ORDERS)
         curvature = self.variance + 1 / ORDERS**2 + 1 / (1 + ORDERS) ** 2
         log_delta = self.upper - ORDERS * epsilon - np.log(ORDERS * (1 + ORDERS))
@@ -63,12 +66,14 @@ class Cumulants(NamedTuple):
     def choose_line(
         self, epsilon: float, log_target: float, log_mass: float | None = None
     ) -> tuple[int, float]:
-        """Return the index of an order, and a window, with aliases below target and few nodes.
+        """Return the index of an order and the length w of a window, for an integral or a grid.
 
-        Aliases from below shrink like exp(-order * window) from the mass of the law, those from
-        above like Chernoff at any higher order. The number of nodes grows with the window over the
-        standard deviation of the tilted loss, which is not used for a part of a law, whose mass is
-        given. An integrand far above the result is avoided, because it amplifies rounding.
+        They keep aliases, the values of delta at epsilon + k w that a periodic transform adds,
+        below exp(log_target), with few nodes. Aliases from below shrink like exp(-order * w), those
+        from above by Chernoff bounds at higher orders. The number of nodes grows with w over the
+        standard deviation of the weighted loss; this is not used if only a part of the law is
+        integrated, whose log mass is `log_mass`. An integrand far above the result is avoided,
+        because it amplifies rounding.
         """
         above = np.maximum(self.upper + LOG_CONSTANT - ORDERS * epsilon - log_target + 1, 1.0)
         gap = ORDERS[None, :] - ORDERS[:, None]
@@ -82,24 +87,24 @@ class Cumulants(NamedTuple):
 
 
 def total(moments: list[Cumulants], counts: list[int]) -> Cumulants:
-    """Return the cumulants of a sum of independent losses."""
+    """Return the log moments of a sum of independent losses; loss i occurs `counts[i]` times."""
     columns = zip(*moments, strict=True)
     return Cumulants(*(np.array(counts, float) @ np.array(column) for column in columns))
 
 
 class Split(NamedTuple):
-    """A smooth split of outputs y in two: the share psi(y) = Phi((y - at) / width) is "high"."""
+    """A smooth split of a law: the share Phi((y - at) / width) of mass at y is its high part."""
 
     at: float
     width: float
 
     def log_high(self, y: Numbers) -> Numbers:
-        """Return log psi(y)."""
+        """Return the log of the share of the mass at y that belongs to the high part."""
         return log_ndtr((y - self.at) / self.width)
 
 
 class Tilt(NamedTuple):
-    """The weight exp(order * loss) / M(order)."""
+    """The weight exp(order * loss) / M(order), where M(order) is the mean of exp(order * loss)."""
 
     order: float
     log_moment: float  # log M(order), exact up to `error`
@@ -107,7 +112,7 @@ class Tilt(NamedTuple):
 
 
 class HighPart(NamedTuple):
-    """The split M = A + B of the transform of one step into its low part A and high part B."""
+    """The transform M = A + B of one step, split into a low part A and a high part B (`Split`)."""
 
     log_low: Complexes  # log of A(order + i t) / M(order)
     log_rise: Complexes  # log(M / A) = log(1 + B / A), with relative accuracy where B is small
@@ -115,7 +120,7 @@ class HighPart(NamedTuple):
 
 
 class Factor(NamedTuple):
-    """The transform of one step at the nodes in t, relative to M(order)."""
+    """The transform M(order + i t) / M(order) of the loss of one step, at equally spaced t."""
 
     log: Complexes  # log of M(order + i t) / M(order)
     error: Floats  # relative error of the ratio M(order + i t) / M(order)
@@ -123,37 +128,47 @@ class Factor(NamedTuple):
 
 
 class Tilted(Protocol):
-    """A law weighted by exp(order * loss) / M(order)."""
+    """Protocol of a loss law weighted by exp(order * loss) / M(order).
+
+    M(z) is the mean of exp(z * loss) before weighting; M(order + i t) is the "transform".
+    """
 
     def log_decay(self, t: float, count: int, /) -> float:
-        """Bound log |M(order + i t')| / M(order) for all t' >= t; sharp for `count` steps."""
+        """Bound log(|M(order + i t')| / M(order)) for all t' >= t; tight for a power of `count`."""
         ...
 
     def lay_nodes(self, t: float, log_error: float, split: Split | None, /) -> int:
-        """Choose nodes that serve all frequencies up to t, and return how many they are."""
+        """Choose quadrature nodes for the transform, and return how many there are.
+
+        The error of the transform is about exp(log_error) at all frequencies up to t. With `split`,
+        the nodes also serve its low and high part.
+        """
         ...
 
     def factor(self, step: float, size: int, split: Split | None, /) -> Factor:
-        """Return the transform at t = 0, step, ..., (size - 1) step."""
+        """Return the transform, and its high part with `split`, at t = 0, ..., (size - 1) step."""
         ...
 
 
 class LossModel(Protocol):
-    """What the contour method needs of a law."""
+    """Protocol of a loss law that the contour method can integrate."""
 
     removed: float  # mass cut from its tail of high losses
 
     def moments(self, steps: int, /) -> Cumulants:
-        """Return cumulants at `ORDERS`, for the orders useful to a sum of `steps` such losses."""
+        """Return the log moments at `ORDERS`; only orders useful for `steps` losses are finite."""
         ...
 
     def tilt(self, tilt: Tilt, /) -> Tilted:
-        """Return the law weighted by `tilt`."""
+        """Return this law weighted by `tilt`, that is, by exp(order * loss) / M(order)."""
         ...
 
 
 class WeightedLosses(NamedTuple):
-    """Losses with their masses under P (complex off the real line), and their rounding errors."""
+    """Finitely many losses with their masses under P, and bounds on the rounding errors of both.
+
+    Both are complex if they belong to quadrature nodes off the real line.
+    """
 
     loss: Numbers
     log_mass: Numbers
@@ -161,10 +176,11 @@ class WeightedLosses(NamedTuple):
     mass_error: Floats  # relative error of each mass
 
     def cumulants(self, *, removed: float = 0.0, largest_order: float = math.inf) -> Cumulants:
-        """Return the cumulants of increasing losses whose masses sum to 1 - `removed`.
+        """Return bounds on the log moments of the losses, which must be in increasing order.
 
-        M - 1 is formed from exp(order * loss) - 1, which keeps its digits where M is close to 1.
-        Above `largest_order` the bounds are infinite.
+        `removed` is the mass that was cut off, so that all masses sum to 1 - `removed`. M - 1 is
+        computed from exp(order * loss) - 1, which keeps its digits where the moment M is close to
+        1. Above `largest_order` the bounds are infinite.
         """
         loss, log_mass = self.loss, self.log_mass
         used = max(int(np.searchsorted(ORDERS, largest_order)), 1)
@@ -196,10 +212,10 @@ class WeightedLosses(NamedTuple):
         return Cumulants(*table)
 
     def tilted(self, tilt: Tilt, error: float) -> "Atoms":
-        """Return the losses weighted by exp(order * loss) / M(order), `error` by quadrature.
+        """Return the losses weighted by exp(order * loss) / M(order).
 
-        The transform minus 1 is a difference of two sums, so the quadrature error counts twice. An
-        error of M(order) is a common relative error of all weights.
+        `error` is the quadrature error of M. It counts twice, because the transform minus 1 is a
+        difference of two sums. An error of M(order) is a common relative error of all weights.
         """
         exponent = tilt.order * self.loss
         weight = np.exp(self.log_mass + exponent - tilt.log_moment)
@@ -210,7 +226,10 @@ class WeightedLosses(NamedTuple):
 
 
 class Atoms(NamedTuple):
-    """A `Tilted` law as atoms, complex off the real line; its transform may not decay."""
+    """A weighted law on finitely many losses, in the form of the protocol `Tilted`.
+
+    Losses and weights are complex if they belong to quadrature nodes off the real line.
+    """
 
     loss: Numbers
     loss_error: Floats
@@ -228,7 +247,10 @@ class Atoms(NamedTuple):
         return self.split_factor(None, step, size)
 
     def split_factor(self, share: Numbers | None, step: float, size: int) -> Factor:
-        """Return the transform of the atoms; `share` of each belongs to the high part."""
+        """Return the transform at t = 0, step, ..., (size - 1) step.
+
+        `share` is the share of each loss's weight in the high part; None does not split the law.
+        """
         t = step * np.arange(size, dtype=float)
         if share is None:
             excess, high = _transform(self.loss, self.weight, step, size), None
@@ -255,8 +277,9 @@ class Atoms(NamedTuple):
 def _transform(loss: Numbers, weight: Numbers, step: float, size: int) -> Complexes:
     """Return the sum of weight * (exp(i t loss) - 1) at t = 0, step, ..., (size - 1) step.
 
-    exp(i t l) - 1 is formed without cancellation at few t, and with exp(i (t + s) l) - 1 =
-    x y + x + y all others follow from one matrix product; so rounding is relative to t |loss|.
+    With x = exp(i t loss) - 1 and y = exp(i s loss) - 1, exp(i (t + s) loss) - 1 = x y + x + y. So
+    these terms are computed without cancellation at few t, and all others follow from one matrix
+    product. Rounding errors are then relative to t |loss|.
     """
     inner = math.isqrt(size - 1) + 1
     fine = _turns(step * np.arange(inner, dtype=float), loss)  # (inner, atoms)
@@ -266,7 +289,7 @@ def _transform(loss: Numbers, weight: Numbers, step: float, size: int) -> Comple
 
 
 def _turns(t: Floats, loss: Numbers) -> Complexes:
-    """Return exp(i t loss) - 1."""
+    """Return exp(i t loss) - 1 for every t (rows) and loss (columns), without cancellation."""
     if np.iscomplexobj(loss):
         return expm1(np.multiply.outer(1j * t, loss))
     angle = np.multiply.outer(t, loss)
@@ -278,7 +301,7 @@ def _turns(t: Floats, loss: Numbers) -> Complexes:
 
 @dataclass(frozen=True)
 class PlainModel:
-    """Gaussian noise on all records, as a `LossModel` and, at one `order`, as `Tilted`."""
+    """Loss of Gaussian noise on all records, as a `LossModel` and, weighted, as `Tilted`."""
 
     square: float  # mu^2; in closed form, log M(z) = mu^2 z (z + 1) / 2, so nodes are not needed
     order: float = 0.0
@@ -306,7 +329,7 @@ class PlainModel:
 
 
 class AtomicModel:
-    """Finitely many increasing losses, as a `LossModel`."""
+    """A law on finitely many losses, in increasing order, in the form of a `LossModel`."""
 
     removed = 0.0
 

@@ -46,7 +46,7 @@ class RDP:
             object.__setattr__(self, "orders", tuple(_checked_orders(self.orders).tolist()))
 
     def charge(self, event: Event, orders: ArrayLike, relation: Relation = ADD_REMOVE) -> Charge:
-        """Return the curve of the whole event at `orders`, and the chance that it does not hold."""
+        """Return the Rényi curve of all of `event` at `orders`, and the chance that it fails."""
         return _charge(flatten(event), _checked_orders(orders), Relation(relation))
 
     def curve(self, event: Event, orders: ArrayLike, relation: Relation = ADD_REMOVE) -> Floats:
@@ -60,20 +60,20 @@ class RDP:
         return charge.values
 
     def epsilon(self, event: Event, *, delta: float, relation: Relation = ADD_REMOVE) -> float:
-        """Return the smallest epsilon at `delta` that the curve implies; infinity if none."""
+        """Return the smallest epsilon at `delta` that the Rényi curve implies, or infinity."""
         delta = in_open_unit(delta=delta)
         if self._at_zero(event, relation) <= delta:
             return 0.0
         return max(self._least(event, relation, partial(_epsilons, delta=delta)), 0.0)
 
     def delta(self, event: Event, *, epsilon: float, relation: Relation = ADD_REMOVE) -> float:
-        """Return the smallest delta at `epsilon` that the curve implies."""
+        """Return the smallest delta at `epsilon` that the Rényi curve of `event` implies."""
         epsilon = non_negative(epsilon=epsilon)
         least = self._least(event, relation, partial(_log_deltas, epsilon=epsilon))
         return min(math.exp(min(least, 0.0)), self._at_zero(event, relation))
 
     def _at_zero(self, event: Event, relation: Relation) -> float:
-        """Bound delta at epsilon 0, from the smallest order: a divergence grows with the order."""
+        """Bound delta at epsilon 0 from the Rényi divergence at the smallest order, its least."""
         return _total_variation(self.charge(event, min(self.orders or (_NEAR_ONE,)), relation))
 
     def _least(
@@ -100,10 +100,10 @@ def _charge(parts: dict[Event, int], orders: Floats, relation: Relation) -> Char
 
 
 def epsilon_from_rdp(values: ArrayLike, orders: ArrayLike, *, delta: float) -> float:
-    """Return the smallest epsilon that a Rényi curve implies at `delta`.
+    """Return the smallest epsilon at `delta` that Rényi divergences `values` at `orders` imply.
 
-    Minimum over `orders` of Canonne, Kamath & Steinke 2020, Prop. 12 (arXiv:2004.00010v4).
-    Any subset of orders gives a valid bound; more orders can only lower it.
+    It is the smallest bound of Canonne, Kamath & Steinke 2020, Prop. 12 (arXiv:2004.00010v4) over
+    `orders`. Any subset of orders gives a valid bound; more orders can only lower it.
 
     >>> round(epsilon_from_rdp([0.1, 0.4], [2.0, 8.0], delta=1e-5), 3)
     1.614
@@ -116,7 +116,7 @@ def epsilon_from_rdp(values: ArrayLike, orders: ArrayLike, *, delta: float) -> f
 
 
 def delta_from_rdp(values: ArrayLike, orders: ArrayLike, *, epsilon: float) -> float:
-    """Return the smallest delta that a Rényi curve implies at `epsilon`; see `epsilon_from_rdp`."""
+    """Return the smallest delta at `epsilon` that Rényi divergences `values` at `orders` imply."""
     epsilon = non_negative(epsilon=epsilon)
     charge = Charge(np.asarray(values, dtype=float), 0.0)
     logs = _log_deltas(_checked_orders(orders), charge, epsilon=epsilon)
@@ -139,14 +139,17 @@ def _log_deltas(orders: Floats, charge: Charge, *, epsilon: float) -> Floats:
 
 
 def _total_variation(charge: Charge) -> float:
-    """Bound the total variation distance, which is delta at epsilon 0."""
+    """Bound delta at epsilon 0, the total variation distance, by the Rényi divergences."""
     # By Pinsker and by Bretagnolle & Huber; the value at any order bounds the KL divergence.
     least = float(charge.values.min())
     return charge.delta_mass + math.sqrt(min(least / 2, -math.expm1(-least)))
 
 
 def _least_over_orders(objective: Callable[[Floats], Floats], knots: Floats) -> float:
-    """Return the smallest value of `objective` over real orders: double outwards, then close in."""
+    """Return the smallest value found of `objective`, a function of the order, over orders above 1.
+
+    Powers of two locate the minimum, then finer steps approach it. All `knots` are tried as well.
+    """
     exponents = np.arange(-4.0, 9.0)
     found = objective(np.append(1 + 2.0**exponents, knots))
     values, at_knots = found[: len(exponents)], found[len(exponents) :]
@@ -169,7 +172,7 @@ def _least_over_orders(objective: Callable[[Floats], Floats], knots: Floats) -> 
 
 
 def _knots(parts: dict[Event, int]) -> Floats:
-    """Return the orders at which a curve is known exactly; it is only bounded between them."""
+    """Return orders worth trying because some curve is tight there and loose between them."""
     knots = np.zeros(0)
     for part in parts:
         if isinstance(part, RenyiCurve):

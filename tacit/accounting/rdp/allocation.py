@@ -25,7 +25,11 @@ _TOP = 128
 
 
 def removal_divergence(orders: Floats, *, steps: int, shift: float) -> Floats:
-    """Return log E[A^order] / (order - 1): exact at whole orders to 128, a bound elsewhere."""
+    """Return the Rényi divergence of one epoch if a record is removed.
+
+    It is log E[A^order] / (order - 1), where A is the likelihood ratio in the module docstring. The
+    result is exact at whole orders up to 128, and an upper bound elsewhere.
+    """
     # Between whole orders, (order - 1) times the divergence is convex, so its chord bounds it.
     low = np.maximum(np.floor(orders), 1.0)
     share = orders - low
@@ -35,8 +39,9 @@ def removal_divergence(orders: Floats, *, steps: int, shift: float) -> Floats:
 
 
 def addition_divergence(orders: Floats, *, steps: int, shift: float) -> Floats:
-    """Return log E[A^(1 - order)] / (order - 1), exact for orders up to about 4000.
+    """Return the Rényi divergence of one epoch if a record is added, exact to orders of about 4000.
 
+    It is log E[A^(1 - order)] / (order - 1), where A, the mean of the X_i, is the likelihood ratio.
     With s = order - 1 and U drawn from Gamma(s): E[A^-s] = E[exp(-U (A - 1))], since the integral
     of u^(s-1) exp(-u A) is Gamma(s) A^-s. The X_i are independent, so this is E[exp(steps *
     k(U / steps))] with k(w) = log E[exp(-w (X - 1))] >= 0: a one-dimensional integral. For
@@ -58,7 +63,7 @@ def addition_divergence(orders: Floats, *, steps: int, shift: float) -> Floats:
 
 
 def _log_removal_moments(whole: Floats, steps: int, shift: float) -> Floats:
-    """Return log E[A^order] for whole orders >= 1."""
+    """Return log E[A^order] for whole orders >= 1, A being the likelihood ratio of one epoch."""
     table = _removal_table(steps, shift)
     outside = whole >= len(table)
     result = table[np.where(outside, 0, whole).astype(int)]
@@ -74,7 +79,10 @@ def _log_removal_moments(whole: Floats, steps: int, shift: float) -> Floats:
 
 @lru_cache(maxsize=64)
 def _removal_table(steps: int, shift: float) -> Floats:
-    """Return log E[A^n] for n = 0, 1, ..., at most 128, as a sum of positive terms."""
+    """Return log E[A^n] for n = 0, 1, ..., at most 128, A being the likelihood ratio of one epoch.
+
+    All terms of the sums are positive, so no digits are lost.
+    """
     # E[A^n] = sum_j C(n, j) j! [z^j] F(z)^steps, F(z) = sum_k E[((X - 1) / steps)^k] z^k / k!.
     top = int(np.clip(300 / shift, 2, _TOP))
     k = np.arange(top + 1)
@@ -98,11 +106,12 @@ def _removal_table(steps: int, shift: float) -> Floats:
 
 
 def _central_moments(top: int, shift: float) -> Floats:
-    """Return log E[(X - 1)^k] for k to `top`, X = exp(shift * z - shift^2 / 2).
+    """Return the log central moments log E[(X - 1)^k] for k = 0, ..., `top`.
 
-    E[X g(X)] = E[g(c X)] with c = exp(shift^2), and c X - 1 = c (X - 1) + (c - 1), so
-    M[k+1] = (c^k - 1) M[k] + sum_{j<k} C(k, j) c^j (c - 1)^(k-j) M[j]: nothing is subtracted,
-    and by induction no moment is negative.
+    X = exp(shift * z - shift^2 / 2), z standard normal, has mean 1. E[X g(X)] = E[g(c X)] with
+    c = exp(shift^2) for any g, and c X - 1 = c (X - 1) + (c - 1). So the moments M[k] follow from
+    M[k+1] = (c^k - 1) M[k] + sum_{j<k} C(k, j) c^j (c - 1)^(k-j) M[j], C(k, j) being binomial
+    coefficients. Nothing is subtracted, and by induction no moment is negative.
     """
     square = shift**2
     log_gain = square + math.log(-math.expm1(-square))  # log(c - 1)
@@ -118,17 +127,18 @@ def _central_moments(top: int, shift: float) -> Floats:
 
 
 def _multiply(first: Floats, second: Floats) -> Floats:
-    """Multiply two power series of one length, given by the logs of their coefficients."""
+    """Return the product of two power series, all as logs of the same number of coefficients."""
     index = np.subtract.outer(np.arange(len(first)), np.arange(len(first)))
     return log_sum_exp(np.where(index >= 0, second[index] + first, -np.inf))
 
 
 @lru_cache(maxsize=64)
 def _root_grid(steps: int, shift: float) -> tuple[Floats, Floats]:
-    """Return nodes for the Gamma integral: log u, and the log of all that does not depend on s.
+    """Return nodes for the integral over u in `addition_divergence`: log u and log weights.
 
-    u = softplus(v)^2 makes the integrand smooth and of unit width for every s, so a trapezoid sum
-    in v of step 0.2 is exact to rounding.
+    The weights are all factors of the integrand that do not depend on s = order - 1. With
+    u = softplus(v)^2 the integrand is smooth and of unit width in v for every s, so the trapezoid
+    rule in v with step 0.2 is exact to rounding.
     """
     v = np.arange(-12.0, _REACH, 0.2)
     root = np.logaddexp(0.0, v)
@@ -138,7 +148,7 @@ def _root_grid(steps: int, shift: float) -> tuple[Floats, Floats]:
 
 @lru_cache(maxsize=64)
 def _log_grid(steps: int, shift: float) -> tuple[Floats, Floats]:
-    """Return nodes for the same integral with u = exp(v): few steps with little noise need them."""
+    """Return nodes as `_root_grid` does, equally spaced in log u, for few steps of little noise."""
     v = np.arange(-18.0, 14.0, 0.03)
     return _weighted(v, np.full(len(v), math.log(0.03)), steps, shift)
 
@@ -152,7 +162,11 @@ def _weighted(log_u: Floats, log_step: Floats, steps: int, shift: float) -> tupl
 
 
 def _log_laplace(w: Floats, shift: float) -> Floats:
-    """Return log E[exp(-w (X - 1))] at each w >= 0, from terms of second order only."""
+    """Return log E[exp(-w (X - 1))] at each w >= 0, where X is lognormal of mean 1.
+
+    X = exp(shift * z - shift^2 / 2), z standard normal. Terms of first order in X - 1 have mean 0
+    and are left out, so a small result keeps its digits.
+    """
     step = min(0.45, 2 * math.pi * 1.4 / shift / 80)
     z = np.arange(-TAIL, TAIL + shift + step, step)
     weight = step * np.exp(-z * z / 2) / math.sqrt(2 * math.pi)

@@ -43,14 +43,14 @@ class Charge(NamedTuple):
 
 
 def log_deltas(orders: Floats, values: Floats, epsilon: Floats | float) -> Floats:
-    """Return the log of the delta at `epsilon` that the divergence at each order implies."""
+    """Return the log deltas at `epsilon` that Rényi divergences `values` at `orders` imply."""
     # Canonne, Kamath & Steinke 2020, Prop. 12 (arXiv:2004.00010v4).
     return (orders - 1) * (values - epsilon + np.log1p(-1 / orders)) - np.log(orders)
 
 
 @singledispatch
 def price(event: Event, orders: Floats, relation: Relation) -> Charge:  # noqa: ARG001  # the form of every rule
-    """Return the Rényi price of one occurrence of `event` at `orders`."""
+    """Return bounds on the Rényi divergence of one occurrence of `event` at each of `orders`."""
     raise UnsupportedEvent(f"no Rényi curve is known for {type(event).__name__} ({relation}).")
 
 
@@ -96,7 +96,7 @@ def _(event: ev.RandomizedResponse, orders: Floats, relation: Relation) -> Charg
 
 @price.register
 def _(event: ev.Shuffled, orders: Floats, relation: Relation) -> Charge:  # noqa: ARG001  # same for all
-    """Rényi divergence of the pair that dominates shuffled reports (see `accounting.shuffle`)."""
+    """Price shuffled reports by the pair of laws that dominates them (see `accounting.shuffle`)."""
     epsilon, clones = local_guarantee(event)
     if epsilon == 0:
         return Charge(np.zeros(len(orders)))
@@ -108,12 +108,12 @@ def _(event: ev.Shuffled, orders: Floats, relation: Relation) -> Charge:  # noqa
 
 @price.register
 def _(event: ev.Exponential, orders: Floats, relation: Relation) -> Charge:
-    """Price the exponential mechanism by the worst loss whose values span at most epsilon.
+    """Price the exponential mechanism by the worst privacy loss whose values span at most epsilon.
 
     The worst such loss takes two values, s and s - epsilon (Dong, Durfee & Rogers 2020,
-    arXiv:1909.13830); with weights that make P and Q sum to one, the moment is
-    exp((a - 1) s) (1 - exp(-a e)) / (a (1 - exp(-e))) at the worst s, which is below. It never
-    exceeds epsilon^2 / 8-zCDP (Cesar & Rogers 2021, arXiv:2004.07223).
+    arXiv:1909.13830), whose probabilities follow from P and Q summing to one. With order a and
+    e = epsilon, the moment E_Q[(P/Q)^a] is exp((a - 1) s) (1 - exp(-a e)) / (a (1 - exp(-e))) at
+    the worst s. It never exceeds epsilon^2 / 8-zCDP (Cesar & Rogers 2021, arXiv:2004.07223).
     """
     epsilon = rounded_epsilon(event, relation)
     concentrated = orders * epsilon**2 / 8
@@ -151,11 +151,12 @@ def _(event: ev.PoissonSampled, orders: Floats, relation: Relation) -> Charge:
 
 @price.register
 def _(event: ev.TruncatedPoissonSampled, orders: Floats, relation: Relation) -> Charge:
-    """Price a mixture over the number of other records drawn: moments are jointly convex.
+    """Price a truncated Poisson sample as a mixture over the number of other records drawn.
 
-    If fewer than `max_batch` others are drawn, nothing is cut and the step is a Poisson sample.
-    Else the record joins with a smaller probability, in the place of another record, so it costs
-    no more than a replacement at `rate`. There are at most `n_records` others.
+    Moments are jointly convex, so those of the mixture are at most the mean over that number. If
+    fewer than `max_batch` others are drawn, nothing is cut and the step is a Poisson sample.
+    Otherwise the record joins with a smaller probability, in the place of another record, which
+    costs at most as much as a replacement at `rate`. There are at most `n_records` others.
     """
     whole = _poisson(event.event, event.rate, orders, relation)
     cut = _replaced(event.event, event.rate, orders)
@@ -173,8 +174,8 @@ def _(event: ev.TruncatedPoissonSampled, orders: Floats, relation: Relation) -> 
 def _(event: ev.FixedSizeSampled, orders: Floats, relation: Relation) -> Charge:
     """Price a sample of fixed size, for relations that keep the number of records.
 
-    A record is replaced, or blanked in its place. Tighter than Wang, Balle & Kasiviswanathan 2019
-    (arXiv:1808.00087) on the same moment.
+    One record is replaced, or its values are blanked; both are priced as a replacement. The bound
+    is tighter than that of Wang, Balle & Kasiviswanathan 2019 (arXiv:1808.00087).
     """
     if relation is Relation.ADD_REMOVE:
         raise UnsupportedEvent(
@@ -233,7 +234,7 @@ def _(event: ev.BestOf, orders: Floats, relation: Relation) -> Charge:
 
 
 def _poisson(inner: Event, rate: float, orders: Floats, relation: Relation) -> Charge:
-    """Price `inner` on a Poisson sample, by the pairs of Zhu, Dong & Wang 2022."""
+    """Price `inner` on a Poisson sample, by the dominating pairs of Zhu, Dong & Wang 2022."""
     replace = relation is Relation.REPLACE_ONE
     if rate < 1 and isinstance(inner, ev.Gaussian):
         divergence = renyi.opposed_divergence if replace else renyi.poisson_divergence
@@ -249,7 +250,7 @@ def _poisson(inner: Event, rate: float, orders: Floats, relation: Relation) -> C
 
 
 def _replaced(inner: Event, fraction: float, orders: Floats) -> Charge:
-    """Price a replacement in a sample into which each record is drawn with chance `fraction`."""
+    """Price `inner` on a sample that holds `fraction` of the records, with one record replaced."""
     if fraction < 1 and isinstance(inner, ev.Gaussian):
         shift = gaussian_shift(inner, Relation.REPLACE_ONE)
         return Charge(renyi.fixed_size_divergence(orders, fraction=fraction, shift=shift))
@@ -260,10 +261,11 @@ def _replaced(inner: Event, fraction: float, orders: Floats) -> Charge:
 
 
 def _sampled(inner: Event, rate: float, orders: Floats, relation: Relation) -> Charge:
-    """Price on a sample what has the same price on a Poisson sample and on one of fixed size.
+    """Price `inner` on a Poisson sample or one of fixed size, where both have the same price.
 
-    For approximate DP, H at 1 + rate (e^epsilon - 1) is at most rate times the larger of the deltas
-    between "not drawn" and "drawn": advanced joint convexity, Balle, Barthe & Gaboardi 2018.
+    They have for (epsilon, delta)-DP: the hockey-stick divergence at 1 + rate (e^epsilon - 1) is at
+    most `rate` times the delta between outputs with and without the record in the sample, by
+    advanced joint convexity (Balle, Barthe & Gaboardi 2018).
     """
     if rate == 1:
         return price(inner, orders, relation)
@@ -277,7 +279,7 @@ def _sampled(inner: Event, rate: float, orders: Floats, relation: Relation) -> C
 
 
 def _nodes(event: BoundedLoss, relation: Relation) -> renyi.Nodes:
-    """Return a pair that dominates `event` and is equally hard to distinguish in both orders."""
+    """Return a pair of laws that dominates `event`; its divergences are equal in both orders."""
     if isinstance(event, ev.RandomizedResponse):
         return renyi.response_nodes(response_law(event))
     epsilon = rounded_epsilon(event, relation)
@@ -286,11 +288,13 @@ def _nodes(event: BoundedLoss, relation: Relation) -> renyi.Nodes:
 
 
 def _replaced_epsilon(event: BoundedLoss, rate: float) -> float:
-    """Return the pure epsilon of a Poisson sample when a record is replaced.
+    """Return the pure epsilon of `event` on a Poisson sample when one record is replaced.
 
-    With a, b, c the densities without the record, with the old, with the new one, the ratio is
-    (1 - q + q b/a) / (1 - q + q c/a). Given b <= e^(f epsilon) c it grows with c, and b <=
-    e^epsilon a, so it is largest at b/a = e^epsilon, c/a = e^((1 - f) epsilon).
+    Let a, b, c be the densities of an output without the record, with the old and with the new one,
+    q the rate and f the replace_factor. The densities on the sample have the ratio
+    (1 - q + q b/a) / (1 - q + q c/a), where b <= e^epsilon a and b <= e^(f epsilon) c. With
+    b = e^(f epsilon) c it grows with c, so it is largest at b/a = e^epsilon and
+    c/a = e^((1 - f) epsilon).
     """
     epsilon = rounded_epsilon(event, Relation.ADD_REMOVE)
     factor = 1.0 if isinstance(event, ev.RandomizedResponse) else event.replace_factor
@@ -302,7 +306,7 @@ def _pure(epsilon: float, orders: Floats) -> Floats:
 
 
 def _total(event: Event, orders: Floats, relation: Relation) -> Floats:
-    """Return the curve of everything in `event`, which is one run of a selection."""
+    """Return the Rényi curve of all of `event`, one of the runs from which `BestOf` selects."""
     total = np.zeros(len(orders))
     for part, count in flatten(event).items():
         one = price(part, orders, relation)
@@ -318,7 +322,7 @@ def _total_on_grid(event: Event, relation: Relation) -> Floats:
 
 
 def _log_mean(logs: Floats, weight: Floats) -> Floats:
-    """Return the log of the weighted mean of exp(logs) over the first axis, exact also near 0."""
+    """Return the log of the weighted mean of exp(logs) over the first axis, precise also near 0."""
     near = np.log1p((weight * np.expm1(np.minimum(logs, 30.0))).sum(axis=0))
     with np.errstate(divide="ignore"):  # a weight of 0 has log -inf
         far = renyi.log_sum_exp((logs + np.log(weight)).T)
@@ -326,9 +330,10 @@ def _log_mean(logs: Floats, weight: Floats) -> Floats:
 
 
 def halting_probability(mean: float, trials: ev.Trials) -> float:
-    """Return the parameter gamma of the law of the number of runs, rounded down (the safe side).
+    """Return the parameter gamma of the random number of runs in `BestOf`, given its mean.
 
-    Geometric: mean = 1 / gamma. Logarithmic: mean = (1 / gamma - 1) / log(1 / gamma).
+    For a geometric number mean = 1 / gamma, for a logarithmic one mean = (1 / gamma - 1) /
+    log(1 / gamma). A smaller gamma costs more, so gamma is rounded down.
 
     >>> halting_probability(10.0, ev.Trials.GEOMETRIC)
     0.1

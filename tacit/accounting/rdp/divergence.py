@@ -49,14 +49,14 @@ _EXPLODED = 40.0  # nats above the threshold from which Minkowski's bound is exa
 
 
 class Nodes(NamedTuple):
-    """A pair (P, Q) on finitely many nodes; where mass is not listed, P = Q."""
+    """A pair of laws (P, Q) on finitely many nodes; mass that no node has is equal under both."""
 
     log_weight: Floats  # log of the Q-mass of each node
     log_ratio: Floats  # log(P/Q) at each node
 
 
 def log_moments(nodes: Nodes, orders: Floats) -> Floats:
-    """Return log E_Q[(P/Q)^order] for every order above 1."""
+    """Return log E_Q[(P/Q)^order], which is (order - 1) times the Rényi divergence, at `orders`."""
     weight = np.exp(nodes.log_weight)
     # Q-mass times m(log_ratio), without overflow at far nodes.
     ratio, far = nodes.log_ratio, nodes.log_ratio > 30.0
@@ -78,27 +78,27 @@ def log_moments(nodes: Nodes, orders: Floats) -> Floats:
 
 
 def poisson_sampled(nodes: Nodes, rate: float) -> Nodes:
-    """Return the pair ((1 - rate) Q + rate P, Q): a removal under Poisson sampling.
+    """Return the pair ((1 - rate) Q + rate P, Q), for a record removed from a Poisson sample.
 
-    Zhu, Dong & Wang 2022 (arXiv:2106.08567). Use `reverse` for an addition if (P, Q) and (Q, P)
-    are equally hard to distinguish, which holds for every pair in this file.
+    See Zhu, Dong & Wang 2022 (arXiv:2106.08567). `reverse` of the result is for an added record if
+    (P, Q) and (Q, P) have equal divergences, which holds for every pair in this file.
     """
     return Nodes(nodes.log_weight, log_mixture(rate, nodes.log_ratio))
 
 
 def reverse(nodes: Nodes) -> Nodes:
-    """Return the pair (Q, P)."""
+    """Return the pair (Q, P) of a pair (P, Q), to compare in the opposite direction."""
     return Nodes(nodes.log_weight + nodes.log_ratio, -nodes.log_ratio)
 
 
 def fixed_size_sampled(nodes: Nodes, fraction: float) -> Nodes:
-    """Return a symmetric pair that dominates a sample of `fraction` of the records.
+    """Return a symmetric pair that dominates a mechanism on a sample of `fraction` of the records.
 
-    The sample is drawn without replacement, and a record is replaced. With (P, Q) dominating the
-    mechanism when a record is replaced, the hockey-stick divergence at a >= 1 is at most that of
-    ((1 - fraction) Q + fraction P, Q), in both directions: Balle, Barthe & Gaboardi 2018, Section 4
-    (arXiv:1807.01647). Those values for a >= 1, mirrored for a < 1, are the profile of the pair
-    below: mass w at ratio r >= 1, mass w r at ratio 1 / r.
+    The sample is drawn without replacement, and one record is replaced. `nodes` is a pair (P, Q)
+    that dominates the mechanism without sampling. On the sample, the hockey-stick divergence at
+    a >= 1 is at most that of ((1 - fraction) Q + fraction P, Q), in both directions: Balle, Barthe
+    & Gaboardi 2018, Section 4 (arXiv:1807.01647). The pair returned has these values at a >= 1 and
+    their mirror image at a < 1: for each mass w at ratio r >= 1, a mass w r at ratio 1 / r.
     """
     above = nodes.log_ratio > 0
     half = poisson_sampled(Nodes(nodes.log_weight[above], nodes.log_ratio[above]), fraction)
@@ -113,16 +113,17 @@ def pure_nodes(epsilon: float) -> Nodes:
 
 
 def response_nodes(law: ResponseLaw) -> Nodes:
-    """Return the exact pair of randomized response for two different true answers."""
+    """Return the exact output laws (P, Q) of randomized response for two different true answers."""
     return Nodes(np.log([law.other, law.truth]), np.array([law.loss, -law.loss]))
 
 
 def laplace_nodes(epsilon: float) -> Nodes:
     """Return a discrete pair that dominates Laplace noise of scale 1 / epsilon and shift 1.
 
-    The log-ratio is +-epsilon outside [0, 1] and linear inside. Each of the cells inside gives its
-    mass to its two ends so that P- and Q-mass are kept. This spreads the law of P/Q and keeps its
-    mean, which can only raise a convex divergence (connecting the dots: Doroshenko et al. 2022).
+    log(P/Q) is -epsilon below 0, epsilon above 1 and linear between. The range [0, 1] is cut into
+    cells, and the mass of a cell is moved to its two ends so that its P- and Q-mass are kept. This
+    spreads the law of P/Q and keeps its mean, which can only raise a convex divergence ("connecting
+    the dots", Doroshenko et al. 2022).
     """
     cells = int(np.clip(epsilon / 0.01, 400, 20_000))
     step = epsilon / cells
@@ -137,13 +138,13 @@ def laplace_nodes(epsilon: float) -> Nodes:
 
 
 def gaussian_nodes(shift: float, low: float, high: float, step: float) -> Nodes:
-    """Return N(shift, 1) against N(0, 1) on a uniform grid of z from `low` to `high`."""
+    """Return the pair N(shift, 1), N(0, 1) on outputs from `low` to `high`, `step` apart."""
     z = np.arange(math.floor(low / step), math.ceil(high / step) + 1, dtype=float) * step
     return Nodes(_log_normal(z) + math.log(step), shift * z - shift * shift / 2)
 
 
 def gaussian_half_nodes(shift: float, high: float) -> Nodes:
-    """Return N(shift, 1) against N(0, 1) where the first is likelier, on Gauss-Legendre panels."""
+    """Return the pair N(shift, 1), N(0, 1) on quadrature nodes where the first is the likelier."""
     # The half line has an edge, where a plain trapezoid sum would lose its accuracy.
     width = min(1.0, 2.0 / shift)
     panels = math.ceil((high - shift / 2) / width)
@@ -155,12 +156,12 @@ def gaussian_half_nodes(shift: float, high: float) -> Nodes:
 
 
 def trapezoid_step(shift: float, negative_power: float = 0.0) -> float:
-    """Return a step at which the trapezoid sum in z is exact to rounding.
+    """Return a step at which the trapezoid rule over outputs z is exact to rounding.
 
-    The integrand is analytic where rate * exp(shift * z) is not a negative real, so for
-    |Im z| = a < pi / shift. There the modulus grows by at most exp(a^2 / 2) and, for each negative
-    power of a mixture, by 1 / cos(shift * a / 2); the error is exp(-2 pi a / step) times that
-    (Trefethen & Weideman 2014, Thm. 5.1).
+    The integrand may contain the power -`negative_power` of a mixture 1 - rate + rate P/Q. It is
+    analytic where rate * exp(shift * z) is not a negative real number, so for |Im z| = a < pi /
+    shift. There its modulus grows by at most exp(a^2 / 2) times 1 / cos(shift * a / 2) to that
+    power. The error is exp(-2 pi a / step) times this growth (Trefethen & Weideman 2014, Thm. 5.1).
     """
     angle = min(0.95 * math.pi, math.sqrt(80 / max(negative_power, 1e-9)))
     a = min(4 * math.pi, angle / shift)
@@ -169,10 +170,10 @@ def trapezoid_step(shift: float, negative_power: float = 0.0) -> float:
 
 
 def poisson_divergence(orders: Floats, *, rate: float, shift: float) -> Floats:
-    """Return the divergence when a record of a Poisson sample is added or removed.
+    """Return the Rényi divergence of Gaussian noise on a Poisson sample, a record added or removed.
 
-    It is D((1 - rate) N(0) + rate N(shift) || N(0)), a removal: the worse direction, by Mironov,
-    Talwar & Zhang 2019, Theorem 5.
+    It is D((1 - rate) N(0, 1) + rate N(shift, 1) || N(0, 1)), that of a removed record, which is
+    the larger one by Mironov, Talwar & Zhang 2019, Theorem 5.
     """
     # Minkowski: ||1 - q + q X||_order <= 1 - q + q ||X||_order, with X = dN(shift)/dN(0).
     growth = (orders - 1) * shift**2 / 2
@@ -191,11 +192,12 @@ def poisson_divergence(orders: Floats, *, rate: float, shift: float) -> Floats:
 
 
 def opposed_divergence(orders: Floats, *, rate: float, shift: float) -> Floats:
-    """Return the divergence when a record of a Poisson sample is replaced.
+    """Return the Rényi divergence of Gaussian noise on a Poisson sample, with a record replaced.
 
-    It is D((1 - rate) N(0) + rate N(shift) || (1 - rate) N(0) + rate N(-shift)), the same in both
-    directions. Two bounds hold everywhere: that of the pair without sampling, and, as the second
-    mixture is at least (1 - rate) N(0), the divergence from N(0) plus -log(1 - rate).
+    With N(m) normal of mean m and variance 1, it is D((1 - rate) N(0) + rate N(shift) ||
+    (1 - rate) N(0) + rate N(-shift)), the same in both directions. Where it is not integrated, the
+    smaller of two bounds is used: the divergence without sampling and, as the second mixture is at
+    least (1 - rate) N(0), the divergence of the first from N(0) minus log(1 - rate).
     """
     from_noise = poisson_divergence(orders, rate=rate, shift=shift) - math.log1p(-rate)
     bound = np.minimum(2 * orders * shift**2, from_noise)
@@ -216,10 +218,10 @@ def opposed_divergence(orders: Floats, *, rate: float, shift: float) -> Floats:
 
 
 def fixed_size_divergence(orders: Floats, *, fraction: float, shift: float) -> Floats:
-    """Return the divergence when a record of a sample of fixed size is replaced.
+    """Return a bound on the Rényi divergence of Gaussian noise on a sample of fixed size.
 
-    The same in both directions. `shift` is the shift by a *replacement* in the sample. See
-    `fixed_size_sampled`.
+    One record is replaced; `shift` is how far that moves the mean if the record is in the sample,
+    in standard deviations. The bound is the same in both directions; see `fixed_size_sampled`.
     """
     growth = (orders - 1) * shift**2 / 2
     # The mirrored half adds at most one to the moment of the removal pair.
@@ -244,7 +246,7 @@ def log_sum_exp(logs: Floats) -> Floats:
 
 
 def excess_exp(x: Floats) -> Floats:
-    """Return exp(x) - 1 - x without cancellation."""
+    """Return exp(x) - 1 - x with full relative precision also for small x."""
     with np.errstate(over="ignore"):  # callers mask infinite values
         result = np.expm1(x) - x
     small = np.abs(x) < _SERIES_BELOW
@@ -259,7 +261,11 @@ def _log_normal(z: Floats) -> Floats:
 
 
 def _groups(reach: Floats, excess: Floats, shift: float) -> Iterator[Indices]:
-    """Yield the orders to integrate: near ones together, far ones that sampling helps singly."""
+    """Yield indices of orders whose divergence is to be integrated, in groups that share nodes.
+
+    Orders share one grid if their grids would have a short `reach`. An order of longer reach gets
+    its own grid if its `excess` is small, which means that sampling lowers its divergence.
+    """
     if shift > _LARGEST_SHIFT:
         return
     shared = (reach <= _SHARED_REACH) & (excess <= _EXPLODED)
@@ -269,11 +275,12 @@ def _groups(reach: Floats, excess: Floats, shift: float) -> Iterator[Indices]:
 
 
 def _windows(order: float, rate: float, shift: float) -> Nodes:
-    """Return nodes where the integrand phi(z) (1 - q + q X(z))^order is within e^-60 of its peak.
+    """Return nodes only where the integrand of the divergence is at least e^-60 times its peak.
 
-    The log of the integrand has at most two peaks and a second derivative of at least -1, so cells
-    of width 2 whose ends are both 61 below the top contain nothing above 60.5 below it. Together
-    they contain at most (order * shift) exp(-60), which is far below rounding.
+    It is the normal density of z times (1 - rate + rate P/Q)^order. Its log has at most two peaks
+    and a second derivative of at least -1, so if it is 61 below its maximum at both ends of a cell
+    of width 2, it is at least 60.5 below it inside. All such cells together contain at most
+    (order * shift) exp(-60) of the integral, far below rounding; they get no nodes.
     """
     edges = np.arange(-TAIL - 1, order * shift + TAIL + 2, 2.0)
     log_ratio = poisson_sampled(Nodes(edges, shift * edges - shift**2 / 2), rate).log_ratio
