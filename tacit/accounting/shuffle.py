@@ -48,7 +48,11 @@ _MARGIN = 1 + 1e-8
 
 
 class LocalGuarantee(NamedTuple):
-    """Guarantee of one local report: its epsilon, and its probability to act as a clone."""
+    """Guarantee of one local report, and how well it hides another person's report.
+
+    A "clone" is a report drawn as if its sender held the attacked person's value (Feldman,
+    McMillan & Talwar 2021, Hiding Among the Clones).
+    """
 
     epsilon: float
     """Local privacy of one report."""

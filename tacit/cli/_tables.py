@@ -42,9 +42,10 @@ def bounds_of(schema: "Schema") -> "Bounds":
 
 
 def model_of(schema: "Schema", coef: np.ndarray, intercept: Any) -> dict[str, Any]:
-    """Return a model's intercept and coefficients by feature name, in the units of the file.
+    """Return the intercept and each feature's coefficient, converted to the units of the data file.
 
-    The type is Any because the intercept is a number for up to two classes, and a list otherwise.
+    Values are numbers for a regression or two classes, and lists with one number per class for
+    more; hence their type Any.
     """
     coef, intercept = np.atleast_2d(coef), np.atleast_1d(intercept).astype(float)
     columns = [c for c in schema.columns if c.name != schema.target]

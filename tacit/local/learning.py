@@ -133,7 +133,8 @@ class LocalSGD:
     def fit(self, X: ArrayLike, y: ArrayLike, rng: Seed = None) -> LocalModel:
         """Simulate all persons, one row of `X` and `y` each, and return the model.
 
-        The result averages the weights of the second half of the groups.
+        Persons are split into groups, and the reports of one group give one update of the weights.
+        The model is the average of the weights after each update of the second half.
         """
         rows, targets = real_numbers(X, "X"), real_numbers(y, "y")
         if rows.ndim != 2 or rows.shape[1] != self.n_features or len(rows) != len(targets):

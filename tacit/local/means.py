@@ -112,7 +112,10 @@ class DuchiMean(_BoundedMean):
         return round_down(self._most / (self._most + 1))
 
     def worst_case_ratio(self) -> Fraction:
-        """Return P(+B) for the number 1 divided by P(+B) for the number -1."""
+        """Return the largest ratio of a report's probabilities under two numbers, 1 and -1.
+
+        It is P(report is +B | 1) / P(report is +B | -1), and at most e^epsilon.
+        """
         return self.true_sign_probability / (1 - self.true_sign_probability)
 
     def draw(self, t: Floats, rng: Rng) -> Floats:

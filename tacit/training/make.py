@@ -167,8 +167,8 @@ def make_private(
     isolation
         How it is made sure that no example influences another one. "checked": by tests, on full
         lots before the first release and at random steps (`tacit.training.isolation`). "strict": by
-        construction, the program of one example being traced and mapped over the lot; slower, and
-        the factor is printed (`tacit.training.engines.traced`).
+        construction, the program of one example being traced and mapped over the lot, which is
+        slower (`tacit.training.engines.traced`). See docs/isolation.md.
     check
         Whether to test the program for mixing of examples, if isolation is "checked". Known layers
         are refused in any case.

@@ -112,7 +112,11 @@ class Tilt(NamedTuple):
 
 
 class HighPart(NamedTuple):
-    """The transform M = A + B of one step, split into a low part A and a high part B (`Split`)."""
+    """Transform of one step's privacy loss, with the contribution of high losses kept apart.
+
+    The losses are split at a cut (`Split`): M = A + B, with A from losses below the cut and B from
+    those above it.
+    """
 
     log_low: Complexes  # log of A(order + i t) / M(order)
     log_rise: Complexes  # log(M / A) = log(1 + B / A), with relative accuracy where B is small

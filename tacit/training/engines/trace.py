@@ -124,7 +124,10 @@ class _Log(TorchFunctionMode):
 
 
 class _Compare(TorchFunctionMode):
-    """Finds example axes: compares each call of the three-example run with the smaller run."""
+    """Finds the axis of each tensor that counts examples.
+
+    The model runs on two examples, then on three; the axis whose length grew is the one.
+    """
 
     def __init__(self, labels: dict[int, str], calls: list[_Call], views: int) -> None:
         super().__init__()
