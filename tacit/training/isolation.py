@@ -32,13 +32,13 @@ from tacit.errors import IncompatibleModel
 from tacit.training.clip import Clip
 from tacit.training.distributed import Ranks, gathered
 from tacit.training.engines import clipped_sum
-from tacit.training.engines.examples import as_written
+from tacit.training.engines.examples import as_views, as_written
 from tacit.training.key import Key, randomness
 from tacit.training.lots import Lot
 from tacit.training.mixing import ROOM, moved_parameters, rounding_unit
 from tacit.training.program_state import ProgramState
 from tacit.training.records import Indices, Records
-from tacit.training.tree import Batch, LossFn, check_losses, map_rows
+from tacit.training.tree import Batch, LossFn, check_losses
 
 
 class Isolation:
@@ -190,10 +190,7 @@ class CheckedIsolation(Isolation):
 
     def batch(self, indices: Indices) -> Batch:
         """Return these records as the model sees them: fetched, collated, augmented. Private."""
-        batch = self.records.fetch(indices)
-        if self.views > 1:
-            batch = map_rows(lambda t: t.repeat_interleave(self.views, 0), batch)
-        return batch if self.augment is None else self.augment(batch)
+        return as_views(self.records.fetch(indices), self.views, self.augment)
 
 
 class _Trial:

@@ -27,7 +27,7 @@ from tacit._check import whole
 from tacit.training.clip import Clip, ClippedSum, call_each
 from tacit.training.distributed import gathered, is_sharded
 from tacit.training.engines import bookkeeping, loop, vmap
-from tacit.training.engines.examples import Examples
+from tacit.training.engines.examples import Examples, as_views
 from tacit.training.engines.traced import TracedLotSum
 from tacit.training.gradients.site import Unsupported
 from tacit.training.key import seeded
@@ -38,7 +38,6 @@ from tacit.training.tree import (
     LossFn,
     current_device,
     is_out_of_memory,
-    map_rows,
     n_rows,
     with_rows,
 )
@@ -222,10 +221,7 @@ class LotSum:
         if self._loss_fn is None:
             raise ValueError("loss_fn must be given for private.step; without it use backward.")
         batch, weights = microbatch.batch, microbatch.weights
-        if self._views > 1:
-            batch = map_rows(lambda tensor: tensor.repeat_interleave(self._views, 0), batch)
-        if self._augment is not None:
-            batch = self._augment(batch)
+        batch = as_views(batch, self._views, self._augment)
         if self._compiled is not None and not masked:
             assert weights is not None  # compiled batches are padded
             reuse = not microbatch.is_half  # halves are collected before they are added

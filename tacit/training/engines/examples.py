@@ -1,5 +1,6 @@
 """What every engine is given, and the sum of per-example gradients that were formed."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,7 +19,7 @@ from tacit.training.clip import (
     trainable,
 )
 from tacit.training.gradients.ghost_norm import multiplied_in, squared_norm
-from tacit.training.tree import Batch, LossFn, check_losses, take_rows
+from tacit.training.tree import Batch, LossFn, check_losses, map_rows, take_rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,6 +88,13 @@ def as_written() -> AbstractContextManager[None]:
 def rounding_of(dtype: torch.dtype) -> float:
     """Return a bound on a norm's relative rounding error in `dtype`, by which factors shrink."""
     return ROUNDING[multiplied_in(dtype)]
+
+
+def as_views(batch: Batch, views: int, augment: Callable[[Batch], Batch] | None) -> Batch:
+    """Return the batch with each row repeated `views` times and then augmented."""
+    if views > 1:
+        batch = map_rows(lambda tensor: tensor.repeat_interleave(views, 0), batch)
+    return batch if augment is None else augment(batch)
 
 
 def clip_and_sum(gradients: dict[str, Tensor], clip: Clip, mask: Tensor) -> ClippedSum:

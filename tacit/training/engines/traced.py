@@ -26,12 +26,12 @@ from torch.overrides import TorchFunctionMode
 
 from tacit.errors import IncompatibleModel
 from tacit.training.clip import Clip, ClippedSum, trainable
-from tacit.training.engines.examples import clip_and_sum
+from tacit.training.engines.examples import as_views, clip_and_sum
 from tacit.training.engines.vmap import Decompose, LossModule, examples_at_once
 from tacit.training.gradients.generic import without_fallback_warnings
 from tacit.training.key import randomness
 from tacit.training.program_state import ProgramState
-from tacit.training.tree import Batch, LossFn, map_rows, with_rows
+from tacit.training.tree import Batch, LossFn, with_rows
 
 if TYPE_CHECKING:
     from tacit.training.lots import Lot
@@ -50,8 +50,6 @@ class TracedLotSum:
 
     Called like `LotSum`, of which it has the parameters.
     """
-
-    statement = "by construction"
 
     def __init__(
         self,
@@ -74,18 +72,14 @@ class TracedLotSum:
         examples, seed = [], source.seed(lot.step)
         for index in np.concatenate([np.zeros(0, np.int64), *(m.indices for m in lot.pending())]):
             with randomness((seed + int(index)) % 2**32, records.device):
-                examples.append(self._example(records.fetch(np.asarray([index]))))
+                fetched = records.fetch(np.asarray([index]))
+                examples.append(as_views(fetched, self._views, self._augment))
         if fetching.has_changed():
             raise IncompatibleModel(
                 _REFUSAL.format("keeps Python state in its data set, collate_fn or augment")
             )
         with randomness(seed % 2**32, records.device):
             return self.clipped_sum(examples, clip), len(examples)
-
-    def _example(self, batch: Batch) -> Batch:
-        if self._views > 1:
-            batch = map_rows(lambda tensor: tensor.repeat_interleave(self._views, 0), batch)
-        return batch if self._augment is None else self._augment(batch)
 
     def clipped_sum(self, examples: Sequence[Batch], clip: Clip) -> ClippedSum:
         """Return the sum of clipped gradients of `examples`, each a batch of its own. Private."""
