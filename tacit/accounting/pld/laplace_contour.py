@@ -21,6 +21,7 @@ segment is C exp(-u / 2) g(u)^k with g = exp(L) and k = 1 + order or -order.
 """
 
 import math
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -33,7 +34,7 @@ from tacit.accounting.pld.transforms import ORDERS, Cumulants, Factor, Split, Ti
 from tacit.errors import NotCertified
 
 _POINTS = 24
-_NODES, _WEIGHTS = roots_legendre(_POINTS)
+_legendre = lru_cache(maxsize=1)(roots_legendre)  # on first use: it loads scipy.linalg
 _ALONG, _ACROSS = 2.125, 1.875
 _LOG_GAUSS = math.log(64 / 15) - 2 * (_POINTS - 1) * math.log(4.0) - math.log1p(-1 / 16)
 _CELLS = 256
@@ -82,12 +83,12 @@ class LaplaceModel:
         They are its two atoms and the quadrature nodes of `panels` equal panels in each segment.
         """
         half = self.epsilon / panels
-        u = (self._centers(panels)[:, None] + half * _NODES).ravel()
+        u = (self._centers(panels)[:, None] + half * _legendre(_POINTS)[0]).ravel()
         log_g, p, q = log_mixture(self.rate, u), self.chance(u), self.rate
         logs = 1 - math.log(q) - (math.log1p(-q) if q < 1 else 0.0)
         adds = 4 * logs * ((u > 30.0) | (q > 0.5))  # where `log_mixture` adds logarithms
         g_error = ROUND * (p * 4 * np.abs(u) + 10 * np.abs(log_g) + adds)
-        weights = np.tile(np.log(half * _WEIGHTS), panels)
+        weights = np.tile(np.log(half * _legendre(_POINTS)[1]), panels)
         atoms, mass_error = self.atom_loss, np.full(2, 16 * ROUND)
         rows = [(atoms, self.log_atom, 8 * ROUND * np.abs(atoms), mass_error)]
         for segment in self.segments:
