@@ -10,7 +10,7 @@ demo: $(READY)
 	$(BIN)/tacit demo
 
 test: lint types
-	$(BIN)/pytest -n 2 -q
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -q  # two processes with one thread each
 
 test-slow: $(READY)
 	$(BIN)/pytest -q -m 'slow and not gpu'
