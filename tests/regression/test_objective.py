@@ -94,7 +94,7 @@ def test_the_approximate_minimum_is_within_the_distance_its_noise_hides():
     )
     rows = PrivateRows(X, Bounds([0, -5], [10, 5]).box(2), row_norm=1.2)
     theta = objective.fit_objective(rows, y.astype(float), settings, rng=generator(3))
-    b = generator(3).normal(0.0, settings.noise_std, 3)
+    b = objective._draw_linear_term(settings, 3, generator(3))
     exact = theta
     for _ in range(50):
         _, gradient, hessian = objective._objective(rows, y.astype(float), exact, b, settings.ridge)
