@@ -8,16 +8,9 @@ from numpy.typing import ArrayLike
 from tacit._arrays import Floats
 from tacit._check import positive, whole
 from tacit.events import Gaussian
-from tacit.mechanisms.grid import (
-    check_reach,
-    grid_step,
-    noise_on_grid,
-    on_grid,
-    raised,
-    real_array,
-)
+from tacit.mechanisms.grid import check_reach, grid_step, raised, real_array, release_on_grid
 from tacit.mechanisms.noise_laws import NORMAL
-from tacit.mechanisms.rng import Seed, generator
+from tacit.mechanisms.rng import Seed
 
 
 @dataclass(frozen=True)
@@ -71,20 +64,8 @@ class GaussianMechanism:
 
     def release(self, value: ArrayLike, rng: Seed = None) -> Floats:
         """Return `value` plus noise, in its shape; charge `event` to the privacy budget first."""
-        return self._noisy(on_grid(real_array(value), self.grid), rng)
-
-    def _noisy(self, rounded: Floats, rng: Seed) -> Floats:
-        """Return `rounded`, a vector on the grid, plus noise on the grid."""
-        noise = noise_on_grid(
-            NORMAL,
-            self.noise_std_on(rounded.size),
-            rounded.shape,
-            step=self.grid,
-            rng=generator(rng),
-        )
-        # The L2 change of one record is <= l2_sensitivity + rounding = std / noise_multiplier.
-        noise += rounded
-        return noise
+        # One record moves the rounded value by at most noise_std_on(size) / noise_multiplier.
+        return release_on_grid(value, NORMAL, self.noise_std_on, self.grid, rng)
 
 
 @dataclass(frozen=True)

@@ -17,15 +17,16 @@ Proof. Let x be the rounded value, a vector of multiples of the step.
 2. Rounding moves each coordinate of two neighboring values by at most step / 2, so it adds at most
    step * sqrt(dimension) to their L2 distance and step * dimension to their L1 distance. The noise
    is raised by the same share (`noise_std_on`, `noise_scale_on`), so the event does not change.
-3. Both terms are floats without rounding error: multiples of a power of two, the noise below 2^53
-   steps (`tail_mass`). Their floating-point sum is the exact sum rounded once, so it is a function
-   of the exact sum alone. The same holds for values of any size.
+3. Both terms are whole numbers, held by floats without rounding error, the noise below 2^53
+   (`tail_mass`). Their floating-point sum is the exact sum rounded once, so it is a function of the
+   exact sum alone, for values of any size. The product with a power of two is exact.
 
 The step is between 2^-29 and 2^-28 of the noise scale. A coarser one would raise the noise more, a
 finer one would need more exact draws (`noise_laws`, step 3), and no step is safer than another.
 """
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 _BITS = 28
 _LEAST, _MOST = 2.0**-900, 2.0**900
 _MOST_STEPS = 2.0**45  # noise scale in steps: draws stay below 2^53 steps, see `tail_mass`
+_CHUNK = 1 << 14  # coordinates treated at once, small enough for the processor's cache
 _ROUNDING_UP = 1 + 2.0**-48  # covers the rounding of the few operations that give a noise scale
 
 
@@ -59,32 +61,43 @@ def raised(noise_multiplier: float, sensitivity: float, rounding: float) -> floa
     return noise_multiplier * (sensitivity + rounding) * _ROUNDING_UP
 
 
-def on_grid(value: Floats, step: float) -> Floats:
-    """Return the private `value` rounded to multiples of `step`, exactly.
+def in_steps(value: Floats, step: float) -> Floats:
+    """Round the private `value` to whole numbers of steps, exactly, in place, and return it.
 
     Values beyond 2^1000 steps or near the largest float are clipped, which never increases a
     distance.
     """
     limit = min(2.0**1000 * step, 2.0**1020) if step < 1 else 2.0**1020
-    rounded = np.clip(value, -limit, limit, out=np.empty_like(value))
-    rounded /= step
-    np.rint(rounded, out=rounded)
-    rounded *= step
-    return rounded
+    np.clip(value, -limit, limit, out=value)
+    value /= step
+    return np.rint(value, out=value)
 
 
-def noise_on_grid(
-    law: NoiseLaw, noise_scale: float, shape: tuple[int, ...], *, step: float, rng: Rng
-) -> Floats:
-    """Return noise of `law`, times `noise_scale`, rounded to multiples of `step`, exactly."""
+def noise_in_steps(law: NoiseLaw, noise_scale: float, step: float, size: int, rng: Rng) -> Floats:
+    """Return `size` draws of `law`, times `noise_scale`, rounded to whole numbers of steps."""
     if noise_scale / step > _MOST_STEPS:
         raise ValueError(
             "noise_multiplier must be smaller for a value of so many coordinates: rounding it to "
             "the grid would take more noise than double precision can add."
         )
-    noise = rounded_noise(law, noise_scale / step, math.prod(shape), rng)
-    noise *= step
-    return noise.reshape(shape)
+    return rounded_noise(law, noise_scale / step, size, rng)
+
+
+def release_on_grid(
+    value: ArrayLike, law: NoiseLaw, noise_on: Callable[[int], float], step: float, rng: Seed
+) -> Floats:
+    """Return the private `value` plus noise on the grid; the caller has paid.
+
+    `noise_on` maps the number of coordinates, which is public, to the scale of the noise.
+    """
+    exact = real_array(value)
+    steps = exact.reshape(-1)
+    noise = noise_in_steps(law, noise_on(steps.size), step, steps.size, generator(rng))
+    for start in range(0, steps.size, _CHUNK):
+        part = noise[start : start + _CHUNK]
+        part += in_steps(steps[start : start + _CHUNK], step)
+        part *= step
+    return noise.reshape(exact.shape)
 
 
 def rounded_normal(

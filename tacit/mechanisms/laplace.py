@@ -7,16 +7,9 @@ from numpy.typing import ArrayLike
 from tacit._arrays import Floats
 from tacit._check import positive
 from tacit.events import Laplace
-from tacit.mechanisms.grid import (
-    check_reach,
-    grid_step,
-    noise_on_grid,
-    on_grid,
-    raised,
-    real_array,
-)
+from tacit.mechanisms.grid import check_reach, grid_step, raised, release_on_grid
 from tacit.mechanisms.noise_laws import LAPLACE
-from tacit.mechanisms.rng import Seed, generator
+from tacit.mechanisms.rng import Seed
 
 
 @dataclass(frozen=True)
@@ -66,10 +59,7 @@ class LaplaceMechanism:
 
     def release(self, value: ArrayLike, rng: Seed = None) -> Floats:
         """Return `value` plus noise, in its shape; charge `event` to the privacy budget first."""
-        rounded = on_grid(real_array(value), self.grid)
-        scale = self.noise_scale_on(rounded.size)
-        # One record moves `rounded` by at most scale / noise_multiplier in L1 norm, and the log
-        # density of the noise changes by at most 1 / scale per unit of each coordinate.
-        noise = noise_on_grid(LAPLACE, scale, rounded.shape, step=self.grid, rng=generator(rng))
-        noise += rounded
-        return noise
+        # One record moves the rounded value by at most scale / noise_multiplier in L1 norm, where
+        # scale = noise_scale_on(size), and the log density of the noise changes by at most
+        # 1 / scale per unit of each coordinate.
+        return release_on_grid(value, LAPLACE, self.noise_scale_on, self.grid, rng)

@@ -37,8 +37,8 @@ from tacit._arrays import Floats
 from tacit.mechanisms.rng import Rng, random_words
 
 Words: TypeAlias = NDArray[np.uint64]
-Enclosure: TypeAlias = tuple[Fraction, Fraction]
-"""A lower and an upper bound of one real number."""
+Enclosure: TypeAlias = tuple[int, int]
+"""A lower and an upper bound of one draw, in units of 2^-n_bits for n_bits bits drawn."""
 
 _CHUNK = 1 << 13  # groups of draws computed at once, small enough for the processor's cache
 _EDGE = np.uint64(1 << 44)  # words closer than this to 0 (or to 2^64) are always refined
@@ -77,16 +77,17 @@ def rounded_noise(
         words = random_words(rng, (law.n_words, part.shape[1]))
         draws, error = law.approximate(words)
         draws *= scale
-        draws += offset
-        np.rint(draws, out=part)
         error *= scale
-        error += abs(offset) * 2.0**-51  # the addition of the offset is rounded
+        if offset:
+            draws += offset
+            error += abs(offset) * 2.0**-51  # this addition is rounded
+        np.rint(draws, out=part)
         draws -= part
         np.abs(draws, out=draws)
         draws += error
         for group in np.flatnonzero((draws >= 0.5).any(axis=0)):
             bits = _Bits(law, words[:, group], rng)
-            part[:, group] = _round_exactly(bits, Fraction(scale), Fraction(offset))
+            part[:, group] = _round_exactly(bits, scale, offset)
     return whole.reshape(-1)[:size]
 
 
@@ -111,11 +112,11 @@ def largest_noisy_score(law: NoiseLaw, scale: float, scores: Floats, rng: Rng) -
     rivals = {int(i): _Bits(law, words[:, i], rng) for i in contenders}
     exact_scale = Fraction(scale)
     while True:
-        bounds: dict[int, tuple[Fraction, Fraction]] = {}
+        bounds: dict[int, tuple[Fraction, ...]] = {}
         for i, bits in rivals.items():
-            ((low, high),) = bits.refine()
+            ((low, high),), unit = bits.refine()
             score = Fraction(float(scores[i]))
-            bounds[i] = score + exact_scale * low, score + exact_scale * high
+            bounds[i] = tuple(score + exact_scale * x / unit for x in (low, high))
         surest = max(bounds, key=lambda i: bounds[i][0])
         rivals = {i: rivals[i] for i in bounds if bounds[i][1] >= bounds[surest][0]}
         if len(rivals) == 1:
@@ -129,54 +130,54 @@ class _Bits:
         self._law, self._rng = law, rng
         self._words, self._n_bits = [int(word) for word in words], 64
 
-    def refine(self) -> list[Enclosure]:
-        """Draw 64 more bits of each uniform number, and return closer bounds of each draw."""
+    def refine(self) -> tuple[list[Enclosure], int]:
+        """Draw 64 more bits of each number; return closer bounds of the draws, and 1 / unit."""
         while True:
             more = random_words(self._rng, (len(self._words),))
             self._words = [(w << 64) | int(m) for w, m in zip(self._words, more, strict=True)]
             self._n_bits += 64
             enclosures = self._law.enclose(self._words, self._n_bits)
             if enclosures is not None:
-                return enclosures
+                return enclosures, 1 << self._n_bits
 
 
-def _round_exactly(bits: _Bits, scale: Fraction, offset: Fraction) -> list[int]:
-    half = Fraction(1, 2)
+def _round_exactly(bits: _Bits, scale: float, offset: float) -> list[int]:
+    """Return the whole numbers nearest to offset + scale * draw, for each draw of a group."""
+    a, b = scale.as_integer_ratio()
+    c, d = offset.as_integer_ratio()
     while True:
+        enclosures, unit = bits.refine()
+        whole = b * d * unit  # offset + scale * x / unit = (a d x + b c unit) / whole
         cells = [
-            tuple(math.floor(offset + scale * bound + half) for bound in enclosure)
-            for enclosure in bits.refine()
+            [(2 * (a * d * x + b * c * unit) + whole) // (2 * whole) for x in bounds]
+            for bounds in enclosures
         ]
         if all(low == high for low, high in cells):
             return [low for low, _ in cells]
 
 
-def _minus_log_bounds(number: Fraction, n_bits: int) -> Enclosure:
-    """Return bounds of -ln(number), closer than 2^-n_bits."""
-    digits = n_bits // 3 + 20
+def _minus_log(number: int, n_bits: int) -> int:
+    """Return -ln(number / 2^n_bits) in units of 2^-n_bits, off by at most 2^10 units."""
     with localcontext() as context:
-        context.prec = digits
-        # The quotient and `ln` are correctly rounded, to `digits` digits each. |ln| is below 10^5.
-        value = Fraction(-(Decimal(number.numerator) / Decimal(number.denominator)).ln())
-    slack = Fraction(1, 10 ** (digits - 6))
-    return value - slack, value + slack
+        # The operations of `decimal` are correctly rounded, here to more than n_bits + 9 bits.
+        context.prec = n_bits // 3 + 4
+        unit = Decimal(1 << n_bits)
+        return int(-(number / unit).ln() * unit)
 
 
 def _exponential_bounds(k: int, n_bits: int) -> Enclosure | None:
     """Return bounds of -ln U for U between k and k + 1 units of 2^-n_bits; None for k = 0."""
     if k == 0:
         return None
-    low, high = _minus_log_bounds(Fraction(k, 1 << n_bits), n_bits)
-    return max(low - Fraction(1, k), Fraction(0)), high  # ln(k + 1) <= ln(k) + 1 / k
+    value = _minus_log(k, n_bits)
+    width = (1 << n_bits) // k + 1  # ln(k + 1) <= ln(k) + 1 / k
+    return max(value - width - 2**11, 0), value + 2**11
 
 
 # --- normal -------------------------------------------------------------------------------------
 
-_TERMS = 9  # the terms left out are below (pi/4)^18 / 18! = 2.1e-18
-_COSINE = [(-1) ** i * (math.pi / 4) ** (2 * i) / math.factorial(2 * i) for i in range(_TERMS)]
-_SINE = [
-    (-1) ** i * (math.pi / 4) ** (2 * i + 1) / math.factorial(2 * i + 1) for i in range(_TERMS)
-]
+_SINE = [(-1) ** i * (math.pi / 4) ** (2 * i + 1) / math.factorial(2 * i + 1) for i in range(9)]
+"""Coefficients of sin(pi t / 4) / t in t^2; terms left out are below (pi/4)^19 / 19! = 9e-20."""
 
 
 def _approximate_normal(words: Words) -> tuple[Floats, Floats]:
@@ -186,10 +187,13 @@ def _approximate_normal(words: Words) -> tuple[Floats, Floats]:
     at most 2^-65 from the bits not drawn, so ln U by u + 1 / (2 k), and R by (u + 1 / (2 k)) / R.
     For k >= 2^44 this is below 10 u (R + 1 / R): at k = 2^44, 1 / (2 k) is 256 u and R^2 is 27.7,
     and 1 / k falls faster than R^2 as k grows. The logarithm (8 u, halved by the root), the root
-    (u) and two products add 7 u R. cos and sin of A / 4, in [-pi/4, pi/4], are polynomials in
-    t = A / pi with an error below 3 u, and t is off by u / 2, in all 3.4 u. Doubling the angle
-    gives at most 4 * 0.71 * 3.4 u + 2 u < 12 u, doubling it again 4 * 10.6 u + 2 u < 45 u (the
-    sine has the smaller error). The sum is below 64 u (R + 1 / R). Words k < 2^44 have no bound.
+    (u) and two products add 7 u R. s = sin(A / 4), |s| <= 0.71, is a polynomial in t = A / pi with
+    a relative error below 5 u: u from t, 3 u from the polynomial, u from their product. As
+    cos(A / 4) = sqrt(1 - s^2), the errors of sin(A / 2) = 2 s sqrt(1 - s^2) and of cos(A / 2) =
+    1 - 2 s^2 are below 2 (1 - 2 s^2) / sqrt(1 - s^2) * 5 u s + 4 u < 7 u and 4 s * 5 u s + 2 u =
+    12 u. Doubling the angle once more gives less than 2 sqrt(7^2 + 12^2) u + 2 u < 30 u for sin(A)
+    and 4 * 7 u + 2 u = 30 u for cos(A). The sum is below 47 u (R + 1 / R), and 48 u is used. Words
+    k < 2^44 have no bound.
     """
     first, second = words
     radius = first.astype(np.float64)
@@ -203,9 +207,14 @@ def _approximate_normal(words: Words) -> tuple[Floats, Floats]:
     t = second.view(np.int64).astype(np.float64)
     t *= 2.0**-63
     square = t * t
-    _horner(_COSINE, square, out=cosine)
-    _horner(_SINE, square, out=sine)
+    sine.fill(_SINE[-1])
+    for coefficient in reversed(_SINE[:-1]):
+        sine *= square
+        sine += coefficient
     sine *= t
+    np.multiply(sine, sine, out=cosine)
+    np.subtract(1.0, cosine, out=cosine)
+    np.sqrt(cosine, out=cosine)
     for _ in range(2):  # cos 2a = 1 - 2 sin^2 a and sin 2a = 2 sin a cos a
         cosine *= sine
         np.multiply(sine, sine, out=sine)
@@ -217,16 +226,9 @@ def _approximate_normal(words: Words) -> tuple[Floats, Floats]:
     with np.errstate(divide="ignore"):
         error = 1.0 / radius
     error += radius
-    error *= 2.0**-47
+    error *= 48 * 2.0**-53
     error[first < _EDGE] = np.inf
     return draws, error
-
-
-def _horner(coefficients: list[float], x: Floats, *, out: Floats) -> None:
-    out.fill(coefficients[-1])
-    for coefficient in reversed(coefficients[:-1]):
-        out *= x
-        out += coefficient
 
 
 def _enclose_normal(words: Sequence[int], n_bits: int) -> list[Enclosure] | None:
@@ -234,34 +236,31 @@ def _enclose_normal(words: Sequence[int], n_bits: int) -> list[Enclosure] | None
     bounds = _exponential_bounds(words[0], n_bits)
     if bounds is None:
         return None
-    unit = 1 << (2 * n_bits)  # numbers below are whole multiples of 1 / unit
-    low = math.isqrt(math.floor(2 * bounds[0] * unit * unit))
-    high = math.isqrt(math.ceil(2 * bounds[1] * unit * unit)) + 1
+    low = math.isqrt(2 * bounds[0] << n_bits)
+    high = math.isqrt(2 * bounds[1] << n_bits) + 1
     signed = words[1] - (words[1] >> (n_bits - 1) << n_bits)  # A / pi in units of 2^(1 - n_bits)
-    middle = 2 * signed + 1  # A / pi is within 2^-n_bits of the middle of its cell
-    # |R cos A - low cos M| <= (R - low) + low |A - M|, the same for the sine. The sums of
-    # `_cosine_and_sine` are off by less than 2^20 units, and R is below 2^10.
-    slack = (high - low) + (high * 4 >> n_bits) + 2**31
-    centers = [low * x // unit for x in _cosine_and_sine(middle, n_bits)]
-    return [(Fraction(x - slack, unit), Fraction(x + slack, unit)) for x in centers]
+    # |R cos A - low cos M| <= (R - low) + low |A - M|, and the same for the sine. The middle M of
+    # the cell of A is at most pi units away; its cosine is off by 2^16 units; R is below 2^7.
+    slack = (high - low) + 2**24
+    centers = [low * x >> n_bits for x in _cosine_and_sine(2 * signed + 1, n_bits)]
+    return [(x - slack, x + slack) for x in centers]
 
 
 def _cosine_and_sine(middle: int, n_bits: int) -> tuple[int, int]:
-    """Return cos and sin of pi * middle / 2^n_bits, in [-pi, pi], in units of 2^-(2 n_bits).
+    """Return cos and sin of pi * middle / 2^n_bits, in [-pi, pi], in units of 2^-n_bits.
 
-    They are sums of power series in whole numbers. Each of fewer than 1000 terms is rounded down
+    They are sums of power series in whole numbers. Each of fewer than 500 terms is rounded down
     twice, and errors grow by less than e^pi: below 2^16 units in all.
     """
-    shift = 2 * n_bits
-    angle = _pi(shift) * middle >> n_bits
-    cosine, sine, term, n = 0, 0, 1 << shift, 0
+    angle = _pi(n_bits) * middle >> n_bits
+    cosine, sine, term, n = 0, 0, 1 << n_bits, 0
     while term not in (0, -1):  # rounding down keeps negative terms at -1
         if n % 2:
             sine += -term if n % 4 == 3 else term
         else:
             cosine += -term if n % 4 == 2 else term
         n += 1
-        term = (term * angle >> shift) // n
+        term = (term * angle >> n_bits) // n
     return cosine, sine
 
 
@@ -294,12 +293,12 @@ def _approximate_laplace(words: Words) -> tuple[Floats, Floats]:
     uniform = (word & ~_HALF_WORD).astype(np.float64)
     uniform += 0.5
     uniform *= 2.0**-63
-    draws, error = _minus_log(uniform, unit=2.0**-63)
+    draws, error = _approximate_minus_log(uniform, unit=2.0**-63)
     np.copysign(draws, word.view(np.int64), out=draws)
     return draws[None], error
 
 
-def _minus_log(uniform: Floats, *, unit: float) -> tuple[Floats, Floats]:
+def _approximate_minus_log(uniform: Floats, *, unit: float) -> tuple[Floats, Floats]:
     """Return -ln U and the bound on its error that `_approximate_laplace` proves."""
     draws = np.log(uniform)
     error = 1.0 - draws
@@ -315,13 +314,13 @@ def _enclose_laplace(words: Sequence[int], n_bits: int) -> list[Enclosure] | Non
     bounds = _exponential_bounds(rest, n_bits - 1)
     if bounds is None:
         return None
-    low, high = bounds
+    low, high = (2 * bound for bound in bounds)  # from units of 2^(1 - n_bits)
     return [(-high, -low)] if sign else [(low, high)]
 
 
 def _approximate_exponential(words: Words) -> tuple[Floats, Floats]:
     """Return -ln U; its error has the bound of `_approximate_laplace`."""
-    draws, error = _minus_log(_uniform(words[0]), unit=2.0**-64)
+    draws, error = _approximate_minus_log(_uniform(words[0]), unit=2.0**-64)
     return draws[None], error
 
 
@@ -346,10 +345,10 @@ def _approximate_gumbel(words: Words) -> tuple[Floats, Floats]:
 def _enclose_gumbel(words: Sequence[int], n_bits: int) -> list[Enclosure] | None:
     # -ln(1 - U) is -ln of the mirrored number, which has 2^n_bits - 1 - k in place of k.
     bounds = _exponential_bounds((1 << n_bits) - 1 - words[0], n_bits)
-    if bounds is None or bounds[0] <= 0:
+    if bounds is None or bounds[0] == 0:
         return None
-    (_, high), (low, _) = (_minus_log_bounds(bound, n_bits) for bound in bounds)
-    return [(low, high)]
+    low, high = (_minus_log(bound, n_bits) for bound in reversed(bounds))
+    return [(low - 2**11, high + 2**11)]
 
 
 def _uniform(word: Words) -> Floats:

@@ -7,9 +7,9 @@ from numpy.typing import ArrayLike
 
 from tacit.mechanisms.exponential import PureSelection, score_vector
 from tacit.mechanisms.gaussian import GaussianMechanism
-from tacit.mechanisms.grid import on_grid
-from tacit.mechanisms.noise_laws import LAPLACE
-from tacit.mechanisms.rng import Seed
+from tacit.mechanisms.grid import in_steps, noise_in_steps
+from tacit.mechanisms.noise_laws import LAPLACE, NORMAL
+from tacit.mechanisms.rng import Seed, generator
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,10 @@ class GaussianNoisyMax(GaussianMechanism):
         self, scores: ArrayLike, rng: Seed = None
     ) -> int:
         """Return the index of the chosen option; charge `event` to the privacy budget first."""
-        rounded = on_grid(score_vector(scores), self.grid)
-        # Differences within 2^53 steps of the grid are exact. Larger ones decide alone, because
-        # noise does not reach so far (`tail_mass`). So the index is that of the exact largest sum.
-        return int(np.argmax(self._noisy(rounded - rounded.max(), rng)))
+        steps = in_steps(score_vector(scores), self.grid)
+        noise = noise_in_steps(
+            NORMAL, self.noise_std_on(steps.size), self.grid, steps.size, generator(rng)
+        )
+        # Differences within 2^53 steps are exact. Larger ones decide alone, because noise does not
+        # reach so far (`tail_mass`). So this is the index of the exact largest sum.
+        return int(np.argmax((steps - steps.max()) + noise))
