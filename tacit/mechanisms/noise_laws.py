@@ -40,7 +40,7 @@ Words: TypeAlias = NDArray[np.uint64]
 Enclosure: TypeAlias = tuple[int, int]
 """A lower and an upper bound of one draw, in units of 2^-n_bits for n_bits bits drawn."""
 
-_CHUNK = 1 << 13  # groups of draws computed at once, small enough for the processor's cache
+_CHUNK = 1 << 14  # groups of draws computed at once, small enough for the processor's cache
 _EDGE = np.uint64(1 << 44)  # words closer than this to 0 (or to 2^64) are always refined
 _HALF_WORD = np.uint64(2**63)
 
