@@ -23,7 +23,8 @@ NAMES = {
     "tacit.mechanisms": """
         DiscreteGaussianMechanism DiscreteLaplaceMechanism ExponentialMechanism GaussianMechanism
         GaussianNoisyMax GridGaussianMechanism LaplaceMechanism LaplaceNoisyMax Mechanism
-        PermuteAndFlip Rng SecureGenerator Seed Size generator secure_generator
+        PermuteAndFlip Rng SecureGenerator Seed Size StatisticalGenerator generator
+        rounded_normal secure_generator tail_mass
     """,
     "tacit.sampling": "FixedSize Poisson RandomAllocation Shuffle TruncatedPoisson",
 }

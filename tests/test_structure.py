@@ -69,6 +69,30 @@ def test_a_formula_has_one_body(formula):
     assert holders == {home}
 
 
+# Draws of floating-point noise: added to a private float, they reveal it in the low bits.
+FLOAT_NOISE = {
+    *("normal", "laplace", "gumbel", "exponential", "logistic", "standard_normal", "normal_"),
+    *("standard_exponential", "standard_gamma", "standard_cauchy", "multivariate_normal"),
+    *("laplace_", "exponential_", "log_normal_", "cauchy_"),
+}
+FLOAT_NOISE_ALLOWED = {
+    "experiments/features.py": "a public random projection",
+    "training/noise.py": "noise of training steps, which has its own release",
+}
+
+
+def test_no_float_noise_is_drawn_outside_the_mechanisms():
+    found = {
+        path.relative_to(structure.PACKAGE).as_posix()
+        for path in structure.modules().values()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in FLOAT_NOISE
+    }
+    assert found <= FLOAT_NOISE_ALLOWED.keys()
+
+
 def test_retired_words_stay_retired():
     for path in structure.modules().values():
         assert not re.search(RETIRED, path.read_text(encoding="utf-8")), path

@@ -1,23 +1,30 @@
 """Mechanisms: objects that release a noisy value and state the event of that release.
 
 `mechanism.event` is the event of one call of `mechanism.release(value, rng)`: pay for it first,
-then release. Noise is stated relative to what one record contributes when it is added or removed;
-`replace_factor` is how many times more the value can change when a record is replaced.
+then release. A release is a multiple of a public step (`tacit.mechanisms.grid`) or a choice with
+exact probabilities, so its low bits reveal nothing. Noise is stated relative to what one record
+contributes when it is added or removed; `replace_factor` is how many times more the value can
+change when a record is replaced.
 """
 
 from typing import Any, Protocol
 
 from tacit.events import Event
-from tacit.mechanisms.discrete import (
-    DiscreteGaussianMechanism,
-    DiscreteLaplaceMechanism,
-    GridGaussianMechanism,
-)
+from tacit.mechanisms.discrete import DiscreteGaussianMechanism, DiscreteLaplaceMechanism
 from tacit.mechanisms.exponential import ExponentialMechanism, PermuteAndFlip
-from tacit.mechanisms.gaussian import GaussianMechanism
+from tacit.mechanisms.gaussian import GaussianMechanism, GridGaussianMechanism
+from tacit.mechanisms.grid import rounded_normal, tail_mass
 from tacit.mechanisms.laplace import LaplaceMechanism
 from tacit.mechanisms.noisy_max import GaussianNoisyMax, LaplaceNoisyMax
-from tacit.mechanisms.rng import Rng, SecureGenerator, Seed, Size, generator, secure_generator
+from tacit.mechanisms.rng import (
+    Rng,
+    SecureGenerator,
+    Seed,
+    Size,
+    StatisticalGenerator,
+    generator,
+    secure_generator,
+)
 
 
 class Mechanism(Protocol):
@@ -48,6 +55,9 @@ __all__ = [
     "SecureGenerator",
     "Seed",
     "Size",
+    "StatisticalGenerator",
     "generator",
+    "rounded_normal",
     "secure_generator",
+    "tail_mass",
 ]

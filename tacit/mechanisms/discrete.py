@@ -1,14 +1,11 @@
-"""Discrete Gaussian and Laplace noise: mechanisms whose low bits reveal nothing about the value.
+"""Discrete Gaussian and Laplace noise on whole numbers.
 
-A floating-point sample added to a floating-point value leaves traces of the value in the low bits
-of the sum (Mironov 2012; Haney et al. 2022, arXiv:2207.10635). Here value and noise are whole
-multiples of one step, their sum is exact, and every value has the same set of possible outputs.
+| mechanism | noise | event |
+|---|---|---|
+| `DiscreteGaussianMechanism` | discrete Gaussian, exact | `RenyiCurve` |
+| `DiscreteLaplaceMechanism` | discrete Laplace, exact | `PureDP` |
 
-| mechanism | value | noise | event |
-|---|---|---|---|
-| `DiscreteGaussianMechanism` | whole numbers | discrete Gaussian, exact | `RenyiCurve` |
-| `DiscreteLaplaceMechanism` | whole numbers | discrete Laplace, exact | `PureDP` |
-| `GridGaussianMechanism` | real vector | normal rounded to a grid | `Gaussian` |
+`GaussianMechanism` and `LaplaceMechanism` are as safe for real vectors (`tacit.mechanisms.grid`).
 
 The exact samplers follow Canonne, Kamath & Steinke 2020 (arXiv:2004.00010v5, section 5), whose
 Algorithms 1-3 reduce everything to events of probability exp(-gamma) with rational gamma. Here such
@@ -29,9 +26,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from tacit._arrays import Flags, Floats, Indices
-from tacit._check import positive, whole
-from tacit.events import Gaussian, PureDP, RenyiCurve
-from tacit.mechanisms.gaussian import real_array
+from tacit._check import positive
+from tacit.events import PureDP, RenyiCurve
 from tacit.mechanisms.rng import Rng, Seed, generator
 
 _SMALLEST_SCALE, _LARGEST_SCALE = 2.0**-20, 2.0**45
@@ -135,73 +131,6 @@ class DiscreteLaplaceMechanism:
         exact = integer_array(value)
         noise = discrete_laplace(Fraction(self.noise_scale), exact.size, generator(rng))
         return exact + noise.reshape(exact.shape)
-
-
-@dataclass(frozen=True)
-class GridGaussianMechanism:
-    """Release of a real vector of `dimension` coordinates and normal noise, both on one grid.
-
-    Guarantee: `event`, the same as that of `GaussianMechanism`. Rounding moves each of two
-    neighboring vectors by at most grid / 2 in each coordinate, so afterwards they are at most
-    l2_sensitivity + sqrt(dimension) * grid apart, and `noise_std` is `noise_multiplier` times that.
-    For x on the grid, x + round(noise) = round(x + noise), so the release is post-processing of the
-    continuous mechanism. For a replaced record the distance is at most replace_factor *
-    l2_sensitivity + sqrt(dimension) * grid, which is at most replace_factor times the above.
-
-    The sum of whole multiples of the grid is exact, and the set of possible outputs does not depend
-    on the value. The probabilities are exact only to double precision, because the noise is a
-    rounded double; `DiscreteGaussianMechanism` has an exact law and a Rényi price.
-
-    `grid` is the largest power of two that raises the noise by at most a millionth.
-
-    >>> mean = GridGaussianMechanism(1.0, l2_sensitivity=2.0, dimension=4)
-    >>> mean.grid == 2.0**-20, mean.event.noise_multiplier
-    (True, 1.0)
-    >>> mean.release([0.1, 0.2, 0.3, 0.4], rng=0).shape
-    (4,)
-    """
-
-    noise_multiplier: float
-    _: KW_ONLY
-    l2_sensitivity: float
-    dimension: int
-    replace_factor: float = 2.0
-
-    def __post_init__(self) -> None:
-        positive(l2_sensitivity=self.l2_sensitivity)
-        whole(dimension=self.dimension, least=1)
-        _ = self.event  # checks the other two
-        positive(grid=self.grid, advice="Rescale the value.")
-        positive(largest_output=self.grid * 2.0**53, advice="Rescale the value.")
-        _within_reach(noise_std_in_grid_steps=self.noise_std / self.grid)
-
-    @property
-    def grid(self) -> float:
-        """Distance between neighboring outputs, a power of two."""
-        step = self.l2_sensitivity / math.sqrt(self.dimension) * 1e-6
-        return math.ldexp(1.0, math.frexp(step)[1] - 1)
-
-    @property
-    def noise_std(self) -> float:
-        """Standard deviation of the noise, in the units of the value."""
-        rounded_sensitivity = self.l2_sensitivity + math.sqrt(self.dimension) * self.grid
-        return self.noise_multiplier * rounded_sensitivity
-
-    @property
-    def event(self) -> Gaussian:
-        """Event of one release, for the accountant."""
-        return Gaussian(self.noise_multiplier, self.replace_factor)
-
-    def release(self, value: ArrayLike, rng: Seed = None) -> Floats:
-        """Return `value`, rounded to the grid, plus noise; charge `event` to the budget first."""
-        exact = real_array(value)
-        if exact.size != self.dimension:
-            raise ValueError(f"value must have {self.dimension} coordinates, got {exact.size}.")
-        # Clipping never increases a distance, and it keeps value plus noise below 2^53 steps.
-        with np.errstate(over="ignore"):
-            steps = np.rint(np.clip(exact / self.grid, -(2.0**52), 2.0**52))
-        noise = np.rint(generator(rng).normal(0.0, self.noise_std / self.grid, exact.shape))
-        return (steps + noise) * self.grid
 
 
 def discrete_laplace(scale: Fraction, size: int, rng: Rng) -> Indices:

@@ -1,7 +1,10 @@
 """The exponential mechanism and permute-and-flip: private choice of an option with a large score.
 
 Every private selection here and in `noisy_max` adds noise to each score of a fixed list of options
-and releases only the index of the largest. The noise decides what the release costs.
+and releases only the index of the largest. The noise decides what the release costs. Scores plus
+noise are compared as real numbers (`noise_laws.largest_noisy_score`), so the probabilities are
+exactly those of the proofs, whatever the rounding of floats; `GaussianNoisyMax` compares scores and
+noise on a grid, as post-processing of `GaussianMechanism`.
 
 | mechanism | noise | event | note |
 |---|---|---|---|
@@ -12,15 +15,16 @@ and releases only the index of the largest. The noise decides what the release c
 """
 
 from dataclasses import KW_ONLY, dataclass
+from typing import ClassVar
 
-import numpy as np
 from numpy.typing import ArrayLike
 
 from tacit._arrays import Floats
 from tacit._check import boolean, positive
 from tacit.events import Exponential, PureDP
-from tacit.mechanisms.gaussian import real_array
-from tacit.mechanisms.rng import Rng, Seed, generator
+from tacit.mechanisms.grid import check_reach, real_array
+from tacit.mechanisms.noise_laws import EXPONENTIAL, GUMBEL, NoiseLaw, largest_noisy_score
+from tacit.mechanisms.rng import Seed, generator
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,7 @@ class PureSelection:
 
     `sensitivity` is the most that one added or removed record changes any single score. With
     `monotonic`, such a record moves all scores in one direction, as it does for counts; this halves
-    the noise. Ties go to the lower index.
+    the noise.
 
     Proof for exponential and Laplace noise. Fix the noise of all options except i. Option i wins
     when its noise exceeds t = (largest other noisy score) - (score of i). A record moves t by at
@@ -37,6 +41,8 @@ class PureSelection:
     that noise of scale b exceeds t changes by a factor of at most e^(s/b) when t moves by s. This
     gives epsilon for b = 2 * sensitivity / epsilon, or sensitivity / epsilon if monotonic.
     """
+
+    _law: ClassVar[NoiseLaw]
 
     epsilon: float
     _: KW_ONLY
@@ -49,7 +55,7 @@ class PureSelection:
         positive(sensitivity=self.sensitivity)
         boolean(monotonic=self.monotonic)
         _ = self.event  # checks replace_factor
-        positive(noise_scale=self.noise_scale, advice="Rescale the scores.")
+        check_reach(noise_scale=self.noise_scale)
 
     @property
     def noise_scale(self) -> float:
@@ -63,11 +69,8 @@ class PureSelection:
 
     def release(self, scores: ArrayLike, rng: Seed = None) -> int:
         """Return the index of the chosen option; charge `event` to the privacy budget first."""
-        exact = centered_scores(scores)
-        return int(np.argmax(exact + self._noise(generator(rng), exact.shape)))
-
-    def _noise(self, rng: Rng, shape: tuple[int, ...]) -> Floats:
-        raise NotImplementedError
+        exact = score_vector(scores)
+        return largest_noisy_score(self._law, self.noise_scale, exact, generator(rng))
 
 
 @dataclass(frozen=True)
@@ -85,13 +88,12 @@ class ExponentialMechanism(PureSelection):
     1
     """
 
+    _law = GUMBEL
+
     @property
     def event(self) -> Exponential:
         """Event of one release, for the accountant."""
         return Exponential(self.epsilon, self.replace_factor)
-
-    def _noise(self, rng: Rng, shape: tuple[int, ...]) -> Floats:
-        return rng.gumbel(0.0, self.noise_scale, shape)
 
 
 @dataclass(frozen=True)
@@ -104,18 +106,12 @@ class PermuteAndFlip(PureSelection):
     so many releases cost more in composition.
     """
 
-    def _noise(self, rng: Rng, shape: tuple[int, ...]) -> Floats:
-        return rng.exponential(self.noise_scale, shape)
+    _law = EXPONENTIAL
 
 
-def centered_scores(scores: ArrayLike) -> Floats:
-    """Return the private `scores` as a vector, minus their maximum; raise if there are none.
-
-    Subtracting the same number from all scores does not change the choice. It makes the scores
-    small, so that adding noise to them loses less of the noise to rounding.
-    """
+def score_vector(scores: ArrayLike) -> Floats:
+    """Return the private `scores` as a vector of floats; raise if there are none."""
     array = real_array(scores, ndim=1)
     if not array.size:
         raise ValueError("scores must hold at least one option, got none.")
-    with np.errstate(over="ignore"):
-        return np.maximum(array - array.max(), -np.finfo(np.float64).max)
+    return array

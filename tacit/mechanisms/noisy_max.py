@@ -5,10 +5,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from tacit._arrays import Floats
-from tacit.mechanisms.exponential import PureSelection, centered_scores
+from tacit.mechanisms.exponential import PureSelection, score_vector
 from tacit.mechanisms.gaussian import GaussianMechanism
-from tacit.mechanisms.rng import Rng, Seed
+from tacit.mechanisms.grid import in_steps, noise_in_steps
+from tacit.mechanisms.noise_laws import LAPLACE, NORMAL
+from tacit.mechanisms.rng import Seed, generator
 
 
 @dataclass(frozen=True)
@@ -18,8 +19,7 @@ class LaplaceNoisyMax(PureSelection):
     Guarantee: epsilon-DP (proof in `PureSelection`; Dwork & Roth 2014, Claim 3.9).
     """
 
-    def _noise(self, rng: Rng, shape: tuple[int, ...]) -> Floats:
-        return rng.laplace(0.0, self.noise_scale, shape)
+    _law = LAPLACE
 
 
 @dataclass(frozen=True)
@@ -38,4 +38,10 @@ class GaussianNoisyMax(GaussianMechanism):
         self, scores: ArrayLike, rng: Seed = None
     ) -> int:
         """Return the index of the chosen option; charge `event` to the privacy budget first."""
-        return int(np.argmax(super().release(centered_scores(scores), rng)))
+        steps = in_steps(score_vector(scores), self.grid)
+        noise = noise_in_steps(
+            NORMAL, self.noise_std_on(steps.size), self.grid, steps.size, generator(rng)
+        )
+        # Differences within 2^53 steps are exact. Larger ones decide alone, because noise does not
+        # reach so far (`tail_mass`). So this is the index of the exact largest sum.
+        return int(np.argmax((steps - steps.max()) + noise))

@@ -1,16 +1,28 @@
-"""Random number generators for noise: a fast one with a fresh seed, or a cryptographic one.
+"""Random number generators for noise: a statistical one by default, or a cryptographic one.
 
-Every mechanism passes its `rng` argument to `generator`. numpy's generators are fast and
-statistically sound, but not cryptographic: anyone who sees enough raw outputs of PCG64 can predict
-the rest. `secure_generator` draws every bit from the operating system's cryptographic source, at
-about a third of the speed. With either, the low bits of continuous noise in *floating point* can
-reveal the value (Mironov 2012, doi:10.1145/2382196.2382264); `tacit.mechanisms.discrete` has
-mechanisms without this weakness.
+Every mechanism passes its `rng` argument to `generator`.
+
+| argument | generator | kind |
+|---|---|---|
+| None | Philox4x64-10, 128-bit key from the operating system | statistical |
+| `secure_generator()` | the operating system's source of random bits | cryptographic |
+| a whole number | numpy's default generator, seeded with it | for tests: the seed is no secret |
+| a numpy `Generator` | the user's own | the user's choice |
+
+The guarantee of differential privacy assumes random bits, so it holds against everyone who cannot
+tell the generator's output from random bits. *Statistical*: Philox (Salmon et al. 2011) passes
+statistical tests and its key is too long to be searched, but it was not designed to withstand
+attacks. *Cryptographic*: it was. Use `secure_generator()` where adversaries are capable; it takes
+about three times as long.
+
+A generator made here refuses to work in a forked process and refuses to be copied or pickled:
+a copy would repeat the noise of the original, and the difference of two releases with equal noise
+shows the private values. Generators and seeds passed by the user are the user's responsibility.
 """
 
 import os
 from collections.abc import Sequence
-from typing import TypeAlias, cast
+from typing import Any, NoReturn, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,14 +33,59 @@ from tacit._arrays import Floats, Indices
 Size: TypeAlias = int | Sequence[int] | None
 
 
+class StatisticalGenerator(np.random.Generator):
+    """A numpy generator that belongs to one process and cannot be copied: Philox4x64-10.
+
+    Its 128-bit key and its 256-bit counter come from the operating system.
+
+    >>> import pickle
+    >>> pickle.dumps(StatisticalGenerator())
+    Traceback (most recent call last):
+    TypeError: a generator cannot be copied or pickled: ... Pass rng=None to draw from a new one.
+    """
+
+    def __init__(self) -> None:
+        key, counter = (int.from_bytes(os.urandom(n), "little") for n in (16, 32))
+        super().__init__(np.random.Philox(key=key, counter=counter))
+        self._process = os.getpid()
+
+    def spawn(self, n_children: int) -> list[np.random.Generator]:
+        """Return new generators, each with its own key from the operating system."""
+        return [StatisticalGenerator() for _ in range(n_children)]
+
+    def __getattribute__(self, name: str) -> Any:  # Any: whatever the attribute is
+        if not name.startswith("_") and self._process != os.getpid():
+            raise RuntimeError(
+                "a generator cannot be used in a forked process: it would repeat the noise of the "
+                "process that made it. Pass rng=None to draw from a new one."
+            )
+        return super().__getattribute__(name)
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:  # Any: the protocol of pickle or copy
+        raise TypeError(
+            "a generator cannot be copied or pickled: the copy would repeat its noise. Pass "
+            "rng=None to draw from a new one."
+        )
+
+    def __copy__(self) -> NoReturn:
+        self.__reduce_ex__(4)
+
+    def __deepcopy__(self, memo: object) -> NoReturn:
+        self.__reduce_ex__(4)
+
+
 class SecureGenerator:
     """A generator that draws from the system's cryptographic source of random bits.
 
-    It has those methods of `numpy.random.Generator` that mechanisms use. Nothing is buffered
-    between calls, so a forked process cannot repeat its parent's noise. Continuous laws apply the
-    inverse distribution function to a 63-bit uniform and a sign bit; outcomes that cannot be
-    reached this way have probability below 2^-63.
+    It has those methods of `numpy.random.Generator` that the library uses. Nothing is buffered
+    between calls, so neither a forked process nor a copy can repeat noise. Mechanisms use `words`
+    only. The continuous laws apply the inverse distribution function to a 63-bit uniform and a sign
+    bit; they are meant for simulations, not for noise on private values.
     """
+
+    def words(self, size: Size = None) -> NDArray[np.uint64]:
+        """Draw 64-bit words of uniform bits."""
+        return self._words(size)
 
     def random(self, size: Size = None) -> Floats:
         """Draw uniformly from the multiples of 2^-53 in [0, 1)."""
@@ -88,15 +145,15 @@ def generator(rng: Seed = None) -> Rng:
 
     Use a seed for tests only: anyone who knows it can reproduce the noise and so remove it.
 
-    >>> float(generator(7).normal()) == float(generator(7).normal())
+    >>> float(generator(7).random()) == float(generator(7).random())
     True
-    >>> float(generator().normal()) == float(generator().normal())
+    >>> float(generator().random()) == float(generator().random())
     False
     """
     if isinstance(rng, np.random.Generator | SecureGenerator):
         return rng
     if rng is None:
-        return np.random.default_rng()
+        return StatisticalGenerator()
     if isinstance(rng, bool) or not isinstance(cast("object", rng), int | np.integer):
         raise TypeError(
             f"rng must be None, an int or a numpy Generator, got {type(rng).__name__}. "
@@ -110,7 +167,14 @@ def generator(rng: Seed = None) -> Rng:
 def secure_generator() -> SecureGenerator:
     """Return a generator that takes every bit from the system's cryptographic source.
 
-    >>> secure_generator().normal(size=3).shape
+    >>> secure_generator().random(3).shape
     (3,)
     """
     return SecureGenerator()
+
+
+def random_words(rng: Rng, shape: tuple[int, ...]) -> NDArray[np.uint64]:
+    """Return independent uniform 64-bit words from either kind of generator."""
+    if isinstance(rng, SecureGenerator):
+        return rng.words(shape)
+    return rng.integers(0, 2**64 - 1, shape, np.uint64, endpoint=True)

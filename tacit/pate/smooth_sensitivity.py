@@ -40,7 +40,7 @@ from tacit._check import non_negative, positive
 from tacit.accounting import RDP
 from tacit.events import RenyiCurve
 from tacit.ledger import Ledger
-from tacit.mechanisms import Seed, generator
+from tacit.mechanisms import Seed, rounded_normal
 from tacit.pate.gnmax import ConfidentGNMax, GNMax
 from tacit.pate.vote_analysis import ORDERS, as_votes, log_sum_of_upsets, rdp_from_log_q
 from tacit.pate.votes import Aggregator, has_label
@@ -112,7 +112,9 @@ class Sanitizer:
         """Return the noisy Rényi cost, at `order`, of answering all queries in `votes` by GNMax.
 
         `sigma` is the noise of GNMax. Pay for `event` first. The result is clipped to the public
-        range from 0 to the data-independent cost.
+        range from 0 to the data-independent cost. Before that, the real number cost + noise is
+        rounded to a multiple of a public step, about 2^-40 of that range; the noise scale is
+        private, so no step can be derived from it.
         """
         gaps, n_classes, n_teachers = equivalent_gaps(votes, sigma=sigma)
         if not len(gaps):
@@ -120,8 +122,11 @@ class Sanitizer:
         costs = self._costs(n_teachers, n_classes, sigma)
         cells = _cells(gaps, len(costs))
         scale = self.noise_multiplier * self._smooth_sensitivity(costs, cells, n_teachers)
-        noisy = costs[cells].sum() + scale * (generator(rng).normal() + self.margin)
-        return float(np.clip(noisy, 0.0, len(gaps) * self.order / sigma**2))
+        highest = len(gaps) * self.order / sigma**2
+        step = math.ldexp(1.0, math.frexp(highest)[1] - 40)
+        center = float(costs[cells].sum() + scale * self.margin)
+        noisy = rounded_normal(scale, step=step, center=center, rng=rng)[0]
+        return float(np.clip(noisy, 0.0, highest))
 
     def _costs(self, n_teachers: int, n_classes: int, sigma: float) -> Floats:
         """Return the Rényi cost at `order` of a query, for each cell of a grid of gaps.

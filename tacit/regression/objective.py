@@ -14,13 +14,14 @@ from scipy.special import expit
 
 from tacit._arrays import Floats
 from tacit.events import ApproximateDP, Event, Relation, Sequence
-from tacit.mechanisms import GaussianMechanism, Rng
+from tacit.mechanisms import GaussianMechanism, Rng, rounded_normal
 from tacit.regression.estimator import BudgetTerms, gaussian_noise_multiplier
 from tacit.regression.rows import PrivateRows
 
 _CURVATURE_SHARE = 0.1  # share of epsilon that pays for the change of the Hessian
 _OUTPUT_SHARE = 0.01
 _TOLERANCE = 1e-5
+_ROUNDING_SHARE = 2.0**-6  # share of the tolerance that is set aside for rounding of the noise
 _MOST_NEWTON_STEPS = 2000
 _LEAST_RIDGE, _MOST_NOISE = 1e-10, 1e8
 """Limits on ridge / (records * row_norm^2) and on noise / row_norm within which rounding does not
@@ -50,6 +51,10 @@ class ObjectivePlan:
     objective is ridge-strongly convex. `output` adds noise for twice that distance, which covers
     every relation (Iyengar et al. 2019). A replaced record is one added and one removed, so group
     privacy applies.
+
+    The proof takes b as a vector of real numbers. The program uses b rounded to a grid so fine that
+    the gradient changes by at most _ROUNDING_SHARE of the tolerance; the search stops at what is
+    left of the tolerance, so the gradient with the real b is within it as well.
     """
 
     claim: ApproximateDP
@@ -111,11 +116,11 @@ def fit_objective(rows: PrivateRows, labels: Floats, plan: ObjectivePlan, *, rng
     settings where rounding could prevent convergence.
     """
     size = rows.n_features + 1
-    b = rng.normal(0.0, plan.noise_std, size)
+    b = _draw_linear_term(plan, size, rng)
     theta = np.zeros(size)
     for _ in range(_MOST_NEWTON_STEPS):
         value, gradient, hessian = _objective(rows, labels, theta, b, plan.ridge)
-        if np.linalg.norm(gradient) <= plan.tolerance:
+        if np.linalg.norm(gradient) <= (1 - _ROUNDING_SHARE) * plan.tolerance:
             return plan.output.release(theta, rng)
         try:
             step = np.asarray(np.linalg.solve(hessian, gradient), np.float64)
@@ -137,6 +142,13 @@ def fit_objective(rows: PrivateRows, labels: Floats, plan: ObjectivePlan, *, rng
         "the perturbed objective was not minimized. Nothing was released, but the budget of this "
         "fit was spent. Use method='gradient'."
     )
+
+
+def _draw_linear_term(plan: ObjectivePlan, size: int, rng: Rng) -> Floats:
+    """Return the normal vector b, rounded to multiples of a step: off by at most step / 2 each."""
+    coarsest = _ROUNDING_SHARE * plan.tolerance / math.sqrt(size)
+    step = math.ldexp(1.0, math.frexp(coarsest)[1] - 1)
+    return rounded_normal(plan.noise_std, step=step, size=size, rng=rng)
 
 
 def _beyond_precision(what: str, epsilon: float) -> str:

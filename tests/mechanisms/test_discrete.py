@@ -9,11 +9,7 @@ import pytest
 from scipy import stats
 
 from tacit import events as ev
-from tacit.mechanisms import (
-    DiscreteGaussianMechanism,
-    DiscreteLaplaceMechanism,
-    GridGaussianMechanism,
-)
+from tacit.mechanisms import DiscreteGaussianMechanism, DiscreteLaplaceMechanism
 from tacit.mechanisms import discrete as exact
 
 FALSE_ALARM = 1e-6  # per test, split evenly among its coordinates
@@ -144,40 +140,3 @@ def test_noise_out_of_reach_is_refused():
             DiscreteGaussianMechanism(std, l2_sensitivity=1.0)
     with pytest.raises(ValueError, match="noise_scale must be within"):
         DiscreteLaplaceMechanism(1e-15, l1_sensitivity=1.0)
-
-
-def test_the_grid_adds_less_than_a_millionth_to_the_noise():
-    for dimension in (1, 7, 10**8):
-        mechanism = GridGaussianMechanism(2.0, l2_sensitivity=3.0, dimension=dimension)
-        assert 6.0 < mechanism.noise_std <= 6.0 * (1 + 1e-6)
-
-
-def test_grid_releases_are_exact_multiples_of_the_grid():
-    mechanism = GridGaussianMechanism(0.7, l2_sensitivity=0.3, dimension=1000)
-    value = np.random.default_rng(0).normal(size=1000) * 1e3
-    steps = mechanism.release(value, 1) / mechanism.grid
-    assert (steps == np.rint(steps)).all()
-
-
-def test_rounding_to_the_grid_never_exceeds_the_sensitivity_charged():
-    mechanism = GridGaussianMechanism(1.0, l2_sensitivity=1.0, dimension=50)
-    rng = np.random.default_rng(5)
-    allowed = mechanism.noise_std / mechanism.noise_multiplier
-    for _ in range(50):
-        value = rng.normal(size=50)
-        step = rng.normal(size=50)
-        neighbor = value + step / np.linalg.norm(step)
-        moved = mechanism.release(value, 9) - mechanism.release(neighbor, 9)  # same noise
-        assert np.linalg.norm(moved) <= allowed
-
-
-def test_a_value_beyond_the_grid_is_clipped_without_an_error():
-    mechanism = GridGaussianMechanism(1.0, l2_sensitivity=1.0, dimension=2)
-    released = mechanism.release([1e300, -1e300], 0)
-    assert np.isfinite(released).all()
-    assert released[0] > 0 > released[1]
-
-
-def test_the_grid_release_checks_its_dimension():
-    with pytest.raises(ValueError, match="2 coordinates, got 3"):
-        GridGaussianMechanism(1.0, l2_sensitivity=1.0, dimension=2).release([1.0, 2.0, 3.0])
