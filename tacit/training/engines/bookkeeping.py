@@ -31,7 +31,7 @@ from tacit.training.engines.examples import Examples, rounding_of
 from tacit.training.engines.trace import CallKey, CallSpec, Label, Trace, trace_calls
 from tacit.training.gradients import RULES, generic
 from tacit.training.gradients.factored import Dense, FactoredGradient, apart, combine, joined
-from tacit.training.gradients.site import Declined, Layout, Site, Unsupported
+from tacit.training.gradients.site import UNSEEN, Declined, Layout, Site, Unsupported
 from tacit.training.tree import (
     LossFn,
     is_out_of_memory,
@@ -448,6 +448,8 @@ class Tape:
         for name, p in self.parameters.items():
             if gradients := self.waiting.pop(id(p), None):
                 self._settle(name, combine(gradients))
+        if self.waiting:  # gradients of a tensor whose own parameters are not known
+            raise Unsupported(UNSEEN)
         for members in self.small.values():
             names, gradients = zip(*members, strict=True)
             self._measure(list(names), joined(gradients))
