@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from tacit._check import positive
-from tacit.training.clip import FLOAT32_ROUNDING, OneBound
+from tacit.training.clip import FLOAT32_ROUNDING, TINY, OneBound
 
 
 @dataclass(frozen=True)
@@ -25,5 +25,5 @@ class Automatic(OneBound):
         positive(stability=self.stability, advice="Zero would divide by a zero norm.")
 
     def factors(self, squared_norms: Tensor, *, rounding: float = FLOAT32_ROUNDING) -> Tensor:
-        norms = squared_norms.clamp_min(0).sqrt() * (1 + rounding)
+        norms = (squared_norms.clamp_min(0) + TINY).sqrt() * (1 + rounding)
         return (self.clip_norm / (norms + self.stability)).nan_to_num(nan=0.0)

@@ -25,15 +25,20 @@ from tacit import _check
 Groups = tuple[tuple[str, ...], ...]
 Noise = Literal["equal", "proportional"] | tuple[float, ...]
 
-# Relative error allowed for in a norm and in the weighted contraction (a few hundred roundings), by
-# the dtype that they are computed in.
-FLOAT32_ROUNDING = 2.0**-18
+# Relative error allowed for in a norm, by the dtype that it is computed in. In float32, a squared
+# norm has at most BLOCK + 10 roundings of 2^-24 (`arithmetic.block_squares`, products, the sum over
+# parameters), half of which is the error of the norm; the factor and the scaled gradient have six
+# more: 75 roundings, and there is room for 128. In 16 bits, factors are rounded too.
+FLOAT32_ROUNDING = 2.0**-17
 ROUNDING = {
     torch.float64: 2.0**-40,
     torch.float32: FLOAT32_ROUNDING,
     torch.float16: 2.0**-10,
     torch.bfloat16: 2.0**-8,
 }
+
+# Added to squared norms: squares below the range of float32 are lost, up to 2^36 of 2^-126.
+TINY = 2.0**-90
 
 
 class Clip(Protocol):
@@ -235,7 +240,8 @@ class ClippedSum:
     Attributes
     ----------
     sums
-        The sum for each trainable parameter, by name; float32, or float64 for float64 parameters.
+        The sum for each trainable parameter, by name: float64 for engines whose rounding is bounded
+        (`arithmetic`) and for float64 parameters, else float32.
     within
         Number of examples whose norm is at most the clip norm, for each group, shape (groups,).
         One example changes each count by at most 1. Adaptive clipping releases them with noise.
@@ -245,12 +251,14 @@ class ClippedSum:
     within: Tensor
 
     @classmethod
-    def zeros(cls, model: nn.Module, clip: Clip | None = None) -> "ClippedSum":
-        """Return the sum over no examples, which is the sum of an empty lot."""
+    def zeros(
+        cls, model: nn.Module, clip: Clip | None = None, *, dtype: torch.dtype | None = None
+    ) -> "ClippedSum":
+        """Return the sum over no examples, that of an empty lot; for `dtype` see `zeros_for`."""
         parameters = trainable(model)
         device = next(iter(parameters.values())).device
         groups = 1 if clip is None else len(clip.clip_norms)
-        sums = {name: zeros_for(p) for name, p in parameters.items()}
+        sums = {name: zeros_for(p, dtype) for name, p in parameters.items()}
         return cls(sums, torch.zeros(groups, device=device))
 
     def __add__(self, other: "ClippedSum") -> "ClippedSum":
@@ -319,9 +327,9 @@ def accumulator(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def zeros_for(parameter: Tensor) -> Tensor:
-    """Return zeros in the shape of a parameter, in the dtype in which its gradients are summed."""
-    dtype = accumulator(parameter.dtype)
+def zeros_for(parameter: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Return zeros in the shape of a parameter, in `dtype` or in its `accumulator` dtype."""
+    dtype = accumulator(parameter.dtype) if dtype is None else dtype
     return torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
 
 
@@ -363,7 +371,7 @@ def is_dense(tensor: Tensor) -> bool:
 def _shorten(squared_norms: Tensor, clip_norms: tuple[float, ...], rounding: float) -> Tensor:
     # factor * norm <= C: either norm * (1 + rounding) <= C and the factor is 1, or the factor is
     # C / (norm * (1 + rounding)). An infinite norm gives 0 by itself.
-    norms = squared_norms.clamp_min(0).sqrt() * (1 + rounding)
+    norms = (squared_norms.clamp_min(0) + TINY).sqrt() * (1 + rounding)
     if len(clip_norms) == 1:
         factors = clip_norms[0] / norms.clamp_min(clip_norms[0])
     else:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from tacit.training.arithmetic import Arithmetic
 from tacit.training.checkpoint import RunState
 from tacit.training.clip import Clip, ClippedSum, trainable
 from tacit.training.distributed import gathered, is_sharded
@@ -60,6 +61,7 @@ class ForeignLoops(RunState):
     sum of the lot's microbatches so far.
     """
 
+    arithmetic: Arithmetic
     _loss_fn: LossFn | None
     _parameters: dict[str, nn.Parameter]
 
@@ -161,8 +163,14 @@ class ForeignLoops(RunState):
         self._check_loaded()
         # Random numbers that the loop draws, such as dropout, are repeated by a resumed run.
         reseed(self._lots.seed(self.steps_taken) + number, self._lots.records.device)
+        mode = self.arithmetic.mode
         forward = ForeignForward(
-            self._model, self._loss_fn, microbatch, self._clip(), self._parameters
+            self._model,
+            None if mode == "formed" else self._loss_fn,
+            microbatch,
+            self._clip(),
+            self._parameters,
+            bounded=mode == "bounded",
         )
         self._handed_out = _HandedOut(microbatch, forward, is_last)
 
@@ -194,8 +202,11 @@ class ForeignForward:
         microbatch: Microbatch,
         clip: Clip,
         parameters: dict[str, nn.Parameter],
+        *,
+        bounded: bool = False,
     ) -> None:
         self.clip = clip
+        self._bounded = bounded
         self._model = model
         self._parameters = parameters
         self._is_sharded = is_sharded(model)
@@ -221,7 +232,7 @@ class ForeignForward:
             trace = trace_for(examples)
         except Unsupported:
             return
-        tape = Tape(self._parameters, len(examples), self.clip)
+        tape = Tape(self._parameters, len(examples), self.clip, bounded=self._bounded)
         self._intercept = stack.enter_context(_Follow(trace, tape, len(examples)))
 
     def stop(self) -> None:

@@ -17,6 +17,7 @@ from tacit._check import whole
 from tacit.events import Event
 from tacit.ledger import Ledger
 from tacit.training.adaptive_clipping import AdaptiveClip
+from tacit.training.arithmetic import arithmetic_of, largest_lot
 from tacit.training.clip import Clip, Flat
 from tacit.training.distributed import Ranks, checksum, gathered, unwrapped
 from tacit.training.engines import LossFn, LotSum, TracedLotSum, engine_named
@@ -108,6 +109,7 @@ def make_private(
     augmentations: int = 1,
     augment: Callable[[Batch], Batch] | None = None,
     isolation: Literal["checked", "strict"] = "checked",
+    arithmetic: Literal["fast", "bounded"] = "fast",
     check: bool = True,
     speed: Speed | None = None,
     max_microbatch: int | None = None,
@@ -169,6 +171,11 @@ def make_private(
         lots before the first release and at random steps (`tacit.training.isolation`). "strict": by
         construction, the program of one example being traced and mapped over the lot, which is
         slower (`tacit.training.engines.traced`). See docs/isolation.md.
+    arithmetic
+        "bounded": sums over examples are computed such that one example moves them by at most
+        clip_norm * (1 + eta), rounding included, with a proved eta, and the noise is multiplied by
+        1 + eta. "fast": sums are as fast as they can be; their rounding is bounded for some engines
+        only. `private.arithmetic` says what is proved. See docs/arithmetic.md.
     check
         Whether to test the program for mixing of examples, if isolation is "checked". Known layers
         are refused in any case.
@@ -226,6 +233,10 @@ def make_private(
     ranks.require_equal("the model at the start", checksum(model))
     ranks.require_equal("the plan and the data set", [plan.fingerprint(), len(records)])
     views = whole(augmentations=augmentations, least=1)
+    if arithmetic not in ("fast", "bounded"):
+        raise ValueError(f"arithmetic must be 'fast' or 'bounded', got {arithmetic!r}.")
+    # Without loss_fn, losses come from the user's own loop.
+    forms_gradients = loss_fn is None or isolation == "strict" or speed.engine in ("vmap", "loop")
     if speed.compile:
         _check_compilable(plan, parameters)
     needed = views * (_probe(model, loss_fn, records) if check and loss_fn is not None else 1)
@@ -239,6 +250,7 @@ def make_private(
         augment=augment,
         engine=speed.engine,
         compile=speed.compile,
+        bounded=arithmetic == "bounded",
     )
     lots = _lots(records, plan, key, ranks, speed, limit=ranks.least(limit))
     rows = min(lots.limit, usual_lot(plan.expected_batch / ranks.size, deviations=2.0))
@@ -265,6 +277,11 @@ def make_private(
         noise=NoisyMean(key, expected_batch=plan.expected_batch, secure=secure),
         ledger=ledger,
         ranks=ranks,
+        arithmetic=arithmetic_of(
+            "formed" if forms_gradients else arithmetic,
+            largest_lot=largest_lot(plan.sampler, plan.n_records),
+            ranks=ranks.size,
+        ),
         is_reproducible=seed is not None,
     )
     _claim(run, parameters, optimizer)

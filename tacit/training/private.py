@@ -15,6 +15,7 @@ from tacit import accounting
 from tacit.events import Event
 from tacit.ledger import Ledger
 from tacit.training import checkpoint
+from tacit.training.arithmetic import Arithmetic, finished
 from tacit.training.distributed import Ranks
 from tacit.training.engines import Clip, ClippedSum, LossFn, LotSum, TracedLotSum
 from tacit.training.foreign import ForeignLoops
@@ -38,6 +39,8 @@ class Private(ForeignLoops):
         Number of planned steps and of steps taken; the run ends when they are equal.
     ledger
         Where the whole plan is reserved before the first release.
+    arithmetic
+        What is proved about the rounding of the sums, as a number and in words.
     is_reproducible
         Whether a seed was given: anyone who knows the seed can compute the noise again.
     """
@@ -57,9 +60,11 @@ class Private(ForeignLoops):
         ledger: Ledger,
         ranks: Ranks,
         is_reproducible: bool,
+        arithmetic: Arithmetic,
     ) -> None:
         super().__init__(model, isolation)
         self.ledger = ledger
+        self.arithmetic = arithmetic
         self.is_reproducible = is_reproducible
         self.steps_taken = 0
         self._model = model
@@ -134,9 +139,11 @@ class Private(ForeignLoops):
             drawn = self._ranks.pay_and_add(total, drawn, self._pay, self.ledger)
         groups = zip(clip.groups(list(total.sums)), clip.noise_scales, strict=True)
         scale_of = {name: scale for group, scale in groups for name in group}
-        # Divided by its scale, one example moves the sum by at most 1 (proof in `clip`).
-        scales = [scale_of[name] for name in self._parameters]
-        sums = [total.sums[name] for name in self._parameters]
+        # Divided by its scale, one example moves the sum by at most 1 (proof in `clip`), rounding
+        # of the sum included (proof in `arithmetic`).
+        factor = self.arithmetic.noise_factor
+        scales = [scale_of[name] * factor for name in self._parameters]
+        sums = [finished(total.sums[name], p) for name, p in self._parameters.items()]
         step, multiplier = self.steps_taken, self.noise_multiplier
         with checkpoint.uninterrupted():
             for parameter in self._frozen:

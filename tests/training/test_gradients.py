@@ -21,7 +21,7 @@ reference = importlib.util.module_from_spec(_SPEC)
 _SPEC.loader.exec_module(reference)
 
 CLIP = Flat(0.5)
-TOLERANCE = 1e-5
+TOLERANCE = 2e-4  # norms are raised by a proved bound on rounding errors, so sums are shorter
 
 
 class Apply(nn.Module):

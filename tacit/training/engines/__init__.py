@@ -81,6 +81,7 @@ def clipped_sum(
     weights: Tensor | None = None,
     augmentations: int = 1,
     chunk: int | None = None,
+    bounded: bool = False,
 ) -> ClippedSum:
     """Return the sum over a batch of each example's clipped gradient. Private.
 
@@ -106,6 +107,9 @@ def clipped_sum(
         the gradient of an example is the mean over its views (De et al. 2022, arXiv:2204.13650).
     chunk
         Most examples handled at once; memory grows with it, the sum does not depend on it.
+    bounded
+        Add in float64, and clip such that the effect of rounding is bounded, see
+        `tacit.training.arithmetic`. Engines other than "bookkeeping" always do.
 
     Examples
     --------
@@ -121,12 +125,12 @@ def clipped_sum(
     """
     run = engine_named(engine)
     views = whole(augmentations=augmentations, least=1)
-    examples = Examples(model, loss_fn, batch, _mask(batch, views, weights), views)
+    examples = Examples(model, loss_fn, batch, _mask(batch, views, weights), views, bounded)
     step = len(examples) if chunk is None else whole(chunk=chunk, least=1)
     with current_device(examples.mask.device):
         if 0 < len(examples) <= step:
             return run(examples, clip)
-        total = ClippedSum.zeros(model, clip)
+        total = ClippedSum.zeros(model, clip, dtype=torch.float64 if bounded else None)
         for start in range(0, len(examples), step or 1):
             total += run(examples.part(start, start + step), clip)
         return total
@@ -155,6 +159,8 @@ class LotSum:
         gradient of an example is the mean over its views.
     compile
         Whether to compile the sum, see `tacit.training.gpu`.
+    bounded
+        Whether the rounding of the sum must be bounded, see `tacit.training.arithmetic`.
     """
 
     def __init__(
@@ -167,7 +173,9 @@ class LotSum:
         views: int = 1,
         augment: Callable[[Batch], Batch] | None = None,
         compile: bool = False,
+        bounded: bool = False,
     ) -> None:
+        self._bounded = bounded
         self._model = model
         self._loss_fn = loss_fn
         self._engine = engine_named(engine)
@@ -182,7 +190,9 @@ class LotSum:
         if compile and loss_fn is not None:
             from tacit.training import gpu
 
-            self._compiled = gpu.CompiledSum(model, loss_fn, clip, augmentations=views)
+            self._compiled = gpu.CompiledSum(
+                model, loss_fn, clip, augmentations=views, bounded=bounded
+            )
 
     def __call__(self, lot: "Lot", clip: Clip, *, masked: bool = False) -> tuple[ClippedSum, int]:
         """Return the sum of a lot, and how many records the lot holds. Private.
@@ -227,7 +237,8 @@ class LotSum:
             reuse = not microbatch.is_half  # halves are collected before they are added
             return self._compiled(batch, weights, self._scale(clip), reuse=reuse)
         mask = _mask(batch, self._views, weights)
-        return self._engine(Examples(self._model, self._loss_fn, batch, mask, self._views), clip)
+        program = (self._model, self._loss_fn)
+        return self._engine(Examples(*program, batch, mask, self._views, self._bounded), clip)
 
     def _sum_of_rows(
         self,
@@ -257,7 +268,9 @@ class LotSum:
         On a GPU a CUDA graph reads the finished sum, and it reads fixed addresses.
         """
         if self._running is None or not self._is_on_gpu:
-            self._running = ClippedSum.zeros(self._model, clip)
+            is_double = self._bounded or self._engine in (vmap.run, loop.run)
+            dtype = torch.float64 if is_double else None
+            self._running = ClippedSum.zeros(self._model, clip, dtype=dtype)
         else:
             call_each("zero_", [*self._running.sums.values(), self._running.within])
         return self._running

@@ -26,12 +26,21 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 
-from tacit.training.clip import Clip, ClippedSum, accumulator, factors_of, group_of, zeros_for
-from tacit.training.engines.examples import Examples, rounding_of
+from tacit.training.clip import (
+    ROUNDING,
+    Clip,
+    ClippedSum,
+    accumulator,
+    factors_of,
+    group_of,
+    zeros_for,
+)
+from tacit.training.engines.examples import Examples, total_squares
 from tacit.training.engines.trace import CallKey, CallSpec, Label, Trace, trace_calls
 from tacit.training.gradients import RULES, generic
 from tacit.training.gradients.factored import Dense, FactoredGradient, apart, combine, joined
-from tacit.training.gradients.site import Declined, Layout, Site, Unsupported
+from tacit.training.gradients.ghost_norm import multiplied_in
+from tacit.training.gradients.site import UNSEEN, Declined, Layout, Site, Unsupported
 from tacit.training.tree import (
     LossFn,
     is_out_of_memory,
@@ -68,7 +77,7 @@ def run(
     """
     for attempt in range(2):
         known = trace or trace_for(examples, fresh=attempt > 0)
-        tape = Tape(examples.parameters, len(examples), clip)
+        tape = Tape(examples.parameters, len(examples), clip, bounded=examples.bounded)
         try:
             with tape.emptied(), torch.enable_grad():
                 with Intercept(known, tape, examples.rows) as intercept:
@@ -328,7 +337,15 @@ class Tape:
     a tensor derived from parameters, its gradients are kept until all of them have arrived.
     """
 
-    def __init__(self, parameters: dict[str, nn.Parameter], examples: int, clip: Clip) -> None:
+    def __init__(
+        self,
+        parameters: dict[str, nn.Parameter],
+        examples: int,
+        clip: Clip,
+        *,
+        bounded: bool = False,
+    ) -> None:
+        self.bounded = bounded
         self.parameters = parameters
         self.examples = examples
         self.clip = clip
@@ -396,7 +413,7 @@ class Tape:
     def clipped_sum(self, mask: Tensor, nonfinite: NonFinite) -> ClippedSum:
         """Return the sum of the clipped gradients of the examples where `mask` is True."""
         self._settle_waiting()
-        squared = self._squared_norms(mask.device)
+        squared = total_squares(self.norms, mask)
         finite = None
         has_nonfinite = nonfinite == "look" and not math.isfinite(float(squared.sum()))
         if nonfinite == "mask" or has_nonfinite:
@@ -407,13 +424,18 @@ class Tape:
         sums: dict[str, Tensor] = {}
         while self.measured:  # newest first: frees the activations on the way
             names, gradient = self.measured.pop()
-            value = gradient.weighted_sum(factors[self.groups[names[0]]], finite)
+            of_group = factors[self.groups[names[0]]]
+            value = gradient.weighted_sum(of_group, finite, bounded=self.bounded)
             shapes = [self.parameters[name].shape for name in names]
             for name, part in zip(names, apart(value, shapes), strict=True):
-                sums[name] = part.to(accumulator(self.parameters[name].dtype))
-        # In the order of the parameters; those that no example used have gradient zero.
-        ordered = {n: sums[n] if n in sums else zeros_for(p) for n, p in self.parameters.items()}
-        return ClippedSum(ordered, within)
+                sums[name] = part.to(self._dtype_of_sum(name))
+        for name, p in self.parameters.items():
+            if name not in sums:  # no example used it
+                sums[name] = zeros_for(p, self._dtype_of_sum(name))
+        return ClippedSum({name: sums[name] for name in self.parameters}, within)
+
+    def _dtype_of_sum(self, name: str) -> torch.dtype:
+        return torch.float64 if self.bounded else accumulator(self.parameters[name].dtype)
 
     def _settle(self, name: str, gradient: FactoredGradient) -> None:
         # Two norms of one parameter would lack their cross term.
@@ -425,17 +447,11 @@ class Tape:
             self._measure([name], gradient)
 
     def _measure(self, names: list[str], gradient: FactoredGradient) -> None:
-        squared, kept = gradient.settle()
-        self.rounding = max(self.rounding, rounding_of(kept.dtype))
+        squared, kept = gradient.settle(bounded=self.bounded)
+        dtype = accumulator(kept.dtype) if self.bounded else multiplied_in(kept.dtype)
+        self.rounding = max(self.rounding, ROUNDING[dtype])
         self.norms[self.groups[names[0]]].append(squared)
         self.measured.append((names, kept))
-
-    def _squared_norms(self, device: torch.device) -> Tensor:
-        """Return each example's squared gradient norm in each clip group, (groups, examples)."""
-        if len(self.norms) == 1 and self.norms[0]:
-            return sum(self.norms[0][1:], self.norms[0][0]).unsqueeze(0)
-        zero = torch.zeros(self.examples, device=device)
-        return torch.stack([sum(n[1:], n[0]) if n else zero for n in self.norms])
 
     def _settle_waiting(self) -> None:
         """Pass gradients of derived tensors back to parameters, then measure all kept gradients."""
@@ -448,6 +464,8 @@ class Tape:
         for name, p in self.parameters.items():
             if gradients := self.waiting.pop(id(p), None):
                 self._settle(name, combine(gradients))
+        if self.waiting:  # gradients of a tensor whose own parameters are not known
+            raise Unsupported(UNSEEN)
         for members in self.small.values():
             names, gradients = zip(*members, strict=True)
             self._measure(list(names), joined(gradients))

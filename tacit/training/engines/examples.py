@@ -1,10 +1,9 @@
 """What every engine is given, and the sum of per-example gradients that were formed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +17,8 @@ from tacit.training.clip import (
     group_of,
     trainable,
 )
-from tacit.training.gradients.ghost_norm import multiplied_in, squared_norm
+from tacit.training.gradients.factored import weighted_rows
+from tacit.training.gradients.ghost_norm import squared_norm
 from tacit.training.tree import Batch, LossFn, check_losses, map_rows, take_rows
 
 
@@ -35,6 +35,9 @@ class Examples:
     mask
         Shape (examples,): True for the examples that count. The others, such as padding, add
         exactly zero to the sum whatever they hold.
+    bounded
+        Whether the book-keeping engine uses its bounded mode (`tacit.training.arithmetic`). Other
+        engines are bounded in any case.
     """
 
     model: nn.Module
@@ -42,6 +45,7 @@ class Examples:
     batch: Batch
     mask: Tensor
     views: int = 1
+    bounded: bool = False
 
     def __len__(self) -> int:
         return len(self.mask)
@@ -62,7 +66,8 @@ class Examples:
     def part(self, start: int, stop: int) -> "Examples":
         """Return the examples `start` to `stop` - 1, with the same model and loss."""
         rows = take_rows(self.batch, start * self.views, stop * self.views)
-        return Examples(self.model, self.loss_fn, rows, self.mask[start:stop], self.views)
+        mask = self.mask[start:stop]
+        return Examples(self.model, self.loss_fn, rows, mask, self.views, self.bounded)
 
     def losses(self) -> Tensor:
         """Return the losses of the batch, one for each row; raise if their number is another."""
@@ -85,11 +90,6 @@ def as_written() -> AbstractContextManager[None]:
     return torch.compiler.set_stance("force_eager")
 
 
-def rounding_of(dtype: torch.dtype) -> float:
-    """Return a bound on a norm's relative rounding error in `dtype`, by which factors shrink."""
-    return ROUNDING[multiplied_in(dtype)]
-
-
 def as_views(batch: Batch, views: int, augment: Callable[[Batch], Batch] | None) -> Batch:
     """Return the batch with each row repeated `views` times and then augmented."""
     if views > 1:
@@ -98,20 +98,36 @@ def as_views(batch: Batch, views: int, augment: Callable[[Batch], Batch] | None)
 
 
 def clip_and_sum(gradients: dict[str, Tensor], clip: Clip, mask: Tensor) -> ClippedSum:
-    """Return the clipped sum of per-example gradients: by name, shape (examples, *parameter)."""
+    """Return the clipped sum of per-example gradients: by name, shape (examples, *parameter).
+
+    Sums are in float64, so that rounding moves them by next to nothing (`arithmetic`).
+    """
     index = group_of(clip, list(gradients))
-    norms: list[Any] = [torch.zeros(len(mask), device=mask.device)] * len(clip.clip_norms)
+    norms: list[list[Tensor]] = [[] for _ in clip.clip_norms]
     for name, rows in gradients.items():
-        norms[index[name]] = norms[index[name]] + squared_norm(rows)
-    squared = torch.stack(norms)  # (groups, examples)
-    rounding = max(rounding_of(rows.dtype) for rows in gradients.values())
+        norms[index[name]].append(squared_norm(rows))
+    squared = total_squares(norms, mask)
+    rounding = max(ROUNDING[accumulator(rows.dtype)] for rows in gradients.values())
     finite = torch.isfinite(squared).all(0)
     factors, within = factors_of(clip, squared, mask, rounding=rounding, finite=finite)
-    sums = {name: _contract(rows, factors[index[name]]) for name, rows in gradients.items()}
-    return ClippedSum(sums, within)
+    keep = (factors > 0).any(0)  # 0 * inf would be nan
+    sums = {
+        name: weighted_rows(rows.reshape(len(rows), -1), factors[index[name]], keep)
+        for name, rows in gradients.items()
+    }
+    return ClippedSum({n: s.view(gradients[n].shape[1:]) for n, s in sums.items()}, within)
 
 
-def _contract(rows: Tensor, factors: Tensor) -> Tensor:
-    flat = rows.reshape(len(rows), -1).to(accumulator(rows.dtype))
-    flat = torch.where((factors > 0).unsqueeze(1), flat, 0.0)  # 0 * inf would be nan
-    return (factors.to(flat.dtype) @ flat).view(rows.shape[1:])
+def total_squares(norms: Sequence[Sequence[Tensor]], mask: Tensor) -> Tensor:
+    """Return the squared norms of each group, (groups, examples), from those of its parameters."""
+    dtypes = {part.dtype for group in norms for part in group}
+    dtype = torch.float64 if torch.float64 in dtypes else torch.float32
+    zero = torch.zeros(len(mask), device=mask.device, dtype=dtype)
+    return torch.stack(
+        [
+            torch.stack([part.to(dtype) for part in group]).sum(0, dtype=torch.float64).to(dtype)
+            if group
+            else zero
+            for group in norms
+        ]
+    )

@@ -25,7 +25,7 @@ _BUDGET = 2**28  # elements of per-example gradient held at once
 def run(examples: Examples, clip: Clip) -> ClippedSum:
     """Return the clipped sum of the examples whose mask is True, by one backward per example."""
     parameters = examples.parameters
-    total = ClippedSum.zeros(examples.model, clip)
+    total = ClippedSum.zeros(examples.model, clip, dtype=torch.float64)
     for i in range(len(examples)):
         one = examples.part(i, i + 1)
         with torch.enable_grad():

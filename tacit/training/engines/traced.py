@@ -83,7 +83,7 @@ class TracedLotSum:
 
     def clipped_sum(self, examples: Sequence[Batch], clip: Clip) -> ClippedSum:
         """Return the sum of clipped gradients of `examples`, each a batch of its own. Private."""
-        total = ClippedSum.zeros(self._model, clip)
+        total = ClippedSum.zeros(self._model, clip, dtype=torch.float64)
         values = {name: p.detach() for name, p in trainable(self._model).items()}
         by_shape: dict[Any, list[list[Tensor]]] = {}
         for example in examples:

@@ -37,7 +37,7 @@ def run(examples: Examples, clip: Clip) -> ClippedSum:
     tensors = [t.unflatten(0, (-1, examples.views)) for t in tensors]
     gradients = _per_example(examples.model, examples.loss_fn, rebuild, examples.views)
     values = {name: p.detach() for name, p in examples.parameters.items()}
-    total = ClippedSum.zeros(examples.model, clip)
+    total = ClippedSum.zeros(examples.model, clip, dtype=torch.float64)
     step = examples_at_once(values)
     for start in range(0, len(examples), step):
         chunk = slice(start, start + step)

@@ -82,11 +82,13 @@ class CompiledSum:
         clip: Clip,
         *,
         augmentations: int = 1,
+        bounded: bool = False,
     ) -> None:
         self.model = model
         self.loss_fn = loss_fn
         self.clip = clip
         self.views = augmentations
+        self.bounded = bounded
         self._modules = list(model.modules())
         self._tensors = _reader(model, self._modules)
         self._device = next(model.parameters()).device
@@ -212,7 +214,7 @@ class CompiledSum:
     def _traced(self, batch: Any, mask: Tensor, tensors: list[Tensor]) -> Traced:
         """Trace the clipped sum for batches of this layout, and cut it before the backward."""
         parameters = trainable(self.model)
-        trace = trace_for(Examples(self.model, self.loss_fn, batch, mask, self.views))
+        trace = trace_for(Examples(self.model, self.loss_fn, batch, mask, self.views, self.bounded))
         _, rebuild = take_apart(batch)
 
         def joint(
@@ -226,7 +228,8 @@ class CompiledSum:
                 return _Seeded.apply(losses, seed)
 
             clip = _Rescaled(self.clip, factor, self._flag if nonfinite == "ignore" else None)
-            examples = Examples(self.model, loss_fn, rebuild(given), mask, self.views)
+            given = rebuild(given)
+            examples = Examples(self.model, loss_fn, given, mask, self.views, self.bounded)
             found = bookkeeping.run(examples, clip, trace=trace, nonfinite=nonfinite)
             return [total[0], *found.sums.values(), found.within, clip.is_finite]
 

@@ -127,7 +127,7 @@ def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _projections(site: Site, inputs: Any, weights: Any, bias: Tensor | None) -> Any:
     """Multiply query, key and value by three matrices, or by the three parts of a packed one."""
-    parts = weights.detach().chunk(3) if isinstance(weights, Tensor) else weights
+    parts = site.detached(weights).chunk(3) if isinstance(weights, Tensor) else weights
     return _Projections(site, weights, bias).apply(*inputs, *parts, bias)
 
 

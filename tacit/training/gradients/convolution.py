@@ -22,8 +22,15 @@ from torch.nn import functional as F
 
 from tacit.training.clip import accumulator
 from tacit.training.gradients import ghost_norm
-from tacit.training.gradients.factored import Dense, FactoredGradient, kept, scaled
-from tacit.training.gradients.ghost_norm import convolved_in, product, room, squared_norm, wide
+from tacit.training.gradients.factored import Dense, FactoredGradient, contract, kept, scaled
+from tacit.training.gradients.ghost_norm import (
+    convolved_in,
+    in_double,
+    product,
+    room,
+    squared_norm,
+    wide,
+)
 from tacit.training.gradients.linear import bias_gradient
 from tacit.training.gradients.site import (
     Declined,
@@ -185,12 +192,12 @@ class Convolved:
     def dense(self) -> Tensor:
         return self._formed().dense().reshape(self.examples, *self.weight.shape)
 
-    def settle(self) -> tuple[Tensor, FactoredGradient]:
+    def settle(self, *, bounded: bool) -> tuple[Tensor, FactoredGradient]:
         groups = self.geometry.groups
         outputs = self.weight.shape[0] // groups
         inputs = prod(self.weight.shape[1:])
         positions = self._patch_size() // (inputs * groups)
-        is_fusible, is_blocked = self._is_fusible(), self._is_blocked()
+        is_fusible, is_blocked = self._is_fusible(), self._is_blocked() and not bounded
         way = ghost_norm.cheapest_way(
             positions,
             inputs,
@@ -202,17 +209,21 @@ class Convolved:
             fused=is_fusible,
             copied=positions * inputs if is_blocked else 0,
         )
-        if is_fusible and way != "drop":
-            return self._fused(way)
+        if is_fusible and (way == "keep" or (way == "gram" and not bounded)):
+            return self._fused(way, bounded=bounded)
         if way == "keep":
-            return self._formed().settle()
+            return self._formed().settle(bounded=bounded)
         formed = groups * (positions**2 if way == "gram" else inputs * outputs)
         copied = self._patch_size() if way == "gram" or not is_blocked else 0
         spans = ghost_norm.spans(self.examples, max(formed, copied), self.g.device)
         norms_of = self._gram_norms if way == "gram" else self._formed_norms
-        return torch.cat([norms_of(*span) for span in spans]), self
+        return torch.cat([norms_of(*span, bounded=bounded) for span in spans]), self
 
-    def weighted_sum(self, factors: Tensor, keep: Tensor | None) -> Tensor:
+    def weighted_sum(
+        self, factors: Tensor, keep: Tensor | None, *, bounded: bool = False
+    ) -> Tensor:
+        if bounded:
+            return self._contracted(factors, keep)
         each = len(self.x) // self.examples  # rows of one example
         if each > 1:
             factors = factors.repeat_interleave(each)
@@ -223,17 +234,47 @@ class Convolved:
         weight = self.weight.to(x.dtype)
         return wide(self.geometry.backward(g, x, weight, of_input=False))
 
-    def _gram_norms(self, start: int, stop: int) -> Tensor:
-        left, right = self._operands(start, stop)
+    def _contracted(self, factors: Tensor, keep: Tensor | None) -> Tensor:
+        """Return the weighted sum in float64, as matrix products over copied patches."""
+        groups = self.geometry.groups
+        total: Tensor | None = None
+        for start, stop in ghost_norm.spans(self.examples, self._patch_size(), self.g.device):
+            one = None if keep is None else keep[start:stop]
+            operands = (
+                operand.transpose(1, 2).unflatten(0, (stop - start, groups))
+                for operand in self._operands(start, stop)
+            )  # (examples, groups, T, P or K)
+            left, right = operands
+            part = torch.stack(
+                [
+                    contract(left[:, group], right[:, group], factors[start:stop], one)
+                    for group in range(groups)
+                ]
+            )  # (groups, P, K)
+            total = part if total is None else total.add_(part)
+        assert total is not None  # a batch has at least one row
+        if self._is_channels_last():
+            total = total.unflatten(2, (*self.geometry.kernel, -1)).movedim(-1, 2)
+        return total.reshape(self.weight.shape)
+
+    def _gram_norms(self, start: int, stop: int, *, bounded: bool) -> Tensor:
+        left, right = in_double(bounded, *self._operands(start, stop))
         found = ghost_norm.gram_norms(left.transpose(1, 2), right.transpose(1, 2))
-        return self._raised(*(part.view(stop - start, -1).sum(1) for part in found))
+        squared, lengths = (part.view(stop - start, -1).sum(1) for part in found)
+        return self._raised(squared, lengths, bounded=bounded)
 
-    def _formed_norms(self, start: int, stop: int) -> Tensor:
-        form = self._by_groups if self._is_blocked() else self._by_patches
-        squared = squared_norm(form(start, stop).unflatten(0, (stop - start, -1)))
-        return self._raised(squared, self._lengths(start, stop), gram=False)
+    def _formed_norms(self, start: int, stop: int, *, bounded: bool) -> Tensor:
+        if bounded:
+            left, right = in_double(bounded, *self._operands(start, stop))
+            formed = product(right, left.transpose(1, 2))
+        else:
+            form = self._by_groups if self._is_blocked() else self._by_patches
+            formed = form(start, stop)
+        squared = squared_norm(formed.unflatten(0, (stop - start, -1)))
+        lengths = self._lengths(start, stop)
+        return self._raised(squared, lengths, gram=False, bounded=bounded)
 
-    def _fused(self, way: ghost_norm.Way) -> tuple[Tensor, FactoredGradient]:
+    def _fused(self, way: ghost_norm.Way, *, bounded: bool) -> tuple[Tensor, FactoredGradient]:
         from tacit.training import gpu
 
         geometry = self.geometry
@@ -242,7 +283,9 @@ class Convolved:
         if way == "gram":
             return self._raised(*gpu.conv2d_norms(self.x, g, *span)), self
         instances, squared = gpu.conv2d_instances(self.x, g, *span)
-        return squared, Dense(instances, squared, axes=(0, 3, 1, 2))
+        # The kernel adds squares in float32; the bounded mode takes the norms again.
+        known = None if bounded else squared
+        return Dense(instances, known, axes=(0, 3, 1, 2)).settle(bounded=bounded)
 
     def _is_fusible(self) -> bool:
         """Return True if the fused GPU kernels support this convolution.
@@ -261,16 +304,22 @@ class Convolved:
             and len(self.x) == self.examples
         )
 
-    def _raised(self, squared: Tensor, lengths: Tensor, *, gram: bool = True) -> Tensor:
+    def _raised(
+        self, squared: Tensor, lengths: Tensor, *, gram: bool = True, bounded: bool = False
+    ) -> Tensor:
         """Return the squared norms, raised by a bound on their rounding error.
 
         `lengths` are the sums of |left_t| |right_t| over positions t. The error is relative to
         their squares if the terms of different positions cancel. `gram` is False for formed
         gradients.
         """
-        width = max(self.weight.shape[0], prod(self.weight.shape[1:]))
-        of_norm = room(self.g.dtype, gram=width * gram, fused=self._is_fusible())
-        return squared + max(of_norm, room(self.dtype)) * lengths.square()
+        widths = (self.weight.shape[0], prod(self.weight.shape[1:])) if gram else ()
+        positions = self._patch_size() // prod(self.weight.shape[1:])
+        is_fused = self._is_fusible() and not bounded
+        share = room(self.g.dtype, positions, widths=widths, fused=is_fused, bounded=bounded)
+        if self.dtype != self.g.dtype and not bounded:  # the convolution rounds its operands
+            share = share.or_more(room(self.dtype, positions))
+        return share.raised(squared, lengths).to(accumulator(self.g.dtype))
 
     def _lengths(self, start: int, stop: int) -> Tensor:
         """Return an upper bound on sum_t |left_t| |right_t| for examples start to stop.

@@ -13,16 +13,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tacit.training.arithmetic import ROWS, block_sums
+from tacit.training.clip import accumulator
 from tacit.training.gradients import ghost_norm
 from tacit.training.gradients.ghost_norm import (
     GhostNorm,
     has_kernels,
-    norms_along,
+    in_double,
+    norms_of_vectors,
     product,
     room,
     squared_norm,
     wide,
 )
+from tacit.training.gradients.site import Unsupported
 
 # On a GPU, gradients of up to SMALL numbers are handled side by side in one tensor. Each begins at
 # a multiple of ALIGNED numbers, because kernels read several numbers at a time.
@@ -43,19 +47,23 @@ class FactoredGradient(Protocol):
         """Return the formed gradients as one tensor, shape (examples, *shape of the parameter)."""
         ...
 
-    def settle(self) -> "tuple[Tensor, FactoredGradient]":
+    def settle(self, *, bounded: bool) -> "tuple[Tensor, FactoredGradient]":
         """Return each example's squared gradient norm, and gradients for the weighted sum.
 
-        The norms are at least float32. The returned gradients have the same values as this object,
-        but may be in another form: for example formed, if the norms required that.
+        The norms are at least float32, and raised by a bound on rounding errors (`ghost_norm`). The
+        returned gradients have the same values as this object, but may be in another form: for
+        example formed, if the norms required that. `bounded` says that the weighted sum will be in
+        float64.
         """
         ...
 
-    def weighted_sum(self, factors: Tensor, keep: Tensor | None) -> Tensor:
+    def weighted_sum(
+        self, factors: Tensor, keep: Tensor | None, *, bounded: bool = False
+    ) -> Tensor:
         """Return the sum over examples of factor times gradient, in at least float32.
 
         Examples where `keep` is False add exactly zero, even if their gradient is not finite. None
-        keeps all examples.
+        keeps all examples. `bounded` adds in float64, in the order that `arithmetic` bounds.
         """
         ...
 
@@ -77,7 +85,7 @@ class Dense:
             return self.values
         return self.values.permute(0, *(axis + 1 for axis in self.axes))
 
-    def settle(self) -> tuple[Tensor, FactoredGradient]:
+    def settle(self, *, bounded: bool) -> tuple[Tensor, FactoredGradient]:  # noqa: ARG002  # exact
         return (squared_norm(self.values) if self.squared is None else self.squared), self
 
     def is_better_joined(self) -> bool:
@@ -88,9 +96,13 @@ class Dense:
         is_plain = self.squared is None and self.axes is None and self.values.is_cuda
         return is_plain and self.values[0].numel() <= SMALL
 
-    def weighted_sum(self, factors: Tensor, keep: Tensor | None) -> Tensor:
+    def weighted_sum(
+        self, factors: Tensor, keep: Tensor | None, *, bounded: bool = False
+    ) -> Tensor:
         flat = self.values.reshape(len(factors), -1)
-        if has_kernels(flat) and flat.element_size() == 2:
+        if bounded:
+            total = weighted_rows(flat, factors, keep).view(self.values.shape[1:])
+        elif has_kernels(flat) and flat.element_size() == 2:
             from tacit.training import gpu
 
             total = gpu.weighted_sum(flat, kept(factors, keep)).view(self.values.shape[1:])
@@ -120,10 +132,10 @@ class Outer:
     def dense(self) -> Tensor:
         return product(self.left.transpose(1, 2), self.right)
 
-    def settle(self) -> tuple[Tensor, FactoredGradient]:
+    def settle(self, *, bounded: bool) -> tuple[Tensor, FactoredGradient]:
         if self.left.shape[1] == 1:
             return self._rank_one(), self
-        found = self.measure()
+        found = self.measure(bounded=bounded)
         if found.gradient is not None:
             return found.squared, Dense(found.gradient)
         return found.raised(), self
@@ -132,20 +144,24 @@ class Outer:
         """Return the gradients of the transposed matrix, without forming them."""
         return Outer(self.right, self.left, self.right_squared, self.left_squared)
 
-    def measure(self) -> GhostNorm:
+    def measure(self, *, bounded: bool) -> GhostNorm:
         """Return the norm of each example's gradient, computed in the cheapest way."""
         if self.left.shape[1] > 1:
-            return ghost_norm.ghost_norm(self.left, self.right)
+            return ghost_norm.ghost_norm(self.left, self.right, bounded=bounded)
         squared = self._rank_one()
-        return GhostNorm(squared, squared.sqrt(), room(self.dtype))
+        return GhostNorm(squared, squared.sqrt(), room(self.dtype, 1, bounded=bounded))
 
     def _rank_one(self) -> Tensor:
         left = squared_norm(self.left) if self.left_squared is None else self.left_squared
         right = squared_norm(self.right) if self.right_squared is None else self.right_squared
         return (left + TINY) * (right + TINY)
 
-    def weighted_sum(self, factors: Tensor, keep: Tensor | None) -> Tensor:
+    def weighted_sum(
+        self, factors: Tensor, keep: Tensor | None, *, bounded: bool = False
+    ) -> Tensor:
         left, right = self.left, self.right
+        if bounded:
+            return contract(left, right, factors, keep)
         if left.shape[2] <= right.shape[2]:
             left, right = scaled(left, factors, keep), kept(right, keep)
         else:
@@ -172,17 +188,18 @@ class TableRows:
         out = out.index_add(0, rows.flatten(), wide(self.values).reshape(-1, width))
         return out.view(examples, self.table, width)
 
-    def settle(self) -> tuple[Tensor, FactoredGradient]:
+    def settle(self, *, bounded: bool) -> tuple[Tensor, FactoredGradient]:
         if self.ids.shape[1] == 1:
             return squared_norm(self.values), self
-        squared = squared_norm(self._compact())
-        return squared + room(self.dtype) * self.length().square(), self
+        squared = squared_norm(self._compact(bounded=bounded)).to(accumulator(self.dtype))
+        share = room(self.dtype, self.ids.shape[1], bounded=bounded)
+        return share.raised(squared, self.length()), self
 
     def length(self) -> Tensor:
         """Return each example's sum of the norms of its values: the scale of rounding errors."""
-        return norms_along(self.values, 2).sum(1)
+        return norms_of_vectors(self.values).sum(1)
 
-    def _compact(self) -> Tensor:
+    def _compact(self, *, bounded: bool) -> Tensor:
         """Return for each example the sums of the values that have the same id, in T rows.
 
         Unused rows are zero. The norm over these rows is that of the gradient of the whole table,
@@ -194,12 +211,17 @@ class TableRows:
         ranks[:, 1:] = (ordered[:, 1:] != ordered[:, :-1]).cumsum(1)  # (examples, T)
         first = torch.arange(examples, device=ranks.device).unsqueeze(1) * positions
         slots = torch.empty_like(ranks).scatter_(1, order, ranks + first)
-        values = wide(self.values).reshape(-1, width)
+        (values,) = in_double(bounded, wide(self.values).reshape(-1, width))
         out = torch.zeros_like(values).index_add(0, slots.flatten(), values)
         return out.view(examples, positions, width)
 
-    def weighted_sum(self, factors: Tensor, keep: Tensor | None) -> Tensor:
-        values = wide(scaled(self.values, factors, keep))
+    def weighted_sum(
+        self, factors: Tensor, keep: Tensor | None, *, bounded: bool = False
+    ) -> Tensor:
+        if bounded:
+            values = kept(self.values.double() * factors.double().view(-1, 1, 1), keep)
+        else:
+            values = wide(scaled(self.values, factors, keep))
         return torch.ops.aten.embedding_dense_backward(values, self.ids, self.table, -1, False)
 
 
@@ -219,12 +241,16 @@ class Concatenated:
     def dense(self) -> Tensor:
         return torch.cat([block.dense() for block in self.blocks], dim=1)
 
-    def settle(self) -> tuple[Tensor, FactoredGradient]:
-        squared, blocks = zip(*(block.settle() for block in self.blocks), strict=True)
+    def settle(self, *, bounded: bool) -> tuple[Tensor, FactoredGradient]:
+        found = [block.settle(bounded=bounded) for block in self.blocks]
+        squared, blocks = zip(*found, strict=True)
         return torch.stack(squared).sum(0), Concatenated(blocks)
 
-    def weighted_sum(self, factors: Tensor, keep: Tensor | None) -> Tensor:
-        return torch.cat([block.weighted_sum(factors, keep) for block in self.blocks])
+    def weighted_sum(
+        self, factors: Tensor, keep: Tensor | None, *, bounded: bool = False
+    ) -> Tensor:
+        found = [block.weighted_sum(factors, keep, bounded=bounded) for block in self.blocks]
+        return torch.cat(found)
 
     def heights(self) -> tuple[int, ...]:
         """Return how many rows of the parameter each block covers."""
@@ -248,32 +274,77 @@ class Tied:
     def dense(self) -> Tensor:
         return self.outer.dense() + self.rows.dense()
 
-    def settle(self) -> tuple[Tensor, FactoredGradient]:
-        found = self.outer.measure()
+    def settle(self, *, bounded: bool) -> tuple[Tensor, FactoredGradient]:
+        found = self.outer.measure(bounded=bounded)
         if found.gradient is not None:
-            return Dense(found.gradient + self.rows.dense()).settle()
-        squared = found.squared + self.rows.settle()[0] + 2 * self._cross()
-        share = max(found.room, room(self.dtype, gram=self.rows.values.shape[2]))  # the cross term
-        return squared + share * (found.lengths + self.rows.length()).square(), self
+            return Dense(found.gradient + self.rows.dense()).settle(bounded=bounded)
+        positions = self.outer.left.shape[1] + self.rows.ids.shape[1]
+        widths = (self.rows.values.shape[2],) * 2  # of the inner products in the cross term
+        share = found.room.or_more(room(self.dtype, positions, widths=widths, bounded=bounded))
+        of_rows = self.rows.settle(bounded=bounded)[0]
+        squared = found.squared + of_rows + 2 * self._cross(bounded=bounded)
+        return share.raised(squared, found.lengths + self.rows.length()), self
 
-    def _cross(self) -> Tensor:
+    def _cross(self, *, bounded: bool) -> Tensor:
         """Return each example's inner product of its `Outer` and its `TableRows` gradient.
 
         It is sum_ts left_s[id_t] (right_s . value_t) over positions s of the product and t of the
         lookup.
         """
         size = self.outer.left.shape[1] * self.rows.ids.shape[1]
-        tensors = (self.outer.left, self.outer.right, self.rows.ids, self.rows.values)
+        tensors = (self.outer.left, self.outer.right, self.rows.values, self.rows.ids)
         found = []
-        for left, right, ids, values in ghost_norm.chunks(size, *tensors):
+        for *factors, ids in ghost_norm.chunks(size, *tensors):
+            left, right, values = in_double(bounded, *factors)
             index = ids.unsqueeze(1).expand(-1, left.shape[1], -1)
             picked = wide(left.gather(2, index))  # (examples, S, T)
             products = product(right, values.to(right.dtype).transpose(1, 2))
-            found.append((picked * products).sum((1, 2)))
+            found.append(block_sums((picked * products).flatten(1)))
         return torch.cat(found)
 
-    def weighted_sum(self, factors: Tensor, keep: Tensor | None) -> Tensor:
-        return self.outer.weighted_sum(factors, keep) + self.rows.weighted_sum(factors, keep)
+    def weighted_sum(
+        self, factors: Tensor, keep: Tensor | None, *, bounded: bool = False
+    ) -> Tensor:
+        of_outer = self.outer.weighted_sum(factors, keep, bounded=bounded)
+        return of_outer + self.rows.weighted_sum(factors, keep, bounded=bounded)
+
+
+def weighted_rows(rows: Tensor, factors: Tensor, keep: Tensor | None) -> Tensor:
+    """Return the sum over examples i of factors[i] * rows[i] in float64, where `keep` is True.
+
+    Products of float32 numbers are exact in float64, so only the sum is rounded.
+    """
+    factors = kept(factors.double(), keep)
+    total: Tensor | None = None
+    for start, stop in ghost_norm.spans(len(rows), rows.shape[1], rows.device):
+        one = None if keep is None else keep[start:stop]
+        part = factors[start:stop] @ kept(rows[start:stop].double(), one)
+        total = part if total is None else total.add_(part)
+    assert total is not None  # a batch has at least one row
+    return total
+
+
+def contract(left: Tensor, right: Tensor, factors: Tensor, keep: Tensor | None) -> Tensor:
+    """Return the sum of factors[i] * left[i, t] right[i, t]' over i and t, in float64.
+
+    left (examples, T, P) and right (examples, T, D) are contracted at most `arithmetic.ROWS`
+    rows (i, t) at a time, and at most as many parts are added: the depth that `arithmetic` bounds.
+    """
+    examples, positions, _ = left.shape
+    weights = kept(factors.double(), keep).view(-1, 1, 1)
+    if examples * positions > ROWS**2:
+        raise Unsupported("a microbatch of more positions than bounded arithmetic takes at once")
+    width = left.shape[2] + right.shape[2]
+    total: Tensor | None = None
+    for start, stop in ghost_norm.spans(examples, positions * width, left.device):
+        one = None if keep is None else keep[start:stop]
+        a, b = (kept(side[start:stop].double(), one).flatten(0, 1) for side in (left, right))
+        a = a * weights[start:stop].expand(-1, positions, 1).flatten(0, 1)
+        for at in range(0, len(a), ROWS):
+            part = a[at : at + ROWS].t() @ b[at : at + ROWS]
+            total = part if total is None else total.add_(part)
+    assert total is not None  # a batch has at least one row
+    return total
 
 
 def combine(gradients: Sequence[FactoredGradient]) -> FactoredGradient:

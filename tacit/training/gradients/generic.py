@@ -141,7 +141,7 @@ def spread_to(site: Site, shared: Tensor, shape: Sequence[int]) -> Tensor:
     The result must have the layout of the site's output. Its backward collects per-example
     gradients.
     """
-    expanded = shared.detach().expand(tuple(shape))
+    expanded = site.detached(shared).expand(tuple(shape))
     if not site.is_shared(shared):
         return expanded
     return _Sum(site, shared).apply(None, expanded)

@@ -11,9 +11,22 @@ is simply |a| |g|):
 - "drop": form the gradient, take its norm and free it; the weighted sum reads a_t and g_t again.
 
 Rounding. The gradient is a sum over positions, and positions may cancel. The rounding error is then
-small relative to B = (sum_t |g_t| |a_t|)^2, not relative to the squared norm. So squared norms are
-raised by a share of B, called the room. That also bounds factor * sqrt(B), the largest number in
-the weighted sum.
+small relative to the length L = sum_t |g_t| |a_t| of its terms, not relative to the norm. So norms
+are raised by a share of L, and squared norms by a share of L^2, called the `Room`. That also bounds
+factor * L, the largest number in the weighted sum.
+
+In float32 and float64 the room is proved, by the error bounds of `tacit.training.arithmetic`. With
+u the unit roundoff, gamma(k) about k u, T positions and widths D and P:
+
+- "drop": a formed gradient has an error of at most gamma(T + 1) L in the Frobenius norm;
+- "gram": an inner product has an error of at most gamma(d) |a_t| |a_s|, where d is the depth of a
+  sum of D terms in blocks; with the sum over pairs of positions, itself in blocks, the squared norm
+  has an error of at most gamma(d_D + d_P + min(T^2, BLOCK) + 4) L^2;
+- the contribution of one example to the weighted sum has, besides its clipped gradient, an error of
+  at most gamma(T + 2) factor * L.
+
+Where matrix units round the operands to fewer bits (TF32, bfloat16, float16), or our own kernels
+take the Gram matrices, the room is an estimate. The bounded mode computes the norms in float64.
 """
 
 import math
@@ -23,9 +36,36 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from tacit.training.arithmetic import (
+    BLOCK,
+    CANCELLATION,
+    UNIT,
+    block_squares,
+    block_sums,
+    depth_in_blocks,
+)
 from tacit.training.clip import accumulator
 
 Way = Literal["gram", "keep", "drop"]
+
+
+class Room(NamedTuple):
+    """Bounds on rounding errors, relative to the length L of an example's terms."""
+
+    of_square: float  # share of L^2 by which a squared norm may be too small
+    of_norm: float  # share of L by which the norm of the contribution may be larger than the norm
+
+    def raised(self, squared: Tensor, lengths: Tensor) -> Tensor:
+        """Return the squared norms of gradients, raised so that none is too small."""
+        if self.of_square:
+            squared = squared + self.of_square * lengths.square()
+        if not self.of_norm:
+            return squared
+        return (squared.clamp_min(0).sqrt() + self.of_norm * lengths).square()
+
+    def or_more(self, other: "Room") -> "Room":
+        """Return room for both: the larger of the two numbers each."""
+        return Room(max(self.of_square, other.of_square), max(self.of_norm, other.of_norm))
 
 
 class GhostNorm(NamedTuple):
@@ -36,12 +76,12 @@ class GhostNorm(NamedTuple):
 
     squared: Tensor  # (examples,) squared norms, without room for rounding
     lengths: Tensor  # (examples,) sums of |left_t| |right_t|
-    room: float  # the share of lengths^2 to add to the squared norms
+    room: Room
     gradient: Tensor | None = None  # (examples, P, D) if it was formed and kept
 
     def raised(self) -> Tensor:
-        """Return the squared norms plus the bound on their rounding error, so none is too small."""
-        return self.squared + self.room * self.lengths.square()
+        """Return the squared norms, raised by the room so that none is too small."""
+        return self.room.raised(self.squared, self.lengths)
 
 
 class Rates(NamedTuple):
@@ -69,11 +109,11 @@ CHUNK_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}
 NARROW = 16
 
 ROOM = {
-    torch.float64: 2.0**-44,
     torch.float32: 2.0**-28,
     torch.float16: 2.0**-14,  # factors are rounded into the sum, by up to 2^-9 of a position
     torch.bfloat16: 2.0**-14,
 }
+DOUBLE_ROOM = 2.0**-40  # of squared norms in float64, by far enough for sums of 2^10 terms
 GRAM_ROOM = 2.0**-24  # times sqrt(width): inner products in float32, terms rounded at random
 REDUCED_ROOM = 2.0**-9  # for inner products by matrix units that round float32 to 11 bits or fewer
 
@@ -83,16 +123,17 @@ _VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
 _HAS_OUT_DTYPE = _VERSION >= (2, 8) and _VERSION != (2, 9)
 
 
-def ghost_norm(left: Tensor, right: Tensor) -> GhostNorm:
+def ghost_norm(left: Tensor, right: Tensor, *, bounded: bool = False) -> GhostNorm:
     """Return the norms of sum_t left_t right_t' by the cheapest way for this shape and device.
 
     left (examples, T, P) holds output gradients at T positions, right (examples, T, D) inputs. If
-    gradients are formed and kept, their norms need no margin for rounding, since the weighted sum
-    uses the very same numbers.
+    gradients are formed and kept, their norms need no room for rounding, since the weighted sum
+    uses the very same numbers. Norms of gradients that are not kept are computed in float64 if
+    `bounded`.
     """
     positions, outputs = left.shape[1:]
     inputs = right.shape[2]
-    is_fused = has_kernels(left)
+    is_fused = has_kernels(left) and not bounded
     way = cheapest_way(
         positions,
         inputs,
@@ -106,16 +147,19 @@ def ghost_norm(left: Tensor, right: Tensor) -> GhostNorm:
     if way == "keep":
         gradient = product(left.transpose(1, 2), right)
         squared = squared_norm(gradient)
-        return GhostNorm(squared, squared.sqrt(), 0.0, gradient)
-    share = room(left.dtype, gram=max(inputs, outputs) if way == "gram" else 0, fused=is_fused)
+        return GhostNorm(squared, squared.sqrt(), Room(0.0, 0.0), gradient)
+    widths = (inputs, outputs) if way == "gram" else ()
+    share = room(left.dtype, positions, widths=widths, fused=is_fused, bounded=bounded)
     if way == "gram" and is_fused:
         from tacit.training import gpu
 
         return GhostNorm(*gpu.gram_norms(right, left), share)
     size = positions**2 if way == "gram" else inputs * outputs
     norms_of = gram_norms if way == "gram" else _formed_norms
-    found = [norms_of(*chunk) for chunk in chunks(size, left, right)]
-    squared, lengths = map(torch.cat, zip(*found, strict=True))
+    found = [norms_of(*in_double(bounded, *chunk)) for chunk in chunks(size, left, right)]
+    squared, lengths = (
+        torch.cat(part).to(accumulator(left.dtype)) for part in zip(*found, strict=True)
+    )
     return GhostNorm(squared, lengths, share)
 
 
@@ -125,14 +169,27 @@ def gram_norms(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     Both come from the Gram matrices of left (examples, T, P) and right (examples, T, D): the second
     from their diagonals. The second is the scale of the rounding error.
     """
-    left, right = product(left, left.transpose(1, 2)), product(right, right.transpose(1, 2))
-    products = left * right
-    return products.sum((1, 2)), products.diagonal(dim1=1, dim2=2).sqrt().sum(1)
+    products = gram(left) * gram(right)
+    lengths = products.diagonal(dim1=1, dim2=2).sqrt().sum(1)
+    return block_sums(products.flatten(1)), lengths
+
+
+def gram(vectors: Tensor) -> Tensor:
+    """Return the inner products of vectors (examples, T, width), in at least float32.
+
+    The features are taken in blocks of `arithmetic.BLOCK`, so that no sum is long.
+    """
+    total: Tensor | None = None
+    for block in vectors.split(BLOCK, dim=2):
+        part = product(block, block.transpose(1, 2))
+        total = part if total is None else total.add_(part)
+    assert total is not None  # a layer has at least one feature
+    return total
 
 
 def _formed_norms(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     """Return what `gram_norms` returns, by forming each example's gradient."""
-    lengths = (norms_along(left, 2) * norms_along(right, 2)).sum(1)
+    lengths = (norms_of_vectors(left) * norms_of_vectors(right)).sum(1)
     return squared_norm(product(left.transpose(1, 2), right)), lengths
 
 
@@ -192,20 +249,42 @@ def has_kernels(tensor: Tensor) -> bool:
     return gpu.usable(tensor)
 
 
-def room(dtype: torch.dtype, *, gram: int = 0, fused: bool = False) -> float:
-    """Return the margin against rounding errors by which a squared norm is raised.
+def room(
+    dtype: torch.dtype,
+    positions: int,
+    *,
+    widths: tuple[int, ...] = (),
+    fused: bool = False,
+    bounded: bool = False,
+) -> Room:
+    """Return the room for rounding of a layer's norms; the module's docstring has the proof.
 
-    It is a fraction of B = (sum_t |g_t| |a_t|)^2, see the module's docstring. `gram` is the number
-    of terms of the inner products in the Gram matrices, 0 if the norm comes from a formed gradient.
-    `fused` means that our own kernels compute them, in full precision.
+    `widths` are the sizes of the vectors in the Gram matrices, empty if gradients are formed.
+    `fused` means that our own kernels compute the Gram matrices. `bounded` means that norms and
+    weighted sum are computed in float64; then the room limits how far positions may cancel.
     """
+    if bounded:
+        return Room(DOUBLE_ROOM, CANCELLATION)
     rounded = multiplied_in(dtype)
-    share = ROOM[rounded]
-    if not gram or dtype == torch.float64:
-        return share
-    if rounded != dtype and not fused:
-        return REDUCED_ROOM
-    return max(share, GRAM_ROOM * math.sqrt(max(gram, 16)))
+    if rounded != dtype and widths and not fused:
+        return Room(REDUCED_ROOM, 0.0)
+    if rounded not in UNIT or (fused and widths):
+        share = ROOM[rounded]
+        return Room(max(share, GRAM_ROOM * math.sqrt(max(*widths, 16))) if widths else share, 0.0)
+    if not widths:
+        return Room(0.0, _gamma(2 * positions + 3, rounded))
+    depth = sum(map(depth_in_blocks, widths)) + min(positions**2, BLOCK) + 4
+    return Room(_gamma(depth, rounded), _gamma(positions + 2, rounded))
+
+
+def _gamma(roundings: int, dtype: torch.dtype) -> float:
+    error = roundings * UNIT[dtype]
+    return error / (1 - error) if error < 0.5 else 1.0  # L itself bounds the norm
+
+
+def in_double(bounded: bool, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """Return the tensors in float64 if `bounded`, else as they are."""
+    return tuple(t.double() for t in tensors) if bounded else tensors
 
 
 def multiplied_in(dtype: torch.dtype) -> torch.dtype:
@@ -240,17 +319,20 @@ def cudnn_rounds() -> bool:
 
 
 def squared_norm(rows: Tensor) -> Tensor:
-    """Return the squared norm of each row (entry of the first axis), in at least float32."""
+    """Return the squared norm of each row (entry of the first axis), in at least float32.
+
+    Its relative error is that of `arithmetic.BLOCK` + 6 roundings, however long the row is.
+    """
     flat = rows.reshape(rows.shape[0], -1)
     if flat.shape[1] <= NARROW and not flat.is_cuda:
         flat = wide(flat)
         return (flat * flat).mv(flat.new_ones(flat.shape[1]))
-    return torch.linalg.vector_norm(flat, dim=1, dtype=accumulator(flat.dtype)).square()
+    return block_squares(flat)
 
 
-def norms_along(tensor: Tensor, dim: int) -> Tensor:
-    """Return the norms over the axis `dim`, in at least float32."""
-    return torch.linalg.vector_norm(tensor, dim=dim, dtype=accumulator(tensor.dtype))
+def norms_of_vectors(tensor: Tensor) -> Tensor:
+    """Return the norms over the last axis, in at least float32."""
+    return squared_norm(tensor.flatten(0, -2)).sqrt().view(tensor.shape[:-1])
 
 
 def wide(tensor: Tensor) -> Tensor:

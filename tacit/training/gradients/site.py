@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from tacit.training.gradients.factored import FactoredGradient
 
 
+UNSEEN = "a weight is computed from parameters in a way that torch does not show"
+
+
 class Unsupported(IncompatibleModel):
     """Raised if an engine cannot run a model that another engine may. Quotes no private value."""
 
@@ -105,6 +108,17 @@ class Site:
                 return layout
         return None
 
+    def detached(self, tensor: Tensor) -> Tensor:
+        """Return `tensor` without its autograd history; its gradient must be collected instead.
+
+        Raises `Unsupported` for a tensor whose gradient nobody would collect: one that needs a
+        gradient but is neither a parameter nor seen to be computed from parameters, such as the
+        result of a custom `autograd.Function`.
+        """
+        if tensor.requires_grad and not self.is_shared(tensor):
+            raise Unsupported(UNSEEN)
+        return tensor.detach()
+
     def require(self, batched: Tensor, *others: Tensor | None) -> Layout:
         """Return the layout of `batched`; raise `Declined` unless it alone holds examples."""
         layout = self.layout(batched)
@@ -157,7 +171,12 @@ class _OperationFunction(torch.autograd.Function):
         # derivatives (`create_graph=True`) would silently lose that part of its gradient.
         if torch.is_grad_enabled():
             raise Unsupported("the loss differentiates the model itself")
-        found = ctx.operation.backward(ctx.saved_tensors, ctx.needs_input_grad[2:], *grads)
+        needs = ctx.needs_input_grad[2:]
+        found = ctx.operation.backward(ctx.saved_tensors, needs, *grads)
+        # The shared tensors were detached, so whatever autograd still needs a gradient for must
+        # get one here: without it, the parameters behind that argument would silently get zero.
+        if any(need and g is None for need, g in zip_longest(needs, found)):
+            raise Unsupported(UNSEEN)
         pairs = zip_longest(found, ctx.dtypes)
         return None, None, *(None if g is None else g.to(dtype) for g, dtype in pairs)
 

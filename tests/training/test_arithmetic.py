@@ -1,0 +1,470 @@
+"""Rounding: no record contributes more than the clip norm, no lot hides a larger sensitivity.
+
+The search for a violation uses lots that are crafted against floating-point sums: terms that are
+rounded away or doubled depending on one other record, sums that cancel, tiny terms beside huge
+ones, in orders chosen to hurt, and random changes of them that are kept if they make it worse.
+"""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import nn
+
+from tacit import sampling
+from tacit.training import Flat, clipped_sum
+from tacit.training.arithmetic import (
+    TAIL,
+    arithmetic_of,
+    block_squares,
+    block_sums,
+    finished,
+    largest_lot,
+    sum_error,
+)
+from tacit.training.engines import ENGINES, TracedLotSum
+from tacit.training.gradients import ghost_norm
+
+WAYS = ["gram", "keep", "drop"]
+
+
+def outputs_times(model, batch):
+    """A loss whose gradient by the output is the second part of the batch."""
+    x, g = batch
+    return (model(x) * g).flatten(1).sum(1)
+
+
+def equal(n):
+    return torch.full((1,), 1 / 3).expand(1, n)
+
+
+def stairs(n):
+    """Blocks of numbers, each a hundred times larger than the one before."""
+    return (10.0 ** torch.arange(-6, 4, 2)).repeat_interleave(-(-n // 5))[:n].view(1, n)
+
+
+def just_above_half_an_ulp(n):
+    """Squares that are rounded up when they are added to the square of the first number."""
+    rows = torch.full((1, n), 2.0**-12 * (1 + 2.0**-9))
+    rows[0, 0] = 1.0
+    return rows
+
+
+def exact_square(row):
+    return sum(float(part.double().square().sum()) for part in row.flatten().split(2**20))
+
+
+# Norms --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [equal, stairs, just_above_half_an_ulp], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("n", [1, 127, 128, 129, 100_003, 10_000_000])
+def test_the_norm_routine_is_right_for_long_rows(make, n):
+    row = make(n)
+    found, expected = float(ghost_norm.squared_norm(row)), exact_square(row)
+    assert abs(found / expected - 1) <= 134 * 2.0**-24
+    factor = float(Flat(1.0).factors(ghost_norm.squared_norm(row).view(1, 1) * 1e12)) * 1e6
+    assert factor * math.sqrt(expected) <= 1 + 1e-6
+
+
+def test_the_plain_routine_is_not():
+    row = equal(10_000_000).contiguous()
+    plain = float(torch.linalg.vector_norm(row, dim=1).square())
+    assert plain < 0.99 * exact_square(row)  # 1.6 percent are missing
+
+
+@pytest.mark.slow  # 1e9 numbers, in views that hold one
+def test_a_record_of_a_billion_numbers_stays_within_the_clip_norm():
+    row = equal(10**9)
+    squared = block_squares(row)
+    factor = float(Flat(1.0).factors(squared.view(1, 1)))
+    assert factor * math.sqrt(1e9) * float(row[0, 0]) <= 1 + 1e-6
+    # Streamed in pieces of other kinds, as the parameters of one large model.
+    generator = torch.Generator().manual_seed(0)
+    pieces, exact = [], 0.0
+    for number in range(100):
+        piece = torch.randn(1, 10**7, generator=generator) if number % 2 else stairs(10**7)
+        pieces.append(block_squares(piece))
+        exact += exact_square(piece)
+    squared = torch.stack(pieces).sum(0, dtype=torch.float64).float()
+    factor = float(Flat(1.0).factors(squared.view(1, 1)))
+    assert factor * math.sqrt(exact) <= 1 + 1e-6
+
+
+@pytest.mark.parametrize("n", [5, 128, 1_000, 70_000])
+def test_sums_in_blocks_are_right(n):
+    rows = torch.rand(3, n, generator=torch.Generator().manual_seed(n)) + 0.5
+    assert torch.allclose(block_sums(rows).double(), rows.double().sum(1), rtol=130 * 2.0**-24)
+
+
+# Contributions ------------------------------------------------------------------------------------
+
+
+def crafted(kind, positions, inputs, outputs):
+    """One record with long equal vectors, or with positions that cancel all but a little."""
+    torch.manual_seed(0)
+    x = torch.full((1, positions, inputs), 1 / 3)
+    g = torch.full((1, positions, outputs), 7.0)
+    if kind == "canceling":
+        signs = torch.ones(positions)
+        signs[1::2] = -1
+        g = 1e4 * torch.randn(1, 1, outputs) * signs.view(1, -1, 1)
+        g = g + 1e-3 * torch.randn(1, positions, outputs)
+    elif kind == "random":
+        x, g = torch.randn_like(x), 100 * torch.randn_like(g)
+    return x, g
+
+
+def contribution(sums):
+    return math.sqrt(sum(exact_square(value) for value in sums.values()))
+
+
+@pytest.mark.parametrize("bounded", [False, True], ids=["fast", "bounded"])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", ["equal", "canceling", "random"])
+@pytest.mark.parametrize("sizes", [(1, 100_000, 1), (2, 10_000, 3), (100, 40, 60)], ids=str)
+def test_book_keeping_contributes_at_most_the_clip_norm(sizes, kind, way, bounded, monkeypatch):
+    monkeypatch.setattr(ghost_norm, "cheapest_way", lambda *_, **__: way)
+    _, inputs, outputs = sizes
+    x, g = crafted(kind, *sizes)
+    linear = nn.Linear(inputs, outputs, bias=False)
+    pointwise = nn.Conv1d(inputs, outputs, 1, bias=False)
+    convolved = (x.transpose(1, 2).contiguous(), g.transpose(1, 2).contiguous())
+    for model, batch in ((linear, (x, g)), (pointwise, convolved)):
+        options = {"engine": "bookkeeping", "bounded": bounded}
+        found = clipped_sum(model, outputs_times, batch, Flat(1.0), **options).sums
+        assert 0 < contribution(found) <= 1 + 1e-6
+
+
+@pytest.mark.parametrize("engine", ["vmap", "loop", "traced"])
+@pytest.mark.parametrize("inputs", [100_000, pytest.param(10_000_000, marks=pytest.mark.slow)])
+def test_engines_that_form_gradients_contribute_at_most_the_clip_norm(engine, inputs):
+    model = nn.Linear(inputs, 1, bias=False)
+    batch = torch.full((1, inputs), 1 / 3), torch.full((1, 1), 7.0)
+    if engine == "traced":
+        found = TracedLotSum(model, outputs_times).clipped_sum([batch], Flat(1.0)).sums
+    else:
+        found = clipped_sum(model, outputs_times, batch, Flat(1.0), engine=engine).sums
+    assert 0.9999 < contribution(found) <= 1 + 1e-6
+
+
+@pytest.mark.slow  # compiles
+@pytest.mark.parametrize("bounded", [False, True])
+def test_a_compiled_sum_contributes_at_most_the_clip_norm(bounded):
+    from tacit.training.gpu import CompiledSum
+
+    for sizes in ((1, 100_000, 1), (100, 40, 60)):
+        for kind in ("equal", "canceling"):
+            x, g = crafted(kind, *sizes)
+            model = nn.Linear(sizes[1], sizes[2], bias=False)
+            compiled = CompiledSum(model, outputs_times, Flat(1.0), bounded=bounded)
+            found = compiled((x, g), torch.ones(1)).sums
+            assert 0 < contribution(found) <= 1 + 1e-6
+
+
+@pytest.mark.parametrize("clip_norm", [1e-25, 1e-12])
+def test_a_tiny_clip_norm_bounds_squares_below_the_range_of_float32(clip_norm):
+    batch = torch.full((1, 1000), 1e-22), torch.ones(1, 1)
+    for engine in ENGINES:
+        found = clipped_sum(
+            nn.Linear(1000, 1, bias=False), outputs_times, batch, Flat(clip_norm), engine=engine
+        )
+        assert contribution(found.sums) <= clip_norm * (1 + 1e-6)
+
+
+# Lots ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("n", "rate"), [(10, 0.5), (100, 1.0), (1_000, 1e-6), (60_000, 0.07), (10**9, 1e-6), (7, 0.0)]
+)
+def test_a_lot_exceeds_its_bound_with_a_probability_below_the_stated_one(n, rate):
+    bound = largest_lot(sampling.Poisson(rate), n)
+    assert stats.binom.logsf(bound, n + 1, rate) <= math.log(TAIL)
+    assert bound <= n + 1
+    steps = sampling.RandomAllocation(50)
+    assert stats.binom.logsf(largest_lot(steps, n), n + 1, 1 / 50) <= math.log(TAIL)
+
+
+def test_samplers_with_a_largest_lot_need_no_tail():
+    assert largest_lot(sampling.TruncatedPoisson(0.5, 60, 100), 100) == 60
+    assert largest_lot(sampling.FixedSize(7, 100), 100) == 7
+    assert largest_lot(sampling.Shuffle(3, 100, unamplified=True), 100) == 34
+    assert largest_lot(object(), 100) == 101
+
+
+# The sensitivity of computed sums -----------------------------------------------------------------
+
+
+def doubling_lot(size):
+    """Terms just above half an ulp of `size`, and one ulp of anything below it.
+
+    A sum that reaches `size` first counts each of the terms twice. One record decides which.
+    """
+    ones = torch.ones(size - 1)
+    terms = torch.full((size,), size * 2.0**-24 * (1 + 2.0**-10))
+    return torch.cat([ones, terms])
+
+
+def swallowing_lot(size):
+    """Terms below half an ulp of the sum so far, which are lost one by one."""
+    return torch.cat([torch.ones(size), torch.full((size,), size * 2.0**-25)])
+
+
+def canceling_lot(size):
+    signs = torch.ones(size)
+    signs[1::2] = -1
+    return torch.cat([signs, signs * 2.0**-20, torch.full((size,), 2.0**-24)])
+
+
+LOTS = {f.__name__: f for f in (doubling_lot, swallowing_lot, canceling_lot)}
+
+
+def test_a_plain_sum_of_float32_moves_by_two_clip_norms():
+    lot = doubling_lot(4096).numpy()
+    without = np.add.accumulate(lot)[-1]
+    with_one = np.add.accumulate(np.concatenate([np.ones(1, np.float32), lot]))[-1]
+    assert with_one - without > 1.99
+
+
+def computed(engine, rows, *, chunk=None):
+    """The sum of clipped rows (examples, width) as it is released, in float64."""
+    model = nn.Linear(rows.shape[1], 1, bias=False)
+    options = {"engine": engine, "bounded": True, "chunk": chunk}
+    batch = rows, torch.ones(len(rows), 1)
+    found = clipped_sum(model, outputs_times, batch, Flat(1.0), **options).sums["weight"]
+    return finished(found, model.weight).double().flatten()
+
+
+def moved(engine, rows, extra, **options):
+    both = torch.cat([extra.view(1, -1), rows])
+    return float((computed(engine, both, **options) - computed(engine, rows, **options)).norm())
+
+
+@pytest.mark.parametrize("engine", ["bookkeeping", pytest.param("vmap", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", LOTS)
+@pytest.mark.parametrize("order", ["as crafted", "reversed", "shuffled"])
+def test_crafted_lots_move_by_one_clip_norm(name, order, engine):
+    lot = LOTS[name](2048)
+    if order == "reversed":
+        lot = lot.flip(0)
+    elif order == "shuffled":
+        lot = lot[torch.randperm(len(lot), generator=torch.Generator().manual_seed(0))]
+    eta = sum_error(len(lot) + 1, forms_gradients=engine != "bookkeeping")
+    for width in (1, 3):
+        rows = lot.view(-1, 1).expand(-1, width) / math.sqrt(width)
+        for chunk in (None, 100):
+            extra = torch.full((width,), 1 / math.sqrt(width))
+            assert moved(engine, rows, extra, chunk=chunk) <= 1 + eta
+
+
+@pytest.mark.slow  # one backward for each of thousands of examples
+@pytest.mark.parametrize("name", LOTS)
+def test_crafted_lots_move_the_loop_by_one_clip_norm(name):
+    rows = LOTS[name](1024).view(-1, 1)
+    eta = sum_error(len(rows) + 1, forms_gradients=True)
+    assert moved("loop", rows, torch.ones(1)) <= 1 + eta
+
+
+def change(rows, rng):
+    """Change some of the rows at random: their order, size, sign, or last bits."""
+    rows = rows.clone()
+    some = torch.from_numpy(rng.integers(0, len(rows), size=max(1, len(rows) // 20)))
+    kind = rng.integers(0, 5)
+    if kind == 0:
+        rows[some] = rows[some[torch.from_numpy(rng.permutation(len(some)))]]
+    elif kind == 1:
+        rows[some] *= float(2.0 ** rng.integers(-30, 4))
+    elif kind == 2:
+        rows[some] *= -1
+    elif kind == 3:
+        rows[some] *= 1 + float(rng.normal()) * 2.0**-22
+    else:
+        rows[some] = torch.from_numpy(rng.normal(size=rows[some].shape)).float()
+    return rows
+
+
+@pytest.mark.parametrize("engine", ["bookkeeping", "vmap"])
+@pytest.mark.parametrize(
+    ("size", "rounds"), [(300, 12), pytest.param(2_000, 1_000, marks=pytest.mark.slow)]
+)
+def test_a_search_over_lots_finds_no_violation(engine, size, rounds):
+    rng = np.random.default_rng(0)
+    eta = sum_error(3 * size + 1, forms_gradients=engine != "bookkeeping")
+    worst = 0.0
+    for width, name in ((1, "doubling_lot"), (2, "canceling_lot"), (5, "swallowing_lot")):
+        best = LOTS[name](size).view(-1, 1).expand(-1, width) / math.sqrt(width)
+        extra, reach = torch.full((width,), 1 / math.sqrt(width)), 0.0
+        for _ in range(rounds):
+            tried = change(best, rng)
+            tried = tried[: 3 * size]
+            found = moved(engine, tried, extra)
+            if found >= reach:
+                best, reach = tried, found
+        worst = max(worst, reach)
+    assert 0.99 < worst <= 1 + eta
+
+
+def position_sum(x, g):
+    """The bounded sum of a layer with positions, in float64 after its release."""
+    model = nn.Linear(x.shape[2], g.shape[2], bias=False)
+    options = {"engine": "bookkeeping", "bounded": True}
+    found = clipped_sum(model, outputs_times, (x, g), Flat(1.0), **options).sums["weight"]
+    return finished(found, model.weight).double()
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("size", [1.0, 1e3, 1e6])
+def test_positions_that_cancel_do_not_raise_the_sensitivity(way, size, monkeypatch):
+    # The terms of each example are up to 1e6 times longer than its contribution.
+    monkeypatch.setattr(ghost_norm, "cheapest_way", lambda *_, **__: way)
+    torch.manual_seed(0)
+    examples, positions = 200, 8
+    x = torch.randn(examples, 1, 6).expand(-1, positions, -1) + 1e-3
+    signs = torch.tensor([1.0, -1.0]).repeat(positions // 2).view(1, -1, 1)
+    g = size * torch.randn(examples, 1, 4) * signs + torch.randn(examples, positions, 4)
+    eta = sum_error(examples, forms_gradients=False)
+    whole = position_sum(x, g)
+    for left_out in (0, 77, examples - 1):
+        rest = torch.arange(examples) != left_out
+        assert float((whole - position_sum(x[rest], g[rest])).norm()) <= 1 + eta
+
+
+def test_a_whole_step_moves_by_one_clip_norm(problem):
+    # Through the public interface: microbatches of 7, every record in the lot, no noise.
+    lot = torch.cat([torch.ones(1), doubling_lot(256)]).view(-1, 1)
+
+    def release(x):
+        model = nn.Linear(1, 1, bias=False)
+        run = problem(
+            model=model,
+            data=(x, torch.ones(len(x), 1)),
+            loss_fn=outputs_times,
+            batch_size=len(lot),
+            n_records=len(lot),
+            sampler=sampling.Poisson(1.0),
+            noise_multiplier=0,
+            steps=1,
+            arithmetic="bounded",
+            max_microbatch=7,
+            check=False,
+        ).private
+        for batch in run:
+            run.step(batch)
+        return float(model.weight.grad.double()) * len(lot), run.arithmetic
+
+    (more, arithmetic), (less, _) = release(lot), release(lot[1:])
+    slack = 2.0**-23 * len(lot)  # of p.grad, the mean in float32, which is after the release
+    assert more - less <= 1 + arithmetic.eta + slack
+
+
+# Bounded mode gives the same sums -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_bounded_sums_are_the_clipped_sums(way, monkeypatch):
+    monkeypatch.setattr(ghost_norm, "cheapest_way", lambda *_, **__: way)
+    torch.manual_seed(0)
+    layers = [
+        (nn.Linear(5, 3), (6, 4, 5)),
+        (nn.Linear(5, 3), (6, 5)),
+        (nn.Conv2d(4, 6, 3, groups=2), (6, 4, 7, 7)),
+        (nn.Conv2d(16, 32, 3, stride=2, padding=1), (6, 16, 7, 7)),
+        (nn.Conv1d(32, 4, 3), (6, 32, 7)),
+        (nn.ConvTranspose1d(4, 2, 3), (6, 4, 7)),
+        (nn.ConvTranspose2d(4, 6, 3, 2, 1, output_padding=1, groups=2), (6, 4, 5, 5)),
+        (nn.Conv3d(2, 3, (1, 2, 3), padding=(0, 1, 1)), (6, 2, 3, 4, 5)),
+        (nn.GroupNorm(2, 4), (6, 4, 5)),
+        (nn.Embedding(9, 4), (6, 3)),
+    ]
+    for model, shape in layers:
+        x = torch.randint(0, 9, shape) if isinstance(model, nn.Embedding) else torch.randn(shape)
+        batch = x, torch.randn_like(model(x))
+        expected = clipped_sum(model, outputs_times, batch, Flat(0.5), engine="loop").sums
+        found = clipped_sum(
+            model, outputs_times, batch, Flat(0.5), engine="bookkeeping", bounded=True
+        ).sums
+        for name, value in expected.items():
+            assert found[name].dtype == torch.float64
+            assert float((found[name] - value).norm()) <= 5e-3 * float(value.norm())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("kind", ["equal", "random"])
+def test_bounded_sums_of_other_dtypes_stay_within_the_clip_norm(dtype, kind):
+    x, g = (t.to(dtype) for t in crafted(kind, 16, 40, 60))
+    model = nn.Linear(40, 60, bias=False).to(dtype)
+    options = {"engine": "bookkeeping", "bounded": True}
+    found = clipped_sum(model, outputs_times, (x, g), Flat(1.0), **options).sums
+    assert 0 < contribution(found) <= 1 + 1e-6
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("sizes", [(1, 100_000, 1), (16, 768, 48), (100, 40, 60)], ids=str)
+def test_bounded_sums_on_a_gpu(sizes, compiled):
+    from tacit.training.gpu import CompiledSum
+
+    torch.manual_seed(0)
+    model = nn.Linear(sizes[1], sizes[2], bias=False).cuda()
+    for kind in ("equal", "canceling", "random"):
+        one = crafted(kind, *sizes)
+        batch = tuple(torch.cat([t, torch.randn(7, *t.shape[1:])]).cuda() for t in one)
+        alone, rest = (tuple(t[part] for t in batch) for part in (slice(1), slice(1, None)))
+
+        def total(batch):
+            if not compiled:
+                options = {"engine": "bookkeeping", "bounded": True}
+                return clipped_sum(model, outputs_times, batch, Flat(1.0), **options).sums
+            run = CompiledSum(model, outputs_times, Flat(1.0), bounded=True)
+            return run(batch, torch.ones(len(batch[0]), device="cuda")).sums
+
+        assert 0 < contribution(total(alone)) <= 1 + 1e-6
+        whole, without = total(batch)["weight"], total(rest)["weight"]
+        assert whole.dtype == torch.float64
+        assert float((whole - without).norm()) <= 1 + sum_error(8, forms_gradients=False)
+        expected = clipped_sum(model, outputs_times, batch, Flat(1.0), engine="loop").sums["weight"]
+        assert float((whole - expected).norm()) <= 0.05 * float(expected.norm()) + 1e-3
+
+
+# What a run says ----------------------------------------------------------------------------------
+
+
+def test_bounded_arithmetic_is_within_a_thousandth_at_lots_of_4096():
+    lot = largest_lot(sampling.Poisson(4096 / 60_000), 60_000)
+    assert 4096 < lot < 5000
+    for forms_gradients in (True, False):
+        assert sum_error(lot, forms_gradients=forms_gradients, ranks=8) <= 1e-3
+
+
+def test_eta_grows_with_the_lot_and_never_becomes_negative():
+    etas = [sum_error(n, forms_gradients=False) for n in (1, 10, 10**4, 10**6, 10**9, 10**16)]
+    assert etas == sorted(etas)
+    assert etas[0] > 0
+
+
+def test_a_run_says_what_is_proved(problem):
+    fast, bounded = problem().private, problem(arithmetic="bounded").private
+    assert fast.arithmetic.eta is None
+    assert "not bounded" in str(fast.arithmetic)
+    assert 0 < bounded.arithmetic.eta < 1e-3
+    assert f"{bounded.arithmetic.eta:.1e}" in bounded.arithmetic.text
+    for options in ({"engine": "loop"}, {"engine": "vmap"}, {"isolation": "strict"}):
+        assert 0 < problem(**options).private.arithmetic.eta <= bounded.arithmetic.eta
+    with pytest.raises(ValueError, match="arithmetic must be"):
+        problem(arithmetic="exact")
+
+
+def test_noise_is_larger_by_the_stated_factor(problem):
+    run = problem(arithmetic="bounded", n=64, batch_size=16).private
+    seen = []
+    run._noise.release_into = lambda _, __, scales, **___: seen.extend(scales)
+    run.step(next(iter(run)))
+    assert set(seen) == {1.0 + run.arithmetic.eta}
+    assert run.arithmetic.noise_factor == 1 + run.arithmetic.eta
+
+
+def test_a_sum_without_a_proof_leaves_the_noise_as_it_is():
+    assert arithmetic_of("fast", largest_lot=100, ranks=1).noise_factor == 1.0
