@@ -18,22 +18,20 @@ TORCH = "torch.nn"
 SEQUENTIAL = "Sequential"
 MOST_LAYERS = 1000
 
-LAYERS = frozenset(
-    """
-    Linear Identity Flatten Unflatten Embedding EmbeddingBag
-    Conv1d Conv2d Conv3d ConvTranspose1d ConvTranspose2d ConvTranspose3d
-    MaxPool1d MaxPool2d MaxPool3d AvgPool1d AvgPool2d AvgPool3d LPPool1d LPPool2d
-    AdaptiveAvgPool1d AdaptiveAvgPool2d AdaptiveAvgPool3d
-    AdaptiveMaxPool1d AdaptiveMaxPool2d AdaptiveMaxPool3d
-    GroupNorm LayerNorm RMSNorm InstanceNorm1d InstanceNorm2d InstanceNorm3d LocalResponseNorm
-    ReLU ReLU6 LeakyReLU PReLU RReLU ELU CELU SELU GELU SiLU Mish Hardswish Hardsigmoid Hardtanh
-    Hardshrink Softshrink Tanhshrink Threshold Sigmoid LogSigmoid Tanh Softplus Softsign GLU
-    Softmax LogSoftmax Softmin Dropout Dropout1d Dropout2d Dropout3d AlphaDropout
-    PixelShuffle PixelUnshuffle Upsample ChannelShuffle ZeroPad1d ZeroPad2d ZeroPad3d
-    ConstantPad1d ConstantPad2d ConstantPad3d ReflectionPad1d ReflectionPad2d ReplicationPad1d
-    ReplicationPad2d
-    """.split()
+_NAMES = (
+    "Linear Identity Flatten Unflatten Embedding EmbeddingBag Conv1d Conv2d Conv3d "
+    "ConvTranspose1d ConvTranspose2d ConvTranspose3d MaxPool1d MaxPool2d MaxPool3d AvgPool1d "
+    "AvgPool2d AvgPool3d LPPool1d LPPool2d AdaptiveAvgPool1d AdaptiveAvgPool2d "
+    "AdaptiveAvgPool3d AdaptiveMaxPool1d AdaptiveMaxPool2d AdaptiveMaxPool3d GroupNorm "
+    "LayerNorm RMSNorm InstanceNorm1d InstanceNorm2d InstanceNorm3d LocalResponseNorm ReLU "
+    "ReLU6 LeakyReLU PReLU RReLU ELU CELU SELU GELU SiLU Mish Hardswish Hardsigmoid Hardtanh "
+    "Hardshrink Softshrink Tanhshrink Threshold Sigmoid LogSigmoid Tanh Softplus Softsign GLU "
+    "Softmax LogSoftmax Softmin Dropout Dropout1d Dropout2d Dropout3d AlphaDropout "
+    "PixelShuffle PixelUnshuffle Upsample ChannelShuffle ZeroPad1d ZeroPad2d ZeroPad3d "
+    "ConstantPad1d ConstantPad2d ConstantPad3d ReflectionPad1d ReflectionPad2d "
+    "ReplicationPad1d ReplicationPad2d "
 )
+LAYERS = frozenset(_NAMES.split())
 
 
 def is_listed(module: str) -> bool:

@@ -361,9 +361,7 @@ class Recipe:
                     raise ValueError(f"[[at]] has epsilon, features and training, not {section!r}.")
 
     @classmethod
-    def parse(
-        cls, text: str, *, method: str = "dp-sgd", trust_code: Collection[str] = ()
-    ) -> Self:
+    def parse(cls, text: str, *, method: str = "dp-sgd", trust_code: Collection[str] = ()) -> Self:
         """Return the recipe in TOML text; `method` applies if the text names no method.
 
         The text may name a class of `layer_table` as its model. Any other module raises

@@ -2,12 +2,26 @@
 
 `Ledger` is the object to use. `filter` has the rule that keeps the budget, and its proof;
 `entry_cost` what an event adds to each measure of the filter; `store` the file; `verify` the check
-of a whole file.
+of a whole file; `witness` the memory outside the file that reveals an old copy.
 """
 
 from tacit.ledger.filter import Budget, Remaining
-from tacit.ledger.ledger import Ledger, Plan
+from tacit.ledger.ledger import Epsilons, Ledger, Plan
 from tacit.ledger.store import Entry
 from tacit.ledger.verify import Verification
+from tacit.ledger.witness import FileWitness, Mark, ServerWitness, Witness, serve
 
-__all__ = ["Budget", "Entry", "Ledger", "Plan", "Remaining", "Verification"]
+__all__ = [
+    "Budget",
+    "Entry",
+    "Epsilons",
+    "FileWitness",
+    "Ledger",
+    "Mark",
+    "Plan",
+    "Remaining",
+    "ServerWitness",
+    "Verification",
+    "Witness",
+    "serve",
+]
