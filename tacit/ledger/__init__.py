@@ -5,9 +5,10 @@
 of a whole file; `witness` the memory outside the file that reveals an old copy.
 """
 
+from tacit.ledger.chain import Entry
 from tacit.ledger.filter import Budget, Remaining
-from tacit.ledger.ledger import Epsilons, Ledger, Plan
-from tacit.ledger.store import Entry
+from tacit.ledger.ledger import Epsilons, Ledger
+from tacit.ledger.reserved_plan import Plan
 from tacit.ledger.verify import Verification
 from tacit.ledger.witness import FileWitness, Mark, ServerWitness, Witness, serve
 

@@ -5,9 +5,10 @@ from typing import NamedTuple, NoReturn
 
 from tacit.errors import LedgerError
 from tacit.events import Event, Relation, from_json
+from tacit.ledger.chain import LedgerRow, Totals, chained, entry_of, genesis
 from tacit.ledger.entry_cost import Cost, price
 from tacit.ledger.filter import Budget, Filter, copies_fit
-from tacit.ledger.store import LedgerRow, Store, Totals, chained, entry_of, genesis
+from tacit.ledger.store import Store
 
 _PRICE_SLACK = 1e-6
 """Relative difference of prices that is accepted, since accountants may differ by version."""

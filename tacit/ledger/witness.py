@@ -19,7 +19,7 @@ from collections.abc import Generator
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
@@ -44,7 +44,7 @@ class Mark(NamedTuple):
     def from_json(text: str) -> "Mark":
         """Return the mark that `to_json` wrote; raise `LedgerError` for anything else."""
         try:
-            data = cast("Any", json.loads(text))  # Any: JSON values
+            data = json.loads(text)
             mark = Mark(data["ledger"], data["entries"], data["hash"])
         except (ValueError, KeyError, TypeError, RecursionError):
             raise LedgerError("the witness does not hold the mark of a ledger.") from None
