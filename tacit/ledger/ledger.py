@@ -27,6 +27,7 @@ from tacit.ledger.chain import (
     Total,
     Totals,
     entry_of,
+    genesis,
     key_check,
     now,
 )
@@ -168,6 +169,8 @@ class Ledger:
             raise
         self._filter: Filter | None = None
         self._attempt: _Attempt | None = None
+        self.used: set[int] = set()
+        """Numbers of the entries that this object has paid or resumed."""
 
     @property
     def path(self) -> Path | None:
@@ -217,12 +220,14 @@ class Ledger:
             rows = self._store.rows("id = ? AND kind = 'plan'", (whole(plan_id=plan_id),))
         if not rows:
             raise LedgerError(f"the ledger has no plan {plan_id}. See history().")
+        self.used.add(rows[0].id)
         return Plan(self._store, entry_of(rows[0]), claim=claim)
 
-    def history(self) -> list[Entry]:
-        """Return all payments, oldest first."""
+    def history(self, *, head: str | None = None) -> list[Entry]:
+        """Return all payments, oldest first; with the hash `head` of a row, those up to it."""
         with self._store.reading():
-            return [entry_of(row) for row in self._store.rows(PAYMENTS)]
+            rows = self._store.rows(f"{PAYMENTS} AND id <= ?", (self._row_of(head),))
+            return [entry_of(row) for row in rows]
 
     def seal(self, note: str) -> str | None:
         """Append a row that costs nothing and holds `note`; return its hash.
@@ -395,6 +400,7 @@ class Ledger:
             note = self._attempt.note(note)
             for entry in self.history():
                 if (entry.note, entry.event, entry.partition or "") == (note, event, label):
+                    self.used.add(entry.id)
                     return entry
         while True:
             known = self._known_filter()
@@ -425,6 +431,7 @@ class Ledger:
                 totals.add(connection, label, cost)
                 if kind == "plan":
                     connection.execute("INSERT INTO progress VALUES (?, ?, 0)", (row.id, steps))
+            self.used.add(row.id)
             where = label or None
             return Entry(row.id, row.time, kind, event, note, where, steps, cost, row.hash)
 
@@ -481,6 +488,8 @@ class Ledger:
         """Return the number of the row with hash `head`; None stands for the last row."""
         if head is None:
             return self._store.head()[0]
+        if head == genesis(self._store.settings, self._store.key):
+            return 0
         rows = self._store.rows("hash = ?", (head,))
         if not rows:
             raise LedgerError(f"the ledger {self.path} has no row with the given head.")
