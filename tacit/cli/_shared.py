@@ -1,5 +1,6 @@
 """Code that several verbs share: option types, DP-SGD as an event, training, printing."""
 
+import hashlib
 import json
 import math
 import re
@@ -18,6 +19,7 @@ from tacit.sampling import Poisson
 
 if TYPE_CHECKING:
     from tacit.experiments import Facts, Recipe
+    from tacit.ledger import Ledger
 
 
 _STEERING = re.compile("[\\x7f-\\x9f\\u061c\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u2069\\ufeff]")
@@ -140,6 +142,25 @@ def train_and_print(
         print_json(_outcome(facts, folder, written))
     else:
         _print_outcome(facts, folder, written)
+
+
+@contextmanager
+def paying(
+    path: Path | None, seed: int | None, *, files: list[Path], settings: object
+) -> Iterator["tuple[Ledger | None, int | None]"]:
+    """Open the ledger at `path`, and yield it with the seed of the noise.
+
+    If the command is killed after it has paid, and is started again with the same `files` and
+    `settings`, it repeats the same noise and pays nothing (`tacit.ledger.paid_once`).
+    """
+    from tacit.ledger import Ledger, paid_once
+
+    if path is None:
+        yield None, seed
+        return
+    parts = [hashlib.sha256(file.read_bytes()).digest() for file in files]
+    with Ledger(path) as ledger, paid_once(ledger, *parts, repr(settings).encode()) as fresh:
+        yield ledger, fresh if seed is None else seed
 
 
 @contextmanager

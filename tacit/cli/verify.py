@@ -50,7 +50,9 @@ def verify(
         claim, issuer = found.certificate["claim"], found.certificate.get("issuer")
         epsilon = math.inf if claim["epsilon"] is None else claim["epsilon"]
         stated = f"epsilon {shared.round_up(epsilon)} at delta {claim['delta']:g}"
-        signed = f", signed by {issuer} (key {found.key})" if found.key else ""
+        signed = f", signed by {issuer} (key {found.key})" if found.key and key else ""
+        if found.key and not key:
+            signed = f". It names {issuer} as issuer; only --key can prove that"
         typer.secho(f"{found.word}: ", fg="green" if key else "yellow", nl=False)
         typer.echo(printable(f"{stated}, {found.certificate['title']}{signed}"))
     if found.problems:
