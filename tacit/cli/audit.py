@@ -20,6 +20,7 @@ def audit(
     ] = 0.95,
     data: shared.Root = None,
     seed: shared.Seed = None,
+    trust_code: shared.TrustCode = None,
     page: shared.WithPage = True,
     as_json: shared.AsJson = False,
 ) -> None:
@@ -31,9 +32,18 @@ def audit(
 
     Example: tacit audit runs/digits-epsilon-3
     """
-    from tacit.experiments import audit_run
+    from tacit.experiments import RunFolder, audit_run
+    from tacit.report import require_consistent
 
-    found = audit_run(folder, n_canaries=canaries, confidence=confidence, root=data, seed=seed)
+    require_consistent(RunFolder(folder))
+    found = audit_run(
+        folder,
+        n_canaries=canaries,
+        confidence=confidence,
+        root=data,
+        seed=seed,
+        trust_code=trust_code or (),
+    )
     if page:
         shared.write_page(folder)
     if as_json:

@@ -1,4 +1,4 @@
-"""`tacit ledger show|verify|export FILE`: read a ledger without changing it.
+"""`tacit ledger show|verify|export|witness`: read a ledger without changing it; keep a witness.
 
 Exit codes: 0 done; 1 `verify` found the file damaged; 2 another error.
 """
@@ -11,9 +11,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tacit._untrusted import printable
 from tacit.cli._shared import AsJson, print_json, round_up
 from tacit.errors import LedgerError
-from tacit.ledger import Entry, Ledger
+from tacit.ledger import Entry, Epsilons, Ledger, serve
 
 app = typer.Typer(
     add_completion=False,
@@ -38,6 +39,7 @@ def show(
         history = ledger.history()
         at = delta if delta is not None else (ledger.budget.delta if ledger.budget else None)
         spent = None if at is None else ledger.epsilon(delta=at)
+        three = ledger.epsilons(delta=at) if at else None
         left = ledger.remaining()
     if as_json:
         budget = ledger.budget
@@ -47,6 +49,7 @@ def show(
                 "relation": str(ledger.relation),
                 "unit": ledger.unit,
                 "spent": None if at is None else {"epsilon": spent, "delta": at},
+                "epsilons": three and {**three._asdict(), "delta": at},
                 "left": left._asdict() if budget else None,
                 "entries": [entry.to_dict() for entry in history],
             }
@@ -54,26 +57,38 @@ def show(
         return
     console = Console()
     console.print(_table(file, history))
-    console.print(Text(f"Budget: {ledger.budget or 'none'} ({ledger.relation}, per {ledger.unit})"))
+    unit = printable(ledger.unit)
+    console.print(Text(f"Budget: {ledger.budget or 'none'} ({ledger.relation}, per {unit})"))
     if spent is not None:
         console.print(Text(f"Spent:  epsilon {round_up(spent)} at delta {at:g}"))
+    if three is not None:
+        console.print(Text(_three(three)))
     if ledger.budget:
         console.print(Text(f"Left:   {left}"))
 
 
 @app.command(epilog="Example: tacit ledger verify clinic.ledger")
-def verify(file: _File, as_json: AsJson = False) -> None:
-    """Check that the file is undamaged: its structure, hashes, totals, prices and budget."""
+def verify(
+    file: _File,
+    head: Annotated[
+        str | None, typer.Option(help="A head noted earlier, which the ledger must continue from.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check the file: its structure, hashes, totals, prices, budget, and its witness if it has one.
+
+    Without --head and without a witness, an older copy of the file cannot be told from the newest.
+    """
     if not file.exists():
         raise LedgerError(f"there is no ledger at {file}.")
     try:
         with Ledger(file, read_only=True) as ledger:
-            found = ledger.verify()
+            found = ledger.verify(head=head)
     except LedgerError as error:
         if as_json:
             print_json({"whole": False, "error": str(error)})
         else:
-            typer.secho(f"error: {error}", fg=typer.colors.RED, err=True)
+            typer.secho(f"error: {printable(str(error))}", fg=typer.colors.RED, err=True)
         raise typer.Exit(1) from None
     if as_json:
         print_json({"whole": True, **found._asdict()})
@@ -95,10 +110,35 @@ def export(
         output.write_text(text + "\n", encoding="utf-8")
 
 
+@app.command(epilog="Example: tacit ledger witness /srv/witness --host 10.0.0.5 --port 8100")
+def witness(
+    folder: Annotated[Path, typer.Argument(help="Where to keep the marks.")],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on.")] = 8100,
+) -> None:
+    """Serve witnesses until interrupted; a ledger uses http://HOST:PORT/NAME as its witness."""
+    server = serve(folder, host=host, port=port)
+    typer.echo(f"serving witnesses in {folder} at http://{host}:{server.server_port}/NAME")
+    server.serve_forever()
+
+
+def _three(found: Epsilons) -> str:
+    """Return the three epsilons with the question that each answers."""
+    budget = "no budget" if found.budget is None else f"epsilon {round_up(found.budget)}"
+    return (
+        f"        guaranteed by the budget:     {budget}\n"
+        f"        if all was fixed in advance:  epsilon {round_up(found.fixed_in_advance)}\n"
+        f"        odometer, valid at any time:  epsilon {round_up(found.odometer)}"
+    )
+
+
 def _table(file: Path, history: list[Entry]) -> Table:
-    table = Table("entry", "time (UTC)", "event", "partition", "note", title=Text(str(file)))
+    table = Table(
+        "entry", "time (UTC)", "event", "partition", "note", title=Text(printable(str(file)))
+    )
     for entry in history:
         event = f"plan: {entry.event}" if entry.kind == "plan" else str(entry.event)
-        cells = (str(entry.id), entry.time[:19], event, entry.partition or "", entry.note)
-        table.add_row(*(Text(cell) for cell in cells))
+        where = ", ".join(entry.partitions)
+        cells = (str(entry.id), entry.time[:19], event, where, entry.note)
+        table.add_row(*(Text(printable(cell)) for cell in cells))
     return table

@@ -40,7 +40,6 @@ def regress(
       tacit regress census.csv --schema census.toml --epsilon 1 --ledger census.ledger
     """
     from tacit.datasets import Schema
-    from tacit.ledger import Ledger
     from tacit.regression import Bounds, LinearRegression, LogisticRegression
 
     declared = Schema.read(schema)
@@ -50,14 +49,15 @@ def regress(
         "delta": delta,
         "bounds": tables.bounds_of(declared),
         "relation": str(relation),
-        "ledger": None if ledger is None else Ledger(ledger),
-        "random_state": seed,
     } | ({} if method is None else {"method": method})
-    if declared.n_classes is None:
-        model = LinearRegression(target_bounds=Bounds(-1, 1), **options).fit(x, y)
-        used = f"linear regression, {model.method_}"
-    else:
-        model = LogisticRegression(classes=range(declared.n_classes), **options).fit(x, y)
-        used = f"logistic regression, {model.method}"
-    about = {"method": used, "epsilon": epsilon, "delta": delta, "relation": str(relation)}
-    tables.show(declared, model, about, out=out, as_json=as_json)
+    asked = (epsilon, delta, str(relation), method, seed)
+    with shared.paying(ledger, seed, files=[table, schema], settings=asked) as (paid, noise):
+        options |= {"ledger": paid, "random_state": noise}
+        if declared.n_classes is None:
+            model = LinearRegression(target_bounds=Bounds(-1, 1), **options).fit(x, y)
+            used = f"linear regression, {model.method_}"
+        else:
+            model = LogisticRegression(classes=range(declared.n_classes), **options).fit(x, y)
+            used = f"logistic regression, {model.method}"
+        about = {"method": used, "epsilon": epsilon, "delta": delta, "relation": str(relation)}
+        tables.show(declared, model, about, out=out, as_json=as_json)

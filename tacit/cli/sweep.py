@@ -28,6 +28,7 @@ def sweep(
     out: shared.Out = None,
     seed: shared.Seed = None,
     settings: shared.Settings = None,
+    trust_code: shared.TrustCode = None,
     page: shared.WithPage = True,
     as_json: shared.AsJson = False,
 ) -> None:
@@ -39,7 +40,7 @@ def sweep(
     """
     from tacit.experiments import sweep as run_sweep
 
-    chosen = shared.recipe_of(recipe, settings, run__seed=seed)
+    chosen = shared.recipe_of(recipe, settings, trust_code=trust_code, run__seed=seed)
     folder = out or Path("runs") / f"{chosen.name}-sweep"
     wanted = shared.numbers(epsilons, "--epsilons")
     at = shared.numbers(deltas, "--deltas")

@@ -19,6 +19,7 @@ def train(
     out: shared.Out = None,
     seed: shared.Seed = None,
     settings: shared.Settings = None,
+    trust_code: shared.TrustCode = None,
     page: shared.WithPage = True,
     as_json: shared.AsJson = False,
 ) -> None:
@@ -35,7 +36,12 @@ def train(
     if (Path(recipe) / RECIPE).is_file():
         out, recipe = Path(recipe), str(Path(recipe) / RECIPE)
     chosen = shared.recipe_of(
-        recipe, settings, privacy__epsilon=epsilon, privacy__delta=delta, run__seed=seed
+        recipe,
+        settings,
+        trust_code=trust_code,
+        privacy__epsilon=epsilon,
+        privacy__delta=delta,
+        run__seed=seed,
     )
     folder = out or Path("runs") / f"{chosen.name}-epsilon-{chosen.privacy.epsilon:g}"
     if RunFolder(folder).is_finished:

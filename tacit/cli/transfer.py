@@ -44,32 +44,34 @@ def transfer(
     """
     from tacit import accounting
     from tacit.datasets import Schema
-    from tacit.ledger import Ledger
     from tacit.regression import Bounds, TransferRegression
 
     declared = Schema.read(schema)
     if declared.n_classes is not None:
         raise ValueError("transfer needs a number as target: declare lower and upper for it.")
     files = [tables.read(path, declared) for path in (target, *sources)]
-    model = TransferRegression(
-        epsilon=epsilon,
-        delta=delta,
-        bounds=tables.bounds_of(declared),
-        target_bounds=Bounds(-1, 1),
-        h=h,
-        q=q,
-        disjoint=not overlapping,
-        relation=str(relation),
-        ledger=None if ledger is None else Ledger(ledger),
-        random_state=seed,
-    ).fit(*files[0], sources=files[1:])
-    used = [sources[k].name for k in model.informative_]
-    about = {
-        "method": f"transfer from {', '.join(used) or 'no source'}",
-        "informative": used,
-        "epsilon_per_file": epsilon,
-        "epsilon": accounting.epsilon(model.event_, delta=delta, relation=relation),
-        "delta": delta,
-        "relation": str(relation),
-    }
-    tables.show(declared, model, about, out=out, as_json=as_json)
+    asked = (epsilon, delta, h, q, overlapping, str(relation), seed)
+    read = [target, *sources, schema]
+    with shared.paying(ledger, seed, files=read, settings=asked) as (paid, noise):
+        model = TransferRegression(
+            epsilon=epsilon,
+            delta=delta,
+            bounds=tables.bounds_of(declared),
+            target_bounds=Bounds(-1, 1),
+            h=h,
+            q=q,
+            disjoint=not overlapping,
+            relation=str(relation),
+            ledger=paid,
+            random_state=noise,
+        ).fit(*files[0], sources=files[1:])
+        used = [sources[k].name for k in model.informative_]
+        about = {
+            "method": f"transfer from {', '.join(used) or 'no source'}",
+            "informative": used,
+            "epsilon_per_file": epsilon,
+            "epsilon": accounting.epsilon(model.event_, delta=delta, relation=relation),
+            "delta": delta,
+            "relation": str(relation),
+        }
+        tables.show(declared, model, about, out=out, as_json=as_json)

@@ -1,57 +1,59 @@
-"""`tacit verify`: check that a certificate holds.
+"""`tacit verify`: derive a certificate again, and check who signed it.
 
-Exit codes: 0 it holds; 1 it does not; 2 an error.
+Exit codes: 0 consistent, and with --key authenticated; 1 it does not verify; 2 an error.
 """
 
-import json
 import math
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from tacit._untrusted import printable, time_limit
 from tacit.cli import _shared as shared
+
+_SECONDS = 60.0
 
 
 def verify(
-    certificate: Annotated[Path, typer.Argument(help="certificate.json of a run.")],
+    run: Annotated[Path, typer.Argument(help="Run folder, or certificate.json alone.")],
+    *,
+    key: Annotated[
+        Path | None,
+        typer.Option(help="Public key that you trust: the certificate must be signed with it."),
+    ] = None,
+    seconds: Annotated[float, typer.Option(help="Give up after this time.")] = _SECONDS,
     as_json: shared.AsJson = False,
 ) -> None:
-    """Compute the price of a certificate's events again, and compare the model with its hash.
+    """Derive the certificate again from ledger, recipe, facts and model, and compare.
 
-    The exit code is 0 if everything agrees, and 1 if anything differs.
+    Every stored hash and every price is computed again. Without --key the best answer is
+    "consistent, not authenticated", because whoever can write all files can forge all of them.
 
-    Example: tacit verify runs/digits/certificate.json
+    \b
+    Examples:
+      tacit verify runs/digits
+      tacit verify runs/digits --key clinic.pub
     """
-    from tacit.report import Problem
-    from tacit.report import verify as check
+    from tacit.report import judge
 
-    twice: list[str] = []  # programs use the last of two equal names, people may read the first
-
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:  # Any: JSON values
-        names = [name for name, _ in pairs]
-        twice.extend(sorted({name for name in names if names.count(name) > 1}))
-        return dict(pairs)
-
-    try:
-        text = certificate.read_text(encoding="utf-8")
-        content = json.loads(text, object_pairs_hook=once)
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as wrong:
-        raise ValueError(f"{certificate.name} is not JSON: {wrong}") from None
-    problems = check(content, folder=certificate.parent)
-    problems += [Problem(name, "appears twice") for name in twice]
+    with time_limit(seconds, what="verification"):
+        found = judge(run, key=key)
     if as_json:
-        found = [{"field": p.field, "what": p.what} for p in problems]
-        shared.print_json({"holds": not problems, "problems": found})
-    elif problems:
-        for problem in problems:
-            typer.secho(f"{problem.field}: {problem.what}", fg="red", err=True)
+        problems = [{"field": p.field, "what": p.what} for p in found.problems]
+        shared.print_json({"verdict": found.word, "key": found.key, "problems": problems})
+    elif found.problems:
+        for problem in found.problems:
+            line = printable(f"{problem.field}: {problem.what}")
+            typer.secho(line, fg="red", err=True)
     else:
-        claim = content["claim"]
+        claim, issuer = found.certificate["claim"], found.certificate.get("issuer")
         epsilon = math.inf if claim["epsilon"] is None else claim["epsilon"]
-        typer.secho("holds: ", fg="green", nl=False)
-        typer.echo(
-            f"epsilon {shared.round_up(epsilon)} at delta {claim['delta']:g}, {content['title']}"
-        )
-    if problems:
+        stated = f"epsilon {shared.round_up(epsilon)} at delta {claim['delta']:g}"
+        signed = f", signed by {issuer} (key {found.key})" if found.key and key else ""
+        if found.key and not key:
+            signed = f". It names {issuer} as issuer; only --key can prove that"
+        typer.secho(f"{found.word}: ", fg="green" if key else "yellow", nl=False)
+        typer.echo(printable(f"{stated}, {found.certificate['title']}{signed}"))
+    if found.problems:
         raise typer.Exit(1)

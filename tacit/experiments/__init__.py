@@ -15,7 +15,18 @@ from typing import TYPE_CHECKING
 
 from tacit._lazy import lazy
 from tacit.experiments.audit import RunAudit, audit_run
-from tacit.experiments.facts import AUDIT, RECIPE, Facts, Metric, SeedValue, Touch, Utility
+from tacit.experiments.facts import (
+    AUDIT,
+    RECIPE,
+    Facts,
+    Metric,
+    SeedValue,
+    Touch,
+    Utility,
+    file_hash,
+    ledger_state,
+    seal_of,
+)
 from tacit.experiments.folder import RunFolder
 from tacit.experiments.logit import Ascent, LogitStudy, study_logit
 from tacit.experiments.pate_run import run_pate
@@ -48,8 +59,11 @@ __all__ = [
     "Touch",
     "Utility",
     "audit_run",
+    "file_hash",
+    "ledger_state",
     "load_model",
     "run_pate",
+    "seal_of",
     "study_logit",
     "sweep",
     "sweep_pate",

@@ -19,6 +19,7 @@ class with many records depends on no single one of them, and privacy does not h
 """
 
 import json
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -135,15 +136,31 @@ def audit_run(
     confidence: float = 0.95,
     root: str | Path | None = None,
     seed: int | None = None,
+    trust_code: Collection[str] = (),
 ) -> RunAudit:
     """Audit the finished run in folder `path`, and write `audit.json` there.
 
     Each lower bound and each test may be wrong with an equal share of the probability 1 -
     `confidence` (Bonferroni). So a run whose stated cost is correct passes with probability at
-    least `confidence`.
+    least `confidence`. `trust_code` lists modules whose code the recipe may run (`Recipe.parse`).
     """
     folder = RunFolder(path)
-    facts, recipe = folder.facts(), Recipe.read(folder / RECIPE)
+    folder.facts()  # raises if there is no finished run
+    with folder.locked():
+        return _audit_run(folder, n_canaries, confidence, root, seed, trust_code)
+
+
+def _audit_run(
+    folder: RunFolder,
+    n_canaries: int,
+    confidence: float,
+    root: str | Path | None,
+    seed: int | None,
+    trust_code: Collection[str],
+) -> RunAudit:
+    """Do what `audit_run` says, while this process holds the folder."""
+    facts, recipe = folder.facts(), Recipe.read(folder / RECIPE, trust_code=trust_code)
+    root = folder.data_root(root)
     accuracy = demonstrations = None
     if recipe.method == "pate":
         attack = attack_answers(recipe, facts.steps, n_canaries=n_canaries, rng=seed)
@@ -151,7 +168,8 @@ def audit_run(
         from tacit.experiments.released import load_model
         from tacit.experiments.training_loop import evaluate, tensors
 
-        dataset, released = data.load(recipe.data, root), load_model(folder.path)
+        dataset = data.load(recipe.data, root)
+        released = load_model(folder.path, trust_code=trust_code)
         prepared = released.prepare(dataset, cache=cache_folder())
         canaries = GradientCanaries(n_canaries, clip_norm=recipe.training.clip_norm, rng=seed)
         loop = _train(canaries, recipe, facts, prepared, dataset, seed)

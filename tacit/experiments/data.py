@@ -63,7 +63,8 @@ def _find(path: str, root: str | Path | None) -> Path:
     """
     if path.startswith(_PACKAGE):
         name, _, file = path.removeprefix(_PACKAGE).partition("/")
-        found = find_spec(name)
+        # The parent of a dotted name would be imported, and a recipe may not run code.
+        found = find_spec(name) if name.isidentifier() else None
         if found is None or not found.submodule_search_locations:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
         return Path(found.submodule_search_locations[0]) / file

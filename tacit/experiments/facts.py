@@ -8,7 +8,7 @@ import hashlib
 import json
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -19,11 +19,18 @@ import numpy as np
 import tacit
 from tacit import accounting
 from tacit.datasets import Dataset
+from tacit.errors import NotCertified
 from tacit.events import Event, Relation, from_dict
 from tacit.experiments.recipe import Recipe
 from tacit.ledger import Ledger
 
-FACTS_VERSION = 1
+FACTS_VERSION = 2
+READABLE = (1, 2)  # facts of version 1 lack the fields from `files` on: nothing vouches for them
+ADVERSARY = (
+    "sees everything that is listed as released, and knows this program, its settings and all "
+    "other records. It does not see the lots, the key of the noise, the secret folder of the run, "
+    "or how long steps take"
+)
 
 # Names of the files in a run folder; `tacit.experiments.folder` describes them.
 RECIPE = "recipe.toml"
@@ -159,6 +166,16 @@ class Facts:
     """Versions of tacit, python and the numerical packages."""
     created: str = ""
     """UTC time, ISO 8601."""
+    files: dict[str, str] = field(default_factory=dict)
+    """SHA-256 of the other files of the run, by name."""
+    package_sha256: str = ""
+    """Hash of the files of the package that made the run (`package_hash`)."""
+    ledger_state: dict[str, Json] = field(default_factory=dict)
+    """The ledger when the run ended: its id, how many payments it had, which of them are this
+    run's, and the three epsilons of all of them at `delta` (`tacit.ledger.Epsilons`)."""
+    records_per_person: int = 1
+    """Largest number of records of one person for which `epsilon` holds; declared, not checked."""
+    adversary: str = ADVERSARY
     version: int = FACTS_VERSION
 
     @property
@@ -177,10 +194,8 @@ class Facts:
     @classmethod
     def from_dict(cls, data: Mapping[str, Json]) -> "Facts":
         """Return the facts that `to_dict` wrote; raise `ValueError` if `data` is malformed."""
-        if data.get("version") != FACTS_VERSION:
-            raise ValueError(
-                f"facts must be of version {FACTS_VERSION}, got {data.get('version')!r}."
-            )
+        if not isinstance(data, Mapping) or data.get("version") not in READABLE:
+            raise ValueError(f"facts must be of a version in {READABLE}.")
         try:
             utility = dict(data["utility"])
             for side in ("private", "non_private"):
@@ -193,9 +208,17 @@ class Facts:
             }
             facts = cls(**{**data, **given})
             Relation(facts.relation)
-        except (KeyError, TypeError, ValueError) as wrong:
+            _require_types(facts)
+            facts.claim  # noqa: B018  # raises if it is not an event
+        except (KeyError, TypeError, ValueError, AttributeError) as wrong:
             raise ValueError(f"the facts cannot be read: {wrong}") from None
         return facts
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of everything but `ledger_head`, the hash of the row that holds this hash."""
+        text = json.dumps(self.to_dict() | {"ledger_head": ""}, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
 
 
 def claim_fields(recipe: Recipe, dataset: Dataset, ledger: Ledger, event: Event) -> dict[str, Json]:
@@ -222,20 +245,97 @@ def majority_share(classes: np.ndarray) -> float:
 
 
 def with_files(facts: Facts, folder: Path, ledger: Ledger) -> Facts:
-    """Return `facts` with file hashes, the hash of the last ledger entry, and versions added."""
+    """Return `facts` with hashes of files and package, versions, and the ledger's state added.
+
+    The hashes of model, recipe and facts are sealed into the ledger as its last row, and the hash
+    of that row becomes `ledger_head`. So none of these parts can be exchanged alone.
+    """
     uses_torch = facts.method == "DP-SGD"
-    return replace(
+    head = ledger.verify().head
+    others = {facts.metrics_file, facts.baseline_file, ANSWERS, CURVE} - {None}
+    facts = replace(
         facts,
-        model_sha256=_sha256(folder / facts.model_file),
-        recipe_sha256=_sha256(folder / facts.recipe_file),
-        ledger_head=ledger.verify().head,
+        model_sha256=file_hash(folder / facts.model_file),
+        recipe_sha256=file_hash(folder / facts.recipe_file),
         versions=_versions(("torch", "numpy", "scipy") if uses_torch else ("numpy", "scipy")),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
+        files={n: file_hash(folder / n) for n in sorted(others) if (folder / n).is_file()},
+        package_sha256=package_hash(),
+        ledger_file=_ledger_file(ledger, folder),
+        ledger_state=ledger_state(ledger, delta=facts.delta, head=head, own=_own(ledger, folder)),
+        version=FACTS_VERSION,
     )
+    sealed = ledger.seal(json.dumps(seal_of(facts), sort_keys=True))
+    return replace(facts, ledger_head=sealed or head)
 
 
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def seal_of(facts: Facts) -> dict[str, str]:
+    """Return the hashes that the ledger's last row holds for a run."""
+    return {
+        "model_sha256": facts.model_sha256,
+        "recipe_sha256": facts.recipe_sha256,
+        "facts_sha256": facts.fingerprint,
+    }
+
+
+def ledger_state(ledger: Ledger, *, delta: float, head: str, own: Sequence[int]) -> dict[str, Json]:
+    """Return what `Facts.ledger_state` holds, of the ledger up to the row with hash `head`.
+
+    `own` are the numbers of the entries that paid for the run.
+    """
+    history = ledger.history(head=head)
+    found: dict[str, Json] = {"id": ledger.id, "entries": len(history), "entries_of_run": own}
+    try:
+        epsilons = ledger.epsilons(delta=delta, head=head)._asdict()
+    except NotCertified:  # too many different parts for double precision
+        epsilons = {}
+    finite = {name: v if v is None or np.isfinite(v) else None for name, v in epsilons.items()}
+    return found | {"epsilon": finite}
+
+
+def _ledger_file(ledger: Ledger, folder: Path) -> str:
+    """Return the ledger's file name in the run folder, or its full path elsewhere."""
+    if ledger.path is None or ledger.path == (folder / LEDGER).resolve():
+        return LEDGER
+    return str(ledger.path)
+
+
+def _own(ledger: Ledger, folder: Path) -> list[int]:
+    if _ledger_file(ledger, folder) == LEDGER:  # it pays for this run alone
+        return [entry.id for entry in ledger.history()]
+    return sorted(ledger.used)
+
+
+def file_hash(path: Path) -> str:
+    """Return the SHA-256 of a file, read in blocks so that large files fit in memory."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def package_hash() -> str:
+    """Return a hash over the names and contents of all files of the installed package."""
+    root, found = Path(tacit.__file__).parent, hashlib.sha256()
+    for path in sorted(root.rglob("*")):
+        if path.is_file() and "__pycache__" not in path.parts:
+            found.update(path.relative_to(root).as_posix().encode() + b"\0")
+            found.update(bytes.fromhex(file_hash(path)))
+    return found.hexdigest()
+
+
+def _require_types(facts: Facts) -> None:
+    """Raise `TypeError` if a field of facts from a file has a value of another kind."""
+    numbers = (facts.delta, facts.epsilon, facts.n_records, facts.steps, facts.resumed)
+    texts = [getattr(facts, f.name) for f in fields(Facts) if f.type is str]
+    texts += [*facts.released, *facts.assumed_public, *facts.versions.values()]
+    names = (facts.model_file, facts.recipe_file, facts.metrics_file, facts.baseline_file or "x")
+    if not all(isinstance(v, int | float) and not isinstance(v, bool) for v in numbers):
+        raise TypeError("a number is missing")
+    if not all(isinstance(v, str) for v in texts):
+        raise TypeError("a text is missing")
+    if not all(isinstance(n, str) and n == Path(n).name for n in names):
+        raise TypeError("a file must be named without a folder")
+    if not all(isinstance(d, dict) for d in (facts.hyperparameters, facts.files, facts.event)):
+        raise TypeError("an object is missing")
 
 
 def _versions(packages: Sequence[str]) -> dict[str, str]:

@@ -8,6 +8,8 @@
     ├── run.ledger          the payments (`tacit ledger show run.ledger`)
     ├── facts.json          `Facts`; written last, so its presence marks a finished run
     ├── audit.json          what `tacit audit` found, if the run was audited
+    ├── data.json           mode 0600: the folder of the data, so that a resumed run finds them
+    ├── .lock               held by the process that works in the folder
     └── secret/             mode 0700: checkpoint with the key of the noise; removed at the end
 
 A PATE run has other files in place of the metrics and the model:
@@ -22,21 +24,26 @@ weights that were paid for. Every file is replaced as a whole, so a reader finds
 content or the new one.
 """
 
+import contextlib
 import csv
 import io
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from tacit._untrusted import parse_json, read_json, read_text
+from tacit.errors import LedgerError
 from tacit.events import Relation
 from tacit.experiments.facts import FACTS, LEDGER, RECIPE, SECRET, Facts, Json, Metric, with_files
 from tacit.experiments.recipe import Recipe
 from tacit.ledger import Budget, Ledger
 
 _PARTIAL = ".part"  # ending of a file that is being written
+_LOCK, _DATA = ".lock", "data.json"
+_MOST_LINES = 64 * 2**20  # bytes of a file of metrics
 
 
 class RunFolder:
@@ -68,7 +75,45 @@ class RunFolder:
     @property
     def is_empty(self) -> bool:
         """Whether the folder is missing or holds nothing but half-written files."""
-        return not self.path.exists() or all(p.suffix == _PARTIAL for p in self.path.iterdir())
+        ours = (_LOCK, _DATA)
+        return not self.path.exists() or all(
+            p.suffix == _PARTIAL or p.name in ours for p in self.path.iterdir()
+        )
+
+    @contextlib.contextmanager
+    def locked(self) -> Generator[None]:
+        """Hold the folder, so that no other process or thread works in it during the block.
+
+        The operating system releases the lock when the process ends, also if it is killed. Raises
+        `BlockingIOError` at once if someone else holds the folder.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        handle = os.open(self / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            _lock(handle)
+        except OSError:
+            os.close(handle)
+            raise BlockingIOError(
+                f"another process works in {self.path}. Wait for it to end, or choose another "
+                "folder with --out."
+            ) from None
+        try:
+            yield
+        finally:
+            os.close(handle)
+
+    def data_root(self, given: str | Path | None) -> str | Path | None:
+        """Return the folder of the data: `given`, or else the one that this run used before."""
+        if given is None and (self / _DATA).is_file():
+            found = read_json(self / _DATA)
+            root = found.get("root") if isinstance(found, dict) else None
+            return root if isinstance(root, str) else None
+        return given
+
+    def remember_data(self, root: str | Path | None) -> None:
+        """Store where the data are: `root`, TACIT_DATA or the current folder, as a full path."""
+        place = Path(root or os.environ.get("TACIT_DATA") or ".").absolute()
+        write_whole(self / _DATA, json.dumps({"root": str(place)}) + "\n", mode=0o600)
 
     def facts(self) -> Facts:
         """Return the facts of the run; raise `FileNotFoundError` if the run has not ended."""
@@ -77,14 +122,15 @@ class RunFolder:
                 f"{self.path} holds no finished run ({FACTS} is missing). "
                 "Start or resume it with: tacit train"
             )
-        return Facts.from_dict(json.loads((self / FACTS).read_text(encoding="utf-8")))
+        return Facts.from_dict(read_json(self / FACTS))
 
     def refuse_other_recipe(self, recipe: Recipe, *, resume: str) -> None:
         """Raise if the folder holds a recipe that differs from `recipe`.
 
         `resume` is the command that resumes the run in the folder. The error message suggests it.
         """
-        if (self / RECIPE).is_file() and Recipe.read(self / RECIPE) != recipe:
+        trusted = [recipe.model.module.partition(":")[0]]  # the same code as the given recipe
+        if (self / RECIPE).is_file() and Recipe.read(self / RECIPE, trust_code=trusted) != recipe:
             raise ValueError(
                 f"{self.path} holds a run of another recipe. Choose another folder with --out, or "
                 f"go on as it was planned: {resume}"
@@ -96,6 +142,13 @@ class RunFolder:
         if privacy.ledger:
             return Ledger(privacy.ledger, budget=budget, relation=relation)
         return Ledger(self / LEDGER, budget=budget, relation=relation, unit=privacy.unit)
+
+    def reopen_ledger(self, facts: Facts, *, read_only: bool = False) -> Ledger:
+        """Open the existing ledger that paid for the finished run."""
+        path = self / facts.ledger_file  # a full path replaces the folder
+        if not path.is_file():
+            raise LedgerError(f"there is no ledger at {path}.")
+        return Ledger(path, read_only=read_only)
 
     def write(self, name: str, content: str | bytes) -> Path:
         """Write the file `name` to disk; after a crash it has either its old or its new content."""
@@ -118,7 +171,8 @@ class RunFolder:
         path = self / name
         if not path.is_file():
             return []
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        lines = read_text(path, most_bytes=_MOST_LINES).splitlines()
+        return [parse_json(line, name=name) for line in lines]
 
     def finish(self, facts: Facts, ledger: Ledger) -> Facts:
         """Add the hashes of the folder's files to `facts`, write facts.json, return the facts."""
@@ -153,3 +207,15 @@ def write_whole(path: Path, content: str | bytes, *, mode: int = 0o644) -> Path:
         Path(part).unlink(missing_ok=True)
         raise
     return path
+
+
+def _lock(handle: int) -> None:
+    """Lock the open file for this process; raise `OSError` if someone else has locked it."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        import msvcrt
+
+        msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)  # pyright: ignore[reportAttributeAccessIssue]
+    else:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

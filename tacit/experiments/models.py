@@ -1,4 +1,4 @@
-"""Models by recipe: linear, MLP, a small CNN, or any importable module.
+"""Models by recipe: linear, MLP, a small CNN, layers of torch.nn, or a module of the user.
 
 None of the built-in models mixes examples, so the gradient of each example can be clipped by
 itself. Bounded (tempered) activations suit DP-SGD: they keep the activations, and with them the
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from tacit.experiments.layer_table import LAYERS, MOST_LAYERS, SEQUENTIAL, is_listed
 from tacit.experiments.recipe import ModelSettings
 
 
@@ -87,15 +88,41 @@ def _activation(settings: ModelSettings) -> nn.Module:
 
 
 def _imported(name: str, arguments: dict[str, Any]) -> nn.Module:  # Any: the module's arguments
+    """Return the module that the recipe names; `Recipe` has checked that its code is trusted."""
     package, _, attribute = name.partition(":")
     if not attribute:
         raise ValueError(f'model.module must be "package.module:Name", got {name!r}.')
     try:
-        made = getattr(import_module(package), attribute)(**arguments)
-    except (ImportError, AttributeError, TypeError) as wrong:
+        made = _make(package, attribute, arguments)
+    except (ImportError, AttributeError, TypeError, ValueError, RuntimeError) as wrong:
         raise ValueError(f"model.module {name!r} cannot be made: {wrong}.") from None
     if not isinstance(made, nn.Module):
         raise ValueError(f"model.module {name!r} must be an nn.Module, got {type(made).__name__}.")
     if not any(p.requires_grad for p in made.parameters()):
         raise ValueError(f"model.module {name!r} has no parameters to train.")
     return made
+
+
+def _make(package: str, attribute: str, arguments: dict[str, Any]) -> object:  # Any: as above
+    if is_listed(f"{package}:{attribute}"):
+        if attribute == SEQUENTIAL:
+            return _sequential(**arguments)
+        return getattr(nn, attribute)(**arguments)
+    found = getattr(import_module(package), attribute)
+    is_class = isinstance(found, type) and issubclass(found, nn.Module)
+    # A function that the trusted module only imported, such as os.system, is not its own code.
+    if not is_class and getattr(found, "__module__", None) != package:
+        raise TypeError(f"{attribute} is neither an nn.Module nor a function of {package}")
+    return found(**arguments)
+
+
+def _sequential(layers: list[list[Any]]) -> nn.Module:  # Any: JSON scalars and lists
+    if len(layers) > MOST_LAYERS:
+        raise ValueError(f"at most {MOST_LAYERS:,} layers are accepted")
+    made: list[nn.Module] = []
+    for given in layers:
+        name, *arguments = given if isinstance(given, list | tuple) else [given]
+        if name not in LAYERS:
+            raise ValueError(f"{name!r} is not in the table of layers")
+        made.append(getattr(nn, name)(*arguments))
+    return nn.Sequential(*made)

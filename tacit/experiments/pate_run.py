@@ -60,13 +60,25 @@ def run_pate(
     recipe's, or one in the folder). A folder that holds a run of another recipe is not changed and
     raises `ValueError`.
     """
-    start = time.perf_counter()
     run = RunFolder(folder)
+    with run.locked():
+        return _run_pate(recipe, run, run.data_root(data), ledger, progress)
+
+
+def _run_pate(
+    recipe: Recipe,
+    run: RunFolder,
+    data: str | Path | None,
+    ledger: str | Path | None,
+    progress: Progress | None,
+) -> Facts:
+    """Do what `run_pate` says, while this process holds the folder."""
+    start = time.perf_counter()
     refuse_other_recipe(recipe, run)
-    run.path.mkdir(parents=True, exist_ok=True)
     was_killed = (run / ANSWERS).exists() and not run.is_finished
     run.write(RECIPE, recipe.to_toml())
     dataset = data_of.load(recipe.data, data)
+    run.remember_data(data)
     split = _split(dataset, recipe.answers.public_share)
     budget = None if recipe.privacy.epsilon is None else recipe.privacy.budget
     paying = run.open_ledger(recipe, budget) if ledger is None else Ledger(ledger, budget=budget)

@@ -21,7 +21,7 @@ import math
 import tomllib
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from functools import partial
 from importlib import resources
@@ -31,8 +31,10 @@ from typing import Any, ClassVar, Self, TypeVar
 
 import tomli_w
 
+from tacit import _untrusted
 from tacit._check import in_closed_unit, in_open_unit, non_negative, positive, whole
 from tacit.events import Relation
+from tacit.experiments.layer_table import MOST_LAYERS, require_trusted
 from tacit.ledger import Budget
 from tacit.pate import Aggregator, ConfidentGNMax, GNMax, LaplaceMax
 
@@ -155,13 +157,13 @@ class ModelSettings(_Settings, section="model"):
     """Section [model]: the architecture that is trained."""
 
     kind: str = _choice("linear", "mlp", "cnn", "module")
-    """module is any importable nn.Module."""
+    """module is a layer of torch.nn, or an nn.Module whose code the reader of the recipe trusts."""
     hidden: tuple[int, ...] = (1000,)
     activation: str = _choice("relu", "tanh")
     """tanh is bounded, which keeps gradients small."""
     channels: tuple[int, ...] = (16, 32)
     module: str = ""
-    """For kind module: "package.module:Name"."""
+    """For kind module: "torch.nn:Name" (see `layer_table`), or "package.module:Name"."""
     arguments: dict[str, Value] = field(default_factory=dict)
     """Keyword arguments of the module."""
 
@@ -169,6 +171,8 @@ class ModelSettings(_Settings, section="model"):
         super().__post_init__()
         for width in (*self.hidden, *self.channels):
             _at_least_one(**{"model.hidden and model.channels": width})
+        if len(self.hidden) + len(self.channels) > MOST_LAYERS:
+            raise ValueError(f"model.hidden and model.channels may have {MOST_LAYERS:,} layers.")
         if (self.kind == "module") != bool(self.module):
             raise ValueError(
                 'model.module = "package.module:Name" goes with model.kind = "module".'
@@ -357,35 +361,67 @@ class Recipe:
                     raise ValueError(f"[[at]] has epsilon, features and training, not {section!r}.")
 
     @classmethod
-    def parse(cls, text: str, *, method: str = "dp-sgd") -> Self:
-        """Return the recipe in TOML text; `method` applies if the text names no method."""
+    def parse(cls, text: str, *, method: str = "dp-sgd", trust_code: Collection[str] = ()) -> Self:
+        """Return the recipe in TOML text; `method` applies if the text names no method.
+
+        The text may name a class of `layer_table` as its model. Any other module raises
+        `ValueError`, unless `trust_code` names that module: then its code may run.
+        """
+        if len(text) > _untrusted.MOST_BYTES:
+            raise ValueError(f"a recipe has at most {_untrusted.MOST_BYTES:,} characters.")
         try:
             data = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as wrong:
+        except RecursionError:
+            raise ValueError("the recipe is nested too deeply to be read.") from None
+        except ValueError as wrong:  # TOMLDecodeError, or an impossible date or number
             raise ValueError(f"the recipe is not TOML: {wrong}.") from None
-        return cls.from_dict(data, method=method)
+        return cls.from_dict(data, method=method, trust_code=trust_code)
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Value], *, method: str = "dp-sgd") -> Self:
+    def from_dict(
+        cls,
+        data: Mapping[str, Value],
+        *,
+        method: str = "dp-sgd",
+        trust_code: Collection[str] = (),
+    ) -> Self:
         """Return the recipe in nested dictionaries, in the form that a TOML parser returns."""
+        recipe = cls._of(data, method)
+        recipe.require_trusted(trust_code)
+        return recipe
+
+    @classmethod
+    def _of(cls, data: Mapping[str, Value], method: str = "dp-sgd") -> Self:
         data = _with_method(data, method)
-        for name in _UNUSED.get(data["method"], ()):
+        unused = _UNUSED.get(data["method"], ()) if isinstance(data["method"], str) else ()
+        for name in unused:
             if name in data:
                 raise ValueError(f'[{name}] cannot be used with method = "{data["method"]}".')
         return _section(cls, data, "")
 
     @classmethod
-    def read(cls, name: str | Path, *, method: str = "dp-sgd") -> Self:
-        """Return the recipe in the file `name`, or the recipe of that name in the package."""
+    def read(
+        cls, name: str | Path, *, method: str = "dp-sgd", trust_code: Collection[str] = ()
+    ) -> Self:
+        """Return the recipe in the file `name`, or the recipe of that name in the package.
+
+        `trust_code` lists modules whose code the recipe may run, see `parse`.
+        """
         path = Path(name)
         if path.suffix == ".toml" or path.is_file():
-            return cls.parse(path.read_text(encoding="utf-8"), method=method)
+            text = _untrusted.read_text(path)
+            return cls.parse(text, method=method, trust_code=trust_code)
         if str(name) not in shipped():
             raise ValueError(
                 f"{name} is neither a recipe file (.toml) nor a shipped recipe. "
                 f"Shipped: {', '.join(shipped())}."
             )
         return cls.parse((SHIPPED / f"{name}.toml").read_text(encoding="utf-8"), method=method)
+
+    def require_trusted(self, trust_code: Collection[str]) -> None:
+        """Raise `ValueError` if the model is a module outside the table and `trust_code`."""
+        if self.method == "dp-sgd" and self.model.kind == "module":
+            require_trusted(self.model.module, self.model.arguments, trust_code)
 
     def with_settings(self, settings: Mapping[str, Value]) -> Self:
         """Return a copy with settings changed, named "section.key"; None changes nothing.
@@ -404,7 +440,7 @@ class Recipe:
                 if not isinstance(inner, dict):
                     raise ValueError(f"{dotted} is not a setting of a recipe.")
             inner[name] = value
-        return type(self).from_dict(data)
+        return type(self)._of(data)
 
     def for_epsilon(self, epsilon: float) -> Self:
         """Return this recipe for one epsilon, with settings taken from the `[[at]]` sections.

@@ -1,22 +1,30 @@
 """The released model as a file: its weights, the summaries of its features, and its recipe."""
 
 import json
+from collections.abc import Collection
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
-from torch import nn
+from torch import Tensor, nn
 
+from tacit._untrusted import parse_json, time_limit
 from tacit.datasets import Dataset
 from tacit.experiments import models
 from tacit.experiments.facts import MODEL
-from tacit.experiments.features import Prepared, prepare
+from tacit.experiments.features import Prepared, prepare, summaries_of
 from tacit.experiments.folder import RunFolder
+from tacit.experiments.layer_table import is_listed
 from tacit.experiments.recipe import Recipe
 
 _ABOUT, _SUMMARY = "tacit", "features."
+_MOST_HEADER = 16 * 2**20  # bytes
+_MOST_SIZE = 2**31
+_SECONDS = 600.0  # to read a model file of any honest size
 
 
 class Released:
@@ -67,18 +75,69 @@ def model_bytes(
     return save(tensors, {_ABOUT: json.dumps(about)})
 
 
-def load_model(run: str | Path) -> Released:
-    """Load the released model from a run folder or from a model file."""
+def load_model(run: str | Path, *, trust_code: Collection[str] = ()) -> Released:
+    """Load the released model from a run folder or from a model file, without running its code.
+
+    The file may name a model of tacit or layers of torch.nn (`tacit.experiments.layer_table`).
+    Another class is imported only if `trust_code` names its module. A file that is not a model of
+    tacit raises `ValueError`.
+    """
     path = Path(run) if Path(run).is_file() else RunFolder(run) / MODEL
-    with safe_open(path, "pt") as file:
-        about = json.loads(file.metadata()[_ABOUT])
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no dict
-    recipe = Recipe.parse(about["recipe"])
-    summaries = {
-        name.removeprefix(_SUMMARY): tensors.pop(name).numpy()
-        for name in list(tensors)
-        if name.startswith(_SUMMARY)
-    }
-    model = models.build(recipe.model, tuple(about["shape"]), about["n_classes"], seed=0)
-    model.load_state_dict(tensors)
-    return Released(recipe, model.eval(), summaries)
+    with time_limit(_SECONDS, what=f"reading {path.name}"):
+        about, tensors = _read(path)
+        recipe = Recipe.parse(about["recipe"], trust_code=trust_code)
+        summaries = {
+            name.removeprefix(_SUMMARY): tensors.pop(name).numpy()
+            for name in list(tensors)
+            if name.startswith(_SUMMARY)
+        }
+        if set(summaries) != set(summaries_of(recipe.features, 1)):
+            raise ValueError(f"{path.name} does not hold the summaries that its features need.")
+        return Released(recipe, _with_weights(recipe, about, tensors).eval(), summaries)
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:  # Any: JSON values
+    """Return the header of a model file, checked, and its tensors."""
+    with path.open("rb") as stream:
+        size = int.from_bytes(stream.read(8), "little")
+    if size > _MOST_HEADER:
+        raise ValueError(f"{path.name} has a header of more than {_MOST_HEADER:,} bytes.")
+    try:
+        with safe_open(path, "pt") as file:
+            header = (file.metadata() or {}).get(_ABOUT)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as wrong:
+        raise ValueError(f"{path.name} is not a safetensors file: {wrong}.") from None
+    if header is None:
+        raise ValueError(f"{path.name} is not a model of tacit: its header names no recipe.")
+    about = parse_json(header, name=f"the header of {path.name}")
+    match about:
+        case {"recipe": str(), "shape": [*sizes], "n_classes": int(n_classes)} if (
+            0 < n_classes <= _MOST_SIZE
+            and 0 < len(sizes) <= 8
+            and all(type(size) is int and 0 < size <= _MOST_SIZE for size in sizes)
+        ):
+            return about, tensors
+    raise ValueError(f"the header of {path.name} is not that of a model of tacit.")
+
+
+def _with_weights(
+    recipe: Recipe, about: dict[str, Any], tensors: dict[str, Tensor]
+) -> nn.Module:  # Any: JSON values
+    """Return the model of the header with the weights of the file.
+
+    Models of tacit and of the table are made without memory first (on torch's meta device), so that
+    a header cannot ask for more memory than the file itself has weights.
+    """
+    is_user_code = recipe.model.kind == "module" and not is_listed(recipe.model.module)
+    place = nullcontext() if is_user_code else torch.device("meta")
+    try:
+        with place:
+            model = models.build(recipe.model, tuple(about["shape"]), about["n_classes"], seed=0)
+        expected = {n: (t.shape, t.dtype) for n, t in model.state_dict().items()}
+        if expected != {n: (t.shape, t.dtype) for n, t in tensors.items()}:
+            raise ValueError("the weights in the file are not those of the model in its header.")
+        model.load_state_dict(tensors, assign=not is_user_code)
+    except (RuntimeError, TypeError, OverflowError) as wrong:
+        raise ValueError(f"the model in the file cannot be made: {wrong}.") from None
+    return model

@@ -19,17 +19,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tacit import accounting
+from tacit._untrusted import read_json
+from tacit.datasets import Dataset
 from tacit.errors import NotCertified
 from tacit.events import Relation
 from tacit.events import Sequence as EventSequence
 from tacit.experiments import data
-from tacit.experiments.facts import BASELINE, FACTS, Facts, Metric
+from tacit.experiments.facts import BASELINE, Facts, Metric
 from tacit.experiments.features import cache_folder
 from tacit.experiments.folder import RunFolder
 from tacit.experiments.pate_run import refuse_other_recipe, run_pate
 from tacit.experiments.recipe import Published, Recipe
 
 SWEEP, GIVEN = "sweep.json", "sweep.toml"
+_MOST_BYTES = 64 * 2**20  # of sweep.json
 VARIED = {"teachers": "teachers.count", "noise": "answers.noise", "queries": "answers.queries"}
 
 
@@ -89,7 +92,7 @@ class Sweep:
         path = Path(folder) / SWEEP
         if not path.is_file():
             raise FileNotFoundError(f"{folder} holds no finished sweep ({SWEEP} is missing).")
-        given = json.loads(path.read_text(encoding="utf-8"))
+        given = read_json(path, most_bytes=_MOST_BYTES)
         cells = tuple(SweepRun(**cell) for cell in given.pop("cells"))
         summaries = tuple(Summary(**summary) for summary in given.pop("summaries"))
         published = tuple(Published(**point) for point in given.pop("published"))
@@ -122,13 +125,28 @@ def sweep(
     Runs that are finished in folder `path` are kept, and unfinished ones are resumed. If the recipe
     has a seed, repeat k uses seed + k; otherwise each run draws fresh randomness.
     """
-    from tacit.experiments.training_loop import train_baseline
-
     folder, cache = RunFolder(path), cache or cache_folder()
     recipes = _grid(recipe, epsilons, deltas, repeats)
     if not recipes:
         raise ValueError("a sweep needs at least one epsilon.")
     dataset = data.load(recipe.data, root)
+    with folder.locked():
+        return _sweep(recipe, recipes, folder, dataset, root, cache, jobs, on_run)
+
+
+def _sweep(
+    recipe: Recipe,
+    recipes: dict[str, Recipe],
+    folder: RunFolder,
+    dataset: Dataset,
+    root: str | Path | None,
+    cache: Path,
+    jobs: int,
+    on_run: Callable[[Facts], None],
+) -> Sweep:
+    """Do what `sweep` says, while this process holds the folder."""
+    from tacit.experiments.training_loop import train_baseline
+
     _take(folder, recipe)
     if not (folder / BASELINE).is_file():
         rows = train_baseline(recipe, dataset, cache, seed=recipe.run.seed or 0)
@@ -188,7 +206,7 @@ def _take(folder: RunFolder, recipe: Recipe) -> None:
     if not (folder / GIVEN).is_file():
         (folder / BASELINE).unlink(missing_ok=True)  # left over from an unknown earlier recipe
         folder.write(GIVEN, common.to_toml())
-    elif Recipe.read(folder / GIVEN) != common:
+    elif Recipe.read(folder / GIVEN, trust_code=[common.model.module.partition(":")[0]]) != common:
         raise ValueError(
             f"{folder.path} holds a sweep of another recipe. Choose another folder with --out."
         )
@@ -255,7 +273,9 @@ def _with_siblings(folder: RunFolder, facts: dict[str, Facts]) -> dict[str, Fact
         private = tuple(one.utility.private[0] for one in (own, *equal))
         updated[name] = replace(own, utility=replace(own.utility, private=private))
         if updated[name] != own:
-            RunFolder(folder / name).write(FACTS, updated[name].to_json())
+            run = RunFolder(folder / name)
+            with run.locked(), run.reopen_ledger(own) as ledger:
+                updated[name] = run.finish(updated[name], ledger)  # seals the new facts
     return updated
 
 

@@ -103,9 +103,23 @@ def train(
     True
     """
     folder = RunFolder(path)
+    with folder.locked():
+        return _train(recipe, folder, folder.data_root(root), baseline, on_progress, cache)
+
+
+def _train(
+    recipe: Recipe,
+    folder: RunFolder,
+    root: str | Path | None,
+    baseline: Sequence[Metric] | None,
+    on_progress: OnProgress | None,
+    cache: Path | None,
+) -> Facts:
+    """Do what `train` says, while this process holds the folder."""
     dataset = data.load(recipe.data, root)
     recipe = recipe.filled(len(dataset.x_train))
     _take(folder, recipe)
+    folder.remember_data(root)
     if folder.is_finished:
         folder.close()  # in case the run was killed just after it wrote its facts
         return folder.facts()

@@ -2,12 +2,30 @@
 
 `Ledger` is the object to use. `filter` has the rule that keeps the budget, and its proof;
 `entry_cost` what an event adds to each measure of the filter; `store` the file; `verify` the check
-of a whole file.
+of a whole file; `witness` the memory outside the file that reveals an old copy; `pending` work that
+is paid once although it may be killed.
 """
 
+from tacit.ledger.chain import Entry
 from tacit.ledger.filter import Budget, Remaining
-from tacit.ledger.ledger import Ledger, Plan
-from tacit.ledger.store import Entry
+from tacit.ledger.ledger import Epsilons, Ledger
+from tacit.ledger.pending import paid_once
+from tacit.ledger.reserved_plan import Plan
 from tacit.ledger.verify import Verification
+from tacit.ledger.witness import FileWitness, Mark, ServerWitness, Witness, serve
 
-__all__ = ["Budget", "Entry", "Ledger", "Plan", "Remaining", "Verification"]
+__all__ = [
+    "Budget",
+    "Entry",
+    "Epsilons",
+    "FileWitness",
+    "Ledger",
+    "Mark",
+    "Plan",
+    "Remaining",
+    "ServerWitness",
+    "Verification",
+    "Witness",
+    "paid_once",
+    "serve",
+]

@@ -9,7 +9,18 @@ entries as long as, with them included, at least one measure is within its limit
   order, kept under a limit, is a valid filter: Feldman & Zrnic 2021, Thm. 4.3 (arXiv:2008.11193);
 - mu-GDP gets the share w_g. Its limit is the mu^2 at which a Gaussian is exactly (epsilon, share).
   Sums of mu^2 kept under a limit are a valid filter: Smith & Thakurta 2022 (arXiv:2210.17520);
+- copies of one event E, the first entry's own, get the share w_c. Their limit is the largest N for
+  which E repeated N times costs (epsilon, share) by the tightest accountant. An entry counts as the
+  number of copies that dominate it, or as infinity. N copies reserved in advance cover a run that
+  uses at most N of them, whatever each computes from earlier releases: mechanisms dominated by one
+  pair, composed adaptively, are dominated by the product of the pairs (Zhu, Dong & Wang 2022,
+  Thm. 10, arXiv:2106.08567), and stopping early is post-processing;
 - pure epsilons are summed up to epsilon and need no share.
+
+A running total of privacy loss distributions or of trade-off curves ("continue while the curve of
+the events so far is within the budget") is **not** a valid measure when events are chosen
+adaptively (arXiv:2602.06756), and no measure here is one. `tests/ledger/test_copies.py` has a
+counterexample of two rounds.
 
 **Proof** that admitted entries are (epsilon, delta)-DP, for neighbors P, Q (laws of the transcript)
 and any set E of outputs. Suppose first that there are no `ApproximateDP` parts. Every final
@@ -40,21 +51,24 @@ entries: concurrent composition holds for these filters (Haney et al. 2023, arXi
 
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 from scipy.special import log_ndtr
 
+from tacit import accounting
 from tacit._check import in_closed_unit, non_negative
-from tacit.accounting import exact, gaussian_delta, round_up
-from tacit.events import Event, Relation
+from tacit.accounting import calibrate_count, exact, flatten, gaussian_delta, round_up
+from tacit.errors import NotCertified, UnsupportedEvent
+from tacit.events import ApproximateDP, Event, Relation, Repeated, from_dict
 from tacit.ledger.entry_cost import Cost, price
 
 _MARGIN = 1 - 1e-12  # limits are rounded down by more than the rounding error of a price
 _NO_BUDGET_ORDERS = (1.5, 2.0, 3.0, 4.0, 6.0, 9.0, 14.0, 22.0, 36.0, 64.0, 128.0, 256.0)
 _MAIN = 0.80  # share of the measure that suits the first entry best
+_BESIDE_COPIES = 0.04  # share of mu-GDP, and of the best order, where copies are the main measure
 _AROUND = ((1.7, 0.04), (0.6, 0.06), (4.0, 0.02))
 """Other orders, as ratios of (order - 1), and their shares; 0.08 is left for the other measure."""
 
@@ -122,17 +136,33 @@ class Filter:
     gaussian_share: float
     set_aside: float
     """Part of delta that pays for the deltas of `ApproximateDP` entries."""
+    copied_event: Event | None = None
+    """The event whose copies are counted; None if none are."""
+    copies: int = 0
+    """How many copies the budget admits."""
+    copies_share: float = 0.0
 
     def to_json(self) -> str:
         """Return the filter as one line of JSON."""
-        return json.dumps(asdict(self))
+        data = asdict(replace(self, copied_event=None))
+        if self.copied_event is None:
+            for name in ("copied_event", "copies", "copies_share"):
+                del data[name]
+        else:
+            data["copied_event"] = self.copied_event.to_dict()
+        return json.dumps(data)
 
     @staticmethod
     def from_json(text: str) -> "Filter":
         """Return the filter that `to_json` wrote."""
         data = json.loads(text)
         orders, shares = tuple(data["orders"]), tuple(data["shares"])
-        return Filter(orders, shares, data["gaussian_share"], data["set_aside"])
+        plain = Filter(orders, shares, data["gaussian_share"], data["set_aside"])
+        if "copied_event" not in data:
+            return plain
+        event = from_dict(data["copied_event"])
+        copies, share = int(data["copies"]), float(data["copies_share"])
+        return replace(plain, copied_event=event, copies=copies, copies_share=share)
 
     def admits(self, total: Cost, budget: Budget) -> bool:
         """Return whether entries that cost `total` together are within `budget`."""
@@ -167,7 +197,7 @@ class Filter:
         if total.delta > limits.delta:
             return Remaining(0.0, 0.0, math.inf, 0.0)
         pairs = list(zip(limits.measures, total.measures, strict=True))
-        *renyi, gaussian, pure = (max(0.0, float(limit - spent)) for limit, spent in pairs)
+        *renyi, gaussian, _, pure = (max(0.0, float(limit - spent)) for limit, spent in pairs)
         # The divergence of a pure mechanism is at most epsilon and at most order * epsilon^2 / 2
         # (Bun & Steinke 2016, Prop. 3.3), that of a Gaussian order / (2 multiplier^2).
         squares = [2 * left / order for order, left in zip(self.orders, renyi, strict=True)]
@@ -175,7 +205,8 @@ class Filter:
         half = math.sqrt(gaussian) / 2  # the inverse of `gdp_mu_squared`
         by_order.append(float(log_ndtr(half) - log_ndtr(-half)))
         largest = max([gaussian, *squares])
-        left = zip((*renyi, gaussian, pure), limits.measures, strict=True)
+        copies = max(0.0, limits.copies - total.copies)
+        left = zip((*renyi, gaussian, copies, pure), limits.measures, strict=True)
         return Remaining(
             epsilon=max([pure, *(value * (1 - 1e-5) for value in by_order)]),
             delta=float(limits.delta - total.delta),
@@ -189,7 +220,8 @@ def fit(budget: Budget | None, event: Event, relation: Relation) -> Filter:
 
     A tenth of delta is set aside for `ApproximateDP` entries; more if the first entry has a delta,
     up to all of it: then epsilons and deltas add. Of the rest, 80 % goes to the measure (a Rényi
-    order or mu-GDP) that admits most repetitions of `event`, and 20 % to the other measures.
+    order, mu-GDP, or copies of the event's one part) that admits most repetitions of `event`, and
+    20 % to the other measures.
     """
     has_delta = price(event, orders=(), relation=relation).delta > 0
     if budget is None:
@@ -214,6 +246,7 @@ def limits_of(filter_: Filter, budget: Budget) -> Cost:
         gaussian=gaussian_limit(epsilon, filter_.gaussian_share * delta),
         pure=exact(epsilon),
         delta=exact(budget.delta) * exact(filter_.set_aside),
+        copies=filter_.copies if filter_.copied_event is not None else -1.0,
     )
 
 
@@ -254,15 +287,61 @@ def _fit_shares(budget: Budget, event: Event, relation: Relation, *, set_aside: 
         _renyi_limit(order, epsilon, delta) / value if value > 0 else 0.0
         for order, value in zip(orders, cost.renyi, strict=True)
     ]
-    most = max(repeats)
+    most = max([0.0, *repeats])
+    by_gaussian = gaussian_limit(epsilon, _MAIN * delta) / cost.gaussian if cost.gaussian else 0.0
+    counted = _count_copies(budget, event, relation, set_aside, least=max(most, by_gaussian))
+    if counted is not None:
+        main = orders[int(np.argmax(repeats))] if most > 0 else center
+        around = _filter_around(main, _BESIDE_COPIES, _BESIDE_COPIES, set_aside)
+        part, copies = counted
+        return replace(around, copied_event=part, copies=copies, copies_share=_MAIN)
     if most <= 0 or most * cost.gaussian <= gaussian_limit(epsilon, delta):
         return _filter_around(center, 0.08, _MAIN, set_aside)
     return _filter_around(orders[int(np.argmax(repeats))], _MAIN, 0.08, set_aside)
 
 
+def _count_copies(
+    budget: Budget, event: Event, relation: Relation, set_aside: float, *, least: float
+) -> tuple[Event, int] | None:
+    """Return the one part of `event` and how many copies of it the budget admits.
+
+    None if `event` has several parts, if nothing is known to be gained over `least` repetitions of
+    `event` by other measures, or if the part cannot be priced.
+    """
+    parts = flatten(event)
+    if len(parts) != 1 or budget.epsilon <= 0:
+        return None
+    ((part, count),) = parts.items()
+    if isinstance(part, ApproximateDP):
+        return None
+    share = budget.delta * (1 - set_aside) * _MARGIN * _MAIN
+    enough = max(2, math.ceil(1.01 * min(least, 1e12) * count))
+    try:
+        spent = accounting.epsilon(Repeated(part, enough), delta=share, relation=relation)
+        if spent > budget.epsilon:
+            return None
+        copies = calibrate_count(
+            lambda n: Repeated(part, n), epsilon=budget.epsilon, delta=share, relation=relation
+        )
+    except (ValueError, UnsupportedEvent, NotCertified, OverflowError):
+        return None
+    return part, copies
+
+
+def copies_fit(filter_: Filter, budget: Budget, relation: Relation) -> bool:
+    """Return whether the copies that the filter admits are within the budget's share for them."""
+    if filter_.copied_event is None:
+        return True
+    shares = sum(filter_.shares) + filter_.gaussian_share + filter_.copies_share
+    delta = budget.delta * (1 - filter_.set_aside) * filter_.copies_share
+    event = Repeated(filter_.copied_event, filter_.copies)
+    spent = accounting.epsilon(event, delta=delta, relation=relation)
+    return shares <= 1 + 1e-9 and spent <= budget.epsilon * (1 + 1e-6)
+
+
 def _repeats(filter_: Filter, budget: Budget, event: Event, relation: Relation) -> float:
     """Return how many times `filter_` admits `event`, as a real number, to compare filters."""
-    cost = price(event, orders=filter_.orders, relation=relation)
+    cost = price(event, orders=filter_.orders, relation=relation, copy=filter_.copied_event)
     limits = limits_of(filter_, budget)
     pairs = zip(cost.measures, limits.measures, strict=True)
     by_measure = max(float(b) / float(a) if a > 0 else math.inf for a, b in pairs)

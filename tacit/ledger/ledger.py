@@ -7,10 +7,11 @@ import functools
 import json
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
 from pathlib import Path
 from types import UnionType
-from typing import NoReturn, Self
+from typing import NamedTuple, NoReturn, Self, cast
 from uuid import uuid4
 
 from tacit import accounting
@@ -18,10 +19,40 @@ from tacit import events as ev
 from tacit._check import in_open_unit, positive, whole
 from tacit.errors import BudgetExceeded, LedgerError
 from tacit.events import Event, Relation, Repeated, Sequence, from_json
+from tacit.ledger.chain import (
+    SEPARATOR,
+    Entry,
+    LedgerRow,
+    Settings,
+    Total,
+    Totals,
+    entry_of,
+    genesis,
+    key_check,
+    now,
+)
 from tacit.ledger.entry_cost import Cost, price
 from tacit.ledger.filter import UNLIMITED, Budget, Filter, Remaining, fit
-from tacit.ledger.store import Entry, LedgerRow, Settings, Store, Total, Totals, entry_of, now
+from tacit.ledger.reserved_plan import Plan, steps_of
+from tacit.ledger.store import PAYMENTS, Store, has_key
 from tacit.ledger.verify import Verification, verify_store
+from tacit.ledger.witness import Witness, witness_at
+
+_KEY_VARIABLE = "TACIT_LEDGER_KEY"
+_SHORTEST_KEY = 16  # bytes
+_OTHER_WITNESS = "an object of the program"  # stored for a witness that is no file or address
+
+
+class Epsilons(NamedTuple):
+    """Three epsilons at one delta, which answer three questions about the same entries."""
+
+    budget: float | None
+    """What all entries, also future ones, cost together at most: the budget guards admission. None
+    if there is no budget, or if it is stated at a smaller delta."""
+    fixed_in_advance: float
+    """The price by the tightest accountant, **valid only if all entries were fixed in advance**."""
+    odometer: float
+    """What the entries so far cost, however they and this moment were chosen. Always valid."""
 
 
 class Ledger:
@@ -45,6 +76,14 @@ class Ledger:
         Seconds to wait for another process that holds the lock of the file.
     read_only
         Never write to the file, which must exist.
+    key
+        Secret of at least 16 bytes, or the file that holds it, which must not be in the folder of
+        the ledger. It keys the hash chain of a new ledger, and is needed to open such a ledger
+        again. Default: the file that the environment variable TACIT_LEDGER_KEY names, for new
+        ledgers and for those that have a key.
+    witness
+        A file elsewhere, an http(s) address, or a `tacit.ledger.Witness`, which remembers the last
+        row. See `tacit.ledger.witness`. A new ledger stores the file or address.
 
     Notes
     -----
@@ -54,7 +93,13 @@ class Ledger:
     with its label, and the cost of the ledger is the largest over partitions (parallel
     composition). Under `REPLACE_ONE` a replaced record must stay in its
     partition: the label must not depend on values that may change. If it can move, two partitions
-    change at once and this cost is too small.
+    change at once and this cost is too small. A tuple of names says that the event reads the
+    records of these partitions and of no other. So a data set that grows can have one budget for
+    each cohort of records: name the cohorts that exist, and a new one starts with a full budget.
+
+    *Detection.* Before each payment the rows, totals and settings of the file are checked. Without
+    a key, whoever can write the file can forge it whole. Without a witness, nobody can find out
+    that an older copy was put back, that two copies are spent from, or that the file was deleted.
 
     *Notes and labels are public.* They are stored and shown; put no private value into them.
 
@@ -85,21 +130,30 @@ class Ledger:
         *,
         timeout: float = 60.0,
         read_only: bool = False,
+        key: bytes | str | os.PathLike[str] | None = None,
+        witness: str | os.PathLike[str] | Witness | None = None,
     ) -> None:
         _require_type("a Budget or None", Budget | None, budget=budget)
+        place = None if path is None else Path(path).resolve()
+        secret, ledger_id = _secret(key, place), uuid4().hex
+        watcher = witness_at(witness) if isinstance(witness, str | os.PathLike) else witness
         wanted = Settings(
-            id=uuid4().hex,
+            id=ledger_id,
             created=now(),
             epsilon=None if budget is None else budget.epsilon,
             delta=None if budget is None else budget.delta,
             relation=str(Relation(relation or Relation.ADD_REMOVE)),
             unit=unit or "record",
+            key_check=None if secret is None else key_check(ledger_id, secret),
+            witness=_place_of(watcher),
         )
         self._store = Store(
-            None if path is None else Path(path).resolve(),
+            place,
             wanted=wanted,
             timeout=positive(timeout=timeout),
             read_only=read_only,
+            key=secret,
+            witness=watcher,
         )
         found = self._store.settings
         self.budget = None if found.epsilon is None else Budget(found.epsilon, found.delta or 0.0)
@@ -109,17 +163,23 @@ class Ledger:
             self._require_same("budget", budget, self.budget)
             self._require_same("relation", relation and Relation(relation), self.relation)
             self._require_same("unit", unit, self.unit)
+            self._watch(wanted.witness)
         except LedgerError:
             self._store.close()
             raise
         self._filter: Filter | None = None
+        self._attempt: _Attempt | None = None
+        self.used: set[int] = set()
+        """Numbers of the entries that this object has paid or resumed."""
 
     @property
     def path(self) -> Path | None:
         """File of the ledger; None if it is kept in memory."""
         return self._store.path
 
-    def spend(self, event: Event, *, note: str = "", partition: str | None = None) -> Entry:
+    def spend(
+        self, event: Event, *, note: str = "", partition: str | Iterable[str] | None = None
+    ) -> Entry:
         """Pay for `event` and return its durable entry; release only after this has returned.
 
         Raises `BudgetExceeded`, with nothing recorded, if the budget would be passed, and
@@ -132,7 +192,7 @@ class Ledger:
         event: Event,
         *,
         note: str = "",
-        partition: str | None = None,
+        partition: str | Iterable[str] | None = None,
         steps: int | None = None,
         claim: int = 1,
     ) -> "Plan":
@@ -145,10 +205,10 @@ class Ledger:
         at a time, see `Plan`.
         """
         claim = whole(claim=claim, least=1)
-        count = _steps_of(event) if steps is None else whole(steps=steps, least=1)
-        if isinstance(event, Repeated | Sequence) and count > _steps_of(event):
+        count = steps_of(event) if steps is None else whole(steps=steps, least=1)
+        if isinstance(event, Repeated | Sequence) and count > steps_of(event):
             raise ValueError(
-                f"steps must be at most the {_steps_of(event):,} releases in event, got {count:,}: "
+                f"steps must be at most the {steps_of(event):,} releases in event, got {count:,}: "
                 "steps beyond them would not be paid for."
             )
         entry = self._record("plan", event, note, partition, steps=count)
@@ -160,12 +220,53 @@ class Ledger:
             rows = self._store.rows("id = ? AND kind = 'plan'", (whole(plan_id=plan_id),))
         if not rows:
             raise LedgerError(f"the ledger has no plan {plan_id}. See history().")
+        self.used.add(rows[0].id)
         return Plan(self._store, entry_of(rows[0]), claim=claim)
 
-    def history(self) -> list[Entry]:
-        """Return all payments, oldest first."""
+    def history(self, *, head: str | None = None) -> list[Entry]:
+        """Return all payments, oldest first; with the hash `head` of a row, those up to it."""
         with self._store.reading():
-            return [entry_of(row) for row in self._store.rows("kind <> 'steps'")]
+            rows = self._store.rows(f"{PAYMENTS} AND id <= ?", (self._row_of(head),))
+            return [entry_of(row) for row in rows]
+
+    def seal(self, note: str) -> str | None:
+        """Append a row that costs nothing and holds `note`; return its hash.
+
+        A run seals the hashes of its results, so that the ledger vouches for them. A file of
+        version 1 cannot hold such a row: then nothing is written and None is returned.
+        """
+        _require_type("a string", str, note=note)
+        if self._store.version < 2:
+            return None
+        with self._store.transaction():
+            return self._store.append(LedgerRow(kind="seal", note=note, steps=0)).hash
+
+    def seals(self) -> list[tuple[int, str, str]]:
+        """Return number, hash and note of every sealed row, oldest first."""
+        with self._store.reading():
+            return [(row.id, row.hash, row.note) for row in self._store.rows("kind = 'seal'")]
+
+    @property
+    def id(self) -> str:
+        """Random name of the ledger, fixed when it was created."""
+        return self._store.settings.id
+
+    @contextmanager
+    def attempt(self, name: str) -> Generator[None]:
+        """Pay at most once in the block, however often the block is tried under the same `name`.
+
+        Payments in the block get the name in their note. Where an earlier try has already made the
+        same payment (its place in the block, its event, its partition), nothing is paid again and
+        the old entry is returned. The block must release the same values at each try: name the
+        data, the settings and the key of the noise in `name`.
+        """
+        if self._attempt is not None:
+            raise LedgerError("attempts cannot be nested.")
+        self._attempt = _Attempt(name)
+        try:
+            yield
+        finally:
+            self._attempt = None
 
     @property
     def event(self) -> Event:
@@ -173,14 +274,14 @@ class Ledger:
         with self._store.reading():
             return self._joined(None)
 
-    def remaining(self, *, partition: str | None = None) -> Remaining:
+    def remaining(self, *, partition: str | Iterable[str] | None = None) -> Remaining:
         """Return the most that one more entry on `partition` may cost; None: on all records."""
         if self.budget is None:
             return UNLIMITED
         filter_ = self._known_filter() or fit(self.budget, ev.Gaussian(1.0), self.relation)
         label = _label(partition)
-        with self._store.reading() as connection:
-            met = Totals.read(connection, len(filter_.orders), label=label).met(label)
+        with self._store.reading():
+            met = Totals(self._store.check().totals, len(filter_.orders)).met(label)
         left = [filter_.remaining(total.cost, self.budget) for total in met]
         return Remaining(
             epsilon=min(one.epsilon for one in left),
@@ -201,32 +302,44 @@ class Ledger:
         **valid only if all events were fixed in advance**, not chosen after earlier releases.
         """
         delta = 0.0 if delta == 0 else in_open_unit(delta=delta)
-        filter_ = self._known_filter()
-        if filter_ is None:
-            return 0.0
-        with self._store.reading() as connection:
-            totals = Totals.read(connection, len(filter_.orders))
-            met = [(self._joined(label), total) for label, total in totals.met_by_label()]
         if accountant is not None:
             price_of = accountant.epsilon
-            return max(price_of(event, delta=delta, relation=self.relation) for event, _ in met)
-        spent = max(
-            filter_.epsilon(total.cost, delta=delta)
-            if total.entries > 1 or delta == 0
-            else _whole(event, delta=delta, relation=self.relation)
-            for event, total in met
-        )
+            met = self._met()
+            prices = [price_of(event, delta=delta, relation=self.relation) for event, _ in met]
+            return max([0.0, *prices])
+        spent = self._odometer(self._met(), delta)
         if self.budget is not None and delta >= self.budget.delta:
             return min(spent, self.budget.epsilon)
         return spent
 
-    def verify(self) -> Verification:
-        """Check the whole file: structure, hash chain, totals, prices and budget.
+    def epsilons(self, *, delta: float, head: str | None = None) -> Epsilons:
+        """Return the three epsilons of this ledger at `delta`, each valid for its own question.
 
-        Raises `LedgerError` with the first fault. Keep a copy of `Verification.head` elsewhere to
-        find out later whether the file was replaced by an older or a forged one.
+        `head` is the hash of a row: then only entries up to that row count. The three agree for a
+        single entry that uses up the budget. The odometer is never below the price of entries fixed
+        in advance, and no valid odometer can match that price (Rogers et al. 2016,
+        arXiv:1605.08294).
         """
-        return verify_store(self._store, self.budget, self.relation, fits_alone=self._fits_alone)
+        delta = in_open_unit(delta=delta)
+        met = self._met(head)
+        fixed = [_whole(event, delta=delta, relation=self.relation) for event, _ in met]
+        budget = self.budget
+        return Epsilons(
+            budget=budget.epsilon if budget is not None and delta >= budget.delta else None,
+            fixed_in_advance=max([0.0, *fixed]),
+            odometer=self._odometer(met, delta),
+        )
+
+    def verify(self, *, head: str | None = None) -> Verification:
+        """Check the whole file: structure, hash chain, totals, prices, budget and witness.
+
+        `head` is an earlier `Verification.head`, kept elsewhere: the ledger must continue from it.
+        Raises `LedgerError` with the first fault. An unkeyed ledger that was forged whole, or put
+        back to an older copy, passes unless `head` or a witness contradicts it.
+        """
+        return verify_store(
+            self._store, self.budget, self.relation, fits_alone=self._fits_alone, head=head
+        )
 
     def export(self) -> str:
         """Return the whole ledger as JSON, for archives and other programs."""
@@ -272,20 +385,38 @@ class Ledger:
         )
 
     def _record(
-        self, kind: str, event: Event, note: str, partition: str | None, *, steps: int
+        self,
+        kind: str,
+        event: Event,
+        note: str,
+        partition: str | Iterable[str] | None,
+        *,
+        steps: int,
     ) -> Entry:
         _require_type("an Event", Event, event=event)
         _require_type("a string", str, note=note)
         label = _label(partition)
+        if self._attempt is not None:
+            note = self._attempt.note(note)
+            for entry in self.history():
+                if (entry.note, entry.event, entry.partition or "") == (note, event, label):
+                    self.used.add(entry.id)
+                    return entry
         while True:
             known = self._known_filter()
             filter_ = known or fit(self.budget, event, self.relation)
-            cost = price(event, orders=filter_.orders, relation=self.relation)
+            cost = price(
+                event,
+                orders=filter_.orders,
+                relation=self.relation,
+                copy=filter_.copied_event,
+            )
             fits_alone = self._may_be_first(label, cost, filter_) and self._fits_alone(event)
             with self._store.transaction() as connection:
                 if known is None and self._stored_filter() is not None:
                     continue  # another process made the first entry, and so fixed the filter
-                totals = Totals.read(connection, len(filter_.orders), label=label)
+                assert self._store.seen is not None  # set by the check of the transaction
+                totals = Totals(self._store.seen.totals, len(filter_.orders))
                 self._require_room(event, cost, totals.met(label), filter_, fits_alone)
                 row = LedgerRow(
                     kind=kind,
@@ -300,7 +431,9 @@ class Ledger:
                 totals.add(connection, label, cost)
                 if kind == "plan":
                     connection.execute("INSERT INTO progress VALUES (?, ?, 0)", (row.id, steps))
-            return Entry(row.id, row.time, kind, event, note, partition, steps, cost, row.hash)
+            self.used.add(row.id)
+            where = label or None
+            return Entry(row.id, row.time, kind, event, note, where, steps, cost, row.hash)
 
     def _require_room(
         self, event: Event, cost: Cost, met: Iterable[Total], filter_: Filter, fits_alone: bool
@@ -323,10 +456,10 @@ class Ledger:
         """Return whether an entry that the filter refuses is a first entry, priced more tightly."""
         if self.budget is None or self.budget.delta == 0 or filter_.admits(cost, self.budget):
             return False
-        with self._store.reading() as connection:
+        with self._store.reading():
             # If another process adds an entry now, the answer True is outdated. That is harmless:
             # `_require_room` counts the entries again inside the transaction.
-            totals = Totals.read(connection, len(filter_.orders), label=label)
+            totals = Totals(self._store.check().totals, len(filter_.orders))
             return any(total.entries == 0 for total in totals.met(label))
 
     def _fits_alone(self, event: Event) -> bool:
@@ -334,13 +467,75 @@ class Ledger:
         epsilon, delta = self.budget.epsilon, self.budget.delta
         return delta > 0 and _whole(event, delta=delta, relation=self.relation) <= epsilon
 
-    def _joined(self, label: str | None) -> Event:
+    def _met(self, head: str | None = None) -> list[tuple[Event, Total]]:
+        """Return the event and the total of the entries that each partition's records meet.
+
+        The list is empty if nothing was paid. With `head`, only entries up to that row count.
+        """
+        filter_ = self._known_filter()
+        if filter_ is None:
+            return []
+        with self._store.reading():
+            self._store.check()
+            totals, last = Totals({}, len(filter_.orders)), self._row_of(head)
+            for row in self._store.rows(f"{PAYMENTS} AND id <= ?", (last,)):
+                totals.by_label.update(totals.after(row.partition, entry_of(row).cost))
+            if not totals.by_label:
+                return []
+            return [(self._joined(name, last), total) for name, total in totals.met_by_label()]
+
+    def _row_of(self, head: str | None) -> int:
+        """Return the number of the row with hash `head`; None stands for the last row."""
+        if head is None:
+            return self._store.head()[0]
+        if head == genesis(self._store.settings, self._store.key):
+            return 0
+        rows = self._store.rows("hash = ?", (head,))
+        if not rows:
+            raise LedgerError(f"the ledger {self.path} has no row with the given head.")
+        return rows[0].id
+
+    def _odometer(self, met: list[tuple[Event, Total]], delta: float) -> float:
+        filter_ = self._known_filter()
+        if filter_ is None:
+            return 0.0
+        found = [
+            filter_.epsilon(total.cost, delta=delta)
+            if total.entries > 1 or delta == 0
+            else _whole(event, delta=delta, relation=self.relation)
+            for event, total in met
+        ]
+        return max([0.0, *found])
+
+    def _watch(self, given: str | None) -> None:
+        """Use the witness that the file names, and check it; raise if another one was given."""
+        stored, store = self._store.settings.witness, self._store
+        if stored is not None:
+            self._require_same("witness", given, stored)
+            if store.witness is None:
+                if stored == _OTHER_WITNESS:
+                    if not store.read_only:
+                        raise LedgerError(f"{self.path} has a witness: pass it as witness=.")
+                    return
+                store.witness = witness_at(stored)
+        if not store.read_only:
+            with store.reading():
+                store.check_witness()
+
+    def _joined(self, label: str | None, last: int | None = None) -> Event:
         """Return one event of all entries that read partition `label`; None: of all entries."""
-        only, labels = ("", ()) if label is None else ("AND partition IN ('', ?)", (label,))
+        only = ""
+        values: list[str | int] = []
+        if label is not None:
+            only = "AND (partition = '' OR instr(? || partition || ?, ? || ? || ?))"
+            values += [SEPARATOR, SEPARATOR, SEPARATOR, label or SEPARATOR, SEPARATOR]
+        if last is not None:
+            only += " AND id <= ?"
+            values.append(last)
         found = self._store.connection.execute(
-            f"SELECT event, count(*) FROM entry WHERE kind <> 'steps' {only} "
+            f"SELECT event, count(*) FROM entry WHERE {PAYMENTS} {only} "
             "GROUP BY event ORDER BY min(id)",
-            labels,
+            values,
         )
         parts = [Repeated(from_json(text), n) if n > 1 else from_json(text) for text, n in found]
         return parts[0] if len(parts) == 1 else Sequence(tuple(parts))
@@ -352,7 +547,8 @@ class Ledger:
         return self._filter
 
     def _stored_filter(self) -> Filter | None:
-        found = self._store.connection.execute("SELECT filter FROM entry WHERE id = 1").fetchone()
+        query = f"SELECT filter FROM entry WHERE {PAYMENTS} ORDER BY id LIMIT 1"
+        found = self._store.connection.execute(query).fetchone()
         return None if found is None else Filter.from_json(found[0])
 
     def _require_same(self, name: str, asked: object, found: object) -> None:
@@ -363,127 +559,20 @@ class Ledger:
             )
 
 
-class Plan:
-    """The steps of an event that was paid in full; made by `Ledger.plan` or `Ledger.resume`.
+class _Attempt:
+    """Counts the payments of one block, see `Ledger.attempt`."""
 
-    Call `step()` before each release. Steps are written to the file in blocks of `claim`. With 1,
-    every step is durable before it runs; with more, most steps write nothing, and a crash loses the
-    rest of the block. Lost steps are never handed out again, so a crash can over-charge but not
-    under-charge. Leaving the `with` block, or `close()`, gives unused steps of a block back.
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.count = 0
 
-    >>> from tacit import Budget, Ledger
-    >>> from tacit.events import Gaussian
-    >>> ledger = Ledger(budget=Budget(epsilon=2.0, delta=1e-5))
-    >>> with ledger.plan(Repeated(Gaussian(8.0), 3), claim=2) as plan:
-    ...     plan.step(), plan.step()
-    (1, 2)
-    >>> plan = ledger.resume(plan.id)
-    >>> plan.step()
-    3
-    >>> plan.step()
-    Traceback (most recent call last):
-    tacit.errors.BudgetExceeded: plan 1 has no step left: all 3 were taken. ...
-    """
+    def note(self, note: str) -> str:
+        """Return the note of the next payment, with the name of the block and the payment's place.
 
-    def __init__(self, store: Store, entry: Entry, *, claim: int = 1) -> None:
-        self._store = store
-        self._claim = whole(claim=claim, least=1)
-        self._pid = os.getpid()
-        self._next = 1  # steps _next, ..., _claimed may be handed out without writing
-        self._claimed = 0
-        self.entry = entry
-
-    @property
-    def id(self) -> int:
-        """Number of the plan, for `Ledger.resume`."""
-        return self.entry.id
-
-    @property
-    def event(self) -> Event:
-        """The whole event that was paid for."""
-        return self.entry.event
-
-    @property
-    def steps(self) -> int:
-        """Number of steps that were paid for."""
-        return self.entry.steps
-
-    @property
-    def taken(self) -> int:
-        """Number of steps taken by all processes, without unused steps in this object's block."""
-        with self._store.reading():
-            return self._taken() - (self._claimed - self._next + 1)
-
-    def step(self) -> int:
-        """Take the next step durably and return its number, from 1; raise after the last one."""
-        if os.getpid() != self._pid:
-            raise LedgerError(
-                "this plan was made in another process and cannot be used after a fork. "
-                f"Open the ledger here and call resume({self.id})."
-            )
-        with self._store.lock:
-            if self._next > self._claimed:
-                self._take()
-            self._next += 1
-            return self._next - 1
-
-    def close(self) -> None:
-        """Return the unused steps of the current block, so that `Ledger.resume` can take them."""
-        with self._store.lock:
-            unused = self._claimed - self._next + 1
-            if unused <= 0 or os.getpid() != self._pid:
-                return
-            with self._store.transaction():
-                # Steps can go back only if no later block was taken: its numbers must not change.
-                if self._taken() == self._claimed:
-                    self._write(-unused)
-            self._next = 1
-            self._claimed = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        return f"<Plan {self.id}: {self.event}, {self.steps:,} steps>"
-
-    def __reduce_ex__(self, protocol: object) -> NoReturn:
-        raise TypeError("a Plan cannot be copied or pickled: each copy would hand out its steps.")
-
-    def _take(self) -> None:
-        with self._store.transaction():
-            taken = self._taken()
-            block = min(self._claim, self.steps - taken)
-            if block <= 0:
-                raise BudgetExceeded(
-                    f"plan {self.id} has no step left: all {self.steps:,} were taken. "
-                    "Reserve another plan for more."
-                )
-            self._write(block)
-        self._next = taken + 1
-        self._claimed = taken + block
-
-    def _taken(self) -> int:
-        query = "SELECT taken FROM progress WHERE plan = ?"
-        return self._store.connection.execute(query, (self.id,)).fetchone()[0]
-
-    def _write(self, steps: int) -> None:
-        self._store.append(LedgerRow(kind="steps", plan=self.id, steps=steps))
-        update = "UPDATE progress SET taken = taken + ? WHERE plan = ?"
-        self._store.connection.execute(update, (steps, self.id))
-
-
-def _steps_of(event: Event) -> int:
-    """Return how many successive releases `event` consists of: the steps of its plan."""
-    if isinstance(event, Repeated):
-        return event.count * _steps_of(event.event)
-    if isinstance(event, Sequence):
-        return sum(_steps_of(part) for part in event.parts)
-    if isinstance(event, ev.RandomAllocation):
-        return event.steps
-    return 1
+        The same block makes the same payments in the same order, so the place identifies them.
+        """
+        self.count += 1
+        return f"{note} [{self.name}, payment {self.count}]"
 
 
 _whole = functools.lru_cache(maxsize=1024)(accounting.epsilon)  # of an event fixed in advance
@@ -497,10 +586,46 @@ def _require_type(rule: str, kind: type | UnionType, **named: object) -> None:
         raise TypeError(f"{name} must be {rule}, got {type(value).__name__}.")
 
 
-def _label(partition: object) -> str:
-    """Return the label stored for `partition`: its name, or "" for None (all records)."""
+def _label(partition: str | Iterable[str] | None) -> str:
+    """Return the label stored for `partition`: its name or names, or "" for None (all records)."""
     if partition is None:
         return ""
-    if not isinstance(partition, str) or not partition:
-        raise ValueError(f"partition must be a non-empty string or None, got {partition!r}.")
-    return partition
+    names = [partition] if isinstance(partition, str) else sorted(set(partition))
+    of_text = all(isinstance(cast("object", name), str) for name in names)
+    if not names or not of_text or any(not name or SEPARATOR in name for name in names):
+        raise ValueError(
+            f"partition must be a non-empty string, several of them, or None, got {partition!r}."
+        )
+    return SEPARATOR.join(names)
+
+
+def _secret(key: bytes | str | os.PathLike[str] | None, ledger: Path | None) -> bytes | None:
+    """Return the key of the chain; raise if it is too short, or a file beside the ledger."""
+    if key is None:
+        key = os.environ.get(_KEY_VARIABLE) or None
+        if ledger is None or key is None or (ledger.is_file() and not has_key(ledger)):
+            return None
+    if isinstance(key, bytes):
+        secret = key
+    else:
+        file = Path(key).resolve()
+        if ledger is not None and file.parent == ledger.parent:
+            raise LedgerError(
+                f"the key {file.name} is in the folder of the ledger. Keep it where whoever can "
+                "write the ledger cannot read it."
+            )
+        try:
+            secret = file.read_bytes().strip()
+        except OSError as error:
+            raise LedgerError(f"the key {file} cannot be read ({error.strerror}).") from None
+    if len(secret) < _SHORTEST_KEY:
+        raise LedgerError(f"the key of a ledger must have at least {_SHORTEST_KEY} bytes.")
+    return secret
+
+
+def _place_of(witness: Witness | None) -> str | None:
+    """Return the file or the address of a witness, as it is stored in a new ledger."""
+    if witness is None:
+        return None
+    place = getattr(witness, "path", None) or getattr(witness, "url", None)
+    return _OTHER_WITNESS if place is None else str(place)

@@ -2,48 +2,59 @@
 
 WAL with `synchronous=FULL`: a commit returns after the write-ahead log is on disk, so what was
 paid survives kill -9 and power loss. Writers first take the lock of the file (`BEGIN IMMEDIATE`),
-so check and payment are one act across threads and processes. Rows form a hash chain that ends in
-`head`, so an edited, missing or reordered row is found. Anyone who can write the file can also
-forge a whole new chain, which only a copy of the head kept elsewhere reveals.
+so check and payment are one act across threads and processes.
 
-Running totals, one per partition, are kept in the file, so that a payment does not read history.
-SQLite connections must not cross a fork, so they are closed before it and reopened on next use.
+**What is detected.** Rows form a hash chain that starts from the settings and ends in `head`.
+Before each payment every row that this process has not seen yet is checked, the totals and the
+progress of plans are added up again from the rows, and the settings are compared with the start of
+the chain. So an edited budget, edited or missing rows, and edited totals are found before the next
+payment.
+
+**What is not.** Whoever can write the file can forge a whole new chain, unless the chain is keyed:
+then each hash is an HMAC, and the key is not in the file. Neither reveals that the file was put
+back to an older copy, copied, or deleted and made anew; only a `witness` does.
+
+A payment does not read history: a process adds up the rows when it first uses the file, and later
+only the new ones. SQLite connections must not cross a fork, so they are closed before it and
+reopened on next use.
 """
 
 import contextlib
-import hashlib
-import json
+import functools
+import hmac
 import os
 import sqlite3
 import threading
 import uuid
 import weakref
 from collections.abc import Generator
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import NoReturn
 from urllib.parse import quote
 
 from tacit.errors import LedgerError
-from tacit.events import Event, from_json
-from tacit.ledger.entry_cost import Cost, nothing
+from tacit.ledger.chain import LedgerRow, Seen, Settings, Totals, chained, genesis, key_check, now
+from tacit.ledger.witness import Mark, Witness
 
 APPLICATION_ID = 0x74616369  # "taci"
-VERSION = 1
+VERSION = 2
+READABLE = (1, 2)  # files of version 1 stay version 1: without key, witness and seals
+PAYMENTS = "kind IN ('spend', 'plan')"
+_MOST_TEXT = 16 * 2**20  # bytes of one value in the file
 
 _SCHEMA = """
 CREATE TABLE ledger (
     one INTEGER PRIMARY KEY CHECK (one = 1),
     id TEXT NOT NULL, created TEXT NOT NULL,
-    epsilon REAL, delta REAL, relation TEXT NOT NULL, unit TEXT NOT NULL
+    epsilon REAL, delta REAL, relation TEXT NOT NULL, unit TEXT NOT NULL,
+    key_check TEXT, witness TEXT
 );
 CREATE TABLE head (
     one INTEGER PRIMARY KEY CHECK (one = 1), entries INTEGER NOT NULL, hash TEXT NOT NULL
 );
 CREATE TABLE entry (
     id INTEGER PRIMARY KEY,
-    time TEXT NOT NULL, kind TEXT NOT NULL CHECK (kind IN ('spend', 'plan', 'steps')),
+    time TEXT NOT NULL, kind TEXT NOT NULL CHECK (kind IN ('spend', 'plan', 'steps', 'seal')),
     partition TEXT NOT NULL, note TEXT NOT NULL, event TEXT, cost TEXT, filter TEXT,
     plan INTEGER REFERENCES entry (id), steps INTEGER NOT NULL, hash TEXT NOT NULL
 );
@@ -61,152 +72,43 @@ CREATE TRIGGER entry_is_fixed BEFORE UPDATE ON entry
 CREATE TRIGGER entry_stays BEFORE DELETE ON entry
     BEGIN SELECT RAISE(ABORT, 'entries are append-only'); END;
 """
+_SCHEMAS = {
+    2: _SCHEMA,
+    1: _SCHEMA.replace(",\n    key_check TEXT, witness TEXT", "").replace(", 'seal'", ""),
+}
 
 
-class Settings(NamedTuple):
-    """A ledger's id, creation time, budget, relation and unit, written once into a new file."""
-
-    id: str
-    created: str
-    epsilon: float | None
-    delta: float | None
-    relation: str
-    unit: str
-
-
-class LedgerRow(NamedTuple):
-    """One row of a ledger file; `hash` covers its other fields and the hash of the row before."""
-
-    id: int = 0
-    time: str = ""
-    kind: str = "spend"
-    partition: str = ""
-    note: str = ""
-    event: str | None = None
-    cost: str | None = None
-    filter: str | None = None
-    plan: int | None = None
-    steps: int = 1
-    hash: str = ""
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One payment in a ledger: event, time, note and cost. Contains nothing private."""
-
-    id: int
-    time: str
-    kind: str
-    """"spend", or "plan" for an event paid for whole, whose steps cost nothing extra."""
-    event: Event
-    note: str
-    partition: str | None
-    """The only partition whose records the event concerns; None for all records."""
-    steps: int
-    """Number of steps of a plan; 1 for a spend."""
-    cost: Cost
-    """What the event adds to each measure of the ledger's filter."""
-    hash: str
-    """Hash over this entry and all before it."""
-
-    def __str__(self) -> str:
-        where = f" on {self.partition}" if self.partition else ""
-        note = f" ({self.note})" if self.note else ""
-        return f"{self.kind} {self.id}: {self.event}{where}{note}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return this entry as plain JSON values."""
-        cost = json.loads(self.cost.to_json())
-        return {**vars(self), "event": self.event.to_dict(), "cost": cost}
-
-
-def entry_of(row: LedgerRow) -> Entry:
-    """Return the payment that is stored in a row of kind "spend" or "plan"."""
-    assert row.event is not None  # only rows of kind steps have none
-    assert row.cost is not None
-    event, cost, partition = from_json(row.event), Cost.from_json(row.cost), row.partition or None
-    return Entry(row.id, row.time, row.kind, event, row.note, partition, row.steps, cost, row.hash)
-
-
-class Total(NamedTuple):
-    """Number and summed cost of some entries, such as those of one partition."""
-
-    entries: int
-    cost: Cost
-
-
-class Totals(NamedTuple):
-    """Totals by partition label; the label "" stands for entries that concern all records."""
-
-    by_label: dict[str, Total]
-    n_orders: int
-
-    @staticmethod
-    def read(connection: sqlite3.Connection, n_orders: int, *, label: str = "") -> "Totals":
-        """Read all totals; with `label`, only its total and that of the unlabeled entries."""
-        only, labels = ("WHERE partition IN ('', ?)", (label,)) if label else ("", ())
-        rows = connection.execute(f"SELECT partition, entries, cost FROM total {only}", labels)
-        found = {name: Total(entries, Cost.from_json(cost)) for name, entries, cost in rows}
-        return Totals(found, n_orders)
-
-    def of(self, label: str) -> Total:
-        """Return the total of the entries with exactly this label."""
-        return self.by_label.get(label) or Total(0, nothing(self.n_orders))
-
-    def met(self, label: str) -> list[Total]:
-        """Return the total spent on each partition that a new entry with `label` would read.
-
-        An entry with label "" reads all records: those of each partition in the ledger, and those
-        of no partition named so far, on which only unlabeled entries were spent.
-        """
-        return [self._met_in(label)] if label else [total for _, total in self.met_by_label()]
-
-    def met_by_label(self) -> list[tuple[str, Total]]:
-        """Return the total spent on each partition; "" stands for records of no named partition."""
-        named = [(name, self._met_in(name)) for name in self.by_label if name]
-        return [("", self.of("")), *named]
-
-    def _met_in(self, label: str) -> Total:
-        common, own = self.of(""), self.of(label)
-        return Total(common.entries + own.entries, common.cost + own.cost)
-
-    def after(self, label: str, cost: Cost) -> Total:
-        """Return the total of the entries with `label`, plus one more entry of this cost."""
-        old = self.of(label)
-        return Total(old.entries + 1, old.cost + cost)
-
-    def add(self, connection: sqlite3.Connection, label: str, cost: Cost) -> None:
-        """Store the total of `label` plus an entry of this cost, in the entry's transaction."""
-        entries, total = self.after(label, cost)
-        row = (label, entries, total.to_json())
-        connection.execute("INSERT OR REPLACE INTO total VALUES (?, ?, ?)", row)
-
-
-def now() -> str:
-    """Return the time in UTC, to the millisecond."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
-
-
-def chained(previous: str, row: LedgerRow) -> str:
-    """Return the hash of `row` when it follows a row with hash `previous` in the chain."""
-    return hashlib.sha256(json.dumps([previous, *row[:-1]]).encode()).hexdigest()
-
-
-def genesis(settings: Settings) -> str:
-    """Return the hash from which the chain of rows starts: that of the ledger's settings."""
-    return hashlib.sha256(json.dumps(settings).encode()).hexdigest()
+def has_key(path: Path) -> bool:
+    """Return whether the file at `path` is a ledger with a keyed chain."""
+    try:
+        with contextlib.closing(_connect(path, 1.0, read_only=True)) as connection:
+            version = connection.execute("PRAGMA user_version").fetchone()[0]
+            query = "SELECT key_check FROM ledger"
+            return version > 1 and connection.execute(query).fetchone() not in (None, (None,))
+    except (sqlite3.Error, LedgerError, OSError):
+        return False
 
 
 class Store:
     """A connection to one ledger file, or to memory if `path` is None, used by one process."""
 
     def __init__(
-        self, path: Path | None, *, wanted: Settings, timeout: float, read_only: bool
+        self,
+        path: Path | None,
+        *,
+        wanted: Settings,
+        timeout: float,
+        read_only: bool,
+        key: bytes | None = None,
+        witness: Witness | None = None,
     ) -> None:
         self.path = path
         self.read_only = read_only
         self.lock = threading.RLock()
         self.timeout = timeout
+        self.key = key
+        self.witness = witness
+        self.seen: Seen | None = None
         self._pid = os.getpid()
         self._connection: sqlite3.Connection | None = None
         self._is_closed = False
@@ -216,9 +118,9 @@ class Store:
                     self._connection = sqlite3.connect(
                         ":memory:", isolation_level=None, check_same_thread=False
                     )
-                    _create_tables(self._connection, wanted)
+                    _create_tables(self._connection, wanted, key)
                 else:
-                    _require_ledger_file(path, wanted, read_only)
+                    _require_ledger_file(path, wanted, read_only, key, witness)
                 self.settings = self._load()
         except BaseException:
             self._disconnect()
@@ -228,22 +130,108 @@ class Store:
     def _load(self) -> Settings:
         """Return the file's settings; check that the last row has the hash stored as `head`."""
         if not self.read_only:
-            with self.transaction() as connection:
+            with self.transaction(is_checked=False) as connection:
                 # Changes nothing, but fails now if the file cannot be written.
                 connection.execute("UPDATE head SET entries = 0 WHERE one = 2")
         with self.reading() as connection:
-            columns = ", ".join(Settings._fields)
-            found = connection.execute(f"SELECT {columns} FROM ledger").fetchone()
-            settings = Settings(*found or _corrupt(self.path, "its settings are missing"))
+            settings = self._stored_settings()
             last = connection.execute("SELECT max(id), hash FROM entry").fetchone()
-            expected = last if last[0] else (0, genesis(settings))
-            if self.head() != expected:
-                _corrupt(self.path, "entries are missing at its end")
-            paid = connection.execute("SELECT count(*) FROM entry WHERE kind <> 'steps'").fetchone()
-            summed = connection.execute("SELECT coalesce(sum(entries), 0) FROM total").fetchone()
-            if paid != summed:
+            if self._has_chain_key(settings):
+                expected = last if last[0] else (0, genesis(settings, self.key))
+                if self.head() != expected:
+                    _corrupt(self.path, "entries are missing at its end")
+            paid = connection.execute(f"SELECT count(*) FROM entry WHERE {PAYMENTS}").fetchone()
+            counted = connection.execute("SELECT coalesce(sum(entries), 0) FROM total").fetchone()
+            if paid[0] > counted[0]:  # an entry that reads several partitions counts in each
                 _corrupt(self.path, "its running totals are not the sum of its entries")
         return settings
+
+    @property
+    def version(self) -> int:
+        """Version of the file's format."""
+        return self.connection.execute("PRAGMA user_version").fetchone()[0]
+
+    def _stored_settings(self) -> Settings:
+        columns = ", ".join(Settings._fields if self.version > 1 else Settings._fields[:6])
+        found = self.connection.execute(f"SELECT {columns} FROM ledger").fetchone()
+        return Settings(*found or _corrupt(self.path, "its settings are missing"))
+
+    def _has_chain_key(self, settings: Settings) -> bool:
+        """Return whether the chain can be checked; raise if the key is wrong or not needed."""
+        if settings.key_check is None:
+            if self.key is not None:
+                _corrupt(self.path, "its chain is not keyed, but a key was given")
+            return True
+        if self.key is None:
+            if not self.read_only:
+                raise LedgerError(
+                    f"{self.path} has a keyed chain. Give its key: key= in Python, the file named "
+                    "by TACIT_LEDGER_KEY on the command line."
+                )
+            return False
+        if not hmac.compare_digest(key_check(settings.id, self.key), settings.key_check):
+            raise LedgerError(f"the key is not the key of the ledger at {self.path}.")
+        return True
+
+    def check(self) -> Seen:
+        """Check all rows that are new to this process, inside a transaction; return their sum.
+
+        Raises `LedgerError` if settings, rows, totals or the progress of plans were edited, if rows
+        are missing, or if the file was replaced while it was open.
+        """
+        if self._stored_settings() != self.settings:
+            _corrupt(self.path, "its budget or another setting was edited")
+        entries, head = self.head()
+        is_first, has_key = self.seen is None, self._has_chain_key(self.settings)
+        seen = self.seen or Seen(0, genesis(self.settings, self.key))
+        if entries < seen.entries or not self._holds(seen.entries, seen.hash):
+            _corrupt(self.path, "it was replaced by an older or another file while it was open")
+        for row in self.rows("id > ?", (seen.entries,)):
+            if row.id != seen.entries + 1:
+                _corrupt(self.path, f"entry {seen.entries + 1} is missing")
+            if has_key and row.hash != chained(seen.hash, row, self.key):
+                _corrupt(self.path, f"entry {row.id} was changed, or one before it was taken out")
+            seen.add(row)
+        if entries != seen.entries or (has_key and head != seen.hash):
+            _corrupt(self.path, "entries are missing at its end")
+        if is_first:
+            self._check_sums(seen)
+        self.seen = seen
+        return seen
+
+    def _check_sums(self, seen: Seen) -> None:
+        """Raise unless the stored totals and the stored progress are those of the rows."""
+        if Totals.read(self.connection, 0).by_label != seen.totals:
+            _corrupt(self.path, "its running totals are not the sum of its entries")
+        stored = self.connection.execute("SELECT plan, steps, taken FROM progress").fetchall()
+        if {plan: (steps, taken) for plan, steps, taken in stored} != seen.taken:
+            _corrupt(self.path, "the progress of its plans is not the sum of its entries")
+
+    def _holds(self, entries: int, hash_: str) -> bool:
+        """Return whether row number `entries` is there and has this hash."""
+        if entries == 0:
+            return self.settings.key_check is not None or hash_ == genesis(self.settings)
+        query = "SELECT hash FROM entry WHERE id = ?"
+        return self.connection.execute(query, (entries,)).fetchone() == (hash_,)
+
+    def check_witness(self) -> None:
+        """Raise `LedgerError` unless the file continues what its witness saw last."""
+        if self.witness is None:
+            return
+        mark, entries = self.witness.last(), self.head()[0]
+        if mark is None:
+            if self.settings.witness is not None:
+                _corrupt(self.path, "its witness has lost its marks")
+            return  # a witness that is given to an old ledger for the first time
+        if mark.ledger != self.settings.id:
+            _corrupt(self.path, "its witness saw another ledger: it was deleted and made anew")
+        if mark.entries > entries:
+            what = (
+                f"its witness saw {mark.entries:,} rows and it has {entries:,}: it is an old copy"
+            )
+            _corrupt(self.path, what)
+        if not self._holds(mark.entries, mark.hash):
+            _corrupt(self.path, f"row {mark.entries:,} is not the one that its witness saw")
 
     @property
     def connection(self) -> sqlite3.Connection:
@@ -278,16 +266,28 @@ class Store:
                     connection.execute("ROLLBACK")
 
     @contextlib.contextmanager
-    def transaction(self) -> Generator[sqlite3.Connection]:
-        """Open a write transaction: exclusive, all or nothing, durable when the block ends."""
+    def transaction(self, *, is_checked: bool = True) -> Generator[sqlite3.Connection]:
+        """Open a write transaction: exclusive, all or nothing, durable when the block ends.
+
+        The file is checked first (`check`, `check_witness`). The witness has the new head when the
+        block ends.
+        """
         if self.read_only:
             raise LedgerError(f"{self.path} was opened read-only, so nothing can be spent from it.")
         _ = self.connection  # raise in a forked child before it waits for a lock
-        with self.lock, _translated(self):
+        with self.lock, _translated(self), contextlib.ExitStack() as stack:
             connection = self.connection
             try:
                 connection.execute("BEGIN IMMEDIATE")
+                before = (0, "")
+                if is_checked:
+                    self.check()
+                    before = self.head()
+                    if self.witness is not None:
+                        stack.enter_context(self.witness.alone())
+                    self.check_witness()
                 yield connection
+                after = self.head() if is_checked else before
                 connection.execute("COMMIT")
             except BaseException:
                 # After a failed commit the row may still reach the disk: then it over-charges.
@@ -295,6 +295,17 @@ class Store:
                     if connection.in_transaction:
                         connection.execute("ROLLBACK")
                 raise
+            if self.witness is not None and after != before:
+                self._tell_witness(self.witness, *after)
+
+    def _tell_witness(self, witness: Witness, entries: int, head: str) -> None:
+        try:
+            witness.advance(Mark(self.settings.id, entries, head))
+        except (OSError, LedgerError) as error:
+            raise LedgerError(
+                f"the payment was recorded, but its witness was not reached ({error}). "
+                "Release nothing, and try again when the witness can be reached."
+            ) from error
 
     def head(self) -> tuple[int, str]:
         """Return the number of rows and the last row's hash; call this inside a transaction."""
@@ -305,7 +316,7 @@ class Store:
         """Append `row`, inside a transaction; return it with number, time and hash filled in."""
         entries, previous = self.head()
         row = row._replace(id=entries + 1, time=now())
-        row = row._replace(hash=chained(previous, row))
+        row = row._replace(hash=chained(previous, row, self.key))
         execute = self.connection.execute
         execute("INSERT INTO entry VALUES (?,?,?,?,?,?,?,?,?,?,?)", row)
         execute("UPDATE head SET entries = ?, hash = ?", (row.id, row.hash))
@@ -338,14 +349,19 @@ class Store:
             self._connection = None
 
 
-def _require_ledger_file(path: Path, wanted: Settings, read_only: bool) -> None:
+def _require_ledger_file(
+    path: Path, wanted: Settings, read_only: bool, key: bytes | None, witness: Witness | None
+) -> None:
     """Create the ledger file if it is missing; raise if the file is not a ledger."""
     if not path.parent.is_dir():
         raise LedgerError(f"the folder {path.parent} does not exist. Create it first.")
     if not path.exists():
         if read_only:
             raise LedgerError(f"there is no ledger at {path}.")
-        _create_file(path, wanted)
+        if witness is None:
+            _create_file(path, wanted, key)
+        else:
+            _create_witnessed(path, wanted, key, witness)
     if not path.is_file():
         raise LedgerError(f"{path} is not a file.")
     with path.open("rb") as file:
@@ -353,12 +369,32 @@ def _require_ledger_file(path: Path, wanted: Settings, read_only: bool) -> None:
             _corrupt(path, "it is empty, damaged, or another kind of file")
 
 
-def _create_file(path: Path, settings: Settings) -> None:
-    """Create a ledger file at `path` atomically: write it beside `path`, then link it there."""
+def _create_witnessed(path: Path, wanted: Settings, key: bytes | None, witness: Witness) -> None:
+    """Create a ledger file whose witness knows it; raise if the witness knows a lost ledger."""
+    with witness.alone():
+        if path.exists():  # another process was first: use its file
+            return
+        mark = witness.last()
+        if mark is not None and mark.entries > 0:
+            raise LedgerError(
+                f"there is no ledger at {path}, but its witness saw one of {mark.entries:,} rows. "
+                "Restore the newest copy; a new ledger would spend the budget again."
+            )
+        # Before the file, so that no ledger exists that the witness has not seen.
+        witness.advance(Mark(wanted.id, 0, genesis(wanted, key)))
+        _create_file(path, wanted, key)
+
+
+def _create_file(path: Path, settings: Settings, key: bytes | None = None) -> None:
+    """Create a ledger file at `path` atomically: write it beside `path`, then link it there.
+
+    Only the user may read it (mode 0600), and SQLite gives its log the same mode.
+    """
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}.new")
     try:
+        os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
         with contextlib.closing(sqlite3.connect(draft, isolation_level=None)) as connection:
-            _create_tables(connection, settings)
+            _create_tables(connection, settings, key)
             connection.execute("PRAGMA journal_mode = WAL")
         with contextlib.suppress(FileExistsError):  # another process was first: use its file
             os.link(draft, path)
@@ -372,15 +408,25 @@ def _create_file(path: Path, settings: Settings) -> None:
         draft.unlink(missing_ok=True)
 
 
-def _create_tables(connection: sqlite3.Connection, settings: Settings) -> None:
+def _create_tables(
+    connection: sqlite3.Connection, settings: Settings, key: bytes | None = None
+) -> None:
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     connection.execute(f"PRAGMA user_version = {VERSION}")
     connection.executescript(f"BEGIN;{_SCHEMA}COMMIT;")
     connection.execute("BEGIN")
-    connection.execute("INSERT INTO ledger VALUES (1,?,?,?,?,?,?)", settings)
-    connection.execute("INSERT INTO head VALUES (1, 0, ?)", (genesis(settings),))
+    connection.execute("INSERT INTO ledger VALUES (1,?,?,?,?,?,?,?,?)", settings)
+    connection.execute("INSERT INTO head VALUES (1, 0, ?)", (genesis(settings, key),))
     connection.execute("COMMIT")
+
+
+@functools.cache
+def _objects(version: int) -> frozenset[tuple[str, ...]]:
+    """Return the tables, indexes and triggers of a ledger file of this version."""
+    with contextlib.closing(sqlite3.connect(":memory:")) as connection:
+        connection.executescript(_SCHEMAS[version])
+        return frozenset(connection.execute("SELECT type, name, sql FROM sqlite_master"))
 
 
 def _connect(path: Path, timeout: float, read_only: bool) -> sqlite3.Connection:
@@ -396,11 +442,16 @@ def _connect(path: Path, timeout: float, read_only: bool) -> sqlite3.Connection:
         if connection.execute("PRAGMA application_id").fetchone() != (APPLICATION_ID,):
             raise LedgerError(f"{path} is a SQLite file, but not a ledger.")
         version = connection.execute("PRAGMA user_version").fetchone()[0]
-        if version != VERSION:
+        if version not in READABLE:
             raise LedgerError(
-                f"{path} has ledger version {version}, this tacit reads {VERSION}. "
+                f"{path} has ledger version {version}, this tacit reads {READABLE}. "
                 "Use the tacit it was made with."
             )
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MOST_TEXT)
+        connection.execute("PRAGMA trusted_schema = OFF")
+        objects = set(connection.execute("SELECT type, name, sql FROM sqlite_master"))
+        if objects - _objects(version):  # a view or trigger could run any SQL
+            _corrupt(path, "it has tables, views or triggers that no ledger has")
         connection.execute("PRAGMA foreign_keys = ON")
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA fullfsync = ON")  # macOS; elsewhere it does nothing
@@ -423,7 +474,15 @@ def _translated(store: Store) -> Generator[None]:
         raise LedgerError(_explain(store, error)) from error
     except OSError as error:
         raise LedgerError(f"{store.path} cannot be opened: {error.strerror or error}.") from error
-    except (ValueError, KeyError) as error:  # from JSON that is not what a ledger writes
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+        ArithmeticError,
+    ) as error:
+        # From JSON that is not what a ledger writes.
         raise LedgerError(f"{store.path} holds what no ledger writes ({error}).") from error
 
 

@@ -5,9 +5,10 @@ from typing import NamedTuple, NoReturn
 
 from tacit.errors import LedgerError
 from tacit.events import Event, Relation, from_json
+from tacit.ledger.chain import LedgerRow, Totals, chained, entry_of, genesis
 from tacit.ledger.entry_cost import Cost, price
-from tacit.ledger.filter import Budget, Filter
-from tacit.ledger.store import LedgerRow, Store, Totals, chained, entry_of, genesis
+from tacit.ledger.filter import Budget, Filter, copies_fit
+from tacit.ledger.store import Store
 
 _PRICE_SLACK = 1e-6
 """Relative difference of prices that is accepted, since accountants may differ by version."""
@@ -25,11 +26,17 @@ class Verification(NamedTuple):
 
 
 def verify_store(
-    store: Store, budget: Budget | None, relation: Relation, *, fits_alone: Callable[[Event], bool]
+    store: Store,
+    budget: Budget | None,
+    relation: Relation,
+    *,
+    fits_alone: Callable[[Event], bool],
+    head: str | None = None,
 ) -> Verification:
     """Check a ledger file and raise `LedgerError` at the first fault.
 
-    `fits_alone(event)` is whether an event fits the budget as the only entry.
+    `fits_alone(event)` is whether an event fits the budget as the only entry. `head` is the hash of
+    a row that the ledger must contain: a head that was noted down earlier.
     """
     with store.reading() as connection:
         for check in ("integrity_check", "foreign_key_check"):
@@ -38,18 +45,25 @@ def verify_store(
                 _fail(store, f"SQLite finds damage: {found[0]}")
         rows = store.rows()
         _verify_chain(store, rows)
-        payments = [row for row in rows if row.kind != "steps"]
+        if head is not None and head not in {genesis(store.settings, store.key)} | {
+            row.hash for row in rows
+        }:
+            _fail(store, "it does not continue from the given head: it is an old or another ledger")
+        payments = [row for row in rows if row.kind in ("spend", "plan")]
         _verify_payments(store, payments, budget, relation, fits_alone)
         _verify_steps(store, rows)
+        store.check_witness()
         return Verification(len(payments), *store.head())
 
 
 def _verify_chain(store: Store, rows: list[LedgerRow]) -> None:
-    previous = genesis(store.settings)
+    if store.settings.key_check is not None and store.key is None:
+        _fail(store, "its chain is keyed and no key was given")
+    previous = genesis(store.settings, store.key)
     for number, row in enumerate(rows, start=1):
         if row.id != number:
             _fail(store, f"entry {number} is missing")
-        if row.hash != chained(previous, row):
+        if row.hash != chained(previous, row, store.key):
             _fail(store, f"entry {number} was changed, or one before it was taken out")
         previous = row.hash
     if store.head() != (len(rows), previous):
@@ -71,6 +85,8 @@ def _verify_payments(
             _fail(store, "the filter is not fixed by the first entry")
         filter_ = Filter.from_json(rows[0].filter)
         replayed = Totals({}, len(filter_.orders))
+        if budget is not None and not copies_fit(filter_, budget, relation):
+            _fail(store, "its filter admits more copies of its first event than the budget")
         for row in rows:
             cost = _verified_cost(store, row, filter_, relation)
             if budget is not None:
@@ -79,14 +95,14 @@ def _verify_payments(
                     admitted = filter_.admits(total + cost, budget)
                     if not admitted and (entries or not fits_alone(event)):
                         _fail(store, f"entry {row.id} passes the budget")
-            replayed.by_label[row.partition] = replayed.after(row.partition, cost)
+            replayed.by_label.update(replayed.after(row.partition, cost))
     if Totals.read(store.connection, replayed.n_orders).by_label != replayed.by_label:
         _fail(store, "its running totals are not the sum of its entries")
 
 
 def _verified_cost(store: Store, row: LedgerRow, filter_: Filter, relation: Relation) -> Cost:
     entry = entry_of(row)
-    fresh = price(entry.event, orders=filter_.orders, relation=relation)
+    fresh = price(entry.event, orders=filter_.orders, relation=relation, copy=filter_.copied_event)
     stored = (*entry.cost.measures, entry.cost.delta)
     pairs = zip(stored, (*fresh.measures, fresh.delta), strict=True)
     if any(old < (1 - _PRICE_SLACK) * now for old, now in pairs):

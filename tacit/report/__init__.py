@@ -1,8 +1,9 @@
 """Reports: the result and the guarantee of a run, as a page for people and as a certificate.
 
-`certificate` states the claim so that anyone can recompute it, `figures` draws, `page` lays out one
-HTML page, and `reports` fills them from a run folder. The names of `reports` load when they are
-first used, because `reports` imports much more than the others.
+`certificate` states the claim so that anyone can recompute it, `run_certificate` derives it from a
+run folder, `signature` says who vouches for it, `figures` draws, `page` lays out one HTML page, and
+`reports` fills them from a run folder. The names of `reports` load when they are first used,
+because `reports` imports much more than the others.
 """
 
 from typing import TYPE_CHECKING
@@ -10,6 +11,13 @@ from typing import TYPE_CHECKING
 from tacit._lazy import lazy
 from tacit.report.certificate import Problem, make_certificate, schema, verify
 from tacit.report.figures import Figure, Role, Series, to_csv, to_svg, to_svg_file, to_text
+from tacit.report.run_certificate import (
+    check_run,
+    require_consistent,
+    verify_run,
+    write_certificate,
+)
+from tacit.report.signature import Verdict, judge, new_key, sign
 
 if TYPE_CHECKING:
     from tacit.report.reports import write_logit_report, write_page, write_pate_sweep
@@ -19,16 +27,25 @@ __all__ = [
     "Problem",
     "Role",
     "Series",
+    "Verdict",
+    "check_run",
+    "judge",
     "make_certificate",
+    "new_key",
+    "require_consistent",
     "schema",
+    "sign",
     "to_csv",
     "to_svg",
     "to_svg_file",
     "to_text",
     "verify",
+    "verify_run",
+    "write_certificate",
     "write_logit_report",
     "write_page",
     "write_pate_sweep",
 ]
 
-__getattr__ = lazy(__name__, {name: "reports" for name in __all__ if name.startswith("write_")})
+_PAGES = ("write_logit_report", "write_page", "write_pate_sweep")
+__getattr__ = lazy(__name__, dict.fromkeys(_PAGES, "reports"))

@@ -4,7 +4,11 @@ A certificate states the events of a run, so that its reader can price them. `ve
 epsilon again from the events alone, compares the model file with its hash, and checks the seal,
 which is a hash of all other fields. The seal reveals accidental edits, but it is not a signature:
 whoever edits a certificate on purpose can compute the seal again. Such an edit cannot lower epsilon
-unless it changes the events too, because prices are recomputed from the events.
+unless it changes the events too, because prices are recomputed from the events. In a run folder,
+`tacit.report.run_certificate` derives the whole certificate again; `tacit.report.signature` says
+who vouches for it.
+
+Version 2 added `context`. Certificates of version 1 are still read.
 """
 
 import hashlib
@@ -18,9 +22,26 @@ from typing import Any, NamedTuple
 from tacit import __version__, accounting, events
 from tacit.errors import TacitError, UnsupportedEvent
 from tacit.events import Event, Relation
+from tacit.experiments import file_hash
 
-FORMAT, VERSION = "tacit certificate", 1
+FORMAT, VERSION = "tacit certificate", 2
 TOLERANCE = 1e-6  # relative; other versions of numpy and scipy may differ in the last digits
+
+CONTEXT = (
+    "data_commitment",
+    "ledger",
+    "records_per_person",
+    "tuning",
+    "adversary",
+    "recipe_sha256",
+    "files",
+    "package",
+    "audit",
+    "isolation",
+    "generator",
+    "arithmetic",
+)
+"""What the claim rests on, beside the events; docs/certificate.md explains each."""
 
 ACCOUNTANTS: dict[str, Callable[[], Any]] = {  # Any: classes that load on first use
     "PLD": lambda: accounting.PLD(),
@@ -37,11 +58,16 @@ class Problem(NamedTuple):
     what: str
 
 
-def prices(event: Event, *, delta: float, relation: Relation) -> list[dict[str, Any]]:
-    """Return the epsilon of `event` by every accountant that can price it, and a lower bound."""
+def prices(
+    event: Event, *, delta: float, relation: Relation, version: str = __version__
+) -> list[dict[str, Any]]:
+    """Return the epsilon of `event` by every accountant that can price it, and a lower bound.
+
+    `version` is the version of tacit that is stated beside each price.
+    """
     found: list[dict[str, Any]] = []
     for name, make in ACCOUNTANTS.items():
-        entry: dict[str, Any] = {"accountant": name, "version": __version__}
+        entry: dict[str, Any] = {"accountant": name, "version": version}
         try:
             if name == "PLD":
                 bracket = make().bracket(event, delta=delta, relation=relation)
@@ -71,10 +97,14 @@ def make_certificate(
     created: str,
     title: str,
     model: Path | None = None,
+    context: Mapping[str, Any] | None = None,
+    issuer: str | None = None,
 ) -> dict[str, Any]:
     """Return the sealed certificate of a run that did `event` to its records, as JSON values.
 
-    Its epsilon is a certified upper bound at `delta`.
+    Its epsilon is a certified upper bound at `delta`. `context` has the fields of `context` in
+    the JSON Schema that are known; the others are null. `issuer` names who vouches for the
+    certificate.
     """
     epsilon = accounting.epsilon(event, delta=delta, relation=relation)
     body = {
@@ -94,10 +124,14 @@ def make_certificate(
             "released": released,
             "randomness": randomness,
         },
-        "prices": prices(event, delta=delta, relation=relation),
+        "prices": prices(
+            event, delta=delta, relation=relation, version=software.get("tacit", __version__)
+        ),
         "utility": utility,
         "model": None if model is None else {"file": model.name, "sha256": file_hash(model)},
         "software": software,
+        "context": dict.fromkeys(CONTEXT) | dict(context or {}),
+        "issuer": issuer,
     }
     return body | {"seal": seal(body)}
 
@@ -113,7 +147,7 @@ def verify(certificate: Mapping[str, Any], *, folder: Path | None = None) -> lis
     body = {name: value for name, value in certificate.items() if name != "seal"}
     try:
         is_sealed = seal(body) == certificate["seal"]
-    except ValueError:  # NaN or infinity, which `make_certificate` never writes
+    except (ValueError, RecursionError):  # NaN or infinity, which `make_certificate` never writes
         is_sealed = False
     found = [] if is_sealed else [Problem("seal", "a field was edited")]
     return [*found, *_price_problems(certificate), *_model_problems(certificate, folder)]
@@ -123,12 +157,6 @@ def seal(body: Mapping[str, Any]) -> str:
     """Return the hash of all fields except the seal itself, written as canonical JSON."""
     text = json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def file_hash(path: Path) -> str:
-    """Return the SHA-256 of a file, read in blocks so that large files fit in memory."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def schema() -> dict[str, Any]:
@@ -152,12 +180,14 @@ def _price_problems(certificate: Mapping[str, Any]) -> Iterator[Problem]:
         relation = Relation(claim["relation"])
         epsilon = accounting.epsilon(event, delta=claim["delta"], relation=relation)
         again = prices(event, delta=claim["delta"], relation=relation)
-    except (ValueError, TypeError, RecursionError, TacitError) as wrong:
+    except (ValueError, TypeError, ArithmeticError, RecursionError, TacitError) as wrong:
         yield Problem("claim.events", f"cannot be priced: {wrong}")
         return
     stated = math.inf if claim["epsilon"] is None else claim["epsilon"]
-    if not _close(stated, epsilon):
+    if not is_close(stated, epsilon):
         yield Problem("claim.epsilon", f"the events cost {epsilon:.6g}, not {stated:.6g}")
+    if certificate["version"] > 1 and set(certificate["context"]) != set(CONTEXT):
+        yield Problem("context", f"must have {', '.join(CONTEXT)}")
     if claim["sampling"]["assumed"] != str(event):
         yield Problem("claim.sampling.assumed", "does not describe the events")
     before = {entry["accountant"]: entry for entry in certificate["prices"]}
@@ -166,7 +196,7 @@ def _price_problems(certificate: Mapping[str, Any]) -> Iterator[Problem]:
         yield Problem("prices", f"must be those of {', '.join(after)}, once each")
     for name in before.keys() & after.keys():
         for field in ("epsilon", "lower"):
-            if not _close(before[name].get(field, 0.0), after[name].get(field, 0.0)):
+            if not is_close(before[name].get(field, 0.0), after[name].get(field, 0.0)):
                 yield Problem(
                     f"prices.{name}.{field}", f"is {after[name][field]:.6g} when computed again"
                 )
@@ -183,7 +213,8 @@ def _model_problems(certificate: Mapping[str, Any], folder: Path | None) -> Iter
         yield Problem("model.sha256", "the file has another hash")
 
 
-def _close(stated: float, computed: float) -> bool:
+def is_close(stated: float, computed: float) -> bool:
+    """Return whether two numbers agree up to rounding."""
     if math.isinf(stated) or math.isinf(computed):
         return stated == computed
     return abs(stated - computed) <= TOLERANCE * max(abs(stated), abs(computed), 1e-12)

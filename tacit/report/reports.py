@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from scipy.special import expit
 
-from tacit.events import Relation
+from tacit._untrusted import read_json
 from tacit.experiments import (
     AUDIT,
     SWEEP,
@@ -26,11 +26,12 @@ from tacit.experiments import (
     Summary,
     Sweep,
 )
-from tacit.report.certificate import make_certificate
+from tacit.report.certificate import CONTEXT
 from tacit.report.figures import Figure, PictureRow, Role, Series, Surface, files, to_svg_file
 from tacit.report.page import Number, Page, Section, cautions, promise, render, strength
+from tacit.report.run_certificate import randomness_of, write_certificate
 
-CERTIFICATE, REPORT, FIGURES = "certificate.json", "report.html", "figures"
+REPORT, FIGURES = "report.html", "figures"
 STUDY = "study.json"
 
 _DELTA_ROLES = (Role.PRIVATE, Role.OTHER, Role.FOURTH, Role.BOUND)  # one for each delta of a sweep
@@ -43,7 +44,8 @@ _ROC_POINTS = 120  # points of a ROC curve that are drawn
 def write_page(folder: str | Path) -> Path:
     """Write the report of a finished run or sweep into its folder, and return the page's path.
 
-    The report is report.html, the figures with their data, and for a run the certificate.
+    The report is report.html, the figures with their data, and for a run the certificate. Raises
+    `ValueError` if the parts of a run folder disagree (`tacit.report.check_run`).
     """
     if (Path(folder) / SWEEP).is_file():
         sweep = Sweep.read(folder)
@@ -51,8 +53,7 @@ def write_page(folder: str | Path) -> Path:
         return _write(RunFolder(folder), figures, _sweep_page(sweep, figures))
     run = RunFolder(folder)
     facts = run.facts()
-    certificate = certificate_of(facts, run)
-    run.write(CERTIFICATE, json.dumps(certificate, indent=2) + "\n")
+    certificate = write_certificate(run)
     figures, attacks = run_figures(facts, run), _audit_sections(run)
     for figure in (figure for section in attacks for figure in section.figures):
         run.write(f"{FIGURES}/{figure.name}.svg", to_svg_file(figure))  # the audit wrote the data
@@ -85,37 +86,6 @@ def _write_figures(run: RunFolder, figures: Iterable[Figure]) -> None:
     for figure in figures:
         for name, content in files(figure):
             run.write(f"{FIGURES}/{name}", content)
-
-
-def certificate_of(facts: Facts, run: RunFolder) -> dict[str, Any]:  # Any: JSON values
-    """Return the sealed certificate of a finished run, made from its facts."""
-    utility = facts.utility
-    return make_certificate(
-        title=f"{facts.method} on {facts.data}",
-        event=facts.claim,
-        delta=facts.delta,
-        relation=Relation(facts.relation),
-        unit=facts.unit,
-        n_records=facts.n_records,
-        sampling_used=facts.sampling_used,
-        data_touches=[
-            {"what": f"{touch.what}: {touch.how}", "paid": touch.cost} for touch in facts.touches
-        ],
-        released=list(facts.released),
-        randomness=_randomness(facts),
-        utility={
-            "metric": utility.metric,
-            "private": [one.value for one in utility.private],
-            "mean": utility.mean,
-            "spread": utility.spread,
-            "non_private": [one.value for one in utility.non_private],
-            "majority": utility.majority,
-            "n_test": utility.n_test,
-        },
-        software=facts.versions,
-        created=facts.created,
-        model=run / facts.model_file,
-    )
 
 
 def run_figures(facts: Facts, run: RunFolder) -> tuple[Figure, ...]:
@@ -175,7 +145,7 @@ def page_of(
         figures=figures,
         sections=(*sections, _levels(facts, epsilon)),
         prices=tuple(certificate["prices"]),
-        fields=_fields(facts, epsilon),
+        fields=(*_fields(facts, epsilon), *_context_fields(certificate)),
         certificate=certificate,
         footer=f"Written by tacit {facts.versions.get('tacit', '')}; run of {facts.created}.",
     )
@@ -224,9 +194,44 @@ def _fields(facts: Facts, epsilon: float) -> tuple[tuple[str, str], ...]:
         ("Assumed public", "; ".join(facts.assumed_public)),
         ("Uses of the data", "; ".join(f"{t.what} ({t.cost}): {t.how}" for t in facts.touches)),
         ("Tuning", "; ".join(tuning) or "none on private data"),
-        ("Randomness", _randomness(facts)),
+        ("Randomness", randomness_of(facts)),
         ("Hyperparameters", ", ".join(f"{k} {v}" for k, v in facts.hyperparameters.items())),
         ("Software", ", ".join(f"{k} {v}" for k, v in facts.versions.items())),
+    )
+
+
+def _context_fields(certificate: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Return rows for what the claim rests on beside the events, as far as it is known."""
+    context = {**dict.fromkeys(CONTEXT), **certificate.get("context", {})}
+    ledger, package, audit = (context[name] for name in ("ledger", "package", "audit"))
+    rows = {
+        "Adversary": context["adversary"],
+        "Records per person": context["records_per_person"],
+        "Price of tuning": context["tuning"],
+        "Isolation of examples": context["isolation"],
+        "Generator": context["generator"],
+        "Arithmetic": context["arithmetic"],
+        "Data commitment": context["data_commitment"],
+        "Ledger": ledger and _ledger_words(ledger),
+        "Package": package and f"tacit {package['version']}, SHA-256 {package['sha256']}",
+        "Audit": audit and ("passed" if audit["passes"] else "the bill is refuted"),
+        "Issuer": certificate.get("issuer") or "not signed",
+    }
+    return tuple((name, str(value)) for name, value in rows.items() if value)
+
+
+def _ledger_words(ledger: dict[str, Any]) -> str:
+    epsilon = ledger["epsilon"]
+    names = {
+        "budget": "the budget guarantees",
+        "fixed_in_advance": "if all was fixed in advance",
+        "odometer": "at any time, however it was chosen",
+    }
+    found = [f"{text}: {epsilon[n]:.4g}" for n, text in names.items() if epsilon.get(n) is not None]
+    own = ", ".join(map(str, ledger["entries_of_run"]))
+    return (
+        f"{ledger['entries']:,} payments on these records when the run ended, of which number "
+        f"{own} for this run. Epsilon of all of them, {'; '.join(found)}."
     )
 
 
@@ -240,7 +245,7 @@ def _levels(facts: Facts, epsilon: float) -> Section:
         f"Utility is that of {'one run' if runs == 1 else f'{runs} runs'}, as a mean over "
         f"{facts.utility.n_test:,} {_measured(facts)}; differences between groups of people are "
         "not measured.",
-        "Implementation": f"Trust model: {facts.trust}. Noise: {_randomness(facts)}, drawn in "
+        "Implementation": f"Trust model: {facts.trust}. Noise: {randomness_of(facts)}, drawn in "
         "floating point, while prices assume exact arithmetic. Timing is not hidden.",
         "Collection and access": "This page does not cover who collected the records, who may "
         "read them, and how long they are kept. The run folder holds no records, and the key of "
@@ -252,12 +257,6 @@ def _levels(facts: Facts, epsilon: float) -> Section:
     )
     title = "What the claim rests on"
     return Section(name="levels", title=title, text=text, rows=tuple(rows.items()))
-
-
-def _randomness(facts: Facts) -> str:
-    if isinstance(facts.seed, int):
-        return f"seed {facts.seed}: the noise is reproducible"
-    return "OS entropy"
 
 
 def _metric_by_epoch(metric: str, title: str, private: list[Metric], twin: list[Metric]) -> Figure:
@@ -295,7 +294,7 @@ def _audit_sections(run: RunFolder) -> tuple[Section, ...]:
     path = run / AUDIT
     if not path.is_file():
         return ()
-    audit = json.loads(path.read_text(encoding="utf-8"))
+    audit = read_json(path)
     rows = [
         (
             bound["method"],

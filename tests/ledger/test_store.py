@@ -140,7 +140,7 @@ def test_entries_cannot_be_changed_by_accident(file: Path) -> None:
         ("UPDATE entry SET note = 'other' WHERE id = 2", "entry 2 was changed"),
         ("UPDATE entry SET cost = replace(cost, '0.', '0.0') WHERE id = 1", "entry 1 was changed"),
         ("UPDATE entry SET partition = 'west' WHERE id = 3", "entry 3 was changed"),
-        ("DELETE FROM entry WHERE id = 2", "running totals"),
+        ("DELETE FROM entry WHERE id = 2", "entry 2 is missing"),
         ("UPDATE total SET cost = 'x'", "no ledger writes"),
         ("UPDATE total SET cost = '{}'", "no ledger writes"),
         ("UPDATE entry SET id = 99 WHERE id = 1", "missing"),

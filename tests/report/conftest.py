@@ -5,8 +5,7 @@ import json
 import pytest
 
 from tacit import events as ev
-from tacit.experiments import Facts, RunFolder
-from tacit.report.certificate import file_hash
+from tacit.experiments import Facts, RunFolder, file_hash
 
 
 @pytest.fixture

@@ -166,9 +166,9 @@ def test_the_command_says_1_to_whatever_does_not_hold(certificate, folder):
     assert asked(honest.replace(f'"epsilon": {epsilon}', '"epsilon": NaN', 1)).exit_code == 1
     result = asked(honest.replace('"epsilon": ', '"epsilon": 0.01, "epsilon": ', 1))
     assert result.exit_code == 1
-    assert "epsilon: appears twice" in result.stderr
+    assert "epsilon appears twice" in result.stderr
     assert asked("[]").exit_code == 1
-    assert asked("[" * 100_000).exit_code == 2
+    assert asked("[" * 100_000).exit_code == 1
 
 
 def test_a_run_without_noise_has_no_epsilon(tmp_path):

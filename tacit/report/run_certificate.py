@@ -1,0 +1,328 @@
+"""The certificate of a run folder, derived from ledger, recipe, facts and model; never just read.
+
+The parts of a folder vouch for each other. The last row that a run adds to its ledger holds the
+hashes of model, recipe and facts. The facts hold the hash of that row and the hashes of the other
+files. The certificate is a function of the facts and the audit. So no part can be edited or
+exchanged alone. Whoever rewrites all of them consistently is found out only by a signature
+(`tacit.report.signature`).
+"""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from tacit import accounting
+from tacit._untrusted import printable, read_json
+from tacit.errors import TacitError
+from tacit.events import Relation, Sequence
+from tacit.experiments import (
+    AUDIT,
+    RECIPE,
+    Facts,
+    Recipe,
+    RunFolder,
+    file_hash,
+    ledger_state,
+    seal_of,
+)
+from tacit.ledger import Entry, Ledger
+from tacit.report.certificate import Problem, is_close, make_certificate, verify
+
+CERTIFICATE, SIGNATURE = "certificate.json", "certificate.sig"
+_PRICES = ("claim.epsilon", "prices.", "context.ledger.epsilon.", "facts.ledger_state.epsilon.")
+"""Values that accountants compute; they may differ in the last digits between machines."""
+_OPTIONAL = {  # field of the certificate's context: field of the facts, if they have it
+    "data_commitment": "data_fingerprint",
+    "isolation": "isolation",
+    "generator": "generator",
+    "arithmetic": "arithmetic",
+}
+_MOST_SHOWN = 200  # characters of a message
+_MOST_HEADER = 16 * 2**20  # bytes
+
+
+def certificate_of(
+    facts: Facts, run: RunFolder, *, issuer: str | None = None
+) -> dict[str, Any]:  # Any: JSON values
+    """Return the sealed certificate of a finished run, made from its facts and its audit."""
+    utility = facts.utility
+    return make_certificate(
+        title=f"{facts.method} on {facts.data}",
+        event=facts.claim,
+        delta=facts.delta,
+        relation=Relation(facts.relation),
+        unit=facts.unit,
+        n_records=facts.n_records,
+        sampling_used=facts.sampling_used,
+        data_touches=[
+            {"what": f"{touch.what}: {touch.how}", "paid": touch.cost} for touch in facts.touches
+        ],
+        released=list(facts.released),
+        randomness=randomness_of(facts),
+        utility={
+            "metric": utility.metric,
+            "private": [one.value for one in utility.private],
+            "mean": utility.mean,
+            "spread": utility.spread,
+            "non_private": [one.value for one in utility.non_private],
+            "majority": utility.majority,
+            "n_test": utility.n_test,
+        },
+        software=facts.versions,
+        created=facts.created,
+        model=run / facts.model_file,
+        context=_context(facts, run),
+        issuer=issuer,
+    )
+
+
+def randomness_of(facts: Facts) -> str:
+    """Return words for the source of the run's noise."""
+    if isinstance(facts.seed, int):
+        return f"seed {facts.seed}: the noise is reproducible"
+    return "OS entropy"
+
+
+def write_certificate(run: RunFolder) -> dict[str, Any]:  # Any: JSON values
+    """Write the certificate of a finished run, and return it.
+
+    Raises `ValueError`, with nothing written, if the parts of the folder do not belong together. A
+    signed certificate that still says the same is left as it is; one that no longer does is
+    replaced, and its signature is removed.
+    """
+    require_consistent(run)
+    certificate = certificate_of(run.facts(), run)
+    if (run / SIGNATURE).is_file() and (run / CERTIFICATE).is_file():
+        stored = read_json(run / CERTIFICATE)
+        issued = certificate_of(run.facts(), run, issuer=_issuer(stored))
+        if not list(_differences(stored, issued)):
+            return stored
+        (run / SIGNATURE).unlink()
+    run.write(CERTIFICATE, json.dumps(certificate, indent=2) + "\n")
+    return certificate
+
+
+def require_consistent(run: RunFolder) -> None:
+    """Raise `ValueError` if ledger, recipe, facts, model and other files disagree."""
+    run.facts()  # raises its own error if there is no finished run
+    problems = check_run(run)
+    if problems:
+        listed = "; ".join(f"{problem.field}: {problem.what}" for problem in problems[:5])
+        raise ValueError(f"{run.path} gets no certificate, because its parts disagree: {listed}.")
+
+
+def verify_run(folder: str | Path) -> list[Problem]:
+    """Return every reason why the certificate in a run folder is not that of the run.
+
+    The certificate is derived again from ledger, recipe, facts and model, and every stored hash is
+    computed again. An empty list means that the folder is consistent, not that it is authentic.
+    """
+    run = RunFolder(folder)
+    problems = check_run(run)
+    if not (run / CERTIFICATE).is_file():
+        return [*problems, Problem(CERTIFICATE, "does not exist; write it with tacit report")]
+    try:
+        stored = read_json(run / CERTIFICATE)
+        facts = run.facts()
+    except (ValueError, OSError) as wrong:
+        return [*problems, Problem(CERTIFICATE, _shown(wrong))]
+    problems += verify(stored, folder=run.path)
+    if problems:
+        return problems
+    if stored["version"] == 1 and facts.version > 1:
+        return [Problem("version", "is 1, but the run is newer")]
+    issuer = _issuer(stored) if (run / SIGNATURE).is_file() else None
+    return list(_differences(stored, certificate_of(facts, run, issuer=issuer)))
+
+
+def check_run(run: RunFolder) -> list[Problem]:
+    """Return every reason why ledger, recipe, facts, model and other files do not fit together."""
+    try:
+        facts = run.facts()
+    except (ValueError, OSError) as wrong:
+        return [Problem("facts.json", _shown(wrong))]
+    problems = list(_file_problems(run, facts))
+    if not problems:
+        problems += [*_facts_problems(facts), *_recipe_problems(run, facts)]
+    if facts.ledger_head or facts.version > 1:
+        try:
+            with run.reopen_ledger(facts, read_only=True) as ledger:
+                problems += _ledger_problems(ledger, facts)
+        except (TacitError, ValueError, OSError) as wrong:
+            problems.append(Problem(facts.ledger_file, _shown(wrong)))
+    return problems
+
+
+def _context(facts: Facts, run: RunFolder) -> dict[str, Any]:  # Any: JSON values
+    audit, state = run / AUDIT, facts.ledger_state
+    given = {name: getattr(facts, field, None) for name, field in _OPTIONAL.items()}
+    found: dict[str, Any] = {
+        name: value for name, value in given.items() if value not in (None, "")
+    }
+    found |= {
+        "records_per_person": facts.records_per_person,
+        "tuning": _tuning(facts),
+        "adversary": facts.adversary,
+        "recipe_sha256": facts.recipe_sha256 or None,
+        "files": facts.files,
+    }
+    if state:
+        found["ledger"] = {**state, "head": facts.ledger_head}
+    if facts.package_sha256:
+        version = facts.versions.get("tacit", "")
+        found["package"] = {"version": version, "sha256": facts.package_sha256}
+    if audit.is_file():
+        passes = read_json(audit).get("passes")
+        found["audit"] = {"sha256": file_hash(audit), "passes": bool(passes)}
+    return found
+
+
+def _tuning(facts: Facts) -> str:
+    """Return what the choice of settings cost, or that nothing was paid for it."""
+    chosen = [t for t in facts.touches if t.what in ("model selection", "early stopping")]
+    if not chosen:
+        return "none was paid: no setting was chosen by results on the private records in this run"
+    return "; ".join(f"{touch.what} ({touch.cost}): {touch.how}" for touch in chosen)
+
+
+def _file_problems(run: RunFolder, facts: Facts) -> Iterator[Problem]:
+    stored = {facts.model_file: facts.model_sha256, facts.recipe_file: facts.recipe_sha256}
+    for name, expected in (stored | facts.files).items():
+        if not expected and facts.version == 1:
+            continue
+        path = run / Path(name).name  # the name alone, so it stays inside the folder
+        if not path.is_file():
+            yield Problem(name, "does not exist")
+        elif file_hash(path) != expected:
+            yield Problem(name, "is not the file of this run: it has another hash")
+    named = {facts.metrics_file, facts.baseline_file} - {None}
+    for name in sorted(named - set(facts.files)) if facts.version > 1 else ():
+        yield Problem(str(name), "has no hash in the facts")
+
+
+def _facts_problems(facts: Facts) -> Iterator[Problem]:
+    relation = Relation(facts.relation)
+    try:
+        epsilon = accounting.epsilon(facts.claim, delta=facts.delta, relation=relation)
+    except (ValueError, TypeError, ArithmeticError, RecursionError, TacitError) as wrong:
+        yield Problem("facts.event", f"cannot be priced: {_shown(wrong)}")
+        return
+    if facts.version > 1 and not is_close(facts.epsilon, epsilon):
+        yield Problem("facts.epsilon", f"the event costs {epsilon:.6g}, not {facts.epsilon:.6g}")
+
+
+def _recipe_problems(run: RunFolder, facts: Facts) -> Iterator[Problem]:
+    """Yield a problem for each setting of the recipe that the facts or the model contradict."""
+    if not (run / RECIPE).is_file() or facts.version == 1:
+        return
+    try:
+        text = (run / RECIPE).read_text(encoding="utf-8")
+        recipe = Recipe.parse(text, trust_code=[_module_in(text)])  # nothing is imported here
+        header = _recipe_in(run / facts.model_file)
+    except (ValueError, OSError) as wrong:
+        yield Problem(RECIPE, _shown(wrong))
+        return
+    if header is not None and header != text:
+        yield Problem(facts.model_file, "holds another recipe")
+    privacy = recipe.privacy
+    if privacy.delta is not None and privacy.delta != facts.delta:
+        yield Problem("facts.delta", "is not that of the recipe")
+    if recipe.method == "dp-sgd":
+        for name, value in recipe.to_dict().get("training", {}).items():
+            stated = facts.hyperparameters.get(name)
+            if stated != (list(value) if isinstance(value, tuple) else value):
+                yield Problem(f"facts.hyperparameters.{name}", "is not that of the recipe")
+
+
+def _module_in(text: str) -> str:
+    """Return the package of the module that a recipe names, to read the recipe as mere data."""
+    import tomllib
+
+    try:
+        module = tomllib.loads(text).get("model", {}).get("module", "")
+    except (ValueError, AttributeError, RecursionError):
+        return ""
+    return module.partition(":")[0] if isinstance(module, str) else ""
+
+
+def _recipe_in(model: Path) -> str | None:
+    """Return the recipe in the header of a safetensors file, or None for other files."""
+    if model.suffix != ".safetensors":
+        return None
+    with model.open("rb") as stream:
+        size = int.from_bytes(stream.read(8), "little")
+        if size > _MOST_HEADER:
+            raise ValueError("its header is too large")
+        header = json.loads(stream.read(size))
+    return json.loads(header["__metadata__"]["tacit"])["recipe"]
+
+
+def _ledger_problems(ledger: Ledger, facts: Facts) -> Iterator[Problem]:
+    name = Path(facts.ledger_file).name
+    ledger.verify(head=facts.ledger_head)
+    if (ledger.unit, str(ledger.relation)) != (facts.unit, facts.relation):
+        yield Problem(name, "has another unit or relation than the facts")
+    if facts.version == 1:
+        return
+    sealed = [json.loads(note) for _, row, note in ledger.seals() if row == facts.ledger_head]
+    if sealed != [seal_of(facts)]:
+        yield Problem(name, "its row for this run does not hold the hashes of these files")
+    own = set(facts.ledger_state["entries_of_run"])
+    history = ledger.history(head=facts.ledger_head)
+    paid = [entry for entry in history if entry.id in own]
+    if not own or own - {entry.id for entry in paid}:
+        yield Problem(name, "does not hold the payments of this run")
+    elif not _is_covered(paid, facts):
+        yield Problem("facts.event", "leaves out a payment that the ledger holds for this run")
+    again = ledger_state(
+        ledger,
+        delta=facts.delta,
+        head=facts.ledger_head,
+        own=facts.ledger_state["entries_of_run"],
+    )
+    yield from _differences(facts.ledger_state, again, "facts.ledger_state")
+
+
+def _is_covered(paid: list[Entry], facts: Facts) -> bool:
+    """Return whether the claim contains each payment at least as often as it was made."""
+    made = Counter(accounting.flatten(Sequence(tuple(entry.event for entry in paid))))
+    return made <= Counter(accounting.flatten(facts.claim))
+
+
+def _differences(stored: Any, derived: Any, path: str = "") -> Iterator[Problem]:  # Any: JSON
+    """Yield a problem for each value that differs; computed prices may differ by rounding."""
+    old = json.loads(json.dumps(stored)) if not path else stored
+    at = path or "certificate"
+    if isinstance(old, Mapping) and isinstance(derived, Mapping):
+        is_first = not path and old.get("version") == 1  # lacks what version 2 added
+        skipped = {"seal"} | ({"version", "context", "issuer"} if is_first else set())
+        for name in sorted((set(old) | set(derived)) - (skipped if not path else set())):
+            where = f"{path}.{name}" if path else name
+            if name not in old or name not in derived:
+                yield Problem(where, "is missing" if name in derived else "is not part of the run")
+            else:
+                yield from _differences(old[name], derived[name], where)
+    elif isinstance(old, list) and isinstance(derived, list | tuple) and len(old) == len(derived):
+        for index, (one, other) in enumerate(zip(old, derived, strict=True)):
+            yield from _differences(one, other, f"{at}.{index}")
+    elif path.startswith(_PRICES) and _is_number(old) and _is_number(derived):
+        if not is_close(float(old), float(derived)):
+            yield Problem(at, "is another number when it is derived again")
+    elif old != derived or isinstance(old, bool) != isinstance(derived, bool):
+        yield Problem(at, "differs from what the run folder says")
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _issuer(certificate: Any) -> str | None:  # Any: JSON values
+    issuer = certificate.get("issuer") if isinstance(certificate, Mapping) else None
+    return issuer if isinstance(issuer, str) else None
+
+
+def _shown(wrong: Exception) -> str:
+    return printable(str(wrong))[:_MOST_SHOWN]
