@@ -182,8 +182,9 @@ def _sizes(size: Floats, power: Floats, law: RunLaw, log_least: float) -> Floats
     x = np.concatenate(([0.0], np.geomspace(1e-12, 0.5, 500), 1 - np.geomspace(0.5, 1e-9, 500)))
     x = np.append(np.unique(x), 1.0)
     logs = np.maximum(law.log_slope(x), log_least)
-    even: Floats = np.interp(np.linspace(logs[0], logs[-1], cells), logs, x)
+    levels = np.linspace(float(logs[0]), float(logs[-1]), cells)
+    even = np.array(np.interp(levels, logs, x), dtype=float)
     even[0], even[-1] = 0.0, 1.0
-    inverse: Floats = np.interp(even, power, size)  # the size of a test of that power
+    inverse = np.array(np.interp(even, power, size), dtype=float)  # the size of such a test
     small = np.geomspace(1e-300, 1e-3, 100)
     return np.unique(np.concatenate((even, inverse[inverse < 1], small, [0.0, 1.0])))

@@ -124,13 +124,14 @@ def check_random_mechanisms(seed, count):
 
 def test_no_score_of_a_finite_mechanism_costs_more(monkeypatch):
     monkeypatch.setattr(best_of, "_CELLS", 300)  # any number of cells gives a bound
-    assert check_random_mechanisms(seed=1, count=200) > 0.9
+    assert check_random_mechanisms(seed=1, count=100) > 0.9
 
 
 @pytest.mark.slow
-def test_no_score_of_ten_thousand_finite_mechanisms_costs_more(monkeypatch):
+@pytest.mark.parametrize("seed", range(10))
+def test_no_score_of_ten_thousand_finite_mechanisms_costs_more(seed, monkeypatch):
     monkeypatch.setattr(best_of, "_CELLS", 300)
-    assert check_random_mechanisms(seed=2, count=10_000) > 0.99
+    assert check_random_mechanisms(seed=seed, count=1000) > 0.99
 
 
 def test_a_tie_rule_that_looks_at_several_runs_is_not_covered():
@@ -183,12 +184,15 @@ def gaussian_of(epsilon):
 
 
 @pytest.mark.parametrize(
-    "epsilon", [0.5, *(pytest.param(e, marks=pytest.mark.slow) for e in (1.0, 3.0, 8.0))]
+    ("epsilon", "means"),
+    [(0.5, (10.0,)), *(pytest.param(e, MEANS, marks=pytest.mark.slow) for e in GOLDEN)],
 )
-def test_golden_prices_of_the_best_of_gaussian_runs(epsilon):
+def test_golden_prices_of_the_best_of_gaussian_runs(epsilon, means):
     run = gaussian_of(epsilon)
     table = np.array(GOLDEN[epsilon].split(), float).reshape(4, 4, 2)  # mean, law, end
     for row, mean in zip(table, MEANS, strict=True):
+        if mean not in means:
+            continue
         for (lower, upper), (trials, shape) in zip(row, COLUMNS, strict=True):
             event = BestOf(run, mean, trials, shape)
             found = best_of_bracket(event, delta=1e-5, relation=Relation.ADD_REMOVE)

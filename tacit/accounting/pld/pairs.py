@@ -133,9 +133,10 @@ def pair_from_below(event: Event, relation: Relation) -> tuple[Law, Law]:
         # change by epsilon, from -epsilon / 2 to epsilon / 2.
         half = ev.PureDP(0.5 * float(pure_epsilon(inner, relation)) * (1 - 1e-14), 1.0)
         event = replace(event, event=half) if isinstance(event, ev.PoissonSampled) else half
-    elif isinstance(event, ev.PoissonSampled) and relation is Relation.REPLACE_ONE:
-        if not (isinstance(inner, ev.Gaussian | ev.Laplace) and inner.replace_factor == 2):
-            relation = Relation.ZERO_OUT  # the new record may be one that contributes nothing
+    elif relation is Relation.REPLACE_ONE and isinstance(event, ev.PoissonSampled):
+        is_tight = isinstance(inner, ev.Gaussian | ev.Laplace) and inner.replace_factor == 2
+        # Otherwise the new record may be one that contributes nothing.
+        relation = relation if is_tight else Relation.ZERO_OUT
     laws = pair(event, relation)
     for law in laws:
         if isinstance(law, Discrete) and law.largest_loss <= 0 and any(law.losses):
