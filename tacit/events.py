@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from itertools import pairwise
+from numbers import Real
 from typing import Any, ClassVar, cast
 
 from tacit._check import in_closed_unit, non_negative, positive, whole
@@ -51,9 +52,13 @@ class Event:
         return self._text.format(**vars(self))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return this event as plain JSON values, from which `from_dict` makes an equal event."""
+        """Return this event as plain JSON values, from which `from_dict` makes an equal event.
+
+        Fields that are None are left out.
+        """
         values = {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
-        return {"type": type(self).__name__} | values
+        given = {name: value for name, value in values.items() if value is not None}
+        return {"type": type(self).__name__} | given
 
     def to_json(self) -> str:
         """Return this event as one line of JSON with sorted keys; equal events give equal text."""
@@ -283,31 +288,92 @@ class Shuffled(Event):
     _text = "{n_reports:,} shuffled reports of [{event}]"
 
 
+@dataclass(frozen=True)
+class OneOf(Event):
+    """One of the events `parts`, chosen at random with the public probabilities `weights`.
+
+    The choice does not depend on the data and may be released. `weights` must sum to 1.
+
+    >>> str(OneOf((Gaussian(2.0), Gaussian(4.0)), (0.25, 0.75)))
+    '25% [Gaussian noise, multiplier 2]; 75% [Gaussian noise, multiplier 4]'
+    """
+
+    parts: tuple[Event, ...]
+    weights: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.parts) != len(self.weights) or not self.parts:
+            raise ValueError(
+                f"parts and weights must have one length >= 1, got {len(self.parts)} and "
+                f"{len(self.weights)}."
+            )
+        if not all(0 <= weight <= 1 for weight in self.weights):
+            raise ValueError("weights must be in [0, 1].")
+        if abs(math.fsum(self.weights) - 1) > 1e-9:
+            raise ValueError(f"weights must sum to 1, got a sum of {math.fsum(self.weights)}.")
+
+    def __str__(self) -> str:
+        shown = [f"{100 * w:.3g}% [{e}]" for w, e in zip(self.weights, self.parts, strict=True)]
+        return "; ".join(shown if len(shown) <= 6 else [*shown[:4], f"and {len(shown) - 4} more"])
+
+
 class Trials(StrEnum):
     """Probability law of the number of runs in `BestOf`."""
 
     GEOMETRIC = "geometric"
     LOGARITHMIC = "logarithmic"
+    NEGATIVE_BINOMIAL = "negative_binomial"
+    """Negative binomial of any shape > -1, given at least one run."""
     POISSON = "poisson"
+    BINOMIAL = "binomial"
+    FIXED = "fixed"
 
 
 @dataclass(frozen=True)
 class BestOf(Event):
-    """A random number of runs of `event`, of which only the best is released (private selection).
+    """A number of runs of `event`, of which only the best is released (private selection).
 
-    The number of runs follows the law `trials` with mean `mean`. Geometric and logarithmic laws
-    give at least one run, a Poisson law may give none (Papernot & Steinke 2022, arXiv:2110.03620).
+    The number of runs follows the law `trials` with mean `mean`. Poisson and binomial laws may give
+    no run, and then nothing is released; the other laws give at least one (Papernot & Steinke 2022,
+    arXiv:2110.03620). `shape` is that of a negative binomial law. `most` is the number of tries of
+    a binomial law. For other laws it truncates: the number of runs is drawn from the law of mean
+    `mean` given that it is at most `most`. A fixed number of runs is `mean` itself.
+
+    The number of runs is drawn once, independently of the data. The score of a run is a function of
+    the run's own output, and ties are broken uniformly over the tied runs.
     """
 
     event: Event
     mean: float
     trials: Trials = Trials.LOGARITHMIC
+    shape: float | None = None
+    most: int | None = None
     _text = "best of {mean:g} runs ({trials}) of [{event}]"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.trials is not Trials.POISSON and self.mean <= 1:
-            raise ValueError(f"mean must be above 1 for {self.trials} trials, got {self.mean}.")
+        mean, trials = self.mean, self.trials
+        may_be_low = trials in (Trials.POISSON, Trials.BINOMIAL, Trials.FIXED)
+        if not may_be_low and mean <= 1:
+            raise ValueError(f"mean must be above 1 for {trials} trials, got {mean}.")
+        if (trials is Trials.NEGATIVE_BINOMIAL) != (self.shape is not None):
+            raise ValueError("shape must be given for negative_binomial trials, and only for them.")
+        if trials is Trials.FIXED and (mean != round(mean) or self.most is not None):
+            raise ValueError(f"mean must be whole and most None for fixed trials, got {mean}.")
+        if trials is Trials.BINOMIAL and (self.most is None or self.most < mean):
+            raise ValueError(
+                f"most must be the number of tries for binomial trials, at least mean = {mean:g}, "
+                f"got {self.most}."
+            )
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        if self.shape is not None:
+            text = text.replace("binomial)", f"binomial of shape {self.shape:g})", 1)
+        if self.most is not None:
+            text = text.replace(")", f", at most {self.most:,})", 1)
+        return text
 
 
 _TYPES = {kind.__name__: kind for kind in Event.__subclasses__()}  # those above: a closed list
@@ -397,6 +463,17 @@ def _factor(value: object) -> float:
     return factor
 
 
+def _shape(value: object) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"shape must be a number above -1, got {type(value).__name__}.")
+    shape = float(value)
+    if not -1 < shape <= 1000:
+        raise ValueError(f"shape must be above -1 and at most 1000, got {value}.")
+    return shape
+
+
 def _check_one_or_two(event: ApproximateDP | RenyiCurve) -> None:
     if event.replace_factor not in (1.0, 2.0):
         kind, factor = type(event).__name__, event.replace_factor
@@ -420,6 +497,9 @@ _RULES: dict[str, Callable[[Any], object]] = {  # Any: a field may be given any 
     "steps": lambda value: whole(steps=value, least=1),
     "count": lambda value: whole(count=value),
     "mean": lambda value: positive(mean=value),
+    "shape": _shape,
+    "most": lambda value: None if value is None else whole(most=value, least=1),
+    "weights": _numbers,
     "trials": Trials,
     "event": _nested,
     "parts": lambda value: tuple(_nested(part) for part in value),

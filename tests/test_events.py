@@ -32,6 +32,8 @@ EXAMPLES = (
     ev.Sequence((ev.Gaussian(1.0), ev.Sequence((ev.Laplace(2.0),)))),
     ev.Shuffled(ev.RandomizedResponse(0.5, 4), 10_000),
     ev.BestOf(ev.Repeated(ev.Gaussian(9.0), 3), 12.5, ev.Trials.POISSON),
+    ev.BestOf(ev.Gaussian(9.0), 4.0, ev.Trials.NEGATIVE_BINOMIAL, shape=-0.5, most=30),
+    ev.OneOf((ev.Gaussian(9.0), ev.Repeated(ev.PureDP(0.1), 3)), (0.25, 0.75)),
 )
 
 

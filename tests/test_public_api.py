@@ -17,8 +17,8 @@ NAMES = {
     """,
     "tacit.events": """
         ApproximateDP BestOf Event Exponential FixedSizeSampled Gaussian Laplace NonPrivate
-        PoissonSampled PureDP RandomAllocation RandomizedResponse Relation RenyiCurve Repeated
-        Sequence Shuffled Trials TruncatedPoissonSampled from_dict from_json
+        OneOf PoissonSampled PureDP RandomAllocation RandomizedResponse Relation RenyiCurve
+        Repeated Sequence Shuffled Trials TruncatedPoissonSampled from_dict from_json
     """,
     "tacit.mechanisms": """
         DiscreteGaussianMechanism DiscreteLaplaceMechanism ExponentialMechanism GaussianMechanism

@@ -26,6 +26,7 @@ from tacit.accounting.pld import PLD
 from tacit.accounting.rdp import RDP, Charge, delta_from_rdp, epsilon_from_rdp
 from tacit.accounting.shuffle import shuffled_closed_form, shuffled_delta, shuffled_epsilon
 from tacit.accounting.tightest import Accountant, Tightest
+from tacit.accounting.trials import RunLaw, run_law
 from tacit.events import Event, Relation
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "CentralLimitGDP",
     "Charge",
     "Moments",
+    "RunLaw",
     "StrongComposition",
     "asymptotic_noise",
     "bracket",
@@ -56,6 +58,7 @@ __all__ = [
     "log_mixture",
     "pure_epsilon",
     "round_up",
+    "run_law",
     "shuffled_closed_form",
     "shuffled_delta",
     "shuffled_epsilon",

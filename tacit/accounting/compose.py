@@ -49,6 +49,12 @@ def flatten(event: Event) -> dict[Event, int]:
     return dict(counts)
 
 
+def only_release(event: Event) -> Event | None:
+    """Return the only release in the tree `event`, or None if there are several or none."""
+    counts = flatten(event)
+    return next(iter(counts)) if sum(counts.values()) == 1 else None
+
+
 def _simplify_sampled(node: _Sampled) -> dict[Event, int]:
     if isinstance(node, ev.PoissonSampled | ev.TruncatedPoissonSampled) and node.rate == 0:
         return {}

@@ -17,10 +17,18 @@ from typing import Protocol
 
 from tacit import events as ev
 from tacit.accounting.brackets import Bracket
-from tacit.accounting.compose import flatten
+from tacit.accounting.compose import flatten, only_release
+from tacit.accounting.nested import (
+    best_of_bracket,
+    best_of_delta,
+    has_pair,
+    pair_below_nested,
+    pair_of_nested,
+    with_lower_end,
+)
 from tacit.accounting.one_event import ADD_REMOVE
 from tacit.accounting.pld import PLD
-from tacit.accounting.pld.pairs import pair_from_above
+from tacit.accounting.pld.pairs import pair, pair_from_below
 from tacit.accounting.rdp import RDP
 from tacit.accounting.shuffle import local_guarantee, shuffled_delta, shuffled_epsilon
 from tacit.errors import NotCertified, UnsupportedEvent
@@ -29,8 +37,8 @@ from tacit.events import Event, Relation
 _DELTA_SHARES = (0.5, 0.9, 0.99)
 """Shares of delta tried for what `PLD` prices, when the rest goes to `RDP`."""
 _EPSILON_SHARES = (0.25, 0.5, 0.75)  # shares of epsilon tried in the same way
-_BY_PAIRS = PLD(pair_of=pair_from_above)
-_LOOSER = (ev.Exponential, ev.RandomAllocation, ev.Shuffled)
+_BY_PAIRS, _FROM_BELOW = PLD(pair_of=pair_of_nested), PLD(pair_of=pair_below_nested)
+_LOOSER = (ev.Exponential, ev.RandomAllocation, ev.Shuffled, ev.BestOf, ev.OneOf)
 """Events whose dominating pair only bounds them, so that `RDP` may be lower."""
 
 
@@ -51,40 +59,70 @@ class Tightest:
 
     def epsilon(self, event: Event, *, delta: float, relation: Relation = ADD_REMOVE) -> float:
         """Return a certified upper bound on the epsilon of `event` at `delta`."""
-        if (single := _single_round(event)) is not None:
+        single = only_release(event)
+        if isinstance(single, ev.Shuffled) and local_guarantee(single).epsilon > 0:
             local, clones = local_guarantee(single)
             return shuffled_epsilon(local, single.n_reports, delta=delta, clones=clones)
-        return _lowest(
-            event,
-            relation,
-            _DELTA_SHARES,
-            lambda part, share: _BY_PAIRS.bracket(part, delta=share * delta, relation=relation),
-            lambda part, share: RDP().epsilon(part, delta=share * delta, relation=relation),
-        )
+
+        def by_pairs(part: Event, share: float) -> Bracket:
+            if isinstance(single := only_release(part), ev.BestOf):
+                return best_of_bracket(
+                    single, delta=share * delta, relation=relation, only_upper=True
+                )
+            return _BY_PAIRS.bracket(part, delta=share * delta, relation=relation)
+
+        def by_renyi(part: Event, share: float) -> float:
+            return RDP().epsilon(part, delta=share * delta, relation=relation)
+
+        ways = [event] if (composed := _all_runs(event)) == event else [event, composed]
+        return min(_lowest(way, relation, _DELTA_SHARES, by_pairs, by_renyi) for way in ways)
 
     def delta(self, event: Event, *, epsilon: float, relation: Relation = ADD_REMOVE) -> float:
         """Return a certified upper bound on the delta of `event` at `epsilon`."""
-        if (single := _single_round(event)) is not None:
+        single = only_release(event)
+        if isinstance(single, ev.Shuffled) and local_guarantee(single).epsilon > 0:
             local, clones = local_guarantee(single)
             return shuffled_delta(local, single.n_reports, epsilon=epsilon, clones=clones)
-        by_pairs = _BY_PAIRS.delta_bracket
-        return _lowest(
-            event,
-            relation,
-            _EPSILON_SHARES,
-            lambda part, share: by_pairs(part, epsilon=share * epsilon, relation=relation),
-            lambda part, share: RDP().delta(part, epsilon=share * epsilon, relation=relation),
-        )
+
+        def by_pairs(part: Event, share: float) -> Bracket:
+            if isinstance(single := only_release(part), ev.BestOf):
+                return best_of_delta(single, epsilon=share * epsilon, relation=relation)
+            return _BY_PAIRS.delta_bracket(part, epsilon=share * epsilon, relation=relation)
+
+        def by_renyi(part: Event, share: float) -> float:
+            return RDP().delta(part, epsilon=share * epsilon, relation=relation)
+
+        ways = [event] if (composed := _all_runs(event)) == event else [event, composed]
+        return min(_lowest(way, relation, _EPSILON_SHARES, by_pairs, by_renyi) for way in ways)
 
     def bracket(self, event: Event, *, delta: float, relation: Relation = ADD_REMOVE) -> Bracket:
         """Return certified bounds on the epsilon of `event` at `delta`; see `tacit.bracket`."""
-        only_bounded = any(_is_only_bounded(part, relation) for part in flatten(event))
-        if only_bounded or _split(event, relation)[1].parts:
-            return Bracket(0.0, self.epsilon(event, delta=delta, relation=relation))
-        found = PLD().bracket(event, delta=delta, relation=relation)
-        if not _is_open(found):
-            return found
-        return Bracket(found.lower, self.epsilon(event, delta=delta, relation=relation))
+        exact = with_lower_end(event, relation)
+        if isinstance(single := only_release(event), ev.BestOf):
+            try:
+                lower = best_of_bracket(single, delta=delta, relation=relation).lower
+            except (UnsupportedEvent, NotCertified):
+                lower = 0.0
+        elif _is_exact(event, relation):
+            found = PLD().bracket(event, delta=delta, relation=relation)
+            if not _is_open(found):
+                return found
+            lower = found.lower
+        else:
+            lower = _FROM_BELOW.bracket(exact, delta=delta, relation=relation).lower
+        upper = self.epsilon(event, delta=delta, relation=relation)
+        return Bracket(min(lower, upper), upper)
+
+
+def _all_runs(event: Event) -> Event:
+    """Return `event` with all runs released where their number is fixed: that may cost less."""
+    parts: list[Event] = []
+    for part, count in flatten(event).items():
+        if isinstance(part, ev.BestOf) and part.trials is ev.Trials.FIXED:
+            part = ev.Repeated(part.event, round(part.mean))
+        parts.append(ev.Repeated(part, count))
+    whole = ev.Sequence(tuple(parts))
+    return event if flatten(whole) == flatten(event) else whole
 
 
 def _lowest(
@@ -107,7 +145,10 @@ def _lowest(
             return by_renyi(part, share)
         has_looser_pair = any(isinstance(one, _LOOSER) for one in flatten(part))
         if _is_open(found) or has_looser_pair:
-            return min(found.upper, by_renyi(part, share))
+            try:
+                return min(found.upper, by_renyi(part, share))
+            except UnsupportedEvent:
+                return found.upper
         return found.upper
 
     known, rest = _split(event, relation)
@@ -115,15 +156,6 @@ def _lowest(
         return tight(event, 1.0)
     split = [tight(known, share) + by_renyi(rest, 1 - share) for share in shares if known.parts]
     return min([by_renyi(event, 1.0), *split])
-
-
-def _single_round(event: Event) -> ev.Shuffled | None:
-    """Return the `Shuffled` event if `event` is just one such round, with a cost above 0."""
-    counts = flatten(event)
-    only = next(iter(counts), None)
-    if len(counts) != 1 or not isinstance(only, ev.Shuffled) or counts[only] != 1:
-        return None
-    return only if local_guarantee(only).epsilon > 0 else None
 
 
 def _is_open(found: Bracket) -> bool:
@@ -136,22 +168,14 @@ def _split(event: Event, relation: Relation) -> tuple[ev.Sequence, ev.Sequence]:
     known: list[Event] = []
     rest: list[Event] = []
     for part, count in flatten(event).items():
-        try:
-            pair_from_above(part, relation)
-        except UnsupportedEvent:
-            rest.append(ev.Repeated(part, count))
-        else:
-            known.append(ev.Repeated(part, count))
+        (known if has_pair(part, relation) else rest).append(ev.Repeated(part, count))
     return ev.Sequence(tuple(known)), ev.Sequence(tuple(rest))
 
 
-def _is_only_bounded(part: Event, relation: Relation) -> bool:
-    """Return whether `PLD` gives only an upper bound for `part`, so that no lower end is proved."""
-    if not isinstance(part, ev.PoissonSampled):
-        return isinstance(part, _LOOSER)
-    inner = part.event
-    if isinstance(inner, ev.NonPrivate) or getattr(inner, "epsilon", 1.0) == 0:
-        return True  # losses below 0 are raised to 0, see `pld.pairs`
-    if relation is not Relation.REPLACE_ONE:
-        return isinstance(inner, ev.Exponential)
-    return not (isinstance(inner, ev.Gaussian | ev.Laplace) and inner.replace_factor == 2)
+def _is_exact(event: Event, relation: Relation) -> bool:
+    """Return whether the pairs of `PLD` are attained, so that both ends of its brackets hold."""
+    try:
+        parts = list(flatten(event))
+        return all(pair(one, relation) == pair_from_below(one, relation) for one in parts)
+    except UnsupportedEvent:
+        return False

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from tacit._arrays import Floats
 from tacit.accounting.brackets import Bracket, invert
 from tacit.accounting.one_event import ROUND
 from tacit.accounting.pld.contour import Contours, Family
@@ -17,6 +18,7 @@ from tacit.errors import NotCertified
 _GOOD = 1e-5  # relative width at which a bracket is returned without trying another method
 _FAIR = 1e-4  # relative width at which the lattice is not refined further
 _ROUGH = 1e-2  # relative error of delta that suffices to find out which direction is the worse
+_MOST_CURVES = 48  # curves that are computed at most for a table of deltas
 _COARSE = 1 << 13
 _LATTICE_POINTS = (_COARSE, 1 << 16, 1 << 18)
 
@@ -34,7 +36,7 @@ class DirectionPrice:
         self.tolerance = tolerance
         self.largest_loss = direction.largest_loss
         self.releases = [(OneRelease(law), count) for law, count in direction.parts]
-        self.curves: list[Contours] = []
+        self.curves: list[Contours | Lattice] = []
         self.families: dict[float, Family] = {}
 
     def epsilon(self, delta: float, *, floor: float = 0.0) -> Bracket:
@@ -57,6 +59,35 @@ class DirectionPrice:
         upper = high + (1 - high) * finite.upper * (1 + 8 * ROUND)
         return Bracket(low + (1 - low) * finite.lower * (1 - 8 * ROUND), min(upper, 1.0))
 
+    def deltas(self, epsilons: Floats, *, least: float) -> tuple[Floats, Floats]:
+        """Return lower and upper bounds on delta at each of `epsilons`, which must increase.
+
+        A curve computed for one epsilon is evaluated at others on both sides of it, for as long as
+        its bounds are sharp. Deltas below `least` are not resolved further, and after a number of
+        curves the rest keeps the bounds it has.
+        """
+        lower, upper = np.zeros(len(epsilons)), np.ones(len(epsilons))
+        left = _MOST_CURVES if self.direction.steps > 1 else len(epsilons)
+        for i in _middle_first(len(epsilons)):
+            is_sharp = upper[i] - lower[i] <= _FAIR * upper[i] or upper[i] <= least
+            if is_sharp or left == 0:
+                continue
+            left -= 1
+            known = len(self.curves)
+            lower[i], upper[i] = self._finite_delta(float(epsilons[i]), 0.0, quickly=True)
+            for curve in self.curves[known:]:
+                for way in (range(i + 1, len(epsilons)), range(i - 1, -1, -1)):
+                    for j in way:
+                        one = curve.delta(float(epsilons[j]))
+                        lower[j], upper[j] = max(lower[j], one.lower), min(upper[j], one.upper)
+                        if one.width > _FAIR * one.upper:
+                            break
+        low, high = self.direction.infinite_lower, self.direction.infinite_upper
+        upper = np.minimum.accumulate(np.where(epsilons >= self.largest_loss, 0.0, upper))
+        lower = np.maximum.accumulate(np.where(epsilons >= self.largest_loss, 0.0, lower)[::-1])
+        upper = np.minimum(high + (1 - high) * upper * (1 + 8 * ROUND), 1.0)
+        return low + (1 - low) * lower[::-1] * (1 - 8 * ROUND), upper
+
     def _finite_epsilon(self, delta: float, floor: float) -> Bracket:
         if self._total_variation() <= delta:
             return Bracket(0.0, 0.0)
@@ -67,14 +98,14 @@ class DirectionPrice:
         methods = (self._contour_epsilon, self._lattice_epsilon, self._simple_epsilon)
         return _sharpest(methods, delta, floor, Bracket(0.0, self.largest_loss))
 
-    def _finite_delta(self, epsilon: float, floor: float) -> Bracket:
+    def _finite_delta(self, epsilon: float, floor: float, *, quickly: bool = False) -> Bracket:
         if epsilon >= self.largest_loss or not self.releases:
             return Bracket(0.0, 0.0)
         if self.direction.steps == 1:
             return self.releases[0][0].delta(epsilon)
         lower = max(one.delta(epsilon).lower for one, _ in self.releases)
         upper = min(self._total_variation(), _Unsampled(self.direction).delta(epsilon))
-        methods = (self._contour_delta, self._lattice_delta)
+        methods = (self._contour_delta, self._coarse_delta if quickly else self._lattice_delta)
         return _sharpest(methods, epsilon, floor, Bracket(lower, upper))
 
     def _contour_epsilon(self, delta: float, floor: float, answer: Bracket) -> Bracket:
@@ -135,7 +166,10 @@ class DirectionPrice:
 
     def _tuned_near(self, epsilon: float) -> Contours | None:
         """Return contour integrals computed earlier for an epsilon close to this one, or None."""
-        return next((c for c in self.curves if c.order * abs(c.center - epsilon) < 2.0), None)
+        for curve in self.curves:
+            if isinstance(curve, Contours) and curve.order * abs(curve.center - epsilon) < 2.0:
+                return curve
+        return None
 
     def _lattice_epsilon(self, delta: float, floor: float, answer: Bracket) -> Bracket:
         log_target = math.log(delta) + math.log(self.tolerance)
@@ -151,12 +185,24 @@ class DirectionPrice:
             guess = answer.upper
         return answer
 
-    def _lattice_delta(self, epsilon: float, floor: float, answer: Bracket) -> Bracket:
+    def _coarse_delta(self, epsilon: float, floor: float, answer: Bracket) -> Bracket:
+        if any(isinstance(curve, Contours) for curve in self.curves):
+            return answer
+        return self._lattice_delta(epsilon, floor, answer, _LATTICE_POINTS[:1])
+
+    def _lattice_delta(
+        self,
+        epsilon: float,
+        floor: float,
+        answer: Bracket,
+        sizes: tuple[int, ...] = _LATTICE_POINTS,
+    ) -> Bracket:
         moments = coarse_moments(self.direction, math.log(1e-30 * self.tolerance))
         guess = moments.guess_log_delta(epsilon)
-        for points in _LATTICE_POINTS:
+        for points in sizes:
             log_target = max(guess, -690.0) + math.log(self.tolerance)
             lattice = Lattice(self.direction, moments, epsilon, log_target, points)
+            self.curves.append(lattice)
             answer = answer.intersection(lattice.delta(epsilon))
             if answer.width <= _FAIR * answer.upper or answer.upper <= floor:
                 break
@@ -235,6 +281,16 @@ def _sharpest(
         if _is_good(answer) or answer.upper <= floor:
             break
     return answer
+
+
+def _middle_first(size: int) -> list[int]:
+    """Return all indices below `size`, such that every first part of the list is spread out.
+
+    >>> _middle_first(7)
+    [0, 4, 2, 6, 1, 3, 5]
+    """
+    bits = max(size - 1, 1).bit_length()
+    return sorted(range(size), key=lambda i: (-(i & -i) if i else -(1 << bits), i))
 
 
 def _epsilon_of(one: OneRelease, delta: float) -> Bracket:

@@ -198,6 +198,7 @@ class Lattice:
     ) -> None:
         index, window = moments.choose_line(epsilon, log_target)
         order, start = float(ORDERS[index]), epsilon - 0.25 * window
+        self.order = order
         step = _aligned(direction, window / points)
         log_each = log_target - math.log(direction.steps)
         grids: list[tuple[Grid, Grid, Grid, int]] = []

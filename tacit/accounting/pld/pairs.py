@@ -27,7 +27,7 @@ Feldman & Shenfeld 2026 (arXiv:2602.17284) compute the same pair by repeated con
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, singledispatch
 from typing import NamedTuple, TypeAlias
 
@@ -43,6 +43,7 @@ from tacit.accounting.one_event import (
     epsilon_and_delta,
     gaussian_shift,
     log_mixture_at,
+    pure_epsilon,
     response_law,
     rounded_epsilon,
 )
@@ -119,6 +120,28 @@ def pair_from_above(event: Event, relation: Relation) -> tuple[Law, Law]:
         if isinstance(inner, ev.Gaussian):
             return allocation_pair(event.steps, gaussian_shift(inner, relation))
     return pair(event, relation)
+
+
+def pair_from_below(event: Event, relation: Relation) -> tuple[Law, Law]:
+    """Return laws of the loss of ONE occurrence that no smaller price can cover.
+
+    They belong to a mechanism that `event` describes. If none is known, raise `UnsupportedEvent`.
+    """
+    inner = event.event if isinstance(event, ev.PoissonSampled) else event
+    if isinstance(inner, ev.Exponential):
+        # Two options, whose utilities move by the sensitivity in opposite directions: the log odds
+        # change by epsilon, from -epsilon / 2 to epsilon / 2.
+        half = ev.PureDP(0.5 * float(pure_epsilon(inner, relation)) * (1 - 1e-14), 1.0)
+        event = replace(event, event=half) if isinstance(event, ev.PoissonSampled) else half
+    elif relation is Relation.REPLACE_ONE and isinstance(event, ev.PoissonSampled):
+        is_tight = isinstance(inner, ev.Gaussian | ev.Laplace) and inner.replace_factor == 2
+        # Otherwise the new record may be one that contributes nothing.
+        relation = relation if is_tight else Relation.ZERO_OUT
+    laws = pair(event, relation)
+    for law in laws:
+        if isinstance(law, Discrete) and law.largest_loss <= 0 and any(law.losses):
+            raise UnsupportedEvent(f"no lower bound is known for {type(event).__name__}.")
+    return laws
 
 
 def shuffled_pair(event: ev.Shuffled) -> tuple[Law, Law]:

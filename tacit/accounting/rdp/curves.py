@@ -26,6 +26,12 @@ from tacit.accounting.one_event import (
 from tacit.accounting.rdp import divergence as renyi
 from tacit.accounting.rdp.allocation import addition_divergence, removal_divergence
 from tacit.accounting.shuffle import local_guarantee, shuffled_atoms
+from tacit.accounting.trials import (
+    BinomialRuns,
+    NegativeBinomialRuns,
+    TruncatedRuns,
+    run_law,
+)
 from tacit.errors import UnsupportedEvent
 from tacit.events import Event, Relation
 
@@ -211,26 +217,37 @@ def _(event: ev.RandomAllocation, orders: Floats, relation: Relation) -> Charge:
 def _(event: ev.BestOf, orders: Floats, relation: Relation) -> Charge:
     """Price the release of only the best of a random number of runs (private selection).
 
-    Papernot & Steinke 2022 (arXiv:2110.03620): Theorem 2 for geometric and logarithmic numbers of
-    runs (truncated negative binomial of shape 1 and 0), Theorem 6 for a Poisson number.
+    Papernot & Steinke 2022 (arXiv:2110.03620): Theorem 2 for negative binomial numbers of runs
+    given at least one (geometric: shape 1, logarithmic: shape 0), Theorem 6 for a Poisson number.
+    If the number is bounded, releasing all runs costs its bound times the price of one.
     """
+    law = run_law(event)
+    run = _total(event.event, orders, relation)
+    if isinstance(law, BinomialRuns | TruncatedRuns):
+        return Charge(law.most * run)
     on_grid = _total_on_grid(event.event, relation)
     both = np.append(orders, _GRID)
-    values = np.append(_total(event.event, orders, relation), on_grid)
-    if event.trials is ev.Trials.POISSON:
+    values = np.append(run, on_grid)
+    if isinstance(law, NegativeBinomialRuns):
+        # The least (1 + shape) ((1 - 1 / b) run(b) + log(1 / g) / b) over orders b.
+        cost = (1 - 1 / _GRID) * on_grid - math.log(law.halting) / _GRID
+        values = values + (1 + law.shape) * float(cost.min())
+    else:
         # Delta of one run at epsilon = log(1 + 1 / (order - 1)), for every order.
         logs = log_deltas(_GRID, on_grid, -np.log1p(-1 / both)[:, None])  # (orders, grid)
         values = values + event.mean * np.exp(np.minimum(logs.min(axis=1), 0.0))
-    else:
-        # The least (1 + shape) ((1 - 1 / b) run(b) + log(1 / gamma) / b) over orders b.
-        shape = 1.0 if event.trials is ev.Trials.GEOMETRIC else 0.0
-        log_halt = -math.log(halting_probability(event.mean, event.trials))
-        cost = (1 + shape) * ((1 - 1 / _GRID) * on_grid + log_halt / _GRID)
-        values = values + float(cost.min())
     values = values + max(math.log(event.mean), 0.0) / (both - 1)
     # A divergence never falls with the order, so a smaller value at a higher order holds here too.
     higher = np.append(np.minimum.accumulate(values[len(orders) :][::-1])[::-1], np.inf)
     return Charge(np.minimum(values[: len(orders)], higher[np.searchsorted(_GRID, orders)]))
+
+
+@price.register
+def _(event: ev.OneOf, orders: Floats, relation: Relation) -> Charge:
+    """Price a random choice among events: moments of a released choice are means of moments."""
+    logs = [_total(part, orders, relation) * (orders - 1) for part in event.parts]
+    weight = np.array(event.weights)[:, None] / math.fsum(event.weights)
+    return Charge(_log_mean(np.stack(logs), weight) / (orders - 1))
 
 
 def _poisson(inner: Event, rate: float, orders: Floats, relation: Relation) -> Charge:
@@ -306,12 +323,14 @@ def _pure(epsilon: float, orders: Floats) -> Floats:
 
 
 def _total(event: Event, orders: Floats, relation: Relation) -> Floats:
-    """Return the Rényi curve of all of `event`, one of the runs from which `BestOf` selects."""
+    """Return the Rényi curve of all of `event`, which is a part of another event."""
     total = np.zeros(len(orders))
     for part, count in flatten(event).items():
         one = price(part, orders, relation)
         if one.delta_mass:
-            raise UnsupportedEvent("the best of runs with approximate DP in them has no price.")
+            raise UnsupportedEvent(
+                "approximate DP inside BestOf or OneOf has no Rényi curve. Use tacit.epsilon."
+            )
         total += count * one.values
     return total
 
@@ -327,22 +346,3 @@ def _log_mean(logs: Floats, weight: Floats) -> Floats:
     with np.errstate(divide="ignore"):  # a weight of 0 has log -inf
         far = renyi.log_sum_exp((logs + np.log(weight)).T)
     return np.where(logs.max(axis=0) < 30, near, far)
-
-
-def halting_probability(mean: float, trials: ev.Trials) -> float:
-    """Return the parameter gamma of the random number of runs in `BestOf`, given its mean.
-
-    For a geometric number mean = 1 / gamma, for a logarithmic one mean = (1 / gamma - 1) /
-    log(1 / gamma). A smaller gamma costs more, so gamma is rounded down.
-
-    >>> halting_probability(10.0, ev.Trials.GEOMETRIC)
-    0.1
-    """
-    if trials is ev.Trials.GEOMETRIC:
-        return 1 / mean
-    low, high = 1e-300, 800.0  # x = log(1 / gamma); (exp(x) - 1) / x grows with x
-    while high - low > 1e-13 * high:
-        middle = (low + high) / 2
-        is_low = math.expm1(min(middle, 700.0)) / middle < mean
-        low, high = (middle, high) if is_low else (low, middle)
-    return math.exp(-high)

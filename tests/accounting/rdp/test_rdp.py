@@ -364,7 +364,7 @@ def test_selection_costs_at_most_the_known_multiple_of_pure_dp():
         assert RDP().curve(event, [1e6])[0] == pytest.approx(factor * 0.1, rel=1e-2)
     base = Repeated(PoissonSampled(0.01, Gaussian(2.0)), 500)
     one = RDP().epsilon(base, delta=1e-5)
-    for trials in Trials:
+    for trials in (Trials.GEOMETRIC, Trials.LOGARITHMIC, Trials.POISSON):
         costs = [
             RDP().epsilon(BestOf(base, mean, trials), delta=1e-5) for mean in (2.0, 10.0, 50.0)
         ]

@@ -1,0 +1,232 @@
+"""Prices of events that contain other events: `BestOf`, `OneOf`, and pairs made of profiles.
+
+The profile delta(t) of an event in both directions of comparison is known where a dominating pair
+is (`pld`). It extends to events made of others: a choice among events has the mean of their
+profiles, and the best of several runs has a profile that follows from that of one run (`best_of`).
+A profile at finitely many t is again that of a pair (`profile`). So such an event composes with
+all others, may be sampled, and has both ends of a bracket.
+"""
+
+import math
+from functools import lru_cache
+from typing import NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+
+from tacit import events as ev
+from tacit._arrays import Floats
+from tacit.accounting.best_of import BestProfile
+from tacit.accounting.brackets import Bracket
+from tacit.accounting.compose import flatten, only_release
+from tacit.accounting.pld.direction import DirectionPrice
+from tacit.accounting.pld.loss_laws import Law
+from tacit.accounting.pld.pairs import directions, pair_from_above, pair_from_below
+from tacit.accounting.profile import FARTHEST, Profile
+from tacit.accounting.trials import RunLaw, run_law
+from tacit.errors import UnsupportedEvent
+from tacit.events import Event, Relation
+
+_NODES = 512
+"""Nodes of a profile that are equally spaced in t, and as many equally spaced in log t."""
+_LEAST = 1e-17  # delta down to which the pair of a nested event is resolved
+_TOLERANCE = 1e-7
+
+_Table: TypeAlias = tuple[Floats, Floats]  # lower and upper bounds of delta at nodes t >= 0
+
+
+class Curves(Protocol):
+    """Protocol of the two profiles of an event, P against Q and Q against P."""
+
+    def reach(self, delta: float) -> float:
+        """Return a t beyond which both deltas are about `delta` or less, or as low as they get."""
+        ...
+
+    def tables(self, t: Floats, least: float) -> tuple[_Table, _Table]:
+        """Return bounds of delta at `t`, which increases from 0; below `least` they are loose."""
+        ...
+
+
+def curves_of(event: Event, relation: Relation) -> Curves:
+    """Return the profiles of `event` in both directions of comparison."""
+    only = only_release(event)
+    if isinstance(only, ev.BestOf):
+        return _BestOfCurves(curves_of(only.event, relation), run_law(only))
+    if isinstance(only, ev.OneOf):
+        total = math.fsum(only.weights)
+        parts = zip(only.weights, only.parts, strict=True)
+        return _OneOfCurves([(w / total, curves_of(part, relation)) for w, part in parts if w])
+    return _PairCurves.of(event, relation)
+
+
+def profiles(curves: Curves, delta: float) -> tuple[Profile, ...]:
+    """Return the profiles in both directions, one if they are equal, resolved down to `delta`."""
+    far = min(max(curves.reach(delta), 1e-9), FARTHEST)
+    even = np.linspace(0.0, far, _NODES)
+    t = np.unique(np.concatenate((even, np.geomspace(1e-4 * far, far, _NODES))))
+    first, second = curves.tables(t, delta)
+    if all(np.array_equal(a, b) for a, b in zip(first, second, strict=True)):
+        return (Profile.two_sided(t, first, first),)
+    return Profile.two_sided(t, first, second), Profile.two_sided(t, second, first)
+
+
+def best_of_bracket(
+    event: ev.BestOf, *, delta: float, relation: Relation, only_upper: bool = False
+) -> Bracket:
+    """Return proved bounds of the epsilon of `event` at `delta`, from the profile of one run.
+
+    The lower end is for the worst score. With `only_upper` both ends are the upper bound.
+    """
+    law = run_law(event)
+    worst = Bracket(0.0, 0.0)
+    for profile in _run_profiles(event, relation, delta, law):
+        best = BestProfile(profile, law, delta=delta)
+        upper = best.upper_epsilon(delta)
+        worst = worst.worse(Bracket(upper, upper) if only_upper else best.epsilon(delta))
+    return worst
+
+
+def best_of_delta(event: ev.BestOf, *, epsilon: float, relation: Relation) -> Bracket:
+    """Return proved bounds of the delta of `event` at `epsilon`, like `best_of_bracket`."""
+    law = run_law(event)
+    worst = Bracket(0.0, 1.0)
+    for level in (1e-6, 1e-11, _LEAST):  # resolve the profile only as far as the answer needs
+        worst = Bracket(0.0, 0.0)
+        for profile in _run_profiles(event, relation, level, law):
+            best = BestProfile(profile, law, delta=level)
+            worst = worst.worse(Bracket.of_delta(best.lower(epsilon), best.upper(epsilon)))
+        if worst.upper >= level:
+            break
+    return worst
+
+
+def pair_of_nested(event: Event, relation: Relation) -> tuple[Law, Law]:
+    """Return laws of the loss of ONE occurrence that bound its price from above.
+
+    `BestOf` and `OneOf` get the pair of their profile; other events that of `pair_from_above`.
+    """
+    if isinstance(event, ev.BestOf | ev.OneOf):
+        found = _profiles_of(event, relation)
+        return found[0].dominating(), found[-1].dominating()
+    return pair_from_above(event, relation)
+
+
+def pair_below_nested(event: Event, relation: Relation) -> tuple[Law, Law]:
+    """Return laws of the loss of ONE occurrence that no smaller price can cover.
+
+    `BestOf` and `OneOf` get a pair that their profile dominates; others that of `pair_from_below`.
+    """
+    if isinstance(event, ev.BestOf | ev.OneOf):
+        found = _profiles_of(event, relation)
+        return found[0].dominated().loss_law(), found[-1].dominated().loss_law()
+    return pair_from_below(event, relation)
+
+
+def has_pair(event: Event, relation: Relation) -> bool:
+    """Return whether `pair_of_nested` knows a pair for one occurrence of `event`."""
+    if isinstance(event, ev.BestOf):
+        return all(has_pair(part, relation) for part in flatten(event.event))
+    if isinstance(event, ev.OneOf):
+        return all(has_pair(part, relation) for one in event.parts for part in flatten(one))
+    try:
+        pair_from_above(event, relation)
+    except UnsupportedEvent:
+        return False
+    return True
+
+
+def with_lower_end(event: Event, relation: Relation) -> Event:
+    """Return the parts of `event` that `pair_below_nested` bounds; the other parts may cost 0."""
+    parts: list[Event] = []
+    for part, count in flatten(event).items():
+        try:
+            pair_below_nested(part, relation)
+        except UnsupportedEvent:
+            continue
+        parts.append(ev.Repeated(part, count))
+    return ev.Sequence(tuple(parts))
+
+
+@lru_cache(maxsize=16)
+def _profiles_of(event: Event, relation: Relation) -> tuple[Profile, ...]:
+    return profiles(curves_of(event, relation), _LEAST)
+
+
+def _run_profiles(
+    event: ev.BestOf, relation: Relation, delta: float, law: RunLaw
+) -> tuple[Profile, ...]:
+    # The profile of one run must reach far below delta / E[K].
+    return profiles(curves_of(event.event, relation), 1e-6 * delta / max(law.mean, 1.0))
+
+
+class _PairCurves(NamedTuple):
+    """Profiles of an event that has a dominating pair, and perhaps a pair that it dominates."""
+
+    above: list[DirectionPrice]
+    below: list[DirectionPrice]
+
+    @staticmethod
+    def of(event: Event, relation: Relation) -> "_PairCurves":
+        above = directions(event, relation, pair_of_nested)
+        below = directions(with_lower_end(event, relation), relation, pair_below_nested)
+        prices = {one: DirectionPrice(one, tolerance=_TOLERANCE) for one in (*above, *below)}
+        return _PairCurves([prices[one] for one in above], [prices[one] for one in below])
+
+    def reach(self, delta: float) -> float:
+        return max(_reach(side, delta) for side in self.above)
+
+    def tables(self, t: Floats, least: float) -> tuple[_Table, _Table]:
+        known = {side: side.deltas(t, least=least) for side in {*self.above, *self.below}}
+        sides = [(known[low][0], known[up][1]) for low, up in self._matched()]
+        return sides[0], sides[-1]
+
+    def _matched(self) -> list[tuple[DirectionPrice, DirectionPrice]]:
+        both = len(self.above) > 1 or len(self.below) > 1
+        return [(self.below[i], self.above[i]) for i in ((0, -1) if both else (0,))]
+
+
+class _OneOfCurves(NamedTuple):
+    """Profiles of a choice among events: the mean over the public weights."""
+
+    parts: list[tuple[float, Curves]]
+
+    def reach(self, delta: float) -> float:
+        return max(curves.reach(delta) for _, curves in self.parts)
+
+    def tables(self, t: Floats, least: float) -> tuple[_Table, _Table]:
+        found = [(weight, curves.tables(t, least)) for weight, curves in self.parts]
+
+        def mean(side: int) -> _Table:
+            lower = sum((w * tables[side][0] for w, tables in found), np.zeros(len(t)))
+            upper = sum((w * tables[side][1] for w, tables in found), np.zeros(len(t)))
+            return lower * (1 - 1e-13), upper * (1 + 1e-13)
+
+        return mean(0), mean(1)
+
+
+class _BestOfCurves:
+    """Profiles of the best of several runs, from those of one run."""
+
+    def __init__(self, run: Curves, law: RunLaw) -> None:
+        self.run = run
+        self.law = law
+
+    def reach(self, delta: float) -> float:
+        return max(best.upper_epsilon(delta) for best in self._best(delta))
+
+    def tables(self, t: Floats, least: float) -> tuple[_Table, _Table]:
+        best = self._best(least)
+        upper = [np.array([one.upper(x) for x in t]) for one in best]
+        # If all scores are equal, one of the runs is released, whenever there is one.
+        some = -math.expm1(float(self.law.log_probability(np.zeros(1))[0]))
+        lower = [some * table[0] for table in self.run.tables(t, least)]
+        return (lower[0], upper[0]), (lower[-1], upper[-1])
+
+    def _best(self, delta: float) -> list[BestProfile]:
+        found = profiles(self.run, 1e-6 * delta / max(self.law.mean, 1.0))
+        return [BestProfile(profile, self.law, delta=delta) for profile in found]
+
+
+def _reach(side: DirectionPrice, delta: float) -> float:
+    infinite = side.direction.infinite_upper
+    found = side.epsilon(min(infinite + delta, 0.5 + 0.5 * infinite)) if infinite < 1 else None
+    return found.upper if found and found.upper < math.inf else FARTHEST
