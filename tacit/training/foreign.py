@@ -66,6 +66,7 @@ class ForeignLoops(RunState):
     def __init__(self, model: nn.Module, isolation: "Isolation") -> None:
         super().__init__()
         self._isolation = isolation
+        self._guard = isolation.guard
         self._norms = norm_layers(model)
         self._loop = 0  # number of the newest loop
         self._handed_out: _HandedOut | None = None
@@ -111,7 +112,7 @@ class ForeignLoops(RunState):
         check_losses(losses, n_rows(handed.microbatch.batch))
         require_gradient(losses)
         with current_device(losses.device):
-            total = handed.forward.clipped_sum(losses)  # private
+            total = self._guard(handed.forward.clipped_sum, losses)  # private
             drawn = handed.microbatch.size  # private
             if so_far is not None:
                 total, drawn = so_far[0] + total, so_far[1] + drawn
@@ -128,6 +129,14 @@ class ForeignLoops(RunState):
         """Test the program on this step's lot, before it is paid for; see `isolation`."""
         lot = self._lots.lot(self.steps_taken)
         self._isolation.check_lot(lot, self._lots.key, self._ranks)
+
+    def chance_of_missing(self, share: float) -> float:
+        """Return a bound on the chance that mixing in a `share` of the lots was not found so far.
+
+        It is the chance over the random tests, 0 if examples are kept apart by construction, and 1
+        if nothing was tested; see docs/isolation.md.
+        """
+        return self._isolation.chance_of_missing(share)
 
     def _begin_loop(self) -> int:
         """Begin a new loop over the lots, end the one before it, and return the new one's number.
@@ -161,8 +170,13 @@ class ForeignLoops(RunState):
         self._check_loaded()
         # Random numbers that the loop draws, such as dropout, are repeated by a resumed run.
         reseed(self._lots.seed(self.steps_taken) + number, self._lots.records.device)
-        forward = ForeignForward(
-            self._model, self._loss_fn, microbatch, self._clip(), self._parameters
+        forward = self._guard(
+            ForeignForward,
+            self._model,
+            self._loss_fn,
+            microbatch,
+            self._clip(),
+            self._parameters,
         )
         self._handed_out = _HandedOut(microbatch, forward, is_last)
 

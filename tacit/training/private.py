@@ -113,7 +113,7 @@ class Private(ForeignLoops):
         for parameter in self._parameters.values():
             parameter.grad = None  # a step that fails leaves no gradient behind
         with self._lots.on_device():
-            total, drawn = self._lot_sum(lot, clip)  # clip and add; private
+            total, drawn = self._guard(self._lot_sum, lot, clip)  # clip and add; private
             self._pay_and_release(total, drawn, clip, is_own_loop=True)
 
     def _pay_and_release(
