@@ -70,6 +70,7 @@ def make_certificate(
     software: dict[str, str],
     created: str,
     title: str,
+    isolation: str = "",
     model: Path | None = None,
 ) -> dict[str, Any]:
     """Return the sealed certificate of a run that did `event` to its records, as JSON values.
@@ -93,6 +94,7 @@ def make_certificate(
             "data_touches": data_touches,
             "released": released,
             "randomness": randomness,
+            **({"isolation": isolation} if isolation else {}),
         },
         "prices": prices(event, delta=delta, relation=relation),
         "utility": utility,

@@ -103,6 +103,7 @@ def certificate_of(facts: Facts, run: RunFolder) -> dict[str, Any]:  # Any: JSON
         ],
         released=list(facts.released),
         randomness=_randomness(facts),
+        isolation=facts.isolation,
         utility={
             "metric": utility.metric,
             "private": [one.value for one in utility.private],
@@ -225,6 +226,7 @@ def _fields(facts: Facts, epsilon: float) -> tuple[tuple[str, str], ...]:
         ("Uses of the data", "; ".join(f"{t.what} ({t.cost}): {t.how}" for t in facts.touches)),
         ("Tuning", "; ".join(tuning) or "none on private data"),
         ("Randomness", _randomness(facts)),
+        *((("Isolation of examples", facts.isolation),) if facts.isolation else ()),
         ("Hyperparameters", ", ".join(f"{k} {v}" for k, v in facts.hyperparameters.items())),
         ("Software", ", ".join(f"{k} {v}" for k, v in facts.versions.items())),
     )

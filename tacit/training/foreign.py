@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tacit.training.checkpoint import RunState
+from tacit.errors import IncompatibleModel
+from tacit.training.checkpoint import RunState, State
 from tacit.training.clip import Clip, ClippedSum, trainable
 from tacit.training.distributed import gathered, is_sharded
 from tacit.training.engines.bookkeeping import Intercept, Stale, Tape, trace_for
@@ -125,10 +126,29 @@ class ForeignLoops(RunState):
             else:
                 self._sum_so_far = total, drawn
 
+    def state_dict(self) -> State:
+        """Return the run's state as JSON values. Secret: it holds the key that gives the noise.
+
+        Call this after the optimizer's step, and save it with the states of model and optimizer. A
+        run in which examples were seen to influence each other cannot be continued.
+        """
+        if self._isolation.is_void:
+            raise IncompatibleModel(f"{self._isolation.statement}. Begin a new run.")
+        return super().state_dict()
+
     def _check_isolation(self) -> None:
         """Test the program on this step's lot, before it is paid for; see `isolation`."""
         lot = self._lots.lot(self.steps_taken)
         self._isolation.check_lot(lot, self._lots.key, self._ranks)
+
+    @property
+    def isolation(self) -> str:
+        """How it was made sure that no example influences another one, as the certificate says.
+
+        "by construction", "tested, n checks", "not tested", or, after a test has failed, that the
+        run has no guarantee: then none of its releases has, the earlier ones included.
+        """
+        return self._isolation.statement
 
     def chance_of_missing(self, share: float) -> float:
         """Return a bound on the chance that mixing in a `share` of the lots was not found so far.

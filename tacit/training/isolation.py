@@ -35,10 +35,10 @@ from tacit.training.clip import Clip
 from tacit.training.distributed import Ranks, gathered
 from tacit.training.engines import clipped_sum
 from tacit.training.engines.examples import as_views, as_written
-from tacit.training.key import Key, drawn_so_far, randomness
+from tacit.training.key import Key, randomness
 from tacit.training.lots import Lot
 from tacit.training.mixing import ROOM, moved_parameters, rounding_unit
-from tacit.training.program_state import ProgramState
+from tacit.training.program_state import ProgramState, drawn_so_far
 from tacit.training.records import Indices, Records
 from tacit.training.tree import Batch, LossFn, check_losses
 from tacit.training.withheld_errors import ErrorGuard
@@ -68,6 +68,11 @@ class Isolation:
     def statement(self) -> str:
         """How it was made sure that no example influences another one."""
         return self._statement
+
+    @property
+    def is_void(self) -> bool:
+        """Whether examples were seen to influence each other, so that the run has no guarantee."""
+        return False
 
     def chance_of_missing(self, share: float) -> float:
         """Return a bound on the probability that mixing in a share of the lots was not found."""
@@ -108,9 +113,14 @@ class CheckedIsolation(Isolation):
     @property
     def statement(self) -> str:
         """How many tests were made, or that one failed."""
-        if self._refusal is not None:
+        if self.is_void:
             return "examples influence each other: this run has no guarantee"
         return f"tested, {self.checks} checks"
+
+    @property
+    def is_void(self) -> bool:
+        """Whether a test of this run has failed."""
+        return self._refusal is not None
 
     def chance_of_missing(self, share: float) -> float:
         """Return a bound on the probability that mixing in a share of the lots was not found."""
@@ -418,7 +428,7 @@ class _Rounding:
         """Return the largest relative change of a loss over `times` moves of the parameters."""
         trial = self._trial
         while len(self._losses) < times:
-            with moved_parameters(trial.program.model, self._unit):
+            with moved_parameters(trial.program.model, self._unit, len(self._losses)):
                 self._losses.append(_relative(trial.base, trial.losses(trial.rows)))
         return max(self._losses) + self._unit  # parameters that are zero do not move
 
@@ -427,8 +437,8 @@ class _Rounding:
         trial, found = self._trial, self._unit
         for _ in range(_PAIRS):
             settled = trial.losses(trial.rows, after=trial.rows)
-        for _ in range(_PAIRS):
-            with moved_parameters(trial.program.model, self._unit):
+        for seed in range(_PAIRS):
+            with moved_parameters(trial.program.model, self._unit, seed):
                 moved = trial.losses(trial.rows, after=trial.rows)
             found = max(found, _relative(settled, moved))
             settled = trial.losses(trial.rows, after=trial.rows)
@@ -441,8 +451,8 @@ class _Rounding:
         # A result is rounded itself, and so is a sum of clipped gradients in float32.
         sums = torch.finfo(torch.float32).eps * len(kept) ** 0.5 * trial.program.clip.l2_sensitivity
         found = self._unit * float(base.norm()) + sums
-        for _ in range(times):
-            with moved_parameters(trial.program.model, self._unit):
+        for seed in range(times):
+            with moved_parameters(trial.program.model, self._unit, seed):
                 found = max(found, float((trial.gradient(trial.rows, kept) - base).norm()))
         return found
 

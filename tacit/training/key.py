@@ -123,18 +123,6 @@ def randomness(seed: int, device: torch.device) -> Iterator[None]:
         np.random.set_state(legacy)  # noqa: NPY002
 
 
-def drawn_so_far(device: torch.device) -> list[object]:
-    """Return the states of the generators that `randomness` starts, in a form that `==` compares.
-
-    Two programs that started alike and drew equally many numbers end in the same states.
-    """
-    gpus = [bytes(torch.cuda.get_rng_state(index).numpy()) for index in _gpu(device)]
-    legacy = np.random.get_state(legacy=False)  # noqa: NPY002
-    numbers = legacy["state"]
-    numpy_state = (numbers["key"].tobytes(), numbers["pos"], legacy["has_gauss"])
-    return [bytes(torch.get_rng_state().numpy()), *gpus, numpy_state, random.getstate()]
-
-
 def reseed(seed: int, device: torch.device) -> None:
     """Seed torch's global random generators: the CPU's and that of `device`."""
     torch.default_generator.manual_seed(seed)

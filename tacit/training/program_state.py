@@ -101,6 +101,17 @@ class ProgramState:
         return _object(value, self._entries)
 
 
+def drawn_so_far(device: torch.device) -> list[object]:
+    """Return the states of torch's, numpy's and Python's global generators, to compare by `==`.
+
+    Two programs that started alike and drew equally many numbers end in the same states.
+    """
+    found: list[object] = [bytes(torch.get_rng_state().numpy()), random.getstate()]
+    if device.type == "cuda":
+        found.append(bytes(torch.cuda.get_rng_state(device).numpy()))
+    return [*found, repr(np.random.get_state())]  # noqa: NPY002  # the one that programs share
+
+
 def _tensor(value: Tensor, entries: Mutables) -> Iterable[Any]:
     # Parameters are moved by the optimizer, from released gradients only.
     if not isinstance(value, nn.Parameter) and value.numel() <= _LARGE:
@@ -325,7 +336,7 @@ _KINDS: list[tuple[Any, Callable[[Any, Mutables], Iterable[Any]]]] = [
     (set, _set),
     ((tuple, frozenset), _tuple),
     (_GENERATORS, _leave),
-    (functools._lru_cache_wrapper, _cache),
+    (type(functools.lru_cache(len)), _cache),
     (types.FunctionType, _function),
     (types.MethodType, _method),
     (functools.partial, _partial),

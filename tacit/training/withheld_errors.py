@@ -17,6 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import ParamSpec, TypeVar
 
+import torch
+
 from tacit.errors import ProgramError
 from tacit.training.program_state import LIBRARIES
 from tacit.training.tree import is_out_of_memory
@@ -35,7 +37,7 @@ _OTHERWISE = "the model or loss_fn"
 
 @dataclass(frozen=True)
 class ErrorGuard:
-    """Calls functions that run the user's program on private records.
+    """Runs the user's program on private records: `with guard:` or `guard(call, *arguments)`.
 
     With `debug`, errors pass unchanged: their text may quote records.
     """
@@ -44,24 +46,44 @@ class ErrorGuard:
 
     def __call__(self, call: Callable[P, T], /, *args: P.args, **options: P.kwargs) -> T:
         """Return `call(*args, **options)`; replace an error of the user's program."""
-        if self.debug:
+        with self:
             return call(*args, **options)
+
+    def __enter__(self) -> None:
+        """Watch the block that follows."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        frames: TracebackType | None,
+    ) -> None:
+        """Replace an error of the block; interrupts pass."""
+        if self.debug or not isinstance(error, Exception):
+            return
+        shown = error if _is_own(error) else described(error)
+        shown.__cause__ = None
+        del error, frames  # this frame will be part of the new traceback, and keep them alive
         try:
-            return call(*args, **options)
-        except Exception as error:
-            shown = _without_causes(error) if _is_own(error) else described(error)
-        # Outside the except block: an error raised inside would carry the original as its context.
-        raise shown
+            raise shown.with_traceback(None)  # the frames below hold private values
+        finally:
+            shown.__context__ = None  # Python has just made it the original error
+            del shown
 
 
-def described(error: Exception) -> ProgramError:
-    """Return an error that states the kind and the place of `error`, but not its text."""
-    kind = type(error).__name__
-    what = "ran out of memory" if is_out_of_memory(error) else f"raised {kind}"
-    return ProgramError(
-        f"{_stage(error)} {what}{_place(error)}. The text of the error is withheld because it may "
-        "quote records; make_private(..., debug=True) shows it. Nothing was released."
+def described(error: Exception) -> Exception:
+    """Return an error that states the kind and the place of `error`, but not its text.
+
+    It is a `ProgramError`, except that memory which runs out keeps its own kinds of error.
+    """
+    text = (
+        f"{_place(error)}. The text of the error is withheld because it may quote records; "
+        "make_private(..., debug=True) shows it. Nothing was released."
     )
+    if is_out_of_memory(error):
+        kind = MemoryError if isinstance(error, MemoryError) else torch.OutOfMemoryError
+        return kind(f"out of memory in {_stage(error)}{text}")
+    return ProgramError(f"{_stage(error)} raised {type(error).__name__}{text}")
 
 
 def _is_own(error: BaseException) -> bool:
@@ -73,12 +95,6 @@ def _is_own(error: BaseException) -> bool:
         return False
     operation = last.tb_frame.f_code.co_code[last.tb_lasti]
     return dis.opname[operation] == "RAISE_VARARGS"
-
-
-def _without_causes(error: Exception) -> Exception:
-    error.__cause__ = error.__context__ = None
-    # The frames below this package's public call hold private values.
-    return error.with_traceback(None)
 
 
 def _stage(error: BaseException) -> str:
