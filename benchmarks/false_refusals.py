@@ -1,6 +1,6 @@
 """Does `make_private` accept models that keep examples apart? One process per model.
 
-    pip install transformers peft keras
+    pip install transformers peft
     python benchmarks/false_refusals.py [NAME ...]
 
 Each model is made small, with random weights. It is accepted if all fresh calls of `make_private`
@@ -8,15 +8,17 @@ Each model is made small, with random weights. It is accepted if all fresh calls
 """
 
 import argparse
+import json
 import os
 import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
-os.environ.setdefault("KERAS_BACKEND", "torch")
+from _results import table, write
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 TEXT = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -351,29 +353,34 @@ def batch_and_loss(task: str) -> tuple[Any, Callable[[Any, Any], Any]]:
     }[task]
 
 
-def try_one(name: str, calls: int) -> None:
-    """Run one model in this process and print what came of it."""
+class Found(NamedTuple):
+    """What came of the fresh calls of `make_private` for one model."""
+
+    refused: int
+    seconds: float
+    reason: str
+
+
+def count_refusals(
+    model: Any, records: Any, loss_fn: Any, *, calls: int, batch_size: int, steps: int = 3
+) -> Found:
+    """Make `model` private in fresh calls, take private steps, and count the refusals."""
     import torch
 
     import tacit
 
-    torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     start, refused, reason = time.perf_counter(), 0, ""
-    is_adapter = name in ADAPTERS
-    model = adapted(name) if is_adapter else transformer(name)
-    records, loss_fn = batch_and_loss("causal" if is_adapter else MODELS[name][2])
     for _ in range(calls):
         parameters = [p for p in model.parameters() if p.requires_grad]
-        optimizer = torch.optim.SGD(parameters, lr=1e-3)
         try:
             private = tacit.make_private(
                 model,
-                optimizer,
+                torch.optim.SGD(parameters, lr=1e-3),
                 records,
                 loss_fn,
-                batch_size=8,
-                steps=3,
+                batch_size=batch_size,
+                steps=steps,
                 clip_norm=1.0,
                 noise_multiplier=1.0,
             )
@@ -381,12 +388,55 @@ def try_one(name: str, calls: int) -> None:
                 private.step(lot)
         except tacit.errors.IncompatibleModel as error:
             refused, reason = refused + 1, str(error)
-    seconds = time.perf_counter() - start
-    print(f"{name}|{refused} of {calls}|{seconds:.0f}|{reason[:120]}", flush=True)
+    return Found(refused, time.perf_counter() - start, reason)
+
+
+def in_processes(
+    script: str, names: Sequence[str], *, calls: int, limit: float
+) -> list[tuple[str, str, str, str]]:
+    """Run `script NAME --one` for every name, one process at a time; return rows of a table."""
+    rows = []
+    for name in names:
+        command = [sys.executable, script, name, "--one", "--calls", str(calls)]
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=limit, check=False
+            )
+            found = [line for line in done.stdout.splitlines() if line.startswith("FOUND ")]
+            failure = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        except subprocess.TimeoutExpired:
+            found, failure = [], f"no result within {limit:.0f} s"
+        if found:
+            one = Found(**json.loads(found[-1].removeprefix("FOUND ")))
+            row = (name, f"{one.refused} of {calls}", f"{one.seconds:.0f}", one.reason[:120])
+        else:
+            row = (name, "failed", "", failure[:160])
+        rows.append(row)
+        print(" | ".join(row), flush=True)
+    return rows
+
+
+def report(name: str, title: str, packages: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Write the table of results, with the number of models that were refused or failed."""
+    total = sum(not row[1].startswith("0 of") for row in rows)
+    summary = f"{len(rows)} models, one process each; {total} were refused at least once or failed."
+    write(name, title, packages, summary, table(["model", "refused", "seconds", "reason"], rows))
+
+
+def try_one(name: str, calls: int) -> None:
+    """Run one model in this process and print what came of it."""
+    import torch
+
+    torch.set_num_threads(1)
+    is_adapter = name in ADAPTERS
+    model = adapted(name) if is_adapter else transformer(name)
+    records, loss_fn = batch_and_loss("causal" if is_adapter else MODELS[name][2])
+    found = count_refusals(model, records, loss_fn, calls=calls, batch_size=8)
+    print("FOUND", json.dumps(found._asdict()), flush=True)
 
 
 def main() -> None:
-    """Try every model in a process of its own."""
+    """Try every model in a process of its own and write results/false-refusals.md."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*")
     parser.add_argument("--calls", type=int, default=20)
@@ -395,11 +445,10 @@ def main() -> None:
     if options.one:
         try_one(options.names[0], options.calls)
         return
-    for name in options.names or [*MODELS, *ADAPTERS]:
-        command = [sys.executable, __file__, name, "--one", "--calls", str(options.calls)]
-        found = subprocess.run(command, capture_output=True, text=True, check=False)
-        last = (found.stderr.strip().splitlines() or [""])[-1]
-        print(found.stdout.strip() or f"{name}|failed||{last[:160]}", flush=True)
+    names = options.names or [*MODELS, *ADAPTERS]
+    rows = in_processes(__file__, names, calls=options.calls, limit=1800)
+    title = f"Refusals of models that keep examples apart, {options.calls} fresh calls each"
+    report("false-refusals", title, ("tacit", "torch", "transformers", "peft"), rows)
 
 
 if __name__ == "__main__":

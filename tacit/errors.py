@@ -26,3 +26,10 @@ class LedgerError(TacitError):
 
 class IncompatibleModel(TacitError):
     """The model mixes examples or keeps data-dependent state: no example can be clipped alone."""
+
+
+class ProgramError(TacitError, RuntimeError):
+    """The user's data set, `collate_fn`, `augment`, model or loss failed on private records.
+
+    It names the kind of error and the line of code; the text is withheld, as it may quote records.
+    """

@@ -13,7 +13,8 @@ NAMES = {
         report sampling training
     """,
     "tacit.errors": """
-        BudgetExceeded IncompatibleModel LedgerError NotCertified TacitError UnsupportedEvent
+        BudgetExceeded IncompatibleModel LedgerError NotCertified ProgramError TacitError
+        UnsupportedEvent
     """,
     "tacit.events": """
         ApproximateDP BestOf Event Exponential FixedSizeSampled Gaussian Laplace NonPrivate

@@ -139,6 +139,8 @@ class Facts:
     """Everything that leaves the run."""
     seed: int | str
     """The seed of noise and sampling, or 'OS entropy'. With a seed the noise can be recomputed."""
+    isolation: str = ""
+    """How it was made sure that no example influences another one; empty if it is not stated."""
     trust: str = "central: the run's operator sees the records; the guarantee is towards all others"
     # How the run was done
     method: str = "DP-SGD"

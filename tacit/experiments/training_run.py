@@ -212,6 +212,7 @@ class Session:
             sampling_used=sampling,
             touches=tuple(_touches(recipe, dataset, has_baseline=bool(baseline))),
             released=_releases(recipe),
+            isolation=self.private.isolation,
             method="DP-SGD",
             model=models.describe(recipe.model, self.loop.model, self.prepared.shape),
             hyperparameters=recipe.to_dict()["training"] | done,

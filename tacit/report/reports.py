@@ -195,6 +195,7 @@ def _fields(facts: Facts, epsilon: float) -> tuple[tuple[str, str], ...]:
         ("Uses of the data", "; ".join(f"{t.what} ({t.cost}): {t.how}" for t in facts.touches)),
         ("Tuning", "; ".join(tuning) or "none on private data"),
         ("Randomness", randomness_of(facts)),
+        *((("Isolation of examples", facts.isolation),) if facts.isolation else ()),
         ("Hyperparameters", ", ".join(f"{k} {v}" for k, v in facts.hyperparameters.items())),
         ("Software", ", ".join(f"{k} {v}" for k, v in facts.versions.items())),
     )

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from tacit.errors import IncompatibleModel
 from tacit.training.arithmetic import Arithmetic
-from tacit.training.checkpoint import RunState
+from tacit.training.checkpoint import RunState, State
 from tacit.training.clip import Clip, ClippedSum, trainable
 from tacit.training.distributed import gathered, is_sharded
 from tacit.training.engines.bookkeeping import Intercept, Stale, Tape, trace_for
@@ -68,6 +69,7 @@ class ForeignLoops(RunState):
     def __init__(self, model: nn.Module, isolation: "Isolation") -> None:
         super().__init__()
         self._isolation = isolation
+        self._guard = isolation.guard
         self._norms = norm_layers(model)
         self._loop = 0  # number of the newest loop
         self._handed_out: _HandedOut | None = None
@@ -113,7 +115,7 @@ class ForeignLoops(RunState):
         check_losses(losses, n_rows(handed.microbatch.batch))
         require_gradient(losses)
         with current_device(losses.device):
-            total = handed.forward.clipped_sum(losses)  # private
+            total = self._guard(handed.forward.clipped_sum, losses)  # private
             drawn = handed.microbatch.size  # private
             if so_far is not None:
                 total, drawn = so_far[0] + total, so_far[1] + drawn
@@ -126,10 +128,37 @@ class ForeignLoops(RunState):
             else:
                 self._sum_so_far = total, drawn
 
+    def state_dict(self) -> State:
+        """Return the run's state as JSON values. Secret: it holds the key that gives the noise.
+
+        Call this after the optimizer's step, and save it with the states of model and optimizer. A
+        run in which examples were seen to influence each other cannot be continued.
+        """
+        if self._isolation.is_void:
+            raise IncompatibleModel(f"{self._isolation.statement}. Begin a new run.")
+        return super().state_dict()
+
     def _check_isolation(self) -> None:
         """Test the program on this step's lot, before it is paid for; see `isolation`."""
         lot = self._lots.lot(self.steps_taken)
         self._isolation.check_lot(lot, self._lots.key, self._ranks)
+
+    @property
+    def isolation(self) -> str:
+        """How it was made sure that no example influences another one, as the certificate says.
+
+        "by construction", "tested, n checks", "not tested", or, after a test has failed, that the
+        run has no guarantee: then none of its releases has, the earlier ones included.
+        """
+        return self._isolation.statement
+
+    def chance_of_missing(self, share: float) -> float:
+        """Return a bound on the chance that mixing in a `share` of the lots was not found so far.
+
+        It is the chance over the random tests, 0 if examples are kept apart by construction, and 1
+        if nothing was tested; see docs/isolation.md.
+        """
+        return self._isolation.chance_of_missing(share)
 
     def _begin_loop(self) -> int:
         """Begin a new loop over the lots, end the one before it, and return the new one's number.
@@ -164,7 +193,8 @@ class ForeignLoops(RunState):
         # Random numbers that the loop draws, such as dropout, are repeated by a resumed run.
         reseed(self._lots.seed(self.steps_taken) + number, self._lots.records.device)
         mode = self.arithmetic.mode
-        forward = ForeignForward(
+        forward = self._guard(
+            ForeignForward,
             self._model,
             None if mode == "formed" else self._loss_fn,
             microbatch,

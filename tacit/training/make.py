@@ -31,6 +31,7 @@ from tacit.training.plan import Sampler, Schedule, TrainingPlan, make_plan
 from tacit.training.private import Private
 from tacit.training.records import Records
 from tacit.training.tree import Batch, n_rows
+from tacit.training.withheld_errors import ErrorGuard
 
 _PROBE_ROWS = 3
 _CPU_BUDGET = 2**30  # bytes of activations on a CPU: more rows at once are no faster there
@@ -86,7 +87,7 @@ class Speed:
 def make_private(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    dataset: Any,  # Any: a map-style Dataset, a tensor, or a tuple of tensors
+    dataset: Any,  # Any: a Dataset, a DataFrame, a tensor, or a tuple of tensors or arrays
     loss_fn: LossFn | None = None,
     *,
     batch_size: int,
@@ -111,6 +112,7 @@ def make_private(
     isolation: Literal["checked", "strict"] = "checked",
     arithmetic: Literal["fast", "bounded"] = "fast",
     check: bool = True,
+    debug: bool = False,
     speed: Speed | None = None,
     max_microbatch: int | None = None,
     static_shapes: bool = False,
@@ -127,8 +129,9 @@ def make_private(
     Parameters
     ----------
     dataset
-        Map-style `Dataset`, tensor, or tuple of tensors. Never a DataLoader: lots are drawn by
-        `sampler`, each record with probability batch_size / n_records.
+        Map-style `Dataset`, tensor, tuple of tensors or numpy arrays, or DataFrame (a batch then
+        maps column names to tensors). Never a DataLoader: lots are drawn by `sampler`, each record
+        with probability batch_size / n_records.
     loss_fn
         `loss_fn(model, batch)` gives one loss per example. None for loops that use
         `private.backward`; then nothing can be probed before the run, and examples that mix are
@@ -179,6 +182,10 @@ def make_private(
     check
         Whether to test the program for mixing of examples, if isolation is "checked". Known layers
         are refused in any case.
+    debug
+        Show errors of the data set, `collate_fn`, `augment`, the model and `loss_fn` in full: their
+        text may quote private records. By default a `ProgramError` names the kind of error and the
+        line of code, and withholds the text.
     speed, max_microbatch, static_shapes, num_workers, engine, compile
         `Speed(...)`: options that change the speed only. They can also be given one by one.
 
@@ -210,7 +217,8 @@ def make_private(
     ranks, model, optimizer = Ranks.here(), unwrapped(model), own_optimizer(optimizer)
     parameters = _trained(model, optimizer)
     check_layers(norm_layers(model))
-    records = Records(dataset, collate_fn=collate_fn, device=next(iter(parameters.values())).device)
+    guard = ErrorGuard(debug)
+    records = _records(dataset, collate_fn, parameters, guard)
     ledger = Ledger() if ledger is None else ledger
     clip = Flat(clip_norm) if isinstance(clip_norm, int | float) else clip_norm
     clip.groups(list(parameters))  # raises if the rule does not fit the model
@@ -239,7 +247,8 @@ def make_private(
     forms_gradients = loss_fn is None or isolation == "strict" or speed.engine in ("vmap", "loop")
     if speed.compile:
         _check_compilable(plan, parameters)
-    needed = views * (_probe(model, loss_fn, records) if check and loss_fn is not None else 1)
+    is_tested = check and loss_fn is not None
+    needed = views * (guard(_probe, model, loss_fn, records) if is_tested else 1)
     limit = _limit(speed, needed, records.device, plan.expected_batch / ranks.size)
     key = ranks.share(Key.from_seed(seed))
     lot_sum: LotSum | TracedLotSum = LotSum(
@@ -253,17 +262,18 @@ def make_private(
         bounded=arithmetic == "bounded",
     )
     lots = _lots(records, plan, key, ranks, speed, limit=ranks.least(limit))
-    rows = min(lots.limit, usual_lot(plan.expected_batch / ranks.size, deviations=2.0))
-    kept_apart = Isolation("not tested")
+    rows = min(lots.limit, usual_lot(plan.expected_batch / ranks.size, deviations=6.0))
+    kept_apart = Isolation("not tested", guard=guard)
     if isolation == "strict":
         lot_sum = _strict_sum(model, loss_fn, views, augment, speed)
-        kept_apart = Isolation("by construction")
+        kept_apart = Isolation("by construction", guard=guard, is_certain=True)
     elif isolation != "checked":
         raise ValueError(f"isolation must be 'checked' or 'strict', got {isolation!r}.")
-    elif check and loss_fn is not None:
+    elif is_tested:
         gap = max(1, min(64, plan.steps // 4))  # steps between two tests, on average
-        program = (model, loss_fn, records, clip)
-        kept_apart = CheckedIsolation(*program, views=views, augment=augment, gap=gap)
+        kept_apart = CheckedIsolation(
+            model, loss_fn, records, clip, views=views, augment=augment, gap=gap, guard=guard
+        )
         kept_apart.check_first(rows, key)
     run = Private(
         model,
@@ -286,6 +296,18 @@ def make_private(
     )
     _claim(run, parameters, optimizer)
     return run
+
+
+def _records(
+    dataset: Any,
+    collate_fn: Callable[[list[Any]], Batch] | None,
+    parameters: dict[str, nn.Parameter],
+    guard: ErrorGuard,
+) -> Records:
+    """Return access to the records, on the model's device and in its precision."""
+    first = next(iter(parameters.values()))
+    dtype = first.dtype if first.dtype in (torch.float32, torch.float64) else torch.float32
+    return Records(dataset, collate_fn=collate_fn, device=first.device, dtype=dtype, guard=guard)
 
 
 def _one_speed(speed: Speed | None, **given: Any) -> Speed:  # Any: of the types of `Speed`

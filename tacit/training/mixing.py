@@ -360,16 +360,16 @@ def _equal(a: list[Tensor], b: list[Tensor]) -> bool:
 
 
 @contextmanager
-def moved_parameters(model: nn.Module, unit: float) -> Iterator[None]:
-    """Move every parameter by about one unit of rounding inside the block.
+def moved_parameters(model: nn.Module, unit: float, seed: int) -> Iterator[None]:
+    """Move every parameter by about one unit of rounding inside the block, at random by `seed`.
 
     How far a result moves then is how far it can differ between two ways to compute it, such as
     kernels for two sizes of a batch. That makes it the measure of what is not mixing.
     """
-    parameters = [p for p in model.parameters() if p.is_floating_point()]
+    parameters = [p for p in model.parameters() if p.is_floating_point() or p.is_complex()]
     held = [p.detach().clone() for p in parameters]
     try:
-        with torch.no_grad():
+        with torch.no_grad(), randomness(seed, parameters[0].device):
             for p in parameters:
                 p.mul_(1 + torch.randn_like(p) * max(unit, torch.finfo(p.dtype).eps))
         yield
@@ -395,8 +395,8 @@ def exceeds_rounding(
     with rounding_unit() as unit:
         run()
     room = [unit() * _distance(a, None if a is None else torch.zeros_like(a)) for a in before]
-    for _ in range(8):
-        with moved_parameters(model, unit()):
+    for seed in range(8):
+        with moved_parameters(model, unit(), seed):
             room = [max(r, _distance(a, b)) for r, a, b in zip(room, before, run(), strict=True)]
     differences = (_distance(a, b) for a, b in zip(before, after, strict=True))
     return any(d > ROOM * r for d, r in zip(differences, room, strict=True))

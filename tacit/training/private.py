@@ -118,7 +118,8 @@ class Private(ForeignLoops):
         for parameter in self._parameters.values():
             parameter.grad = None  # a step that fails leaves no gradient behind
         with self._lots.on_device():
-            total, drawn = self._lot_sum(lot, clip)  # clip and add; private
+            with self._guard:
+                total, drawn = self._lot_sum(lot, clip)  # clip and add; private
             self._pay_and_release(total, drawn, clip, is_own_loop=True)
 
     def _pay_and_release(
@@ -221,11 +222,6 @@ class Private(ForeignLoops):
         return self._lots.limit
 
     @property
-    def isolation(self) -> str:
-        """How it was made sure that no example influences another one."""
-        return self._isolation.statement
-
-    @property
     def info(self) -> dict[str, Any]:  # Any: numbers and lists of them
         """Public facts on the run, by name. Losses, norms and lot sizes are private: left out."""
         return {
@@ -241,8 +237,11 @@ class Private(ForeignLoops):
     def epsilon(self, *, delta: float) -> float:
         """Return the epsilon of `event` at `delta`: the cost of the whole run, paid in advance.
 
-        Stopping early because of the results does not make the run cheaper.
+        Stopping early because of the results does not make the run cheaper. It is infinite if
+        examples were seen to influence each other: the releases of such a run have no guarantee.
         """
+        if self._isolation.is_void:
+            return float("inf")
         return accounting.epsilon(self.event, delta=delta, relation=self.ledger.relation)
 
     def __len__(self) -> int:

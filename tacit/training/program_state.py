@@ -11,9 +11,11 @@ import enum
 import functools
 import itertools
 import random
+import sys
 import sysconfig
 import types
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,9 +24,13 @@ from torch import Tensor, nn
 
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, enum.Enum, types.ModuleType)
 _NOT_STATE = (torch.optim.Optimizer, torch.utils.data.DataLoader)  # move by released values only
-_LIBRARIES = tuple(
+LIBRARIES = tuple(
     {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 )
+"""Folders of Python's own modules and of installed packages: code that the user did not write."""
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement, not in C
+_PACKAGE = str(Path(__file__).parents[1])
+_GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 _LARGE = 10**7
 """Elements above which an array or a container is taken to be data rather than state."""
 
@@ -58,11 +64,24 @@ class ProgramState:
         stack = list(roots)
         while stack:
             stack.extend(self._visit(stack.pop()))
+        self._generators = [v for v in self._seen.values() if isinstance(v, _GENERATORS)]
+        self._starts = [_generator_state(g) for g in self._generators]
 
     def restore(self) -> None:
         """Put every mutable object back to what it was."""
         for entry in self._entries:
             entry.restore()
+        self.restore_generators()
+
+    def restore_generators(self) -> None:
+        """Put the random generators alone back to what they were."""
+        for generator, state in zip(self._generators, self._starts, strict=True):
+            _set_generator(generator, state)
+
+    def generators(self) -> list[Any]:
+        """Return the present states of the random generators, in a form that `==` compares."""
+        states = map(_generator_state, self._generators)
+        return [bytes(s.numpy()) if isinstance(s, Tensor) else repr(s) for s in states]
 
     def has_changed(self) -> bool:
         """Return True if anything reachable was changed since, generators apart.
@@ -80,6 +99,17 @@ class ProgramState:
             if isinstance(value, kind):
                 return remember(value, self._entries)
         return _object(value, self._entries)
+
+
+def drawn_so_far(device: torch.device) -> list[object]:
+    """Return the states of torch's, numpy's and Python's global generators, to compare by `==`.
+
+    Two programs that started alike and drew equally many numbers end in the same states.
+    """
+    found: list[object] = [bytes(torch.get_rng_state().numpy()), random.getstate()]
+    if device.type == "cuda":
+        found.append(bytes(torch.cuda.get_rng_state(device).numpy()))
+    return [*found, repr(np.random.get_state())]  # noqa: NPY002  # the one that programs share
 
 
 def _tensor(value: Tensor, entries: Mutables) -> Iterable[Any]:
@@ -140,21 +170,38 @@ def _set(value: set[Any], entries: Mutables) -> Iterable[Any]:
     return kept
 
 
-def _generator(value: Any, entries: Mutables) -> Iterable[Any]:
+def _generator_state(value: Any) -> Any:
     if isinstance(value, torch.Generator):
-        state = value.get_state()
-        entries.append(Mutable(lambda: void(value.set_state(state)), _always))
-    elif isinstance(value, np.random.Generator):
-        bits, kept = value.bit_generator, value.bit_generator.state
-        entries.append(Mutable(lambda: setattr(bits, "state", kept), _always))
+        return value.get_state()
+    if isinstance(value, np.random.Generator):
+        return value.bit_generator.state
+    if isinstance(value, np.random.RandomState):
+        return value.get_state()
+    return value.getstate()
+
+
+def _set_generator(value: Any, state: Any) -> None:
+    if isinstance(value, np.random.Generator):
+        value.bit_generator.state = state
+    elif isinstance(value, random.Random):
+        value.setstate(state)
     else:
-        numbers = value.getstate()
-        entries.append(Mutable(lambda: value.setstate(numbers), _always))
+        value.set_state(state)
+
+
+def _leave(_: Any, __: Mutables) -> Iterable[Any]:
     return ()
 
 
-def _always() -> bool:
-    return True
+def _cache(value: Any, entries: Mutables) -> Iterable[Any]:
+    """Empty a `functools.lru_cache` when it was changed: a cache that mixes nothing fills again."""
+    before = value.cache_info().misses
+
+    def has_kept() -> bool:
+        return value.cache_info().misses == before
+
+    entries.append(Mutable(lambda: None if has_kept() else value.cache_clear(), has_kept))
+    return (value.__wrapped__,)
 
 
 def _are_same(now: Iterable[Any], before: Iterable[Any]) -> bool:
@@ -169,21 +216,29 @@ def _is_same(a: Any, b: Any) -> bool:
     return a is b or (type(a) is type(b) and isinstance(a, _ATOMS) and a == b)
 
 
-def void(_: object) -> None:
-    """Return None whatever is given, to use an expression as a statement."""
-
-
 def _function(value: types.FunctionType, entries: Mutables) -> Iterable[Any]:
-    if value.__code__.co_filename.startswith(_LIBRARIES):
+    if value.__code__.co_filename.startswith(LIBRARIES):
         return ()
     found: list[Any] = [value.__dict__, value.__defaults__, value.__kwdefaults__]
     found.extend(_cell(cell, entries) for cell in value.__closure__ or ())
-    for name in _names(value.__code__):
+    names = set(_names(value.__code__))
+    for name in names:
         if name in value.__globals__:
             content = value.__globals__[name]
             entries.append(_binding(value.__globals__, name, content))
             found.append(content)
+    modules = {id(m): m for m in [*found, *map(sys.modules.get, names)] if _is_own_module(m)}
+    for module in modules.values():  # `statistics.total += 1`, of a module that the user wrote
+        for name in names & vars(module).keys():
+            entries.append(_binding(vars(module), name, vars(module)[name]))
+            found.append(vars(module)[name])
     return found
+
+
+def _is_own_module(value: Any) -> bool:
+    """Return whether `value` is a module that neither Python nor an installed package brought."""
+    file = getattr(value, "__file__", None) if isinstance(value, types.ModuleType) else None
+    return file is not None and not file.startswith((*LIBRARIES, _PACKAGE))
 
 
 def _cell(cell: types.CellType, entries: Mutables) -> Any:
@@ -207,11 +262,15 @@ def _binding(names: dict[str, Any], name: str, content: Any) -> Mutable:
     )
 
 
-def _attribute(owner: Any, name: str, content: Any) -> Mutable:
-    return Mutable(
-        functools.partial(setattr, owner, name, content),
-        lambda: _is_same(getattr(owner, name, None), content),
-    )
+def _slot(owner: Any, name: str, content: Any) -> Mutable:
+    """Remember an attribute of a class, or of an object that has no `__dict__`."""
+    setter = type.__setattr__ if isinstance(owner, type) else object.__setattr__
+    read = vars(owner).get if isinstance(owner, type) else functools.partial(getattr, owner)
+
+    def is_same() -> bool:
+        return _is_same(read(name, None), content)
+
+    return Mutable(lambda: None if is_same() else setter(owner, name, content), is_same)
 
 
 def _names(code: types.CodeType) -> Iterator[str]:
@@ -236,22 +295,16 @@ def _class(value: type, entries: Mutables) -> Iterable[Any]:
         return ()
     plain = {k: v for k, v in vars(value).items() if not k.startswith("__")}
     for name, content in plain.items():
-        entries.append(
-            Mutable(
-                functools.partial(setattr, value, name, content),
-                functools.partial(_has_kept, value, name, content),
-            )
-        )
+        entries.append(_slot(value, name, content))
     return [*plain.values(), *value.__bases__]
 
 
-def _has_kept(value: type, name: str, content: Any) -> bool:
-    return _is_same(vars(value).get(name), content)
-
-
 def _is_library(value: type) -> bool:
-    root = value.__module__.partition(".")[0]
-    return root in ("builtins", "torch", "numpy", "typing", "collections", "abc")
+    """Return whether a class is of Python itself, of an installed package, or written in C."""
+    module = sys.modules.get(value.__module__)
+    return not value.__flags__ & _HEAP_TYPE or not (
+        value.__module__ == "__main__" or _is_own_module(module)
+    )
 
 
 def _tuple(value: tuple[Any, ...] | frozenset[Any], _: Mutables) -> Iterable[Any]:
@@ -269,7 +322,7 @@ def _object(value: Any, entries: Mutables) -> Iterable[Any]:
         for name in getattr(kind, "__slots__", ()) if not _is_library(kind) else ():
             if name != "__dict__" and hasattr(value, name):
                 content = getattr(value, name)
-                entries.append(_attribute(value, name, content))
+                entries.append(_slot(value, name, content))
                 found.append(content)
     return found
 
@@ -282,7 +335,8 @@ _KINDS: list[tuple[Any, Callable[[Any, Mutables], Iterable[Any]]]] = [
     ((list, collections.deque), _list),
     (set, _set),
     ((tuple, frozenset), _tuple),
-    ((torch.Generator, np.random.Generator, random.Random), _generator),
+    (_GENERATORS, _leave),
+    (type(functools.lru_cache(len)), _cache),
     (types.FunctionType, _function),
     (types.MethodType, _method),
     (functools.partial, _partial),

@@ -1,6 +1,6 @@
 """Access to the private records, and the microbatches in which they reach the device."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import (
     DataLoader,
+    Dataset,
     IterableDataset,
     Subset,
     TensorDataset,
@@ -16,6 +17,7 @@ from torch.utils.data import (
 )
 
 from tacit.training.tree import Batch, map_tensors, n_rows, take_rows
+from tacit.training.withheld_errors import ErrorGuard
 
 Indices = NDArray[np.int64]
 Fetch = Callable[[Indices], Batch]
@@ -43,25 +45,43 @@ class Microbatch(NamedTuple):
         return [take(0, rows // 2), take(rows // 2, rows)]
 
 
+class Columns(Dataset):
+    """A table as a data set: a record maps the names of the columns to its values."""
+
+    def __init__(self, columns: dict[str, Tensor]) -> None:
+        self.columns = columns
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {name: values[index] for name, values in self.columns.items()}
+
+
 class Records:
-    """Random access to the private records: `fetch` turns indices into a batch on `device`."""
+    """Random access to the private records: `fetch` turns indices into a batch on `device`.
+
+    Errors of the data set and of `collate_fn` are shown as `guard` says. Floating-point numbers of
+    arrays and tables become `dtype`; tensors stay as they are.
+    """
 
     def __init__(
         self,
-        dataset: Any,  # Any: a Dataset, a tensor, or a tuple of tensors
+        dataset: Any,  # Any: a Dataset, a table, a tensor, or a tuple of tensors or arrays
         *,
         collate_fn: Callable[[list[Any]], Batch] | None,
         device: torch.device,
+        dtype: torch.dtype = torch.float32,
+        guard: ErrorGuard | None = None,
     ) -> None:
         _refuse_unusable(dataset)
-        if isinstance(dataset, Tensor) or _is_tensors(dataset):
-            dataset = TensorDataset(*([dataset] if isinstance(dataset, Tensor) else dataset))
-        self.dataset: Any = dataset
+        self.dataset: Any = _as_dataset(dataset, dtype)
         self.device = device
-        self.is_stored = collate_fn is None and isinstance(dataset, TensorDataset)
-        self._fetch = _fetcher(dataset, collate_fn)
-        self.program = () if self.is_stored else (dataset, collate_fn)  # Python that fetches
-        self.program = (dataset, collate_fn)
+        self.is_stored = collate_fn is None and isinstance(self.dataset, TensorDataset)
+        self._fetch = _fetcher(self.dataset, collate_fn)
+        self._guard = ErrorGuard() if guard is None else guard
+        # The Python code that fetches; selecting rows of tensors keeps no state.
+        self.program = () if self.is_stored else (self.dataset, collate_fn)
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -74,11 +94,11 @@ class Records:
 
     def fetch(self, indices: Indices) -> Batch:
         """Return the records at `indices` as one batch on the model's device."""
-        return self.to_device(self._fetch(indices))
+        return self.to_device(self.fetch_on_host(indices))
 
     def fetch_on_host(self, indices: Indices) -> Batch:
         """Return the records at `indices` as one batch on the device where they are stored."""
-        return self._fetch(indices)
+        return self._guard(self._fetch, indices)
 
     def to_device(self, batch: Batch) -> Batch:
         """Return `batch` with its tensors on the model's device."""
@@ -92,35 +112,93 @@ class Records:
 def _fetcher(dataset: Any, collate_fn: Callable[[list[Any]], Batch] | None) -> Fetch:
     """Return the fastest function from indices to a collated batch of `dataset`'s records."""
     if collate_fn is None and isinstance(dataset, TensorDataset):
-        tensors = dataset.tensors
-
-        def select(indices: Indices) -> Batch:
-            rows = torch.from_numpy(indices)
-            places = {t.device: rows.to(t.device, non_blocking=True) for t in tensors}
-            # index_select: four times as fast as t[rows] on a CPU
-            return tuple(t.index_select(0, places[t.device]) for t in tensors)
-
-        return select
+        return lambda indices: tuple(_rows(dataset.tensors, indices))
+    if collate_fn is None and isinstance(dataset, Columns):
+        names, tensors = dataset.columns.keys(), list(dataset.columns.values())
+        return lambda indices: dict(zip(names, _rows(tensors, indices), strict=True))
     if collate_fn is None and isinstance(dataset, Subset):
         inner, chosen = _fetcher(dataset.dataset, None), np.asarray(dataset.indices, np.int64)
         if isinstance(dataset.dataset, TensorDataset):
             return lambda indices: inner(chosen[indices])
     collate = default_collate if collate_fn is None else collate_fn
-
-    def gather(indices: Indices) -> Batch:
-        many = getattr(dataset, "__getitems__", None)
-        wanted = indices.tolist()
-        return collate(many(wanted) if many else [dataset[i] for i in wanted])
-
-    return gather
+    return lambda indices: collate_records(collate, read_records(dataset, indices.tolist()))
 
 
-def _is_tensors(dataset: object) -> bool:
-    return (
-        isinstance(dataset, tuple)  # a list is a data set of records
-        and len(dataset) > 0
-        and all(isinstance(part, Tensor) for part in dataset)
-    )
+def read_records(dataset: Any, indices: list[int]) -> list[Any]:
+    """Return the records at `indices`, as the data set gives them. Private."""
+    many = getattr(dataset, "__getitems__", None)
+    return many(indices) if many else [dataset[i] for i in indices]
+
+
+def collate_records(collate: Callable[[list[Any]], Batch], records: list[Any]) -> Batch:
+    """Return one batch made of `records`. Private."""
+    return collate(records)
+
+
+def _rows(tensors: Sequence[Tensor], indices: Indices) -> Iterator[Tensor]:
+    rows = torch.from_numpy(indices)
+    places = {t.device: rows.to(t.device, non_blocking=True) for t in tensors}
+    # index_select: four times as fast as t[rows] on a CPU
+    return (t.index_select(0, places[t.device]) for t in tensors)
+
+
+def _as_dataset(dataset: Any, dtype: torch.dtype) -> Any:
+    """Return tensors, arrays and tables as a `Dataset`; anything else as it is."""
+    if isinstance(dataset, Tensor):
+        return TensorDataset(dataset)
+    if _is_table(dataset):
+        return Columns(
+            {
+                str(name): as_tensor(dataset[name], f"column {name}", dtype)
+                for name in _names(dataset)
+            }
+        )
+    # A list, or a tuple of anything else, is a data set of records.
+    if isinstance(dataset, tuple) and dataset and all(map(_is_array, dataset)):
+        tensors = [as_tensor(part, f"part {i}", dtype) for i, part in enumerate(dataset)]
+        if len({len(t) for t in tensors}) > 1:
+            raise ValueError(
+                "dataset must be a tuple of tensors or arrays with one row per record each, but "
+                "their lengths differ."
+            )
+        return TensorDataset(*tensors)
+    return dataset
+
+
+def as_tensor(values: Any, what: str, dtype: torch.dtype) -> Tensor:  # Any: an array or a table
+    """Return an array or the columns of a table as a tensor; floating-point numbers get `dtype`.
+
+    `what` names the values in errors.
+    """
+    if isinstance(values, Tensor):
+        return values
+    array = np.asarray(values)
+    if array.dtype.kind not in "biufc" or array.ndim == 0:
+        raise TypeError(
+            f"{what} of the data set must hold numbers, one row per record, got {array.dtype} in "
+            f"{array.ndim} axes. Encode text, dates and missing values as numbers first."
+        )
+    if array.dtype.kind == "u" and array.dtype.itemsize > 1:  # torch computes with few of these
+        array = array.astype(np.int64)
+    tensor = torch.tensor(array)  # a copy: arrays may be read-only or strided backwards
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
+def _is_array(value: object) -> bool:
+    is_column = hasattr(value, "to_numpy") and hasattr(value, "dtype")
+    return isinstance(value, Tensor | np.ndarray) or is_column or _is_table(value)
+
+
+def _is_table(value: object) -> bool:
+    """Return whether `value` is a DataFrame, of pandas or of another library."""
+    return hasattr(value, "columns") and hasattr(value, "to_numpy")
+
+
+def _names(table: Any) -> list[Any]:
+    names = list(table.columns)
+    if not names or len(set(map(str, names))) < len(names):
+        raise ValueError("dataset must be a table with columns of different names.")
+    return names
 
 
 def _refuse_unusable(dataset: object) -> None:

@@ -220,3 +220,148 @@ def a_deep_network_in_bfloat16():
 @program
 def losses_of_very_different_size():
     return lambda m, x, y: ce(m(x), y) * (10 * x[:, 0]).exp()
+
+
+CALLS = 0
+
+
+@program
+def a_schedule_in_a_global_of_a_module():
+    import clean_programs
+
+    clean_programs.CALLS = 0
+
+    def loss(m, x, y):
+        import clean_programs as kept
+
+        kept.CALLS += 1
+        return ce(m(x), y) * (1 + kept.CALLS / 50)
+
+    return loss
+
+
+@program
+def tables_cached_by_length():
+    @lru_cache
+    def positions(rows, width):
+        return torch.linspace(0, 1, width).expand(rows, width)
+
+    return lambda m, x, y: ce(m(x + positions(*x.shape)), y)
+
+
+def _jitter(x, y):
+    """Draw for each row as often as the row says, as masks of spans do for ragged records."""
+    found = [np.random.randn(1 + int(k) % 3).mean() for k in y]  # noqa: NPY002
+    return torch.tensor(found, dtype=x.dtype)[:, None]
+
+
+@program
+def draws_that_depend_on_the_record():
+    return lambda m, x, y: ce(m(x + 0.1 * _jitter(x, y)), y)
+
+
+@program
+def draws_that_depend_on_the_record_twice():
+    """The second round begins where the first one ended, for every row."""
+    return lambda m, x, y: ce(m(x + 0.1 * _jitter(x, y)) + _jitter(x, y), y)
+
+
+@program
+def a_data_set_with_a_generator_of_its_own():
+    class Jittered(torch.utils.data.Dataset):
+        def __init__(self):
+            self.x, self.y = data()
+            self.rng = np.random.default_rng(0)
+
+        def __len__(self):
+            return RECORDS
+
+        def __getitem__(self, i):
+            noise = self.rng.normal(size=1 + int(self.y[i])).mean()
+            return self.x[i] + 0.1 * float(noise), self.y[i]
+
+    return Case(model(), lambda m, b: ce(m(b[0]), b[1]), Jittered(), "none")
+
+
+@program
+def functional_dropout():
+    return lambda m, x, y: ce(m(F.dropout(x, 0.3, training=True)), y)
+
+
+@program
+def rows_on_the_last_axis():
+    return lambda m, x, y: ce(m((2 * x.T).T.contiguous()), y)
+
+
+@program
+def values_sorted_within_each_row():
+    return lambda m, x, y: ce(m(x.sort(dim=1).values), y)
+
+
+@program
+def a_hinge_that_is_zero_for_most_rows():
+    def loss(m, x, y):
+        out = m(x)
+        return (0.01 - out.gather(1, y[:, None]).squeeze(1)).clamp(min=0) ** 2
+
+    return loss
+
+
+@program
+def records_whose_losses_are_not_finite():
+    def loss(m, x, y):
+        losses = ce(m(x), y)
+        return torch.where(x[:, 0] > 1.5, losses * torch.inf, losses)
+
+    return loss
+
+
+class StdConv2d(nn.Conv2d):
+    """Weight standardization as in timm's BiT models: weights become one batch of channels."""
+
+    def forward(self, x):
+        weight = F.batch_norm(
+            self.weight.reshape(1, self.out_channels, -1), None, None,
+            training=True, momentum=0.0, eps=1e-6,
+        ).reshape_as(self.weight)  # fmt: skip
+        return F.conv2d(x, weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
+
+
+class ScaledStdConv2d(nn.Conv2d):
+    """Scaled weight standardization of normalizer-free networks, as in timm's NF-ResNet."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.gain = nn.Parameter(torch.full((self.out_channels, 1, 1, 1), 1.0))
+        self.scale = 1.0 * self.weight[0].numel() ** -0.5  # gamma * 1 / sqrt(fan-in)
+
+    def forward(self, x):
+        weight = F.batch_norm(
+            self.weight.reshape(1, self.out_channels, -1), None, None,
+            weight=(self.gain * self.scale).view(-1), training=True, momentum=0.0, eps=1e-6,
+        ).reshape_as(self.weight)  # fmt: skip
+        return F.conv2d(x, weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
+
+
+def _standardized(kind, **options):
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        kind(1, 8, 3, padding=1), nn.GELU(), kind(8, 8, 3, padding=1, **options), nn.GELU(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, CLASSES),
+    )  # fmt: skip
+    return Case(net, lambda m, b: ce(m(b[0].view(-1, 1, 2, 3)), b[1]), data(), "none")
+
+
+@program
+def timm_standardized_convolutions():
+    return _standardized(StdConv2d)
+
+
+@program
+def timm_standardized_convolutions_in_groups():
+    return _standardized(StdConv2d, groups=4, bias=False)
+
+
+@program
+def timm_scaled_standardized_convolutions():
+    return _standardized(ScaledStdConv2d)

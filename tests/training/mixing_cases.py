@@ -4,9 +4,14 @@ Each case is a small training program with a planted fault. `reach` says how man
 fault touches: "most" rows of every lot, "few" rows or lots, or only "late" in the run.
 """
 
+import collections
+import contextvars
+import functools
 import random
+import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -19,7 +24,10 @@ WIDTH, CLASSES, RECORDS = 6, 3, 400
 
 @dataclass(frozen=True)
 class Case:
-    """One program: what `make_private` needs, and how far its fault reaches."""
+    """One program: what `make_private` needs, and how far its fault reaches.
+
+    `share` is the share of lots of 64 records in which rows mix, or less.
+    """
 
     model: nn.Module
     loss_fn: Callable[[nn.Module, Any], Tensor]
@@ -27,6 +35,7 @@ class Case:
     reach: Literal["most", "few", "late"]
     collate_fn: Callable[[list[Any]], Any] | None = None
     augment: Callable[[Any], Any] | None = None
+    share: float = 1.0
 
 
 CASES: dict[str, Callable[[], Case]] = {}
@@ -50,15 +59,21 @@ def ce(out: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(out, y, reduction="none")
 
 
-def case(reach: Literal["most", "few", "late"]):
+def holding(records: int) -> float:
+    """Return the share of lots of 64 that hold at least one of so many records."""
+    return 1 - (1 - 64 / RECORDS) ** records
+
+
+def case(reach: Literal["most", "few", "late"], share: float = 1.0):
     """Register a loss `(model, x, y) -> losses` as a case of its own."""
 
     def register(function):
         def build() -> Case:
             made = function()
             if isinstance(made, Case):
-                return made
-            return Case(model(), lambda m, batch: made(m, *batch), data(), reach)
+                return replace(made, share=share)
+            loss_fn = lambda m, batch: made(m, *batch)  # noqa: E731
+            return Case(model(), loss_fn, data(), reach, share=share)
 
         CASES[function.__name__] = build
         return function
@@ -346,6 +361,191 @@ def a_buffer_of_running_statistics():
     return Case(Running(), lambda m, b: ce(m(b[0]), b[1]), data(), "most")
 
 
+TOTAL = torch.zeros(WIDTH)
+
+
+@case("most")
+def a_sum_in_a_global_of_a_module():
+    """The module is reached by its name, as `statistics.total` would be."""
+    import mixing_cases
+
+    mixing_cases.TOTAL = torch.zeros(WIDTH)
+
+    def loss(m, x, y):
+        import mixing_cases as kept
+
+        losses = ce(m(x + 0.1 * kept.TOTAL), y)
+        kept.TOTAL = 0.5 * kept.TOTAL + x.detach().mean(0)
+        return losses
+
+    return loss
+
+
+@case("most")
+def a_statistic_cached_by_the_length_of_the_lot():
+    """The first lot of each size decides how all later lots of this size are centered."""
+    current = []
+
+    @functools.lru_cache
+    def center(rows):
+        return current[-1].mean(0)
+
+    def loss(m, x, y):
+        current.append(x)
+        losses = ce(m(x - center(len(x))), y)
+        current.clear()
+        return losses
+
+    return loss
+
+
+@case("most")
+def a_statistic_in_a_default_argument():
+    def loss(m, x, y, seen=[torch.zeros(WIDTH)]):  # noqa: B006, B008  # the fault
+        losses = ce(m(x - seen[0]), y)
+        seen[0] = x.detach().mean(0)
+        return losses
+
+    return loss
+
+
+@case("most")
+def a_statistic_on_the_function_itself():
+    def loss(m, x, y):
+        losses = ce(m(x - loss.mean), y)
+        loss.mean = x.detach().mean(0)
+        return losses
+
+    loss.mean = torch.zeros(WIDTH)
+    return loss
+
+
+@case("most")
+def a_running_mean_in_a_generator():
+    """Its local variables cannot be put back."""
+
+    def running():
+        mean = torch.zeros(WIDTH)
+        while True:
+            mean = 0.5 * mean + 0.5 * (yield mean)
+
+    mean = running()
+    next(mean)
+    return lambda m, x, y: ce(m(x - mean.send(x.detach().mean(0))), y)
+
+
+@case("most")
+def a_statistic_in_a_context_variable():
+    kept = contextvars.ContextVar("mean")
+    kept.set(torch.zeros(WIDTH))
+
+    def loss(m, x, y):
+        losses = ce(m(x - kept.get()), y)
+        kept.set(x.detach().mean(0))
+        return losses
+
+    return loss
+
+
+@case("most")
+def a_statistic_in_a_file():
+    path = Path(tempfile.mkdtemp()) / "mean"
+
+    def loss(m, x, y):
+        mean = float(path.read_text()) if path.exists() else 0.0
+        path.write_text(str(float(x.mean())))
+        return ce(m(x - mean), y)
+
+    return loss
+
+
+@case("most")
+def a_queue_of_negatives():
+    queue = collections.deque(maxlen=64)
+
+    def loss(m, x, y):
+        z = F.normalize(m(x), dim=1)
+        negatives = torch.stack(list(queue)) if queue else z.new_zeros(1, CLASSES)
+        queue.extend(z.detach())
+        return ce(z, y) + (z @ negatives.T).exp().sum(1).log()
+
+    return loss
+
+
+@case("most")
+def a_data_set_that_normalizes_as_it_reads():
+    class Running(torch.utils.data.Dataset):
+        def __init__(self):
+            self.x, self.y = data()
+            self.mean, self.count = 0.0, 0
+
+        def __len__(self):
+            return RECORDS
+
+        def __getitem__(self, i):
+            self.count += 1
+            self.mean += (float(self.x[i].mean()) - self.mean) / self.count
+            return self.x[i] - self.mean, self.y[i]
+
+    return Case(model(), lambda m, b: ce(m(b[0]), b[1]), Running(), "most")
+
+
+# Random numbers, order and types ------------------------------------------------------------------
+
+
+@case("most")
+def the_first_row_seeds_the_dropout_of_all():
+    def loss(m, x, y):
+        torch.manual_seed(int(x[0, 0].abs() * 1e6))
+        return ce(m(F.dropout(x, 0.5)), y)
+
+    return loss
+
+
+@case("most")
+def classes_are_balanced_and_draws_depend_on_the_records():
+    """A row draws a number of times that depends on it, so that random numbers do not line up."""
+
+    def loss(m, x, y):
+        noise = [np.random.randn(int(3 + k)).mean() for k in y]  # noqa: NPY002
+        counts = torch.bincount(y, minlength=CLASSES).clamp(min=1)
+        shift = torch.tensor(noise, dtype=x.dtype)[:, None]
+        return ce(m(x + 0.01 * shift), y) / counts[y]
+
+    return loss
+
+
+@case("most")
+def the_nearest_other_row_is_pulled_closer():
+    def loss(m, x, y):
+        out = m(x)
+        distances = torch.cdist(x, x) + 1e9 * torch.eye(len(x))
+        return ce(out, y) + (out - out[distances.argmin(1)].detach()).square().mean(1)
+
+    return loss
+
+
+@case("most")
+def experts_with_a_limited_capacity():
+    """Rows beyond an expert's capacity are dropped, in the order of the lot."""
+
+    def loss(m, x, y):
+        expert = (x[:, 0] > 0).long()
+        place = F.one_hot(expert, 2).cumsum(0).gather(1, expert[:, None]).squeeze(1)
+        return ce(m(x), y) * (place <= len(x) // 4)
+
+    return loss
+
+
+@case("most")
+def labels_smoothed_by_the_frequencies_in_the_lot():
+    def loss(m, x, y):
+        prior = torch.bincount(y, minlength=CLASSES) / len(y)
+        return ce(m(x), 0.9 * F.one_hot(y, CLASSES) + 0.1 * prior)
+
+    return loss
+
+
 # Few rows or lots ---------------------------------------------------------------------------------
 
 
@@ -359,7 +559,7 @@ def the_last_row_sees_the_first():
     return loss
 
 
-@case("few")
+@case("few", 0.9)
 def rows_of_the_rarest_class_are_averaged():
     def loss(m, x, y):
         rare = (y == 2) & (x[:, 0] > 1)
@@ -369,12 +569,12 @@ def rows_of_the_rarest_class_are_averaged():
     return loss
 
 
-@case("few")
+@case("few", holding(int((data()[0][:, 0] > 2.4).sum())))
 def a_rare_record_rescales_the_lot():
     return lambda m, x, y: ce(m(x * (1 + (x[:, 0] > 2.4).any().float())), y)
 
 
-@case("few")
+@case("few", holding(int((data()[0][:, 1] > 2.2).sum())))
 def the_row_after_a_rare_one_sees_it():
     def loss(m, x, y):
         before = x.roll(1, 0)
@@ -383,9 +583,51 @@ def the_row_after_a_rare_one_sees_it():
     return loss
 
 
-@case("few")
+@case("few", 0.2)
 def only_large_lots_are_normalized():
     return lambda m, x, y: ce(m(x - x.mean(0) if len(x) > 68 else x), y)
+
+
+@case("few", holding(4))
+def one_record_changes_the_type_of_the_lot():
+    """Whole numbers are rounded down unless a record of the lot holds a fraction."""
+    x, y = data()
+    records = [(row.round().int().tolist(), int(k)) for row, k in zip(x, y, strict=True)]
+    for i in range(0, RECORDS, 100):
+        records[i] = ([v + 0.5 for v in records[i][0]], records[i][1])
+
+    def collate(chosen):
+        x = torch.tensor([row for row, _ in chosen])
+        return (x // 2).float(), torch.tensor([k for _, k in chosen])
+
+    return Case(model(), lambda m, b: ce(m(b[0]), b[1]), records, "few", collate)
+
+
+@case("few", holding(1))
+def one_record_that_fails_changes_how_the_lot_is_read():
+    x, y = data()
+    records = [(row, int(k)) for row, k in zip(x, y, strict=True)]
+    records[11] = (torch.full((WIDTH,), torch.inf), 1)
+
+    def collate(chosen):
+        rows = torch.stack([row for row, _ in chosen])
+        try:
+            torch.linalg.svdvals(rows.T @ rows)
+        except (RuntimeError, ValueError):
+            rows = rows.nan_to_num(0, 0, 0).sign()
+        return rows, torch.tensor([k for _, k in chosen])
+
+    return Case(model(), lambda m, b: ce(m(b[0]), b[1]), records, "few", collate)
+
+
+@case("few")
+def extreme_values_are_cut_at_a_quantile_of_the_lot():
+    return lambda m, x, y: ce(m(x.clamp(max=x.quantile(0.995))), y)
+
+
+@case("few", 0.1)
+def only_small_lots_are_centered():
+    return lambda m, x, y: ce(m(x - x.mean(0) if len(x) < 56 else x), y)
 
 
 # Late ---------------------------------------------------------------------------------------------
@@ -417,9 +659,35 @@ def a_statistic_that_is_used_after_a_warm_up():
     return Case(Warm(), lambda m, b: ce(m(b[0]), b[1]), data(), "late")
 
 
-@case("late")
+@case("late", 0.1)
 def mixing_by_chance():
     def loss(m, x, y):
         return ce(m(x + 0.5 * x.roll(1, 0) if random.random() < 0.1 else x), y)
 
     return loss
+
+
+@case("late")
+def gradients_are_centered_late():
+    """Losses do not show it."""
+    calls = [0]
+
+    def loss(m, x, y):
+        calls[0] += 1
+        hidden = m[0](x)
+        if calls[0] > 60 and hidden.requires_grad:
+            hidden.register_hook(lambda g: g - g.mean(0))
+        return ce(m[2](m[1](hidden)), y)
+
+    return loss
+
+
+@case("late")
+def rows_are_mixed_once_the_model_has_moved():
+    def loss(m, x, y):
+        has_moved = not hasattr(m, "start") or not torch.equal(m.start, m[2].bias)
+        return ce(m(x + 0.5 * x.roll(1, 0) if has_moved else x), y)
+
+    net = model()
+    net.register_buffer("start", net[2].bias.detach().clone())
+    return Case(net, lambda m, b: loss(m, *b), data(), "late")

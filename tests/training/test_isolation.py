@@ -1,5 +1,6 @@
 """Examples that influence each other are refused; programs that keep them apart are not."""
 
+import functools
 import re
 import warnings
 from pathlib import Path
@@ -47,6 +48,14 @@ def train(run) -> None:
         run.step(lot)
 
 
+def some(names, every: int = 4) -> list:
+    """All names; those that are slow to run stay out of the fast tests, except one of `every`."""
+    slow = pytest.mark.slow
+    return [
+        name if i % every == 0 else pytest.param(name, marks=slow) for i, name in enumerate(names)
+    ]
+
+
 def is_refused_before_release(name: str, seed: int) -> bool:
     try:
         private(CASES[name](), seed=seed)
@@ -55,7 +64,7 @@ def is_refused_before_release(name: str, seed: int) -> bool:
     return False
 
 
-@pytest.mark.parametrize("name", MOST)
+@pytest.mark.parametrize("name", some(MOST, 3))
 def test_mixing_of_most_rows_is_refused_before_the_first_release(name):
     assert is_refused_before_release(name, seed=0)
 
@@ -67,22 +76,41 @@ def test_mixing_of_most_rows_is_refused_on_fifty_seeds(name):
 
 
 def is_refused_within(name: str, seed: int, steps: int) -> bool:
-    case = CASES[name]()
     try:
-        run = private(case, seed=seed, steps=steps)
-        for lot in run:
-            run.step(lot)
+        train(private(CASES[name](), seed=seed, steps=steps))
     except IncompatibleModel:
         return True
     return False
 
 
+def stated_chance(seed: int, steps: int, *, share: float, is_late: bool) -> float:
+    """Return the stated chance to find mixing; the key, not the program, decides on the tests."""
+    run = private(PROGRAMS["plain"](), seed=seed, steps=steps)
+    before = run._isolation.halves if is_late else 0
+    train(run)
+    return 1 - chance_of_missing(share, run._isolation.halves - before)
+
+
+@pytest.fixture(scope="module")
+def stated():
+    return functools.lru_cache(stated_chance)
+
+
+SHOWN_BY_GRADIENTS_ALONE = ["gradients_are_centered_late"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*RARE, *LATE])
-def test_rare_and_late_mixing_is_refused_within_the_run(name):
-    """At least as often as stated: for mixing in a share of lots, by the number of checks made."""
-    refused = [is_refused_within(name, seed, 600) for seed in range(10)]
-    assert sum(refused) >= 8
+def test_rare_and_late_mixing_is_refused_as_often_as_stated(name, stated):
+    steps, seeds, case = 600, range(12), CASES[name]()
+    if name in SHOWN_BY_GRADIENTS_ALONE:  # one test in eight compares gradients
+        least = np.full(len(seeds), 1 - (1 - 1 / 8) ** (steps / 64 - 1))
+    else:
+        late = case.reach == "late"
+        least = np.array([stated(s, steps, share=case.share, is_late=late) for s in seeds])
+    refused = sum(is_refused_within(name, seed, steps) for seed in seeds)
+    print(f"{name}: refused {refused} of {len(seeds)}, stated {least.mean():.2f}")
+    assert refused >= least.sum() - 3 * np.sqrt((least * (1 - least)).sum())
 
 
 def test_late_mixing_voids_the_run():
@@ -96,7 +124,7 @@ def test_late_mixing_voids_the_run():
         run.step(run._lots.lot(run.steps_taken))
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", some(PROGRAMS, 3))
 def test_programs_that_keep_examples_apart_are_accepted(name):
     run = private(PROGRAMS[name](), seed=0, steps=3)
     for lot in run:
@@ -133,15 +161,7 @@ def _records(dataset):
     return torch.utils.data.TensorDataset(*dataset) if isinstance(dataset, tuple) else dataset
 
 
-def some(names, every: int = 4) -> list:
-    """All names; those that are slow to run stay out of the fast tests, except one of `every`."""
-    slow = pytest.mark.slow
-    return [
-        name if i % every == 0 else pytest.param(name, marks=slow) for i, name in enumerate(names)
-    ]
-
-
-@pytest.mark.parametrize("name", some(CASES))
+@pytest.mark.parametrize("name", some(CASES, 8))
 def test_strict_bounds_what_one_record_moves(name):
     rows = np.arange(24)
     try:
@@ -204,8 +224,7 @@ def test_the_stated_chance_of_missing_holds():
         tests = CheckedIsolation(case.model, case.loss_fn, records, Flat(1.0))
         try:
             rng = np.random.default_rng(seed)
-            trial = isolation._Trial(tests, np.arange(16), rng, gradients=False)
-            trial.replace()
+            isolation._Trial(tests, np.arange(16), rng).replace()
         except IncompatibleModel:
             found += 1
     assert found / trials >= (1 - chance_of_missing(1.0, 1)) - 3 * np.sqrt(0.25 * 0.75 / trials)

@@ -1,0 +1,123 @@
+"""Errors of the user's program, shown without the values that they quote.
+
+A data set, a `collate_fn`, a loss or torch itself may fail on a private record and say so in words
+such as "Target 31337 is out of bounds". `ErrorGuard` replaces such an error by a `ProgramError`. It
+names the kind of error, the part of the program and the line of the user's own code, and nothing
+that was computed. The original error is dropped with its causes, so that no traceback shows it.
+
+Errors that tacit raises itself quote no private value and stay as they are, without their causes.
+An error counts as tacit's own if the frame that raised it belongs to this package and executed a
+`raise` statement. Torch functions that tacit calls raise from the same frames, but by a call.
+"""
+
+import dis
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import ParamSpec, TypeVar
+
+import torch
+
+from tacit.errors import ProgramError
+from tacit.training.program_state import LIBRARIES
+from tacit.training.tree import is_out_of_memory
+
+T = TypeVar("T")
+P = ParamSpec("P")
+_OWN = str(Path(__file__).parents[1])
+# The functions of this package that call one part of the user's program each.
+_STAGES = {
+    "read_records": "the data set",
+    "collate_records": "collate_fn",
+    "as_views": "augment",
+}
+_OTHERWISE = "the model or loss_fn"
+
+
+@dataclass(frozen=True)
+class ErrorGuard:
+    """Runs the user's program on private records: `with guard:` or `guard(call, *arguments)`.
+
+    With `debug`, errors pass unchanged: their text may quote records.
+    """
+
+    debug: bool = False
+
+    def __call__(self, call: Callable[P, T], /, *args: P.args, **options: P.kwargs) -> T:
+        """Return `call(*args, **options)`; replace an error of the user's program."""
+        with self:
+            return call(*args, **options)
+
+    def __enter__(self) -> None:
+        """Watch the block that follows."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        frames: TracebackType | None,
+    ) -> None:
+        """Replace an error of the block; interrupts pass."""
+        if self.debug or not isinstance(error, Exception):
+            return
+        shown = error if _is_own(error) else described(error)
+        shown.__cause__ = None
+        del error, frames  # this frame will be part of the new traceback, and keep them alive
+        try:
+            raise shown.with_traceback(None)  # the frames below hold private values
+        finally:
+            shown.__context__ = None  # Python has just made it the original error
+            del shown
+
+
+def described(error: Exception) -> Exception:
+    """Return an error that states the kind and the place of `error`, but not its text.
+
+    It is a `ProgramError`, except that memory which runs out keeps its own kinds of error.
+    """
+    text = (
+        f"{_place(error)}. The text of the error is withheld because it may quote records; "
+        "make_private(..., debug=True) shows it. Nothing was released."
+    )
+    if is_out_of_memory(error):
+        kind = MemoryError if isinstance(error, MemoryError) else torch.OutOfMemoryError
+        return kind(f"out of memory in {_stage(error)}{text}")
+    return ProgramError(f"{_stage(error)} raised {type(error).__name__}{text}")
+
+
+def _is_own(error: BaseException) -> bool:
+    """Return whether a `raise` statement of this package raised `error`."""
+    if isinstance(error, ProgramError):  # perhaps in a worker process, from where torch brings it
+        return True
+    *_, last = _entries(error)
+    if not _is_inside(last, _OWN):
+        return False
+    operation = last.tb_frame.f_code.co_code[last.tb_lasti]
+    return dis.opname[operation] == "RAISE_VARARGS"
+
+
+def _stage(error: BaseException) -> str:
+    names = [e.tb_frame.f_code.co_name for e in _entries(error) if _is_inside(e, _OWN)]
+    return next((_STAGES[name] for name in reversed(names) if name in _STAGES), _OTHERWISE)
+
+
+def _place(error: BaseException) -> str:
+    """Return the innermost line of the user's own code, as words; empty if there is none."""
+    # The traceback begins where the error was caught, so all frames are below tacit's call.
+    entries = [e for e in _entries(error) if not _is_inside(e, _OWN, *LIBRARIES)]
+    if not entries:
+        return ""
+    code = entries[-1].tb_frame.f_code
+    return f" in {code.co_name} ({code.co_filename}:{entries[-1].tb_lineno})"
+
+
+def _entries(error: BaseException) -> Iterator[TracebackType]:
+    entry = error.__traceback__
+    while entry is not None:
+        yield entry
+        entry = entry.tb_next
+
+
+def _is_inside(entry: TracebackType, *folders: str) -> bool:
+    return entry.tb_frame.f_code.co_filename.startswith(folders)

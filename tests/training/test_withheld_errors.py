@@ -1,0 +1,249 @@
+"""Errors of the user's program show where they happened, and no value."""
+
+import traceback
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import Dataset
+
+import tacit
+from tacit.errors import IncompatibleModel, ProgramError
+from tacit.training.withheld_errors import ErrorGuard
+
+SECRET = 31337
+RECORDS = 40
+
+
+def data(secret_at: int | None = 17):
+    x, y = torch.randn(RECORDS, 4), torch.zeros(RECORDS, dtype=torch.long)
+    if secret_at is not None:
+        y[secret_at] = SECRET
+    return x, y
+
+
+class Table(Dataset):
+    def __init__(self, fails: bool = False):
+        self.x, self.y = data()
+        self.fails = fails
+
+    def __len__(self):
+        return RECORDS
+
+    def __getitem__(self, i):
+        if self.fails and self.y[i] == SECRET:
+            raise KeyError(f"no class {int(self.y[i])}")
+        return self.x[i], self.y[i]
+
+
+def plain_loss(m, batch):
+    x, y = batch
+    return F.cross_entropy(m(x), y, reduction="none")
+
+
+def safe_loss(m, batch):
+    return m(batch[0]).square().mean(1) * (batch[1] < 0.5 * SECRET)
+
+
+def collate(records):
+    y = torch.stack([y for _, y in records])
+    assert int(y.max()) < SECRET, f"label {int(y.max())}"
+    return torch.stack([x for x, _ in records]), y
+
+
+def augment(batch):
+    x, y = batch
+    if int(y.max()) == SECRET:
+        try:
+            {}[int(y.max())]
+        except KeyError as error:
+            raise ValueError(f"cannot draw {int(y.max())}") from error
+    return x, y
+
+
+class Looks(nn.Linear):
+    """A model that vmap cannot run, since it reads values."""
+
+    def forward(self, x):
+        if bool((x > 100).any()):
+            raise ValueError("never")
+        return super().forward(x)
+
+
+STAGES = {
+    "the data set": {"dataset": Table(fails=True), "loss_fn": safe_loss},
+    "collate_fn": {"dataset": Table(), "loss_fn": safe_loss, "collate_fn": collate},
+    "augment": {"dataset": data(), "loss_fn": safe_loss, "augment": augment},
+    "the model or loss_fn": {"dataset": data(), "loss_fn": plain_loss},
+}
+
+
+def run(stage: str, *, kind=nn.Linear, **options):
+    torch.manual_seed(0)
+    model = kind(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    arguments = dict(STAGES[stage]) | options
+    return tacit.make_private(
+        model, optimizer, arguments.pop("dataset"), arguments.pop("loss_fn"),
+        batch_size=arguments.pop("batch_size", 20), steps=4,
+        clip_norm=1.0, noise_multiplier=1.0, seed=3, **arguments,
+    )  # fmt: skip
+
+
+def train(private):
+    for lot in private:
+        private.step(lot)
+
+
+def assert_hides(caught, stage):
+    text = "".join(traceback.format_exception(caught.value))
+    assert str(SECRET) not in text
+    assert str(caught.value).startswith(f"{stage} raised ")
+    assert "test_withheld_errors.py:" in str(caught.value)
+    assert caught.value.__cause__ is None
+    assert caught.value.__context__ is None
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_an_error_in_a_step_is_shown_without_its_text(stage):
+    private = run(stage, check=False)
+    with pytest.raises(ProgramError) as caught:
+        train(private)
+    assert_hides(caught, stage)
+    assert "IndexError" in str(caught.value) or stage != "the model or loss_fn"
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_an_error_in_the_isolation_tests_is_shown_without_its_text(stage):
+    with pytest.raises(ProgramError) as caught:
+        train(run(stage))
+    assert_hides(caught, stage)
+
+
+@pytest.mark.parametrize("options", [{"engine": "vmap"}, {"engine": "loop"}, {"kind": Looks}])
+def test_every_engine_withholds_the_text(options):
+    private = run("the model or loss_fn", check=False, **options)
+    with pytest.raises((ProgramError, IncompatibleModel)) as caught:
+        train(private)
+    assert str(SECRET) not in "".join(traceback.format_exception(caught.value))
+    assert caught.value.__context__ is None
+
+
+def test_strict_withholds_the_text():
+    private = run("augment", isolation="strict")
+    with pytest.raises(ProgramError) as caught:
+        train(private)
+    assert_hides(caught, "augment")
+
+
+@pytest.mark.slow
+def test_a_compiled_step_withholds_the_text():
+    private = run("the model or loss_fn", check=False, compile=True)
+    with pytest.raises(ProgramError) as caught:
+        train(private)
+    assert str(SECRET) not in "".join(traceback.format_exception(caught.value))
+
+
+def test_worker_processes_withhold_the_text():
+    private = run("the data set", check=False, num_workers=1)
+    with pytest.raises(ProgramError) as caught:
+        train(private)
+    assert str(SECRET) not in "".join(traceback.format_exception(caught.value))
+    assert "the data set raised KeyError" in str(caught.value)
+
+
+def test_reading_for_a_loop_of_ones_own_withholds_the_text():
+    with pytest.raises(ProgramError) as caught:
+        list(run("the data set", check=False, loss_fn=None, batch_size=RECORDS).batches())
+    assert_hides(caught, "the data set")
+    lot = next(iter(run("collate_fn", check=False, loss_fn=None, batch_size=RECORDS)))
+    with pytest.raises(ProgramError) as caught:
+        tuple(lot)
+    assert_hides(caught, "collate_fn")
+
+
+class Fails(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, y):
+        ctx.save_for_backward(y)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        raise ValueError(f"label {int(ctx.saved_tensors[0].max())}")
+
+
+def test_backward_withholds_the_text():
+    private = run("the model or loss_fn", loss_fn=None, batch_size=RECORDS)
+    (x, y) = next(iter(private))
+    losses = Fails.apply(private._model(x).sum(1), y)
+    with pytest.raises(ProgramError) as caught:
+        private.backward(losses)
+    assert_hides(caught, "the model or loss_fn")
+
+
+def test_debug_shows_the_text():
+    with pytest.raises(IndexError, match=str(SECRET)):
+        train(run("the model or loss_fn", check=False, debug=True))
+    with pytest.raises(AssertionError, match=str(SECRET)):
+        train(run("collate_fn", debug=True))
+
+
+def test_a_failed_step_can_be_repeated_and_an_interrupt_passes():
+    calls = []
+
+    def loss_fn(m, batch):
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        if len(calls) == 3:
+            raise ValueError("once")
+        return m(batch[0]).square().mean(1)
+
+    private = run("the model or loss_fn", loss_fn=loss_fn, check=False, engine="loop")
+    lot = next(iter(private))
+    with pytest.raises(KeyboardInterrupt):
+        private.step(lot)
+    with pytest.raises(ProgramError, match="raised ValueError in loss_fn"):
+        private.step(lot)
+    private.step(lot)
+    assert private.steps_taken == 1
+
+
+def test_memory_that_runs_out_is_still_retried_with_fewer_rows():
+    def loss_fn(m, batch):
+        if len(batch[0]) > 4:
+            raise RuntimeError("CUDA out of memory")
+        return m(batch[0]).square().mean(1)
+
+    private = run("the model or loss_fn", loss_fn=loss_fn, check=False)
+    train(private)
+    assert private.microbatch <= 4
+
+
+def test_own_errors_stay_readable_and_lose_their_causes():
+    from tacit.training.tree import check_losses
+
+    def fail():
+        try:
+            raise KeyError(SECRET)
+        except KeyError:
+            check_losses(torch.tensor(1.0), 3)
+
+    with pytest.raises(ValueError, match="one loss per example") as caught:
+        ErrorGuard()(fail)
+    assert caught.value.__context__ is None
+
+
+def test_a_torch_error_from_a_frame_of_tacit_is_withheld():
+    """The innermost Python frame is tacit's, but it did not raise by itself."""
+    model = nn.Embedding(5, 2)
+    ids = torch.full((RECORDS, 3), SECRET)
+    private = tacit.make_private(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), (ids,),
+        lambda m, b: m(b[0]).square().mean((1, 2)), batch_size=20, steps=1, clip_norm=1.0,
+        noise_multiplier=1.0, check=False,
+    )  # fmt: skip
+    with pytest.raises(ProgramError, match="raised IndexError"):
+        train(private)
