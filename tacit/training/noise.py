@@ -1,18 +1,17 @@
 """The one noisy release of a training step: (clipped sum + noise) / expected batch."""
 
+import os
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from tacit.mechanisms import GaussianMechanism, GridGaussianMechanism
-from tacit.training.clip import call_each
 from tacit.training.distributed import like_parameter
+from tacit.training.grid_noise import add_noise, joined, make_grids
 from tacit.training.key import Key
 
 if TYPE_CHECKING:
@@ -20,8 +19,8 @@ if TYPE_CHECKING:
     from tacit.training.gpu.noise import Blocks
 
 _PLACES = 4  # number of buffer addresses whose launch parameters are cached (LRU)
-_FEW = 1 << 12  # so many normals take less time than setting up torch's generator
-_CHUNK = 1 << 18  # normals drawn from one generator on the CPU: fixed, so threads do not matter
+_GPU_REACH = 13.2  # standard deviations that the noise of the GPU kernel can reach
+_REACH = 9.0  # beyond what one record moves, in standard deviations: mass 2e-19
 
 
 class NoisyMean:
@@ -29,26 +28,44 @@ class NoisyMean:
 
     Guarantee: `events.Gaussian(noise_multiplier)` per call, if the scales fit the clip rule: with
     g_p one example's clipped contribution to parameter p, sum_p |g_p|^2 / scale_p^2 <= 1. In
-    coordinates divided by their scale the sum has L2 sensitivity 1 and the noise is
+    coordinates divided by their scale the sum has L2 sensitivity 1, and the noise is
     N(0, noise_multiplier^2 I). For flat clipping every scale is the clip norm.
 
-    With `secure`, noise comes from a cryptographic generator and the sum is released on a grid
-    (`GridGaussianMechanism`), which closes the floating-point channel of Mironov 2012; division
-    and rounding to the parameter's type come after the release and are post-processing. Not closed
-    is the rounding inside the floating-point sum itself (Casacuberta et al. 2022,
-    arXiv:2207.10635).
+    Sum and noise are whole multiples of a public step, and what is released is their integer sum,
+    so that its low bits reveal nothing (`grid_noise` has the proof, and the charge for rounding).
+    Division and rounding to the parameter's type come after the release and are post-processing.
+
+    The noise is a function of the key and of the step, drawn by a cryptographic generator if one is
+    installed (`generator` names it); with `secure`, by a cryptographic one in any case. A copy of
+    this object in another process would draw the same noise, so it refuses to be copied.
     """
 
     def __init__(self, key: Key, *, expected_batch: float, secure: bool = False) -> None:
         self._key = key
         self._expected_batch = expected_batch
         self._secure = secure
-        self._buffers: dict[tuple[torch.device, torch.dtype, int], Tensor] = {}
+        self._process = os.getpid()
+        self._buffers: dict[tuple[torch.dtype, int], Tensor] = {}
         self._blocks: OrderedDict[Any, Blocks | None] = OrderedDict()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a private run cannot be copied or pickled: both copies would add the same noise to "
+            "different sums. Save private.state_dict(), and load it into a new run."
+        )
 
     def use(self, key: Key) -> None:
         """Use `key` for the noise drawn from now on."""
         self._key = key
+
+    def generator(self, device: torch.device) -> str:
+        """Return the name of the random generator for sums on `device`, and what it is worth."""
+        if device.type == "cuda":
+            from tacit.training import gpu
+
+            if gpu.has_triton():
+                return f"cryptographic: ChaCha{gpu.chacha_rounds(is_full=self._secure)}"
+        return self._key.noise("noise", 0, is_cryptographic=self._secure).name
 
     def release(
         self, sums: Sequence[Tensor], scales: Sequence[float], *, step: int, noise_multiplier: float
@@ -61,38 +78,39 @@ class NoisyMean:
         factor = 1.0 / self._expected_batch  # declared: the drawn size is private
         if noise_multiplier == 0:
             return [total * factor for total in sums]
-        if self._secure:
-            return self._grid_release(sums, scales, step, noise_multiplier)
         blocks = self.in_place(sums, scales, step=step, noise_multiplier=noise_multiplier)
         if blocks is not None:
             blocks.launch()
             return list(sums)
-        views = self._normals(sums, [noise_multiplier * scale * factor for scale in scales], step)
-        call_each("add_", views, sums, alpha=factor)
-        return views
+        return self._release_on_host(sums, scales, step, noise_multiplier)
 
     def in_place(
         self, sums: Sequence[Tensor], scales: Sequence[float], *, step: int, noise_multiplier: float
     ) -> "Blocks | None":
         """Return a GPU kernel, to be launched once, that adds this step's noise to the sums.
 
-        None without a GPU, without a kernel for these tensors, or for secure or zero noise.
+        None without a GPU, without a kernel for these tensors, for zero noise, and for noise so
+        small that one record may move a sum beyond the reach of the kernel's noise.
         """
-        if not sums[0].is_cuda or self._secure or noise_multiplier == 0:
+        self._check_process()
+        if not sums[0].is_cuda or noise_multiplier == 0:
+            return None
+        if _REACH + 1 / noise_multiplier > _GPU_REACH:
             return None
         from tacit.training import gpu
 
-        factor = 1.0 / self._expected_batch
-        stds = tuple(noise_multiplier * scale * factor for scale in scales)
-        key = (stds, *((t.data_ptr(), t.dtype, t.shape, t.stride()) for t in sums))
+        grids = make_grids(noise_multiplier, scales, sum(total.numel() for total in sums))
+        key = (*grids, *((t.data_ptr(), t.dtype, t.shape, t.stride()) for t in sums))
         if key not in self._blocks:
-            self._blocks[key] = gpu.noise_blocks(sums, stds, factor)
+            factor = 1.0 / self._expected_batch
+            rounds = gpu.chacha_rounds(is_full=self._secure)
+            self._blocks[key] = gpu.noise_blocks(sums, grids, factor, rounds)
             if len(self._blocks) > _PLACES:
                 self._blocks.popitem(last=False)
         self._blocks.move_to_end(key)  # the least recently used one is dropped first
         blocks = self._blocks[key]
         if blocks is not None:
-            blocks.set_key(int.from_bytes(self._key.bytes("noise", step, 8)))
+            blocks.set_step(self._key.bytes("noise on a GPU", 0, 32), step)
         return blocks
 
     def release_into(
@@ -116,53 +134,49 @@ class NoisyMean:
         self, counts: Sequence[float], *, step: int, noise_multiplier: float, sensitivity: float
     ) -> list[float]:
         """Return `counts` with noise; one example changes them by at most `sensitivity` in L2."""
-        kind = GridGaussianMechanism if self._secure else GaussianMechanism
-        size = {"dimension": len(counts)} if self._secure else {}
-        mechanism = kind(noise_multiplier, l2_sensitivity=sensitivity, **size)
-        rng = self._key.secure if self._secure else self._key.numpy
-        return mechanism.release(np.asarray(counts, float), rng("counts", step)).tolist()
+        self._check_process()
+        exact = np.asarray(counts, np.float64)
+        (grid,) = make_grids(noise_multiplier, [sensitivity], len(exact))
+        noisy = np.empty_like(exact)
+        source = self._key.noise("counts", step, is_cryptographic=self._secure)
+        add_noise(exact, grid, 1.0, noisy, source=source)
+        return noisy.tolist()
 
-    def _normals(self, sums: Sequence[Tensor], stds: Sequence[float], step: int) -> list[Tensor]:
-        """Return normal noise in the shapes of `sums`, with standard deviations `stds`.
-
-        All noise of one device and dtype is drawn as one flat tensor.
-        """
-        groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
-        for i, total in enumerate(sums):
-            dtype = torch.promote_types(total.dtype, torch.float32)
-            groups.setdefault((total.device, dtype), []).append(i)
-        views: list[Tensor] = [torch.empty(0)] * len(sums)
-        for part, ((device, dtype), members) in enumerate(groups.items()):
-            sizes = [sums[i].numel() for i in members]
-            place = (device, dtype, sum(sizes))
-            if place not in self._buffers:
-                # Kept between steps: on a CPU, fresh memory pages cost as much as the draw.
-                self._buffers[place] = torch.empty(sum(sizes), device=device, dtype=dtype)
-            flat = self._buffers[place]
-            common = {stds[i] for i in members}
-            std = common.pop() if len(common) == 1 else 1.0  # scaled while drawn: one pass less
-            _fill_normal(flat, self._key, step, part, std)
-            for i, view in zip(members, flat.split(sizes), strict=True):
-                views[i] = view.view(sums[i].shape)
-                if common:
-                    view.mul_(stds[i])
-        return views
-
-    def _grid_release(
+    def _release_on_host(
         self, sums: Sequence[Tensor], scales: Sequence[float], step: int, noise_multiplier: float
     ) -> list[Tensor]:
+        """Release sums of any device and dtype; the noise is drawn and added on the CPU."""
+        self._check_process()
         sizes = [total.numel() for total in sums]
-        pairs = zip(sums, scales, strict=True)
-        flat = torch.cat([total.detach().double().cpu().flatten() / s for total, s in pairs])
-        # One example moves the scaled sum by at most 1 in L2 norm: the scales fit the clip rule.
-        mechanism = GridGaussianMechanism(
-            noise_multiplier, l2_sensitivity=1.0, dimension=max(1, flat.numel())
+        kind = torch.float32
+        if any(total.dtype == torch.float64 for total in sums):
+            kind = torch.float64
+        place = kind, sum(sizes)
+        if place not in self._buffers:
+            # Kept between steps: on a CPU, fresh memory pages cost as much as the draw.
+            self._buffers = {place: torch.empty(sum(sizes), dtype=kind)}
+        parts = [total.detach().to("cpu", kind).reshape(-1) for total in sums]
+        flat = parts[0] if len(parts) == 1 else torch.cat(parts)
+        noisy = self._buffers[place]
+        add_noise(
+            flat.numpy(),
+            joined(make_grids(noise_multiplier, scales, sum(sizes)), sizes),
+            1.0 / self._expected_batch,
+            noisy.numpy(),
+            source=self._key.noise("noise", step, is_cryptographic=self._secure),
+            threads=torch.get_num_threads(),
         )
-        noisy = torch.from_numpy(mechanism.release(flat.numpy(), self._key.secure("noise", step)))
         return [
-            (part * (scale / self._expected_batch)).view(total.shape).to(total)
-            for part, total, scale in zip(noisy.split(sizes), sums, scales, strict=True)
+            part.view(total.shape).to(total)
+            for part, total in zip(noisy.split(sizes), sums, strict=True)
         ]
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                "this private run was made in another process, which would draw the same noise. "
+                "Make the run after the fork, or save its state_dict() and load it into a new run."
+            )
 
 
 def replayed_update(
@@ -182,28 +196,3 @@ def replayed_update(
     from tacit.training import gpu
 
     return gpu.RecordedUpdate(noise, parameters, optimizer, is_alone=is_alone)
-
-
-def _fill_normal(flat: Tensor, key: Key, step: int, part: int, std: float) -> None:
-    """Fill `flat` with normal noise from the key; on the CPU, threads fill chunks in parallel."""
-    if flat.device.type != "cpu":
-        flat.normal_(std=std, generator=key.torch("noise", step, flat.device, part))
-        return
-    if flat.numel() <= _FEW and flat.dtype == torch.float32:
-        few = key.numpy("noise", step, part * 2**32).standard_normal(flat.numel(), np.float32)
-        torch.mul(torch.from_numpy(few), std, out=flat)
-        return
-    chunks = flat.split(_CHUNK)
-
-    def fill(i: int) -> None:
-        chunks[i].normal_(
-            std=std, generator=key.torch("noise", step, flat.device, part * 2**32 + i)
-        )
-
-    threads = min(torch.get_num_threads(), len(chunks))
-    if threads < 2:
-        for i in range(len(chunks)):
-            fill(i)
-        return
-    with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(fill, range(len(chunks))))

@@ -1,6 +1,9 @@
 """The noise of a step: its law, its independence, its source."""
 
+import copy
 import math
+import os
+import pickle
 
 import numpy as np
 import pytest
@@ -8,8 +11,9 @@ import torch
 from scipy.stats import chi2, norm
 
 from tacit.training import gpu
+from tacit.training.grid_noise import TILE, make_grids
 from tacit.training.key import Key
-from tacit.training.noise import _CHUNK, NoisyMean
+from tacit.training.noise import NoisyMean
 
 FALSE_ALARM = 1e-6  # probability that one of the statistical tests below fails on sound code
 
@@ -83,7 +87,7 @@ def test_a_seed_repeats_the_noise_and_no_seed_does_not():
 def test_large_draws_do_not_depend_on_the_number_of_threads():
     def draw():
         mean = NoisyMean(Key.from_seed(1), expected_batch=1.0)
-        zeros = [torch.zeros(_CHUNK + 17), torch.zeros(_CHUNK)]
+        zeros = [torch.zeros(TILE + 17), torch.zeros(TILE)]
         return torch.cat(mean.release(zeros, [1.0, 1.0], step=0, noise_multiplier=1.0))
 
     threads = torch.get_num_threads()
@@ -94,32 +98,74 @@ def test_large_draws_do_not_depend_on_the_number_of_threads():
         assert torch.equal(one, draw())
     finally:
         torch.set_num_threads(threads)
-    first, second = one[:_CHUNK], one[_CHUNK : 2 * _CHUNK]
-    z = float((first * second).mean()) * math.sqrt(_CHUNK)
+    first, second = one[:TILE], one[TILE : 2 * TILE]
+    z = float((first * second).mean()) * math.sqrt(TILE)
     assert abs(z) < norm.isf(FALSE_ALARM / 2)  # chunks are independent
 
 
-def test_secure_release_lies_on_a_grid_that_does_not_depend_on_the_sum():
+@pytest.mark.parametrize("secure", [False, True])
+@pytest.mark.parametrize("multiplier", [1e-9, 0.7, 30.0])
+def test_a_release_lies_on_a_grid_that_does_not_depend_on_the_sum(secure, multiplier):
     """Peers, entry 19: noise that hides the sum must not leave its last bits readable."""
-    mean = NoisyMean(Key.from_seed(1), expected_batch=1.0, secure=True)
+    mean = NoisyMean(Key.from_seed(1), expected_batch=1.0, secure=secure)
+    (grid,) = make_grids(multiplier, [1.0], 6)
     for total in (torch.zeros(6).double(), torch.rand(6).double()):
-        (released,) = mean.release([total], [1.0], step=0, noise_multiplier=1.0)
-        grid = 2.0 ** math.floor(math.log2(1e-6 / math.sqrt(6)))
-        steps = released.numpy() / grid
+        (released,) = mean.release([total], [1.0], step=0, noise_multiplier=multiplier)
+        steps = released.numpy() / grid.step
         assert np.array_equal(steps, np.rint(steps))
 
 
-def test_counts_are_noised_from_their_own_stream_also_in_secure_mode():
+@pytest.mark.parametrize("secure", [False, True])
+def test_counts_are_noised_on_a_grid_from_their_own_stream(secure):
     """Peers, entry 15: the count's noise bypassed secure mode."""
-    for secure in (False, True):
-        mean = NoisyMean(Key.from_seed(1), expected_batch=1.0, secure=secure)
-        noise = [
-            mean.release_counts([0.0], step=t, noise_multiplier=4.0, sensitivity=0.5)[0]
-            for t in range(400)
-        ]
-        assert np.std(noise) == pytest.approx(2.0, rel=0.18)  # 5 standard errors
-    grid = 2.0 ** math.floor(math.log2(0.5e-6))
-    assert np.array_equal(np.array(noise) / grid, np.rint(np.array(noise) / grid))
+    mean = NoisyMean(Key.from_seed(1), expected_batch=1.0, secure=secure)
+    noise = [
+        mean.release_counts([0.0], step=t, noise_multiplier=4.0, sensitivity=0.5)[0]
+        for t in range(400)
+    ]
+    assert np.std(noise) == pytest.approx(2.0, rel=0.18)  # 5 standard errors
+    (grid,) = make_grids(4.0, [0.5], 1)
+    assert np.array_equal(np.array(noise) / grid.step, np.rint(np.array(noise) / grid.step))
+    (gradient,) = mean.release([torch.zeros(1)], [0.5], step=0, noise_multiplier=4.0)
+    assert float(gradient) != pytest.approx(noise[0], rel=1e-6)
+
+
+def test_sums_of_any_type_and_layout_are_released_with_their_own_type_and_place():
+    mean = NoisyMean(Key.from_seed(1), expected_batch=2.0)
+    sums = [
+        torch.arange(12.0).view(3, 4).t(),
+        torch.arange(3.0, dtype=torch.bfloat16),
+        torch.arange(4.0, dtype=torch.float64),
+        torch.zeros(0),
+    ]
+    released = mean.release(sums, [1e-6] * 4, step=0, noise_multiplier=1.0)
+    for total, noisy in zip(sums, released, strict=True):
+        assert (noisy.dtype, noisy.shape) == (total.dtype, total.shape)
+        assert torch.allclose(noisy.double(), total.double() / 2, atol=1e-5)
+
+
+def test_an_overflowed_sum_is_released_as_a_number_too_large():
+    mean = NoisyMean(Key.from_seed(1), expected_batch=1.0)
+    total = torch.tensor([math.inf, -math.inf, 1.0])
+    (released,) = mean.release([total], [1.0], step=0, noise_multiplier=1.0)
+    assert released[:2].tolist() == [math.inf, -math.inf]  # 2^1000 steps, in float32
+    assert math.isfinite(released[2])
+
+
+def test_a_copy_of_the_noise_is_refused():
+    mean = NoisyMean(Key.from_seed(1), expected_batch=1.0)
+    for copy_of in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="cannot be copied or pickled"):
+            copy_of(mean)
+
+
+def test_a_forked_process_gets_no_noise(monkeypatch):
+    mean = NoisyMean(Key.from_seed(1), expected_batch=1.0)
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    with pytest.raises(RuntimeError, match="another process"):
+        mean.release([torch.zeros(2)], [1.0], step=0, noise_multiplier=1.0)
+    with pytest.raises(RuntimeError, match="another process"):
+        mean.release_counts([0.0], step=0, noise_multiplier=1.0, sensitivity=1.0)
 
 
 def test_the_places_used_last_are_remembered(monkeypatch):
@@ -127,8 +173,8 @@ def test_the_places_used_last_are_remembered(monkeypatch):
         is_cuda = True
 
     class Blocks:
-        def set_key(self, key):
-            self.key = key
+        def set_step(self, secret, step):
+            self.key = secret, step
 
     monkeypatch.setattr(gpu, "noise_blocks", lambda *_: Blocks())
     mean, keys = NoisyMean(Key.from_seed(0), expected_batch=4.0), []

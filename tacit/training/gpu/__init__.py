@@ -2,7 +2,7 @@
 
 - `CompiledSum`: the clipped sum, compiled and replayed as one CUDA graph;
 - `RecordedUpdate`: noise and the optimizer's step, recorded as a CUDA graph;
-- `noise_blocks`: Gaussian noise on many tensors in one launch;
+- `noise_blocks`: Gaussian noise on many tensors, on a grid, in one launch;
 - `gram_norms`, `conv2d_norms`, `conv2d_instances`, `weighted_sum`: fused kernels for per-example
   norms and sums. Each has a plain torch equivalent in `tacit.training.gradients`.
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tacit.training.gpu.gram import gram_norms
     from tacit.training.gpu.recorded_update import RecordedUpdate
     from tacit.training.gpu.weighted_rows import weighted_sum
+    from tacit.training.grid_noise import NoiseGrid
 
 _HOMES = {
     "CompiledSum": "compiled",
@@ -40,6 +41,7 @@ _HOMES = {
 __all__ = [
     "CompiledSum",
     "RecordedUpdate",
+    "chacha_rounds",
     "conv2d_instances",
     "conv2d_norms",
     "foreach",
@@ -84,16 +86,25 @@ def foreach(method: str) -> Callable[..., None] | None:
     return getattr(torch, f"_foreach_{method}", None)
 
 
-def noise_blocks(
-    tensors: Sequence[Tensor], stds: Sequence[float], factor: float
-) -> "noise.Blocks | None":
-    """Return `Blocks`, which add Gaussian noise to all tensors in one launch.
+def chacha_rounds(*, is_full: bool) -> int:
+    """Return the number of rounds of the noise kernel's generator: 12, or all 20 of ChaCha20.
 
-    Each number x becomes factor x + std z with z standard normal, where std belongs to its tensor.
+    No attack on more than 7 rounds is better than a search for the key (Aumasson et al. 2008).
+    """
+    return 20 if is_full else 12
+
+
+def noise_blocks(
+    tensors: Sequence[Tensor], grids: Sequence["NoiseGrid"], factor: float, rounds: int
+) -> "noise.Blocks | None":
+    """Return `Blocks`, which release all tensors with Gaussian noise on their grids in one launch.
+
     Return None if the noise kernel does not support these tensors.
     """
     if not all(usable(tensor) for tensor in tensors) or len({t.device for t in tensors}) != 1:
         return None
     from tacit.training.gpu import noise
 
-    return noise.Blocks(tensors, stds, factor) if all(noise.takes(t) for t in tensors) else None
+    if not all(noise.takes(t) for t in tensors):
+        return None
+    return noise.Blocks(tensors, grids, factor, rounds)

@@ -16,7 +16,16 @@ from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from tacit.training.clip import call_each
-from tacit.training.gpu.noise import QUARTER, Blocks, aligned, normals, takes
+from tacit.training.gpu.noise import (
+    LANES,
+    WARPS,
+    Blocks,
+    aligned,
+    grid_of,
+    normals,
+    released,
+    takes,
+)
 
 
 @triton.jit
@@ -57,12 +66,12 @@ def _one_minus_exp(x):
 
 
 @triton.jit
-def _quarter(
-    at, z, g, p, first, second, unbias, count, std, factor, settings,
+def _eighth(
+    at, z, g, p, first, second, unbias, count, grid, settings,
     IS_ADAM: tl.constexpr, FLAG: tl.constexpr, HAS_MOMENTUM: tl.constexpr,
 ):  # fmt: skip
     inside = at < count
-    noisy = tl.load(g + at, mask=inside) * factor + z * std
+    noisy = released(tl.load(g + at, mask=inside), z, grid)
     tl.store(g + at, noisy, mask=inside)
     if IS_ADAM:
         _adam(p + at, noisy, first + at, second + at, unbias, settings, inside, FLAG)
@@ -72,13 +81,14 @@ def _quarter(
 
 @triton.jit
 def _update_kernel(
-    sums, parameters, firsts, seconds, steps, groups, table, counts, counters, stds, key, factor,
-    IS_ADAM: tl.constexpr, FLAG: tl.constexpr, HAS_MOMENTUM: tl.constexpr, QUARTER: tl.constexpr,
+    sums, parameters, firsts, seconds, steps, groups, table, counts, counters, grids, key, nonce,
+    IS_ADAM: tl.constexpr, FLAG: tl.constexpr, HAS_MOMENTUM: tl.constexpr, LANES: tl.constexpr,
+    ROUNDS: tl.constexpr,
 ):  # fmt: skip
     """Add noise to one block of clipped sums, and update the block's parameters by the result.
 
-    The noisy gradient is g = factor sum + std z, z standard normal. It replaces the sum in memory.
-    A block has up to 4 QUARTER numbers.
+    The noisy gradient is that of `noise.released`. It replaces the sum in memory. A block has up to
+    8 LANES numbers.
     """
     block = tl.program_id(0)
     g, p = aligned(sums, block), aligned(parameters, block)
@@ -94,12 +104,12 @@ def _update_kernel(
         unbias = (
             _one_minus_exp(step * tl.load(row + 6)), _one_minus_exp(step * tl.load(row + 7))
         )  # fmt: skip
-    count, std = tl.load(counts + block), tl.load(stds + block)
-    lane = tl.arange(0, QUARTER)
-    zs = normals(tl.load(key), tl.load(counters + block) + lane)
-    for i in tl.static_range(4):
-        _quarter(
-            lane + i * QUARTER, zs[i], g, p, first, second, unbias, count, std, factor, settings,
+    count, grid = tl.load(counts + block), grid_of(grids, block)
+    lane = tl.arange(0, LANES)
+    zs = normals(key, tl.load(nonce), tl.load(counters + block) + lane, ROUNDS)
+    for i in tl.static_range(8):
+        _eighth(
+            lane + i * LANES, zs[i], g, p, first, second, unbias, count, grid, settings,
             IS_ADAM, FLAG, HAS_MOMENTUM,
         )  # fmt: skip
 
@@ -135,15 +145,16 @@ class Update:
             self._table.copy_(torch.tensor(rows))
 
     def launch(self, noise: Blocks) -> None:
-        """Add noise drawn under the key of `noise` to the sums, and update the parameters."""
+        """Add the noise of the step set in `noise` to the sums, and update the parameters."""
         group = self._optimizer.param_groups[0]
         if self._is_adam:
             call_each("add_", self._counted, [1.0] * len(self._counted))
         _update_kernel[(len(noise.places),)](  # pyright: ignore[reportIndexIssue]  # a Triton kernel
             noise.places, self._parameters, self._firsts, self._seconds, self._steps,
-            self._groups, self._table, noise.counts, noise.counters, noise.stds, noise.key,
-            noise.factor, IS_ADAM=self._is_adam, FLAG=_flag(self._optimizer, group),
-            HAS_MOMENTUM=bool(group.get("momentum")), QUARTER=QUARTER, num_warps=4,
+            self._groups, self._table, noise.counts, noise.counters, noise.grids, noise.key,
+            noise.nonce, IS_ADAM=self._is_adam, FLAG=_flag(self._optimizer, group),
+            HAS_MOMENTUM=bool(group.get("momentum")), LANES=LANES, ROUNDS=noise.rounds,
+            num_warps=WARPS,
         )  # fmt: skip
 
 
