@@ -292,6 +292,7 @@ class Ledger:
             delta=min(one.delta for one in left),
             noise_multiplier=max(one.noise_multiplier for one in left),
             fraction=min(one.fraction for one in left),
+            copies=min(one.copies for one in left),
         )
 
     def epsilon(self, *, delta: float, accountant: accounting.Accountant | None = None) -> float:
