@@ -84,8 +84,8 @@ class Entry:
 
 def entry_of(row: LedgerRow) -> Entry:
     """Return the payment that is stored in a row of kind "spend" or "plan"."""
-    assert row.event is not None  # only rows of kind steps have none
-    assert row.cost is not None
+    if row.event is None or row.cost is None:
+        raise ValueError(f"entry {row.id} has no event or no cost")
     event, cost, partition = from_json(row.event), Cost.from_json(row.cost), row.partition or None
     return Entry(row.id, row.time, row.kind, event, row.note, partition, row.steps, cost, row.hash)
 
@@ -166,7 +166,8 @@ class Seen:
     def add(self, row: LedgerRow) -> None:
         """Add one checked row."""
         if row.kind in ("spend", "plan"):
-            assert row.cost is not None  # payments have one
+            if row.cost is None:
+                raise ValueError(f"entry {row.id} has no cost")
             cost = Cost.from_json(row.cost)
             self.totals.update(Totals(self.totals, len(cost.renyi)).after(row.partition, cost))
         if row.kind == "plan":

@@ -112,6 +112,8 @@ class Remaining(NamedTuple):
     """A Gaussian release with this multiplier or more is admitted (replace factor 1)."""
     fraction: float
     """Share of the budget that is unspent, by the measure with most room."""
+    copies: int = 0
+    """So many copies of the event that the ledger began with, where copies are counted."""
 
     def __str__(self) -> str:
         ways: list[str] = []
@@ -119,6 +121,8 @@ class Remaining(NamedTuple):
             ways.append(f"one pure release of epsilon {self.epsilon:.4g}")
         if self.noise_multiplier < math.inf:
             ways.append(f"one Gaussian release of noise multiplier {self.noise_multiplier:.4g}")
+        if self.copies > 0:
+            ways.append(f"{self.copies:,} copies of the event that the ledger began with")
         if self.fraction == 0 or not ways:
             return "nothing"
         return f"{100 * self.fraction:.3g} % of the budget, {' or '.join(ways)}"
@@ -212,6 +216,7 @@ class Filter:
             delta=float(limits.delta - total.delta),
             noise_multiplier=(1 + 1e-8) / math.sqrt(largest) if largest > 0 else math.inf,
             fraction=max(room / float(limit) if limit > 0 else 0.0 for room, limit in left),
+            copies=int(copies),
         )
 
 

@@ -156,9 +156,13 @@ class Ledger:
             witness=watcher,
         )
         found = self._store.settings
-        self.budget = None if found.epsilon is None else Budget(found.epsilon, found.delta or 0.0)
-        self.relation = Relation(found.relation)
-        self.unit = found.unit
+        try:
+            self.budget = _budget_of(found)
+            self.relation = Relation(found.relation)
+            self.unit = str(found.unit)
+        except (TypeError, ValueError) as wrong:
+            self._store.close()
+            raise LedgerError(f"{path} has settings that no ledger has ({wrong}).") from None
         try:
             self._require_same("budget", budget, self.budget)
             self._require_same("relation", relation and Relation(relation), self.relation)
@@ -288,6 +292,7 @@ class Ledger:
             delta=min(one.delta for one in left),
             noise_multiplier=max(one.noise_multiplier for one in left),
             fraction=min(one.fraction for one in left),
+            copies=min(one.copies for one in left),
         )
 
     def epsilon(self, *, delta: float, accountant: accounting.Accountant | None = None) -> float:
@@ -621,6 +626,10 @@ def _secret(key: bytes | str | os.PathLike[str] | None, ledger: Path | None) -> 
     if len(secret) < _SHORTEST_KEY:
         raise LedgerError(f"the key of a ledger must have at least {_SHORTEST_KEY} bytes.")
     return secret
+
+
+def _budget_of(settings: Settings) -> Budget | None:
+    return None if settings.epsilon is None else Budget(settings.epsilon, settings.delta or 0.0)
 
 
 def _place_of(witness: Witness | None) -> str | None:

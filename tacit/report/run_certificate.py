@@ -40,6 +40,8 @@ _OPTIONAL = {  # field of the certificate's context: field of the facts, if they
     "generator": "generator",
     "arithmetic": "arithmetic",
 }
+_MALFORMED = (ValueError, TypeError, KeyError, AttributeError, ArithmeticError)
+"""Errors that hostile facts can cause, where they hold other kinds of values than a run writes."""
 _MOST_SHOWN = 200  # characters of a message
 _MOST_HEADER = 16 * 2**20  # bytes
 
@@ -135,7 +137,10 @@ def verify_run(folder: str | Path) -> list[Problem]:
     if stored["version"] == 1 and facts.version > 1:
         return [Problem("version", "is 1, but the run is newer")]
     issuer = _issuer(stored) if (run / SIGNATURE).is_file() else None
-    return list(_differences(stored, certificate_of(facts, run, issuer=issuer)))
+    try:
+        return list(_differences(stored, certificate_of(facts, run, issuer=issuer)))
+    except _MALFORMED:
+        return [Problem("facts.json", "is not what a run writes")]
 
 
 def check_run(run: RunFolder) -> list[Problem]:
@@ -151,8 +156,10 @@ def check_run(run: RunFolder) -> list[Problem]:
         try:
             with run.reopen_ledger(facts, read_only=True) as ledger:
                 problems += _ledger_problems(ledger, facts)
-        except (TacitError, ValueError, OSError) as wrong:
+        except (TacitError, OSError) as wrong:
             problems.append(Problem(facts.ledger_file, _shown(wrong)))
+        except _MALFORMED:
+            problems.append(Problem("facts.ledger_state", "is not what a run writes"))
     return problems
 
 
@@ -222,7 +229,7 @@ def _recipe_problems(run: RunFolder, facts: Facts) -> Iterator[Problem]:
         text = (run / RECIPE).read_text(encoding="utf-8")
         recipe = Recipe.parse(text, trust_code=[_module_in(text)])  # nothing is imported here
         header = _recipe_in(run / facts.model_file)
-    except (ValueError, OSError) as wrong:
+    except (*_MALFORMED, OSError) as wrong:
         yield Problem(RECIPE, _shown(wrong))
         return
     if header is not None and header != text:
@@ -265,11 +272,12 @@ def _ledger_problems(ledger: Ledger, facts: Facts) -> Iterator[Problem]:
     ledger.verify(head=facts.ledger_head)
     if (ledger.unit, str(ledger.relation)) != (facts.unit, facts.relation):
         yield Problem(name, "has another unit or relation than the facts")
-    if facts.version == 1:
-        return
     sealed = [json.loads(note) for _, row, note in ledger.seals() if row == facts.ledger_head]
+    if facts.version == 1 and not sealed:
+        return
     if sealed != [seal_of(facts)]:
         yield Problem(name, "its row for this run does not hold the hashes of these files")
+        return
     own = set(facts.ledger_state["entries_of_run"])
     history = ledger.history(head=facts.ledger_head)
     paid = [entry for entry in history if entry.id in own]

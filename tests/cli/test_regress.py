@@ -55,3 +55,27 @@ def test_an_overspent_ledger_stops_the_fit_with_one_line(folder: Path) -> None:
     assert "would pass the budget" in result.output
     with Ledger(file) as ledger:
         assert ledger.history() == []
+
+
+def test_a_fit_killed_after_its_payment_does_not_pay_twice(folder, monkeypatch):
+    from tacit.cli import _tables
+
+    command = ["regress", str(folder / "people.csv"), "--schema", str(folder / "wage.toml")]
+    command += ["--epsilon", "1", "--ledger", str(folder / "a.ledger")]
+    first, shown = [], _tables.show
+
+    def killed(schema, model, about, **options):
+        first.append(model.coef_.tolist())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_tables, "show", killed)
+    assert CliRunner().invoke(app, command).exit_code == 130
+    assert CliRunner().invoke(app, command).exit_code == 130
+    assert first[0] == first[1]  # the same noise: nothing new is released
+    monkeypatch.setattr(_tables, "show", shown)
+    assert CliRunner().invoke(app, command).exit_code == 0
+    with Ledger(folder / "a.ledger") as ledger:
+        assert len(ledger.history()) == 1
+    assert CliRunner().invoke(app, command).exit_code == 0
+    with Ledger(folder / "a.ledger") as ledger:
+        assert len(ledger.history()) == 2  # a new fit is a new release

@@ -1,5 +1,11 @@
 """The run folder: whole files only, and no run under another recipe."""
 
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
 import pytest
 
 from tacit.experiments import Recipe, RunFolder
@@ -45,3 +51,99 @@ def test_recipes_are_compared_by_their_settings_not_their_text(tmp_path):
 def test_a_folder_without_facts_holds_no_finished_run(tmp_path):
     with pytest.raises(FileNotFoundError, match="no finished run"):
         RunFolder(tmp_path).facts()
+
+
+HOLD = """
+import sys, time
+from tacit.experiments.folder import RunFolder
+with RunFolder(sys.argv[1]).locked():
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def python(code, *arguments):
+    root = Path(__file__).resolve().parents[2]
+    environment = os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+
+
+def test_a_held_folder_is_refused_and_freed_by_kill_9(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    holder = python(HOLD, folder.path)
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "held\n"
+    with pytest.raises(BlockingIOError, match="another process works in"), folder.locked():
+        pass
+    holder.kill()
+    holder.wait()
+    holder.stdout.close()
+    with folder.locked(), pytest.raises(BlockingIOError), folder.locked():
+        pass  # a second thread or call of the same process is refused too
+    with folder.locked():
+        assert folder.is_empty
+
+
+def test_every_verb_that_writes_holds_the_folder(tmp_path):
+    from tacit.experiments import run_pate, sweep, train
+
+    recipe = Recipe.parse("[training]\nepochs = 1\n")
+    with RunFolder(tmp_path).locked():
+        for work in (
+            lambda: train(recipe, tmp_path),
+            lambda: run_pate(Recipe(method="pate"), tmp_path),
+            lambda: sweep(recipe, tmp_path, epsilons=[1.0]),
+        ):
+            with pytest.raises(BlockingIOError):
+                work()
+
+
+TRAIN = """
+import sys
+from tacit.experiments import Recipe, train
+recipe = Recipe.parse("[training]\\nbatch_size = 100\\nepochs = 3\\n[run]\\nbaseline_steps = 0")
+try:
+    train(recipe, sys.argv[1])
+    print("done")
+except BlockingIOError:
+    print("refused")
+"""
+
+
+def race(path, kill_after=None):
+    """Start two processes on one folder, kill one if asked, finish the run, check the folder."""
+    both = [python(TRAIN, path) for _ in range(2)]
+    if kill_after is not None:
+        time.sleep(kill_after)
+        both[0].kill()
+    said = [process.communicate(timeout=120)[0].strip() for process in both]
+    last = python(TRAIN, path)
+    assert last.communicate(timeout=120)[0].strip() == "done"
+    assert set(said) <= {"done", "refused", ""}
+    folder = RunFolder(path)
+    assert folder.is_finished
+    with folder.reopen_ledger(folder.facts()) as ledger:
+        assert [entry.kind for entry in ledger.history()] == ["plan"]
+    return said
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_two_processes_on_one_folder_leave_one_plan_and_a_finished_run(tmp_path):
+    for number in range(20):
+        kill_after = None if number % 2 else 2.0 + 0.3 * number
+        race(tmp_path / str(number), kill_after)
+
+
+def test_a_run_remembers_where_its_data_are(tmp_path, monkeypatch):
+    folder = RunFolder(tmp_path / "run")
+    assert folder.data_root(None) is None
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TACIT_DATA", raising=False)
+    folder.remember_data("here")
+    assert folder.data_root(None) == str(tmp_path / "here")
+    assert folder.data_root("there") == "there"
+    assert (folder / "data.json").stat().st_mode & 0o777 == 0o600
+    folder.write("data.json", "[]")
+    assert folder.data_root(None) is None
