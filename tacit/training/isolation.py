@@ -482,6 +482,7 @@ class _Rounding:
     def after_itself(self) -> float:
         """Return the largest relative change of a loss if the lot has come before several times."""
         trial, found = self._trial, self._unit
+        settled = trial.base
         for _ in range(_PAIRS):
             settled = trial.losses(trial.rows, after=trial.rows)
         for seed in range(_PAIRS):

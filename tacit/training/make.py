@@ -238,8 +238,8 @@ def make_private(
     views = whole(augmentations=augmentations, least=1)
     if speed.compile:
         _check_compilable(plan, parameters)
-    is_tested = check and loss_fn is not None
-    needed = views * (guard(_probe, model, loss_fn, records) if is_tested else 1)
+    tested = loss_fn if check else None
+    needed = views * (1 if tested is None else guard(_probe, model, tested, records))
     limit = _limit(speed, needed, records.device, plan.expected_batch / ranks.size)
     key = ranks.share(Key.from_seed(seed))
     lot_sum: LotSum | TracedLotSum = LotSum(
@@ -257,14 +257,15 @@ def make_private(
     if isolation == "strict":
         lot_sum = _strict_sum(model, loss_fn, views, augment, speed)
         kept_apart = Isolation("by construction", guard=guard, is_certain=True)
+        assert loss_fn is not None  # `_strict_sum` has refused it
         program = (model, loss_fn, records, clip)
         factor = guard(slowdown, lot_sum, *program, rows=rows, views=views, augment=augment)
         print(f"isolation='strict' takes {factor:.1f} times as long as 'checked'.", file=sys.stderr)
     elif isolation != "checked":
         raise ValueError(f"isolation must be 'checked' or 'strict', got {isolation!r}.")
-    elif is_tested:
+    elif tested is not None:
         gap = max(1, min(64, plan.steps // 4))  # steps between two tests, on average
-        program = (model, loss_fn, records, clip)
+        program = (model, tested, records, clip)
         kept_apart = CheckedIsolation(*program, views=views, augment=augment, gap=gap, guard=guard)
         kept_apart.check_first(rows, key)
     run = Private(
