@@ -22,6 +22,7 @@ the results move when the parameters move by one unit of rounding.
 """
 
 import math
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -33,14 +34,14 @@ from tacit._check import in_closed_unit
 from tacit.errors import IncompatibleModel
 from tacit.training.clip import Clip
 from tacit.training.distributed import Ranks, gathered
-from tacit.training.engines import clipped_sum
+from tacit.training.engines import TracedLotSum, clipped_sum
 from tacit.training.engines.examples import as_views, as_written
 from tacit.training.key import Key, randomness
 from tacit.training.lots import Lot
 from tacit.training.mixing import ROOM, moved_parameters, rounding_unit
 from tacit.training.program_state import ProgramState, drawn_so_far
 from tacit.training.records import Indices, Records
-from tacit.training.tree import Batch, LossFn, check_losses
+from tacit.training.tree import Batch, LossFn, check_losses, map_rows
 from tacit.training.withheld_errors import ErrorGuard
 
 
@@ -226,6 +227,52 @@ class CheckedIsolation(Isolation):
     def batch(self, indices: Indices) -> Batch:
         """Return these records as the model sees them: fetched, collated, augmented. Private."""
         return as_views(self.records.fetch(indices), self.views, self.augment)
+
+
+def slowdown(
+    strict: TracedLotSum,
+    model: nn.Module,
+    loss_fn: LossFn,
+    records: Records,
+    clip: Clip,
+    *,
+    rows: int,
+    views: int = 1,
+    augment: Callable[[Batch], Batch] | None = None,
+) -> float:
+    """Return how many times as long the sum of a lot takes with isolation="strict".
+
+    It is measured on at most 64 rows of zeros in the shape of a record. This also traces the
+    program, so that one that cannot be traced is refused before the run begins.
+    """
+    state, rows = ProgramState(model, loss_fn, augment), min(rows, 64)
+    one = records.blank()
+    everyone = map_rows(lambda tensor: tensor.repeat(rows, *[1] * (tensor.dim() - 1)), one)
+
+    def default() -> None:
+        batch = as_views(everyone, views, augment)
+        clipped_sum(model, loss_fn, batch, clip, augmentations=views)
+
+    def traced() -> None:
+        strict.clipped_sum([as_views(one, views, augment) for _ in range(rows)], clip)
+
+    with randomness(0, records.device):
+        times = [_seconds(run, records.device) for run in (traced, default)]
+    state.restore()
+    return times[0] / times[1]
+
+
+def _seconds(run: Callable[[], None], device: torch.device) -> float:
+    """Return the shortest of three times, after a first run that traces the program."""
+    run()
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        run()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        times.append(time.perf_counter() - start)
+    return min(times)
 
 
 class _Trial:
@@ -435,6 +482,7 @@ class _Rounding:
     def after_itself(self) -> float:
         """Return the largest relative change of a loss if the lot has come before several times."""
         trial, found = self._trial, self._unit
+        settled = trial.base
         for _ in range(_PAIRS):
             settled = trial.losses(trial.rows, after=trial.rows)
         for seed in range(_PAIRS):

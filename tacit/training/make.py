@@ -2,6 +2,7 @@
 
 import math
 import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
@@ -22,10 +23,10 @@ from tacit.training.clip import Clip, Flat
 from tacit.training.distributed import Ranks, checksum, gathered, unwrapped
 from tacit.training.engines import LossFn, LotSum, TracedLotSum, engine_named
 from tacit.training.foreign import own_optimizer
-from tacit.training.isolation import CheckedIsolation, Isolation
+from tacit.training.isolation import CheckedIsolation, Isolation, slowdown
 from tacit.training.key import Key
 from tacit.training.lots import Lots
-from tacit.training.mixing import check_layers, norm_layers, probe
+from tacit.training.mixing import check_layers, norm_layers, probe, refuse_sparse
 from tacit.training.noise import NoisyMean
 from tacit.training.plan import Sampler, Schedule, TrainingPlan, make_plan
 from tacit.training.private import Private
@@ -173,7 +174,7 @@ def make_private(
         How it is made sure that no example influences another one. "checked": by tests, on full
         lots before the first release and at random steps (`tacit.training.isolation`). "strict": by
         construction, the program of one example being traced and mapped over the lot, which is
-        slower (`tacit.training.engines.traced`). See docs/isolation.md.
+        slower (`tacit.training.engines.traced`); how much slower is printed. See docs/isolation.md.
     arithmetic
         "bounded": sums over examples are computed such that one example moves them by at most
         clip_norm * (1 + eta), rounding included, with a proved eta, and the noise is multiplied by
@@ -217,6 +218,7 @@ def make_private(
     ranks, model, optimizer = Ranks.here(), unwrapped(model), own_optimizer(optimizer)
     parameters = _trained(model, optimizer)
     check_layers(norm_layers(model))
+    refuse_sparse(model)
     guard = ErrorGuard(debug)
     records = _records(dataset, collate_fn, parameters, guard)
     ledger = Ledger() if ledger is None else ledger
@@ -247,8 +249,8 @@ def make_private(
     forms_gradients = loss_fn is None or isolation == "strict" or speed.engine in ("vmap", "loop")
     if speed.compile:
         _check_compilable(plan, parameters)
-    is_tested = check and loss_fn is not None
-    needed = views * (guard(_probe, model, loss_fn, records) if is_tested else 1)
+    tested = loss_fn if check else None
+    needed = views * (1 if tested is None else guard(_probe, model, tested, records))
     limit = _limit(speed, needed, records.device, plan.expected_batch / ranks.size)
     key = ranks.share(Key.from_seed(seed))
     lot_sum: LotSum | TracedLotSum = LotSum(
@@ -267,13 +269,16 @@ def make_private(
     if isolation == "strict":
         lot_sum = _strict_sum(model, loss_fn, views, augment, speed)
         kept_apart = Isolation("by construction", guard=guard, is_certain=True)
+        assert loss_fn is not None  # `_strict_sum` has refused it
+        program = (model, loss_fn, records, clip)
+        factor = guard(slowdown, lot_sum, *program, rows=rows, views=views, augment=augment)
+        print(f"isolation='strict' takes {factor:.1f} times as long as 'checked'.", file=sys.stderr)
     elif isolation != "checked":
         raise ValueError(f"isolation must be 'checked' or 'strict', got {isolation!r}.")
-    elif is_tested:
+    elif tested is not None:
         gap = max(1, min(64, plan.steps // 4))  # steps between two tests, on average
-        kept_apart = CheckedIsolation(
-            model, loss_fn, records, clip, views=views, augment=augment, gap=gap, guard=guard
-        )
+        program = (model, tested, records, clip)
+        kept_apart = CheckedIsolation(*program, views=views, augment=augment, gap=gap, guard=guard)
         kept_apart.check_first(rows, key)
     run = Private(
         model,
@@ -326,12 +331,19 @@ def _trained(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, nn
     """Return the model's trainable parameters by name; raise if the optimizer's differ."""
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("optimizer must take one gradient a step, got LBFGS, which takes several.")
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise ValueError("optimizer must take dense gradients, got SparseAdam. Use Adam.")
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not named:
         raise ValueError("model has no trainable parameters: every requires_grad is False.")
     for name, p in named.items():
         if isinstance(p, UninitializedParameter):
             raise ValueError(f"{name} has no shape yet: run the model once before make_private.")
+        if p.is_complex():
+            raise ValueError(
+                f"{name} is complex, but gradients are clipped and noised as real numbers. Store "
+                "it as a real parameter with two numbers per entry, and use torch.view_as_complex."
+            )
     of_model = {id(p) for p in model.parameters()}
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     if foreign := len(held - of_model):

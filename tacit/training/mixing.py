@@ -42,6 +42,10 @@ from tacit.training.tree import (
 ROOM = 32.0
 """Difference, in units of measured rounding, that is taken for mixing."""
 _NOT_ALONE = "so no example can be clipped alone"
+_SPARSE = (
+    "has sparse gradients, but a private gradient has noise in every entry. Use sparse=False: the "
+    "result is the same."
+)
 
 
 def _family(kind: type[nn.Module]) -> type[nn.Module]:
@@ -64,7 +68,26 @@ _INSTANCE_NORMS = tuple(
 def norm_layers(model: nn.Module) -> dict[str, nn.Module]:
     """Return BatchNorm-like layers by name: they may mix examples or store statistics of them."""
     kinds = (*_BATCH_NORMS, *_INSTANCE_NORMS)
-    return {name: layer for name, layer in model.named_modules() if isinstance(layer, kinds)}
+    found = {name: layer for name, layer in model.named_modules() if isinstance(layer, kinds)}
+    return found | {layer.name: layer for layer in _keras_layers(model) if _is_keras_norm(layer)}
+
+
+def _keras_layers(model: Any) -> Iterator[Any]:  # Any: Keras is not imported here
+    """Yield the layers of a Keras model, which are no submodules to torch, and those inside."""
+    if _is_keras(type(model)):
+        for layer in getattr(model, "layers", ()):
+            yield layer
+            yield from _keras_layers(layer)
+
+
+def _is_keras(kind: type) -> bool:
+    return any(base.__module__.partition(".")[0] == "keras" for base in kind.__mro__)
+
+
+def _is_keras_norm(layer: object) -> bool:
+    return _is_keras(type(layer)) and any(
+        base.__name__ == "BatchNormalization" for base in type(layer).__mro__
+    )
 
 
 def check_layers(layers: dict[str, nn.Module]) -> None:
@@ -72,6 +95,13 @@ def check_layers(layers: dict[str, nn.Module]) -> None:
     for name, layer in layers.items():
         if reason := _offense(layer):
             raise IncompatibleModel(f"{name or 'the model'} ({type(layer).__name__}) {reason}")
+
+
+def refuse_sparse(model: nn.Module) -> None:
+    """Raise `IncompatibleModel` for embeddings that ask for sparse gradients."""
+    for name, layer in model.named_modules():
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.sparse:
+            raise IncompatibleModel(f"{name or 'the model'} ({type(layer).__name__}) {_SPARSE}")
 
 
 def fix(model: nn.Module) -> nn.Module:
@@ -90,6 +120,8 @@ def fix(model: nn.Module) -> nn.Module:
     if isinstance(model, kinds):
         return _replacement(model)
     for layer in norm_layers(model).values():
+        if _is_keras(type(layer)):
+            raise ValueError("fix cannot change a Keras model: build it with GroupNormalization.")
         _channels(layer)  # before the copy: a layer without shapes cannot be copied
     fixed = copy.deepcopy(model)
     for parent in list(fixed.modules()):
@@ -99,7 +131,14 @@ def fix(model: nn.Module) -> nn.Module:
     return fixed
 
 
-def _offense(layer: nn.Module) -> str | None:
+def _offense(layer: Any) -> str | None:  # Any: a layer of torch or of Keras
+    if _is_keras_norm(layer):
+        if layer.trainable:
+            return (
+                f"mixes examples, {_NOT_ALONE}. Use GroupNormalization or LayerNormalization; a "
+                "pretrained one may stay with trainable = False, which keeps its statistics."
+            )
+        return None
     if isinstance(layer, _BATCH_NORMS):
         if layer.training or layer.running_mean is None:
             return (
@@ -160,6 +199,8 @@ def probe(model: nn.Module, loss_fn: LossFn, batch: Batch, device: torch.device)
         with randomness(1, device):
             losses = _losses(model, loss_fn, batch, rows)
             gradients = torch.autograd.grad(losses[0], params, allow_unused=True)
+            if any(g is not None and g.layout != torch.strided for g in gradients):
+                raise IncompatibleModel(f"the model {_SPARSE}")
             return [losses[:1].detach(), *gradients]
 
     with restored_buffers(model) as restore, randomness(0, device):

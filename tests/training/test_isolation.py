@@ -120,6 +120,9 @@ def test_late_mixing_voids_the_run():
         train(run)
     assert run.steps_taken > 0
     assert "no guarantee" in run.isolation
+    assert run.epsilon(delta=1e-5) == np.inf
+    with pytest.raises(IncompatibleModel, match="Begin a new run"):
+        run.state_dict()
     with pytest.raises(IncompatibleModel):
         run.step(run._lots.lot(run.steps_taken))
 
@@ -198,6 +201,16 @@ def test_strict_and_checked_release_the_same_sum():
     assert torch.allclose(*grads, atol=1e-6)
 
 
+def test_strict_prints_its_cost(capsys):
+    private(PROGRAMS["plain"](), seed=0, isolation="strict")
+    assert re.search(r"takes \d+\.\d times as long", capsys.readouterr().err)
+
+
+def test_strict_refuses_before_the_run_what_cannot_be_traced():
+    with pytest.raises(IncompatibleModel, match="isolation='strict'"):
+        private(PROGRAMS["experts_chosen_for_each_row"](), seed=0, isolation="strict")
+
+
 def test_strict_needs_its_own_step_and_engine():
     case = PROGRAMS["plain"]()
     with pytest.raises(ValueError, match="loss_fn"):
@@ -211,8 +224,15 @@ def test_strict_needs_its_own_step_and_engine():
 # The pieces ---------------------------------------------------------------------------------------
 
 
-def test_a_run_without_tests_says_so():
-    assert private(PROGRAMS["plain"](), seed=0, check=False).isolation == "not tested"
+def test_the_chance_of_missing_follows_from_what_was_tested():
+    untested = private(PROGRAMS["plain"](), seed=0, check=False)
+    assert untested.isolation == "not tested"
+    assert untested.chance_of_missing(1.0) == 1.0
+    strict = private(PROGRAMS["plain"](), seed=0, isolation="strict")
+    assert strict.chance_of_missing(0.1) == 0.0
+    tested = private(PROGRAMS["plain"](), seed=0)
+    assert tested.chance_of_missing(1.0) == chance_of_missing(1.0, tested._isolation.halves)
+    assert tested.chance_of_missing(1.0) < tested.chance_of_missing(0.1) < 1.0
 
 
 def test_the_stated_chance_of_missing_holds():

@@ -331,3 +331,54 @@ def test_no_hook_stays_behind():
     with pytest.raises(IncompatibleModel):
         start(model, cross_entropy)
     assert not any(layer._forward_hooks for layer in model.modules())
+
+
+class Table(nn.Module):
+    """Embeddings whose gradients are sparse, by a layer or by a function."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.table = kind(20, 2, sparse=True) if kind else nn.Embedding(20, 2)
+
+    def forward(self, ids):
+        if isinstance(self.table, nn.EmbeddingBag):
+            return self.table(ids)
+        return nn.functional.embedding(ids, self.table.weight, sparse=True).mean(1)
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag, None])
+def test_sparse_gradients_are_refused_in_a_sentence(kind):
+    with pytest.raises(IncompatibleModel, match="sparse=False"):
+        attempt(Table(kind), data=(torch.randint(0, 20, (9, 3)), torch.arange(9) % 2))
+
+
+def test_an_optimizer_for_sparse_gradients_is_refused():
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SparseAdam(model.parameters())
+    with pytest.raises(ValueError, match="Use Adam"):
+        tacit.make_private(
+            model, optimizer, (torch.randn(9, 2),), lambda m, b: m(b[0]).sum(1),
+            batch_size=3, steps=1, clip_norm=1.0, noise_multiplier=1.0,
+        )  # fmt: skip
+
+
+class Spectral(nn.Module):
+    """A filter with complex weights, stored as complex or as pairs of real numbers."""
+
+    def __init__(self, is_complex):
+        super().__init__()
+        filters = torch.randn(3, 2, dtype=torch.cfloat)
+        self.filters = nn.Parameter(filters if is_complex else torch.view_as_real(filters).clone())
+
+    def forward(self, x):
+        filters = self.filters
+        if not filters.is_complex():
+            filters = torch.view_as_complex(filters)
+        return (torch.fft.rfft(x) @ filters).abs()
+
+
+def test_complex_parameters_are_refused_in_a_sentence_that_helps():
+    data = (torch.randn(9, 4), torch.arange(9) % 2)
+    with pytest.raises(ValueError, match="view_as_complex"):
+        attempt(Spectral(True), data=data)
+    attempt(Spectral(False), data=data)

@@ -239,8 +239,9 @@ def _order(layout: Layout, plain: Tensor | None, scaled: Tensor | None) -> Layou
     """
     if plain is None or scaled is None:
         return layout
+    wide = torch.complex128 if plain.is_complex() else torch.float64
     for candidate in (layout, layout._replace(outermost=False)):
-        one, other = (candidate.split(g, LARGE).flatten(1).double() for g in (plain, scaled))
+        one, other = (candidate.split(g, LARGE).flatten(1).to(wide) for g in (plain, scaled))
         ratio = torch.tensor([[1.0], [2.0], [4.0]], dtype=torch.float64, device=one.device)
         finite = torch.isfinite(one).all(1) & torch.isfinite(other).all(1)
         error = (other - ratio * one)[finite].norm()
