@@ -6,6 +6,8 @@ ones, in orders chosen to hurt, and random changes of them that are kept if they
 """
 
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -151,6 +153,7 @@ def test_engines_that_form_gradients_contribute_at_most_the_clip_norm(engine, in
 
 
 @pytest.mark.slow  # compiles
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # the compiler's
 @pytest.mark.parametrize("bounded", [False, True])
 def test_a_compiled_sum_contributes_at_most_the_clip_norm(bounded):
     from tacit.training.gpu import CompiledSum
@@ -402,6 +405,7 @@ def test_bounded_sums_of_other_dtypes_stay_within_the_clip_norm(dtype, kind):
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # the compiler's
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("sizes", [(1, 100_000, 1), (16, 768, 48), (100, 40, 60)], ids=str)
 def test_bounded_sums_on_a_gpu(sizes, compiled):
@@ -464,6 +468,13 @@ def test_noise_is_larger_by_the_stated_factor(problem):
     run.step(next(iter(run)))
     assert set(seen) == {1.0 + run.arithmetic.eta}
     assert run.arithmetic.noise_factor == 1 + run.arithmetic.eta
+
+
+def test_the_page_on_arithmetic_runs(capsys):
+    page = (Path(__file__).parents[2] / "docs" / "arithmetic.md").read_text(encoding="utf-8")
+    code = "\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL))
+    exec(compile(code, "docs/arithmetic.md", "exec"), {})
+    assert "rounding bounded" in capsys.readouterr().out
 
 
 def test_a_sum_without_a_proof_leaves_the_noise_as_it_is():

@@ -206,8 +206,9 @@ class Convolved:
             item=self.g.element_size(),
             stored=(self.x.numel() + self.g.numel()) / self.examples / groups,
             device=self.g.device,
-            fused=is_fusible,
-            copied=positions * inputs if is_blocked else 0,
+            fused=is_fusible and not bounded,
+            copied=positions * inputs if is_blocked or bounded else 0,
+            bounded=bounded,
         )
         if is_fusible and (way == "keep" or (way == "gram" and not bounded)):
             return self._fused(way, bounded=bounded)
