@@ -37,7 +37,8 @@ from tacit._arrays import Floats
 from tacit.accounting.brackets import Bracket
 from tacit.accounting.one_event import ROUND, Complexes, expm1
 from tacit.accounting.pld.laplace_contour import LaplaceModel
-from tacit.accounting.pld.loss_laws import Discrete, Law, Normal, Shifted
+from tacit.accounting.pld.large_losses import LargeLosses
+from tacit.accounting.pld.loss_laws import Discrete, Law, Normal, Sampled, Shifted
 from tacit.accounting.pld.pairs import Direction
 from tacit.accounting.pld.sampled_gaussian_contour import WIDE, SmoothModel, TiltedSmooth
 from tacit.accounting.pld.transforms import (
@@ -53,8 +54,9 @@ from tacit.accounting.pld.transforms import (
 )
 from tacit.errors import NotCertified
 
-_LIGHT_WORK, _MOST_WORK = 3e5, 1e8
-"""Nodes in t times nodes in y: per law that is accepted at once, and in total that is allowed."""
+_LIGHT_WORK, _MARKED_WORK, _MOST_WORK = 3e5, 5e6, 1e8
+"""Nodes in t times nodes in y: per law that is accepted at once, in total with marked losses, and in
+total that is allowed."""
 _TINY_MASS = 1e-290  # above any sum of masses that underflow
 _MOST_RUNGS = 16
 _LITTLE_GAIN = 28.0  # log of integrand over target up to which rounding has no effect
@@ -81,6 +83,22 @@ class Family:
         models = [_model(law, log_each, width) for law, _ in direction.parts]
         return Family(models, [count for _, count in direction.parts])
 
+    @staticmethod
+    def unmarked(direction: Direction, large: LargeLosses, *, log_removed: float) -> "Family":
+        """Return the laws of `direction` without the losses that `large` has marked."""
+        log_each = log_removed - math.log(direction.steps)
+        known = large.models()
+        models = [
+            known[law] if isinstance(law, Sampled) and law in known else _model(law, log_each, WIDE)
+            for law, _ in direction.parts
+        ]
+        family = Family(models, [count for _, count in direction.parts])
+        # Marked losses are counted, not removed.
+        kept = zip(family.models, family.counts, strict=True)
+        others = [n * m.removed for m, n in kept if m not in known.values()]
+        family.removed = math.fsum(others)
+        return family
+
     def lower(self, epsilon: float) -> "Family | None":
         """Return the same laws cut off at lower losses; None if only negligible ones would stay."""
         smooth = [model for model in self.models if isinstance(model, SmoothModel)]
@@ -99,6 +117,13 @@ class Family:
         """Return one integral with error about exp(log_target) near `epsilon`; None if costly."""
         draft = _Draft(self, epsilon, log_target, None)
         return Contours([draft], self, None) if draft.is_light else None
+
+    def marked(self, epsilon: float, log_target: float, large: LargeLosses) -> "Contours":
+        """Return delta near `epsilon` as one integral, plus what the marked losses add."""
+        draft = _Draft(self, epsilon, log_target, None)
+        if draft.work > _MARKED_WORK:
+            raise NotCertified("the transform of the loss decays too slowly.")
+        return Contours([draft], self, None, large)
 
     def ladder(self, epsilon: float, log_target: float) -> "Contours":
         """Return delta near `epsilon` as a sum of integrals, one for each range of losses."""
@@ -139,12 +164,22 @@ class _LowRuns:
 class Contours:
     """delta(epsilon) as a sum of contour integrals: proved bounds, tight near `center`."""
 
-    def __init__(self, drafts: list["_Draft"], family: Family, rest: _LowRuns | None) -> None:
-        """Evaluate the planned integrals `drafts`; `rest` is a low-loss term, only bounded."""
+    def __init__(
+        self,
+        drafts: list["_Draft"],
+        family: Family,
+        rest: _LowRuns | None,
+        large: LargeLosses | None = None,
+    ) -> None:
+        """Evaluate the planned integrals `drafts`.
+
+        `rest` is a low-loss term, only bounded; `large` what marked losses add.
+        """
         if sum(draft.work for draft in drafts) > _MOST_WORK:
             raise NotCertified("the transform of the loss decays too slowly.")
         self.removed = family.removed
         self.rest = rest
+        self.large = large
         self.center = drafts[0].center
         self.order = max(draft.order for draft in drafts)
         self.overlap = math.fsum(draft.overlap for draft in drafts)
@@ -157,6 +192,9 @@ class Contours:
         upper = math.fsum(part.upper for part in parts) + self.removed
         if self.rest:
             upper += math.exp(min(self.rest.log_delta(epsilon), 0.0))
+        if self.large:
+            added = self.large.delta(epsilon)
+            lower, upper = lower + added.lower, upper + added.upper
         return Bracket.of_delta(lower, upper)
 
 

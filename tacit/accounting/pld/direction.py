@@ -9,7 +9,8 @@ from tacit._arrays import Floats
 from tacit.accounting.brackets import Bracket, invert
 from tacit.accounting.one_event import ROUND
 from tacit.accounting.pld.contour import Contours, Family
-from tacit.accounting.pld.lattice import Lattice, coarse_moments
+from tacit.accounting.pld.large_losses import LargeLosses
+from tacit.accounting.pld.lattice import Lattice, chernoff_delta, coarse_moments
 from tacit.accounting.pld.loss_laws import Normal, OneRelease, Sampled, Shifted
 from tacit.accounting.pld.pairs import Direction
 from tacit.accounting.pld.sampled_gaussian_contour import NARROW, WIDE
@@ -18,6 +19,7 @@ from tacit.errors import NotCertified
 _GOOD = 1e-5  # relative width at which a bracket is returned without trying another method
 _FAIR = 1e-4  # relative width at which the lattice is not refined further
 _ROUGH = 1e-2  # relative error of delta that suffices to find out which direction is the worse
+_LEVELS = (1.5, 2.5, 6.0, 20.0)  # losses above this many times epsilon are marked
 _MOST_CURVES = 48  # curves that are computed at most for a table of deltas
 _COARSE = 1 << 13
 _LATTICE_POINTS = (_COARSE, 1 << 16, 1 << 18)
@@ -116,6 +118,8 @@ class DirectionPrice:
             rough = family.plain(floor, math.log(delta) + math.log(_ROUGH))
             if rough and rough.delta(floor).upper <= delta:
                 return answer.intersection(Bracket(0.0, floor))
+            if rough is None and chernoff_delta(self.direction, floor, math.log(delta) - 7) <= delta:
+                return answer.intersection(Bracket(0.0, floor))
         guess = family.moments.guess_epsilon(delta)
         log_target = math.log(delta) + math.log(self.tolerance)
         curve, plain = self._tuned_near(guess) or family.plain(guess, log_target), True
@@ -127,7 +131,7 @@ class DirectionPrice:
             if curve is None:
                 plain = False
                 try:
-                    curve = self._family(delta, NARROW).ladder(guess, log_target)
+                    curve = self._rare(guess, delta)
                 except NotCertified:
                     break
             self.curves.append(curve)
@@ -139,6 +143,33 @@ class DirectionPrice:
             guess = found.upper  # closer to the truth than the guess for which it was tuned
             curve = None if near or not plain else family.plain(guess, log_target)
         return answer
+
+    def _rare(self, epsilon: float, delta: float) -> Contours | Lattice:
+        """Return a curve for rare sampling, where the loss has two scales.
+
+        Losses well above `epsilon` are marked and counted in closed form; the others are integrated
+        or, if they have too few steps, put on a lattice. If that does not work, the law is cut into
+        several ranges of losses.
+        """
+        log_target = math.log(delta) + math.log(self.tolerance)
+        for factor in _LEVELS:
+            try:
+                level = factor * epsilon
+                large = LargeLosses(self.direction, level, log_target - 3.0, is_smooth=True)
+                if large.delta(epsilon).width > 10 * self.tolerance * delta:
+                    continue
+                family = Family.unmarked(self.direction, large, log_removed=log_target - 3.0)
+                return family.marked(epsilon, log_target, large)
+            except NotCertified:
+                pass
+            try:
+                large = LargeLosses(self.direction, level, log_target - 3.0, is_smooth=False)
+                capped = large.unmarked()
+                moments = coarse_moments(capped, -700.0)
+                return Lattice(capped, moments, epsilon, log_target, 1 << 15, large)
+            except NotCertified:
+                continue
+        return self._family(delta, NARROW).ladder(epsilon, log_target)
 
     def _single_jump(self, delta: float) -> float:
         """Estimate epsilon as if one step made all the loss: that of one step at delta / steps."""
@@ -156,7 +187,7 @@ class DirectionPrice:
             log_target = math.log(delta) + math.log(self.tolerance)
             curve = self._tuned_near(epsilon) if attempt == 0 else None
             curve = curve or family.plain(epsilon, log_target)
-            curve = curve or self._family(delta, NARROW).ladder(epsilon, log_target)
+            curve = curve or self._rare(epsilon, delta)
             self.curves.append(curve)
             answer = answer.intersection(curve.delta(epsilon))
             if _is_good(answer) or not 1e-300 < answer.upper < 0.5 * delta:

@@ -226,7 +226,27 @@ class Discrete:
         return Discrete(self.losses, p, q)
 
 
-Law: TypeAlias = Sampled | Shifted | Discrete
+@dataclass(frozen=True)
+class Capped:
+    """The part of the law `whole` with losses up to `level`; its masses sum to less than 1."""
+
+    whole: Sampled
+    level: float
+
+    @property
+    def largest_loss(self) -> float:
+        return self.level
+
+    def span(self, log_mass: float) -> tuple[float, float]:
+        low, high = self.whole.span(log_mass)
+        return low, min(high, self.level)
+
+    def cells(self, edges: Floats) -> tuple[Floats, Floats]:
+        p, q = self.whole.cells(np.append(np.minimum(edges, self.level), self.level))
+        return p[:-1], q[:-1]
+
+
+Law: TypeAlias = Sampled | Shifted | Discrete | Capped
 
 
 class OneRelease:

@@ -174,7 +174,28 @@ class SmoothModel:
         rate = push - (grow * p + fall * p_mirror) / self.sigma
         logs = np.log(self.step + 1 / np.maximum(rate, 1e-9))
         right = self.log_p[-1] + orders * self.loss[-1] + np.where(rate > 1e-9, logs, math.inf)
+        if np.any(rate <= 1e-9):
+            right = np.minimum(right, self._log_right(np.asarray(orders)))
         return np.logaddexp(left, right)
+
+    def _log_right(self, orders: Floats) -> Floats:
+        """Bound, like `log_outside`, the integral right of the grid by cells of growing width.
+
+        phi and chi are largest at the left end of a cell, L and the loss at its right end. Beyond
+        the last cell, the slope of log F is at most that with all p replaced by 1.
+        """
+        even = 0.25 * self.width * np.arange(40.0)
+        y = self.y[-1] + np.concatenate((even, even[-1] + np.geomspace(0.25 * self.width, 1e6, 300)))
+        log_chi = log_ndtr((self.cut - y) / self.width)
+        _, loss = self.log_density(y)
+        rise = self.log_ratio(y) if self.law.a else np.zeros(len(y))
+        logs = -0.5 * y[:-1] ** 2 + log_chi[:-1] + rise[1:] + np.log(np.diff(y) + self.step)
+        inside = np.logaddexp.reduce(logs + np.multiply.outer(orders, loss[1:]), axis=-1)
+        push = y[-1] + (y[-1] - self.cut) / self.width**2
+        rate = push - (self.law.a * (1 + orders) + self.law.b * orders) / self.sigma
+        end = -0.5 * y[-1] ** 2 + log_chi[-1] + rise[-1] + orders * loss[-1]
+        beyond = np.where(rate > 1.0, end + math.log(1 + self.step), math.inf)
+        return np.logaddexp(inside, beyond)
 
     def bounded(self) -> tuple[Floats, float]:
         """Bound log E_P[exp(order * loss)] over outputs y below `top`, just above the cut.
