@@ -73,8 +73,7 @@ def mean(
     event = division.pay("mean")
     block = division.noises[0].release(moment_sums(degree, column), checked.rng)
     found = mean_interval(MomentSums.of(block, degree), about, checked.confidence)
-    ends = (range_.unscale(x) for x in found)
-    return Statistic("mean", *ends, checked.confidence, about, event=event)
+    return Statistic("mean", *found.through(range_.unscale), checked.confidence, about, event=event)
 
 
 def variance(
@@ -98,8 +97,8 @@ def variance(
     event = division.pay("variance")
     block = division.noises[0].release(moment_sums(DEGREE, column), checked.rng)
     found = variance_interval(MomentSums.of(block, DEGREE), about, checked.confidence)
-    ends = (x * range_.width**2 for x in found)
-    return Statistic("variance", *ends, checked.confidence, about, event=event)
+    found = found.through(lambda x: x * range_.width**2)
+    return Statistic("variance", *found, checked.confidence, about, event=event)
 
 
 def covariance(
@@ -152,16 +151,15 @@ def mean_interval(sums: MomentSums, about: str, confidence: float) -> Interval:
     """
     count, total = float(sums.total([1.0])), float(sums.total([0.0, 1.0]))
     center = float(np.clip(total / count, 0.0, 1.0)) if count > 0 else 0.5
-    deviation = 0.0
+    squares = 0.0
     if sums.degree > 1 and count > 0:
-        second = float(sums.total([0.0, 0.0, 1.0])) / count
-        deviation = float(np.clip(second - center**2, 0.0, center * (1 - center)))
+        squares = min(sums.cautious_total(centered_power(center, 2)), count / 4)
 
     def accepts(m: Floats) -> Flags:
         spread = sums.spread(np.stack([-m, np.ones_like(m)], axis=-1))  # of u - m
         if about == POPULATION:
-            own = m * (1 - m) if sums.degree == 1 else deviation
-            spread = spread + Spread(max(count, 0.0) * own)
+            own = max(count, 0.0) * m * (1 - m) if sums.degree == 1 else squares
+            spread = spread + Spread(own)
         return np.abs(total - m * count) <= half_width(spread, confidence)
 
     return Interval(center, *accepted_range(accepts, center))
@@ -180,10 +178,9 @@ def variance_interval(sums: MomentSums, about: str, confidence: float) -> Interv
     polynomial = centered_power(center, 2) - [value, 0.0, 0.0]
     spread = sums.spread(polynomial)
     if about == POPULATION:
-        farthest = max(center, 1 - center) ** 2
-        fourth = float(sums.total(centered_power(center, 4))) / count
-        own = float(np.clip(fourth, value**2, value * farthest)) - value**2
-        spread = spread + Spread(count * max(own, 0.0))
+        # (u - center)^2 - value has mean 0; its square has this sum.
+        own = sums.cautious_total(np.convolve(polynomial, polynomial))
+        spread = spread + Spread(min(own, count / 16))
         value = min(value * count / (count - 1), 0.25)
     half = float(half_width(spread, confidence)) / count
     return Interval(value, max(value - half, 0.0), min(value + half, 0.25))
@@ -204,8 +201,9 @@ def _pair_interval(block: NoisyBlock, about: str, confidence: float) -> Interval
     value = float(np.clip(block.total(product(1)) / count, -0.25, 0.25))
     spread = block.spread(product(1) - value * product(0))
     if about == POPULATION:
-        own = float(block.total(product(2))) / count - value**2
-        spread = spread + Spread(count * float(np.clip(own, 0.0, 1 / 16)))
+        squares = product(2) - 2 * value * product(1) + value**2 * product(0)
+        own = float(block.total(squares)) + float(np.sqrt(block.spread(squares).variance))
+        spread = spread + Spread(float(np.clip(own, 0.0, count / 16)))
     half = float(half_width(spread, confidence)) / count
     return Interval(value, max(value - half, -0.25), min(value + half, 0.25))
 
@@ -220,10 +218,10 @@ def _covariance_rows(
     for (a, b), block in released.items():
         scale = ranges[a].width * ranges[b].width
         found = _pair_interval(block, about, confidence)
-        yield f"cov({a}, {b})", Interval(*(x * scale for x in found))
+        yield f"cov({a}, {b})", found.through(lambda x, scale=scale: x * scale)
     for name, range_ in ranges.items():
         pairs = [pair for pair in released if name in pair]
         blocks = tuple(released[pair] for pair in pairs)
         sums = MomentSums(blocks, tuple(pair.index(name) for pair in pairs), DEGREE)
         found = variance_interval(sums, about, confidence)
-        yield f"var({name})", Interval(*(x * range_.width**2 for x in found))
+        yield f"var({name})", found.through(lambda x, scale=range_.width**2: x * scale)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from tacit._arrays import Floats
+from tacit._arrays import Flags, Floats
 from tacit.summaries.error_law import Spread
 from tacit.summaries.payment import Block, NoisyBlock, Terms, fractional_sums
 
@@ -35,7 +35,7 @@ def moment_sums(degree: int, *columns: Floats) -> Floats:
     B_j(u) B_k(v), with k running fastest.
     """
     n_cells = 1 + (degree + 1) ** len(columns)
-    is_missing = np.isnan(columns).any(axis=0)
+    is_missing: Flags = np.asarray(np.isnan(np.stack(columns)).any(axis=0))
 
     def parts(rows: slice) -> Floats:
         absent = is_missing[rows]
@@ -104,6 +104,15 @@ class MomentSums(NamedTuple):
         """Return the spread of the noise in `total(polynomial)`."""
         spreads = [block.spread(w) for block, w in self._weighted(polynomial)]
         return sum(spreads[1:], spreads[0]).scaled(1 / len(spreads))
+
+    def cautious_total(self, polynomial: ArrayLike) -> float:
+        """Return the noisy sum plus one standard deviation of its noise, at least 0.
+
+        Used for variances of sampling errors: where noise hides a variance, an interval must not
+        become too short.
+        """
+        noise_std = float(np.sqrt(self.spread(polynomial).variance))
+        return max(float(self.total(polynomial)) + noise_std, 0.0)
 
     @property
     def is_lost(self) -> bool:

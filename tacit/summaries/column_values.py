@@ -17,7 +17,8 @@ Category: TypeAlias = str | int | float | bool
 CLIP, DROP = "clip", "drop"
 OTHER, ABSENT = "(other)", "(missing)"
 MISSING_TEXTS = frozenset(("", "NA", "N/A", "NaN", "nan", "NULL", "null", "None"))
-_TRUTH = {"true": 1.0, "false": 0.0}
+_TRUTH = {"true": 1.0, "yes": 1.0, "t": 1.0, "y": 1.0, "1": 1.0}
+_TRUTH |= {"false": 0.0, "no": 0.0, "f": 0.0, "n": 0.0, "0": 0.0}
 
 
 class Range(NamedTuple):
@@ -69,8 +70,8 @@ def in_unit(
 ) -> Floats:
     """Return a private column clipped to its bounds and scaled to [0, 1]; NaN where dropped.
 
-    `missing` is "drop" or the number that stands for a missing value. `outside` is "clip", or "drop"
-    for values outside the bounds.
+    `missing` is "drop" or the number that stands for a missing value. `outside` says what happens
+    to values outside the bounds: "clip" or "drop".
     """
     if outside not in (CLIP, DROP):
         raise ValueError(f"outside must be 'clip' or 'drop', got {outside!r}.")
@@ -81,6 +82,24 @@ def in_unit(
         column = np.where((column < bounds.lower) | (column > bounds.upper), np.nan, column)
     clipped = np.clip(column, bounds.lower, bounds.upper)
     return np.clip((clipped - bounds.lower) / bounds.width, 0.0, 1.0)
+
+
+def truths(values: ArrayLike) -> Indices:
+    """Return 1 for true, 0 for false, 2 for anything else, 3 for a missing value. Private."""
+    column = numbers(values)
+    other = np.where(is_present(values), 2, 3)
+    return np.where((column == 0) | (column == 1), np.nan_to_num(column), other).astype(np.int64)
+
+
+def is_outside_bounds(values: ArrayLike, bounds: Range | None) -> Flags:
+    """Return which values are present, but no number within the bounds (None: no bounds). Private.
+
+    >>> is_outside_bounds([5.0, 50.0, None, "x"], Range(0, 10)).tolist()
+    [False, True, False, True]
+    """
+    column = numbers(values)
+    lower, upper = bounds or (-math.inf, math.inf)
+    return is_present(values) & ~((column >= lower) & (column <= upper))
 
 
 def fill_value(missing: object) -> float:

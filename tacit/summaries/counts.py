@@ -8,6 +8,7 @@ variance of the noise added.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import ceil, floor
 from typing import Any, Unpack
 
@@ -76,8 +77,9 @@ def histogram(
     Guarantee: (epsilon, delta)-DP. One record adds 1 to one cell of one block.
 
     Give `bounds` and `n_bins` equal bins, which include their lower edge (values outside go to the
-    outer bins), or `categories`; any other value is counted as "(other)". Missing values are counted
-    as "(missing)". With `about="population"`, the rows are shares of the values that are not missing.
+    outer bins), or `categories`; any other value is counted as "(other)". Missing values are
+    counted as "(missing)". With `about="population"`, the rows are shares of the values that are
+    not missing.
 
     >>> histogram(["a", "b", "a"] * 300, categories=["a", "b"], epsilon=2.0, rng=0)["a"].name
     'a'
@@ -94,7 +96,7 @@ def histogram(
         range_ = as_range(bounds)
         edges = range_.unscale(np.linspace(0, 1, _bin_number(n_bins) + 1))
         cells = bin_codes(in_unit(values, range_), n_bins)
-        names = [f"[{a:.6g}, {b:.6g})" for a, b in zip(edges[:-1], edges[1:], strict=True)]
+        names = [f"[{a:.6g}, {b:.6g})" for a, b in pairwise(edges)]
         names[-1] = names[-1][:-1] + "]"
     block = one_cell_block(checked, len(names) + 1, len(cells))
     division = checked.divide([block])
@@ -190,10 +192,12 @@ def count_outside(
     names = list(flags)
     if not names:
         raise ValueError("flags must hold at least one column, got none.")
-    columns = {name: flags_of(flags[name], name) for name in names}
-    n_records = same_length(**columns)
-    counts = np.array([column.sum() for column in columns.values()], np.float64)
-    half = Terms(**{**vars(checked), "epsilon": checked.epsilon / (1 if len(names) == 1 else 2)})
+    columns = [flags_of(flags[name], name) for name in names]
+    n_records = len(columns[0])
+    if any(len(column) != n_records for column in columns):
+        raise ValueError("flags must have one value for each record in every column.")
+    counts = np.array([column.sum() for column in columns], np.float64)
+    half = checked if len(names) == 1 else checked.less(0.5)
     division = half.divide([one_cell_block(checked, 2, n_records)], is_gaussian=False)
     choice = _choice_of_column(half)
     event = division.event
@@ -250,9 +254,14 @@ def count_interval(block: NoisyBlock, cells: Floats, confidence: float) -> Inter
     """Return the number of records in the marked cells of a released histogram."""
     value = float(block.total(cells))
     half = float(half_width(block.spread(cells), confidence))
+    return whole_interval(value, half)
+
+
+def whole_interval(value: float, half: float) -> Interval:
+    """Return the whole numbers >= 0 within `half` of `value`; the nearest one if there are none."""
     nearest = max(round(value), 0)
     lower, upper = max(ceil(value - half - 1e-9), 0), max(floor(value + half + 1e-9), 0)
-    if lower > upper:  # no whole number is inside
+    if lower > upper:
         lower = upper = nearest
     return Interval(float(nearest), float(lower), float(upper))
 

@@ -32,6 +32,10 @@ class Interval(NamedTuple):
     lower: float
     upper: float
 
+    def through(self, convert: Callable[[float], float]) -> "Interval":
+        """Return the interval of a statistic that `convert`, a rising function, computes."""
+        return Interval(convert(self.value), convert(self.lower), convert(self.upper))
+
 
 @dataclass(frozen=True)
 class Spread:

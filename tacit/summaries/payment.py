@@ -21,7 +21,7 @@ depends on public numbers only: epsilon, delta, the relation and the number of b
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple, Required, TypedDict
 
@@ -97,6 +97,10 @@ class Terms:
             ),
         )
 
+    def less(self, share: float) -> "Terms":
+        """Return the same terms with epsilon reduced by `share` of it."""
+        return replace(self, epsilon=self.epsilon * (1 - share))
+
     @property
     def is_size_public(self) -> bool:
         """Whether the number of records is the same in all neighbors, and so may be used."""
@@ -106,10 +110,16 @@ class Terms:
         """Return whether normal noise has the smaller variance for blocks with equal shares."""
         if self.delta == 0:
             return False
+        return self.cell_variance(n_blocks, is_gaussian=True) < self.cell_variance(n_blocks)
+
+    def cell_variance(self, n_blocks: int, *, is_gaussian: bool = False) -> float:
+        """Return the variance of the noise in each cell of `n_blocks` blocks with equal shares."""
         l1, l2 = self._replace_factors(n_cells=3)
-        laplace_variance = 2 * (n_blocks * l1 / self.epsilon) ** 2
-        multiplier = _gaussian_multiplier(self.epsilon, self.delta)
-        return n_blocks * (l2 * multiplier) ** 2 < laplace_variance
+        if self.relation is not Relation.REPLACE_ONE:
+            l1 = l2 = 1.0
+        if is_gaussian:
+            return n_blocks * (l2 * _gaussian_multiplier(self.epsilon, self.delta)) ** 2
+        return 2 * (n_blocks * l1 / self.epsilon) ** 2
 
     def divide(self, blocks: Sequence["Block"], *, is_gaussian: bool | None = None) -> "Division":
         """Return mechanisms for all blocks that together cost the budget."""
@@ -143,7 +153,7 @@ class Block(NamedTuple):
     """Public shape of a block: its number of cells and its share of the budget.
 
     `total` is the public sum of all cells, where it is known: under REPLACE_ONE, if every record
-    contributes exactly 1. A block of two cells then releases only the first, and the second follows.
+    contributes exactly 1. A block of two cells then releases the first; the second follows.
     """
 
     n_cells: int

@@ -1,19 +1,19 @@
 """Quantiles from a tree of noisy counts, and private bounds for a column without declared ones.
 
-The range of a column is divided into equal cells, and the cells are the leaves of a tree: every node
-of level l has the same number of children. Each level is one block in which a record adds 1 to the
-node that holds its value (hierarchical histograms; Hay et al. 2010, arXiv:0904.0942). Noisy counts
-are made consistent by least squares as there: from the leaves upwards, a node averages its own count
+The range of a column is divided into equal cells, and the cells are the leaves of a tree: every
+node has the same number of children. Each level is one block in which a record adds 1 to the node
+that holds its value (hierarchical histograms; Hay et al. 2010, arXiv:0904.0942). Noisy counts are
+made consistent by least squares as there: from the leaves upwards, a node averages its own count
 with the sum over its children; from the top downwards, differences are divided equally.
 
-**The interval of the quantile at p.** For an edge e between cells, G(e) = (1 - p) (values below e) -
-p (values at or above e) estimates n (F(e) - p), where F(e) is the probability of a value below e.
-Its noise has a known law, and its sampling variance at the quantile is n p (1 - p). Walking from the
-left, edges with G(e) below minus its half width are rejected; the lower end is the last edge before
-the first one that is not rejected. It lies above the quantile only if the first edge above the
-quantile was rejected, though F >= p there. So one edge decides, no matter how many are tried, and
-the probability of this mistake is at most (1 - confidence) / 2. The upper end is found in the same
-way from the right. This holds for every distribution, with ties and gaps; only the sampling error is
+**The interval of the quantile at p.** For an edge e between cells, G(e) = (1 - p) (values below e)
+- p (values at or above e) estimates n (F(e) - p), where F(e) is the probability of a value below e.
+Its noise has a known law, and its sampling variance at the quantile is n p (1 - p). Walking from
+the left, edges with G(e) below minus its half width are rejected; the lower end is the last edge
+before the first one that is not rejected. It lies above the quantile only if the first edge above
+the quantile was rejected, though F >= p there. So one edge decides, however many are tried, and the
+probability of this mistake is at most (1 - confidence) / 2. The upper end is found in the same way
+from the right. This holds for every distribution, with ties and gaps; only the sampling error is
 taken as normal.
 """
 
@@ -57,8 +57,8 @@ def quantiles(
 ) -> StatisticTable:
     """Return private quantiles of a column within declared bounds, with intervals.
 
-    Guarantee: (epsilon, delta)-DP. Each level of the tree is one block in which one record adds 1 to
-    one cell. All quantiles come from the same release, so asking for more costs nothing.
+    Guarantee: (epsilon, delta)-DP. Each level of the tree is one block in which one record adds 1
+    to one cell. All quantiles come from the same release, so asking for more costs nothing.
 
     `n_cells` is the least number of equal cells between the bounds: intervals end at their edges.
     More cells give a finer answer with more noise. Other arguments are as for `mean`.
@@ -72,14 +72,15 @@ def quantiles(
     check_about(about)
     unit = in_unit(values, range_, missing=missing, outside=outside)
     tree = choose_tree(checked, whole(n_cells=n_cells, least=2))
-    division = checked.divide(tree.blocks(checked), is_gaussian=tree.is_gaussian)
+    division = checked.divide(tree.blocks(), is_gaussian=tree.is_gaussian)
     event = division.pay("quantiles")
     counts = tree.release(unit, division, checked)
+    level = checked.confidence
+    found = [quantile_interval(counts, p, range_, about, level) for p in wanted]
     rows = [
-        Statistic(quantile_name(p), *quantile_interval(counts, p, range_, about, checked.confidence),
-                  checked.confidence, about)
-        for p in wanted
-    ]  # fmt: skip
+        Statistic(quantile_name(p), *ends, level, about)
+        for p, ends in zip(wanted, found, strict=True)
+    ]
     return StatisticTable(
         tuple(rows), event, checked.epsilon, checked.delta, checked.relation, "quantiles"
     )
@@ -105,15 +106,15 @@ def private_bounds(
 
     Guarantee: (epsilon, delta)-DP. One record adds 1 to one cell of a histogram whose edges are
     public: 0 and plus or minus the powers of two from 2^-40 to 2^60 (Wilson et al. 2020,
-    arXiv:1909.01917, section 4.2, with 0 as an edge). The bounds are the outer edges of the outermost
-    cells whose noisy count exceeds a threshold. With probability 1 - `false_cell` no empty cell does.
+    arXiv:1909.01917, with 0 as an edge). The bounds are the outer edges of the outermost cells
+    whose noisy count exceeds a threshold. With probability 1 - `false_cell` no empty cell does.
     What lies outside the bounds are cells with counts below about twice the threshold.
 
     Use it for columns whose bounds nobody can declare. Declared bounds cost nothing and are better.
 
     >>> found = private_bounds(np.linspace(3, 900, 5000), epsilon=1.0, rng=0)
     >>> found.lower, found.upper
-    (2.0, 1024.0)
+    (4.0, 1024.0)
     """
     checked = Terms.check(terms)
     column = numbers(values)
@@ -124,7 +125,7 @@ def private_bounds(
 
 
 class FoundRange(NamedTuple):
-    """Bounds from a noisy histogram over powers of two, and whether any cell passed the threshold."""
+    """Bounds from a noisy histogram over powers of two, and whether any cell was full enough."""
 
     lower: float
     upper: float
@@ -155,10 +156,9 @@ def release_range(
 
 
 def check_probabilities(probabilities: Sequence[float]) -> list[float]:
-    """Return the probabilities as floats; raise unless each is in (0, 1) and none is given twice."""
-    wanted = [
-        in_open_unit(probability=p) for p in np.atleast_1d(np.asarray(probabilities)).tolist()
-    ]
+    """Return the probabilities as floats; raise unless all are in (0, 1) and different."""
+    listed = np.atleast_1d(np.asarray(probabilities)).tolist()
+    wanted = [in_open_unit(probability=p) for p in listed]
     if not wanted or len(set(wanted)) < len(wanted):
         raise ValueError("probabilities must be different from each other, at least one.")
     return wanted
@@ -170,7 +170,7 @@ def quantile_name(probability: float) -> str:
 
 
 class CountTree(NamedTuple):
-    """Public shape of the tree: `depth` levels below the root, `branching` children of each node."""
+    """Public shape of the tree: `depth` levels below the root, `branching` children a node."""
 
     depth: int
     branching: int
@@ -181,7 +181,7 @@ class CountTree(NamedTuple):
         """Number of equal cells."""
         return self.branching**self.depth
 
-    def blocks(self, terms: Terms, share: float = 1.0) -> list[Block]:  # noqa: ARG002
+    def blocks(self, share: float = 1.0) -> list[Block]:
         """Return one block for each level; a missing value has no cell, so no total is known."""
         return [
             Block(self.branching**level, share / self.depth) for level in range(1, self.depth + 1)
@@ -190,7 +190,7 @@ class CountTree(NamedTuple):
     def release(
         self, unit: Floats, division: Division, terms: Terms, first: int = 0
     ) -> "ConsistentCounts":
-        """Release the levels of a private column in [0, 1]; `first` is the block of the top level."""
+        """Release the levels of a private column in [0, 1], from block number `first` on."""
         leaves = bin_codes(unit, self.n_leaves)
         leaves = np.where(leaves < self.n_leaves, leaves, -1)
         levels: list[NoisyBlock] = []
@@ -236,26 +236,24 @@ class ConsistentCounts(NamedTuple):
         return Spread(variance, np.sqrt(fourth) if self.is_laplace else np.zeros(len(edges)))
 
 
-def choose_tree(terms: Terms, n_cells: int, n_other: int = 0) -> CountTree:
+def choose_tree(terms: Terms, n_cells: int, *, n_trees: int = 1, n_other: int = 0) -> CountTree:
     """Return the tree of at least `n_cells` leaves with the least noise in a median.
 
-    `n_other` blocks are released in the same call. The choice depends on public numbers only.
+    `n_trees` such trees and `n_other` other blocks are released in one call. The choice depends on
+    public numbers only.
     """
     if n_cells > 2**24:
         raise ValueError(f"n_cells must be at most 2**24, got {n_cells}.")
     trees: list[tuple[float, CountTree]] = []
-    for depth in range(1, 9):
-        branching = int(np.ceil(n_cells ** (1 / depth) - 1e-9))
-        if branching < 2:
-            break
-        is_gaussian = terms.is_gaussian(depth + n_other)
-        # The noise of one level, relative to a single release at the same total price.
-        each = float(depth) if is_gaussian else float(depth) ** 2
-        variances = _node_variances(depth, branching, each)
-        inner = sum(variances[1:]) * branching / 6  # average of j (1 - j / b) over the children
-        trees.append(
-            (variances[0] * branching / 4 + inner, CountTree(depth, branching, is_gaussian))
-        )
+    for is_gaussian in (False, True) if terms.delta > 0 else (False,):
+        for depth in range(1, 9):
+            branching = max(int(np.ceil(n_cells ** (1 / depth) - 1e-9)), 2)
+            n_blocks = n_trees * depth + n_other
+            each = terms.cell_variance(n_blocks, is_gaussian=is_gaussian)
+            variances = _node_variances(depth, branching, each)
+            inner = sum(variances[1:]) * branching / 6  # average of j (1 - j / b) over children
+            noise = variances[0] * branching / 4 + inner
+            trees.append((noise, CountTree(depth, branching, is_gaussian)))
     return min(trees, key=lambda tree: tree[0])[1]
 
 

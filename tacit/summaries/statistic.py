@@ -1,8 +1,10 @@
 """Released statistics: values with confidence intervals, alone or as a table."""
 
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Context
 from typing import Any
 
 import numpy as np
@@ -42,11 +44,39 @@ class Statistic:
             f"{100 * self.confidence:.4g} % interval, {self.about}"
         )
 
+    def rounded(self, digits: int = 6) -> "Statistic":
+        """Return the statistic with a value of `digits` digits and the interval rounded outwards.
+
+        >>> Statistic("mean", 2 / 3, 1 / 3, 7 / 6).rounded(3)
+        mean 0.667 [0.333, 1.17], 95 % interval, population
+        """
+        ends = (
+            (self.value, ROUND_HALF_EVEN),
+            (self.lower, ROUND_FLOOR),
+            (self.upper, ROUND_CEILING),
+        )
+        value, lower, upper = (_rounded(x, digits, rule) for x, rule in ends)
+        return replace(self, value=value, lower=lower, upper=upper)
+
     def to_dict(self) -> dict[str, Any]:  # Any: JSON values
         """Return the statistic as plain JSON values; infinite ends of an interval are None."""
         numbers = {name: _finite(getattr(self, name)) for name in ("value", "lower", "upper")}
         names = {"column": self.column, "statistic": self.name}
         return names | numbers | {"confidence": self.confidence, "about": self.about}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "Statistic":  # Any: JSON values
+        """Return the statistic that `to_dict` turned into `data`, without its event."""
+        value, lower, upper = (data[name] for name in ("value", "lower", "upper"))
+        return cls(
+            data["statistic"],
+            math.nan if value is None else value,
+            -math.inf if lower is None else lower,
+            math.inf if upper is None else upper,
+            data["confidence"],
+            data["about"],
+            data["column"],
+        )
 
 
 @dataclass(frozen=True, repr=False)
@@ -114,10 +144,9 @@ class StatisticTable:
         """Return `to_dict` as JSON text."""
         return json.dumps(self.to_dict(), indent=2, allow_nan=False, ensure_ascii=False)
 
-    def in_column(self, column: str) -> "StatisticTable":
-        """Return the same table with `column` as the column of every row."""
-        rows = tuple(replace(row, column=column) for row in self.rows)
-        return replace(self, rows=rows)
+    def rounded(self, digits: int = 6) -> "StatisticTable":
+        """Return the table with values of `digits` digits and intervals rounded outwards."""
+        return replace(self, rows=tuple(row.rounded(digits) for row in self.rows))
 
     def _guarantee(self) -> str:
         return f"epsilon {self.epsilon:g}, delta {self.delta:g}, {self.relation}"
@@ -148,6 +177,12 @@ def aligned(rows: tuple[Statistic, ...]) -> list[str]:
         ).rstrip()
         for line in cells
     ]
+
+
+def _rounded(number: float, digits: int, rounding: str) -> float:
+    if not np.isfinite(number):
+        return number
+    return float(Context(prec=digits, rounding=rounding).create_decimal(repr(float(number))))
 
 
 def _finite(number: float) -> float | None:
