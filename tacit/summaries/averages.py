@@ -107,6 +107,7 @@ def covariance(
     bounds: Mapping[str, tuple[float, float]],
     about: str = POPULATION,
     outside: str = CLIP,
+    variances: bool = True,
     **terms: Unpack[ReleaseTerms],
 ) -> StatisticTable:
     """Return the private covariance of every pair of two or more columns, and each variance.
@@ -114,7 +115,8 @@ def covariance(
     Guarantee: (epsilon, delta)-DP. For each pair, one record contributes the products of its
     Bernstein polynomials of degree 4 to one block of 25 cells (and a cell for records in which one
     of the two is missing). Rows are named "cov(x, y)" and "var(x)". The variance of a column is the
-    average over its pairs, so records with a missing partner are left out there.
+    average over its pairs, so records with a missing partner are left out there. Without
+    `variances`, degree 2 is enough, and the covariances have less noise.
     """
     checked = Terms.check(terms)
     check_about(about)
@@ -127,16 +129,17 @@ def covariance(
     units = {name: in_unit(columns[name], ranges[name], outside=outside) for name in names}
     n_records = same_length(**units)
     pairs = [(a, b) for i, a in enumerate(names) for b in names[i + 1 :]]
-    block = moment_block(checked, DEGREE, n_records, n_columns=2)
+    degree = DEGREE if variances else 2
+    block = moment_block(checked, degree, n_records, n_columns=2)
     division = checked.divide([block] * len(pairs))
     event = division.pay("covariance")
     released = {
-        pair: noise.release(moment_sums(DEGREE, units[pair[0]], units[pair[1]]), checked.rng)
+        pair: noise.release(moment_sums(degree, units[pair[0]], units[pair[1]]), checked.rng)
         for pair, noise in zip(pairs, division.noises, strict=True)
     }
     rows = [
         Statistic(name, *ends, checked.confidence, about)
-        for name, ends in _covariance_rows(released, ranges, about, checked.confidence)
+        for name, ends in _covariance_rows(released, ranges, degree, about, checked.confidence)
     ]
     return StatisticTable(
         tuple(rows), event, checked.epsilon, checked.delta, checked.relation, "covariance"
@@ -186,16 +189,16 @@ def variance_interval(sums: MomentSums, about: str, confidence: float) -> Interv
     return Interval(value, max(value - half, 0.0), min(value + half, 0.25))
 
 
-def _pair_interval(block: NoisyBlock, about: str, confidence: float) -> Interval:
+def _pair_interval(block: NoisyBlock, degree: int, about: str, confidence: float) -> Interval:
     """Return the covariance of the two columns of a released block, scaled to [0, 1] each."""
-    first, second = (MomentSums((block,), (side,), DEGREE) for side in (0, 1))
+    first, second = (MomentSums((block,), (side,), degree) for side in (0, 1))
     if first.is_lost:
         return Interval(0.0, -0.25, 0.25)
     count = float(first.total([1.0]))
     centers = [float(np.clip(s.total([0.0, 1.0]) / count, 0.0, 1.0)) for s in (first, second)]
 
     def product(power: int) -> Floats:
-        factors = (bernstein_coefficients(centered_power(c, power), DEGREE) for c in centers)
+        factors = (bernstein_coefficients(centered_power(c, power), degree) for c in centers)
         return cell_weights(*factors)
 
     value = float(np.clip(block.total(product(1)) / count, -0.25, 0.25))
@@ -211,15 +214,16 @@ def _pair_interval(block: NoisyBlock, about: str, confidence: float) -> Interval
 def _covariance_rows(
     released: Mapping[tuple[str, str], NoisyBlock],
     ranges: Mapping[str, Range],
+    degree: int,
     about: str,
     confidence: float,
 ) -> Iterator[tuple[str, Interval]]:
     """Yield name and interval of every covariance and variance, in the units of the columns."""
     for (a, b), block in released.items():
         scale = ranges[a].width * ranges[b].width
-        found = _pair_interval(block, about, confidence)
+        found = _pair_interval(block, degree, about, confidence)
         yield f"cov({a}, {b})", found.through(lambda x, scale=scale: x * scale)
-    for name, range_ in ranges.items():
+    for name, range_ in ranges.items() if degree == DEGREE else ():
         pairs = [pair for pair in released if name in pair]
         blocks = tuple(released[pair] for pair in pairs)
         sums = MomentSums(blocks, tuple(pair.index(name) for pair in pairs), DEGREE)

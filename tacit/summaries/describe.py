@@ -43,8 +43,8 @@ from tacit.summaries.counts import (
 from tacit.summaries.error_law import Spread, half_width
 from tacit.summaries.payment import Block, Division, NoisyBlock, ReleaseTerms, Terms, cell_counts
 from tacit.summaries.quantiles import (
-    N_CELLS,
     CountTree,
+    cells_for,
     check_probabilities,
     choose_tree,
     quantile_interval,
@@ -347,7 +347,8 @@ def _divide(
     n_other = sum(len(column.blocks(terms, n_records, without)) for column in columns)
     tree = without._replace(is_gaussian=terms.is_gaussian(n_other))
     if n_trees:
-        tree = choose_tree(terms, N_CELLS, n_trees=n_trees, n_other=n_other)
+        n_cells = cells_for(terms.epsilon / len(columns))
+        tree = choose_tree(terms, n_cells, n_trees=n_trees, n_other=n_other)
     blocks = [block for column in columns for block in column.blocks(terms, n_records, tree)]
     return tree, terms.divide(blocks, is_gaussian=tree.is_gaussian)
 

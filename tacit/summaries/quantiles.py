@@ -39,7 +39,6 @@ from tacit.summaries.payment import (
 )
 from tacit.summaries.statistic import POPULATION, Statistic, StatisticTable, check_about
 
-N_CELLS = 1024
 _EXPONENTS = np.arange(-40, 61)
 """Exponents of the public edges -2^60, ..., -2^-40, 0, 2^-40, ..., 2^60 for private bounds."""
 
@@ -49,7 +48,7 @@ def quantiles(
     probabilities: Sequence[float] = (0.25, 0.5, 0.75),
     *,
     bounds: tuple[float, float],
-    n_cells: int = N_CELLS,
+    n_cells: int | None = None,
     about: str = POPULATION,
     missing: str | float = DROP,
     outside: str = CLIP,
@@ -61,7 +60,8 @@ def quantiles(
     to one cell. All quantiles come from the same release, so asking for more costs nothing.
 
     `n_cells` is the least number of equal cells between the bounds: intervals end at their edges.
-    More cells give a finer answer with more noise. Other arguments are as for `mean`.
+    More cells give a finer answer with more noise; the default is 1,024 to 65,536, more at a larger
+    epsilon. Other arguments are as for `mean`.
 
     >>> table = quantiles(range(1000), [0.5], bounds=(0, 1000), epsilon=2.0, rng=0)
     >>> bool(table.lower[0] < 500 < table.upper[0])
@@ -71,7 +71,8 @@ def quantiles(
     wanted = check_probabilities(probabilities)
     check_about(about)
     unit = in_unit(values, range_, missing=missing, outside=outside)
-    tree = choose_tree(checked, whole(n_cells=n_cells, least=2))
+    cells = cells_for(checked.epsilon) if n_cells is None else whole(n_cells=n_cells, least=2)
+    tree = choose_tree(checked, cells)
     division = checked.divide(tree.blocks(), is_gaussian=tree.is_gaussian)
     event = division.pay("quantiles")
     counts = tree.release(unit, division, checked)
@@ -210,6 +211,15 @@ class ConsistentCounts(NamedTuple):
     """For each level, the variance of a node's count from its own noise and that of its subtree."""
     is_laplace: bool
 
+    @classmethod
+    def of_exact(cls, tree: CountTree, leaves: Floats, variance: float) -> "ConsistentCounts":
+        """Return counts whose noise happens to be 0, with Laplace noise of `variance` in a node.
+
+        For benchmarks that ask how long an interval is on average.
+        """
+        variances = _node_variances(tree.depth, tree.branching, variance)
+        return cls(tree, leaves, tuple(variances), is_laplace=True)
+
     def balance(self, p: float) -> Floats:
         """Return G(e) for every edge e, the outermost included."""
         below = np.concatenate([[0.0], np.cumsum(self.leaves)])
@@ -234,6 +244,11 @@ class ConsistentCounts(NamedTuple):
             fourth += v**2 * sum(n * c**4 for n, c in parts)
             inside = above
         return Spread(variance, np.sqrt(fourth) if self.is_laplace else np.zeros(len(edges)))
+
+
+def cells_for(epsilon: float) -> int:
+    """Return a number of cells so fine that rounding to edges matters less than the noise."""
+    return 1024 if epsilon < 0.5 else 4096 if epsilon < 4 else 65_536
 
 
 def choose_tree(terms: Terms, n_cells: int, *, n_trees: int = 1, n_other: int = 0) -> CountTree:
