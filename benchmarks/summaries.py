@@ -34,7 +34,6 @@ BOUNDS = (0.0, 200.0)
 AGES = (18.0, 90.0)
 CELLS = ("a", "b", "c", "d")
 SHARES = (0.6, 0.25, 0.1, 0.05)
-_LARGE = 2_000_000
 
 
 @dataclass(frozen=True)
@@ -69,9 +68,9 @@ def people(rng: np.random.Generator, n: int) -> dict[str, Any]:
     }
 
 
-def cases() -> list[Case]:
-    """All statistics, with true values from a population of two million records."""
-    world = people(np.random.default_rng(1), _LARGE)
+def cases(n_population: int = 2_000_000) -> list[Case]:
+    """All statistics, with true values from a large simulated population."""
+    world = people(np.random.default_rng(1), n_population)
     income = (world["income"] - BOUNDS[0]) / (BOUNDS[1] - BOUNDS[0])
     width = BOUNDS[1] - BOUNDS[0]
     age = (world["age"] - AGES[0]) / (AGES[1] - AGES[0])

@@ -200,7 +200,8 @@ def _as_array(values: Any) -> np.ndarray:  # Any: lists, and columns of data fra
 
 
 def _is_plain(listed: list[Any]) -> bool:
-    return all(type(value) in (int, float, bool) for value in listed)
+    """Return whether all values are of one type, so that no value changes how another is read."""
+    return len(set(map(type, listed))) == 1 and type(listed[0]) in (int, float, bool)
 
 
 def _objects(listed: list[Any]) -> np.ndarray:

@@ -50,7 +50,7 @@ def accuracy(
 
     Guarantee: (epsilon, delta)-DP. One record adds 1 to one of two cells, right and wrong, so it
     moves the block by 1 in L1 and L2 norm when it is added or removed. Labels and predictions are
-    compared as texts; a whole number is the same with and without ".0".
+    compared as texts; a whole number is the same with and without ".0", and True is 1.
 
     >>> accuracy([1, 0, 1, 1] * 250, [1, 0, 0, 1] * 250, epsilon=1.0, rng=0).name
     'accuracy'
@@ -308,14 +308,14 @@ def _agree(labels: ArrayLike, predictions: ArrayLike) -> Flags:
 
 
 def _is_label(labels: ArrayLike, wanted: object) -> Flags:
-    text = category_text(_plain(wanted))
+    (text,) = _texts([_plain(wanted)])
     found = _texts(labels)
     return np.fromiter((label == text for label in found), np.bool_, len(found))
 
 
 def _texts(values: Any) -> list[str]:  # Any: arrays, lists and columns of data frames
     listed = values.tolist() if hasattr(values, "tolist") else list(values)
-    return [category_text(value) for value in listed]
+    return [category_text(int(value) if isinstance(value, bool) else value) for value in listed]
 
 
 def _plain(value: Any) -> Any:  # Any: numpy scalars become Python numbers
