@@ -57,9 +57,7 @@ def as_range(bounds: object, name: str = "bounds") -> Range:
 
 def numbers(values: ArrayLike) -> Floats:
     """Return a private column as floats; NaN where a value is missing or no number."""
-    array = values if isinstance(values, np.ndarray) else _as_array(values)
-    if array.ndim != 1:
-        raise ValueError(f"values must be one column, got {array.ndim} dimensions.")
+    array = _one_column(values)
     if array.dtype.kind in "fiub":
         return array.astype(np.float64)
     return np.fromiter(map(_number, array.tolist()), np.float64, len(array))
@@ -119,9 +117,7 @@ def codes(values: ArrayLike, categories: Sequence[Category]) -> Indices:
     """
     place = {category_text(c): index for index, c in enumerate(categories)}
     k = len(place)
-    array = values if isinstance(values, np.ndarray) else _as_array(values)
-    if array.ndim != 1:
-        raise ValueError(f"values must be one column, got {array.ndim} dimensions.")
+    array = _one_column(values)
     known: dict[Any, int] = {}
     found = np.empty(len(array), np.int64)
     for index, value in enumerate(array.tolist()):
@@ -163,7 +159,7 @@ def category_text(value: object) -> str:
 
 def is_present(values: ArrayLike) -> Flags:
     """Return which values are not missing: not None, not NaN, not an empty text. Private."""
-    array = values if isinstance(values, np.ndarray) else _as_array(values)
+    array = _one_column(values)
     if array.dtype.kind == "f":
         return ~np.isnan(array)
     if array.dtype.kind in "iub":
@@ -174,7 +170,10 @@ def is_present(values: ArrayLike) -> Flags:
 
 def flags_of(values: ArrayLike, name: str) -> Flags:
     """Return a column of truth values, or 0 and 1, as flags; anything else is False. Private."""
-    return numbers(values) == 1 if len(np.shape(values)) == 1 else _refuse(name)
+    try:
+        return numbers(values) == 1
+    except ValueError:
+        raise ValueError(f"flags of {name!r} must be one column.") from None
 
 
 def same_length(**columns: Any) -> int:  # Any: arrays
@@ -185,8 +184,12 @@ def same_length(**columns: Any) -> int:  # Any: arrays
     return lengths.pop()
 
 
-def _refuse(name: str) -> Flags:
-    raise ValueError(f"{name} must be one column.")
+def _one_column(values: Any) -> np.ndarray:  # Any: lists, arrays, columns of data frames
+    """Return the values as an array; raise unless they are one column, one value for a record."""
+    array = values if isinstance(values, np.ndarray) else _as_array(values)
+    if array.ndim != 1:
+        raise ValueError(f"values must be one column, got {array.ndim} dimensions.")
+    return array
 
 
 def _as_array(values: Any) -> np.ndarray:  # Any: lists, and columns of data frames

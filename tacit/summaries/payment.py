@@ -42,9 +42,9 @@ UNIT = 2**30
 """Contributions are whole multiples of 1 / UNIT, so their sums are exact integers."""
 _MOST_RECORDS = 2**31
 _ROUNDING = 1 + 2.0**-18
-"""Factor on sensitivities for the rounding of an integer sum to a double. A sum of n < 2^31 records
-is rounded by at most 2^-23 in a cell, at both neighbors; for up to 64 cells this adds up to less
-than 2^-18. Blocks with more cells are counts, which a double holds exactly."""
+"""Factor on sensitivities for the rounding of exact sums of fractions to doubles. A cell is rounded
+by at most 2^-53 of its value, and all cells of a block add up to less than 2^31 records, so the
+errors of two neighbors together are below 2^-21. Counts are exact."""
 
 
 class ReleaseTerms(TypedDict, total=False):

@@ -113,9 +113,9 @@ def private_bounds(
 
     Use it for columns whose bounds nobody can declare. Declared bounds cost nothing and are better.
 
-    >>> found = private_bounds(np.linspace(3, 900, 5000), epsilon=1.0, rng=0)
+    >>> found = private_bounds(np.linspace(3, 900, 50_000), epsilon=1.0, rng=0)
     >>> found.lower, found.upper
-    (4.0, 1024.0)
+    (2.0, 1024.0)
     """
     checked = Terms.check(terms)
     column = numbers(values)

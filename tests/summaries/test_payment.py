@@ -7,7 +7,7 @@ import pytest
 from release_calls import CALLS, draw_table, odd_record, with_record
 
 import tacit
-from tacit import Budget, Ledger
+from tacit import Budget, Ledger, summaries
 from tacit.errors import BudgetExceeded
 from tacit.events import Relation
 from tacit.summaries import noisy_scores, payment
@@ -114,6 +114,24 @@ def test_records_of_one_person_are_covered_by_more_noise(call, monkeypatch):
     five = recorded_sums(call, TABLE, monkeypatch, epsilon=1.0, records_per_person=5)
     for (a, _), (b, _) in zip(one, five, strict=True):
         assert b.variance == pytest.approx(25 * a.variance, rel=1e-6)
+
+
+def test_tables_in_the_place_of_a_column_are_refused():
+    # A row of a table would count as one record, but contribute several values.
+    table = np.ones((5, 3))
+    for call in (
+        lambda: summaries.count(table, epsilon=1.0),
+        lambda: summaries.mean(table, bounds=(0, 1), epsilon=1.0),
+        lambda: summaries.histogram(table, categories=["1"], epsilon=1.0),
+        lambda: summaries.quantiles(table, bounds=(0, 1), epsilon=1.0),
+        lambda: summaries.count_outside({"a": table}, epsilon=1.0),
+        lambda: summaries.private_bounds(table, epsilon=1.0),
+        lambda: summaries.r2(table, table, bounds=(0, 1), epsilon=1.0),
+        lambda: summaries.describe({"a": table}, {"a": (0, 1)}, epsilon=1.0),
+        lambda: summaries.describe({"a": table}, {"a": bool}, epsilon=1.0),
+    ):
+        with pytest.raises(ValueError, match="one column"):
+            call()
 
 
 def test_normal_noise_is_used_where_it_is_smaller():
