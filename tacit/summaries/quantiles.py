@@ -60,7 +60,7 @@ def quantiles(
     to one cell. All quantiles come from the same release, so asking for more costs nothing.
 
     `n_cells` is the least number of equal cells between the bounds: intervals end at their edges.
-    More cells give a finer answer with more noise; the default is 1,024 to 65,536, more at a larger
+    More cells give a finer answer with more noise; the default is 256 to 65,536, more at a larger
     epsilon. Other arguments are as for `mean`.
 
     >>> table = quantiles(range(1000), [0.5], bounds=(0, 1000), epsilon=2.0, rng=0)
@@ -248,7 +248,7 @@ class ConsistentCounts(NamedTuple):
 
 def cells_for(epsilon: float) -> int:
     """Return a number of cells so fine that rounding to edges matters less than the noise."""
-    return 1024 if epsilon < 0.5 else 4096 if epsilon < 4 else 65_536
+    return 256 if epsilon < 0.5 else 4096 if epsilon < 4 else 65_536
 
 
 def choose_tree(terms: Terms, n_cells: int, *, n_trees: int = 1, n_other: int = 0) -> CountTree:
