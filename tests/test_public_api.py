@@ -10,7 +10,7 @@ NAMES = {
     "tacit": """
         Budget Ledger Relation __version__ accounting auditing bracket calibrate datasets delta
         epsilon errors events experiments ledger local make_private mechanisms pate regression
-        report sampling training
+        report sampling summaries training
     """,
     "tacit.errors": """
         BudgetExceeded IncompatibleModel LedgerError NotCertified ProgramError TacitError
@@ -41,6 +41,11 @@ AT_LEAST = {
         DuchiMean DuchiVector HadamardResponse HybridMean LocalHashing LocalHistogram
         LocalQuantiles LocalSGD OptimizedUnary PiecewiseMean RandomizedLabels RandomizedResponse
         Rappor SampledVector SubsetSelection SymmetricUnary choose_oracle
+    """,
+    "tacit.summaries": """
+        PrivateBounds ReleaseTerms Statistic StatisticTable accuracy auc contingency_table count
+        count_outside covariance describe histogram log_loss mean mean_squared_error
+        private_bounds quantiles r2 variance
     """,
 }
 
@@ -80,7 +85,7 @@ def test_light_top_level_names_resolve_and_unknown_ones_do_not():
 
 def test_the_verbs_are_exactly_these():
     verbs = (
-        "audit calibrate curve demo epsilon ledger local pate regress report surface sweep train"
+        "audit calibrate curve demo epsilon ledger local pate regress report summarize surface sweep train"
     )
     verbs += " transfer verify"
     assert sorted(VERBS) == verbs.split()

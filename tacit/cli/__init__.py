@@ -21,6 +21,7 @@ VERBS = {
     "epsilon": "Compute the epsilon of a DP-SGD run.",
     "calibrate": "Find the noise, the rate or the steps for a privacy budget.",
     "curve": "Plot epsilon against the number of steps or against delta.",
+    "summarize": "Print private statistics of a table with their intervals.",
     "regress": "Fit a private linear or logistic model to a table.",
     "transfer": "Fit a private linear model with the help of related tables.",
     "pate": "Train a student on the noisy votes of many teachers (PATE).",
