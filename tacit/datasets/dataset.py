@@ -21,8 +21,16 @@ class Dataset:
     n_classes: int | None
     feature_names: tuple[str, ...] = ()
     public: tuple[str, ...] = field(default=())
+    n_records: int = -1
+    """Public number of training records; default the number of rows of `x_train`."""
+    n_held_out: int = -1
+    """Public number of test records; default the number of rows of `x_test`."""
 
     def __post_init__(self) -> None:
+        if self.n_records < 0:
+            object.__setattr__(self, "n_records", len(self.x_train))
+        if self.n_held_out < 0:
+            object.__setattr__(self, "n_held_out", len(self.x_test))
         for part, x, y in (
             ("training", self.x_train, self.y_train),
             ("test", self.x_test, self.y_test),
@@ -32,6 +40,6 @@ class Dataset:
 
     def __repr__(self) -> str:
         return (
-            f"Dataset({self.name!r}, train {self.x_train.shape}, test {self.x_test.shape}, "
-            f"classes {self.n_classes})"
+            f"Dataset({self.name!r}, train {(self.n_records, *self.x_train.shape[1:])}, "
+            f"test {(self.n_held_out, *self.x_test.shape[1:])}, classes {self.n_classes})"
         )
