@@ -91,7 +91,7 @@ class PrivateEstimator(BaseEstimator):
                 f"X must have at most {MAX_DENSE_FEATURES} features for dense statistics, "
                 f"got {table.shape[1]}. Use tacit.regression.FrankWolfe for wide or sparse data."
             )
-        return _as_array(table), np.asarray(targets)
+        return _as_array(table), _as_numbers(targets) if y_numeric else np.asarray(targets)
 
     def _predict_table(self, X: ArrayLike, *, accept_sparse: bool = False) -> Any:  # Any: as above
         """Return `X` as a checked array with the features of the fitted table."""
@@ -270,6 +270,14 @@ def _validated(
         if "Complex data" in message:
             raise ValueError("Complex data not supported. Pass real numbers.") from None
         raise error from None  # the error that caused it may quote data
+
+
+def _as_numbers(targets: ArrayLike) -> Floats:
+    """Return targets as float64; the error for text does not quote it."""
+    try:
+        return np.asarray(targets, np.float64)
+    except (TypeError, ValueError):
+        raise ValueError("y must hold numbers only. Encode text first.") from None
 
 
 def _as_array(table: Any) -> Any:  # Any: an array, a memory map or sparse rows
