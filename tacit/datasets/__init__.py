@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tacit._lazy import lazy
 from tacit.datasets.columns import TYPES, Column
-from tacit.datasets.csv_lines import FIELDS, Dialect
+from tacit.datasets.csv_lines import FIELDS, Dialect, find_columns
 from tacit.datasets.dataset import Dataset
 from tacit.datasets.images import digits, fashion_mnist, mnist, read_idx
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # these load scikit-learn, so they are loaded on first use
     from tacit.datasets.tables import (
         as_dataset,
         column_names,
+        count_rows,
         held_out,
         read_chunks,
         read_features,
@@ -40,8 +41,10 @@ __all__ = [
     "Schema",
     "as_dataset",
     "column_names",
+    "count_rows",
     "digits",
     "fashion_mnist",
+    "find_columns",
     "held_out",
     "load",
     "mnist",
@@ -57,7 +60,7 @@ _TABLES = ("as_dataset", "column_names", "held_out", "read_chunks", "read_featur
 __getattr__ = lazy(
     __name__,
     dict.fromkeys(("Derived", "EncodedRows", "FeatureBounds", "Schema"), "schema")
-    | dict.fromkeys((*_TABLES, "read_table", "take_rows"), "tables"),
+    | dict.fromkeys((*_TABLES, "read_table", "take_rows", "count_rows"), "tables"),
 )
 
 _NAMED: dict[str, Callable[[Path | None], Dataset]] = {

@@ -149,6 +149,14 @@ def read_cells(
             yield found
 
 
+def count_lines(path: Path, dialect: Dialect) -> int:
+    """Return the number of lines that are records: all but the header, skipped and blank ones."""
+    read_names(path, dialect)  # refuses what is no CSV file
+    with _open(path) as stream:
+        lines = (line for line in _guarded(stream, path) if not line.isspace())
+        return max(0, sum(1 for _ in lines) - dialect.skip_lines - dialect.header)
+
+
 def find_columns(
     file: str, needed: Sequence[str], names: Sequence[str], dialect: Dialect | None = None
 ) -> dict[str, int]:

@@ -1,5 +1,6 @@
 """The type that every loader of a data set returns."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,6 +26,13 @@ class Dataset:
     """Public number of training records; default the number of rows of `x_train`."""
     n_held_out: int = -1
     """Public number of test records; default the number of rows of `x_test`."""
+    is_test_public: bool = True
+    """Whether the test records are public, so that exact scores on them may be released."""
+    flags: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """For a private table: which of its records have a value that the schema does not describe, by
+    column. Private."""
+    unit: str = "record"
+    """What one record stands for: the unit of privacy."""
 
     def __post_init__(self) -> None:
         if self.n_records < 0:

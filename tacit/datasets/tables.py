@@ -14,7 +14,7 @@ import numpy as np
 
 from tacit._arrays import Flags
 from tacit.datasets.columns import Cells
-from tacit.datasets.csv_lines import Dialect, find_columns, read_cells, read_names
+from tacit.datasets.csv_lines import Dialect, count_lines, find_columns, read_cells, read_names
 from tacit.datasets.dataset import Dataset
 from tacit.datasets.frames import as_frame, frame_cells
 from tacit.datasets.schema import EncodedRows, Schema
@@ -92,6 +92,9 @@ def as_dataset(
         public=(f"number of {schema.unit}s", "bounds and categories of the schema"),
         n_records=len(test) - n_test,
         n_held_out=n_test,
+        is_test_public=False,
+        flags=dict(zip(schema.checked, rows.flags.T, strict=True)),
+        unit=schema.unit,
     )
 
 
@@ -126,6 +129,14 @@ def column_names(path: str | Path, dialect: Dialect) -> dict[str, str]:
     if path.suffix not in _PARQUET:
         return dict.fromkeys(read_names(path, dialect), "")
     return {field.name: str(field.type) for field in _parquet(path).schema_arrow}
+
+
+def count_rows(path: str | Path, dialect: Dialect) -> int:
+    """Return the number of records of a file, which is assumed public; no value is read."""
+    path = Path(path)
+    if path.suffix in _PARQUET:
+        return _parquet(path).metadata.num_rows
+    return count_lines(path, dialect)
 
 
 def _cells(

@@ -128,6 +128,8 @@ def sweep(
     recipes = _grid(recipe, epsilons, deltas, repeats)
     if not recipes:
         raise ValueError("a sweep needs at least one epsilon.")
+    if recipe.data.evaluation == "none":
+        raise ValueError('a sweep compares accuracies: leave out data.evaluation = "none".')
     dataset = data.load(recipe.data, root)
     _take(folder, recipe)
     if not (folder / BASELINE).is_file():
@@ -170,7 +172,8 @@ def sweep_pate(
             run.facts() if run.is_finished else run_pate(varied, run.path, data=data, ledger=ledger)
         )
         answered = int(facts.utility.others["answered"])
-        points.append(Point(float(number), facts.utility.mean, facts.epsilon, answered))
+        accuracy = facts.utility.private[0].value
+        points.append(Point(float(number), accuracy, facts.epsilon, answered))
         on_point(points[-1])
     written = RunFolder(folder)
     written.write_lines("sweep.jsonl", [{setting: p.value, **p._asdict()} for p in points])
@@ -275,7 +278,7 @@ def _result(recipe: Recipe, facts: dict[str, Facts], baseline: list[Metric]) -> 
                 epsilon=epsilon,
                 delta=delta,
                 runs=len(group),
-                accuracy=group[0].utility.mean,
+                accuracy=group[0].utility.mean or 0.0,
                 spread=group[0].utility.spread,
                 auc=sum(aucs) / len(aucs) if aucs else None,
             )
