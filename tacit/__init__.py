@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         regression,
         report,
         sampling,
+        summaries,
         training,
     )
     from tacit.accounting import bracket, calibrate, delta, epsilon
@@ -66,6 +67,7 @@ __all__ = [
     "regression",
     "report",
     "sampling",
+    "summaries",
     "training",
 ]
 

@@ -94,7 +94,7 @@ def test_lower_layers_use_the_standard_library_numpy_and_scipy_only(path):
     foreign -= {"tacit"}
     if level < LEVEL["accounting"]:
         assert foreign <= ({"numpy"} if part == "_arrays" else set())
-    elif level <= LEVEL["ledger"]:
+    elif level <= LEVEL["summaries"]:
         assert foreign <= LIGHT
     if part != "cli":
         assert not foreign & COMMAND_LINE

@@ -10,7 +10,7 @@ NAMES = {
     "tacit": """
         Budget Ledger Relation __version__ accounting auditing bracket calibrate datasets delta
         epsilon errors events experiments ledger local make_private mechanisms pate regression
-        report sampling training
+        report sampling summaries training
     """,
     "tacit.errors": """
         BudgetExceeded IncompatibleModel LedgerError NotCertified TacitError UnsupportedEvent
@@ -39,6 +39,11 @@ AT_LEAST = {
         DuchiMean DuchiVector HadamardResponse HybridMean LocalHashing LocalHistogram
         LocalQuantiles LocalSGD OptimizedUnary PiecewiseMean RandomizedLabels RandomizedResponse
         Rappor SampledVector SubsetSelection SymmetricUnary choose_oracle
+    """,
+    "tacit.summaries": """
+        PrivateBounds ReleaseTerms Statistic StatisticTable accuracy auc contingency_table count
+        count_outside covariance describe histogram log_loss mean mean_squared_error
+        private_bounds quantiles r2 variance
     """,
 }
 
@@ -80,5 +85,5 @@ def test_the_verbs_are_exactly_these():
     verbs = (
         "advise audit calibrate curve demo epsilon ledger local pate predict recipes regress report"
     )
-    verbs += " schema surface sweep train transfer verify"
+    verbs += " schema summarize surface sweep train transfer verify"
     assert sorted(VERBS) == verbs.split()

@@ -22,6 +22,7 @@ VERBS = {
     "curve": "Plot epsilon against the number of steps or against delta.",
     "schema": "Declare what the columns of a table may hold.",
     "advise": "Choose settings for a table, and say what noise to expect.",
+    "summarize": "Print private statistics of a table with their intervals.",
     "regress": "Fit a private linear or logistic model to a table.",
     "transfer": "Fit a private linear model with the help of related tables.",
     "pate": "Train a student on the noisy votes of many teachers (PATE).",

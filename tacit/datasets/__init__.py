@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # these load scikit-learn, so they are loaded on first use
         count_rows,
         held_out,
         read_chunks,
+        read_columns,
         read_features,
         read_rows,
         read_table,
@@ -49,6 +50,7 @@ __all__ = [
     "load",
     "mnist",
     "read_chunks",
+    "read_columns",
     "read_features",
     "read_idx",
     "read_rows",
@@ -60,7 +62,7 @@ _TABLES = ("as_dataset", "column_names", "held_out", "read_chunks", "read_featur
 __getattr__ = lazy(
     __name__,
     dict.fromkeys(("Derived", "EncodedRows", "FeatureBounds", "Schema"), "schema")
-    | dict.fromkeys((*_TABLES, "read_table", "take_rows", "count_rows"), "tables"),
+    | dict.fromkeys((*_TABLES, "read_table", "take_rows", "count_rows", "read_columns"), "tables"),
 )
 
 _NAMED: dict[str, Callable[[Path | None], Dataset]] = {

@@ -204,6 +204,21 @@ class Column:
         is_outside = ~is_missing & ~self._contains(numbers)
         return Parsed(self._replaced(numbers, is_outside), is_missing, is_outside)
 
+    def plain(self, cells: Cells, rules: CellRules = PLAIN) -> list[Any]:
+        """Return the cells as they are, with None for missing values and a point in numbers.
+
+        Private. Any: texts, or what a data frame holds.
+        """
+        if not isinstance(cells, tuple):
+            return cells.tolist() if isinstance(cells, np.ndarray) else list(cells)
+        marks = rules.missing - set(self.categories)
+        texts = [
+            None if cell is None or (text := cell.strip()) in marks else text for cell in cells
+        ]
+        if self.categories or rules.decimal == ".":
+            return texts
+        return [text and text.replace(rules.decimal, ".") for text in texts]
+
     def _from_text(self, texts: Sequence[str | None], rules: CellRules) -> tuple[Floats, Flags]:
         """Return the value of each text, and whether it is missing; each distinct text once."""
         places = {text: k for k, text in enumerate(set(texts))}

@@ -48,6 +48,27 @@ def read_features(path: str | Path, schema: Schema) -> np.ndarray:
     return np.concatenate(parts)
 
 
+def read_columns(path: str | Path, schema: Schema) -> dict[str, list[Any]]:
+    """Return the declared columns of a table as texts or as Parquet stores them. Private.
+
+    Missing values are None, the decimal sign is a point, and the first record of each person is
+    kept. For what summarizes values as they are, not as features.
+    """
+    rules, found = schema.dialect.rules, {}
+    for cells in _cells(Path(path), schema, schema.needed):
+        for column in schema.declared:
+            if column.type != "ignored":
+                part = column.plain(cells[column.name], rules)
+                found.setdefault(column.name, []).extend(part)
+    if not found or not next(iter(found.values())):
+        raise ValueError(f"{Path(path).name} has no records.")
+    person = next((c.name for c in schema.declared if c.type == "person"), None)
+    if person is None:
+        return found
+    first = {one: k for k, one in reversed(list(enumerate(found[person])))}
+    return {name: [values[k] for k in sorted(first.values())] for name, values in found.items()}
+
+
 def read_chunks(
     path: str | Path, schema: Schema, *, rows: int = _ROWS
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
