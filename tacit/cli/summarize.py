@@ -44,7 +44,8 @@ def summarize(
     Example:
       tacit summarize census.csv --schema census.toml --epsilon 1 --ledger census.ledger
     """
-    from tacit.datasets import Schema, read_columns
+    from tacit.datasets import Schema, read_columns, read_rows
+    from tacit.experiments import MOST_OUTSIDE
     from tacit.ledger import Ledger
     from tacit.summaries import describe
 
@@ -60,7 +61,7 @@ def summarize(
     stored = _stored(out, asked)
     if stored is None:
         declared = Schema.read(schema)
-        columns = read_columns(table, declared)
+        columns, rows = read_columns(table, declared), read_rows(table, declared)
         if ledger is not None and not ledger.exists():
             raise ValueError(f"there is no ledger at {ledger}. Create it first, with its budget.")
         paid_by = None if ledger is None else Ledger(ledger)
@@ -69,6 +70,8 @@ def summarize(
             declared,
             probabilities=probabilities,
             about=about,
+            flags=dict(zip(declared.checked, rows.flags.T, strict=True)),
+            tolerated=MOST_OUTSIDE,
             confidence=confidence,
             epsilon=epsilon,
             delta=delta,

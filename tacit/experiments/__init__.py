@@ -24,7 +24,7 @@ from tacit.experiments.folder import RunFolder
 from tacit.experiments.logit import Ascent, LogitStudy, study_logit
 from tacit.experiments.pate_run import run_pate
 from tacit.experiments.prediction import Predictions, predict_table
-from tacit.experiments.recipe import Published, Recipe, shipped
+from tacit.experiments.recipe import MOST_OUTSIDE, Published, Recipe, shipped
 from tacit.experiments.regression_run import run_regression
 from tacit.experiments.sweeps import SWEEP, Point, Summary, Sweep, SweepRun, sweep, sweep_pate
 from tacit.experiments.table_check import HopelessTable
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AUDIT",
+    "MOST_OUTSIDE",
     "RECIPE",
     "SWEEP",
     "Advice",

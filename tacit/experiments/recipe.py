@@ -19,6 +19,7 @@ run.
 
 import difflib
 import math
+import reprlib
 import tomllib
 import types
 import typing
@@ -54,6 +55,8 @@ _DEFAULTS = {  # of [privacy]
     "pate": {"delta": 1e-5},
     "regression": {"epsilon": 1.0, "delta": 1e-6},
 }
+MOST_OUTSIDE = 0.1
+"""Largest share of the values of a column that a schema may fail to describe, by default."""
 _UNSET = (None, {})  # values of optional settings that TOML leaves out
 _MOVED = {"seed": "run", "public_share": "answers"}  # once top-level keys of PATE recipes
 
@@ -71,7 +74,9 @@ def _one_of(*, allowed: tuple[str, ...], **named: str) -> None:
     if value not in allowed:
         close = difflib.get_close_matches(value, allowed, 1)
         advice = f" Did you mean {close[0]!r}?" if close else ""
-        raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}.{advice}")
+        raise ValueError(
+            f"{name} must be one of {', '.join(allowed)}, got {reprlib.repr(value)}.{advice}"
+        )
 
 
 _at_least_one: Callable[..., object] = partial(whole, least=1)
@@ -125,7 +130,7 @@ class DataSettings(_Settings, section="data"):
     """Share of epsilon that the paid evaluation spends."""
     check_share: float = _setting(0.05, _below_one)
     """Share of epsilon that the check of a private table by its schema spends; 0 for no check."""
-    most_outside: float = _setting(0.1, in_open_unit)
+    most_outside: float = _setting(MOST_OUTSIDE, in_open_unit)
     """Largest share of values of a column that the schema may fail to describe."""
     public_sample: str = ""
     """Table of the same form that is declared public: the check is then made on it, for free."""
@@ -535,7 +540,8 @@ def _section(kind: type, data: Mapping[str, Value], where: str) -> Any:
         if name not in known:
             close = difflib.get_close_matches(name, known, 1)
             advice = f"Did you mean {close[0]!r}?" if close else f"It has {', '.join(known)}."
-            raise ValueError(f"[{where or 'recipe'}] has no {name!r}. {advice}")
+            shown = reprlib.repr(name)
+            raise ValueError(f"[{where or 'recipe'}] has no {shown}. {advice}")
     for f in fields(kind):
         if f.default is MISSING and f.default_factory is MISSING and f.name not in data:
             raise ValueError(f"[{where}] needs {f.name!r}.")
@@ -557,11 +563,14 @@ def _cast(hint: Any, value: Value, name: str) -> Value:
         inner = typing.get_args(hint)[0]
         return tuple(_cast(inner, item, name) for item in value)
     if origin is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise ValueError(f"{name} is too large for a number.") from None
     if not isinstance(value, origin) or (isinstance(value, bool) and origin is not bool):
         wanted = {float: "a number", int: "a whole number", str: "text in quotes"}
         wanted |= {bool: "true or false", tuple: "a list", dict: "a table"}
-        raise ValueError(f"{name} must be {wanted[origin]}, got {value!r}.")
+        raise ValueError(f"{name} must be {wanted[origin]}, got {reprlib.repr(value)}.")
     return value
 
 

@@ -65,7 +65,7 @@ def run_regression(
     dataset = data_of.load(recipe.data, root, needs_classes=False)
     run.write(RECIPE, recipe.to_toml())
     given = ledger or recipe.privacy.ledger
-    with open_for_run(given, None) if given else run.open_ledger(recipe, None) as paying:
+    with open_for_run(given) if given else run.open_ledger(recipe, None) as paying:
         budget = recipe.privacy.epsilon
         assert budget is not None  # set by Recipe
         checked = check_table(recipe, dataset, run, paying, epsilon=budget, root=root)
