@@ -145,6 +145,8 @@ def audit_run(
     folder = RunFolder(path)
     facts, recipe = folder.facts(), Recipe.read(folder / RECIPE)
     accuracy = demonstrations = None
+    if recipe.method == "regression":
+        raise ValueError("a regression cannot be audited yet: audits attack DP-SGD and PATE runs.")
     if recipe.method == "pate":
         attack = attack_answers(recipe, facts.steps, n_canaries=n_canaries, rng=seed)
     else:

@@ -73,7 +73,8 @@ def test_a_run_that_was_killed_after_the_payment_does_not_pay_again(
 
     Ledger(folder / "a.ledger", Budget(10, 1e-5)).close()
     options = ["regress", folder / "people.csv", "--schema", folder / "wage.toml", "--out",
-               folder / "run", "--no-page", "--epsilon", 1, "--ledger", folder / "a.ledger"]  # fmt: skip
+               folder / "run", "--no-page", "--epsilon", 1]  # fmt: skip
+    options += ["--ledger", folder / "a.ledger"]
     released = []
 
     def kill(recipe, model):
