@@ -112,9 +112,11 @@ def require_folder(folder: Path) -> None:
     """Raise if `folder` cannot be written to, before anything is paid for."""
     if folder.suffix == ".json":
         raise ValueError("--out is a run folder; the model will be in model.json inside it.")
+    place = folder
+    while not place.exists() and place != place.parent:
+        place = place.parent
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
+        with tempfile.TemporaryFile(dir=place):  # more certain than the folder's permissions
             pass
     except OSError as closed:
         raise ValueError(f"--out {folder} cannot be written: {closed.strerror}.") from None
