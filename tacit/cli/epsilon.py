@@ -24,9 +24,12 @@ ACCOUNTANTS = {
 
 def epsilon(
     *,
-    rate: shared.Rate,
+    rate: shared.MaybeRate = None,
     noise_multiplier: shared.NoiseMultiplier,
-    steps: shared.Steps,
+    steps: shared.MaybeSteps = None,
+    records: shared.MaybeRecords = None,
+    batch_size: shared.MaybeBatch = None,
+    epochs: shared.MaybeEpochs = None,
     delta: shared.Delta,
     relation: shared.Relation = ev.Relation.ADD_REMOVE,
     compare: Annotated[
@@ -36,12 +39,19 @@ def epsilon(
 ) -> None:
     """Print the epsilon of a DP-SGD run at DELTA, rounded up, with certified bounds.
 
+    Give --rate and --steps, or --records, --batch-size and --epochs.
+
     \b
     Example:
       tacit epsilon --rate 0.01 --noise-multiplier 4 --steps 10000 --delta 1e-5
+      tacit epsilon --records 60000 --batch-size 600 --epochs 100 --noise-multiplier 4 --delta 1e-5
     """
     import tacit
 
+    sizes: dict[str, Any] = {"records": records, "batch_size": batch_size, "epochs": epochs}
+    rate, steps = shared.rate_and_steps(rate, steps, **sizes)
+    if rate is None or steps is None:
+        raise ValueError("give --rate and --steps, or --records, --batch-size and --epochs.")
     event = shared.sgd(rate, noise_multiplier, steps)
     bracket = tacit.bracket(event, delta=delta, relation=relation)
     rows = compare_accountants(event, delta=delta, relation=relation) if compare else []

@@ -1,4 +1,4 @@
-"""`tacit ledger show|verify|export|witness`: read a ledger without changing it; keep a witness.
+"""`tacit ledger create|show|verify|export|witness`: make a ledger, read it, keep a witness of it.
 
 Exit codes: 0 done; 1 `verify` found the file damaged; 2 another error.
 """
@@ -14,7 +14,8 @@ from rich.text import Text
 from tacit._untrusted import printable
 from tacit.cli._shared import AsJson, print_json, round_up
 from tacit.errors import LedgerError
-from tacit.ledger import Entry, Epsilons, Ledger, serve
+from tacit.events import Relation
+from tacit.ledger import Budget, Entry, Epsilons, Ledger, serve
 
 app = typer.Typer(
     add_completion=False,
@@ -24,6 +25,31 @@ app = typer.Typer(
 )
 
 _File = Annotated[Path, typer.Argument(metavar="FILE", help="The ledger file.")]
+
+
+@app.command(epilog="Example: tacit ledger create clinic.ledger --epsilon 4 --delta 1e-6")
+def create(
+    file: _File,
+    epsilon: Annotated[float, typer.Option(help="All that may ever be spent on these records.")],
+    delta: Annotated[float, typer.Option(help="Delta of the budget; 0 for pure privacy.")] = 1e-6,
+    relation: Annotated[
+        Relation, typer.Option(help="How two neighboring data sets differ.")
+    ] = Relation.ADD_REMOVE,
+    unit: Annotated[str, typer.Option(help="What a record stands for, such as person.")] = "record",
+    as_json: AsJson = False,
+) -> None:
+    """Create the ledger of a private data set, with its budget. It cannot be changed later."""
+    if file.exists():
+        raise LedgerError(f"{file} exists already. Show it with: tacit ledger show {file}")
+    if not file.parent.is_dir():
+        raise LedgerError(f"the folder {file.parent} does not exist.")
+    budget = Budget(epsilon, delta)
+    with Ledger(file, budget=budget, relation=relation, unit=unit) as ledger:
+        settings = {"relation": str(ledger.relation), "unit": ledger.unit}
+    if as_json:
+        print_json({"ledger": str(file), "epsilon": epsilon, "delta": delta} | settings)
+    else:
+        typer.echo(f"created {file}: {budget} ({relation}, per {unit})")
 
 
 @app.command(epilog="Example: tacit ledger show clinic.ledger --delta 1e-6")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tacit.cli import _shared as shared
+from tacit.cli import _tables as tables
 
 if TYPE_CHECKING:
     from tacit.experiments import Point, Recipe
@@ -15,9 +16,13 @@ _LARGE = 3.0  # an epsilon above this promises little
 
 def pate(
     recipe: Annotated[
-        Path | None, typer.Argument(help="TOML recipe. Options override its settings.")
+        Path | None,
+        typer.Argument(help="TOML recipe, or a table. Options override its settings."),
     ] = None,
     *,
+    schema: tables.MaybeSchema = None,
+    public_test: tables.PublicTest = None,
+    public_sample: tables.PublicSample = None,
     dataset: Annotated[
         str | None, typer.Option(help="digits, mnist, fashion-mnist or table.")
     ] = None,
@@ -67,11 +72,15 @@ def pate(
     Example:
       tacit pate
       tacit pate --dataset mnist --teachers 250 --queries 64 --noise 60 --out runs/pate-mnist
+      tacit pate people.csv --schema people.toml --public-test volunteers.csv
       tacit pate --vary teachers=10,25,50,100
     """
-    from tacit.experiments import Recipe, run_pate
+    from tacit.experiments import run_pate
 
-    plan = Recipe(method="pate") if recipe is None else Recipe.read(recipe, method="pate")
+    if ledger is not None:
+        shared.require_ledger(ledger)
+    shared.require_folder(out)
+    plan = _plan(recipe, schema, public_test, public_sample)
     plan = plan.with_settings(
         {
             "data.name": dataset,
@@ -102,7 +111,8 @@ def pate(
         return
     utility = facts.utility
     answered = f"{utility.others['answered']:.0f} of {facts.steps} queries answered"
-    typer.echo(f"student accuracy = {100 * utility.mean:.2f} % on {utility.n_test:,} test records")
+    accuracy = utility.private[0].value
+    typer.echo(f"student accuracy = {100 * accuracy:.2f} % on {utility.n_test:,} test records")
     typer.echo(
         f"epsilon = {shared.round_up(facts.epsilon)} at delta = {facts.delta:g}, {facts.relation}; "
         f"{answered} by {plan.teachers.count} teachers of {facts.n_records:,} records"
@@ -116,6 +126,30 @@ def pate(
             fg=typer.colors.YELLOW,
         )
     typer.echo(f"wrote {out}")
+
+
+def _plan(
+    given: Path | None, schema: Path | None, public_test: Path | None, public_sample: Path | None
+) -> "Recipe":
+    """Return the recipe of the argument, or that of a table with its schema and public inputs."""
+    from tacit.datasets import Schema
+    from tacit.experiments import Recipe
+
+    if given is None:
+        return Recipe(method="pate")
+    if schema is None and not tables.is_table(given):
+        return Recipe.read(given, method="pate")
+    if schema is None or public_test is None:
+        raise ValueError("a table needs --schema FILE and --public-test FILE, the public inputs.")
+    settings = tables.table_settings(
+        given,
+        Schema.read(schema),
+        public_test=public_test,
+        public_sample=public_sample,
+        evaluation=True,
+        ledger=None,
+    )
+    return Recipe.from_dict(settings, method="pate")
 
 
 def _sweep(

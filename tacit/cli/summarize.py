@@ -2,15 +2,12 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from tacit import events as ev
 from tacit.cli import _shared as shared
-
-if TYPE_CHECKING:
-    from tacit.datasets import Schema
 
 RESULT = "summary.json"
 
@@ -47,7 +44,8 @@ def summarize(
     Example:
       tacit summarize census.csv --schema census.toml --epsilon 1 --ledger census.ledger
     """
-    from tacit.datasets import Schema
+    from tacit.datasets import Schema, read_columns, read_rows
+    from tacit.experiments import MOST_OUTSIDE
     from tacit.ledger import Ledger
     from tacit.summaries import describe
 
@@ -63,7 +61,7 @@ def summarize(
     stored = _stored(out, asked)
     if stored is None:
         declared = Schema.read(schema)
-        columns = _read_columns(table, declared)
+        columns, rows = read_columns(table, declared), read_rows(table, declared)
         if ledger is not None and not ledger.exists():
             raise ValueError(f"there is no ledger at {ledger}. Create it first, with its budget.")
         paid_by = None if ledger is None else Ledger(ledger)
@@ -72,6 +70,8 @@ def summarize(
             declared,
             probabilities=probabilities,
             about=about,
+            flags=dict(zip(declared.checked, rows.flags.T, strict=True)),
+            tolerated=MOST_OUTSIDE,
             confidence=confidence,
             epsilon=epsilon,
             delta=delta,
@@ -106,25 +106,6 @@ def _stored(out: Path | None, asked: dict[str, Any]) -> dict[str, Any] | None:  
     if before != asked:
         raise ValueError(f"{out} holds a summary with other settings. Choose another folder.")
     return stored
-
-
-def _read_columns(path: Path, schema: "Schema") -> dict[str, Any]:  # Any: columns of text
-    """Return the declared columns of a file as texts, or as Parquet stores them. Private."""
-    import pandas as pd
-
-    if not path.is_file():
-        raise ValueError(f"there is no table at {path}.")
-    needed = [column.name for column in schema.columns]
-    try:
-        if path.suffix == ".parquet":
-            frame = pd.read_parquet(path, columns=needed)
-        else:
-            frame = pd.read_csv(path, usecols=needed, dtype=str, skipinitialspace=True)
-    except (ValueError, KeyError):
-        raise ValueError(
-            f"{path.name} does not have all columns of the schema: {', '.join(needed)}."
-        ) from None
-    return {name: frame[name].to_numpy(dtype=object, na_value=None) for name in needed}
 
 
 def _show(stored: dict[str, Any], out: Path | None) -> None:  # Any: JSON values

@@ -46,6 +46,10 @@ def transfer(
     from tacit.datasets import Schema
     from tacit.regression import Bounds, TransferRegression
 
+    if ledger is not None:
+        shared.require_ledger(ledger)
+    if out is not None:
+        shared.require_file(out)
     declared = Schema.read(schema)
     if declared.n_classes is not None:
         raise ValueError("transfer needs a number as target: declare lower and upper for it.")
@@ -56,7 +60,7 @@ def transfer(
         model = TransferRegression(
             epsilon=epsilon,
             delta=delta,
-            bounds=tables.bounds_of(declared),
+            bounds=declared.bounds,
             target_bounds=Bounds(-1, 1),
             h=h,
             q=q,

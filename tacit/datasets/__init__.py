@@ -7,22 +7,63 @@ ever chosen by looking at the values.
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from tacit._lazy import lazy
+from tacit.datasets.columns import TYPES, Column
+from tacit.datasets.csv_lines import FIELDS, Dialect, find_columns
 from tacit.datasets.dataset import Dataset
 from tacit.datasets.images import digits, fashion_mnist, mnist, read_idx
-from tacit.datasets.tables import Schema, read_chunks, read_table
+
+if TYPE_CHECKING:  # these load scikit-learn, so they are loaded on first use
+    from tacit.datasets.schema import Derived, EncodedRows, FeatureBounds, Schema
+    from tacit.datasets.tables import (
+        as_dataset,
+        column_names,
+        count_rows,
+        held_out,
+        read_chunks,
+        read_columns,
+        read_features,
+        read_rows,
+        read_table,
+        take_rows,
+    )
 
 __all__ = [
+    "FIELDS",
+    "TYPES",
+    "Column",
     "Dataset",
+    "Derived",
+    "Dialect",
+    "EncodedRows",
+    "FeatureBounds",
     "Schema",
+    "as_dataset",
+    "column_names",
+    "count_rows",
     "digits",
     "fashion_mnist",
+    "find_columns",
+    "held_out",
     "load",
     "mnist",
     "read_chunks",
+    "read_columns",
+    "read_features",
     "read_idx",
+    "read_rows",
     "read_table",
+    "take_rows",
 ]
+
+_TABLES = ("as_dataset", "column_names", "held_out", "read_chunks", "read_features", "read_rows")
+__getattr__ = lazy(
+    __name__,
+    dict.fromkeys(("Derived", "EncodedRows", "FeatureBounds", "Schema"), "schema")
+    | dict.fromkeys((*_TABLES, "read_table", "take_rows", "count_rows", "read_columns"), "tables"),
+)
 
 _NAMED: dict[str, Callable[[Path | None], Dataset]] = {
     "digits": lambda _: digits(),

@@ -1,5 +1,6 @@
 """The type that every loader of a data set returns."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,8 +22,23 @@ class Dataset:
     n_classes: int | None
     feature_names: tuple[str, ...] = ()
     public: tuple[str, ...] = field(default=())
+    n_records: int = -1
+    """Public number of training records; default the number of rows of `x_train`."""
+    n_held_out: int = -1
+    """Public number of test records; default the number of rows of `x_test`."""
+    is_test_public: bool = True
+    """Whether the test records are public, so that exact scores on them may be released."""
+    flags: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """For a private table: which of its records have a value that the schema does not describe, by
+    column. Private."""
+    unit: str = "record"
+    """What one record stands for: the unit of privacy."""
 
     def __post_init__(self) -> None:
+        if self.n_records < 0:
+            object.__setattr__(self, "n_records", len(self.x_train))
+        if self.n_held_out < 0:
+            object.__setattr__(self, "n_held_out", len(self.x_test))
         for part, x, y in (
             ("training", self.x_train, self.y_train),
             ("test", self.x_test, self.y_test),
@@ -32,6 +48,6 @@ class Dataset:
 
     def __repr__(self) -> str:
         return (
-            f"Dataset({self.name!r}, train {self.x_train.shape}, test {self.x_test.shape}, "
-            f"classes {self.n_classes})"
+            f"Dataset({self.name!r}, train {(self.n_records, *self.x_train.shape[1:])}, "
+            f"test {(self.n_held_out, *self.x_test.shape[1:])}, classes {self.n_classes})"
         )

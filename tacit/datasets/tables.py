@@ -1,275 +1,212 @@
-"""Tables (CSV or Parquet), encoded by a schema of declared bounds and categories.
+"""Tables (CSV or Parquet files), read by a schema of declared bounds and categories.
 
-A schema is public: its author has not looked at the values. Values outside the declared bounds are
-clipped to them. Numeric columns are mapped from [lower, upper] to [-1, 1]. A column of categories
-becomes one column per declared value, all zero for any other value. A missing number becomes the
-declared `missing` value. How a value is read does not depend on any other row.
+How a row is read does not depend on any other row, and whether a row is held out depends on that
+row alone. If the schema names persons, one record of each person is kept, so that a person changes
+at most one record.
 """
 
-import tomllib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from tacit._arrays import Flags
+from tacit.datasets.columns import Cells
+from tacit.datasets.csv_lines import Dialect, count_lines, find_columns, read_cells, read_names
 from tacit.datasets.dataset import Dataset
+from tacit.datasets.frames import as_frame, frame_cells
+from tacit.datasets.schema import EncodedRows, Schema
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-_TRUTH = {"True": 1, "TRUE": 1, "true": 1, "False": 0, "FALSE": 0, "false": 0}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Column:
-    """One declared column: a number with bounds, categories, or a threshold that gives 0 or 1."""
-
-    name: str
-    lower: float | None = None
-    upper: float | None = None
-    categories: tuple[str, ...] = ()
-    at_least: float | None = None
-    missing: float | None = None
-
-    def __post_init__(self) -> None:
-        has_bounds = self.lower is not None and self.upper is not None
-        if has_bounds + bool(self.categories) + (self.at_least is not None) != 1:
-            raise ValueError(
-                f"column {self.name!r} must declare lower and upper, or categories, or at_least: "
-                "one of the three."
-            )
-        if has_bounds and not self.middle_and_half[1] > 0:
-            raise ValueError(f"column {self.name!r} must have lower < upper.")
-
-    @property
-    def n_classes(self) -> int | None:
-        """Number of classes that the column has as a target; None if it is numeric."""
-        return 2 if self.at_least is not None else len(self.categories) or None
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        """Names of the features that encode this column; one per category, if it has categories."""
-        return tuple(f"{self.name}={c}" for c in self.categories) or (self.name,)
-
-    @property
-    def middle_and_half(self) -> tuple[float, float]:
-        """Middle and half width of the declared bounds, for scaling; 0 and 1 without bounds."""
-        if self.lower is None or self.upper is None:
-            return 0.0, 1.0
-        return (self.lower + self.upper) / 2, (self.upper - self.lower) / 2
-
-    def encode(self, values: Any) -> np.ndarray:
-        """Return the encoded column (rows, outputs): numbers in [-1, 1], categories as 0 and 1.
-
-        No value raises an error, because errors would reveal private values.
-        """
-        if self.categories:
-            return self._one_hot(values)
-        if self.at_least is not None:  # a missing number is not above the threshold
-            return (_numbers(values) >= self.at_least).astype(np.float32)[:, None]
-        middle, half = self.middle_and_half
-        numbers = _numbers(values)
-        absent = middle if self.missing is None else self.missing
-        numbers = np.clip(np.where(np.isnan(numbers), absent, numbers), self.lower, self.upper)
-        return ((numbers - middle) / half)[:, None].astype(np.float32)
-
-    def _one_hot(self, values: Any) -> np.ndarray:
-        """Return one column of 0 and 1 per category, each row encoded independently of others."""
-        import pandas as pd
-
-        exact = {c: k for k, c in enumerate(self.categories)}
-        equal = {_number(c): k for c, k in exact.items() if _is_plain_number(c)}
-        codes, found = pd.factorize(values.astype("string").str.strip())
-        known = [exact.get(text, equal.get(_number(text), -1)) for text in map(str, found)]
-        places = np.array([*known, -1])[codes]  # a missing value has code -1
-        return (places[:, None] == np.arange(len(self.categories))).astype(np.float32)
+_ROWS = 65_536  # rows that are encoded at a time
+_PARQUET = (".parquet", ".pq")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Derived:
-    """A feature computed from columns of the same row: a threshold, or a product of columns."""
+def read_rows(path: str | Path, schema: Schema) -> EncodedRows:
+    """Return all encoded rows of a table, with the first one of each person. Private.
 
-    name: str
-    column: str = ""
-    at_least: float | None = None
-    product: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        if bool(self.product) == (self.at_least is not None):
-            raise ValueError(
-                f"derived {self.name!r} must give 'column' and 'at_least', or 'product'."
-            )
-
-    def encode(self, frame: "pd.DataFrame") -> np.ndarray:
-        """Return the feature (rows, 1): 0 or 1 for a threshold, or a product clipped to [-1, 1]."""
-        if self.at_least is not None:
-            return (_numbers(frame[self.column]) >= self.at_least).astype(np.float32)[:, None]
-        total = np.ones(len(frame))
-        for name in self.product:
-            total *= np.nan_to_num(_numbers(frame[name]))
-        return np.clip(total, -1.0, 1.0).astype(np.float32)[:, None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Schema:
-    """Declared features and target of a table; `Schema.read` reads it from a TOML file.
-
-    >>> schema = Schema.parse('''
-    ... target = "employed"
-    ... [columns.age]
-    ... lower = 18
-    ... upper = 93
-    ... [columns.employed]
-    ... categories = ["0", "1"]
-    ... ''')
-    >>> schema.feature_names
-    ('age',)
+    Raises if the file is no table, lacks a column, or has no records; no error quotes a value.
     """
+    parts = [schema.encode_rows(cells) for cells in _cells(Path(path), schema, schema.needed)]
+    if not parts:
+        raise ValueError(f"{Path(path).name} has no records.")
+    rows = EncodedRows(*(_concatenated(pieces) for pieces in zip(*parts, strict=True)))
+    if rows.persons is None:
+        return rows
+    first = {person: k for k, person in reversed(list(enumerate(rows.persons)))}
+    kept = np.sort(np.fromiter(first.values(), np.intp, len(first)))
+    return take_rows(rows, kept)
 
-    target: str
-    columns: tuple[Column, ...]
-    derived: tuple[Derived, ...] = ()
 
-    def __post_init__(self) -> None:
-        if self.target not in {c.name for c in self.columns}:
-            raise ValueError(f"target {self.target!r} must be one of the declared columns.")
+def read_features(path: str | Path, schema: Schema) -> np.ndarray:
+    """Return the encoded features of a table that needs no target, to predict from. Private."""
+    needed = schema.needed_for(training=False)
+    parts = [schema.encode_features(cells) for cells in _cells(Path(path), schema, needed)]
+    if not parts:
+        raise ValueError(f"{Path(path).name} has no records.")
+    return np.concatenate(parts)
 
-    @classmethod
-    def read(cls, path: str | Path) -> "Schema":
-        """Return the schema in a TOML file."""
-        return cls.parse(Path(path).read_text(encoding="utf-8"))
 
-    @classmethod
-    def parse(cls, text: str) -> "Schema":
-        """Return the schema in TOML text."""
-        return cls.from_dict(tomllib.loads(text))
+def read_columns(path: str | Path, schema: Schema) -> dict[str, list[Any]]:
+    """Return the declared columns of a table as texts or as Parquet stores them. Private.
 
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> "Schema":
-        """Return the schema in a dictionary: target, [columns.NAME], [[derived]], as in TOML."""
-        if extra := set(data) - {"target", "columns", "derived"}:
-            raise ValueError(f"a schema has no {', '.join(sorted(extra))}.")
-        if "target" not in data or not data.get("columns"):
-            raise ValueError("a schema must have 'target' and at least one [columns.NAME].")
-        try:
-            columns = tuple(
-                Column(name=name, **_tuples(given)) for name, given in data["columns"].items()
-            )
-            derived = tuple(Derived(**_tuples(given)) for given in data.get("derived", ()))
-        except TypeError as wrong:
-            raise ValueError(f"the schema cannot be read: {wrong}") from None
-        return cls(target=data["target"], columns=columns, derived=derived)
-
-    @property
-    def feature_names(self) -> tuple[str, ...]:
-        """Names of the encoded features, in the order of the encoded columns."""
-        own = [out for c in self.columns if c.name != self.target for out in c.outputs]
-        return (*own, *(d.name for d in self.derived))
-
-    @property
-    def n_classes(self) -> int | None:
-        """Number of classes of the target; None if the target is numeric."""
-        return self._target.n_classes
-
-    @property
-    def needed(self) -> list[str]:
-        """Names of the file's columns that the schema uses; all other columns are ignored."""
-        extra = [name for d in self.derived for name in (d.column, *d.product) if name]
-        return list(dict.fromkeys([c.name for c in self.columns] + extra))
-
-    @property
-    def _target(self) -> Column:
-        return next(c for c in self.columns if c.name == self.target)
-
-    def encode(self, frame: "pd.DataFrame") -> tuple[np.ndarray, np.ndarray]:
-        """Return the encoded features (rows, features) in float32, and the encoded target.
-
-        The target is a class number, or a number scaled to [-1, 1]. A row whose class is not
-        declared gets class 0, because dropping the row would reveal its presence.
-        """
-        parts = [c.encode(frame[c.name]) for c in self.columns if c.name != self.target]
-        parts += [d.encode(frame) for d in self.derived]
-        target = self._target.encode(frame[self.target])
-        y = target.argmax(axis=1) if self._target.categories else target[:, 0]
-        y = y.astype(np.int64) if self.n_classes else y
-        return np.concatenate(parts, axis=1), y
+    Missing values are None, the decimal sign is a point, and the first record of each person is
+    kept. For what summarizes values as they are, not as features.
+    """
+    rules, found = schema.dialect.rules, {}
+    for cells in _cells(Path(path), schema, schema.needed):
+        for column in schema.declared:
+            if column.type != "ignored":
+                part = column.plain(cells[column.name], rules)
+                found.setdefault(column.name, []).extend(part)
+    if not found or not next(iter(found.values())):
+        raise ValueError(f"{Path(path).name} has no records.")
+    person = next((c.name for c in schema.declared if c.type == "person"), None)
+    if person is None:
+        return found
+    first = {one: k for k, one in reversed(list(enumerate(found[person])))}
+    return {name: [values[k] for k in sorted(first.values())] for name, values in found.items()}
 
 
 def read_chunks(
-    path: str | Path, schema: Schema, *, rows: int = 65_536
+    path: str | Path, schema: Schema, *, rows: int = _ROWS
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield encoded (features, target) of `rows` rows at a time, so that memory stays bounded."""
-    path = Path(path)
-    if path.suffix == ".parquet":
-        import pyarrow.parquet as parquet
-
-        for batch in parquet.ParquetFile(path).iter_batches(rows, columns=schema.needed):
-            yield schema.encode(batch.to_pandas(integer_object_nulls=True))
-        return
-    import pandas as pd
-
-    # Columns are read as text. A guessed column type would let one row (for example an empty field,
-    # which turns whole numbers into floats) change how all other rows are read, and no noise covers
-    # that.
-    try:
-        reader = pd.read_csv(
-            path, usecols=schema.needed, chunksize=rows, skipinitialspace=True, dtype=str
-        )
-        with reader:
-            for frame in reader:
-                yield schema.encode(frame)
-    except ValueError as wrong:
-        raise ValueError(f"{path.name} does not fit the schema: {wrong}") from None
+    schema.target_column  # noqa: B018  # raises if there is none
+    if schema.unit == "person":
+        raise ValueError("a table with a column of type person is read whole: see read_rows.")
+    for cells in _cells(Path(path), schema, schema.needed, rows=rows):
+        found = schema.encode_rows(cells)
+        assert found.y is not None  # the schema has a target
+        yield found.x, found.y
 
 
 def read_table(
     path: str | Path, schema: Schema, *, test_share: float = 0.2, seed: int = 0
 ) -> Dataset:
-    """Return a table as a data set, split by a random permutation of the row numbers."""
-    chunks = list(read_chunks(path, schema))
-    if not chunks:
-        raise ValueError(f"{Path(path).name} has no rows.")
-    x, y = (np.concatenate(parts) for parts in zip(*chunks, strict=True))
-    order = np.random.default_rng(seed).permutation(len(x))
-    n_test = round(test_share * len(x))
-    test, train = np.sort(order[:n_test]), np.sort(order[n_test:])
+    """Return a table as a data set; `test_share` of the rows, chosen by `held_out`, are for tests.
+
+    The numbers of records that the data set states are shares of the number of rows, which is
+    assumed public: how many rows are really held out depends on their values.
+    """
+    schema.target_column  # noqa: B018  # raises if there is none
+    rows = read_rows(path, schema)
+    return as_dataset(rows, schema, name=_stem(path), test_share=test_share, seed=seed)
+
+
+def as_dataset(
+    rows: EncodedRows, schema: Schema, *, name: str, test_share: float, seed: int = 0
+) -> Dataset:
+    """Return encoded rows as a data set, with `test_share` of them held out for tests."""
+    assert rows.y is not None  # callers read a schema with a target
+    test = held_out(rows, test_share, seed=seed)
+    n_test = round(test_share * len(test))
     return Dataset(
-        name=Path(path).name.split(".")[0],
-        x_train=x[train],
-        y_train=y[train],
-        x_test=x[test],
-        y_test=y[test],
+        name=name,
+        x_train=rows.x[~test],
+        y_train=rows.y[~test],
+        x_test=rows.x[test],
+        y_test=rows.y[test],
         n_classes=schema.n_classes,
         feature_names=schema.feature_names,
-        public=("number of records", "bounds and categories of the schema"),
+        public=(f"number of {schema.unit}s", "bounds and categories of the schema"),
+        n_records=len(test) - n_test,
+        n_held_out=n_test,
+        is_test_public=False,
+        flags=dict(zip(schema.checked, rows.flags.T, strict=True)),
+        unit=schema.unit,
     )
 
 
-def _numbers(column: Any) -> np.ndarray:  # Any: pandas' stubs do not type a column's methods
-    import pandas as pd
+def held_out(rows: EncodedRows, share: float, *, seed: int = 0) -> Flags:
+    """Return which rows are held out: each with probability `share`, by a hash of its content.
 
-    if not pd.api.types.is_numeric_dtype(column):
-        column = column.map(_TRUTH.get, na_action="ignore").where(column.isin(_TRUTH), column)
-    numbers: Any = pd.to_numeric(column, errors="coerce")
-    return numbers.to_numpy(dtype=np.float64, na_value=np.nan)
+    The k-th of several equal rows is hashed with its number k. So an added row changes either the
+    training rows or the held-out rows, by one row, and moves no other. (A permutation of the row
+    numbers would move many.) A row with a person is hashed by the person's id.
+    """
+    key, limit = seed.to_bytes(16, "little", signed=True), int(share * 2**64)
+    counts: dict[bytes, int] = {}
+    found = np.zeros(len(rows.x), np.bool_)
+    for k, content in enumerate(_contents(rows)):
+        place = counts.get(content, 0)
+        counts[content] = place + 1
+        digest = hashlib.blake2b(place.to_bytes(8, "little") + content, digest_size=8, key=key)
+        found[k] = int.from_bytes(digest.digest(), "little") < limit
+    return found
 
 
-def _number(text: str) -> float | None:
+def take_rows(rows: EncodedRows, kept: np.ndarray) -> EncodedRows:
+    """Return the rows whose numbers are in `kept`."""
+    persons = None if rows.persons is None else tuple(rows.persons[k] for k in kept)
+    y, weights = (None if part is None else part[kept] for part in (rows.y, rows.weights))
+    return EncodedRows(rows.x[kept], y, rows.flags[kept], persons, weights)
+
+
+def column_names(path: str | Path, dialect: Dialect) -> dict[str, str]:
+    """Return the names of a file's columns, each with its type in Parquet or "". Public."""
+    path = Path(path)
+    if path.suffix not in _PARQUET:
+        return dict.fromkeys(read_names(path, dialect), "")
+    return {field.name: str(field.type) for field in _parquet(path).schema_arrow}
+
+
+def count_rows(path: str | Path, dialect: Dialect) -> int:
+    """Return the number of records of a file, which is assumed public; no value is read."""
+    path = Path(path)
+    if path.suffix in _PARQUET:
+        return _parquet(path).metadata.num_rows
+    return count_lines(path, dialect)
+
+
+def _cells(
+    path: Path, schema: Schema, needed: Sequence[str], *, rows: int = _ROWS
+) -> Iterator[Mapping[str, Cells]]:
+    """Yield the needed columns of `rows` records at a time. Private."""
+    if path.suffix not in _PARQUET:
+        yield from read_cells(path, schema.dialect, needed, rows=rows)
+        return
+    file = _parquet(path)
+    find_columns(path.name, needed, file.schema_arrow.names)
+    import pyarrow
+
     try:
-        return float(text)
-    except ValueError:
+        for batch in file.iter_batches(rows, columns=list(needed)):
+            yield frame_cells(as_frame(pyarrow.Table.from_batches([batch])), needed)
+    except (pyarrow.ArrowException, OSError, ValueError):
+        raise ValueError(f"{path.name} is damaged: its columns cannot be read.") from None
+
+
+def _parquet(path: Path) -> Any:  # Any: pyarrow has no types
+    import pyarrow
+    from pyarrow import parquet
+
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}.")
+    try:
+        return parquet.ParquetFile(path)
+    except (pyarrow.ArrowException, OSError, ValueError):
+        raise ValueError(f"{path.name} is no Parquet file that can be read.") from None
+
+
+def _concatenated(pieces: Sequence[Any]) -> Any:  # Any: arrays, tuples of texts, or None
+    if pieces[0] is None:
         return None
+    if isinstance(pieces[0], tuple):
+        return tuple(text for piece in pieces for text in piece)
+    return np.concatenate(pieces)
 
 
-def _is_plain_number(text: str) -> bool:
-    """Return whether a category is a plain whole number, so that "1.0" or "01" may denote it."""
-    return text.removeprefix("-").isdecimal() and text == str(int(text))
+def _contents(rows: EncodedRows) -> Iterator[bytes]:
+    """Yield what is hashed of each row: its person, or features, target and weight."""
+    if rows.persons is not None:
+        yield from ((person or "").encode("utf-8", "surrogatepass") for person in rows.persons)
+        return
+    parts = [np.asarray(part, np.float64) for part in (rows.y, rows.weights) if part is not None]
+    numbers = np.column_stack([rows.x.astype(np.float64), *parts])
+    yield from (row.tobytes() for row in np.ascontiguousarray(numbers))
 
 
-def _tuples(given: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: tuple(str(v) for v in value) if isinstance(value, list) else value
-        for name, value in given.items()
-    }
+def _stem(path: str | Path) -> str:
+    return Path(path).name.split(".")[0]

@@ -7,6 +7,7 @@
     load_model("runs/digits").predict(images)
 
 Reading order: `recipe` (every setting), `training_run` and `training_loop` (DP-SGD), `pate_run`,
+`regression_run`, `table_check` and `paid_evaluation` (private tables), `prediction`, `advice`,
 `features` (what is released before training), `facts` and `folder` (what a run leaves behind),
 `audit`, `sweeps`. Modules that need torch load when one of their names is first used.
 """
@@ -14,7 +15,10 @@ Reading order: `recipe` (every setting), `training_run` and `training_loop` (DP-
 from typing import TYPE_CHECKING
 
 from tacit._lazy import lazy
+from tacit.experiments.advice import Advice, advise
 from tacit.experiments.audit import RunAudit, audit_run
+from tacit.experiments.coefficients import Coefficients, coefficients_of
+from tacit.experiments.data import count_records
 from tacit.experiments.facts import (
     AUDIT,
     RECIPE,
@@ -30,8 +34,11 @@ from tacit.experiments.facts import (
 from tacit.experiments.folder import RunFolder
 from tacit.experiments.logit import Ascent, LogitStudy, study_logit
 from tacit.experiments.pate_run import run_pate
-from tacit.experiments.recipe import Published, Recipe
+from tacit.experiments.prediction import Predictions, predict_table
+from tacit.experiments.recipe import MOST_OUTSIDE, Published, Recipe, shipped
+from tacit.experiments.regression_run import run_regression
 from tacit.experiments.sweeps import SWEEP, Point, Summary, Sweep, SweepRun, sweep, sweep_pate
+from tacit.experiments.table_check import HopelessTable
 
 if TYPE_CHECKING:
     from tacit.experiments.released import load_model
@@ -39,14 +46,19 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AUDIT",
+    "MOST_OUTSIDE",
     "RECIPE",
     "SWEEP",
+    "Advice",
     "Ascent",
+    "Coefficients",
     "Facts",
+    "HopelessTable",
     "LogitStudy",
     "Metric",
     "OnProgress",
     "Point",
+    "Predictions",
     "Progress",
     "Published",
     "Recipe",
@@ -58,12 +70,18 @@ __all__ = [
     "SweepRun",
     "Touch",
     "Utility",
+    "advise",
     "audit_run",
+    "coefficients_of",
+    "count_records",
     "file_hash",
     "ledger_state",
     "load_model",
+    "predict_table",
     "run_pate",
+    "run_regression",
     "seal_of",
+    "shipped",
     "study_logit",
     "sweep",
     "sweep_pate",

@@ -13,29 +13,68 @@ from tacit.experiments.recipe import DataSettings
 _PACKAGE = "package:"
 
 
-def load(settings: DataSettings, root: str | Path | None = None) -> datasets.Dataset:
-    """Load the training records (private) and the records that measure the model (assumed public).
+def load(
+    settings: DataSettings, root: str | Path | None = None, *, needs_classes: bool = True
+) -> datasets.Dataset:
+    """Load the training records (private) and the records that measure the model.
 
-    `root` is the folder that holds the data, default `TACIT_DATA`. If the settings name a
+    `root` is the folder that holds the data, default `TACIT_DATA`. The test records of a published
+    data set, of a table declared public, and of the file `public_test` are public. Those held out
+    of a private table are private: `Dataset.is_test_public` is False. If the settings name a
     validation share, that fraction of the training records is held out and used in place of the
     test split.
     """
     if settings.name == "table":
-        schema = datasets.Schema.from_dict(settings.schema)
-        dataset = datasets.read_table(
-            _find(settings.path, root),
-            schema,
-            test_share=settings.test_share,
-            seed=settings.split_seed,
-        )
+        dataset = _table(settings, root)
     else:
         dataset = datasets.load(settings.name, data=settings.path or root)
-    if dataset.n_classes is None:
+    if needs_classes and dataset.n_classes is None:
         raise ValueError(
             f"the target of {dataset.name} must have categories: recipes train classifiers. "
-            "For a number, see tacit.regression."
+            "For a number, use: tacit regress"
         )
     return _validating(dataset, settings) if settings.validation_share else dataset
+
+
+def _table(settings: DataSettings, root: str | Path | None) -> datasets.Dataset:
+    """Return the records of a table, with those of `public_test` as test records, if declared."""
+    schema, path = schema_of(settings), _find(settings.path, root)
+    has_test = settings.public_test or settings.evaluation == "none"
+    found = datasets.read_table(
+        path, schema, test_share=0.0 if has_test else settings.test_share, seed=settings.split_seed
+    )
+    if settings.public_test:
+        public = datasets.read_rows(_find(settings.public_test, root), schema)
+        assert public.y is not None  # read_table refuses a schema without a target
+        found = replace(found, x_test=public.x, y_test=public.y, n_held_out=len(public.x))
+    if settings.holds_public_records:
+        return replace(
+            found,
+            n_records=len(found.x_train),
+            n_held_out=len(found.x_test),
+            is_test_public=True,
+            flags={},
+        )
+    return replace(found, is_test_public=bool(settings.public_test))
+
+
+def count_records(settings: DataSettings, root: str | Path | None = None) -> int:
+    """Return the number of training records of a table, which is assumed public."""
+    n = datasets.count_rows(_find(settings.path, root), schema_of(settings).dialect)
+    has_test = settings.public_test or settings.evaluation == "none"
+    return max(1, n if has_test else n - round(settings.test_share * n))
+
+
+def schema_of(settings: DataSettings) -> "datasets.Schema":
+    """Return the schema of a table."""
+    return datasets.Schema.from_dict(settings.schema)
+
+
+def public_sample(settings: DataSettings, root: str | Path | None) -> "datasets.EncodedRows | None":
+    """Return the rows of the declared public sample of a table; None if there is none."""
+    if not settings.public_sample:
+        return None
+    return datasets.read_rows(_find(settings.public_sample, root), schema_of(settings))
 
 
 def _validating(dataset: datasets.Dataset, settings: DataSettings) -> datasets.Dataset:
@@ -53,6 +92,8 @@ def _validating(dataset: datasets.Dataset, settings: DataSettings) -> datasets.D
         y_train=dataset.y_train[trained],
         x_test=dataset.x_train[measured],
         y_test=dataset.y_train[measured],
+        n_records=len(trained),
+        n_held_out=len(measured),
     )
 
 

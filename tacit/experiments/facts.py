@@ -78,7 +78,7 @@ class SeedValue:
 
 @dataclass(frozen=True, kw_only=True)
 class Utility:
-    """Quality of the released model on the public test split.
+    """Quality of the released model on test records; `private` is empty if it was not measured.
 
     The first entry of `private` is the run that these facts describe. A sweep adds the runs that
     differ from it only in the seed. Each of these runs is a separate release with a separate cost:
@@ -93,19 +93,23 @@ class Utility:
     others: dict[str, float] = field(default_factory=dict)
     """Further metrics of the run itself, such as loss and auc."""
     n_test: int = 0
+    intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """95 % intervals of metrics that were measured with noise, by name."""
 
     @property
-    def mean(self) -> float:
-        """Mean of the metric over all seeds."""
+    def mean(self) -> float | None:
+        """Mean of the metric over all seeds; None if it was not measured."""
+        if not self.private:
+            return None
         return sum(one.value for one in self.private) / len(self.private)
 
     @property
     def spread(self) -> float | None:
         """Standard deviation of the metric over seeds (divisor n - 1); None for a single seed."""
-        n = len(self.private)
-        if n < 2:
+        n, mean = len(self.private), self.mean
+        if n < 2 or mean is None:
             return None
-        return (sum((one.value - self.mean) ** 2 for one in self.private) / (n - 1)) ** 0.5
+        return (sum((one.value - mean) ** 2 for one in self.private) / (n - 1)) ** 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,6 +206,8 @@ class Facts:
             utility = dict(data["utility"])
             for side in ("private", "non_private"):
                 utility[side] = tuple(SeedValue(**one) for one in utility[side])
+            intervals = utility.get("intervals", {})
+            utility["intervals"] = {name: tuple(ends) for name, ends in intervals.items()}
             given = {
                 "utility": Utility(**utility),
                 "touches": tuple(Touch(**touch) for touch in data["touches"]),
@@ -235,7 +241,7 @@ def claim_fields(recipe: Recipe, dataset: Dataset, ledger: Ledger, event: Event)
         "epsilon": accounting.epsilon(event, delta=privacy.delta, relation=relation),
         "epsilon_target": privacy.epsilon,
         "data": dataset.name,
-        "n_records": len(dataset.x_train),
+        "n_records": dataset.n_records,
         "seed": "OS entropy" if recipe.run.seed is None else recipe.run.seed,
         "ledger_file": privacy.ledger or LEDGER,
     }

@@ -210,7 +210,7 @@ def prepare(
     `release` is called once for each paid summary and returns its noisy value. `cache` is a folder
     that keeps scattering features between runs; it holds private values.
     """
-    needed = summaries_of(settings, len(dataset.x_train))
+    needed = summaries_of(settings, dataset.n_records)
     kept: dict[str, np.ndarray] = {}
     is_projected = settings.kind in ("pca", "projection")
     x_train, x_test = dataset.x_train, dataset.x_test

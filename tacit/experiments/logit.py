@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from scipy.special import expit
 
-from tacit.datasets import Dataset, Schema
+from tacit.datasets import Dataset
 from tacit.experiments import data
 from tacit.experiments.recipe import Recipe
 
@@ -84,10 +84,10 @@ def study_logit(
     if not recipe.data.holds_public_records:
         raise ValueError("the surface shows all records: it needs data.is_public = true.")
     dataset = data.load(recipe.data, None if root is None else Path(root))
-    schema = Schema.from_dict(recipe.data.schema) if recipe.data.schema else None
+    schema = data.schema_of(recipe.data) if recipe.data.schema else None
     if schema is None or len(dataset.feature_names) != 1 or dataset.n_classes != 2:
         raise ValueError("a surface needs a table with one attribute, and a target of two classes.")
-    (column,) = (c for c in schema.columns if c.name != schema.target)
+    (column,) = schema.features
     middle, half = column.middle_and_half
     records = _Records(dataset.x_train[:, 0] * half, dataset.y_train)
     runs = []

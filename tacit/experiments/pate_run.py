@@ -1,12 +1,13 @@
 """PATE by recipe: data, teachers, aggregation and student become one run folder.
 
-The training records are private. The test split is assumed public: its first part, without labels,
-is the pool of inputs that the student may query; the rest measures the student. `RunFolder` lists
-the files that are written.
+The training records are private. The test records must be public (those of a published data set, or
+of the file `data.public_test`): their first part, without labels, is the pool of inputs that the
+student may query; the rest measures the student. `RunFolder` lists the files that are written.
 """
 
 import io
 import time
+import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +16,8 @@ import numpy as np
 
 from tacit import accounting
 from tacit.datasets import Dataset
-from tacit.events import Event, Sequence
+from tacit.errors import LedgerError
+from tacit.events import Event, PureDP, Sequence
 from tacit.experiments import data as data_of
 from tacit.experiments.facts import (
     ANSWERS,
@@ -32,10 +34,12 @@ from tacit.experiments.facts import (
 )
 from tacit.experiments.folder import RunFolder
 from tacit.experiments.recipe import Recipe
+from tacit.experiments.table_check import check_table, table_releases, table_touches
 from tacit.ledger import Ledger
 from tacit.pate import (
     NO_ANSWER,
     KernelTeacher,
+    OverlapWarning,
     PATEClassifier,
     Progress,
     Sanitizer,
@@ -79,19 +83,75 @@ def _run_pate(
     run.write(RECIPE, recipe.to_toml())
     dataset = data_of.load(recipe.data, data)
     run.remember_data(data)
+    if not dataset.is_test_public:
+        raise ValueError(
+            "PATE needs public inputs for its student to ask about: declare a public table of the "
+            "same form with --public-test FILE (data.public_test)."
+        )
     split = _split(dataset, recipe.answers.public_share)
     budget = None if recipe.privacy.epsilon is None else recipe.privacy.budget
-    paying = run.open_ledger(recipe, budget) if ledger is None else Ledger(ledger, budget=budget)
+    paying = run.open_ledger(recipe, budget) if ledger is None else open_for_run(ledger)
+    if ledger is not None:
+        _refuse_above_epsilon(recipe, dataset, paying)
+    checked = check_table(
+        recipe, dataset, run, paying, epsilon=_planned_epsilon(recipe, paying), root=data
+    )
     model = _classifier(recipe, dataset, run, paying, progress)
-    model.fit(split.x, split.y, split.public)
+    with warnings.catch_warnings():
+        if recipe.data.name == "table":  # rows of declared values coincide by chance
+            warnings.simplefilter("ignore", OverlapWarning)
+        model.fit(split.x, split.y, split.public)
     arrays = io.BytesIO()
     np.savez(arrays, **model.student_.to_arrays())  # type: ignore[arg-type]  # the file's keys
     run.write(STUDENT, arrays.getvalue())
     run.write_lines(CURVE, _by_answers(recipe, model, split))
-    facts = _facts(recipe, dataset, model, split)
+    facts = _facts(recipe, dataset, model, split, checked)
     seconds = round(time.perf_counter() - start, 3)
     facts = replace(facts, resumed=int(was_killed), seconds=seconds)
     return run.finish(facts, model.ledger_)
+
+
+def open_for_run(path: str | Path) -> Ledger:
+    """Open the ledger file that pays for a run; it must exist, with its own budget."""
+    if not Path(path).exists():
+        raise LedgerError(f"there is no ledger at {path}. Create it with: tacit ledger create")
+    return Ledger(path)
+
+
+def _planned_epsilon(recipe: Recipe, ledger: Ledger) -> float:
+    """Return the epsilon of the run: that of the recipe, or the price of all planned queries."""
+    if recipe.privacy.epsilon is not None:
+        return recipe.privacy.epsilon
+    return _price_of_answers(recipe, ledger)
+
+
+def _price_of_answers(recipe: Recipe, ledger: Ledger, also: tuple[Event, ...] = ()) -> float:
+    """Return the epsilon of all planned queries together with the events `also`."""
+    assert recipe.privacy.delta is not None  # set for PATE
+    answers = recipe.answers
+    event = answers.aggregator(recipe.teachers.count).event(
+        answers.queries, min(answers.queries, answers.most or answers.queries)
+    )
+    if also:
+        event = Sequence((*also, event))
+    return accounting.epsilon(event, delta=recipe.privacy.delta, relation=ledger.relation)
+
+
+def _refuse_above_epsilon(recipe: Recipe, dataset: Dataset, ledger: Ledger) -> None:
+    """Raise if the planned queries cost more than the recipe's epsilon.
+
+    A ledger of the run's own stops the answers at that epsilon; a shared one has another budget.
+    """
+    limit = recipe.privacy.epsilon
+    if limit is None:
+        return
+    share = recipe.data.check_share if dataset.flags else 0.0
+    cost = _price_of_answers(recipe, ledger, (PureDP(share * limit),) if share else ())
+    if cost > limit:
+        raise ValueError(
+            f"the planned queries cost epsilon {cost:.4g}, above {limit:g}: ask fewer queries, or "
+            "raise the noise."
+        )
 
 
 def refuse_other_recipe(recipe: Recipe, run: RunFolder) -> None:
@@ -197,9 +257,16 @@ def _by_answers(recipe: Recipe, model: PATEClassifier, split: _Split) -> list[Me
     return rows
 
 
-def _facts(recipe: Recipe, dataset: Dataset, model: PATEClassifier, split: _Split) -> Facts:
+def _facts(
+    recipe: Recipe,
+    dataset: Dataset,
+    model: PATEClassifier,
+    split: _Split,
+    checked: tuple[Event, ...],
+) -> Facts:
     """Return the facts of the run, except its duration and whether it was resumed."""
-    event = _claim(recipe, model, len(split.public))
+    answers = _claim(recipe, model, len(split.public))
+    event = Sequence((*checked, answers)) if checked else answers
     claim, count = claim_fields(recipe, dataset, model.ledger_, event), recipe.teachers.count
     others = {"answered": float(model.n_answered_)}
     if model.sanitized_cost_ is not None:
@@ -213,12 +280,18 @@ def _facts(recipe: Recipe, dataset: Dataset, model: PATEClassifier, split: _Spli
         sampling_assumed="none: every record is used by one teacher",
         sampling_used="none: every record is used by one teacher",
         touches=(
-            Touch(what="training", how=votes, cost="paid", event=event.to_dict()),
+            *table_touches(recipe.data, dataset, checked, None),
+            Touch(what="training", how=votes, cost="paid", event=answers.to_dict()),
             Touch(what="preprocessing", how=alone, cost="free"),
             Touch(what="evaluation", how="on the public test split", cost="public"),
             Touch(what="size", how="number of records and classes", cost="public"),
         ),
-        released=("student", "labels of public inputs", "which queries were answered"),
+        released=(
+            "student",
+            "labels of public inputs",
+            "which queries were answered",
+            *table_releases(recipe.data, dataset),
+        ),
         method="PATE",
         model=f"kernel student of {count} kernel teachers",
         hyperparameters={

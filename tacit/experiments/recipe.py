@@ -4,7 +4,7 @@ Every key has a default, so an empty file is a recipe. The run folder receives t
 default written out. An unknown key raises an error that names the closest known one. `[[at]]` gives
 settings for several epsilons, which `Recipe.for_epsilon` interpolates.
 
-    method = "dp-sgd"       # or "pate"
+    method = "dp-sgd"       # or "pate", "regression"
     [data]
     name = "mnist"
     [features]
@@ -13,11 +13,13 @@ settings for several epsilons, which `Recipe.for_epsilon` interpolates.
     epsilon = 3.0
 
 DP-SGD reads the sections data, features, model, training, privacy, run, at and published; PATE
-reads data, teachers, answers, privacy and run.
+reads data, teachers, answers, privacy and run; a regression reads data, regression, privacy and
+run.
 """
 
 import difflib
 import math
+import reprlib
 import tomllib
 import types
 import typing
@@ -43,9 +45,20 @@ Value = Any  # Any: TOML values
 
 SHIPPED = resources.files("tacit.experiments") / "recipes"
 _UNUSED = {
-    "dp-sgd": ("teachers", "answers"),
-    "pate": ("features", "model", "training", "at", "published"),
+    "dp-sgd": ("teachers", "answers", "regression"),
+    "pate": ("features", "model", "training", "at", "published", "regression"),
+    "regression": (
+        *("features", "model", "training", "at", "published"),
+        *("teachers", "answers"),
+    ),
 }
+_DEFAULTS = {  # of [privacy]
+    "dp-sgd": {"epsilon": 3.0},
+    "pate": {"delta": 1e-5},
+    "regression": {"epsilon": 1.0, "delta": 1e-6},
+}
+MOST_OUTSIDE = 0.1
+"""Largest share of the values of a column that a schema may fail to describe, by default."""
 _UNSET = (None, {})  # values of optional settings that TOML leaves out
 _MOVED = {"seed": "run", "public_share": "answers"}  # once top-level keys of PATE recipes
 
@@ -63,7 +76,9 @@ def _one_of(*, allowed: tuple[str, ...], **named: str) -> None:
     if value not in allowed:
         close = difflib.get_close_matches(value, allowed, 1)
         advice = f" Did you mean {close[0]!r}?" if close else ""
-        raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}.{advice}")
+        raise ValueError(
+            f"{name} must be one of {', '.join(allowed)}, got {reprlib.repr(value)}.{advice}"
+        )
 
 
 _at_least_one: Callable[..., object] = partial(whole, least=1)
@@ -108,7 +123,19 @@ class DataSettings(_Settings, section="data"):
     """Whether the records are public, so that a twin may be trained on them without privacy and
     attacks may be shown. Default: False for a table, True for a published data set."""
     test_share: float = _setting(0.2, in_open_unit)
-    """Share of a table's rows that is assumed public and used to measure the model."""
+    """Share of a table's rows that is held out to measure the model."""
+    public_test: str = ""
+    """Table that is declared public, to measure the model exactly; nothing is then held out."""
+    evaluation: str = _choice("paid", "none")
+    """How a private table measures the model: with noise, paid for, or not at all."""
+    evaluation_share: float = _setting(0.1, in_open_unit)
+    """Share of epsilon that the paid evaluation spends."""
+    check_share: float = _setting(0.05, _below_one)
+    """Share of epsilon that the check of a private table by its schema spends; 0 for no check."""
+    most_outside: float = _setting(MOST_OUTSIDE, in_open_unit)
+    """Largest share of values of a column that the schema may fail to describe."""
+    public_sample: str = ""
+    """Table of the same form that is declared public: the check is then made on it, for free."""
     split_seed: int = 0
     validation_share: float = _setting(0.0, _below_one)
     """For tuning: measure on this share of the training records instead of the test split."""
@@ -119,6 +146,11 @@ class DataSettings(_Settings, section="data"):
         super().__post_init__()
         if self.name == "table" and not (self.path and self.schema):
             raise ValueError("a table needs data.path, and its columns under [data.schema].")
+        if self.validation_share and not self.holds_public_records:
+            raise ValueError(
+                "data.validation_share measures without noise, so it needs data.is_public = true. "
+                "A private table is measured with noise on data.test_share of its records."
+            )
 
     @property
     def holds_public_records(self) -> bool:
@@ -268,14 +300,23 @@ class AnswerSettings(_Settings, section="answers"):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RegressionSettings(_Settings, section="regression"):
+    """Section [regression]: how a linear or logistic model of a table is fitted."""
+
+    method: str = _choice("auto", "functional", "adassp", "gradient", "sgd", "objective")
+    """Linear: functional, adassp or gradient. Logistic: gradient, sgd or objective."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class PrivacySettings(_Settings, section="privacy"):
     """Section [privacy]: the budget and the terms of the guarantee."""
 
     epsilon: float | None = _setting(None, positive)
     """DP-SGD calibrates its noise to this value, by default 3. PATE stops answering before it is
     passed, by default never."""
-    delta: float | None = _setting(None, in_open_unit)
-    """Default 1e-5; for DP-SGD, 0.1 / records where that is smaller."""
+    delta: float | None = _setting(None, _below_one)
+    """Default 1e-5; for DP-SGD, 0.1 / records where that is smaller. A regression also takes 0, for
+    pure differential privacy."""
     relation: str = _choice(*map(str, Relation))
     unit: str = "record"
     ledger: str = ""
@@ -331,7 +372,7 @@ class Recipe:
     """
 
     method: str = "dp-sgd"
-    """dp-sgd or pate."""
+    """dp-sgd, pate or regression."""
     name: str = "digits"
     data: DataSettings = field(default_factory=DataSettings)
     features: FeatureSettings = field(default_factory=FeatureSettings)
@@ -339,6 +380,7 @@ class Recipe:
     training: TrainingSettings = field(default_factory=TrainingSettings)
     teachers: TeacherSettings = field(default_factory=TeacherSettings)
     answers: AnswerSettings = field(default_factory=AnswerSettings)
+    regression: RegressionSettings = field(default_factory=RegressionSettings)
     privacy: PrivacySettings = field(default_factory=PrivacySettings)
     run: RunSettings = field(default_factory=RunSettings)
     at: tuple[dict[str, Value], ...] = ()
@@ -348,9 +390,11 @@ class Recipe:
 
     def __post_init__(self) -> None:
         _one_of(method=self.method, allowed=tuple(_UNUSED))
-        name, default = ("epsilon", 3.0) if self.method == "dp-sgd" else ("delta", 1e-5)
-        if getattr(self.privacy, name) is None:
-            object.__setattr__(self, "privacy", replace(self.privacy, **{name: default}))
+        given = {k: v for k, v in asdict(self.privacy).items() if v is not None}
+        privacy = PrivacySettings(**{**_DEFAULTS[self.method], **given})
+        object.__setattr__(self, "privacy", privacy)
+        if privacy.delta == 0 and self.method != "regression":
+            raise ValueError(f"privacy.delta must be above 0 for {self.method}, got 0.")
         for given in self.at:
             if not isinstance(given.get("epsilon"), int | float) or given["epsilon"] <= 0:
                 raise ValueError("each [[at]] needs the epsilon it is for, as in epsilon = 1.0.")
@@ -511,11 +555,13 @@ def shipped() -> list[str]:
 def _with_method(data: Mapping[str, Value], default: str) -> dict[str, Value]:
     """Return `data` with its method named, and former top-level keys of PATE moved to sections."""
     found = dict(data)
-    is_pate = any(name in found for name in _UNUSED["dp-sgd"])
+    is_pate = any(name in found for name in ("teachers", "answers"))
     found.setdefault("method", "pate" if is_pate else default)
+    if not isinstance(found["method"], str):
+        raise ValueError(f"method must be one of {', '.join(_UNUSED)}.")
     if found["method"] == "pate":
         for name, section in _MOVED.items():
-            if name in found:
+            if name in found and isinstance(found.get(section, {}), Mapping):
                 found[section] = {**found.get(section, {}), name: found.pop(name)}
     return found
 
@@ -530,7 +576,8 @@ def _section(kind: type, data: Mapping[str, Value], where: str) -> Any:
         if name not in known:
             close = difflib.get_close_matches(name, known, 1)
             advice = f"Did you mean {close[0]!r}?" if close else f"It has {', '.join(known)}."
-            raise ValueError(f"[{where or 'recipe'}] has no {name!r}. {advice}")
+            shown = reprlib.repr(name)
+            raise ValueError(f"[{where or 'recipe'}] has no {shown}. {advice}")
     for f in fields(kind):
         if f.default is MISSING and f.default_factory is MISSING and f.name not in data:
             raise ValueError(f"[{where}] needs {f.name!r}.")
@@ -552,11 +599,14 @@ def _cast(hint: Any, value: Value, name: str) -> Value:
         inner = typing.get_args(hint)[0]
         return tuple(_cast(inner, item, name) for item in value)
     if origin is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise ValueError(f"{name} is too large for a number.") from None
     if not isinstance(value, origin) or (isinstance(value, bool) and origin is not bool):
         wanted = {float: "a number", int: "a whole number", str: "text in quotes"}
         wanted |= {bool: "true or false", tuple: "a list", dict: "a table"}
-        raise ValueError(f"{name} must be {wanted[origin]}, got {value!r}.")
+        raise ValueError(f"{name} must be {wanted[origin]}, got {reprlib.repr(value)}.")
     return value
 
 

@@ -129,6 +129,8 @@ def sweep(
     recipes = _grid(recipe, epsilons, deltas, repeats)
     if not recipes:
         raise ValueError("a sweep needs at least one epsilon.")
+    if recipe.data.evaluation == "none":
+        raise ValueError('a sweep compares accuracies: leave out data.evaluation = "none".')
     dataset = data.load(recipe.data, root)
     with folder.locked():
         return _sweep(recipe, recipes, folder, dataset, root, cache, jobs, on_run)
@@ -188,7 +190,8 @@ def sweep_pate(
             run.facts() if run.is_finished else run_pate(varied, run.path, data=data, ledger=ledger)
         )
         answered = int(facts.utility.others["answered"])
-        points.append(Point(float(number), facts.utility.mean, facts.epsilon, answered))
+        accuracy = facts.utility.private[0].value
+        points.append(Point(float(number), accuracy, facts.epsilon, answered))
         on_point(points[-1])
     written = RunFolder(folder)
     written.write_lines("sweep.jsonl", [{setting: p.value, **p._asdict()} for p in points])
@@ -295,7 +298,7 @@ def _result(recipe: Recipe, facts: dict[str, Facts], baseline: list[Metric]) -> 
                 epsilon=epsilon,
                 delta=delta,
                 runs=len(group),
-                accuracy=group[0].utility.mean,
+                accuracy=group[0].utility.mean or 0.0,
                 spread=group[0].utility.spread,
                 auc=sum(aucs) / len(aucs) if aucs else None,
             )

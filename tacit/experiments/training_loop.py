@@ -159,16 +159,17 @@ def features_events(recipe: Recipe, n_records: int) -> tuple[Event, ...]:
     return tuple(s.event for s in summaries_of(recipe.features, n_records).values())
 
 
-def noise_multiplier(recipe: Recipe, n_records: int) -> float:
+def noise_multiplier(recipe: Recipe, n_records: int, also: tuple[Event, ...] = ()) -> float:
     """Return the least noise multiplier with which the whole run costs at most its epsilon.
 
-    The cost includes paid features. With `training.shrink`, the noise is divided by `shrink`, and
-    the run then exceeds its epsilon on purpose. The noise must be found before the features are
-    paid for, so that a budget that is too small is refused first. `make_private` cannot be called
-    yet, because it needs the features' result.
+    The cost includes paid features and the events `also` of other releases. With
+    `training.shrink`, the noise is divided by `shrink`, and the run then exceeds its epsilon on
+    purpose. The noise must be found before the features are paid for, so that a budget that is too
+    small is refused first. `make_private` cannot be called yet, because it needs the features'
+    result.
     """
     training, budget = recipe.training, recipe.privacy.budget
-    paid, steps = features_events(recipe, n_records), steps_of(recipe, n_records)
+    paid, steps = (*features_events(recipe, n_records), *also), steps_of(recipe, n_records)
     sampler = Poisson(replace(training, shrink=1).lot / n_records)
     try:
         noise = accounting.calibrate(

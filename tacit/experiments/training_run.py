@@ -11,7 +11,8 @@ import hashlib
 import io
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -21,6 +22,7 @@ import torch
 
 from tacit import accounting
 from tacit.datasets import Dataset
+from tacit.events import Event, PureDP, Sequence
 from tacit.experiments import data, models
 from tacit.experiments.facts import (
     BASELINE,
@@ -38,8 +40,10 @@ from tacit.experiments.facts import (
 )
 from tacit.experiments.features import PaidSummary, cache_folder, prepare, summaries_of
 from tacit.experiments.folder import RunFolder, write_whole
+from tacit.experiments.paid_evaluation import PaidScores, pay_once, score_classes
 from tacit.experiments.recipe import Recipe
 from tacit.experiments.released import model_bytes
+from tacit.experiments.table_check import check_table, rng_of, table_releases, table_touches
 from tacit.experiments.training_loop import (
     TrainingLoop,
     evaluate,
@@ -77,7 +81,7 @@ def train(
     path: str | os.PathLike[str],
     *,
     root: str | Path | None = None,
-    baseline: Sequence[Metric] | None = None,
+    baseline: SequenceOf[Metric] | None = None,
     on_progress: OnProgress | None = None,
     cache: Path | None = None,
 ) -> Facts:
@@ -117,14 +121,17 @@ def _train(
 ) -> Facts:
     """Do what `train` says, while this process holds the folder."""
     dataset = data.load(recipe.data, root)
-    recipe = recipe.filled(len(dataset.x_train))
+    recipe = recipe.filled(dataset.n_records)
     _take(folder, recipe)
     folder.remember_data(root)
     if folder.is_finished:
         folder.close()  # in case the run was killed just after it wrote its facts
         return folder.facts()
-    with folder.open_ledger(recipe, _budget(recipe)) as ledger:
-        session = Session(recipe, folder, dataset, ledger, cache or cache_folder())
+    with folder.open_ledger(recipe, _budget(recipe, dataset)) as ledger:
+        checked = check_table(
+            recipe, dataset, folder, ledger, epsilon=recipe.privacy.budget.epsilon, root=root
+        )
+        session = Session(recipe, folder, dataset, ledger, cache or cache_folder(), checked)
         session.go(on_progress or (lambda _: None))
         if baseline is None or not recipe.data.holds_public_records:
             # Empty if the records are private.
@@ -141,16 +148,19 @@ class Session:
     dataset: Dataset
     ledger: Ledger
     cache: Path
+    checked: tuple[Event, ...] = ()
+    """What was paid for the check of a private table."""
     metrics: list[Metric] = field(default_factory=list)
     resumed: int = 0
     seconds: float = 0.0
 
     def __post_init__(self) -> None:
         recipe, seed = self.recipe, self.recipe.run.seed
-        self.n_records = len(self.dataset.x_train)
+        self.n_records = self.dataset.n_records
         self.digest = _digest(self.dataset)
         state = self._read_checkpoint()
-        self.noise = state["noise"] if state else noise_multiplier(recipe, self.n_records)
+        planned = (*self.checked, *_evaluation_plan(recipe, self.dataset))
+        self.noise = state["noise"] if state else noise_multiplier(recipe, self.n_records, planned)
         self.summaries = state["summaries"] if state else {}
         self.prepared = prepare(
             self.dataset, recipe.features, release=self._release, cache=self.cache
@@ -164,7 +174,7 @@ class Session:
             n_records=self.n_records,
             noise_multiplier=self.noise,
             ledger=self.ledger,
-            also=features_events(recipe, self.n_records),
+            also=(*self.checked, *features_events(recipe, self.n_records)),
             seed=seed,
         )
         self.private = self.loop.private
@@ -193,7 +203,7 @@ class Session:
                 self.folder.write_lines(METRICS, self.metrics)
             on_progress(Progress(step, private.steps, latest, is_measured))
 
-    def finish(self, baseline: Sequence[Metric]) -> Facts:
+    def finish(self, baseline: SequenceOf[Metric]) -> Facts:
         """Write the released model and then, as the last file, the facts; return the facts."""
         with self.loop.released() as model:
             content = model_bytes(self.recipe, model, self.prepared, self.dataset.n_classes)
@@ -202,16 +212,21 @@ class Session:
         if baseline:
             self.folder.write_lines(BASELINE, baseline)
         recipe, dataset, steps = self.recipe, self.dataset, self.private.steps
+        paid = self._evaluate() if _evaluation_plan(recipe, dataset) else None
+        event = self.private.event if paid is None else Sequence((self.private.event, paid.event))
         rate = recipe.training.lot / self.n_records
         sampling = f"Poisson, rate {rate:.6g}, drawn anew for each step"
         done = {"steps": steps, "noise_multiplier": self.noise}
         facts = Facts(
-            **claim_fields(recipe, dataset, self.ledger, self.private.event),
-            assumed_public=(*dataset.public, "the records measured on"),
+            **claim_fields(recipe, dataset, self.ledger, event),
+            assumed_public=(*dataset.public, *_public_tests(recipe, dataset)),
             sampling_assumed=sampling,
             sampling_used=sampling,
-            touches=tuple(_touches(recipe, dataset, has_baseline=bool(baseline))),
-            released=_releases(recipe),
+            touches=(
+                *table_touches(recipe.data, dataset, self.checked, paid and paid.event),
+                *_touches(recipe, dataset, has_baseline=bool(baseline)),
+            ),
+            released=_releases(recipe, dataset),
             isolation=self.private.isolation,
             method="DP-SGD",
             model=models.describe(recipe.model, self.loop.model, self.prepared.shape),
@@ -219,10 +234,28 @@ class Session:
             steps=steps,
             resumed=self.resumed,
             seconds=round(self.seconds, 3),
-            utility=_utility(recipe, dataset, self.metrics, baseline),
+            utility=_utility(recipe, dataset, self.metrics, baseline, paid),
             baseline_file=BASELINE if baseline else None,
         )
         return self.folder.finish(facts, self.ledger)
+
+    def _evaluate(self) -> PaidScores:
+        """Pay for scores on the private held-out records, once in a run, and return them."""
+        with self.loop.released() as model, torch.no_grad():
+            logits = model(torch.from_numpy(self.prepared.x_test)).double().numpy()
+        odds = logits[:, 1] - logits[:, 0] if logits.shape[1] == 2 else None
+        (planned,) = _evaluation_plan(self.recipe, self.dataset)
+        return pay_once(
+            self.folder,
+            lambda: score_classes(
+                self.prepared.y_test,
+                logits.argmax(1),
+                odds,
+                epsilon=planned.epsilon,
+                ledger=self.ledger,
+                rng=rng_of(self.recipe, 2),
+            ),
+        )
 
     @property
     def _checkpoint(self) -> Path:
@@ -230,8 +263,10 @@ class Session:
 
     def _measure(self, step: int) -> Metric:
         """Return the metrics after `step` steps, with the epsilon of a run that ends there."""
-        with self.loop.released() as model:
-            found = evaluate(model, *tensors(self.prepared.x_test, self.prepared.y_test))
+        found: Metric = {}
+        if self.dataset.is_test_public and len(self.prepared.x_test):
+            with self.loop.released() as model:
+                found = evaluate(model, *tensors(self.prepared.x_test, self.prepared.y_test))
         epsilon = accounting.epsilon(
             self.loop.event_until(step),
             delta=self.recipe.privacy.budget.delta,
@@ -326,15 +361,29 @@ def _take(folder: RunFolder, recipe: Recipe) -> None:
     folder.write(RECIPE, recipe.to_toml())
 
 
-def _budget(recipe: Recipe) -> Budget | None:
+def _evaluation_plan(recipe: Recipe, dataset: Dataset) -> tuple[PureDP, ...]:
+    """Return what the paid evaluation may cost at most: one event, or none if nothing is paid."""
+    if dataset.is_test_public or recipe.data.evaluation == "none":
+        return ()
+    return (PureDP(recipe.data.evaluation_share * recipe.privacy.budget.epsilon),)
+
+
+def _public_tests(recipe: Recipe, dataset: Dataset) -> tuple[str, ...]:
+    if not dataset.is_test_public:
+        return ()
+    return ("the file of test records",) if recipe.data.public_test else ("the test records",)
+
+
+def _budget(recipe: Recipe, dataset: Dataset) -> Budget | None:
     """Return the budget of the ledger that belongs to this run alone, or None if it has none.
 
-    With paid features the run has several ledger entries, all fixed in advance: the noise is
-    calibrated to their sum before the first payment. A budget would price the later entries as if
-    they were chosen adaptively, so the ledger then has none. A run with `shrink` is above its
-    budget on purpose.
+    With paid features, or for a private table that is checked and evaluated, the run has several
+    ledger entries, all fixed in advance: the noise is calibrated to their sum before the first
+    payment. A budget would price the later entries as if they were chosen adaptively, so the ledger
+    then has none. A run with `shrink` is above its budget on purpose.
     """
-    if recipe.privacy.ledger or recipe.training.shrink > 1 or summaries_of(recipe.features, 1):
+    has_parts = dataset.flags or summaries_of(recipe.features, 1)
+    if recipe.privacy.ledger or recipe.training.shrink > 1 or has_parts:
         return None
     return recipe.privacy.budget
 
@@ -349,7 +398,7 @@ def _digest(dataset: Dataset) -> str:
 
 def _touches(recipe: Recipe, dataset: Dataset, *, has_baseline: bool) -> Iterator[Touch]:
     """Yield a description of every use that the run makes of the data."""
-    features, n_test = recipe.features, len(dataset.x_test)
+    features, n_test = recipe.features, dataset.n_held_out
     by_record = {
         "none": "values scaled by declared bounds, record by record",
         "scattering": "fixed wavelets and statistics of one image at a time",
@@ -358,7 +407,7 @@ def _touches(recipe: Recipe, dataset: Dataset, *, has_baseline: bool) -> Iterato
     }
     yield Touch(what="size", how="the number of training records is assumed public", cost="public")
     yield Touch(what="preprocessing", how=by_record[features.kind], cost="free")
-    for name, summary in summaries_of(features, len(dataset.x_train)).items():
+    for name, summary in summaries_of(features, dataset.n_records).items():
         how = f"{_SUMMARIES[name]}, released once with {summary.event}"
         yield Touch(what="preprocessing", how=how, cost="paid", event=summary.event.to_dict())
     how = "noisy sums of clipped gradients; the plan was paid before its first step"
@@ -372,7 +421,7 @@ def _touches(recipe: Recipe, dataset: Dataset, *, has_baseline: bool) -> Iterato
     if recipe.data.validation_share:
         how = "records held out of the training set, measured on without noise"
         yield Touch(what="evaluation", how=how, cost="not covered")
-    else:
+    elif dataset.is_test_public:
         how = f"on {n_test:,} records of the test split"
         yield Touch(what="evaluation", how=how, cost="public")
     if has_baseline:
@@ -380,26 +429,33 @@ def _touches(recipe: Recipe, dataset: Dataset, *, has_baseline: bool) -> Iterato
         yield Touch(what="baseline", how=how, cost="not covered")
 
 
-def _releases(recipe: Recipe) -> tuple[str, ...]:
+def _releases(recipe: Recipe, dataset: Dataset) -> tuple[str, ...]:
     weights = "running mean of the weights" if recipe.training.average else "final weights"
     taken = [_SUMMARIES[name] for name in summaries_of(recipe.features, 1)]
     held = recipe.data.validation_share
     measured = "records held out of the training set" if held else "the test split"
-    return (weights, *taken, f"metrics on {measured} after each epoch")
+    metrics = [f"metrics on {measured} after each epoch"] if dataset.is_test_public else []
+    return (weights, *taken, *metrics, *table_releases(recipe.data, dataset))
 
 
 def _utility(
-    recipe: Recipe, dataset: Dataset, metrics: Sequence[Metric], baseline: Sequence[Metric]
+    recipe: Recipe,
+    dataset: Dataset,
+    metrics: SequenceOf[Metric],
+    baseline: SequenceOf[Metric],
+    paid: PaidScores | None,
 ) -> Utility:
-    seed, last = recipe.run.seed, metrics[-1]
+    seed, last = recipe.run.seed, metrics[-1] if paid is None else paid.values
     others = {name: last[name] for name in ("loss", "auc") if name in last}
     twin = baseline[-1] if baseline else {}
     others |= {f"baseline_{name}": twin[name] for name in ("loss", "auc") if name in twin}
+    is_measured = "accuracy" in last
     return Utility(
         metric="accuracy",
-        private=(SeedValue(seed=seed, value=last["accuracy"]),),
+        private=(SeedValue(seed=seed, value=last["accuracy"]),) if is_measured else (),
         non_private=(SeedValue(seed=seed, value=twin["accuracy"]),) if twin else (),
-        majority=majority_share(dataset.y_test),
+        majority=majority_share(dataset.y_test) if dataset.is_test_public else None,
         others=others,
-        n_test=len(dataset.x_test),
+        n_test=dataset.n_held_out if is_measured else 0,
+        intervals={} if paid is None else paid.intervals,
     )

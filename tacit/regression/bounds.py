@@ -5,8 +5,8 @@ clipped, so that the contribution of one record has a known limit.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -25,8 +25,10 @@ comparison, a feature spread evenly over its bounds has mean square 1/3."""
 class Bounds:
     """Declared range of each feature, or of the target: public, and never learned from the data.
 
-    `lower` and `upper` are one number for all features or one number per feature. Values outside
-    are clipped, and the range is scaled to [-1, 1].
+    `lower` and `upper` are one number for all features or one number per feature. Instead of both,
+    a dictionary gives the pair (lower, upper) of each feature by its name; the estimator is then
+    fitted to a table with column names. Values outside are clipped, and the range is scaled to
+    [-1, 1].
 
     `norm` suits indicators and counts. With it, zero stays zero: each feature is divided by its
     largest magnitude, and `norm` declares the largest L2 norm of a row after that; longer rows get
@@ -37,13 +39,20 @@ class Bounds:
     Bounds(lower=0.0, upper=100.0, norm=None)
     >>> Bounds([0, -1], [100, 1]).box(2).half.tolist()
     [50.0, 1.0]
+    >>> Bounds({"age": (0, 100), "balance": (-1, 1)}).box(2, ["balance", "age"]).half.tolist()
+    [1.0, 50.0]
     """
 
-    lower: Bound
-    upper: Bound
+    lower: Bound | Mapping[str, Sequence[float]]
+    upper: Bound | None = None
     norm: float | None = None
+    names: tuple[str, ...] = field(default=(), init=False, repr=False)
 
     def __post_init__(self) -> None:
+        if isinstance(self.lower, Mapping):
+            self._take_names(self.lower)
+        if self.upper is None:
+            raise TypeError("bounds must have lower and upper, or a pair for each feature by name.")
         object.__setattr__(self, "lower", _plain(self.lower))
         object.__setattr__(self, "upper", _plain(self.upper))
         low, high = np.broadcast_arrays(np.asarray(self.lower), np.asarray(self.upper))
@@ -64,8 +73,32 @@ class Bounds:
         if self.norm is not None:
             object.__setattr__(self, "norm", positive(norm=self.norm))
 
-    def box(self, n_features: int) -> "Box":
-        """Return the bounds as arrays with one entry per feature."""
+    def _take_names(self, pairs: Mapping[str, Sequence[float]]) -> None:
+        if self.upper is not None or not pairs or any(len(pair) != 2 for pair in pairs.values()):
+            raise ValueError("bounds by name must be {'age': (18, 93), ...}, without upper.")
+        lower, upper = zip(*pairs.values(), strict=True)
+        for name, value in (("names", tuple(pairs)), ("lower", lower), ("upper", upper)):
+            object.__setattr__(self, name, value)
+
+    def in_order(self, names: Sequence[str] | None) -> "Bounds":
+        """Return these bounds with one entry for each of `names`, the features of a table."""
+        if names is None:
+            raise ValueError("bounds by name need a table with column names, such as a data frame.")
+        listed = {str(name) for name in names}
+        for here, there, where in ((names, self.names, "bounds"), (self.names, listed, "X")):
+            for name in here:
+                if name not in there:
+                    raise ValueError(f"{where} must have an entry for the feature {str(name)!r}.")
+        assert isinstance(self.lower, tuple)  # set by _take_names, like the next one
+        assert isinstance(self.upper, tuple)
+        places = [self.names.index(name) for name in names]
+        lower, upper = ([bound[k] for k in places] for bound in (self.lower, self.upper))
+        return Bounds(lower, upper, self.norm)
+
+    def box(self, n_features: int, names: Sequence[str] | None = None) -> "Box":
+        """Return the bounds as arrays with one entry per feature; `names` are those of a table."""
+        if self.names:
+            return self.in_order(names).box(n_features)
         for name, bound in (("lower", self.lower), ("upper", self.upper)):
             if isinstance(bound, tuple) and len(bound) != n_features:
                 raise ValueError(
@@ -84,7 +117,7 @@ class Bounds:
         return Box(lower, upper, center, half, row_norm, full_norm)
 
 
-DeclaredBounds: TypeAlias = Bounds | tuple[Any, Any] | None
+DeclaredBounds: TypeAlias = Bounds | tuple[Any, ...] | Mapping[str, Any] | None
 """What a user may pass as bounds. Any: a number or a list of numbers."""
 
 
@@ -129,8 +162,10 @@ class Box:
 
 
 def as_bounds(declared: object, *, name: str) -> Bounds:
-    """Return the user's argument `declared`, `Bounds` or a pair (lower, upper), as `Bounds`.
+    """Return the user's argument `declared` as `Bounds`.
 
+    It may be `Bounds`, a pair (lower, upper), a triple (lower, upper, norm) such as the `bounds` of
+    a `tacit.datasets.Schema`, or a dictionary of pairs by name.
     None is an error that says what to pass. `name` is the argument's name in error messages.
     """
     if isinstance(declared, Bounds):
@@ -141,8 +176,10 @@ def as_bounds(declared: object, *, name: str) -> Bounds:
             f"{name} must be declared, got None. Pass Bounds(lower, upper) for the {column}. They "
             "must come from public knowledge (a codebook, a law, a unit), never from the data."
         )
-    if isinstance(declared, tuple | list) and len(declared) == 2:
-        return Bounds(declared[0], declared[1])
+    if isinstance(declared, Mapping):
+        return Bounds(declared)
+    if isinstance(declared, tuple | list) and len(declared) in (2, 3):
+        return Bounds(*declared)
     raise TypeError(f"{name} must be tacit.regression.Bounds(lower, upper) or a pair.")
 
 

@@ -9,7 +9,7 @@ so the event that is paid and the noise that is drawn come from one object.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypedDict, Unpack
+from typing import Any, Self, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -25,6 +25,8 @@ from tacit.events import Event, Gaussian, Relation
 from tacit.ledger import Ledger
 from tacit.mechanisms import Rng, generator
 from tacit.regression.bounds import Box, DeclaredBounds, as_bounds
+from tacit.regression.ledger_file import LedgerFile
+from tacit.regression.sklearn_callers import refuse_learning_steps, warn_of_repeated_fits
 
 MAX_DENSE_FEATURES = 10_000
 SLACK = 1 + 1e-9
@@ -74,7 +76,7 @@ class PrivateEstimator(BaseEstimator):
     delta: float = 1e-6
     bounds: DeclaredBounds = None
     relation: Relation | str = "add_remove"
-    ledger: Ledger | None = None
+    ledger: Ledger | LedgerFile | None = None
     random_state: Any = None  # Any: whatever scikit-learn accepts as a seed
     event_: Event = field(init=False)
 
@@ -82,13 +84,14 @@ class PrivateEstimator(BaseEstimator):
         self, X: ArrayLike, y: ArrayLike, *, y_numeric: bool = False, accept_sparse: bool = False
     ) -> tuple[Any, NDArray[Any]]:  # Any: an array of floats, or sparse rows where accepted
         """Return the private training data as checked arrays; store the number of features."""
+        refuse_learning_steps()
         table, targets = _validated(self, X, y=y, y_numeric=y_numeric, accept_sparse=accept_sparse)
         if not accept_sparse and table.shape[1] > MAX_DENSE_FEATURES:
             raise ValueError(
                 f"X must have at most {MAX_DENSE_FEATURES} features for dense statistics, "
                 f"got {table.shape[1]}. Use tacit.regression.FrankWolfe for wide or sparse data."
             )
-        return _as_array(table), np.asarray(targets)
+        return _as_array(table), _as_numbers(targets) if y_numeric else np.asarray(targets)
 
     def _predict_table(self, X: ArrayLike, *, accept_sparse: bool = False) -> Any:  # Any: as above
         """Return `X` as a checked array with the features of the fitted table."""
@@ -96,7 +99,8 @@ class PrivateEstimator(BaseEstimator):
         return _as_array(_validated(self, X, reset=False, accept_sparse=accept_sparse))
 
     def _box(self, n_features: int) -> Box:
-        return as_bounds(self.bounds, name="bounds").box(n_features)
+        names = getattr(self, "feature_names_in_", None)  # set by scikit-learn for a data frame
+        return as_bounds(self.bounds, name="bounds").box(n_features, names)
 
     def _terms(self, *, allow_pure: bool = False) -> BudgetTerms:
         """Return the checked budget; delta may be 0 (pure DP) only if `allow_pure`."""
@@ -107,7 +111,7 @@ class PrivateEstimator(BaseEstimator):
             delta = in_open_unit(delta=self.delta, advice=advice)
         return {"epsilon": epsilon, "delta": delta, "relation": self._relation(self.ledger)}
 
-    def _relation(self, ledger: Ledger | None) -> Relation:
+    def _relation(self, ledger: Ledger | LedgerFile | None) -> Relation:
         """Return the neighboring relation; raise if `ledger`, which pays, uses another relation."""
         try:
             relation = Relation(self.relation)
@@ -136,6 +140,18 @@ class PrivateEstimator(BaseEstimator):
         tags = super().__sklearn_tags__()
         tags.non_deterministic = True
         return tags
+
+    def __sklearn_clone__(self) -> Self:
+        if self.ledger is None:
+            warn_of_repeated_fits(self.epsilon, self.delta)
+        return super().__sklearn_clone__()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state for pickle: a ledger becomes its path, into which the copy pays."""
+        state = super().__getstate__()
+        if state.get("ledger") is not None:
+            state = {**state, "ledger": LedgerFile.of(state["ledger"])}
+        return state
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -254,6 +270,14 @@ def _validated(
         if "Complex data" in message:
             raise ValueError("Complex data not supported. Pass real numbers.") from None
         raise error from None  # the error that caused it may quote data
+
+
+def _as_numbers(targets: ArrayLike) -> Floats:
+    """Return targets as float64; the error for text does not quote it."""
+    try:
+        return np.asarray(targets, np.float64)
+    except (TypeError, ValueError):
+        raise ValueError("y must hold numbers only. Encode text first.") from None
 
 
 def _as_array(table: Any) -> Any:  # Any: an array, a memory map or sparse rows

@@ -121,7 +121,8 @@ class FrankWolfe(PrivateEstimator):
         is_squared = self.loss == "squared"
         table, given = self._fit_table(X, y, y_numeric=is_squared, accept_sparse=True)
         n_rows, d = table.shape
-        box = _box_of(self.bounds, "bounds", d, is_centered=False)
+        names = getattr(self, "feature_names_in_", None)
+        box = _box_of(self.bounds, "bounds", d, is_centered=False, names=names)
         has_constant = self.vertices is None and bool(self.fit_intercept)
         if is_squared:
             unit = _box_of(self.target_bounds, "target_bounds", 1, is_centered=has_constant)
@@ -459,10 +460,19 @@ def _epsilon_of_each(steps: int, **budget: Unpack[BudgetTerms]) -> float:
     return calibrate(lambda each: Repeated(Exponential(each), steps), accountant=RDP(), **budget)
 
 
-def _box_of(bounds: DeclaredBounds, name: str, n_features: int, *, is_centered: bool) -> Box:
+def _box_of(
+    bounds: DeclaredBounds,
+    name: str,
+    n_features: int,
+    *,
+    is_centered: bool,
+    names: Sequence[str] | None = None,
+) -> Box:
     """Return the bounds as arrays; scaling subtracts the middle of the range only if `is_centered`.
 
     Otherwise zero stays zero, as sparse tables require. `name` is the argument's name in errors.
     """
     declared = as_bounds(bounds, name=name)
+    if declared.names:
+        declared = declared.in_order(names)
     return replace(declared, norm=None if is_centered else 1.0).box(n_features)

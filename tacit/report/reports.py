@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -129,7 +130,7 @@ def page_of(
     return Page(
         title=f"{facts.data}: a differentially private model",
         lead=(
-            f"{facts.model}, trained by {facts.method} on {facts.n_records:,} records. "
+            f"{facts.model}, trained by {facts.method} on {facts.n_records:,} {facts.unit}s. "
             f"Unit of privacy: one {facts.unit}."
         ),
         numbers=_numbers(facts, epsilon),
@@ -153,29 +154,41 @@ def page_of(
 
 def _numbers(facts: Facts, epsilon: float) -> tuple[Number, ...]:
     utility = facts.utility
-    spread = "" if utility.spread is None else f" ± {100 * utility.spread:.2f} over seeds"
     numbers = [
         Number("epsilon", f"{epsilon:.3f}" if math.isfinite(epsilon) else "∞", "certified bound"),
-        Number("delta", f"{facts.delta:g}", f"{facts.n_records:,} records"),
-        Number(
-            f"private {utility.metric}",
-            f"{100 * utility.mean:.2f} %",
-            f"on {utility.n_test:,} {_measured(facts)}{spread}",
-        ),
+        Number("delta", f"{facts.delta:g}", f"{facts.n_records:,} {facts.unit}s"),
     ]
+    if utility.mean is None:
+        return (*numbers, Number("utility", "not measured", "the run asked for no evaluation"))
+    shown = partial(_metric, utility.metric)
+    spread = "" if utility.spread is None else f" ± {100 * utility.spread:.2f} over seeds"
+    if utility.metric in utility.intervals:
+        low, high = utility.intervals[utility.metric]
+        spread = f"; 95 % interval {shown(low)} to {shown(high)}"
+    about = f"on {utility.n_test:,} {_measured(facts)}{spread}"
+    numbers.append(Number(f"private {utility.metric}", shown(utility.mean), about))
+    if "auc" in utility.intervals:
+        low, high = utility.intervals["auc"]
+        value = f"{utility.others['auc']:.4f}"
+        numbers.append(Number("private AUC", value, f"95 % interval {low:.4f} to {high:.4f}"))
     if utility.non_private:
         mean = sum(one.value for one in utility.non_private) / len(utility.non_private)
         cost = 100 * (mean - utility.mean)
-        numbers.append(
-            Number("without privacy", f"{100 * mean:.2f} %", f"privacy costs {cost:.2f} points")
-        )
+        numbers.append(Number("without privacy", shown(mean), f"privacy costs {cost:.2f} points"))
     return tuple(numbers)
+
+
+def _metric(name: str, value: float) -> str:
+    """Return a metric as text: an accuracy in percent, others with four digits."""
+    return f"{100 * value:.2f} %" if name == "accuracy" else f"{value:.4f}"
 
 
 def _measured(facts: Facts) -> str:
     """Return words for the records that utility was measured on; say "public" only if they are."""
-    is_public = all(t.cost == "public" for t in facts.touches if t.what == "evaluation")
-    return "public test records" if is_public else "held-out records, not covered"
+    costs = {t.cost for t in facts.touches if t.what == "evaluation"}
+    if costs == {"paid"}:
+        return f"held-out private {facts.unit}s, with noise that was paid for"
+    return "public test records" if costs <= {"public"} else "held-out records, not covered"
 
 
 def _fields(facts: Facts, epsilon: float) -> tuple[tuple[str, str], ...]:

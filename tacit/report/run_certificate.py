@@ -72,6 +72,7 @@ def certificate_of(
             "non_private": [one.value for one in utility.non_private],
             "majority": utility.majority,
             "n_test": utility.n_test,
+            "intervals": {name: list(ends) for name, ends in utility.intervals.items()},
         },
         software=facts.versions,
         created=facts.created,

@@ -73,6 +73,8 @@ def describe(
     probabilities: Sequence[float] = (0.25, 0.5, 0.75),
     about: str = POPULATION,
     check_share: float = 0.05,
+    flags: Mapping[str, ArrayLike] | None = None,
+    tolerated: float = 0.5,
     **terms: Unpack[ReleaseTerms],
 ) -> StatisticTable:
     """Return private statistics of every declared column of a table, in one budget.
@@ -98,9 +100,11 @@ def describe(
         about. Counts are always about the records.
     check_share
         Share of epsilon, at most half, that pays for the check of the schema; 0 leaves it out. If
-        more than half of the values of a column are outside its declared domain, an error names the
-        column and the rest is not spent. For a schema that fits better, the probability of this
-        error is at most 0.001.
+        more than the share `tolerated` of the values of a column are outside its declared domain,
+        an error names the column and the rest is not spent. For a schema that fits better, the
+        probability of this error is at most 0.001.
+    flags
+        What the check counts instead: for each name, which records are not as declared.
     terms
         Price and payment: see `ReleaseTerms`.
 
@@ -115,7 +119,10 @@ def describe(
     columns = declared_columns(schema)
     values = [_column_of(table, column.name) for column in columns]
     n_records = _length_of(values)
-    spent = _check_schema(columns, values, checked, check_share)
+    if flags is None:
+        pairs = zip(columns, values, strict=True)
+        flags = {column.name: column.is_outside(private) for column, private in pairs}
+    spent = _check_schema(flags, checked, check_share, tolerated)
     tree, division = _divide(columns, checked.less(check_share), n_records)
     event = division.pay(f"description of {len(columns)} columns")
     rows: list[Statistic] = []
@@ -311,19 +318,16 @@ def _from_settings(name: str, given: Any) -> _Declared | None:  # Any: an object
 
 
 def _check_schema(
-    columns: Sequence[_Declared], values: Sequence[Any], terms: Terms, share: float
+    flags: Mapping[str, ArrayLike], terms: Terms, share: float, tolerated: float
 ) -> tuple[Event, ...]:
     """Pay for the check of the schema and return its event; raise if a column is hopeless."""
     if not 0 <= share <= 0.5:
         raise ValueError(f"check_share must be in [0, 0.5], got {share}.")
     if share == 0:
         return ()
-    flags = {
-        column.name: column.is_outside(private)
-        for column, private in zip(columns, values, strict=True)
-    }
     found = count_outside(
         flags,
+        tolerated=tolerated,
         epsilon=terms.epsilon * share,
         relation=terms.relation,
         ledger=terms.ledger,

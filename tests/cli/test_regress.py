@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -17,31 +18,96 @@ def call(*arguments: object) -> Result:
 def test_a_number_is_fitted_in_the_units_of_the_file(folder: Path) -> None:
     result = call(
         "regress", folder / "people.csv", "--schema", folder / "wage.toml", "--epsilon", 3,
-        "--seed", 0, "--json", "--out", folder / "model.json",
+        "--seed", 0, "--json", "--out", folder / "run",
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     facts = json.loads(result.stdout)
     model = facts["coefficients"]
     assert model["age"] == pytest.approx(1.0, rel=0.05)
-    assert model["region=south"] - model["region=north"] == pytest.approx(15, rel=0.1)
-    assert facts == json.loads((folder / "model.json").read_text())
+    assert model["region=south"] == pytest.approx(15, rel=0.1)
+    assert facts["references"] == {"region": "north"}
+    assert "region=north" not in model
+    stored = json.loads((folder / "run" / "model.json").read_text())
+    assert stored["coefficients"] == model
+    low, high = facts["intervals"]["r2"]
+    assert low <= facts["r2"] <= high
+    assert facts["epsilon"] <= 3
+    for name in ("certificate.json", "report.html", "facts.json", "check.json"):
+        assert (folder / "run" / name).is_file()
 
 
 def test_categories_are_fitted_by_the_logit_model(folder: Path) -> None:
     result = call(
         "regress", folder / "classes.csv", "--schema", folder / "class.toml", "--epsilon", 3,
-        "--seed", 0,
+        "--seed", 0, "--out", folder / "run", "--no-page",
     )  # fmt: skip
     assert result.exit_code == 0, result.output
-    assert "logistic regression, gradient: epsilon = 3 at delta = 1e-06" in result.output
+    assert "logistic regression, gradient: epsilon = 2." in result.output
+    assert "region=south (vs north)" in result.output
+    assert "95 % interval" in result.output
 
 
 def test_pure_privacy_is_the_functional_mechanism(folder: Path) -> None:
     result = call(
         "regress", folder / "people.csv", "--schema", folder / "wage.toml", "--epsilon", 1,
-        "--delta", 0,
+        "--delta", 0, "--out", folder / "run",
     )  # fmt: skip
+    assert result.exit_code == 0, result.output
     assert "linear regression, functional: epsilon = 1 at delta = 0" in result.output
+
+
+def test_a_finished_run_is_kept_and_another_recipe_is_refused(folder: Path) -> None:
+    options = ["regress", folder / "people.csv", "--schema", folder / "wage.toml", "--out",
+               folder / "run", "--no-page", "--epsilon"]  # fmt: skip
+    assert call(*options, 1).exit_code == 0
+    model = (folder / "run" / "model.json").read_bytes()
+    assert call("regress", folder / "run").exit_code == 0
+    assert (folder / "run" / "model.json").read_bytes() == model
+    assert "another recipe" in call(*options, 2).output
+
+
+def test_a_run_that_was_killed_after_the_payment_does_not_pay_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tacit.experiments import regression_run
+
+    Ledger(folder / "a.ledger", Budget(10, 1e-5)).close()
+    options = ["regress", folder / "people.csv", "--schema", folder / "wage.toml", "--out",
+               folder / "run", "--no-page", "--epsilon", 1]  # fmt: skip
+    options += ["--ledger", folder / "a.ledger"]
+    released = []
+
+    def kill(recipe, model):
+        released.append(model.coef_.tobytes())
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(regression_run, "_released", kill)
+        assert call(*options).exit_code == 130
+    with Ledger(folder / "a.ledger") as ledger:
+        assert len(ledger.history()) == 2  # the check and the fit
+    assert call("regress", folder / "run", "--no-page").exit_code == 0
+    with Ledger(folder / "a.ledger") as ledger:
+        assert len(ledger.history()) == 3  # and the evaluation
+    stored = json.loads((folder / "run" / "model.json").read_text())
+    assert np.asarray(stored["coef"]).tobytes() == released[0]  # the same noise
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--out", "model.json"], "run folder"),
+        (["--out", "/proc/nothing/run"], "cannot be written"),
+        (["--ledger", "nowhere.ledger"], "tacit ledger create"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_paying(folder: Path, options, message) -> None:
+    result = call(
+        "regress", folder / "people.csv", "--schema", folder / "wage.toml", "--epsilon", 1,
+        *options,
+    )  # fmt: skip
+    assert result.exit_code == 2
+    assert message in result.output
 
 
 def test_an_overspent_ledger_stops_the_fit_with_one_line(folder: Path) -> None:
@@ -49,33 +115,11 @@ def test_an_overspent_ledger_stops_the_fit_with_one_line(folder: Path) -> None:
     Ledger(file, Budget(0.5, 1e-6)).close()
     result = call(
         "regress", folder / "people.csv", "--schema", folder / "wage.toml", "--epsilon", 1,
-        "--ledger", file,
+        "--ledger", file, "--out", folder / "run",
     )  # fmt: skip
     assert result.exit_code == 2
     assert "would pass the budget" in result.output
     with Ledger(file) as ledger:
-        assert ledger.history() == []
-
-
-def test_a_fit_killed_after_its_payment_does_not_pay_twice(folder, monkeypatch):
-    from tacit.cli import _tables
-
-    command = ["regress", str(folder / "people.csv"), "--schema", str(folder / "wage.toml")]
-    command += ["--epsilon", "1", "--ledger", str(folder / "a.ledger")]
-    first, shown = [], _tables.show
-
-    def killed(schema, model, about, **options):
-        first.append(model.coef_.tolist())
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(_tables, "show", killed)
-    assert CliRunner().invoke(app, command).exit_code == 130
-    assert CliRunner().invoke(app, command).exit_code == 130
-    assert first[0] == first[1]  # the same noise: nothing new is released
-    monkeypatch.setattr(_tables, "show", shown)
-    assert CliRunner().invoke(app, command).exit_code == 0
-    with Ledger(folder / "a.ledger") as ledger:
-        assert len(ledger.history()) == 1
-    assert CliRunner().invoke(app, command).exit_code == 0
-    with Ledger(folder / "a.ledger") as ledger:
-        assert len(ledger.history()) == 2  # a new fit is a new release
+        assert [entry.note for entry in ledger.history()] == [
+            "count of values outside the declared domain"
+        ]

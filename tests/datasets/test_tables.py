@@ -1,5 +1,7 @@
 """Tables: encoded by the schema alone, one row at a time."""
 
+from collections import Counter
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -50,22 +52,42 @@ def test_chunks_and_parquet_give_the_same_features(table, tmp_path):
     assert np.array_equal(whole, parquet)
 
 
-def test_the_split_does_not_depend_on_values(table):
+def test_an_added_line_moves_no_other_row_between_training_and_test(tmp_path):
+    rng = np.random.default_rng(0)
+    schema = Schema({"a": [0, 3], "y": ["0", "1"]}, target="y")
+    lines = [f"{a},{y}" for a, y in rng.integers(0, 4, (200, 2)) % [4, 2]]
+    for place in (0, 57, 200):
+        for added in ("1,0", "3,1", 'x,"y', ""):
+            parts = []
+            for some in (lines, lines[:place] + [added] + lines[place:]):
+                (tmp_path / "t.csv").write_text("\n".join(["a,y", *some]) + "\n")
+                found = read_table(tmp_path / "t.csv", schema, test_share=0.4)
+                parts.append([_multiset(found.x_train, found.y_train),
+                              _multiset(found.x_test, found.y_test)])  # fmt: skip
+            changes = [((b - a) + (a - b)).total() for a, b in zip(*parts, strict=True)]
+            assert sum(changes) == (added != "")
+
+
+def _multiset(x: np.ndarray, y: np.ndarray) -> Counter:
+    return Counter(map(tuple, np.column_stack([x, y]).tolist()))
+
+
+def test_the_numbers_of_records_are_shares_of_the_number_of_rows(table):
     schema = Schema.parse(SCHEMA)
     first = read_table(table, schema, test_share=0.4)
-    assert len(first.x_test) == 2
+    assert (first.n_records, first.n_held_out) == (3, 2)
     assert first.feature_names == ("age", "state=GA", "state=NY", "is_senior")
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("target = 'a'", "at least one"),
+        ("target = 'a'", "at least one column"),
         ("target = 'a'\n[columns.b]\nlower=0\nupper=1", "declared columns"),
-        ("target = 'b'\n[columns.b]\nlower=0", "lower and upper, or categories"),
+        ("target = 'b'\n[columns.b]\nlower=0", "line 2: column 'b' must declare lower and upper"),
         ("target = 'b'\n[columns.b]\nlower=1\nupper=1", "lower < upper"),
-        ("target = 'b'\n[columns.b]\nlower=0\nupper=1\nscale=2", "cannot be read"),
-        ("target = 'b'\nother=1\n[columns.b]\nlower=0\nupper=1", "no other"),
+        ("target = 'b'\n[columns.b]\nlower=0\nupper=1\nscale=2", "has no 'scale'"),
+        ("target = 'b'\nother=1\n[columns.b]\nlower=0\nupper=1", "a schema has no 'other'"),
         (
             "target = 'b'\n[columns.b]\nlower=0\nupper=1\n[[derived]]\nname='c'",
             "'product'",
@@ -79,7 +101,7 @@ def test_a_wrong_schema_says_what_to_write(text, message):
 
 def test_a_missing_column_is_an_error_that_shows_no_value(table):
     schema = Schema.parse("target='wealth'\n[columns.wealth]\nlower=0\nupper=1")
-    with pytest.raises(ValueError, match="does not fit the schema"):
+    with pytest.raises(ValueError, match="has no column 'wealth'"):
         list(read_chunks(table, schema))
 
 

@@ -111,6 +111,7 @@ def test_with_a_threshold_the_curve_ends_at_the_epsilon_that_is_claimed(tmp_path
 
 def test_one_ledger_can_pay_for_all_that_is_varied(tmp_path):
     paying = tmp_path / "all.ledger"
+    Ledger(paying).close()
     command = ["pate", "--out", str(tmp_path / "runs"), "--queries", "15", "--ledger", str(paying)]
     result = CliRunner().invoke(app, [*command, "--vary", "noise=5,10"])
     assert result.exit_code == 0, result.output

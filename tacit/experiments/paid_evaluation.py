@@ -1,0 +1,100 @@
+"""The paid evaluation of a model on private records that were held out: scores with intervals."""
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tacit import summaries
+from tacit.events import Event, from_dict
+from tacit.events import Sequence as EventSequence
+from tacit.experiments.folder import RunFolder
+from tacit.ledger import Ledger
+from tacit.mechanisms import Rng
+
+EVALUATION = "evaluation.json"
+_LOG_ODDS = (-6.0, 6.0)  # range of scores in which the AUC is measured
+
+
+class PaidScores(NamedTuple):
+    """Released scores of a model, the most important one first, and the event that was paid."""
+
+    scores: tuple[dict[str, Any], ...]
+    """Each as `Statistic.to_dict` gives it. Any: JSON values."""
+    event: Event
+
+    @property
+    def values(self) -> dict[str, float]:
+        """The scores by name."""
+        return {row["statistic"].lower(): row["value"] for row in self.scores}
+
+    @property
+    def intervals(self) -> dict[str, tuple[float, float]]:
+        """The 95 % intervals of the scores by name, where they are finite."""
+        return {
+            row["statistic"].lower(): (row["lower"], row["upper"])
+            for row in self.scores
+            if None not in (row["lower"], row["upper"])
+        }
+
+
+def pay_once(run: RunFolder, score: Callable[[], PaidScores]) -> PaidScores:
+    """Return the scores that are stored in the run folder, or else pay for them and store them."""
+    path = run / EVALUATION
+    if not path.is_file():
+        found = score()
+        stored = {"scores": found.scores, "event": found.event.to_dict()}
+        run.write(EVALUATION, json.dumps(stored, indent=2, allow_nan=False) + "\n")
+    content = json.loads(path.read_text(encoding="utf-8"))
+    return PaidScores(tuple(content["scores"]), from_dict(content["event"]))
+
+
+def score_classes(
+    y: np.ndarray,
+    predicted: np.ndarray,
+    log_odds: np.ndarray | None,
+    *,
+    epsilon: float,
+    ledger: Ledger,
+    rng: Rng | None = None,
+) -> PaidScores:
+    """Return the accuracy, and for two classes the AUC, of predictions on private records.
+
+    `log_odds` are the scores of the second of two classes; None for more classes. The AUC takes
+    half of `epsilon`.
+    """
+    terms: dict[str, Any] = {"ledger": ledger, "relation": ledger.relation, "rng": rng}
+    parts = 1 if log_odds is None else 2
+    found = [summaries.accuracy(y, predicted, epsilon=epsilon / parts, **terms)]
+    if log_odds is not None:
+        found.append(summaries.auc(y, log_odds, bounds=_LOG_ODDS, epsilon=epsilon / parts, **terms))
+    return _paid(found)
+
+
+def score_numbers(
+    y: np.ndarray,
+    predicted: np.ndarray,
+    *,
+    epsilon: float,
+    ledger: Ledger,
+    rng: Rng | None = None,
+) -> PaidScores:
+    """Return R2 of predicted numbers on private records; both are scaled to [-1, 1]."""
+    found = summaries.r2(
+        y,
+        predicted,
+        bounds=(-1.0, 1.0),
+        epsilon=epsilon,
+        ledger=ledger,
+        relation=ledger.relation,
+        rng=rng,
+    )
+    return _paid([found])
+
+
+def _paid(scores: Sequence["summaries.Statistic"]) -> PaidScores:
+    events = tuple(score.event for score in scores if score.event is not None)
+    assert len(events) == len(scores)  # every score was paid for by itself
+    event = events[0] if len(events) == 1 else EventSequence(events)
+    return PaidScores(tuple(score.to_dict() for score in scores), event)

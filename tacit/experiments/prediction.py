@@ -1,0 +1,69 @@
+"""Predictions of a finished run for the records of another table."""
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from scipy.special import expit, softmax
+
+from tacit import datasets
+from tacit.experiments import data as data_of
+from tacit.experiments.facts import RECIPE
+from tacit.experiments.folder import RunFolder
+from tacit.experiments.recipe import Recipe
+
+
+class Predictions(NamedTuple):
+    """One row for each record: the prediction, and the probability of each class if it is known."""
+
+    columns: tuple[str, ...]
+    rows: list[tuple[object, ...]]
+
+
+def predict_table(folder: str | Path, table: str | Path) -> Predictions:
+    """Apply the model of a finished run on a table to the records of `table`.
+
+    The table needs the columns of the features alone. The model was paid for, so predictions cost
+    nothing; they reveal the records of `table` to whoever reads them.
+    """
+    run = RunFolder(folder)
+    facts = run.facts()
+    recipe = Recipe.read(run / RECIPE)
+    if recipe.data.name != "table":
+        raise ValueError(f"{run.path} holds a model of {facts.data}, not of a table.")
+    schema = data_of.schema_of(recipe.data)
+    x = datasets.read_features(table, schema)
+    if facts.method == "regression":
+        content = json.loads((run / facts.model_file).read_text(encoding="utf-8"))
+        scores = x @ np.atleast_2d(content["coef"]).T + np.asarray(content["intercept"])
+        if schema.n_classes is None:
+            middle, half = schema.target_column.middle_and_half
+            numbers = np.clip(scores[:, 0], -1, 1) * half + middle
+            return Predictions((schema.target,), [(float(number),) for number in numbers])
+        if schema.n_classes == 2:
+            chances = np.column_stack([expit(-scores[:, 0]), expit(scores[:, 0])])
+        else:
+            chances = softmax(scores, axis=1)
+    elif facts.method == "PATE":
+        from tacit.pate import SpreadStudent
+
+        with np.load(run / facts.model_file, allow_pickle=False) as arrays:
+            student = SpreadStudent.from_arrays(dict(arrays))
+        return _classes(schema, student.predict(x), None)
+    else:
+        from tacit.experiments.released import load_model
+
+        chances = softmax(load_model(run.path).scores(x).astype(np.float64), axis=1)
+    return _classes(schema, chances.argmax(axis=1), chances)
+
+
+def _classes(
+    schema: "datasets.Schema", numbers: np.ndarray, chances: np.ndarray | None
+) -> Predictions:
+    names = schema.classes
+    named = [(names[int(k)],) for k in numbers]
+    if chances is None:
+        return Predictions((schema.target,), list(named))
+    rows = [(*one, *row) for one, row in zip(named, chances.tolist(), strict=True)]
+    return Predictions((schema.target, *(f"P({name})" for name in names)), rows)

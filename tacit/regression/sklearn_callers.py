@@ -1,0 +1,159 @@
+"""What scikit-learn does around a private fit, where it would spend or leak unseen.
+
+A step of a `Pipeline` that learns from the records in front of a private estimator (a scaler, an
+imputer) releases what it learned without noise. A search or a cross-validation without a ledger
+pays for many fits that nobody adds up. An estimator is not told who calls it, so the callers are
+found on the stack of Python frames; where none is found, nothing is claimed and nothing refused.
+"""
+
+import pickle
+import sys
+import warnings
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+from weakref import WeakSet
+
+import numpy as np
+from sklearn.base import BaseEstimator, clone
+from sklearn.frozen import FrozenEstimator
+from sklearn.utils import get_tags
+
+from tacit.errors import TacitError
+
+_warned: WeakSet[Any] = WeakSet()  # objects that live as long as one cross-validation
+
+
+class UncountedFits(UserWarning):
+    """Warning: a search or cross-validation fits a private estimator several times, unpaid."""
+
+
+class LearningStep(TacitError, ValueError):
+    """A step in front of a private estimator learns from the records without paying."""
+
+
+def refuse_learning_steps() -> None:
+    """Raise if a `Pipeline` that is being fitted has a step before the last that learns."""
+    for frame in _frames():
+        owner = frame.f_locals.get("self")
+        steps = getattr(owner, "steps", None)
+        if frame.f_code.co_name in ("fit", "fit_transform", "fit_predict") and isinstance(
+            steps, list
+        ):
+            for name, step in steps[:-1]:
+                _refuse(name, step)
+
+
+def warn_of_repeated_fits(epsilon: object, delta: object) -> None:
+    """Warn with the total cost if a search or a cross-validation of scikit-learn is the caller.
+
+    To be called when an estimator without a ledger is cloned.
+    """
+    for frame in _frames():
+        module = frame.f_globals.get("__name__", "")
+        if module == "sklearn.model_selection._search":
+            _warn_of_search(frame, epsilon, delta)
+            return
+        if module == "sklearn.model_selection._validation" and "parallel" in frame.f_locals:
+            _warn_of_validation(frame, epsilon, delta)
+            return
+        if not module.startswith(("sklearn.", "joblib.", "tacit.")):
+            return  # the user's own call
+
+
+def _frames() -> Iterator[FrameType]:
+    """Yield the frames of the callers, the nearest first."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _refuse(name: str, step: object) -> None:
+    """Raise if `step`, or a step inside it, learns more from a table than its shape."""
+    inner = [
+        *getattr(step, "steps", []),
+        *getattr(step, "transformers_", getattr(step, "transformers", [])),
+        *getattr(step, "transformer_list", []),
+    ]
+    for part in inner:
+        _refuse(str(part[0]), part[1])
+    if inner or step is None or isinstance(step, str | FrozenEstimator):
+        return
+    if get_tags(step).requires_fit and not _learns_shape_only(step):
+        raise LearningStep(
+            f"the step {name!r} ({type(step).__name__}) learns from the private records without "
+            "paying. Declare what it would learn: tacit.datasets.Schema({'age': [18, 93]}) scales "
+            "and fills missing values by declared bounds. A step that was fitted on public data "
+            "may stay as sklearn.frozen.FrozenEstimator(step)."
+        )
+
+
+def _learns_shape_only(step: Any) -> bool:  # Any: a transformer of any library
+    """Return whether copies of `step`, fitted to two different tables, end up equal.
+
+    The tables are random and have the number of columns of the fitted step. Columns of text are
+    not tried: a step that cannot be fitted to numbers counts as one that learns.
+    """
+    width = getattr(step, "n_features_in_", None)
+    if width is None:
+        return False
+    rng = np.random.default_rng(0)
+    try:
+        found = [
+            pickle.dumps(_learned(clone(step).fit(table, rng.permutation(64) % 2)))
+            for table in (rng.normal(0, 1, (64, width)), rng.normal(5, 3, (64, width)))
+        ]
+    except Exception:  # whatever the step raises, it could not be shown to learn nothing
+        return False
+    return found[0] == found[1]
+
+
+def _learned(step: BaseEstimator) -> dict[str, Any]:
+    return {name: value for name, value in vars(step).items() if name.endswith("_")}
+
+
+def _warn_of_search(frame: FrameType, epsilon: object, delta: object) -> None:
+    """Warn when a search clones its estimator for the first time, before its first fit."""
+    search = frame.f_locals.get("self")
+    if frame.f_code.co_name != "fit" or "base_estimator" in frame.f_locals:
+        return  # a clone for one of its fits, or for the last one
+    from sklearn.model_selection import ParameterGrid
+
+    n_splits = getattr(search, "n_splits_", None)
+    n_candidates = getattr(search, "n_iter", None)
+    if hasattr(search, "param_grid") and not hasattr(search, "factor"):  # halving has a factor
+        n_candidates = len(ParameterGrid(search.param_grid))  # type: ignore[union-attr]
+    n_fits = None
+    if n_splits and n_candidates:
+        n_fits = n_splits * n_candidates + bool(getattr(search, "refit", True))
+    _warn(type(search).__name__, n_fits, epsilon, delta)
+
+
+def _warn_of_validation(frame: FrameType, epsilon: object, delta: object) -> None:
+    """Warn at the first clone of a cross-validation, or of a curve of many of them."""
+    names = frame.f_locals
+    if names["parallel"] in _warned:
+        return
+    _warned.add(names["parallel"])
+    n_fits = None
+    if frame.f_code.co_name in ("cross_validate", "cross_val_predict"):
+        try:
+            n_fits = names["cv"].get_n_splits(names["X"], names["y"], names["groups"])
+        except (AttributeError, KeyError, TypeError, ValueError):
+            n_fits = None  # another version of scikit-learn: warn without the number
+    _warn("cross-validation", n_fits, epsilon, delta)
+
+
+def _warn(caller: str, n_fits: int | None, epsilon: Any, delta: Any) -> None:
+    """Warn of `n_fits` fits, each (epsilon, delta)-DP: by composition their costs add up."""
+    total = "many times as much"
+    if n_fits and isinstance(epsilon, int | float) and isinstance(delta, int | float):
+        total = f"epsilon {n_fits * epsilon:g} at delta {n_fits * delta:g} ({n_fits} fits)"
+    warnings.warn(
+        f"{caller} fits this private estimator several times: all fits together cost {total}, not "
+        f"epsilon {epsilon}, and the scores on private records are not paid for at all. Pass "
+        "ledger=tacit.Ledger(FILE) to pay for every fit.",
+        UncountedFits,
+        stacklevel=2,
+    )

@@ -1,0 +1,107 @@
+"""CSV files: one line is one record, and no error quotes a value."""
+
+import gzip
+
+import numpy as np
+import pytest
+
+from tacit.datasets import Dialect, Schema, column_names, read_features, read_rows
+
+SCHEMA = Schema({"id": [0, 1000], "kind": ["a", "b", "a,1"], "y": [0, 1]}, target="y")
+HEADER = "id,kind,y"
+SECRET = "Jane Doe HIV+"
+
+
+def rows_of(tmp_path, lines, schema=SCHEMA, header=HEADER):
+    path = tmp_path / "t.csv"
+    path.write_bytes("\n".join([header, *lines]).encode("latin-1") + b"\n")
+    return read_rows(path, schema)
+
+
+GOOD = [f"{k},{'ab'[k % 2]},{k % 3 / 2}" for k in range(50)]
+
+
+@pytest.mark.parametrize(
+    "added",
+    ['5,"a,1', '"', "1,2,3,4,5", "only", ",,", "\xe9\xff,a,1", '5,"a,1",1', "\x0c", "\0,\0"],
+)  # fmt: skip
+@pytest.mark.parametrize("place", [0, 20, 50])
+def test_one_line_changes_one_record(tmp_path, added, place):
+    plain = rows_of(tmp_path, GOOD)
+    more = rows_of(tmp_path, GOOD[:place] + [added] + GOOD[place:])
+    if len(more.x) == len(plain.x):  # a blank line is no record
+        assert added.isspace()
+        return
+    assert len(more.x) == len(plain.x) + 1
+    for name in ("x", "y", "flags"):
+        assert np.array_equal(np.delete(getattr(more, name), place, 0), getattr(plain, name))
+
+
+def test_a_quoted_separator_is_part_of_the_field(tmp_path):
+    rows = rows_of(tmp_path, ['5,"a,1",1'])
+    assert rows.x[0, 1:].tolist() == [0, 0, 1]
+    assert not rows.flags.any()
+
+
+def test_lines_with_other_numbers_of_fields_are_flagged(tmp_path):
+    rows = rows_of(tmp_path, ["1,a,0", "1,a", "1;a;0"])
+    assert rows.flags[:, 0].tolist() == [False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("content", "settings", "message"),
+    [
+        (b"id;kind;y\n1;a;0\n", {}, "no comma but a semicolon: set separator"),
+        (b"id,kind\n1,a\n", {}, "has no column 'y'"),
+        (b"id,kindd,y\n1,a,0\n", {}, "Did you mean 'kindd'"),
+        (b"id,kind,y\n", {}, "no records"),
+        (b"id,kind,y", {}, "no records"),
+        (b"", {}, "is empty"),
+        (b"\n\n\n", {}, "is empty"),
+        (b"1,a,0\n2,b,1\n", {}, "does not look like names"),
+        (b"1,a,0\n2,b,1\n", {"header": False, "names": ["id", "kind"]}, "2 columns.* 3 fields"),
+        ("id,kind,y,é\n1,a,0,x\n".encode("latin-1"), {}, "header .* not written in utf-8"),
+        ("id,kind,y\n1,a,0\n".encode("utf-16"), {}, "no CSV file"),
+        (b'id,"kind,y\n1,a,0\n', {}, "quote that is not closed"),
+        (b"id,kind,y,y\n1,a,0,0\n", {}, "does not look like names"),
+        (b"\x00\x01\x02\n", {}, "no CSV file"),
+    ],
+)
+def test_a_wrong_file_is_stopped_by_one_sentence_without_values(
+    tmp_path, content, settings, message
+):
+    path = tmp_path / "t.csv"
+    path.write_bytes(content)
+    schema = Schema(SCHEMA.columns, target="y", file=settings)
+    with pytest.raises(ValueError, match=message) as stopped:
+        read_rows(path, schema)
+    assert "\n" not in str(stopped.value)
+
+
+@pytest.mark.parametrize("name", ["t.csv.gz", "t.csv.xz", "t.csv.bz2", "t.parquet"])
+def test_damaged_files_are_stopped_by_one_sentence(tmp_path, name):
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(f"{HEADER}\n{SECRET}\n".encode() * 9)[:-9] + b"Jane")
+    with pytest.raises(ValueError, match=r"damaged|no Parquet") as stopped:
+        read_rows(path, SCHEMA)
+    assert "Jane" not in str(stopped.value)
+
+
+def test_files_without_a_header_and_with_other_signs(tmp_path):
+    path = tmp_path / "adult.data"
+    path.write_text("|a comment\n39; x ; 2,5\n50; ?; 3\n\n")
+    dialect = {"separator": ";", "decimal": ",", "header": False, "skip_lines": 1}
+    assert list(column_names(path, Dialect.from_dict(dialect))) == ["c1", "c2", "c3"]
+    schema = Schema({"c1": [0, 100], "c3": [0, 5], "c2": ["x"]}, file=dialect)
+    assert read_features(path, schema).tolist() == [
+        [pytest.approx(-0.22), 0.0, 1.0],
+        [0.0, pytest.approx(0.2), 0.0],
+    ]
+
+
+def test_one_record_of_each_person_is_kept(tmp_path):
+    schema = Schema({"id": "person", "y": [0, 1], "kind": ["a", "b"]}, target="y")
+    rows = rows_of(tmp_path, ["7,a,0", "8,b,1", "7,b,1", ",a,0", ",b,1"], schema)
+    assert rows.persons == ("7", "8", "")
+    assert rows.x.tolist() == [[1, 0], [0, 1], [1, 0]]
+    assert schema.unit == "person"
