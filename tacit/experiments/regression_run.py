@@ -55,7 +55,16 @@ def run_regression(
     `root` is the folder of the data. `ledger` is the ledger file that pays (default: the recipe's,
     or one in the folder).
     """
-    start, run = time.perf_counter(), RunFolder(folder)
+    run = RunFolder(folder)
+    with run.locked():
+        return _run_regression(recipe, run, run.data_root(root), ledger)
+
+
+def _run_regression(
+    recipe: Recipe, run: RunFolder, root: str | Path | None, ledger: str | Path | None
+) -> Facts:
+    """Do what `run_regression` says, while this process holds the folder."""
+    start = time.perf_counter()
     run.refuse_other_recipe(recipe, resume=f"tacit regress {run.path}")
     if run.is_finished:
         run.close()
@@ -64,6 +73,7 @@ def run_regression(
         raise ValueError(f"{run.path} is not empty and holds no run. Choose another with --out.")
     dataset = data_of.load(recipe.data, root, needs_classes=False)
     run.write(RECIPE, recipe.to_toml())
+    run.remember_data(root)
     given = ledger or recipe.privacy.ledger
     with open_for_run(given) if given else run.open_ledger(recipe, None) as paying:
         budget = recipe.privacy.epsilon

@@ -115,7 +115,7 @@ def _train(
     recipe: Recipe,
     folder: RunFolder,
     root: str | Path | None,
-    baseline: Sequence[Metric] | None,
+    baseline: SequenceOf[Metric] | None,
     on_progress: OnProgress | None,
     cache: Path | None,
 ) -> Facts:
