@@ -53,7 +53,7 @@ all others it is part of the isolation of examples, which docs/isolation.md desc
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -61,6 +61,7 @@ import torch
 from torch import Tensor
 
 from tacit import sampling
+from tacit.training.clip import Clip, group_of
 
 UNIT = {torch.float64: 2.0**-53, torch.float32: 2.0**-24}
 """Unit roundoff: largest relative error of one operation that rounds to nearest."""
@@ -108,6 +109,24 @@ class Arithmetic:
     def noise_factor(self) -> float:
         """Factor on the scale of the noise: 1 + eta, or 1 if nothing is proved."""
         return 1.0 if self.eta is None else 1.0 + self.eta
+
+    def noise_scales(self, clip: Clip, names: Sequence[str]) -> list[float]:
+        """Return the noise scale of each named parameter: that of the clip rule, times 1 + eta."""
+        group, scales = group_of(clip, names), clip.noise_scales
+        return [scales[group[name]] * self.noise_factor for name in names]
+
+    def finished(
+        self, sums: Mapping[str, Tensor], parameters: Mapping[str, Tensor]
+    ) -> list[Tensor]:
+        """Return the finished sums by name for their release, rounded to float32.
+
+        Only the sums of float64 parameters stay in float64. Noise is drawn in the dtype of the sum,
+        so all engines get the same noise.
+        """
+        return [
+            sums[name].to(torch.promote_types(p.dtype, torch.float32))
+            for name, p in parameters.items()
+        ]
 
     def __str__(self) -> str:
         return self.text
@@ -190,15 +209,6 @@ def arithmetic_of(
         "factor"
     )
     return Arithmetic(eta, text, mode)
-
-
-def finished(total: Tensor, parameter: Tensor) -> Tensor:
-    """Return the finished sum of the gradients of `parameter` for its release, at most float32.
-
-    Only the sums of float64 parameters stay in float64. Noise is drawn in the dtype of the sum, so
-    that all engines get the same noise.
-    """
-    return total.to(torch.promote_types(parameter.dtype, torch.float32))
 
 
 def block_sums(rows: Tensor) -> Tensor:

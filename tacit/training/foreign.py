@@ -62,12 +62,12 @@ class ForeignLoops(RunState):
     sum of the lot's microbatches so far.
     """
 
-    arithmetic: Arithmetic
     _loss_fn: LossFn | None
     _parameters: dict[str, nn.Parameter]
 
-    def __init__(self, model: nn.Module, isolation: "Isolation") -> None:
+    def __init__(self, model: nn.Module, isolation: "Isolation", arithmetic: Arithmetic) -> None:
         super().__init__()
+        self.arithmetic = arithmetic
         self._isolation = isolation
         self._guard = isolation.guard
         self._norms = norm_layers(model)

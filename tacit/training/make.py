@@ -18,7 +18,7 @@ from tacit._check import whole
 from tacit.events import Event
 from tacit.ledger import Ledger
 from tacit.training.adaptive_clipping import AdaptiveClip
-from tacit.training.arithmetic import arithmetic_of, largest_lot
+from tacit.training.arithmetic import Arithmetic, arithmetic_of, largest_lot
 from tacit.training.clip import Clip, Flat
 from tacit.training.distributed import Ranks, checksum, gathered, unwrapped
 from tacit.training.engines import LossFn, LotSum, TracedLotSum, engine_named
@@ -243,10 +243,7 @@ def make_private(
     ranks.require_equal("the model at the start", checksum(model))
     ranks.require_equal("the plan and the data set", [plan.fingerprint(), len(records)])
     views = whole(augmentations=augmentations, least=1)
-    if arithmetic not in ("fast", "bounded"):
-        raise ValueError(f"arithmetic must be 'fast' or 'bounded', got {arithmetic!r}.")
-    # Without loss_fn, losses come from the user's own loop.
-    forms_gradients = loss_fn is None or isolation == "strict" or speed.engine in ("vmap", "loop")
+    rounding = _arithmetic(arithmetic, plan, ranks, loss_fn, isolation, speed)
     if speed.compile:
         _check_compilable(plan, parameters)
     tested = loss_fn if check else None
@@ -261,7 +258,7 @@ def make_private(
         augment=augment,
         engine=speed.engine,
         compile=speed.compile,
-        bounded=arithmetic == "bounded",
+        bounded=rounding.mode == "bounded",
     )
     lots = _lots(records, plan, key, ranks, speed, limit=ranks.least(limit))
     rows = min(lots.limit, usual_lot(plan.expected_batch / ranks.size, deviations=6.0))
@@ -292,11 +289,7 @@ def make_private(
         noise=NoisyMean(key, expected_batch=plan.expected_batch, secure=secure),
         ledger=ledger,
         ranks=ranks,
-        arithmetic=arithmetic_of(
-            "formed" if forms_gradients else arithmetic,
-            largest_lot=largest_lot(plan.sampler, plan.n_records),
-            ranks=ranks.size,
-        ),
+        arithmetic=rounding,
         is_reproducible=seed is not None,
     )
     _claim(run, parameters, optimizer)
@@ -313,6 +306,23 @@ def _records(
     first = next(iter(parameters.values()))
     dtype = first.dtype if first.dtype in (torch.float32, torch.float64) else torch.float32
     return Records(dataset, collate_fn=collate_fn, device=first.device, dtype=dtype, guard=guard)
+
+
+def _arithmetic(
+    wanted: Literal["fast", "bounded"],
+    plan: TrainingPlan,
+    ranks: Ranks,
+    loss_fn: LossFn | None,
+    isolation: str,
+    speed: Speed,
+) -> Arithmetic:
+    """Return how a run's sums are computed, and what is proved about their rounding."""
+    if wanted not in ("fast", "bounded"):
+        raise ValueError(f"arithmetic must be 'fast' or 'bounded', got {wanted!r}.")
+    # A loop of the user's own gives losses, of which each example's gradient is formed.
+    is_formed = loss_fn is None or isolation == "strict" or speed.engine in ("vmap", "loop")
+    largest = largest_lot(plan.sampler, plan.n_records)
+    return arithmetic_of("formed" if is_formed else wanted, largest_lot=largest, ranks=ranks.size)
 
 
 def _one_speed(speed: Speed | None, **given: Any) -> Speed:  # Any: of the types of `Speed`

@@ -15,7 +15,6 @@ from tacit import accounting
 from tacit.events import Event
 from tacit.ledger import Ledger
 from tacit.training import checkpoint
-from tacit.training.arithmetic import Arithmetic, finished
 from tacit.training.distributed import Ranks
 from tacit.training.engines import Clip, ClippedSum, LossFn, LotSum, TracedLotSum
 from tacit.training.foreign import ForeignLoops
@@ -24,7 +23,7 @@ from tacit.training.noise import NoisyMean, replayed_update
 from tacit.training.plan import TrainingPlan
 
 if TYPE_CHECKING:
-    from tacit.training.foreign import Isolation
+    from tacit.training.foreign import Arithmetic, Isolation
 
 
 class Private(ForeignLoops):
@@ -60,11 +59,10 @@ class Private(ForeignLoops):
         ledger: Ledger,
         ranks: Ranks,
         is_reproducible: bool,
-        arithmetic: Arithmetic,
+        arithmetic: "Arithmetic",
     ) -> None:
-        super().__init__(model, isolation)
+        super().__init__(model, isolation, arithmetic)
         self.ledger = ledger
-        self.arithmetic = arithmetic
         self.is_reproducible = is_reproducible
         self.steps_taken = 0
         self._model = model
@@ -138,27 +136,22 @@ class Private(ForeignLoops):
             self._pay()
         else:  # `total` and `drawn` become those of all ranks, still private
             drawn = self._ranks.pay_and_add(total, drawn, self._pay, self.ledger)
-        groups = zip(clip.groups(list(total.sums)), clip.noise_scales, strict=True)
-        scale_of = {name: scale for group, scale in groups for name in group}
-        # Divided by its scale, one example moves the sum by at most 1 (proof in `clip`), rounding
-        # of the sum included (proof in `arithmetic`).
-        factor = self.arithmetic.noise_factor
-        scales = [scale_of[name] * factor for name in self._parameters]
-        sums = [finished(total.sums[name], p) for name, p in self._parameters.items()]
+        # Divided by its scale, one example moves the sum by at most 1: see `clip`, `arithmetic`.
+        scales = self.arithmetic.noise_scales(clip, list(self._parameters))
+        sums = self.arithmetic.finished(total.sums, self._parameters)
         step, multiplier = self.steps_taken, self.noise_multiplier
         with checkpoint.uninterrupted():
             for parameter in self._frozen:
                 parameter.grad = None  # the optimizer would follow whatever was left there
             self._state_noise(scales)
             self.steps_taken += 1  # first: if the rest fails, this noise is not drawn again
-            parameters = self._parameters.values()
             if is_own_loop and self._replayed is not None:
                 self._replayed.release_and_move(
                     sums, scales, step=step, noise_multiplier=multiplier
                 )
             else:
                 self._noise.release_into(
-                    parameters, sums, scales, step=step, noise_multiplier=multiplier
+                    self._parameters.values(), sums, scales, step=step, noise_multiplier=multiplier
                 )
                 if is_own_loop:
                     self._optimizer.step()
