@@ -100,7 +100,7 @@ class CheckedIsolation(Isolation):
         views: int = 1,
         augment: Callable[[Batch], Batch] | None = None,
         engine: str = "auto",
-        gap: int = 64,
+        steps: int = 256,
         guard: ErrorGuard | None = None,
     ) -> None:
         self.guard = ErrorGuard() if guard is None else guard
@@ -108,7 +108,7 @@ class CheckedIsolation(Isolation):
         self.model, self.loss_fn, self.records, self.clip = model, loss_fn, records, clip
         self.views, self.augment, self.engine = views, augment, engine
         self.roots = (model, loss_fn, augment, *records.program)
-        self._gap = gap
+        self._gap = max(1, min(64, steps // 4))  # steps between two tests, on average
         self._refusal: IncompatibleModel | None = None
 
     @property

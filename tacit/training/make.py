@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -264,18 +265,14 @@ def make_private(
     rows = min(lots.limit, usual_lot(plan.expected_batch / ranks.size, deviations=6.0))
     kept_apart = Isolation("not tested", guard=guard)
     if isolation == "strict":
-        lot_sum = _strict_sum(model, loss_fn, views, augment, speed)
+        cost = partial(slowdown, records=records, clip=clip, rows=rows)
+        lot_sum = guard(_strict_sum, model, loss_fn, views, augment, speed, cost)
         kept_apart = Isolation("by construction", guard=guard, is_certain=True)
-        assert loss_fn is not None  # `_strict_sum` has refused it
-        program = (model, loss_fn, records, clip)
-        factor = guard(slowdown, lot_sum, *program, rows=rows, views=views, augment=augment)
-        print(f"isolation='strict' takes {factor:.1f} times as long as 'checked'.", file=sys.stderr)
     elif isolation != "checked":
         raise ValueError(f"isolation must be 'checked' or 'strict', got {isolation!r}.")
     elif tested is not None:
-        gap = max(1, min(64, plan.steps // 4))  # steps between two tests, on average
-        program = (model, tested, records, clip)
-        kept_apart = CheckedIsolation(*program, views=views, augment=augment, gap=gap, guard=guard)
+        options = {"views": views, "augment": augment, "steps": plan.steps, "guard": guard}
+        kept_apart = CheckedIsolation(model, tested, records, clip, **options)
         kept_apart.check_first(rows, key)
     run = Private(
         model,
@@ -388,12 +385,17 @@ def _strict_sum(
     views: int,
     augment: Callable[[Batch], Batch] | None,
     speed: Speed,
+    slowdown_of: Callable[..., float],
 ) -> TracedLotSum:
+    """Return the sum by traced programs; print how many times as long it takes."""
     if loss_fn is None:
         raise ValueError("isolation='strict' needs loss_fn: only tacit's own step can be traced.")
     if speed.compile or speed.engine != "auto":
         raise ValueError("isolation='strict' has its own engine: leave out engine and compile.")
-    return TracedLotSum(model, loss_fn, views=views, augment=augment)
+    strict = TracedLotSum(model, loss_fn, views=views, augment=augment)
+    factor = slowdown_of(strict, model, loss_fn, views=views, augment=augment)
+    print(f"isolation='strict' takes {factor:.1f} times as long as 'checked'.", file=sys.stderr)
+    return strict
 
 
 def _check_compilable(plan: TrainingPlan, parameters: dict[str, nn.Parameter]) -> None:
