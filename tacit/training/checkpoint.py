@@ -98,9 +98,9 @@ class RunState:
         Guarantee: with `lost_steps=None` the run repeats the steps that were taken after the
         checkpoint, with the same lots and noise, so nothing more is paid. If data, program,
         machine, model or optimizer are not those of the checkpoint, it takes a fresh key and pays
-        for those steps again, or is refused, when its next loop begins. Otherwise `lost_steps` is an upper
-        bound on the number of those steps: they are paid on top of the plan, and the run continues
-        with a fresh key.
+        for those steps again, or is refused, when its next loop begins. Otherwise `lost_steps` is
+        an upper bound on the number of those steps: they are paid on top of the plan, and the run
+        continues with a fresh key.
         """
         _check(state, self._plan.fingerprint(), is_repeated=lost_steps is None)
         self._ranks.require_equal("the checkpoint", [state["run"], state["steps_taken"]])
