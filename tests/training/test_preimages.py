@@ -116,7 +116,7 @@ def test_the_release_on_a_grid_is_as_uncertain_as_it_can_be(trials):
 @pytest.mark.slow
 def test_the_attack_on_the_grid_sees_what_there_is_to_see():
     """With less noise the same counts reach the best accuracy, Phi(1 / 2) for multiplier 1."""
-    global SIGMA  # noqa: PLW0603  # the attack's one parameter
+    global SIGMA  # the attack's one parameter
     kept, SIGMA = SIGMA, 1.0
     try:
         found = accuracy(new_release, new_evidence, 150)
