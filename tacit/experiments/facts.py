@@ -132,6 +132,10 @@ class Facts:
     """Everything that leaves the run."""
     seed: int | str
     """The seed of noise and sampling, or 'OS entropy'. With a seed the noise can be recomputed."""
+    generator: str = ""
+    """The random generator of the noise, called cryptographic or statistical."""
+    data_fingerprint: str = ""
+    """A hash of all training records under a secret that is kept in the run folder."""
     trust: str = "central: the run's operator sees the records; the guarantee is towards all others"
     # How the run was done
     method: str = "DP-SGD"

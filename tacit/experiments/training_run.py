@@ -198,6 +198,8 @@ class Session:
             sampling_used=sampling,
             touches=tuple(_touches(recipe, dataset, has_baseline=bool(baseline))),
             released=_releases(recipe),
+            generator=self.private.generator,
+            data_fingerprint=self.private.data_fingerprint,
             method="DP-SGD",
             model=models.describe(recipe.model, self.loop.model, self.prepared.shape),
             hyperparameters=recipe.to_dict()["training"] | done,

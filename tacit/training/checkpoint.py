@@ -71,6 +71,7 @@ class RunState:
         self._paid = 0  # steps
         self._reserved: ReservedPlan | None = None
         self._loaded: State | None = None  # a checkpoint whose next step has not been taken
+        self._salt = Key.fresh()  # for digests: the run's own key may come from a known seed
         self._trail = b""  # a digest of the optimizer's settings at every step so far
 
     def state_dict(self) -> State:
@@ -88,6 +89,7 @@ class RunState:
             "microbatch": self._lots.limit,
             "plan": self._plan.fingerprint(),
             "digest": digest(self._model, self._optimizer),
+            "salt": self._salt.secret.hex(),
             "binding": self._binding(),
             "settings": self._trail.hex(),
         }
@@ -112,6 +114,8 @@ class RunState:
         self._lots.limit = state["microbatch"]
         self.steps_taken = state["steps_taken"]
         self._clip_moves = tuple(state["clip_moves"])
+        if "salt" in state:  # since version 2
+            self._salt = Key(bytes.fromhex(state["salt"]))
         if lost_steps is not None:
             self._take_fresh_key(lost_steps)
             return
@@ -121,11 +125,11 @@ class RunState:
 
     @property
     def data_fingerprint(self) -> str:
-        """A hash of all records under the run's secret key: public, and no guess can be tested.
+        """A hash of all records under a random secret: public, and no guess can be tested with it.
 
-        Whoever holds the key (a checkpoint has it) and the records can compute it again.
+        Whoever holds the secret (a checkpoint has it) and the records can compute it again.
         """
-        return self._lots.key.bind("data set", self._lots.records.digest())
+        return self._salt.bind("data set", self._lots.records.digest())
 
     @property
     def generator(self) -> str:
@@ -171,8 +175,8 @@ class RunState:
         return None
 
     def _binding(self) -> dict[str, str]:
-        """Return what decides the sums of a run, by name, each as a hash under the run's key."""
-        records, key = self._lots.records, self._lots.key
+        """Return what decides the sums of a run, by name, each as a hash under a secret."""
+        records, salt = self._lots.records, self._salt
         others = (*records.program, getattr(self._lot_sum, "_augment", None))
         engine = getattr(self._lot_sum, "_engine", None)
         machine = [
@@ -191,8 +195,8 @@ class RunState:
         program = program_digest(self._model, self._loss_fn, records, others)
         return {
             "data set": self.data_fingerprint,
-            "program": key.bind("program", program),
-            "machine or number of ranks": key.bind("machine", repr(machine).encode()),
+            "program": salt.bind("program", program),
+            "machine or number of ranks": salt.bind("machine", repr(machine).encode()),
         }
 
     def _steps_in_ledger(self) -> int | None:

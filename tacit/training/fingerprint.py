@@ -7,8 +7,8 @@ with one record edited, the first step whose sum differs is the first one that d
 edited depends on no draw; it is treated as public. So everything that decides the sums is compared
 before the first lot is drawn, and whatever differs gets a new key, for lots and noise alike.
 
-Digests are kept under the run's secret key (`Key.bind`), so a checkpoint's reader without the key
-cannot test guesses about a record.
+Digests leave the process only under a random secret (`Key.bind`): without it, nobody can test
+guesses about a record.
 """
 
 import hashlib
