@@ -118,7 +118,7 @@ def kernels(variant: str, lanes: int, warps: int) -> dict[str, float]:
     sums = [torch.zeros_like(p) for p in parameters]
     grids = make_grids(1.0, [1.0] * len(sums), sum(p.numel() for p in parameters))
     blocks = noise.Blocks(sums, grids, 1 / 32, VARIANTS[variant] or 12)
-    blocks.set_step(bytes(range(32)), 1)
+    blocks.set_nonce(bytes(range(32)), 1)
     fused = update.Update(blocks, parameters, optimizer)
     fused.set_rates()
     return {

@@ -145,6 +145,12 @@ class Facts:
     """The seed of noise and sampling, or 'OS entropy'. With a seed the noise can be recomputed."""
     isolation: str = ""
     """How it was made sure that no example influences another one; empty if it is not stated."""
+    arithmetic: str = ""
+    """What is proved about the rounding of the sums that noise was added to."""
+    generator: str = ""
+    """The random generator of the noise, called cryptographic or statistical."""
+    data_fingerprint: str = ""
+    """A hash of all training records under a secret that is kept in the run folder."""
     trust: str = "central: the run's operator sees the records; the guarantee is towards all others"
     # How the run was done
     method: str = "DP-SGD"

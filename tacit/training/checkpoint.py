@@ -3,14 +3,22 @@
 The whole plan is reserved in the ledger before the first release, and steps are ticked off. A
 checkpoint holds the key, so a resumed run draws the same lots and adds the same noise: steps that
 were taken after the checkpoint and lost are repeated bit for bit, and the same release twice is one
-release. So they are not paid again. That needs a deterministic computation and the same program;
-model and optimizer must be those of the checkpoint, which the next step checks. To change anything,
-give `lost_steps`: they are paid as extra steps, and the run continues with a fresh key. A
-checkpoint is as secret as the data: anyone who has the key can subtract the noise.
+release. So they are not paid again.
+
+The same noise on another sum would cancel out of the difference, so a resumed run is compared with
+its checkpoint before it draws a lot: the records, the program, the machine, weights and optimizer
+(`fingerprint` says why these and not the sums). If anything differs, the run goes on with a fresh
+key, for lots and noise, and the steps that may have been lost are paid once more: the ledger holds
+their number. A ledger that does not know the run cannot tell it; then the run is refused until the
+user gives `lost_steps`. The optimizer's settings are part of every later step's noise: a learning
+rate that is changed after the restart gives independent noise from that step on.
+
+A checkpoint is as secret as the data: anyone who has the key can subtract the noise.
 """
 
 import hashlib
 import signal
+import sys
 import threading
 import uuid
 import warnings
@@ -26,16 +34,18 @@ from torch.distributed.tensor import DTensor
 from tacit._check import whole
 from tacit.events import Event
 from tacit.events import Sequence as EventSequence
-from tacit.ledger import Ledger
+from tacit.ledger import Entry, Ledger
 from tacit.ledger import Plan as ReservedPlan
 from tacit.training.clip import Clip
 from tacit.training.distributed import Ranks
+from tacit.training.fingerprint import program_digest
 from tacit.training.key import Key
 from tacit.training.lots import Lots
 from tacit.training.noise import NoisyMean
 from tacit.training.plan import EpochSampler, TrainingPlan
+from tacit.training.tree import LossFn
 
-VERSION = 1
+VERSION = 2
 State = dict[str, Any]  # Any: JSON values
 _BLOCK = 64  # steps written at a time: a durable write for each would cost more than a small step
 
@@ -52,13 +62,17 @@ class RunState:
     _lots: Lots
     _noise: NoisyMean
     _ranks: Ranks
+    _loss_fn: LossFn | None
+    _lot_sum: object
     _clip_moves: tuple[float, ...]
 
     def __init__(self) -> None:
         self._run = uuid.uuid4().hex
         self._paid = 0  # steps
         self._reserved: ReservedPlan | None = None
-        self._loaded_digest: str | None = None  # of the model and optimizer of a checkpoint
+        self._loaded: State | None = None  # a checkpoint whose next step has not been taken
+        self._salt = Key.fresh()  # for digests: the run's own key may come from a known seed
+        self._trail = b""  # a digest of the optimizer's settings at every step so far
 
     def state_dict(self) -> State:
         """Return the run's state as JSON values. Secret: it holds the key that gives the noise.
@@ -75,37 +89,141 @@ class RunState:
             "microbatch": self._lots.limit,
             "plan": self._plan.fingerprint(),
             "digest": digest(self._model, self._optimizer),
+            "salt": self._salt.secret.hex(),
+            "binding": self._binding(),
+            "settings": self._trail.hex(),
         }
 
     def load_state_dict(self, state: State, *, lost_steps: int | None = None) -> None:
         """Continue from a `state_dict()`; load model and optimizer as saved at the same moment.
 
         Guarantee: with `lost_steps=None` the run repeats the steps that were taken after the
-        checkpoint, with the same lots and noise, so nothing more is paid (see
-        `tacit.training.checkpoint`). Otherwise `lost_steps` is an upper bound on the number of
-        those steps: they are paid on top of the plan, and the run continues with a fresh key.
+        checkpoint, with the same lots and noise, so nothing more is paid. If data, program,
+        machine, model or optimizer are not those of the checkpoint, it takes a fresh key and pays
+        for those steps again, or is refused, when its next loop begins. Otherwise `lost_steps` is
+        an upper bound on the number of those steps: they are paid on top of the plan, and the run
+        continues with a fresh key.
         """
-        _check(state, self._plan.fingerprint())
+        _check(state, self._plan.fingerprint(), is_repeated=lost_steps is None)
         self._ranks.require_equal("the checkpoint", [state["run"], state["steps_taken"]])
+        self._loaded = None
         self._begin_loop()  # lots that were handed out came from another key
-        if lost_steps is None:
-            _warn_if_not_repeatable(self._lots.records.device)
-            key = Key(bytes.fromhex(state["key"]))
-        else:
-            event = _lost_event(self._plan, state["steps_taken"], lost_steps)
-            if lost_steps:
-                note = f"lost steps of run {state['run']}"
-                self._ranks.on_first(lambda: self.ledger.spend(event, note=note))
-            key = self._ranks.share(Key.fresh())
-        self._lots.use(key)
-        self._noise.use(key)
         self._run = state["run"]
         self._reserved = None
         self.is_reproducible = state["is_reproducible"]
         self._lots.limit = state["microbatch"]
         self.steps_taken = state["steps_taken"]
         self._clip_moves = tuple(state["clip_moves"])
-        self._loaded_digest = state["digest"] if lost_steps is None else None
+        if "salt" in state:  # since version 2
+            self._salt = Key(bytes.fromhex(state["salt"]))
+        if lost_steps is not None:
+            self._take_fresh_key(lost_steps)
+            return
+        self._use(Key(bytes.fromhex(state["key"])))
+        self._trail = bytes.fromhex(state["settings"])
+        self._loaded = state
+
+    @property
+    def data_fingerprint(self) -> str:
+        """A hash of all records under a random secret: public, and no guess can be tested with it.
+
+        Whoever holds the secret (a checkpoint has it) and the records can compute it again.
+        """
+        return self._salt.bind("data set", self._lots.records.digest())
+
+    @property
+    def generator(self) -> str:
+        """The random generator of the noise: "cryptographic" or "statistical", and its name."""
+        return self._noise.generator(self._lots.records.device)
+
+    def _check_resumed(self) -> None:
+        """Compare a resumed run with its checkpoint; if they differ, take a fresh key and pay."""
+        if self._loaded is None:
+            return
+        reasons = self._ranks.gather(self._difference(self._loaded))
+        if not any(reasons):
+            return
+        reason = next(reason for reason in reasons if reason)
+        if (taken := self._ranks.share(self._steps_in_ledger())) is None:
+            raise ValueError(
+                f"{reason}, so the same noise would fall on other gradients and cancel out of the "
+                "difference. Load what was saved together, or give lost_steps= to load_state_dict "
+                "(0 if no step was taken after the checkpoint) to continue with fresh noise."
+            )
+        lost = max(0, taken - self.steps_taken)
+        self._loaded = None
+        self._take_fresh_key(lost)
+        warnings.warn(
+            f"{reason}: the run continues with fresh noise, and {lost} steps that may have been "
+            "taken after the checkpoint are paid again.",
+            stacklevel=4,
+        )
+
+    def _difference(self, loaded: State) -> str | None:
+        """Return what differs from the checkpoint that was loaded, as the start of a sentence."""
+        if loaded["digest"] not in (None, digest(self._model, self._optimizer)):
+            return "model or optimizer are not those of the checkpoint"
+        binding = self._binding()
+        for name, value in loaded["binding"].items():
+            if binding[name] != value:
+                return f"the {name} is not that of the checkpoint"
+        device = self._lots.records.device
+        if device.type != "cpu" and not torch.are_deterministic_algorithms_enabled():
+            return "sums on a GPU may differ in their last bits from one run to the next"
+        if self._loss_fn is None:
+            return "the loop computes its own losses, which cannot be compared with those before"
+        return None
+
+    def _binding(self) -> dict[str, str]:
+        """Return what decides the sums of a run, by name, each as a hash under a secret."""
+        records, salt = self._lots.records, self._salt
+        others = (*records.program, getattr(self._lot_sum, "_augment", None))
+        engine = getattr(self._lot_sum, "_engine", None)
+        machine = [
+            self._ranks.size,
+            records.device.type,
+            torch.__version__,
+            torch.backends.cpu.get_cpu_capability(),
+            torch.get_num_threads(),
+            sys.version_info[:3],
+            self.generator,
+            type(self._lot_sum).__name__,
+            getattr(self._lot_sum, "_views", None),
+            *(getattr(engine, name, None) for name in ("__module__", "__qualname__")),
+            getattr(self._lot_sum, "_compiled", None) is not None,
+        ]
+        program = program_digest(self._model, self._loss_fn, records, others)
+        return {
+            "data set": self.data_fingerprint,
+            "program": salt.bind("program", program),
+            "machine or number of ranks": salt.bind("machine", repr(machine).encode()),
+        }
+
+    def _steps_in_ledger(self) -> int | None:
+        """Return the steps of this run that the ledger has ticked off; None if it has none."""
+        entry = _reserved_entry(self.ledger, self._plan.training_event, self._run)
+        return None if entry is None else self.ledger.resume(entry.id).taken
+
+    def _take_fresh_key(self, lost_steps: int) -> None:
+        """Pay for steps that were taken after the checkpoint, and continue with a fresh key."""
+        event = _lost_event(self._plan, self.steps_taken, lost_steps)
+        if lost_steps:
+            note = f"lost steps of run {self._run}"
+            self._ranks.on_first(lambda: self.ledger.spend(event, note=note))
+        self._use(self._ranks.share(Key.fresh()))
+
+    def _use(self, key: Key) -> None:
+        self._lots.use(key)
+        self._noise.use(key)
+
+    def _follow_settings(self) -> bytes:
+        """Return a digest of the optimizer's settings at this step and at all steps before it."""
+        found = hashlib.sha256(self._trail)
+        for group in self._optimizer.param_groups:
+            for name in sorted(group.keys() - {"params"}):
+                found.update(name.encode() + _setting(group[name]))
+        self._trail = found.digest()
+        return self._trail
 
     def _pay(self) -> None:
         """Pay for the next step out of the reserved plan; raise `BudgetExceeded` if that fails."""
@@ -119,17 +237,17 @@ class RunState:
             self._paid = self._reserved.step()
 
     def _check_loaded(self) -> None:
-        """Raise `ValueError` if model or optimizer differ from those of the loaded checkpoint."""
-        expected = self._loaded_digest
-        if expected is not None and digest(self._model, self._optimizer) != expected:
+        """Raise `ValueError` if model or optimizer were changed since the loop began."""
+        loaded, self._loaded = self._loaded, None
+        if loaded is None or loaded["digest"] is None:
+            return
+        if digest(self._model, self._optimizer) != loaded["digest"]:
+            self._loaded = loaded
             raise ValueError(
-                "model or optimizer are not those of the checkpoint that private was loaded from, "
-                "so the same noise would fall on other gradients and cancel out of the "
-                "difference. Load all three from one moment, or give lost_steps= to "
-                "load_state_dict (0 if no step was taken after the checkpoint) to continue with "
-                "fresh noise."
+                "model or optimizer were changed after private had begun to repeat its steps, so "
+                "the same noise would fall on other gradients and cancel out of the difference. "
+                "Make changes before the loop begins, or give lost_steps= to load_state_dict."
             )
-        self._loaded_digest = None
 
     def _clip(self) -> Clip:
         """Return the clip rule of the next step, after schedule and adaptive clipping. Public."""
@@ -145,11 +263,22 @@ def reserve(ledger: Ledger, event: Event, *, steps: int, run: str) -> ReservedPl
     Raises `BudgetExceeded` if the plan exceeds the budget. A resumed run repeats the steps that it
     took after its checkpoint without new payment, since they are the same releases.
     """
-    note, block = f"DP-SGD run {run}", min(_BLOCK, steps)
+    block = min(_BLOCK, steps)
+    entry = _reserved_entry(ledger, event, run)
+    if entry is not None:
+        return ledger.resume(entry.id, claim=block)
+    return ledger.plan(event, note=_note(run), steps=steps, claim=block)
+
+
+def _reserved_entry(ledger: Ledger, event: Event, run: str) -> Entry | None:
     for entry in ledger.history():
-        if (entry.kind, entry.note, entry.event) == ("plan", note, event):
-            return ledger.resume(entry.id, claim=block)
-    return ledger.plan(event, note=note, steps=steps, claim=block)
+        if (entry.kind, entry.note, entry.event) == ("plan", _note(run), event):
+            return entry
+    return None
+
+
+def _note(run: str) -> str:
+    return f"DP-SGD run {run}"
 
 
 @contextmanager
@@ -170,10 +299,16 @@ def uninterrupted() -> Iterator[None]:
         usual(*held[0])
 
 
-def _check(state: State, fingerprint: dict[str, Any]) -> None:
+def _check(state: State, fingerprint: dict[str, Any], *, is_repeated: bool) -> None:
     """Raise `ValueError` unless the checkpoint `state` has this plan's `fingerprint`."""
-    if state.get("version") != VERSION:
+    if state.get("version") not in (1, VERSION):
         raise ValueError(f"state must be of version {VERSION}, got {state.get('version')!r}.")
+    if state["version"] == 1 and is_repeated:
+        raise ValueError(
+            "state is of version 1 (tacit 0.1), whose noise is not drawn any more, so lost steps "
+            "cannot be repeated. Give lost_steps= to load_state_dict: the number of steps taken "
+            "after the checkpoint, 0 if there was none."
+        )
     saved = state["plan"]
     for name, value in fingerprint.items():
         if saved.get(name) != value:
@@ -212,15 +347,16 @@ def _lost_event(plan: TrainingPlan, steps_taken: int, lost_steps: int) -> Event:
     return plan.event_of(multipliers) if multipliers else EventSequence(())
 
 
-def _warn_if_not_repeatable(device: torch.device) -> None:
-    """Warn that a GPU may sum in another order, so a resumed run may not repeat its releases."""
-    if device.type == "cuda" and not torch.are_deterministic_algorithms_enabled():
-        warnings.warn(
-            "steps taken after this checkpoint are repeated with the same noise, which is sound if "
-            "their gradients are bit for bit the same. Call torch.use_deterministic_algorithms"
-            "(True) in every run, or give lost_steps= (0 if no step was taken after it).",
-            stacklevel=3,
-        )
+def _setting(value: Any) -> bytes:  # Any: as below
+    """Return the bytes of an optimizer's setting; on a GPU, only where runs are repeated.
+
+    Reading a number from a GPU makes the host wait. Without deterministic algorithms, a resumed run
+    never repeats its noise there.
+    """
+    is_repeated = torch.are_deterministic_algorithms_enabled()
+    if isinstance(value, Tensor) and value.is_cuda and not is_repeated:
+        return b""
+    return _bytes(value)
 
 
 def _bytes(value: Any) -> bytes:  # Any: options and state of any optimizer

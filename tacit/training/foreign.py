@@ -166,6 +166,7 @@ class ForeignLoops(RunState):
         Two loops at the same time could release parts of one lot twice.
         """
         self._take_back()
+        self._check_resumed()
         self._loop += 1
         return self._loop
 

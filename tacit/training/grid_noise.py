@@ -15,7 +15,7 @@ It is exact in real arithmetic, since it is rejection sampling; here is what dou
 - A number that is accepted at once (99.7 %) is w x / 2^63, w being the signed word and x <= 4.3 the
   width of the layer that its ten lowest bits choose. The word is rounded to a double, and so is the
   product: possible values are at most 2^-50 apart and moved by at most 2^-50, while one grid step
-  is 2^-29 standard deviations or more (`NoiseGrid`; k = 28). So the number of values in a cell, and with
+  is 2^-29 standard deviations or more (`NoiseGrid`). So the number of values in a cell, and with
   it the cell's probability, is right to a factor 1 + 2^-20.
 - Widths and heights of the layers are doubles whose areas agree to 2^-36 (a test computes it), and
   a wedge is accepted by a comparison with exp, right to 2^-50 of a height of 2^-11 or more.

@@ -55,6 +55,11 @@ class Key:
         label = f"|{purpose}|{step}|{part}".encode()
         return hashlib.shake_256(self.secret + label).digest(size)
 
+    def bind(self, what: str, digest: bytes) -> str:
+        """Return `digest` under this key, so that it cannot be compared without the key."""
+        label = f"|bind|{what}|".encode()
+        return hashlib.shake_256(self.secret + label + digest).hexdigest(16)
+
     def numpy(self, purpose: str, step: int, part: int = 0) -> np.random.Generator:
         """Return a numpy generator for this use, whose whole 256-bit state comes from the key."""
         state = _State(self.bytes(purpose, step, 32, part))

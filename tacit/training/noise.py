@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from tacit.training.distributed import like_parameter
 from tacit.training.grid_noise import add_noise, joined, make_grids
-from tacit.training.key import Key
+from tacit.training.key import Key, NoiseWords
 
 if TYPE_CHECKING:
     from tacit.training.gpu import RecordedUpdate
@@ -45,6 +45,7 @@ class NoisyMean:
         self._expected_batch = expected_batch
         self._secure = secure
         self._process = os.getpid()
+        self._settings = ""
         self._buffers: dict[tuple[torch.dtype, int], Tensor] = {}
         self._blocks: OrderedDict[Any, Blocks | None] = OrderedDict()
 
@@ -57,6 +58,10 @@ class NoisyMean:
     def use(self, key: Key) -> None:
         """Use `key` for the noise drawn from now on."""
         self._key = key
+
+    def bind(self, settings: bytes) -> None:
+        """Draw noise that depends on `settings` too, a digest, from now on."""
+        self._settings = settings.hex()
 
     def generator(self, device: torch.device) -> str:
         """Return the name of the random generator for sums on `device`, and what it is worth."""
@@ -110,7 +115,9 @@ class NoisyMean:
         self._blocks.move_to_end(key)  # the least recently used one is dropped first
         blocks = self._blocks[key]
         if blocks is not None:
-            blocks.set_step(self._key.bytes("noise on a GPU", 0, 32), step)
+            # A random nonce: two of 10^6 steps share one with probability 3e-8.
+            nonce = int.from_bytes(self._key.bytes(f"nonce {self._settings}", step, 8), signed=True)
+            blocks.set_nonce(self._key.bytes("noise on a GPU", 0, 32), nonce)
         return blocks
 
     def release_into(
@@ -138,7 +145,7 @@ class NoisyMean:
         exact = np.asarray(counts, np.float64)
         (grid,) = make_grids(noise_multiplier, [sensitivity], len(exact))
         noisy = np.empty_like(exact)
-        source = self._key.noise("counts", step, is_cryptographic=self._secure)
+        source = self._source("counts", step)
         add_noise(exact, grid, 1.0, noisy, source=source)
         return noisy.tolist()
 
@@ -163,13 +170,17 @@ class NoisyMean:
             joined(make_grids(noise_multiplier, scales, sum(sizes)), sizes),
             1.0 / self._expected_batch,
             noisy.numpy(),
-            source=self._key.noise("noise", step, is_cryptographic=self._secure),
+            source=self._source("noise", step),
             threads=torch.get_num_threads(),
         )
         return [
             part.view(total.shape).to(total)
             for part, total in zip(noisy.split(sizes), sums, strict=True)
         ]
+
+    def _source(self, purpose: str, step: int) -> NoiseWords:
+        label = f"{purpose} {self._settings}"
+        return self._key.noise(label, step, is_cryptographic=self._secure)
 
     def _check_process(self) -> None:
         if os.getpid() != self._process:

@@ -144,6 +144,7 @@ class Private(ForeignLoops):
             for parameter in self._frozen:
                 parameter.grad = None  # the optimizer would follow whatever was left there
             self._state_noise(scales)
+            self._noise.bind(self._follow_settings())
             self.steps_taken += 1  # first: if the rest fails, this noise is not drawn again
             if is_own_loop and self._replayed is not None:
                 self._replayed.release_and_move(

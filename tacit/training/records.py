@@ -16,6 +16,7 @@ from torch.utils.data import (
     default_collate,
 )
 
+from tacit.training.fingerprint import data_digest
 from tacit.training.tree import Batch, map_tensors, n_rows, take_rows
 from tacit.training.withheld_errors import ErrorGuard
 
@@ -80,6 +81,7 @@ class Records:
         self.is_stored = collate_fn is None and isinstance(self.dataset, TensorDataset)
         self._fetch = _fetcher(self.dataset, collate_fn)
         self._guard = ErrorGuard() if guard is None else guard
+        self._digest: tuple[list[int], bytes] | None = None
         # The Python code that fetches; selecting rows of tensors keeps no state.
         self.program = () if self.is_stored else (self.dataset, collate_fn)
 
@@ -103,6 +105,17 @@ class Records:
     def to_device(self, batch: Batch) -> Batch:
         """Return `batch` with its tensors on the model's device."""
         return map_tensors(lambda t: t.to(self.device, non_blocking=True), batch)
+
+    def digest(self) -> bytes:
+        """Return a hash of all records (`fingerprint`), kept while no tensor is written. Private.
+
+        Tensors count their changes by torch; a data set of another kind is read once.
+        """
+        tensors = self.dataset.tensors if self.is_stored else ()
+        versions = [0 if t.is_inference() else t._version for t in tensors]
+        if self._digest is None or self._digest[0] != versions:
+            self._digest = versions, data_digest(self)
+        return self._digest[1]
 
     def blank(self) -> Batch:
         """Return a batch of one row of zeros in the shape of a record; the shape is public."""

@@ -111,6 +111,26 @@ def different_start(kind):
     return {}
 
 
+def shuffled_data(kind):
+    """Every rank has the same records, in another order on one of them."""
+    model = nn.Linear(4, 2)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.zero_()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.arange(32.0).view(8, 4)
+    rows = torch.arange(8).roll(dist.get_rank())
+    data = (x[rows], torch.zeros(8, dtype=torch.long))
+    try:
+        tacit.make_private(
+            model, optimizer, data, loss_fn, batch_size=2, steps=1, clip_norm=1.0,
+            noise_multiplier=1.0,
+        )  # fmt: skip
+    except ValueError as error:
+        return {"error": str(error)}
+    return {}
+
+
 MODES = {
     "trained": lambda kind, folder: trained(kind, max_microbatch=5),
     "fresh": lambda kind, folder: trained(kind, seed=None),
@@ -124,6 +144,7 @@ MODES = {
     "refused": lambda kind, folder: refused(kind),
     "ledger": lambda kind, folder: file_ledger(kind, Path(folder) / f"{kind}.ledger"),
     "different": lambda kind, folder: different_start(kind),
+    "shuffled": lambda kind, folder: shuffled_data(kind),
 }
 
 

@@ -9,13 +9,16 @@ import sys
 import textwrap
 import time
 
+import numpy as np
 import pytest
 import torch
+from torch.nn import functional as F
 
 import tacit
 from tacit import events as ev
 from tacit import sampling
 from tacit.training import AdaptiveClip, Stairs
+from tacit.training.key import AESWords
 
 
 def weights(model):
@@ -194,15 +197,210 @@ def test_the_same_noise_never_falls_on_another_computation(problem, changed):
         other.optimizer.load_state_dict(case.optimizer.state_dict())
     else:
         other.optimizer.param_groups[0]["lr"] = 0.2
-    lot = next(iter(other.private))
     with pytest.raises(ValueError, match="would fall on other gradients"):
-        other.private.step(lot)
+        next(iter(other.private))
     with pytest.raises(ValueError, match="would fall on other gradients"):
         next(other.private.batches())
     other.private.load_state_dict(state["private"], lost_steps=0)
     train(other)
     assert other.private.steps_taken == 6
     assert [entry.steps for entry in other.private.ledger.history() if entry.kind == "plan"] == [6]
+
+
+def test_a_change_after_the_loop_began_is_refused(problem):
+    case = problem(steps=6)
+    train(case, stop=2)
+    state = saved(case)
+    other = problem(steps=6)
+    load(other, state)
+    lot = next(iter(other.private))
+    other.optimizer.param_groups[0]["lr"] = 0.2
+    for _ in range(2):
+        with pytest.raises(ValueError, match="would fall on other gradients"):
+            other.private.step(lot)
+
+
+SCALE = 1.0  # read by `scaled_loss`
+
+
+def scaled_loss(model, batch):
+    x, y = batch
+    return SCALE * F.cross_entropy(model(x), y, reduction="none")
+
+
+def loss_times(factor):
+    def loss_fn(model, batch):
+        x, y = batch
+        return factor * F.cross_entropy(model(x), y, reduction="none")
+
+    return loss_fn
+
+
+def two_classes(n=64):
+    generator = torch.Generator().manual_seed(1)
+    y = torch.arange(n) % 2
+    return torch.randn(n, 4, generator=generator) + 2.0 * y[:, None], y
+
+
+def edited(number):
+    """Return the data with one number of one record changed in its last bits."""
+    x, y = two_classes()
+    row = (7 * number + 3) % len(x)
+    x[row, number % 4] = torch.nextafter(x[row, number % 4], torch.tensor(9.0))
+    return x, y
+
+
+def shuffled(number):
+    x, y = two_classes()
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(number))
+    return x[order], y[order]
+
+
+def other_loss(number):
+    return [
+        {"loss_fn": loss_times(1.0 + 2.0**-number)},
+        {"loss_fn": lambda model, batch: loss_times(1.0)(model, batch) + 0.0},
+    ][number % 2]
+
+
+class Halved(torch.nn.Sequential):
+    def forward(self, x):
+        return super().forward(x) * 1.0
+
+
+CHANGES = {
+    "edited record": lambda number: {"data": edited(number)},
+    "shuffled rows": lambda number: {"data": shuffled(number)},
+    "other loss": other_loss,
+    "other learning rate": lambda number: {"lr": 0.1 + 0.01 * (number + 1)},
+    "other code of the model": lambda _: {
+        "model": Halved(torch.nn.Linear(4, 5), torch.nn.Tanh(), torch.nn.Linear(5, 2))
+    },
+    "lists of records": lambda _: {"data": list(zip(*two_classes(), strict=True))},
+    "other views": lambda _: {"augmentations": 2, "augment": lambda batch: batch},
+}
+
+
+def resumed_with(problem, change, number, ledger=None, **options):
+    """Return a run that took five steps, its checkpoint of step two, and a changed run of it."""
+    common = {"steps": 8, "loss_fn": loss_times(1.0), "data": two_classes()} | options
+    first = problem(**common, ledger=ledger)
+    train(first, stop=2)
+    state = saved(first)
+    train(first, stop=5)
+    again = problem(**(common | CHANGES[change](number)), ledger=ledger)
+    again.model.load_state_dict(state["model"])
+    again.private.load_state_dict(state["private"])
+    if change != "other learning rate":
+        again.optimizer.load_state_dict(state["optimizer"])
+    return first, state, again
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(
+    "number", [0, *(pytest.param(i, marks=pytest.mark.slow) for i in range(1, 10))]
+)
+def test_a_changed_run_gets_other_noise_and_is_charged(problem, change, number):
+    """Notes on reuse: the difference of two releases showed one record in the clear."""
+    ledger = tacit.Ledger()
+    _, state, again = resumed_with(problem, change, number, ledger)
+    with pytest.warns(UserWarning, match="fresh noise, and 6 steps"):  # the block claims all 8
+        lot = next(iter(again.private))
+    again.private.step(lot)
+    step = ev.PoissonSampled(0.25, ev.Gaussian(1.0))
+    assert [entry.event for entry in ledger.history()][1:] == [ev.Repeated(step, 6)]
+    assert again.private.state_dict()["key"] != state["private"]["key"]
+    assert again.private.steps_taken == 3
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_changed_run_is_refused_if_the_ledger_does_not_know_it(problem, change):
+    _, _, again = resumed_with(problem, change, 0)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"not th.* of the checkpoint.*lost_steps="):
+            next(iter(again.private))
+
+
+def test_a_changed_constant_or_number_of_threads_is_noticed(problem, monkeypatch):
+    case = problem(loss_fn=scaled_loss)
+    train(case, stop=2)
+    state = saved(case)
+    for change, names in (
+        (lambda m: m.setitem(scaled_loss.__globals__, "SCALE", 1.5), "program"),
+        (lambda m: m.setattr(torch, "get_num_threads", lambda: 77), "machine"),
+        (lambda m: m.setattr(AESWords, "is_available", lambda: False), "machine"),
+    ):
+        other = problem(loss_fn=scaled_loss)
+        load(other, state)
+        with monkeypatch.context() as patch:
+            change(patch)
+            with pytest.raises(ValueError, match=names):
+                next(iter(other.private))
+        train(other)  # unchanged again
+        assert other.private.steps_taken == 4
+
+
+def test_a_learning_rate_changed_later_gives_independent_noise(problem):
+    def gradients(rate, secure):
+        case = problem(steps=4, seed=1, n_records=10**7, batch_size=1, secure=secure)
+        found = []
+        for lot in case.private:
+            case.private.step(lot)
+            found.append(torch.cat([p.grad.flatten() for p in case.model.parameters()]).clone())
+            if case.private.steps_taken == 2:
+                case.optimizer.param_groups[0]["lr"] = rate
+        return found
+
+    for secure in (False, True):
+        one, same, other = gradients(0.1, secure), gradients(0.1, secure), gradients(0.2, secure)
+        assert all(map(torch.equal, one, same))
+        assert torch.equal(one[1], other[1])
+        assert not torch.isclose(one[2], other[2]).any()
+
+
+def test_a_checkpoint_of_the_first_version_asks_for_lost_steps(problem):
+    case = problem(steps=6)
+    train(case, stop=2)
+    state = saved(case)
+    old = {k: v for k, v in state["private"].items() if k not in ("binding", "settings")}
+    state["private"] = old | {"version": 1}
+    other = problem(steps=6)
+    with pytest.raises(ValueError, match=r"version 1 .*lost_steps"):
+        load(other, state)
+    load(other, state, lost_steps=0)
+    train(other)
+    assert other.private.steps_taken == 6
+
+
+def test_the_fingerprint_is_salted_and_belongs_to_the_records(problem):
+    first = problem(seed=1, data=two_classes())
+    print_ = first.private.data_fingerprint
+    assert print_ != problem(seed=1, data=two_classes()).private.data_fingerprint
+    for data, is_same in ((two_classes(), True), (edited(1), False), (shuffled(1), False)):
+        other = problem(seed=2, data=data)
+        load(other, saved(first))
+        assert (other.private.data_fingerprint == print_) is is_same
+
+
+def test_writing_into_the_records_changes_their_fingerprint(problem):
+    x, y = two_classes()
+    private = problem(data=(x, y)).private
+    before = private.data_fingerprint
+    assert private.data_fingerprint == before
+    x[3, 2] += 1.0
+    assert private.data_fingerprint != before
+
+
+def test_random_augmentation_in_the_data_set_is_replayed_for_the_fingerprint(problem):
+    class Noisy(torch.utils.data.Dataset):
+        def __len__(self):
+            return 64
+
+        def __getitem__(self, i):
+            return torch.randn(4) + np.random.rand(), i % 2  # noqa: NPY002
+
+    found = [problem(data=Noisy(), check=False).private._lots.records.digest() for _ in "ab"]
+    assert found[0] == found[1]
 
 
 def test_the_order_of_loading_does_not_matter(problem):

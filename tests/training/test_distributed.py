@@ -28,6 +28,7 @@ QUICK = [
     "cut:ddp",
     "uneven:ddp",
     "sparse:ddp",
+    "shuffled:plain",
 ]
 
 
@@ -121,6 +122,11 @@ def test_noise_is_there_once_and_the_same_on_every_rank(two):
 
 def test_every_rank_hears_that_the_budget_is_spent(two):
     assert [rank["refused:plain"] for rank in two] == [{"refused": True, "unchanged": True}] * 2
+
+
+def test_ranks_with_other_records_are_refused_though_there_are_as_many(two):
+    for rank in two:
+        assert "data set must be the same on every rank" in rank["shuffled:plain"]["error"]
 
 
 def test_ranks_take_equal_steps_though_some_draw_nothing(two):

@@ -5,11 +5,13 @@ import copy
 import numpy as np
 import pytest
 import torch
-from scipy.stats import chi2, kstest
+import triton_emulation
+from scipy.stats import chi2, kstest, norm, poisson
 from torch import nn
 
 from tacit.training import gpu
 from tacit.training.engines import in_halves
+from tacit.training.grid_noise import make_grids
 from tacit.training.key import Key
 from tacit.training.noise import NoisyMean
 from tacit.training.records import Microbatch
@@ -57,6 +59,125 @@ def test_gpu_noise_has_the_stated_law():
     assert kstest(noise, "norm").pvalue > 1e-6
     assert abs((draws[1] * noise).sum()) < 4.9 * noise.size**0.5  # steps are independent
     assert len(np.unique(noise)) > 0.99 * noise.size  # no two places share a draw
+
+
+def test_gpu_noise_lies_on_the_grid_and_is_the_same_whatever_the_sum():
+    multiplier, shapes = 2.0, [(1000, 100), (77,)]
+    grids = make_grids(multiplier, [0.5, 8.0], 100_077)
+    rng = np.random.default_rng(0)
+
+    def released(sums):
+        mean = NoisyMean(Key.from_seed(1), expected_batch=1.0)
+        sums = [torch.tensor(s, dtype=torch.float32, device="cuda") for s in sums]
+        found = mean.release(sums, [0.5, 8.0], step=3, noise_multiplier=multiplier)
+        return [v.double().cpu().numpy() / g.step for v, g in zip(found, grids, strict=True)]
+
+    zero = released([np.zeros(shape) for shape in shapes])
+    for values in zero:
+        small = np.abs(values) < 2**24  # float32 has all their bits
+        assert np.array_equal(np.rint(values), values)
+        assert small.any()
+    # Shifts by whole steps shift the release by as much, up to the rounding to float32.
+    whole = [rng.integers(-(2**20), 2**20, shape) for shape in shapes]
+    moved = released([w * g.step for w, g in zip(whole, grids, strict=True)])
+    for before, after, shift in zip(zero, moved, whole, strict=True):
+        gap = np.spacing(np.maximum(np.abs(before), np.abs(after)).astype(np.float32))
+        assert (np.abs(after - before - shift) <= 2 * np.maximum(1, gap)).all()
+
+
+def test_gpu_noise_is_that_of_the_emulated_kernel(monkeypatch):
+    """Bit for bit in the words, and in the integers up to fused products at the edge of a cell."""
+    key, count, multiplier = Key.from_seed(5), 5000, 1.0
+    mean = NoisyMean(key, expected_batch=1.0)
+    (found,) = mean.release(
+        [torch.zeros(count, device="cuda")], [1.0], step=2, noise_multiplier=multiplier
+    )
+    (grid,) = make_grids(multiplier, [1.0], count)
+    kernel = triton_emulation.emulated(monkeypatch)
+    secret = np.frombuffer(key.bytes("noise on a GPU", 0, 32), np.int32)
+    nonce = int.from_bytes(key.bytes("nonce ", 2, 8), signed=True)
+    lanes = kernel.LANES
+    blocks = -(-count // (8 * lanes))
+    with np.errstate(over="ignore"):
+        z = kernel.normals(
+            triton_emulation.Pointer(secret),
+            triton_emulation.lanes(nonce, np.int64),
+            triton_emulation.lanes(np.arange(blocks * lanes), np.int64),
+            12,
+        )
+    expected = np.array(z).reshape(8, blocks, lanes).swapaxes(0, 1).reshape(-1)[:count]
+    steps = np.rint(expected * grid.noise_steps)
+    error = np.abs(found.double().cpu().numpy() / grid.step - steps)
+    assert (error <= 1 + np.spacing(np.abs(steps).astype(np.float32))).all()
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_gpu_noise_is_normal_in_the_body_and_beyond_5_6_and_7_deviations(secure):
+    """1.6e9 numbers: 920 beyond 5 deviations, 3.2 beyond 6; false-alarm probability 1e-5."""
+    mean, size, rounds = NoisyMean(Key.fresh(), expected_batch=1.0, secure=secure), 1 << 27, 12
+    counts, cells = dict.fromkeys((4.0, 5.0, 6.0, 7.0), 0), torch.zeros(200, device="cuda")
+    edges = torch.tensor(norm.ppf(np.arange(1, 200) / 200), dtype=torch.float32, device="cuda")
+    for step in range(rounds):
+        total = [torch.zeros(size, device="cuda")]
+        (z,) = mean.release(total, [1.0], step=step, noise_multiplier=1.0)
+        for beyond in counts:
+            counts[beyond] += int((z.abs() > beyond).sum())
+        if step == 0:
+            cells += torch.bincount(torch.bucketize(z, edges), minlength=200)
+    for beyond, found in counts.items():
+        expected = rounds * size * 2 * norm.sf(beyond)
+        assert poisson.ppf(1e-6, expected) <= found <= poisson.isf(1e-6, expected)
+    statistic = float((((cells.double() - size / 200) ** 2).sum() / (size / 200)).cpu())
+    assert chi2.ppf(5e-7, 199) < statistic < chi2.isf(5e-7, 199)
+
+
+def test_an_attacker_who_learned_the_low_bits_of_gpu_noise_is_no_better():
+    """An attack on the GPU path: likelihoods of low bits, learned from 2.7e8 draws of the kernel.
+
+    Two sums at distance 1 spread over 1,000 weights, noise multiplier 10, 1,000 trials; the best
+    possible accuracy is Phi(1 / 20). The old float32 noise has empty cells, which this would find.
+    """
+    weights, sigma, bits, trials = 1000, 10.0, 14, 1000
+    (grid,) = make_grids(sigma, [1.0], weights)
+    mean = NoisyMean(Key.fresh(), expected_batch=1.0)
+
+    def steps_of(sums, step):
+        (found,) = mean.release([sums], [1.0], step=step, noise_multiplier=sigma)
+        return torch.round(found.double() / grid.step).long()
+
+    table = torch.zeros(2 * 2**bits, device="cuda", dtype=torch.float64)
+
+    def features(noise):
+        """Sign, and low bits above those that rounding to float32 sets to zero."""
+        zeros = torch.log2(noise.abs().double().clamp(min=2.0**24)).floor().long() - 23
+        return ((noise >> zeros) & (2**bits - 1)) + 2**bits * (noise < 0)
+
+    for step in range(270):  # noise of sums of this dimension, as many weights at once as fit
+        block = torch.zeros(weights, 1000, device="cuda")
+        (found,) = NoisyMean(Key.from_seed(step), expected_batch=1.0).release(
+            [block], [1.0], step=0, noise_multiplier=sigma
+        )
+        table += torch.bincount(
+            features(torch.round(found.double() / grid.step).long()).flatten(), minlength=len(table)
+        )
+    log_share = torch.log((table + 0.5) / table.sum())
+    generator, right = torch.Generator("cuda").manual_seed(1), 0
+    for trial in range(trials):
+        first = torch.randn(weights, device="cuda", generator=generator)
+        step = torch.randn(weights, device="cuda", generator=generator)
+        sums = [first, first + 0.999 * step / step.norm()]
+        truth = trial % 2
+        whole = [torch.round(s.double() / grid.step).long() for s in sums]
+        seen = steps_of(sums[truth].clone(), trial)
+        score = [
+            log_share[features(seen - w)].sum()
+            - 0.5 * ((seen - w).double() / grid.noise_steps).square().sum()
+            for w in whole
+        ]
+        right += int(score[1] > score[0]) == truth
+    best = norm.cdf(1 / (2 * sigma))
+    # Learned shares carry noise of their own: they may lower the accuracy, never raise it.
+    assert right / trials < best + 4.0 * (best * (1 - best) / trials) ** 0.5
 
 
 def test_a_compiled_lot_in_several_batches_is_the_eager_one(problem):

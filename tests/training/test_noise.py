@@ -173,7 +173,7 @@ def test_the_places_used_last_are_remembered(monkeypatch):
         is_cuda = True
 
     class Blocks:
-        def set_step(self, secret, step):
+        def set_nonce(self, secret, step):
             self.key = secret, step
 
     monkeypatch.setattr(gpu, "noise_blocks", lambda *_: Blocks())

@@ -5,7 +5,7 @@ model; here each number is drawn in registers. What is released is the integer r
 round(noise / step), as on a CPU (`tacit.training.grid_noise` has the argument); all arithmetic on
 it is in float64, whose integers are exact.
 
-Random bits come from ChaCha (Bernstein 2008) under a 256-bit key, with the step as nonce and a
+Random bits come from ChaCha (Bernstein 2008) under a 256-bit key, with a nonce for each step and a
 block counter that runs through all tensors: 12 rounds, or the 20 of ChaCha20. A block of 16 words
 gives four pairs of 64-bit uniform numbers, and the Box-Muller transform makes each pair two normal
 numbers (a sampler that rejects, as on the CPU, would leave most threads of a warp waiting). For
@@ -239,7 +239,7 @@ def _noise_kernel(
 class Blocks:
     """Tensors cut into blocks for the noise kernel, one block for each program.
 
-    Call `set_step`, then `launch`, which releases every number on its tensor's grid, times
+    Call `set_nonce`, then `launch`, which releases every number on its tensor's grid, times
     `factor`. A launch may be recorded in a CUDA graph. Key and nonce are in device memory, so a
     replay uses those that were set last.
     """
@@ -277,18 +277,18 @@ class Blocks:
         places = self.spread([t.data_ptr() for t in tensors], torch.int64) + 4 * starts
         return places.to(tensors[0].device)
 
-    def set_step(self, secret: bytes, step: int) -> None:
-        """Set the 32-byte key, if it is new, and the step, without making the host wait.
+    def set_nonce(self, secret: bytes, nonce: int) -> None:
+        """Set the 32-byte key, if it is new, and the nonce, without making the host wait.
 
-        A key is used with each step once.
+        A key is used with each nonce once.
         """
         if secret != self._secret:
             self._secret = secret
             self.key.copy_(torch.frombuffer(bytearray(secret), dtype=torch.int32))
-        self.nonce.fill_(step)
+        self.nonce.fill_(nonce)
 
     def launch(self) -> None:
-        """Release all tensors with the noise of the step that was set."""
+        """Release all tensors with the noise of the nonce that was set."""
         _noise_kernel[(len(self.places),)](  # pyright: ignore[reportIndexIssue]  # a Triton kernel
             self.places, self.counts, self.counters, self.grids, self.key, self.nonce,
             LANES=LANES, ROUNDS=self.rounds, num_warps=WARPS,

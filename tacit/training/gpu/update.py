@@ -145,7 +145,7 @@ class Update:
             self._table.copy_(torch.tensor(rows))
 
     def launch(self, noise: Blocks) -> None:
-        """Add the noise of the step set in `noise` to the sums, and update the parameters."""
+        """Add the noise of the nonce set in `noise` to the sums, and update the parameters."""
         group = self._optimizer.param_groups[0]
         if self._is_adam:
             call_each("add_", self._counted, [1.0] * len(self._counted))
