@@ -92,7 +92,7 @@ def accepted_range(accepts: Callable[[Floats], Flags], inside: float) -> tuple[f
     lower, upper = grid[found[0]], grid[found[-1]]
     outer = np.array([grid[max(found[0] - 1, 0)], grid[min(found[-1] + 1, len(grid) - 1)]])
     inner = np.array([lower, upper])
-    for _ in range(40):
+    for _ in range(28):  # to within 2^-36
         middle = (outer + inner) / 2
         is_in = accepts(middle)
         inner, outer = np.where(is_in, middle, inner), np.where(is_in, outer, middle)

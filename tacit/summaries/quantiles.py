@@ -240,8 +240,10 @@ class ConsistentCounts(NamedTuple):
             center = above if level > 1 else p
             parts = ((left, 1 - center), (1, inside - center), (b - 1 - left, center))
             v = self.variances[level - 1]
-            variance += v * sum(n * c**2 for n, c in parts)
-            fourth += v**2 * sum(n * c**4 for n, c in parts)
+            for n, c in parts:
+                square = c * c
+                variance += v * n * square
+                fourth += v**2 * n * square * square
             inside = above
         return Spread(variance, np.sqrt(fourth) if self.is_laplace else np.zeros(len(edges)))
 
