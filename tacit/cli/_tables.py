@@ -52,6 +52,8 @@ def table_settings(
     """
     if ledger is not None:
         shared.require_ledger(ledger)
+    if any(column.type == "weight" for column in schema.declared):
+        typer.echo("note: weights are not used: every record counts the same.", err=True)
     data: dict[str, Any] = {
         "name": "table",
         "path": str(table.resolve()),

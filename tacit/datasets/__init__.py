@@ -58,11 +58,14 @@ __all__ = [
     "take_rows",
 ]
 
-_TABLES = ("as_dataset", "column_names", "held_out", "read_chunks", "read_features", "read_rows")
+_SCHEMA = "Derived EncodedRows FeatureBounds Schema"
+_TABLES = (
+    "as_dataset column_names count_rows held_out read_chunks read_columns read_features read_rows "
+    "read_table take_rows"
+)
+_HOMES = {"schema": _SCHEMA, "tables": _TABLES}
 __getattr__ = lazy(
-    __name__,
-    dict.fromkeys(("Derived", "EncodedRows", "FeatureBounds", "Schema"), "schema")
-    | dict.fromkeys((*_TABLES, "read_table", "take_rows", "count_rows", "read_columns"), "tables"),
+    __name__, {name: home for home, names in _HOMES.items() for name in names.split()}
 )
 
 _NAMED: dict[str, Callable[[Path | None], Dataset]] = {

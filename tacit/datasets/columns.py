@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tacit._arrays import Flags, Floats
 
@@ -22,6 +23,7 @@ _LARGEST = 1e150  # bounds above this overflow when they are squared
 _TRUE = frozenset(("1", "true", "yes", "t", "y"))
 _FALSE = frozenset(("0", "false", "no", "f", "n"))
 
+Singles: TypeAlias = NDArray[np.float32]
 Cells: TypeAlias = np.ndarray | Sequence[Any]
 """One column of a table: numbers as an array, texts (or None) as a tuple, anything else as a list.
 Any: Python objects."""
@@ -133,7 +135,7 @@ class Column:
             raise ValueError(f"column {self.name!r} of type {self.type} has no rules for values.")
         if self.missing is not None:
             is_real = isinstance(self.missing, int | float) and not isinstance(self.missing, bool)
-            if is_number and not (is_real and math.isfinite(self.missing)):
+            if is_number and not (is_real and math.isfinite(float(self.missing))):
                 raise ValueError(f"column {self.name!r}: missing must be a finite number.")
             if self.categories and str(self.missing) not in self.categories:
                 raise ValueError(f"column {self.name!r}: missing must be one of its categories.")
@@ -246,6 +248,8 @@ class Column:
             return ~np.isnan(numbers)
         if self.type == "boolean":
             return (numbers == 0) | (numbers == 1)
+        assert self.lower is not None  # a quantity, whose bounds were checked
+        assert self.upper is not None
         return (numbers >= self.lower) & (numbers <= self.upper)
 
     def _replaced(self, numbers: Floats, is_outside: Flags) -> Floats:
@@ -269,11 +273,11 @@ class Column:
             return self.at_least if self.missing else -math.inf
         return float(self.missing)
 
-    def encode(self, cells: Cells, rules: CellRules = PLAIN) -> Floats:
+    def encode(self, cells: Cells, rules: CellRules = PLAIN) -> Singles:
         """Return the features of the column, (rows, outputs), in float32; see `features`."""
         return self.features(self.parse(cells, rules))
 
-    def features(self, parsed: Parsed) -> Floats:
+    def features(self, parsed: Parsed) -> Singles:
         """Return the encoded column (rows, outputs): numbers in [-1, 1], indicators as 0 and 1.
 
         A cell without a usable value becomes all zeros for categories and booleans, and the middle

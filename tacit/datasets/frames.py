@@ -33,7 +33,7 @@ def frame_cells(frame: Any, names: Sequence[str]) -> dict[str, Cells]:
 def checked_array(estimator: BaseEstimator, table: Any, *, reset: bool) -> np.ndarray:
     """Return `table` as a two-dimensional array; errors quote no value."""
     try:
-        return validate_data(
+        return validate_data(  # type: ignore[return-value]  # an array, since y is not given
             estimator,
             table,
             reset=reset,

@@ -15,8 +15,8 @@ from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils import Tags
 from sklearn.utils.validation import validate_data
 
-from tacit._arrays import Flags, Floats
-from tacit.datasets.columns import CellRules, Cells, Column, as_texts
+from tacit._arrays import Flags
+from tacit.datasets.columns import CellRules, Cells, Column, Singles, as_texts
 from tacit.datasets.csv_lines import FIELDS, Dialect, find_columns
 from tacit.datasets.declaration import (
     LARGEST_FILE,
@@ -54,7 +54,7 @@ class Derived:
         """Names of the columns that the feature is computed from."""
         return self.product or (self.column,)
 
-    def encode(self, cells: Mapping[str, Cells], rules: CellRules) -> Floats:
+    def encode(self, cells: Mapping[str, Cells], rules: CellRules) -> Singles:
         """Return the feature (rows, 1): 0 or 1 for a threshold, or a product clipped to [-1, 1]."""
         numbers = [_REAL.parse(cells[name], rules).values for name in self.used]
         if self.at_least is not None:
@@ -334,7 +334,7 @@ class Schema(TransformerMixin, BaseEstimator):
             parsed = column.parse(cells[column.name], rules)
             flags.append(column.flags(parsed))
             if column.type == "weight":
-                weights = parsed.values / column.upper
+                weights = parsed.values / (column.upper or 1.0)
             elif column.name == self.target:
                 y = column.targets(parsed)
             else:
@@ -450,7 +450,8 @@ def _derived_of(given: Any) -> Derived:
         right = {"at_least": is_number, "product": is_texts}.get(key, isinstance(value, str))
         if not right:
             raise ValueError(f"derived {given['name']!r}: {key} has a value of another type.")
-    return Derived(**{k: tuple(v) if k == "product" else v for k, v in given.items()})
+    settings: dict[str, Any] = {k: tuple(v) if k == "product" else v for k, v in given.items()}
+    return Derived(**settings)
 
 
 def _plain(declaration: Any, *without: str) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Predictions of a finished run for the records of another table."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ class Predictions(NamedTuple):
     """One row for each record: the prediction, and the probability of each class if it is known."""
 
     columns: tuple[str, ...]
-    rows: list[tuple[object, ...]]
+    rows: Sequence[tuple[object, ...]]
 
 
 def predict_table(folder: str | Path, table: str | Path) -> Predictions:

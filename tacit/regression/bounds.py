@@ -53,6 +53,7 @@ class Bounds:
             self._take_names(self.lower)
         if self.upper is None:
             raise TypeError("bounds must have lower and upper, or a pair for each feature by name.")
+        assert not isinstance(self.lower, Mapping)  # names and numbers were taken apart
         object.__setattr__(self, "lower", _plain(self.lower))
         object.__setattr__(self, "upper", _plain(self.upper))
         low, high = np.broadcast_arrays(np.asarray(self.lower), np.asarray(self.upper))

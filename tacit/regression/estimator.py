@@ -144,11 +144,11 @@ class PrivateEstimator(BaseEstimator):
     def __sklearn_clone__(self) -> Self:
         if self.ledger is None:
             warn_of_repeated_fits(self.epsilon, self.delta)
-        return super().__sklearn_clone__()
+        return super().__sklearn_clone__()  # type: ignore[return-value]  # scikit-learn: no types
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for pickle: a ledger becomes its path, into which the copy pays."""
-        state = super().__getstate__()
+        state: Any = super().__getstate__()  # Any: scikit-learn has no types
         if state.get("ledger") is not None:
             state = {**state, "ledger": LedgerFile.of(state["ledger"])}
         return state

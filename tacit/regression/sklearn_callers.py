@@ -90,23 +90,29 @@ def _refuse(name: str, step: object) -> None:
 
 
 def _learns_shape_only(step: Any) -> bool:  # Any: a transformer of any library
-    """Return whether copies of `step`, fitted to two different tables, end up equal.
+    """Return whether copies of `step`, fitted to different tables, end up equal.
 
-    The tables are random and have the number of columns of the fitted step. Columns of text are
-    not tried: a step that cannot be fitted to numbers counts as one that learns.
+    The tables have the number of columns of the fitted step: random numbers, numbers with other
+    means and scales, constants, and, where the step accepts them, missing values. Columns of text
+    are not tried: a step that cannot be fitted to numbers counts as one that learns.
     """
     width = getattr(step, "n_features_in_", None)
     if width is None:
         return False
     rng = np.random.default_rng(0)
-    try:
-        found = [
-            pickle.dumps(_learned(clone(step).fit(table, rng.permutation(64) % 2)))
-            for table in (rng.normal(0, 1, (64, width)), rng.normal(5, 3, (64, width)))
-        ]
-    except Exception:  # whatever the step raises, it could not be shown to learn nothing
-        return False
-    return found[0] == found[1]
+    shape, labels = (64, width), np.arange(64) % 2
+    tables = [rng.normal(0, 1, shape), rng.normal(5, 3, shape), np.ones(shape)]
+    gaps = np.where(rng.random(shape) < 0.5, np.nan, 1.0)
+    gaps[:, 0] = np.nan
+    found = set()
+    for table in (*tables, gaps):
+        copy: Any = clone(step)
+        try:
+            found.add(pickle.dumps(_learned(copy.fit(table, labels))))
+        except Exception:  # whatever the step raises, it could not be shown to learn nothing
+            if table is not gaps:
+                return False
+    return len(found) == 1
 
 
 def _learned(step: BaseEstimator) -> dict[str, Any]:

@@ -41,7 +41,7 @@ def test_a_filled_recipe_leaves_no_default_open():
         ("[training]\nbatch_size = 0", "training.batch_size must be a whole number >= 1, got 0"),
         ("[training]\nmomentum = 1.0", r"training.momentum must be in \[0, 1\), got 1.0"),
         ("training = 3", r"\[training\] must be a table, got int"),
-        ("[privacy]\ndelta = 2.0", r"privacy.delta must be in \(0, 1\), got 2.0"),
+        ("[privacy]\ndelta = 2.0", r"privacy.delta must be in \[0, 1\), got 2.0"),
         ("[privacy]\nrelation = 'swap'", "privacy.relation must be one of add_remove"),
         ("[model]\nkind = 'conv'", "model.kind must be one of linear, mlp, cnn, module"),
         ("[model]\nkind = 'module'", 'model.module = "package.module:Name"'),
