@@ -99,11 +99,21 @@ def main() -> None:
         ["settings", str(len(found))],
         ["wider than 1e-3", f"{(widths > 1e-3).mean():.2%}"],
         ["median, worst width", f"{np.median(widths):.1e}, {widths.max():.1e}"],
-        ["median, 99 %, worst time", " ".join(f"{1e3 * t:.1f} ms" for t in np.quantile(times, [0.5, 0.99, 1]))],
+        [
+            "median, 99 %, worst time",
+            " ".join(f"{1e3 * t:.1f} ms" for t in np.quantile(times, [0.5, 0.99, 1])),
+        ],
         ["slower than 0.2 s", f"{(times > 0.2).mean():.2%}"],
     ]
-    rows = [[str(f[0].event), f"{f[0].delta:.1e}", f"{f[1]:.5g}", f"{f[2]:.0e}", f"{1e3 * f[3]:.1f}"] for f in worst]
-    blocks = ["## Brackets", table(["", ""], summary), table(["slowest and widest", "delta", "epsilon", "width", "ms"], rows)]
+    rows = [
+        [str(f[0].event), f"{f[0].delta:.1e}", f"{f[1]:.5g}", f"{f[2]:.0e}", f"{1e3 * f[3]:.1f}"]
+        for f in worst
+    ]
+    blocks = [
+        "## Brackets",
+        table(["", ""], summary),
+        table(["slowest and widest", "delta", "epsilon", "width", "ms"], rows),
+    ]
     if given.race:
         rng = np.random.default_rng(given.seed + 1)
         settings = [found[i][0] for i in rng.permutation(len(found))[: given.race]]
