@@ -88,7 +88,7 @@ def on_cpu(count: int = 10**6, rounds: int = 15) -> dict[str, float]:
     def old() -> None:
         for part in buffer.split(1 << 18):
             part.normal_(std=0.1, generator=torch.Generator().set_state(state))
-        torch._foreach_add_([buffer], sums, alpha=0.1)
+        buffer.add_(sums[0], alpha=0.1)
 
     ways = {
         "old": old,
@@ -155,14 +155,14 @@ def prepare(variant: str, lanes: int, warps: int) -> None:
     from tacit.training.gpu import noise, update
 
     for module in (noise, update):
-        module.LANES, module.WARPS = lanes, warps
+        vars(module).update(LANES=lanes, WARPS=warps)
     if variant != "old":
         gpu.chacha_rounds = lambda *, is_full: VARIANTS[variant]
         return
     import _old_noise
 
     for module in (noise, update):
-        module.normals, module.released = _old_noise.normals, _old_noise.released
+        vars(module).update(normals=_old_noise.normals, released=_old_noise.released)
 
 
 if __name__ == "__main__":

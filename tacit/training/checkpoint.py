@@ -63,7 +63,7 @@ class RunState:
     _noise: NoisyMean
     _ranks: Ranks
     _loss_fn: LossFn | None
-    _lot_sum: object
+    _lot_sum: Any  # a callable: how lots are summed
     _clip_moves: tuple[float, ...]
 
     def __init__(self) -> None:

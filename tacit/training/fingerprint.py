@@ -13,7 +13,7 @@ guesses about a record.
 
 import hashlib
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -59,7 +59,7 @@ def program_digest(
     model: nn.Module,
     loss_fn: LossFn | None,
     records: "Records",
-    others: Iterable[Callable[..., Any] | None] = (),
+    others: Iterable[Any] = (),  # Any: functions and objects
 ) -> bytes:
     """Return a hash of the program: its code, what the code refers to, and one public loss.
 

@@ -250,9 +250,9 @@ def _propose(words: Words, points: Floats, unit: Floats, inside: Floats) -> Indi
     layer, bound = space.layers[:n], space.bounds[:n]
     np.bitwise_and(signed, _LAYERS - 1, out=layer)
     np.copyto(points, signed)
-    np.take(unit, layer, out=bound, mode="wrap")
+    np.take(unit, layer, out=bound, mode="clip")
     np.multiply(points, bound, out=points)
-    np.take(inside, layer, out=bound, mode="wrap")
+    np.take(inside, layer, out=bound, mode="clip")
     size = np.abs(points, out=space.floats[:n])
     return np.flatnonzero(np.greater_equal(size, bound, out=space.flags[:n]))
 

@@ -50,15 +50,15 @@ class Key:
             return cls.fresh()
         return cls(hashlib.sha256(f"tacit seed {whole(seed=seed)}".encode()).digest())
 
-    def bytes(self, purpose: str, step: int, size: int, part: int = 0) -> bytes:
-        """Return `size` random bytes, different for each combination of purpose, step and part."""
-        label = f"|{purpose}|{step}|{part}".encode()
-        return hashlib.shake_256(self.secret + label).digest(size)
-
     def bind(self, what: str, digest: bytes) -> str:
         """Return `digest` under this key, so that it cannot be compared without the key."""
         label = f"|bind|{what}|".encode()
         return hashlib.shake_256(self.secret + label + digest).hexdigest(16)
+
+    def bytes(self, purpose: str, step: int, size: int, part: int = 0) -> bytes:
+        """Return `size` random bytes, different for each combination of purpose, step and part."""
+        label = f"|{purpose}|{step}|{part}".encode()
+        return hashlib.shake_256(self.secret + label).digest(size)
 
     def numpy(self, purpose: str, step: int, part: int = 0) -> np.random.Generator:
         """Return a numpy generator for this use, whose whole 256-bit state comes from the key."""
@@ -137,7 +137,7 @@ class AESWords(NoiseWords):
             found = np.empty(
                 count + 2, np.uint64
             )  # the library asks for the room of one more block
-            stream.update_into(_zeros(count)[: 8 * count], memoryview(found).cast("B"))
+            stream.update_into(_zeros(count)[: 8 * count], found.view(np.uint8))
             return found[:count]
 
         return more

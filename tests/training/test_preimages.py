@@ -87,7 +87,7 @@ def new_release(total, trial):
 
 
 def new_evidence(released, total):
-    """Log of the number of 64-bit words of the generator that lead to the release."""
+    """Log of the number of 64-bit words of every eighth layer that lead to the release."""
     (grid,) = make_grids(SIGMA, [1.0], WEIGHTS)
     unit = grid.step / BATCH
     wide = released.astype(np.float64)
@@ -95,8 +95,7 @@ def new_evidence(released, total):
     whole = np.rint(total.astype(np.float64) / grid.step)
     low = np.ceil((wide - gap) / unit) - whole - 0.5  # noise in steps that rounds to the release
     high = np.floor((wide + gap) / unit) - whole + 0.5
-    layers = ziggurat()
-    scaled, inside = layers.unit * grid.noise_steps, layers.inside * grid.noise_steps
+    scaled, inside = (field[1::8] * grid.noise_steps for field in ziggurat()[:2])
     low, high = (np.clip(end[:, None], -inside, inside) for end in (low, high))
     words = np.floor(high / scaled / 1024) - np.floor(low / scaled / 1024)
     return np.log(np.maximum(words.sum(1), 1e-3)).sum()

@@ -254,9 +254,9 @@ class Blocks:
         self.places = self.begin(tensors)
         self.counts = torch.cat(left).clamp(max=8 * LANES).to(torch.int32).to(device)
         columns = (
-            [1.0 / grid.step for grid in grids],
-            [grid.noise_steps for grid in grids],
-            [grid.step * factor for grid in grids],
+            [1.0 / float(grid.step) for grid in grids],
+            [float(grid.noise_steps) for grid in grids],
+            [float(grid.step) * factor for grid in grids],
         )
         rows = [self.spread(column, torch.float64) for column in columns]
         self.grids = torch.stack(rows, dim=1).contiguous().to(device)
