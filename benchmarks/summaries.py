@@ -8,7 +8,8 @@ counts. The reference is the shortest valid interval that we could derive for th
 (pure DP, a record is added or removed, the number of records is private). It is granted knowledge
 that no private interval has: the exact law of its error, so that it covers 95 % of the tables
 without any margin. The last column says which release it uses. For quantiles, whose intervals end
-at edges of cells, it is granted noise that happens to be 0.
+at edges of cells, it is granted noise that happens to be 0. Ages are whole numbers, so the length
+of the interval of an age jumps by whole years.
 """
 
 import argparse
@@ -55,6 +56,8 @@ class Case:
     reference: str
     width: Callable[[float], float]
     """Width of the reference interval at epsilon."""
+    step: float = 0.0
+    """Distance of the possible values, by which lengths of intervals jump; 0 if they are dense."""
 
 
 def people(rng: np.random.Generator, n: int) -> dict[str, Any]:
@@ -178,6 +181,7 @@ def _quantile_cases(world: dict[str, Any]) -> Iterator[Case]:
                 lambda t, c=column, p=p: [float(np.quantile(world[c], p, method="inverted_cdf"))],
                 "shortest of trees at noise 0 and two draws of the exponential mechanism",
                 lambda e, c=column, b=bounds, p=p: _quantile_width(c, b, p, e),
+                step=1.0 if column == "age" else 0.0,
             )
 
 
