@@ -77,8 +77,6 @@ def test_light_top_level_names_resolve_and_unknown_ones_do_not():
 
 
 def test_the_verbs_are_exactly_these():
-    verbs = (
-        "audit calibrate curve demo epsilon ledger local pate regress report surface sweep train"
-    )
-    verbs += " transfer verify"
+    verbs = "audit calibrate curve demo epsilon ledger local pate regress report sign surface sweep"
+    verbs += " train transfer verify"
     assert sorted(VERBS) == verbs.split()
