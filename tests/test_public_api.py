@@ -87,5 +87,5 @@ def test_the_verbs_are_exactly_these():
     verbs = (
         "advise audit calibrate curve demo epsilon ledger local pate predict recipes regress report"
     )
-    verbs += " schema summarize surface sweep train transfer verify"
+    verbs += " schema sign summarize surface sweep train transfer verify"
     assert sorted(VERBS) == verbs.split()

@@ -68,7 +68,9 @@ from tacit.ledger.entry_cost import Cost, price
 _MARGIN = 1 - 1e-12  # limits are rounded down by more than the rounding error of a price
 _NO_BUDGET_ORDERS = (1.5, 2.0, 3.0, 4.0, 6.0, 9.0, 14.0, 22.0, 36.0, 64.0, 128.0, 256.0)
 _MAIN = 0.80  # share of the measure that suits the first entry best
-_BESIDE_COPIES = 0.04  # share of mu-GDP, and of the best order, where copies are the main measure
+_COPIES = 0.90  # share of copies, where they are the main measure
+_BESIDE_COPIES = 0.02  # share of mu-GDP, and of the best order, beside copies
+_ASIDE_OF_COPIES = 0.05  # part of delta that is kept for `ApproximateDP` entries beside copies
 _AROUND = ((1.7, 0.04), (0.6, 0.06), (4.0, 0.02))
 """Other orders, as ratios of (order - 1), and their shares; 0.08 is left for the other measure."""
 
@@ -225,8 +227,8 @@ def fit(budget: Budget | None, event: Event, relation: Relation) -> Filter:
 
     A tenth of delta is set aside for `ApproximateDP` entries; more if the first entry has a delta,
     up to all of it: then epsilons and deltas add. Of the rest, 80 % goes to the measure (a Rényi
-    order, mu-GDP, or copies of the event's one part) that admits most repetitions of `event`, and
-    20 % to the other measures.
+    order or mu-GDP) that admits most repetitions of `event`, and 20 % to the other measures. Where
+    copies of the event's one part admit more, a twentieth is set aside and copies get 90 %.
     """
     has_delta = price(event, orders=(), relation=relation).delta > 0
     if budget is None:
@@ -293,13 +295,18 @@ def _fit_shares(budget: Budget, event: Event, relation: Relation, *, set_aside: 
         for order, value in zip(orders, cost.renyi, strict=True)
     ]
     most = max([0.0, *repeats])
-    by_gaussian = gaussian_limit(epsilon, _MAIN * delta) / cost.gaussian if cost.gaussian else 0.0
-    counted = _count_copies(budget, event, relation, set_aside, least=max(most, by_gaussian))
+    aside = min(set_aside, _ASIDE_OF_COPIES)
+    # At equal shares copies of a Gaussian gain nothing over mu-GDP, which covers other events too.
+    equal = gaussian_limit(epsilon, budget.delta * (1 - aside) * _COPIES)
+    least = max(most, equal / cost.gaussian if cost.gaussian > 0 else 0.0)
+    counted = _count_copies(budget, event, relation, aside, least=least)
     if counted is not None:
         main = orders[int(np.argmax(repeats))] if most > 0 else center
-        around = _filter_around(main, _BESIDE_COPIES, _BESIDE_COPIES, set_aside)
+        around = _filter_around(main, _BESIDE_COPIES, _BESIDE_COPIES, aside)
+        shares = (around.shares[0], *(share / 2 for share in around.shares[1:]))
         part, copies = counted
-        return replace(around, copied_event=part, copies=copies, copies_share=_MAIN)
+        around = replace(around, shares=shares, copies_share=_COPIES)
+        return replace(around, copied_event=part, copies=copies)
     if most <= 0 or most * cost.gaussian <= gaussian_limit(epsilon, delta):
         return _filter_around(center, 0.08, _MAIN, set_aside)
     return _filter_around(orders[int(np.argmax(repeats))], _MAIN, 0.08, set_aside)
@@ -319,7 +326,7 @@ def _count_copies(
     ((part, count),) = parts.items()
     if isinstance(part, ApproximateDP):
         return None
-    share = budget.delta * (1 - set_aside) * _MARGIN * _MAIN
+    share = budget.delta * (1 - set_aside) * _MARGIN * _COPIES
     enough = max(2, math.ceil(1.01 * min(least, 1e12) * count))
     try:
         spent = accounting.epsilon(Repeated(part, enough), delta=share, relation=relation)
