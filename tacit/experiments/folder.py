@@ -87,6 +87,7 @@ class RunFolder:
         The operating system releases the lock when the process ends, also if it is killed. Raises
         `BlockingIOError` at once if someone else holds the folder.
         """
+        new = [p for p in (self.path, *self.path.parents) if not p.exists()]
         self.path.mkdir(parents=True, exist_ok=True)
         handle = os.open(self / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         try:
@@ -101,6 +102,15 @@ class RunFolder:
             yield
         finally:
             os.close(handle)
+            self._remove_if_unused(new)
+
+    def _remove_if_unused(self, new: list[Path]) -> None:
+        """Remove the folders that `locked` made, if nothing but the lock was written there."""
+        if not new or [p.name for p in self.path.iterdir()] != [_LOCK]:
+            return
+        (self / _LOCK).unlink(missing_ok=True)
+        for path in new:
+            path.rmdir()
 
     def data_root(self, given: str | Path | None) -> str | Path | None:
         """Return the folder of the data: `given`, or else the one that this run used before."""

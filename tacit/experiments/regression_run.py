@@ -248,6 +248,7 @@ def _facts(
         hyperparameters={"method": used, "delta": recipe.privacy.delta},
         utility=_utility(recipe, dataset, model, paid),
         model_file=FITTED,
+        metrics_file=None,
     )
 
 

@@ -95,7 +95,7 @@ def run_figures(facts: Facts, run: RunFolder) -> tuple[Figure, ...]:
     The figures of PATE are computed from released labels alone. Margins between vote counts are
     private and are not drawn.
     """
-    private = run.read_lines(facts.metrics_file)
+    private = [] if facts.metrics_file is None else run.read_lines(facts.metrics_file)
     if facts.method == "PATE" and len(private) < 2:
         return ()
     if facts.method == "PATE":
@@ -259,8 +259,9 @@ def _levels(facts: Facts, epsilon: float) -> Section:
         f"Utility is that of {'one run' if runs == 1 else f'{runs} runs'}, as a mean over "
         f"{facts.utility.n_test:,} {_measured(facts)}; differences between groups of people are "
         "not measured.",
-        "Implementation": f"Trust model: {facts.trust}. Noise: {randomness_of(facts)}, drawn in "
-        "floating point, while prices assume exact arithmetic. Timing is not hidden.",
+        "Implementation": f"Trust model: {facts.trust}. Noise: {randomness_of(facts)}, added to "
+        f"whole numbers of a public step. {facts.arithmetic or 'No sums of floating-point numbers.'} "
+        "Timing is not hidden.",
         "Collection and access": "This page does not cover who collected the records, who may "
         "read them, and how long they are kept. The run folder holds no records, and the key of "
         "its noise was removed when the run ended.",

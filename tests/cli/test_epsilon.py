@@ -74,7 +74,7 @@ def test_steps_may_be_written_as_a_power_of_ten():
         ("--steps 10000", "--steps -3", "steps must be a whole number >= 0, got -3"),
         ("--steps 10000", "--steps 2.5", "'2.5' is not a whole number"),
         ("--steps 10000", "--steps many", "'many' is not a whole number"),
-        ("--steps 10000", "", "Missing option '--steps'"),
+        ("--steps 10000", "", "give --rate and --steps"),
     ],
 )
 def test_faulty_input_is_answered_in_words_with_exit_code_2(old, new, message):
