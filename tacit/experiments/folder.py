@@ -92,6 +92,8 @@ class RunFolder:
         handle = os.open(self / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             _lock(handle)
+            if not os.path.samestat(os.fstat(handle), os.stat(self / _LOCK)):
+                raise BlockingIOError  # its last holder removed it together with an unused folder
         except OSError:
             os.close(handle)
             raise BlockingIOError(
@@ -101,16 +103,17 @@ class RunFolder:
         try:
             yield
         finally:
-            os.close(handle)
             self._remove_if_unused(new)
+            os.close(handle)
 
     def _remove_if_unused(self, new: list[Path]) -> None:
         """Remove the folders that `locked` made, if nothing but the lock was written there."""
         if not new or [p.name for p in self.path.iterdir()] != [_LOCK]:
             return
         (self / _LOCK).unlink(missing_ok=True)
-        for path in new:
-            path.rmdir()
+        with contextlib.suppress(OSError):  # someone else may use a folder by now
+            for path in new:
+                path.rmdir()
 
     def data_root(self, given: str | Path | None) -> str | Path | None:
         """Return the folder of the data: `given`, or else the one that this run used before."""

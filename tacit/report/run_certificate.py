@@ -236,7 +236,8 @@ def _recipe_problems(run: RunFolder, facts: Facts) -> Iterator[Problem]:
     if header is not None and header != text:
         yield Problem(facts.model_file, "holds another recipe")
     privacy = recipe.privacy
-    if privacy.delta is not None and privacy.delta != facts.delta:
+    # A pure guarantee (delta 0) is stated at a delta above 0; its event is priced there.
+    if privacy.delta and privacy.delta != facts.delta:
         yield Problem("facts.delta", "is not that of the recipe")
     if recipe.method == "dp-sgd":
         for name, value in recipe.to_dict().get("training", {}).items():
