@@ -176,7 +176,7 @@ class CheckedIsolation(Isolation):
         data.
         """
         with gathered(self.model):
-            trial = _Trial(self, self._full(lot, rng), rng)
+            trial = _Trial(self, self._full(lot, rng), rng, is_thorough=True)
             try:
                 for number in range(_TIMES):
                     if number > 0:
@@ -281,9 +281,16 @@ class _Trial:
     Every run starts from the same Python state and the same random numbers.
     """
 
-    def __init__(self, program: CheckedIsolation, rows: Indices, rng: np.random.Generator) -> None:
+    def __init__(
+        self,
+        program: CheckedIsolation,
+        rows: Indices,
+        rng: np.random.Generator,
+        *,
+        is_thorough: bool = False,
+    ) -> None:
         self.program, self.rows, self.rng = program, rows, rng
-        self._has_compared_laws = False
+        self.is_thorough, self._has_compared_laws = is_thorough, False
         self.state = ProgramState(*program.roots)
         self.begin()
 
@@ -309,25 +316,29 @@ class _Trial:
         if self._differ(self.base[kept], self.losses(rows)[kept]):
             if self._draws_alike():
                 self._refuse("replaced")
-            self._replace_later_rows()
+            self._compare_laws(kept, rows)
         self._passed(halves=1)
 
-    def _replace_later_rows(self) -> None:
-        """Replace the second half of the rows, for programs whose draws depend on the records.
+    def _compare_laws(self, kept: Indices, rows: Indices) -> None:
+        """Compare the laws of losses over many seeds, for programs whose draws depend on records.
 
-        If a record decides how many random numbers are drawn, later rows get other ones. Rows that
-        come before all replaced ones do not, unless the program draws for all rows once more. Only
-        then are the laws of their losses compared, over many seeds.
+        If a record decides how many random numbers are drawn, or seeds them, other rows get other
+        ones. Rows before all replaced ones do not, as a rule. Unless this check is thorough, they
+        are compared first, which is cheaper.
         """
-        kept = np.arange(len(self.rows) // 2)
-        rows = np.concatenate([self.rows[kept], self._others()[len(kept) :]])
-        if self._has_compared_laws or not self._differ(self.base[kept], self.losses(rows)[kept]):
+        if not self.is_thorough:
+            kept = np.arange(len(self.rows) // 2)
+            rows = np.concatenate([self.rows[kept], self._others()[len(kept) :]])
+            if not self._differ(self.base[kept], self.losses(rows)[kept]):
+                return
+        if self._has_compared_laws:  # once in a check: it takes many runs
             return
-        self._has_compared_laws = True  # once in a check: it takes many runs
+        self._has_compared_laws = True
         before, after = [], []
         for seed in self.rng.integers(2**31, size=_SEEDS):
             for found, lot in ((before, self.rows), (after, rows)):
                 self.state.restore()
+                self.state.seed_generators(int(seed))
                 found.append(self.program.losses(lot, int(seed))[0][kept])
         if _differ_in_law(torch.stack(before), torch.stack(after)):
             self._refuse("replaced")

@@ -78,6 +78,17 @@ class ProgramState:
         for generator, state in zip(self._generators, self._starts, strict=True):
             _set_generator(generator, state)
 
+    def seed_generators(self, seed: int) -> None:
+        """Start the random generators from `seed`, each in its own way."""
+        for generator in self._generators:
+            if isinstance(generator, torch.Generator):
+                generator.manual_seed(seed)
+            elif isinstance(generator, np.random.Generator):
+                bits = generator.bit_generator
+                bits.state = type(bits)(seed).state
+            else:
+                generator.seed(seed)
+
     def generators(self) -> list[Any]:
         """Return the present states of the random generators, in a form that `==` compares."""
         states = map(_generator_state, self._generators)
