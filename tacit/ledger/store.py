@@ -34,7 +34,7 @@ from urllib.parse import quote
 
 from tacit.errors import LedgerError
 from tacit.ledger.chain import LedgerRow, Seen, Settings, Totals, chained, genesis, key_check, now
-from tacit.ledger.witness import Mark, Witness
+from tacit.ledger.witness import WitnessMark, Witness
 
 APPLICATION_ID = 0x74616369  # "taci"
 VERSION = 2
@@ -300,7 +300,7 @@ class Store:
 
     def _tell_witness(self, witness: Witness, entries: int, head: str) -> None:
         try:
-            witness.advance(Mark(self.settings.id, entries, head))
+            witness.advance(WitnessMark(self.settings.id, entries, head))
         except (OSError, LedgerError) as error:
             raise LedgerError(
                 f"the payment was recorded, but its witness was not reached ({error}). "
@@ -381,7 +381,7 @@ def _create_witnessed(path: Path, wanted: Settings, key: bytes | None, witness: 
                 "Restore the newest copy; a new ledger would spend the budget again."
             )
         # Before the file, so that no ledger exists that the witness has not seen.
-        witness.advance(Mark(wanted.id, 0, genesis(wanted, key)))
+        witness.advance(WitnessMark(wanted.id, 0, genesis(wanted, key)))
         _create_file(path, wanted, key)
 
 

@@ -29,7 +29,7 @@ _MOST_BYTES = 1000  # of a mark
 _SECONDS = 10.0  # to wait for a server
 
 
-class Mark(NamedTuple):
+class WitnessMark(NamedTuple):
     """The state of a ledger that a witness saw: its id, its number of rows, its last hash."""
 
     ledger: str
@@ -41,11 +41,11 @@ class Mark(NamedTuple):
         return json.dumps(self._asdict())
 
     @staticmethod
-    def from_json(text: str) -> "Mark":
+    def from_json(text: str) -> "WitnessMark":
         """Return the mark that `to_json` wrote; raise `LedgerError` for anything else."""
         try:
             data = json.loads(text)
-            mark = Mark(data["ledger"], data["entries"], data["hash"])
+            mark = WitnessMark(data["ledger"], data["entries"], data["hash"])
         except (ValueError, KeyError, TypeError, RecursionError):
             raise LedgerError("the witness does not hold the mark of a ledger.") from None
         if [type(value) for value in mark] != [str, int, str]:
@@ -56,11 +56,11 @@ class Mark(NamedTuple):
 class Witness(Protocol):
     """Keeps the last mark of one ledger, out of reach of whoever can restore the ledger file."""
 
-    def last(self) -> Mark | None:
+    def last(self) -> WitnessMark | None:
         """Return the newest mark; None if there is none yet."""
         ...
 
-    def advance(self, mark: Mark) -> None:
+    def advance(self, mark: WitnessMark) -> None:
         """Keep `mark` durably before returning; never go back to fewer entries."""
         ...
 
@@ -78,7 +78,7 @@ class FileWitness:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path).absolute()
 
-    def last(self) -> Mark | None:
+    def last(self) -> WitnessMark | None:
         """Return the mark in the last whole line; None if the file is missing or empty."""
         try:
             with self.path.open("rb") as file:
@@ -88,9 +88,9 @@ class FileWitness:
         except FileNotFoundError:
             return None
         whole = tail[: tail.rfind(b"\n") + 1].splitlines()  # a crash may leave half a line
-        return Mark.from_json(whole[-1].decode("utf-8", "replace")) if whole else None
+        return WitnessMark.from_json(whole[-1].decode("utf-8", "replace")) if whole else None
 
-    def advance(self, mark: Mark) -> None:
+    def advance(self, mark: WitnessMark) -> None:
         """Append `mark` and wait until it is on disk."""
         handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         try:
@@ -124,11 +124,11 @@ class ServerWitness:
     def __init__(self, url: str) -> None:
         self.url = url
 
-    def last(self) -> Mark | None:
+    def last(self) -> WitnessMark | None:
         """Return the server's newest mark; raise `LedgerError` if the server does not answer."""
         try:
             with urlopen(self.url, timeout=_SECONDS) as answer:
-                return Mark.from_json(answer.read(_MOST_BYTES).decode("utf-8", "replace"))
+                return WitnessMark.from_json(answer.read(_MOST_BYTES).decode("utf-8", "replace"))
         except HTTPError as error:
             if error.code == HTTPStatus.NOT_FOUND:
                 return None
@@ -136,7 +136,7 @@ class ServerWitness:
         except (URLError, OSError) as error:
             raise LedgerError(f"the witness {self.url} does not answer ({error}).") from None
 
-    def advance(self, mark: Mark) -> None:
+    def advance(self, mark: WitnessMark) -> None:
         """Send `mark`; return after the server has stored it."""
         request = Request(self.url, data=mark.to_json().encode(), method="POST")
         try:
@@ -185,7 +185,7 @@ def serve(
                 self.send_error(HTTPStatus.BAD_REQUEST)
                 return
             try:
-                mark = Mark.from_json(self.rfile.read(size).decode("utf-8", "replace"))
+                mark = WitnessMark.from_json(self.rfile.read(size).decode("utf-8", "replace"))
             except LedgerError:
                 self.send_error(HTTPStatus.BAD_REQUEST)
                 return

@@ -219,8 +219,6 @@ def make_private(
     )
     ranks, model, optimizer = Ranks.here(), unwrapped(model), own_optimizer(optimizer)
     parameters = _trained(model, optimizer)
-    check_layers(norm_layers(model))
-    refuse_sparse(model)
     guard = ErrorGuard(debug)
     records = _records(dataset, collate_fn, parameters, guard)
     ledger = Ledger() if ledger is None else ledger
@@ -242,10 +240,7 @@ def make_private(
         also=also,
         relation=ledger.relation,
     )
-    ranks.require_equal("the model at the start", checksum(model))
-    ranks.require_equal("the plan", plan.fingerprint())
-    if ranks.size > 1:
-        ranks.require_equal("the data set", records.digest())
+    _require_same_start(ranks, model, plan, records)
     views = whole(augmentations=augmentations, least=1)
     rounding = _arithmetic(arithmetic, plan, ranks, loss_fn, isolation, speed)
     if speed.compile:
@@ -296,6 +291,16 @@ def make_private(
     return run
 
 
+def _require_same_start(
+    ranks: Ranks, model: nn.Module, plan: TrainingPlan, records: Records
+) -> None:
+    """Raise on all ranks unless they start with the same weights, plan and records."""
+    ranks.require_equal("the model at the start", checksum(model))
+    ranks.require_equal("the plan", plan.fingerprint())
+    if ranks.size > 1:
+        ranks.require_equal("the data set", records.digest())
+
+
 def _records(
     dataset: Any,
     collate_fn: Callable[[list[Any]], Batch] | None,
@@ -338,7 +343,12 @@ def _one_speed(speed: Speed | None, **given: Any) -> Speed:  # Any: of the types
 
 
 def _trained(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, nn.Parameter]:
-    """Return the model's trainable parameters by name; raise if the optimizer's differ."""
+    """Return the model's trainable parameters by name; raise if the optimizer's differ.
+
+    Raises too if a layer mixes examples or gives sparse gradients.
+    """
+    check_layers(norm_layers(model))
+    refuse_sparse(model)
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("optimizer must take one gradient a step, got LBFGS, which takes several.")
     if isinstance(optimizer, torch.optim.SparseAdam):

@@ -12,7 +12,7 @@ import pytest
 from tacit import Budget, Ledger
 from tacit.errors import BudgetExceeded, LedgerError
 from tacit.events import Gaussian, PureDP, Repeated
-from tacit.ledger import FileWitness, Mark, ServerWitness, serve
+from tacit.ledger import FileWitness, WitnessMark, ServerWitness, serve
 from tacit.ledger.chain import Settings, chained, genesis
 
 BUDGET = Budget(1.0, 1e-5)
@@ -138,7 +138,7 @@ def test_a_witness_that_is_lost_or_cannot_be_reached_stops_payments(witnessed: O
 
 def test_a_torn_line_of_a_witness_is_passed_over(tmp_path: Path) -> None:
     witness = FileWitness(tmp_path / "w")
-    first, second = Mark("a", 1, "x"), Mark("a", 2, "y")
+    first, second = WitnessMark("a", 1, "x"), WitnessMark("a", 2, "y")
     witness.advance(first)
     with witness.path.open("ab") as file:
         file.write(second.to_json().encode()[:20])
@@ -163,14 +163,14 @@ def test_a_server_refuses_to_go_back(tmp_path: Path) -> None:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     witness = ServerWitness(f"http://127.0.0.1:{server.server_port}/a")
     assert witness.last() is None
-    witness.advance(Mark("a", 2, "x"))
-    witness.advance(Mark("a", 2, "x"))  # the same mark again, after an answer was lost
-    for mark in (Mark("a", 1, "y"), Mark("a", 2, "y"), Mark("b", 9, "z")):
+    witness.advance(WitnessMark("a", 2, "x"))
+    witness.advance(WitnessMark("a", 2, "x"))  # the same mark again, after an answer was lost
+    for mark in (WitnessMark("a", 1, "y"), WitnessMark("a", 2, "y"), WitnessMark("b", 9, "z")):
         with pytest.raises(LedgerError, match="refused"):
             witness.advance(mark)
-    assert witness.last() == Mark("a", 2, "x")
+    assert witness.last() == WitnessMark("a", 2, "x")
     with pytest.raises(LedgerError):
-        ServerWitness(f"http://127.0.0.1:{server.server_port}/../a").advance(Mark("a", 9, "x"))
+        ServerWitness(f"http://127.0.0.1:{server.server_port}/../a").advance(WitnessMark("a", 9, "x"))
     server.shutdown()
     server.server_close()
 
