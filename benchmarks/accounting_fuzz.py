@@ -3,10 +3,10 @@
     python benchmarks/accounting_fuzz.py --settings 5000
     python benchmarks/accounting_fuzz.py --settings 5000 --race 20     (needs dp-accounting)
 
-Settings are drawn log-uniformly: rates 1e-7 to 1, noise multipliers 0.3 to 20, 1 to 1e9 steps, delta 1e-15
-to 0.5. Settings whose epsilon is above `--most` (50) are drawn again: nobody would train there. A
-width is (upper - lower) / upper. Times are process CPU seconds of one query, the first one of its kind,
-so nothing is cached. In the race, both libraries price each setting in turn, in one process.
+Settings are drawn log-uniformly: rates 1e-7 to 1, noise multipliers 0.3 to 20, 1 to 1e9 steps,
+delta 1e-15 to 0.5. Settings whose epsilon is above `--most` (50) are drawn again. A width is
+(upper - lower) / upper. Times are process CPU seconds of one query, the first one of its kind, so
+nothing is cached. In the race, both libraries price each setting in turn, in one process.
 """
 
 import argparse
@@ -46,7 +46,7 @@ def draw(rng: np.random.Generator) -> Draw:
 
 
 def measure(settings: int, most: float, seed: int) -> list[tuple[Draw, float, float, float]]:
-    """Return (setting, epsilon, width, seconds) of random settings, `most` being the top epsilon."""
+    """Return (setting, epsilon, width, seconds) of random settings with epsilon <= `most`."""
     rng = np.random.default_rng(seed)
     found = []
     while len(found) < settings:
@@ -99,11 +99,21 @@ def main() -> None:
         ["settings", str(len(found))],
         ["wider than 1e-3", f"{(widths > 1e-3).mean():.2%}"],
         ["median, worst width", f"{np.median(widths):.1e}, {widths.max():.1e}"],
-        ["median, 99 %, worst time", " ".join(f"{1e3 * t:.1f} ms" for t in np.quantile(times, [0.5, 0.99, 1]))],
+        [
+            "median, 99 %, worst time",
+            " ".join(f"{1e3 * t:.1f} ms" for t in np.quantile(times, [0.5, 0.99, 1])),
+        ],
         ["slower than 0.2 s", f"{(times > 0.2).mean():.2%}"],
     ]
-    rows = [[str(f[0].event), f"{f[0].delta:.1e}", f"{f[1]:.5g}", f"{f[2]:.0e}", f"{1e3 * f[3]:.1f}"] for f in worst]
-    blocks = ["## Brackets", table(["", ""], summary), table(["slowest and widest", "delta", "epsilon", "width", "ms"], rows)]
+    rows = [
+        [str(f[0].event), f"{f[0].delta:.1e}", f"{f[1]:.5g}", f"{f[2]:.0e}", f"{1e3 * f[3]:.1f}"]
+        for f in worst
+    ]
+    blocks = [
+        "## Brackets",
+        table(["", ""], summary),
+        table(["slowest and widest", "delta", "epsilon", "width", "ms"], rows),
+    ]
     if given.race:
         rng = np.random.default_rng(given.seed + 1)
         settings = [found[i][0] for i in rng.permutation(len(found))[: given.race]]
