@@ -3,10 +3,10 @@
     python benchmarks/accounting_fuzz.py --settings 5000
     python benchmarks/accounting_fuzz.py --settings 5000 --race 20     (needs dp-accounting)
 
-Settings are drawn log-uniformly: rates 1e-7 to 1, noise multipliers 0.3 to 20, 1 to 1e9 steps, delta 1e-15
-to 0.5. Settings whose epsilon is above `--most` (50) are drawn again: nobody would train there. A
-width is (upper - lower) / upper. Times are process CPU seconds of one query, the first one of its kind,
-so nothing is cached. In the race, both libraries price each setting in turn, in one process.
+Settings are drawn log-uniformly: rates 1e-7 to 1, noise multipliers 0.3 to 20, 1 to 1e9 steps,
+delta 1e-15 to 0.5. Settings whose epsilon is above `--most` (50) are drawn again. A width is
+(upper - lower) / upper. Times are process CPU seconds of one query, the first one of its kind, so
+nothing is cached. In the race, both libraries price each setting in turn, in one process.
 """
 
 import argparse
@@ -46,7 +46,7 @@ def draw(rng: np.random.Generator) -> Draw:
 
 
 def measure(settings: int, most: float, seed: int) -> list[tuple[Draw, float, float, float]]:
-    """Return (setting, epsilon, width, seconds) of random settings, `most` being the top epsilon."""
+    """Return (setting, epsilon, width, seconds) of random settings with epsilon <= `most`."""
     rng = np.random.default_rng(seed)
     found = []
     while len(found) < settings:

@@ -191,6 +191,105 @@ class RenyiCurve(Event):
 
 
 @dataclass(frozen=True)
+class GaussianMixture(Event):
+    """Normal noise, where what one unit contributes has one of the sizes `shifts`, at random.
+
+    A unit, such as a user, contributes at most `shifts[i]` times a clip norm with probability
+    `weights[i]`; the standard deviation of the noise is `noise_multiplier` times that clip norm.
+    This is a step of DP-SGD that draws records, of which a user may have several
+    (`tacit.sampling.Poisson.amplify_user`; Charles et al. 2024, arXiv:2407.07737).
+    """
+
+    noise_multiplier: float
+    shifts: tuple[float, ...]
+    weights: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.shifts) != len(self.weights) or not self.shifts:
+            raise ValueError(
+                f"shifts and weights must have one length >= 1, got {len(self.shifts)} and "
+                f"{len(self.weights)}."
+            )
+        if not all(0 <= shift < math.inf for shift in self.shifts):
+            raise ValueError("shifts must be finite and >= 0.")
+        _check_weights(self.weights)
+
+    def __str__(self) -> str:
+        most = max(self.shifts)
+        return f"Gaussian noise, multiplier {self.noise_multiplier:g}, up to {most:g} contributions"
+
+
+@dataclass(frozen=True)
+class DiscreteGaussian(Event):
+    """Discrete Gaussian noise on one whole number: probability proportional to exp(-k^2 / (2 s^2)).
+
+    `noise_std` is s. One record changes the number by at most `sensitivity`, a whole number. Under
+    replacement it changes by at most `replace_factor`, 1 or 2, times as much. Canonne, Kamath &
+    Steinke 2020 (arXiv:2004.00010).
+    """
+
+    noise_std: float
+    sensitivity: int = 1
+    replace_factor: float = 2.0
+    _text = "discrete Gaussian noise {noise_std:g}, sensitivity {sensitivity}"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_one_or_two(self)
+
+
+@dataclass(frozen=True)
+class DiscreteLaplace(Event):
+    """Discrete Laplace noise on one whole number: probability proportional to exp(-|k| / scale).
+
+    `noise_scale` is the scale. The other fields are those of `DiscreteGaussian`.
+    """
+
+    noise_scale: float
+    sensitivity: int = 1
+    replace_factor: float = 2.0
+    _text = "discrete Laplace noise {noise_scale:g}, sensitivity {sensitivity}"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_one_or_two(self)
+
+
+@dataclass(frozen=True)
+class ZeroConcentratedDP(Event):
+    """Any release proved to be `delta`-approximate `rho`-zCDP when a record is added or removed.
+
+    Its Rényi divergence of every order is at most `rho` times the order, except with probability
+    `delta` (Bun & Steinke 2016, arXiv:1605.02065). `replace_factor` is as in `RenyiCurve`.
+    """
+
+    rho: float
+    delta: float = 0.0
+    replace_factor: float = 2.0
+    _text = "zCDP, rho {rho:g}, delta {delta:g}"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_one_or_two(self)
+
+
+@dataclass(frozen=True)
+class TreeAggregation(Event):
+    """All prefix sums of `steps` contributions by a binary tree, each record in one of them.
+
+    Every node of the tree gets Gaussian noise of `noise_multiplier` times what one record
+    contributes. A record is in at most floor(log2(steps)) + 1 nodes (Kairouz et al. 2021,
+    arXiv:2103.00039).
+    """
+
+    noise_multiplier: float
+    steps: int
+    replace_factor: float = 2.0
+    _text = "tree of {steps} steps, Gaussian noise, multiplier {noise_multiplier:g}"
+
+
+@dataclass(frozen=True)
 class PoissonSampled(Event):
     """`event` on a random subset that holds each record independently with probability `rate`."""
 
@@ -230,6 +329,19 @@ class FixedSizeSampled(Event):
             raise ValueError(
                 f"batch_size must be <= n_records, got {self.batch_size} and {self.n_records}."
             )
+
+
+@dataclass(frozen=True)
+class SampledWithReplacement(Event):
+    """`event` on `batch_size` draws, each uniform over all `n_records` records.
+
+    A record may be drawn several times; then it contributes several times.
+    """
+
+    batch_size: int
+    n_records: int
+    event: Event
+    _text = "{batch_size} of {n_records} records with replacement, [{event}]"
 
 
 @dataclass(frozen=True)
@@ -308,10 +420,7 @@ class OneOf(Event):
                 f"parts and weights must have one length >= 1, got {len(self.parts)} and "
                 f"{len(self.weights)}."
             )
-        if not all(0 <= weight <= 1 for weight in self.weights):
-            raise ValueError("weights must be in [0, 1].")
-        if abs(math.fsum(self.weights) - 1) > 1e-9:
-            raise ValueError(f"weights must sum to 1, got a sum of {math.fsum(self.weights)}.")
+        _check_weights(self.weights)
 
     def __str__(self) -> str:
         shown = [f"{100 * w:.3g}% [{e}]" for w, e in zip(self.weights, self.parts, strict=True)]
@@ -474,7 +583,16 @@ def _shape(value: object) -> float | None:
     return shape
 
 
-def _check_one_or_two(event: ApproximateDP | RenyiCurve) -> None:
+def _check_weights(weights: tuple[float, ...]) -> None:
+    if not all(0 <= weight <= 1 for weight in weights):
+        raise ValueError("weights must be in [0, 1].")
+    if abs(math.fsum(weights) - 1) > 1e-9:
+        raise ValueError(f"weights must sum to 1, got a sum of {math.fsum(weights)}.")
+
+
+def _check_one_or_two(
+    event: ApproximateDP | RenyiCurve | DiscreteGaussian | DiscreteLaplace | ZeroConcentratedDP,
+) -> None:
     if event.replace_factor not in (1.0, 2.0):
         kind, factor = type(event).__name__, event.replace_factor
         raise ValueError(f"replace_factor must be 1 or 2 for {kind}, got {factor}.")
@@ -500,6 +618,11 @@ _RULES: dict[str, Callable[[Any], object]] = {  # Any: a field may be given any 
     "shape": _shape,
     "most": lambda value: None if value is None else whole(most=value, least=1),
     "weights": _numbers,
+    "shifts": _numbers,
+    "noise_std": lambda value: positive(noise_std=value),
+    "noise_scale": lambda value: positive(noise_scale=value),
+    "sensitivity": lambda value: whole(sensitivity=value, least=1),
+    "rho": lambda value: non_negative(rho=value),
     "trials": Trials,
     "event": _nested,
     "parts": lambda value: tuple(_nested(part) for part in value),

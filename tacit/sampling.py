@@ -15,6 +15,7 @@ drawn one. `rng` is a numpy Generator, a seed, or None for fresh entropy from th
 """
 
 from dataclasses import dataclass
+from math import comb
 from typing import TypeAlias
 
 import numpy as np
@@ -57,6 +58,21 @@ class Poisson:
     def amplify(self, event: ev.Event) -> ev.Event:
         """Return the event, for an accountant, of a release `event` on the records of one draw."""
         return ev.PoissonSampled(self.rate, event)
+
+    def amplify_user(self, event: ev.Gaussian, records: int) -> ev.Event:
+        """Return the event of one draw if the unit of privacy is a user with `records` records.
+
+        No user has more than `records` records: a public bound, or one that is enforced. Each
+        record contributes at most once the clip norm, and records are drawn independently.
+
+        >>> Poisson(0.01).amplify_user(ev.Gaussian(4.0), 1).weights
+        (0.99, 0.01)
+        """
+        counts = range(whole(records=records, least=1) + 1)
+        weights = [
+            comb(records, k) * self.rate**k * (1 - self.rate) ** (records - k) for k in counts
+        ]
+        return ev.GaussianMixture(event.noise_multiplier, tuple(map(float, counts)), tuple(weights))
 
 
 @dataclass(frozen=True)

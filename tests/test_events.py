@@ -33,6 +33,12 @@ EXAMPLES = (
     ev.Shuffled(ev.RandomizedResponse(0.5, 4), 10_000),
     ev.BestOf(ev.Repeated(ev.Gaussian(9.0), 3), 12.5, ev.Trials.POISSON),
     ev.BestOf(ev.Gaussian(9.0), 4.0, ev.Trials.NEGATIVE_BINOMIAL, shape=-0.5, most=30),
+    ev.GaussianMixture(2.0, (0.0, 1.0, 2.0), (0.9, 0.09, 0.01)),
+    ev.DiscreteGaussian(4.0, 2),
+    ev.DiscreteLaplace(4.0),
+    ev.ZeroConcentratedDP(0.1, 1e-7),
+    ev.TreeAggregation(4.0, 100),
+    ev.SampledWithReplacement(20, 400, ev.Gaussian(2.0)),
     ev.OneOf((ev.Gaussian(9.0), ev.Repeated(ev.PureDP(0.1), 3)), (0.25, 0.75)),
 )
 

@@ -17,9 +17,10 @@ NAMES = {
         UnsupportedEvent
     """,
     "tacit.events": """
-        ApproximateDP BestOf Event Exponential FixedSizeSampled Gaussian Laplace NonPrivate
-        OneOf PoissonSampled PureDP RandomAllocation RandomizedResponse Relation RenyiCurve
-        Repeated Sequence Shuffled Trials TruncatedPoissonSampled from_dict from_json
+        ApproximateDP BestOf DiscreteGaussian DiscreteLaplace Event Exponential FixedSizeSampled
+        Gaussian GaussianMixture Laplace NonPrivate OneOf PoissonSampled PureDP RandomAllocation
+        RandomizedResponse Relation RenyiCurve Repeated SampledWithReplacement Sequence Shuffled
+        TreeAggregation Trials TruncatedPoissonSampled ZeroConcentratedDP from_dict from_json
     """,
     "tacit.mechanisms": """
         DiscreteGaussianMechanism DiscreteLaplaceMechanism ExponentialMechanism GaussianMechanism

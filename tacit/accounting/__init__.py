@@ -6,7 +6,9 @@ and returns an upper bound or raises `UnsupportedEvent`. The exception is `Centr
 is an approximation and no guarantee.
 """
 
-from tacit._check import in_open_unit, non_negative
+import math
+
+from tacit._check import in_closed_unit, non_negative
 from tacit.accounting.brackets import Bracket
 from tacit.accounting.calibrate import calibrate, calibrate_count
 from tacit.accounting.compose import flatten
@@ -74,14 +76,17 @@ def epsilon(
 ) -> float:
     """Return a certified upper bound on the epsilon of `event` at `delta`.
 
-    Without an `accountant`, the tightest one that can price the event is used.
+    Without an `accountant`, the tightest one that can price the event is used. At delta 0 the
+    result is a pure epsilon, or infinity if none is known; at delta 1 it is 0.
 
     >>> from tacit.events import Gaussian, PoissonSampled, Repeated
     >>> run = Repeated(PoissonSampled(0.01, Gaussian(4.0)), 10_000)
     >>> round(epsilon(run, delta=1e-5), 4)
     0.9469
     """
-    delta, relation = in_open_unit(delta=delta), Relation(relation)
+    delta, relation = in_closed_unit(delta=delta), Relation(relation)
+    if delta in (0.0, 1.0):
+        return Tightest().bracket(event, delta=delta, relation=relation).upper
     return (accountant or Tightest()).epsilon(event, delta=delta, relation=relation)
 
 
@@ -94,11 +99,17 @@ def delta(
 ) -> float:
     """Return a certified upper bound on the delta of `event` at `epsilon`; see `epsilon`.
 
+    At epsilon infinity it is the probability that nothing is guaranteed, such as that of
+    `ApproximateDP`.
+
     >>> from tacit.events import Gaussian
     >>> round(delta(Gaussian(1.0), epsilon=1.0), 6)
     0.126937
     """
-    epsilon, relation = non_negative(epsilon=epsilon), Relation(relation)
+    relation = Relation(relation)
+    if epsilon == math.inf:
+        return Tightest().delta_at_infinity(event, relation=relation)
+    epsilon = non_negative(epsilon=epsilon)
     return (accountant or Tightest()).delta(event, epsilon=epsilon, relation=relation)
 
 
@@ -112,5 +123,5 @@ def bracket(event: Event, *, delta: float, relation: Relation = ADD_REMOVE) -> B
     >>> round(found.lower, 4), round(found.upper, 4)
     (4.3772, 4.3772)
     """
-    delta, relation = in_open_unit(delta=delta), Relation(relation)
+    delta, relation = in_closed_unit(delta=delta), Relation(relation)
     return Tightest().bracket(event, delta=delta, relation=relation)

@@ -16,7 +16,11 @@ from tacit.errors import UnsupportedEvent
 from tacit.events import Event
 
 _Sampled: TypeAlias = (
-    ev.PoissonSampled | ev.TruncatedPoissonSampled | ev.FixedSizeSampled | ev.RandomAllocation
+    ev.PoissonSampled
+    | ev.TruncatedPoissonSampled
+    | ev.FixedSizeSampled
+    | ev.SampledWithReplacement
+    | ev.RandomAllocation
 )
 
 
@@ -39,6 +43,8 @@ def flatten(event: Event) -> dict[Event, int]:
             stack.append((node.event, count * node.count))
         elif isinstance(node, ev.Sequence):
             stack.extend((part, count) for part in reversed(node.parts))
+        elif isinstance(node, ev.TreeAggregation):
+            counts[_tree_as_gaussian(node)] += count
         elif isinstance(node, _Sampled):
             for simple, times in _simplify_sampled(node).items():
                 counts[simple] += count * times
@@ -64,6 +70,11 @@ def _simplify_sampled(node: _Sampled) -> dict[Event, int]:
     # A sample of all n records misses one as soon as a record is added, so it stays a sample.
     takes_all = isinstance(node, ev.PoissonSampled) and node.rate == 1
     inside = flatten(node.event)
+    only = next(iter(inside)) if sum(inside.values()) == 1 else None
+    if isinstance(node, ev.PoissonSampled) and isinstance(only, ev.PoissonSampled):
+        # A Poisson sample of a Poisson sample is one; a larger rate can only cost more.
+        rate = min(math.nextafter(node.rate * only.rate, 1.0), 1.0)
+        return _simplify_sampled(ev.PoissonSampled(rate, only.event))
     if takes_all or (isinstance(node, ev.RandomAllocation) and node.steps == 1):
         return inside
     return {replace(node, event=_one_release(inside)): 1} if inside else {}
@@ -81,7 +92,12 @@ def _one_release(counts: dict[Event, int]) -> Event:
         # One ulp down, so that rounding can only raise the price.
         multiplier = math.nextafter(1 / math.sqrt(squared), 0.0)
         return ev.Gaussian(multiplier, max(event.replace_factor for event in gaussians))
-    raise UnsupportedEvent(
-        "several releases on one sample have a known price only if all are Gaussian. "
-        "Sample each of them on its own, or use Gaussian noise."
-    )
+    parts = [ev.Repeated(event, n) if n > 1 else event for event, n in counts.items()]
+    return ev.Sequence(tuple(parts))
+
+
+def _tree_as_gaussian(tree: ev.TreeAggregation) -> ev.Gaussian:
+    """Return the Gaussian release of the stacked nodes, of which a record is in `depth` at most."""
+    depth = tree.steps.bit_length()  # floor(log2(steps)) + 1
+    multiplier = math.nextafter(tree.noise_multiplier / math.sqrt(depth), 0.0)
+    return ev.Gaussian(multiplier, tree.replace_factor)

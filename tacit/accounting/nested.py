@@ -20,14 +20,24 @@ from tacit.accounting.brackets import Bracket
 from tacit.accounting.compose import flatten, only_release
 from tacit.accounting.pld.direction import DirectionPrice
 from tacit.accounting.pld.loss_laws import Law
-from tacit.accounting.pld.pairs import directions, pair_from_above, pair_from_below
+from tacit.accounting.pld.pairs import (
+    directions,
+    pair_from_above,
+    pair_from_below,
+    sampled_pair,
+)
 from tacit.accounting.profile import FARTHEST, Profile
+from tacit.accounting.rdp import RDP
+from tacit.accounting.rdp.curves import log_deltas
 from tacit.accounting.trials import RunLaw, run_law
 from tacit.errors import UnsupportedEvent
 from tacit.events import Event, Relation
 
 _NODES = 512
 """Nodes of a profile that are equally spaced in t, and as many equally spaced in log t."""
+_MANY_NODES = 4096  # of a profile that is made into a pair, and composed
+_ORDERS: Floats = 1 + 2.0 ** (np.arange(-32, 97) / 4)
+"""Orders at which Rényi curves are converted to a profile."""
 _LEAST = 1e-17  # delta down to which the pair of a nested event is resolved
 _TOLERANCE = 1e-7
 
@@ -55,13 +65,15 @@ def curves_of(event: Event, relation: Relation) -> Curves:
         total = math.fsum(only.weights)
         parts = zip(only.weights, only.parts, strict=True)
         return _OneOfCurves([(w / total, curves_of(part, relation)) for w, part in parts if w])
-    return _PairCurves.of(event, relation)
+    if all(has_pair(part, relation) for part in flatten(event)):
+        return _PairCurves.of(event, relation)
+    return _RenyiCurves(event, relation)
 
 
-def profiles(curves: Curves, delta: float) -> tuple[Profile, ...]:
+def profiles(curves: Curves, delta: float, nodes: int = _NODES) -> tuple[Profile, ...]:
     """Return the profiles in both directions, one if they are equal, resolved down to `delta`."""
     far = min(max(curves.reach(delta), 1e-9), FARTHEST)
-    even = np.linspace(0.0, far, _NODES)
+    even = np.linspace(0.0, far, nodes)
     t = np.unique(np.concatenate((even, np.geomspace(1e-4 * far, far, _NODES))))
     first, second = curves.tables(t, delta)
     if all(np.array_equal(a, b) for a, b in zip(first, second, strict=True)):
@@ -102,11 +114,17 @@ def best_of_delta(event: ev.BestOf, *, epsilon: float, relation: Relation) -> Br
 def pair_of_nested(event: Event, relation: Relation) -> tuple[Law, Law]:
     """Return laws of the loss of ONE occurrence that bound its price from above.
 
-    `BestOf` and `OneOf` get the pair of their profile; other events that of `pair_from_above`.
+    `BestOf` and `OneOf` get the pair of their profile, and so does what is sampled if it has no
+    pair of its own; other events get that of `pair_from_above`.
     """
     if isinstance(event, ev.BestOf | ev.OneOf):
         found = _profiles_of(event, relation)
         return found[0].dominating(), found[-1].dominating()
+    if _needs_profile(event, relation):
+        assert isinstance(event, ev.PoissonSampled)
+        found = _profiles_of(event.event, relation)
+        laws = found[0].dominating(), found[-1].dominating()
+        return sampled_pair(*laws, event.rate, relation)
     return pair_from_above(event, relation)
 
 
@@ -118,6 +136,11 @@ def pair_below_nested(event: Event, relation: Relation) -> tuple[Law, Law]:
     if isinstance(event, ev.BestOf | ev.OneOf):
         found = _profiles_of(event, relation)
         return found[0].dominated().loss_law(), found[-1].dominated().loss_law()
+    if _needs_profile(event, relation):
+        assert isinstance(event, ev.PoissonSampled)
+        found = _profiles_of(event.event, relation)
+        laws = found[0].dominated().loss_law(), found[-1].dominated().loss_law()
+        return sampled_pair(*laws, event.rate, relation)
     return pair_from_below(event, relation)
 
 
@@ -127,8 +150,28 @@ def has_pair(event: Event, relation: Relation) -> bool:
         return all(has_pair(part, relation) for part in flatten(event.event))
     if isinstance(event, ev.OneOf):
         return all(has_pair(part, relation) for one in event.parts for part in flatten(one))
+    return _has_own_pair(event, relation) or _needs_profile(event, relation)
+
+
+def _has_own_pair(event: Event, relation: Relation) -> bool:
     try:
         pair_from_above(event, relation)
+    except UnsupportedEvent:
+        return False
+    return True
+
+
+def _needs_profile(event: Event, relation: Relation) -> bool:
+    """Return whether `event` is a sample of releases that only have a profile, not a pair."""
+    if not isinstance(event, ev.PoissonSampled) or relation is Relation.REPLACE_ONE:
+        return False
+    if _has_own_pair(event, relation):
+        return False
+    parts = flatten(event.event)
+    if all(has_pair(part, relation) for part in parts):
+        return True
+    try:
+        RDP().charge(event.event, 2.0, relation)
     except UnsupportedEvent:
         return False
     return True
@@ -148,7 +191,7 @@ def with_lower_end(event: Event, relation: Relation) -> Event:
 
 @lru_cache(maxsize=16)
 def _profiles_of(event: Event, relation: Relation) -> tuple[Profile, ...]:
-    return profiles(curves_of(event, relation), _LEAST)
+    return profiles(curves_of(event, relation), _LEAST, nodes=_MANY_NODES)
 
 
 def _run_profiles(
@@ -182,6 +225,24 @@ class _PairCurves(NamedTuple):
     def _matched(self) -> list[tuple[DirectionPrice, DirectionPrice]]:
         both = len(self.above) > 1 or len(self.below) > 1
         return [(self.below[i], self.above[i]) for i in ((0, -1) if both else (0,))]
+
+
+class _RenyiCurves:
+    """Upper bounds of the profile, the same in both directions, from a Rényi curve."""
+
+    def __init__(self, event: Event, relation: Relation) -> None:
+        self.values, self.mass = RDP().charge(event, _ORDERS, relation)
+
+    def reach(self, delta: float) -> float:
+        least = self.values + np.log1p(-1 / _ORDERS)
+        found = least - (math.log(delta) + np.log(_ORDERS)) / (_ORDERS - 1)
+        return max(float(found.min()), 0.0)
+
+    def tables(self, t: Floats, least: float) -> tuple[_Table, _Table]:  # noqa: ARG002  # the form of the protocol
+        logs = log_deltas(_ORDERS, self.values, t[:, None]).min(axis=1)
+        upper = self.mass + (1 - self.mass) * np.exp(np.minimum(logs, 0.0)) * (1 + 1e-12)
+        table = np.zeros(len(t)), np.minimum(upper, 1.0)
+        return table, table
 
 
 class _OneOfCurves(NamedTuple):

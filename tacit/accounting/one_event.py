@@ -19,7 +19,9 @@ from tacit.events import Event, Relation
 ADD_REMOVE = Relation.ADD_REMOVE
 """The relation under which accountants price an event unless another one is given."""
 
-BoundedLoss: TypeAlias = ev.Laplace | ev.PureDP | ev.Exponential | ev.RandomizedResponse
+BoundedLoss: TypeAlias = (
+    ev.Laplace | ev.DiscreteLaplace | ev.PureDP | ev.Exponential | ev.RandomizedResponse
+)
 """Releases whose privacy loss is bounded, so that they are pure DP."""
 
 Complexes: TypeAlias = NDArray[np.complex128]
@@ -59,6 +61,9 @@ def pure_epsilon(event: Event, relation: Relation) -> Fraction | float:
             return exact(event.epsilon) * exact(_replacement_factor(event, relation))
         case ev.Laplace():
             return exact(_replacement_factor(event, relation)) / exact(event.noise_multiplier)
+        case ev.DiscreteLaplace():
+            factor = exact(_replacement_factor(event, relation))
+            return event.sensitivity * factor / exact(event.noise_scale)
         case ev.RandomizedResponse():
             return exact(response_law(event).loss * _MARGIN)
         case ev.Shuffled():  # no amplification at delta 0
@@ -79,6 +84,11 @@ def rounded_epsilon(event: Event, relation: Relation) -> float:
 def gaussian_shift(event: ev.Gaussian, relation: Relation) -> float:
     """Return how far the mean moves, in standard deviations of the noise, if one record changes."""
     return _replacement_factor(event, relation) / event.noise_multiplier
+
+
+def whole_shift(event: ev.DiscreteGaussian | ev.DiscreteLaplace, relation: Relation) -> int:
+    """Return by how much a whole number changes if one record changes."""
+    return event.sensitivity * round(_replacement_factor(event, relation))
 
 
 def gdp_mu_squared(event: Event, relation: Relation) -> float:
@@ -173,7 +183,13 @@ def expm1(z: Complexes) -> Complexes:
 
 
 def _replacement_factor(
-    event: ev.Gaussian | ev.Laplace | ev.PureDP | ev.Exponential, relation: Relation
+    event: ev.Gaussian
+    | ev.Laplace
+    | ev.PureDP
+    | ev.Exponential
+    | ev.DiscreteGaussian
+    | ev.DiscreteLaplace,
+    relation: Relation,
 ) -> float:
     """Return how many times one record's contribution neighbors under `relation` may differ by."""
     return event.replace_factor if relation is Relation.REPLACE_ONE else 1.0

@@ -40,7 +40,9 @@ class Pair(NamedTuple):
         p, q = self.p[both], self.q[both]
         infinite, vanishing = float(self.p[self.q == 0].sum()), float(self.q[self.p == 0].sum())
         loss = np.maximum.accumulate(np.log(p / q))
-        return Discrete(tuple(loss), tuple(p), tuple(q), infinite, vanishing)
+        return Discrete(
+            tuple(loss.tolist()), tuple(p.tolist()), tuple(q.tolist()), infinite, vanishing
+        )
 
 
 class Profile(NamedTuple):
@@ -105,7 +107,8 @@ class Profile(NamedTuple):
         q, at = q[keep], hull.t[keep]
         vanishing = max(1 + float(slope[0]), 0.0)
         p = q * np.exp(at)
-        return Discrete(tuple(at), tuple(p), tuple(q), float(hull.upper[-1]), vanishing)
+        losses, p, q = (tuple(values.tolist()) for values in (at, p, q))
+        return Discrete(losses, p, q, float(hull.upper[-1]), vanishing)
 
     def dominated(self) -> Pair:
         """Return a pair that this one dominates, so that it is a function of the output.

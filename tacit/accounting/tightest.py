@@ -28,7 +28,7 @@ from tacit.accounting.nested import (
 )
 from tacit.accounting.one_event import ADD_REMOVE
 from tacit.accounting.pld import PLD
-from tacit.accounting.pld.pairs import pair, pair_from_below
+from tacit.accounting.pld.pairs import directions, pair, pair_from_below
 from tacit.accounting.rdp import RDP
 from tacit.accounting.shuffle import local_guarantee, shuffled_delta, shuffled_epsilon
 from tacit.errors import NotCertified, UnsupportedEvent
@@ -38,7 +38,15 @@ _DELTA_SHARES = (0.5, 0.9, 0.99)
 """Shares of delta tried for what `PLD` prices, when the rest goes to `RDP`."""
 _EPSILON_SHARES = (0.25, 0.5, 0.75)  # shares of epsilon tried in the same way
 _BY_PAIRS, _FROM_BELOW = PLD(pair_of=pair_of_nested), PLD(pair_of=pair_below_nested)
-_LOOSER = (ev.Exponential, ev.RandomAllocation, ev.Shuffled, ev.BestOf, ev.OneOf)
+_LOOSER = (
+    ev.Exponential,
+    ev.RandomAllocation,
+    ev.Shuffled,
+    ev.BestOf,
+    ev.OneOf,
+    ev.TruncatedPoissonSampled,
+    ev.FixedSizeSampled,
+)
 """Events whose dominating pair only bounds them, so that `RDP` may be lower."""
 
 
@@ -97,6 +105,10 @@ class Tightest:
 
     def bracket(self, event: Event, *, delta: float, relation: Relation = ADD_REMOVE) -> Bracket:
         """Return certified bounds on the epsilon of `event` at `delta`; see `tacit.bracket`."""
+        if delta == 1:
+            return Bracket(0.0, 0.0)
+        if delta == 0:
+            return self._pure(event, relation)
         exact = with_lower_end(event, relation)
         if isinstance(single := only_release(event), ev.BestOf):
             try:
@@ -112,6 +124,20 @@ class Tightest:
             lower = _FROM_BELOW.bracket(exact, delta=delta, relation=relation).lower
         upper = self.epsilon(event, delta=delta, relation=relation)
         return Bracket(min(lower, upper), upper)
+
+    def delta_at_infinity(self, event: Event, *, relation: Relation = ADD_REMOVE) -> float:
+        """Return a bound on the probability that no epsilon holds for `event`."""
+        known, rest = _split(event, relation)
+        mass = max(one.infinite_upper for one in directions(known, relation, pair_of_nested))
+        return min(mass + RDP().charge(rest, 2.0, relation).delta_mass, 1.0)
+
+    def _pure(self, event: Event, relation: Relation) -> Bracket:
+        """Return bounds on the epsilon of `event` at delta 0: its largest privacy loss."""
+        if not all(has_pair(part, relation) for part in flatten(event)):
+            return Bracket(0.0, math.inf)
+        found = directions(event, relation, pair_of_nested)
+        upper = max(math.inf if one.infinite_upper else one.largest_loss for one in found)
+        return Bracket(upper if _is_exact(event, relation) else 0.0, upper)
 
 
 def _all_runs(event: Event) -> Event:

@@ -189,3 +189,21 @@ def halting_probability(mean: float, shape: float) -> float:
         found = math.expm1(min(y, 700.0)) / y / float(special.exprel(-shape * y))
         low, high = (y, high) if found < mean else (low, y)
     return math.exp(-high)
+
+
+def binomial_weights(n: int, p: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return numbers of successes in `n` tries and their probabilities, which sum to 1.
+
+    Numbers above the one beyond which less than 1e-30 is left count as `n`.
+
+    >>> binomial_weights(2, 0.5)
+    ((0.0, 1.0, 2.0), (0.25, 0.5, 0.25))
+    """
+    k = np.arange(min(n, _MOST_TERMS) + 1, dtype=float)
+    logs = BinomialRuns(n, p).log_probability(k)
+    kept = int(np.flatnonzero(logs > math.log(1e-30) - math.log(_MOST_TERMS))[-1]) + 1
+    counts, weights = k[:kept].tolist(), np.exp(logs[:kept]).tolist()
+    if kept <= n:
+        counts, weights = [*counts, float(n)], [*weights, 1e-30]
+    total = math.fsum(weights)
+    return tuple(counts), tuple(weight / total for weight in weights)

@@ -213,9 +213,9 @@ def test_the_best_of_ten_private_trainings():
     run = Repeated(PoissonSampled(8192 / 60_000, Gaussian(8.6371)), 280)
     bounds = {Trials.GEOMETRIC: 1.56, Trials.LOGARITHMIC: 1.47, Trials.POISSON: 2.05}
     for trials, most in bounds.items():
-        found = acc.bracket(BestOf(run, 10.0, trials), delta=1e-5)
+        event = BestOf(run, 10.0, trials)
+        found = best_of_bracket(event, delta=1e-5, relation=Relation.ADD_REMOVE)
         assert 0.97 * found.upper < found.lower < found.upper <= most
-        assert found.upper < acc.RDP().epsilon(BestOf(run, 10.0, trials), delta=1e-5)
 
 
 def test_configurations_of_different_price_cost_the_mean_profile():
@@ -262,7 +262,7 @@ def test_one_run_costs_one_run():
         assert found == pytest.approx(acc.epsilon(Gaussian(3.0), delta=1e-6), rel=1e-3)
 
 
-@pytest.mark.parametrize("relation", list(Relation))
+@pytest.mark.parametrize("relation", [Relation.ADD_REMOVE, Relation.REPLACE_ONE])
 def test_a_selection_is_priced_under_every_relation(relation):
     run = PoissonSampled(0.2, Gaussian(2.0))
     one = acc.bracket(run, delta=1e-6, relation=relation)

@@ -55,10 +55,11 @@ from tacit.accounting.pld.transforms import (
 from tacit.errors import NotCertified
 
 _LIGHT_WORK, _MARKED_WORK, _MOST_WORK = 3e5, 5e6, 1e8
-"""Nodes in t times nodes in y: per law that is accepted at once, in total with marked losses, and in
-total that is allowed."""
+"""Nodes in t times nodes in y: per law that is accepted at once, in total with marked losses, and
+in total that is allowed."""
 _TINY_MASS = 1e-290  # above any sum of masses that underflow
 _MOST_RUNGS = 16
+_MOST_GAIN = 38.0  # log of integrand over target above which rounding spoils the result
 _LITTLE_GAIN = 28.0  # log of integrand over target up to which rounding has no effect
 
 
@@ -113,10 +114,15 @@ class Family:
         models = [m.cut_at(level, scale) if isinstance(m, SmoothModel) else m for m in self.models]
         return Family(models, self.counts)
 
-    def plain(self, epsilon: float, log_target: float) -> "Contours | None":
-        """Return one integral with error about exp(log_target) near `epsilon`; None if costly."""
+    def plain(self, epsilon: float, log_target: float, *, most: float = 0.0) -> "Contours | None":
+        """Return one integral with error about exp(log_target) near `epsilon`; None if costly.
+
+        It is costly if it takes more than `most` nodes, or a number that is always accepted.
+        """
         draft = _Draft(self, epsilon, log_target, None)
-        return Contours([draft], self, None) if draft.is_light else None
+        is_precise = draft.log_gain <= _MOST_GAIN
+        is_cheap = draft.is_light or draft.work <= most
+        return Contours([draft], self, None) if is_cheap and is_precise else None
 
     def marked(self, epsilon: float, log_target: float, large: LargeLosses) -> "Contours":
         """Return delta near `epsilon` as one integral, plus what the marked losses add."""
@@ -375,6 +381,8 @@ def _model(law: Law, log_removed: float, width: float) -> LossModel:
         return PlainModel(law.mu**2)
     if isinstance(law, Discrete):
         return AtomicModel(np.array(law.losses), np.array(law.p))
+    if not isinstance(law, Sampled):
+        raise NotCertified("the law has no transform in closed form.")
     if isinstance(law.noise, Normal):
         return SmoothModel.cut_lightly(law, log_removed, width)
     return LaplaceModel(law)

@@ -9,16 +9,18 @@ from tacit._arrays import Floats
 from tacit.accounting.brackets import Bracket, invert
 from tacit.accounting.one_event import ROUND
 from tacit.accounting.pld.contour import Contours, Family
-from tacit.accounting.pld.large_losses import LargeLosses
+from tacit.accounting.pld.large_losses import LargeLosses, has_tail
 from tacit.accounting.pld.lattice import Lattice, chernoff_delta, coarse_moments
-from tacit.accounting.pld.loss_laws import Normal, OneRelease, Sampled, Shifted
+from tacit.accounting.pld.loss_laws import MixedNormals, Normal, OneRelease, Sampled, Shifted
 from tacit.accounting.pld.pairs import Direction
 from tacit.accounting.pld.sampled_gaussian_contour import NARROW, WIDE
+from tacit.accounting.pld.spread import guess_epsilon
 from tacit.errors import NotCertified
 
 _GOOD = 1e-5  # relative width at which a bracket is returned without trying another method
 _FAIR = 1e-4  # relative width at which the lattice is not refined further
 _ROUGH = 1e-2  # relative error of delta that suffices to find out which direction is the worse
+_HEAVY_WORK = 3e6  # nodes of a contour integral, where the alternative is to split the law
 _LEVELS = (1.5, 2.5, 6.0, 20.0)  # losses above this many times epsilon are marked
 _MOST_CURVES = 48  # curves that are computed at most for a table of deltas
 _COARSE = 1 << 13
@@ -127,7 +129,7 @@ class DirectionPrice:
         log_target = math.log(delta) + math.log(self.tolerance)
         curve, plain = self._tuned_near(guess) or family.plain(guess, log_target), True
         if curve is None:  # too costly: perhaps one step in many makes all the loss
-            guess = min(guess, self._single_jump(delta))
+            guess = min(guess, self._likely_epsilon(delta, guess))
         for _ in range(6):
             if answer.upper <= floor:
                 break
@@ -155,9 +157,10 @@ class DirectionPrice:
         several ranges of losses.
         """
         log_target = math.log(delta) + math.log(self.tolerance)
-        for factor in _LEVELS:
+        if curve := self._family(delta).plain(epsilon, log_target, most=_HEAVY_WORK):
+            return curve
+        for level in (factor * epsilon for factor in _LEVELS):
             try:
-                level = factor * epsilon
                 large = LargeLosses(self.direction, level, log_target - 3.0, is_smooth=True)
                 if large.delta(epsilon).width > 10 * self.tolerance * delta:
                     continue
@@ -168,11 +171,23 @@ class DirectionPrice:
             try:
                 large = LargeLosses(self.direction, level, log_target - 3.0, is_smooth=False)
                 capped = large.unmarked()
-                moments = coarse_moments(capped, -700.0)
+                with np.errstate(all="ignore"):  # they only choose the grid
+                    moments = coarse_moments(capped, -700.0)
                 return Lattice(capped, moments, epsilon, log_target, 1 << 15, large)
             except NotCertified:
                 continue
         return self._family(delta, NARROW).ladder(epsilon, log_target)
+
+    def _likely_epsilon(self, delta: float, most: float) -> float:
+        """Return an estimate of epsilon where one step in many may make all the loss."""
+        if any(has_tail(law) for law, _ in self.direction.parts):
+            return guess_epsilon(self.direction.parts, delta, max(most, 1e-12))
+        return self._single_jump(delta)
+
+    def _is_below(self, epsilon: float, delta: float) -> bool:
+        """Return whether a Chernoff bound proves delta(epsilon) <= `delta`."""
+        with np.errstate(all="ignore"):  # a bound that is not a number proves nothing
+            return chernoff_delta(self.direction, epsilon, math.log(delta) - 7) <= delta
 
     def _single_jump(self, delta: float) -> float:
         """Estimate epsilon as if one step made all the loss: that of one step at delta / steps."""
@@ -280,6 +295,8 @@ class _Unsampled:
                 squared += count * law.mu**2
             elif isinstance(law, Sampled) and isinstance(law.noise, Normal):
                 squared += count * ((law.a + law.b) / law.noise.sigma) ** 2
+            elif isinstance(law, MixedNormals):
+                squared += count * (max(law.shifts) / law.sigma) ** 2
             else:
                 rest += count * law.largest_loss
         self.rest = rest * (1 + 1e-14)

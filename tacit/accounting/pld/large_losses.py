@@ -6,7 +6,7 @@ outputs with a large loss are *marked*: an output y is marked with probability
 Phi((y - cut) / width). The mark is a random function of the output, so it changes no divergence.
 With P and Q the laws of all steps together,
 
-    delta(epsilon)  =  delta of unmarked runs  +  the sum of (P - exp(epsilon) Q)_+ over marked runs.
+    delta(epsilon)  =  delta of unmarked runs  +  sum of (P - exp(epsilon) Q)_+ over marked runs.
 
 The first term is a contour integral over laws without a tail. The second is at least
 
@@ -26,7 +26,7 @@ from scipy.special import ndtr
 
 from tacit._arrays import Floats
 from tacit.accounting.brackets import Bracket
-from tacit.accounting.pld.loss_laws import Capped, Law, Normal, Sampled, Shifted
+from tacit.accounting.pld.loss_laws import Capped, Discrete, Law, Normal, Sampled, Shifted
 from tacit.accounting.pld.pairs import Direction
 from tacit.accounting.pld.sampled_gaussian_contour import WIDE, SmoothModel
 from tacit.accounting.pld.spread import bounded_moments
@@ -41,7 +41,7 @@ class Mark(NamedTuple):
     """A mark on the outputs y above `cut` of a law, and its probabilities in one step."""
 
     law: Sampled
-    count: int
+    times: int
     cut: float
     width: float
     q: float  # probability of a mark under Q
@@ -60,12 +60,14 @@ class LargeLosses:
     ) -> None:
         self.direction = direction
         self.level = level
-        far = math.sqrt(max(-2 * (log_small - math.log(direction.steps)), 1.0)) * is_smooth
-        laws = [(law, n) for law, n in direction.parts if _has_tail(law)]
-        self.marks = [_mark(law, n, level, far) for law, n in laws if isinstance(law, Sampled)]
-        if not self.marks or not all(math.isfinite(mark.cut) for mark in self.marks):
+        if level <= 0 or not any(has_tail(law) for law, _ in direction.parts):
             raise NotCertified("no step has losses that could be marked.")
-        self.stray = float(ndtr(-far)) * sum(mark.count for mark in self.marks) * is_smooth
+        far = math.sqrt(max(-2 * (log_small - math.log(direction.steps)), 1.0)) * is_smooth
+        laws = [(law, n) for law, n in direction.parts if has_tail(law)]
+        self.marks = [_mark(law, n, level, far) for law, n in laws if isinstance(law, Sampled)]
+        if not all(math.isfinite(mark.cut) for mark in self.marks):
+            raise NotCertified("no output has such a loss.")
+        self.stray = float(ndtr(-far)) * sum(mark.times for mark in self.marks) * is_smooth
         self.log_rest, self.leak = _low_sums(direction, level, log_small)
 
     def models(self) -> dict[Sampled, SmoothModel]:
@@ -76,16 +78,16 @@ class LargeLosses:
         """Return the direction of unmarked losses for the lattice method; the mark is sharp."""
         parts = self.direction.parts
         capped = [
-            (Capped(law, self.level) if isinstance(law, Sampled) and _has_tail(law) else law, n)
+            (Capped(law, self.level) if isinstance(law, Sampled) and has_tail(law) else law, n)
             for law, n in parts
         ]
         return Direction(tuple(capped))
 
     def delta(self, epsilon: float) -> Bracket:
         """Return bounds on what runs with a mark add to delta(epsilon)."""
-        log_none_q = math.fsum(m.count * math.log1p(-m.q) for m in self.marks)
+        log_none_q = math.fsum(m.times * math.log1p(-m.q) for m in self.marks)
         # P(no mark) / Q(no mark), whose logarithm keeps its digits
-        log_ratio = math.fsum(m.count * math.log1p(-m.gap / (1 - m.q)) for m in self.marks)
+        log_ratio = math.fsum(m.times * math.log1p(-m.gap / (1 - m.q)) for m in self.marks)
         some_q = -math.expm1(log_none_q)
         first = -math.exp(log_none_q) * math.expm1(log_ratio)
         second = math.expm1(min(epsilon, 700.0)) * some_q
@@ -96,7 +98,7 @@ class LargeLosses:
         return Bracket(first - second - error, first - second + error + slack)
 
 
-def _has_tail(law: Law) -> bool:
+def has_tail(law: Law) -> bool:
     """Return whether `law` is that of Gaussian noise on a sample with unbounded losses."""
     return isinstance(law, Sampled) and isinstance(law.noise, Normal) and law.a == 1
 
@@ -105,7 +107,10 @@ def _mark(law: Sampled, count: int, level: float, far: float) -> Mark:
     """Return a mark on losses above `level`, smooth over `far` widths if `far` is above 0."""
     assert isinstance(law.noise, Normal)
     sigma = law.noise.sigma
-    width = min(_WIDTH * sigma, WIDE) if far else 0.0
+    # Orders of interest are about 45 / level. Far above the cut, where losses exceed 1, the share
+    # of unmarked outputs must fall faster than exp(order * loss) grows.
+    steep = max(-math.log(level), 1.0) * math.sqrt(level / 400)
+    width = min(sigma * min(_WIDTH, steep), WIDE) if far else 0.0
     cut = float(law.where_loss(np.array(level))) / sigma + far * width
     spread = math.hypot(1.0, width)
     at, shift = cut / spread, 1 / (sigma * spread)
@@ -134,6 +139,8 @@ def _low_sums(direction: Direction, level: float, log_small: float) -> tuple[Flo
             found, above = bounded_moments(reverse, -4 * level, log_each)
             log_m += count * found.upper
             leak += count * above
-        else:
+        elif isinstance(law, Discrete):
             log_m -= count * ORDERS * min(law.losses)
+        else:
+            raise NotCertified("how low the losses can be is not known.")
     return log_m, leak

@@ -41,6 +41,7 @@ from tacit.accounting.pld.transforms import ORDERS, Cumulants, WeightedLosses, t
 from tacit.errors import NotCertified
 
 _MOST_POINTS = 1 << 21
+_MOST_STEPS = 10**14
 _HIGHER = np.array([1.15, 1.4, 1.8, 2.5, 4.0, 8.0, 20.0, 100.0])
 """Multiples of the order at which Chernoff bounds what lies above the window."""
 
@@ -188,6 +189,8 @@ class Lattice:
         points: int,
         large: LargeLosses | None = None,
     ) -> None:
+        if direction.steps > _MOST_STEPS:
+            raise NotCertified("rounding errors of so many steps have no useful bound.")
         self.large = large
         index, window = moments.choose_line(epsilon, log_target)
         order, start = float(ORDERS[index]), epsilon - 0.25 * window

@@ -194,7 +194,8 @@ class Discrete:
     """Finitely many losses in increasing order, with their probabilities under P and Q.
 
     `infinite` is the probability under P of outcomes that are impossible under Q (loss +inf),
-    `vanishing` the probability under Q of outcomes that are impossible under P.
+    `vanishing` the probability under Q of outcomes that are impossible under P. `blur` is the
+    largest relative error of the probabilities, beyond a few roundings.
     """
 
     losses: tuple[float, ...]
@@ -202,6 +203,7 @@ class Discrete:
     q: tuple[float, ...]
     infinite: float = 0.0
     vanishing: float = 0.0
+    blur: float = 0.0
 
     @property
     def largest_loss(self) -> float:
@@ -246,7 +248,148 @@ class Capped:
         return p[:-1], q[:-1]
 
 
-Law: TypeAlias = Sampled | Shifted | Discrete | Capped
+@dataclass(frozen=True)
+class MixedNormals:
+    """Law of the loss between a mixture of N(shift, sigma^2) and N(0, sigma^2).
+
+    With `sign` 1, P is the mixture and Q the single normal law; with -1 they are exchanged. With
+    L(x) = log of the mean of exp((shift x - shift^2 / 2) / sigma^2), which rises with x, the loss
+    is sign * L(x).
+    """
+
+    sigma: float
+    shifts: tuple[float, ...]
+    weights: tuple[float, ...]
+    sign: int
+
+    @property
+    def largest_loss(self) -> float:
+        if self.sign == 1:
+            return math.inf if max(self.shifts) > 0 else 0.0
+        none = math.fsum(w for s, w in zip(self.shifts, self.weights, strict=True) if s == 0)
+        return -math.log(none) if none > 0 else math.inf
+
+    def log_ratio(self, x: Floats) -> Floats:
+        """Return L(x) of the class docstring."""
+        s, w = np.array(self.shifts), np.array(self.weights)
+        logs = (np.multiply.outer(x, s) - 0.5 * s * s) / self.sigma**2
+        top = logs.max(axis=-1)
+        # Around the largest term; near 0 the mean of exp(.) - 1 keeps its digits.
+        near = np.log1p(np.maximum(np.expm1(np.minimum(logs, 1.0)) @ w, -0.9))
+        far = top + np.log(np.exp(logs - top[..., None]) @ w)
+        return np.where((top < 0.5) & (near > -0.5), near, far)
+
+    def span(self, log_mass: float) -> tuple[float, float]:
+        reach = self.sigma * math.sqrt(max(-2 * log_mass, 1.0))
+        ends = self.log_ratio(np.array([-reach, reach + (self.sign == 1) * max(self.shifts)]))
+        low, high = sorted((self.sign * ends).tolist())
+        return low, high
+
+    def cells(self, edges: Floats) -> tuple[Floats, Floats]:
+        at = self._where(self.sign * edges)
+        x = np.concatenate(([-math.inf], at if self.sign == 1 else at[::-1], [math.inf]))
+        unit = Normal(self.sigma)
+        plain = unit.between(x[:-1], x[1:])
+        mixed = np.zeros(len(plain))
+        for shift, weight in zip(self.shifts, self.weights, strict=True):
+            mixed += weight * unit.between(x[:-1] - shift, x[1:] - shift)
+        return (mixed, plain) if self.sign == 1 else (plain[::-1], mixed[::-1])
+
+    def _where(self, level: Floats) -> Floats:
+        """Return the x with L(x) = level; -inf below all values of L."""
+        s, w = np.array(self.shifts), np.array(self.weights)
+        none = float(w[s == 0].sum())
+        least = math.log(none) if none > 0 else -math.inf
+        safe = np.where(level > least, level, max(least, -1e3) + 1.0)
+        near, far = 16 * self.sigma, 1e3 * self.sigma
+        far, end = far + 4 * float(s.max()), near + float(s.max())
+        middle = np.linspace(-near, end, 4000)
+        x = np.concatenate(
+            (np.linspace(-far, -near, 500)[:-1], middle, np.linspace(end, far, 500)[1:])
+        )
+        known = self.log_ratio(x)
+        i = np.clip(np.searchsorted(known, safe), 1, len(x) - 1)
+        low, high = x[i - 1], x[i]
+        most = np.abs(safe) * self.sigma**2 / max(float(s.max()), 1e-300) + float(s.max())
+        high = np.where(safe > known[-1], np.maximum(most, far), high)
+        low = np.where(safe < known[0], -1e300, low)
+        at = np.interp(safe, known, x)
+        for attempt in range(80):  # Newton steps inside an interval that shrinks
+            value = self.log_ratio(at) - safe
+            low, high = np.where(value < 0, at, low), np.where(value < 0, high, at)
+            if np.all(high - low <= 4 * ROUND * np.abs(high)) or (
+                attempt > 3 and np.all(np.abs(value) <= 4 * ROUND * (1 + np.abs(safe)))
+            ):
+                break
+            step = at - value / self._slope(at)
+            inside = (step > low) & (step < high) & (attempt < 12)
+            at = np.where(inside, step, 0.5 * (low + high))
+        return np.where(level > least, at, -math.inf)
+
+    def _slope(self, x: Floats) -> Floats:
+        s, w = np.array(self.shifts), np.array(self.weights)
+        logs = (np.multiply.outer(x, s) - 0.5 * s * s) / self.sigma**2
+        share = np.exp(logs - logs.max(axis=-1)[..., None]) * w
+        return np.maximum(share @ s / share.sum(axis=-1), 1e-300) / self.sigma**2
+
+
+@dataclass(frozen=True)
+class Folded:
+    """Law with the positive losses of `half` and, with P and Q exchanged, their mirror images.
+
+    The remaining mass has loss 0. `half` must have no atoms.
+    """
+
+    half: Sampled
+
+    @property
+    def largest_loss(self) -> float:
+        return self.half.largest_loss
+
+    def span(self, log_mass: float) -> tuple[float, float]:
+        high = self.half.span(log_mass)[1]
+        return -high, high
+
+    def cells(self, edges: Floats) -> tuple[Floats, Floats]:
+        size = len(edges)
+        ends = np.unique(np.append(np.abs(edges), 0.0))
+        p, q = (mass[1:] for mass in self.half.cells(ends))  # from ends[i] on
+        up = np.searchsorted(edges, ends, side="right")
+        down = np.searchsorted(edges, -ends, side="left")
+        mass_p = (np.bincount(up, p, size + 1) + np.bincount(down, q, size + 1)).astype(float)
+        mass_q = (np.bincount(up, q, size + 1) + np.bincount(down, p, size + 1)).astype(float)
+        rest = max(1.0 - float(p.sum()) - float(q.sum()), 0.0)
+        zero = int(np.searchsorted(edges, 0.0))
+        mass_p[zero] += rest
+        mass_q[zero] += rest
+        return mass_p, mass_q
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Law of the loss of a release whose kind is drawn, with public probabilities, and released."""
+
+    laws: "tuple[Law, ...]"
+    weights: tuple[float, ...]
+
+    @property
+    def largest_loss(self) -> float:
+        return max(law.largest_loss for law in self.laws)
+
+    def span(self, log_mass: float) -> tuple[float, float]:
+        spans = [law.span(log_mass) for law in self.laws]
+        return min(low for low, _ in spans), max(high for _, high in spans)
+
+    def cells(self, edges: Floats) -> tuple[Floats, Floats]:
+        mass_p, mass_q = np.zeros(len(edges) + 1), np.zeros(len(edges) + 1)
+        for law, weight in zip(self.laws, self.weights, strict=True):
+            p, q = law.cells(edges)
+            mass_p += weight * p
+            mass_q += weight * q
+        return mass_p, mass_q
+
+
+Law: TypeAlias = Sampled | Shifted | Discrete | Capped | MixedNormals | Folded | Mixture
 
 
 class OneRelease:
@@ -269,14 +412,19 @@ class OneRelease:
             return Bracket(0.0, 0.0)
         if isinstance(self.law, Discrete):
             return self._discrete(self.law, epsilon)
-        return self._tails(self.law, epsilon)
+        if isinstance(self.law, Sampled):
+            return self._tails(self.law, epsilon)
+        p, q = (float(mass[-1]) for mass in self.law.cells(np.array([epsilon])))
+        other = math.exp(min(epsilon, 700.0)) * q
+        error = 64 * ROUND * (1 + epsilon) * (p + other)
+        return Bracket.of_delta(p - other - error, p - other + error)
 
     @staticmethod
     def _discrete(law: Discrete, epsilon: float) -> Bracket:
         loss, p = np.array(law.losses), np.array(law.p)
         value = float(p @ -np.expm1(np.minimum(epsilon - loss, 0.0)))
         high = loss > epsilon * (1 - 8 * ROUND)
-        error = 8 * ROUND * float(p[high] @ (1 + np.abs(loss[high]) + epsilon))
+        error = 8 * ROUND * float(p[high] @ (1 + np.abs(loss[high]) + epsilon)) + law.blur * value
         return Bracket.of_delta(value - error, value + error)
 
     @staticmethod

@@ -7,29 +7,13 @@ A pair is all that an accountant needs of an event. With the privacy loss l = lo
 and the pair of a composition is the product of the pairs (Zhu, Dong & Wang 2022,
 arXiv:2106.08567, Theorem 10). `directions` turns an event into one `Direction` for each order in
 which two neighboring data sets can be compared; the guarantee is the worse of them.
-
-Random allocation of Gaussian noise has no pair in closed form. `pair_from_above` bounds it, by a
-law on finitely many losses. One epoch (see `rdp.allocation`) has the likelihood ratio
-A = mean of X_1, ..., X_steps, where the X_i are lognormal of mean 1 under Q, so every divergence of
-the pair is E_Q of a convex function of A. Three steps, each of which can only raise such
-expectations, lead to few losses:
-
-1. X above a cut counts as infinite loss, with the P-mass of that event.
-2. X below it moves to the ends of its cell on a uniform grid, so that its mean is kept: the law of
-   X spreads out, and with it that of A.
-3. The ratio A, now a sum on that grid, moves to the ends of its cell on a grid of losses, so that
-   its P- and Q-mass are kept: the law of A spreads out.
-
-Step 2 turns the law of A into one convolution power, by a Fourier transform of a tilted law. What
-the transform may have lost to rounding and to its finite window is added to the infinite loss.
-Feldman & Shenfeld 2026 (arXiv:2602.17284) compute the same pair by repeated convolution in logs.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache, singledispatch
-from typing import NamedTuple, TypeAlias
+from functools import partial, singledispatch
+from typing import TypeAlias
 
 import numpy as np
 from scipy import special
@@ -39,33 +23,33 @@ from tacit._arrays import Floats
 from tacit.accounting.compose import flatten
 from tacit.accounting.one_event import (
     ROUND,
-    Complexes,
     epsilon_and_delta,
     gaussian_shift,
     log_mixture_at,
     pure_epsilon,
     response_law,
     rounded_epsilon,
+    whole_shift,
 )
+from tacit.accounting.pld.balls_and_bins import allocation_pair
 from tacit.accounting.pld.loss_laws import (
     Discrete,
     DoubleExponential,
+    Folded,
     Law,
+    MixedNormals,
+    Mixture,
     Normal,
     Sampled,
     Shifted,
 )
-from tacit.accounting.rdp.divergence import log_sum_exp
 from tacit.accounting.shuffle import local_guarantee, shuffled_atoms
+from tacit.accounting.trials import binomial_weights
 from tacit.errors import UnsupportedEvent
 from tacit.events import Event, Relation
 
-_TAIL = 1e-15
-"""P-mass of one epoch of random allocation that is cut off and counted as infinite loss."""
-_FINEST, _COARSEST = 1 / 24, 1 / 3  # smallest and largest grid step, in standard deviations of X
-_FEW = 30  # number of steps up to which the grid is as fine as the number of points allows
-_BELOW = 12.0  # standard deviations of the sum that the window covers below and above the mean
-_MOST_POINTS = 1 << 20
+_MOST_ATOMS = 11_000  # losses of a discrete noise
+_UP, _NO_MASS = 1 + 1e-9, 1e-26
 
 PairRule: TypeAlias = Callable[[Event, Relation], tuple[Law, Law]]
 """Gives the laws of the loss of ONE occurrence of an event, one for each order of comparison."""
@@ -127,8 +111,9 @@ def pair_from_below(event: Event, relation: Relation) -> tuple[Law, Law]:
 
     They belong to a mechanism that `event` describes. If none is known, raise `UnsupportedEvent`.
     """
-    inner = event.event if isinstance(event, ev.PoissonSampled) else event
-    if isinstance(inner, ev.Exponential):
+    is_sampled = isinstance(event, ev.PoissonSampled | ev.TruncatedPoissonSampled)
+    inner = event.event if is_sampled else event
+    if isinstance(inner, ev.Exponential) and not isinstance(event, ev.TruncatedPoissonSampled):
         # Two options, whose utilities move by the sensitivity in opposite directions: the log odds
         # change by epsilon, from -epsilon / 2 to epsilon / 2.
         half = ev.PureDP(0.5 * float(pure_epsilon(inner, relation)) * (1 - 1e-14), 1.0)
@@ -137,6 +122,13 @@ def pair_from_below(event: Event, relation: Relation) -> tuple[Law, Law]:
         is_tight = isinstance(inner, ev.Gaussian | ev.Laplace) and inner.replace_factor == 2
         # Otherwise the new record may be one that contributes nothing.
         relation = relation if is_tight else Relation.ZERO_OUT
+    elif isinstance(event, ev.TruncatedPoissonSampled):
+        # If the other records contribute nothing, the record is seen at a slightly lower rate.
+        full = float(special.bdtrc(event.max_batch - 1, event.n_records, event.rate)) * _UP
+        return pair_from_below(ev.PoissonSampled(event.rate * max(1 - full, 0.0), inner), relation)
+    elif isinstance(event, ev.FixedSizeSampled) and relation is not Relation.ADD_REMOVE:
+        rate = event.batch_size / event.n_records * (1 - 4 * ROUND)
+        return pair_from_below(ev.PoissonSampled(rate, event.event), relation)
     laws = pair(event, relation)
     for law in laws:
         if isinstance(law, Discrete) and law.largest_loss <= 0 and any(law.losses):
@@ -202,6 +194,134 @@ def _(event: ev.RandomizedResponse, _relation: Relation) -> tuple[Law, Law]:
 
 
 @pair.register
+def _(event: ev.GaussianMixture, relation: Relation) -> tuple[Law, Law]:
+    if relation is Relation.REPLACE_ONE:
+        raise UnsupportedEvent(
+            "replacing a unit with several contributions has no known price. Use add_remove."
+        )
+    total = math.fsum(event.weights)
+    weights = tuple(weight / total for weight in event.weights)
+    mixed = partial(MixedNormals, event.noise_multiplier, event.shifts, weights)
+    return mixed(1), mixed(-1)
+
+
+@pair.register
+def _(event: ev.DiscreteGaussian, relation: Relation) -> tuple[Law, Law]:
+    # P(k) / Q(k) = exp((2 k d - d^2) / (2 s^2)) if the value moves by d. Beyond 11 deviations there
+    # is less than 1e-27 of the mass.
+    std, shift = event.noise_std, whole_shift(event, relation)
+    far = math.ceil(11 * std) + shift
+    if far > _MOST_ATOMS:
+        raise UnsupportedEvent("PLD prices discrete Gaussian noise up to 1,000. Use RDP.")
+    k = np.arange(-far, far + shift + 1, dtype=float)
+    p, q = np.exp(-0.5 * ((k - shift) / std) ** 2), np.exp(-0.5 * (k / std) ** 2)
+    scale = 1 / float(np.exp(-0.5 * (np.arange(-far - 40.0, far + 41.0) / std) ** 2).sum())
+    loss = (k - 0.5 * shift) * (shift / std**2)
+    return _same(_atoms(loss, p * scale, q * scale, _NO_MASS))
+
+
+@pair.register
+def _(event: ev.DiscreteLaplace, relation: Relation) -> tuple[Law, Law]:
+    # With r = exp(-1 / scale), noise k has probability (1 - r) / (1 + r) r^|k|.
+    shift, ratio = whole_shift(event, relation), math.exp(-1 / event.noise_scale)
+    if shift > _MOST_ATOMS:
+        raise UnsupportedEvent("PLD prices discrete Laplace noise up to sensitivity 10,000.")
+    inner = np.arange(1, shift)
+    one = (1 - ratio) / (1 + ratio)
+    low, high = ratio**shift / (1 + ratio), 1 / (1 + ratio)
+    loss = np.concatenate(([-shift], 2 * inner - shift, [shift])) / event.noise_scale
+    p = np.concatenate(([low], one * ratio ** (shift - inner), [high]))
+    q = np.concatenate(([high], one * ratio**inner, [low]))
+    return _same(_atoms(loss, p, q))
+
+
+@pair.register
+def _(event: ev.FixedSizeSampled, relation: Relation) -> tuple[Law, Law]:
+    """Return the pair of a sample of fixed size.
+
+    If a record is added, a sample holds it with probability `rate` at most, in the place of another
+    record; the other samples are as before. So the pair is that of a Poisson sample, for a record
+    that is replaced. If a record is replaced or blanked, see `_replaced_in_sample`.
+    """
+    rate, inner = event.batch_size / event.n_records, event.event
+    if relation is Relation.ADD_REMOVE:
+        return _joins_by_replacing(inner, rate)
+    return _replaced_in_sample(inner, rate)
+
+
+@pair.register
+def _(event: ev.TruncatedPoissonSampled, relation: Relation) -> tuple[Law, Law]:
+    """Return a pair for a truncated Poisson sample: a mixture over the number of other records.
+
+    If fewer than `max_batch` others are drawn, nothing is cut. Otherwise the record joins with a
+    probability below `rate`, in the place of another one. There are at most `n_records` others.
+    """
+    full = min(float(special.bdtrc(event.max_batch - 1, event.n_records, event.rate)) * _UP, 1.0)
+    inner, rate = event.event, event.rate
+    if isinstance(inner, ev.Gaussian):
+        inner = replace(inner, replace_factor=2.0)  # as for an uncut sample
+    whole = pair(ev.PoissonSampled(rate, inner), relation)
+    is_added = relation is Relation.ADD_REMOVE
+    cut = _joins_by_replacing(inner, rate) if is_added else _replaced_in_sample(inner, rate)
+    # `full` is rounded up. That cannot lower the price: a record that replaces another one moves
+    # the output at least as far as one that just joins.
+    mixed = [Mixture(laws, (1 - full, full)) for laws in zip(whole, cut, strict=True)]
+    return mixed[0], mixed[1]
+
+
+def _atoms(loss: Floats, p: Floats, q: Floats, infinite: float = 0.0) -> Discrete:
+    return Discrete(tuple(loss.tolist()), tuple(p.tolist()), tuple(q.tolist()), infinite)
+
+
+def _joins_by_replacing(inner: Event, rate: float) -> tuple[Law, Law]:
+    """Return the pair of a sample that one record joins, at `rate`, in the place of another."""
+    if isinstance(inner, ev.Gaussian):
+        noise = Normal(1 / gaussian_shift(inner, Relation.REPLACE_ONE))
+    elif isinstance(inner, ev.Laplace):
+        noise = DoubleExponential(rounded_epsilon(inner, Relation.REPLACE_ONE))
+    else:
+        first, second = pair(inner, Relation.REPLACE_ONE)
+        if not isinstance(first, Discrete) or not isinstance(second, Discrete):
+            raise _no_sampled_pair(inner)
+        return _sampled_remove(first, rate), _sampled_add(second, rate)
+    return Sampled(noise, rate, 1, 0), Sampled(noise, rate, 0, 1)
+
+
+def _replaced_in_sample(inner: Event, rate: float) -> tuple[Law, Law]:
+    """Return a pair for a sample in which one record, drawn at `rate`, is replaced by another.
+
+    As in `_sampled_replace`, delta at 1 + rate (alpha - 1) is at most rate times that of the
+    release at alpha, in both directions.
+    """
+    if isinstance(inner, ev.Gaussian):
+        noise = Normal(1 / gaussian_shift(inner, Relation.REPLACE_ONE))
+        return _same(Folded(Sampled(noise, rate, 1, 0)))
+    law, other = pair(inner, Relation.REPLACE_ONE)
+    if not isinstance(law, Discrete) or law != other:
+        raise _no_sampled_pair(inner)
+    return _same(_sampled_replace(law, rate))
+
+
+def _no_sampled_pair(inner: Event) -> UnsupportedEvent:
+    return UnsupportedEvent(
+        f"PLD has no dominating pair for a sample of {type(inner).__name__}. "
+        "Use the RDP accountant."
+    )
+
+
+@pair.register
+def _(event: ev.SampledWithReplacement, relation: Relation) -> tuple[Law, Law]:
+    """Return the pair if one record is blanked: it is drawn a binomial number of times."""
+    inner, draws = event.event, event.batch_size
+    if relation is not Relation.ZERO_OUT or not isinstance(inner, ev.Gaussian):
+        raise UnsupportedEvent(
+            "PLD prices sampling with replacement for Gaussian noise under zero_out. Use RDP."
+        )
+    counts, weights = binomial_weights(draws, 1 / event.n_records)
+    return pair(ev.GaussianMixture(inner.noise_multiplier, counts, weights), relation)
+
+
+@pair.register
 def _(event: ev.PoissonSampled, relation: Relation) -> tuple[Law, Law]:
     rate, inner = event.rate, event.event
     replaced = relation is Relation.REPLACE_ONE
@@ -216,42 +336,20 @@ def _(event: ev.PoissonSampled, relation: Relation) -> tuple[Law, Law]:
             return _same(Sampled(noise, rate, 1, 1))
         return Sampled(noise, rate, 1, 0), Sampled(noise, rate, 0, 1)
     law, other = pair(inner, relation)
-    if not isinstance(law, Discrete) or law != other:
-        raise UnsupportedEvent(
-            f"PLD has no dominating pair for a Poisson sample of {type(inner).__name__}. "
-            "Use the RDP accountant."
-        )
-    if replaced:
-        return _same(_sampled_replace(law, rate))
-    return _sampled_remove(law, rate), _sampled_add(law, rate)
+    if not isinstance(law, Discrete) or not isinstance(other, Discrete):
+        raise _no_sampled_pair(inner)
+    return sampled_pair(law, other, rate, relation)
 
 
-@lru_cache(maxsize=16)
-def allocation_pair(steps: int, shift: float) -> tuple[Discrete, Discrete]:
-    """Return laws that dominate the loss of one epoch of random allocation with Gaussian noise.
-
-    The first is for a removed, the second for an added record. `shift` is how far one record moves
-    the mean of its step, in standard deviations of the noise.
-    """
-    grid = _grid(steps, shift)
-    z = _z(grid.cut, shift)
-    outer_q, outer_p = float(special.ndtr(-z)), float(special.ndtr(shift - z))  # X above the cut
-    norm = np.linalg.norm  # of an error: bounds its sum times a vector of 2-norm 1
-    one = _epoch(grid, steps, shift, 1)
-    p, error = one.mass * one.ratio, one.error * one.ratio
-    # Mass hidden by rounding may have any loss, but at most 0 if its ratio is at most 1.
-    infinite = one.beyond + outer_p + (steps - 1) * outer_q + float(norm(error[one.ratio > 1]))
-    rest = max(one.mean - float(p.sum()), 0.0) + float(norm(error))
-    kept = one.ratio > 0
-    removal = _on_losses(np.log(one.ratio[kept]), p[kept], infinite=infinite, at_zero=rest)
-
-    one = _epoch(grid, steps, shift, -1)
-    kept = one.ratio > 0  # a ratio of 0 is impossible under the mixture: an infinite loss
-    infinite = one.beyond + steps * outer_q + float(norm(one.error[one.ratio < 1]))
-    infinite += float(one.mass[~kept].sum())
-    rest = max(one.total - float(one.mass.sum()), 0.0) + float(norm(one.error))
-    losses, p = -np.log(one.ratio[kept]), one.mass[kept]
-    return removal, _on_losses(losses[::-1], p[::-1], infinite=infinite, at_zero=rest)
+def sampled_pair(
+    law: Discrete, other: Discrete, rate: float, relation: Relation
+) -> tuple[Law, Law]:
+    """Return the pair of a Poisson sample, given the pair of a release on finitely many losses."""
+    if relation is not Relation.REPLACE_ONE:
+        return _sampled_remove(law, rate), _sampled_add(other, rate)
+    if law != other:
+        raise UnsupportedEvent("replacement in a sample needs a pair that is equal in both orders.")
+    return _same(_sampled_replace(law, rate))
 
 
 def _direction(parts: list[tuple[Law, int]]) -> Direction:
@@ -269,7 +367,26 @@ def _direction(parts: list[tuple[Law, int]]) -> Direction:
         free = isinstance(finite, Discrete) and finite.largest_loss <= 0
         if not free and not isinstance(finite, Shifted):
             merged[finite] = merged.get(finite, 0) + n
-    return Direction(tuple(merged.items()), *_any_infinite(infinite))
+    parts_of = tuple(merged.items())
+    if len(parts_of) == 1 and isinstance(only := parts_of[0][0], Discrete):
+        parts_of = (_repeated(only, parts_of[0][1]),)
+    return Direction(parts_of, *_any_infinite(infinite))
+
+
+def _repeated(law: Discrete, count: int) -> tuple[Law, int]:
+    """Return `count` losses of two values as one law, that of a binomial sum, if it is short."""
+    if len(law.losses) != 2 or not 1 < count <= _MOST_ATOMS:
+        return law, count
+    k = np.arange(count + 1, dtype=float)
+    loss = (count - k) * law.losses[0] + k * law.losses[1]
+    choose = special.gammaln(count + 1) - special.gammaln(k + 1) - special.gammaln(count - k + 1)
+    p, q = (
+        np.exp(choose + (count - k) * math.log(mass[0]) + k * math.log(mass[1]))
+        for mass in (law.p, law.q)
+    )
+    blur = 32 * ROUND * count * (2 + math.log(count) + abs(math.log(law.p[0])))
+    kept = p > 0
+    return replace(_atoms(loss[kept], p[kept], q[kept]), blur=blur), 1
 
 
 def _any_infinite(masses: list[tuple[float, int]]) -> tuple[float, float]:
@@ -360,178 +477,3 @@ def _mixed(law: Discrete, rate: float) -> list[_Outcome]:
         (log_mixture_at(rate, loss), rate * p + (1 - rate) * q, q)
         for loss, p, q in zip(law.losses, law.p, law.q, strict=True)
     ]
-
-
-class _Epoch(NamedTuple):
-    """Law under Q of the likelihood ratio P / Q of one epoch; see `_epoch` for the range kept."""
-
-    ratio: Floats
-    mass: Floats
-    error: Floats  # the error of `mass` is this times a vector of 2-norm at most 1
-    total: float  # Q-mass of all ratios, kept or not
-    mean: float  # P-mass of all ratios, kept or not
-    beyond: float  # bound on the mass outside the window of the transform, under P and under Q
-
-
-def _epoch(grid: "_Grid", steps: int, shift: float, side: int) -> _Epoch:
-    """Return likelihood ratios P / Q of one epoch of random allocation, and their Q-mass.
-
-    A ratio is the mean of `steps` numbers X (see the module docstring) on a grid. With `side` 1,
-    for removal, large ratios count: those from six standard deviations below the mean upwards are
-    kept, X is rounded up, and the law is weighted so that its rounding errors are relative to what
-    large ratios add to delta. With `side` -1, for addition, the same holds for small ratios.
-    """
-    mass = _cell_ends(shift, grid.step, grid.cut, side)
-    x = grid.step * np.arange(len(mass), dtype=float)
-    theta = side * min(30 / grid.cut, math.sqrt(2) / grid.spread)
-    tilted = mass * np.exp(theta * (x - 1))
-    scale = tilted.sum()
-    folded = np.pad(tilted / scale, (0, -len(mass) % grid.size)).reshape(-1, grid.size).sum(axis=0)
-    spectrum = np.fft.rfft(folded)
-    logs = steps * np.log(np.where(spectrum == 0, 1e-300, spectrum))
-    power = np.exp(logs)
-    law = np.roll(np.fft.irfft(power, grid.size), -(grid.first % grid.size))
-    total = grid.step * (grid.first + np.arange(grid.size))
-    kept = side * (total - steps) > -6 * grid.spread  # farther out only rounding noise is left
-    total = total[kept]
-    weight = np.exp(steps * math.log(scale) - theta * (total - steps))
-    whole = math.exp(steps * math.log(mass.sum()))
-    return _Epoch(
-        ratio=total / steps,
-        mass=np.maximum(law[kept], 0.0) * weight,
-        error=_transform_error(spectrum, power, logs, law, steps) * weight,
-        total=whole * (1 + 1e-12),
-        mean=whole * float(mass @ x / mass.sum()) * (1 + 1e-12),
-        beyond=_outside(mass, x, steps, grid),
-    )
-
-
-class _Grid(NamedTuple):
-    """Grid for the sum of the X of the module docstring: first * step, (first + 1) * step, ..."""
-
-    step: float
-    first: int
-    size: int
-    cut: float  # largest X; above it, X counts as infinite loss
-    spread: float  # standard deviation of the sum
-
-
-def _grid(steps: int, shift: float) -> _Grid:
-    z = -float(special.ndtri_exp(math.log(_TAIL / 2))) + shift
-    cut = math.exp(min(shift * z - shift**2 / 2, 700.0))
-    one = math.sqrt(math.expm1(min(shift**2, 400.0)))
-    spread = math.sqrt(steps) * one
-    start = max(steps - _BELOW * spread, 0.0)
-    window = steps - start + _BELOW * spread + 2 * cut
-    # Few steps need a grid that is fine near 0, because a sum of few X may be near 0.
-    step = max(one * _FINEST if steps > _FEW else 0.0, window / _MOST_POINTS)
-    if not step <= one * _COARSEST:  # the noise is so small that no grid can represent X
-        raise UnsupportedEvent(
-            f"random allocation with noise multiplier {1 / shift:g} is out of reach of a grid. "
-            "Use the RDP accountant."
-        )
-    # The transform is fast for a power of two, times 1, 3 or 5.
-    least = math.ceil(window / step) + 2
-    size = min(odd << max((-(-least // odd) - 1).bit_length(), 1) for odd in (1, 3, 5))
-    return _Grid(step, math.floor(start / step), size, cut, spread)
-
-
-def _cell_ends(shift: float, step: float, cut: float, side: int) -> Floats:
-    """Return the Q-mass of X at the points of a grid from 0 to `cut`, with distance `step`.
-
-    The mass between two grid points is moved to them such that the mean of X is kept. Rounding
-    errors of this split raise X if `side` is 1 and lower it if `side` is -1.
-    """
-    edges = step * np.arange(math.ceil(cut / step) + 1, dtype=float)
-    z = _z(edges, shift)
-    q, p = _cells(z), _cells(z - shift)  # X q = p
-    # A difference of tails errs by a few roundings of the tail; edge * (tail of Q) <= tail of P.
-    slack = 32 * ROUND * np.minimum(special.ndtr(shift - z[:-1]), special.ndtr(z[1:] - shift))
-    slack = slack + 32 * ROUND * edges[:-1] * np.minimum(special.ndtr(-z[:-1]), special.ndtr(z[1:]))
-    right = np.clip((p - edges[:-1] * q + side * slack) / step, 0.0, q)
-    mass = np.zeros(len(edges))
-    mass[1:] += right
-    mass[:-1] += q - right
-    return mass * (1 + 1e-13)
-
-
-def _z(x: Floats | float, shift: float) -> Floats:
-    with np.errstate(divide="ignore"):  # x = 0 is z = -inf
-        return np.log(x) / shift + shift / 2
-
-
-def _cells(z: Floats) -> Floats:
-    """Return the standard normal mass between neighbors in z, computed from the nearer tail."""
-    low: Floats = special.ndtr(z)
-    high: Floats = special.ndtr(-z)
-    return np.where(z[1:] > 0, high[:-1] - high[1:], low[1:] - low[:-1])
-
-
-def _transform_error(
-    spectrum: Complexes, power: Complexes, logs: Complexes, law: Floats, steps: int
-) -> float:
-    """Bound the 2-norm of the rounding error of `law`, the inverse Fourier transform of `power`.
-
-    `power` is spectrum^steps, computed as exp(logs). A transform of n numbers of sum 1 errs by at
-    most a constant times log2(n) roundings in each coefficient, and in relative 2-norm (Higham
-    2002, Section 24.1). The power multiplies an error of its base f by steps |f|^(steps - 1), and
-    exp and log add their own errors.
-    """
-    size = len(law)
-    stage = 8 * math.log2(size)
-    base = steps * np.abs(power) / np.maximum(np.abs(spectrum), 1e-300)
-    each = stage * base + (8 + 4 * np.abs(logs)) * np.abs(power)
-    inverse = stage * float(np.linalg.norm(law))
-    return 2 * ROUND * (float(np.linalg.norm(each)) * math.sqrt(2 / size) + inverse)
-
-
-def _outside(mass: Floats, x: Floats, steps: int, grid: _Grid) -> float:
-    """Return a Chernoff bound on the mass, under P and under Q, of sums outside the window.
-
-    Each of `steps` terms has mass `mass` at `x`; `grid` is the window. The P-mass of a sum s is
-    s / steps times its Q-mass. Above the window, s exp(-order s) falls with s, because the window
-    ends far beyond 1 / order. Below it, sums are below their mean, so the P-mass is the smaller.
-    """
-    low, high = grid.step * grid.first, grid.step * (grid.first + grid.size)
-    x, log_mass = x[mass > 0], np.log(mass[mass > 0])
-
-    def log_bound(order: float, end: float) -> float:
-        log_moment = float(log_sum_exp(log_mass + order * (x - 1)))
-        return steps * log_moment - order * (end - steps)
-
-    normal = np.array([4.0, 8.0, 12.0]) / grid.spread
-    heavy = np.array([10.0, 20.0, 30.0, 35.0]) / x[-1]
-    above = min(log_bound(order, high) for order in (*normal, *heavy))
-    above += math.log(max(high / steps, 1.0))
-    below = -math.inf
-    if grid.first > 0:
-        below = min(log_bound(-order, low) for order in normal)
-    return math.exp(min(above, 0.0)) + math.exp(min(below, 0.0))
-
-
-def _on_losses(losses: Floats, p: Floats, *, infinite: float, at_zero: float) -> Discrete:
-    """Return a law on a grid of losses that dominates atoms of P-mass `p` at `losses`.
-
-    Each atom is moved to the two grid points around it, such that its P- and Q-mass are kept.
-    `infinite` and `at_zero` are additional P-masses with an infinite loss and with loss 0.
-    """
-    spread = math.sqrt(max(float(p @ (losses - float(p @ losses)) ** 2), 1e-30))
-    step = max(spread / 48, (losses[-1] - losses[0]) / 20_000)
-    cell = np.floor(losses / step).astype(int)
-    first = min(int(cell[0]), 0)
-    # The Q-mass is p exp(-loss), so the share of the upper end needs no difference of masses.
-    upper = p * np.expm1(step * cell - losses) / math.expm1(-step)
-    upper = np.clip(upper * (1 + 1e-12), 0.0, p)
-    size = max(int(cell[-1]), 0) - first + 2
-    mass = np.zeros(size)
-    np.add.at(mass, cell - first + 1, upper)
-    np.add.at(mass, cell - first, p - upper)
-    mass[-first] += min(at_zero, 1.0)  # no probability exceeds 1
-    infinite = min(infinite, 1.0)
-    # Remove the lowest losses until all sums to 1: only high losses change a price.
-    excess = max(float(mass.sum()) - (1.0 - infinite), 0.0)
-    mass = np.clip(np.cumsum(mass) - excess, 0.0, mass)
-    at = step * np.arange(first, first + size)
-    at, mass = at[mass > 0], mass[mass > 0]
-    q = mass * np.exp(-at)
-    return Discrete(tuple(at.tolist()), tuple(mass.tolist()), tuple(q.tolist()), infinite)

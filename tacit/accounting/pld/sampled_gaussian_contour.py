@@ -48,6 +48,8 @@ WIDE, NARROW = 1.0, 0.1
 """Widths of a cut: a wide one needs few nodes, a narrow one can be made at lower losses."""
 _DEPTHS: Floats = np.geomspace(0.01, 1.0, 11)
 _FARTHEST = 128.0  # orders above this divided by the deviation of the total do not help
+_USEFUL = 16.0  # orders above this divided by the deviation of the total need not be sharp
+_GOOD = 1e-12  # relative error of a moment that needs no finer bound
 _MOST_CELLS = 20_000
 _MOST_NODES = 1_000_000
 
@@ -77,6 +79,7 @@ class SmoothModel:
             raise NotCertified("the noise is too small for a grid.")
         self.y = _LEFT + self.step * np.arange(size, dtype=float)
         self.log_p, self.loss = self.log_density(self.y)
+        self.useful = math.inf  # orders above this need no sharp moments
 
     @staticmethod
     def cut_lightly(law: Sampled, log_removed: float, width: float) -> "SmoothModel":
@@ -131,6 +134,7 @@ class SmoothModel:
         mass = np.exp(self.log_p) * self.step
         variance = float(mass @ self.loss**2 - (mass @ self.loss) ** 2)
         spread = math.sqrt(max(variance, 0.0) * steps + 1e-300)  # rounding may go below 0
+        self.useful = _USEFUL / spread
         nodes = self.weighted(self.y, self.log_p, self.loss, self.step)
         found = nodes.cumulants(removed=self.removed, largest_order=_FARTHEST / spread)
         known = np.where(np.isfinite(found.upper), found.upper, 0.0)
@@ -150,12 +154,43 @@ class SmoothModel:
         return WeightedLosses(loss, log_p + math.log(spacing), loss_error, mass_error)
 
     def _strip(self, orders: Floats) -> Floats:
-        """Bound the relative error of the trapezoid sum for the moment E[exp(order * loss)]."""
-        s = 0.97 * min(4.0, math.pi * self.sigma) * _DEPTHS[2:, None]
-        log_cos = np.log(np.cos(0.5 * s / self.sigma))
-        log_norm = 0.5 * self.curve * s * s - self.law.b * orders * log_cos
-        logs = log_norm + math.log(2) - np.log(np.expm1(2 * math.pi * s / self.step))
-        return np.exp(np.minimum(logs.min(axis=0), 200.0))
+        """Bound the error of the trapezoid sum for the moment E[exp(order * loss)], over M.
+
+        On the line y + i s, |F| is at most F exp(curve s^2 / 2 - b order r(-y)), r as in the module
+        docstring. If b = 0 its integral follows from that of F; else it is bounded cell by cell.
+        """
+        s = 0.97 * min(4.0, math.pi * self.sigma) * _DEPTHS[2:]
+        log_norm = np.broadcast_to(0.5 * self.curve * s[:, None] ** 2, (len(s), len(orders)))
+        spacing = math.log(2) - _log_expm1(2 * math.pi * s / self.step)[:, None]
+        if not self.law.b:
+            return np.exp(np.minimum((log_norm + spacing).min(axis=0), 200.0))
+        crude = -np.multiply.outer(np.log(np.cos(0.5 * s / self.sigma)), orders)
+        logs = (log_norm + crude + spacing).min(axis=0)
+        poor = (logs > math.log(_GOOD)) & (orders <= self.useful)
+        if poor.any():
+            lines = [self._log_line(height, orders[poor]) for height in s]
+            logs[poor] = np.minimum(logs[poor], (log_norm[:, poor] + lines + spacing).min(axis=0))
+        return np.exp(np.minimum(logs, 200.0))
+
+    def _log_line(self, s: float, orders: Floats) -> Floats:
+        """Bound the log of the integral of F exp(-b order r(-y)) at height `s`, over M >= 1 / 2.
+
+        phi is largest at one end of a cell, L and the loss at its right end, and -r where p(-y) is
+        closest to 1/2. Left of the cells, -r is bounded by its largest value.
+        """
+        edges = np.concatenate((-np.geomspace(60.0, 12.0, 80)[:-1], self.y[:: self.stride]))
+        _, loss = self.log_density(edges)
+        rise = self.log_ratio(edges[1:]) if self.law.a else 0.0
+        nearest = np.where(edges[1:] < 0, edges[1:], np.maximum(edges[:-1], 0.0))
+        p = self.chance(-edges)
+        crosses = (p[1:] - 0.5) * (p[:-1] - 0.5) <= 0
+        widest = np.where(crosses, 0.5, np.where(p[1:] > 0.5, p[1:], p[:-1]))
+        log_size, _ = _turned(widest, np.array(s / self.sigma))
+        logs = np.log(np.diff(edges)) - 0.5 * nearest**2 - _LOG_ROOT_TWO_PI + rise
+        inside = np.logaddexp.reduce(logs + np.multiply.outer(orders, loss[1:] - log_size), axis=1)
+        left = float(log_ndtr(edges[0])) - orders * math.log(math.cos(0.5 * s / self.sigma))
+        outside = self.log_outside(orders) - orders * math.log(math.cos(0.5 * s / self.sigma))
+        return np.logaddexp(np.logaddexp(inside, left), outside) + math.log(2)
 
     def log_outside(self, orders: Floats | float) -> Floats:
         """Bound the log of the moments' integral over outputs y outside the grid.
@@ -174,7 +209,7 @@ class SmoothModel:
         rate = push - (grow * p + fall * p_mirror) / self.sigma
         logs = np.log(self.step + 1 / np.maximum(rate, 1e-9))
         right = self.log_p[-1] + orders * self.loss[-1] + np.where(rate > 1e-9, logs, math.inf)
-        if np.any(rate <= 1e-9):
+        if np.any((rate <= 1e-9) & (orders <= self.useful)):
             right = np.minimum(right, self._log_right(np.asarray(orders)))
         return np.logaddexp(left, right)
 
@@ -438,6 +473,11 @@ def _tail_growth(distance: Floats, s: Floats) -> Floats:
     k = np.exp(np.minimum(most, 300.0)) * _hazard(distance[1:])  # phi / Phi falls with x
     reach = np.maximum(np.abs(distance[1:]), np.abs(distance[:-1]))
     return np.minimum(most, (k * reach + k * k) * most)
+
+
+def _log_expm1(x: Floats) -> Floats:
+    """Return log(exp(x) - 1) of x > 0 without overflow."""
+    return x + np.log(-np.expm1(-x))
 
 
 def _hazard(x: Floats) -> Floats:

@@ -4,12 +4,15 @@ The mass of losses between two points moves to both points, such that its P- and
 That is the least pessimistic law on these points (Doroshenko et al. 2022, arXiv:2207.04380).
 """
 
+import math
+from collections.abc import Sequence
+
 import numpy as np
 
 from tacit._arrays import Floats
 from tacit.accounting.one_event import ROUND
 from tacit.accounting.pld.loss_laws import Law
-from tacit.accounting.pld.transforms import Cumulants, WeightedLosses
+from tacit.accounting.pld.transforms import Cumulants, WeightedLosses, total
 
 
 def spread(law: Law, points: Floats) -> tuple[Floats, float]:
@@ -31,6 +34,52 @@ def spread(law: Law, points: Floats) -> tuple[Floats, float]:
     mass[:-1] += p[1:-1] - raised
     mass[0] += p[0]
     return mass, float(p[-1])
+
+
+def guess_epsilon(parts: Sequence[tuple[Law, int]], delta: float, most: float) -> float:
+    """Return an estimate, without proof, of epsilon at `delta`; it is at most `most`.
+
+    Losses above the epsilon tried add their own share of delta, because one of them is
+    enough; the others add what a saddle-point approximation of their sum gives.
+    """
+    steps = sum(count for _, count in parts)
+    tables = [(*_coarse_law(law, math.log(delta / steps) - 7), count) for law, count in parts]
+    low, high = 1e-9 * most, most
+    with np.errstate(all="ignore"):  # an estimate that is not a number only narrows the search
+        return _search(tables, delta, low, high)
+
+
+def _search(
+    tables: list[tuple[Floats, Floats, int]], delta: float, low: float, high: float
+) -> float:
+    for _ in range(24):
+        x = math.sqrt(low * high)
+        alone = 0.0
+        each: list[Cumulants] = []
+        for loss, mass, count in tables:
+            is_large = loss > x
+            alone += count * float(mass[is_large] @ -np.expm1(x - loss[is_large]))
+            is_large[0] = False  # one loss must be left
+            loss, mass = loss[~is_large], mass[~is_large]
+            none = np.zeros(len(loss))
+            atoms = WeightedLosses(loss, np.log(mass), none, none)
+            each.append(atoms.cumulants(removed=max(1 - float(mass.sum()), 0.0)))
+        found = alone + math.exp(total(each, [n for _, _, n in tables]).guess_log_delta(x))
+        low, high = (x, high) if found > delta else (low, x)
+        if high < 1.02 * low:
+            break
+    return math.sqrt(low * high)
+
+
+def _coarse_law(law: Law, log_removed: float) -> tuple[Floats, Floats]:
+    """Return few losses and their masses, about those of `law`."""
+    low, high = law.span(log_removed)
+    size = max(-low, high)
+    points = np.geomspace(1e-9 * size, size, 400)
+    points = np.concatenate((-points[::-1], [0.0], points))
+    mass, _ = spread(law, points[(points >= low * 1.2) & (points <= high * 1.2)])
+    kept = points[(points >= low * 1.2) & (points <= high * 1.2)]
+    return kept[mass > 0], mass[mass > 0]
 
 
 def bounded_moments(law: Law, lowest: float, log_removed: float) -> tuple[Cumulants, float]:

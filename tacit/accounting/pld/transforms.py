@@ -17,6 +17,7 @@ from tacit._arrays import Floats
 from tacit.accounting.one_event import ROUND, Complexes, Numbers, expm1, log1p
 
 ORDERS = 2.0 ** np.arange(-14.0, 30.5, 0.5)
+_MUCH_GAIN = 30.0  # log of integrand over target from which rounding becomes visible
 LOG_CONSTANT = ORDERS * np.log(ORDERS / (1 + ORDERS)) - np.log1p(ORDERS)
 """log c(m) at each order m, with c = m^m / (m + 1)^(m + 1): delta(e) <= c M exp(-m e), by
 maximizing (1 - exp(e - l)) / exp(m (l - e)) over the loss l."""
@@ -81,8 +82,9 @@ class Cumulants(NamedTuple):
         window = np.maximum(max((log_mass or 0.0) - log_target + 1, 1.0) / ORDERS, needed)
         log_gain = np.maximum(self.upper - ORDERS * epsilon - log_target, 1.0)
         spread = np.sqrt(self.variance) if log_mass is None else 1.0
-        extra = np.minimum(log_gain - log_gain.min(), 400.0)
-        index = int(np.argmin(window * np.sqrt(log_gain) / spread * np.exp(0.25 * extra)))
+        extra = 0.25 * (log_gain - log_gain.min()) + 0.75 * np.maximum(log_gain - _MUCH_GAIN, 0.0)
+        penalty = np.exp(np.minimum(extra, 400.0))
+        index = int(np.argmin(window * np.sqrt(log_gain) / spread * penalty))
         return index, float(window[index])
 
 

@@ -22,6 +22,7 @@ from tacit.accounting.one_event import (
     response_law,
     rounded_epsilon,
     sampled_epsilon,
+    whole_shift,
 )
 from tacit.accounting.rdp import divergence as renyi
 from tacit.accounting.rdp.allocation import addition_divergence, removal_divergence
@@ -30,6 +31,7 @@ from tacit.accounting.trials import (
     BinomialRuns,
     NegativeBinomialRuns,
     TruncatedRuns,
+    binomial_weights,
     run_law,
 )
 from tacit.errors import UnsupportedEvent
@@ -151,6 +153,48 @@ def _(event: ev.RenyiCurve, orders: Floats, relation: Relation) -> Charge:
 
 
 @price.register
+def _(event: ev.ZeroConcentratedDP, orders: Floats, relation: Relation) -> Charge:
+    rho, mass = event.rho, event.delta
+    if relation is Relation.REPLACE_ONE and event.replace_factor != 1:
+        if mass:
+            raise UnsupportedEvent("approximate zCDP has no price for replacement. Use add_remove.")
+        rho = 4 * rho  # group privacy for two records: Bun & Steinke 2016, Prop. 1.9
+    return Charge(orders * rho, mass)
+
+
+@price.register
+def _(event: ev.DiscreteGaussian, orders: Floats, relation: Relation) -> Charge:
+    # Canonne, Kamath & Steinke 2020, Thm. 4 (arXiv:2004.00010).
+    return Charge(orders * (whole_shift(event, relation) / event.noise_std) ** 2 / 2)
+
+
+@price.register
+def _(event: ev.DiscreteLaplace, orders: Floats, relation: Relation) -> Charge:
+    return Charge(_pure(rounded_epsilon(event, relation), orders))
+
+
+@price.register
+def _(event: ev.GaussianMixture, orders: Floats, relation: Relation) -> Charge:
+    """Price a mixture of Gaussians by joint convexity: as if the number drawn were released."""
+    if relation is Relation.REPLACE_ONE:
+        raise UnsupportedEvent("replacing a unit with several contributions has no known price.")
+    return _mixed_gaussians(event.shifts, event.weights, event.noise_multiplier, orders)
+
+
+@price.register
+def _(event: ev.SampledWithReplacement, orders: Floats, relation: Relation) -> Charge:
+    """Price sampling with replacement as if the number of times a record is drawn were released."""
+    inner = event.event
+    if relation is Relation.ADD_REMOVE or not isinstance(inner, ev.Gaussian):
+        raise UnsupportedEvent(
+            "sampling with replacement is priced for Gaussian noise under replace_one and zero_out."
+        )
+    counts, weights = binomial_weights(event.batch_size, 1 / event.n_records)
+    noise = 1 / gaussian_shift(inner, relation)
+    return _mixed_gaussians(counts, weights, noise, orders)
+
+
+@price.register
 def _(event: ev.PoissonSampled, orders: Floats, relation: Relation) -> Charge:
     return _poisson(event.event, event.rate, orders, relation)
 
@@ -178,17 +222,24 @@ def _(event: ev.TruncatedPoissonSampled, orders: Floats, relation: Relation) -> 
 
 @price.register
 def _(event: ev.FixedSizeSampled, orders: Floats, relation: Relation) -> Charge:
-    """Price a sample of fixed size, for relations that keep the number of records.
+    """Price a sample of fixed size.
 
-    One record is replaced, or its values are blanked; both are priced as a replacement. The bound
-    is tighter than that of Wang, Balle & Kasiviswanathan 2019 (arXiv:1808.00087).
+    If one record is replaced, or blanked, both are priced as a replacement. The bound is tighter
+    than that of Wang, Balle & Kasiviswanathan 2019 (arXiv:1808.00087).
     """
-    if relation is Relation.ADD_REMOVE:
+    fraction, inner = event.batch_size / event.n_records, event.event
+    if relation is not Relation.ADD_REMOVE:
+        return _replaced(inner, fraction, orders)
+    # A sample holds the added record, in the place of another one, with this probability at most.
+    if not isinstance(inner, ev.Gaussian):
         raise UnsupportedEvent(
-            "sampling a fixed number of records is priced for replace_one and zero_out only: "
-            "adding a record changes the fraction drawn. Ask for another relation, or use Poisson."
+            "a sample of fixed size has a Rényi curve under add_remove for Gaussian noise only. "
+            "Use tacit.epsilon, or ask for replace_one or zero_out."
         )
-    return _replaced(event.event, event.batch_size / event.n_records, orders)
+    shift = gaussian_shift(inner, Relation.REPLACE_ONE)
+    if fraction == 1:
+        return Charge(orders * shift**2 / 2)
+    return Charge(renyi.poisson_divergence(orders, rate=fraction, shift=shift))
 
 
 @price.register
@@ -248,6 +299,15 @@ def _(event: ev.OneOf, orders: Floats, relation: Relation) -> Charge:
     logs = [_total(part, orders, relation) * (orders - 1) for part in event.parts]
     weight = np.array(event.weights)[:, None] / math.fsum(event.weights)
     return Charge(_log_mean(np.stack(logs), weight) / (orders - 1))
+
+
+def _mixed_gaussians(
+    shifts: tuple[float, ...], weights: tuple[float, ...], noise: float, orders: Floats
+) -> Charge:
+    squares = (np.array(shifts) / noise) ** 2 / 2
+    logs = np.multiply.outer(squares, orders * (orders - 1))
+    weight = np.array(weights)[:, None] / math.fsum(weights)
+    return Charge(_log_mean(logs, weight) / (orders - 1))
 
 
 def _poisson(inner: Event, rate: float, orders: Floats, relation: Relation) -> Charge:

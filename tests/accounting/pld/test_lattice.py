@@ -81,7 +81,8 @@ def test_pure_dp_composes_like_a_binomial(count, price):
 def test_masses_below_the_smallest_float_do_not_become_an_attack():
     epsilon = 197.26568627452008  # delta is 2.02e-246, and the attacker's Q-mass 1e-331
     bracket = PLD().delta_bracket(Repeated(PureDP(0.2), 1000), epsilon=epsilon)
-    assert bracket.lower <= 2.023108917e-246 <= bracket.upper
+    assert bracket.lower <= bracket.upper
+    assert bracket.upper == pytest.approx(2.023108917e-246, rel=1e-9, abs=0.0)
 
 
 def test_a_window_that_misses_epsilon_claims_nothing():

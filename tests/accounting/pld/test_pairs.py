@@ -7,14 +7,14 @@ import pytest
 from scipy.integrate import quad
 
 from tacit import accounting as acc
+from tacit.accounting.pld.balls_and_bins import allocation_pair
 from tacit.accounting.pld.loss_laws import Discrete, DoubleExponential, Normal, Sampled, Shifted
-from tacit.accounting.pld.pairs import allocation_pair, directions, pair
+from tacit.accounting.pld.pairs import directions, pair
 from tacit.errors import UnsupportedEvent
 from tacit.events import (
     ApproximateDP,
     BestOf,
     Exponential,
-    FixedSizeSampled,
     Gaussian,
     Laplace,
     PoissonSampled,
@@ -119,7 +119,6 @@ def test_replacing_a_sampled_answer_costs_no_more_than_without_sampling():
     [
         RenyiCurve((2.0,), (0.1,)),
         BestOf(Gaussian(1.0), mean=5.0),
-        FixedSizeSampled(10, 100, Gaussian(1.0)),
         PoissonSampled(0.1, RenyiCurve((2.0,), (0.1,))),
     ],
     ids=str,

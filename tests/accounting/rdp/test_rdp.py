@@ -160,10 +160,12 @@ def test_fixed_size_is_tighter_than_the_bound_of_wang_balle_and_kasiviswanathan(
         assert found <= bound
 
 
-def test_fixed_size_refuses_added_records():
+def test_a_record_joins_a_sample_of_fixed_size_by_replacing_another():
     event = FixedSizeSampled(10, 100, Gaussian(2.0))
+    added = RDP().epsilon(event, delta=1e-5)
+    assert added == RDP().epsilon(PoissonSampled(0.1, Gaussian(1.0)), delta=1e-5)
     with pytest.raises(UnsupportedEvent, match="replace_one"):
-        RDP().epsilon(event, delta=1e-5)
+        RDP().epsilon(FixedSizeSampled(10, 100, Laplace(2.0)), delta=1e-5)
     blanked = RDP().epsilon(event, delta=1e-5, relation=Relation.ZERO_OUT)
     assert blanked == RDP().epsilon(event, delta=1e-5, relation=Relation.REPLACE_ONE)
 
