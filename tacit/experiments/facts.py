@@ -44,6 +44,11 @@ SECRET = "secret"
 ANSWERS = "answers.jsonl"
 STUDENT = "student.npz"
 CURVE = "by_answers.jsonl"
+CHECK = "check.json"
+EVALUATION = "evaluation.json"
+SUMMARY = "summary.json"
+
+_STATED = 1e-12  # delta at which a pure guarantee is stated on certificates, which need one
 
 Json = Any  # Any: JSON values have no narrower common type
 Metric = dict[str, float]
@@ -168,6 +173,7 @@ class Facts:
     recipe_file: str = RECIPE
     recipe_sha256: str = ""
     metrics_file: str = METRICS
+    """Empty for a method without measurements along the way."""
     baseline_file: str | None = None
     ledger_file: str = LEDGER
     ledger_head: str = ""
@@ -239,12 +245,13 @@ def claim_fields(recipe: Recipe, dataset: Dataset, ledger: Ledger, event: Event)
     """Return the fields of `Facts` that state the claim, which every method fills in alike."""
     privacy, relation = recipe.privacy, ledger.relation
     assert privacy.delta is not None  # set by Recipe.filled
+    delta = privacy.delta or _STATED
     return {
         "event": event.to_dict(),
         "relation": str(relation),
         "unit": ledger.unit,
-        "delta": privacy.delta,
-        "epsilon": accounting.epsilon(event, delta=privacy.delta, relation=relation),
+        "delta": delta,
+        "epsilon": accounting.epsilon(event, delta=delta, relation=relation),
         "epsilon_target": privacy.epsilon,
         "data": dataset.name,
         "n_records": dataset.n_records,
@@ -266,7 +273,7 @@ def with_files(facts: Facts, folder: Path, ledger: Ledger) -> Facts:
     """
     uses_torch = facts.method == "DP-SGD"
     head = ledger.verify().head
-    others = {facts.metrics_file, facts.baseline_file, ANSWERS, CURVE} - {None}
+    others = {facts.metrics_file, facts.baseline_file, ANSWERS, CURVE, CHECK, EVALUATION} - {None}
     facts = replace(
         facts,
         model_sha256=file_hash(folder / facts.model_file),
