@@ -58,6 +58,9 @@ MaybeEpsilon = Annotated[float | None, typer.Option(help="Largest epsilon [the r
 Delta = Annotated[float, typer.Option(help=DELTA_HELP)]
 MaybeDelta = Annotated[float | None, typer.Option(help=DELTA_HELP)]
 Relation = Annotated[ev.Relation, typer.Option(help="How two neighboring data sets differ.")]
+MaybeRelation = Annotated[
+    ev.Relation | None, typer.Option(help="How neighboring tables differ [the ledger's].")
+]
 RecipeName = Annotated[
     str, typer.Argument(metavar="RECIPE", help="A recipe file, or the name of a built-in recipe.")
 ]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import typer
 
+from tacit import events as ev
 from tacit.cli import _shared as shared
 
 if TYPE_CHECKING:
@@ -45,15 +46,14 @@ def table_settings(
     public_sample: Path | None,
     evaluation: bool,
     ledger: Path | None,
+    relation: ev.Relation | None = None,
 ) -> dict[str, Any]:  # Any: values of a recipe
     """Return the sections of a recipe that a table, its schema and the options declare.
 
-    Paths are stored whole, so that a run can be resumed from any folder.
+    Paths are stored whole, so that a run can be resumed from any folder. The default of `relation`
+    is the ledger's.
     """
-    if ledger is not None:
-        shared.require_ledger(ledger)
-    if any(column.type == "weight" for column in schema.declared):
-        typer.echo("note: weights are not used: every record counts the same.", err=True)
+    note_weights(schema)
     data: dict[str, Any] = {
         "name": "table",
         "path": str(table.resolve()),
@@ -63,8 +63,27 @@ def table_settings(
     for name, path in (("public_test", public_test), ("public_sample", public_sample)):
         if path is not None:
             data[name] = str(path.resolve())
-    privacy = {"unit": schema.unit} | ({} if ledger is None else {"ledger": str(ledger.resolve())})
+    privacy: dict[str, Any] = {"unit": schema.unit}
+    if ledger is not None:
+        privacy |= {"ledger": str(ledger.resolve()), "relation": str(relation_of(ledger))}
+    if relation is not None:
+        privacy["relation"] = str(relation)
     return {"name": table.name.split(".")[0], "data": data, "privacy": privacy}
+
+
+def note_weights(schema: "Schema") -> None:
+    """Print a note if the schema declares weights, which no verb uses yet."""
+    if any(column.type == "weight" for column in schema.declared):
+        typer.echo("note: weights are not used: every record counts the same.", err=True)
+
+
+def relation_of(ledger: Path) -> ev.Relation:
+    """Return the neighboring relation of an existing ledger."""
+    from tacit.ledger import Ledger
+
+    shared.require_ledger(ledger)
+    with Ledger(ledger, read_only=True) as opened:
+        return opened.relation
 
 
 def run_folder(out: Path | None, name: str) -> Path:

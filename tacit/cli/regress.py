@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from tacit import events as ev
 from tacit.cli import _shared as shared
 from tacit.cli import _tables as tables
 
@@ -31,7 +30,7 @@ def regress(
     public_test: tables.PublicTest = None,
     public_sample: tables.PublicSample = None,
     evaluation: tables.Evaluation = True,
-    relation: shared.Relation = ev.Relation.ADD_REMOVE,
+    relation: shared.MaybeRelation = None,
     ledger: shared.LedgerFile = None,
     seed: shared.Seed = None,
     out: shared.Out = None,
@@ -67,8 +66,9 @@ def regress(
             public_sample=public_sample,
             evaluation=evaluation,
             ledger=ledger,
+            relation=relation,
         )
-        settings["privacy"] |= {"epsilon": epsilon, "delta": delta, "relation": str(relation)}
+        settings["privacy"] |= {"epsilon": epsilon, "delta": delta}
         settings |= {
             "regression": {"method": method},
             "run": {} if seed is None else {"seed": seed},

@@ -221,6 +221,10 @@ class Column:
             return texts
         return [text and text.replace(rules.decimal, ".") for text in texts]
 
+    def ids(self, cells: Cells, rules: CellRules = PLAIN) -> list[str | None]:
+        """Return the cells as names of persons; None for a missing one. Private."""
+        return [one or None for one in as_texts(self.plain(cells, rules))]
+
     def _from_text(self, texts: Sequence[str | None], rules: CellRules) -> tuple[Floats, Flags]:
         """Return the value of each text, and whether it is missing; each distinct text once."""
         places = {text: k for k, text in enumerate(set(texts))}

@@ -16,7 +16,7 @@ from sklearn.utils import Tags
 from sklearn.utils.validation import validate_data
 
 from tacit._arrays import Flags
-from tacit.datasets.columns import CellRules, Cells, Column, Singles, as_texts
+from tacit.datasets.columns import CellRules, Cells, Column, Singles
 from tacit.datasets.csv_lines import FIELDS, Dialect, find_columns
 from tacit.datasets.declaration import (
     LARGEST_FILE,
@@ -328,7 +328,7 @@ class Schema(TransformerMixin, BaseEstimator):
         flags = [np.isnan(cells[FIELDS])] if FIELDS in cells else []
         for column in self.declared:
             if column.type == "person":
-                persons = tuple(as_texts(cells[column.name]))
+                persons = tuple(column.ids(cells[column.name], rules))
             if column.type in ("ignored", "person"):
                 continue
             parsed = column.parse(cells[column.name], rules)

@@ -34,9 +34,7 @@ def read_rows(path: str | Path, schema: Schema) -> EncodedRows:
     rows = EncodedRows(*(_concatenated(pieces) for pieces in zip(*parts, strict=True)))
     if rows.persons is None:
         return rows
-    first = {person: k for k, person in reversed(list(enumerate(rows.persons)))}
-    kept = np.sort(np.fromiter(first.values(), np.intp, len(first)))
-    return take_rows(rows, kept)
+    return take_rows(rows, _first_of_each(rows.persons, path))
 
 
 def read_features(path: str | Path, schema: Schema) -> np.ndarray:
@@ -62,11 +60,11 @@ def read_columns(path: str | Path, schema: Schema) -> dict[str, list[Any]]:
                 found.setdefault(column.name, []).extend(part)
     if not found or not next(iter(found.values())):
         raise ValueError(f"{Path(path).name} has no records.")
-    person = next((c.name for c in schema.declared if c.type == "person"), None)
+    person = next((c for c in schema.declared if c.type == "person"), None)
     if person is None:
         return found
-    first = {one: k for k, one in reversed(list(enumerate(found[person])))}
-    return {name: [values[k] for k in sorted(first.values())] for name, values in found.items()}
+    kept = _first_of_each(person.ids(found[person.name]), path)
+    return {name: [values[k] for k in kept] for name, values in found.items()}
 
 
 def read_chunks(
@@ -188,6 +186,24 @@ def _parquet(path: Path) -> Any:  # Any: pyarrow has no types
         return parquet.ParquetFile(path)
     except (pyarrow.ArrowException, OSError, ValueError):
         raise ValueError(f"{path.name} is no Parquet file that can be read.") from None
+
+
+def _first_of_each(persons: Sequence[str | None], path: str | Path) -> np.ndarray:
+    """Return the numbers of the first record of each person, in order. Private.
+
+    A record without an id is left out. It may belong to anyone: were the first of them kept, then
+    without it the next one would take its place, and one person would change two records.
+    """
+    first: dict[str, int] = {}
+    for k, person in enumerate(persons):
+        if person is not None:
+            first.setdefault(person, k)
+    if not first:
+        raise ValueError(
+            f"{Path(path).name} has no record with the id of a person. Check the column, and "
+            "separator and quote in [file] of the schema."
+        )
+    return np.fromiter(first.values(), np.intp, len(first))
 
 
 def _concatenated(pieces: Sequence[Any]) -> Any:  # Any: arrays, tuples of texts, or None

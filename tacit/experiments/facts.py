@@ -44,6 +44,11 @@ SECRET = "secret"
 ANSWERS = "answers.jsonl"
 STUDENT = "student.npz"
 CURVE = "by_answers.jsonl"
+CHECK = "check.json"
+EVALUATION = "evaluation.json"
+SUMMARY = "summary.json"
+
+_STATED = 1e-12  # delta at which a pure guarantee is stated on certificates, which need one
 
 Json = Any  # Any: JSON values have no narrower common type
 Metric = dict[str, float]
@@ -167,7 +172,8 @@ class Facts:
     model_sha256: str = ""
     recipe_file: str = RECIPE
     recipe_sha256: str = ""
-    metrics_file: str | None = METRICS
+    metrics_file: str = METRICS
+    """Empty for a method without measurements along the way."""
     baseline_file: str | None = None
     ledger_file: str = LEDGER
     ledger_head: str = ""
@@ -239,12 +245,13 @@ def claim_fields(recipe: Recipe, dataset: Dataset, ledger: Ledger, event: Event)
     """Return the fields of `Facts` that state the claim, which every method fills in alike."""
     privacy, relation = recipe.privacy, ledger.relation
     assert privacy.delta is not None  # set by Recipe.filled
+    delta = privacy.delta or _STATED
     return {
         "event": event.to_dict(),
         "relation": str(relation),
         "unit": ledger.unit,
-        "delta": privacy.delta,
-        "epsilon": accounting.epsilon(event, delta=privacy.delta, relation=relation),
+        "delta": delta,
+        "epsilon": accounting.epsilon(event, delta=delta, relation=relation),
         "epsilon_target": privacy.epsilon,
         "data": dataset.name,
         "n_records": dataset.n_records,
@@ -266,7 +273,7 @@ def with_files(facts: Facts, folder: Path, ledger: Ledger) -> Facts:
     """
     uses_torch = facts.method == "DP-SGD"
     head = ledger.verify().head
-    others = {facts.metrics_file, facts.baseline_file, ANSWERS, CURVE} - {None}
+    others = {facts.metrics_file, facts.baseline_file, ANSWERS, CURVE, CHECK, EVALUATION} - {None}
     facts = replace(
         facts,
         model_sha256=file_hash(folder / facts.model_file),
@@ -341,7 +348,10 @@ def _require_types(facts: Facts) -> None:
     numbers = (facts.delta, facts.epsilon, facts.n_records, facts.steps, facts.resumed)
     texts = [getattr(facts, f.name) for f in fields(Facts) if f.type is str]
     texts += [*facts.released, *facts.assumed_public, *facts.versions.values()]
-    names = {facts.model_file, facts.recipe_file, facts.metrics_file, facts.baseline_file} - {None}
+    names = {facts.model_file, facts.recipe_file, facts.metrics_file, facts.baseline_file} - {
+        None,
+        "",
+    }
     if not all(isinstance(v, int | float) and not isinstance(v, bool) for v in numbers):
         raise TypeError("a number is missing")
     if not all(isinstance(v, str) for v in texts):

@@ -149,11 +149,18 @@ class RunFolder:
                 f"go on as it was planned: {resume}"
             )
 
-    def open_ledger(self, recipe: Recipe, budget: Budget | None) -> Ledger:
-        """Open the ledger file that the recipe names, by default run.ledger in this folder."""
+    def open_ledger(
+        self, recipe: Recipe, budget: Budget | None, ledger: str | Path | None = None
+    ) -> Ledger:
+        """Open the ledger file `ledger`, or the recipe's, or else run.ledger in this folder.
+
+        `budget` is that of run.ledger. A ledger elsewhere is that of the data set: it must exist,
+        with its own budget and the recipe's relation. A new one would have no budget, and a wrong
+        path would go unnoticed.
+        """
         privacy, relation = recipe.privacy, Relation(recipe.privacy.relation)
-        if privacy.ledger:
-            return Ledger(privacy.ledger, budget=budget, relation=relation)
+        if given := ledger or privacy.ledger:
+            return open_for_run(given, relation)
         return Ledger(self / LEDGER, budget=budget, relation=relation, unit=privacy.unit)
 
     def reopen_ledger(self, facts: Facts, *, read_only: bool = False) -> Ledger:
@@ -199,6 +206,16 @@ class RunFolder:
         shutil.rmtree(self / SECRET, ignore_errors=True)
         for part in self.path.glob(f".*{_PARTIAL}"):
             part.unlink(missing_ok=True)
+
+
+def open_for_run(path: str | Path, relation: Relation | None = None) -> Ledger:
+    """Open the ledger file that pays for a run; it must exist, and have `relation` if given."""
+    if not Path(path).is_file():
+        raise LedgerError(
+            f"there is no ledger at {path}. Create it with: "
+            f"tacit ledger create {path} --epsilon NUMBER --delta NUMBER"
+        )
+    return Ledger(path, relation=relation)
 
 
 def write_whole(path: Path, content: str | bytes, *, mode: int = 0o644) -> Path:

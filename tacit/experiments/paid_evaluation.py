@@ -9,11 +9,11 @@ import numpy as np
 from tacit import summaries
 from tacit.events import Event, from_dict
 from tacit.events import Sequence as EventSequence
+from tacit.experiments.facts import EVALUATION
 from tacit.experiments.folder import RunFolder
 from tacit.ledger import Ledger
 from tacit.mechanisms import Rng
 
-EVALUATION = "evaluation.json"
 _LOG_ODDS = (-6.0, 6.0)  # range of scores in which the AUC is measured
 
 

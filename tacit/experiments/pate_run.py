@@ -16,7 +16,6 @@ import numpy as np
 
 from tacit import accounting
 from tacit.datasets import Dataset
-from tacit.errors import LedgerError
 from tacit.events import Event, PureDP, Sequence
 from tacit.experiments import data as data_of
 from tacit.experiments.facts import (
@@ -32,7 +31,7 @@ from tacit.experiments.facts import (
     claim_fields,
     majority_share,
 )
-from tacit.experiments.folder import RunFolder
+from tacit.experiments.folder import RunFolder, open_for_run
 from tacit.experiments.recipe import Recipe
 from tacit.experiments.table_check import check_table, table_releases, table_touches
 from tacit.ledger import Ledger
@@ -91,7 +90,7 @@ def _run_pate(
     split = _split(dataset, recipe.answers.public_share)
     budget = None if recipe.privacy.epsilon is None else recipe.privacy.budget
     paying = run.open_ledger(recipe, budget) if ledger is None else open_for_run(ledger)
-    if ledger is not None:
+    if ledger is not None or recipe.privacy.ledger:
         _refuse_above_epsilon(recipe, dataset, paying)
     checked = check_table(
         recipe, dataset, run, paying, epsilon=_planned_epsilon(recipe, paying), root=data
@@ -109,13 +108,6 @@ def _run_pate(
     seconds = round(time.perf_counter() - start, 3)
     facts = replace(facts, resumed=int(was_killed), seconds=seconds)
     return run.finish(facts, model.ledger_)
-
-
-def open_for_run(path: str | Path) -> Ledger:
-    """Open the ledger file that pays for a run; it must exist, with its own budget."""
-    if not Path(path).exists():
-        raise LedgerError(f"there is no ledger at {path}. Create it with: tacit ledger create")
-    return Ledger(path)
 
 
 def _planned_epsilon(recipe: Recipe, ledger: Ledger) -> float:

@@ -33,14 +33,12 @@ from tacit.experiments.facts import (
 )
 from tacit.experiments.folder import RunFolder, write_whole
 from tacit.experiments.paid_evaluation import PaidScores, pay_once, score_classes, score_numbers
-from tacit.experiments.pate_run import open_for_run
 from tacit.experiments.recipe import Recipe
 from tacit.experiments.table_check import check_table, rng_of, table_releases, table_touches
 from tacit.ledger import Entry, Ledger
 
 FITTED = "model.json"
 _KEY = "regression.key"
-_STATED = 1e-12  # delta at which a pure guarantee is stated on certificates, which need one
 
 
 def run_regression(
@@ -74,8 +72,7 @@ def _run_regression(
     dataset = data_of.load(recipe.data, root, needs_classes=False)
     run.write(RECIPE, recipe.to_toml())
     run.remember_data(root)
-    given = ledger or recipe.privacy.ledger
-    with open_for_run(given) if given else run.open_ledger(recipe, None) as paying:
+    with run.open_ledger(recipe, None, ledger) as paying:
         budget = recipe.privacy.epsilon
         assert budget is not None  # set by Recipe
         checked = check_table(recipe, dataset, run, paying, epsilon=budget, root=root)
@@ -217,9 +214,6 @@ def _facts(
     kind = "linear" if dataset.n_classes is None else "logistic"
     used = getattr(model, "method_", model.method)
     events = (*checked, model.event_, *(() if paid is None else (paid.event,)))
-    stated = recipe
-    if recipe.privacy.delta == 0:
-        stated = replace(recipe, privacy=replace(recipe.privacy, delta=_STATED))
     event = events[0] if len(events) == 1 else Sequence(events)
     public_test = ("the test records",) if recipe.data.public_test else ()
     touches = [
@@ -237,7 +231,7 @@ def _facts(
         how = f"on {dataset.n_held_out:,} test records that are declared public"
         touches.append(Touch(what="evaluation", how=how, cost="public"))
     return Facts(
-        **claim_fields(stated, dataset, ledger, event),
+        **claim_fields(recipe, dataset, ledger, event),
         assumed_public=(*dataset.public, *public_test),
         sampling_assumed="as stated by the event",
         sampling_used="as stated by the event",
@@ -248,7 +242,7 @@ def _facts(
         hyperparameters={"method": used, "delta": recipe.privacy.delta},
         utility=_utility(recipe, dataset, model, paid),
         model_file=FITTED,
-        metrics_file=None,
+        metrics_file="",
     )
 
 

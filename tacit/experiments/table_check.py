@@ -17,12 +17,11 @@ from tacit.datasets import FIELDS, Dataset
 from tacit.errors import TacitError
 from tacit.events import Event, from_dict
 from tacit.experiments import data as data_of
-from tacit.experiments.facts import Touch
+from tacit.experiments.facts import CHECK, Touch
 from tacit.experiments.folder import RunFolder
 from tacit.experiments.recipe import DataSettings, Recipe
 from tacit.ledger import Ledger
 
-CHECK = "check.json"
 _FALSE_ALARM = 1e-3
 
 

@@ -12,7 +12,7 @@ from tacit.ledger.ledger import Epsilons, Ledger
 from tacit.ledger.pending import paid_once
 from tacit.ledger.reserved_plan import Plan
 from tacit.ledger.verify import Verification
-from tacit.ledger.witness import FileWitness, WitnessMark, ServerWitness, Witness, serve
+from tacit.ledger.witness import FileWitness, ServerWitness, Witness, WitnessMark, serve
 
 __all__ = [
     "Budget",
@@ -20,12 +20,12 @@ __all__ = [
     "Epsilons",
     "FileWitness",
     "Ledger",
-    "WitnessMark",
     "Plan",
     "Remaining",
     "ServerWitness",
     "Verification",
     "Witness",
+    "WitnessMark",
     "paid_once",
     "serve",
 ]

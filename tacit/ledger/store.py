@@ -34,7 +34,7 @@ from urllib.parse import quote
 
 from tacit.errors import LedgerError
 from tacit.ledger.chain import LedgerRow, Seen, Settings, Totals, chained, genesis, key_check, now
-from tacit.ledger.witness import WitnessMark, Witness
+from tacit.ledger.witness import Witness, WitnessMark
 
 APPLICATION_ID = 0x74616369  # "taci"
 VERSION = 2

@@ -95,7 +95,7 @@ def run_figures(facts: Facts, run: RunFolder) -> tuple[Figure, ...]:
     The figures of PATE are computed from released labels alone. Margins between vote counts are
     private and are not drawn.
     """
-    private = [] if facts.metrics_file is None else run.read_lines(facts.metrics_file)
+    private = run.read_lines(facts.metrics_file) if facts.metrics_file else []
     if facts.method == "PATE" and len(private) < 2:
         return ()
     if facts.method == "PATE":

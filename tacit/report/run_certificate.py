@@ -206,7 +206,7 @@ def _file_problems(run: RunFolder, facts: Facts) -> Iterator[Problem]:
             yield Problem(name, "does not exist")
         elif file_hash(path) != expected:
             yield Problem(name, "is not the file of this run: it has another hash")
-    named = {facts.metrics_file, facts.baseline_file} - {None}
+    named = {facts.metrics_file, facts.baseline_file} - {None, ""}
     for name in sorted(named - set(facts.files)) if facts.version > 1 else ():
         yield Problem(str(name), "has no hash in the facts")
 
@@ -236,8 +236,7 @@ def _recipe_problems(run: RunFolder, facts: Facts) -> Iterator[Problem]:
     if header is not None and header != text:
         yield Problem(facts.model_file, "holds another recipe")
     privacy = recipe.privacy
-    # A pure guarantee (delta 0) is stated at a delta above 0; its event is priced there.
-    if privacy.delta and privacy.delta != facts.delta:
+    if privacy.delta and privacy.delta != facts.delta:  # a pure guarantee is stated at any delta
         yield Problem("facts.delta", "is not that of the recipe")
     if recipe.method == "dp-sgd":
         for name, value in recipe.to_dict().get("training", {}).items():

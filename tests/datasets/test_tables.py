@@ -1,13 +1,14 @@
 """Tables: encoded by the schema alone, one row at a time."""
 
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from tacit import datasets
-from tacit.datasets import Schema, read_chunks, read_table
+from tacit.datasets import Schema, read_chunks, read_columns, read_rows, read_table
 
 SCHEMA = """
 target = "income"
@@ -164,3 +165,24 @@ def test_a_missing_value_in_parquet_changes_no_other_row(tmp_path):
         found.append((x[:2].tolist(), y[:2].tolist()))
     assert found[0] == found[1]
     assert found[0][1] == [0, 1]
+
+
+def test_a_person_changes_at_most_one_record_also_without_an_id(tmp_path: Path) -> None:
+    """A record without an id that came first would otherwise hide the next one without an id."""
+    schema = Schema({"who": "person", "age": [0, 100]})
+    lines = ["who,age", "NA,1", "ann,2", ",3", "ann,4", "bob,5", "1,2,3", "?,6"]
+    for left_out in range(1, len(lines) + 1):
+        kept = [line for k, line in enumerate(lines) if k != left_out]
+        if left_out in (2, 4):  # both records of one person go
+            kept = [line for line in kept if not line.startswith("ann")]
+        (tmp_path / "t.csv").write_text("\n".join(kept))
+        ages = {round(50 + 50 * float(x)) for (x,) in read_rows(tmp_path / "t.csv", schema).x}
+        assert len(ages ^ {2, 5}) <= 1
+        found = read_columns(tmp_path / "t.csv", schema)["age"]
+        assert {int(age) for age in found} == ages
+
+
+def test_a_table_without_any_id_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("who,age\nNA,1\n,2\n")
+    with pytest.raises(ValueError, match=r"t\.csv has no record with the id of a person"):
+        read_rows(tmp_path / "t.csv", Schema({"who": "person", "age": [0, 100]}))

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tacit import Budget, Ledger
+from tacit.errors import LedgerError
 from tacit.experiments import Recipe, RunFolder
 from tacit.experiments.folder import write_whole
 
@@ -166,3 +168,17 @@ def test_a_run_remembers_where_its_data_are(tmp_path, monkeypatch):
     assert (folder / "data.json").stat().st_mode & 0o777 == 0o600
     folder.write("data.json", "[]")
     assert folder.data_root(None) is None
+
+
+def test_the_ledger_that_a_recipe_names_must_exist_and_have_its_relation(tmp_path):
+    file = tmp_path / "people.ledger"
+    recipe = Recipe.from_dict({"privacy": {"ledger": str(file), "epsilon": 1.0}})
+    with pytest.raises(LedgerError, match=r"there is no ledger at .*people\.ledger\. Create it"):
+        RunFolder(tmp_path / "run").open_ledger(recipe, None)
+    assert not file.exists()
+    Ledger(file, Budget(4.0, 1e-5)).close()
+    with RunFolder(tmp_path / "run").open_ledger(recipe, Budget(1.0, 1e-5)) as ledger:
+        assert ledger.budget == Budget(4.0, 1e-5)
+    other = recipe.with_settings({"privacy.relation": "replace_one"})
+    with pytest.raises(LedgerError, match="relation"):
+        RunFolder(tmp_path / "run").open_ledger(other, None)

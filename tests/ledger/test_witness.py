@@ -12,7 +12,7 @@ import pytest
 from tacit import Budget, Ledger
 from tacit.errors import BudgetExceeded, LedgerError
 from tacit.events import Gaussian, PureDP, Repeated
-from tacit.ledger import FileWitness, WitnessMark, ServerWitness, serve
+from tacit.ledger import FileWitness, ServerWitness, WitnessMark, serve
 from tacit.ledger.chain import Settings, chained, genesis
 
 BUDGET = Budget(1.0, 1e-5)
@@ -170,7 +170,9 @@ def test_a_server_refuses_to_go_back(tmp_path: Path) -> None:
             witness.advance(mark)
     assert witness.last() == WitnessMark("a", 2, "x")
     with pytest.raises(LedgerError):
-        ServerWitness(f"http://127.0.0.1:{server.server_port}/../a").advance(WitnessMark("a", 9, "x"))
+        ServerWitness(f"http://127.0.0.1:{server.server_port}/../a").advance(
+            WitnessMark("a", 9, "x")
+        )
     server.shutdown()
     server.server_close()
 
