@@ -251,6 +251,7 @@ def _ledger_words(ledger: dict[str, Any]) -> str:
 
 def _levels(facts: Facts, epsilon: float) -> Section:
     """Return a section with the levels of this run's claim (NIST SP 800-226, figure 1)."""
+    unstated = "Nothing is stated about the rounding of sums before noise is added."
     runs = 1 if facts.utility.spread is None else len(facts.utility.private)
     rows = {
         "The guarantee": f"epsilon {epsilon:.4f} at delta {facts.delta:g} for one {facts.unit} "
@@ -260,7 +261,7 @@ def _levels(facts: Facts, epsilon: float) -> Section:
         f"{facts.utility.n_test:,} {_measured(facts)}; differences between groups of people are "
         "not measured.",
         "Implementation": f"Trust model: {facts.trust}. Noise: {randomness_of(facts)}, added to "
-        f"whole numbers of a public step. {facts.arithmetic or 'No sums of floating-point numbers.'} "
+        f"whole numbers of a public step. {facts.arithmetic or unstated} "
         "Timing is not hidden.",
         "Collection and access": "This page does not cover who collected the records, who may "
         "read them, and how long they are kept. The run folder holds no records, and the key of "
