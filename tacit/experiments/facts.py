@@ -348,10 +348,8 @@ def _require_types(facts: Facts) -> None:
     numbers = (facts.delta, facts.epsilon, facts.n_records, facts.steps, facts.resumed)
     texts = [getattr(facts, f.name) for f in fields(Facts) if f.type is str]
     texts += [*facts.released, *facts.assumed_public, *facts.versions.values()]
-    names = {facts.model_file, facts.recipe_file, facts.metrics_file, facts.baseline_file} - {
-        None,
-        "",
-    }
+    names = {facts.model_file, facts.recipe_file, facts.metrics_file, facts.baseline_file}
+    names -= {None, ""}
     if not all(isinstance(v, int | float) and not isinstance(v, bool) for v in numbers):
         raise TypeError("a number is missing")
     if not all(isinstance(v, str) for v in texts):
