@@ -258,11 +258,13 @@ def test_a_resumed_run_repeats_its_steps_bit_for_bit(problem):
         torch.use_deterministic_algorithms(False)
 
 
-def test_repetition_without_determinism_is_warned_of(problem):
+def test_repetition_without_determinism_is_refused(problem):
     case = problem(model=two_layers("cuda"))
-    with pytest.warns(UserWarning, match="bit for bit"):
-        case.private.load_state_dict(case.private.state_dict())
+    case.private.load_state_dict(case.private.state_dict())
+    with pytest.raises(ValueError, match="differ in their last bits"):
+        case.private.step(next(iter(case.private)))
     case.private.load_state_dict(case.private.state_dict(), lost_steps=0)
+    case.private.step(next(iter(case.private)))
 
 
 def test_a_real_out_of_memory_halves_the_batch():
