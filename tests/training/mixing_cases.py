@@ -590,7 +590,7 @@ def only_large_lots_are_normalized():
 
 @case("few", holding(4))
 def one_record_changes_the_type_of_the_lot():
-    """Whole numbers are rounded down unless a record of the lot holds a fraction."""
+    """Halves are rounded down unless a record of the lot holds a fraction."""
     x, y = data()
     records = [(row.round().int().tolist(), int(k)) for row, k in zip(x, y, strict=True)]
     for i in range(0, RECORDS, 100):
@@ -598,7 +598,8 @@ def one_record_changes_the_type_of_the_lot():
 
     def collate(chosen):
         x = torch.tensor([row for row, _ in chosen])
-        return (x // 2).float(), torch.tensor([k for _, k in chosen])
+        halves = x / 2 if x.is_floating_point() else (x // 2).float()
+        return halves, torch.tensor([k for _, k in chosen])
 
     return Case(model(), lambda m, b: ce(m(b[0]), b[1]), records, "few", collate)
 
