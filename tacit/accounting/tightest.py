@@ -109,7 +109,6 @@ class Tightest:
             return Bracket(0.0, 0.0)
         if delta == 0:
             return self._pure(event, relation)
-        exact = with_lower_end(event, relation)
         if isinstance(single := only_release(event), ev.BestOf):
             try:
                 lower = best_of_bracket(single, delta=delta, relation=relation).lower
@@ -121,7 +120,8 @@ class Tightest:
                 return found
             lower = found.lower
         else:
-            lower = _FROM_BELOW.bracket(exact, delta=delta, relation=relation).lower
+            bounded = with_lower_end(event, relation)
+            lower = _FROM_BELOW.bracket(bounded, delta=delta, relation=relation).lower
         upper = self.epsilon(event, delta=delta, relation=relation)
         return Bracket(min(lower, upper), upper)
 

@@ -125,9 +125,12 @@ def pair_from_below(event: Event, relation: Relation) -> tuple[Law, Law]:
     elif isinstance(event, ev.TruncatedPoissonSampled):
         # If the other records contribute nothing, the record is seen at a slightly lower rate.
         full = float(special.bdtrc(event.max_batch - 1, event.n_records, event.rate)) * _UP
-        return pair_from_below(ev.PoissonSampled(event.rate * max(1 - full, 0.0), inner), relation)
+        rate = event.rate * (1 - full)
+        if not 0 < rate < 1:
+            raise UnsupportedEvent("a sample that is always cut has no known lower bound.")
+        return pair_from_below(ev.PoissonSampled(rate, inner), relation)
     elif isinstance(event, ev.FixedSizeSampled) and relation is not Relation.ADD_REMOVE:
-        rate = event.batch_size / event.n_records * (1 - 4 * ROUND)
+        rate = event.batch_size / event.n_records * (1 - 1e-12)
         return pair_from_below(ev.PoissonSampled(rate, event.event), relation)
     laws = pair(event, relation)
     for law in laws:
@@ -260,7 +263,7 @@ def _(event: ev.TruncatedPoissonSampled, relation: Relation) -> tuple[Law, Law]:
     inner, rate = event.event, event.rate
     if isinstance(inner, ev.Gaussian):
         inner = replace(inner, replace_factor=2.0)  # as for an uncut sample
-    whole = pair(ev.PoissonSampled(rate, inner), relation)
+    whole = pair(ev.PoissonSampled(rate, inner) if rate < 1 else inner, relation)
     is_added = relation is Relation.ADD_REMOVE
     cut = _joins_by_replacing(inner, rate) if is_added else _replaced_in_sample(inner, rate)
     # `full` is rounded up. That cannot lower the price: a record that replaces another one moves
