@@ -96,14 +96,16 @@ class RandomRuns:
 
     def _count(self, uniform: float) -> int:
         """Return the number of runs at the share `uniform` of the law: its quantile function."""
-        start, below = 0, 0.0
-        while start < 1e9:
+        start, below, last = 0, 0.0, 0
+        while True:
             k, p = self._probabilities(start)
             cumulative = below + np.cumsum(p)
-            if cumulative[-1] > uniform or below == cumulative[-1] > 0:
-                return int(k[min(int(np.searchsorted(cumulative, uniform, "right")), len(k) - 1)])
+            if cumulative[-1] > uniform:
+                return int(k[int(np.searchsorted(cumulative, uniform, "right"))])
+            if below == cumulative[-1] > 0:  # the rest of the law is below the rounding of floats
+                return last
+            last = int(k[p > 0][-1]) if (p > 0).any() else last
             start, below = start + len(k), float(cumulative[-1])
-        raise AssertionError("a law of runs sums to 1")
 
     def _probabilities(self, start: int) -> tuple[Any, Any]:  # Any: arrays of floats
         law = run_law(self.event((Gaussian(1.0),)))

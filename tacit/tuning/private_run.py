@@ -44,8 +44,8 @@ class PrivateRuns:
     scoring: Records
     score: Score
 
-    def run(self, index: int, seeds: tuple[int, int]) -> Outcome:
-        """Train and score configuration `index`, with seeds for training and for the score.
+    def run(self, index: int, seeds: tuple[int | None, int | None]) -> Outcome:
+        """Train and score configuration `index`, with seeds for training and score, or None.
 
         Raises `SearchFailed` with no detail but the kind of error.
         """
@@ -63,7 +63,7 @@ class PrivateRuns:
             "releases nothing. It stays paid for. Look for the cause on public data."
         )
 
-    def _run(self, index: int, seed: int, score_seed: int) -> Outcome:
+    def _run(self, index: int, seed: int | None, score_seed: int | None) -> Outcome:
         candidates, ledger = self.candidates, Ledger(relation=self.candidates.relation)
         model = candidates.model(index, epsilon=self.epsilon, ledger=ledger, seed=seed)
         public = () if candidates.public is None else (candidates.public,)

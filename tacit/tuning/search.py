@@ -5,6 +5,7 @@ import hashlib
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from itertools import chain
 from typing import Any, Self
 
 import numpy as np
@@ -21,6 +22,9 @@ from tacit.tuning.laws import EveryConfiguration, RandomRuns, choose_runs
 from tacit.tuning.private_run import Outcome, PrivateRuns, SearchFailed
 from tacit.tuning.search_plan import SearchPlan, plan_search
 from tacit.tuning.unfinished import Unfinished
+
+_PARTS = ("train", "score")
+_MOST_SEED = 10**18  # above it, estimators accept no seed
 
 
 @dataclass(eq=False, repr=False)
@@ -242,11 +246,14 @@ class PrivateSearch(BaseEstimator):
         best: tuple[float, float, int, Outcome] | None = None
         done = {run: outcome for run in range(len(chosen)) if (outcome := kept.read(run))}
         left = [run for run in range(len(chosen)) if run not in done]
-        seeds = {
-            run: (_derived(seed, f"train {run}"), _derived(seed, f"score {run}")) for run in left
-        }
+        seeds = {run: (None, None) for run in left}  # fresh entropy: kept outcomes need no replay
+        if self.random_state is not None:
+            seeds = {
+                run: tuple(_derived(seed, f"{part} {run}") % _MOST_SEED for part in _PARTS)
+                for run in left
+            }
         work = ((run, chosen[run], seeds[run]) for run in left)
-        for run, outcome in [*done.items(), *_run_all(runs, work, self.n_jobs, kept)]:
+        for run, outcome in chain(done.items(), _run_all(runs, work, self.n_jobs, kept)):
             found = (outcome.score, float(ranks[run]), run, outcome)
             best = found if best is None else max(best, found, key=lambda one: one[:3])
         if best is None:
@@ -284,7 +291,7 @@ def _run_all(
 
 
 def _run_one(
-    runs: PrivateRuns, run: int, index: int, seeds: tuple[int, int]
+    runs: PrivateRuns, run: int, index: int, seeds: tuple[int | None, int | None]
 ) -> tuple[int, Outcome]:
     return run, runs.run(index, seeds)
 
