@@ -246,7 +246,7 @@ class PrivateSearch(BaseEstimator):
         best: tuple[float, float, int, Outcome] | None = None
         done = {run: outcome for run in range(len(chosen)) if (outcome := kept.read(run))}
         left = [run for run in range(len(chosen)) if run not in done]
-        seeds = {run: (None, None) for run in left}  # fresh entropy: kept outcomes need no replay
+        seeds = dict.fromkeys(left, (None, None))  # fresh entropy: kept outcomes need no replay
         if self.random_state is not None:
             seeds = {
                 run: tuple(_derived(seed, f"{part} {run}") % _MOST_SEED for part in _PARTS)

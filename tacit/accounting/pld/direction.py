@@ -118,10 +118,7 @@ class DirectionPrice:
             rough = family.plain(floor, math.log(delta) + math.log(_ROUGH))
             if rough and rough.delta(floor).upper <= delta:
                 return answer.intersection(Bracket(0.0, floor))
-            if (
-                rough is None
-                and chernoff_delta(self.direction, floor, math.log(delta) - 7) <= delta
-            ):
+            if rough is None and chernoff_delta(self.direction, floor, math.log(delta) - 7) <= delta:
                 return answer.intersection(Bracket(0.0, floor))
         guess = family.moments.guess_epsilon(delta)
         log_target = math.log(delta) + math.log(self.tolerance)

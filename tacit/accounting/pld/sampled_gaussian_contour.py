@@ -185,9 +185,7 @@ class SmoothModel:
         the last cell, the slope of log F is at most that with all p replaced by 1.
         """
         even = 0.25 * self.width * np.arange(40.0)
-        y = self.y[-1] + np.concatenate(
-            (even, even[-1] + np.geomspace(0.25 * self.width, 1e6, 300))
-        )
+        y = self.y[-1] + np.concatenate((even, even[-1] + np.geomspace(0.25 * self.width, 1e6, 300)))
         log_chi = log_ndtr((self.cut - y) / self.width)
         _, loss = self.log_density(y)
         rise = self.log_ratio(y) if self.law.a else np.zeros(len(y))
