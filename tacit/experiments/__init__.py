@@ -41,6 +41,7 @@ from tacit.experiments.sweeps import SWEEP, Point, Summary, Sweep, SweepRun, swe
 from tacit.experiments.table_check import HopelessTable
 
 if TYPE_CHECKING:
+    from tacit.experiments.recipe_classifier import RecipeClassifier
     from tacit.experiments.released import load_model
     from tacit.experiments.training_run import OnProgress, Progress, train
 
@@ -62,6 +63,7 @@ __all__ = [
     "Progress",
     "Published",
     "Recipe",
+    "RecipeClassifier",
     "RunAudit",
     "RunFolder",
     "SeedValue",
@@ -89,4 +91,5 @@ __all__ = [
 ]
 
 _HOMES = dict.fromkeys(("OnProgress", "Progress", "train"), "training_run")
-__getattr__ = lazy(__name__, {**_HOMES, "load_model": "released"})
+_HOMES |= {"RecipeClassifier": "recipe_classifier", "load_model": "released"}
+__getattr__ = lazy(__name__, _HOMES)

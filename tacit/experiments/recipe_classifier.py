@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -25,6 +25,14 @@ from tacit.experiments.training_loop import (
 from tacit.ledger import Ledger
 from tacit.sampling import Poisson
 from tacit.training import Key
+
+
+class PlannedRecipe(NamedTuple):
+    """A recipe with all defaults filled in, its noise multiplier and its event."""
+
+    recipe: Recipe
+    noise: float
+    event: Event
 
 
 @dataclass(eq=False)
@@ -63,9 +71,7 @@ class RecipeClassifier:
         labels = np.asarray(y)
         self.classes_ = np.unique(labels if self.classes is None else np.asarray(self.classes))
         n_records = len(labels) if self.n_records is None else self.n_records
-        recipe = self.filled(n_records)
-        noise = noise_multiplier(recipe, n_records)
-        event = event_of(recipe, n_records, noise)
+        recipe, noise, event = self.planned(n_records)
         key = Key.from_seed(self.random_state)
         if self.ledger is not None:
             self.ledger.spend(event, note=f"{recipe.name}, DP-SGD")
@@ -99,15 +105,20 @@ class RecipeClassifier:
         """Return the share of records whose class is predicted correctly."""
         return float(np.mean(self.predict(X) == np.asarray(y)))
 
-    def filled(self, n_records: int) -> Recipe:
-        """Return the recipe that is trained: for this budget, with `settings`, defaults filled."""
+    def planned(self, n_records: int) -> PlannedRecipe:
+        """Return what `fit` trains on `n_records` records: recipe, noise multiplier and event."""
         recipe = self.recipe.for_epsilon(self.epsilon).with_settings(self.settings)
+        if recipe.training.shrink > 1:
+            raise ValueError("training.shrink must be 1 here: such a run exceeds its budget.")
         privacy = replace(
             recipe.privacy, epsilon=self.epsilon, delta=self.delta, relation=str(self.relation)
         )
-        if recipe.training.shrink > 1:
-            raise ValueError("training.shrink must be 1 here: such a run exceeds its budget.")
-        return replace(recipe, privacy=privacy).filled(n_records)
+        recipe = replace(recipe, privacy=privacy).filled(n_records)
+        noise = noise_multiplier(recipe, n_records)
+        sampler = Poisson(recipe.training.lot / n_records)
+        steps = Repeated(sampler.amplify(Gaussian(noise)), steps_of(recipe, n_records))
+        paid = features_events(recipe, n_records)
+        return PlannedRecipe(recipe, noise, Sequence((*paid, steps)) if paid else steps)
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:  # noqa: ARG002  # scikit-learn's
         """Return the settings by name, as scikit-learn expects."""
@@ -145,11 +156,3 @@ class RecipeClassifier:
         model = models.build(recipe.model, prepared.shape, len(self.classes_), seed=0)
         model.load_state_dict({n: torch.from_numpy(v) for n, v in self.weights_.items()})
         return Released(recipe, model.eval(), prepared.summaries)
-
-
-def event_of(recipe: Recipe, n_records: int, noise: float) -> Event:
-    """Return the event of training a recipe, with the features that it pays for."""
-    sampler = Poisson(recipe.training.lot / n_records)
-    steps = Repeated(sampler.amplify(Gaussian(noise)), steps_of(recipe, n_records))
-    paid = features_events(recipe, n_records)
-    return Sequence((*paid, steps)) if paid else steps

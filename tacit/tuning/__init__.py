@@ -9,6 +9,7 @@ and releases one configuration with its model and score. Reading order: `search`
 from typing import TYPE_CHECKING
 
 from tacit._lazy import lazy
+from tacit.tuning.holdout import CoinSplit, FixedSplit
 from tacit.tuning.laws import EveryConfiguration, RandomRuns, choose_runs
 from tacit.tuning.private_run import SearchFailed
 from tacit.tuning.search_plan import SearchPlan, plan_search
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
     from tacit.tuning.search import PrivateSearch
 
 __all__ = [
+    "CoinSplit",
     "EveryConfiguration",
+    "FixedSplit",
     "PrivateSearch",
     "RandomRuns",
     "SearchFailed",
