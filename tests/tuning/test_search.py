@@ -242,5 +242,5 @@ def test_pate_is_searched_with_the_noise_it_was_given():
     assert search.plan_.run_epsilon is None
     assert search.plan_.epsilon <= 5.0
     assert search.best_estimator_.ledger_ is None
-    with pytest.raises(ValueError, match="above epsilon = 0.1"):
+    with pytest.raises(ValueError, match=r"above epsilon = 0\.1"):
         search.set_params(epsilon=0.1).fit(X, y, public)
