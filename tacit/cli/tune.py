@@ -46,7 +46,8 @@ def tune(
     Example:
       tacit tune digits --vary training.learning_rate=0.1,0.5,2 --vary training.clip_norm=0.5,1
     """
-    from tacit.experiments import SEARCH, tune as run_search
+    from tacit.experiments import SEARCH
+    from tacit.experiments import tune as run_search
 
     if not vary:
         raise ValueError("tune needs --vary SETTING=VALUE,VALUE at least once.")
@@ -84,8 +85,8 @@ def tune(
     typer.echo(f"chosen    {settings_text}")
     typer.echo(f"score     {found['score']:.4f}, with noise")
     typer.echo(
-        f"epsilon   {shared.round_up(facts.epsilon)} at delta {facts.delta:g} for the whole search; "
-        f"one run alone costs {shared.round_up(found['run_epsilon'], 4)}"
+        f"epsilon   {shared.round_up(facts.epsilon)} at delta {facts.delta:g} for the whole "
+        f"search; one run alone costs {shared.round_up(found['run_epsilon'], 4)}"
     )
     typer.echo(shared.utility_line(facts))
     typer.echo(f"run       {folder}")

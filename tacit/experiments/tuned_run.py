@@ -178,7 +178,7 @@ def _write(
         assumed_public=(*dataset.public, *(("the test records",) if measured else ())),
         sampling_assumed="as stated by the event",
         sampling_used="as stated by the event",
-        touches=_touches(recipe, search, dataset, checked),
+        touches=_touches(recipe, search, asked["space"], dataset, checked),
         released=(
             "weights, settings and noisy score of one run of the search",
             *table_releases(recipe.data, dataset),
@@ -192,13 +192,17 @@ def _write(
 
 
 def _touches(
-    recipe: Recipe, search: PrivateSearch, dataset: Dataset, checked: tuple[Event, ...]
+    recipe: Recipe,
+    search: PrivateSearch,
+    space: Space,
+    dataset: Dataset,
+    checked: tuple[Event, ...],
 ) -> tuple[Touch, ...]:
     """Return a description of every use of the data; that of the search says what was tried."""
-    space = "; ".join(f"{name} in {list(values)}" for name, values in search.space.items())
+    tried = "; ".join(f"{name} in {list(values)}" for name, values in space.items())
     chosen = ", ".join(f"{name} = {value}" for name, value in search.best_params_.items())
     how = (
-        f"{search.plan_.describe()}. Tried: {space}. Chosen: {chosen}. Its score, with noise, is "
+        f"{search.plan_.describe()}. Tried: {tried}. Chosen: {chosen}. Its score, with noise, is "
         f"{search.best_score_:.4f}"
     )
     found = [

@@ -28,17 +28,17 @@ _SET_BY_SEARCH = (
 )
 
 
-class Records(NamedTuple):
+class PrivateRecords(NamedTuple):
     """Private records of one part: inputs and targets, row by row."""
 
     x: Any
     y: Any
 
-    def rows(self, chosen: Any) -> "Records":
+    def rows(self, chosen: Any) -> "PrivateRecords":
         """Return the records with these indices, or at which this mask is true."""
         index = np.flatnonzero(chosen) if np.asarray(chosen).dtype == bool else chosen
         x = self.x.iloc[index] if hasattr(self.x, "iloc") else self.x[index]
-        return Records(x, self.y[index])
+        return PrivateRecords(x, self.y[index])
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Candidates:
         from sklearn.base import clone
 
         names = _names(estimator)
-        base = clone(estimator, safe=False)
+        base: Any = clone(estimator, safe=False)
         given = {plain: base.get_params()[name] for plain, name in names.items()}
         if given.get("folder") is not None:
             raise ValueError(
@@ -111,14 +111,15 @@ class Candidates:
         """Return an unfitted copy of the estimator with configuration `index`."""
         from sklearn.base import clone
 
-        model = clone(self.estimator, safe=False).set_params(**self.configurations[index])
+        model: Any = clone(self.estimator, safe=False)
+        model.set_params(**self.configurations[index])
         values = {"ledger": ledger, "random_state": seed, "rng": seed}
         if epsilon is not None:
             values["epsilon"] = epsilon
         named = {self.names[key]: value for key, value in values.items() if key in self.names}
         return model.set_params(**named)
 
-    def event(self, index: int, *, epsilon: float, records: Records) -> Event:
+    def event(self, index: int, *, epsilon: float, records: PrivateRecords) -> Event:
         """Return the event that training with configuration `index` would pay for.
 
         Nothing is released. An estimator that needs public inputs says its event itself, by
@@ -140,7 +141,7 @@ class Candidates:
             "paid nothing."
         )
 
-    def require_public_plan(self, *, epsilon: float, records: Records) -> None:
+    def require_public_plan(self, *, epsilon: float, records: PrivateRecords) -> None:
         """Raise `ValueError` if what a run pays changes when some of the records are left out."""
         if self.public is not None:
             return

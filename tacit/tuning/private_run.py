@@ -18,7 +18,7 @@ from tacit.errors import TacitError
 from tacit.events import Event
 from tacit.ledger import Ledger
 from tacit.mechanisms import generator
-from tacit.tuning.candidates import Candidates, Records, parts_of, silence
+from tacit.tuning.candidates import Candidates, PrivateRecords, parts_of, silence
 from tacit.tuning.holdout import Score
 
 
@@ -40,8 +40,8 @@ class PrivateRuns:
     candidates: Candidates
     epsilon: float | None
     planned: tuple[Event, ...]
-    training: Records
-    scoring: Records
+    training: PrivateRecords
+    scoring: PrivateRecords
     score: Score
 
     def run(self, index: int, seeds: tuple[int | None, int | None]) -> Outcome:

@@ -16,7 +16,7 @@ from tacit._check import in_open_unit, positive, whole
 from tacit.events import Event
 from tacit.ledger import Ledger, paid_once
 from tacit.mechanisms import generator
-from tacit.tuning.candidates import Candidates, Records, Space
+from tacit.tuning.candidates import Candidates, PrivateRecords, Space
 from tacit.tuning.holdout import Score, Split, score_kind, split_of
 from tacit.tuning.laws import EveryConfiguration, RandomRuns, choose_runs
 from tacit.tuning.private_run import Outcome, PrivateRuns, SearchFailed
@@ -119,7 +119,7 @@ class PrivateSearch(BaseEstimator):
     def fit(self, X: Any, y: ArrayLike, public: Any = None) -> Self:
         """Search on private `X` and `y`; `public` are the public inputs that PATE labels."""
         split = split_of(self.holdout)
-        records = Records(X, np.asarray(y))
+        records = PrivateRecords(X, np.asarray(y))
         candidates = self._candidates(records, split, public)
         with self._paid_once(records, candidates) as seed:
             is_scoring = split.is_scoring(len(records.y), generator(_derived(seed, "split")))
@@ -171,7 +171,7 @@ class PrivateSearch(BaseEstimator):
     def _n_records(self, n_rows: int) -> int:
         return n_rows if self.n_records is None else whole(n_records=self.n_records, least=2)
 
-    def _candidates(self, records: Records, split: Split, public: Any) -> Candidates:
+    def _candidates(self, records: PrivateRecords, split: Split, public: Any) -> Candidates:
         n_records = self._n_records(len(records.y))
         return Candidates.of(
             self.estimator,
@@ -183,7 +183,7 @@ class PrivateSearch(BaseEstimator):
             public=public,
         )
 
-    def _plan(self, candidates: Candidates, split: Split, training: Records) -> SearchPlan:
+    def _plan(self, candidates: Candidates, split: Split, training: PrivateRecords) -> SearchPlan:
         """Return the plan of the search, from public facts; nothing is paid or released."""
         epsilon, n_configurations = positive(epsilon=self.epsilon), len(candidates.configurations)
         terms = {"epsilon": epsilon, "delta": candidates.delta}
@@ -214,7 +214,7 @@ class PrivateSearch(BaseEstimator):
         return Score(kind, plan.score_noise, n_scoring, largest)
 
     @contextlib.contextmanager
-    def _paid_once(self, records: Records, candidates: Candidates) -> Iterator[int]:
+    def _paid_once(self, records: PrivateRecords, candidates: Candidates) -> Iterator[int]:
         """Yield the seed of the search, which is the same when a killed search is continued."""
         prints = _fingerprints(
             records, candidates, {**self.get_params(deep=False), "estimator": None, "ledger": None}
@@ -285,7 +285,9 @@ def _run_all(
     from joblib import Parallel, delayed
 
     pool = Parallel(n_jobs=n_jobs, return_as="generator_unordered")
-    for run, outcome in pool(delayed(_run_one)(runs, *item) for item in work):
+    for found in pool(delayed(_run_one)(runs, *item) for item in work):
+        assert found is not None  # joblib's types allow for tasks without a result
+        run, outcome = found
         kept.write(run, outcome)
         yield run, outcome
 
@@ -303,7 +305,7 @@ def _derived(seed: int, *names: str) -> int:
 
 
 def _fingerprints(
-    records: Records, candidates: Candidates, settings: dict[str, Any]
+    records: PrivateRecords, candidates: Candidates, settings: dict[str, Any]
 ) -> list[bytes]:
     """Return hashes of all that the result depends on; private, as they may confirm guesses.
 

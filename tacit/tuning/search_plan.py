@@ -5,6 +5,7 @@ some records and scored on others (`holdout`), and the law of the runs (`laws`) 
 of them costs. Everything here is computed from public facts.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -91,7 +92,7 @@ def plan_search(
         return split.event(runs, training, Gaussian(_composed_noise(x, delta), 1.0))
 
     alone = _gaussian_noise(epsilon, delta)
-    target = epsilon
+    target, cost = epsilon, math.inf
     while target > epsilon / 2:
         # A score costs what training costs, so both solutions are near that of a Gaussian run.
         noise = 1 / _scaled(lambda mu: price(scored(1 / mu)), start=0.6 / alone, target=target)
