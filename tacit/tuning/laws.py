@@ -152,8 +152,8 @@ def choose_runs(
 
     >>> choose_runs(3, epsilon=1.0, delta=1e-6)
     EveryConfiguration()
-    >>> choose_runs(48, epsilon=1.0, delta=1e-6).trials
-    <Trials.GEOMETRIC: 'geometric'>
+    >>> choose_runs(48, epsilon=1.0, delta=1e-6).mean
+    20.0
     """
     n_configurations = whole(n_configurations=n_configurations, least=1)
     regrets: list[tuple[float, int, Runs]] = []

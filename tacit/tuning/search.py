@@ -55,7 +55,7 @@ class PrivateSearch(BaseEstimator):
         "accuracy", "probability" (of the true class), "squared_error" or "absolute_error"; the
         default follows the estimator.
     largest_error
-        Error from which on a record counts as entirely wrong; default a quarter of the range that
+        Error from which on a record counts as entirely wrong; default half the range that
         the estimator declares for its target.
     runs
         `RandomRuns`, `EveryConfiguration`, or None: `choose_runs` chooses from public facts.
