@@ -78,6 +78,8 @@ class Candidates:
         from sklearn.base import clone
 
         names = _names(estimator)
+        if public is not None and not hasattr(estimator, "plan_event"):
+            raise TypeError(f"{type(estimator).__name__} takes no public inputs: leave them out.")
         base: Any = clone(estimator, safe=False)
         given = {plain: base.get_params()[name] for plain, name in names.items()}
         if given.get("folder") is not None:

@@ -28,7 +28,7 @@ from tacit.mechanisms import GaussianMechanism, Rng
 from tacit.tuning.laws import Runs
 
 SCORINGS = ("accuracy", "probability", "squared_error", "absolute_error")
-_HALF = 0.5  # default largest error, as a share of the declared range of the target
+_QUARTER = 0.25  # default largest error, as a share of the declared range of the target
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def score_kind(
 ) -> tuple[str, float]:
     """Return the name of the score and the error from which on a record counts as 0.
 
-    The default is squared error for estimators with declared bounds of the target, with half
+    The default is squared error for estimators with declared bounds of the target, with a quarter
     of their range as the largest error, and else accuracy.
     """
     if scoring is None:
@@ -160,7 +160,7 @@ def score_kind(
         if isinstance(target_bounds, tuple | list)
         else (target_bounds.lower, target_bounds.upper)
     )
-    return scoring, _HALF * float(np.max(np.asarray(upper, float) - np.asarray(lower, float)))
+    return scoring, _QUARTER * float(np.max(np.asarray(upper, float) - np.asarray(lower, float)))
 
 
 def _probability_of(model: Any, X: Any, y: NDArray[Any]) -> Floats:

@@ -55,7 +55,7 @@ class PrivateSearch(BaseEstimator):
         "accuracy", "probability" (of the true class), "squared_error" or "absolute_error"; the
         default follows the estimator.
     largest_error
-        Error from which on a record counts as entirely wrong; default half the range that
+        Error from which on a record counts as entirely wrong; default a quarter of the range that
         the estimator declares for its target.
     runs
         `RandomRuns`, `EveryConfiguration`, or None: `choose_runs` chooses from public facts.
@@ -141,13 +141,16 @@ class PrivateSearch(BaseEstimator):
                 self.ledger.spend(plan.event, note=f"PrivateSearch: {plan.describe()}")
             self._say("paid; the runs are under way")
             kept = Unfinished(None if self.ledger is None else self.ledger.path, seed)
+            failure = None
             try:
                 index, best = self._best(runs, chosen, np.atleast_1d(ranks), seed, kept)
-            except SearchFailed:
-                kept.delete()
-                raise
-            self._release(index, best, candidates, plan)
+                self._release(index, best, candidates, plan)
+            except SearchFailed as error:
+                failure = error
             kept.delete()
+        # Raised when the search has ended, so that another try is another search, which pays.
+        if failure is not None:
+            raise failure
         self._say("released")
         return self
 

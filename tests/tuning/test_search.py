@@ -81,6 +81,37 @@ def test_a_failing_run_ends_the_search_and_quotes_nothing():
     assert not hasattr(search, "best_estimator_")
 
 
+def test_a_search_that_failed_pays_again_when_it_is_tried_again(tmp_path):
+    """Otherwise a failure that depends on the records could be tried until it is gone."""
+    X, y = toy.records()
+    with tacit.Ledger(tmp_path / "clinic.ledger") as ledger:
+        for payments in (1, 2):
+            search = toy_search({"fail": ["raise"]}, ledger=ledger, random_state=None)
+            with pytest.raises(SearchFailed):
+                search.fit(X, y)
+            assert len(ledger.history()) == payments
+    assert not [name for name in os.listdir(tmp_path) if "search" in name or "pending" in name]
+
+
+@pytest.mark.parametrize("relation", ["replace_one", "zero_out"])
+def test_other_relations_are_priced_as_such(relation):
+    rng = np.random.default_rng(0)
+    X = rng.uniform(0, 1, (2000, 1))
+    y = (X[:, 0] > 0.5).astype(int)
+    model = LogisticRegression(bounds=Bounds(0, 1), relation=relation)
+    space = {"method": ["gradient"]}
+    search = PrivateSearch(model, space, runs=EVERY, random_state=0, epsilon=2.0).fit(X, y)
+    price = tacit.epsilon(search.event_, delta=1e-6, relation=ev.Relation(relation))
+    assert price == search.plan_.epsilon <= 2.0
+    with pytest.raises(ValueError, match="must be that of the ledger"):
+        search.set_params(ledger=tacit.Ledger()).fit(X, y)
+
+
+def test_public_inputs_are_for_estimators_that_take_them():
+    with pytest.raises(TypeError, match="takes no public inputs"):
+        toy_search().fit(*toy.records(), public=np.zeros((3, 2)))
+
+
 def test_a_diverged_model_counts_and_scores_lowest():
     X, y = toy.records()
     space = [{"level": 0.9, "fail": "diverge"}, {"level": 0.1}]
