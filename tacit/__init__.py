@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         sampling,
         summaries,
         training,
+        tuning,
     )
     from tacit.accounting import bracket, calibrate, delta, epsilon
     from tacit.events import Relation
@@ -69,6 +70,7 @@ __all__ = [
     "sampling",
     "summaries",
     "training",
+    "tuning",
 ]
 
 _load = lazy(__name__, _HOMES)

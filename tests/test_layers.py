@@ -19,7 +19,7 @@ LAYERS = [
     ["accounting", "mechanisms", "sampling"],
     ["ledger"],
     ["summaries"],
-    ["training", "pate", "regression", "local", "auditing", "datasets"],
+    ["training", "pate", "regression", "local", "tuning", "auditing", "datasets"],
     ["experiments"],
     ["report"],
     ["cli"],
@@ -123,7 +123,7 @@ def test_torch_and_scikit_learn_load_on_use_outside_their_parts(path):
     at_once = imported_at_once(path)
     if part_of(path) not in ("training", "experiments"):  # whose doors load modules on first use
         assert "torch" not in at_once
-    if part_of(path) not in ("regression", "datasets"):  # likewise
+    if part_of(path) not in ("regression", "tuning", "datasets"):  # likewise
         assert "sklearn" not in at_once
 
 

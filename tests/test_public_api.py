@@ -10,7 +10,7 @@ NAMES = {
     "tacit": """
         Budget Ledger Relation __version__ accounting auditing bracket calibrate datasets delta
         epsilon errors events experiments ledger local make_private mechanisms pate regression
-        report sampling summaries training
+        report sampling summaries training tuning
     """,
     "tacit.errors": """
         BudgetExceeded IncompatibleModel LedgerError NotCertified ProgramError TacitError
@@ -88,5 +88,5 @@ def test_the_verbs_are_exactly_these():
     verbs = (
         "advise audit calibrate curve demo epsilon ledger local pate predict recipes regress report"
     )
-    verbs += " schema sign summarize surface sweep train transfer verify"
+    verbs += " schema sign summarize surface sweep train transfer tune verify"
     assert sorted(VERBS) == verbs.split()

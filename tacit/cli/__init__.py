@@ -37,6 +37,7 @@ VERBS = {
     "predict": "Apply the model of a finished run to a table.",
     "recipes": "List the built-in recipes.",
     "sweep": "Train a recipe at several privacy budgets, in parallel.",
+    "tune": "Choose settings of a recipe privately, and pay for the choice.",
     "surface": "Draw the likelihood of a logit model and DP-SGD's paths on it.",
     "demo": "Train a private classifier of digits and write its page.",
 }

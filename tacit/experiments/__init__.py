@@ -8,8 +8,9 @@
 
 Reading order: `recipe` (every setting), `training_run` and `training_loop` (DP-SGD), `pate_run`,
 `regression_run`, `table_check` and `paid_evaluation` (private tables), `prediction`, `advice`,
-`features` (what is released before training), `facts` and `folder` (what a run leaves behind),
-`audit`, `sweeps`. Modules that need torch load when one of their names is first used.
+`features` (what is released before training), `recipe_classifier` and `tuned_run` (tuning),
+`facts` and `folder` (what a run leaves behind), `audit`, `sweeps`. Modules that need torch load
+when one of their names is first used.
 """
 
 from typing import TYPE_CHECKING
@@ -41,13 +42,16 @@ from tacit.experiments.sweeps import SWEEP, Point, Summary, Sweep, SweepRun, swe
 from tacit.experiments.table_check import HopelessTable
 
 if TYPE_CHECKING:
+    from tacit.experiments.recipe_classifier import RecipeClassifier
     from tacit.experiments.released import load_model
     from tacit.experiments.training_run import OnProgress, Progress, train
+    from tacit.experiments.tuned_run import SEARCH, tune
 
 __all__ = [
     "AUDIT",
     "MOST_OUTSIDE",
     "RECIPE",
+    "SEARCH",
     "SWEEP",
     "Advice",
     "Ascent",
@@ -62,6 +66,7 @@ __all__ = [
     "Progress",
     "Published",
     "Recipe",
+    "RecipeClassifier",
     "RunAudit",
     "RunFolder",
     "SeedValue",
@@ -86,7 +91,10 @@ __all__ = [
     "sweep",
     "sweep_pate",
     "train",
+    "tune",
 ]
 
 _HOMES = dict.fromkeys(("OnProgress", "Progress", "train"), "training_run")
-__getattr__ = lazy(__name__, {**_HOMES, "load_model": "released"})
+_HOMES |= dict.fromkeys(("SEARCH", "tune"), "tuned_run")
+_HOMES |= {"RecipeClassifier": "recipe_classifier", "load_model": "released"}
+__getattr__ = lazy(__name__, _HOMES)

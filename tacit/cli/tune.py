@@ -1,0 +1,105 @@
+"""`tacit tune`: choose settings of a recipe privately, and pay for the choice.
+
+Exit codes: 0 done; 2 an error; 130 interrupted, and the same command resumes the search.
+"""
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tacit.cli import _shared as shared
+
+
+def tune(
+    recipe: shared.RecipeName = "digits",
+    *,
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(help="SETTING=VALUE,VALUE,... to choose from; may be repeated."),
+    ] = None,
+    epsilon: shared.MaybeEpsilon = None,
+    holdout: Annotated[
+        float, typer.Option(help="Share of the records that score, each by its own coin.")
+    ] = 0.2,
+    most_runs: Annotated[
+        int | None, typer.Option(min=1, help="Largest number of runs; part of the price.")
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Number of runs at the same time.")] = 1,
+    data: shared.Root = None,
+    ledger: shared.LedgerFile = None,
+    out: shared.Out = None,
+    seed: shared.Seed = None,
+    settings: shared.Settings = None,
+    trust_code: shared.TrustCode = None,
+    page: shared.WithPage = True,
+    as_json: shared.AsJson = False,
+) -> None:
+    """Train a recipe with several settings, release the best run, and pay for the choice.
+
+    EPSILON is the price of everything: all runs, their scores and the choice. No score but that of
+    the released run is shown. The same command resumes an interrupted search.
+
+    \b
+    Example:
+      tacit tune digits --vary training.learning_rate=0.1,0.5,2 --vary training.clip_norm=0.5,1
+    """
+    from tacit.experiments import SEARCH
+    from tacit.experiments import tune as run_search
+
+    if not vary:
+        raise ValueError("tune needs --vary SETTING=VALUE,VALUE at least once.")
+    space = dict(map(_choices, vary))
+    changes = {"run__seed": seed, "privacy__epsilon": epsilon}
+    changes["privacy__ledger"] = None if ledger is None else str(ledger.resolve())
+    chosen = shared.recipe_of(recipe, settings, trust_code=trust_code, **changes)
+    folder = out or Path("runs") / f"{chosen.name}-tuned"
+
+    def say(line: str) -> None:
+        if not as_json:
+            typer.echo(line, err=True)
+
+    try:
+        facts = run_search(
+            chosen,
+            folder,
+            space,
+            root=data,
+            holdout=holdout,
+            most_runs=most_runs,
+            jobs=jobs,
+            on_progress=say,
+        )
+    except KeyboardInterrupt:
+        typer.echo("\ninterrupted; the same command resumes the search.", err=True)
+        raise typer.Exit(130) from None
+    written = shared.write_page(folder) if page else None
+    found = json.loads((folder / SEARCH).read_text(encoding="utf-8"))
+    if as_json:
+        shown = {name: found[name] for name in ("chosen", "score", "runs", "run_epsilon")}
+        shared.print_json(shown | shared.outcome(facts, folder, written))
+        return
+    settings_text = ", ".join(f"{name} = {value}" for name, value in found["chosen"].items())
+    typer.echo(f"chosen    {settings_text}")
+    typer.echo(f"score     {found['score']:.4f}, with noise")
+    typer.echo(
+        f"epsilon   {shared.round_up(facts.epsilon)} at delta {facts.delta:g} for the whole "
+        f"search; one run alone costs {shared.round_up(found['run_epsilon'], 4)}"
+    )
+    typer.echo(shared.utility_line(facts))
+    typer.echo(f"run       {folder}")
+    if written is not None:
+        typer.echo(f"page      {written}")
+
+
+def _choices(text: str) -> tuple[str, list[Any]]:  # Any: TOML values
+    """Return the name and the values in 'training.clip_norm=0.5,1'."""
+    name, equals, values = text.partition("=")
+    if not equals or not values.strip():
+        raise ValueError(f"--vary must be SETTING=VALUE,VALUE, got {text!r}.")
+    try:
+        return name.strip(), tomllib.loads(f"x = [{values}]")["x"]
+    except tomllib.TOMLDecodeError:
+        return name.strip(), [value.strip() for value in values.split(",")]

@@ -1,0 +1,240 @@
+"""The candidates of a search: an estimator with each configuration, and what each would pay.
+
+The search sets the budget of a run, its ledger and its seed, and declares public facts (number of
+training records, classes). An estimator pays before it releases anything, so its event is found by
+fitting it up to its payment.
+"""
+
+import contextlib
+import io
+import logging
+import sys
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+
+from tacit.events import Event, Relation
+from tacit.ledger import Ledger
+
+Configuration = Mapping[str, Any]  # Any: values of settings
+Space = Mapping[str, Sequence[Any]] | Sequence[Configuration]
+_SET_BY_SEARCH = (
+    *("epsilon", "delta", "ledger", "random_state", "rng", "n_records", "classes", "relation"),
+    *("target_bounds", "folder"),
+)
+
+
+class PrivateRecords(NamedTuple):
+    """Private records of one part: inputs and targets, row by row."""
+
+    x: Any
+    y: Any
+
+    def rows(self, chosen: Any) -> "PrivateRecords":
+        """Return the records with these indices, or at which this mask is true."""
+        index = np.flatnonzero(chosen) if np.asarray(chosen).dtype == bool else chosen
+        x = self.x.iloc[index] if hasattr(self.x, "iloc") else self.x[index]
+        return PrivateRecords(x, self.y[index])
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The configurations of one private estimator, with the public facts of their training.
+
+    Parameters
+    ----------
+    estimator
+        Unfitted, with one setting named `ledger`; in a pipeline, that of the step which is private.
+    names
+        What the search sets, by plain name, with the full name that the estimator has for it.
+    public
+        Public inputs that are passed to `fit` as third argument (PATE), or None.
+    """
+
+    estimator: Any  # Any: estimators share methods, not a type
+    names: Mapping[str, str]
+    configurations: tuple[Configuration, ...]
+    delta: float
+    relation: Relation
+    public: Any = None
+
+    @classmethod
+    def of(
+        cls,
+        estimator: Any,
+        space: Space,
+        *,
+        labels: Any,
+        n_training: float,
+        delta: float,
+        relation: Relation | None,
+        public: Any,
+    ) -> "Candidates":
+        """Return the candidates; raise if the estimator or the space cannot be searched."""
+        from sklearn.base import clone
+
+        names = _names(estimator)
+        if public is not None and not hasattr(estimator, "plan_event"):
+            raise TypeError(f"{type(estimator).__name__} takes no public inputs: leave them out.")
+        base: Any = clone(estimator, safe=False)
+        given = {plain: base.get_params()[name] for plain, name in names.items()}
+        if given.get("folder") is not None:
+            raise ValueError(
+                "estimator must not have a folder: it would keep what the search must delete."
+            )
+        facts = {}
+        if "n_records" in names:
+            facts[names["n_records"]] = max(1, round(n_training))
+        if "classes" in names and given["classes"] is None and "target_bounds" not in names:
+            facts[names["classes"]] = np.unique(labels)  # assumed public, as by the estimators
+        if "delta" in names and given["delta"] != 0:  # 0 asks for pure DP and stays
+            facts[names["delta"]] = delta
+        base.set_params(**facts)
+        own = Relation(given["relation"]) if "relation" in names else None
+        if own is not None and relation is not None and own is not relation:
+            raise ValueError(
+                f"relation of the estimator must be that of the ledger, {relation}, got {own}."
+            )
+        found = own or relation or Relation.ADD_REMOVE
+        return cls(base, names, configurations_of(space, names), delta, found, public)
+
+    @property
+    def has_budget(self) -> bool:
+        """Whether the noise of a run follows from an epsilon."""
+        return "epsilon" in self.names
+
+    def model(
+        self, index: int, *, epsilon: float | None, ledger: Ledger | None, seed: int | None
+    ) -> Any:
+        """Return an unfitted copy of the estimator with configuration `index`."""
+        from sklearn.base import clone
+
+        model: Any = clone(self.estimator, safe=False)
+        model.set_params(**self.configurations[index])
+        values = {"ledger": ledger, "random_state": seed, "rng": seed}
+        if epsilon is not None:
+            values["epsilon"] = epsilon
+        named = {self.names[key]: value for key, value in values.items() if key in self.names}
+        return model.set_params(**named)
+
+    def event(self, index: int, *, epsilon: float, records: PrivateRecords) -> Event:
+        """Return the event that training with configuration `index` would pay for.
+
+        Nothing is released. An estimator that needs public inputs says its event itself, by
+        `plan_event(number of public inputs)`. Errors in settings are raised here.
+        """
+        ledger = _PlanningLedger(relation=self.relation)
+        model = self.model(
+            index, epsilon=epsilon if self.has_budget else None, ledger=ledger, seed=0
+        )
+        if self.public is not None:
+            return model.plan_event(len(self.public))
+        try:
+            with silence():
+                model.fit(records.x, records.y)
+        except _PlannedEvent as planned:
+            return planned.event
+        raise TypeError(
+            f"{type(model).__name__} must pay from its ledger before it releases anything, and "
+            "paid nothing."
+        )
+
+    def require_public_plan(self, *, epsilon: float, records: PrivateRecords) -> None:
+        """Raise `ValueError` if what a run pays changes when some of the records are left out."""
+        if self.public is not None:
+            return
+        fewer = records.rows(np.arange(0, len(records.y) - len(records.y) // 4))
+        for index in range(len(self.configurations)):
+            events = {self.event(index, epsilon=epsilon, records=r) for r in (records, fewer)}
+            if len(events) > 1:
+                raise ValueError(
+                    f"the event of {type(self.estimator).__name__} depends on the records, which "
+                    "are private. It must follow from declared settings, such as n_records."
+                )
+
+    def forget_run(self, model: Any) -> None:
+        """Remove seed and ledger of a run from its model: the seed would reveal the noise."""
+        wanted = ("ledger", "random_state", "rng")
+        model.set_params(**{self.names[key]: None for key in wanted if key in self.names})
+        for part in parts_of(model):
+            if getattr(part, "ledger_", None) is not None:
+                part.ledger_ = None
+
+
+def configurations_of(space: Space, names: Mapping[str, str]) -> tuple[Configuration, ...]:
+    """Return all configurations of a grid {setting: [values]}, or those of a list.
+
+    >>> configurations_of({"rate": [0.1, 0.2], "method": ["sgd"]}, {})
+    ({'rate': 0.1, 'method': 'sgd'}, {'rate': 0.2, 'method': 'sgd'})
+    """
+    if isinstance(space, Mapping):
+        if any(
+            isinstance(v, str) or not isinstance(v, Sequence | np.ndarray) for v in space.values()
+        ):
+            raise ValueError("space must give a list of values for each setting.")
+        found = tuple(dict(zip(space, values, strict=True)) for values in product(*space.values()))
+    else:
+        found = tuple(dict(one) for one in space)
+    if not found:
+        raise ValueError("space must have at least one configuration.")
+    taken = sorted({name for one in found for name in one if name in names.values()})
+    if taken:
+        raise ValueError(f"space must not contain {', '.join(taken)}: the search sets them.")
+    return found
+
+
+def parts_of(model: Any) -> list[Any]:
+    """Return a model and, if it is a pipeline, its steps."""
+    return [model, *(step for _, step in getattr(model, "steps", []))]
+
+
+@contextlib.contextmanager
+def silence() -> Iterator[None]:
+    """Discard what is printed, logged or warned of in the block: it may show private values."""
+    before = logging.root.manager.disable
+    logging.disable(sys.maxsize)
+    try:
+        with (
+            warnings.catch_warnings(),
+            contextlib.redirect_stdout(io.StringIO()),
+            contextlib.redirect_stderr(io.StringIO()),
+        ):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+class _PlannedEvent(Exception):  # no error: it stops a fit at its payment
+    """Carries the event that a fit was about to pay for."""
+
+    def __init__(self, event: Event) -> None:
+        super().__init__()
+        self.event = event
+
+
+class _PlanningLedger(Ledger):
+    """A ledger that stops a fit at its first payment, before anything is released."""
+
+    def spend(self, event: Event, **_: object) -> NoReturn:
+        raise _PlannedEvent(event)
+
+    def plan(self, event: Event, **_: object) -> NoReturn:
+        raise _PlannedEvent(event)
+
+
+def _names(estimator: Any) -> dict[str, str]:
+    """Return what the search sets by plain name, with the name that the estimator has for it."""
+    known = list(estimator.get_params(deep=True)) if hasattr(estimator, "get_params") else []
+    ledgers = [name for name in known if name.split("__")[-1] == "ledger"]
+    if len(ledgers) != 1:
+        raise TypeError(
+            "estimator must be private and have one setting 'ledger' from which it pays, got "
+            f"{type(estimator).__name__} with {len(ledgers)} of them."
+        )
+    prefix = ledgers[0].removesuffix("ledger")
+    return {plain: prefix + plain for plain in _SET_BY_SEARCH if prefix + plain in known}

@@ -1,0 +1,107 @@
+"""One run of a search: train with one configuration, then score; all of it is private.
+
+A run pays from a ledger of its own, in memory, so that what it asked to pay can be compared with
+what was planned for its configuration. It prints nothing. A model with weights that are not finite
+scores lowest: that is read from what the run would have released. Any other failure may depend on
+the records in ways that no price covers, so it ends the whole search.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tacit.accounting import flatten
+from tacit.errors import TacitError
+from tacit.events import Event
+from tacit.ledger import Ledger
+from tacit.mechanisms import generator
+from tacit.tuning.candidates import Candidates, PrivateRecords, parts_of, silence
+from tacit.tuning.holdout import Score
+
+
+class SearchFailed(TacitError, RuntimeError):
+    """A search ended without a release: a run failed, or no run was drawn. It stays paid for."""
+
+
+class Outcome(NamedTuple):
+    """Score and model of a run; private unless the run is the one that is released."""
+
+    score: float
+    model: Any  # Any: estimators share methods, not a type
+
+
+@dataclass(frozen=True)
+class PrivateRuns:
+    """All that the runs of one search have in common."""
+
+    candidates: Candidates
+    epsilon: float | None
+    planned: tuple[Event, ...]
+    training: PrivateRecords
+    scoring: PrivateRecords
+    score: Score
+
+    def run(self, index: int, seeds: tuple[int | None, int | None]) -> Outcome:
+        """Train and score configuration `index`, with seeds for training and score, or None.
+
+        Raises `SearchFailed` with no detail but the kind of error.
+        """
+        kind = ""
+        with silence():
+            try:
+                return self._run(index, *seeds)
+            except SearchFailed:
+                raise
+            except Exception as error:
+                kind = type(error).__name__
+        # Raised outside of the handler: an error that is attached may quote records.
+        raise SearchFailed(
+            f"a run failed ({kind}), which may depend on the records, so the search has ended and "
+            "releases nothing. It stays paid for. Look for the cause on public data."
+        )
+
+    def _run(self, index: int, seed: int | None, score_seed: int | None) -> Outcome:
+        candidates, ledger = self.candidates, Ledger(relation=self.candidates.relation)
+        model = candidates.model(index, epsilon=self.epsilon, ledger=ledger, seed=seed)
+        public = () if candidates.public is None else (candidates.public,)
+        model.fit(self.training.x, self.training.y, *public)
+        if not _covers(self.planned[index], ledger.event):
+            raise SearchFailed(
+                "a run asked to pay for more than was planned for its configuration, so the search "
+                "has ended and releases nothing. The estimator must pay once, for an event that "
+                "follows from public settings."
+            )
+        score = self.score.release(model, *self.scoring, generator(score_seed))
+        candidates.forget_run(model)
+        return Outcome(score if _is_finite(model) else -math.inf, model)
+
+
+def _covers(planned: Event, spent: Event) -> bool:
+    """Return whether every release that was spent is among the planned ones, as often at least."""
+    allowed = flatten(planned)
+    return all(count <= allowed.get(event, 0) for event, count in flatten(spent).items())
+
+
+def _is_finite(model: Any) -> bool:
+    """Return whether all fitted numbers of the model are finite; they would be released."""
+    fitted = [
+        value
+        for part in parts_of(model)
+        for name, value in vars(part).items()
+        if name.endswith("_") and not name.startswith("_")
+    ]
+    return all(map(_numbers_are_finite, fitted))
+
+
+def _numbers_are_finite(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return all(map(_numbers_are_finite, value.values()))
+    if isinstance(value, tuple | list):
+        return all(map(_numbers_are_finite, value))
+    if isinstance(value, float | np.ndarray | np.floating):
+        array = np.asarray(value)
+        return array.dtype.kind not in "fc" or bool(np.isfinite(array).all())
+    return True

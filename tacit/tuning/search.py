@@ -1,0 +1,329 @@
+"""A search over configurations under differential privacy, as a scikit-learn estimator."""
+
+import contextlib
+import hashlib
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from itertools import chain
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator
+
+from tacit._check import in_open_unit, positive, whole
+from tacit.events import Event
+from tacit.ledger import Ledger, paid_once
+from tacit.mechanisms import generator
+from tacit.tuning.candidates import Candidates, PrivateRecords, Space
+from tacit.tuning.holdout import Score, Split, score_kind, split_of
+from tacit.tuning.laws import EveryConfiguration, RandomRuns, choose_runs
+from tacit.tuning.private_run import Outcome, PrivateRuns, SearchFailed
+from tacit.tuning.search_plan import SearchPlan, plan_search
+from tacit.tuning.unfinished import Unfinished
+
+_PARTS = ("train", "score")
+_MOST_SEED = 10**18  # above it, estimators accept no seed
+
+
+@dataclass(eq=False, repr=False)
+class PrivateSearch(BaseEstimator):
+    """Choose the best of several configurations of a private estimator, and pay for the choice.
+
+    Guarantee: what `fit` stores is (`epsilon`, `delta`)-DP, for any data: one configuration, its
+    model and its score. The number of runs and all other scores and models stay private and are
+    deleted. The number of runs and their configurations are drawn before the first run, and
+    `event_` is paid whole before it. No setting, the space included, may depend on the private
+    values. How long a search takes depends on the number of runs; do not publish it.
+
+    Parameters
+    ----------
+    estimator
+        A private estimator that pays from its setting `ledger`, such as those of
+        `tacit.regression` and `tacit.pate`, or a pipeline that ends in one. The search sets its
+        budget. An estimator without a setting `epsilon` keeps its noise, and the search is refused
+        if it costs more than the budget.
+    space
+        A grid, {setting: [values]}, or a list of configurations {setting: value}.
+    epsilon, delta
+        Budget of the whole search.
+    holdout
+        Share of the records that score, each by its own coin; or the exact number of such records,
+        and then each run pays for training and score. See `tacit.tuning.holdout`.
+    scoring
+        "accuracy", "probability" (of the true class), "squared_error" or "absolute_error"; the
+        default follows the estimator.
+    largest_error
+        Error from which on a record counts as entirely wrong; default a quarter of the range that
+        the estimator declares for its target.
+    runs
+        `RandomRuns`, `EveryConfiguration`, or None: `choose_runs` chooses from public facts.
+    most_runs
+        Largest number of runs if `runs` is None; the limit is part of the law that is priced.
+    n_records
+        Public number of records; None takes the number of rows, which is then assumed public.
+    ledger
+        A `tacit.Ledger` that pays, once. If it has a file, a search that was killed can be fitted
+        again with the same data and settings: it continues and pays nothing more.
+    n_jobs
+        Number of runs at the same time, as in joblib.
+    random_state
+        None draws from fresh entropy. Use a seed for tests only.
+    progress
+        Function called with a line of text at each stage. No line has a score or a count of runs.
+
+    Attributes
+    ----------
+    best_estimator_, best_params_, best_score_
+        What is released. The score includes noise.
+    plan_
+        The public plan: law of the runs, cost of one run, cost of the search (`SearchPlan`).
+    event_
+        Event of the search, which `tacit.epsilon` prices.
+
+    Examples
+    --------
+    >>> from tacit.regression import Bounds, LogisticRegression
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.uniform(0, 10, (4_000, 2))
+    >>> y = X[:, 0] > X[:, 1]
+    >>> model = LogisticRegression(bounds=Bounds(0, 10))
+    >>> search = PrivateSearch(model, {"method": ["gradient", "objective"]}, epsilon=2.0,
+    ...                        random_state=0).fit(X, y)
+    >>> search.best_score_ > 0.9, search.plan_.epsilon <= 2.0
+    (True, True)
+    """
+
+    estimator: Any  # Any: estimators share methods, not a type
+    space: Space
+    _: KW_ONLY
+    epsilon: float = 1.0
+    delta: float = 1e-6
+    holdout: float = 0.2
+    scoring: str | None = None
+    largest_error: float | None = None
+    runs: RandomRuns | EveryConfiguration | None = None
+    most_runs: int | None = None
+    n_records: int | None = None
+    ledger: Ledger | None = None
+    n_jobs: int | None = None
+    random_state: int | None = None
+    progress: Callable[[str], None] | None = None
+    best_estimator_: Any = field(init=False)
+    best_params_: dict[str, Any] = field(init=False)
+    best_score_: float = field(init=False)
+    plan_: SearchPlan = field(init=False)
+    event_: Event = field(init=False)
+
+    def fit(self, X: Any, y: ArrayLike, public: Any = None) -> Self:
+        """Search on private `X` and `y`; `public` are the public inputs that PATE labels."""
+        split = split_of(self.holdout)
+        records = PrivateRecords(X, np.asarray(y))
+        candidates = self._candidates(records, split, public)
+        with self._paid_once(records, candidates) as seed:
+            is_scoring = split.is_scoring(len(records.y), generator(_derived(seed, "split")))
+            training, scoring = records.rows(~is_scoring), records.rows(is_scoring)
+            plan = self._plan(candidates, split, training)
+            chosen = plan.runs.draw(
+                len(candidates.configurations), generator(_derived(seed, "runs"))
+            )
+            ranks = generator(_derived(seed, "ties")).random(len(chosen))
+            runs = PrivateRuns(
+                candidates,
+                plan.run_epsilon,
+                plan.training,
+                training,
+                scoring,
+                self._score(candidates, plan, len(records.y)),
+            )
+            if self.ledger is not None:
+                self.ledger.spend(plan.event, note=f"PrivateSearch: {plan.describe()}")
+            self._say("paid; the runs are under way")
+            kept = Unfinished(None if self.ledger is None else self.ledger.path, seed)
+            failure = None
+            try:
+                index, best = self._best(runs, chosen, np.atleast_1d(ranks), seed, kept)
+                self._release(index, best, candidates, plan)
+            except SearchFailed as error:
+                failure = error
+            kept.delete()
+        # Raised when the search has ended, so that another try is another search, which pays.
+        if failure is not None:
+            raise failure
+        self._say("released")
+        return self
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        """Return the predictions of the released model."""
+        return self.best_estimator_.predict(X)
+
+    def predict_proba(self, X: Any) -> NDArray[Any]:
+        """Return the probabilities of the classes by the released model."""
+        return self.best_estimator_.predict_proba(X)
+
+    def score(self, X: Any, y: ArrayLike) -> float:
+        """Return the exact score of the released model on other records, such as public ones."""
+        return float(self.best_estimator_.score(X, y))
+
+    @property
+    def classes_(self) -> NDArray[Any]:
+        """Classes of the released model."""
+        return self.best_estimator_.classes_
+
+    def _n_records(self, n_rows: int) -> int:
+        return n_rows if self.n_records is None else whole(n_records=self.n_records, least=2)
+
+    def _candidates(self, records: PrivateRecords, split: Split, public: Any) -> Candidates:
+        n_records = self._n_records(len(records.y))
+        return Candidates.of(
+            self.estimator,
+            self.space,
+            labels=records.y,
+            n_training=n_records - split.scoring_records(n_records),
+            delta=in_open_unit(delta=self.delta),
+            relation=None if self.ledger is None else self.ledger.relation,
+            public=public,
+        )
+
+    def _plan(self, candidates: Candidates, split: Split, training: PrivateRecords) -> SearchPlan:
+        """Return the plan of the search, from public facts; nothing is paid or released."""
+        epsilon, n_configurations = positive(epsilon=self.epsilon), len(candidates.configurations)
+        terms = {"epsilon": epsilon, "delta": candidates.delta}
+        candidates.require_public_plan(epsilon=epsilon / 2, records=training)
+
+        def events_at(run_epsilon: float, indices: Sequence[int]) -> tuple[Event, ...]:
+            return tuple(
+                candidates.event(index, epsilon=run_epsilon, records=training) for index in indices
+            )
+
+        plan = plan_search(
+            events_at,
+            n_configurations,
+            runs=self.runs or choose_runs(n_configurations, **terms, most=self.most_runs),
+            split=split,
+            **terms,
+            relation=candidates.relation,
+            is_noise_given=not candidates.has_budget,
+        )
+        self._say(f"planned: {plan.describe()}")
+        return plan
+
+    def _score(self, candidates: Candidates, plan: SearchPlan, n_rows: int) -> Score:
+        name = candidates.names.get("target_bounds")
+        bounds = None if name is None else candidates.estimator.get_params()[name]
+        kind, largest = score_kind(self.estimator, self.scoring, self.largest_error, bounds)
+        n_scoring = plan.split.scoring_records(self._n_records(n_rows))
+        return Score(kind, plan.score_noise, n_scoring, largest)
+
+    @contextlib.contextmanager
+    def _paid_once(self, records: PrivateRecords, candidates: Candidates) -> Iterator[int]:
+        """Yield the seed of the search, which is the same when a killed search is continued."""
+        prints = _fingerprints(
+            records, candidates, {**self.get_params(deep=False), "estimator": None, "ledger": None}
+        )
+        # A seed given by the user is bound to data and settings: equal noise on two data sets
+        # would show their difference.
+        given = None
+        if self.random_state is not None:
+            given = _derived(whole(random_state=self.random_state), *map(repr, prints))
+        if self.ledger is None:
+            yield secrets.randbits(256) if given is None else given
+            return
+        with paid_once(self.ledger, *prints) as fresh:
+            yield fresh if given is None else given
+
+    def _best(
+        self,
+        runs: PrivateRuns,
+        chosen: Sequence[int],
+        ranks: NDArray[Any],
+        seed: int,
+        kept: Unfinished,
+    ) -> tuple[int, Outcome]:
+        """Make all runs and return the configuration and outcome of the best one.
+
+        Runs are ordered by (score, rank). The ranks are uniform and independent of everything else,
+        so ties are broken uniformly over the tied runs.
+        """
+        best: tuple[float, float, int, Outcome] | None = None
+        done = {run: outcome for run in range(len(chosen)) if (outcome := kept.read(run))}
+        left = [run for run in range(len(chosen)) if run not in done]
+        seeds = dict.fromkeys(left, (None, None))  # fresh entropy: kept outcomes need no replay
+        if self.random_state is not None:
+            seeds = {
+                run: tuple(_derived(seed, f"{part} {run}") % _MOST_SEED for part in _PARTS)
+                for run in left
+            }
+        work = ((run, chosen[run], seeds[run]) for run in left)
+        for run, outcome in chain(done.items(), _run_all(runs, work, self.n_jobs, kept)):
+            found = (outcome.score, float(ranks[run]), run, outcome)
+            best = found if best is None else max(best, found, key=lambda one: one[:3])
+        if best is None:
+            raise SearchFailed(
+                "the law of the runs gave no run, so nothing is released; it stays paid for. Use a "
+                "default configuration, or a law with at least one run. Do not search again "
+                "without paying."
+            )
+        return chosen[best[2]], best[3]
+
+    def _release(self, index: int, best: Outcome, candidates: Candidates, plan: SearchPlan) -> None:
+        self.best_estimator_ = best.model
+        self.best_params_ = dict(candidates.configurations[index])
+        self.best_score_ = best.score
+        self.plan_ = plan
+        self.event_ = plan.event
+        if hasattr(best.model, "event_"):
+            best.model.event_ = plan.event  # what this model cost is the whole search
+
+    def _say(self, line: str) -> None:
+        if self.progress is not None:
+            self.progress(line)
+
+
+def _run_all(
+    runs: PrivateRuns, work: Any, n_jobs: int | None, kept: Unfinished
+) -> Iterator[tuple[int, Outcome]]:
+    """Yield (number, outcome) of every run, in the order in which runs end."""
+    from joblib import Parallel, delayed
+
+    pool = Parallel(n_jobs=n_jobs, return_as="generator_unordered")
+    for found in pool(delayed(_run_one)(runs, *item) for item in work):
+        assert found is not None  # joblib's types allow for tasks without a result
+        run, outcome = found
+        kept.write(run, outcome)
+        yield run, outcome
+
+
+def _run_one(
+    runs: PrivateRuns, run: int, index: int, seeds: tuple[int | None, int | None]
+) -> tuple[int, Outcome]:
+    return run, runs.run(index, seeds)
+
+
+def _derived(seed: int, *names: str) -> int:
+    """Return a seed for one purpose; seeds for different purposes are unrelated."""
+    text = "\n".join((f"{seed:x}", *names)).encode()
+    return int.from_bytes(hashlib.sha256(text).digest())
+
+
+def _fingerprints(
+    records: PrivateRecords, candidates: Candidates, settings: dict[str, Any]
+) -> list[bytes]:
+    """Return hashes of all that the result depends on; private, as they may confirm guesses.
+
+    Settings that cannot be pickled get random bytes: such a search cannot be recognized, and
+    starts anew after it was killed.
+    """
+    import pickle
+
+    from joblib import hash as digest
+
+    ignored = ("n_jobs", "progress")
+    plain = {key: value for key, value in settings.items() if key not in ignored}
+    try:
+        own = {k: v for k, v in candidates.estimator.get_params().items() if "ledger" not in k}
+        parts = (tuple(records), candidates.public, candidates.configurations, plain, own)
+        return [str(digest(part)).encode() for part in parts]
+    except (pickle.PicklingError, TypeError, AttributeError):
+        return [secrets.token_bytes(32)]

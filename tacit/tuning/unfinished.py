@@ -1,0 +1,58 @@
+"""What a search keeps until it has released: the outcomes of finished runs, in a private folder.
+
+The folder is beside the ledger, readable by its owner only. It lets a killed search continue
+without repeating its runs, and is deleted when the search ends. Files carry a code made with a key
+that is derived from the seed of the search, and are read only if the code is right.
+"""
+
+import hashlib
+import hmac
+import os
+import pickle
+import shutil
+from pathlib import Path
+
+from tacit.tuning.private_run import Outcome
+
+_CODE = 32  # bytes
+
+
+class Unfinished:
+    """Outcomes of the runs of one search; without a ledger file, nothing is kept."""
+
+    def __init__(self, ledger_file: Path | None, seed: int) -> None:
+        key = hashlib.sha256(b"outcomes" + seed.to_bytes(64)).digest()
+        self._key = key
+        self._folder = None
+        if ledger_file is not None:
+            name = hashlib.sha256(b"folder" + key).hexdigest()[:16]
+            self._folder = ledger_file.with_name(f".{ledger_file.name}.search-{name}")
+
+    def read(self, run: int) -> Outcome | None:
+        """Return the outcome of a finished run, or None."""
+        if self._folder is None or not (path := self._folder / f"{run}.private").is_file():
+            return None
+        content = path.read_bytes()
+        if not hmac.compare_digest(content[:_CODE], self._code(run, content[_CODE:])):
+            return None  # half written, or not ours: the run is repeated
+        return Outcome(*pickle.loads(content[_CODE:]))  # its code is right: we wrote it
+
+    def write(self, run: int, outcome: Outcome) -> None:
+        """Keep the outcome of a run until the search ends."""
+        if self._folder is None:
+            return
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        content = pickle.dumps(tuple(outcome))
+        path = self._folder / f"{run}.private"
+        path.unlink(missing_ok=True)
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(self._code(run, content) + content)
+
+    def delete(self) -> None:
+        """Remove every outcome."""
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _code(self, run: int, content: bytes) -> bytes:
+        return hmac.new(self._key, run.to_bytes(8) + content, hashlib.sha256).digest()

@@ -1,0 +1,224 @@
+"""Seven ways in which a search could leak, each planted on purpose and found by a check.
+
+Every check passes for the search as it is and fails for a copy with the leak.
+"""
+
+import pickle
+from unittest import mock
+
+import numpy as np
+import pytest
+import toy_estimator as toy
+
+from tacit import events as ev
+from tacit.tuning import (
+    CoinSplit,
+    EveryConfiguration,
+    FixedSplit,
+    PrivateSearch,
+    RandomRuns,
+)
+from tacit.tuning.private_run import Outcome
+from tacit.tuning.unfinished import Unfinished
+
+SPACE = {"level": [0.1, 0.3, 0.5, 0.7, 0.9]}
+SEED = 11
+
+
+def fitted(search_type, X, y, **settings):
+    """Return a fitted search whose coins, runs and ties are the same for every data set."""
+    search = search_type(toy.Toy(), SPACE, runs=EveryConfiguration(), **settings)
+    fixed = mock.patch.object(PrivateSearch, "_paid_once", return_value=_Fixed())
+    toy.RUNS.clear()
+    with fixed:
+        return search.fit(X, y)
+
+
+class _Fixed:
+    def __enter__(self):
+        return SEED
+
+    def __exit__(self, *_):
+        return False
+
+
+def runs_on(search_type, X, y):
+    fitted(search_type, X, y)
+    return list(toy.RUNS)
+
+
+def two_tables():
+    X, y = toy.records(600)
+    return (X, y), (1 - X / 9, y * 0)
+
+
+# 1. The number of runs is taken from the data.
+
+
+def check_that_runs_ignore_the_records(search_type):
+    first, second = two_tables()
+    assert runs_on(search_type, *first) == runs_on(search_type, *second)
+
+
+class RunsFromData(PrivateSearch):
+    def _best(self, runs, chosen, *rest):
+        return super()._best(runs, chosen[: 1 + int(runs.training.y.sum() > 0)], *rest)
+
+
+# 2. The search stops at a good score.
+
+
+def check_that_scores_stop_nothing(search_type):
+    X, y = toy.records(600)
+    assert len(runs_on(search_type, X * 0, y)) == len(SPACE["level"])
+
+
+class StopsOnScore(PrivateSearch):
+    def _best(self, runs, chosen, *rest):
+        for index in chosen:
+            outcome = runs.run(index, (None, None))
+            if outcome.score > 0.8:
+                return index, outcome
+        return super()._best(runs, chosen, *rest)
+
+
+# 3. A second model is kept.
+
+
+def check_that_one_model_is_kept(search_type):
+    X, y = toy.records(600)
+    search = fitted(search_type, X, y)
+    assert pickle.dumps(search).count(b"tag0.") == 1
+
+
+class KeepsSecondBest(PrivateSearch):
+    def _best(self, runs, chosen, *rest):
+        self.second_ = runs.run(chosen[0], (None, None)).model
+        return super()._best(runs, chosen, *rest)
+
+
+# 4. Scores or counts are printed.
+
+
+def check_that_output_ignores_the_records(search_type, capfd):
+    lines = []
+    for X, y in two_tables():
+        told = []
+        fitted(search_type, X, y, progress=told.append)
+        lines.append((told, capfd.readouterr()))
+    assert lines[0] == lines[1]
+
+
+class PrintsScore(PrivateSearch):
+    def _best(self, *args):
+        index, outcome = super()._best(*args)
+        self._say(f"best score so far {outcome.score:.3f}")
+        return index, outcome
+
+
+# 5. Configurations are drawn without replacement.
+
+
+def check_that_draws_are_independent(law):
+    """Two draws from 3 agree one time in 3: binomial(600, 1/3), false alarm below 1e-8."""
+    drawn = [law.draw(3, np.random.default_rng(i)) for i in range(600)]
+    assert 130 < sum(a == b for a, b in drawn) < 270
+
+
+class WithoutReplacement(RandomRuns):
+    def draw(self, n_configurations, rng):
+        return [int(i) for i in rng.permutation(n_configurations)[:2]]
+
+
+# 6. Ties are broken by the most frequent output.
+
+
+class _Ties:
+    """Runs that all score the same."""
+
+    def run(self, index, _):
+        return Outcome(0.5, index)
+
+
+def check_that_ties_are_broken_over_runs(search_type):
+    """A configuration with 2 of 10 runs wins one time in 5: binomial(300, 0.2), alarm < 1e-8."""
+    search = search_type(toy.Toy(), SPACE)
+    rng = np.random.default_rng(0)
+    won = [
+        search._best(_Ties(), [0] * 8 + [1] * 2, rng.random(10), 0, Unfinished(None, 0))[0]
+        for _ in range(300)
+    ]
+    assert 20 < sum(won) < 105
+
+
+class Plurality(PrivateSearch):
+    def _best(self, runs, chosen, ranks, seed, kept):
+        index = max(set(chosen), key=list(chosen).count)
+        return index, runs.run(index, (None, None))
+
+
+# 7. A split of fixed size is priced like coins.
+
+
+def check_that_a_record_which_can_move_is_paid_twice(split):
+    """Where an added record moves another one across, a run must pay for training and score."""
+    moves = 0
+    for seed in range(20):
+        before = split.is_scoring(50, np.random.default_rng(seed))
+        after = split.is_scoring(51, np.random.default_rng(seed))
+        moves += int((before != after[:50]).any())
+    event = split.event(EveryConfiguration(), (ev.Gaussian(2.0),), ev.Gaussian(3.0, 1.0))
+    is_composed = event == ev.Sequence((ev.Sequence((ev.Gaussian(2.0), ev.Gaussian(3.0, 1.0))),))
+    assert is_composed or moves == 0
+
+
+class FixedPricedAsCoins(FixedSplit):
+    def event(self, runs, training, score):
+        return CoinSplit(0.2).event(runs, training, score)
+
+
+@pytest.mark.parametrize(
+    ("check", "honest", "leaky"),
+    [
+        (check_that_runs_ignore_the_records, PrivateSearch, RunsFromData),
+        (check_that_scores_stop_nothing, PrivateSearch, StopsOnScore),
+        (check_that_one_model_is_kept, PrivateSearch, KeepsSecondBest),
+        (
+            check_that_draws_are_independent,
+            RandomRuns(mean=2, trials="fixed"),
+            WithoutReplacement(mean=2, trials="fixed"),
+        ),
+        (check_that_ties_are_broken_over_runs, PrivateSearch, Plurality),
+        (check_that_a_record_which_can_move_is_paid_twice, FixedSplit(10), FixedPricedAsCoins(10)),
+    ],
+    ids=lambda value: getattr(value, "__name__", type(value).__name__),
+)
+def test_a_planted_leak_is_found(check, honest, leaky):
+    check(honest)
+    with pytest.raises(AssertionError):
+        check(leaky)
+
+
+def test_a_printed_score_is_found(capfd):
+    check_that_output_ignores_the_records(PrivateSearch, capfd)
+    with pytest.raises(AssertionError):
+        check_that_output_ignores_the_records(PrintsScore, capfd)
+
+
+def test_coins_move_no_other_record():
+    check_that_a_record_which_can_move_is_paid_twice(CoinSplit(0.2))
+
+
+def test_a_wrong_price_of_a_fixed_split_would_be_beaten():
+    """An exact attack: pricing a fixed-size split as coins states less than the truth.
+
+    One added record changes training and score together. Both are Gaussian releases that move by
+    their full sensitivity, so the pair is at distance sqrt(mu_1^2 + mu_2^2).
+    """
+    from tacit.accounting import epsilon, gaussian_epsilon
+
+    one, two = ev.Gaussian(2.0), ev.Gaussian(2.0, 1.0)
+    truth = gaussian_epsilon(np.sqrt(0.25 + 0.25), 1e-6)
+    every = EveryConfiguration()
+    assert epsilon(CoinSplit(0.5).event(every, (one,), two), delta=1e-6) < truth
+    assert epsilon(FixedSplit(10).event(every, (one,), two), delta=1e-6) >= truth * (1 - 1e-9)
