@@ -7,7 +7,7 @@
     load_model("runs/digits").predict(images)
 
 Reading order: `recipe` (every setting), `training_run` and `training_loop` (DP-SGD), `pate_run`,
-`regression_run`, `table_check` and `paid_evaluation` (private tables), `prediction`, `advice`,
+`regression_run`, `summary_run`, `table_check` and `paid_evaluation` (tables), `prediction`, `advice`,
 `features` (what is released before training), `facts` and `folder` (what a run leaves behind),
 `audit`, `sweeps`. Modules that need torch load when one of their names is first used.
 """
@@ -22,6 +22,7 @@ from tacit.experiments.data import count_records
 from tacit.experiments.facts import (
     AUDIT,
     RECIPE,
+    SUMMARY,
     Facts,
     Metric,
     SeedValue,
@@ -37,6 +38,7 @@ from tacit.experiments.pate_run import run_pate
 from tacit.experiments.prediction import Predictions, predict_table
 from tacit.experiments.recipe import MOST_OUTSIDE, Published, Recipe, shipped
 from tacit.experiments.regression_run import run_regression
+from tacit.experiments.summary_run import run_summary
 from tacit.experiments.sweeps import SWEEP, Point, Summary, Sweep, SweepRun, sweep, sweep_pate
 from tacit.experiments.table_check import HopelessTable
 
@@ -48,6 +50,7 @@ __all__ = [
     "AUDIT",
     "MOST_OUTSIDE",
     "RECIPE",
+    "SUMMARY",
     "SWEEP",
     "Advice",
     "Ascent",
@@ -80,6 +83,7 @@ __all__ = [
     "predict_table",
     "run_pate",
     "run_regression",
+    "run_summary",
     "seal_of",
     "shipped",
     "study_logit",

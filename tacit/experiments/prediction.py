@@ -31,6 +31,8 @@ def predict_table(folder: str | Path, table: str | Path) -> Predictions:
     run = RunFolder(folder)
     facts = run.facts()
     recipe = Recipe.read(run / RECIPE)
+    if recipe.method == "summary":
+        raise ValueError(f"{run.path} holds statistics of a table, and no model to predict with.")
     if recipe.data.name != "table":
         raise ValueError(f"{run.path} holds a model of {facts.data}, not of a table.")
     schema = data_of.schema_of(recipe.data)
