@@ -7,8 +7,8 @@
     load_model("runs/digits").predict(images)
 
 Reading order: `recipe` (every setting), `training_run` and `training_loop` (DP-SGD), `pate_run`,
-`regression_run`, `summary_run`, `table_check` and `paid_evaluation` (tables), `prediction`, `advice`,
-`features` (what is released before training), `facts` and `folder` (what a run leaves behind),
+`regression_run`, `transfer_run`, `summary_run`, `table_check` and `paid_evaluation` (tables),
+`prediction`, `advice`, `features` (what is released before training), `facts` and `folder` (what a run leaves behind),
 `audit`, `sweeps`. Modules that need torch load when one of their names is first used.
 """
 
@@ -41,6 +41,7 @@ from tacit.experiments.regression_run import run_regression
 from tacit.experiments.summary_run import run_summary
 from tacit.experiments.sweeps import SWEEP, Point, Summary, Sweep, SweepRun, sweep, sweep_pate
 from tacit.experiments.table_check import HopelessTable
+from tacit.experiments.transfer_run import run_transfer
 
 if TYPE_CHECKING:
     from tacit.experiments.released import load_model
@@ -84,6 +85,7 @@ __all__ = [
     "run_pate",
     "run_regression",
     "run_summary",
+    "run_transfer",
     "seal_of",
     "shipped",
     "study_logit",

@@ -4,7 +4,7 @@ Every key has a default, so an empty file is a recipe. The run folder receives t
 default written out. An unknown key raises an error that names the closest known one. `[[at]]` gives
 settings for several epsilons, which `Recipe.for_epsilon` interpolates.
 
-    method = "dp-sgd"       # or "pate", "regression", "summary"
+    method = "dp-sgd"       # or "pate", "regression", "summary", "transfer"
     [data]
     name = "mnist"
     [features]
@@ -14,7 +14,7 @@ settings for several epsilons, which `Recipe.for_epsilon` interpolates.
 
 DP-SGD reads the sections data, features, model, training, privacy, run, at and published; PATE
 reads data, teachers, answers, privacy and run; a regression reads data, regression, privacy and
-run; a summary reads data, summary, privacy and run.
+run; a summary and a transfer read the section of their name in its place.
 """
 
 import difflib
@@ -47,18 +47,20 @@ SHIPPED = resources.files("tacit.experiments") / "recipes"
 _OF_DP_SGD = ("features", "model", "training", "at", "published")
 _OF_PATE = ("teachers", "answers")
 _UNUSED = {
-    "dp-sgd": (*_OF_PATE, "regression", "summary"),
-    "pate": (*_OF_DP_SGD, "regression", "summary"),
-    "regression": (*_OF_DP_SGD, *_OF_PATE, "summary"),
-    "summary": (*_OF_DP_SGD, *_OF_PATE, "regression"),
+    "dp-sgd": (*_OF_PATE, "regression", "summary", "transfer"),
+    "pate": (*_OF_DP_SGD, "regression", "summary", "transfer"),
+    "regression": (*_OF_DP_SGD, *_OF_PATE, "summary", "transfer"),
+    "summary": (*_OF_DP_SGD, *_OF_PATE, "regression", "transfer"),
+    "transfer": (*_OF_DP_SGD, *_OF_PATE, "regression", "summary"),
 }
 _DEFAULTS = {  # of [privacy]
     "dp-sgd": {"epsilon": 3.0},
     "pate": {"delta": 1e-5},
     "regression": {"epsilon": 1.0, "delta": 1e-6},
     "summary": {"epsilon": 1.0, "delta": 0.0},
+    "transfer": {"epsilon": 1.0, "delta": 1e-6},
 }
-_NEED_DELTA = ("dp-sgd", "pate")
+_NEED_DELTA = ("dp-sgd", "pate", "transfer")
 MOST_OUTSIDE = 0.1
 """Largest share of the values of a column that a schema may fail to describe, by default."""
 _UNSET = (None, {})  # values of optional settings that TOML leaves out
@@ -326,6 +328,20 @@ class SummarySettings(_Settings, section="summary"):
 
 
 @dataclass(frozen=True, kw_only=True)
+class TransferSettings(_Settings, section="transfer"):
+    """Section [transfer]: related tables that help to fit a linear model of the table."""
+
+    sources: tuple[str, ...] = ()
+    """Files of the related tables, found like `data.path`."""
+    h: float | None = _setting(None, non_negative)
+    """Largest distance of coefficients at which a source still helps."""
+    q: int = _setting(2, partial(whole, least=1))
+    """Norm of that distance and of the penalty: 1 or 2."""
+    overlapping: bool = False
+    """Whether a person may be in several files, so that their costs add up."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class PrivacySettings(_Settings, section="privacy"):
     """Section [privacy]: the budget and the terms of the guarantee."""
 
@@ -390,7 +406,7 @@ class Recipe:
     """
 
     method: str = "dp-sgd"
-    """dp-sgd, pate, regression or summary."""
+    """dp-sgd, pate, regression, summary or transfer."""
     name: str = "digits"
     data: DataSettings = field(default_factory=DataSettings)
     features: FeatureSettings = field(default_factory=FeatureSettings)
@@ -400,6 +416,7 @@ class Recipe:
     answers: AnswerSettings = field(default_factory=AnswerSettings)
     regression: RegressionSettings = field(default_factory=RegressionSettings)
     summary: SummarySettings = field(default_factory=SummarySettings)
+    transfer: TransferSettings = field(default_factory=TransferSettings)
     privacy: PrivacySettings = field(default_factory=PrivacySettings)
     run: RunSettings = field(default_factory=RunSettings)
     at: tuple[dict[str, Value], ...] = ()
