@@ -1,10 +1,8 @@
 """Code that the verbs for tables share: options, a recipe from a table, reading, printing."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import typer
 
 from tacit import events as ev
@@ -15,9 +13,7 @@ if TYPE_CHECKING:
     from tacit.experiments import Recipe
 
 _SCHEMA = typer.Option("--schema", help="TOML file of target, bounds and categories.")
-SchemaFile = Annotated[Path, _SCHEMA]
 MaybeSchema = Annotated[Path | None, _SCHEMA]
-ModelFile = Annotated[Path | None, typer.Option(help="Write the model as JSON.")]
 PublicTest = Annotated[
     Path | None,
     typer.Option(help="Table that is public, to measure the model exactly and for free."),
@@ -93,14 +89,6 @@ def run_folder(out: Path | None, name: str) -> Path:
     return folder
 
 
-def read(path: Path, schema: "Schema") -> tuple[np.ndarray, np.ndarray]:
-    """Return the encoded features and the target of all rows of a table."""
-    from tacit.datasets import read_table
-
-    table = read_table(path, schema, test_share=0.0)
-    return table.x_train, table.y_train
-
-
 def advised(recipe: "Recipe", schema: "Schema") -> "Recipe":
     """Return a DP-SGD recipe of a table with the settings that `tacit advise` gives for it."""
     from tacit.experiments import advise, count_records
@@ -114,33 +102,6 @@ def advised(recipe: "Recipe", schema: "Schema") -> "Recipe":
         n_classes=schema.n_classes,
     )
     return recipe.with_settings(found.settings())
-
-
-def show(
-    schema: "Schema", model: Any, about: dict[str, Any], *, out: Path | None, as_json: bool
-) -> None:
-    """Print a fitted model with its guarantee, as a table or as JSON.
-
-    `model` is an estimator of `tacit.regression`; `about` states its method, epsilon, delta and
-    relation. `out` is the JSON file to write, if any.
-    """
-    from tacit.experiments import coefficients_of
-
-    named = coefficients_of(schema, model.coef_, model.intercept_)
-    facts = {"method": about["method"], "coefficients": named.values} | about
-    facts |= {"references": named.references, "event": model.event_.to_dict()}
-    if out is not None:
-        out.write_text(json.dumps(facts, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    if as_json:
-        shared.print_json(facts)
-        return
-    print_coefficients(named.values, named.references)
-    typer.echo(
-        f"{facts['method']}: epsilon = {shared.round_up(facts['epsilon'], 4)} "
-        f"at delta = {facts['delta']:g}, {facts['relation']}"
-    )
-    if out is not None:
-        typer.echo(f"wrote {out}")
 
 
 def print_coefficients(values: dict[str, Any], references: dict[str, str]) -> None:

@@ -88,9 +88,10 @@ def regress(
         )
         return
     tables.print_coefficients(fitted["coefficients"], fitted["references"])
+    cost = facts.epsilon if stated else recipe.privacy.epsilon  # the facts hold at their delta
     typer.echo(
         f"{fitted['kind']} regression, {fitted['method']}: epsilon = "
-        f"{shared.round_up(facts.epsilon, 4)} at delta = {stated:g}, {facts.relation}"
+        f"{shared.round_up(cost or facts.epsilon, 4)} at delta = {stated:g}, {facts.relation}"
     )
     typer.echo(shared.utility_line(facts))
     typer.echo(f"run       {folder}")

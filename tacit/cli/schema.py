@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from tacit.cli._shared import AsJson, print_json
+from tacit.cli._tables import note_weights
 
 app = typer.Typer(
     add_completion=False,
@@ -97,6 +98,7 @@ def check(
         names = column_names(table, declared.dialect)
         find_columns(table.name, declared.needed, list(names), declared.dialect)
     types = {column.name: column.type for column in declared.declared}
+    note_weights(declared)
     if as_json:
         print_json(
             {

@@ -1,21 +1,23 @@
 """`tacit transfer`: a private linear model of one table, with the help of related tables."""
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from tacit import events as ev
 from tacit.cli import _shared as shared
 from tacit.cli import _tables as tables
 
 
 def transfer(
-    target: Annotated[Path, typer.Argument(help="CSV or Parquet file to fit.")],
-    sources: Annotated[list[Path], typer.Argument(help="Files of related tables.")],
+    target: Annotated[
+        Path, typer.Argument(help="CSV or Parquet file to fit; or a run folder, to resume.")
+    ],
+    sources: Annotated[list[Path] | None, typer.Argument(help="Files of related tables.")] = None,
     *,
-    schema: tables.SchemaFile,
-    epsilon: shared.Epsilon,
+    schema: tables.MaybeSchema = None,
+    epsilon: shared.MaybeEpsilon = None,
     delta: shared.Delta = 1e-6,
     h: Annotated[
         float | None,
@@ -27,10 +29,11 @@ def transfer(
     overlapping: Annotated[
         bool, typer.Option("--overlapping", help="A person may be in several files: costs add up.")
     ] = False,
-    relation: shared.Relation = ev.Relation.ADD_REMOVE,
+    relation: shared.MaybeRelation = None,
     ledger: shared.LedgerFile = None,
     seed: shared.Seed = None,
-    out: tables.ModelFile = None,
+    out: shared.Out = None,
+    page: shared.WithPage = True,
     as_json: shared.AsJson = False,
 ) -> None:
     """Fit a linear model to TARGET, with the help of those SOURCES that agree with it.
@@ -42,40 +45,48 @@ def transfer(
     Example:
       tacit transfer clinic.csv north.csv south.csv --schema clinic.toml --epsilon 1
     """
-    from tacit import accounting
     from tacit.datasets import Schema
-    from tacit.regression import Bounds, TransferRegression
+    from tacit.experiments import RECIPE, Recipe, run_transfer
 
-    if ledger is not None:
-        shared.require_ledger(ledger)
-    if out is not None:
-        shared.require_file(out)
-    declared = Schema.read(schema)
-    if declared.n_classes is not None:
-        raise ValueError("transfer needs a number as target: declare lower and upper for it.")
-    files = [tables.read(path, declared) for path in (target, *sources)]
-    asked = (epsilon, delta, h, q, overlapping, str(relation), seed)
-    read = [target, *sources, schema]
-    with shared.paying(ledger, seed, files=read, settings=asked) as (paid, noise):
-        model = TransferRegression(
-            epsilon=epsilon,
-            delta=delta,
-            bounds=declared.bounds,
-            target_bounds=Bounds(-1, 1),
-            h=h,
-            q=q,
-            disjoint=not overlapping,
-            relation=str(relation),
-            ledger=paid,
-            random_state=noise,
-        ).fit(*files[0], sources=files[1:])
-        used = [sources[k].name for k in model.informative_]
-        about = {
-            "method": f"transfer from {', '.join(used) or 'no source'}",
-            "informative": used,
-            "epsilon_per_file": epsilon,
-            "epsilon": accounting.epsilon(model.event_, delta=delta, relation=relation),
-            "delta": delta,
-            "relation": str(relation),
+    if (target / RECIPE).is_file():
+        recipe, folder = Recipe.read(target / RECIPE), target
+        if recipe.method != "transfer":
+            raise ValueError(f"{target} holds no transfer, but a run of method {recipe.method}.")
+    else:
+        if schema is None or epsilon is None or not sources:
+            raise ValueError("transfer needs SOURCES, --schema FILE and --epsilon NUMBER.")
+        settings = tables.table_settings(
+            target,
+            Schema.read(schema),
+            public_test=None,
+            public_sample=None,
+            evaluation=False,
+            ledger=ledger,
+            relation=relation,
+        )
+        settings["privacy"] |= {"epsilon": epsilon, "delta": delta}
+        files = [str(path.resolve()) for path in sources]
+        asked = {"sources": files, "q": q, "overlapping": overlapping}
+        settings |= {
+            "transfer": asked | ({} if h is None else {"h": h}),
+            "run": {} if seed is None else {"seed": seed},
         }
-        tables.show(declared, model, about, out=out, as_json=as_json)
+        recipe = Recipe.from_dict(settings, method="transfer")
+        folder = tables.run_folder(out, f"{recipe.name}-transfer-epsilon-{epsilon:g}")
+    facts = run_transfer(recipe, folder)
+    written = shared.write_page(folder) if page else None
+    fitted = json.loads((folder / facts.model_file).read_text(encoding="utf-8"))
+    if as_json:
+        names = ("coefficients", "references", "informative")
+        shared.print_json(
+            {name: fitted[name] for name in names}
+            | {"epsilon_per_file": recipe.privacy.epsilon}
+            | shared.outcome(facts, folder, written)
+        )
+        return
+    tables.print_coefficients(fitted["coefficients"], fitted["references"])
+    typer.echo(
+        f"transfer from {', '.join(fitted['informative']) or 'no source'}: epsilon = "
+        f"{shared.round_up(facts.epsilon, 4)} at delta = {facts.delta:g}, {facts.relation}"
+    )
+    typer.echo(f"run       {folder}")

@@ -7,10 +7,10 @@
     load_model("runs/digits").predict(images)
 
 Reading order: `recipe` (every setting), `training_run` and `training_loop` (DP-SGD), `pate_run`,
-`regression_run`, `table_check` and `paid_evaluation` (private tables), `prediction`, `advice`,
-`features` (what is released before training), `recipe_classifier` and `tuned_run` (tuning),
-`facts` and `folder` (what a run leaves behind), `audit`, `sweeps`. Modules that need torch load
-when one of their names is first used.
+`regression_run`, `transfer_run`, `summary_run`, `table_check` and `paid_evaluation` (private
+tables), `prediction`, `advice`, `features` (what is released before training), `recipe_classifier`
+and `tuned_run` (tuning), `facts` and `folder` (what a run leaves behind), `audit`, `sweeps`.
+Modules that need torch load when one of their names is first used.
 """
 
 from typing import TYPE_CHECKING
@@ -23,6 +23,7 @@ from tacit.experiments.data import count_records
 from tacit.experiments.facts import (
     AUDIT,
     RECIPE,
+    SUMMARY,
     Facts,
     Metric,
     SeedValue,
@@ -38,8 +39,10 @@ from tacit.experiments.pate_run import run_pate
 from tacit.experiments.prediction import Predictions, predict_table
 from tacit.experiments.recipe import MOST_OUTSIDE, Published, Recipe, shipped
 from tacit.experiments.regression_run import run_regression
+from tacit.experiments.summary_run import run_summary
 from tacit.experiments.sweeps import SWEEP, Point, Summary, Sweep, SweepRun, sweep, sweep_pate
 from tacit.experiments.table_check import HopelessTable
+from tacit.experiments.transfer_run import run_transfer
 
 if TYPE_CHECKING:
     from tacit.experiments.recipe_classifier import RecipeClassifier
@@ -52,6 +55,7 @@ __all__ = [
     "MOST_OUTSIDE",
     "RECIPE",
     "SEARCH",
+    "SUMMARY",
     "SWEEP",
     "Advice",
     "Ascent",
@@ -85,6 +89,8 @@ __all__ = [
     "predict_table",
     "run_pate",
     "run_regression",
+    "run_summary",
+    "run_transfer",
     "seal_of",
     "shipped",
     "study_logit",

@@ -162,8 +162,10 @@ def _audit_run(
     facts, recipe = folder.facts(), Recipe.read(folder / RECIPE, trust_code=trust_code)
     root = folder.data_root(root)
     accuracy = demonstrations = None
-    if recipe.method == "regression":
-        raise ValueError("a regression cannot be audited yet: audits attack DP-SGD and PATE runs.")
+    if recipe.method not in ("dp-sgd", "pate"):
+        raise ValueError(
+            f"a {recipe.method} cannot be audited yet: audits attack DP-SGD and PATE runs."
+        )
     if recipe.method == "pate":
         attack = attack_answers(recipe, facts.steps, n_canaries=n_canaries, rng=seed)
     else:

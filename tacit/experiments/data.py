@@ -38,13 +38,13 @@ def load(
 
 def _table(settings: DataSettings, root: str | Path | None) -> datasets.Dataset:
     """Return the records of a table, with those of `public_test` as test records, if declared."""
-    schema, path = schema_of(settings), _find(settings.path, root)
+    schema, path = schema_of(settings), locate(settings.path, root)
     has_test = settings.public_test or settings.evaluation == "none"
     found = datasets.read_table(
         path, schema, test_share=0.0 if has_test else settings.test_share, seed=settings.split_seed
     )
     if settings.public_test:
-        public = datasets.read_rows(_find(settings.public_test, root), schema)
+        public = datasets.read_rows(locate(settings.public_test, root), schema)
         assert public.y is not None  # read_table refuses a schema without a target
         found = replace(found, x_test=public.x, y_test=public.y, n_held_out=len(public.x))
     if settings.holds_public_records:
@@ -60,7 +60,7 @@ def _table(settings: DataSettings, root: str | Path | None) -> datasets.Dataset:
 
 def count_records(settings: DataSettings, root: str | Path | None = None) -> int:
     """Return the number of training records of a table, which is assumed public."""
-    n = datasets.count_rows(_find(settings.path, root), schema_of(settings).dialect)
+    n = datasets.count_rows(locate(settings.path, root), schema_of(settings).dialect)
     has_test = settings.public_test or settings.evaluation == "none"
     return max(1, n if has_test else n - round(settings.test_share * n))
 
@@ -74,7 +74,7 @@ def public_sample(settings: DataSettings, root: str | Path | None) -> "datasets.
     """Return the rows of the declared public sample of a table; None if there is none."""
     if not settings.public_sample:
         return None
-    return datasets.read_rows(_find(settings.public_sample, root), schema_of(settings))
+    return datasets.read_rows(locate(settings.public_sample, root), schema_of(settings))
 
 
 def _validating(dataset: datasets.Dataset, settings: DataSettings) -> datasets.Dataset:
@@ -97,7 +97,7 @@ def _validating(dataset: datasets.Dataset, settings: DataSettings) -> datasets.D
     )
 
 
-def _find(path: str, root: str | Path | None) -> Path:
+def locate(path: str, root: str | Path | None) -> Path:
     """Return the path of the table's file, found in `root`, `TACIT_DATA` or the current folder.
 
     `package:NAME/FILE` stands for the file FILE inside the installed Python package NAME.

@@ -18,7 +18,6 @@ import numpy as np
 
 import tacit
 from tacit import accounting
-from tacit.datasets import Dataset
 from tacit.errors import NotCertified
 from tacit.events import Event, Relation, from_dict
 from tacit.experiments.recipe import Recipe
@@ -48,7 +47,9 @@ CHECK = "check.json"
 EVALUATION = "evaluation.json"
 SUMMARY = "summary.json"
 
-_STATED = 1e-12  # delta at which a pure guarantee is stated on certificates, which need one
+_STATED = 1e-10
+"""Delta at which a pure guarantee is stated on certificates, which need one. Much smaller ones take
+seconds to price for the many releases of a summary."""
 
 Json = Any  # Any: JSON values have no narrower common type
 Metric = dict[str, float]
@@ -241,8 +242,13 @@ class Facts:
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-def claim_fields(recipe: Recipe, dataset: Dataset, ledger: Ledger, event: Event) -> dict[str, Json]:
-    """Return the fields of `Facts` that state the claim, which every method fills in alike."""
+def claim_fields(
+    recipe: Recipe, name: str, n_records: int, ledger: Ledger, event: Event
+) -> dict[str, Json]:
+    """Return the fields of `Facts` that state the claim, which every method fills in alike.
+
+    `name` and `n_records` are those of the data set.
+    """
     privacy, relation = recipe.privacy, ledger.relation
     assert privacy.delta is not None  # set by Recipe.filled
     delta = privacy.delta or _STATED
@@ -253,8 +259,8 @@ def claim_fields(recipe: Recipe, dataset: Dataset, ledger: Ledger, event: Event)
         "delta": delta,
         "epsilon": accounting.epsilon(event, delta=delta, relation=relation),
         "epsilon_target": privacy.epsilon,
-        "data": dataset.name,
-        "n_records": dataset.n_records,
+        "data": name,
+        "n_records": n_records,
         "seed": "OS entropy" if recipe.run.seed is None else recipe.run.seed,
         "ledger_file": privacy.ledger or LEDGER,
     }

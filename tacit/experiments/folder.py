@@ -149,6 +149,14 @@ class RunFolder:
                 f"go on as it was planned: {resume}"
             )
 
+    def refuse_foreign_files(self) -> None:
+        """Raise if the folder holds files but no recipe of a run."""
+        if not (self / RECIPE).is_file() and not self.is_empty:
+            raise ValueError(
+                f"{self.path} is not empty and holds no run: choose a new or empty folder with "
+                "--out."
+            )
+
     def open_ledger(
         self, recipe: Recipe, budget: Budget | None, ledger: str | Path | None = None
     ) -> Ledger:

@@ -93,7 +93,7 @@ def _run_pate(
     if ledger is not None or recipe.privacy.ledger:
         _refuse_above_epsilon(recipe, dataset, paying)
     checked = check_table(
-        recipe, dataset, run, paying, epsilon=_planned_epsilon(recipe, paying), root=data
+        recipe, dataset.flags, run, paying, epsilon=_planned_epsilon(recipe, paying), root=data
     )
     model = _classifier(recipe, dataset, run, paying, progress)
     with warnings.catch_warnings():
@@ -259,7 +259,8 @@ def _facts(
     """Return the facts of the run, except its duration and whether it was resumed."""
     answers = _claim(recipe, model, len(split.public))
     event = Sequence((*checked, answers)) if checked else answers
-    claim, count = claim_fields(recipe, dataset, model.ledger_, event), recipe.teachers.count
+    claim = claim_fields(recipe, dataset.name, dataset.n_records, model.ledger_, event)
+    count = recipe.teachers.count
     others = {"answered": float(model.n_answered_)}
     if model.sanitized_cost_ is not None:
         others["sanitized epsilon"] = model.sanitized_cost_.epsilon(delta=claim["delta"])

@@ -31,11 +31,13 @@ def predict_table(folder: str | Path, table: str | Path) -> Predictions:
     run = RunFolder(folder)
     facts = run.facts()
     recipe = Recipe.read(run / RECIPE)
+    if recipe.method == "summary":
+        raise ValueError(f"{run.path} holds statistics of a table, and no model to predict with.")
     if recipe.data.name != "table":
         raise ValueError(f"{run.path} holds a model of {facts.data}, not of a table.")
     schema = data_of.schema_of(recipe.data)
     x = datasets.read_features(table, schema)
-    if facts.method == "regression":
+    if facts.method in ("regression", "transfer"):
         content = json.loads((run / facts.model_file).read_text(encoding="utf-8"))
         scores = x @ np.atleast_2d(content["coef"]).T + np.asarray(content["intercept"])
         if schema.n_classes is None:

@@ -4,7 +4,7 @@ Every key has a default, so an empty file is a recipe. The run folder receives t
 default written out. An unknown key raises an error that names the closest known one. `[[at]]` gives
 settings for several epsilons, which `Recipe.for_epsilon` interpolates.
 
-    method = "dp-sgd"       # or "pate", "regression"
+    method = "dp-sgd"       # or "pate", "regression", "summary", "transfer"
     [data]
     name = "mnist"
     [features]
@@ -14,7 +14,7 @@ settings for several epsilons, which `Recipe.for_epsilon` interpolates.
 
 DP-SGD reads the sections data, features, model, training, privacy, run, at and published; PATE
 reads data, teachers, answers, privacy and run; a regression reads data, regression, privacy and
-run.
+run; a summary and a transfer read the section of their name in its place.
 """
 
 import difflib
@@ -44,19 +44,23 @@ T = TypeVar("T")
 Value = Any  # Any: TOML values
 
 SHIPPED = resources.files("tacit.experiments") / "recipes"
+_OF_DP_SGD = ("features", "model", "training", "at", "published")
+_OF_PATE = ("teachers", "answers")
 _UNUSED = {
-    "dp-sgd": ("teachers", "answers", "regression"),
-    "pate": ("features", "model", "training", "at", "published", "regression"),
-    "regression": (
-        *("features", "model", "training", "at", "published"),
-        *("teachers", "answers"),
-    ),
+    "dp-sgd": (*_OF_PATE, "regression", "summary", "transfer"),
+    "pate": (*_OF_DP_SGD, "regression", "summary", "transfer"),
+    "regression": (*_OF_DP_SGD, *_OF_PATE, "summary", "transfer"),
+    "summary": (*_OF_DP_SGD, *_OF_PATE, "regression", "transfer"),
+    "transfer": (*_OF_DP_SGD, *_OF_PATE, "regression", "summary"),
 }
 _DEFAULTS = {  # of [privacy]
     "dp-sgd": {"epsilon": 3.0},
     "pate": {"delta": 1e-5},
     "regression": {"epsilon": 1.0, "delta": 1e-6},
+    "summary": {"epsilon": 1.0, "delta": 0.0},
+    "transfer": {"epsilon": 1.0, "delta": 1e-6},
 }
+_NEED_DELTA = ("dp-sgd", "pate", "transfer")
 MOST_OUTSIDE = 0.1
 """Largest share of the values of a column that a schema may fail to describe, by default."""
 _UNSET = (None, {})  # values of optional settings that TOML leaves out
@@ -308,6 +312,36 @@ class RegressionSettings(_Settings, section="regression"):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SummarySettings(_Settings, section="summary"):
+    """Section [summary]: the statistics of a table."""
+
+    quantiles: tuple[float, ...] = (0.25, 0.5, 0.75)
+    about: str = _choice("population", "records")
+    """What the intervals of means, deviations, quantiles and shares are about."""
+    confidence: float = _setting(0.95, in_open_unit)
+    """Confidence of each interval."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not all(0 < p < 1 for p in self.quantiles):
+            raise ValueError("summary.quantiles: each probability must be in (0, 1).")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransferSettings(_Settings, section="transfer"):
+    """Section [transfer]: related tables that help to fit a linear model of the table."""
+
+    sources: tuple[str, ...] = ()
+    """Files of the related tables, found like `data.path`."""
+    h: float | None = _setting(None, non_negative)
+    """Largest distance of coefficients at which a source still helps."""
+    q: int = _setting(2, partial(whole, least=1))
+    """Norm of that distance and of the penalty: 1 or 2."""
+    overlapping: bool = False
+    """Whether a person may be in several files, so that their costs add up."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class PrivacySettings(_Settings, section="privacy"):
     """Section [privacy]: the budget and the terms of the guarantee."""
 
@@ -315,8 +349,8 @@ class PrivacySettings(_Settings, section="privacy"):
     """DP-SGD calibrates its noise to this value, by default 3. PATE stops answering before it is
     passed, by default never."""
     delta: float | None = _setting(None, _below_one)
-    """Default 1e-5; for DP-SGD, 0.1 / records where that is smaller. A regression also takes 0, for
-    pure differential privacy."""
+    """Default 1e-5; for DP-SGD, 0.1 / records where that is smaller. A regression or summary also
+    takes 0, for pure differential privacy."""
     relation: str = _choice(*map(str, Relation))
     unit: str = "record"
     ledger: str = ""
@@ -372,7 +406,7 @@ class Recipe:
     """
 
     method: str = "dp-sgd"
-    """dp-sgd, pate or regression."""
+    """dp-sgd, pate, regression, summary or transfer."""
     name: str = "digits"
     data: DataSettings = field(default_factory=DataSettings)
     features: FeatureSettings = field(default_factory=FeatureSettings)
@@ -381,6 +415,8 @@ class Recipe:
     teachers: TeacherSettings = field(default_factory=TeacherSettings)
     answers: AnswerSettings = field(default_factory=AnswerSettings)
     regression: RegressionSettings = field(default_factory=RegressionSettings)
+    summary: SummarySettings = field(default_factory=SummarySettings)
+    transfer: TransferSettings = field(default_factory=TransferSettings)
     privacy: PrivacySettings = field(default_factory=PrivacySettings)
     run: RunSettings = field(default_factory=RunSettings)
     at: tuple[dict[str, Value], ...] = ()
@@ -393,7 +429,7 @@ class Recipe:
         given = {k: v for k, v in asdict(self.privacy).items() if v is not None}
         privacy = PrivacySettings(**{**_DEFAULTS[self.method], **given})
         object.__setattr__(self, "privacy", privacy)
-        if privacy.delta == 0 and self.method != "regression":
+        if privacy.delta == 0 and self.method in _NEED_DELTA:
             raise ValueError(f"privacy.delta must be above 0 for {self.method}, got 0.")
         for given in self.at:
             if not isinstance(given.get("epsilon"), int | float) or given["epsilon"] <= 0:

@@ -67,17 +67,16 @@ def _run_regression(
     if run.is_finished:
         run.close()
         return run.facts()
-    if not (run / RECIPE).is_file() and not run.is_empty:
-        raise ValueError(f"{run.path} is not empty and holds no run. Choose another with --out.")
+    run.refuse_foreign_files()
     dataset = data_of.load(recipe.data, root, needs_classes=False)
     run.write(RECIPE, recipe.to_toml())
     run.remember_data(root)
     with run.open_ledger(recipe, None, ledger) as paying:
         budget = recipe.privacy.epsilon
         assert budget is not None  # set by Recipe
-        checked = check_table(recipe, dataset, run, paying, epsilon=budget, root=root)
+        checked = check_table(recipe, dataset.flags, run, paying, epsilon=budget, root=root)
         model = _fit(recipe, dataset, run, paying, budget - _reserved(recipe, dataset))
-        run.write(FITTED, json.dumps(_released(recipe, model), indent=2, allow_nan=False) + "\n")
+        run.write(FITTED, json.dumps(fitted_model(recipe, model), indent=2, allow_nan=False) + "\n")
         paid = _evaluate(recipe, dataset, run, paying, model)
         facts = _facts(recipe, dataset, paying, model, checked, paid)
         return run.finish(replace(facts, seconds=round(time.perf_counter() - start, 3)), paying)
@@ -160,13 +159,13 @@ def _secret(recipe: Recipe, run: RunFolder) -> bytes:
     return path.read_bytes()
 
 
-def _released(recipe: Recipe, model: Any) -> dict[str, Any]:
+def fitted_model(recipe: Recipe, model: Any) -> dict[str, Any]:  # Any: estimators, JSON values
     """Return the content of model.json: coefficients by name, and the model of encoded rows."""
     schema = data_of.schema_of(recipe.data)
     named = coefficients_of(schema, model.coef_, model.intercept_)
     return {
         "kind": "linear" if schema.n_classes is None else "logistic",
-        "method": getattr(model, "method_", model.method),
+        "method": getattr(model, "method_", getattr(model, "method", "transfer")),
         "coefficients": named.values,
         "references": named.references,
         "classes": list(schema.classes),
@@ -231,7 +230,7 @@ def _facts(
         how = f"on {dataset.n_held_out:,} test records that are declared public"
         touches.append(Touch(what="evaluation", how=how, cost="public"))
     return Facts(
-        **claim_fields(recipe, dataset, ledger, event),
+        **claim_fields(recipe, dataset.name, dataset.n_records, ledger, event),
         assumed_public=(*dataset.public, *public_test),
         sampling_assumed="as stated by the event",
         sampling_used="as stated by the event",

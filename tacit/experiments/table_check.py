@@ -6,7 +6,7 @@ there. With a declared public sample the check is exact and free.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ class HopelessTable(TacitError):
 
 def check_table(
     recipe: Recipe,
-    dataset: Dataset,
+    flags: Mapping[str, np.ndarray],
     run: RunFolder,
     ledger: Ledger,
     *,
@@ -40,13 +40,15 @@ def check_table(
 ) -> tuple[Event, ...]:
     """Check the table once in a run, and return the event that was paid for it, if any.
 
-    `epsilon` is that of the whole run, of which the check spends `data.check_share`. The result is
-    stored in the run folder, so a resumed run does not pay again. Raises `HopelessTable` if more
-    values of a column than `data.most_outside` are not described by the schema; the probability of
-    stopping a table that the schema describes that well is below 0.1 %.
+    `flags` says which records have a value that the schema does not describe, by column; it is
+    empty for other data. `epsilon` is that of the whole run, of which the check spends
+    `data.check_share`. The result is stored in the run folder, so a resumed run does not pay again.
+    Raises `HopelessTable` if more values of a column than `data.most_outside` are not described by
+    the schema; the probability of stopping a table that the schema describes that well is below
+    0.1 %.
     """
     settings = recipe.data
-    if not dataset.flags:
+    if not flags:
         return ()
     if (sample := data_of.public_sample(settings, root)) is not None:
         names = data_of.schema_of(settings).checked
@@ -56,7 +58,7 @@ def check_table(
         return ()
     if not (run / CHECK).is_file():
         found = summaries.count_outside(
-            dataset.flags,
+            flags,
             tolerated=settings.most_outside,
             false_alarm=_FALSE_ALARM,
             epsilon=settings.check_share * epsilon,
@@ -84,24 +86,35 @@ def table_touches(
     """Return the uses that a run makes of a private table besides learning; none for other data."""
     if not dataset.flags:
         return ()
-    found = [_paid("check", "noisy count of values outside the schema", e) for e in checked]
-    if settings.public_sample:
-        how = "of a sample that is declared public"
-        found.append(Touch(what="check", how=how, cost="public"))
+    found = check_touches(settings, checked)
     if paid is not None:
         how = f"noisy scores on {dataset.n_held_out:,} {dataset.unit}s that were held out"
         found.append(_paid("evaluation", how, paid))
     return tuple(found)
 
 
+def check_touches(settings: DataSettings, checked: Sequence[Event]) -> list[Touch]:
+    """Return the uses of a private table, or of its public sample, by the check."""
+    found = [_paid("check", "noisy count of values outside the schema", e) for e in checked]
+    if settings.public_sample:
+        how = "of a sample that is declared public"
+        found.append(Touch(what="check", how=how, cost="public"))
+    return found
+
+
+def check_releases(settings: DataSettings) -> tuple[str, ...]:
+    """Return what the check of a private table releases."""
+    if not settings.check_share or settings.public_sample:
+        return ()
+    return ("a noisy count of values outside the schema, and in which column",)
+
+
 def table_releases(settings: DataSettings, dataset: Dataset) -> tuple[str, ...]:
     """Return what a run releases of a private table besides the model; none for other data."""
     if not dataset.flags:
         return ()
-    is_checked = settings.check_share and not settings.public_sample
     is_paid = not dataset.is_test_public and settings.evaluation == "paid"
-    check = ("a noisy count of values outside the schema, and in which column",)
-    return (*(check if is_checked else ()), *(("noisy scores with intervals",) if is_paid else ()))
+    return (*check_releases(settings), *(("noisy scores with intervals",) if is_paid else ()))
 
 
 def rng_of(recipe: Recipe, use: int) -> np.random.Generator | None:

@@ -129,7 +129,7 @@ def _train(
         return folder.facts()
     with folder.open_ledger(recipe, _budget(recipe, dataset)) as ledger:
         checked = check_table(
-            recipe, dataset, folder, ledger, epsilon=recipe.privacy.budget.epsilon, root=root
+            recipe, dataset.flags, folder, ledger, epsilon=recipe.privacy.budget.epsilon, root=root
         )
         session = Session(recipe, folder, dataset, ledger, cache or cache_folder(), checked)
         session.go(on_progress or (lambda _: None))
@@ -218,7 +218,7 @@ class Session:
         sampling = f"Poisson, rate {rate:.6g}, drawn anew for each step"
         done = {"steps": steps, "noise_multiplier": self.noise}
         facts = Facts(
-            **claim_fields(recipe, dataset, self.ledger, event),
+            **claim_fields(recipe, dataset.name, dataset.n_records, self.ledger, event),
             assumed_public=(*dataset.public, *_public_tests(recipe, dataset)),
             sampling_assumed=sampling,
             sampling_used=sampling,

@@ -66,18 +66,21 @@ def render(page: Page) -> str:
     )
 
 
-def promise(epsilon: float, delta: float, unit: str) -> tuple[str, ...]:
-    """Return the guarantee in words, and how much it lets anyone learn about one person."""
+def promise(epsilon: float, delta: float, unit: str, what: str = "this model") -> tuple[str, ...]:
+    """Return the guarantee in words, and how much it lets anyone learn about one person.
+
+    `what` names what was released.
+    """
     if not math.isfinite(epsilon):
-        return ("Nothing: no noise was added. Treat the model as if it were the data.",)
+        return (f"Nothing: no noise was added. Treat {what} as if it were the data.",)
     certain = 1 / (1 + math.exp(-min(epsilon, 700.0)))
     factor = f"{math.exp(epsilon):,.3g}" if epsilon < 20 else f"e^{epsilon:.3g}"
     return (
-        "Whatever someone concludes from this model would have been almost as likely to be "
+        f"Whatever someone concludes from {what} would have been almost as likely to be "
         f"concluded had any one {unit} been left out. The chance of any outcome changes by a "
         f"factor of at most {factor}, except with probability {delta:g}.",
-        f"Someone who is undecided whether a given {unit} was in the data, and who then sees the "
-        f"model, can become at most {100 * certain:.3g} % certain, if delta is neglected.",
+        f"Someone who is undecided whether a given {unit} was in the data, and who then sees "
+        f"{what}, can become at most {100 * certain:.3g} % certain, if delta is neglected.",
     )
 
 

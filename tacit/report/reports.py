@@ -34,6 +34,7 @@ from tacit.report.run_certificate import randomness_of, write_certificate
 
 REPORT, FIGURES = "report.html", "figures"
 STUDY = "study.json"
+_SUMMARY = "summary"  # the method of runs that release statistics and no model
 
 _DELTA_ROLES = (Role.PRIVATE, Role.OTHER, Role.FOURTH, Role.BOUND)  # one for each delta of a sweep
 _PATH_ROLES = (Role.PUBLISHED, Role.PRIVATE, Role.OTHER, Role.FOURTH)  # one for each epsilon
@@ -56,9 +57,10 @@ def write_page(folder: str | Path) -> Path:
     facts = run.facts()
     certificate = write_certificate(run)
     figures, attacks = run_figures(facts, run), _audit_sections(run)
+    results = _statistics_sections(facts, run)
     for figure in (figure for section in attacks for figure in section.figures):
         run.write(f"{FIGURES}/{figure.name}.svg", to_svg_file(figure))  # the audit wrote the data
-    return _write(run, figures, page_of(facts, certificate, figures, attacks))
+    return _write(run, figures, page_of(facts, certificate, figures, (*results, *attacks)))
 
 
 def write_logit_report(study: LogitStudy, folder: str | Path) -> Path:
@@ -127,10 +129,13 @@ def page_of(
     """Return the content of a run's page, ready for `render`."""
     stated = certificate["claim"]["epsilon"]
     epsilon = math.inf if stated is None else stated
+    is_summary = facts.method == _SUMMARY
+    what = "statistics" if is_summary else "model"
+    made = "of about" if is_summary else f"trained by {facts.method} on"
     return Page(
-        title=f"{facts.data}: a differentially private model",
+        title=f"{facts.data}: {'' if is_summary else 'a '}differentially private {what}",
         lead=(
-            f"{facts.model}, trained by {facts.method} on {facts.n_records:,} {facts.unit}s. "
+            f"{facts.model}, {made} {facts.n_records:,} {facts.unit}s. "
             f"Unit of privacy: one {facts.unit}."
         ),
         numbers=_numbers(facts, epsilon),
@@ -142,7 +147,9 @@ def page_of(
             is_shuffled="shuffl" in facts.sampling_used.lower(),
             not_covered=[t.how for t in facts.touches if t.cost == "not covered"],
         ),
-        promise=promise(epsilon, facts.delta, facts.unit),
+        promise=promise(
+            epsilon, facts.delta, facts.unit, f"{'these' if is_summary else 'this'} {what}"
+        ),
         figures=figures,
         sections=(*sections, _levels(facts, epsilon)),
         prices=tuple(certificate["prices"]),
@@ -158,6 +165,8 @@ def _numbers(facts: Facts, epsilon: float) -> tuple[Number, ...]:
         Number("epsilon", f"{epsilon:.3f}" if math.isfinite(epsilon) else "∞", "certified bound"),
         Number("delta", f"{facts.delta:g}", f"{facts.n_records:,} {facts.unit}s"),
     ]
+    if facts.method == _SUMMARY:
+        return tuple(numbers)
     if utility.mean is None:
         return (*numbers, Number("utility", "not measured", "the run asked for no evaluation"))
     shown = partial(_metric, utility.metric)
@@ -253,13 +262,18 @@ def _levels(facts: Facts, epsilon: float) -> Section:
     """Return a section with the levels of this run's claim (NIST SP 800-226, figure 1)."""
     unstated = "Nothing is stated about the rounding of sums before noise is added."
     runs = 1 if facts.utility.spread is None else len(facts.utility.private)
+    quality = (
+        f"Utility is that of {'one run' if runs == 1 else f'{runs} runs'}, as a mean over "
+        f"{facts.utility.n_test:,} {_measured(facts)}; differences between groups of people are "
+        "not measured."
+    )
+    if facts.method == _SUMMARY:
+        quality = "Each statistic has an interval of its own; all of them together have less."
     rows = {
         "The guarantee": f"epsilon {epsilon:.4f} at delta {facts.delta:g} for one {facts.unit} "
         f"({facts.relation.replace('_', ' ')}): {strength(epsilon)}.",
         "Algorithm and utility": f"{facts.method}, priced by an accountant with certified error. "
-        f"Utility is that of {'one run' if runs == 1 else f'{runs} runs'}, as a mean over "
-        f"{facts.utility.n_test:,} {_measured(facts)}; differences between groups of people are "
-        "not measured.",
+        f"{quality}",
         "Implementation": f"Trust model: {facts.trust}. Noise: {randomness_of(facts)}, added to "
         f"whole numbers of a public step. {facts.arithmetic or unstated} "
         "Timing is not hidden.",
@@ -303,6 +317,31 @@ def _line(rows: Sequence[Metric], y: str, x: str, *, title: str, caption: str = 
         y_percent=y == "accuracy",
         series=(Series.of(y, ((row[x], row[y]) for row in rows if y in row)),),
     )
+
+
+def _statistics_sections(facts: Facts, run: RunFolder) -> tuple[Section, ...]:
+    """Return the page's section with the statistics of a summary; empty for other runs."""
+    if facts.method != _SUMMARY:
+        return ()
+    stored = read_json(run / facts.model_file)["rows"]
+    rows = [
+        (
+            f"{row['column']}: {row['statistic']}",
+            f"{_stored(row['value'])}, {100 * row['confidence']:g} % interval "
+            f"{_stored(row['lower'])} to {_stored(row['upper'])} ({row['about']})",
+        )
+        for row in stored
+    ]
+    text = (
+        "Values have noise that was paid for. An interval about the records says what noise may "
+        "have changed; one about the population also covers that the records are a sample."
+    )
+    return (Section(name="statistics", title="Statistics", text=text, rows=tuple(rows)),)
+
+
+def _stored(value: float | None) -> str:
+    """Return a number of summary.json as text with the same digits; None is unbounded."""
+    return "unbounded" if value is None else f"{value:.6g}"
 
 
 def _audit_sections(run: RunFolder) -> tuple[Section, ...]:

@@ -296,9 +296,16 @@ def _ledger_problems(ledger: Ledger, facts: Facts) -> Iterator[Problem]:
 
 
 def _is_covered(paid: list[Entry], facts: Facts) -> bool:
-    """Return whether the claim contains each payment at least as often as it was made."""
-    made = Counter(accounting.flatten(Sequence(tuple(entry.event for entry in paid))))
-    return made <= Counter(accounting.flatten(facts.claim))
+    """Return whether the claim contains each payment at least as often as it was made.
+
+    A person is in one partition of the ledger, so each partition must be covered by itself.
+    """
+    claim = Counter(accounting.flatten(facts.claim))
+    for name in {name for entry in paid for name in entry.partitions} or {""}:
+        read = [e.event for e in paid if not e.partitions or name in e.partitions]
+        if not Counter(accounting.flatten(Sequence(tuple(read)))) <= claim:
+            return False
+    return True
 
 
 def _differences(stored: Any, derived: Any, path: str = "") -> Iterator[Problem]:  # Any: JSON

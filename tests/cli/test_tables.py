@@ -181,7 +181,7 @@ def test_a_public_sample_makes_the_check_free(work):
             assert ledger.history() == []
 
 
-@pytest.mark.parametrize("verb", ["train", "regress"])
+@pytest.mark.parametrize("verb", ["regress", pytest.param("train", marks=pytest.mark.slow)])
 def test_what_is_released_of_a_private_table_is_paid_or_declared_public(work, verb):
     result = run_verb(verb, work / "good.csv", work / "good.toml", "--json")
     assert result.exit_code == 0, result.output
@@ -390,3 +390,14 @@ def test_damaged_tables_quote_no_value(work, verb):
         assert result.exit_code in (0, 2), result.output
         assert result.exception is None or isinstance(result.exception, SystemExit)
         assert SECRET not in result.output
+
+
+@pytest.mark.parametrize("verb", MOST_VERBS)
+def test_a_verb_that_ignores_weights_says_so(work, verb):
+    schema = json.loads(json.dumps(SCHEMA))
+    schema["columns"]["visits"] = {"type": "weight", "lower": 0, "upper": 40}
+    (work / "weights.toml").write_text(tomli_w.dumps(schema), encoding="utf-8")
+    result = run_verb(verb, work / "good.csv", work / "weights.toml")
+    assert result.exit_code == 0, result.output
+    assert "weights are not used" in result.stderr
+    assert "weights are not used" in call("schema", "check", "weights.toml").stderr

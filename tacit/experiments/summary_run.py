@@ -1,0 +1,138 @@
+"""Private statistics of a table by recipe: counts, means, quantiles and shares in one run folder.
+
+The check of the table takes `data.check_share` of epsilon, and the description the rest. A run that
+was killed after a payment repeats the description with the same noise, as long as table and recipe
+are the same, so it does not pay again (`tacit.ledger.paid_once`).
+"""
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tacit import summaries
+from tacit.datasets import Schema, read_columns, read_rows
+from tacit.events import Event, Relation, Sequence, from_dict
+from tacit.experiments import data as data_of
+from tacit.experiments.facts import RECIPE, SUMMARY, Facts, Touch, Utility, claim_fields, file_hash
+from tacit.experiments.folder import RunFolder
+from tacit.experiments.recipe import Recipe
+from tacit.experiments.table_check import check_releases, check_table, check_touches, rng_of
+from tacit.ledger import Ledger, paid_once
+
+METHOD = "summary"
+
+
+def run_summary(
+    recipe: Recipe,
+    folder: str | Path,
+    *,
+    root: str | Path | None = None,
+    ledger: str | Path | None = None,
+) -> Facts:
+    """Describe the recipe's table into `folder`, and return the facts; a finished run is kept.
+
+    `root` is the folder of the data. `ledger` is the ledger file that pays (default: the recipe's,
+    or one in the folder). `summary.json` holds the statistics, as `StatisticTable.to_dict` does.
+    """
+    run = RunFolder(folder)
+    with run.locked():
+        return _run_summary(recipe, run, run.data_root(root), ledger)
+
+
+def _run_summary(
+    recipe: Recipe, run: RunFolder, root: str | Path | None, ledger: str | Path | None
+) -> Facts:
+    """Do what `run_summary` says, while this process holds the folder."""
+    start = time.perf_counter()
+    run.refuse_other_recipe(recipe, resume=f"tacit summarize {run.path}")
+    if run.is_finished:
+        run.close()
+        return run.facts()
+    run.refuse_foreign_files()
+    schema, path = data_of.schema_of(recipe.data), data_of.locate(recipe.data.path, root)
+    if not any(column.is_feature for column in schema.declared):
+        raise ValueError("the schema declares no column to summarize: all of them are ignored.")
+    flags = dict(zip(schema.checked, read_rows(path, schema).flags.T, strict=True))
+    run.write(RECIPE, recipe.to_toml())
+    run.remember_data(root)
+    with run.open_ledger(recipe, None, ledger) as paying:
+        epsilon = recipe.privacy.budget.epsilon
+        checked = check_table(recipe, flags, run, paying, epsilon=epsilon, root=root)
+        if not (run / SUMMARY).is_file():
+            with paid_once(paying, file_hash(path).encode(), recipe.to_toml().encode()) as seed:
+                found = _describe(recipe, schema, path, paying, checked, seed)
+                run.write(SUMMARY, found.rounded().to_json() + "\n")
+        stored = json.loads((run / SUMMARY).read_text(encoding="utf-8"))
+        facts = _facts(recipe, schema, path, paying, checked, stored)
+        return run.finish(replace(facts, seconds=round(time.perf_counter() - start, 3)), paying)
+
+
+def _describe(
+    recipe: Recipe,
+    schema: Schema,
+    path: Path,
+    ledger: Ledger,
+    checked: tuple[Event, ...],
+    seed: int,
+) -> summaries.StatisticTable:
+    """Return the statistics, with the price and the event of the check included."""
+    asked, privacy = recipe.summary, recipe.privacy.budget
+    found = summaries.describe(
+        read_columns(path, schema),
+        schema,
+        probabilities=asked.quantiles,
+        about=asked.about,
+        check_share=0.0,
+        flags={},  # checked before
+        confidence=asked.confidence,
+        epsilon=privacy.epsilon * (1 - (recipe.data.check_share if checked else 0.0)),
+        delta=privacy.delta,
+        relation=ledger.relation,
+        ledger=ledger,
+        rng=rng_of(recipe, 3) or seed,
+    )
+    event = Sequence((*checked, found.event)) if checked else found.event
+    return replace(found, event=event, epsilon=privacy.epsilon)
+
+
+def _facts(
+    recipe: Recipe,
+    schema: Schema,
+    path: Path,
+    ledger: Ledger,
+    checked: tuple[Event, ...],
+    stored: dict[str, Any],  # Any: JSON values
+) -> Facts:
+    """Return the facts. The number of records in them is the released one, which has noise."""
+    columns = [column.name for column in schema.declared if column.is_feature]
+    rows, event = stored["rows"], from_dict(stored["event"])
+    parts = event.parts[len(checked) :] if checked else (event,)  # type: ignore[attr-defined]
+    is_size_public = ledger.relation != Relation.ADD_REMOVE
+    how = f"{len(rows)} noisy statistics of {len(columns)} columns: paid before their release"
+    size = (f"number of {schema.unit}s",) if is_size_public else ()
+    return Facts(
+        **claim_fields(
+            recipe, path.name.split(".")[0], max(1, round(rows[0]["value"])), ledger, event
+        ),
+        assumed_public=(*size, "bounds and categories of the schema"),
+        sampling_assumed="none",
+        sampling_used="none",
+        touches=(
+            *check_touches(recipe.data, checked),
+            Touch(what="statistics", how=how, cost="paid", event=parts[0].to_dict()),
+        ),
+        released=("statistics with intervals", *check_releases(recipe.data)),
+        method=METHOD,
+        model=f"{len(rows)} statistics of {len(columns)} columns",
+        hyperparameters={
+            "quantiles": list(recipe.summary.quantiles),
+            "about": recipe.summary.about,
+            "confidence": recipe.summary.confidence,
+            "delta": recipe.privacy.delta,
+        },
+        utility=Utility(metric="none", private=()),
+        model_file=SUMMARY,
+        metrics_file="",
+    )
