@@ -81,7 +81,7 @@ class Records:
         self.is_stored = collate_fn is None and isinstance(self.dataset, TensorDataset)
         self._fetch = _fetcher(self.dataset, collate_fn)
         self._guard = ErrorGuard() if guard is None else guard
-        self._digest: tuple[list[int], bytes] | None = None
+        self._digest: bytes | None = None
         # The Python code that fetches; selecting rows of tensors keeps no state.
         self.program = () if self.is_stored else (self.dataset, collate_fn)
 
@@ -107,15 +107,18 @@ class Records:
         return map_tensors(lambda t: t.to(self.device, non_blocking=True), batch)
 
     def digest(self) -> bytes:
-        """Return a hash of all records (`fingerprint`), kept while no tensor is written. Private.
+        """Return a hash of all records (`fingerprint`). Private.
 
-        Tensors count their changes by torch; a data set of another kind is read once.
+        Stored tensors are hashed at every call, since they may have been written by any library. A
+        data set of another kind is read once, until `forget_digest`.
         """
-        tensors = self.dataset.tensors if self.is_stored else ()
-        versions = [0 if t.is_inference() else t._version for t in tensors]
-        if self._digest is None or self._digest[0] != versions:
-            self._digest = versions, data_digest(self)
-        return self._digest[1]
+        if self.is_stored or self._digest is None:
+            self._digest = data_digest(self)
+        return self._digest
+
+    def forget_digest(self) -> None:
+        """Make the next `digest` read all records again, however they may have been edited."""
+        self._digest = None
 
     def blank(self) -> Batch:
         """Return a batch of one row of zeros in the shape of a record; the shape is public."""

@@ -71,14 +71,14 @@ class TracedLotSum:
         fetching = ProgramState(*records.program, self._augment)
         examples, seed = [], source.seed(lot.step)
         for index in np.concatenate([np.zeros(0, np.int64), *(m.indices for m in lot.pending())]):
-            with randomness((seed + int(index)) % 2**32, records.device):
+            with randomness(seed + int(index), records.device):
                 fetched = records.fetch(np.asarray([index]))
                 examples.append(as_views(fetched, self._views, self._augment))
         if fetching.has_changed():
             raise IncompatibleModel(
                 _REFUSAL.format("keeps Python state in its data set, collate_fn or augment")
             )
-        with randomness(seed % 2**32, records.device):
+        with randomness(seed, records.device):
             return self.clipped_sum(examples, clip), len(examples)
 
     def clipped_sum(self, examples: Sequence[Batch], clip: Clip) -> ClippedSum:
