@@ -86,7 +86,7 @@ class Records:
         self.program = () if self.is_stored else (self.dataset, collate_fn)
 
     def __len__(self) -> int:
-        return len(self.dataset)
+        return self._guard(len, self.dataset)
 
     @property
     def on_device(self) -> tuple[Tensor, ...] | None:
