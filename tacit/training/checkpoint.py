@@ -10,9 +10,8 @@ its checkpoint before it draws a lot: the records, the program, the machine, wei
 (`fingerprint` says why these and not the sums). If anything differs, the run goes on with a fresh
 key, for lots and noise, and the steps that may have been lost are paid once more: the ledger holds
 their number. A ledger that does not know the run cannot tell it; then the run is refused until the
-user gives `lost_steps`. Weights and the optimizer's settings are part of every later step's noise:
-a learning rate that is changed after the restart, or a loop that moves weights by itself, gives
-independent noise from that step on.
+user gives `lost_steps`. The optimizer's settings are part of every later step's noise, and so are
+weights that the loop has moved by itself: a change after the restart gives independent noise.
 
 A checkpoint is as secret as the data: anyone who has the key can subtract the noise.
 """
@@ -78,7 +77,8 @@ class RunState:
         self._reserved: ReservedPlan | None = None
         self._loaded: State | None = None  # a checkpoint whose next step has not been taken
         self._salt = Key.fresh()  # for digests: the run's own key may come from a known seed
-        self._trail = b""  # a digest of weights and the optimizer's settings at every step so far
+        self._trail = b""  # a digest of what the loop has set at every step so far
+        self._left: bytes | None = None  # a checksum of the weights after the last step
 
     def state_dict(self) -> State:
         """Return the run's state as JSON values. Secret: it holds the key that gives the noise.
@@ -98,6 +98,7 @@ class RunState:
             "salt": self._salt.secret.hex(),
             "binding": self._binding(),
             "settings": self._trail.hex(),
+            "left": None if self._left is None else self._left.hex(),
         }
 
     def load_state_dict(self, state: State, *, lost_steps: int | None = None) -> None:
@@ -112,7 +113,7 @@ class RunState:
         """
         _check(state, self._plan.fingerprint(), is_repeated=lost_steps is None)
         self._ranks.require_equal("the checkpoint", [state["run"], state["steps_taken"]])
-        self._loaded = None
+        self._loaded = self._left = None
         self._begin_loop()  # lots that were handed out came from another key
         self._run = state["run"]
         self._reserved = None
@@ -127,6 +128,7 @@ class RunState:
             return
         self._use(Key(bytes.fromhex(state["key"])))
         self._trail = bytes.fromhex(state["settings"])
+        self._left = bytes.fromhex(state["left"]) if state.get("left") else None
         self._loaded = state
 
     @property
@@ -231,10 +233,10 @@ class RunState:
         self._noise.use(key)
 
     def _follow_settings(self) -> bytes:
-        """Return a digest of what is public at this step, and at all steps before it.
+        """Return a digest of what the loop has set by itself, at this step and all steps before.
 
-        These are the optimizer's settings and the weights, which a loop may move by itself. Numbers
-        on a GPU count only where a resumed run repeats its noise at all: the host waits for them.
+        These are the optimizer's settings, and weights that are not as the optimizer left them.
+        Numbers on a GPU count only where a resumed run repeats its noise: the host waits for them.
         """
         found = hashlib.sha256(self._trail)
         is_repeated = torch.are_deterministic_algorithms_enabled()
@@ -243,14 +245,27 @@ class RunState:
                 value = group[name]
                 if is_repeated or not (isinstance(value, Tensor) and value.is_cuda):
                     found.update(name.encode() + _bytes(value))
-        weights = [p for p in self._model.parameters() if is_repeated or not p.is_cuda]
-        if weights:
-            here = hashlib.sha256()
-            for weight in weights:
-                here.update(_content(weight).data)
-            found.update(b"".join(self._ranks.gather(here.digest())))  # one noise for all ranks
+        weights = self._weights()
+        is_moved = self._left is not None and weights != self._left
+        for moved in self._ranks.gather(weights if is_moved else b""):  # one noise for all ranks
+            found.update(moved)
         self._trail = found.digest()
         return self._trail
+
+    def _weights(self) -> bytes:
+        """Return a checksum of the weights: sums of their words, with wrap-around.
+
+        Shards are left out: a checkpoint holds one checksum for all ranks.
+        """
+        is_repeated = torch.are_deterministic_algorithms_enabled()
+        found = []
+        for parameter in self._model.parameters():
+            if not isinstance(parameter, DTensor) and (is_repeated or not parameter.is_cuda):
+                content = _content(parameter)
+                words = content[: len(content) // 8 * 8].view(np.uint64)
+                rest = content[len(content) // 8 * 8 :]
+                found += [np.add.reduce(words).item(), np.bitwise_xor.reduce(words).item(), *rest]
+        return repr(found).encode()
 
     def _pay(self) -> None:
         """Pay for the next step out of the reserved plan; raise `BudgetExceeded` if that fails."""
@@ -383,6 +398,5 @@ def _bytes(value: Any) -> bytes:  # Any: options and state of any optimizer
 
 
 def _content(tensor: Tensor) -> NDArray[np.uint8]:
-    """Return the bytes of a tensor, without a copy where that is possible; of a shard its own."""
-    here = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    return here.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+    """Return the bytes of a tensor, without a copy where that is possible."""
+    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()

@@ -208,3 +208,21 @@ def test_a_loop_that_moves_the_weights_itself_gets_independent_noise(problem):
     assert all(map(torch.equal, one, same))
     assert torch.equal(one[0], other[0])
     assert not torch.isclose(one[1], other[1]).any()
+
+
+def test_a_loop_that_always_moves_the_weights_is_repeated(problem):
+    def go(case, stop):
+        for lot in case.private:
+            case.private.step(lot)
+            with torch.no_grad():
+                case.model[0].weight.clamp_(-0.1, 0.1)
+            if case.private.steps_taken == stop:
+                break
+
+    case, other = problem(), problem()
+    go(case, 2)
+    state = saved(case)
+    go(case, 4)
+    load(other, state)
+    go(other, 4)
+    assert torch.equal(weights(other.model), weights(case.model))

@@ -103,7 +103,8 @@ def private(change, length=4):
 
     return model, tacit.make_private(
         model, torch.optim.SGD(model.parameters(), lr=0.0), Sequences(length), loss_fn,
-        batch_size=30, steps=1, clip_norm=1.0, noise_multiplier=0.0, isolation="strict", check=False,
+        batch_size=30, steps=1, clip_norm=1.0, noise_multiplier=0.0, isolation="strict",
+        check=False,
     )  # fmt: skip
 
 
