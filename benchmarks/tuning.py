@@ -83,7 +83,10 @@ def adult(seeds: int = 3, searches: int = 2) -> None:
     accuracy = found[:, :, 1].mean(axis=1)
     rows = [
         ["one run of the search, configuration drawn blindly", f"{100 * accuracy.mean():.2f}"],
-        ["one run of the search, best configuration chosen for free", f"{100 * accuracy.max():.2f}"],
+        [
+            "one run of the search, best configuration chosen for free",
+            f"{100 * accuracy.max():.2f}",
+        ],
         ["private search, mean", f"{100 * np.mean(chosen):.2f}"],
         ["private search, lowest tenth", f"{100 * np.quantile(chosen, 0.1):.2f}"],
     ]

@@ -10,8 +10,8 @@ its checkpoint before it draws a lot: the records, the program, the machine, wei
 (`fingerprint` says why these and not the sums). If anything differs, the run goes on with a fresh
 key, for lots and noise, and the steps that may have been lost are paid once more: the ledger holds
 their number. A ledger that does not know the run cannot tell it; then the run is refused until the
-user gives `lost_steps`. The optimizer's settings are part of every later step's noise: a learning
-rate that is changed after the restart gives independent noise from that step on.
+user gives `lost_steps`. The optimizer's settings are part of every later step's noise, and so are
+weights that the loop has moved by itself: a change after the restart gives independent noise.
 
 A checkpoint is as secret as the data: anyone who has the key can subtract the noise.
 """
@@ -27,7 +27,9 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -36,6 +38,7 @@ from tacit.events import Event
 from tacit.events import Sequence as EventSequence
 from tacit.ledger import Entry, Ledger
 from tacit.ledger import Plan as ReservedPlan
+from tacit.training.arithmetic import Arithmetic
 from tacit.training.clip import Clip
 from tacit.training.distributed import Ranks
 from tacit.training.fingerprint import program_digest
@@ -43,6 +46,7 @@ from tacit.training.key import Key
 from tacit.training.lots import Lots
 from tacit.training.noise import NoisyMean
 from tacit.training.plan import EpochSampler, TrainingPlan
+from tacit.training.program_state import ProgramState
 from tacit.training.tree import LossFn
 
 VERSION = 2
@@ -64,6 +68,7 @@ class RunState:
     _ranks: Ranks
     _loss_fn: LossFn | None
     _lot_sum: Any  # a callable: how lots are summed
+    arithmetic: Arithmetic
     _clip_moves: tuple[float, ...]
 
     def __init__(self) -> None:
@@ -72,7 +77,8 @@ class RunState:
         self._reserved: ReservedPlan | None = None
         self._loaded: State | None = None  # a checkpoint whose next step has not been taken
         self._salt = Key.fresh()  # for digests: the run's own key may come from a known seed
-        self._trail = b""  # a digest of the optimizer's settings at every step so far
+        self._trail = b""  # a digest of what the loop has set at every step so far
+        self._left: bytes | None = None  # a checksum of the weights after the last step
 
     def state_dict(self) -> State:
         """Return the run's state as JSON values. Secret: it holds the key that gives the noise.
@@ -92,6 +98,7 @@ class RunState:
             "salt": self._salt.secret.hex(),
             "binding": self._binding(),
             "settings": self._trail.hex(),
+            "left": None if self._left is None else self._left.hex(),
         }
 
     def load_state_dict(self, state: State, *, lost_steps: int | None = None) -> None:
@@ -106,7 +113,7 @@ class RunState:
         """
         _check(state, self._plan.fingerprint(), is_repeated=lost_steps is None)
         self._ranks.require_equal("the checkpoint", [state["run"], state["steps_taken"]])
-        self._loaded = None
+        self._loaded = self._left = None
         self._begin_loop()  # lots that were handed out came from another key
         self._run = state["run"]
         self._reserved = None
@@ -121,6 +128,7 @@ class RunState:
             return
         self._use(Key(bytes.fromhex(state["key"])))
         self._trail = bytes.fromhex(state["settings"])
+        self._left = bytes.fromhex(state["left"]) if state.get("left") else None
         self._loaded = state
 
     @property
@@ -163,6 +171,7 @@ class RunState:
         """Return what differs from the checkpoint that was loaded, as the start of a sentence."""
         if loaded["digest"] not in (None, digest(self._model, self._optimizer)):
             return "model or optimizer are not those of the checkpoint"
+        self._lots.records.forget_digest()  # records may have been edited where nothing shows it
         binding = self._binding()
         for name, value in loaded["binding"].items():
             if binding[name] != value:
@@ -170,6 +179,8 @@ class RunState:
         device = self._lots.records.device
         if device.type != "cpu" and not torch.are_deterministic_algorithms_enabled():
             return "sums on a GPU may differ in their last bits from one run to the next"
+        if self._lots.num_workers and ProgramState(*self._lots.records.program).generators():
+            return "random generators of the data set go on in worker processes"
         if self._loss_fn is None:
             return "the loop computes its own losses, which cannot be compared with those before"
         return None
@@ -177,7 +188,6 @@ class RunState:
     def _binding(self) -> dict[str, str]:
         """Return what decides the sums of a run, by name, each as a hash under a secret."""
         records, salt = self._lots.records, self._salt
-        others = (*records.program, getattr(self._lot_sum, "_augment", None))
         engine = getattr(self._lot_sum, "_engine", None)
         machine = [
             self._ranks.size,
@@ -191,8 +201,14 @@ class RunState:
             getattr(self._lot_sum, "_views", None),
             *(getattr(engine, name, None) for name in ("__module__", "__qualname__")),
             getattr(self._lot_sum, "_compiled", None) is not None,
+            self.arithmetic.mode,
+            self._lots.pad,
+            torch.get_default_dtype(),
+            torch.get_float32_matmul_precision(),
+            torch.are_deterministic_algorithms_enabled(),
         ]
-        program = program_digest(self._model, self._loss_fn, records, others)
+        augment = getattr(self._lot_sum, "_augment", None)
+        program = program_digest(self._model, self._loss_fn, records, [augment])
         return {
             "data set": self.data_fingerprint,
             "program": salt.bind("program", program),
@@ -217,13 +233,39 @@ class RunState:
         self._noise.use(key)
 
     def _follow_settings(self) -> bytes:
-        """Return a digest of the optimizer's settings at this step and at all steps before it."""
+        """Return a digest of what the loop has set by itself, at this step and all steps before.
+
+        These are the optimizer's settings, and weights that are not as the optimizer left them.
+        Numbers on a GPU count only where a resumed run repeats its noise: the host waits for them.
+        """
         found = hashlib.sha256(self._trail)
+        is_repeated = torch.are_deterministic_algorithms_enabled()
         for group in self._optimizer.param_groups:
             for name in sorted(group.keys() - {"params"}):
-                found.update(name.encode() + _setting(group[name]))
+                value = group[name]
+                if is_repeated or not (isinstance(value, Tensor) and value.is_cuda):
+                    found.update(name.encode() + _bytes(value))
+        weights = self._weights()
+        is_moved = self._left is not None and weights != self._left
+        for moved in self._ranks.gather(weights if is_moved else b""):  # one noise for all ranks
+            found.update(moved)
         self._trail = found.digest()
         return self._trail
+
+    def _weights(self) -> bytes:
+        """Return a checksum of the weights: sums of their words, with wrap-around.
+
+        Shards are left out: a checkpoint holds one checksum for all ranks.
+        """
+        is_repeated = torch.are_deterministic_algorithms_enabled()
+        found = []
+        for parameter in self._model.parameters():
+            if not isinstance(parameter, DTensor) and (is_repeated or not parameter.is_cuda):
+                content = _content(parameter)
+                words = content[: len(content) // 8 * 8].view(np.uint64)
+                rest = content[len(content) // 8 * 8 :]
+                found += [np.add.reduce(words).item(), np.bitwise_xor.reduce(words).item(), *rest]
+        return repr(found).encode()
 
     def _pay(self) -> None:
         """Pay for the next step out of the reserved plan; raise `BudgetExceeded` if that fails."""
@@ -347,21 +389,14 @@ def _lost_event(plan: TrainingPlan, steps_taken: int, lost_steps: int) -> Event:
     return plan.event_of(multipliers) if multipliers else EventSequence(())
 
 
-def _setting(value: Any) -> bytes:  # Any: as below
-    """Return the bytes of an optimizer's setting; on a GPU, only where runs are repeated.
-
-    Reading a number from a GPU makes the host wait. Without deterministic algorithms, a resumed run
-    never repeats its noise there.
-    """
-    is_repeated = torch.are_deterministic_algorithms_enabled()
-    if isinstance(value, Tensor) and value.is_cuda and not is_repeated:
-        return b""
-    return _bytes(value)
-
-
 def _bytes(value: Any) -> bytes:  # Any: options and state of any optimizer
     if isinstance(value, Tensor) and value.dim():
-        return value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+        return _content(value).tobytes()
     if isinstance(value, Tensor):
         value = value.item()
     return repr(list(value) if isinstance(value, tuple) else value).encode()
+
+
+def _content(tensor: Tensor) -> NDArray[np.uint8]:
+    """Return the bytes of a tensor, without a copy where that is possible."""
+    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()

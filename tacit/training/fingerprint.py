@@ -12,17 +12,20 @@ guesses about a record.
 """
 
 import hashlib
+import inspect
 import types
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from tacit.training.distributed import is_sharded
 from tacit.training.key import randomness
-from tacit.training.program_state import ProgramState
+from tacit.training.program_state import ProgramState, is_own_module, names_in
 from tacit.training.tree import Batch, LossFn, map_tensors
 
 if TYPE_CHECKING:
@@ -30,7 +33,6 @@ if TYPE_CHECKING:
 
 _ROWS = 256  # records of a data set that is not in tensors, read at a time
 _BYTES = 1 << 26  # of a tensor, hashed at a time
-_SMALL = 10**6  # elements of a tensor or container in the program; larger ones count by shape
 _LIBRARIES = ("builtins", "torch", "numpy", "tacit", "typing", "collections", "abc")
 _PLACES = ("__doc__", "__module__", "__firstlineno__", "__static_attributes__")
 _ATOMS = (type(None), bool, int, float, complex, str, bytes)
@@ -43,16 +45,20 @@ def data_digest(records: "Records") -> bytes:
     fixed seeds for random augmentation; one that gives other records at every pass never has the
     same digest twice.
     """
-    found = hashlib.sha256()
     if records.is_stored:
+        found = hashlib.sha256()
         for tensor in records.dataset.tensors:
             _add_tensor(found, tensor)
         return found.digest()
+    whole = hashlib.sha256()
     for start in range(0, len(records), _ROWS):
         rows = np.arange(start, min(start + _ROWS, len(records)))
         with randomness(start, torch.device("cpu")):
-            _add_value(found, records.fetch_on_host(rows), set())
-    return found.digest()
+            batch = records.fetch_on_host(rows)
+        part = _ProgramHash(every_attribute=True)
+        part.add(batch)
+        whole.update(part.digest())
+    return whole.digest()
 
 
 def program_digest(
@@ -63,18 +69,28 @@ def program_digest(
 ) -> bytes:
     """Return a hash of the program: its code, what the code refers to, and one public loss.
 
-    The code is that of `loss_fn`, of the model's classes and of `others`, with closures, defaults
-    and the global functions and constants that it names. Attributes of objects are not followed;
-    the loss of a fixed batch of made-up records, at the present weights, stands for them.
+    The code is that of `loss_fn`, the model, `collate_fn` and `others`, with closures, defaults and
+    the functions and constants that it names, in the user's own modules too. Attributes of objects
+    count if the code names them, such as the class weights of a criterion. Of the data set, whose
+    records have a hash of their own, only code and plain attributes count. The states of the
+    program's own random generators are part of the hash: they decide the steps that follow.
     """
-    found = hashlib.sha256()
-    seen: set[int] = set()
-    for value in (loss_fn, *others, *dict.fromkeys(type(m) for m in model.modules())):
-        _add_value(found, value, seen)
-    found.update(repr([(n, type(m).__qualname__) for n, m in model.named_modules()]).encode())
+    found = _ProgramHash()
+    for value in (loss_fn, model, *others):
+        found.add(value)
+    for value in records.program:
+        found.add(_plain_attributes(value) if value is records.dataset else value)
+    found.add([type(records.dataset), type(model)])
+    found.add([(name, p.requires_grad) for name, p in model.named_parameters()])
+    found.add(ProgramState(model, loss_fn, *others, *records.program).generators())
     if loss_fn is not None:
-        found.update(_public_loss(model, loss_fn, records))
+        found.add(_public_loss(model, loss_fn, records))
     return found.digest()
+
+
+def _plain_attributes(value: Any) -> dict[str, Any]:  # Any: a data set
+    held = getattr(value, "__dict__", {})
+    return {name: held[name] for name in sorted(held) if isinstance(held[name], _ATOMS)}
 
 
 def _public_loss(model: nn.Module, loss_fn: LossFn, records: "Records") -> bytes:
@@ -97,45 +113,125 @@ def _made_up(blank: Batch) -> Batch:
     return map_tensors(lambda t: torch.randn_like(t) if t.is_floating_point() else t, blank)
 
 
-def _add_value(found: Any, value: Any, seen: set[int]) -> None:  # Any: a hash; any object
-    """Add a value to the hash `found`: code, constants, tensors, and containers of these."""
-    found.update(type(value).__qualname__.encode())
-    if isinstance(value, _ATOMS):
-        found.update(repr(value).encode())
-        return
-    if id(value) in seen:
-        return
-    if isinstance(value, Tensor | np.ndarray | np.generic):
-        _add_tensor(found, torch.as_tensor(value))
-        return
-    seen.add(id(value))
-    for part in _parts(value):
-        _add_value(found, part, seen)
+class _ProgramHash:
+    """A hash of values: code, constants, tensors, containers of these, and objects.
+
+    An object counts by the code of its class and by those attributes that the code reached so far
+    names, or by `every_attribute`. `digest` follows the attributes, whose code may name others.
+    """
+
+    def __init__(self, *, every_attribute: bool = False) -> None:
+        self._every_attribute = every_attribute
+        self._hash = hashlib.sha256()
+        self._numbers: dict[int, int] = {}  # the order in which objects were met, by their id
+        self._held: list[Any] = []  # keeps them alive, so that their ids stay theirs
+        self._objects: list[Any] = []
+        self._names: set[str] = set()
+
+    def add(self, value: Any) -> None:  # Any: any object
+        """Add a value; one that was added before counts by its number."""
+        self._hash.update(type(value).__qualname__.encode())
+        if isinstance(value, _ATOMS):
+            self._hash.update(repr(value).encode() + b";")
+        elif isinstance(value, Tensor | np.ndarray | np.generic) and not _is_text(value):
+            _add_tensor(self._hash, torch.as_tensor(value))
+        elif id(value) in self._numbers:
+            self._hash.update(b"#%d;" % self._numbers[id(value)])
+        else:
+            self._numbers[id(value)] = len(self._numbers)
+            self._held.append(value)
+            parts = self._parts(value)
+            self._hash.update(b"(%d;" % len(parts))
+            for part in parts:
+                self.add(part)
+
+    def digest(self) -> bytes:
+        """Return the hash, after adding the attributes that the code names."""
+        followed: set[tuple[int, str]] = set()
+        is_done = False
+        while not is_done:
+            is_done = True
+            for value in list(self._objects):
+                held = getattr(value, "__dict__", {})
+                names = {*self._names, *held} if self._every_attribute else self._names
+                for name, content in _attributes(value, names):
+                    if (id(value), name) not in followed:
+                        followed.add((id(value), name))
+                        is_done = False
+                        self.add([self._numbers[id(value)], name])
+                        self._follow(content)
+        return self._hash.digest()
+
+    def _follow(self, content: Any) -> None:
+        """Add an attribute. Of a method only the names count: its code is part of its class."""
+        if isinstance(content, types.FunctionType):
+            self._names.update(names_in(content.__code__))
+        else:
+            self.add(content)
+
+    def _parts(self, value: Any) -> Sequence[Any]:
+        """Return what counts of a value that is neither constant nor tensor."""
+        if isinstance(value, types.CodeType):
+            return (value.co_code, value.co_names, value.co_consts)
+        if isinstance(value, types.FunctionType):
+            self._names.update(names_in(value.__code__))
+            return _parts_of_function(value)
+        if isinstance(value, types.MethodType):
+            return (value.__func__, value.__self__)
+        if isinstance(value, type):
+            return _parts_of_class(value)
+        if isinstance(value, staticmethod | classmethod):
+            return (value.__func__,)
+        if isinstance(value, property):
+            return (value.fget,)
+        if isinstance(value, frozenset | set):
+            return sorted(map(repr, value))
+        if isinstance(value, Mapping):
+            return [part for pair in value.items() for part in pair]
+        if isinstance(value, list | tuple | deque):
+            return value  # type: ignore[return-value]  # a deque is read in order, too
+        if isinstance(value, np.ndarray | np.generic):  # of text or of objects
+            return (value.dtype.str, value.tolist())
+        if isinstance(value, torch.jit.ScriptFunction):
+            return (value.code,)
+        if hasattr(value, "func") and hasattr(value, "keywords"):  # functools.partial
+            return (value.func, value.args, value.keywords)
+        if hasattr(value, "__wrapped__"):  # functools.lru_cache and the like
+            return (value.__wrapped__,)
+        return self._parts_of_object(value)
+
+    def _parts_of_object(self, value: Any) -> Sequence[Any]:
+        if isinstance(value, types.ModuleType):
+            return (value.__name__,)
+        self._objects.append(value)
+        for entry in (type(value).__call__, getattr(type(value), "forward", None)):
+            if isinstance(entry, types.FunctionType):
+                self._names.update(names_in(entry.__code__))
+        if isinstance(value, nn.Module):  # containers name none of their layers
+            own = (value.named_parameters(recurse=False), value.named_buffers(recurse=False))
+            return (type(value), value.training, dict(value.named_children()), *map(dict, own))
+        return (type(value),)
 
 
-def _parts(value: Any) -> Iterable[Any]:  # Any: as above
-    """Return what counts of a value that is neither constant nor tensor."""
-    if isinstance(value, types.CodeType):
-        return (value.co_code, value.co_names, value.co_consts)
-    if isinstance(value, types.FunctionType):
-        return _parts_of_function(value)
-    if isinstance(value, types.MethodType):
-        return (value.__func__, type(value.__self__))
-    if isinstance(value, type):
-        return _parts_of_class(value)
-    if isinstance(value, staticmethod | classmethod):
-        return (value.__func__,)
-    if isinstance(value, property):
-        return (value.fget,)
-    if hasattr(value, "func") and hasattr(value, "keywords"):  # functools.partial
-        return (value.func, value.args, value.keywords)
-    if isinstance(value, frozenset | set):
-        return sorted(map(repr, value))
-    if isinstance(value, dict) and len(value) <= _SMALL:
-        return [part for pair in value.items() for part in pair]
-    if isinstance(value, list | tuple) and len(value) <= _SMALL:
-        return value
-    return (type(value),)  # an object counts by the code of its class
+def _attributes(value: Any, names: set[str]) -> list[tuple[str, Any]]:
+    """Return the attributes of an object, and of its class, that are among `names`."""
+    held = getattr(value, "__dict__", {})
+    found = []
+    for name in sorted(names):
+        if name in held:
+            found.append((name, held[name]))
+        elif inspect.ismemberdescriptor(content := getattr(type(value), name, None)):  # a slot
+            found.append((name, getattr(value, name, None)))
+        elif isinstance(content, types.FunctionType):
+            found.append((name, content))
+        elif isinstance(content, property) and isinstance(content.fget, types.FunctionType):
+            found.append((name, content.fget))
+    return found
+
+
+def _is_text(value: Any) -> bool:
+    """Return whether an array holds other things than numbers, which torch cannot hold."""
+    return isinstance(value, np.ndarray | np.generic) and value.dtype.kind not in "biufc"
 
 
 def _parts_of_class(value: type) -> list[Any]:
@@ -154,13 +250,17 @@ def _parts_of_function(value: types.FunctionType) -> list[Any]:
             found.append(cell.cell_contents)
         except ValueError:  # not filled yet
             continue
-    names = [name for name in value.__code__.co_names if name in value.__globals__]
-    contents = [value.__globals__[name] for name in names]
+    names = sorted(set(names_in(value.__code__)))
+    contents = [value.__globals__[name] for name in names if name in value.__globals__]
+    for module in filter(is_own_module, [*found, *contents]):
+        contents += [vars(module)[name] for name in names if name in vars(module)]
     return found + [c for c in contents if not isinstance(c, types.ModuleType)]
 
 
 def _add_tensor(found: Any, tensor: Tensor) -> None:  # Any: a hash
     found.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+    if isinstance(tensor, DTensor):
+        return  # its shards are on other ranks; every step's noise depends on them all
     flat = tensor.detach().reshape(-1)
     size = max(1, _BYTES // max(1, flat.element_size()))
     for part in flat.split(size):

@@ -192,24 +192,15 @@ def _many_zeros(count: int) -> memoryview:
 
 
 @contextmanager
-def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed torch's global random generators inside the block, and restore them after it."""
-    with torch.random.fork_rng(devices=_gpu(device)):
-        reseed(seed, device)
-        yield
-
-
-@contextmanager
 def randomness(seed: int, device: torch.device) -> Iterator[None]:
     """Start torch's, numpy's and Python's global generators from `seed`; restore them afterwards.
 
-    Programs draw from all three: a check that runs a program twice has to repeat them all.
+    Programs draw from all three, so a step that is repeated has to repeat them all.
     """
     python, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002  # programs use it
     try:
-        with seeded(seed, device):
-            random.seed(seed)
-            np.random.seed(seed % 2**32)  # noqa: NPY002  # the generator that programs share
+        with torch.random.fork_rng(devices=_gpu(device)):
+            reseed(seed, device)
             yield
     finally:
         random.setstate(python)
@@ -217,7 +208,9 @@ def randomness(seed: int, device: torch.device) -> Iterator[None]:
 
 
 def reseed(seed: int, device: torch.device) -> None:
-    """Seed torch's global random generators: the CPU's and that of `device`."""
+    """Seed the global generators of Python, numpy and torch: the CPU's and that of `device`."""
+    random.seed(seed)
+    np.random.seed([seed & 0xFFFFFFFF, seed >> 32])  # noqa: NPY002  # the one that programs share
     torch.default_generator.manual_seed(seed)
     for index in _gpu(device):
         torch.cuda.default_generators[index].manual_seed(seed)

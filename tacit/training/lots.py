@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from tacit.training.key import Key, seeded
+from tacit.training.key import Key, randomness, reseed
 from tacit.training.records import Indices, Microbatch, Records
 from tacit.training.tree import Batch, current_device, pad_rows
 
@@ -126,7 +126,7 @@ class Lots:
         self.limit = limit
         self.pad = pad
         self._drawer = drawer
-        self._num_workers = num_workers
+        self.num_workers = num_workers
         self._rank = rank
         self._ranks = ranks
         self._row_numbers = torch.arange(0)
@@ -143,7 +143,7 @@ class Lots:
 
     def from_step(self, start: int, stop: int) -> Iterator[Lot]:
         """Yield the lots of steps `start` to `stop` - 1, each with this rank's records only."""
-        if self._num_workers:
+        if self.num_workers:
             yield from self._prefetched(start, stop)
             return
         for step in range(start, stop):
@@ -198,7 +198,7 @@ class Lots:
         """Return the records at `indices` as one batch; random augmentation follows from `seed`."""
         if self.records.is_stored:
             return self.records.fetch(indices)
-        with seeded(seed, self.records.device):
+        with randomness(seed, self.records.device):
             return self.records.fetch(indices)
 
     def _prefetched(self, start: int, stop: int) -> Iterator[Lot]:
@@ -222,7 +222,7 @@ class Lots:
             _Requested(self.records),
             batch_sampler=requests() if start < stop else [],  # type: ignore[arg-type]  # any iterable of requests will do
             collate_fn=_identity,
-            num_workers=self._num_workers,
+            num_workers=self.num_workers,
             generator=torch.Generator(),  # the user's own stream stays untouched
         )
         queue, first = _Queue(iter(loader)), 0
@@ -243,7 +243,7 @@ class _Requested(Dataset):
         self._records = records
 
     def __getitems__(self, request: Sequence[int]) -> Batch:
-        torch.manual_seed(request[0])
+        reseed(request[0], torch.device("cpu"))  # this process reads records and does nothing else
         return self._records.fetch_on_host(np.asarray(request[1:], np.int64))
 
 

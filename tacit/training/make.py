@@ -310,7 +310,8 @@ def _records(
     """Return access to the records, on the model's device and in its precision."""
     first = next(iter(parameters.values()))
     dtype = first.dtype if first.dtype in (torch.float32, torch.float64) else torch.float32
-    return Records(dataset, collate_fn=collate_fn, device=first.device, dtype=dtype, guard=guard)
+    options = {"collate_fn": collate_fn, "device": first.device, "dtype": dtype, "guard": guard}
+    return guard(Records, dataset, **options)
 
 
 def _arithmetic(

@@ -157,6 +157,7 @@ class Private(ForeignLoops):
                 if is_own_loop:
                     self._optimizer.step()
             self._adapt(total, drawn, step)
+            self._left = self._weights() if is_own_loop else None
 
     def _state_noise(self, scales: Sequence[float]) -> None:
         """Pass the noise's public scale to an optimizer that corrects for it, such as `AdamBC`."""

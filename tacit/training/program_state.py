@@ -31,6 +31,12 @@ LIBRARIES = tuple(
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement, not in C
 _PACKAGE = str(Path(__file__).parents[1])
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+# Every step and every test seeds these, so they are not state of the program.
+_GLOBAL_GENERATORS = (
+    torch.default_generator,
+    np.random.get_state.__self__,  # pyright: ignore[reportFunctionMemberAccess]  # a method
+    random.random.__self__,  # pyright: ignore[reportFunctionMemberAccess]  # a method
+)
 _LARGE = 10**7
 """Elements above which an array or a container is taken to be data rather than state."""
 
@@ -64,7 +70,8 @@ class ProgramState:
         stack = list(roots)
         while stack:
             stack.extend(self._visit(stack.pop()))
-        self._generators = [v for v in self._seen.values() if isinstance(v, _GENERATORS)]
+        held = [v for v in self._seen.values() if isinstance(v, _GENERATORS)]
+        self._generators = [v for v in held if not any(v is g for g in _GLOBAL_GENERATORS)]
         self._starts = [_generator_state(g) for g in self._generators]
 
     def restore(self) -> None:
@@ -232,13 +239,13 @@ def _function(value: types.FunctionType, entries: Mutables) -> Iterable[Any]:
         return ()
     found: list[Any] = [value.__dict__, value.__defaults__, value.__kwdefaults__]
     found.extend(_cell(cell, entries) for cell in value.__closure__ or ())
-    names = set(_names(value.__code__))
+    names = set(names_in(value.__code__))
     for name in names:
         if name in value.__globals__:
             content = value.__globals__[name]
             entries.append(_binding(value.__globals__, name, content))
             found.append(content)
-    modules = {id(m): m for m in [*found, *map(sys.modules.get, names)] if _is_own_module(m)}
+    modules = {id(m): m for m in [*found, *map(sys.modules.get, names)] if is_own_module(m)}
     for module in modules.values():  # `statistics.total += 1`, of a module that the user wrote
         for name in names & vars(module).keys():
             entries.append(_binding(vars(module), name, vars(module)[name]))
@@ -246,7 +253,7 @@ def _function(value: types.FunctionType, entries: Mutables) -> Iterable[Any]:
     return found
 
 
-def _is_own_module(value: Any) -> bool:
+def is_own_module(value: Any) -> bool:
     """Return whether `value` is a module that neither Python nor an installed package brought."""
     file = getattr(value, "__file__", None) if isinstance(value, types.ModuleType) else None
     return file is not None and not file.startswith((*LIBRARIES, _PACKAGE))
@@ -284,12 +291,12 @@ def _slot(owner: Any, name: str, content: Any) -> Mutable:
     return Mutable(lambda: None if is_same() else setter(owner, name, content), is_same)
 
 
-def _names(code: types.CodeType) -> Iterator[str]:
-    """Yield the global names that `code` and the functions written inside it mention."""
+def names_in(code: types.CodeType) -> Iterator[str]:
+    """Yield the names of globals and attributes that `code` mentions, and functions inside it."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _names(constant)
+            yield from names_in(constant)
 
 
 def _method(value: types.MethodType, _: Mutables) -> Iterable[Any]:
@@ -314,7 +321,7 @@ def _is_library(value: type) -> bool:
     """Return whether a class is of Python itself, of an installed package, or written in C."""
     module = sys.modules.get(value.__module__)
     return not value.__flags__ & _HEAP_TYPE or not (
-        value.__module__ == "__main__" or _is_own_module(module)
+        value.__module__ == "__main__" or is_own_module(module)
     )
 
 

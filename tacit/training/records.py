@@ -86,7 +86,7 @@ class Records:
         self.program = () if self.is_stored else (self.dataset, collate_fn)
 
     def __len__(self) -> int:
-        return len(self.dataset)
+        return self._guard(len, self.dataset)
 
     @property
     def on_device(self) -> tuple[Tensor, ...] | None:
@@ -109,12 +109,16 @@ class Records:
     def digest(self) -> bytes:
         """Return a hash of all records (`fingerprint`). Private.
 
-        Stored tensors are hashed at every call, so a change in place shows. Reading another data
-        set may take long, so it is read once.
+        Stored tensors are hashed at every call, since they may have been written by any library. A
+        data set of another kind is read once, until `forget_digest`.
         """
-        if self._digest is None or self.is_stored:
+        if self.is_stored or self._digest is None:
             self._digest = data_digest(self)
         return self._digest
+
+    def forget_digest(self) -> None:
+        """Make the next `digest` read all records again, however they may have been edited."""
+        self._digest = None
 
     def blank(self) -> Batch:
         """Return a batch of one row of zeros in the shape of a record; the shape is public."""

@@ -7,10 +7,16 @@ that was computed. The original error is dropped with its causes, so that no tra
 
 Errors that tacit raises itself quote no private value and stay as they are, without their causes.
 An error counts as tacit's own if the frame that raised it belongs to this package and executed a
-`raise` statement. Torch functions that tacit calls raise from the same frames, but by a call.
+`raise` statement. Torch functions that tacit calls raise from the same frames, but by a call. The
+user's code may call tacit too, with private values as arguments; an error that came through such
+code counts as tacit's own only if the training package raised it.
+
+Interrupts and exits pass as what they are, without their arguments: `sys.exit("bad label 7")`
+becomes an exit with status 1.
 """
 
 import dis
+from asyncio import CancelledError
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +31,7 @@ from tacit.training.tree import is_out_of_memory
 
 T = TypeVar("T")
 P = ParamSpec("P")
-_OWN = str(Path(__file__).parents[1])
+_TRAINING, _OWN = (str(folder) for folder in Path(__file__).parents[:2])
 # The functions of this package that call one part of the user's program each.
 _STAGES = {
     "read_records": "the data set",
@@ -33,6 +39,7 @@ _STAGES = {
     "as_views": "augment",
 }
 _OTHERWISE = "the model or loss_fn"
+_PASSED = (KeyboardInterrupt, GeneratorExit, CancelledError)  # ends of the block, not errors in it
 
 
 @dataclass(frozen=True)
@@ -58,8 +65,8 @@ class ErrorGuard:
         error: BaseException | None,
         frames: TracebackType | None,
     ) -> None:
-        """Replace an error of the block; interrupts pass."""
-        if self.debug or not isinstance(error, Exception):
+        """Replace an error of the block."""
+        if self.debug or error is None:
             return
         shown = error if _is_own(error) else described(error)
         shown.__cause__ = None
@@ -71,11 +78,17 @@ class ErrorGuard:
             del shown
 
 
-def described(error: Exception) -> Exception:
+def described(error: BaseException) -> BaseException:
     """Return an error that states the kind and the place of `error`, but not its text.
 
-    It is a `ProgramError`, except that memory which runs out keeps its own kinds of error.
+    It is a `ProgramError`, except that interrupts, exits, and memory which runs out keep their own
+    kinds of error.
     """
+    if isinstance(error, SystemExit):
+        return SystemExit(1 if error.code else 0)
+    for kind in _PASSED:
+        if isinstance(error, kind):
+            return kind()
     text = (
         f"{_place(error)}. The text of the error is withheld because it may quote records; "
         "make_private(..., debug=True) shows it. Nothing was released."
@@ -88,10 +101,11 @@ def described(error: Exception) -> Exception:
 
 def _is_own(error: BaseException) -> bool:
     """Return whether a `raise` statement of this package raised `error`."""
-    if isinstance(error, ProgramError):  # perhaps in a worker process, from where torch brings it
-        return True
-    *_, last = _entries(error)
-    if not _is_inside(last, _OWN):
+    *before, last = _entries(error)
+    if isinstance(error, ProgramError) and last.tb_frame.f_code.co_name == "reraise":
+        return _is_inside(last, *LIBRARIES)  # torch brings it from a worker process
+    is_called_by_user = any(not _is_inside(e, _OWN, *LIBRARIES) for e in before)
+    if not _is_inside(last, _TRAINING if is_called_by_user else _OWN):
         return False
     operation = last.tb_frame.f_code.co_code[last.tb_lasti]
     return dis.opname[operation] == "RAISE_VARARGS"

@@ -309,7 +309,7 @@ def test_the_default_answer_is_the_best_of_the_tight_ones(event, relation):
         try:
             assert acc.epsilon(event, delta=1e-6, relation=relation) > 0
         except UnsupportedEvent as refusal:
-            assert str(refusal)
+            assert str(refusal)  # noqa: PT017
         return
     found = acc.epsilon(event, delta=1e-6, relation=relation)
     assert found <= (known[0] if priced[0] is not None else known[-1]) * (1 + 1e-9)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from tacit.training.key import AESWords, Key, PhiloxWords, ShakeWords, seeded
+from tacit.training.key import AESWords, Key, PhiloxWords, ShakeWords, randomness
 
 CPU = torch.device("cpu")
 
@@ -62,8 +62,8 @@ def test_seeding_leaves_the_users_stream_alone():
     torch.manual_seed(0)
     expected = torch.rand(2)
     torch.manual_seed(0)
-    with seeded(5, CPU):
+    with randomness(5, CPU):
         first = torch.rand(2)
     assert torch.equal(torch.rand(2), expected)
-    with seeded(5, CPU):
+    with randomness(5, CPU):
         assert torch.equal(torch.rand(2), first)

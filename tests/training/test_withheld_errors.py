@@ -1,5 +1,7 @@
 """Errors of the user's program show where they happened, and no value."""
 
+import asyncio
+import sys
 import traceback
 
 import pytest
@@ -247,3 +249,108 @@ def test_a_torch_error_from_a_frame_of_tacit_is_withheld():
     )  # fmt: skip
     with pytest.raises(ProgramError, match="raised IndexError"):
         train(private)
+
+
+def _exits():
+    sys.exit(f"label {SECRET}")
+
+
+def _exits_with_status():
+    sys.exit(SECRET)
+
+
+def _is_interrupted():
+    raise KeyboardInterrupt(SECRET)
+
+
+def _is_cancelled():
+    raise asyncio.CancelledError(SECRET)
+
+
+def _ends_in_its_own_way():
+    class Ended(BaseException):
+        pass
+
+    raise Ended(SECRET)
+
+
+def _raises_a_group():
+    raise BaseExceptionGroup(f"label {SECRET}", [KeyboardInterrupt(SECRET), ValueError(SECRET)])
+
+
+def _has_a_note():
+    error = ValueError("x")
+    error.add_note(f"label {SECRET}")
+    raise error
+
+
+def _pretends_to_be_withheld():
+    raise ProgramError(f"label {SECRET}")
+
+
+def _asks_tacit():
+    tacit.events.Gaussian(-SECRET)
+
+
+FAILURES = {
+    _exits: SystemExit,
+    _exits_with_status: SystemExit,
+    _is_interrupted: KeyboardInterrupt,
+    _is_cancelled: asyncio.CancelledError,
+    _ends_in_its_own_way: ProgramError,
+    _raises_a_group: ProgramError,
+    _has_a_note: ProgramError,
+    _pretends_to_be_withheld: ProgramError,
+    _asks_tacit: ProgramError,
+}
+
+
+@pytest.mark.parametrize("fail", FAILURES, ids=lambda fail: fail.__name__)
+@pytest.mark.parametrize("stage", ["data set", "length", "loss_fn"])
+def test_no_way_to_fail_shows_a_value(fail, stage):
+    class Failing(Table):
+        is_failing = False
+
+        def __len__(self):
+            return fail() if self.is_failing == "length" else RECORDS
+
+        def __getitem__(self, i):
+            return fail() if self.is_failing == "data set" else super().__getitem__(i)
+
+    dataset, model = Failing(), nn.Linear(4, 2)
+
+    def loss_fn(m, batch):
+        return fail() if dataset.is_failing == "loss_fn" else safe_loss(m, batch)
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    options = {"batch_size": 20, "steps": 1, "clip_norm": 1.0, "noise_multiplier": 1.0}
+
+    def make():
+        return tacit.make_private(model, optimizer, dataset, loss_fn, check=False, **options)
+
+    private = make()
+    dataset.is_failing = stage
+    with pytest.raises(FAILURES[fail]) as caught:
+        make() if stage == "length" else train(private)
+    error = caught.value
+    assert error.__cause__ is error.__context__ is None
+    assert not hasattr(error, "__notes__")
+    assert str(SECRET) not in f"{error} {error.args}"
+
+
+def test_an_array_that_cannot_be_read_shows_no_value():
+    class Column:
+        dtype = "float"
+
+        def to_numpy(self):
+            raise ValueError(SECRET)
+
+        __array__ = __len__ = to_numpy
+
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ProgramError, match="raised ValueError"):
+        tacit.make_private(
+            model, optimizer, (Column(),), safe_loss,
+            batch_size=20, steps=1, clip_norm=1.0, noise_multiplier=1.0,
+        )  # fmt: skip

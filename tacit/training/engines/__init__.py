@@ -30,7 +30,7 @@ from tacit.training.engines import bookkeeping, loop, vmap
 from tacit.training.engines.examples import Examples, as_views
 from tacit.training.engines.traced import TracedLotSum
 from tacit.training.gradients.site import Unsupported
-from tacit.training.key import seeded
+from tacit.training.key import randomness
 from tacit.training.mixing import check_layers, norm_layers
 from tacit.training.records import Microbatch
 from tacit.training.tree import (
@@ -284,7 +284,7 @@ class LotSum:
         draws = self._compiled is None or self._augment is not None or self._compiled.draws
         if not draws:
             return nullcontext()
-        return seeded(lot.source.seed(lot.step), lot.source.records.device)
+        return randomness(lot.source.seed(lot.step), lot.source.records.device)
 
 
 def in_halves(

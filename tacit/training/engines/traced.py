@@ -9,8 +9,9 @@ Records are fetched, collated and augmented one at a time, by the user's own Pyt
 during which that code changed any object that it can reach is refused before its release.
 
 What remains to be trusted are the batching rules of vmap itself, and state that Python cannot show.
-A program that branches on values, reads values out of tensors, or writes into tensors that examples
-share cannot be traced, and is refused.
+A program that branches on values, reads values out of tensors, writes into tensors that examples
+share, or calls operators that are not torch's own (their code runs outside the trace and may keep
+state) is refused.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.fx import GraphModule, Interpreter
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
@@ -41,6 +43,8 @@ _REFUSAL = (
     "isolation='strict' runs the program of one example as a traced graph, but this program {}. "
     "Change it, or use isolation='checked'."
 )
+_WRITES = "writes into a tensor that examples share, such as a buffer"
+_TORCHS_OWN = ("aten", "prims")
 # Ways to read values out of a tensor that tracing would not notice: the values are synthetic.
 _READS = {Tensor.numpy, Tensor.tolist, Tensor.__array__, Tensor.data_ptr}
 
@@ -71,14 +75,14 @@ class TracedLotSum:
         fetching = ProgramState(*records.program, self._augment)
         examples, seed = [], source.seed(lot.step)
         for index in np.concatenate([np.zeros(0, np.int64), *(m.indices for m in lot.pending())]):
-            with randomness((seed + int(index)) % 2**32, records.device):
+            with randomness(seed + int(index), records.device):
                 fetched = records.fetch(np.asarray([index]))
                 examples.append(as_views(fetched, self._views, self._augment))
         if fetching.has_changed():
             raise IncompatibleModel(
                 _REFUSAL.format("keeps Python state in its data set, collate_fn or augment")
             )
-        with randomness(seed % 2**32, records.device):
+        with randomness(seed, records.device):
             return self.clipped_sum(examples, clip), len(examples)
 
     def clipped_sum(self, examples: Sequence[Batch], clip: Clip) -> ClippedSum:
@@ -124,6 +128,8 @@ class TracedLotSum:
         with _NoReads(), Decompose(), sdpa_kernel(SDPBackend.MATH), torch.random.fork_rng([]):
             try:
                 graph = make_fx(gradients)(values, blank)
+                inputs = [*values.values(), *blank]
+                _Inspection(graph, inputs).run(*inputs)
                 mapped = vmap(graph, in_dims=(None, 0), randomness="different")
                 with without_fallback_warnings():
                     # vmap refuses to write an example into a tensor that examples share.
@@ -131,6 +137,36 @@ class TracedLotSum:
             except (RuntimeError, TypeError, ValueError) as error:
                 raise IncompatibleModel(_REFUSAL.format(_reason(error))) from None
         return mapped
+
+
+class _Inspection(Interpreter):
+    """Runs a traced program once, and refuses it unless it is a function of its inputs alone.
+
+    A number that is written into a tensor from outside the graph, such as a counter of calls, would
+    come back with the next examples; how many calls there are depends on the lot.
+    """
+
+    def __init__(self, graph: GraphModule, inputs: Sequence[Tensor]) -> None:
+        super().__init__(graph)
+        held = [getattr(graph, node.target) for node in graph.graph.nodes if node.op == "get_attr"]
+        self._shared = {_memory(t) for t in (*held, *inputs) if isinstance(t, Tensor)}
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if getattr(target, "namespace", "aten") not in _TORCHS_OWN:
+            raise IncompatibleModel(_REFUSAL.format(f"calls the operator {target}"))
+        # By torch's convention, operators that write end in "_", or write to "out".
+        name = str(target).split(".")[1] if hasattr(target, "namespace") else ""
+        is_written = name.endswith("_") and not name.endswith("__")
+        for value in (*(args[:1] if is_written else ()), kwargs.get("out")):
+            for tensor in value if isinstance(value, list | tuple) else [value]:
+                if isinstance(tensor, Tensor) and _memory(tensor) in self._shared:
+                    raise IncompatibleModel(_REFUSAL.format(_WRITES))
+        return super().call_function(target, args, kwargs)
+
+
+def _memory(tensor: Tensor) -> int:
+    """Return the address of the memory that a tensor shares with its views."""
+    return tensor.untyped_storage().data_ptr()
 
 
 class _NoReads(TorchFunctionMode):
@@ -150,5 +186,5 @@ def _reason(error: Exception) -> str:
     if "more than 1 value per channel" in str(error):
         return "normalizes over the examples of a batch (BatchNorm)"
     if "inplace" in str(error) or "in place" in str(error):
-        return "writes into a tensor that examples share, such as a buffer"
+        return _WRITES
     return f"cannot be traced and mapped ({type(error).__name__})"

@@ -1,0 +1,137 @@
+"""isolation="strict": a traced program is a function of one example, or it is refused."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import Dataset
+
+import tacit
+from tacit.errors import IncompatibleModel
+
+TOTAL = [0.0]  # state of an operator that was not written by torch
+
+
+@torch.library.custom_op("test_traced::signed_by_total", mutates_args=())
+def signed_by_total(x: torch.Tensor) -> torch.Tensor:
+    TOTAL[0] += float(x.sum())
+    return x.clone() if TOTAL[0] >= 0 else -x
+
+
+signed_by_total.register_fake(torch.empty_like)
+signed_by_total.register_autograd(lambda _, gradient: gradient)
+
+
+class Sequences(Dataset):
+    """Thirty sequences; that of number 10 has a length of its own, and so a call of its own."""
+
+    def __init__(self, length):
+        generator = torch.Generator().manual_seed(0)
+        lengths = [length if i == 10 else 4 for i in range(30)]
+        self.records = [torch.randn(n, 3, generator=generator) for n in lengths]
+
+    def __len__(self):
+        return 30
+
+    def __getitem__(self, i):
+        return self.records[i], i % 2
+
+
+class Program(nn.Module):
+    """A linear layer whose input `change` alters, with a buffer that `change` may use."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.change, self.layer = change, nn.Linear(3, 2)
+        self.register_buffer("count", torch.zeros(4))
+
+    def forward(self, x):
+        return self.layer(self.change(self, x.mean(1)))
+
+
+def counts_calls(model, x):
+    model.count += 1
+    return x * torch.cos(3.14 * model.count[0])
+
+
+def counts_in_a_view(model, x):
+    model.count.view(2, 2)[1:].add_(1)
+    return x * torch.cos(3.14 * model.count[3])
+
+
+def counts_by_index(model, x):
+    model.count[0] = model.count[0] + 1
+    return x * torch.cos(3.14 * model.count[0])
+
+
+def counts_in_data(model, x):
+    model.count.data.add_(1)
+    return x * torch.cos(3.14 * model.count[0])
+
+
+def counts_into_out(model, x):
+    torch.add(model.count, 1, out=model.count)
+    return x * torch.cos(3.14 * model.count[0])
+
+
+def moves_the_weights(model, x):
+    model.layer.weight.data.mul_(-1)
+    return x
+
+
+def writes_the_example(model, x):
+    model.count[:3] += x.detach()[0]
+    return x * model.count[:3]
+
+
+def calls_an_operator_with_state(_, x):
+    return signed_by_total(x)
+
+
+def writes_into_its_own_tensors(model, x):
+    found = x + model.count[:3]
+    found[:, 1:].mul_(2.0)
+    return F.relu_(found).add_(1.0)
+
+
+def private(change, length=4):
+    torch.manual_seed(0)
+    model = Program(change)
+
+    def loss_fn(model, batch):
+        return F.cross_entropy(20 * model(batch[0]), batch[1], reduction="none")
+
+    return model, tacit.make_private(
+        model, torch.optim.SGD(model.parameters(), lr=0.0), Sequences(length), loss_fn,
+        batch_size=30, steps=1, clip_norm=1.0, noise_multiplier=0.0, isolation="strict",
+        check=False,
+    )  # fmt: skip
+
+
+SHARED = [
+    counts_calls,
+    counts_in_a_view,
+    counts_by_index,
+    counts_in_data,
+    counts_into_out,
+    moves_the_weights,
+    writes_the_example,
+    calls_an_operator_with_state,
+]
+
+
+@pytest.mark.parametrize("change", SHARED, ids=lambda change: change.__name__)
+def test_strict_refuses_whatever_outlasts_one_example(change):
+    """A counter of calls moved the sum by 2.8 clip norms when one record was replaced."""
+    with pytest.raises(IncompatibleModel, match=r"writes into a tensor|calls the operator"):
+        private(change)
+
+
+def test_strict_takes_writes_into_tensors_of_the_example_itself():
+    released = []
+    for length in (4, 5):
+        model, run = private(writes_into_its_own_tensors, length)
+        for lot in run:
+            run.step(lot)
+        released.append(30 * torch.cat([p.grad.flatten() for p in model.parameters()]))
+    assert 0 < (released[0] - released[1]).norm() <= 2.0
