@@ -61,7 +61,7 @@ class MechanismAudit:
         return {
             "tested": [{**asdict(one), "is_flagged": one in flagged} for one in self.findings],
             "not_tested": list(self.not_tested),
-            "family_wise_error": 1 - self.confidence,
+            "family_wise_error": round(1 - self.confidence, 12),
             "passes": self.passes,
         }
 

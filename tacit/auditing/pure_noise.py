@@ -102,8 +102,9 @@ def _law(values: Floats) -> float:
 def _tails(values: Floats) -> float:
     """Return the p-value of the largest absolute value: too small if noise is cut off."""
     largest = float(np.abs(values).max())
-    log_inside = values.size * np.log1p(-2 * special.ndtr(-largest))
-    upper = -np.expm1(values.size * np.log1p(-2 * special.ndtr(-largest / _SURPLUS)))
+    with np.errstate(divide="ignore"):  # a largest value of 0 has the logarithm -inf
+        log_inside = values.size * np.log1p(-2 * special.ndtr(-largest))
+        upper = -np.expm1(values.size * np.log1p(-2 * special.ndtr(-largest / _SURPLUS)))
     return two_sided(float(np.exp(log_inside)), float(upper))
 
 
