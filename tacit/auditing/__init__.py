@@ -26,35 +26,53 @@ from tacit.auditing.lira import (
     train_shadows,
 )
 from tacit.auditing.one_run import AuditBound, one_run, one_run_gaussian, plan_guesses
+from tacit.auditing.p_values import Finding, MechanismAudit, holm, joined
+from tacit.auditing.partition_audit import audit_partition
+from tacit.auditing.pure_noise import noise_findings, shared_noise
+from tacit.auditing.release_audit import Result, audit_algorithm, audit_mechanism, recorded
 from tacit.auditing.threshold import gaussian_fit, gaussian_threshold_test, threshold_test
+from tacit.auditing.training_audit import TrainingSetup, audit_training
 
 __all__ = [
     "ROC",
     "AuditBound",
     "BillTest",
+    "Finding",
     "GradientCanaries",
     "InputCanaries",
+    "MechanismAudit",
+    "Result",
     "Shadows",
+    "TrainingSetup",
+    "audit_algorithm",
+    "audit_mechanism",
+    "audit_partition",
+    "audit_training",
     "best_tpr",
     "calibrated",
     "flip_coins",
     "gaussian_fit",
     "gaussian_threshold_test",
+    "holm",
     "inner_products",
     "invert",
+    "joined",
     "likeness",
     "lira",
     "logit_confidence",
     "minus_loss",
     "mislabeled",
     "noise_bound",
+    "noise_findings",
     "one_run",
     "one_run_gaussian",
     "plan_guesses",
     "random_inputs",
+    "recorded",
     "refute_event",
     "roc",
     "roc_points",
+    "shared_noise",
     "threshold_test",
     "train_shadows",
 ]

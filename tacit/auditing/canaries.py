@@ -106,7 +106,7 @@ class GradientCanaries:
         """
         if self._table is not None:
             raise ValueError("these canaries are planted already: make new ones for a new run.")
-        planted = _with_table(model, self.n_canaries)
+        planted = with_table(model, self.n_canaries)
         self._table = planted.canaries.weight
         members = np.flatnonzero(self.is_member) + 1
         rows, unpack = _with_rows(dataset, members)
@@ -181,7 +181,7 @@ def log_ratio(released: ArrayLike, *, rate: float, noise_multiplier: float) -> F
     return log_mixture(rate, ratio)
 
 
-def _with_table(model: Any, n_canaries: int) -> Any:
+def with_table(model: Any, n_canaries: int) -> Any:
     """Return a module that predicts as `model` does and has one extra parameter per canary."""
     import torch
 
@@ -219,41 +219,78 @@ def _with_rows(dataset: Any, members: Indices) -> tuple[Any, Callable[[Any], Any
     """Return the data set with the canaries in `members` appended, and a function for its batches.
 
     Each record gets the number of its canary, 0 for a real record. The record of a canary is all
-    zeros. The function splits a batch into records and canary numbers. Tensors stay tensors, from
-    which batches are drawn fast.
+    zeros. The function splits a batch into records and canary numbers.
     """
+    import torch
+
+    tensors = stored_tensors(dataset)
+    if tensors is None:
+        blank = _zeros(dataset[0])
+        longer = _Joined(dataset, [blank] * len(members))
+        return number_rows(longer, np.concatenate([np.zeros(len(dataset), np.int64), members]))
+    blanks = [t.new_zeros((len(members), *t.shape[1:])) for t in tensors]
+    numbers = np.concatenate([np.zeros(len(tensors[0]), np.int64), members])
+    return number_rows(
+        tuple(torch.cat(pair) for pair in zip(tensors, blanks, strict=True)), numbers
+    )
+
+
+def stored_tensors(dataset: Any) -> "tuple[torch.Tensor, ...] | None":
+    """Return the tensors of a data set that is made of tensors or numpy arrays, else None."""
     import torch
 
     if isinstance(dataset, torch.utils.data.TensorDataset):
         dataset = dataset.tensors
-    tensors = (dataset,) if isinstance(dataset, torch.Tensor) else dataset
-    if isinstance(tensors, tuple) and all(isinstance(t, torch.Tensor) for t in tensors):
-        blanks = [t.new_zeros((len(members), *t.shape[1:])) for t in tensors]
-        which = torch.cat([torch.zeros(len(tensors[0]), dtype=torch.int64), torch.tensor(members)])
-        longer = [torch.cat(pair) for pair in zip(tensors, blanks, strict=True)]
-        return (*longer, which.to(tensors[0].device)), lambda batch: (batch[:-1], batch[-1])
-    return _Longer(dataset, members), lambda batch: (batch[0], batch[1])
+    parts = (dataset,) if isinstance(dataset, torch.Tensor | np.ndarray) else dataset
+    if isinstance(parts, tuple) and all(isinstance(t, torch.Tensor | np.ndarray) for t in parts):
+        return tuple(torch.as_tensor(part) for part in parts)
+    return None
 
 
-class _Longer:
-    """A map-style data set followed by one blank record for each canary in the training set.
+def number_rows(dataset: Any, numbers: Indices) -> tuple[Any, Callable[[Any], Any]]:
+    """Return the data set with a number for each record, and a function that splits its batches.
 
-    Each item is a pair of a record and the number of its canary, 0 for a real record.
+    The function returns the records of a batch, in the form that `dataset` has by itself, and their
+    numbers. Tensors stay tensors, from which batches are drawn fast.
     """
+    import torch
 
-    def __init__(self, dataset: Any, members: Indices) -> None:
+    tensors = stored_tensors(dataset)
+    if tensors is None:
+        return _Numbered(dataset, numbers), lambda batch: (batch[0], batch[1])
+    which = torch.tensor(numbers).to(tensors[0].device)
+    if isinstance(dataset, torch.Tensor | np.ndarray):
+        return (*tensors, which), lambda batch: (batch[0], batch[1])
+    return (*tensors, which), lambda batch: (batch[:-1], batch[-1])
+
+
+class _Joined:
+    """A map-style data set followed by the records in a list."""
+
+    def __init__(self, dataset: Any, more: list[Any]) -> None:
         self._dataset = dataset
-        self._members = members
-        self._blank = _zeros(dataset[0])
+        self._more = more
 
     def __len__(self) -> int:
-        return len(self._dataset) + len(self._members)
+        return len(self._dataset) + len(self._more)
+
+    def __getitem__(self, i: int) -> Any:  # Any: a record of the user
+        n = len(self._dataset)
+        return self._dataset[i] if i < n else self._more[i - n]
+
+
+class _Numbered:
+    """A map-style data set whose items are pairs of a record and its number."""
+
+    def __init__(self, dataset: Any, numbers: Indices) -> None:
+        self._dataset = dataset
+        self._numbers = numbers
+
+    def __len__(self) -> int:
+        return len(self._numbers)
 
     def __getitem__(self, i: int) -> Any:  # Any: a record of the user, and a number
-        n_real = len(self._dataset)
-        return (
-            (self._dataset[i], 0) if i < n_real else (self._blank, int(self._members[i - n_real]))
-        )
+        return self._dataset[i], int(self._numbers[i])
 
 
 def _zeros(record: Any) -> Any:  # Any: tensors, arrays and numbers in tuples, lists and mappings

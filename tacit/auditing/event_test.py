@@ -28,6 +28,12 @@ from tacit.auditing.one_run import (
     rejects_tradeoff,
     right_guesses,
 )
+from tacit.auditing.order_statistics import (
+    order_statistic_p,
+    plan_members,
+    right_members,
+    share_right,
+)
 from tacit.auditing.threshold import error_limits, split_threshold
 from tacit.errors import UnsupportedEvent
 from tacit.events import Event, Gaussian, Relation
@@ -37,6 +43,7 @@ _EPSILONS = (
     *(5.0, 5.5, 6.0, 7.0, 8.0, 10.0, 13.0, 18.0, 24.0),
 )
 _AT_ONCE = 2  # epsilons that are priced in one call
+_QUIETER = 0.15  # guesses are planned to tell the event from one with e^0.15 times its noise
 _NEGLIGIBLE = 1e-8  # a delta below which larger epsilons are not priced
 
 
@@ -113,7 +120,8 @@ def noise_bound(
     The mechanism is assumed to be `event` with all its noise multiplied by an unknown factor s. The
     function finds the smallest s for which the scores refute the scaled event, and returns epsilon
     of that event. The exact trade-off curve of the event is used, so neither sampling nor
-    composition is approximated. Scores must be independent (Dirac canaries).
+    composition is approximated. Scores must be independent (Dirac canaries). The test is that of
+    `order_statistics`: the canaries with the highest scores are guessed to be members.
 
     >>> import tacit
     >>> from tacit.events import Gaussian, PoissonSampled
@@ -126,13 +134,17 @@ def noise_bound(
     True
     """
     values, members = checked(scores, is_member, delta, in_open_unit(confidence=confidence))
-    relation = Relation(relation)
-    threshold, rest, known = split_threshold(lambda fpr, fnr: 1 - fpr - fnr, values, members)
-    limits = error_limits(rest, known, threshold, (1 - confidence) / 2)
+    relation, n = Relation(relation), len(values)
+
+    def right_of(log_scale: float) -> Callable[[Floats], Floats]:
+        scaled = _with_noise(event, math.exp(-log_scale))
+        return share_right(billed_curve(scaled, relation=relation))
+
+    guesses = plan_members(right_of(0.0), right_of(-_QUIETER), n)  # from public facts alone
+    correct = right_members(values, members, guesses)
 
     def is_refuted(log_scale: float) -> bool:
-        scaled = _with_noise(event, math.exp(-log_scale))
-        return _excess(billed_curve(scaled, relation=relation), *limits) > 0
+        return order_statistic_p(right_of(log_scale), n, guesses, correct) < 1 - confidence
 
     lower, least, most = 0.0, -3.0, 3.0  # minus the logarithm of the noise scale
     if is_refuted(least):
@@ -141,10 +153,8 @@ def noise_bound(
             least, most = (middle, most) if is_refuted(middle) else (least, middle)
         refuted = _with_noise(event, math.exp(-least))
         lower = accounting.bracket(refuted, delta=delta, relation=relation).lower
-    correct = int(((rest >= threshold) == known).sum())
     assumes = "independent scores, and the billed mechanism with some amount of noise"
-    n = len(rest)
-    return AuditBound(lower, delta, confidence, "noise scale", assumes, n, n, correct)
+    return AuditBound(lower, delta, confidence, "noise scale", assumes, n, guesses, correct)
 
 
 def billed_curve(

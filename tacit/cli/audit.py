@@ -28,7 +28,8 @@ def audit(
 
     A canary is an artificial example that is included or left out by a fair coin. The attack
     guesses which ones were included. The answers of a PATE run are attacked instead: the attack
-    guesses whether one teacher's vote was changed.
+    guesses whether one teacher's vote was changed. In all cases, a regression's included, the
+    mechanism is tested too: noise, draws, sensitivity, keys and bill.
 
     Example: tacit audit runs/digits-epsilon-3
     """
@@ -55,6 +56,13 @@ def audit(
         )
         for bound in found.bounds:
             typer.echo(f"at least {bound.epsilon_lower:.3f} by {bound.method} ({bound.assumes})")
+        if (tested := found.mechanism) is not None:
+            n = len(tested.findings)
+            typer.echo(f"{n} tests of the mechanism, {len(tested.flagged)} of them show a fault")
+            for finding in tested.flagged:
+                typer.echo(f"fault in {finding.part}: {finding.name} (p {finding.p_value:.2g})")
+            for what in tested.not_tested:
+                typer.echo(f"not tested: {what}")
         if found.accuracy is not None:
             with_canaries, without = found.accuracy["with_canaries"], found.accuracy["without"]
             typer.echo(f"accuracy {with_canaries:.2%} with canaries, {without:.2%} without")

@@ -11,6 +11,9 @@ canary is a run of its own, with as many queries as the audited run. All queries
 a single record changes most (a tie, or a count at the threshold), and the run's own aggregator and
 noise answer them. No record and no teacher of the run is used, so nothing is paid.
 
+Beside the attacks, the mechanism itself is tested with the recipe's model and settings: noise,
+draws, sensitivity, keys and bill (`mechanism_checks`). A regression is tested in this way alone.
+
 Demonstrations compare the released model with a twin trained without privacy. They are not bounds.
 Membership inference uses the loss. Inversion is shown for images: softmax regression on pixels gets
 a few more classes with one record each, as if a person had contributed a single picture. Without
@@ -34,6 +37,7 @@ from tacit.auditing import (
     AuditBound,
     BillTest,
     GradientCanaries,
+    MechanismAudit,
     flip_coins,
     invert,
     likeness,
@@ -51,6 +55,7 @@ from tacit.experiments import data
 from tacit.experiments.facts import AUDIT, RECIPE, Facts
 from tacit.experiments.features import Prepared, cache_folder
 from tacit.experiments.folder import RunFolder
+from tacit.experiments.mechanism_checks import check_answers, check_regression, check_training
 from tacit.experiments.recipe import ModelSettings, Recipe
 from tacit.mechanisms import Rng, Seed, generator
 from tacit.pate import NO_ANSWER, Aggregator, ConfidentGNMax
@@ -106,19 +111,33 @@ class RunAudit:
     demonstrations: Demonstrations | None
     """Attacks on the released model and on a non-private twin; None if records are private."""
     created: str
+    mechanism: MechanismAudit | None = None
+    """Tests of the mechanism, each with its p-value, and what was not tested."""
+    confidence: float = 0.95
+    """Probability that a correct run passes all bounds and all tests together."""
     version: int = AUDIT_VERSION
 
     @property
     def passes(self) -> bool:
-        """Whether no lower bound is above a stated cost and no test refutes the attacked event."""
+        """Whether no lower bound is above a stated cost and no test shows a fault."""
         cost = min(self.epsilon, self.claimed)
         holds = all(bound.passes(cost) for bound in self.bounds)
-        return holds and not any(test.is_refuted for test in self.tests)
+        is_tested_good = self.mechanism is None or self.mechanism.passes
+        return holds and is_tested_good and not any(test.is_refuted for test in self.tests)
 
     def to_dict(self) -> dict[str, Any]:  # Any: JSON values
         """Return plain JSON values."""
         tests = [{**asdict(test), "is_refuted": test.is_refuted} for test in self.tests]
-        return {**json.loads(json.dumps(asdict(self))), "tests": tests, "passes": self.passes}
+        plain = json.loads(json.dumps(asdict(self)))
+        mechanism = None if self.mechanism is None else self.mechanism.to_dict()
+        error = round(1 - self.confidence, 12)
+        return {
+            **plain,
+            "tests": tests,
+            "mechanism": mechanism,
+            "family_wise_error": error,
+            "passes": self.passes,
+        }
 
 
 class Attack(NamedTuple):
@@ -140,9 +159,10 @@ def audit_run(
 ) -> RunAudit:
     """Audit the finished run in folder `path`, and write `audit.json` there.
 
-    Each lower bound and each test may be wrong with an equal share of the probability 1 -
-    `confidence` (Bonferroni). So a run whose stated cost is correct passes with probability at
-    least `confidence`. `trust_code` lists modules whose code the recipe may run (`Recipe.parse`).
+    Half of the probability 1 - `confidence` is for the tests of the mechanism (Holm). The other
+    half is divided equally among lower bounds and tests of the bill (Bonferroni). So a run whose
+    stated cost is correct passes with probability at least `confidence`. `trust_code` lists modules
+    whose code the recipe may run (`Recipe.parse`).
     """
     folder = RunFolder(path)
     folder.facts()  # raises if there is no finished run
@@ -162,11 +182,15 @@ def _audit_run(
     facts, recipe = folder.facts(), Recipe.read(folder / RECIPE, trust_code=trust_code)
     root = folder.data_root(root)
     accuracy = demonstrations = None
+    half = (1 - confidence) / 2
+    terms: dict[str, Any] = {"confidence": 1 - half, "rng": seed}
+    if recipe.method == "regression":
+        mechanism = check_regression(recipe, **terms)
+        return _write(folder, facts, confidence, mechanism, cost=facts.epsilon)
     if recipe.method not in ("dp-sgd", "pate"):
-        raise ValueError(
-            f"a {recipe.method} cannot be audited yet: audits attack DP-SGD and PATE runs."
-        )
+        raise ValueError(f"a {recipe.method} cannot be audited yet.")
     if recipe.method == "pate":
+        mechanism = check_answers(recipe, **terms)
         attack = attack_answers(recipe, facts.steps, n_canaries=n_canaries, rng=seed)
     else:
         from tacit.experiments.released import load_model
@@ -175,6 +199,7 @@ def _audit_run(
         dataset = data.load(recipe.data, root)
         released = load_model(folder.path, trust_code=trust_code)
         prepared = released.prepare(dataset, cache=cache_folder())
+        mechanism = check_training(recipe, facts, prepared, dataset, **terms)
         canaries = GradientCanaries(n_canaries, clip_norm=recipe.training.clip_norm, rng=seed)
         loop = _train(canaries, recipe, facts, prepared, dataset, seed)
         attack = Attack(loop.private.event, canaries.scores, canaries.is_member)
@@ -185,7 +210,35 @@ def _audit_run(
             accuracy = {"with_canaries": found["accuracy"], "without": without}
             demonstrations = _demonstrate(folder, facts, released, dataset, prepared)
     cost = accounting.epsilon(attack.event, delta=facts.delta, relation=Relation(facts.relation))
-    bounds, tests = _bounds_and_tests(attack, cost, facts, 1 - (1 - confidence) / _ATTACKS)
+    bounds, tests = _bounds_and_tests(attack, cost, facts, 1 - half / _ATTACKS)
+    return _write(
+        folder,
+        facts,
+        confidence,
+        mechanism,
+        cost=cost,
+        bounds=bounds,
+        tests=tests,
+        n_canaries=n_canaries,
+        accuracy=accuracy,
+        demonstrations=demonstrations,
+    )
+
+
+def _write(
+    folder: RunFolder,
+    facts: Facts,
+    confidence: float,
+    mechanism: MechanismAudit,
+    *,
+    cost: float,
+    bounds: tuple[AuditBound, ...] = (),
+    tests: tuple[BillTest, ...] = (),
+    n_canaries: int = 0,
+    accuracy: dict[str, float] | None = None,
+    demonstrations: Demonstrations | None = None,
+) -> RunAudit:
+    """Return the results as one value, and write them to `audit.json`."""
     found = RunAudit(
         epsilon=cost,
         claimed=facts.epsilon,
@@ -196,6 +249,8 @@ def _audit_run(
         accuracy=accuracy,
         demonstrations=demonstrations,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
+        mechanism=mechanism,
+        confidence=confidence,
     )
     folder.write(AUDIT, json.dumps(found.to_dict(), indent=2) + "\n")
     return found

@@ -366,6 +366,7 @@ def _audit_sections(run: RunFolder) -> tuple[Section, ...]:
         )
         for test in audit.get("tests", ())
     ]
+    rows += _mechanism_rows(audit.get("mechanism") or {})
     shown = (audit.get("demonstrations") or {}).get("figures", {})
     captions = {Path(file).stem: caption for file, caption in shown.items()}
     found = (attack_figure(run / f"{FIGURES}/{name}.csv", text) for name, text in captions.items())
@@ -381,6 +382,24 @@ def _audit_sections(run: RunFolder) -> tuple[Section, ...]:
             figures=tuple(figure for figure in found if figure is not None),
         ),
     )
+
+
+def _mechanism_rows(mechanism: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return what an audit tested of the mechanism, what it did not, and what it found."""
+    if not mechanism:
+        return []
+    tested = mechanism["tested"]
+    parts = ", ".join(dict.fromkeys(one["part"] for one in tested))
+    faults = [f"{one['part']}: {one['name']}" for one in tested if one["is_flagged"]]
+    error = f"{100 * mechanism['family_wise_error']:g} %"
+    rows = [
+        (
+            "tests of the mechanism",
+            f"{len(tested)} tests of {parts}, with a family-wise error of {error}: "
+            + ("; ".join(faults) if faults else "no fault found"),
+        )
+    ]
+    return rows + [("not tested", what) for what in mechanism["not_tested"]]
 
 
 def attack_figure(path: Path, caption: str) -> Figure | None:

@@ -1,0 +1,104 @@
+"""Tests of sensitivity: data sets with and without one record, the record being extreme.
+
+The releases of two neighboring data sets, with every record in the lot and almost no noise, differ
+by what one record adds. That must be at most the billed contribution, whatever the record is: with
+a huge or tiny loss, with huge inputs, or with inputs that are not numbers.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tacit.auditing.canaries import stored_tensors
+from tacit.auditing.p_values import Finding, deterministic
+
+_ROWS = 6  # records of a data set; one of them is left out
+_ROUNDING = 1e-2  # a norm above 1 by this is rounding: sums in bfloat16 have two digits
+
+Loss = Callable[..., Any]
+
+
+class Neighbors(NamedTuple):
+    """Two data sets, one of which has a record more, and the loss under which they are compared."""
+
+    with_it: Any
+    without: Any
+    loss_fn: Loss
+    size: int
+    place: int  # of the record that only the first set has
+
+
+def contribution_finding(name: str, longest: float) -> Finding:
+    """Return the finding for the largest measured contribution, in units of the billed one."""
+    is_bounded = bool(longest <= 1 + _ROUNDING)
+    return Finding("sensitivity", f"contribution of a record: {name}", deterministic(is_bounded))
+
+
+def extreme_sets(dataset: Any, loss_fn: Loss) -> Iterator[tuple[str, list[Neighbors]]]:
+    """Yield kinds of extreme records, each with pairs of neighboring data sets that have them."""
+    for name, factor in (("records as they are", 1.0), ("huge losses", 1e6), ("tiny losses", 1e-4)):
+        sets = _pairs(dataset, _identity)
+        yield name, [Neighbors(*pair, _times(loss_fn, factor), n, i) for *pair, n, i in sets]
+    for name, change in (("huge inputs", _huge), ("inputs that are not numbers", _not_numbers)):
+        sets = _pairs(dataset, change)
+        if sets:
+            yield name, [Neighbors(*pair, loss_fn, n, i) for *pair, n, i in sets]
+
+
+def _pairs(dataset: Any, change: Callable[[Any], Any]) -> list[tuple[Any, Any, int, int]]:
+    """Return data sets of a few records, one of them changed, each beside the set without it."""
+    tensors = stored_tensors(dataset)
+    n = len(dataset) if tensors is None else len(tensors[0])
+    rows = np.linspace(0, n - 1, min(n, _ROWS)).astype(int)
+    if len(rows) < 2:
+        return []
+    found = []
+    for place in sorted({0, len(rows) // 2, len(rows) - 1}):
+        if tensors is None:
+            items = [dataset[int(i)] for i in rows]
+            items[place] = change(items[place])
+            found.append((items, items[:place] + items[place + 1 :], len(rows), place))
+            continue
+        few = [t[rows].clone() for t in tensors]
+        few = [_put(t, place, change) for t in few]
+        kept = np.delete(np.arange(len(rows)), place)
+        both = tuple(few), tuple(t[kept] for t in few)
+        if not isinstance(dataset, tuple | list) and len(few) == 1 and hasattr(dataset, "shape"):
+            both = both[0][0], both[1][0]  # a single tensor stays one
+        found.append((*both, len(rows), place))
+    return found
+
+
+def _put(tensor: Any, place: int, change: Callable[[Any], Any]) -> Any:
+    tensor[place] = change(tensor[place])
+    return tensor
+
+
+def _identity(value: Any) -> Any:
+    return value
+
+
+def _huge(value: Any) -> Any:
+    return _mapped(value, lambda number: number * 1e4)
+
+
+def _not_numbers(value: Any) -> Any:
+    return _mapped(value, lambda number: number * float("nan"))
+
+
+def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a record with all its floating-point numbers changed."""
+    if isinstance(value, Mapping):
+        return {name: _mapped(one, change) for name, one in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)(_mapped(one, change) for one in value)
+    if isinstance(value, float) or (
+        hasattr(value, "dtype") and "float" in str(value.dtype) and hasattr(value, "shape")
+    ):
+        return change(value)
+    return value
+
+
+def _times(loss_fn: Loss, factor: float) -> Loss:
+    return lambda model, batch: loss_fn(model, batch) * factor

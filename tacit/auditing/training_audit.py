@@ -1,0 +1,518 @@
+"""Audit of DP-SGD as it is configured: the user's model, settings and loop, through public calls.
+
+Five parts of the mechanism are tested, each against the bill alone (`private.event`):
+
+- noise: a run whose losses are zero releases noise and nothing else (`pure_noise`);
+- draws: canaries at random places show who took part in each step (`draws`);
+- sensitivity: releases of neighboring data sets with extreme records differ by at most the billed
+  contribution (`sensitivity`);
+- keys: two runs share no noise, even if the program's random generators start equal, and a run asks
+  the operating system for its key;
+- bill: what the ledger was charged is the price of the rate, noise and steps that were measured.
+
+Nothing private leaves: no test releases a value that depends on a record, apart from p-values of
+artificial runs. The audit trains copies of the model and changes neither the model nor the ledger.
+"""
+
+import copy
+import os
+import random as python_random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from tacit import accounting
+from tacit._arrays import Floats
+from tacit._check import whole
+from tacit.auditing.canaries import number_rows, with_table
+from tacit.auditing.draws import draw_findings, random_places
+from tacit.auditing.p_values import Finding, MechanismAudit, deterministic
+from tacit.auditing.pure_noise import noise_findings, shared_noise
+from tacit.auditing.sensitivity import Neighbors, contribution_finding, extreme_sets
+from tacit.errors import BudgetExceeded
+from tacit.events import Event, Gaussian, NonPrivate, PoissonSampled, Repeated, Sequence
+from tacit.ledger import Budget, Ledger
+from tacit.mechanisms import Rng, Seed, generator
+
+Loss = Callable[..., Any]
+How = Literal["step", "backward", "resumed"]
+Public = dict[str, Any]
+"""The public numbers of a step, `private.info`."""
+_TINY = 1e-9  # noise multiplier of runs that are to be seen through
+_KEY_BYTES = 16  # least entropy of a key
+_CANARIES = 500
+_OVERSHOOT = 1e3  # gradient of a canary before clipping, in clip norms
+_DELTA = 1e-5  # delta at which two prices are compared
+_SLACK = 1e-6  # relative difference between two computations of one price
+_PLANNED = ("epochs", "steps", "epsilon", "delta", "noise_multiplier", "also")
+_OWN = ("ledger", "seed")  # settings that every run of an audit gets anew
+
+
+class Releases(NamedTuple):
+    """A finished run of an audit: each release as a row, the public facts of each, the sizes."""
+
+    run: Any
+    values: Floats  # (steps, coordinates)
+    facts: list[Public]
+    names: list[str]
+    sizes: list[int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSetup:
+    """What is audited: everything that the user passes to `make_private`, and how steps are taken.
+
+    `settings` are the keyword arguments of `make_private` apart from the model, the optimizer, the
+    data set and the loss. `how` names the loop: `private.step`, a loop of the user's own with
+    `private.backward`, or one that is saved and resumed in the middle.
+    """
+
+    make_private: Callable[..., Any]
+    model: Any
+    dataset: Any
+    loss_fn: Loss
+    settings: Mapping[str, Any]
+    how: How = "step"
+
+    def __post_init__(self) -> None:
+        if self.how not in ("step", "backward", "resumed"):
+            raise ValueError(f"how must be 'step', 'backward' or 'resumed', got {self.how!r}.")
+
+    def run(self, model: Any, **changes: Any) -> Any:  # Any: a run of `make_private`
+        """Return a run on `model` with the settings, changed as said. Its parameters do not move.
+
+        The length and the noise of the run have to be given in `changes`.
+        """
+        import torch
+
+        left_out = (*_PLANNED, *_OWN)
+        kept = {name: value for name, value in self.settings.items() if name not in left_out}
+        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.0)
+        changed = {**kept, "ledger": self.new_ledger(), "check": False, **changes}
+        dataset, loss_fn = changed.pop("dataset"), changed.pop("loss_fn")
+        return self.make_private(model, optimizer, dataset, loss_fn, **changed)
+
+    def new_ledger(self, budget: Budget | None = None) -> Ledger:
+        """Return an empty ledger in memory, under the relation of the user's ledger."""
+        given = self.settings.get("ledger")
+        options = {} if given is None else {"relation": given.relation}
+        return Ledger(budget=budget, **options)
+
+    def releases(self, **changes: Any) -> Releases:
+        """Train a copy of the model, and return every release: what a step leaves in `p.grad`.
+
+        `changes` replace `model`, `dataset`, `loss_fn` or settings.
+        """
+        model = copy.deepcopy(changes.pop("model", self.model))
+        changes = {"dataset": self.dataset, "loss_fn": self.loss_fn, **changes}
+        if self.how == "resumed":
+            changes.setdefault("ledger", self.new_ledger())
+        run, seen, facts = self.run(model, **changes), [], []
+        is_halved = self.how == "resumed" and run.steps > 1
+        for stop in (run.steps // 2, run.steps) if is_halved else (run.steps,):
+            if run.steps_taken:
+                saved, model = run.state_dict(), copy.deepcopy(model)
+                run = self.run(model, **changes)
+                run.load_state_dict(saved)
+            for public in self._loop(run, model, changes["loss_fn"], stop):
+                seen.append(_gradient(model))
+                facts.append(public)
+        named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        sizes = [p.numel() for p in named.values()]
+        return Releases(run, np.array(seen), facts, list(named), sizes)
+
+    def _loop(self, run: Any, model: Any, loss_fn: Loss, stop: int) -> Iterator[Public]:
+        """Take the steps of `run` up to `stop`, and yield the public facts of each after it."""
+        public = run.info
+        for batch in run.batches() if self.how == "backward" else run:
+            if self.how == "backward":
+                run.backward(loss_fn(model, batch))
+            else:
+                run.step(batch)
+            if run.steps_taken > public["step"]:
+                yield public
+                public = run.info
+            if run.steps_taken >= stop:
+                return
+
+    def scales(self, public: Public, names: list[str], sizes: list[int]) -> Floats:
+        """Return how far one record may move each coordinate of a release, as billed.
+
+        Divided by these scales, the release moves by at most 1 in L2 norm, and its noise has the
+        billed noise multiplier as standard deviation (`tacit.training.clip` has the proof).
+        """
+        rule, norms = self.settings["clip_norm"], tuple(public["clip_norms"])
+        each = dict.fromkeys(names, norms[0])
+        if len(norms) > 1:
+            now = replace(rule, clip_norms=norms)
+            for group, scale in zip(now.groups(names), now.noise_scales, strict=True):
+                each |= dict.fromkeys(group, scale)
+        per_name = [each[name] for name in names]
+        return np.repeat(per_name, sizes) / float(public["expected_batch"])
+
+    def standardized(self, releases: Releases) -> Floats:
+        """Return releases divided by the standard deviation that their noise is billed with."""
+        factor = releases.run.arithmetic.noise_factor
+        names, sizes = releases.names, releases.sizes
+        stds = [
+            self.scales(public, names, sizes) * public["noise_multiplier"] * factor
+            for public in releases.facts
+        ]
+        return releases.values / np.array(stds)
+
+
+def audit_training(
+    setup: TrainingSetup, *, confidence: float = 0.95, steps: int = 64, rng: Seed = None
+) -> MechanismAudit:
+    """Audit the mechanism that `setup` describes, and return every test with its p-value.
+
+    `steps` is the length of the runs with pure noise and with canaries. The chance that a correct
+    mechanism is flagged is at most 1 - `confidence` for all tests together.
+
+    >>> import torch, tacit
+    >>> x = torch.randn(100, 3)
+    >>> def loss_fn(model, batch):
+    ...     x, y = batch
+    ...     return (model(x).squeeze(1) - y) ** 2
+    >>> setup = TrainingSetup(make_private=tacit.make_private, model=torch.nn.Linear(3, 1),
+    ...                       dataset=(x, x.sum(1)), loss_fn=loss_fn,
+    ...                       settings={"batch_size": 20, "epochs": 2, "clip_norm": 1.0,
+    ...                                 "noise_multiplier": 1.0})
+    >>> found = audit_training(setup, rng=0)
+    >>> len(found.findings) > 20, found.to_dict()["family_wise_error"]
+    (True, 0.05)
+    """
+    random, length = generator(rng), whole(steps=steps, least=4)
+    sigma, event = _planned(setup)
+    if sigma == 0:
+        is_stated = deterministic(isinstance(event, NonPrivate))
+        return MechanismAudit(
+            findings=(Finding("bill", "a run without noise is billed as not private", is_stated),),
+            not_tested=("noise, draws and sensitivity: the run has no noise",),
+            confidence=confidence,
+        )
+    noise = setup.releases(loss_fn=_times(setup.loss_fn, 0.0), steps=length, noise_multiplier=sigma)
+    drawn, skipped = _draws(setup, length, random)
+    findings = (
+        *noise_findings(setup.standardized(noise), noise.sizes),
+        *_keys(setup, sigma),
+        *drawn,
+        *_sensitivity(setup, sigma),
+        *_bill(setup, noise, sigma),
+    )
+    if "seed" in setup.settings and setup.settings["seed"] is not None:
+        skipped.append("the secrecy of the key: a seed was given, so the noise is reproducible")
+    return MechanismAudit(findings=findings, not_tested=tuple(skipped), confidence=confidence)
+
+
+def _planned(setup: TrainingSetup) -> tuple[float, Event]:
+    """Return the noise multiplier before any schedule, and the event, of the user's own run."""
+    given = {name: setup.settings[name] for name in _PLANNED if name in setup.settings}
+    model = copy.deepcopy(setup.model)
+    run = setup.run(model, dataset=setup.dataset, loss_fn=setup.loss_fn, **given)
+    schedule = setup.settings.get("noise_schedule")
+    first = 1.0 if schedule is None else schedule(0, run.steps)
+    return run.info["noise_multiplier"] / first, run.event
+
+
+def _keys(setup: TrainingSetup, sigma: float) -> list[Finding]:
+    """Test that runs share no noise although all generators of the program start equal."""
+    zero = {"loss_fn": _times(setup.loss_fn, 0.0), "steps": 4, "noise_multiplier": sigma}
+    tables, is_fresh = [], True
+    for _ in range(2):
+        with _same_start(), _seen_entropy() as entropy:
+            found = setup.releases(**zero)
+        tables.append(setup.standardized(found))
+        is_fresh &= found.run.state_dict()["key"] in entropy
+    seeded = [setup.standardized(setup.releases(**zero, seed=seed)) for seed in (1, 2)]
+    return [
+        Finding("keys", "two runs share no noise", shared_noise(*tables)),
+        Finding("keys", "two seeds share no noise", shared_noise(*seeded)),
+        Finding(
+            "keys",
+            "the key comes from the operating system",
+            deterministic(is_fresh),
+        ),
+    ]
+
+
+def _draws(setup: TrainingSetup, steps: int, random: Rng) -> tuple[tuple[Finding, ...], list[str]]:
+    """Replace records at random places by canaries, and test who took part in each step."""
+    if not hasattr(setup.dataset, "__getitem__") or hasattr(setup.dataset, "columns"):
+        return (), ["draws: canaries cannot take the place of records in this kind of data set"]
+    n = len(setup.dataset) if not isinstance(setup.dataset, tuple) else len(setup.dataset[0])
+    places = random_places(n, _CANARIES, random)
+    numbers = np.zeros(n, np.int64)
+    numbers[places] = np.arange(1, len(places) + 1)
+    dataset, unpack = number_rows(setup.dataset, numbers)
+    rule = setup.settings["clip_norm"]
+    # The table of canaries fits no rule with bounds for given layers; draws do not depend on it.
+    clip_norm = rule if len(getattr(rule, "clip_norms", (1,))) == 1 else rule.l2_sensitivity
+    changed: dict[str, Any] = {"clip_norm": clip_norm, "steps": steps, "noise_multiplier": _TINY}
+    for name in ("clip_schedule", "noise_schedule", "adaptive"):
+        changed[name] = None
+    changed |= _for_numbers(setup, unpack)
+    bound = float(getattr(clip_norm, "clip_norm", clip_norm))
+    found = setup.releases(
+        model=with_table(setup.model, len(places)),
+        dataset=dataset,
+        loss_fn=_canary_loss(setup.loss_fn, unpack, _OVERSHOOT * bound),
+        **changed,
+    )
+    table = found.names.index("canaries.weight")
+    first = sum(found.sizes[:table]) + 1  # row 0 of the table is for ordinary records
+    unit = np.array([public["clip_norms"][0] / public["expected_batch"] for public in found.facts])
+    seen = found.values[:, first : first + len(places)] / unit[:, None]
+    rate = _steps_of(found.run.training_event)[0].rate
+    is_poisson = rate is not None
+    skipped = [] if is_poisson else ["the law of the draws: only that of Poisson sampling is known"]
+    # Automatic clipping shortens every gradient a little, so a contribution is just below 1.
+    seen = np.where((seen > 1 - 2e-2) & (seen < 1), 1.0, seen)
+    return draw_findings(seen, places, rate or 0.0, is_poisson=is_poisson), skipped
+
+
+def _sensitivity(setup: TrainingSetup, sigma: float) -> list[Finding]:
+    """Compare releases of data sets with and without one extreme record, at rate 1."""
+    if hasattr(setup.dataset, "columns"):
+        return []
+    kinds = list(extreme_sets(setup.dataset, setup.loss_fn))
+    is_repeatable = _is_repeatable(setup, kinds[0][1][0])
+    findings = []
+    for name, sets in kinds:
+        longest = 0.0
+        for one in sets:
+            pair = _neighbors(setup, one, is_repeatable=is_repeatable)
+            scales = setup.scales(pair[0].facts[0], pair[0].names, pair[0].sizes)
+            moved = (pair[0].values - pair[1].values)[0] / scales
+            length = float(np.linalg.norm(moved)) / pair[0].run.arithmetic.noise_factor
+            longest = max(longest, length) if np.isfinite(length) else np.inf
+        findings.append(contribution_finding(name, longest))
+    if is_repeatable:
+        findings += _noise_on_records(setup, kinds[0][1][0], sigma)
+    return findings
+
+
+def _neighbors(setup: TrainingSetup, one: Neighbors, *, is_repeatable: bool) -> list[Releases]:
+    """Return the releases of two neighboring data sets.
+
+    If the gradient of a record depends on random numbers, such as dropout, the other records are
+    given a loss of zero, since they would get other random numbers in the two runs.
+    """
+    if is_repeatable:
+        return [_full(setup, data, one.loss_fn, one.size) for data in (one.with_it, one.without)]
+    pair = []
+    for data, numbers in (
+        (one.with_it, np.arange(one.size) == one.place),
+        (one.without, np.zeros(one.size - 1)),
+    ):
+        dataset, unpack = number_rows(data, numbers.astype(np.int64))
+        loss_fn = _only_numbered(one.loss_fn, unpack)
+        pair.append(_full(setup, dataset, loss_fn, one.size, **_for_numbers(setup, unpack)))
+    return pair
+
+
+def _full(setup: TrainingSetup, dataset: Any, loss_fn: Loss, size: int, **changes: Any) -> Releases:
+    """Return a run in which every record is in every lot."""
+    options: dict[str, Any] = {
+        "batch_size": size,
+        "n_records": size,
+        "sampler": None,
+        "seed": 0,
+        "steps": 1,
+        "noise_multiplier": _TINY,
+        "noise_schedule": None,
+        "dataset": dataset,
+    }
+    return setup.releases(**(options | {"loss_fn": loss_fn} | changes))
+
+
+def _noise_on_records(setup: TrainingSetup, one: Neighbors, sigma: float) -> list[Finding]:
+    """Test noise that is added to real gradients: full lots whose sums are equal in every step."""
+    changing = ("adaptive", "clip_schedule")
+    if any(setup.settings.get(name) is not None for name in changing):
+        return []
+    options: dict[str, Any] = {"steps": 64, "noise_multiplier": sigma, "seed": None}
+    found = _full(setup, one.with_it, one.loss_fn, one.size, **options)
+    values = setup.standardized(found)
+    noise = (values[0::2] - values[1::2]) / np.sqrt(2)
+    listed = noise_findings(noise, found.sizes, part="noise on records")
+    # Differences of numbers of limited precision coincide more often than the numbers do.
+    return [finding for finding in listed if "twice" not in finding.name]
+
+
+def _is_repeatable(setup: TrainingSetup, one: Neighbors) -> bool:
+    """Return whether the model computes the same gradient under any seed: no dropout."""
+    runs = [_full(setup, one.with_it, one.loss_fn, one.size, seed=seed) for seed in (1, 2)]
+    scales = setup.scales(runs[0].facts[0], runs[0].names, runs[0].sizes)
+    return bool(np.all(np.abs(runs[0].values - runs[1].values) < 1e-6 * scales))
+
+
+class _StepBill(NamedTuple):
+    rate: float | None  # of Poisson sampling; None for other samplers
+    noise_multiplier: float
+
+
+def _steps_of(event: Event) -> list[_StepBill]:
+    """Return the billed steps in `event`, in any order: sampling rate and noise of the gradient."""
+    if isinstance(event, Repeated):
+        return _steps_of(event.event) * event.count
+    if isinstance(event, PoissonSampled):
+        return [_StepBill(event.rate, _gradient_noise(event.event))]
+    if isinstance(event, Sequence):
+        return [step for part in event.parts for step in _steps_of(part)]
+    return [_StepBill(None, _gradient_noise(event))]
+
+
+def _gradient_noise(event: Event) -> float:
+    """Return the noise multiplier of a step's gradient, which comes before adaptive counts."""
+    while not isinstance(event, Gaussian):
+        parts = getattr(event, "parts", None) or (getattr(event, "event", None),)
+        if parts[0] is None:
+            return float("nan")
+        event = parts[0]
+    return event.noise_multiplier
+
+
+def _bill(setup: TrainingSetup, noise: Releases, sigma: float) -> list[Finding]:
+    """Compare what was charged with the price of what the run did."""
+    billed, run = _steps_of(noise.run.training_event), noise.run
+    used = sorted(public["noise_multiplier"] for public in noise.facts)
+    tests: dict[str, bool] = {}
+    least = _price(run.training_event, setup)
+    if billed[0].rate is not None:
+        rate = setup.settings["batch_size"] / run.info["n_records"]
+        noises = sorted(step.noise_multiplier for step in billed)
+        tests["billed steps are the steps taken"] = len(billed) == len(used)
+        tests["billed noise is the noise of each step"] = noises == used
+        tests["billed rate is batch size / records"] = {step.rate for step in billed} == {rate}
+        measured = [PoissonSampled(rate, Gaussian(multiplier)) for multiplier in used]
+        least = max(least, _price(Sequence(tuple(measured)), setup))
+    floor = least * (1 - _SLACK)
+    tests["the ledger was charged the price"] = _price(run.ledger.event, setup) >= floor
+    tests["the stated epsilon is the price"] = run.epsilon(delta=_DELTA) >= floor
+    tests["a run beyond its budget is refused"] = _is_refused(setup, sigma, least)
+    return [Finding("bill", name, deterministic(bool(good))) for name, good in tests.items()]
+
+
+def _price(event: Event, setup: TrainingSetup) -> float:
+    return accounting.epsilon(event, delta=_DELTA, relation=setup.new_ledger().relation)
+
+
+def _is_refused(setup: TrainingSetup, sigma: float, price: float) -> bool:
+    """Return whether a run that costs more than its ledger's budget releases nothing."""
+    budget = Budget(epsilon=price / 10, delta=_DELTA)
+    model = copy.deepcopy(setup.model)
+    zero = _times(setup.loss_fn, 0.0)
+    try:
+        run = setup.run(
+            model,
+            dataset=setup.dataset,
+            loss_fn=zero,
+            steps=64,
+            noise_multiplier=sigma,
+            ledger=setup.new_ledger(budget),
+        )
+        for _ in setup._loop(run, model, zero, 1):
+            pass
+    except BudgetExceeded:
+        return all(p.grad is None for p in model.parameters())
+    return False
+
+
+def _gradient(model: Any) -> Floats:
+    parts = [
+        p.grad.detach().double().reshape(-1).cpu().numpy()
+        for p in model.parameters()
+        if p.requires_grad
+    ]
+    return np.concatenate(parts)
+
+
+def _times(loss_fn: Loss, factor: float) -> Loss:
+    return lambda model, batch: loss_fn(model, batch) * factor
+
+
+def _canary_loss(loss_fn: Loss, unpack: Callable[[Any], Any], strength: float) -> Loss:
+    """Return a loss that is zero for ordinary records and steep in one coordinate for canaries."""
+
+    def loss(model: Any, batch: Any) -> Any:
+        records, which = unpack(batch)
+        real = loss_fn(model.inner, records) * 0.0
+        return real + model.canaries(which).squeeze(-1).to(real.dtype) * strength
+
+    return loss
+
+
+def _only_numbered(loss_fn: Loss, unpack: Callable[[Any], Any]) -> Loss:
+    """Return a loss that is zero for records without a number."""
+
+    def loss(model: Any, batch: Any) -> Any:
+        records, which = unpack(batch)
+        return loss_fn(model, records) * (which > 0)
+
+    return loss
+
+
+def _for_numbers(setup: TrainingSetup, unpack: Callable[[Any], Any]) -> dict[str, Any]:
+    """Return the settings that have to change if every record carries a number."""
+    changed: dict[str, Any] = {}
+    if (collate := setup.settings.get("collate_fn")) is not None:
+        changed["collate_fn"] = _numbered_collate(collate)
+    if (augment := setup.settings.get("augment")) is not None:
+        changed["augment"] = lambda batch: _repacked(augment(unpack(batch)[0]), unpack(batch)[1])
+    return changed
+
+
+def _numbered_collate(collate: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+    import torch
+
+    def numbered(items: list[Any]) -> Any:
+        return collate([record for record, _ in items]), torch.tensor([n for _, n in items])
+
+    return numbered
+
+
+def _repacked(records: Any, which: Any) -> Any:
+    return (*records, which) if isinstance(records, tuple | list) else (records, which)
+
+
+@contextmanager
+def _same_start() -> Iterator[None]:
+    """Start the generators that programs share from one state; restore them afterwards."""
+    import torch
+
+    python, legacy = python_random.getstate(), np.random.get_state()  # noqa: NPY002  # programs use it
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(0)
+            python_random.seed(0)
+            np.random.seed(0)  # noqa: NPY002  # the generator that programs share
+            yield
+    finally:
+        python_random.setstate(python)
+        np.random.set_state(legacy)  # noqa: NPY002
+
+
+@contextmanager
+def _seen_entropy() -> Iterator[set[str]]:
+    """Collect the numbers that the operating system gives while the block runs, as hexadecimals.
+
+    Numbers that are too short for a key are left out.
+    """
+    given: set[str] = set()
+    genuine = os.urandom
+
+    def watched(size: int) -> bytes:
+        found = genuine(size)
+        if size >= _KEY_BYTES:
+            given.add(found.hex())
+        return found
+
+    os.urandom = watched
+    try:
+        yield given
+    finally:
+        os.urandom = genuine

@@ -1,0 +1,126 @@
+"""Tests of the mechanism that a recipe describes: DP-SGD, PATE or a regression, with p-values.
+
+Each test runs tacit's own code with the settings of the recipe, and compares what comes out with
+what was billed (`tacit.auditing`). No test releases anything about a record of the run.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from tacit.auditing import (
+    MechanismAudit,
+    Result,
+    TrainingSetup,
+    audit_algorithm,
+    audit_partition,
+    audit_training,
+    joined,
+)
+from tacit.datasets import Dataset
+from tacit.experiments import data as data_of
+from tacit.experiments.facts import Facts
+from tacit.experiments.features import Prepared
+from tacit.experiments.recipe import Recipe
+from tacit.ledger import Ledger
+from tacit.mechanisms import Seed, generator
+from tacit.pate import ConfidentGNMax, partition
+
+_RECORDS = 60  # artificial records of a regression
+_QUERIES = 20
+
+
+def check_training(
+    recipe: Recipe,
+    facts: Facts,
+    prepared: Prepared,
+    dataset: Dataset,
+    *,
+    confidence: float,
+    rng: Seed = None,
+) -> MechanismAudit:
+    """Test noise, draws, sensitivity, keys and bill of DP-SGD with the recipe's model."""
+    from tacit.experiments import models
+    from tacit.experiments.training_loop import example_losses, steps_of, tensors
+    from tacit.training import make_private
+
+    training = recipe.training
+    settings: dict[str, Any] = {  # Any: numbers of several types
+        "batch_size": training.lot,
+        "steps": steps_of(recipe, facts.n_records),
+        "clip_norm": training.clip_norm,
+        "noise_multiplier": float(facts.hyperparameters["noise_multiplier"]),
+        "n_records": facts.n_records,
+        "max_microbatch": training.max_microbatch,
+    }
+    setup = TrainingSetup(
+        make_private=make_private,
+        model=models.build(recipe.model, prepared.shape, dataset.n_classes, seed=0),
+        dataset=tensors(prepared.x_train, prepared.y_train),
+        loss_fn=example_losses,
+        settings=settings,
+    )
+    return audit_training(setup, confidence=confidence, rng=rng)
+
+
+def check_answers(recipe: Recipe, *, confidence: float, rng: Seed = None) -> MechanismAudit:
+    """Test answers, threshold and partition of PATE with the recipe's teachers and noise."""
+    random, count = generator(rng), recipe.teachers.count
+    aggregator = recipe.answers.aggregator(count)
+
+    def answer(votes: Any) -> Result:
+        ledger = Ledger()
+        return Result(aggregator.answer(votes, rng=random, ledger=ledger), ledger.event)
+
+    half = count // 2
+    rows = [[half, count - half, 0], [count - half, half, 0]]
+    if isinstance(aggregator, ConfidentGNMax):
+        top = min(max(round(aggregator.threshold), 1), count)
+        rows.append([top, count - top, 0])  # one vote less is below the threshold
+    votes = np.tile(rows, (_QUERIES, 1))
+    moved = votes + [[-1, 0, 1]]
+    parts = [
+        audit_algorithm(answer, [(votes, moved)], part="answers", rng=random),
+        audit_partition(partition, n_records=max(200, 4 * count), n_teachers=count, rng=random),
+    ]
+    return joined(parts, confidence=confidence)
+
+
+def check_regression(recipe: Recipe, *, confidence: float, rng: Seed = None) -> MechanismAudit:
+    """Test noise, sensitivity, post-processing and bill of a regression on artificial records."""
+    from tacit.regression import LinearRegression, LogisticRegression
+
+    schema, method = data_of.schema_of(recipe.data), recipe.regression.method
+    if method == "objective":
+        raise ValueError(
+            "objective perturbation cannot be audited: its noise is inside an optimization, which "
+            "no mechanism releases. Choose method gradient or sgd."
+        )
+    random, n_classes = generator(rng), schema.n_classes
+    options: dict[str, Any] = {  # Any: settings of several types
+        "epsilon": recipe.privacy.epsilon,
+        "delta": recipe.privacy.delta,
+        "bounds": schema.bounds,
+        "n_records": _RECORDS,
+    }
+
+    def fit(records: Any) -> Result:
+        seed = int(random.integers(2**31))
+        if n_classes is None:
+            model: Any = LinearRegression(
+                target_bounds=(-1, 1), method=method, random_state=seed, **options
+            )
+        else:
+            chosen = "gradient" if method == "auto" else method
+            model = LogisticRegression(
+                classes=range(n_classes), method=chosen, random_state=seed, **options
+            )
+        model.fit(*records)
+        return Result(np.append(model.coef_, model.intercept_), model.event_)
+
+    width = len(schema.feature_names)
+    x = random.random((_RECORDS, width)) * 2 - 1
+    y = random.integers(0, n_classes or 2, _RECORDS)
+    extremes = (np.ones(width), -np.ones(width), np.full(width, 1e3))
+    pairs = [((np.vstack([x, row]), np.append(y, 1)), (x, y)) for row in extremes]
+    return audit_algorithm(fit, pairs, part="regression", confidence=confidence, rng=random)

@@ -1,0 +1,572 @@
+"""Faults for audits to find, planted in tacit's own code, and the audits that must find them.
+
+Each fault is a function that changes the real code through `monkeypatch`. Its class is one of
+scale, law, reuse, draws, clip, divisor, key and bill.
+"""
+
+import dataclasses
+import functools
+import random
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+import tacit
+from tacit import mechanisms, pate, regression, sampling
+from tacit.auditing import MechanismAudit, Result, TrainingSetup, audit_algorithm, audit_training
+from tacit.training import clip as clip_module
+from tacit.training import engines, key, lots, noise, plan, private
+
+RECORDS = 120
+
+
+def squared_error(model, batch):
+    x, y = batch
+    return (model(x).squeeze(1) - y) ** 2
+
+
+def audit_step(seed, **options):
+    """Audit DP-SGD on a small network, with the default loop."""
+    torch.manual_seed(seed)
+    x = torch.randn(RECORDS, 3)
+    model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+    how = options.pop("how", "step")
+    settings = {"batch_size": 24, "steps": 40, "clip_norm": 0.7, "noise_multiplier": 1.1}
+    setup = TrainingSetup(
+        make_private=tacit.make_private,
+        model=model,
+        dataset=(x, x.sum(1)),
+        loss_fn=squared_error,
+        settings=settings | options,
+        how=how,
+    )
+    return audit_training(setup, rng=seed)
+
+
+audit_resumed = functools.partial(audit_step, how="resumed")
+audit_backward = functools.partial(audit_step, how="backward")
+
+
+def audit_gnmax(seed):
+    return _audit_votes(pate.GNMax(2.0), seed)
+
+
+def audit_confident(seed):
+    aggregator = pate.ConfidentGNMax(threshold=24.0, sigma_threshold=3.0, sigma_answer=2.0)
+    return _audit_votes(aggregator, seed)
+
+
+def _audit_votes(aggregator, seed):
+    rng = np.random.default_rng(seed)
+
+    def answer(votes):
+        ledger = tacit.Ledger()
+        labels = aggregator.answer(votes, rng=rng, ledger=ledger)
+        return Result(labels, ledger.event)
+
+    votes = np.tile([[25, 24, 1], [24, 25, 1], [24, 13, 13]], (20, 1))
+    moved = votes + [[-1, 1, 0]]  # the last of three falls below the threshold
+    return audit_algorithm(answer, [(votes, moved)], part="PATE", rng=seed)
+
+
+BOUNDS = {"bounds": (-1.0, 1.0), "epsilon": 1.0, "delta": 1e-4, "n_records": 60}
+TARGET = {"target_bounds": (-1.0, 1.0)}
+FITS: dict[str, tuple[str, dict]] = {
+    "functional": ("LinearRegression", TARGET | {"method": "functional", "delta": 0.0}),
+    "adassp": ("LinearRegression", TARGET | {"method": "adassp"}),
+    "gradient": ("LinearRegression", TARGET | {"method": "gradient"}),
+    "logistic": ("LogisticRegression", {"classes": (0, 1)}),
+    "sgd": ("LogisticRegression", {"classes": (0, 1), "method": "sgd", "rate": 0.5}),
+    "frank_wolfe": ("FrankWolfe", TARGET | {"radius": 1.0, "steps": 5}),
+    "transfer": ("TransferRegression", TARGET),
+}
+
+
+def audit_fit(name, seed):
+    """Audit a regression on records at the corners of their bounds, and far beyond them."""
+    rng = np.random.default_rng(seed)
+    kind, settings = FITS[name]
+    make = getattr(regression, kind)
+    x, y = rng.uniform(-1, 1, (60, 3)), rng.integers(0, 2, 60)
+
+    def fit(records):
+        features, targets = records
+        allowed = make.__init__.__annotations__
+        options = {k: v for k, v in (BOUNDS | settings).items() if k in allowed}
+        model = make(**options, random_state=int(rng.integers(2**31))).fit(features, targets)
+        return Result(np.append(model.coef_, model.intercept_), model.event_)
+
+    pairs = []
+    for extreme in ([1.0, 1.0, 1.0], [-1.0, 1.0, -1.0], [1e3, 1e3, 1e3]):
+        features = np.vstack([x, extreme])
+        pairs.append(((features, np.append(y, 1)), (x, y)))
+    return audit_algorithm(fit, pairs, part=name, rng=seed)
+
+
+def audit_gaussian(seed):
+    return tacit.auditing.audit_mechanism(
+        mechanisms.GaussianMechanism(1.5, l2_sensitivity=2.0), rng=seed
+    )
+
+
+def audit_laplace(seed):
+    return tacit.auditing.audit_mechanism(
+        mechanisms.LaplaceMechanism(1.5, l1_sensitivity=2.0), rng=seed
+    )
+
+
+def audit_exponential(seed):
+    return tacit.auditing.audit_mechanism(
+        mechanisms.ExponentialMechanism(1.0, sensitivity=1.0), rng=seed
+    )
+
+
+def audit_partition(seed):
+    """Which records each teacher gets: every record once, and any teacher with equal chance."""
+    return pate_partition(seed)
+
+
+def pate_partition(seed):
+    from tacit.auditing import audit_partition as audit
+
+    return audit(pate.partition, n_records=200, n_teachers=10, rng=seed)
+
+
+CORRECT: dict[str, Callable[[int], MechanismAudit]] = {
+    "step": audit_step,
+    "backward": audit_backward,
+    "resumed": audit_resumed,
+    "GNMax": audit_gnmax,
+    "ConfidentGNMax": audit_confident,
+    "partition": audit_partition,
+    "Gaussian": audit_gaussian,
+    "Laplace": audit_laplace,
+    "exponential": audit_exponential,
+    **{name: functools.partial(audit_fit, name) for name in FITS},
+}
+
+
+class Fault(NamedTuple):
+    kind: str
+    audit: Callable[[int], MechanismAudit]
+    plant: Callable[..., None]
+
+
+FAULTS: dict[str, Fault] = {}
+
+
+def fault(kind, audit=audit_step):
+    def add(plant):
+        FAULTS[plant.__name__] = Fault(kind, audit, plant)
+        return plant
+
+    return add
+
+
+def _scaled_noise(patch, factor):
+    honest = noise.make_grids
+    patch.setattr(noise, "make_grids", lambda m, s, n: honest(m * factor, s, n))
+
+
+# Scale ---------------------------------------------------------------------------------------
+
+
+@fault("scale")
+def half_of_the_noise(patch):
+    _scaled_noise(patch, 0.5)
+
+
+@fault("scale")
+def a_tenth_of_the_noise_is_missing(patch):
+    _scaled_noise(patch, 0.9)
+
+
+@fault("scale", audit_backward)
+def no_noise_on_the_last_tensor(patch):
+    honest = noise.NoisyMean.release
+
+    def release(self, sums, scales, **options):
+        exact = sums[-1] / self._expected_batch
+        return [*honest(self, sums, scales, **options)[:-1], exact.clone()]
+
+    patch.setattr(noise.NoisyMean, "release", release)
+
+
+@fault("scale", audit_gaussian)
+def gaussian_noise_a_tenth_short(patch):
+    honest = mechanisms.GaussianMechanism.noise_std_on
+    kind = mechanisms.GaussianMechanism
+    patch.setattr(kind, "noise_std_on", lambda self, size: 0.9 * honest(self, size))
+
+
+@fault("scale", audit_laplace)
+def laplace_noise_a_tenth_short(patch):
+    honest = mechanisms.LaplaceMechanism.noise_scale_on
+    kind = mechanisms.LaplaceMechanism
+    patch.setattr(kind, "noise_scale_on", lambda self, size: 0.9 * honest(self, size))
+
+
+@fault("scale", audit_exponential)
+def exponential_mechanism_forgets_the_factor_of_two(patch):
+    kind = mechanisms.ExponentialMechanism
+    patch.setattr(kind, "noise_scale", property(lambda self: self.sensitivity / self.epsilon))
+
+
+@fault("scale")
+def noise_shrinks_from_step_to_step(patch):
+    honest = noise.NoisyMean.release
+
+    def release(self, sums, scales, *, step, noise_multiplier):
+        less = noise_multiplier * (0.2 if step % 16 == 7 else 1.0)
+        return honest(self, sums, scales, step=step, noise_multiplier=less)
+
+    patch.setattr(noise.NoisyMean, "release", release)
+
+
+# Law -----------------------------------------------------------------------------------------
+
+
+def _changed_noise(patch, change):
+    """Replace the noise of training steps by `change` of it, in standard deviations."""
+    honest = noise.NoisyMean.release
+
+    def release(self, sums, scales, *, step, noise_multiplier):
+        exact = [total.clone() / self._expected_batch for total in sums]
+        noisy = honest(self, sums, scales, step=step, noise_multiplier=noise_multiplier)
+        stds = [noise_multiplier * scale / self._expected_batch for scale in scales]
+        return [
+            e + std * change((n - e) / std) for e, n, std in zip(exact, noisy, stds, strict=True)
+        ]
+
+    patch.setattr(noise.NoisyMean, "release", release)
+
+
+@fault("law")
+def uniform_noise_of_the_same_variance(patch):
+    _changed_noise(patch, lambda z: (torch.special.ndtr(z) - 0.5) * 12**0.5)
+
+
+@fault("law")
+def noise_cut_off_at_two_deviations(patch):
+    _changed_noise(patch, lambda z: z.clamp(-2, 2) * 1.1)
+
+
+@fault("law")
+def signs_in_place_of_normal_noise(patch):
+    _changed_noise(patch, lambda z: z.sign())
+
+
+@fault("law", audit_gaussian)
+def uniform_noise_in_the_gaussian_mechanism(patch):
+    def release(self, value, rng=None):
+        std = self.noise_std
+        return np.asarray(value) + mechanisms.generator(rng).random(np.shape(value)) * std * 2
+
+    patch.setattr(mechanisms.GaussianMechanism, "release", release)
+
+
+# Reuse ---------------------------------------------------------------------------------------
+
+
+@fault("reuse")
+def the_same_noise_in_every_step(patch):
+    kind = noise.NoisyMean
+    patch.setattr(kind, "_source", lambda self, purpose, step: self._key.noise("noise", 0))
+
+
+@fault("reuse")
+def noise_repeats_every_ten_steps(patch):
+    kind = noise.NoisyMean
+    patch.setattr(kind, "_source", lambda self, purpose, step: self._key.noise("noise", step % 10))
+
+
+@fault("reuse")
+def half_of_the_coordinates_repeat_the_others(patch):
+    def mirror(z):
+        flat = z.reshape(-1).clone()
+        half = len(flat) // 2
+        flat[half : 2 * half] = -flat[:half]
+        return flat.view_as(z)
+
+    _changed_noise(patch, mirror)
+
+
+@fault("reuse", audit_gnmax)
+def every_query_has_the_same_noise(patch):
+    honest = mechanisms.GaussianMechanism.release
+    kind = mechanisms.GaussianMechanism
+    patch.setattr(kind, "release", lambda self, value, rng=None: honest(self, value, 7))
+
+
+# Draws ---------------------------------------------------------------------------------------
+
+
+def _changed_draws(patch, change):
+    honest = sampling.Poisson.indices
+
+    def indices(self, n, rng):
+        return change(honest, self, n, rng)
+
+    patch.setattr(sampling.Poisson, "indices", indices)
+
+
+@fault("draws")
+def lots_of_a_fixed_size(patch):
+    _changed_draws(
+        patch,
+        lambda honest, self, n, rng: np.sort(rng.choice(n, round(self.rate * n), replace=False)),
+    )
+
+
+@fault("draws")
+def the_last_record_is_in_every_lot(patch):
+    _changed_draws(patch, lambda honest, self, n, rng: np.union1d(honest(self, n, rng), [n - 1]))
+
+
+@fault("draws")
+def records_are_drawn_with_replacement(patch):
+    _changed_draws(
+        patch,
+        lambda honest, self, n, rng: np.sort(rng.choice(n, rng.binomial(n, self.rate))),
+    )
+
+
+@fault("draws")
+def neighbors_are_drawn_together(patch):
+    def blocks(honest, self, n, rng):
+        starts = np.flatnonzero(rng.random(-(-n // 4)) < self.rate)
+        whole = (4 * starts[:, None] + np.arange(4)).ravel()
+        return whole[whole < n]
+
+    _changed_draws(patch, blocks)
+
+
+@fault("draws")
+def every_lot_is_used_twice(patch):
+    honest = lots.Lots.indices
+    patch.setattr(lots.Lots, "indices", lambda self, step: honest(self, step // 2 * 2))
+
+
+@fault("draws")
+def records_are_drawn_too_often(patch):
+    _changed_draws(
+        patch,
+        lambda honest, self, n, rng: np.flatnonzero(rng.random(n) < min(1.0, 1.5 * self.rate)),
+    )
+
+
+# Clip ----------------------------------------------------------------------------------------
+
+
+@fault("clip")
+def gradients_are_not_clipped(patch):
+    patch.setattr(
+        clip_module.Flat, "factors", lambda self, norms, rounding=0.0: torch.ones_like(norms)
+    )
+
+
+@fault("clip")
+def clipping_forgets_the_square_root(patch):
+    patch.setattr(
+        clip_module.Flat,
+        "factors",
+        lambda self, norms, rounding=0.0: (self.clip_norm / norms.sqrt().sqrt()).clamp(max=1.0),
+    )
+
+
+def _changed_sum(patch, change):
+    honest = engines.LotSum.__call__
+
+    def total_of(self, lot, clip, **options):
+        total, drawn = honest(self, lot, clip, **options)
+        change(total, drawn)
+        return total, drawn
+
+    patch.setattr(engines.LotSum, "__call__", total_of)
+
+
+@fault("clip")
+def biases_are_left_out_of_the_norm(patch):
+    def change(total, drawn):
+        for name, values in total.sums.items():
+            if name.endswith("bias"):
+                values.mul_(4.0)
+
+    _changed_sum(patch, change)
+
+
+@fault("clip", functools.partial(audit_fit, "adassp"))
+def rows_are_not_shrunk_to_their_bound(patch):
+    from tacit.regression import rows
+
+    honest = rows.PrivateRows.__init__
+
+    def init(self, *args, **options):
+        honest(self, *args, **options)
+        object.__setattr__(self, "factors", 3.0 * np.asarray(self.factors))
+
+    patch.setattr(rows.PrivateRows, "__init__", init)
+
+
+# Divisor -------------------------------------------------------------------------------------
+
+
+@fault("divisor")
+def divided_by_the_drawn_size(patch):
+    honest = private.Private._pay_and_release
+
+    def release(self, total, drawn, clip, **options):
+        self._noise._expected_batch = max(1.0, float(drawn))
+        honest(self, total, drawn, clip, **options)
+
+    patch.setattr(private.Private, "_pay_and_release", release)
+
+
+@fault("divisor")
+def the_mean_of_each_lot_is_noised(patch):
+    """The sum is divided by the drawn size before noise for the expected size is added."""
+
+    def change(total, drawn):
+        for values in total.sums.values():
+            values.mul_(24.0 / max(1, drawn))
+
+    _changed_sum(patch, change)
+
+
+@fault("divisor")
+def noise_is_divided_once_more(patch):
+    _changed_noise(patch, lambda z: z / 24.0)
+
+
+@fault("divisor", functools.partial(audit_fit, "logistic"))
+def sensitivity_of_a_mean_for_a_sum(patch):
+    from tacit.regression import gradient
+
+    honest = gradient.GaussianMechanism
+    patch.setattr(
+        gradient,
+        "GaussianMechanism",
+        lambda m, *, l2_sensitivity, **o: honest(m, l2_sensitivity=l2_sensitivity / 60, **o),
+    )
+
+
+# Key -----------------------------------------------------------------------------------------
+
+
+@fault("key")
+def every_run_has_the_same_key(patch):
+    patch.setattr(key.Key, "fresh", classmethod(lambda cls: cls(b"0" * 32)))
+
+
+@fault("key")
+def the_key_comes_from_a_shared_generator(patch):
+    patch.setattr(key.Key, "fresh", classmethod(lambda cls: cls(random.randbytes(32))))
+
+
+@fault("key")
+def the_key_comes_from_torch(patch):
+    def fresh(cls):
+        return cls(bytes(torch.randint(0, 256, (32,)).tolist()))
+
+    patch.setattr(key.Key, "fresh", classmethod(fresh))
+
+
+@fault("key")
+def the_key_has_sixteen_bits(patch):
+    import secrets
+
+    patch.setattr(key.Key, "fresh", classmethod(lambda cls: cls(secrets.token_bytes(2) * 16)))
+
+
+@fault("key")
+def seeds_are_ignored(patch):
+    patch.setattr(key.Key, "from_seed", classmethod(lambda cls, seed: cls(b"1" * 32)))
+
+
+# Bill ----------------------------------------------------------------------------------------
+
+
+@fault("bill")
+def the_stated_epsilon_is_that_of_one_step(patch):
+    one = property(lambda self: self._plan.step_event(self.noise_multiplier))
+    patch.setattr(private.Private, "event", one)
+
+
+@fault("bill")
+def twice_the_noise_is_billed(patch):
+    honest = plan.TrainingPlan.step_event
+    patch.setattr(plan.TrainingPlan, "step_event", lambda self, m: honest(self, 2 * m))
+
+
+@fault("bill")
+def half_of_the_rate_is_billed(patch):
+    patch.setattr(
+        sampling.Poisson,
+        "amplify",
+        lambda self, event: tacit.events.PoissonSampled(self.rate / 2, event),
+    )
+
+
+@fault("bill")
+def nothing_is_paid(patch):
+    patch.setattr(private.Private, "_pay", lambda self: None)
+
+
+@fault("bill", functools.partial(audit_fit, "adassp"))
+def one_of_three_releases_is_not_billed(patch):
+    from tacit.regression import adassp
+
+    patch.setattr(adassp.AdaSSPPlan, "event", property(lambda self: self.gram.event))
+
+
+# PATE and post-processing ----------------------------------------------------------------------
+
+
+@fault("scale", audit_gnmax)
+def labels_without_noise(patch):
+    patch.setattr(pate.GNMax, "_release", _plurality)
+
+
+@fault("scale", audit_confident)
+def check_without_noise(patch):
+    honest = pate.ConfidentGNMax._check
+
+    def check(self):
+        exact = honest.fget(self)
+        return type("Exact", (), {"event": exact.event, "release": lambda _, v, rng: v})()
+
+    patch.setattr(pate.ConfidentGNMax, "_check", property(check))
+
+
+@fault("clip", audit_partition)
+def records_teach_two_teachers(patch):
+    honest = pate.partition
+
+    def partition(n_records, n_teachers, rng=None):
+        parts = honest(n_records, n_teachers, rng)
+        return [np.union1d(part, parts[0][:3]) for part in parts]
+
+    patch.setattr(pate, "partition", partition)
+
+
+def _plurality(self, queries, pay, rng):
+    pay(self._mechanism.event, len(queries.counts))
+    return queries.counts.argmax(axis=1)
+
+
+@fault("bill", audit_gnmax)
+def answers_are_billed_with_twice_the_noise(patch):
+    honest = pate.GNMax._mechanism.fget
+
+    def quiet(self):
+        mechanism = honest(self)
+        return dataclasses.replace(mechanism, noise_multiplier=2 * mechanism.noise_multiplier)
+
+    def release(self, queries, pay, rng):
+        pay(quiet(self).event, len(queries.counts))
+        return honest(self).release(queries.counts, rng).argmax(axis=1)
+
+    patch.setattr(pate.GNMax, "_release", release)
