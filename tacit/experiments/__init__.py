@@ -8,8 +8,9 @@
 
 Reading order: `recipe` (every setting), `training_run` and `training_loop` (DP-SGD), `pate_run`,
 `regression_run`, `transfer_run`, `summary_run`, `table_check` and `paid_evaluation` (tables),
-`prediction`, `advice`, `features` (what is released before training), `facts` and `folder` (what a run leaves behind),
-`audit`, `sweeps`. Modules that need torch load when one of their names is first used.
+`prediction`, `advice`, `features` (what is released before training), `facts` and `folder` (what a
+run leaves behind), `audit`, `sweeps`. Modules that need torch load when one of their names is first
+used.
 """
 
 from typing import TYPE_CHECKING
