@@ -180,7 +180,7 @@ class Schema(TransformerMixin, BaseEstimator):
             tuple(declared),
             target=target if isinstance(target, str) else "",
             derived=_derived(data.get("derived", ()), lines),
-            file=Dialect.from_dict(data.get("file", {})),
+            file=_dialect(data.get("file", {}), lines),
         )
         try:
             if not isinstance(target, str):
@@ -424,6 +424,16 @@ def _renamed(name: str, given: Any) -> Column:
     if isinstance(given, Column):
         return replace(given, name=name)
     return column_of(name, given)
+
+
+def _dialect(given: Any, lines: SourceLines) -> Dialect:
+    """Return the dialect of section [file]; an error names the line of the wrong setting."""
+    known = Dialect.__dataclass_fields__
+    unknown = [key for key in given if key not in known] if isinstance(given, Mapping) else []
+    try:
+        return Dialect.from_dict(given)
+    except ValueError as wrong:
+        raise ValueError(f"{lines.prefix('file', *unknown[:1])}{wrong}") from None
 
 
 def _derived(given: Any, lines: SourceLines | None = None) -> tuple[Derived, ...]:

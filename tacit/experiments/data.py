@@ -11,6 +11,9 @@ from tacit import datasets
 from tacit.experiments.recipe import DataSettings
 
 _PACKAGE = "package:"
+_LEAST_DIVIDED = 30
+"""Fewest records of a private table that is divided. Which records are held out depends on their
+values, so with fewer records an empty part would be likely, and its error would reveal them."""
 
 
 def load(
@@ -47,6 +50,12 @@ def _table(settings: DataSettings, root: str | Path | None) -> datasets.Dataset:
         public = datasets.read_rows(locate(settings.public_test, root), schema)
         assert public.y is not None  # read_table refuses a schema without a target
         found = replace(found, x_test=public.x, y_test=public.y, n_held_out=len(public.x))
+    n = found.n_records + (0 if has_test else found.n_held_out)
+    if not has_test and not settings.holds_public_records and n < _LEAST_DIVIDED:
+        raise ValueError(
+            f"{path.name} has {n} {found.unit}s, too few to hold out a part of them: use "
+            "--no-evaluation or --public-test FILE."
+        )
     if settings.holds_public_records:
         return replace(
             found,

@@ -82,7 +82,7 @@ def test_a_run_that_was_killed_after_the_payment_does_not_pay_again(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(regression_run, "_released", kill)
+        patch.setattr(regression_run, "fitted_model", kill)
         assert call(*options).exit_code == 130
     with Ledger(folder / "a.ledger") as ledger:
         assert len(ledger.history()) == 2  # the check and the fit

@@ -401,3 +401,19 @@ def test_a_verb_that_ignores_weights_says_so(work, verb):
     assert result.exit_code == 0, result.output
     assert "weights are not used" in result.stderr
     assert "weights are not used" in call("schema", "check", "weights.toml").stderr
+
+
+@pytest.mark.parametrize("n", [1, 2, 29])
+def test_few_records_are_refused_by_their_number_not_by_which_are_held_out(work, n):
+    (work / "few.csv").write_text("\n".join(lines(n)) + "\n", encoding="utf-8")
+    result = run_verb("regress", work / "few.csv", work / "good.toml")
+    assert_stopped(result)
+    assert f"few.csv has {n} records, too few" in result.output
+
+
+def test_a_typo_in_the_section_of_the_file_names_its_line(work):
+    text = (work / "good.toml").read_text(encoding="utf-8") + '\n[file]\nseperator = ";"\n'
+    (work / "typo.toml").write_text(text, encoding="utf-8")
+    result = call("schema", "check", "typo.toml")
+    line = text.splitlines().index('seperator = ";"') + 1
+    assert f"line {line}: [file] has no 'seperator'. Did you mean 'separator'?" in result.output

@@ -24,10 +24,11 @@ def test_a_table_may_come_with_an_installed_package(tmp_path, monkeypatch):
         data.load(settings)
     (tmp_path / "books" / "tables").mkdir(parents=True)
     (tmp_path / "books" / "__init__.py").write_text("raise AssertionError('not imported')")
-    rows = "".join(f"{k},{k % 2}\n" for k in range(10))
+    rows = "".join(f"{k},{k % 2}\n" for k in range(40))
     (tmp_path / "books" / "tables" / "few.csv").write_text("x,y\n" + rows)
     monkeypatch.syspath_prepend(tmp_path)
-    assert len(data.load(settings).x_train) == 8
+    found = data.load(settings)
+    assert len(found.x_train) + len(found.x_test) == 40
 
 
 def test_the_census_table_ships_with_a_package():

@@ -5,6 +5,7 @@ import random
 import numpy as np
 import pytest
 import torch
+from slow_cases import one_fast
 from test_checkpoint import load, saved, scaled_loss, train, two_classes, weights
 from torch.nn import functional as F
 
@@ -121,7 +122,7 @@ EDITS = {
 }
 
 
-@pytest.mark.parametrize("edit", EDITS)
+@pytest.mark.parametrize("edit", one_fast(EDITS, 6))
 def test_every_edit_of_the_program_is_noticed_and_nothing_else(problem, edit):
     """An edit that the loss of a made-up record does not show gave the same noise again."""
     before, after = EDITS[edit]()
@@ -180,7 +181,7 @@ class Held(torch.utils.data.Dataset):
         return self.x[i], self.y[i]
 
 
-@pytest.mark.parametrize("how", ["object", "numpy", ".data"])
+@pytest.mark.parametrize("how", one_fast(["object", "numpy", ".data"], 3))
 def test_records_edited_where_torch_does_not_count_it_are_noticed(problem, how):
     """The run itself is loaded again, so nothing but the records has changed."""
     held = Held()

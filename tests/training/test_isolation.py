@@ -10,6 +10,7 @@ import pytest
 import torch
 from clean_programs import PROGRAMS
 from mixing_cases import CASES, Case, ce, data, model
+from slow_cases import one_fast
 from torch import nn
 from torch.nn import functional as F
 
@@ -48,14 +49,6 @@ def train(run) -> None:
         run.step(lot)
 
 
-def some(names, every: int = 4) -> list:
-    """All names; those that are slow to run stay out of the fast tests, except one of `every`."""
-    slow = pytest.mark.slow
-    return [
-        name if i % every == 0 else pytest.param(name, marks=slow) for i, name in enumerate(names)
-    ]
-
-
 def is_refused_before_release(name: str, seed: int) -> bool:
     try:
         private(CASES[name](), seed=seed)
@@ -64,7 +57,7 @@ def is_refused_before_release(name: str, seed: int) -> bool:
     return False
 
 
-@pytest.mark.parametrize("name", some(MOST, 3))
+@pytest.mark.parametrize("name", one_fast(MOST, 3))
 def test_mixing_of_most_rows_is_refused_before_the_first_release(name):
     assert is_refused_before_release(name, seed=0)
 
@@ -127,7 +120,7 @@ def test_late_mixing_voids_the_run():
         run.step(run._lots.lot(run.steps_taken))
 
 
-@pytest.mark.parametrize("name", some(PROGRAMS, 3))
+@pytest.mark.parametrize("name", one_fast(PROGRAMS, 3))
 def test_programs_that_keep_examples_apart_are_accepted(name):
     run = private(PROGRAMS[name](), seed=0, steps=3)
     for lot in run:
@@ -164,7 +157,7 @@ def _records(dataset):
     return torch.utils.data.TensorDataset(*dataset) if isinstance(dataset, tuple) else dataset
 
 
-@pytest.mark.parametrize("name", some(CASES, 8))
+@pytest.mark.parametrize("name", one_fast(CASES, 8))
 def test_strict_bounds_what_one_record_moves(name):
     rows = np.arange(24)
     try:
@@ -182,7 +175,7 @@ STRICT = [
 ]
 
 
-@pytest.mark.parametrize("name", some(STRICT))
+@pytest.mark.parametrize("name", one_fast(STRICT, 4))
 def test_strict_takes_programs_without_control_flow(name):
     run = private(PROGRAMS[name](), seed=0, isolation="strict")
     for lot in run:
