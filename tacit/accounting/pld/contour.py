@@ -59,7 +59,6 @@ _LIGHT_WORK, _MARKED_WORK, _MOST_WORK = 3e5, 5e6, 1e8
 in total that is allowed."""
 _TINY_MASS = 1e-290  # above any sum of masses that underflow
 _MOST_RUNGS = 16
-_MOST_GAIN = 38.0  # log of integrand over target above which rounding spoils the result
 _LITTLE_GAIN = 28.0  # log of integrand over target up to which rounding has no effect
 
 
@@ -114,13 +113,17 @@ class Family:
         models = [m.cut_at(level, scale) if isinstance(m, SmoothModel) else m for m in self.models]
         return Family(models, self.counts)
 
-    def plain(self, epsilon: float, log_target: float, *, most: float = 0.0) -> "Contours | None":
+    def plain(
+        self, epsilon: float, log_target: float, *, most: float = 0.0, gain: float = 33.0
+    ) -> "Contours | None":
         """Return one integral with error about exp(log_target) near `epsilon`; None if costly.
 
-        It is costly if it takes more than `most` nodes, or a number that is always accepted.
+        It is costly if it takes more than `most` nodes, or a number that is always accepted. It is
+        not returned either if the log of the integrand over the target is above `gain`, because
+        then rounding may spoil it.
         """
         draft = _Draft(self, epsilon, log_target, None)
-        is_precise = draft.log_gain <= _MOST_GAIN
+        is_precise = draft.log_gain <= gain
         is_cheap = draft.is_light or draft.work <= most
         return Contours([draft], self, None) if is_cheap and is_precise else None
 

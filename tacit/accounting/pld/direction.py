@@ -1,5 +1,6 @@
 """The price of one direction of comparison, by whichever method proves the sharpest bracket."""
 
+import contextlib
 import math
 from collections.abc import Callable
 
@@ -18,10 +19,15 @@ from tacit.accounting.pld.spread import guess_epsilon
 from tacit.errors import NotCertified
 
 _GOOD = 1e-5  # relative width at which a bracket is returned without trying another method
+_ENOUGH = 3e-4  # relative width at which no slower method is tried
 _FAIR = 1e-4  # relative width at which the lattice is not refined further
 _ROUGH = 1e-2  # relative error of delta that suffices to find out which direction is the worse
+_LOW_GAIN = 28.0  # log of integrand over target that is certain not to amplify rounding
+_SLACK = 5e-5  # relative error of delta that marked losses may add
 _HEAVY_WORK = 3e6  # nodes of a contour integral, where the alternative is to split the law
-_LEVELS = (1.5, 2.5, 6.0, 20.0)  # losses above this many times epsilon are marked
+_LEVELS = (1.5, 1.9, 2.5, 6.0)  # losses above this many times epsilon are marked
+_FEW_STEPS, _MARKED_POINTS = 100_000, 1 << 15
+"""Steps up to which losses may be marked on a lattice, and its number of points."""
 _MOST_CURVES = 48  # curves that are computed at most for a table of deltas
 _COARSE = 1 << 13
 _LATTICE_POINTS = (_COARSE, 1 << 16, 1 << 18)
@@ -145,7 +151,10 @@ class DirectionPrice:
             near = curve.order * abs(found.upper - guess) < 1.0
             if _is_good(answer) or (near and not plain):
                 break
-            guess = found.upper  # closer to the truth than the guess for which it was tuned
+            if found.width > 0.1 * found.upper:
+                guess = min(found.upper, self._likely_epsilon(delta, found.upper))
+            else:
+                guess = found.upper  # closer to the truth than the guess for which it was tuned
             curve = None if near or not plain else family.plain(guess, log_target)
         return answer
 
@@ -157,26 +166,31 @@ class DirectionPrice:
         several ranges of losses.
         """
         log_target = math.log(delta) + math.log(self.tolerance)
-        if curve := self._family(delta).plain(epsilon, log_target, most=_HEAVY_WORK):
+        if curve := self._family(delta).plain(
+            epsilon, log_target, most=_HEAVY_WORK, gain=_LOW_GAIN
+        ):
             return curve
         for level in (factor * epsilon for factor in _LEVELS):
-            try:
+            with contextlib.suppress(NotCertified):
                 large = LargeLosses(self.direction, level, log_target - 3.0, is_smooth=True)
-                if large.delta(epsilon).width > 10 * self.tolerance * delta:
-                    continue
-                family = Family.unmarked(self.direction, large, log_removed=log_target - 3.0)
-                return family.marked(epsilon, log_target, large)
-            except NotCertified:
-                pass
-            try:
-                large = LargeLosses(self.direction, level, log_target - 3.0, is_smooth=False)
-                capped = large.unmarked()
-                with np.errstate(all="ignore"):  # they only choose the grid
-                    moments = coarse_moments(capped, -700.0)
-                return Lattice(capped, moments, epsilon, log_target, 1 << 15, large)
-            except NotCertified:
-                continue
+                if large.delta(epsilon).width <= _SLACK * delta:
+                    family = Family.unmarked(self.direction, large, log_removed=log_target - 3.0)
+                    return family.marked(epsilon, log_target, large)
+        if self.direction.steps <= _FEW_STEPS:
+            with contextlib.suppress(NotCertified):
+                return self._marked_lattice(epsilon, delta, log_target)
         return self._family(delta, NARROW).ladder(epsilon, log_target)
+
+    def _marked_lattice(self, epsilon: float, delta: float, log_target: float) -> Lattice:
+        """Return a lattice of the losses up to a level, with larger losses in closed form."""
+        for level in (factor * epsilon for factor in _LEVELS):
+            large = LargeLosses(self.direction, level, log_target - 3.0, is_smooth=False)
+            if large.delta(epsilon).width <= _SLACK * delta:
+                capped = large.unmarked()
+                with np.errstate(all="ignore"):  # these moments only choose the grid
+                    moments = coarse_moments(capped, -700.0)
+                return Lattice(capped, moments, epsilon, log_target, _MARKED_POINTS, large)
+        raise NotCertified("the losses of other steps are not small enough.")
 
     def _likely_epsilon(self, delta: float, most: float) -> float:
         """Return an estimate of epsilon where one step in many may make all the loss."""
@@ -329,7 +343,7 @@ def _sharpest(
                 answer = method(target, floor, answer)
         except NotCertified:
             continue
-        if _is_good(answer) or answer.upper <= floor:
+        if answer.width <= _ENOUGH * answer.upper or answer.upper <= floor:
             break
     return answer
 

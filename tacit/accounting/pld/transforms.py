@@ -83,8 +83,9 @@ class Cumulants(NamedTuple):
         log_gain = np.maximum(self.upper - ORDERS * epsilon - log_target, 1.0)
         spread = np.sqrt(self.variance) if log_mass is None else 1.0
         extra = 0.25 * (log_gain - log_gain.min()) + 0.75 * np.maximum(log_gain - _MUCH_GAIN, 0.0)
-        penalty = np.exp(np.minimum(extra, 400.0))
-        index = int(np.argmin(window * np.sqrt(log_gain) / spread * penalty))
+        with np.errstate(over="ignore"):
+            cost = window * np.sqrt(log_gain) / spread * np.exp(np.minimum(extra, 400.0))
+        index = int(np.argmin(cost))
         return index, float(window[index])
 
 
