@@ -309,11 +309,6 @@ def test_the_default_answer_is_the_best_of_the_tight_ones(event, relation):
     if not known:  # priced by neither alone: refused, or priced by a profile
         with contextlib.suppress(UnsupportedEvent):
             assert acc.epsilon(event, delta=1e-6, relation=relation) > 0
-<<<<<<< HEAD
-        except UnsupportedEvent as refusal:
-            assert str(refusal)  # noqa: PT017
-=======
->>>>>>> prices
         return
     found = acc.epsilon(event, delta=1e-6, relation=relation)
     assert found <= (known[0] if priced[0] is not None else known[-1]) * (1 + 1e-9)
