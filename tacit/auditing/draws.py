@@ -9,7 +9,7 @@ compared with the sampling that was billed.
 from math import comb
 
 import numpy as np
-from scipy import stats
+from scipy import special, stats
 
 from tacit._arrays import Flags, Floats, Indices
 from tacit.auditing.p_values import (
@@ -85,8 +85,9 @@ def draw_findings(
 
 def binomial_p(count: int, trials: int, rate: float) -> float:
     """Return the two-sided p-value of `count` successes in `trials` at `rate`."""
-    law = stats.binom(trials, rate)
-    return two_sided(float(law.cdf(count)), float(law.sf(count - 1)))
+    lower = float(special.bdtr(count, trials, rate))
+    upper = float(special.bdtrc(count - 1, trials, rate)) if count > 0 else 1.0
+    return two_sided(lower, upper)
 
 
 def _followers(drawn: Flags, places: Indices, rate: float) -> float:

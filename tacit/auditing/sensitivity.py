@@ -39,11 +39,11 @@ def extreme_sets(dataset: Any, loss_fn: Loss) -> Iterator[tuple[str, list[Neighb
     """Yield kinds of extreme records, each with pairs of neighboring data sets that have them."""
     for name, factor in (("records as they are", 1.0), ("huge losses", 1e6), ("tiny losses", 1e-4)):
         sets = _pairs(dataset, _identity)
-        yield name, [Neighbors(*pair, _times(loss_fn, factor), n, i) for *pair, n, i in sets]
+        yield name, [Neighbors(a, b, _times(loss_fn, factor), n, i) for a, b, n, i in sets]
     for name, change in (("huge inputs", _huge), ("inputs that are not numbers", _not_numbers)):
         sets = _pairs(dataset, change)
         if sets:
-            yield name, [Neighbors(*pair, loss_fn, n, i) for *pair, n, i in sets]
+            yield name, [Neighbors(a, b, loss_fn, n, i) for a, b, n, i in sets]
 
 
 def _pairs(dataset: Any, change: Callable[[Any], Any]) -> list[tuple[Any, Any, int, int]]:

@@ -145,7 +145,7 @@ class TrainingSetup:
         billed noise multiplier as standard deviation (`tacit.training.clip` has the proof).
         """
         rule, norms = self.settings["clip_norm"], tuple(public["clip_norms"])
-        each = dict.fromkeys(names, norms[0])
+        each: dict[str, float] = dict.fromkeys(names, float(norms[0]))
         if len(norms) > 1:
             now = replace(rule, clip_norms=norms)
             for group, scale in zip(now.groups(names), now.noise_scales, strict=True):
@@ -366,7 +366,7 @@ def _steps_of(event: Event) -> list[_StepBill]:
     return [_StepBill(None, _gradient_noise(event))]
 
 
-def _gradient_noise(event: Event) -> float:
+def _gradient_noise(event: Any) -> float:  # Any: an event of any type
     """Return the noise multiplier of a step's gradient, which comes before adaptive counts."""
     while not isinstance(event, Gaussian):
         parts = getattr(event, "parts", None) or (getattr(event, "event", None),)

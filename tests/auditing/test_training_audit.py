@@ -1,0 +1,75 @@
+"""The audit of DP-SGD covers loops and settings, and says what it did not test."""
+
+import pytest
+import torch
+from torch import nn
+
+import tacit
+from tacit import training
+from tacit.auditing import TrainingSetup, audit_training
+from tacit.sampling import RandomAllocation
+
+SETTINGS = {"batch_size": 20, "steps": 10, "clip_norm": 1.0, "noise_multiplier": 1.0}
+
+
+def squared_error(model, batch):
+    x, y = batch
+    return (model(x).squeeze(1) - y) ** 2
+
+
+def audit(how="step", model=None, **options):
+    torch.manual_seed(0)
+    x = torch.randn(100, 3)
+    setup = TrainingSetup(
+        make_private=tacit.make_private,
+        model=model or nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1)),
+        dataset=(x, x.sum(1)),
+        loss_fn=squared_error,
+        settings=SETTINGS | options,
+        how=how,
+    )
+    return audit_training(setup, rng=0, steps=32)
+
+
+def impossible(found):
+    """Checks that a correct mechanism passes with certainty, and did not pass."""
+    return [finding for finding in found.findings if finding.p_value == 0]
+
+
+def test_an_unknown_loop_is_refused():
+    with pytest.raises(ValueError, match="how must be"):
+        audit("lightning")
+
+
+def test_a_run_without_noise_must_be_billed_as_not_private():
+    assert audit(noise_multiplier=0.0).passes
+
+
+def test_dropout_does_not_look_like_a_fault():
+    dropout = nn.Sequential(nn.Linear(3, 5), nn.Dropout(0.5), nn.Linear(5, 1))
+    assert not impossible(audit(model=dropout))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"how": "backward"},
+        {"how": "resumed"},
+        {"clip_norm": training.Automatic(1.0)},
+        {"adaptive": training.AdaptiveClip()},
+        {"noise_schedule": training.Linear(1.0, 2.0)},
+        {"arithmetic": "bounded"},
+        {"augmentations": 2, "augment": lambda batch: (batch[0] + 0.1, batch[1])},
+    ],
+    ids=str,
+)
+def test_correct_settings_have_no_impossible_outcome(options):
+    assert not impossible(audit(**options))
+
+
+@pytest.mark.slow
+def test_other_samplers_are_reported_as_tested_in_part():
+    found = audit(sampler=RandomAllocation(5))
+    assert not impossible(found)
+    assert any("draws" in what for what in found.not_tested)
