@@ -93,7 +93,9 @@ def tune(
         filled = recipe.filled(dataset.n_records)
         with run.open_ledger(filled, None) as ledger:
             budget = filled.privacy.budget
-            checked = check_table(filled, dataset.flags, run, ledger, epsilon=budget.epsilon, root=root)
+            checked = check_table(
+                filled, dataset.flags, run, ledger, epsilon=budget.epsilon, root=root
+            )
             search = PrivateSearch(
                 RecipeClassifier(recipe, relation=filled.privacy.relation, cache=cache).set_params(
                     classes=range(dataset.n_classes or 0)
