@@ -125,7 +125,7 @@ def _rows(values: Floats) -> float:
     if width < 3 or steps < 2:
         return _autocorrelation(values.T)
     with np.errstate(invalid="ignore"):
-        table = np.corrcoef(values)
+        table = np.atleast_2d(np.corrcoef(values))
     found = np.nan_to_num(table[np.triu_indices(steps, 1)], nan=1.0)  # a constant row is no noise
     return smallest([smallest(_correlation_p(found, width)), _autocorrelation(values.T)])
 
@@ -144,7 +144,7 @@ def _columns(values: Floats) -> float:
     some = np.linspace(0, width - 1, min(width, 64)).astype(int)
     if steps > 3 and len(set(some)) > 1:
         with np.errstate(invalid="ignore"):
-            table = np.corrcoef(values[:, np.unique(some)].T)
+            table = np.atleast_2d(np.corrcoef(values[:, np.unique(some)].T))
         pairs = np.nan_to_num(table[np.triu_indices(len(table), 1)], nan=1.0)
         found.append(smallest(_correlation_p(pairs, steps)))
     return smallest(found)

@@ -105,7 +105,7 @@ def check_regression(recipe: Recipe, *, confidence: float, rng: Seed = None) -> 
     }
 
     def fit(records: Any) -> Result:
-        seed = int(random.integers(2**31))
+        seed = int(random.integers(0, 2**31))
         if n_classes is None:
             model: Any = LinearRegression(
                 target_bounds=(-1, 1), method=method, random_state=seed, **options

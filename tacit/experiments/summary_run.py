@@ -9,10 +9,9 @@ import json
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tacit import summaries
-from tacit.datasets import Schema, read_columns, read_rows
+from tacit import datasets, summaries  # tables load with scikit-learn, when they are first used
 from tacit.events import Event, Relation, Sequence, from_dict
 from tacit.experiments import data as data_of
 from tacit.experiments.facts import RECIPE, SUMMARY, Facts, Touch, Utility, claim_fields, file_hash
@@ -20,6 +19,9 @@ from tacit.experiments.folder import RunFolder
 from tacit.experiments.recipe import Recipe
 from tacit.experiments.table_check import check_releases, check_table, check_touches, rng_of
 from tacit.ledger import Ledger, paid_once
+
+if TYPE_CHECKING:
+    from tacit.datasets import Schema
 
 METHOD = "summary"
 
@@ -54,7 +56,7 @@ def _run_summary(
     schema, path = data_of.schema_of(recipe.data), data_of.locate(recipe.data.path, root)
     if not any(column.is_feature for column in schema.declared):
         raise ValueError("the schema declares no column to summarize: all of them are ignored.")
-    flags = dict(zip(schema.checked, read_rows(path, schema).flags.T, strict=True))
+    flags = dict(zip(schema.checked, datasets.read_rows(path, schema).flags.T, strict=True))
     run.write(RECIPE, recipe.to_toml())
     run.remember_data(root)
     with run.open_ledger(recipe, None, ledger) as paying:
@@ -71,7 +73,7 @@ def _run_summary(
 
 def _describe(
     recipe: Recipe,
-    schema: Schema,
+    schema: "Schema",
     path: Path,
     ledger: Ledger,
     checked: tuple[Event, ...],
@@ -80,7 +82,7 @@ def _describe(
     """Return the statistics, with the price and the event of the check included."""
     asked, privacy = recipe.summary, recipe.privacy.budget
     found = summaries.describe(
-        read_columns(path, schema),
+        datasets.read_columns(path, schema),
         schema,
         probabilities=asked.quantiles,
         about=asked.about,
@@ -99,7 +101,7 @@ def _describe(
 
 def _facts(
     recipe: Recipe,
-    schema: Schema,
+    schema: "Schema",
     path: Path,
     ledger: Ledger,
     checked: tuple[Event, ...],

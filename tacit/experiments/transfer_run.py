@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tacit.datasets import Dataset, read_table
+from tacit.datasets import Dataset
 from tacit.experiments import data as data_of
 from tacit.experiments.facts import RECIPE, Facts, Touch, Utility, claim_fields, file_hash
 from tacit.experiments.folder import RunFolder

@@ -169,7 +169,7 @@ def _write(
     if dataset.is_test_public and len(dataset.x_test):
         measured = evaluate(trained.model, *tensors(prepared.x_test, prepared.y_test))
     event = EventSequence((*checked, search.event_)) if checked else search.event_
-    claim = claim_fields(recipe, dataset, ledger, event)
+    claim = claim_fields(recipe, dataset.name, dataset.n_records, ledger, event)
     steps, epochs = steps_of(recipe, n_training), recipe.training.epochs
     run.write_lines(
         METRICS, [{"step": steps, "epoch": epochs, "epsilon": claim["epsilon"], **measured}]
