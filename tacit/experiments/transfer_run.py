@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tacit import datasets  # tables load with scikit-learn, when they are first used
 from tacit.datasets import Dataset
 from tacit.experiments import data as data_of
 from tacit.experiments.facts import RECIPE, Facts, Touch, Utility, claim_fields, file_hash
@@ -50,7 +51,7 @@ def _run_transfer(
     run.refuse_foreign_files()
     files = [data_of.locate(name, root) for name in (recipe.data.path, *recipe.transfer.sources)]
     schema = data_of.schema_of(recipe.data)
-    tables = [read_table(path, schema, test_share=0.0) for path in files]
+    tables = [datasets.read_table(path, schema, test_share=0.0) for path in files]
     if schema.n_classes is not None:
         raise ValueError("transfer needs a number as target: declare lower and upper for it.")
     run.write(RECIPE, recipe.to_toml())
