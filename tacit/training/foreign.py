@@ -90,7 +90,7 @@ class ForeignLoops(RunState):
             microbatch, number = next(microbatches, None), 0
             while microbatch is not None or number < most:
                 following, number = next(microbatches, None), number + 1
-                microbatch = self._lots.nothing() if microbatch is None else microbatch
+                microbatch = self._lots.nothing() if microbatch is None else microbatch.finite()
                 is_last = following is None and number >= most
                 self._hand_out(microbatch, is_last=is_last, number=number)
                 try:

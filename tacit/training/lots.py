@@ -79,7 +79,7 @@ class Lot:
     def whole(self) -> Microbatch:
         """Return the whole lot as one batch; an empty lot as one row of zeros. Private."""
         if self._whole is None:
-            self._whole = self._make_whole()
+            self._whole = self._make_whole().finite()
             if self.on_unpack is not None:
                 self.on_unpack(self._whole)
         return self._whole

@@ -35,6 +35,27 @@ class Microbatch(NamedTuple):
     def __repr__(self) -> str:
         return "Microbatch(private)"
 
+    def finite(self) -> "Microbatch":
+        """Return the microbatch with rows that hold infinities or NaN set to zero and left out.
+
+        In a forward pass that examples share, a NaN of one example enters the gradients of all
+        others as 0 * NaN.
+        """
+        found: list[Tensor] = []
+        map_tensors(lambda tensor: found.append(tensor) or tensor, self.batch)
+        kept = torch.ones(n_rows(self.batch), dtype=torch.bool, device=found[0].device)
+        for tensor in found:
+            kept = kept & tensor.isfinite().reshape(len(kept), -1).all(1).to(kept.device)
+
+        def cleaned(tensor: Tensor) -> Tensor:
+            rows = kept.to(tensor.device).view(-1, *[1] * (tensor.dim() - 1))
+            return torch.where(rows, tensor, torch.zeros_like(tensor))
+
+        weights = (
+            kept if self.weights is None else (self.weights > 0) & kept.to(self.weights.device)
+        )
+        return self._replace(batch=map_tensors(cleaned, self.batch), weights=weights)
+
     def halves(self) -> list["Microbatch"]:
         """Return the two halves, with `size` 0: the records are counted on this microbatch."""
         rows = n_rows(self.batch)

@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.overrides import _get_current_function_mode_stack
 
+import tacit
 from tacit.errors import IncompatibleModel
 from tacit.training import AdamBC, AdaptiveClip
 from tacit.training.engines.examples import Examples
@@ -319,3 +320,38 @@ def test_of_two_loops_over_one_run_only_the_newer_goes_on(problem, kind):
     with pytest.raises(RuntimeError, match="another loop"):
         next(loops[0])
     assert case.private.steps_taken == 0
+
+
+@pytest.mark.parametrize("engine", ["auto", "vmap", "loop"])
+@pytest.mark.parametrize("is_unpacked", [False, True])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_record_that_is_not_finite_leaves_the_others_in_the_sum(engine, is_unpacked, bad):
+    x, y = torch.randn(12, 3, generator=torch.Generator().manual_seed(0)), torch.zeros(12).long()
+    releases = []
+
+    def loss_of(model, batch):
+        return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+    for first in (x[0], torch.full((3,), bad)):
+        data = (torch.cat([first[None], x[1:]]), y)
+        model = torch.nn.Linear(3, 2)
+        torch.nn.init.ones_(model.weight)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        run = tacit.make_private(
+            model, optimizer, data, loss_of, batch_size=12, steps=1, clip_norm=0.5,
+            noise_multiplier=0.0, engine=engine, check=False,
+        )  # fmt: skip
+        for batch in run if is_unpacked else run.batches():
+            inputs, labels = batch
+            run.backward(F.cross_entropy(model(inputs), labels, reduction="none"))
+            releases.append(12 * model.weight.grad.clone())
+    assert 0 < float((releases[0] - releases[1]).norm()) <= 0.5 + 1e-5
+
+
+def test_a_forward_pass_that_overflows_is_refused(problem):
+    case = problem(engine="vmap", check=False)
+    for inputs, labels in case.private:
+        losses = F.cross_entropy(case.model(inputs), labels, reduction="none")
+        with pytest.raises(FloatingPointError, match="nothing is released"):
+            case.private.backward(losses * torch.tensor(1e38) * 1e38)
+        break

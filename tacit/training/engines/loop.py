@@ -5,7 +5,7 @@ depends on values, operations without a batching rule. `clipped_sum_of` starts f
 somebody else's loop has computed; there, each example's backward runs over the whole batch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import pairwise
 
@@ -41,7 +41,11 @@ def run(examples: Examples, clip: Clip) -> ClippedSum:
 def clipped_sum_of(
     losses: Tensor, parameters: dict[str, nn.Parameter], clip: Clip, mask: Tensor
 ) -> ClippedSum:
-    """Return the clipped sum of the gradients of `losses`; only where `mask` is True."""
+    """Return the clipped sum of the gradients of `losses`; only where `mask` is True.
+
+    The losses come from one forward pass over all examples. If a gradient is not finite, it cannot
+    be said which example is the cause, so `FloatingPointError` is raised.
+    """
     rows, size = len(losses), max(1, sum(p.numel() for p in parameters.values()))
     step = max(1, min(rows, _BUDGET // size))
     seeds = torch.eye(rows, dtype=losses.dtype, device=losses.device)
@@ -61,10 +65,22 @@ def clipped_sum_of(
             gradients_of = _one_by_one
             gradients = gradients_of(losses, targets, seeds[start:stop], keep_graph=not is_last)
         rows_of = dict(zip(parameters, gradients, strict=True))
+        _require_finite(rows_of.values(), mask[start:stop])
         part = clip_and_sum(rows_of, clip, mask[start:stop])
         total = part if total is None else total + part
     assert total is not None  # a batch has at least one row
     return total
+
+
+def _require_finite(gradients: Iterable[Tensor], mask: Tensor) -> None:
+    """Raise `FloatingPointError` if the gradient of an example in `mask` is not finite."""
+    for rows in gradients:
+        if not bool((rows.isfinite().flatten(1).all(1) | ~mask).all()):
+            raise FloatingPointError(
+                "the gradient of an example is not finite, which in a batch that shares one "
+                "forward pass may come from any of them, so nothing is released. Use private.step, "
+                "where such an example contributes zero."
+            )
 
 
 def _gradient(loss: Tensor, parameters: list[nn.Parameter]) -> tuple[Tensor | None, ...]:
