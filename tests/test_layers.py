@@ -170,6 +170,6 @@ def cpu_seconds(statement: str) -> float:
 
 def test_importing_tacit_costs_little_more_than_numpy_and_scipy():
     base = cpu_seconds("import numpy, scipy.special")
-    assert cpu_seconds("import numpy, scipy.special, tacit") - base < 0.3
+    assert cpu_seconds("import numpy, scipy.special, tacit") - base < 0.4
     whole = "import tacit; tacit.epsilon; tacit.mechanisms; tacit.sampling; tacit.Ledger"
-    assert cpu_seconds(whole) - base < 0.3
+    assert cpu_seconds(whole) - base < 0.4

@@ -17,13 +17,13 @@ import os
 import re
 from collections.abc import Generator
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
-from urllib.error import HTTPError, URLError
-from urllib.request import Request, urlopen
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from tacit.errors import LedgerError
+
+if TYPE_CHECKING:
+    from http.server import ThreadingHTTPServer
 
 _MOST_BYTES = 1000  # of a mark
 _SECONDS = 10.0  # to wait for a server
@@ -126,6 +126,9 @@ class ServerWitness:
 
     def last(self) -> WitnessMark | None:
         """Return the server's newest mark; raise `LedgerError` if the server does not answer."""
+        from urllib.error import HTTPError, URLError
+        from urllib.request import urlopen
+
         try:
             with urlopen(self.url, timeout=_SECONDS) as answer:
                 return WitnessMark.from_json(answer.read(_MOST_BYTES).decode("utf-8", "replace"))
@@ -138,6 +141,9 @@ class ServerWitness:
 
     def advance(self, mark: WitnessMark) -> None:
         """Send `mark`; return after the server has stored it."""
+        from urllib.error import URLError
+        from urllib.request import Request, urlopen
+
         request = Request(self.url, data=mark.to_json().encode(), method="POST")
         try:
             with urlopen(request, timeout=_SECONDS):
@@ -160,7 +166,7 @@ def witness_at(place: str | os.PathLike[str]) -> FileWitness | ServerWitness:
 
 def serve(
     folder: str | os.PathLike[str], *, host: str = "127.0.0.1", port: int = 0
-) -> ThreadingHTTPServer:
+) -> "ThreadingHTTPServer":
     """Return a server that keeps one witness file in `folder` for each address `/NAME`.
 
     Call `serve_forever()` on it. The server stores what it is sent and refuses to go back to fewer
@@ -169,6 +175,8 @@ def serve(
     """
     kept = Path(folder)
     kept.mkdir(parents=True, exist_ok=True)
+
+    from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

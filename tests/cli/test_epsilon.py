@@ -65,8 +65,8 @@ def test_steps_may_be_written_as_a_power_of_ten():
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("--delta 1e-5", "--delta 2", "delta must be in (0, 1), got 2.0"),
-        ("--delta 1e-5", "--delta 0", "delta must be in (0, 1), got 0.0"),
+        ("--delta 1e-5", "--delta 2", "delta must be in [0, 1], got 2.0"),
+        ("--delta 1e-5", "--delta -1", "delta must be in [0, 1], got -1.0"),
         ("--rate 0.01", "--rate 1.5", "rate must be in [0, 1], got 1.5"),
         ("--rate 0.01", "--rate nan", "rate must be in [0, 1], got nan"),
         ("multiplier 4", "multiplier 0", "noise_multiplier must be a positive finite number"),

@@ -12,7 +12,7 @@ from tacit.events import Gaussian, Relation, Repeated
 from tacit.experiments import Facts, Recipe, RunFolder, load_model, train
 from tacit.experiments import training_loop as plan
 from tacit.experiments.training_run import Session
-from tacit.ledger import Ledger
+from tacit.ledger import Budget, Ledger
 from tacit.sampling import Poisson
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,6 +53,8 @@ def test_a_run_folder_holds_what_its_contract_says(finished):
         "model.safetensors",
         "run.ledger",
         "facts.json",
+        "data.json",
+        ".lock",
     }, "and no key of the noise"
     assert folder.facts() == facts
     assert Facts.from_dict(facts.to_dict()) == facts
@@ -223,6 +225,8 @@ def test_a_data_sets_own_ledger_pays_and_refuses(tmp_path):
 def test_two_runs_of_one_seed_both_pay_for_their_features(tmp_path):
     path = tmp_path / "clinic.ledger"
     recipe = quick(privacy__ledger=str(path), features__mean_noise_multiplier=9.0)
+    with Ledger(path, budget=Budget(epsilon=100.0, delta=1e-3)):
+        pass
     for name in "ab":
         train(recipe, tmp_path / name)
     with Ledger(path, read_only=True) as ledger:
