@@ -82,7 +82,9 @@ def time_limit(seconds: float, *, what: str) -> Generator[None]:
         raise TimeoutError(f"{what} took longer than {seconds:g} s and was stopped.")
 
     usual = signal.signal(signal.SIGALRM, stop)
-    before, started = signal.setitimer(signal.ITIMER_REAL, seconds), time.monotonic()
+    before, started = signal.setitimer(
+        signal.ITIMER_REAL, seconds, 0.1
+    )  # again, should a callback swallow it, time.monotonic()
     try:
         yield
     finally:

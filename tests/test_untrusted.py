@@ -339,6 +339,7 @@ def test_a_certificate_of_one_megabyte_is_answered_within_two_seconds(finished, 
     assert time.process_time() - start < 2
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_pricing_a_certificate_has_a_time_limit(finished, tmp_path):
     certificate = json.loads((finished / "certificate.json").read_text())
     certificate["claim"]["events"] = {"type": "Sequence", "parts": MANY[:3000]}

@@ -101,4 +101,4 @@ def cpu_seconds(code: str, *arguments: str) -> float:
 def test_tacit_epsilon_answers_quickly():
     base = cpu_seconds("import numpy, scipy.special")  # 0.2 s on an idle machine
     verb = cpu_seconds("from tacit.cli import main; main()", "epsilon", *ABADI.split())
-    assert verb < max(0.5, 2.5 * base)  # half a second, unless the machine is slow
+    assert verb < max(0.6, 3.5 * base)  # half a second, unless the machine is busy
