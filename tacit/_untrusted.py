@@ -82,9 +82,9 @@ def time_limit(seconds: float, *, what: str) -> Generator[None]:
         raise TimeoutError(f"{what} took longer than {seconds:g} s and was stopped.")
 
     usual = signal.signal(signal.SIGALRM, stop)
-    before, started = signal.setitimer(
-        signal.ITIMER_REAL, seconds, 0.1
-    )  # again, should a callback swallow it, time.monotonic()
+    # Every 0.1 s from then on: a callback of the garbage collector may swallow the first one.
+    before = signal.setitimer(signal.ITIMER_REAL, seconds, 0.1)
+    started = time.monotonic()
     try:
         yield
     finally:
