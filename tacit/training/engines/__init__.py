@@ -208,7 +208,7 @@ class LotSum:
         drawn = 0
         with gathered(self._model) if self._is_sharded else nullcontext(), self._seeded(lot):
             pending = list(lot.pending())
-            total = None if len(pending) == 1 else self._zeros(clip)
+            total = None if self._may_keep_first(pending, compiled) else self._zeros(clip)
             compute = partial(self._clipped_sum, clip=clip, masked=masked)
             for microbatch in pending:
                 parts = self._sum_of_rows(lot, microbatch, clip, compiled)
@@ -225,6 +225,17 @@ class LotSum:
             return self(lot, clip, masked=True)
         assert total is not None  # there are zeros if nothing was drawn
         return total, drawn
+
+    def _may_keep_first(
+        self, pending: "list[PendingMicrobatch]", compiled: "CompiledSum | None"
+    ) -> bool:
+        """Return whether the other sums can be added to the first one, where it is in memory.
+
+        A compiled sum stays where it is until the next microbatch of the same size.
+        """
+        if len(pending) < 2 or compiled is None or self._bounded:
+            return len(pending) == 1
+        return all(other.rows != pending[0].rows for other in pending[1:])
 
     def _clipped_sum(self, microbatch: Microbatch, clip: Clip, *, masked: bool) -> ClippedSum:
         """Return the clipped sum of a microbatch; the next call may overwrite a compiled sum."""

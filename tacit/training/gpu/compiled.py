@@ -12,6 +12,7 @@ are multiplied by s.
 """
 
 import itertools
+import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -96,6 +97,8 @@ class CompiledSum:
         self._steps: dict[Any, dict[Any, _Graphs]] = {}  # by state, then by layout
         self._of_rows: dict[Any, tuple[ReplayedStep | None, Traced]] = {}  # by state and size
         self._flag = FiniteFlag(self._device) if self._device.type == "cuda" else None
+        if self._flag is not None and (compiler := _compiler()) is not None:
+            compiler.AsyncCompile.use_process_pool()  # they start while the model is traced
         self._all_finite = True  # as far as the host has seen
 
     def begin(self) -> None:
@@ -146,7 +149,7 @@ class CompiledSum:
         host fetches the microbatch.
         """
         self._forget_if_moved()
-        key = (self._state(), part.limit)
+        key = (self._state(), part.rows)
         if key not in self._of_rows:
             batch, mask = _padded(part)
             graphs, tensors = self._graphs_for(batch, mask)
@@ -415,6 +418,7 @@ def _compiler() -> SimpleNamespace | None:
 _COMPILER = {
     "functorch.compile": ("min_cut_rematerialization_partition",),
     "torch._guards": ("TracingContext", "detect_fake_mode", "tracing"),
+    "torch._inductor.async_compile": ("AsyncCompile", "get_compile_threads"),
     "torch._inductor.compile_fx": ("compile_fx_inner",),
     "torch._inductor.decomposition": ("select_decomp_table",),
     "torch._inductor.fx_passes.joint_graph": ("joint_graph_passes",),
@@ -447,6 +451,8 @@ def _compile(
     compiled backward. `torch.compile` would hold all of them until the end, and check its guards on
     every call.
     """
+    if any(t.is_cuda for t in inputs):
+        _wait_for_processes(compiler)
     mode = compiler.FakeTensorMode(allow_non_fake_inputs=True)
     like = [mode.from_tensor(t) for t in inputs]
     context = compiler.TracingContext(mode)
@@ -455,6 +461,14 @@ def _compile(
     context.fw_metadata = SimpleNamespace(bw_donated_idxs=list(own), static_input_indices=[])
     with compiler.tracing(context):
         return compiler.compile_fx_inner(graph, like, is_backward=is_backward)
+
+
+def _wait_for_processes(compiler: SimpleNamespace, seconds: float = 30.0) -> None:
+    """Wait until the compiler's processes are ready; before that it compiles one by one."""
+    deadline = time.monotonic() + seconds
+    if compiler.get_compile_threads() > 1:
+        while not compiler.AsyncCompile.use_process_pool() and time.monotonic() < deadline:
+            time.sleep(0.02)
 
 
 def _own(saved: Sequence[Tensor], others: Sequence[Tensor]) -> list[int]:
