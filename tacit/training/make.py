@@ -262,8 +262,7 @@ def make_private(
         compile=speed.compile,
         bounded=rounding.mode == "bounded",
     )
-    overhead = _overhead(parameters, needed, records.device)
-    lots = _lots(records, plan, key, ranks, speed, limit=ranks.least(limit), overhead=overhead)
+    lots = _lots(records, plan, key, ranks, speed, limit=ranks.least(limit))
     rows = min(lots.limit, usual_lot(plan.expected_batch / ranks.size, deviations=6.0))
     kept_apart = Isolation("not tested", guard=guard)
     if isolation == "strict":
@@ -449,9 +448,7 @@ def _limit(
     return starting_limit(bytes_per_example, device, largest_lot=largest_lot)
 
 
-def _padding(
-    speed: Speed, plan: TrainingPlan, ranks: Ranks, limit: int, *, overhead: float
-) -> Padding | None:
+def _padding(speed: Speed, plan: TrainingPlan, ranks: Ranks, limit: int) -> Padding | None:
     """Return the sizes to which microbatches are padded; None if they are not."""
     if not speed.is_padded:
         return None
@@ -461,21 +458,7 @@ def _padding(
     is_fixed = isinstance(plan.sampler, sampling.FixedSize | sampling.Shuffle)
     rate = min(1.0, plan.expected_batch / plan.n_records)
     deviation = 0.0 if is_fixed else math.sqrt(plan.expected_batch * (1 - rate)) / ranks.size
-    overhead = min(overhead, expected / 10)
-    return choose_padding(expected, deviation, limit=limit, overhead=overhead)
-
-
-def _overhead(
-    parameters: dict[str, nn.Parameter], bytes_per_example: int, device: torch.device
-) -> float:
-    """Return what one more microbatch costs on `device`, in examples: a rough estimate.
-
-    An example's activations are written and read some ten times. A microbatch is launched, and its
-    sums, as large as the parameters, are written and added to those of the others.
-    """
-    fixed, speed = (2e-4, 4e12) if device.type == "cuda" else (1e-3, 1e10)  # seconds, bytes/second
-    sums = sum(p.numel() * p.element_size() for p in parameters.values())
-    return (fixed + 4 * sums / speed) / (10 * bytes_per_example / speed)
+    return choose_padding(expected, deviation, limit=limit, overhead=expected / 10)
 
 
 def starting_limit(bytes_per_example: int, device: torch.device, *, largest_lot: int) -> int:
@@ -512,9 +495,8 @@ def _lots(
     speed: Speed,
     *,
     limit: int,
-    overhead: float,
 ) -> Lots:
-    padding = _padding(speed, plan, ranks, limit, overhead=overhead)
+    padding = _padding(speed, plan, ranks, limit)
     return Lots(
         records,
         plan.drawer,

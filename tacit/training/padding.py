@@ -29,7 +29,8 @@ class Padding:
     sizes
         One or two numbers of rows.
     overhead
-        What a microbatch costs beside its rows, in rows.
+        What a microbatch costs beside its rows, in rows. A tenth of the expected lot is a fair
+        guess for what a GPU is not filled by.
 
     Examples
     --------
