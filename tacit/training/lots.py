@@ -33,7 +33,7 @@ class PendingMicrobatch(NamedTuple):
         return "PendingMicrobatch(private)"
 
 
-class _Part(NamedTuple):
+class _Cut(NamedTuple):
     """The record indices of one microbatch, and its number of rows with padding."""
 
     indices: Indices
@@ -52,7 +52,7 @@ class Lot:
         source: "Lots",
         step: int,
         *,
-        cut: list[_Part] | None = None,
+        cut: list[_Cut] | None = None,
         prefetched: Callable[[int], Batch | None] | None = None,
     ) -> None:
         self.source = source
@@ -101,7 +101,7 @@ class Lot:
         batch = self.source.fetch(self._indices, self.source.seed(self.step))
         return Microbatch(batch, None, len(self._indices))
 
-    def _fetch(self, part: _Part, number: int) -> Microbatch:
+    def _fetch(self, part: _Cut, number: int) -> Microbatch:
         batch = None if self._prefetched is None else self._prefetched(number)
         if batch is None:  # no workers, or an interrupted attempt has already taken it
             batch = self.source.fetch(part.indices, self.source.seed(self.step) + number)
@@ -183,18 +183,18 @@ class Lots:
         # Every rank draws the same lot; the shares are disjoint and cover it.
         return self._draw(step)[self._rank :: self._ranks]
 
-    def cut(self, indices: Indices) -> list[_Part]:
+    def cut(self, indices: Indices) -> list[_Cut]:
         """Split a lot's record indices into microbatches that fit in memory."""
         n, padding = len(indices), self.padding
         if not n:
             return []
         if padding is None:
-            return [_Part(p, len(p)) for p in np.array_split(indices, self._microbatches(n))]
+            return [_Cut(p, len(p)) for p in np.array_split(indices, self._microbatches(n))]
         sizes = padding.cover(n)
         ends = np.cumsum(sizes)[:-1]
-        return [_Part(*part) for part in zip(np.split(indices, ends), sizes, strict=True)]
+        return [_Cut(*part) for part in zip(np.split(indices, ends), sizes, strict=True)]
 
-    def padded(self, batch: Batch, part: _Part) -> Microbatch:
+    def padded(self, batch: Batch, part: _Cut) -> Microbatch:
         """Return a batch of a part's records as a microbatch, with the padding of the part."""
         n, rows = len(part.indices), part.rows
         if self.padding is None:
@@ -212,9 +212,9 @@ class Lots:
 
     def _prefetched(self, start: int, stop: int) -> Iterator[Lot]:
         """Yield the lots of steps `start` to `stop` - 1; worker processes read records ahead."""
-        cuts: dict[int, list[_Part]] = {}
+        cuts: dict[int, list[_Cut]] = {}
 
-        def cut_of(step: int) -> list[_Part]:
+        def cut_of(step: int) -> list[_Cut]:
             # The first caller cuts for both the workers and the lot, so that a limit lowered in
             # between cannot give one lot the microbatches of another.
             if step in cuts:
