@@ -267,7 +267,7 @@ class LotSum:
         if compiled is None or data is None or not (self._is_on_gpu and is_plain):
             return []
         try:
-            return [compiled.of_part(microbatch, data, self._scale(clip), reuse=True)]
+            return [compiled.of_records(microbatch, data, self._scale(clip), reuse=True)]
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise

@@ -135,9 +135,9 @@ class CompiledSum:
                 run = graphs.run = kind(graphs.traced.run, mask, tensors)
         return self._run(graphs.traced, partial(run, scale, mask, tensors), reuse=reuse)
 
-    def of_part(
+    def of_records(
         self,
-        part: "PendingMicrobatch",
+        microbatch: "PendingMicrobatch",
         data: tuple[Tensor, ...],
         scale: float = 1.0,
         *,
@@ -149,9 +149,9 @@ class CompiledSum:
         host fetches the microbatch.
         """
         self._forget_if_moved()
-        key = (self._state(), part.rows)
+        key = (self._state(), microbatch.rows)
         if key not in self._of_rows:
-            batch, mask = _padded(part)
+            batch, mask = _padded(microbatch)
             graphs, tensors = self._graphs_for(batch, mask)
             run = None
             is_contiguous = all(t.is_contiguous() for t in (*data, *tensors))
@@ -161,8 +161,8 @@ class CompiledSum:
             self._of_rows[key] = run, graphs.traced
         run, traced = self._of_rows[key]
         if run is None:
-            return self(*_padded(part), scale, reuse=reuse)
-        return self._run(traced, partial(run.of_rows, scale, part.indices), reuse=reuse)
+            return self(*_padded(microbatch), scale, reuse=reuse)
+        return self._run(traced, partial(run.of_rows, scale, microbatch.indices), reuse=reuse)
 
     def _run(self, traced: Traced, run: Callable[[], list[Tensor]], *, reuse: bool) -> ClippedSum:
         """Call `run` and return its results as a `ClippedSum`; copy them if `reuse` is False."""
@@ -317,10 +317,10 @@ def _plain(step: Step, mask: Tensor, tensors: list[Tensor]) -> ScaledStep:
     return run
 
 
-def _padded(part: "PendingMicrobatch") -> tuple[Any, Tensor]:
-    micro = part.fetch()
-    assert micro.weights is not None  # compiled batches are padded
-    return micro.batch, micro.weights
+def _padded(pending: "PendingMicrobatch") -> tuple[Any, Tensor]:
+    microbatch = pending.fetch()
+    assert microbatch.weights is not None  # compiled batches are padded
+    return microbatch.batch, microbatch.weights
 
 
 def _split(batch: Any) -> tuple[Any, list[Tensor], list[Any]]:
