@@ -41,6 +41,7 @@ from tacit.training.lots import Lot
 from tacit.training.mixing import ROOM, moved_parameters, rounding_unit
 from tacit.training.program_state import ProgramState, drawn_so_far
 from tacit.training.records import Indices, Records
+from tacit.training.sequential_test import differ_in_law
 from tacit.training.tree import Batch, LossFn, check_losses, map_rows
 from tacit.training.withheld_errors import ErrorGuard
 
@@ -290,7 +291,8 @@ class _Trial:
         is_thorough: bool = False,
     ) -> None:
         self.program, self.rows, self.rng = program, rows, rng
-        self.is_thorough, self._has_compared_laws = is_thorough, False
+        self.is_thorough = is_thorough
+        self._compared: set[tuple[str, bool]] = set()
         self.state = ProgramState(*program.roots)
         self.begin()
 
@@ -313,45 +315,71 @@ class _Trial:
     def replace(self) -> None:
         """Replace a random half of the rows by other records, in place."""
         kept, rows = self._half()
-        if self._differ(self.base[kept], self.losses(rows)[kept]):
-            if self._draws_alike():
-                self._refuse("replaced")
-            self._compare_laws(kept, rows)
-        self._passed(halves=1)
+        if not self._differ(self.base[kept], self.losses(rows)[kept]):
+            return self._passed(halves=1)
+        if self._draws_alike():
+            self._refuse("replaced")
+        return self._replace_in_law()
 
-    def _compare_laws(self, kept: Indices, rows: Indices) -> None:
-        """Compare the laws of losses over many seeds, for programs whose draws depend on records.
+    def _replace_in_law(self) -> None:
+        """Compare laws of losses: here records decide how many random numbers are drawn.
 
-        If a record decides how many random numbers are drawn, or seeds them, other rows get other
-        ones. Rows before all replaced ones do not, as a rule. Unless this check is thorough, they
-        are compared first, which is cheaper.
+        If a record does, or seeds the generators, other rows get other numbers. Rows before all
+        replaced ones do not, as a rule. Unless this check is thorough, they are compared first,
+        which is cheaper.
         """
         if not self.is_thorough:
             kept = np.arange(len(self.rows) // 2)
             rows = np.concatenate([self.rows[kept], self._others()[len(kept) :]])
             if not self._differ(self.base[kept], self.losses(rows)[kept]):
                 return
-        if self._has_compared_laws:  # once in a check: it takes many runs
+        # One record in place of all others moves a law that averages over the lot the most.
+        kept, rows = self._half()
+        rows[np.setdiff1d(np.arange(len(rows)), kept)] = self._others()[0]
+        self._compare_laws("replaced", kept, rows, kept)
+
+    def _compare_laws(
+        self, how: str, kept: Indices, rows: Indices, places: Indices, *, of_gradients: bool = False
+    ) -> None:
+        """Refuse if rows `kept` of the lot, at `places` of the lot `rows`, get another law.
+
+        Every run has random numbers of its own. It takes many runs, so it is done once a check.
+        """
+        if (how, of_gradients) in self._compared:
             return
-        self._has_compared_laws = True
-        before, after = [], []
-        for seed in self.rng.integers(2**31, size=_SEEDS):
-            for found, lot in ((before, self.rows), (after, rows)):
-                self.state.restore()
-                self.state.seed_generators(int(seed))
-                found.append(self.program.losses(lot, int(seed))[0][kept])
-        if _differ_in_law(torch.stack(before), torch.stack(after)):
-            self._refuse("replaced")
+        self._compared.add((how, of_gradients))
+        law = self._random_gradient if of_gradients else self._random_losses
+        if differ_in_law(
+            lambda: law(self.rows, kept), lambda: law(rows, places), self.rng,
+            slack=self._slack_of_gradients(kept) if of_gradients else self._slack(kept),
+        ):  # fmt: skip
+            raise IncompatibleModel(_REASONS[how])
+        self._passed()
+
+    def _random_losses(self, rows: Indices, kept: Indices) -> Tensor:
+        return self.program.losses(rows, self._reseed())[0][kept]
+
+    def _random_gradient(self, rows: Indices, kept: Indices) -> Tensor:
+        return _summary(self.program.gradient(rows, self._reseed(), kept))
+
+    def _reseed(self) -> int:
+        """Put the state back, give all generators new random numbers, and return their seed."""
+        seed = int(self.rng.integers(2**31))
+        self.state.restore()
+        self.state.seed_generators(seed)
+        return seed
 
     def replace_gradients(self) -> None:
         """Replace a random half of the rows, and compare the clipped gradients of the others."""
         kept, rows = self._half()
         before, after = self.gradient(self.rows, kept), self.gradient(rows, kept)
-        if self._are_far(before, after, kept):
-            if not self._draws_alike():  # gradients of other random numbers do not compare
-                return
+        if not self._are_far(before, after, kept):
+            return self._passed(halves=1)
+        if self._draws_alike():
             self._refuse("replaced")
-        self._passed(halves=1)
+        if self.is_thorough:
+            self._compare_laws("replaced", kept, rows, kept, of_gradients=True)
+        return None
 
     def follow(self) -> None:
         """Run the lot after itself, and after a lot of which half of the rows were replaced."""
@@ -386,31 +414,38 @@ class _Trial:
     def remove(self) -> None:
         """Leave a random half of the rows out."""
         kept, _ = self._half()
-        if self._differ(self.base[kept], self.losses(self.rows[kept])):
-            if self._is_random():
-                return
+        if not self._differ(self.base[kept], self.losses(self.rows[kept])):
+            return self._passed()
+        if not self._is_random():
             self._refuse("removed")
-        self._passed()
+        if self.is_thorough or self.rng.random() < _SHARE_OF_LAWS:
+            self._remove_in_law()
+        return None
 
     def remove_gradients(self) -> None:
         """Leave a random half of the rows out, and compare the clipped gradients of the others."""
         if self._is_random():
-            return
+            return self._remove_in_law(of_gradients=True)
         kept, _ = self._half()
         before = self.gradient(self.rows, kept)
         after = self.gradient(self.rows[kept], np.arange(len(kept)))
         if self._are_far(before, after, kept):
             self._refuse("removed")
-        self._passed()
+        return self._passed()
+
+    def _remove_in_law(self, *, of_gradients: bool = False) -> None:
+        """Leave three rows in four out: laws that depend on the size then differ the most."""
+        kept = np.sort(self.rng.permutation(len(self.rows))[: -(-len(self.rows) // 4)])
+        places = np.arange(len(kept))
+        self._compare_laws("removed", kept, self.rows[kept], places, of_gradients=of_gradients)
 
     def isolate(self) -> None:
         """Run one row alone."""
         row = self.rng.integers(len(self.rows), size=1)
-        if self._differ(self.base[row], self.losses(self.rows[row])):
-            if self._is_random():
-                return
+        if not self._differ(self.base[row], self.losses(self.rows[row])):
+            self._passed()
+        elif not self._is_random():
             self._refuse("alone")
-        self._passed()
 
     def _is_random(self) -> bool:
         """Return whether the lot's run drew random numbers; a lot of another size draws others."""
@@ -464,6 +499,14 @@ class _Trial:
         difference = float((a - b).norm())
         rounding = self.rounding.of_gradients
         return bool(difference) and all(difference > ROOM * rounding(kept, n) for n in (1, 8))
+
+    def _slack(self, kept: Indices) -> Tensor:
+        """Return the differences of losses that rounding explains, row by row."""
+        size = self.base[kept].abs().nan_to_num(0.0, 0.0, 0.0)
+        return ROOM * self.rounding.of_losses(8) * (size + size.mean())
+
+    def _slack_of_gradients(self, kept: Indices) -> float:
+        return ROOM * self.rounding.of_gradients(kept, 8)
 
     def _refuse(self, how: str) -> None:
         """Raise `IncompatibleModel`, unless the program cannot be run twice in the same way."""
@@ -530,24 +573,18 @@ def _are_equal(a: Tensor, b: Tensor) -> bool:
     return torch.equal(a.nan_to_num(torch.inf), b.nan_to_num(torch.inf))
 
 
-def _differ_in_law(a: Tensor, b: Tensor) -> bool:
-    """Return whether losses (seeds, rows, views) of two programs have different means.
-
-    Student's t above 8 at 2 * 24 samples occurs by chance once in 10^9 comparisons.
-    """
-    if bool((a.isfinite().all(0) != b.isfinite().all(0)).any()):
-        return True
-    a, b = (x.nan_to_num(0.0, 0.0, 0.0) for x in (a, b))
-    difference = (a.mean(0) - b.mean(0)).abs()
-    deviation = ((a.var(0) + b.var(0)) / len(a)).sqrt()
-    slack = 1e-6 * (a.abs().mean(0) + b.abs().mean(0))
-    return bool((difference > 8 * deviation + slack).any())
+def _summary(gradient: Tensor) -> Tensor:
+    """Return 16 sums of parts of a gradient, whose entries get random signs of a fixed period."""
+    n, period = len(gradient), 1021
+    signs = torch.randint(0, 2, (period,), generator=torch.Generator().manual_seed(0)) * 2 - 1
+    signed = gradient * signs.to(gradient).repeat(-(-n // period))[:n]
+    return torch.stack([part.sum() for part in signed.tensor_split(16)])
 
 
 _TIMES = 4  # repetitions of the tests that can miss by chance, before the first release
 _LOTS = 8  # lots whose numbers of random draws are compared, before a refusal
 _PAIRS = 8  # repetitions of a lot after itself and after another one, if they seem to differ
-_SEEDS = 24  # runs whose losses are compared in law
+_SHARE_OF_LAWS = 0.25  # of the tests during a run that leave rows out of random programs
 _WHERE = (
     "so no example can be clipped alone. Look at the data set, collate_fn, augment, the model and "
     "loss_fn for anything that is computed over several rows (means, norms, sorting, padding to "
