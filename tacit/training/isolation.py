@@ -23,6 +23,7 @@ the results move when the parameters move by one unit of rounding.
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -292,7 +293,7 @@ class _Trial:
     ) -> None:
         self.program, self.rows, self.rng = program, rows, rng
         self.is_thorough = is_thorough
-        self._compared: set[tuple[str, bool]] = set()
+        self._compared: Counter[str] = Counter()
         self.state = ProgramState(*program.roots)
         self.begin()
 
@@ -338,21 +339,40 @@ class _Trial:
         rows[np.setdiff1d(np.arange(len(rows)), kept)] = self._others()[0]
         self._compare_laws("replaced", kept, rows, kept)
 
-    def _compare_laws(
-        self, how: str, kept: Indices, rows: Indices, places: Indices, *, of_gradients: bool = False
-    ) -> None:
-        """Refuse if rows `kept` of the lot, at `places` of the lot `rows`, get another law.
+    def _compare_laws(self, how: str, kept: Indices, rows: Indices, places: Indices) -> None:
+        """Refuse if the losses of the rows `kept`, at `places` of the lot `rows`, change in law.
 
-        Every run has random numbers of its own. It takes many runs, so it is done once a check.
+        Every run has random numbers of its own. It takes many runs, so it is not done four times.
         """
-        if (how, of_gradients) in self._compared:
+        if self._compared[how] == _MOST_LAWS:
             return
-        self._compared.add((how, of_gradients))
-        law = self._random_gradient if of_gradients else self._random_losses
+        self._compared[how] += 1
         if differ_in_law(
-            lambda: law(self.rows, kept), lambda: law(rows, places), self.rng,
-            slack=self._slack_of_gradients(kept) if of_gradients else self._slack(kept),
-        ):  # fmt: skip
+            lambda: self._random_losses(self.rows, kept),
+            lambda: self._random_losses(rows, places),
+            self.rng,
+            slack=self._slack(kept),
+        ):
+            raise IncompatibleModel(_REASONS[how])
+        self._passed()
+
+    def _compare_laws_of_gradients(self, how: str) -> None:
+        """Refuse if the gradient of a few rows changes in law when others are altered.
+
+        Gradients take longer than losses, so it is done with a small part of the lot.
+        """
+        rows = self.rows[:_FEW]
+        kept = np.arange(-(-len(rows) // 4))
+        altered = rows[kept]
+        if how == "replaced":
+            altered = np.resize(self._others()[:1], len(rows))
+            altered[kept] = rows[kept]
+        if differ_in_law(
+            lambda: self._random_gradient(rows, kept),
+            lambda: self._random_gradient(altered, kept),
+            self.rng,
+            slack=ROOM * self.rounding.of_gradients(rows, kept, 2),
+        ):
             raise IncompatibleModel(_REASONS[how])
         self._passed()
 
@@ -377,9 +397,7 @@ class _Trial:
             return self._passed(halves=1)
         if self._draws_alike():
             self._refuse("replaced")
-        if self.is_thorough:
-            self._compare_laws("replaced", kept, rows, kept, of_gradients=True)
-        return None
+        return self._compare_laws_of_gradients("replaced") if self.is_thorough else None
 
     def follow(self) -> None:
         """Run the lot after itself, and after a lot of which half of the rows were replaced."""
@@ -425,7 +443,7 @@ class _Trial:
     def remove_gradients(self) -> None:
         """Leave a random half of the rows out, and compare the clipped gradients of the others."""
         if self._is_random():
-            return self._remove_in_law(of_gradients=True)
+            return self._compare_laws_of_gradients("removed")
         kept, _ = self._half()
         before = self.gradient(self.rows, kept)
         after = self.gradient(self.rows[kept], np.arange(len(kept)))
@@ -433,11 +451,11 @@ class _Trial:
             self._refuse("removed")
         return self._passed()
 
-    def _remove_in_law(self, *, of_gradients: bool = False) -> None:
+    def _remove_in_law(self) -> None:
         """Leave three rows in four out: laws that depend on the size then differ the most."""
         kept = np.sort(self.rng.permutation(len(self.rows))[: -(-len(self.rows) // 4)])
         places = np.arange(len(kept))
-        self._compare_laws("removed", kept, self.rows[kept], places, of_gradients=of_gradients)
+        self._compare_laws("removed", kept, self.rows[kept], places)
 
     def isolate(self) -> None:
         """Run one row alone."""
@@ -497,16 +515,14 @@ class _Trial:
     def _are_far(self, a: Tensor, b: Tensor, kept: Indices) -> bool:
         """Return whether clipped sums over the rows in `kept` differ by more than rounding."""
         difference = float((a - b).norm())
-        rounding = self.rounding.of_gradients
-        return bool(difference) and all(difference > ROOM * rounding(kept, n) for n in (1, 8))
+        return bool(difference) and all(
+            difference > ROOM * self.rounding.of_gradients(self.rows, kept, n) for n in (1, 8)
+        )
 
     def _slack(self, kept: Indices) -> Tensor:
         """Return the differences of losses that rounding explains, row by row."""
         size = self.base[kept].abs().nan_to_num(0.0, 0.0, 0.0)
         return ROOM * self.rounding.of_losses(8) * (size + size.mean())
-
-    def _slack_of_gradients(self, kept: Indices) -> float:
-        return ROOM * self.rounding.of_gradients(kept, 8)
 
     def _refuse(self, how: str) -> None:
         """Raise `IncompatibleModel`, unless the program cannot be run twice in the same way."""
@@ -547,16 +563,16 @@ class _Rounding:
             settled = trial.losses(trial.rows, after=trial.rows)
         return found
 
-    def of_gradients(self, kept: Indices, times: int) -> float:
+    def of_gradients(self, rows: Indices, kept: Indices, times: int) -> float:
         """Return the largest change of the clipped sum over the rows in `kept`."""
         trial = self._trial
-        base = trial.gradient(trial.rows, kept)
+        base = trial.gradient(rows, kept)
         # A result is rounded itself, and so is a sum of clipped gradients in float32.
         sums = torch.finfo(torch.float32).eps * len(kept) ** 0.5 * trial.program.clip.l2_sensitivity
         found = self._unit * float(base.norm()) + sums
         for seed in range(times):
             with moved_parameters(trial.program.model, self._unit, seed):
-                found = max(found, float((trial.gradient(trial.rows, kept) - base).norm()))
+                found = max(found, float((trial.gradient(rows, kept) - base).norm()))
         return found
 
 
@@ -584,6 +600,8 @@ def _summary(gradient: Tensor) -> Tensor:
 _TIMES = 4  # repetitions of the tests that can miss by chance, before the first release
 _LOTS = 8  # lots whose numbers of random draws are compared, before a refusal
 _PAIRS = 8  # repetitions of a lot after itself and after another one, if they seem to differ
+_FEW = 16  # rows of the lots whose gradients are compared in law
+_MOST_LAWS = 2  # comparisons in law of one kind in a check
 _SHARE_OF_LAWS = 0.25  # of the tests during a run that leave rows out of random programs
 _WHERE = (
     "so no example can be clipped alone. Look at the data set, collate_fn, augment, the model and "

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 from clean_programs import PROGRAMS
-from mixing_cases import CASES, Case, ce, data, model
+from mixing_cases import Case, ce, data, model
+from random_mixing_cases import CASES
 from slow_cases import one_fast
 from torch import nn
 from torch.nn import functional as F
