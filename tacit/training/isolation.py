@@ -23,8 +23,7 @@ the results move when the parameters move by one unit of rounding.
 
 import math
 import time
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -293,7 +292,7 @@ class _Trial:
     ) -> None:
         self.program, self.rows, self.rng = program, rows, rng
         self.is_thorough = is_thorough
-        self._compared: Counter[str] = Counter()
+        self._has_replaced_in_law = False
         self.state = ProgramState(*program.roots)
         self.begin()
 
@@ -327,31 +326,46 @@ class _Trial:
 
         If a record does, or seeds the generators, other rows get other numbers. Rows before all
         replaced ones do not, as a rule. Unless this check is thorough, they are compared first,
-        which is cheaper.
+        which is cheaper. Laws are compared once in a check, since it takes many runs.
         """
         if not self.is_thorough:
             kept = np.arange(len(self.rows) // 2)
             rows = np.concatenate([self.rows[kept], self._others()[len(kept) :]])
             if not self._differ(self.base[kept], self.losses(rows)[kept]):
                 return
-        # One record in place of all others moves a law that averages over the lot the most.
-        kept, rows = self._half()
-        rows[np.setdiff1d(np.arange(len(rows)), kept)] = self._others()[0]
-        self._compare_laws("replaced", kept, rows, kept)
+        if not self._has_replaced_in_law:
+            self._has_replaced_in_law = True
+            for first, second, kept in self._filled_lots():
+                self._compare_laws("replaced", (first, kept), (second, kept))
 
-    def _compare_laws(self, how: str, kept: Indices, rows: Indices, places: Indices) -> None:
-        """Refuse if the losses of the rows `kept`, at `places` of the lot `rows`, change in law.
+    def _filled_lots(self) -> Iterator[tuple[Indices, Indices, Indices]]:
+        """Yield pairs of lots that share some rows, and the places of these rows.
 
-        Every run has random numbers of its own. It takes many runs, so it is not done four times.
+        One record in place of all others moves a law that averages over the lot the most. The lot
+        itself is paired with one that is filled with the record of the largest loss. Then two lots
+        are paired that keep the other half and are filled with the records of the smallest and of
+        the largest loss. So every row is replaced in one of the pairs.
         """
-        if self._compared[how] == _MOST_LAWS:
-            return
-        self._compared[how] += 1
+        by_loss = self.rows[self.base.nan_to_num().mean(1).argsort().cpu().numpy()]
+        half, _ = self._half()
+        for kept in (half, np.setdiff1d(np.arange(len(self.rows)), half)):
+            low, high = (np.full_like(self.rows, record) for record in by_loss[[0, -1]])
+            low[kept] = high[kept] = self.rows[kept]
+            yield self.rows if kept is half else low, high, kept
+
+    def _compare_laws(
+        self, how: str, first: tuple[Indices, Indices], second: tuple[Indices, Indices]
+    ) -> None:
+        """Refuse if the losses of the same records in two lots have different laws.
+
+        A lot is given with the places of these records in it. Every run has random numbers of its
+        own, so it takes many runs.
+        """
         if differ_in_law(
-            lambda: self._random_losses(self.rows, kept),
-            lambda: self._random_losses(rows, places),
+            lambda: self._random_losses(*first),
+            lambda: self._random_losses(*second),
             self.rng,
-            slack=self._slack(kept),
+            slack=self._slack(first[1]),
         ):
             raise IncompatibleModel(_REASONS[how])
         self._passed()
@@ -455,7 +469,7 @@ class _Trial:
         """Leave three rows in four out: laws that depend on the size then differ the most."""
         kept = np.sort(self.rng.permutation(len(self.rows))[: -(-len(self.rows) // 4)])
         places = np.arange(len(kept))
-        self._compare_laws("removed", kept, self.rows[kept], places)
+        self._compare_laws("removed", (self.rows, kept), (self.rows[kept], places))
 
     def isolate(self) -> None:
         """Run one row alone."""
@@ -601,7 +615,6 @@ _TIMES = 4  # repetitions of the tests that can miss by chance, before the first
 _LOTS = 8  # lots whose numbers of random draws are compared, before a refusal
 _PAIRS = 8  # repetitions of a lot after itself and after another one, if they seem to differ
 _FEW = 16  # rows of the lots whose gradients are compared in law
-_MOST_LAWS = 2  # comparisons in law of one kind in a check
 _SHARE_OF_LAWS = 0.25  # of the tests during a run that leave rows out of random programs
 _WHERE = (
     "so no example can be clipped alone. Look at the data set, collate_fn, augment, the model and "
