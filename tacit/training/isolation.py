@@ -391,10 +391,10 @@ class _Trial:
         self._passed()
 
     def _random_losses(self, rows: Indices, kept: Indices) -> Tensor:
-        return self.program.losses(rows, self._reseed())[0][kept]
+        return self.program.losses(rows, self._reseed())[0][kept].cpu()
 
     def _random_gradient(self, rows: Indices, kept: Indices) -> Tensor:
-        return _summary(self.program.gradient(rows, self._reseed(), kept))
+        return _summary(self.program.gradient(rows, self._reseed(), kept)).cpu()
 
     def _reseed(self) -> int:
         """Put the state back, give all generators new random numbers, and return their seed."""
@@ -536,7 +536,7 @@ class _Trial:
     def _slack(self, kept: Indices) -> Tensor:
         """Return the differences of losses that rounding explains, row by row."""
         size = self.base[kept].abs().nan_to_num(0.0, 0.0, 0.0)
-        return ROOM * self.rounding.of_losses(8) * (size + size.mean())
+        return ROOM * self.rounding.of_losses(8) * (size + size.mean()).cpu()
 
     def _refuse(self, how: str) -> None:
         """Raise `IncompatibleModel`, unless the program cannot be run twice in the same way."""

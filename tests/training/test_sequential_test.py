@@ -35,9 +35,16 @@ def test_equal_laws_are_never_told_apart(law):
         lambda x, _: x + 1,
         lambda x, _: x * 2,
         lambda x, _: x + (-1.0) ** np.arange(ROWS),
+        lambda x, _: np.where(np.arange(ROWS) < 8, 0.0, x),
         lambda x, rng: np.where(rng.random(ROWS) < 0.5, np.nan, x),
     ],
-    ids=["all rows move", "all rows spread", "rows move in two directions", "half is not finite"],
+    ids=[
+        "all rows move",
+        "all rows spread",
+        "rows move in two directions",
+        "some are constant",
+        "half is not finite",
+    ],
 )
 def test_different_laws_are_told_apart(change):
     def changed(rng):
