@@ -34,7 +34,7 @@ def differ_in_law(
     mean one if the laws are equal, so that it ever exceeds 10^9 with probability 10^-9 (Ville 1939;
     Wald 1945, Sequential tests of statistical hypotheses). Means, spreads and the frequency of
     numbers that are not finite are compared. Entries closer than `slack` count as equal. About 25
-    draws of each are made if the laws are equal, 66 or more before they are found to differ.
+    draws of each are made if the laws are equal, 70 or more before they are found to differ.
 
     >>> rng = np.random.default_rng(0)
     >>> def normal():
