@@ -216,7 +216,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
         "audio",
     ),
     "vit": ("ViTConfig", IMAGE, "image"),
-    "deit": ("DeiTConfig", IMAGE, "image"),
+    "deit": ("DeiTConfig", IMAGE | {"architectures": ["DeiTForImageClassification"]}, "image"),
     "dinov2": ("Dinov2Config", IMAGE, "image"),
     "swin": (
         "SwinConfig",

@@ -16,9 +16,13 @@ This is a test, not a proof. A check that replaces a random half of the rows sep
 of rows (one kept, the other replaced) with probability at least 1/4. So mixing that occurs in a
 share s of the lots passes n checks with probability at most (1 - s/4)^n: see `chance_of_missing`.
 
+Every run gets the same random numbers. Where that cannot be, because a lot of another size or of
+other records draws others, the laws of the losses and gradients are compared (`sequential_test`).
+
 A program that keeps examples apart is never refused, whatever the records are, so a refusal reveals
-nothing about them. That needs a tolerance that rounding cannot reach: it is measured, by how much
-the results move when the parameters move by one unit of rounding.
+nothing about them; by a comparison of laws, it is refused with probability 10^-9 at most. That needs
+a tolerance that rounding cannot reach: it is measured, by how much the results move when the
+parameters move by one unit of rounding.
 """
 
 import math
