@@ -1,7 +1,7 @@
 """Does `make_private` accept models that keep examples apart? One process per model.
 
     pip install transformers peft
-    python benchmarks/false_refusals.py [NAME ...]
+    python benchmarks/false_refusals.py [NAME ...] [--processes 1]
 
 Each model is made small, with random weights. It is accepted if all fresh calls of `make_private`
 (20 by default) and three private steps after each of them succeed.
@@ -15,6 +15,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from multiprocessing.pool import ThreadPool
 from typing import Any, NamedTuple
 
 from _results import table, write
@@ -215,7 +216,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
         "audio",
     ),
     "vit": ("ViTConfig", IMAGE, "image"),
-    "deit": ("DeiTConfig", IMAGE, "image"),
+    "deit": ("DeiTConfig", IMAGE | {"architectures": ["DeiTForImageClassification"]}, "image"),
     "dinov2": ("Dinov2Config", IMAGE, "image"),
     "swin": (
         "SwinConfig",
@@ -392,11 +393,11 @@ def count_refusals(
 
 
 def in_processes(
-    script: str, names: Sequence[str], *, calls: int, limit: float
+    script: str, names: Sequence[str], *, calls: int, limit: float, processes: int = 1
 ) -> list[tuple[str, str, str, str]]:
-    """Run `script NAME --one` for every name, one process at a time; return rows of a table."""
-    rows = []
-    for name in names:
+    """Run `script NAME --one` for every name, in a process each; return rows of a table."""
+
+    def run(name: str) -> tuple[str, str, str, str]:
         command = [sys.executable, script, name, "--one", "--calls", str(calls)]
         try:
             done = subprocess.run(
@@ -411,9 +412,11 @@ def in_processes(
             row = (name, f"{one.refused} of {calls}", f"{one.seconds:.0f}", one.reason[:120])
         else:
             row = (name, "failed", "", failure[:160])
-        rows.append(row)
         print(" | ".join(row), flush=True)
-    return rows
+        return row
+
+    with ThreadPool(processes) as pool:
+        return pool.map(run, names, chunksize=1)
 
 
 def report(name: str, title: str, packages: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -440,13 +443,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*")
     parser.add_argument("--calls", type=int, default=20)
+    parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--one", action="store_true")
     options = parser.parse_args()
     if options.one:
         try_one(options.names[0], options.calls)
         return
     names = options.names or [*MODELS, *ADAPTERS]
-    rows = in_processes(__file__, names, calls=options.calls, limit=1800)
+    rows = in_processes(
+        __file__, names, calls=options.calls, limit=1800, processes=options.processes
+    )
     title = f"Refusals of models that keep examples apart, {options.calls} fresh calls each"
     report("false-refusals", title, ("tacit", "torch", "transformers", "peft"), rows)
 

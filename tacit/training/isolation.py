@@ -16,14 +16,18 @@ This is a test, not a proof. A check that replaces a random half of the rows sep
 of rows (one kept, the other replaced) with probability at least 1/4. So mixing that occurs in a
 share s of the lots passes n checks with probability at most (1 - s/4)^n: see `chance_of_missing`.
 
+Every run gets the same random numbers. Where that cannot be, because a lot of another size or of
+other records draws others, the laws of the losses and gradients are compared (`sequential_test`).
+
 A program that keeps examples apart is never refused, whatever the records are, so a refusal reveals
-nothing about them. That needs a tolerance that rounding cannot reach: it is measured, by how much
-the results move when the parameters move by one unit of rounding.
+nothing about them; by a comparison of laws, it is refused with probability 10^-9 at most. That needs
+a tolerance that rounding cannot reach: it is measured, by how much the results move when the
+parameters move by one unit of rounding.
 """
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -41,6 +45,7 @@ from tacit.training.lots import Lot
 from tacit.training.mixing import ROOM, moved_parameters, rounding_unit
 from tacit.training.program_state import ProgramState, drawn_so_far
 from tacit.training.records import Indices, Records
+from tacit.training.sequential_test import differ_in_law
 from tacit.training.tree import Batch, LossFn, check_losses, map_rows
 from tacit.training.withheld_errors import ErrorGuard
 
@@ -290,7 +295,8 @@ class _Trial:
         is_thorough: bool = False,
     ) -> None:
         self.program, self.rows, self.rng = program, rows, rng
-        self.is_thorough, self._has_compared_laws = is_thorough, False
+        self.is_thorough = is_thorough
+        self._has_replaced_in_law = False
         self.state = ProgramState(*program.roots)
         self.begin()
 
@@ -313,45 +319,103 @@ class _Trial:
     def replace(self) -> None:
         """Replace a random half of the rows by other records, in place."""
         kept, rows = self._half()
-        if self._differ(self.base[kept], self.losses(rows)[kept]):
-            if self._draws_alike():
-                self._refuse("replaced")
-            self._compare_laws(kept, rows)
-        self._passed(halves=1)
+        if not self._differ(self.base[kept], self.losses(rows)[kept]):
+            return self._passed(halves=1)
+        if self._draws_alike():
+            self._refuse("replaced")
+        return self._replace_in_law()
 
-    def _compare_laws(self, kept: Indices, rows: Indices) -> None:
-        """Compare the laws of losses over many seeds, for programs whose draws depend on records.
+    def _replace_in_law(self) -> None:
+        """Compare laws of losses: here records decide how many random numbers are drawn.
 
-        If a record decides how many random numbers are drawn, or seeds them, other rows get other
-        ones. Rows before all replaced ones do not, as a rule. Unless this check is thorough, they
-        are compared first, which is cheaper.
+        If a record does, or seeds the generators, other rows get other numbers. Rows before all
+        replaced ones do not, as a rule. Unless this check is thorough, they are compared first,
+        which is cheaper. Laws are compared once in a check, since it takes many runs.
         """
         if not self.is_thorough:
             kept = np.arange(len(self.rows) // 2)
             rows = np.concatenate([self.rows[kept], self._others()[len(kept) :]])
             if not self._differ(self.base[kept], self.losses(rows)[kept]):
                 return
-        if self._has_compared_laws:  # once in a check: it takes many runs
-            return
-        self._has_compared_laws = True
-        before, after = [], []
-        for seed in self.rng.integers(2**31, size=_SEEDS):
-            for found, lot in ((before, self.rows), (after, rows)):
-                self.state.restore()
-                self.state.seed_generators(int(seed))
-                found.append(self.program.losses(lot, int(seed))[0][kept])
-        if _differ_in_law(torch.stack(before), torch.stack(after)):
-            self._refuse("replaced")
+        if not self._has_replaced_in_law:
+            self._has_replaced_in_law = True
+            for first, second, kept in self._filled_lots():
+                self._compare_laws("replaced", (first, kept), (second, kept))
+
+    def _filled_lots(self) -> Iterator[tuple[Indices, Indices, Indices]]:
+        """Yield pairs of lots that share some rows, and the places of these rows.
+
+        One record in place of all others moves a law that averages over the lot the most. The lot
+        itself is paired with one that is filled with the record of the largest loss. Then two lots
+        are paired that keep the other half and are filled with the records of the smallest and of
+        the largest loss. So every row is replaced in one of the pairs.
+        """
+        by_loss = self.rows[self.base.nan_to_num().mean(1).argsort().cpu().numpy()]
+        half, _ = self._half()
+        for kept in (half, np.setdiff1d(np.arange(len(self.rows)), half)):
+            low, high = (np.full_like(self.rows, record) for record in by_loss[[0, -1]])
+            low[kept] = high[kept] = self.rows[kept]
+            yield self.rows if kept is half else low, high, kept
+
+    def _compare_laws(
+        self, how: str, first: tuple[Indices, Indices], second: tuple[Indices, Indices]
+    ) -> None:
+        """Refuse if the losses of the same records in two lots have different laws.
+
+        A lot is given with the places of these records in it. Every run has random numbers of its
+        own, so it takes many runs.
+        """
+        if differ_in_law(
+            lambda: self._random_losses(*first),
+            lambda: self._random_losses(*second),
+            self.rng,
+            slack=self._slack(first[1]),
+        ):
+            raise IncompatibleModel(_REASONS[how])
+        self._passed()
+
+    def _compare_laws_of_gradients(self, how: str) -> None:
+        """Refuse if the gradient of a few rows changes in law when others are altered.
+
+        Gradients take longer than losses, so it is done with a small part of the lot.
+        """
+        rows = self.rows[:_FEW]
+        kept = np.arange(-(-len(rows) // 4))
+        altered = rows[kept]
+        if how == "replaced":
+            altered = np.resize(self._others()[:1], len(rows))
+            altered[kept] = rows[kept]
+        if differ_in_law(
+            lambda: self._random_gradient(rows, kept),
+            lambda: self._random_gradient(altered, kept),
+            self.rng,
+            slack=ROOM * self.rounding.of_gradients(rows, kept, 2),
+        ):
+            raise IncompatibleModel(_REASONS[how])
+        self._passed()
+
+    def _random_losses(self, rows: Indices, kept: Indices) -> Tensor:
+        return self.program.losses(rows, self._reseed())[0][kept].cpu()
+
+    def _random_gradient(self, rows: Indices, kept: Indices) -> Tensor:
+        return _summary(self.program.gradient(rows, self._reseed(), kept)).cpu()
+
+    def _reseed(self) -> int:
+        """Put the state back, give all generators new random numbers, and return their seed."""
+        seed = int(self.rng.integers(2**31))
+        self.state.restore()
+        self.state.seed_generators(seed)
+        return seed
 
     def replace_gradients(self) -> None:
         """Replace a random half of the rows, and compare the clipped gradients of the others."""
         kept, rows = self._half()
         before, after = self.gradient(self.rows, kept), self.gradient(rows, kept)
-        if self._are_far(before, after, kept):
-            if not self._draws_alike():  # gradients of other random numbers do not compare
-                return
+        if not self._are_far(before, after, kept):
+            return self._passed(halves=1)
+        if self._draws_alike():
             self._refuse("replaced")
-        self._passed(halves=1)
+        return self._compare_laws_of_gradients("replaced") if self.is_thorough else None
 
     def follow(self) -> None:
         """Run the lot after itself, and after a lot of which half of the rows were replaced."""
@@ -386,31 +450,38 @@ class _Trial:
     def remove(self) -> None:
         """Leave a random half of the rows out."""
         kept, _ = self._half()
-        if self._differ(self.base[kept], self.losses(self.rows[kept])):
-            if self._is_random():
-                return
+        if not self._differ(self.base[kept], self.losses(self.rows[kept])):
+            return self._passed()
+        if not self._is_random():
             self._refuse("removed")
-        self._passed()
+        if self.is_thorough or self.rng.random() < _SHARE_OF_LAWS:
+            self._remove_in_law()
+        return None
 
     def remove_gradients(self) -> None:
         """Leave a random half of the rows out, and compare the clipped gradients of the others."""
         if self._is_random():
-            return
+            return self._compare_laws_of_gradients("removed")
         kept, _ = self._half()
         before = self.gradient(self.rows, kept)
         after = self.gradient(self.rows[kept], np.arange(len(kept)))
         if self._are_far(before, after, kept):
             self._refuse("removed")
-        self._passed()
+        return self._passed()
+
+    def _remove_in_law(self) -> None:
+        """Leave three rows in four out: laws that depend on the size then differ the most."""
+        kept = np.sort(self.rng.permutation(len(self.rows))[: -(-len(self.rows) // 4)])
+        places = np.arange(len(kept))
+        self._compare_laws("removed", (self.rows, kept), (self.rows[kept], places))
 
     def isolate(self) -> None:
         """Run one row alone."""
         row = self.rng.integers(len(self.rows), size=1)
-        if self._differ(self.base[row], self.losses(self.rows[row])):
-            if self._is_random():
-                return
+        if not self._differ(self.base[row], self.losses(self.rows[row])):
+            self._passed()
+        elif not self._is_random():
             self._refuse("alone")
-        self._passed()
 
     def _is_random(self) -> bool:
         """Return whether the lot's run drew random numbers; a lot of another size draws others."""
@@ -462,8 +533,14 @@ class _Trial:
     def _are_far(self, a: Tensor, b: Tensor, kept: Indices) -> bool:
         """Return whether clipped sums over the rows in `kept` differ by more than rounding."""
         difference = float((a - b).norm())
-        rounding = self.rounding.of_gradients
-        return bool(difference) and all(difference > ROOM * rounding(kept, n) for n in (1, 8))
+        return bool(difference) and all(
+            difference > ROOM * self.rounding.of_gradients(self.rows, kept, n) for n in (1, 8)
+        )
+
+    def _slack(self, kept: Indices) -> Tensor:
+        """Return the differences of losses that rounding explains, row by row."""
+        size = self.base[kept].abs().nan_to_num(0.0, 0.0, 0.0)
+        return ROOM * self.rounding.of_losses(8) * (size + size.mean()).cpu()
 
     def _refuse(self, how: str) -> None:
         """Raise `IncompatibleModel`, unless the program cannot be run twice in the same way."""
@@ -504,16 +581,16 @@ class _Rounding:
             settled = trial.losses(trial.rows, after=trial.rows)
         return found
 
-    def of_gradients(self, kept: Indices, times: int) -> float:
+    def of_gradients(self, rows: Indices, kept: Indices, times: int) -> float:
         """Return the largest change of the clipped sum over the rows in `kept`."""
         trial = self._trial
-        base = trial.gradient(trial.rows, kept)
+        base = trial.gradient(rows, kept)
         # A result is rounded itself, and so is a sum of clipped gradients in float32.
         sums = torch.finfo(torch.float32).eps * len(kept) ** 0.5 * trial.program.clip.l2_sensitivity
         found = self._unit * float(base.norm()) + sums
         for seed in range(times):
             with moved_parameters(trial.program.model, self._unit, seed):
-                found = max(found, float((trial.gradient(trial.rows, kept) - base).norm()))
+                found = max(found, float((trial.gradient(rows, kept) - base).norm()))
         return found
 
 
@@ -530,24 +607,19 @@ def _are_equal(a: Tensor, b: Tensor) -> bool:
     return torch.equal(a.nan_to_num(torch.inf), b.nan_to_num(torch.inf))
 
 
-def _differ_in_law(a: Tensor, b: Tensor) -> bool:
-    """Return whether losses (seeds, rows, views) of two programs have different means.
-
-    Student's t above 8 at 2 * 24 samples occurs by chance once in 10^9 comparisons.
-    """
-    if bool((a.isfinite().all(0) != b.isfinite().all(0)).any()):
-        return True
-    a, b = (x.nan_to_num(0.0, 0.0, 0.0) for x in (a, b))
-    difference = (a.mean(0) - b.mean(0)).abs()
-    deviation = ((a.var(0) + b.var(0)) / len(a)).sqrt()
-    slack = 1e-6 * (a.abs().mean(0) + b.abs().mean(0))
-    return bool((difference > 8 * deviation + slack).any())
+def _summary(gradient: Tensor) -> Tensor:
+    """Return 16 sums of parts of a gradient, whose entries get random signs of a fixed period."""
+    n, period = len(gradient), 1021
+    signs = torch.randint(0, 2, (period,), generator=torch.Generator().manual_seed(0)) * 2 - 1
+    signed = gradient * signs.to(gradient).repeat(-(-n // period))[:n]
+    return torch.stack([part.sum() for part in signed.tensor_split(16)])
 
 
 _TIMES = 4  # repetitions of the tests that can miss by chance, before the first release
 _LOTS = 8  # lots whose numbers of random draws are compared, before a refusal
 _PAIRS = 8  # repetitions of a lot after itself and after another one, if they seem to differ
-_SEEDS = 24  # runs whose losses are compared in law
+_FEW = 16  # rows of the lots whose gradients are compared in law
+_SHARE_OF_LAWS = 0.25  # of the tests during a run that leave rows out of random programs
 _WHERE = (
     "so no example can be clipped alone. Look at the data set, collate_fn, augment, the model and "
     "loss_fn for anything that is computed over several rows (means, norms, sorting, padding to "

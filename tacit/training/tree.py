@@ -7,6 +7,7 @@ they are.
 """
 
 import copy
+import sys
 from collections import deque
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -98,7 +99,7 @@ def n_rows(batch: Batch) -> int:
 def check_losses(losses: Tensor, rows: int, *, is_private: bool = True) -> None:
     """Raise unless `losses` has one loss per row; if `is_private`, errors omit the row count."""
     if not isinstance(losses, Tensor):
-        raise TypeError(f"loss_fn must return a tensor, got {type(losses).__name__}.")
+        raise TypeError(f"loss_fn must return a tensor, got {name_of_kind(type(losses))}.")
     if losses.dim() == 0:
         raise ValueError(
             "there must be one loss per example, shape (examples,), got a single number: a mean or "
@@ -133,6 +134,18 @@ def tensors_in(args: Any, kwargs: dict[str, Any]) -> tuple[Tensor, ...]:
 def results_in(result: Any) -> tuple[Tensor, ...]:
     """Return the tensors in the result of a call, including those in lists and tuples."""
     return (result,) if isinstance(result, Tensor) else tensors_in((result,), {})
+
+
+def name_of_kind(kind: type) -> str:
+    """Return the name of the first base class of `kind` that its module holds under this name.
+
+    A class that is made while the program runs may have a private value in its name.
+    """
+    for base in kind.__mro__:
+        name = type.__dict__["__name__"].__get__(base)
+        if getattr(sys.modules.get(str(base.__module__)), name, None) is base:
+            return name
+    return "object"
 
 
 def is_out_of_memory(error: BaseException) -> bool:

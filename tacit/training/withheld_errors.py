@@ -9,13 +9,14 @@ Errors that tacit raises itself quote no private value and stay as they are, wit
 An error counts as tacit's own if the frame that raised it belongs to this package and executed a
 `raise` statement. Torch functions that tacit calls raise from the same frames, but by a call. The
 user's code may call tacit too, with private values as arguments; an error that came through such
-code counts as tacit's own only if the training package raised it.
+code counts as tacit's own only if it is an `IncompatibleModel` that the training package raised.
 
 Interrupts and exits pass as what they are, without their arguments: `sys.exit("bad label 7")`
 becomes an exit with status 1.
 """
 
 import dis
+import linecache
 from asyncio import CancelledError
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -25,9 +26,9 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
-from tacit.errors import ProgramError
+from tacit.errors import IncompatibleModel, ProgramError
 from tacit.training.program_state import LIBRARIES
-from tacit.training.tree import is_out_of_memory
+from tacit.training.tree import is_out_of_memory, name_of_kind
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -39,6 +40,10 @@ _STAGES = {
     "as_views": "augment",
 }
 _OTHERWISE = "the model or loss_fn"
+_WITHHELD = (
+    "The text of the error is withheld because it may quote records; make_private(..., debug=True) "
+    "shows it. Nothing was released."
+)
 _PASSED = (KeyboardInterrupt, GeneratorExit, CancelledError)  # ends of the block, not errors in it
 
 
@@ -68,7 +73,7 @@ class ErrorGuard:
         """Replace an error of the block."""
         if self.debug or error is None:
             return
-        shown = error if _is_own(error) else described(error)
+        shown = _shown(error)
         shown.__cause__ = None
         del error, frames  # this frame will be part of the new traceback, and keep them alive
         try:
@@ -78,6 +83,13 @@ class ErrorGuard:
             del shown
 
 
+def _shown(error: BaseException) -> BaseException:
+    try:
+        return error if _is_own(error) else described(error)
+    except Exception:  # an error may define what its attributes and its text do
+        return ProgramError(f"the program raised an error that cannot be described. {_WITHHELD}")
+
+
 def described(error: BaseException) -> BaseException:
     """Return an error that states the kind and the place of `error`, but not its text.
 
@@ -85,18 +97,16 @@ def described(error: BaseException) -> BaseException:
     kinds of error.
     """
     if isinstance(error, SystemExit):
-        return SystemExit(1 if error.code else 0)
+        has_failed = error.code is not None and not (type(error.code) is int and error.code == 0)
+        return SystemExit(int(has_failed))
     for kind in _PASSED:
         if isinstance(error, kind):
             return kind()
-    text = (
-        f"{_place(error)}. The text of the error is withheld because it may quote records; "
-        "make_private(..., debug=True) shows it. Nothing was released."
-    )
+    text = f"{_place(error)}. {_WITHHELD}"
     if is_out_of_memory(error):
         kind = MemoryError if isinstance(error, MemoryError) else torch.OutOfMemoryError
         return kind(f"out of memory in {_stage(error)}{text}")
-    return ProgramError(f"{_stage(error)} raised {type(error).__name__}{text}")
+    return ProgramError(f"{_stage(error)} raised {name_of_kind(type(error))}{text}")
 
 
 def _is_own(error: BaseException) -> bool:
@@ -105,7 +115,9 @@ def _is_own(error: BaseException) -> bool:
     if isinstance(error, ProgramError) and last.tb_frame.f_code.co_name == "reraise":
         return _is_inside(last, *LIBRARIES)  # torch brings it from a worker process
     is_called_by_user = any(not _is_inside(e, _OWN, *LIBRARIES) for e in before)
-    if not _is_inside(last, _TRAINING if is_called_by_user else _OWN):
+    if is_called_by_user and not (type(error) is IncompatibleModel and _is_inside(last, _TRAINING)):
+        return False
+    if not _is_inside(last, _OWN):
         return False
     operation = last.tb_frame.f_code.co_code[last.tb_lasti]
     return dis.opname[operation] == "RAISE_VARARGS"
@@ -119,7 +131,12 @@ def _stage(error: BaseException) -> str:
 def _place(error: BaseException) -> str:
     """Return the innermost line of the user's own code, as words; empty if there is none."""
     # The traceback begins where the error was caught, so all frames are below tacit's call.
-    entries = [e for e in _entries(error) if not _is_inside(e, _OWN, *LIBRARIES)]
+    # Code that was made at run time has no file to read, and may have a value in its name.
+    entries = [
+        e
+        for e in _entries(error)
+        if not _is_inside(e, _OWN, *LIBRARIES) and linecache.getlines(e.tb_frame.f_code.co_filename)
+    ]
     if not entries:
         return ""
     code = entries[-1].tb_frame.f_code

@@ -316,6 +316,83 @@ def records_whose_losses_are_not_finite():
     return loss
 
 
+@program
+def one_random_mask_for_the_whole_lot():
+    return lambda m, x, y: ce(m(x * (torch.rand(x.shape[1]) > 0.3)), y)
+
+
+@program
+def one_random_scale_for_the_whole_lot():
+    return lambda m, x, y: ce(m(x * random.uniform(0.5, 2.0)), y)
+
+
+@program
+def noise_with_heavy_tails():
+    def loss(m, x, y):
+        noise = torch.from_numpy(np.random.standard_cauchy(x.shape)).to(x.dtype)  # noqa: NPY002
+        return ce(m(x + 0.1 * noise), y)
+
+    return loss
+
+
+@program
+def rows_that_are_dropped_at_random():
+    return lambda m, x, y: ce(m(x), y) * (torch.rand(len(x)) < 0.1) / 0.1
+
+
+@program
+def losses_that_are_infinite_at_random():
+    def loss(m, x, y):
+        losses = ce(m(x), y)
+        return torch.where(torch.rand(len(x)) < 0.05, losses / 0.0, losses)
+
+    return loss
+
+
+@program
+def random_numbers_that_change_nothing():
+    def loss(m, x, y):
+        torch.rand(len(x))
+        return ce(m(x), y)
+
+    return loss
+
+
+@program
+def dropout_in_a_deep_network_in_bfloat16():
+    torch.manual_seed(0)
+    layers = [nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Dropout(0.1)) for _ in range(4)]
+    net = nn.Sequential(nn.Linear(WIDTH, 32), *layers, nn.Linear(32, CLASSES)).bfloat16()
+    return Case(net, lambda m, b: ce(m(b[0].bfloat16()).float(), b[1]), data(), "none")
+
+
+@program
+def noise_barely_above_rounding():
+    return lambda m, x, y: ce(m(x * (1 + 1e-6 * torch.randn_like(x))), y)
+
+
+@program
+def crops_of_random_length():
+    def loss(m, x, y):
+        width = random.randint(1, WIDTH)
+        start = random.randint(0, WIDTH - width)
+        return ce(m(F.pad(x[:, start : start + width], (0, WIDTH - width))), y)
+
+    return loss
+
+
+@program
+def augmentation_by_a_generator_of_its_own():
+    rng = random.Random(0)
+
+    def augment(batch):
+        x, y = batch
+        flips = torch.tensor([rng.random() < 0.5 for _ in range(len(x))])
+        return torch.where(flips[:, None], x.flip(1), x), y
+
+    return Case(model(), lambda m, b: ce(m(b[0]), b[1]), data(), "none", augment=augment)
+
+
 class StdConv2d(nn.Conv2d):
     """Weight standardization as in timm's BiT models: weights become one batch of channels."""
 

@@ -680,3 +680,15 @@ def test_loss_with_a_penalty_on_the_weights_equals_the_loop():
         return model(batch[0]).square().sum(1) + model.weight.square().sum()
 
     check(nn.Linear(5, 3), reals(6, 5), loss_fn=penalized)
+
+
+@pytest.mark.parametrize("write", [F.relu_, lambda h: h.mul_(2), lambda h: h[:, 0].fill_(0.5)])
+def test_the_result_of_a_layer_may_be_written_into(write):
+    """With three axes and a bias, `F.linear` returns a view, and autograd protects views."""
+
+    def written(parts, x):
+        hidden = parts.layer(x)
+        write(hidden)
+        return hidden
+
+    check(Apply(written, layer=nn.Linear(4, 3)), reals(6, 5, 4))

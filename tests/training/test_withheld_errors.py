@@ -228,14 +228,11 @@ def test_memory_that_runs_out_is_still_retried_with_fewer_rows():
 def test_own_errors_stay_readable_and_lose_their_causes():
     from tacit.training.tree import check_losses
 
-    def fail():
-        try:
-            raise KeyError(SECRET)
-        except KeyError:
-            check_losses(torch.tensor(1.0), 3)
-
-    with pytest.raises(ValueError, match="one loss per example") as caught:
-        ErrorGuard()(fail)
+    try:
+        raise KeyError(SECRET)
+    except KeyError:
+        with pytest.raises(ValueError, match="one loss per example") as caught:
+            ErrorGuard()(check_losses, torch.tensor(1.0), 3)
     assert caught.value.__context__ is None
 
 
@@ -293,7 +290,43 @@ def _asks_tacit():
     tacit.events.Gaussian(-SECRET)
 
 
+def _asks_tacit_for_training():
+    tacit.training.Speed(engine=f"x{SECRET}")
+
+
+def _names_a_class_by_a_value():
+    raise type(f"Label{SECRET}", (ValueError,), {})
+
+
+def _names_a_file_by_a_value():
+    exec(compile("raise ValueError", f"label-{SECRET}.py", "exec"))
+
+
+def _names_a_function_by_a_value():
+    space = {}
+    exec(f"def label_{SECRET}():\n    raise ValueError", space)
+    space[f"label_{SECRET}"]()
+
+
+def _exits_with_a_tensor():
+    sys.exit(torch.tensor([SECRET, SECRET]))
+
+
+def _fails_when_it_is_shown():
+    class Failing(Exception):
+        def __str__(self):
+            raise ValueError(SECRET)
+
+    raise Failing(SECRET)
+
+
 FAILURES = {
+    _asks_tacit_for_training: ProgramError,
+    _names_a_class_by_a_value: ProgramError,
+    _names_a_file_by_a_value: ProgramError,
+    _names_a_function_by_a_value: ProgramError,
+    _exits_with_a_tensor: SystemExit,
+    _fails_when_it_is_shown: ProgramError,
     _exits: SystemExit,
     _exits_with_status: SystemExit,
     _is_interrupted: KeyboardInterrupt,
@@ -337,6 +370,12 @@ def test_no_way_to_fail_shows_a_value(fail, stage):
     assert error.__cause__ is error.__context__ is None
     assert not hasattr(error, "__notes__")
     assert str(SECRET) not in f"{error} {error.args}"
+
+
+def test_a_loss_of_another_type_is_refused_without_a_value():
+    kind = type(f"Label{SECRET}", (dict,), {})
+    with pytest.raises(TypeError, match="must return a tensor, got dict"):
+        run("the model or loss_fn", loss_fn=lambda *_: kind())
 
 
 def test_an_array_that_cannot_be_read_shows_no_value():

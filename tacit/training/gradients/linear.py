@@ -7,6 +7,7 @@ sum_t g_t x_t' for W and sum_t g_t for b.
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -81,7 +82,11 @@ class _Product(Operation):
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
         x, weight, bias = autocast(x, weight, bias)
         with without_autocast(x):
-            return F.linear(x, weight.t() if self.transposed else weight, bias), (x, weight)
+            result = F.linear(x, weight.t() if self.transposed else weight, bias)
+        # With a bias and three axes, F.linear returns a view of a matrix that nothing else holds.
+        # Autograd lets nobody write into a view that a custom Function returns, as ReLU in place
+        # does, so the result is returned as a tensor of its own. No number is copied.
+        return torch.ops.aten._unsafe_view(result, result.shape), (x, weight)
 
     def backward(self, saved: Any, needs: Any, g: Tensor) -> tuple[Tensor, ...]:
         x, weight = saved
