@@ -411,16 +411,17 @@ def test_bounded_sums_of_other_dtypes_stay_within_the_clip_norm(dtype, kind):
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore")  # the compiler's
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("sizes", [(1, 100_000, 1), (16, 768, 48), (100, 40, 60)], ids=str)
-def test_bounded_sums_on_a_gpu(sizes, compiled):
+def test_bounded_sums_on_a_gpu(sizes, compiled, dtype):
     from tacit.training.gpu import CompiledSum
 
     torch.manual_seed(0)
-    model = nn.Linear(sizes[1], sizes[2], bias=False).cuda()
+    model = nn.Linear(sizes[1], sizes[2], bias=False).to("cuda", dtype)
     for kind in ("equal", "canceling", "random"):
         one = crafted(kind, *sizes)
-        batch = tuple(torch.cat([t, torch.randn(7, *t.shape[1:])]).cuda() for t in one)
+        batch = tuple(torch.cat([t, torch.randn(7, *t.shape[1:])]).to("cuda", dtype) for t in one)
         alone, rest = (tuple(t[part] for t in batch) for part in (slice(1), slice(1, None)))
 
         def total(batch):

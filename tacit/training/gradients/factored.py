@@ -315,6 +315,10 @@ def weighted_rows(rows: Tensor, factors: Tensor, keep: Tensor | None) -> Tensor:
     Products of float32 numbers are exact in float64, so only the sum is rounded.
     """
     factors = kept(factors.double(), keep)
+    if has_kernels(rows):
+        from tacit.training import gpu
+
+        return gpu.weighted_sum(rows, factors, double=True)
     total: Tensor | None = None
     for start, stop in ghost_norm.spans(len(rows), rows.shape[1], rows.device):
         one = None if keep is None else keep[start:stop]
