@@ -180,7 +180,7 @@ def test_crafted_lots_of_wide_layers_move_by_one_clip_norm(lot, microbatch, prob
     assert 0.99 < float((more - less).norm()) <= 1 + arithmetic.eta
 
 
-@pytest.mark.slow  # 1,000 rounds for each of three starts
+@pytest.mark.slow  # 200 rounds for each of three starts
 def test_a_search_over_lots_of_wide_layers_finds_no_violation():
     rng, worst, failed = np.random.default_rng(0), 0.0, 0
     arithmetic = arithmetic_of("bounded", largest_lot=4_096, ranks=1)
@@ -199,7 +199,7 @@ def test_a_search_over_lots_of_wide_layers_finds_no_violation():
 
     for lot in (doubling, swallowing, canceling):
         best, reach = lot(1_300).double().numpy(), 0.0
-        for _ in range(1_000):
+        for _ in range(200):
             tried = best.copy()
             some = rng.integers(0, len(tried), size=60)
             kind = rng.integers(4)
@@ -216,7 +216,7 @@ def test_a_search_over_lots_of_wide_layers_finds_no_violation():
                 best, reach = tried, found
         worst = max(worst, reach)
     assert 0.99 < worst <= 1 + arithmetic.eta
-    assert failed < 6_000
+    assert failed < 1_200  # some sums passed
 
 
 def test_the_check_adds_as_much_to_eta_as_rounding_to_float32_does():
