@@ -47,6 +47,7 @@ from tacit.training.arithmetic import Arithmetic
 from tacit.training.clip import Clip
 from tacit.training.distributed import Ranks
 from tacit.training.fingerprint import program_digest
+from tacit.training.grid_noise import TILE
 from tacit.training.key import Key
 from tacit.training.lots import Lots
 from tacit.training.noise import NoisyMean
@@ -207,6 +208,7 @@ class RunState:
             torch.get_num_threads(),
             sys.version_info[:3],
             self.generator,
+            TILE,  # which random words each coordinate takes
             type(self._lot_sum).__name__,
             getattr(self._lot_sum, "_views", None),
             *(getattr(engine, name, None) for name in ("__module__", "__qualname__")),

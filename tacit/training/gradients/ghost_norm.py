@@ -150,9 +150,7 @@ def ghost_norm(left: Tensor, right: Tensor, *, bounded: bool = False) -> GhostNo
         bounded=bounded,
     )
     if way == "keep":
-        is_short = bounded and left.is_cuda and left.dtype == torch.bfloat16
-        # Rounded to bfloat16 before its norm is taken, a gradient takes half the time to write.
-        gradient = (torch.bmm if is_short else product)(left.transpose(1, 2), right)
+        gradient = product(left.transpose(1, 2), right)
         squared = squared_norm(gradient)
         return GhostNorm(squared, squared.sqrt(), Room(0.0, 0.0), gradient)
     widths = (inputs, outputs) if way == "gram" else ()
