@@ -112,6 +112,8 @@ class Arithmetic:
         How sums over examples are computed. "formed": each example's gradient is formed, and they
         are added in float64. "bounded": by the book-keeping engine's bounded mode. "fast": as fast
         as possible; nothing is proved.
+    largest_lot
+        The bound holds for lots of up to this many examples.
     product_error
         How far products in float32 may be from the exact sum on one rank, in clip norms.
     """
@@ -119,6 +121,7 @@ class Arithmetic:
     eta: float | None
     text: str
     mode: Literal["formed", "bounded", "fast"]
+    largest_lot: int = 0
     product_error: float = 0.0
 
     @property
@@ -130,6 +133,19 @@ class Arithmetic:
         """Return the noise scale of each named parameter: that of the clip rule, times 1 + eta."""
         group, scales = group_of(clip, names), clip.noise_scales
         return [scales[group[name]] * self.noise_factor for name in names]
+
+    def require_covered(self, drawn: float) -> None:
+        """Raise `ValueError` if a lot of `drawn` examples is larger than the bound allows.
+
+        If no more than `n_records` records exist, that has probability `TAIL`, so the error reveals
+        nothing.
+        """
+        if self.eta is not None and drawn > self.largest_lot:
+            raise ValueError(
+                "n_records must be at least the number of records: a lot was drawn that is too "
+                f"large for n_records, for which at most {self.largest_lot:,} records are expected "
+                "in one lot. Nothing was released."
+            )
 
     def finished(
         self, sums: Mapping[str, Tensor], parameters: Mapping[str, Tensor]
@@ -226,8 +242,10 @@ def arithmetic_of(
         f"1 + {eta:.1e}, in lots of up to {largest_lot:,} examples; the noise is larger by that "
         "factor"
     )
-    product_error = UNIT[torch.float32] * max(largest_lot, SMALL_LOT) / ranks
-    return Arithmetic(eta, text, mode, product_error if mode == "bounded" else 0.0)
+    product_error = 0.0
+    if mode == "bounded":
+        product_error = UNIT[torch.float32] * max(largest_lot, SMALL_LOT) / ranks
+    return Arithmetic(eta, text, mode, largest_lot, product_error)
 
 
 def block_sums(rows: Tensor) -> Tensor:

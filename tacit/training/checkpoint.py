@@ -45,7 +45,7 @@ from tacit.ledger import Entry, Ledger
 from tacit.ledger import Plan as ReservedPlan
 from tacit.training.arithmetic import Arithmetic
 from tacit.training.clip import Clip
-from tacit.training.distributed import Ranks
+from tacit.training.distributed import Ranks, is_sharded
 from tacit.training.fingerprint import program_digest
 from tacit.training.grid_noise import TILE
 from tacit.training.key import Key
@@ -93,8 +93,10 @@ class RunState:
     def state_dict(self) -> State:
         """Return the run's state as JSON values. Secret: it holds the key that gives the noise.
 
-        Call this after the optimizer's step, and save it with the states of model and optimizer.
+        Call this after the optimizer's step, and save it with the states of model and optimizer;
+        for a sharded model call it on every rank.
         """
+        left = [None if left is None else left.hex() for left in self._of_shards(self._left)]
         return {
             "version": VERSION,
             "run": self._run,
@@ -104,11 +106,11 @@ class RunState:
             "clip_moves": list(self._clip_moves),
             "microbatch": self._lots.limit,
             "plan": self._plan.fingerprint(),
-            "digest": digest(self._model, self._optimizer),
+            "digest": self._digest(),
             "salt": self._salt.secret.hex(),
             "binding": self._binding(),
             "settings": self._trail.hex(),
-            "left": None if self._left is None else self._left.hex(),
+            "left": left,
         }
 
     def load_state_dict(self, state: State, *, lost_steps: int | None = None) -> None:
@@ -139,7 +141,8 @@ class RunState:
             return
         self._use(Key(bytes.fromhex(state["key"])))
         self._trail = bytes.fromhex(state["settings"])
-        self._left = bytes.fromhex(state["left"]) if state.get("left") else None
+        left = state["left"][self._ranks.rank if len(state["left"]) > 1 else 0]
+        self._left = None if left is None else bytes.fromhex(left)
         self._loaded = state
 
     @property
@@ -180,7 +183,7 @@ class RunState:
 
     def _difference(self, loaded: State) -> str | None:
         """Return what differs from the checkpoint that was loaded, as the start of a sentence."""
-        if loaded["digest"] not in (None, digest(self._model, self._optimizer)):
+        if loaded["digest"] != self._digest():
             return "model or optimizer are not those of the checkpoint"
         self._lots.records.forget_digest()  # records may have been edited where nothing shows it
         binding = self._binding()
@@ -265,19 +268,25 @@ class RunState:
         return found.digest()
 
     def _weights(self) -> bytes:
-        """Return a checksum of the weights: sums of their words, with wrap-around.
-
-        Shards are left out: a checkpoint holds one checksum for all ranks.
-        """
+        """Return a checksum of this rank's weights: 64 sums of their words, with wrap-around."""
         is_repeated = torch.are_deterministic_algorithms_enabled()
-        found = []
+        found = hashlib.sha256()
         for parameter in self._model.parameters():
-            if not isinstance(parameter, DTensor) and (is_repeated or not parameter.is_cuda):
+            if is_repeated or not parameter.is_cuda:
                 content = _content(parameter)
-                words = content[: len(content) // 8 * 8].view(np.uint64)
-                rest = content[len(content) // 8 * 8 :]
-                found += [np.add.reduce(words).item(), np.bitwise_xor.reduce(words).item(), *rest]
-        return repr(found).encode()
+                whole = len(content) // 512 * 512
+                words = content[:whole].view(np.uint64).reshape(-1, 64)
+                found.update(np.add.reduce(words, axis=0).tobytes() + content[whole:].tobytes())
+        return found.digest()
+
+    def _digest(self) -> str:
+        """Return a hash of weights, buffers and optimizer, of the shards of all ranks together."""
+        found = self._of_shards(digest(self._model, self._optimizer))
+        return found[0] if len(found) == 1 else hashlib.sha256("".join(found).encode()).hexdigest()
+
+    def _of_shards(self, value: Any) -> list[Any]:  # Any: a checksum, or None
+        """Return the value of each rank of a sharded model; this rank's if it is not sharded."""
+        return self._ranks.gather(value) if is_sharded(self._model) else [value]
 
     def _pay(self, settings: bytes) -> None:
         """Pay for the next step out of the reserved plan; raise `BudgetExceeded` if that fails.
@@ -307,9 +316,7 @@ class RunState:
     def _check_loaded(self) -> None:
         """Raise `ValueError` if model or optimizer were changed since the loop began."""
         loaded, self._loaded = self._loaded, None
-        if loaded is None or loaded["digest"] is None:
-            return
-        if digest(self._model, self._optimizer) != loaded["digest"]:
+        if loaded is not None and loaded["digest"] != self._digest():
             self._loaded = loaded
             raise ValueError(
                 "model or optimizer were changed after private had begun to repeat its steps, so "
@@ -446,12 +453,10 @@ def _check(state: State, fingerprint: dict[str, Any], *, is_repeated: bool) -> N
             )
 
 
-def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str | None:
-    """Return a hash of weights, buffers and optimizer state; None for a sharded model."""
+def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
+    """Return a hash of weights, buffers and optimizer state; of a sharded model, of this shard."""
     found = hashlib.sha256()
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        if isinstance(tensor, DTensor):
-            return None
         found.update(name.encode() + _bytes(tensor))
     for group in optimizer.param_groups:
         options = {name: value for name, value in group.items() if name != "params"}
@@ -484,5 +489,6 @@ def _bytes(value: Any) -> bytes:  # Any: options and state of any optimizer
 
 
 def _content(tensor: Tensor) -> NDArray[np.uint8]:
-    """Return the bytes of a tensor, without a copy where that is possible."""
+    """Return the bytes of a tensor or of this rank's shard, without a copy where possible."""
+    tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()

@@ -140,6 +140,7 @@ class Private(ForeignLoops):
         else:  # `total` and `drawn` become those of all ranks, still private
             pay = partial(self._pay, settings)
             drawn = self._ranks.pay_and_add(total, drawn, pay, self.ledger)
+        self.arithmetic.require_covered(drawn)
         # Divided by its scale, one example moves the sum by at most 1: see `clip`, `arithmetic`.
         scales = self.arithmetic.noise_scales(clip, list(self._parameters))
         sums = self.arithmetic.finished(total.sums, self._parameters)

@@ -478,6 +478,17 @@ def test_noise_is_larger_by_the_stated_factor(problem):
     assert run.arithmetic.noise_factor == 1 + run.arithmetic.eta
 
 
+def test_more_records_than_declared_are_refused_when_a_lot_exceeds_the_bound(problem):
+    options = {"n": 64, "n_records": 4, "batch_size": 1, "noise_multiplier": 1.0, "check": False}
+    run = problem(arithmetic="bounded", **options).private  # lots of about 16, of at most 5
+    lot = next(iter(run))
+    with pytest.raises(ValueError, match="n_records must be at least"):
+        run.step(lot)
+    assert run.steps_taken == 0
+    fast = problem(**options).private  # says that nothing is bounded
+    fast.step(next(iter(fast)))
+
+
 def test_the_page_on_arithmetic_runs(capsys):
     page = (Path(__file__).parents[2] / "docs" / "arithmetic.md").read_text(encoding="utf-8")
     code = "\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL))
