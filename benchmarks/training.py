@@ -10,20 +10,23 @@ to install, so it is not here. Where a method fails, the reason is printed in it
 """
 
 import argparse
+import itertools
 import json
 import resource
 import statistics
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from _results import table, write
 
 PACKAGES = ("tacit", "torch", "opacus", "jax", "jax-privacy", "numpy")
 METHODS = (
-    "plain", "plain-compiled", "plain-graph", "tacit", "tacit-compiled",
+    "plain", "plain-loader", "plain-compiled", "plain-graph",
+    "tacit", "tacit-defaults", "tacit-compiled", "tacit-poisson-compiled", "tacit-backward",
     "opacus", "opacus-ghost", "jax-plain", "jax-privacy",
 )  # fmt: skip
 ON_CPU = {"cnn-2048": 256, "wrn-16-4": 16, "gpt2": 1, "gpt2-lora": 1}  # batches a CPU can do
@@ -31,10 +34,11 @@ SIGMA, CLIP = 1.0, 1.0
 
 
 class Measured(NamedTuple):
-    """Median seconds of a step, and peak bytes above rest."""
+    """Median seconds of a step, peak bytes above rest, and seconds until the first step ended."""
 
     seconds: float
     peak: float
+    first: float = 0.0
 
 
 def main() -> None:
@@ -45,6 +49,9 @@ def main() -> None:
     parser.add_argument("--one", nargs=2, metavar=("WORKLOAD", "METHOD"))
     parser.add_argument("--limit", type=float, default=300, help="seconds for one process")
     parser.add_argument("--processes", type=int, default=1, help="of each pair; the fastest counts")
+    parser.add_argument(
+        "--at-once", type=int, default=1, help="processes that compile at the same time"
+    )
     arguments = parser.parse_args()
     if arguments.one:
         print("MEASURED", json.dumps(measure(*arguments.one)._asdict()))
@@ -54,14 +61,16 @@ def main() -> None:
 
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     chosen = arguments.workloads or list(WORKLOADS)
-    found, failures = {}, []
-    for workload in chosen:
-        for method in arguments.methods:
-            result = fastest(workload, method, arguments.limit, arguments.processes)
-            found[workload, method] = result
-            if isinstance(result, str):
-                failures.append(f"{workload}, {method}: {result}")
-            print(workload, method, result, flush=True)
+    pairs = [(w, m) for w in chosen for m in arguments.methods] * arguments.processes
+    found: dict[tuple[str, str], Measured | str] = {}
+    for start in range(0, len(pairs), arguments.at_once):
+        for pair, result in in_turn(pairs[start : start + arguments.at_once], arguments.limit):
+            before = found.get(pair, result)
+            # The fastest: some processes are slowed by the addresses of their memory.
+            both = isinstance(before, Measured) and isinstance(result, Measured)
+            found[pair] = min(before, result) if both else before  # type: ignore[type-var]  # both are measured
+            print(*pair, result, flush=True)
+    failures = [f"{w}, {m}: {r}" for (w, m), r in found.items() if isinstance(r, str)]
     kind = "gpu" if torch.cuda.is_available() else "cpu"
     write(
         f"training-{kind}",
@@ -76,6 +85,8 @@ def main() -> None:
         over_eager(found, chosen, arguments.methods),
         "## Peak MiB above rest (ratio)",
         block(found, chosen, arguments.methods, "peak", 2.0**-20),
+        "## Seconds until the first step ended, all processes of a group compiling at once",
+        block(found, chosen, arguments.methods, "first", 1.0),
         "## Failures",
         "\n".join(f"- {line}" for line in failures) or "none",
     )
@@ -123,31 +134,45 @@ def twin_of(method: str) -> str:
     """Return the non-private method that a method is compared with."""
     if method.startswith("jax"):
         return "jax-plain"
+    if method == "tacit-defaults":
+        return "plain-loader"
     if method.endswith("compiled"):  # on a GPU, compile=True replays CUDA graphs
         return "plain-graph" if is_gpu() else "plain-compiled"
     return "plain"
 
 
-def fastest(workload: str, method: str, limit: float, processes: int) -> Measured | str:
-    """Return the fastest of several processes: some are slowed by the addresses of their memory."""
-    found = [in_process(workload, method, limit)]
-    while len(found) < processes and isinstance(found[-1], Measured):
-        found.append(in_process(workload, method, limit))
-    measured = [result for result in found if isinstance(result, Measured)]
-    return min(measured) if measured else found[0]
+def in_turn(
+    pairs: list[tuple[str, str]], limit: float
+) -> Iterator[tuple[tuple[str, str], Measured | str]]:
+    """Yield each pair's result. All prepare at the same time; they are timed one after another."""
+    command = [sys.executable, __file__, "--one"]
+    pipe = subprocess.PIPE
+    started = [
+        subprocess.Popen([*command, *pair], stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+        for pair in pairs
+    ]
+    deadline = time.monotonic() + limit
+    said = [_line_before(child, "READY", deadline) for child in started]
+    for pair, child, ready in zip(pairs, started, said, strict=True):
+        if ready is None:
+            child.kill()
+            lines = [line for line in child.communicate()[1].splitlines() if line.strip()]
+            late = f"no result within {limit:.0f} s"
+            yield pair, lines[-1][:200] if lines and time.monotonic() < deadline else late
+            continue
+        output, _ = child.communicate("now\n")
+        yield pair, Measured(**json.loads(output.split("MEASURED ")[1]))
 
 
-def in_process(workload: str, method: str, limit: float) -> Measured | str:
-    command = [sys.executable, __file__, "--one", workload, method]
+def _line_before(child: "subprocess.Popen[str]", word: str, deadline: float) -> str | None:
+    """Return the child's line that begins with `word`; None if it ends or is too late."""
+    assert child.stdout is not None
+    timer = threading.Timer(max(0.0, deadline - time.monotonic()), child.kill)
+    timer.start()
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
-    except subprocess.TimeoutExpired:
-        return f"no result within {limit:.0f} s"
-    for line in done.stdout.splitlines():
-        if line.startswith("MEASURED "):
-            return Measured(**json.loads(line.removeprefix("MEASURED ")))
-    lines = [line for line in done.stderr.strip().splitlines() if line.strip()]
-    return lines[-1][:200] if lines else f"exit code {done.returncode}"
+        return next((line for line in child.stdout if line.startswith(word)), None)
+    finally:
+        timer.cancel()
 
 
 def measure(workload: str, method: str) -> Measured:
@@ -162,7 +187,8 @@ def measure(workload: str, method: str) -> Measured:
     size = work.batch_size if device.type == "cuda" else ON_CPU.get(workload, work.batch_size)
     torch.manual_seed(0)
     model = work.build().to(device)
-    x, y = work.batch(2 * size, device)
+    home = torch.device("cpu") if method in ("plain-loader", "tacit-defaults") else device
+    x, y = work.batch(lots_in(method, workload) * size, home)
     if work.channels_last:
         model, x = (t.to(memory_format=torch.channels_last) for t in (model, x))
     parameters = [p for p in model.parameters() if p.requires_grad]
@@ -177,11 +203,19 @@ def measure(workload: str, method: str) -> Measured:
         with torch.autocast(device.type, torch.bfloat16, enabled=use):
             return work.losses(model, batch)
 
+    step: Callable[[], None]
     make = {"plain": plain_step, "tacit": tacit_step, "opacus": opacus_step}[method.split("-")[0]]
     micro = min(work.microbatch or size, size)
     rest = resting_bytes(device)
+    begin = time.perf_counter()
     step = make(model, optimizer, losses, (x, y), size, micro, method)
-    return timed(step, device, rest)
+    return timed(step, device, rest, begin)
+
+
+def lots_in(method: str, workload: str) -> int:
+    """Return how many expected lots of records there are: many where lots are drawn by Poisson."""
+    many = 8 if workload == "wrn-16-4" else 40
+    return many if method in ("tacit-defaults", "tacit-poisson-compiled", "plain-loader") else 2
 
 
 def is_gpu() -> bool:
@@ -198,8 +232,14 @@ def plain_step(
     def mean_loss(x: Any, y: Any) -> Any:
         return losses(model, (x, y)).sum() / size
 
-    loss = mean_loss if method == "plain" else torch.compile(mean_loss, dynamic=False)
+    loss = (
+        mean_loss
+        if method in ("plain", "plain-loader")
+        else torch.compile(mean_loss, dynamic=False)
+    )
     x, y = data
+    if method == "plain-loader":
+        return loader_step(optimizer, loss, data, size, micro)
     if method == "plain-graph":
         return plain_graph(optimizer, loss, x, y, size, micro)
 
@@ -208,6 +248,25 @@ def plain_step(
         optimizer.zero_grad()
         for part in chosen.split(micro):
             loss(x[part], y[part]).backward()
+        optimizer.step()
+
+    return step
+
+
+def loader_step(optimizer: Any, loss: Any, data: Any, size: int, micro: int) -> Callable[[], None]:
+    """Return the ordinary loop: a shuffling DataLoader over tensors of the host, eager."""
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    loader = DataLoader(TensorDataset(*data), batch_size=size, shuffle=True)
+    batches = itertools.chain.from_iterable(itertools.repeat(loader))
+    device = torch.device("cuda" if is_gpu() else "cpu")
+
+    def step() -> None:
+        batch = [t.to(device) for t in next(batches)]
+        optimizer.zero_grad()
+        for part in zip(*(t.split(micro) for t in batch), strict=True):
+            loss(*part).backward()
         optimizer.step()
 
     return step
@@ -255,6 +314,13 @@ def tacit_step(
     import tacit
     from tacit.sampling import FixedSize
 
+    options: dict[str, Any] = {"compile": True} if method.endswith("compiled") else {}
+    if method not in ("tacit-defaults", "tacit-poisson-compiled"):
+        options |= {
+            "sampler": FixedSize(size, len(data[0])),
+            "ledger": tacit.Ledger(relation=tacit.Relation.REPLACE_ONE),
+            "max_microbatch": micro,
+        }
     private = tacit.make_private(
         model,
         optimizer,
@@ -264,13 +330,26 @@ def tacit_step(
         steps=100_000,
         clip_norm=CLIP,
         noise_multiplier=SIGMA,
-        sampler=FixedSize(size, 2 * size),
-        ledger=tacit.Ledger(relation=tacit.Relation.REPLACE_ONE),
-        max_microbatch=micro,
-        compile=method.endswith("compiled"),
+        **options,
     )
+    if method == "tacit-backward":
+        return backward_step(private, model, optimizer, losses)
     lots = iter(private)
     return lambda: private.step(next(lots))
+
+
+def backward_step(private: Any, model: Any, optimizer: Any, losses: Any) -> Callable[[], None]:
+    """Return the step of a loop of one's own: `private.backward` in place of `loss.backward`."""
+    batches = private.batches()
+
+    def step() -> None:
+        before = private.steps_taken
+        while private.steps_taken == before:  # a lot may come in several microbatches
+            private.backward(losses(model, next(batches)))
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return step
 
 
 def opacus_step(
@@ -316,8 +395,11 @@ def opacus_step(
     return step
 
 
-def timed(step: Callable[[], None], device: Any, rest: float) -> Measured:
-    """Return the median over groups of steps that fill three seconds, after a warm-up."""
+def timed(step: Callable[[], None], device: Any, rest: float, begin: float) -> Measured:
+    """Return the median over groups of steps that fill three seconds, after a warm-up.
+
+    After the warm-up the process waits until it is told to go on (`in_turn`).
+    """
     import torch
 
     def synchronize() -> None:
@@ -331,13 +413,24 @@ def timed(step: Callable[[], None], device: Any, rest: float) -> Measured:
         synchronize()
         return (time.perf_counter() - start) / steps
 
+    run(1)
+    first = time.perf_counter() - begin
+    if device.type == "cuda":
+        run(29)  # until lots of every size were seen
+    wait_for_turn()
     run(3)
     # As in training, the host does not wait for the device after each step.
-    group = max(5 if device.type == "cuda" else 1, round(0.02 / run(3)))
+    group = max(10 if device.type == "cuda" else 1, round(0.02 / run(3)))
     times: list[float] = []
     while len(times) < 5 or (sum(times) * group < 3 and len(times) < 200):
         times.append(run(group))
-    return Measured(statistics.median(times), peak_bytes(device) - rest)
+    return Measured(statistics.median(times), peak_bytes(device) - rest, first)
+
+
+def wait_for_turn() -> None:
+    """Tell `in_turn` that this process is ready to be timed, and wait for its answer."""
+    print("READY", flush=True)
+    sys.stdin.readline()
 
 
 def resting_bytes(device: Any) -> float:
@@ -400,6 +493,7 @@ def measure_jax(workload: str, *, is_private: bool) -> Measured:
 
     key = jax.random.key(0)
     rest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
+    wait_for_turn()
     times: list[float] = []
     while len(times) < 8 or (sum(times[3:]) < 3 and len(times) < 200):
         start = time.perf_counter()

@@ -26,7 +26,8 @@ NAMES = {
         DiscreteGaussianMechanism DiscreteLaplaceMechanism ExponentialMechanism GaussianMechanism
         GaussianNoisyMax GridGaussianMechanism LaplaceMechanism LaplaceNoisyMax Mechanism
         PermuteAndFlip Rng SecureGenerator Seed Size StatisticalGenerator generator
-        rounded_normal secure_generator tail_mass
+        optimal_bands participation_sensitivity rounded_normal running_error secure_generator
+        square_root tail_mass
     """,
     "tacit.sampling": "FixedSize Poisson RandomAllocation Shuffle TruncatedPoisson",
 }

@@ -10,6 +10,12 @@ change when a record is replaced.
 from typing import Any, Protocol
 
 from tacit.events import Event
+from tacit.mechanisms.banded import (
+    optimal_bands,
+    participation_sensitivity,
+    running_error,
+    square_root,
+)
 from tacit.mechanisms.discrete import DiscreteGaussianMechanism, DiscreteLaplaceMechanism
 from tacit.mechanisms.exponential import ExponentialMechanism, PermuteAndFlip
 from tacit.mechanisms.gaussian import GaussianMechanism, GridGaussianMechanism
@@ -57,7 +63,11 @@ __all__ = [
     "Size",
     "StatisticalGenerator",
     "generator",
+    "optimal_bands",
+    "participation_sensitivity",
     "rounded_normal",
+    "running_error",
     "secure_generator",
+    "square_root",
     "tail_mass",
 ]

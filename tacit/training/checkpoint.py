@@ -29,6 +29,7 @@ import uuid
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from types import FrameType
 from typing import Any
 
@@ -51,6 +52,7 @@ from tacit.training.grid_noise import TILE
 from tacit.training.key import Key
 from tacit.training.lots import Lots
 from tacit.training.noise import NoisyMean
+from tacit.training.padding import Padding
 from tacit.training.plan import EpochSampler, TrainingPlan
 from tacit.training.program_state import ProgramState
 from tacit.training.tree import LossFn
@@ -105,6 +107,7 @@ class RunState:
             "steps_taken": self.steps_taken,
             "clip_moves": list(self._clip_moves),
             "microbatch": self._lots.limit,
+            "padding": self._lots.padding and asdict(self._lots.padding),
             "plan": self._plan.fingerprint(),
             "digest": self._digest(),
             "salt": self._salt.secret.hex(),
@@ -132,6 +135,9 @@ class RunState:
         self._repeated, self._loaded_at = 0, state["steps_taken"]
         self.is_reproducible = state["is_reproducible"]
         self._lots.limit = state["microbatch"]
+        if self._lots.padding is not None:
+            saved = state.get("padding") or {"sizes": [state["microbatch"]]}
+            self._lots.padding = Padding(**{**saved, "sizes": tuple(saved["sizes"])})
         self.steps_taken = state["steps_taken"]
         self._clip_moves = tuple(state["clip_moves"])
         if "salt" in state:  # since version 2
@@ -217,7 +223,7 @@ class RunState:
             *(getattr(engine, name, None) for name in ("__module__", "__qualname__")),
             getattr(self._lot_sum, "_compiled", None) is not None,
             self.arithmetic.mode,
-            self._lots.pad,
+            self._lots.padding is not None,
             torch.get_default_dtype(),
             torch.get_float32_matmul_precision(),
             torch.are_deterministic_algorithms_enabled(),

@@ -45,7 +45,10 @@ class Ranks:
 
     def share(self, value: Any) -> Any:  # Any: small picklable settings
         """Return rank 0's `value`, on every rank."""
-        return self.gather(value)[0]
+        box = [value]
+        if self.size > 1:
+            dist.broadcast_object_list(box, src=0)
+        return box[0]
 
     def gather(self, value: Any) -> list[Any]:  # Any: as above
         """Return the values of all ranks, on every rank."""

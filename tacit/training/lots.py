@@ -13,9 +13,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from tacit.training.key import Key, randomness, reseed
+from tacit.training.padding import Padding
 from tacit.training.records import Indices, Microbatch, Records
 from tacit.training.tree import Batch, current_device, pad_rows
 
@@ -24,18 +26,18 @@ class PendingMicrobatch(NamedTuple):
     """A microbatch whose record indices are drawn, but whose records are not read yet. Private."""
 
     indices: Indices
-    limit: int  # its number of rows, if it is padded
+    rows: int  # with padding
     fetch: Callable[[], Microbatch]
 
     def __repr__(self) -> str:
-        return f"PendingMicrobatch(limit={self.limit})"  # not its members
+        return "PendingMicrobatch(private)"
 
 
 class _Cut(NamedTuple):
-    """The record indices of a lot, split into parts of at most `limit`: one per microbatch."""
+    """The record indices of one microbatch, and its number of rows with padding."""
 
-    parts: list[Indices]
-    limit: int
+    indices: Indices
+    rows: int
 
 
 class Lot:
@@ -50,7 +52,7 @@ class Lot:
         source: "Lots",
         step: int,
         *,
-        cut: _Cut | None = None,
+        cut: list[_Cut] | None = None,
         prefetched: Callable[[int], Batch | None] | None = None,
     ) -> None:
         self.source = source
@@ -67,10 +69,9 @@ class Lot:
 
     def pending(self) -> Iterator[PendingMicrobatch]:
         """Yield the microbatches before their records are read; none for an empty lot. Private."""
-        cut = self._cut or self.source.cut(self._indices)  # the limit may have been lowered
-        for number, indices in enumerate(cut.parts):
-            fetch = partial(self._fetch, indices, cut.limit, number)
-            yield PendingMicrobatch(indices, cut.limit, fetch)
+        cut = self.source.cut(self._indices) if self._cut is None else self._cut
+        for number, part in enumerate(cut):
+            yield PendingMicrobatch(*part, partial(self._fetch, part, number))
 
     def microbatches(self) -> Iterator[Microbatch]:
         """Yield the microbatches with their records; none for an empty lot. Private."""
@@ -100,11 +101,11 @@ class Lot:
         batch = self.source.fetch(self._indices, self.source.seed(self.step))
         return Microbatch(batch, None, len(self._indices))
 
-    def _fetch(self, indices: Indices, limit: int, number: int) -> Microbatch:
+    def _fetch(self, part: _Cut, number: int) -> Microbatch:
         batch = None if self._prefetched is None else self._prefetched(number)
         if batch is None:  # no workers, or an interrupted attempt has already taken it
-            batch = self.source.fetch(indices, self.source.seed(self.step) + number)
-        return self.source.padded(batch, len(indices), limit)
+            batch = self.source.fetch(part.indices, self.source.seed(self.step) + number)
+        return self.source.padded(batch, part)
 
 
 class Lots:
@@ -117,19 +118,19 @@ class Lots:
         *,
         key: Key,
         limit: int,
-        pad: bool,
+        padding: Padding | None,
         num_workers: int,
         rank: int = 0,
         ranks: int = 1,
     ) -> None:
         self.records = records
         self.limit = limit
-        self.pad = pad
+        self.padding = padding
         self._drawer = drawer
         self.num_workers = num_workers
         self._rank = rank
         self._ranks = ranks
-        self._row_numbers = torch.arange(0)
+        self._row_numbers: dict[int, Tensor] = {}
         self.use(key)
 
     def use(self, key: Key) -> None:
@@ -140,6 +141,7 @@ class Lots:
     def lower_limit(self, limit: int) -> None:
         """Make microbatches of at most `limit` rows from now on."""
         self.limit = min(self.limit, limit)
+        self.padding = self.padding and self.padding.within(self.limit)
 
     def from_step(self, start: int, stop: int) -> Iterator[Lot]:
         """Yield the lots of steps `start` to `stop` - 1, each with this rank's records only."""
@@ -165,8 +167,12 @@ class Lots:
         """Return the most microbatches that any rank has in `step`, at least one. Private."""
         if self._ranks == 1:
             return 1
-        share = -(-len(self._draw(step)) // self._ranks)
-        return max(1, -(-share // self.limit))
+        least, rest = divmod(len(self._draw(step)), self._ranks)
+        shares = (least, least + 1) if rest else (least,)
+        return max(1, *(self._microbatches(share) for share in shares))
+
+    def _microbatches(self, n: int) -> int:
+        return -(-n // self.limit) if self.padding is None else len(self.padding.cover(n))
 
     def nothing(self) -> Microbatch:
         """Return a microbatch of one row of zeros with weight 0, in the shape of a record."""
@@ -177,22 +183,25 @@ class Lots:
         # Every rank draws the same lot; the shares are disjoint and cover it.
         return self._draw(step)[self._rank :: self._ranks]
 
-    def cut(self, indices: Indices) -> _Cut:
+    def cut(self, indices: Indices) -> list[_Cut]:
         """Split a lot's record indices into microbatches that fit in memory."""
-        limit = self.limit
-        if not len(indices):
-            return _Cut([], limit)
-        if self.pad:
-            return _Cut([indices[i : i + limit] for i in range(0, len(indices), limit)], limit)
-        return _Cut(np.array_split(indices, -(-len(indices) // limit)), limit)
+        n, padding = len(indices), self.padding
+        if not n:
+            return []
+        if padding is None:
+            return [_Cut(p, len(p)) for p in np.array_split(indices, self._microbatches(n))]
+        sizes = padding.cover(n)
+        ends = np.cumsum(sizes)[:-1]
+        return [_Cut(*part) for part in zip(np.split(indices, ends), sizes, strict=True)]
 
-    def padded(self, batch: Batch, rows: int, limit: int) -> Microbatch:
-        """Return a batch of `rows` rows as a microbatch, padded to `limit` rows if the run pads."""
-        if not self.pad:
-            return Microbatch(batch, None, rows)
-        if len(self._row_numbers) != limit:
-            self._row_numbers = torch.arange(limit, device=self.records.device)
-        return Microbatch(pad_rows(batch, limit), self._row_numbers < rows, rows)
+    def padded(self, batch: Batch, part: _Cut) -> Microbatch:
+        """Return a batch of a part's records as a microbatch, with the padding of the part."""
+        n, rows = len(part.indices), part.rows
+        if self.padding is None:
+            return Microbatch(batch, None, n)
+        if rows not in self._row_numbers:
+            self._row_numbers[rows] = torch.arange(rows, device=self.records.device)
+        return Microbatch(pad_rows(batch, rows), self._row_numbers[rows] < n, n)
 
     def fetch(self, indices: Indices, seed: int) -> Batch:
         """Return the records at `indices` as one batch; random augmentation follows from `seed`."""
@@ -203,9 +212,9 @@ class Lots:
 
     def _prefetched(self, start: int, stop: int) -> Iterator[Lot]:
         """Yield the lots of steps `start` to `stop` - 1; worker processes read records ahead."""
-        cuts: dict[int, _Cut] = {}
+        cuts: dict[int, list[_Cut]] = {}
 
-        def cut_of(step: int) -> _Cut:
+        def cut_of(step: int) -> list[_Cut]:
             # The first caller cuts for both the workers and the lot, so that a limit lowered in
             # between cannot give one lot the microbatches of another.
             if step in cuts:
@@ -215,8 +224,8 @@ class Lots:
 
         def requests() -> Iterator[list[int]]:
             for step in range(start, stop):
-                for number, indices in enumerate(cut_of(step).parts):
-                    yield [self.seed(step) + number, *indices.tolist()]
+                for number, part in enumerate(cut_of(step)):
+                    yield [self.seed(step) + number, *part.indices.tolist()]
 
         loader = DataLoader(
             _Requested(self.records),
@@ -229,7 +238,7 @@ class Lots:
         for step in range(start, stop):
             cut = cut_of(step)
             yield Lot(self, step, cut=cut, prefetched=partial(self._from_queue, queue, first))
-            first += len(cut.parts)
+            first += len(cut)
 
     def _from_queue(self, queue: "_Queue", first: int, number: int) -> Batch | None:
         batch = queue.take(first + number)

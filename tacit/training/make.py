@@ -15,6 +15,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parameter import UninitializedParameter
 
+from tacit import sampling
 from tacit._check import whole
 from tacit.events import Event
 from tacit.ledger import Ledger
@@ -29,6 +30,7 @@ from tacit.training.key import Key
 from tacit.training.lots import Lots
 from tacit.training.mixing import check_layers, norm_layers, probe, refuse_sparse
 from tacit.training.noise import NoisyMean
+from tacit.training.padding import Padding, choose_padding
 from tacit.training.plan import Sampler, Schedule, TrainingPlan, make_plan
 from tacit.training.private import Private
 from tacit.training.records import Records
@@ -52,13 +54,14 @@ class Speed:
         Most rows on the device at once. By default it follows from the memory that is available,
         and it is halved whenever memory runs out.
     static_shapes
-        Pad every microbatch to one shape, so that compiled graphs are built once.
+        Pad every microbatch to one shape, for compilers of your own.
     num_workers
         Processes that fetch records ahead.
     engine
         "auto" takes the fastest engine that supports the model; see `tacit.training.clipped_sum`.
     compile
-        Compile the clipped sum, and replay it as a CUDA graph on a GPU; implies `static_shapes`.
+        Compile the clipped sum, and replay it as a CUDA graph on a GPU. Microbatches are padded to
+        one of two sizes.
         The first step takes tens of seconds; later steps are faster than uncompiled ones.
         Python values that the model and `loss_fn` read, such as a coefficient that changes, are
         fixed at the first step. See docs/speed.md.
@@ -439,10 +442,24 @@ def _limit(
     """Return the rows of a microbatch: `max_microbatch` if given, else what fits in memory."""
     if speed.max_microbatch is not None:
         return speed.max_microbatch
-    # Padding costs as much as records do: two deviations balance it against a second microbatch.
-    deviations = 2.0 if speed.is_padded else 6.0
+    # Padding to one shape costs as much as records do: two deviations balance it against a second
+    # microbatch.
+    deviations = 2.0 if speed.static_shapes and not speed.compile else 6.0
     largest_lot = usual_lot(expected_batch, deviations=deviations)
     return starting_limit(bytes_per_example, device, largest_lot=largest_lot)
+
+
+def _padding(speed: Speed, plan: TrainingPlan, ranks: Ranks, limit: int) -> Padding | None:
+    """Return the sizes to which microbatches are padded; None if they are not."""
+    if not speed.is_padded:
+        return None
+    if not speed.compile:
+        return Padding((limit,))
+    expected = plan.expected_batch / ranks.size
+    is_fixed = isinstance(plan.sampler, sampling.FixedSize | sampling.Shuffle)
+    rate = min(1.0, plan.expected_batch / plan.n_records)
+    deviation = 0.0 if is_fixed else math.sqrt(plan.expected_batch * (1 - rate)) / ranks.size
+    return choose_padding(expected, deviation, limit=limit, overhead=expected / 10)
 
 
 def starting_limit(bytes_per_example: int, device: torch.device, *, largest_lot: int) -> int:
@@ -472,14 +489,21 @@ def _available_memory() -> int:
 
 
 def _lots(
-    records: Records, plan: TrainingPlan, key: Key, ranks: Ranks, speed: Speed, *, limit: int
+    records: Records,
+    plan: TrainingPlan,
+    key: Key,
+    ranks: Ranks,
+    speed: Speed,
+    *,
+    limit: int,
 ) -> Lots:
+    padding = _padding(speed, plan, ranks, limit)
     return Lots(
         records,
         plan.drawer,
         key=key,
-        limit=limit,
-        pad=speed.is_padded,
+        limit=limit if padding is None else padding.sizes[0],
+        padding=padding,
         num_workers=speed.num_workers,
         rank=ranks.rank,
         ranks=ranks.size,

@@ -9,20 +9,21 @@ from torch.utils.data import Dataset
 from tacit import sampling
 from tacit.training.key import Key
 from tacit.training.lots import Lots
+from tacit.training.padding import Padding
 from tacit.training.records import Records
 from tacit.training.tree import n_rows
 
 CPU = torch.device("cpu")
 
 
-def lots_of(data, *, rate=0.3, limit=4, pad=False, num_workers=0, rank=0, ranks=1, seed=1):
+def lots_of(data, *, rate=0.3, limit=4, padding=None, num_workers=0, rank=0, ranks=1, seed=1):
     records = Records(data, collate_fn=None, device=CPU)
     return Lots(
         records,
         lambda key, n: lambda step: sampling.Poisson(rate).indices(n, key.numpy("lot", step)),
         key=Key.from_seed(seed),
         limit=limit,
-        pad=pad,
+        padding=padding,
         num_workers=num_workers,
         rank=rank,
         ranks=ranks,
@@ -65,7 +66,7 @@ def test_a_lot_is_cut_into_batches_that_fit_and_cover_it_once():
 
 
 def test_padded_batches_have_one_shape_and_padding_weighs_nothing():
-    lots = lots_of(torch.arange(50) + 1, limit=8, pad=True)
+    lots = lots_of(torch.arange(50) + 1, limit=8, padding=Padding((8,)))
     for step in range(10):
         for microbatch in lots.lot(step).microbatches():
             (x,) = microbatch.batch
@@ -153,9 +154,9 @@ def test_a_lot_can_be_unpacked_indexed_and_passed_as_keywords():
 
 
 def test_microbatches_show_neither_size_nor_members():
-    lot = lots_of(torch.arange(50.0), pad=True).lot(0)
+    lot = lots_of(torch.arange(50.0), padding=Padding((4,))).lot(0)
     pending = next(lot.pending())
-    assert repr(pending) == "PendingMicrobatch(limit=4)"
+    assert repr(pending) == "PendingMicrobatch(private)"
     assert repr(pending.fetch()) == "Microbatch(private)"
 
 

@@ -12,6 +12,7 @@ are multiplied by s.
 """
 
 import itertools
+import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -96,6 +97,8 @@ class CompiledSum:
         self._steps: dict[Any, dict[Any, _Graphs]] = {}  # by state, then by layout
         self._of_rows: dict[Any, tuple[ReplayedStep | None, Traced]] = {}  # by state and size
         self._flag = FiniteFlag(self._device) if self._device.type == "cuda" else None
+        if self._flag is not None and (compiler := _compiler()) is not None:
+            compiler.AsyncCompile.use_process_pool()  # they start while the model is traced
         self._all_finite = True  # as far as the host has seen
 
     def begin(self) -> None:
@@ -132,9 +135,9 @@ class CompiledSum:
                 run = graphs.run = kind(graphs.traced.run, mask, tensors)
         return self._run(graphs.traced, partial(run, scale, mask, tensors), reuse=reuse)
 
-    def of_part(
+    def of_records(
         self,
-        part: "PendingMicrobatch",
+        microbatch: "PendingMicrobatch",
         data: tuple[Tensor, ...],
         scale: float = 1.0,
         *,
@@ -146,9 +149,9 @@ class CompiledSum:
         host fetches the microbatch.
         """
         self._forget_if_moved()
-        key = (self._state(), part.limit)
+        key = (self._state(), microbatch.rows)
         if key not in self._of_rows:
-            batch, mask = _padded(part)
+            batch, mask = _padded(microbatch)
             graphs, tensors = self._graphs_for(batch, mask)
             run = None
             is_contiguous = all(t.is_contiguous() for t in (*data, *tensors))
@@ -158,8 +161,8 @@ class CompiledSum:
             self._of_rows[key] = run, graphs.traced
         run, traced = self._of_rows[key]
         if run is None:
-            return self(*_padded(part), scale, reuse=reuse)
-        return self._run(traced, partial(run.of_rows, scale, part.indices), reuse=reuse)
+            return self(*_padded(microbatch), scale, reuse=reuse)
+        return self._run(traced, partial(run.of_rows, scale, microbatch.indices), reuse=reuse)
 
     def _run(self, traced: Traced, run: Callable[[], list[Tensor]], *, reuse: bool) -> ClippedSum:
         """Call `run` and return its results as a `ClippedSum`; copy them if `reuse` is False."""
@@ -314,10 +317,10 @@ def _plain(step: Step, mask: Tensor, tensors: list[Tensor]) -> ScaledStep:
     return run
 
 
-def _padded(part: "PendingMicrobatch") -> tuple[Any, Tensor]:
-    micro = part.fetch()
-    assert micro.weights is not None  # compiled batches are padded
-    return micro.batch, micro.weights
+def _padded(pending: "PendingMicrobatch") -> tuple[Any, Tensor]:
+    microbatch = pending.fetch()
+    assert microbatch.weights is not None  # compiled batches are padded
+    return microbatch.batch, microbatch.weights
 
 
 def _split(batch: Any) -> tuple[Any, list[Tensor], list[Any]]:
@@ -415,6 +418,7 @@ def _compiler() -> SimpleNamespace | None:
 _COMPILER = {
     "functorch.compile": ("min_cut_rematerialization_partition",),
     "torch._guards": ("TracingContext", "detect_fake_mode", "tracing"),
+    "torch._inductor.async_compile": ("AsyncCompile", "get_compile_threads"),
     "torch._inductor.compile_fx": ("compile_fx_inner",),
     "torch._inductor.decomposition": ("select_decomp_table",),
     "torch._inductor.fx_passes.joint_graph": ("joint_graph_passes",),
@@ -447,6 +451,8 @@ def _compile(
     compiled backward. `torch.compile` would hold all of them until the end, and check its guards on
     every call.
     """
+    if any(t.is_cuda for t in inputs):
+        _wait_for_processes(compiler)
     mode = compiler.FakeTensorMode(allow_non_fake_inputs=True)
     like = [mode.from_tensor(t) for t in inputs]
     context = compiler.TracingContext(mode)
@@ -455,6 +461,14 @@ def _compile(
     context.fw_metadata = SimpleNamespace(bw_donated_idxs=list(own), static_input_indices=[])
     with compiler.tracing(context):
         return compiler.compile_fx_inner(graph, like, is_backward=is_backward)
+
+
+def _wait_for_processes(compiler: SimpleNamespace, seconds: float = 30.0) -> None:
+    """Wait until the compiler's processes are ready; before that it compiles one by one."""
+    deadline = time.monotonic() + seconds
+    if compiler.get_compile_threads() > 1:
+        while not compiler.AsyncCompile.use_process_pool() and time.monotonic() < deadline:
+            time.sleep(0.02)
 
 
 def _own(saved: Sequence[Tensor], others: Sequence[Tensor]) -> list[int]:
