@@ -431,7 +431,8 @@ def test_bounded_sums_on_a_gpu(sizes, compiled, dtype):
             run = CompiledSum(model, outputs_times, Flat(1.0), bounded=True)
             return run(batch, torch.ones(len(batch[0]), device="cuda")).sums
 
-        assert 0 < contribution(total(alone)) <= 1 + 1e-6
+        assert contribution(total(alone)) <= 1 + 1e-6
+        assert kind == "canceling" or contribution(total(alone)) > 0.99  # in bfloat16 all cancels
         whole, without = total(batch)["weight"], total(rest)["weight"]
         assert whole.dtype == torch.float64
         assert float((whole - without).norm()) <= 1 + sum_error(8, forms_gradients=False)
