@@ -78,6 +78,7 @@ FLOAT_NOISE = {
 FLOAT_NOISE_ALLOWED = {
     "experiments/features.py": "a public random projection",
     "training/noise.py": "noise of training steps, which has its own release",
+    "training/gradients/freivalds.py": "random directions in which products are checked",
     "regression/sklearn_callers.py": "synthetic tables on which steps of a pipeline are tried",
 }
 

@@ -313,9 +313,9 @@ class Store:
         return found or _corrupt(self.path, "its head is missing")
 
     def append(self, row: LedgerRow) -> LedgerRow:
-        """Append `row`, inside a transaction; return it with number, time and hash filled in."""
+        """Append `row`, inside a transaction; return it with number, hash and, if missing, time."""
         entries, previous = self.head()
-        row = row._replace(id=entries + 1, time=now())
+        row = row._replace(id=entries + 1, time=row.time or now())
         row = row._replace(hash=chained(previous, row, self.key))
         execute = self.connection.execute
         execute("INSERT INTO entry VALUES (?,?,?,?,?,?,?,?,?,?,?)", row)

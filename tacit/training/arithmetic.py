@@ -34,22 +34,29 @@ the terms of an example can be far longer than its contribution. Its bounded mod
 norm + CANCELLATION * L_i, where L_i = sum_t |left_it| |right_it| is the length of the terms:
 c_i L_i <= C / CANCELLATION, so rho = CANCELLATION. (Over several layers, take the norm over the
 layers of the bounds of each layer.) It contracts in float64, so that the products of float32
-numbers and factors need one rounding each.
+numbers and factors need one rounding each; or, where that is faster, it forms and keeps each
+example's gradient, in any precision, since the norm is that of the very numbers that are added.
 
 **k.** In one contraction of the bounded mode, at most ROWS rows are contracted at a time, and at
 most ROWS such parts are added, so a term passes through at most 2 ROWS additions and three
-roundings of its own. At most B microbatches and then all ranks are added. The finished sum, whose
-norm is at most B C (1 + eta), is rounded to float32 before its release, at 2^-24 of its norm, which
-adds 2^-23 B to eta.
+roundings of its own. At most B microbatches and then all ranks are added.
+
+**The last term.** On a GPU, and for formed gradients, the finished sum, whose norm is at most
+B C (1 + eta), is rounded to float32 before its release, at 2^-24 of its norm, which adds 2^-23 B to
+eta. On a CPU the bounded mode rounds nothing. Instead it computes wide products in float32, and
+checks that all ranks together are within 2^-24 max(B, SMALL_LOT) C of the exact sum
+(`gradients.freivalds`; a sum that fails is computed again in float64). That adds at most
+2^-23 max(B, SMALL_LOT) to eta, and 2^-63 to the probability that the bound does not hold.
 
 **B** bounds every lot, not the drawn one; `largest_lot` derives it from the sampler.
 
 What is taken for granted: matrix products are sums of products in some order, rounded to nearest or
 toward zero (u is doubled below, to cover truncation), not computed by Strassen's method or by an
-emulation of float64 in fewer bits; and the gradient that an example has before it is clipped does
-not depend on the other examples. Kernels may round an example's activations differently in a batch
-of another size. Only an engine that runs each example alone (`engine="loop"`) excludes that; for
-all others it is part of the isolation of examples, which docs/isolation.md describes.
+emulation of float64 in fewer bits (products that are checked may be computed in any way); and the
+gradient that an example has before it is clipped does not depend on the other examples. Kernels may
+round an example's activations differently in a batch of another size. Only an engine that runs each
+example alone (`engine="loop"`) excludes that; for all others it is part of the isolation of
+examples, which docs/isolation.md describes.
 """
 
 import math
@@ -69,11 +76,17 @@ UNIT = {torch.float64: 2.0**-53, torch.float32: 2.0**-24}
 BLOCK = 128
 """Most numbers that are added in float32 before their sum goes on in float64."""
 
+LONG = 2**14
+"""Length of rows from which a GPU takes their squares in a kernel of its own."""
+
 ROWS = 2**13
 """Most rows of one matrix product of the bounded mode, and most of its products in one sum."""
 
 CANCELLATION = 2.0**-12
 """Share of the length of an example's terms by which the bounded mode raises the norm."""
+
+SMALL_LOT = 1024
+"""Lots of fewer examples may have products as inexact as lots of this size."""
 
 TAIL = 2.0**-128
 """Largest probability that a drawn lot is larger than `largest_lot` says."""
@@ -97,13 +110,19 @@ class Arithmetic:
         The same in words, for the certificate.
     mode
         How sums over examples are computed. "formed": each example's gradient is formed, and they
-        are added in float64. "bounded": contracted in float64, without forming them. "fast": as
-        fast as possible; nothing is proved.
+        are added in float64. "bounded": by the book-keeping engine's bounded mode. "fast": as fast
+        as possible; nothing is proved.
+    largest_lot
+        The bound holds for lots of up to this many examples.
+    product_error
+        How far products in float32 may be from the exact sum on one rank, in clip norms.
     """
 
     eta: float | None
     text: str
     mode: Literal["formed", "bounded", "fast"]
+    largest_lot: int = 0
+    product_error: float = 0.0
 
     @property
     def noise_factor(self) -> float:
@@ -115,14 +134,28 @@ class Arithmetic:
         group, scales = group_of(clip, names), clip.noise_scales
         return [scales[group[name]] * self.noise_factor for name in names]
 
+    def require_covered(self, drawn: float) -> None:
+        """Raise `ValueError` if a lot of `drawn` examples is larger than the bound allows.
+
+        If no more than `n_records` records exist, that has probability `TAIL`, so the error reveals
+        nothing.
+        """
+        if self.eta is not None and drawn > self.largest_lot:
+            raise ValueError(
+                "n_records must be at least the number of records: a lot was drawn that is too "
+                f"large for n_records, for which at most {self.largest_lot:,} records are expected "
+                "in one lot. Nothing was released."
+            )
+
     def finished(
         self, sums: Mapping[str, Tensor], parameters: Mapping[str, Tensor]
     ) -> list[Tensor]:
-        """Return the finished sums by name for their release, rounded to float32.
+        """Return the finished sums for their release, rounded to float32 or the parameter's dtype.
 
-        Only the sums of float64 parameters stay in float64. Noise is drawn in the dtype of the sum,
-        so all engines get the same noise.
+        Those of the bounded mode on a CPU are not rounded. The noise does not depend on the dtype.
         """
+        if self.mode == "bounded" and all(p.device.type == "cpu" for p in parameters.values()):
+            return [sums[name] for name in parameters]
         return [
             sums[name].to(torch.promote_types(p.dtype, torch.float32))
             for name, p in parameters.items()
@@ -166,8 +199,9 @@ def sum_error(largest_lot: int, *, forms_gradients: bool, ranks: int = 1) -> flo
     if not forms_gradients:
         additions, share = additions + 2 * ROWS, CANCELLATION
     eta = 2 * gamma(additions) * largest_lot / share
-    # Each of the two sums, of norm at most B C (1 + eta), is rounded to float32 (`finished`).
-    return eta + 2 * UNIT[torch.float32] * largest_lot * (1 + eta)
+    # Each of the two sums, of norm at most B C (1 + eta), is rounded to float32, or checked.
+    least = 1 if forms_gradients else SMALL_LOT
+    return eta + 2 * UNIT[torch.float32] * max(largest_lot, least) * (1 + eta)
 
 
 def largest_lot(sampler: object, n_records: int) -> int:
@@ -208,7 +242,10 @@ def arithmetic_of(
         f"1 + {eta:.1e}, in lots of up to {largest_lot:,} examples; the noise is larger by that "
         "factor"
     )
-    return Arithmetic(eta, text, mode)
+    product_error = 0.0
+    if mode == "bounded":
+        product_error = UNIT[torch.float32] * max(largest_lot, SMALL_LOT) / ranks
+    return Arithmetic(eta, text, mode, largest_lot, product_error)
 
 
 def block_sums(rows: Tensor) -> Tensor:
@@ -225,7 +262,11 @@ def block_squares(rows: Tensor) -> Tensor:
     A plain sum of squares in float32 on a CPU is short by 0.8 percent for 1e7 equal numbers.
     """
     dtype = torch.promote_types(rows.dtype, torch.float32)
-    if rows.is_cuda:  # a kernel that reads float32 and adds in float64, without a copy
+    if rows.is_cuda:
+        from tacit.training import gpu
+
+        if rows.shape[1] >= LONG and gpu.usable(rows):  # without a copy in float64
+            return gpu.row_squares(rows).to(dtype)
         return torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).square().to(dtype)
     return _by_blocks(
         rows, lambda part: torch.linalg.vector_norm(part, dim=-1, dtype=dtype).square()

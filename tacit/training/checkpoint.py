@@ -10,8 +10,13 @@ its checkpoint before it draws a lot: the records, the program, the machine, wei
 (`fingerprint` says why these and not the sums). If anything differs, the run goes on with a fresh
 key, for lots and noise, and the steps that may have been lost are paid once more: the ledger holds
 their number. A ledger that does not know the run cannot tell it; then the run is refused until the
-user gives `lost_steps`. The optimizer's settings are part of every later step's noise, and so are
-weights that the loop has moved by itself: a change after the restart gives independent noise.
+user gives `lost_steps`.
+
+The optimizer's settings are part of every step's noise, and so are weights that the loop has moved
+by itself: a change after the restart gives independent noise. But a step that was taken before the
+restart would then be released a second time, on the same lot and unpaid. So the ledger holds a
+digest of both, written durably before the first step that has it (`Marks`), and a repeated step
+with another one is refused.
 
 A checkpoint is as secret as the data: anyone who has the key can subtract the noise.
 """
@@ -22,7 +27,7 @@ import sys
 import threading
 import uuid
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from types import FrameType
@@ -41,8 +46,9 @@ from tacit.ledger import Entry, Ledger
 from tacit.ledger import Plan as ReservedPlan
 from tacit.training.arithmetic import Arithmetic
 from tacit.training.clip import Clip
-from tacit.training.distributed import Ranks
+from tacit.training.distributed import Ranks, is_sharded
 from tacit.training.fingerprint import program_digest
+from tacit.training.grid_noise import TILE
 from tacit.training.key import Key
 from tacit.training.lots import Lots
 from tacit.training.noise import NoisyMean
@@ -53,6 +59,7 @@ from tacit.training.tree import LossFn
 
 VERSION = 2
 State = dict[str, Any]  # Any: JSON values
+_MARK = "settings of steps "
 _BLOCK = 64  # steps written at a time: a durable write for each would cost more than a small step
 
 
@@ -79,14 +86,19 @@ class RunState:
         self._reserved: ReservedPlan | None = None
         self._loaded: State | None = None  # a checkpoint whose next step has not been taken
         self._salt = Key.fresh()  # for digests: the run's own key may come from a known seed
+        self._marks = Marks([])
+        self._loaded_at: int | None = None  # the step of a checkpoint whose key is in use
+        self._repeated = 0  # steps before this one may have been taken before a restart
         self._trail = b""  # a digest of what the loop has set at every step so far
         self._left: bytes | None = None  # a checksum of the weights after the last step
 
     def state_dict(self) -> State:
         """Return the run's state as JSON values. Secret: it holds the key that gives the noise.
 
-        Call this after the optimizer's step, and save it with the states of model and optimizer.
+        Call this after the optimizer's step, and save it with the states of model and optimizer;
+        for a sharded model call it on every rank.
         """
+        left = [None if left is None else left.hex() for left in self._of_shards(self._left)]
         return {
             "version": VERSION,
             "run": self._run,
@@ -97,11 +109,11 @@ class RunState:
             "microbatch": self._lots.limit,
             "padding": self._lots.padding and asdict(self._lots.padding),
             "plan": self._plan.fingerprint(),
-            "digest": digest(self._model, self._optimizer),
+            "digest": self._digest(),
             "salt": self._salt.secret.hex(),
             "binding": self._binding(),
             "settings": self._trail.hex(),
-            "left": None if self._left is None else self._left.hex(),
+            "left": left,
         }
 
     def load_state_dict(self, state: State, *, lost_steps: int | None = None) -> None:
@@ -120,6 +132,7 @@ class RunState:
         self._begin_loop()  # lots that were handed out came from another key
         self._run = state["run"]
         self._reserved = None
+        self._repeated, self._loaded_at = 0, state["steps_taken"]
         self.is_reproducible = state["is_reproducible"]
         self._lots.limit = state["microbatch"]
         if self._lots.padding is not None:
@@ -134,7 +147,8 @@ class RunState:
             return
         self._use(Key(bytes.fromhex(state["key"])))
         self._trail = bytes.fromhex(state["settings"])
-        self._left = bytes.fromhex(state["left"]) if state.get("left") else None
+        left = state["left"][self._ranks.rank if len(state["left"]) > 1 else 0]
+        self._left = None if left is None else bytes.fromhex(left)
         self._loaded = state
 
     @property
@@ -175,7 +189,7 @@ class RunState:
 
     def _difference(self, loaded: State) -> str | None:
         """Return what differs from the checkpoint that was loaded, as the start of a sentence."""
-        if loaded["digest"] not in (None, digest(self._model, self._optimizer)):
+        if loaded["digest"] != self._digest():
             return "model or optimizer are not those of the checkpoint"
         self._lots.records.forget_digest()  # records may have been edited where nothing shows it
         binding = self._binding()
@@ -203,6 +217,7 @@ class RunState:
             torch.get_num_threads(),
             sys.version_info[:3],
             self.generator,
+            TILE,  # which random words each coordinate takes
             type(self._lot_sum).__name__,
             getattr(self._lot_sum, "_views", None),
             *(getattr(engine, name, None) for name in ("__module__", "__qualname__")),
@@ -233,18 +248,19 @@ class RunState:
             note = f"lost steps of run {self._run}"
             self._ranks.on_first(lambda: self.ledger.spend(event, note=note))
         self._use(self._ranks.share(Key.fresh()))
+        self._repeated, self._loaded_at = 0, None
 
     def _use(self, key: Key) -> None:
         self._lots.use(key)
         self._noise.use(key)
 
-    def _follow_settings(self) -> bytes:
-        """Return a digest of what the loop has set by itself, at this step and all steps before.
+    def _settings(self) -> bytes:
+        """Return a digest of what the loop has set by itself for the next step.
 
         These are the optimizer's settings, and weights that are not as the optimizer left them.
         Numbers on a GPU count only where a resumed run repeats its noise: the host waits for them.
         """
-        found = hashlib.sha256(self._trail)
+        found = hashlib.sha256()
         is_repeated = torch.are_deterministic_algorithms_enabled()
         for group in self._optimizer.param_groups:
             for name in sorted(group.keys() - {"params"}):
@@ -255,41 +271,58 @@ class RunState:
         is_moved = self._left is not None and weights != self._left
         for moved in self._ranks.gather(weights if is_moved else b""):  # one noise for all ranks
             found.update(moved)
-        self._trail = found.digest()
-        return self._trail
+        return found.digest()
 
     def _weights(self) -> bytes:
-        """Return a checksum of the weights: sums of their words, with wrap-around.
-
-        Shards are left out: a checkpoint holds one checksum for all ranks.
-        """
+        """Return a checksum of this rank's weights: 64 sums of their words, with wrap-around."""
         is_repeated = torch.are_deterministic_algorithms_enabled()
-        found = []
+        found = hashlib.sha256()
         for parameter in self._model.parameters():
-            if not isinstance(parameter, DTensor) and (is_repeated or not parameter.is_cuda):
+            if is_repeated or not parameter.is_cuda:
                 content = _content(parameter)
-                words = content[: len(content) // 8 * 8].view(np.uint64)
-                rest = content[len(content) // 8 * 8 :]
-                found += [np.add.reduce(words).item(), np.bitwise_xor.reduce(words).item(), *rest]
-        return repr(found).encode()
+                whole = len(content) // 512 * 512
+                words = content[:whole].view(np.uint64).reshape(-1, 64)
+                found.update(np.add.reduce(words, axis=0).tobytes() + content[whole:].tobytes())
+        return found.digest()
 
-    def _pay(self) -> None:
-        """Pay for the next step out of the reserved plan; raise `BudgetExceeded` if that fails."""
+    def _digest(self) -> str:
+        """Return a hash of weights, buffers and optimizer, of the shards of all ranks together."""
+        found = self._of_shards(digest(self._model, self._optimizer))
+        return found[0] if len(found) == 1 else hashlib.sha256("".join(found).encode()).hexdigest()
+
+    def _of_shards(self, value: Any) -> list[Any]:  # Any: a checksum, or None
+        """Return the value of each rank of a sharded model; this rank's if it is not sharded."""
+        return self._ranks.gather(value) if is_sharded(self._model) else [value]
+
+    def _pay(self, settings: bytes) -> None:
+        """Pay for the next step out of the reserved plan; raise `BudgetExceeded` if that fails.
+
+        Raises `ValueError` for a repeated step that was taken with other `settings`. The key is
+        part of the digest, so after a fresh key all steps have new ones.
+        """
+        step = self.steps_taken
         if self._reserved is None:
             plan = self._plan
             self._reserved = reserve(
                 self.ledger, plan.training_event, steps=plan.steps, run=self._run
             )
             self._paid = self._reserved.taken
-        while self._paid <= self.steps_taken:
+            self._marks = Marks(self._reserved.marks())
+            if self._loaded_at is not None:  # a ledger without marks is of an older version
+                self._repeated = self._marks.end or self._paid
+        digest = self._lots.key.bind("settings", settings)
+        if self._marks.at(step) != digest:
+            if step < self._repeated:
+                lost = max(self._repeated, self._paid) - (self._loaded_at or 0)
+                raise ValueError(_other_settings(step, lost))
+            self._reserved.mark(self._marks.add(step, digest))
+        while self._paid <= step:
             self._paid = self._reserved.step()
 
     def _check_loaded(self) -> None:
         """Raise `ValueError` if model or optimizer were changed since the loop began."""
         loaded, self._loaded = self._loaded, None
-        if loaded is None or loaded["digest"] is None:
-            return
-        if digest(self._model, self._optimizer) != loaded["digest"]:
+        if loaded is not None and loaded["digest"] != self._digest():
             self._loaded = loaded
             raise ValueError(
                 "model or optimizer were changed after private had begun to repeat its steps, so "
@@ -303,6 +336,66 @@ class RunState:
 
     def _begin_loop(self) -> int:
         raise NotImplementedError  # `ForeignLoops` has it
+
+
+class Marks:
+    """Which steps of a run may have been taken, each with a digest of the settings it was taken by.
+
+    Every mark covers a range of steps and is written durably before the first of them is taken.
+
+    >>> marks = Marks(["settings of steps 0 to 4: a", "settings of steps 4 to 68: b"])
+    >>> marks.add(6, "c")  # replaces what was written for later steps
+    'settings of steps 6 to 7: c'
+    >>> [marks.at(step) for step in (0, 4, 6, 7)]
+    ['a', 'b', 'c', None]
+    >>> marks.end
+    7
+    """
+
+    def __init__(self, notes: Sequence[str]) -> None:
+        self._found: list[tuple[int, int, str]] = []  # by step
+        for note in notes:
+            steps, _, digest = note.removeprefix(_MARK).partition(": ")
+            first, end = map(int, steps.split(" to "))
+            self._put(first, end, digest)
+
+    @property
+    def end(self) -> int:
+        """The first step after all that are covered."""
+        return self._found[-1][1] if self._found else 0
+
+    def at(self, step: int) -> str | None:
+        """Return the digest of `step`, or None if it is not covered."""
+        for first, end, digest in reversed(self._found):
+            if first <= step:
+                return digest if step < end else None
+        return None
+
+    def add(self, step: int, digest: str) -> str:
+        """Return the note to write before `step`, which is not covered by this digest yet.
+
+        It covers a block of steps if the last step had the same digest. With settings that change
+        at every step it covers this one alone, so that the last step taken is known exactly.
+        """
+        end = step + (_BLOCK if self.at(step - 1) == digest else 1)
+        self._put(step, end, digest)
+        return f"{_MARK}{step} to {end}: {digest}"
+
+    def _put(self, first: int, end: int, digest: str) -> None:
+        while self._found and self._found[-1][0] >= first:
+            self._found.pop()
+        if self._found and self._found[-1][1] > first:
+            self._found[-1] = (self._found[-1][0], first, self._found[-1][2])
+        self._found.append((first, end, digest))
+
+
+def _other_settings(step: int, lost: int) -> str:
+    return (
+        f"step {step + 1} may have been taken before the restart with other settings of the "
+        "optimizer, or with weights that the loop had set otherwise. Taken again, it would be a "
+        "second release of the same lot. Repeat the settings of the first time, or load the "
+        f"checkpoint with lost_steps={lost}, which draws new lots and pays for these steps again."
+    )
 
 
 def reserve(ledger: Ledger, event: Event, *, steps: int, run: str) -> ReservedPlan:
@@ -366,12 +459,10 @@ def _check(state: State, fingerprint: dict[str, Any], *, is_repeated: bool) -> N
             )
 
 
-def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str | None:
-    """Return a hash of weights, buffers and optimizer state; None for a sharded model."""
+def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
+    """Return a hash of weights, buffers and optimizer state; of a sharded model, of this shard."""
     found = hashlib.sha256()
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        if isinstance(tensor, DTensor):
-            return None
         found.update(name.encode() + _bytes(tensor))
     for group in optimizer.param_groups:
         options = {name: value for name, value in group.items() if name != "params"}
@@ -404,5 +495,6 @@ def _bytes(value: Any) -> bytes:  # Any: options and state of any optimizer
 
 
 def _content(tensor: Tensor) -> NDArray[np.uint8]:
-    """Return the bytes of a tensor, without a copy where that is possible."""
+    """Return the bytes of a tensor or of this rank's shard, without a copy where possible."""
+    tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()

@@ -41,7 +41,7 @@ Words = NDArray[np.uint64]
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
-TILE = 1 << 18  # numbers of one thread's task
+TILE = 1 << 19  # numbers of one thread's task
 _STRIP = 1 << 15  # numbers in one pass of numpy: few enough for the processor's nearest caches
 _COARSEST, _FINEST = 28, 40  # the noise has a standard deviation of 2^28 to 2^41 grid steps
 _USUAL_RATIO = 2.0**-10  # of rounding's charge to the sensitivity, at most, for k < 40
@@ -186,7 +186,8 @@ def _release(
     infinite sum, after an overflow, is limited: that never increases a distance.
     """
     x = _SPACE.floats[: len(total)] if len(total) <= _STRIP else np.empty(len(total))
-    np.multiply(total, np.divide(1.0, grid.step), out=x, dtype=np.float64)
+    np.copyto(x, total)  # casts apart from products: numpy would buffer them
+    np.multiply(x, np.divide(1.0, grid.step), out=x)
     np.rint(x, out=x)
     if not math.isfinite(total.dot(total)):
         np.clip(x, -(2.0**1000), 2.0**1000, out=x)
@@ -194,7 +195,8 @@ def _release(
         np.multiply(noise, grid.noise_steps, out=noise)
     np.rint(noise, out=noise)
     np.add(x, noise, out=x)
-    np.multiply(x, np.multiply(grid.step, factor), out=out, casting="same_kind")
+    np.multiply(x, np.multiply(grid.step, factor), out=x)
+    np.copyto(out, x, casting="same_kind")
 
 
 class _Space(threading.local):

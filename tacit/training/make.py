@@ -261,6 +261,7 @@ def make_private(
         engine=speed.engine,
         compile=speed.compile,
         bounded=rounding.mode == "bounded",
+        product_error=rounding.product_error,
     )
     lots = _lots(records, plan, key, ranks, speed, limit=ranks.least(limit))
     rows = min(lots.limit, usual_lot(plan.expected_batch / ranks.size, deviations=6.0))

@@ -5,7 +5,9 @@ divide by the declared batch size, and let the user's optimizer move the user's 
 is attached to either of them: all that leaves the step is `p.grad`.
 """
 
+import hashlib
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -132,10 +134,13 @@ class Private(ForeignLoops):
             raise RuntimeError(
                 "requires_grad of a parameter was changed during the run. Make a new run instead."
             )
+        settings = self._settings()
         if self._ranks.size == 1:
-            self._pay()
+            self._pay(settings)
         else:  # `total` and `drawn` become those of all ranks, still private
-            drawn = self._ranks.pay_and_add(total, drawn, self._pay, self.ledger)
+            pay = partial(self._pay, settings)
+            drawn = self._ranks.pay_and_add(total, drawn, pay, self.ledger)
+        self.arithmetic.require_covered(drawn)
         # Divided by its scale, one example moves the sum by at most 1: see `clip`, `arithmetic`.
         scales = self.arithmetic.noise_scales(clip, list(self._parameters))
         sums = self.arithmetic.finished(total.sums, self._parameters)
@@ -144,7 +149,8 @@ class Private(ForeignLoops):
             for parameter in self._frozen:
                 parameter.grad = None  # the optimizer would follow whatever was left there
             self._state_noise(scales)
-            self._noise.bind(self._follow_settings())
+            self._trail = hashlib.sha256(self._trail + settings).digest()
+            self._noise.bind(self._trail)
             self.steps_taken += 1  # first: if the rest fails, this noise is not drawn again
             if is_own_loop and self._replayed is not None:
                 self._replayed.release_and_move(

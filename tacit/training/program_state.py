@@ -131,6 +131,9 @@ def drawn_so_far(device: torch.device) -> list[object]:
 
 
 def _tensor(value: Tensor, entries: Mutables) -> Iterable[Any]:
+    is_plain = type(value) is Tensor and value.layout == torch.strided
+    if is_plain and value.numel() and not value.untyped_storage().nbytes():
+        return ()  # FSDP2 has freed the memory of a gathered parameter
     # Parameters are moved by the optimizer, from released gradients only.
     if not isinstance(value, nn.Parameter) and value.numel() <= _LARGE:
         kept = value.detach().clone()

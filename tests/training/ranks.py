@@ -1,7 +1,9 @@
 """Run by `test_distributed.py` under torchrun: jobs `mode:kind` in, each rank's results as JSON."""
 
+import copy
 import json
 import sys
+import warnings
 from datetime import timedelta
 from pathlib import Path
 
@@ -96,6 +98,27 @@ def file_ledger(kind, path):
     return {"entries": len(ledger.history())}
 
 
+def restarted(kind):
+    """Why a resumed run takes fresh noise if the last rank alone has other weights."""
+    private, model, optimizer = make(kind)
+    private.step(next(iter(private)))
+    states, momentum = [private.state_dict()], copy.deepcopy(optimizer.state_dict())
+    dist.broadcast_object_list(states)  # one checkpoint for all ranks
+    again, copied, other = make(kind, ledger=private.ledger)
+    with torch.no_grad():
+        for p, value in zip(copied.parameters(), model.parameters(), strict=True):
+            p.copy_(value)
+        if dist.get_rank() == dist.get_world_size() - 1:
+            next(copied.parameters()).to_local().add_(1e-6)
+    other.load_state_dict(momentum)
+    again.load_state_dict(states[0])
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        again.step(next(iter(again)))
+    entries = [entry.note for entry in private.ledger.history()]
+    return {"reasons": [str(warning.message) for warning in seen], "entries": entries}
+
+
 def different_start(kind):
     torch.manual_seed(dist.get_rank())
     model = nn.Linear(4, 2)
@@ -144,6 +167,7 @@ MODES = {
     "refused": lambda kind, folder: refused(kind),
     "ledger": lambda kind, folder: file_ledger(kind, Path(folder) / f"{kind}.ledger"),
     "different": lambda kind, folder: different_start(kind),
+    "restarted": lambda kind, folder: restarted(kind),
     "shuffled": lambda kind, folder: shuffled_data(kind),
 }
 

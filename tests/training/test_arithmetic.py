@@ -411,16 +411,17 @@ def test_bounded_sums_of_other_dtypes_stay_within_the_clip_norm(dtype, kind):
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore")  # the compiler's
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("sizes", [(1, 100_000, 1), (16, 768, 48), (100, 40, 60)], ids=str)
-def test_bounded_sums_on_a_gpu(sizes, compiled):
+def test_bounded_sums_on_a_gpu(sizes, compiled, dtype):
     from tacit.training.gpu import CompiledSum
 
     torch.manual_seed(0)
-    model = nn.Linear(sizes[1], sizes[2], bias=False).cuda()
+    model = nn.Linear(sizes[1], sizes[2], bias=False).to("cuda", dtype)
     for kind in ("equal", "canceling", "random"):
         one = crafted(kind, *sizes)
-        batch = tuple(torch.cat([t, torch.randn(7, *t.shape[1:])]).cuda() for t in one)
+        batch = tuple(torch.cat([t, torch.randn(7, *t.shape[1:])]).to("cuda", dtype) for t in one)
         alone, rest = (tuple(t[part] for t in batch) for part in (slice(1), slice(1, None)))
 
         def total(batch):
@@ -430,7 +431,8 @@ def test_bounded_sums_on_a_gpu(sizes, compiled):
             run = CompiledSum(model, outputs_times, Flat(1.0), bounded=True)
             return run(batch, torch.ones(len(batch[0]), device="cuda")).sums
 
-        assert 0 < contribution(total(alone)) <= 1 + 1e-6
+        assert contribution(total(alone)) <= 1 + 1e-6
+        assert kind == "canceling" or contribution(total(alone)) > 0.99  # in bfloat16 all cancels
         whole, without = total(batch)["weight"], total(rest)["weight"]
         assert whole.dtype == torch.float64
         assert float((whole - without).norm()) <= 1 + sum_error(8, forms_gradients=False)
@@ -475,6 +477,17 @@ def test_noise_is_larger_by_the_stated_factor(problem):
     run.step(next(iter(run)))
     assert set(seen) == {1.0 + run.arithmetic.eta}
     assert run.arithmetic.noise_factor == 1 + run.arithmetic.eta
+
+
+def test_more_records_than_declared_are_refused_when_a_lot_exceeds_the_bound(problem):
+    options = {"n": 64, "n_records": 4, "batch_size": 1, "noise_multiplier": 1.0, "check": False}
+    run = problem(arithmetic="bounded", **options).private  # lots of about 16, of at most 5
+    lot = next(iter(run))
+    with pytest.raises(ValueError, match="n_records must be at least"):
+        run.step(lot)
+    assert run.steps_taken == 0
+    fast = problem(**options).private  # says that nothing is bounded
+    fast.step(next(iter(fast)))
 
 
 def test_the_page_on_arithmetic_runs(capsys):

@@ -359,6 +359,127 @@ def test_a_learning_rate_changed_later_gives_independent_noise(problem):
         assert not torch.isclose(one[2], other[2]).any()
 
 
+def constant(_):
+    return 0.1
+
+
+def falling(step):
+    return 0.1 * 0.9**step
+
+
+def in_stairs(step):
+    return 0.1 if step < 4 else 0.05
+
+
+def scheduled(case, schedule, stop=None):
+    """Train with a learning rate that is set after each step, as torch's schedulers do."""
+    for lot in case.private:
+        case.private.step(lot)
+        case.optimizer.param_groups[0]["lr"] = schedule(case.private.steps_taken)
+        if case.private.steps_taken == stop:
+            break
+
+
+def interrupted(problem, schedule, *, at=2, stop=6, ledger=None):
+    """Return a run that was stopped without being closed, and its checkpoint at step `at`."""
+    first = problem(steps=100, ledger=ledger)
+    scheduled(first, schedule, stop=at)
+    state = saved(first)
+    scheduled(first, schedule, stop=stop)
+    return first, state
+
+
+SCHEDULES = {f.__name__: f for f in (falling, constant, in_stairs)}
+
+
+@pytest.mark.parametrize("name", one_fast(SCHEDULES, 3))
+def test_an_unchanged_schedule_is_repeated_and_not_charged(problem, name):
+    ledger, schedule = tacit.Ledger(), SCHEDULES[name]
+    first, state = interrupted(problem, schedule, ledger=ledger)
+    again = problem(steps=100, ledger=ledger)
+    load(again, state)
+    scheduled(again, schedule, stop=6)
+    assert torch.equal(weights(again.model), weights(first.model))
+    scheduled(again, schedule)
+    assert again.private.steps_taken == 100
+    assert len(ledger.history()) == 1
+    assert ledger.verify().entries == 1
+
+
+@pytest.mark.parametrize("name", one_fast(SCHEDULES, 3))
+@pytest.mark.parametrize("step", one_fast([4, 3, 5], 3))
+def test_a_schedule_edited_inside_repeated_steps_is_refused(problem, name, step):
+    ledger, schedule = tacit.Ledger(), SCHEDULES[name]
+    first, state = interrupted(problem, schedule, ledger=ledger)
+
+    def edited_schedule(number):
+        return schedule(number) * (1.0 if number < step else 1.001)
+
+    again = problem(steps=100, ledger=ledger)
+    load(again, state)
+    with pytest.raises(ValueError, match=rf"step {step + 1} may .* lost_steps=\d+"):
+        scheduled(again, edited_schedule)
+    assert again.private.steps_taken == step
+    assert all(p.grad is None for p in again.model.parameters())
+    assert len(ledger.history()) == 1
+    load(again, state, lost_steps=62)
+    scheduled(again, edited_schedule, stop=9)
+    step_event = ev.PoissonSampled(0.25, ev.Gaussian(1.0))
+    assert [entry.event for entry in ledger.history()][1:] == [ev.Repeated(step_event, 62)]
+    assert not torch.isclose(weights(again.model), weights(first.model)).all()
+    # The steps under the fresh key are known in turn.
+    state = saved(again)
+    scheduled(again, edited_schedule, stop=12)
+    third = problem(steps=100, ledger=ledger)
+    load(third, state)
+    scheduled(third, edited_schedule, stop=12)
+    assert torch.equal(weights(third.model), weights(again.model))
+    fourth = problem(steps=100, ledger=ledger)
+    load(fourth, state)
+    with pytest.raises(ValueError, match="step 11 may"):
+        scheduled(fourth, lambda number: edited_schedule(number) * (1 if number < 10 else 1.1))
+    assert len(ledger.history()) == 2
+
+
+def test_weights_moved_inside_repeated_steps_are_refused(problem):
+    ledger = tacit.Ledger()
+    _, state = interrupted(problem, constant, ledger=ledger)
+    again = problem(steps=100, ledger=ledger)
+    load(again, state)
+    scheduled(again, constant, stop=4)
+    with torch.no_grad():
+        next(again.model.parameters()).mul_(0.5)
+    with pytest.raises(ValueError, match="step 5 may"):
+        scheduled(again, constant)
+    other = problem(steps=100, ledger=ledger)
+    load(other, state)
+    scheduled(other, constant, stop=70)  # beyond the block that was marked
+    with torch.no_grad():
+        next(other.model.parameters()).mul_(0.5)
+    scheduled(other, constant, stop=72)
+
+
+def test_steps_whose_settings_an_older_ledger_does_not_hold_are_not_repeated(problem, monkeypatch):
+    ledger = tacit.Ledger()
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            type(problem().private.ledger.plan(ev.Gaussian(1.0))), "mark", lambda *_: None
+        )
+        _, state = interrupted(problem, constant, ledger=ledger)
+    again = problem(steps=100, ledger=ledger)
+    load(again, state)
+    with pytest.raises(ValueError, match="lost_steps=62"):
+        scheduled(again, constant)
+
+
+def test_a_schedule_edited_in_another_ledger_is_paid_there_in_full(problem):
+    _, state = interrupted(problem, constant, ledger=tacit.Ledger())
+    again = problem(steps=100, ledger=tacit.Ledger())
+    load(again, state)
+    scheduled(again, lambda step: constant(step) * (1 if step < 4 else 2), stop=9)
+    assert len(again.private.ledger.history()) == 1
+
+
 def test_a_checkpoint_of_the_first_version_asks_for_lost_steps(problem):
     case = problem(steps=6)
     train(case, stop=2)

@@ -29,6 +29,7 @@ QUICK = [
     "uneven:ddp",
     "sparse:ddp",
     "shuffled:plain",
+    "restarted:fsdp",
 ]
 
 
@@ -103,7 +104,7 @@ def test_sums_are_laid_out_alike_on_every_rank(problem, monkeypatch):
     for name, value in total.sums.items():
         total.sums[name] = torch.randn(value.t().shape).t()
     before = {name: value.clone() for name, value in total.sums.items()}
-    assert ranks.pay_and_add(total, 3, private._pay, private.ledger) == 3
+    assert ranks.pay_and_add(total, 3, lambda: private._pay(b""), private.ledger) == 3
     for name, value in total.sums.items():
         assert value.is_contiguous()
         assert torch.equal(value, before[name])
@@ -127,6 +128,12 @@ def test_every_rank_hears_that_the_budget_is_spent(two):
 def test_ranks_with_other_records_are_refused_though_there_are_as_many(two):
     for rank in two:
         assert "data set must be the same on every rank" in rank["shuffled:plain"]["error"]
+
+
+def test_other_weights_in_one_shard_of_a_resumed_run_are_noticed_and_charged(two):
+    found = two[0]["restarted:fsdp"]
+    assert found["reasons"][0].startswith("model or optimizer are not those of the checkpoint")
+    assert found["entries"][-1].startswith("lost steps")
 
 
 def test_ranks_take_equal_steps_though_some_draw_nothing(two):

@@ -220,6 +220,21 @@ def test_weighted_sums_take_rows_in_any_layout():
     assert torch.allclose(gpu.weighted_sum(values, factors).double(), wanted, atol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("shape", [(1, 1), (7, 300), (3, 1_000_003), (70_000, 130)], ids=str)
+def test_formed_gradients_are_squared_and_summed_in_double_precision(shape, dtype):
+    values = (torch.randn(shape, device="cuda") * 3).to(dtype)
+    factors = torch.rand(shape[0], device="cuda")
+    wanted = values.double().square().sum(1)
+    found = gpu.row_squares(values)
+    assert found.dtype == torch.float64
+    assert ((found - wanted) / wanted).abs().max() < 130 * 2.0**-24
+    exact = factors.double() @ values.double()
+    total = gpu.weighted_sum(values, factors.double(), double=True)
+    assert total.dtype == torch.float64
+    assert float((total - exact).norm()) <= 1e-14 * shape[0] * float(exact.norm() + 1)
+
+
 def test_steps_are_repeated_bit_for_bit(problem):
     torch.use_deterministic_algorithms(True)
     try:

@@ -29,6 +29,7 @@ from tacit.training.distributed import gathered, is_sharded
 from tacit.training.engines import bookkeeping, loop, vmap
 from tacit.training.engines.examples import Examples, as_views
 from tacit.training.engines.traced import TracedLotSum
+from tacit.training.gradients.freivalds import ProductCheck
 from tacit.training.gradients.site import Unsupported
 from tacit.training.key import randomness
 from tacit.training.mixing import check_layers, norm_layers
@@ -161,6 +162,8 @@ class LotSum:
         Whether to compile the sum, see `tacit.training.gpu`.
     bounded
         Whether the rounding of the sum must be bounded, see `tacit.training.arithmetic`.
+    product_error
+        Largest error of products in float32, times the clip norm; 0 computes them in float64.
     """
 
     def __init__(
@@ -174,8 +177,10 @@ class LotSum:
         augment: Callable[[Batch], Batch] | None = None,
         compile: bool = False,
         bounded: bool = False,
+        product_error: float = 0.0,
     ) -> None:
         self._bounded = bounded
+        self._product_error = product_error
         self._model = model
         self._loss_fn = loss_fn
         self._engine = engine_named(engine)
@@ -194,22 +199,26 @@ class LotSum:
                 model, loss_fn, clip, augmentations=views, bounded=bounded
             )
 
-    def __call__(self, lot: "Lot", clip: Clip, *, masked: bool = False) -> tuple[ClippedSum, int]:
+    def __call__(
+        self, lot: "Lot", clip: Clip, *, masked: bool = False, checked: bool = True
+    ) -> tuple[ClippedSum, int]:
         """Return the sum of a lot, and how many records the lot holds. Private.
 
         A microbatch that does not fit in memory is summed in halves. A compiled sum assumes finite
-        gradients. If some are not, the lot is summed again uncompiled (`masked`), without them.
+        gradients. If some are not, the lot is summed again uncompiled (`masked`), without them. If
+        products in float32 fail their check, the lot is summed again in float64 (not `checked`).
         """
         if self._norms:
             check_layers(self._norms)
         compiled = None if masked else self._compiled
         if compiled is not None:
             compiled.begin()
+        check = self._check(lot) if checked else None
         drawn = 0
         with gathered(self._model) if self._is_sharded else nullcontext(), self._seeded(lot):
             pending = list(lot.pending())
             total = None if self._may_keep_first(pending, compiled) else self._zeros(clip)
-            compute = partial(self._clipped_sum, clip=clip, masked=masked)
+            compute = partial(self._clipped_sum, clip=clip, masked=masked, check=check)
             for microbatch in pending:
                 parts = self._sum_of_rows(lot, microbatch, clip, compiled)
                 if not parts:
@@ -224,6 +233,8 @@ class LotSum:
         if compiled is not None and not compiled.all_finite():
             return self(lot, clip, masked=True)
         assert total is not None  # there are zeros if nothing was drawn
+        if check is not None and not check.holds(total.sums, clip):
+            return self(lot, clip, masked=masked, checked=False)
         return total, drawn
 
     def _may_keep_first(
@@ -237,7 +248,16 @@ class LotSum:
             return len(pending) == 1
         return all(other.rows != pending[0].rows for other in pending[1:])
 
-    def _clipped_sum(self, microbatch: Microbatch, clip: Clip, *, masked: bool) -> ClippedSum:
+    def _check(self, lot: "Lot") -> ProductCheck | None:
+        """Return a new check of a lot's products; None if they are computed in float64."""
+        is_alone = not self._is_sharded and not self._is_on_gpu and self._compiled is None
+        if not self._product_error or not is_alone:
+            return None
+        return ProductCheck(lot.key.numpy("probes", lot.step), self._product_error)
+
+    def _clipped_sum(
+        self, microbatch: Microbatch, clip: Clip, *, masked: bool, check: ProductCheck | None
+    ) -> ClippedSum:
         """Return the clipped sum of a microbatch; the next call may overwrite a compiled sum."""
         if self._loss_fn is None:
             raise ValueError("loss_fn must be given for private.step; without it use backward.")
@@ -249,7 +269,8 @@ class LotSum:
             return self._compiled(batch, weights, self._scale(clip), reuse=reuse)
         mask = _mask(batch, self._views, weights)
         program = (self._model, self._loss_fn)
-        return self._engine(Examples(*program, batch, mask, self._views, self._bounded), clip)
+        examples = Examples(*program, batch, mask, self._views, self._bounded, check)
+        return self._engine(examples, clip)
 
     def _sum_of_rows(
         self,

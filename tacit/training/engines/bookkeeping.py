@@ -38,7 +38,8 @@ from tacit.training.clip import (
 from tacit.training.engines.examples import Examples, total_squares
 from tacit.training.engines.trace import CallKey, CallSpec, Label, Trace, trace_calls
 from tacit.training.gradients import RULES, generic
-from tacit.training.gradients.factored import Dense, FactoredGradient, apart, combine, joined
+from tacit.training.gradients.factored import Dense, FactoredGradient, Outer, apart, combine, joined
+from tacit.training.gradients.freivalds import ProductCheck
 from tacit.training.gradients.ghost_norm import multiplied_in
 from tacit.training.gradients.site import UNSEEN, Declined, Layout, Site, Unsupported
 from tacit.training.tree import (
@@ -78,6 +79,7 @@ def run(
     for attempt in range(2):
         known = trace or trace_for(examples, fresh=attempt > 0)
         tape = Tape(examples.parameters, len(examples), clip, bounded=examples.bounded)
+        tape.check = examples.check
         try:
             with tape.emptied(), torch.enable_grad():
                 with Intercept(known, tape, examples.rows) as intercept:
@@ -361,6 +363,7 @@ class Tape:
         self.done: set[str] = set()
         self.rounding = 0.0
         self.is_open = False
+        self.check: ProductCheck | None = None  # if given, of products in the bounded mode
 
     def count(self, tensors: tuple[Tensor, ...]) -> None:
         """Count one more call for each of `tensors`, whose gradients must all arrive."""
@@ -425,7 +428,7 @@ class Tape:
         while self.measured:  # newest first: frees the activations on the way
             names, gradient = self.measured.pop()
             of_group = factors[self.groups[names[0]]]
-            value = gradient.weighted_sum(of_group, finite, bounded=self.bounded)
+            value = self._weighted_sum(names, gradient, of_group, finite)
             shapes = [self.parameters[name].shape for name in names]
             for name, part in zip(names, apart(value, shapes), strict=True):
                 sums[name] = part.to(self._dtype_of_sum(name))
@@ -433,6 +436,15 @@ class Tape:
             if name not in sums:  # no example used it
                 sums[name] = zeros_for(p, self._dtype_of_sum(name))
         return ClippedSum({name: sums[name] for name in self.parameters}, within)
+
+    def _weighted_sum(
+        self, names: list[str], gradient: FactoredGradient, factors: Tensor, keep: Tensor | None
+    ) -> Tensor:
+        if self.check is not None and isinstance(gradient, Outer):
+            sides = gradient.rank_one(factors, keep)
+            if sides is not None and self.check.takes(*sides):
+                return self.check.product(names[0], *sides)
+        return gradient.weighted_sum(factors, keep, bounded=self.bounded)
 
     def _dtype_of_sum(self, name: str) -> torch.dtype:
         return torch.float64 if self.bounded else accumulator(self.parameters[name].dtype)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -18,6 +18,7 @@ from tacit.training.clip import (
     trainable,
 )
 from tacit.training.gradients.factored import weighted_rows
+from tacit.training.gradients.freivalds import ProductCheck
 from tacit.training.gradients.ghost_norm import squared_norm
 from tacit.training.tree import Batch, LossFn, check_losses, map_rows, take_rows
 
@@ -38,6 +39,9 @@ class Examples:
     bounded
         Whether the book-keeping engine uses its bounded mode (`tacit.training.arithmetic`). Other
         engines are bounded in any case.
+    check
+        Where to check products of the bounded mode that are computed in float32. Without it they
+        are computed in float64.
     """
 
     model: nn.Module
@@ -46,6 +50,7 @@ class Examples:
     mask: Tensor
     views: int = 1
     bounded: bool = False
+    check: ProductCheck | None = None
 
     def __len__(self) -> int:
         return len(self.mask)
@@ -67,7 +72,7 @@ class Examples:
         """Return the examples `start` to `stop` - 1, with the same model and loss."""
         rows = take_rows(self.batch, start * self.views, stop * self.views)
         mask = self.mask[start:stop]
-        return Examples(self.model, self.loss_fn, rows, mask, self.views, self.bounded)
+        return replace(self, batch=rows, mask=mask)
 
     def losses(self) -> Tensor:
         """Return the losses of the batch, one for each row; raise if their number is another."""

@@ -3,8 +3,8 @@
 - `CompiledSum`: the clipped sum, compiled and replayed as one CUDA graph;
 - `RecordedUpdate`: noise and the optimizer's step, recorded as a CUDA graph;
 - `noise_blocks`: Gaussian noise on many tensors, on a grid, in one launch;
-- `gram_norms`, `conv2d_norms`, `conv2d_instances`, `weighted_sum`: fused kernels for per-example
-  norms and sums. Each has a plain torch equivalent in `tacit.training.gradients`.
+- `gram_norms`, `conv2d_norms`, `conv2d_instances`, `weighted_sum`, `row_squares`: fused kernels for
+  per-example norms and sums. Each has a plain torch equivalent in `tacit.training.gradients`.
 
 This is the only package that uses private names of torch. Each use has a fallback for versions of
 torch without that name.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tacit.training.gpu.conv_norms import conv2d_instances, conv2d_norms
     from tacit.training.gpu.gram import gram_norms
     from tacit.training.gpu.recorded_update import RecordedUpdate
-    from tacit.training.gpu.weighted_rows import weighted_sum
+    from tacit.training.gpu.weighted_rows import row_squares, weighted_sum
     from tacit.training.grid_noise import NoiseGrid
 
 _HOMES = {
@@ -35,6 +35,7 @@ _HOMES = {
     "conv2d_instances": "conv_norms",
     "conv2d_norms": "conv_norms",
     "gram_norms": "gram",
+    "row_squares": "weighted_rows",
     "weighted_sum": "weighted_rows",
 }
 
@@ -49,6 +50,7 @@ __all__ = [
     "has_triton",
     "is_traced",
     "noise_blocks",
+    "row_squares",
     "usable",
     "weighted_sum",
 ]

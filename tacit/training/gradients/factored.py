@@ -159,14 +159,23 @@ class Outer:
     def weighted_sum(
         self, factors: Tensor, keep: Tensor | None, *, bounded: bool = False
     ) -> Tensor:
-        left, right = self.left, self.right
         if bounded:
-            return contract(left, right, factors, keep)
-        if left.shape[2] <= right.shape[2]:
-            left, right = scaled(left, factors, keep), kept(right, keep)
-        else:
-            left, right = kept(left, keep), scaled(right, factors, keep)
+            return contract(self.left, self.right, factors, keep)
+        left, right = self._scaled(factors, keep)
         return product(left.reshape(-1, left.shape[2]).t(), right.reshape(-1, right.shape[2]))
+
+    def rank_one(self, factors: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor] | None:
+        """Return factor times left (examples, P), and right, at T = 1; None at T > 1."""
+        if self.left.shape[1] > 1:
+            return None
+        left, right = self._scaled(factors, keep)
+        return left.squeeze(1), right.squeeze(1)
+
+    def _scaled(self, factors: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return left and right, the narrower one times the factors."""
+        if self.left.shape[2] <= self.right.shape[2]:
+            return scaled(self.left, factors, keep), kept(self.right, keep)
+        return kept(self.left, keep), scaled(self.right, factors, keep)
 
 
 @dataclass(frozen=True)
@@ -315,6 +324,10 @@ def weighted_rows(rows: Tensor, factors: Tensor, keep: Tensor | None) -> Tensor:
     Products of float32 numbers are exact in float64, so only the sum is rounded.
     """
     factors = kept(factors.double(), keep)
+    if has_kernels(rows):
+        from tacit.training import gpu
+
+        return gpu.weighted_sum(rows, factors, double=True)
     total: Tensor | None = None
     for start, stop in ghost_norm.spans(len(rows), rows.shape[1], rows.device):
         one = None if keep is None else keep[start:stop]
@@ -338,11 +351,11 @@ def contract(left: Tensor, right: Tensor, factors: Tensor, keep: Tensor | None) 
     total: Tensor | None = None
     for start, stop in ghost_norm.spans(examples, positions * width, left.device):
         one = None if keep is None else keep[start:stop]
-        a, b = (kept(side[start:stop].double(), one).flatten(0, 1) for side in (left, right))
-        a = a * weights[start:stop].expand(-1, positions, 1).flatten(0, 1)
+        a = kept(left[start:stop] * weights[start:stop], one).flatten(0, 1)  # in float64
+        b = kept(right[start:stop].double(), one).flatten(0, 1)
         for at in range(0, len(a), ROWS):
-            part = a[at : at + ROWS].t() @ b[at : at + ROWS]
-            total = part if total is None else total.add_(part)
+            sides = a[at : at + ROWS].t(), b[at : at + ROWS]
+            total = torch.mm(*sides) if total is None else total.addmm_(*sides)
     assert total is not None  # a batch has at least one row
     return total
 

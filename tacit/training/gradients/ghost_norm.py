@@ -88,18 +88,22 @@ class Rates(NamedTuple):
     """Speeds of a device and the memory that gradients may take, to choose the cheapest way."""
 
     products: float  # multiply-adds
+    doubles: float  # multiply-adds in float64
     bytes: float  # read or written in main memory
     cached: float  # read or written in the cache
     cache: float  # size of the cache in bytes
     memory: float  # largest kept gradient, as a multiple of the layer's activations T (D + P)
+    bounded_memory: float  # the same in the bounded mode
 
 
 # Only ratios between the ways matter, so orders of magnitude are enough. GPU: one H200 as measured
 # for this project, 4 TB/s and about 2e14 multiply-adds. CPU: two cores with AVX-512 on batches of
-# small products; the operating system maps the memory of large tensors page by page.
+# small products; the operating system maps the memory of large tensors page by page. On a GPU,
+# gradients that are kept are several times faster in the bounded mode than products in float64. A
+# microbatch for which memory runs out is halved.
 RATES = {
-    "cpu": Rates(5e10, 8e9, 2e10, 2.0**24, 4.0),
-    "cuda": Rates(2e14, 4e12, 4e12, 0.0, 1.0),
+    "cpu": Rates(5e10, 2.5e10, 8e9, 2e10, 2.0**24, 4.0, 4.0),
+    "cuda": Rates(2e14, 2e13, 4e12, 4e12, 0.0, 1.0, 20.0),
 }
 
 # Largest temporary tensor for one chunk of examples, in elements. On a CPU it should fit the cache.
@@ -224,22 +228,24 @@ def cheapest_way(
     copied
         How many numbers of one example must be copied for the Gram matrices only.
     bounded
-        Whether everything but a kept gradient is computed in float64, at half the speed.
+        Whether everything but a kept gradient, the weighted sum too, is computed in float64.
     """
     rates = RATES.get(device.type, RATES["cpu"])
     size = inputs * outputs
+    memory = rates.bounded_memory if bounded else rates.memory
+    slower = rates.products / rates.doubles if bounded else 1.0
+    more = (slower - 1) * positions * size / rates.products  # of the weighted sum in float64
     gram = positions**2 * (inputs + outputs) / rates.products
     gram += 4 * positions**2 * 4 / rates.cached + copied * item / rates.bytes
     if fused:
         gram = positions**2 * (inputs + outputs) / 2 / rates.products
-    slower = 2 if bounded else 1
-    gram *= slower
+    gram = slower * gram + more
     passes = 3 * size * item  # written, squared, weighted
     is_cached = examples * size * item <= rates.cache
     kept = passes / (rates.cached if is_cached else rates.bytes)
-    if kept <= gram and size <= rates.memory * stored:
+    if kept <= gram and size <= memory * stored:
         return "keep"
-    dropped = slower * (positions * size / rates.products + passes / rates.cached)
+    dropped = slower * (positions * size / rates.products + passes / rates.cached) + more
     return "drop" if dropped < gram else "gram"
 
 
