@@ -18,6 +18,8 @@ from tacit._arrays import Flags, Floats
 TYPES = ("number", "category", "boolean", "ordered", "ignored", "person", "weight")
 NOT_FEATURES = ("ignored", "person", "weight")
 CLIP, MISSING = "clip", "missing"  # rules for values outside the domain
+UNKNOWN = "(other)"
+"""Stands for a text that is no declared category; summaries refuse a category of this name."""
 MISSING_MARKS = ("", "NA", "N/A", "NaN", "nan", "NULL", "null", "None", "?")
 _LARGEST = 1e150  # bounds above this overflow when they are squared
 _TRUE = frozenset(("1", "true", "yes", "t", "y"))
@@ -197,33 +199,39 @@ class Column:
 
         Missing values and values outside the domain are replaced by the declared rules. Private.
         """
-        if isinstance(cells, np.ndarray) and cells.dtype.kind in "iuf" and not self.categories:
-            numbers = cells.astype(np.float64)
-            is_missing = np.isnan(numbers)
-        else:
-            texts = cells if isinstance(cells, tuple) else as_texts(cells)
-            numbers, is_missing = self._from_text(texts, rules)
+        numbers, is_missing = self._numbers(cells, rules)
         is_outside = ~is_missing & ~self._contains(numbers)
         return Parsed(self._replaced(numbers, is_outside), is_missing, is_outside)
 
     def plain(self, cells: Cells, rules: CellRules = PLAIN) -> list[Any]:
-        """Return the cells as they are, with None for missing values and a point in numbers.
+        """Return what the cells say, before the rules for missing and outside values. Private.
 
-        Private. Any: texts, or what a data frame holds.
+        Numbers are floats, with NaN for what is no number. Categories and truth values are texts,
+        `UNKNOWN` for a text that is not declared and None for a missing one. A person is a text or
+        None. Any: a list of one of these.
         """
-        if not isinstance(cells, tuple):
-            return cells.tolist() if isinstance(cells, np.ndarray) else list(cells)
-        marks = rules.missing - set(self.categories)
-        texts = [
-            None if cell is None or (text := cell.strip()) in marks else text for cell in cells
+        if self.type == "person":
+            return self.ids(cells, rules)
+        numbers, is_missing = self._numbers(cells, rules)
+        if self.type in ("number", "weight"):
+            return numbers.tolist()
+        names = {float(k): name for k, name in enumerate(self.classes)}
+        return [
+            None if absent else names.get(number, UNKNOWN)
+            for number, absent in zip(numbers.tolist(), is_missing.tolist(), strict=True)
         ]
-        if self.categories or rules.decimal == ".":
-            return texts
-        return [text and text.replace(rules.decimal, ".") for text in texts]
 
     def ids(self, cells: Cells, rules: CellRules = PLAIN) -> list[str | None]:
         """Return the cells as names of persons; None for a missing one. Private."""
-        return [one or None for one in as_texts(self.plain(cells, rules))]
+        return [None if one in rules.missing else one for one in as_texts(cells)]
+
+    def _numbers(self, cells: Cells, rules: CellRules) -> tuple[Floats, Flags]:
+        """Return the number or the category's index of each cell, and whether it is missing."""
+        if isinstance(cells, np.ndarray) and cells.dtype.kind in "iuf" and not self.categories:
+            numbers = cells.astype(np.float64)
+            return numbers, np.isnan(numbers)
+        texts = cells if isinstance(cells, tuple) else as_texts(cells)
+        return self._from_text(texts, rules)
 
     def _from_text(self, texts: Sequence[str | None], rules: CellRules) -> tuple[Floats, Flags]:
         """Return the value of each text, and whether it is missing; each distinct text once."""
@@ -327,7 +335,10 @@ def _text(cell: Any) -> str | None:
         return None
     if isinstance(cell, bool):
         return "true" if cell else "false"
-    return str(cell).strip()
+    try:
+        return str(cell).strip()
+    except ValueError:  # a whole number with more than 4,300 digits
+        return UNKNOWN
 
 
 def _number(text: str, decimal: str = ".") -> float:

@@ -269,8 +269,13 @@ class Schema(TransformerMixin, BaseEstimator):
 
     @property
     def checked(self) -> tuple[str, ...]:
-        """Names of what the paid check counts: lines, features and the target."""
+        """Names of what the paid check counts: lines, features, weights and the target."""
         return (FIELDS, *(c.name for c in self.declared if c.type not in ("ignored", "person")))
+
+    @property
+    def checked_features(self) -> tuple[str, ...]:
+        """Names of what is checked before a prediction: lines and features."""
+        return (FIELDS, *(c.name for c in self.features))
 
     @property
     def bounds(self) -> FeatureBounds:
@@ -323,13 +328,14 @@ class Schema(TransformerMixin, BaseEstimator):
         return _joined(parts, cells)
 
     def encode_rows(self, cells: Mapping[str, Cells]) -> EncodedRows:
-        """Return the encoded rows of the columns in `cells`, which holds all of `needed`."""
+        """Return the encoded rows of the columns in `cells`: all of `needed`, or features alone."""
         rules, parts, weights, y, persons = self.dialect.rules, [], None, None, None
         flags = [np.isnan(cells[FIELDS])] if FIELDS in cells else []
         for column in self.declared:
+            if column.type == "ignored" or column.name not in cells:
+                continue
             if column.type == "person":
                 persons = tuple(column.ids(cells[column.name], rules))
-            if column.type in ("ignored", "person"):
                 continue
             parsed = column.parse(cells[column.name], rules)
             flags.append(column.flags(parsed))
@@ -340,9 +346,10 @@ class Schema(TransformerMixin, BaseEstimator):
             else:
                 parts.append(column.features(parsed))
         parts += [d.encode(cells, rules) for d in _derived(self.derived)]
+        x = _joined(parts, cells)
         if FIELDS not in cells:  # a data frame has no lines
-            flags.insert(0, np.zeros_like(flags[0]))
-        return EncodedRows(_joined(parts, cells), y, np.stack(flags, axis=1), persons, weights)
+            flags.insert(0, np.zeros(len(x), np.bool_))
+        return EncodedRows(x, y, np.stack(flags, axis=1), persons, weights)
 
     def fit(self, X: Any, y: object = None) -> Self:  # noqa: ARG002  # the interface of scikit-learn
         """Check the declaration and the names of the columns of `X`; learn nothing from values."""

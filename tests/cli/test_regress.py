@@ -120,6 +120,5 @@ def test_an_overspent_ledger_stops_the_fit_with_one_line(folder: Path) -> None:
     assert result.exit_code == 2
     assert "would pass the budget" in result.output
     with Ledger(file) as ledger:
-        assert [entry.note for entry in ledger.history()] == [
-            "count of values outside the declared domain"
-        ]
+        (entry,) = ledger.history()
+        assert entry.note.startswith("count of values outside the declared domain")
