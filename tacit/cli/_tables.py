@@ -99,6 +99,11 @@ def recipe_and_folder(
         recipe = Recipe.read(table / RECIPE)
         if recipe.method != method:
             raise ValueError(f"{table} holds no {method}, but a run of method {recipe.method}.")
+        if schema is not None or epsilon is not None or ledger is not None:
+            raise ValueError(
+                f"{table} is a run folder, whose recipe has these settings. Leave them out to "
+                "resume it, or give the table for a new run."
+            )
         return recipe, table
     if schema is None or epsilon is None:
         raise ValueError("a table needs --schema FILE and --epsilon NUMBER.")

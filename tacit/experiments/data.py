@@ -49,6 +49,8 @@ def load(
 def _table(settings: DataSettings, root: str | Path | None) -> datasets.Dataset:
     """Return the records of a table, with those of `public_test` as test records, if declared."""
     schema, path = schema_of(settings), locate(settings.path, root)
+    if not schema.feature_names:
+        raise ValueError("the schema declares no column but the target: there is nothing to fit.")
     has_test = settings.public_test or settings.evaluation == "none"
     found = datasets.read_table(
         path, schema, test_share=0.0 if has_test else settings.test_share, seed=settings.split_seed
@@ -121,7 +123,7 @@ def undescribed(column: str, share: float) -> str:
     return (
         f"column {column!r}: the schema does not describe about {share:.0%} of the values. Check "
         "its bounds or categories, its place in the file, the encoding, how numbers are written "
-        "(decimal in [file]), and its rule for missing values."
+        "(decimal in [file]), and missing values (missing in [file] lists the texts that mean one)."
     )
 
 
@@ -162,6 +164,8 @@ def locate(path: str, root: str | Path | None) -> Path:
     for folder in (*folders, Path()):
         if (folder / path).is_file():
             return folder / path
+    if Path(path).is_absolute():
+        raise FileNotFoundError(f"there is no file {path}.")
     looked = ", ".join(str(folder) for folder in (*folders, Path()))
     raise FileNotFoundError(
         f"there is no {path} in {looked}. Name its folder with --data or TACIT_DATA."

@@ -26,8 +26,12 @@ class PaidScores(NamedTuple):
 
     @property
     def values(self) -> dict[str, float]:
-        """The scores by name."""
-        return {row["statistic"].lower(): row["value"] for row in self.scores}
+        """The scores by name, where their intervals are finite: others say nothing."""
+        return {
+            name: row["value"]
+            for row in self.scores
+            if (name := row["statistic"].lower()) in self.intervals
+        }
 
     @property
     def intervals(self) -> dict[str, tuple[float, float]]:

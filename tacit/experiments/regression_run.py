@@ -253,7 +253,9 @@ def _utility(recipe: Recipe, dataset: Dataset, model: Any, paid: PaidScores | No
     is_exact = paid is None and metric == "accuracy" and n_test
     return Utility(
         metric=metric,
-        private=(SeedValue(seed=recipe.run.seed, value=values[metric]),) if values else (),
+        private=(SeedValue(seed=recipe.run.seed, value=values[metric]),)
+        if metric in values
+        else (),
         majority=majority_share(dataset.y_test) if is_exact else None,
         others={name: value for name, value in values.items() if name != metric},
         n_test=n_test,

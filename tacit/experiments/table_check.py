@@ -58,6 +58,7 @@ def check_table(
     settings = recipe.data
     if not flags:
         return ()
+    _refuse_other_unit(data_of.schema_of(settings).unit, ledger)
     if settings.public_sample:
         data_of.read_public(settings.public_sample, settings, root)
         return ()
@@ -74,6 +75,26 @@ def check_table(
     if hopeless := [one["message"] for one in found if one["is_hopeless"]]:
         raise data_of.HopelessTable(hopeless[0])
     return tuple(from_dict(one["event"]) for one in (found[:1] if disjoint else found))
+
+
+def _refuse_other_unit(unit: str, ledger: Ledger) -> None:
+    """Raise if the ledger counts another unit of privacy than the schema, "record" or "person".
+
+    A ledger may name persons by another word. Neither unit stands for the other: a person may have
+    several records; and if one record of each person is kept, then without the first of them the
+    next one takes its place, which changes more than one record added or removed.
+    """
+    if unit == "person" and ledger.unit == "record":
+        raise ValueError(
+            "the schema has a column of type person, but the ledger counts records. Create a "
+            "ledger with --unit person (in a recipe: privacy.unit)."
+        )
+    if unit == "record" and ledger.unit != "record":
+        raise ValueError(
+            f"the ledger counts the privacy of one {ledger.unit}, but the schema has no column of "
+            "type person. Declare the column that names the person, or create a ledger with "
+            "--unit record."
+        )
 
 
 def _count(

@@ -1,11 +1,12 @@
 """CSV files: one line is one record, and no error quotes a value."""
 
 import gzip
+from collections import Counter
 
 import numpy as np
 import pytest
 
-from tacit.datasets import Dialect, Schema, column_names, read_features, read_rows
+from tacit.datasets import Dialect, Schema, column_names, read_columns, read_features, read_rows
 
 SCHEMA = Schema({"id": [0, 1000], "kind": ["a", "b", "a,1"], "y": [0, 1]}, target="y")
 HEADER = "id,kind,y"
@@ -35,6 +36,54 @@ def test_one_line_changes_one_record(tmp_path, added, place):
     assert len(more.x) == len(plain.x) + 1
     for name in ("x", "y", "flags"):
         assert np.array_equal(np.delete(getattr(more, name), place, 0), getattr(plain, name))
+
+
+DIALECTS = [{}, {"quote": ""}, {"quote": "'"}, {"encoding": "cp1252"}, {"encoding": "latin-1"},
+            {"header": False}, {"separator": ";", "decimal": ","}, {"separator": "\t"}]  # fmt: skip
+PIECES = [b"1", b"a", b"0.5", b'"', b'""', b"'", b",", b";", b"\t", b" ", b"\r", b"\0", b"\\",
+          b"\x1a", b"\xff", b"\xc3", b"\xe2\x80\xa8", b"\xef\xbb\xbf", b"\x0b", b"\x85", b"NA",
+          b"a,1", b'"a,1"', b"nan", b"inf", b"-0.0", b"1e999", b"9" * 5000, b"a" * 140_000, b"#",
+          b"id,kind,y"]  # fmt: skip
+
+
+def written(tmp_path, lines, dialect):
+    header = [b"id,kind,y".replace(b",", dialect.get("separator", ",").encode())]
+    path = tmp_path / "t.csv"
+    path.write_bytes(b"\n".join((header if dialect.get("header", True) else []) + lines) + b"\n")
+    names = ("id", "kind", "y") if dialect.get("header", True) else ("c1", "c2", "c3")
+    columns = dict(zip(names, ([0, 1000], ["a", "b", "a,1"], [0, 1]), strict=True))
+    schema = Schema(columns, target=list(columns)[2], file=dialect)
+    rows, plain = read_rows(path, schema), read_columns(path, schema)
+    values = zip(*plain.values(), strict=True)
+    return Counter(
+        (x.tobytes(), y.tobytes(), flags.tobytes(), repr(value))
+        for x, y, flags, value in zip(rows.x, rows.y, rows.flags, values, strict=True)
+    )
+
+
+@pytest.mark.parametrize("n_pairs", [5, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dialect", DIALECTS, ids=str)
+def test_any_line_that_is_added_removed_or_replaced_changes_one_record(tmp_path, dialect, n_pairs):
+    rng = np.random.default_rng(len(str(dialect)))
+    sign = dialect.get("separator", ",").encode()
+
+    def line():
+        pieces = [PIECES[k] for k in rng.integers(len(PIECES), size=rng.integers(1, 8))]
+        return sign.join(pieces) if rng.random() < 0.5 else b"".join(pieces)
+
+    good = [text.encode().replace(b",", sign) for text in GOOD]
+    for _ in range(n_pairs):
+        lines = good[:1] + [line() if rng.random() < 0.3 else one for one in good[1:]]
+        before = written(tmp_path, lines, dialect)
+        place = 1 + int(rng.integers(len(lines) - 1))
+        more = written(tmp_path, [*lines[:place], line(), *lines[place:]], dialect)
+        assert (more - before).total() <= 1
+        assert (before - more).total() == 0
+        less = written(tmp_path, lines[:place] + lines[place + 1 :], dialect)
+        assert (before - less).total() <= 1
+        assert (less - before).total() == 0
+        other = written(tmp_path, [*lines[:place], line(), *lines[place + 1 :]], dialect)
+        assert max((other - before).total(), (before - other).total()) <= 1
 
 
 def test_a_quoted_separator_is_part_of_the_field(tmp_path):
