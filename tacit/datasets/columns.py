@@ -61,6 +61,9 @@ class Column:
         number (with `lower` and `upper`), category or ordered (with `categories`), boolean;
         ignored, person (whose id the cell holds) and weight are no features. Default: the type that
         the other settings imply.
+    step
+        Distance of the possible values of a number, such as 1 for whole numbers, if it is known
+        publicly; it must divide `upper - lower`. Quantiles have shorter intervals then.
     at_least
         Turn a number into 0 or 1: whether it reaches this threshold.
     missing
@@ -79,6 +82,7 @@ class Column:
     upper: float | None = None
     categories: tuple[str, ...] = ()
     at_least: float | None = None
+    step: float | None = None
     missing: float | str | bool | None = None
     outside: str = ""
     reference: str = ""
@@ -107,6 +111,8 @@ class Column:
         if has_bounds and not needs_bounds:
             what = "one with at_least" if self.type == "number" else f"of type {self.type}"
             raise ValueError(f"column {self.name!r}, {what}, has no lower and upper.")
+        if self.step is not None and not needs_bounds:
+            raise ValueError(f"column {self.name!r}: step needs lower and upper.")
         if self.at_least is not None and self.type != "number":
             raise ValueError(f"column {self.name!r}: at_least needs type number.")
         if needs_bounds:
@@ -117,6 +123,8 @@ class Column:
                 raise ValueError(f"column {self.name!r}: bounds must be numbers below 1e150.")
             if not self.lower < self.upper:
                 raise ValueError(f"column {self.name!r} must have lower < upper.")
+            if self.step is not None and not self._is_step(self.step, self.upper - self.lower):
+                raise ValueError(f"column {self.name!r}: step must divide upper - lower.")
             if self.type == "weight" and self.lower < 0:
                 raise ValueError(f"column {self.name!r}: a weight must have lower >= 0.")
         if self.at_least is not None and not math.isfinite(self.at_least):
@@ -129,6 +137,10 @@ class Column:
             raise ValueError(f"column {self.name!r}: categories must differ from each other.")
         if self.type == "ordered" and len(self.categories) < 2:
             raise ValueError(f"column {self.name!r}: ordered needs at least two categories.")
+
+    @staticmethod
+    def _is_step(step: float, width: float) -> bool:
+        return step > 0 and abs(width / step - round(width / step)) <= 1e-6 * width / step >= 5e-7
 
     def _check_rules(self) -> None:
         """Raise unless `missing`, `outside` and `reference` fit the domain."""
