@@ -158,7 +158,7 @@ class _Number:
     @property
     def n_values(self) -> int:
         """Number of values of a declared grid; 0 if there is none."""
-        return grid_size(self.range, self.step, "step") if self.range else 0
+        return grid_size(self.range, self.step) if self.range else 0
 
     def is_outside(self, values: ArrayLike) -> Flags:
         return is_outside_bounds(values, self.range)

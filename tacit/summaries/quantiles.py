@@ -179,15 +179,15 @@ def quantile_name(probability: float) -> str:
     return "median" if probability == 0.5 else f"quantile {probability:g}"
 
 
-def grid_size(range_: Range, step: float | None, name: str = "step") -> int:
+def grid_size(range_: Range, step: float | None) -> int:
     """Return how many values a grid has from bound to bound; 0 without a `step`."""
     if step is None:
         return 0
-    n_steps = range_.width / positive(**{name: step})
+    n_steps = range_.width / positive(step=step)
     if n_steps > _MOST_LEAVES:
         return 0  # too fine to matter
     if n_steps < 0.5 or abs(n_steps - round(n_steps)) > 1e-6 * n_steps:
-        raise ValueError(f"{name} must divide the distance of the bounds, got {step}.")
+        raise ValueError(f"step must divide the distance of the bounds, got {step}.")
     return round(n_steps) + 1
 
 
