@@ -320,13 +320,6 @@ class Schema(TransformerMixin, BaseEstimator):
         assert rows.y is not None  # the schema's target, checked when the cells were read
         return rows.x, rows.y
 
-    def encode_features(self, cells: Mapping[str, Cells]) -> np.ndarray:
-        """Return the encoded features of the columns in `cells`, (rows, features)."""
-        rules = self.dialect.rules
-        parts = [c.encode(cells[c.name], rules) for c in self.features]
-        parts += [d.encode(cells, rules) for d in _derived(self.derived)]
-        return _joined(parts, cells)
-
     def encode_rows(self, cells: Mapping[str, Cells]) -> EncodedRows:
         """Return the encoded rows of the columns in `cells`: all of `needed`, or features alone."""
         rules, parts, weights, y, persons = self.dialect.rules, [], None, None, None
@@ -361,7 +354,7 @@ class Schema(TransformerMixin, BaseEstimator):
         """Return the encoded features of the rows of `X`, in float32."""
         cells = self._cells_of(X)
         schema = self._for_all(cells) if self.default is not None else self
-        return schema.encode_features(cells)
+        return schema.encode_rows(cells).x
 
     def get_feature_names_out(self, input_features: object = None) -> np.ndarray:  # noqa: ARG002
         """Return the names of the encoded features."""

@@ -69,8 +69,10 @@ def check_table(
         content = [np.ascontiguousarray(f).tobytes() for t in tables for f in t.flags.values()]
         with paid_once(ledger, b"check", recipe.to_toml().encode(), *content) as seed:
             stored = _count(recipe, tables, ledger, epsilon, seed, disjoint=disjoint)
-            run.write(CHECK, json.dumps(stored[0] | {"others": stored[1:]}, indent=2) + "\n")
+            whole = stored[0] | {"others": stored[1:], "entries": sorted(ledger.used)}
+            run.write(CHECK, json.dumps(whole, indent=2) + "\n")
     first = json.loads((run / CHECK).read_text(encoding="utf-8"))
+    ledger.used.update(first.get("entries", ()))  # a resumed run also paid for its check
     found = [first, *first.get("others", ())]
     if hopeless := [one["message"] for one in found if one["is_hopeless"]]:
         raise data_of.HopelessTable(hopeless[0])
