@@ -123,7 +123,9 @@ class Column:
                 raise ValueError(f"column {self.name!r}: bounds must be numbers below 1e150.")
             if not self.lower < self.upper:
                 raise ValueError(f"column {self.name!r} must have lower < upper.")
-            if self.step is not None and not self._is_step(self.step, self.upper - self.lower):
+            n_steps = 1.0 if not self.step else (self.upper - self.lower) / self.step
+            is_whole = 0.5 < n_steps < 1e15 and abs(n_steps - round(n_steps)) <= 1e-6 * n_steps
+            if self.step == 0 or not is_whole:
                 raise ValueError(f"column {self.name!r}: step must divide upper - lower.")
             if self.type == "weight" and self.lower < 0:
                 raise ValueError(f"column {self.name!r}: a weight must have lower >= 0.")
@@ -137,10 +139,6 @@ class Column:
             raise ValueError(f"column {self.name!r}: categories must differ from each other.")
         if self.type == "ordered" and len(self.categories) < 2:
             raise ValueError(f"column {self.name!r}: ordered needs at least two categories.")
-
-    @staticmethod
-    def _is_step(step: float, width: float) -> bool:
-        return step > 0 and abs(width / step - round(width / step)) <= 1e-6 * width / step >= 5e-7
 
     def _check_rules(self) -> None:
         """Raise unless `missing`, `outside` and `reference` fit the domain."""

@@ -242,6 +242,42 @@ def test_a_public_test_that_the_schema_does_not_describe_is_refused(work):
     assert "bad.csv, column 'town'" in result.output
 
 
+@pytest.mark.parametrize("verb", MOST_VERBS)
+def test_ledger_and_schema_must_count_the_same_unit(work, verb):
+    Ledger(work / "persons.ledger", Budget(2 * EPSILON, 1e-5), unit="person").close()
+    schema = json.loads(json.dumps(SCHEMA))
+    schema["columns"]["note"] = "person"
+    (work / "person.toml").write_text(tomli_w.dumps(schema), encoding="utf-8")
+    more = ("--ledger", "persons.ledger")
+    result = run_verb(verb, work / "good.csv", work / "good.toml", *more)
+    assert_stopped(result)
+    assert "has no column of type person" in result.output
+    result = run_verb(verb, work / "good.csv", work / "person.toml", "--out", "other")
+    assert result.exit_code == 2
+    assert "--unit person" in result.output or "too few" in result.output
+    for name in ("a.ledger", "persons.ledger"):
+        with Ledger(name) as ledger:
+            assert ledger.history() == []
+
+
+def test_a_schema_without_features_is_refused_before_paying(work):
+    bare = {"target": "sick", "columns": {"sick": ["no", "yes"]}}
+    (work / "bare.toml").write_text(tomli_w.dumps(bare), encoding="utf-8")
+    result = run_verb("regress", work / "good.csv", work / "bare.toml")
+    assert_stopped(result)
+    assert "no column but the target" in result.output
+    with Ledger("a.ledger") as ledger:
+        assert ledger.history() == []
+
+
+def test_a_run_folder_takes_no_other_settings(work):
+    assert run_verb("regress", work / "good.csv", work / "good.toml").exit_code == 0
+    assert call("regress", "run", "--no-page").exit_code == 0
+    assert "is a run folder" in call("regress", "run", "--epsilon", 3).output
+    assert "of method regression" in call("summarize", "run").output
+    assert "of method regression" in call("train", "run").output
+
+
 def test_a_public_sample_makes_the_check_free(work):
     table, schema = broken(work, wrong_categories)
     for verb in ("regress", "pate"):

@@ -107,6 +107,11 @@ def test_lines_with_other_numbers_of_fields_are_flagged(tmp_path):
         (b"id,kind,y", {}, "no records"),
         (b"", {}, "is empty"),
         (b"\n\n\n", {}, "is empty"),
+        (b"\n\nid,kind,y\n1,a,0\n", {}, "first line of t.csv is empty. Set skip_lines"),
+        (b"id,kind,y,id\n1,a,0,2\n", {}, "fields 1 and 4 are equal"),
+        (b"id,,kind,y\n1,2,a,0\n", {}, "field 2 is empty"),
+        (b"id,2012,kind,y\n1,2,a,0\n", {}, "field 2 is a number"),
+        (b"id,kind,y\r1,a,0\r", {}, "end of a line as old systems write it"),
         (b"1,a,0\n2,b,1\n", {}, "does not look like names"),
         (b"1,a,0\n2,b,1\n", {"header": False, "names": ["id", "kind"]}, "2 columns.* 3 fields"),
         ("id,kind,y,é\n1,a,0,x\n".encode("latin-1"), {}, "header .* not written in utf-8"),
@@ -134,6 +139,17 @@ def test_damaged_files_are_stopped_by_one_sentence(tmp_path, name):
     with pytest.raises(ValueError, match=r"damaged|no Parquet") as stopped:
         read_rows(path, SCHEMA)
     assert "Jane" not in str(stopped.value)
+
+
+@pytest.mark.parametrize("form", ['"",id,kind,y', "id,kind,y,", ",id,kind,y,"])
+def test_empty_names_at_the_ends_of_a_header_are_places(tmp_path, form):
+    places = ["row" if not name.strip('"') else name for name in form.split(",")]
+    line = ",".join({"row": "7", "id": "5", "kind": "b", "y": "1"}[name] for name in places)
+    rows = rows_of(tmp_path, [line], header=form)
+    assert rows.x[0, 1:].tolist() == [0, 1, 0]
+    assert not rows.flags.any()
+    names = column_names(tmp_path / "t.csv", Dialect())
+    assert [name for name in names if name in ("c1", "c4", "c5")]
 
 
 def test_files_without_a_header_and_with_other_signs(tmp_path):
