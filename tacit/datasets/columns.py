@@ -341,8 +341,13 @@ def as_texts(cells: Cells | Iterable[Any]) -> list[str | None]:
 
 
 def _text(cell: Any) -> str | None:
-    if cell is None or cell != cell:  # NaN and similar marks differ from themselves
+    try:
+        if cell is None or cell != cell:  # NaN and similar marks differ from themselves
+            return None
+    except TypeError:  # the mark NA of pandas has no truth value
         return None
+    except ValueError:  # several values in one cell
+        return UNKNOWN
     if isinstance(cell, bool):
         return "true" if cell else "false"
     try:
