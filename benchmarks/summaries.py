@@ -8,8 +8,8 @@ counts. The reference is the shortest valid interval that we could derive for th
 (pure DP, a record is added or removed, the number of records is private). It is granted knowledge
 that no private interval has: the exact law of its error, so that it covers 95 % of the tables
 without any margin. The last column says which release it uses. For quantiles, whose intervals end
-at edges of cells, it is granted noise that happens to be 0. Ages are whole numbers, so the length
-of the interval of an age jumps by whole years.
+at edges of cells, it is granted noise that happens to be 0. Ages are declared to be whole numbers
+(`step=1`), so the length of the interval of an age jumps by whole years.
 """
 
 import argparse
@@ -27,7 +27,12 @@ from tacit import summaries
 from tacit.summaries import Statistic
 from tacit.summaries.column_values import Range
 from tacit.summaries.payment import Terms
-from tacit.summaries.quantiles import ConsistentCounts, choose_tree, quantile_interval
+from tacit.summaries.quantiles import (
+    ConsistentCounts,
+    choose_tree,
+    grid_size,
+    quantile_interval,
+)
 
 N_RECORDS = 5_000
 EPSILONS = (0.1, 1.0, 8.0)
@@ -42,6 +47,7 @@ HEADER = (
 )
 BOUNDS = (0.0, 200.0)
 AGES = (18.0, 90.0)
+_STEPS = {"age": 1.0}
 CELLS = ("a", "b", "c", "d")
 SHARES = (0.6, 0.25, 0.1, 0.05)
 
@@ -56,8 +62,6 @@ class Case:
     reference: str
     width: Callable[[float], float]
     """Width of the reference interval at epsilon."""
-    step: float = 0.0
-    """Distance of the possible values, by which lengths of intervals jump; 0 if they are dense."""
 
 
 def people(rng: np.random.Generator, n: int) -> dict[str, Any]:
@@ -176,12 +180,13 @@ def _quantile_cases(world: dict[str, Any]) -> Iterator[Case]:
             yield Case(
                 f"quantile {p:g} of {column}",
                 lambda t, terms, c=column, b=bounds, p=p: list(
-                    summaries.quantiles(t[c], [p], bounds=b, **terms)
+                    summaries.quantiles(t[c], [p], bounds=b, step=_STEPS.get(c), **terms)
                 ),
                 lambda t, c=column, p=p: [float(np.quantile(world[c], p, method="inverted_cdf"))],
-                "shortest of trees at noise 0 and two draws of the exponential mechanism",
+                "shortest of trees at noise 0"
+                + (", one leaf for each age," if column in _STEPS else "")
+                + " and two draws of the exponential mechanism",
                 lambda e, c=column, b=bounds, p=p: _quantile_width(c, b, p, e),
-                step=1.0 if column == "age" else 0.0,
             )
 
 
@@ -305,25 +310,28 @@ def _error_width(scales: list[float], variance: float, draws: int = 400_000) -> 
 def _quantile_width(column: str, bounds: tuple[float, float], p: float, e: float) -> float:
     """Width of the shortest of several intervals that hold for every distribution.
 
-    From trees of counts with 256 to 65,536 cells: the median over 51 tables if the noise happens to
-    be 0. From the exponential mechanism over 1,024 cells: two draws at half of epsilon each, with
-    the number of values below as score, so far out that the union bound over all cells gives 97.5 %
-    for each.
+    From trees of counts with 256 to 65,536 cells, or one for each age: the median over 51 tables if
+    the noise happens to be 0. From the exponential mechanism over 1,024 cells, or over the ages:
+    two draws at half of epsilon each, with the number of values below as score, so far out that the
+    union bound over all cells gives 97.5 % for each.
     """
     tables = [people(np.random.default_rng([2, k]), N_RECORDS)[column] for k in range(51)]
-    medians = []
+    medians, range_ = [], Range(*bounds)
+    n_values = grid_size(range_, _STEPS.get(column))
     for n_cells in (256, 1024, 4096, 65_536):
-        tree = choose_tree(Terms.check({"epsilon": e}), n_cells)
+        tree = choose_tree(Terms.check({"epsilon": e}), n_cells, n_values=n_values)
         edges = np.linspace(*bounds, tree.n_leaves + 1)
+        if n_values:
+            edges = np.append(np.arange(tree.n_leaves), np.inf) + bounds[0] - 0.5
         widths = []
         for values in tables:
             exact = np.histogram(values, edges)[0].astype(float)
             counts = ConsistentCounts.of_exact(tree, exact, 2 * (tree.depth / e) ** 2)
-            found = quantile_interval(counts, p, Range(*bounds), "population", 0.95)
+            found = quantile_interval(counts, p, range_, "population", 0.95)
             widths.append(found.upper - found.lower)
         medians.append(float(np.median(widths)))
     scale = 2 * max(p, 1 - p) / (e / 2)  # one record changes the score by at most max(p, 1 - p)
-    margin = scale * math.log(1024 / 0.0125)
+    margin = scale * math.log((n_values or 1024) / 0.0125)
     margin += -float(ndtri(0.0125)) * math.sqrt(N_RECORDS * p * (1 - p))
     share = margin / N_RECORDS
     ends = np.quantile(np.concatenate(tables), [max(p - share, 0.0), min(p + share, 1.0)])

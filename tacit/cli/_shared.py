@@ -330,7 +330,7 @@ def utility_line(facts: "Facts") -> str:
     """Return one line about the quality of a run's model, with what is known of its error."""
     utility = facts.utility
     if utility.mean is None:
-        return "quality   not measured"
+        return f"quality   not measured: {facts.unmeasured}"
     is_share = utility.metric == "accuracy"
     shown = (lambda value: f"{value:.2%}") if is_share else (lambda value: f"{value:.4f}")
     line = f"{utility.metric:<9} {shown(utility.private[0].value)}"

@@ -1,5 +1,6 @@
 """Code that the verbs for tables share: options, a recipe from a table, reading, printing."""
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,10 +11,14 @@ from tacit.cli import _shared as shared
 
 if TYPE_CHECKING:
     from tacit.datasets import Schema
-    from tacit.experiments import Recipe
+    from tacit.experiments import Facts, Recipe
 
 _SCHEMA = typer.Option("--schema", help="TOML file of target, bounds and categories.")
 MaybeSchema = Annotated[Path | None, _SCHEMA]
+Table = Annotated[
+    Path,
+    typer.Argument(help="CSV or Parquet file of private records; or a run folder, to resume."),
+]
 PublicTest = Annotated[
     Path | None,
     typer.Option(help="Table that is public, to measure the model exactly and for free."),
@@ -65,6 +70,84 @@ def table_settings(
     if relation is not None:
         privacy["relation"] = str(relation)
     return {"name": table.name.split(".")[0], "data": data, "privacy": privacy}
+
+
+def recipe_and_folder(
+    table: Path,
+    schema: Path | None,
+    *,
+    method: str,
+    epsilon: float | None,
+    delta: float,
+    ledger: Path | None,
+    relation: ev.Relation | None,
+    seed: int | None,
+    out: Path | None,
+    evaluation: bool = False,
+    public_test: Path | None = None,
+    public_sample: Path | None = None,
+    own: dict[str, Any],  # Any: sections of the method, with values of a recipe
+) -> "tuple[Recipe, Path]":
+    """Return the recipe of a table by its options and the folder to run it in.
+
+    If `table` is a run folder, the recipe is the one in it. Nothing has been paid yet.
+    """
+    from tacit.datasets import Schema
+    from tacit.experiments import RECIPE, Recipe
+
+    if (table / RECIPE).is_file():
+        recipe = Recipe.read(table / RECIPE)
+        if recipe.method != method:
+            raise ValueError(f"{table} holds no {method}, but a run of method {recipe.method}.")
+        if schema is not None or epsilon is not None or ledger is not None:
+            raise ValueError(
+                f"{table} is a run folder, whose recipe has these settings. Leave them out to "
+                "resume it, or give the table for a new run."
+            )
+        return recipe, table
+    if schema is None or epsilon is None:
+        raise ValueError("a table needs --schema FILE and --epsilon NUMBER.")
+    settings = table_settings(
+        table,
+        Schema.read(schema),
+        public_test=public_test,
+        public_sample=public_sample,
+        evaluation=evaluation,
+        ledger=ledger,
+        relation=relation,
+    )
+    settings["privacy"] |= {"epsilon": epsilon, "delta": delta}
+    recipe = Recipe.from_dict(
+        settings | own | {"run": {} if seed is None else {"seed": seed}}, method=method
+    )
+    return recipe, run_folder(out, f"{recipe.name}-{method}-epsilon-{epsilon:g}")
+
+
+def print_fit(facts: "Facts", folder: Path, recipe: "Recipe", *, page: bool, as_json: bool) -> None:
+    """Write the page of a run that fitted coefficients, and print them with cost and quality."""
+    written = shared.write_page(folder) if page else None
+    fitted = json.loads((folder / facts.model_file).read_text(encoding="utf-8"))
+    stated = recipe.privacy.delta
+    if as_json:
+        names = ("coefficients", "references", "informative")
+        found = {name: fitted[name] for name in names if name in fitted}
+        if facts.method == "transfer":
+            found["epsilon_per_file"] = recipe.privacy.epsilon
+        method = f"{fitted['kind']} regression, {fitted['method']}"
+        shared.print_json(
+            {"method": method, **found, **shared.outcome(facts, folder, written), "delta": stated}
+        )
+        return
+    print_coefficients(fitted["coefficients"], fitted["references"])
+    if "informative" in fitted:
+        typer.echo(f"sources that agree: {', '.join(fitted['informative']) or 'none'}")
+    cost = facts.epsilon if stated else recipe.privacy.epsilon  # the facts hold at their delta
+    typer.echo(
+        f"{fitted['kind']} regression, {fitted['method']}: epsilon = "
+        f"{shared.round_up(cost or facts.epsilon, 4)} at delta = {stated:g}, {facts.relation}"
+    )
+    typer.echo(shared.utility_line(facts))
+    typer.echo(f"run       {folder}")
 
 
 def note_weights(schema: "Schema") -> None:

@@ -115,7 +115,7 @@ def pate(
     typer.echo(f"student accuracy = {100 * accuracy:.2f} % on {utility.n_test:,} test records")
     typer.echo(
         f"epsilon = {shared.round_up(facts.epsilon)} at delta = {facts.delta:g}, {facts.relation}; "
-        f"{answered} by {plan.teachers.count} teachers of {facts.n_records:,} records"
+        f"{answered} by {plan.teachers.count} teachers of {facts.n_records:,} {facts.unit}s"
     )
     if (published := utility.others.get("sanitized epsilon")) is not None:
         typer.echo(f"cost for these data, with noise: epsilon = {shared.round_up(published)}")

@@ -20,7 +20,7 @@ def predict(
     """Predict the target of each record of FILE, with probabilities where the model has them.
 
     FILE needs the columns of the features, by the names of the run's schema. The model was paid
-    for, so this costs nothing.
+    for, so this costs nothing. A table that the schema does not describe is refused.
 
     \b
     Example:
@@ -31,6 +31,12 @@ def predict(
     if out is not None:
         shared.require_file(out)
     found = predict_table(folder, table)
+    if found.undescribed:
+        typer.echo(
+            "note: some values are not as the schema declares, and were replaced by its rules: "
+            f"{', '.join(found.undescribed)}",
+            err=True,
+        )
     if as_json:
         rows = [dict(zip(found.columns, row, strict=True)) for row in found.rows]
         shared.print_json({"predictions": rows})

@@ -1,7 +1,5 @@
 """`tacit regress`: a private linear or logistic model of a table, in a run folder."""
 
-import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,10 +9,7 @@ from tacit.cli import _tables as tables
 
 
 def regress(
-    table: Annotated[
-        Path,
-        typer.Argument(help="CSV or Parquet file of private records; or a run folder, to resume."),
-    ],
+    table: tables.Table,
     *,
     schema: tables.MaybeSchema = None,
     epsilon: shared.MaybeEpsilon = None,
@@ -47,51 +42,22 @@ def regress(
       tacit regress census.csv --schema census.toml --epsilon 1 --ledger census.ledger
       tacit regress runs/census-regression          resumes an interrupted run
     """
-    from tacit.datasets import Schema
-    from tacit.experiments import RECIPE, Recipe, run_regression
+    from tacit.experiments import run_regression
 
-    if (table / RECIPE).is_file():
-        recipe, folder = Recipe.read(table / RECIPE), table
-        if recipe.method != "regression":
-            raise ValueError(f"{table} holds no regression. Resume it with: tacit train {table}")
-    else:
-        if schema is None or epsilon is None:
-            raise ValueError("regress needs --schema FILE and --epsilon NUMBER.")
-        declared = Schema.read(schema)
-        declared.target_column  # noqa: B018  # raises if the schema names none
-        settings = tables.table_settings(
-            table,
-            declared,
-            public_test=public_test,
-            public_sample=public_sample,
-            evaluation=evaluation,
-            ledger=ledger,
-            relation=relation,
-        )
-        settings["privacy"] |= {"epsilon": epsilon, "delta": delta}
-        settings |= {
-            "regression": {"method": method},
-            "run": {} if seed is None else {"seed": seed},
-        }
-        recipe = Recipe.from_dict(settings, method="regression")
-        folder = tables.run_folder(out, f"{recipe.name}-regression-epsilon-{epsilon:g}")
-    facts = run_regression(recipe, folder)
-    written = shared.write_page(folder) if page else None
-    fitted = json.loads((folder / facts.model_file).read_text(encoding="utf-8"))
-    stated = recipe.privacy.delta
-    if as_json:
-        named = {name: fitted[name] for name in ("coefficients", "references")}
-        shared.print_json(
-            {"method": f"{fitted['kind']} regression, {fitted['method']}", **named}
-            | {"delta": stated}
-            | shared.outcome(facts, folder, written)
-        )
-        return
-    tables.print_coefficients(fitted["coefficients"], fitted["references"])
-    cost = facts.epsilon if stated else recipe.privacy.epsilon  # the facts hold at their delta
-    typer.echo(
-        f"{fitted['kind']} regression, {fitted['method']}: epsilon = "
-        f"{shared.round_up(cost or facts.epsilon, 4)} at delta = {stated:g}, {facts.relation}"
+    recipe, folder = tables.recipe_and_folder(
+        table,
+        schema,
+        method="regression",
+        epsilon=epsilon,
+        delta=delta,
+        ledger=ledger,
+        relation=relation,
+        seed=seed,
+        out=out,
+        evaluation=evaluation,
+        public_test=public_test,
+        public_sample=public_sample,
+        own={"regression": {"method": method}},
     )
-    typer.echo(shared.utility_line(facts))
-    typer.echo(f"run       {folder}")
+    facts = run_regression(recipe, folder)
+    tables.print_fit(facts, folder, recipe, page=page, as_json=as_json)

@@ -75,10 +75,13 @@ def init(
     if file_section:
         text += "\n" + tomli_w.dumps({"file": file_section})
     written.write_text(text, encoding="utf-8")
+    if len(names) == 1 and any(sign in next(iter(names)) for sign in ";\t|,"):
+        typer.echo("note: there is one column. Is --separator right?", err=True)
     if as_json:
         print_json({"schema": str(written), "columns": list(names)})
     else:
-        typer.echo(f'wrote {written} with {len(names)} columns; fill in every "".')
+        columns = "1 column" if len(names) == 1 else f"{len(names)} columns"
+        typer.echo(f'wrote {written} with {columns}; fill in every "".')
 
 
 @app.command(epilog="Example: tacit schema check people.toml people.csv")

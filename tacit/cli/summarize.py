@@ -1,7 +1,6 @@
 """`tacit summarize`: private statistics of a table, each with a confidence interval."""
 
 import json
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -12,10 +11,7 @@ from tacit.cli import _tables as tables
 
 
 def summarize(
-    table: Annotated[
-        Path,
-        typer.Argument(help="CSV or Parquet file of private records; or a run folder, to resume."),
-    ],
+    table: tables.Table,
     *,
     schema: tables.MaybeSchema = None,
     epsilon: shared.MaybeEpsilon = None,
@@ -44,36 +40,22 @@ def summarize(
     Example:
       tacit summarize census.csv --schema census.toml --epsilon 1 --ledger census.ledger
     """
-    from tacit.datasets import Schema
-    from tacit.experiments import RECIPE, SUMMARY, Recipe, run_summary
+    from tacit.experiments import SUMMARY, run_summary
 
-    if (table / RECIPE).is_file():
-        recipe, folder = Recipe.read(table / RECIPE), table
-        if recipe.method != "summary":
-            raise ValueError(f"{table} holds no summary, but a run of method {recipe.method}.")
-    else:
-        if schema is None or epsilon is None:
-            raise ValueError("summarize needs --schema FILE and --epsilon NUMBER.")
-        settings = tables.table_settings(
-            table,
-            Schema.read(schema),
-            public_test=None,
-            public_sample=public_sample,
-            evaluation=False,
-            ledger=ledger,
-            relation=relation,
-        )
-        settings["privacy"] |= {"epsilon": epsilon, "delta": delta}
-        settings |= {
-            "summary": {
-                "quantiles": shared.numbers(quantiles, "--quantiles"),
-                "about": about,
-                "confidence": confidence,
-            },
-            "run": {} if seed is None else {"seed": seed},
-        }
-        recipe = Recipe.from_dict(settings, method="summary")
-        folder = tables.run_folder(out, f"{recipe.name}-summary-epsilon-{epsilon:g}")
+    asked = {"about": about, "confidence": confidence}
+    recipe, folder = tables.recipe_and_folder(
+        table,
+        schema,
+        method="summary",
+        epsilon=epsilon,
+        delta=delta,
+        ledger=ledger,
+        relation=relation,
+        seed=seed,
+        out=out,
+        public_sample=public_sample,
+        own={"summary": asked | {"quantiles": shared.numbers(quantiles, "--quantiles")}},
+    )
     run_summary(recipe, folder)
     written = shared.write_page(folder) if page else None
     stored = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))

@@ -78,6 +78,8 @@ def train(
             shared.require_ledger(ledger)
             changes["privacy__ledger"] = str(ledger.resolve())
         chosen = shared.recipe_of(recipe, settings, trust_code=trust_code, **changes)
+        if chosen.method != "dp-sgd":
+            raise ValueError(f"{recipe} is of method {chosen.method}, which train does not do.")
         folder = out or Path("runs") / f"{chosen.name}-epsilon-{chosen.privacy.epsilon:g}"
         shared.require_folder(folder)
     if RunFolder(folder).is_finished:

@@ -1,6 +1,5 @@
 """`tacit transfer`: a private linear model of one table, with the help of related tables."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -11,9 +10,7 @@ from tacit.cli import _tables as tables
 
 
 def transfer(
-    target: Annotated[
-        Path, typer.Argument(help="CSV or Parquet file to fit; or a run folder, to resume.")
-    ],
+    target: tables.Table,
     sources: Annotated[list[Path] | None, typer.Argument(help="Files of related tables.")] = None,
     *,
     schema: tables.MaybeSchema = None,
@@ -29,6 +26,9 @@ def transfer(
     overlapping: Annotated[
         bool, typer.Option("--overlapping", help="A person may be in several files: costs add up.")
     ] = False,
+    public_test: tables.PublicTest = None,
+    public_sample: tables.PublicSample = None,
+    evaluation: tables.Evaluation = True,
     relation: shared.MaybeRelation = None,
     ledger: shared.LedgerFile = None,
     seed: shared.Seed = None,
@@ -38,55 +38,32 @@ def transfer(
 ) -> None:
     """Fit a linear model to TARGET, with the help of those SOURCES that agree with it.
 
-    Each file spends EPSILON at DELTA. The distance --h is that of the coefficients when every
+    Each file spends EPSILON at DELTA: 5 % check that the schema fits the file, 10 % of the target's
+    measure the model, the rest fits it. The distance --h is that of the coefficients when every
     column is scaled to [-1, 1].
 
     \b
     Example:
       tacit transfer clinic.csv north.csv south.csv --schema clinic.toml --epsilon 1
     """
-    from tacit.datasets import Schema
-    from tacit.experiments import RECIPE, Recipe, run_transfer
+    from tacit.experiments import run_transfer
 
-    if (target / RECIPE).is_file():
-        recipe, folder = Recipe.read(target / RECIPE), target
-        if recipe.method != "transfer":
-            raise ValueError(f"{target} holds no transfer, but a run of method {recipe.method}.")
-    else:
-        if schema is None or epsilon is None or not sources:
-            raise ValueError("transfer needs SOURCES, --schema FILE and --epsilon NUMBER.")
-        settings = tables.table_settings(
-            target,
-            Schema.read(schema),
-            public_test=None,
-            public_sample=None,
-            evaluation=False,
-            ledger=ledger,
-            relation=relation,
-        )
-        settings["privacy"] |= {"epsilon": epsilon, "delta": delta}
-        files = [str(path.resolve()) for path in sources]
-        asked = {"sources": files, "q": q, "overlapping": overlapping}
-        settings |= {
-            "transfer": asked | ({} if h is None else {"h": h}),
-            "run": {} if seed is None else {"seed": seed},
-        }
-        recipe = Recipe.from_dict(settings, method="transfer")
-        folder = tables.run_folder(out, f"{recipe.name}-transfer-epsilon-{epsilon:g}")
-    facts = run_transfer(recipe, folder)
-    written = shared.write_page(folder) if page else None
-    fitted = json.loads((folder / facts.model_file).read_text(encoding="utf-8"))
-    if as_json:
-        names = ("coefficients", "references", "informative")
-        shared.print_json(
-            {name: fitted[name] for name in names}
-            | {"epsilon_per_file": recipe.privacy.epsilon}
-            | shared.outcome(facts, folder, written)
-        )
-        return
-    tables.print_coefficients(fitted["coefficients"], fitted["references"])
-    typer.echo(
-        f"transfer from {', '.join(fitted['informative']) or 'no source'}: epsilon = "
-        f"{shared.round_up(facts.epsilon, 4)} at delta = {facts.delta:g}, {facts.relation}"
+    asked = {"sources": [str(path.resolve()) for path in sources or ()], "q": q}
+    asked |= {"overlapping": overlapping} | ({} if h is None else {"h": h})
+    recipe, folder = tables.recipe_and_folder(
+        target,
+        schema,
+        method="transfer",
+        epsilon=epsilon,
+        delta=delta,
+        ledger=ledger,
+        relation=relation,
+        seed=seed,
+        out=out,
+        evaluation=evaluation,
+        public_test=public_test,
+        public_sample=public_sample,
+        own={"transfer": asked},
     )
-    typer.echo(f"run       {folder}")
+    facts = run_transfer(recipe, folder)
+    tables.print_fit(facts, folder, recipe, page=page, as_json=as_json)

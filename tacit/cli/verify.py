@@ -37,6 +37,8 @@ def verify(
     """
     from tacit.report import judge
 
+    if not run.exists():
+        raise ValueError(f"there is no run folder or certificate {run}.")
     with time_limit(seconds, what="verification"):
         found = judge(run, key=key)
     if as_json:

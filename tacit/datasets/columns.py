@@ -18,6 +18,8 @@ from tacit._arrays import Flags, Floats
 TYPES = ("number", "category", "boolean", "ordered", "ignored", "person", "weight")
 NOT_FEATURES = ("ignored", "person", "weight")
 CLIP, MISSING = "clip", "missing"  # rules for values outside the domain
+UNKNOWN = "(other)"
+"""Stands for a text that is no declared category; summaries refuse a category of this name."""
 MISSING_MARKS = ("", "NA", "N/A", "NaN", "nan", "NULL", "null", "None", "?")
 _LARGEST = 1e150  # bounds above this overflow when they are squared
 _TRUE = frozenset(("1", "true", "yes", "t", "y"))
@@ -59,6 +61,9 @@ class Column:
         number (with `lower` and `upper`), category or ordered (with `categories`), boolean;
         ignored, person (whose id the cell holds) and weight are no features. Default: the type that
         the other settings imply.
+    step
+        Distance of the possible values of a number, such as 1 for whole numbers, if it is known
+        publicly; it must divide `upper - lower`. Quantiles have shorter intervals then.
     at_least
         Turn a number into 0 or 1: whether it reaches this threshold.
     missing
@@ -77,6 +82,7 @@ class Column:
     upper: float | None = None
     categories: tuple[str, ...] = ()
     at_least: float | None = None
+    step: float | None = None
     missing: float | str | bool | None = None
     outside: str = ""
     reference: str = ""
@@ -105,6 +111,8 @@ class Column:
         if has_bounds and not needs_bounds:
             what = "one with at_least" if self.type == "number" else f"of type {self.type}"
             raise ValueError(f"column {self.name!r}, {what}, has no lower and upper.")
+        if self.step is not None and not needs_bounds:
+            raise ValueError(f"column {self.name!r}: step needs lower and upper.")
         if self.at_least is not None and self.type != "number":
             raise ValueError(f"column {self.name!r}: at_least needs type number.")
         if needs_bounds:
@@ -115,6 +123,10 @@ class Column:
                 raise ValueError(f"column {self.name!r}: bounds must be numbers below 1e150.")
             if not self.lower < self.upper:
                 raise ValueError(f"column {self.name!r} must have lower < upper.")
+            n_steps = 1.0 if not self.step else (self.upper - self.lower) / self.step
+            is_whole = 0.5 < n_steps < 1e15 and abs(n_steps - round(n_steps)) <= 1e-6 * n_steps
+            if self.step == 0 or not is_whole:
+                raise ValueError(f"column {self.name!r}: step must divide upper - lower.")
             if self.type == "weight" and self.lower < 0:
                 raise ValueError(f"column {self.name!r}: a weight must have lower >= 0.")
         if self.at_least is not None and not math.isfinite(self.at_least):
@@ -197,33 +209,39 @@ class Column:
 
         Missing values and values outside the domain are replaced by the declared rules. Private.
         """
-        if isinstance(cells, np.ndarray) and cells.dtype.kind in "iuf" and not self.categories:
-            numbers = cells.astype(np.float64)
-            is_missing = np.isnan(numbers)
-        else:
-            texts = cells if isinstance(cells, tuple) else as_texts(cells)
-            numbers, is_missing = self._from_text(texts, rules)
+        numbers, is_missing = self._numbers(cells, rules)
         is_outside = ~is_missing & ~self._contains(numbers)
         return Parsed(self._replaced(numbers, is_outside), is_missing, is_outside)
 
     def plain(self, cells: Cells, rules: CellRules = PLAIN) -> list[Any]:
-        """Return the cells as they are, with None for missing values and a point in numbers.
+        """Return what the cells say, before the rules for missing and outside values. Private.
 
-        Private. Any: texts, or what a data frame holds.
+        Numbers are floats, with NaN for what is no number. Categories and truth values are texts,
+        `UNKNOWN` for a text that is not declared and None for a missing one. A person is a text or
+        None. Any: a list of one of these.
         """
-        if not isinstance(cells, tuple):
-            return cells.tolist() if isinstance(cells, np.ndarray) else list(cells)
-        marks = rules.missing - set(self.categories)
-        texts = [
-            None if cell is None or (text := cell.strip()) in marks else text for cell in cells
+        if self.type == "person":
+            return self.ids(cells, rules)
+        numbers, is_missing = self._numbers(cells, rules)
+        if self.type in ("number", "weight"):
+            return numbers.tolist()
+        names = {float(k): name for k, name in enumerate(self.classes)}
+        return [
+            None if absent else names.get(number, UNKNOWN)
+            for number, absent in zip(numbers.tolist(), is_missing.tolist(), strict=True)
         ]
-        if self.categories or rules.decimal == ".":
-            return texts
-        return [text and text.replace(rules.decimal, ".") for text in texts]
 
     def ids(self, cells: Cells, rules: CellRules = PLAIN) -> list[str | None]:
         """Return the cells as names of persons; None for a missing one. Private."""
-        return [one or None for one in as_texts(self.plain(cells, rules))]
+        return [None if one in rules.missing else one for one in as_texts(cells)]
+
+    def _numbers(self, cells: Cells, rules: CellRules) -> tuple[Floats, Flags]:
+        """Return the number or the category's index of each cell, and whether it is missing."""
+        if isinstance(cells, np.ndarray) and cells.dtype.kind in "iuf" and not self.categories:
+            numbers = cells.astype(np.float64)
+            return numbers, np.isnan(numbers)
+        texts = cells if isinstance(cells, tuple) else as_texts(cells)
+        return self._from_text(texts, rules)
 
     def _from_text(self, texts: Sequence[str | None], rules: CellRules) -> tuple[Floats, Flags]:
         """Return the value of each text, and whether it is missing; each distinct text once."""
@@ -323,11 +341,19 @@ def as_texts(cells: Cells | Iterable[Any]) -> list[str | None]:
 
 
 def _text(cell: Any) -> str | None:
-    if cell is None or cell != cell:  # NaN and similar marks differ from themselves
+    try:
+        if cell is None or cell != cell:  # NaN and similar marks differ from themselves
+            return None
+    except TypeError:  # the mark NA of pandas has no truth value
         return None
+    except ValueError:  # several values in one cell
+        return UNKNOWN
     if isinstance(cell, bool):
         return "true" if cell else "false"
-    return str(cell).strip()
+    try:
+        return str(cell).strip()
+    except ValueError:  # a whole number with more than 4,300 digits
+        return UNKNOWN
 
 
 def _number(text: str, decimal: str = ".") -> float:

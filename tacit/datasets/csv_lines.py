@@ -113,12 +113,17 @@ def read_names(path: Path, dialect: Dialect) -> list[str]:
                 f"line has {len(parts)} fields. Check names and separator."
             )
         return list(dialect.names) or [f"c{k}" for k in range(1, len(parts) + 1)]
-    if not looks_like_names(parts):
+    names = [part.strip() for part in parts]
+    for k in {0, len(names) - 1}:  # the row numbers of R and pandas, or a separator at the end
+        names[k] = names[k] or f"c{k + 1}"
+    if problem := _problem_of(names):
         raise ValueError(
-            f"the first line of {path.name} does not look like names of columns. If it is a "
-            "record, set header = false in [file] of the schema (schema init: --no-header)."
+            f"the first line of {path.name} does not look like names of columns: {problem}. If it "
+            "is a record, set header = false in [file] of the schema (schema init: --no-header). "
+            "If it is a header, correct it, or skip it: header = false, skip_lines = 1, names = "
+            "[...]."
         )
-    return [part.strip() for part in parts]
+    return names
 
 
 def read_cells(
@@ -153,8 +158,9 @@ def count_lines(path: Path, dialect: Dialect) -> int:
     """Return the number of lines that are records: all but the header, skipped and blank ones."""
     read_names(path, dialect)  # refuses what is no CSV file
     with _open(path) as stream:
-        lines = (line for line in _guarded(stream, path) if not line.isspace())
-        return max(0, sum(1 for _ in lines) - dialect.skip_lines - dialect.header)
+        for _ in range(dialect.skip_lines + dialect.header):
+            stream.readline()
+        return sum(1 for line in _guarded(stream, path) if not line.isspace())
 
 
 def find_columns(
@@ -179,20 +185,23 @@ def find_columns(
     return {name: list(names).index(name) for name in needed}
 
 
-def looks_like_names(parts: Sequence[str]) -> bool:
-    """Return whether fields can be names of columns: none is empty, a number, or there twice."""
-    stripped = [part.strip() for part in parts]
-    return len(set(stripped)) == len(stripped) and not any(_is_value(text) for text in stripped)
-
-
-def _is_value(text: str) -> bool:
-    if not text or not text.isprintable():
-        return True
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+def _problem_of(names: Sequence[str]) -> str:
+    """Return why fields cannot be names of columns, without quoting them; "" if they can."""
+    for place, name in enumerate(names, 1):
+        if not name:
+            return f"field {place} is empty"
+        if "\r" in name:
+            return "it goes on after the end of a line as old systems write it (CR)"
+        if not name.isprintable():
+            return f"field {place} has a sign that cannot be printed"
+        if (first := list(names).index(name) + 1) < place:
+            return f"fields {first} and {place} are equal"
+        try:
+            float(name)
+        except ValueError:
+            continue
+        return f"field {place} is a number"
+    return ""
 
 
 def _splitter(dialect: Dialect) -> Callable[[bytes], list[str] | None]:
@@ -230,7 +239,16 @@ def _first_line(stream: BinaryIO, path: Path, dialect: Dialect) -> bytes:
     except (OSError, EOFError, lzma.LZMAError, zlib.error):
         raise _unreadable(path) from None
     if not line.strip():
-        raise ValueError(f"{path.name} is empty: it has no header and no records.")
+        try:
+            is_empty = not stream.read(_LONGEST_LINE).strip()
+        except (OSError, EOFError, lzma.LZMAError, zlib.error):
+            raise _unreadable(path) from None
+        if is_empty:
+            raise ValueError(f"{path.name} is empty: it has no header and no records.")
+        raise ValueError(
+            f"the first line of {path.name} is empty. Set skip_lines in [file] of the schema "
+            "(schema init: --skip-lines) to the number of lines above the header."
+        )
     if b"\0" in line or line[:2] in (b"\xff\xfe", b"\xfe\xff"):
         raise ValueError(
             f"{path.name} is no CSV file in {dialect.encoding}. Save it as CSV in UTF-8."
@@ -244,7 +262,10 @@ def _first_line(stream: BinaryIO, path: Path, dialect: Dialect) -> bytes:
                 "[file] of the schema, for example latin-1."
             ) from None
     if _splitter(dialect)(line) is None:
-        raise ValueError(f"the first line of {path.name} has a quote that is not closed.")
+        raise ValueError(
+            f"the first line of {path.name} has a quote that is not closed: a "
+            "quoted field cannot hold the end of a line."
+        )
     return line
 
 

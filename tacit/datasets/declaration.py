@@ -26,9 +26,10 @@ from typing import Any
 from tacit.datasets.columns import TYPES, Column
 
 LARGEST_FILE = 1 << 20  # bytes of a schema file; one with more is no schema
-_NUMBERS = ("lower", "upper", "at_least")
+_NUMBERS = ("lower", "upper", "at_least", "step")
 _TEXTS = ("type", "outside", "reference")
-_KEYS = ("type", "lower", "upper", "categories", "at_least", "missing", "outside", "reference")
+_KEYS = ("type", "lower", "upper", "step", "categories", "at_least", "missing", "outside",
+         "reference")  # fmt: skip
 HOW = (
     "Write bounds as in [0, 120], categories as in ['a', 'b'], or one of the words 'boolean', "
     "'ignored', 'person'."

@@ -269,8 +269,13 @@ class Schema(TransformerMixin, BaseEstimator):
 
     @property
     def checked(self) -> tuple[str, ...]:
-        """Names of what the paid check counts: lines, features and the target."""
+        """Names of what the paid check counts: lines, features, weights and the target."""
         return (FIELDS, *(c.name for c in self.declared if c.type not in ("ignored", "person")))
+
+    @property
+    def checked_features(self) -> tuple[str, ...]:
+        """Names of what is checked before a prediction: lines and features."""
+        return (FIELDS, *(c.name for c in self.features))
 
     @property
     def bounds(self) -> FeatureBounds:
@@ -315,21 +320,15 @@ class Schema(TransformerMixin, BaseEstimator):
         assert rows.y is not None  # the schema's target, checked when the cells were read
         return rows.x, rows.y
 
-    def encode_features(self, cells: Mapping[str, Cells]) -> np.ndarray:
-        """Return the encoded features of the columns in `cells`, (rows, features)."""
-        rules = self.dialect.rules
-        parts = [c.encode(cells[c.name], rules) for c in self.features]
-        parts += [d.encode(cells, rules) for d in _derived(self.derived)]
-        return _joined(parts, cells)
-
     def encode_rows(self, cells: Mapping[str, Cells]) -> EncodedRows:
-        """Return the encoded rows of the columns in `cells`, which holds all of `needed`."""
+        """Return the encoded rows of the columns in `cells`: all of `needed`, or features alone."""
         rules, parts, weights, y, persons = self.dialect.rules, [], None, None, None
         flags = [np.isnan(cells[FIELDS])] if FIELDS in cells else []
         for column in self.declared:
+            if column.type == "ignored" or column.name not in cells:
+                continue
             if column.type == "person":
                 persons = tuple(column.ids(cells[column.name], rules))
-            if column.type in ("ignored", "person"):
                 continue
             parsed = column.parse(cells[column.name], rules)
             flags.append(column.flags(parsed))
@@ -340,9 +339,10 @@ class Schema(TransformerMixin, BaseEstimator):
             else:
                 parts.append(column.features(parsed))
         parts += [d.encode(cells, rules) for d in _derived(self.derived)]
+        x = _joined(parts, cells)
         if FIELDS not in cells:  # a data frame has no lines
-            flags.insert(0, np.zeros_like(flags[0]))
-        return EncodedRows(_joined(parts, cells), y, np.stack(flags, axis=1), persons, weights)
+            flags.insert(0, np.zeros(len(x), np.bool_))
+        return EncodedRows(x, y, np.stack(flags, axis=1), persons, weights)
 
     def fit(self, X: Any, y: object = None) -> Self:  # noqa: ARG002  # the interface of scikit-learn
         """Check the declaration and the names of the columns of `X`; learn nothing from values."""
@@ -354,7 +354,7 @@ class Schema(TransformerMixin, BaseEstimator):
         """Return the encoded features of the rows of `X`, in float32."""
         cells = self._cells_of(X)
         schema = self._for_all(cells) if self.default is not None else self
-        return schema.encode_features(cells)
+        return schema.encode_rows(cells).x
 
     def get_feature_names_out(self, input_features: object = None) -> np.ndarray:  # noqa: ARG002
         """Return the names of the encoded features."""

@@ -23,12 +23,15 @@ _ROWS = 65_536  # rows that are encoded at a time
 _PARQUET = (".parquet", ".pq")
 
 
-def read_rows(path: str | Path, schema: Schema) -> EncodedRows:
-    """Return all encoded rows of a table, with the first one of each person. Private.
+def read_rows(path: str | Path, schema: Schema, *, training: bool = True) -> EncodedRows:
+    """Return the encoded rows of a table, with the first one of each person. Private.
 
-    Raises if the file is no table, lacks a column, or has no records; no error quotes a value.
+    Without `training`, all rows are read, of their features alone, which is what a prediction
+    needs. Raises if the file is no table, lacks a column, or has no records; no error quotes a
+    value.
     """
-    parts = [schema.encode_rows(cells) for cells in _cells(Path(path), schema, schema.needed)]
+    needed = schema.needed_for(training=training)
+    parts = [schema.encode_rows(cells) for cells in _cells(Path(path), schema, needed)]
     if not parts:
         raise ValueError(f"{Path(path).name} has no records.")
     rows = EncodedRows(*(_concatenated(pieces) for pieces in zip(*parts, strict=True)))
@@ -39,18 +42,13 @@ def read_rows(path: str | Path, schema: Schema) -> EncodedRows:
 
 def read_features(path: str | Path, schema: Schema) -> np.ndarray:
     """Return the encoded features of a table that needs no target, to predict from. Private."""
-    needed = schema.needed_for(training=False)
-    parts = [schema.encode_features(cells) for cells in _cells(Path(path), schema, needed)]
-    if not parts:
-        raise ValueError(f"{Path(path).name} has no records.")
-    return np.concatenate(parts)
+    return read_rows(path, schema, training=False).x
 
 
 def read_columns(path: str | Path, schema: Schema) -> dict[str, list[Any]]:
-    """Return the declared columns of a table as texts or as Parquet stores them. Private.
+    """Return the declared columns of a table as `Column.plain` reads them. Private.
 
-    Missing values are None, the decimal sign is a point, and the first record of each person is
-    kept. For what summarizes values as they are, not as features.
+    The first record of each person is kept. For what summarizes values, not features.
     """
     rules, found = schema.dialect.rules, {}
     for cells in _cells(Path(path), schema, schema.needed):
@@ -63,7 +61,7 @@ def read_columns(path: str | Path, schema: Schema) -> dict[str, list[Any]]:
     person = next((c for c in schema.declared if c.type == "person"), None)
     if person is None:
         return found
-    kept = _first_of_each(person.ids(found[person.name]), path)
+    kept = _first_of_each(found[person.name], path)
     return {name: [values[k] for k in kept] for name, values in found.items()}
 
 

@@ -19,7 +19,7 @@ from tacit._lazy import lazy
 from tacit.experiments.advice import Advice, advise
 from tacit.experiments.audit import RunAudit, audit_run
 from tacit.experiments.coefficients import Coefficients, coefficients_of
-from tacit.experiments.data import count_records
+from tacit.experiments.data import HopelessTable, count_records
 from tacit.experiments.facts import (
     AUDIT,
     RECIPE,
@@ -41,7 +41,6 @@ from tacit.experiments.recipe import MOST_OUTSIDE, Published, Recipe, shipped
 from tacit.experiments.regression_run import run_regression
 from tacit.experiments.summary_run import run_summary
 from tacit.experiments.sweeps import SWEEP, Point, Summary, Sweep, SweepRun, sweep, sweep_pate
-from tacit.experiments.table_check import HopelessTable
 from tacit.experiments.transfer_run import run_transfer
 
 if TYPE_CHECKING:

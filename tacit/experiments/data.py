@@ -1,19 +1,26 @@
 """The data of a recipe: a named data set or a table, with the split that measures the model."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
+from scipy.stats import binom
 
 from tacit import datasets
+from tacit.errors import TacitError
 from tacit.experiments.recipe import DataSettings
 
 _PACKAGE = "package:"
 _LEAST_DIVIDED = 30
 """Fewest records of a private table that is divided. Which records are held out depends on their
 values, so with fewer records an empty part would be likely, and its error would reveal them."""
+
+
+class HopelessTable(TacitError):
+    """The schema does not describe a table, so the run was stopped before its main payment."""
 
 
 def load(
@@ -42,12 +49,14 @@ def load(
 def _table(settings: DataSettings, root: str | Path | None) -> datasets.Dataset:
     """Return the records of a table, with those of `public_test` as test records, if declared."""
     schema, path = schema_of(settings), locate(settings.path, root)
+    if not schema.feature_names:
+        raise ValueError("the schema declares no column but the target: there is nothing to fit.")
     has_test = settings.public_test or settings.evaluation == "none"
     found = datasets.read_table(
         path, schema, test_share=0.0 if has_test else settings.test_share, seed=settings.split_seed
     )
     if settings.public_test:
-        public = datasets.read_rows(locate(settings.public_test, root), schema)
+        public = read_public(settings.public_test, settings, root)
         assert public.y is not None  # read_table refuses a schema without a target
         found = replace(found, x_test=public.x, y_test=public.y, n_held_out=len(public.x))
     n = found.n_records + (0 if has_test else found.n_held_out)
@@ -79,11 +88,43 @@ def schema_of(settings: DataSettings) -> "datasets.Schema":
     return datasets.Schema.from_dict(settings.schema)
 
 
-def public_sample(settings: DataSettings, root: str | Path | None) -> "datasets.EncodedRows | None":
-    """Return the rows of the declared public sample of a table; None if there is none."""
-    if not settings.public_sample:
-        return None
-    return datasets.read_rows(locate(settings.public_sample, root), schema_of(settings))
+def read_public(
+    file: str, settings: DataSettings, root: str | Path | None
+) -> "datasets.EncodedRows":
+    """Return the rows of a table that is declared public; raise if the schema does not fit it."""
+    path, schema = locate(file, root), schema_of(settings)
+    rows = datasets.read_rows(path, schema)
+    flags = dict(zip(schema.checked, rows.flags.T, strict=True))
+    refuse_undescribed(path.name, flags, settings.most_outside)
+    return rows
+
+
+def refuse_undescribed(
+    file: str, flags: Mapping[str, np.ndarray], most: float, *, false_alarm: float = 1.0
+) -> None:
+    """Raise `HopelessTable` if the schema does not describe a column of a public table.
+
+    That is so if more than the share `most` of its values are flagged, and if records that are
+    flagged independently with that probability give as many with probability `false_alarm` at most.
+    """
+    for column, flagged in flags.items():
+        count, n = int(np.sum(flagged)), len(flagged)
+        if count > most * n and binom.sf(count - 1, n, most) <= false_alarm:
+            raise HopelessTable(f"{file}, {undescribed(column, count / n)} Nothing was spent.")
+
+
+def undescribed(column: str, share: float) -> str:
+    """Return a sentence about a column of which a share is not described by the schema."""
+    if column == datasets.FIELDS:
+        return (
+            f"about {share:.0%} of the lines do not have as many fields as the first line: check "
+            "separator and quote in [file] of the schema."
+        )
+    return (
+        f"column {column!r}: the schema does not describe about {share:.0%} of the values. Check "
+        "its bounds or categories, its place in the file, the encoding, how numbers are written "
+        "(decimal in [file]), and missing values (missing in [file] lists the texts that mean one)."
+    )
 
 
 def _validating(dataset: datasets.Dataset, settings: DataSettings) -> datasets.Dataset:
@@ -123,6 +164,8 @@ def locate(path: str, root: str | Path | None) -> Path:
     for folder in (*folders, Path()):
         if (folder / path).is_file():
             return folder / path
+    if Path(path).is_absolute():
+        raise FileNotFoundError(f"there is no file {path}.")
     looked = ", ".join(str(folder) for folder in (*folders, Path()))
     raise FileNotFoundError(
         f"there is no {path} in {looked}. Name its folder with --data or TACIT_DATA."

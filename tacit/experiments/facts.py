@@ -198,6 +198,12 @@ class Facts:
     version: int = FACTS_VERSION
 
     @property
+    def unmeasured(self) -> str:
+        """Why no quality is stated: no evaluation was asked for, or its noise was too large."""
+        is_paid = any(touch.what == "evaluation" and touch.cost == "paid" for touch in self.touches)
+        return "the noise was too large to state it" if is_paid else "the run has no evaluation"
+
+    @property
     def claim(self) -> Event:
         """The stored `event` decoded to an `Event` object, which accountants can price."""
         return from_dict(self.event)

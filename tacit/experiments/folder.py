@@ -31,6 +31,7 @@ import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -60,6 +61,7 @@ class RunFolder:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
+        self._start = time.perf_counter()
 
     def __truediv__(self, name: str) -> Path:
         return self.path / name
@@ -106,6 +108,35 @@ class RunFolder:
             self._remove_if_unused(new)
             os.close(handle)
 
+    @contextlib.contextmanager
+    def taken(
+        self, recipe: Recipe, *, verb: str, root: str | Path | None
+    ) -> Generator[str | Path | None]:
+        """Hold the folder for a run of `recipe`, and yield the folder of its data.
+
+        Raises if the folder holds a run of another recipe, or files of no run. `verb` is the
+        command that resumes the run. The block returns the facts if the run is finished; otherwise
+        it reads the data and then enters `paying`, which begins the run.
+        """
+        with self.locked():
+            self.refuse_other_recipe(recipe, resume=f"tacit {verb} {self.path}")
+            if self.is_finished:
+                self.close()  # in case the run was killed just after it wrote its facts
+            else:
+                self.refuse_foreign_files()
+            yield self.data_root(root)
+
+    def paying(self, recipe: Recipe, root: str | Path | None, ledger: str | Path | None) -> Ledger:
+        """Write the recipe and where the data are, and return the ledger that pays."""
+        self.write(RECIPE, recipe.to_toml())
+        self.remember_data(root)
+        return self.open_ledger(recipe, None, ledger)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since this object was made: how long the run takes in this process."""
+        return round(time.perf_counter() - self._start, 3)
+
     def _remove_if_unused(self, new: list[Path]) -> None:
         """Remove the folders that `locked` made, if nothing but the lock was written there."""
         if not new or [p.name for p in self.path.iterdir()] != [_LOCK]:
@@ -132,8 +163,8 @@ class RunFolder:
         """Return the facts of the run; raise `FileNotFoundError` if the run has not ended."""
         if not self.is_finished:
             raise FileNotFoundError(
-                f"{self.path} holds no finished run ({FACTS} is missing). "
-                "Start or resume it with: tacit train"
+                f"{self.path} holds no finished run ({FACTS} is missing). Start or resume it with "
+                "the verb that began it, such as tacit train."
             )
         return Facts.from_dict(read_json(self / FACTS))
 

@@ -26,8 +26,12 @@ class PaidScores(NamedTuple):
 
     @property
     def values(self) -> dict[str, float]:
-        """The scores by name."""
-        return {row["statistic"].lower(): row["value"] for row in self.scores}
+        """The scores by name, where their intervals are finite: others say nothing."""
+        return {
+            name: row["value"]
+            for row in self.scores
+            if (name := row["statistic"].lower()) in self.intervals
+        }
 
     @property
     def intervals(self) -> dict[str, tuple[float, float]]:
@@ -43,11 +47,16 @@ def pay_once(run: RunFolder, score: Callable[[], PaidScores]) -> PaidScores:
     """Return the scores that are stored in the run folder, or else pay for them and store them."""
     path = run / EVALUATION
     if not path.is_file():
-        found = score()
-        stored = {"scores": found.scores, "event": found.event.to_dict()}
-        run.write(EVALUATION, json.dumps(stored, indent=2, allow_nan=False) + "\n")
+        return store(run, score())
     content = json.loads(path.read_text(encoding="utf-8"))
     return PaidScores(tuple(content["scores"]), from_dict(content["event"]))
+
+
+def store(run: RunFolder, found: PaidScores) -> PaidScores:
+    """Write scores into the run folder, and return them."""
+    stored = {"scores": found.scores, "event": found.event.to_dict()}
+    run.write(EVALUATION, json.dumps(stored, indent=2, allow_nan=False) + "\n")
+    return found
 
 
 def score_classes(

@@ -10,9 +10,11 @@ from scipy.special import expit, softmax
 
 from tacit import datasets
 from tacit.experiments import data as data_of
-from tacit.experiments.facts import RECIPE
+from tacit.experiments.facts import RECIPE, Facts
 from tacit.experiments.folder import RunFolder
 from tacit.experiments.recipe import Recipe
+
+_FALSE_ALARM = 1e-3
 
 
 class Predictions(NamedTuple):
@@ -20,13 +22,17 @@ class Predictions(NamedTuple):
 
     columns: tuple[str, ...]
     rows: Sequence[tuple[object, ...]]
+    undescribed: tuple[str, ...] = ()
+    """Columns with values that the schema does not describe, which its rules replaced."""
 
 
 def predict_table(folder: str | Path, table: str | Path) -> Predictions:
     """Apply the model of a finished run on a table to the records of `table`.
 
     The table needs the columns of the features alone. The model was paid for, so predictions cost
-    nothing; they reveal the records of `table` to whoever reads them.
+    nothing; they reveal the records of `table` to whoever reads them. Raises `HopelessTable` if the
+    schema clearly fails to describe a column of the table, as `data.most_outside` of the recipe
+    says; chance is no reason to stop, so a table of one or two records is always predicted.
     """
     run = RunFolder(folder)
     facts = run.facts()
@@ -36,7 +42,18 @@ def predict_table(folder: str | Path, table: str | Path) -> Predictions:
     if recipe.data.name != "table":
         raise ValueError(f"{run.path} holds a model of {facts.data}, not of a table.")
     schema = data_of.schema_of(recipe.data)
-    x = datasets.read_features(table, schema)
+    rows = datasets.read_rows(table, schema, training=False)
+    flags = dict(zip(schema.checked_features, rows.flags.T, strict=True))
+    most = recipe.data.most_outside
+    data_of.refuse_undescribed(Path(table).name, flags, most, false_alarm=_FALSE_ALARM)
+    found = _predicted(run, facts, schema, rows.x)
+    return found._replace(undescribed=tuple(name for name, some in flags.items() if some.any()))
+
+
+def _predicted(
+    run: RunFolder, facts: Facts, schema: "datasets.Schema", x: np.ndarray
+) -> Predictions:
+    """Return the predictions of the run's model for encoded rows."""
     if facts.method in ("regression", "transfer"):
         content = json.loads((run / facts.model_file).read_text(encoding="utf-8"))
         scores = x @ np.atleast_2d(content["coef"]).T + np.asarray(content["intercept"])

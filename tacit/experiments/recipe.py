@@ -488,6 +488,11 @@ class Recipe:
         `trust_code` lists modules whose code the recipe may run, see `parse`.
         """
         path = Path(name)
+        if path.suffix in (".csv", ".gz", ".parquet"):
+            raise ValueError(
+                f"{path.name} is a table, and no recipe. Give a recipe of it, such as recipe.toml "
+                "in the run folder that tacit train made of the table."
+            )
         if path.suffix == ".toml" or path.is_file():
             text = _untrusted.read_text(path)
             return cls.parse(text, method=method, trust_code=trust_code)

@@ -3,42 +3,57 @@
 The target decides: a number is fitted by linear regression, categories by logistic regression. The
 budget is divided in advance: `data.check_share` for the check of the table, `data.evaluation_share`
 for the noisy evaluation, the rest for the fit. A run that was killed after a payment repeats the
-fit with the same noise, as long as table and recipe are the same, so it does not pay again.
+fit with the same noise, as long as table and recipe are the same, so it does not pay again
+(`tacit.ledger.paid_once`).
 """
 
-import hashlib
-import hmac
 import json
-import os
-import time
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
+from tacit import datasets  # tables load with scikit-learn, when they are first used
 from tacit.datasets import Dataset
-from tacit.events import Event, Relation, Sequence
+from tacit.events import Event
+from tacit.events import Sequence as EventSequence
 from tacit.experiments import data as data_of
 from tacit.experiments.coefficients import coefficients_of
-from tacit.experiments.facts import (
-    RECIPE,
-    SECRET,
-    Facts,
-    SeedValue,
-    Touch,
-    Utility,
-    claim_fields,
-    majority_share,
-)
-from tacit.experiments.folder import RunFolder, write_whole
-from tacit.experiments.paid_evaluation import PaidScores, pay_once, score_classes, score_numbers
+from tacit.experiments.facts import Facts, SeedValue, Touch, Utility, claim_fields, majority_share
+from tacit.experiments.folder import RunFolder
+from tacit.experiments.paid_evaluation import PaidScores, score_classes, score_numbers, store
 from tacit.experiments.recipe import Recipe
 from tacit.experiments.table_check import check_table, rng_of, table_releases, table_touches
-from tacit.ledger import Entry, Ledger
+from tacit.ledger import Ledger, paid_once
+from tacit.mechanisms import Rng
 
 FITTED = "model.json"
-_KEY = "regression.key"
+
+
+@dataclass(frozen=True)
+class FittedModel:
+    """A fitted estimator, and what the facts say about it."""
+
+    estimator: Any
+    """Any: the estimators share no type. Its `event_` was paid."""
+    used: str
+    """The method in words, such as "linear regression, adassp"."""
+    settings: dict[str, Any]
+    """Settings of the fit. Any: JSON values."""
+    content: dict[str, Any] = field(default_factory=dict)
+    """What model.json holds besides coefficients and schema. Any: JSON values."""
+    released: tuple[str, ...] = ()
+    """What the fit releases besides the coefficients."""
+
+
+class Fit(Protocol):
+    """A function that fits a model to private tables (the target first), and pays for it."""
+
+    def __call__(
+        self, recipe: Recipe, tables: Sequence[Dataset], epsilon: float, ledger: Ledger, rng: Rng
+    ) -> FittedModel: ...
 
 
 def run_regression(
@@ -53,87 +68,79 @@ def run_regression(
     `root` is the folder of the data. `ledger` is the ledger file that pays (default: the recipe's,
     or one in the folder).
     """
-    run = RunFolder(folder)
-    with run.locked():
-        return _run_regression(recipe, run, run.data_root(root), ledger)
+    return run_fit(recipe, folder, _fit, verb="regress", root=root, ledger=ledger)
 
 
-def _run_regression(
-    recipe: Recipe, run: RunFolder, root: str | Path | None, ledger: str | Path | None
+def run_fit(
+    recipe: Recipe,
+    folder: str | Path,
+    fit: Fit,
+    *,
+    verb: str,
+    root: str | Path | None,
+    ledger: str | Path | None,
+    sources: Sequence[str] = (),
+    disjoint: bool = True,
 ) -> Facts:
-    """Do what `run_regression` says, while this process holds the folder."""
-    start = time.perf_counter()
-    run.refuse_other_recipe(recipe, resume=f"tacit regress {run.path}")
-    if run.is_finished:
-        run.close()
-        return run.facts()
-    run.refuse_foreign_files()
-    dataset = data_of.load(recipe.data, root, needs_classes=False)
-    run.write(RECIPE, recipe.to_toml())
-    run.remember_data(root)
-    with run.open_ledger(recipe, None, ledger) as paying:
-        budget = recipe.privacy.epsilon
-        assert budget is not None  # set by Recipe
-        checked = check_table(recipe, dataset.flags, run, paying, epsilon=budget, root=root)
-        model = _fit(recipe, dataset, run, paying, budget - _reserved(recipe, dataset))
-        run.write(FITTED, json.dumps(fitted_model(recipe, model), indent=2, allow_nan=False) + "\n")
-        paid = _evaluate(recipe, dataset, run, paying, model)
-        facts = _facts(recipe, dataset, paying, model, checked, paid)
-        return run.finish(replace(facts, seconds=round(time.perf_counter() - start, 3)), paying)
+    """Do what `run_regression` says with another `fit`, and with `sources`, further private tables.
+
+    Each table spends the whole epsilon. Unless the tables are `disjoint`, their costs add up.
+    """
+    run = RunFolder(folder)
+    with run.taken(recipe, verb=verb, root=root) as place:
+        if run.is_finished:
+            return run.facts()
+        tables = [data_of.load(recipe.data, place, needs_classes=False)]
+        schema, files = data_of.schema_of(recipe.data), [data_of.locate(s, place) for s in sources]
+        tables += [datasets.read_table(file, schema, test_share=0.0) for file in files]
+        with run.paying(recipe, place, ledger) as paying:
+            budget = recipe.privacy.budget.epsilon
+            flags = {file.name: table.flags for file, table in zip(files, tables[1:], strict=True)}
+            checked = check_table(
+                recipe, tables[0].flags, run, paying, epsilon=budget, root=place, others=flags,
+                disjoint=disjoint,
+            )  # fmt: skip
+            with paid_once(paying, recipe.to_toml().encode(), *_contents(tables)) as seed:
+                rest = budget - _reserved(recipe, tables[0])
+                noise = rng_of(recipe, 2, fresh=seed)
+                assert noise is not None  # it has a seed
+                model = fit(recipe, tables, rest, paying, noise)
+                content = fitted_model(recipe, model.estimator) | model.content
+                run.write(FITTED, json.dumps(content, indent=2, allow_nan=False) + "\n")
+                paid = _evaluate(recipe, tables[0], run, paying, model.estimator, noise)
+                return run.finish(_facts(recipe, tables[0], run, paying, model, checked, paid),
+                                  paying)  # fmt: skip
 
 
-@dataclass(frozen=True)
-class _PaidOnce:
-    """A ledger that does not pay twice for what this run has paid before it was killed."""
-
-    ledger: Ledger
-    name: str
-    """Random name of the run, bound to its records and recipe; public."""
-
-    @property
-    def relation(self) -> Relation:
-        return self.ledger.relation
-
-    def spend(self, event: Event, *, note: str = "", partition: str | None = None) -> Entry:
-        note = f"{note}, run {self.name}"
-        for entry in self.ledger.history():
-            if entry.note == note and entry.event == event:
-                return entry
-        return self.ledger.spend(event, note=note, partition=partition)
+def _contents(tables: Sequence[Dataset]) -> list[bytes]:
+    """Return all private values that the releases of a run depend on."""
+    parts = (part for t in tables for part in (t.x_train, t.y_train, t.x_test, t.y_test))
+    return [np.ascontiguousarray(part).tobytes() for part in parts]
 
 
 def _reserved(recipe: Recipe, dataset: Dataset) -> float:
     """Return the part of epsilon that the check and the evaluation spend."""
-    settings, epsilon = recipe.data, recipe.privacy.epsilon or 0.0
+    settings, epsilon = recipe.data, recipe.privacy.budget.epsilon
     is_checked = dataset.flags and not settings.public_sample
     share = settings.check_share if is_checked else 0.0
     is_paid = not dataset.is_test_public and settings.evaluation == "paid"
     return epsilon * (share + (settings.evaluation_share if is_paid else 0.0))
 
 
-def _fit(recipe: Recipe, dataset: Dataset, run: RunFolder, ledger: Ledger, epsilon: float) -> Any:
-    """Return the fitted estimator. Any: linear and logistic models share no type.
-
-    The noise is derived from a secret key, the records and the recipe: the same for the same fit,
-    and unrelated for any other.
-    """
+def _fit(
+    recipe: Recipe, tables: Sequence[Dataset], epsilon: float, ledger: Ledger, rng: Rng
+) -> FittedModel:
     from tacit.regression import LinearRegression, LogisticRegression
 
-    schema = data_of.schema_of(recipe.data)
-    secret = _secret(recipe, run)
-    content = hashlib.sha256(recipe.to_toml().encode())
-    for part in (dataset.x_train, dataset.y_train):
-        content.update(np.ascontiguousarray(part).data)
-    seed = hmac.digest(secret, b"noise" + content.digest(), "sha256")
-    name = hmac.digest(secret, b"name" + content.digest(), "sha256").hex()[:32]
+    (dataset,) = tables
     options: dict[str, Any] = {  # Any: settings of several types
         "epsilon": epsilon,
         "delta": recipe.privacy.delta,
-        "bounds": schema.bounds,
+        "bounds": data_of.schema_of(recipe.data).bounds,
         "relation": str(ledger.relation),
-        "ledger": _PaidOnce(ledger, name),
+        "ledger": ledger,
         "n_records": dataset.n_records,
-        "random_state": np.random.default_rng(int.from_bytes(seed)),
+        "random_state": rng,
     }
     method, n_classes = recipe.regression.method, dataset.n_classes
     if n_classes is None:
@@ -145,18 +152,10 @@ def _fit(recipe: Recipe, dataset: Dataset, run: RunFolder, ledger: Ledger, epsil
             raise ValueError(f"method {method} needs a number as target.")
         method = "gradient" if method == "auto" else method
         model = LogisticRegression(classes=range(n_classes), method=method, **options)
-    return model.fit(dataset.x_train, dataset.y_train)
-
-
-def _secret(recipe: Recipe, run: RunFolder) -> bytes:
-    """Return the run's secret key: made at the first start, removed when the run ends."""
-    if recipe.run.seed is not None:
-        return hashlib.sha256(f"seed {recipe.run.seed}".encode()).digest()
-    path = run / SECRET / _KEY
-    if not path.is_file():
-        path.parent.mkdir(mode=0o700, exist_ok=True)
-        write_whole(path, os.urandom(32), mode=0o600)
-    return path.read_bytes()
+    model.fit(dataset.x_train, dataset.y_train)
+    used = getattr(model, "method_", model.method)
+    kind = "linear" if n_classes is None else "logistic"
+    return FittedModel(model, f"{kind} regression, {used}", {"method": used})
 
 
 def fitted_model(recipe: Recipe, model: Any) -> dict[str, Any]:  # Any: estimators, JSON values
@@ -177,43 +176,37 @@ def fitted_model(recipe: Recipe, model: Any) -> dict[str, Any]:  # Any: estimato
 
 
 def _evaluate(
-    recipe: Recipe, dataset: Dataset, run: RunFolder, ledger: Ledger, model: Any
+    recipe: Recipe, dataset: Dataset, run: RunFolder, ledger: Ledger, model: Any, rng: Rng
 ) -> PaidScores | None:
     """Return paid scores on private held-out records; None if they are public or not wanted."""
     settings = recipe.data
     if dataset.is_test_public or settings.evaluation == "none":
         return None
-    epsilon = settings.evaluation_share * (recipe.privacy.epsilon or 0.0)
-    predicted = model.predict(dataset.x_test) if len(dataset.x_test) else np.zeros(0)
-    rng = rng_of(recipe, 2)
+    x, y = dataset.x_test, dataset.y_test
+    predicted = model.predict(x) if len(x) else np.zeros(0)
+    odds = model.decision_function(x) if dataset.n_classes == 2 else None
+    terms: dict[str, Any] = {  # Any: settings of several types
+        "epsilon": settings.evaluation_share * recipe.privacy.budget.epsilon,
+        "ledger": ledger,
+        "rng": rng,
+    }
     if dataset.n_classes is None:
-        return pay_once(
-            run,
-            lambda: score_numbers(
-                dataset.y_test, predicted, epsilon=epsilon, ledger=ledger, rng=rng
-            ),
-        )
-    odds = model.decision_function(dataset.x_test) if dataset.n_classes == 2 else None
-    return pay_once(
-        run,
-        lambda: score_classes(
-            dataset.y_test, predicted, odds, epsilon=epsilon, ledger=ledger, rng=rng
-        ),
-    )
+        return store(run, score_numbers(y, predicted, **terms))
+    return store(run, score_classes(y, predicted, odds, **terms))
 
 
 def _facts(
     recipe: Recipe,
     dataset: Dataset,
+    run: RunFolder,
     ledger: Ledger,
-    model: Any,
+    model: FittedModel,
     checked: tuple[Event, ...],
     paid: PaidScores | None,
 ) -> Facts:
-    kind = "linear" if dataset.n_classes is None else "logistic"
-    used = getattr(model, "method_", model.method)
-    events = (*checked, model.event_, *(() if paid is None else (paid.event,)))
-    event = events[0] if len(events) == 1 else Sequence(events)
+    fitted = model.estimator.event_
+    events = (*checked, fitted, *(() if paid is None else (paid.event,)))
+    event = events[0] if len(events) == 1 else EventSequence(events)
     public_test = ("the test records",) if recipe.data.public_test else ()
     touches = [
         Touch(what="size", how=f"the number of {dataset.unit}s is assumed public", cost="public"),
@@ -221,27 +214,29 @@ def _facts(
         *table_touches(recipe.data, dataset, checked, paid and paid.event),
         Touch(
             what="training",
-            how=f"{kind} regression, {used}: paid before its release",
+            how=f"{model.used}: paid before its release",
             cost="paid",
-            event=model.event_.to_dict(),
+            event=fitted.to_dict(),
         ),
     ]
     if dataset.is_test_public and len(dataset.x_test):
         how = f"on {dataset.n_held_out:,} test records that are declared public"
         touches.append(Touch(what="evaluation", how=how, cost="public"))
+    kind, _, used = model.used.partition(", ")
     return Facts(
         **claim_fields(recipe, dataset.name, dataset.n_records, ledger, event),
         assumed_public=(*dataset.public, *public_test),
         sampling_assumed="as stated by the event",
         sampling_used="as stated by the event",
         touches=tuple(touches),
-        released=("coefficients", *table_releases(recipe.data, dataset)),
-        method="regression",
-        model=f"{kind} regression of {recipe.data.schema.get('target')}, {used}",
-        hyperparameters={"method": used, "delta": recipe.privacy.delta},
-        utility=_utility(recipe, dataset, model, paid),
+        released=("coefficients", *model.released, *table_releases(recipe.data, dataset)),
+        method=recipe.method,
+        model=f"{kind} of {recipe.data.schema.get('target')}, {used}",
+        hyperparameters=model.settings | {"delta": recipe.privacy.delta},
+        utility=_utility(recipe, dataset, model.estimator, paid),
         model_file=FITTED,
         metrics_file="",
+        seconds=run.seconds,
     )
 
 
@@ -258,7 +253,9 @@ def _utility(recipe: Recipe, dataset: Dataset, model: Any, paid: PaidScores | No
     is_exact = paid is None and metric == "accuracy" and n_test
     return Utility(
         metric=metric,
-        private=(SeedValue(seed=recipe.run.seed, value=values[metric]),) if values else (),
+        private=(SeedValue(seed=recipe.run.seed, value=values[metric]),)
+        if metric in values
+        else (),
         majority=majority_share(dataset.y_test) if is_exact else None,
         others={name: value for name, value in values.items() if name != metric},
         n_test=n_test,

@@ -5,16 +5,14 @@ was killed after a payment repeats the description with the same noise, as long 
 are the same, so it does not pay again (`tacit.ledger.paid_once`).
 """
 
-import json
-import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tacit import datasets, summaries  # tables load with scikit-learn, when they are first used
-from tacit.events import Event, Relation, Sequence, from_dict
+from tacit.events import Event, Relation, Sequence
 from tacit.experiments import data as data_of
-from tacit.experiments.facts import RECIPE, SUMMARY, Facts, Touch, Utility, claim_fields, file_hash
+from tacit.experiments.facts import SUMMARY, Facts, Touch, Utility, claim_fields, file_hash
 from tacit.experiments.folder import RunFolder
 from tacit.experiments.recipe import Recipe
 from tacit.experiments.table_check import check_releases, check_table, check_touches, rng_of
@@ -39,36 +37,21 @@ def run_summary(
     or one in the folder). `summary.json` holds the statistics, as `StatisticTable.to_dict` does.
     """
     run = RunFolder(folder)
-    with run.locked():
-        return _run_summary(recipe, run, run.data_root(root), ledger)
-
-
-def _run_summary(
-    recipe: Recipe, run: RunFolder, root: str | Path | None, ledger: str | Path | None
-) -> Facts:
-    """Do what `run_summary` says, while this process holds the folder."""
-    start = time.perf_counter()
-    run.refuse_other_recipe(recipe, resume=f"tacit summarize {run.path}")
-    if run.is_finished:
-        run.close()
-        return run.facts()
-    run.refuse_foreign_files()
-    schema, path = data_of.schema_of(recipe.data), data_of.locate(recipe.data.path, root)
-    if not any(column.is_feature for column in schema.declared):
-        raise ValueError("the schema declares no column to summarize: all of them are ignored.")
-    flags = dict(zip(schema.checked, datasets.read_rows(path, schema).flags.T, strict=True))
-    run.write(RECIPE, recipe.to_toml())
-    run.remember_data(root)
-    with run.open_ledger(recipe, None, ledger) as paying:
-        epsilon = recipe.privacy.budget.epsilon
-        checked = check_table(recipe, flags, run, paying, epsilon=epsilon, root=root)
-        if not (run / SUMMARY).is_file():
+    with run.taken(recipe, verb="summarize", root=root) as place:
+        if run.is_finished:
+            return run.facts()
+        schema, path = data_of.schema_of(recipe.data), data_of.locate(recipe.data.path, place)
+        if not any(column.is_feature for column in schema.declared):
+            raise ValueError("the schema declares no column to summarize: all of them are ignored.")
+        flags = dict(zip(schema.checked, datasets.read_rows(path, schema).flags.T, strict=True))
+        with run.paying(recipe, place, ledger) as paying:
+            epsilon = recipe.privacy.budget.epsilon
+            checked = check_table(recipe, flags, run, paying, epsilon=epsilon, root=place)
             with paid_once(paying, file_hash(path).encode(), recipe.to_toml().encode()) as seed:
-                found = _describe(recipe, schema, path, paying, checked, seed)
-                run.write(SUMMARY, found.rounded().to_json() + "\n")
-        stored = json.loads((run / SUMMARY).read_text(encoding="utf-8"))
-        facts = _facts(recipe, schema, path, paying, checked, stored)
-        return run.finish(replace(facts, seconds=round(time.perf_counter() - start, 3)), paying)
+                found = _describe(recipe, schema, path, paying, checked, seed).rounded()
+                run.write(SUMMARY, found.to_json() + "\n")
+                facts = _facts(recipe, schema, path, paying, checked, found)
+                return run.finish(replace(facts, seconds=run.seconds), paying)
 
 
 def _describe(
@@ -93,7 +76,7 @@ def _describe(
         delta=privacy.delta,
         relation=ledger.relation,
         ledger=ledger,
-        rng=rng_of(recipe, 3) or seed,
+        rng=rng_of(recipe, 3, fresh=seed),
     )
     event = Sequence((*checked, found.event)) if checked else found.event
     return replace(found, event=event, epsilon=privacy.epsilon)
@@ -105,18 +88,18 @@ def _facts(
     path: Path,
     ledger: Ledger,
     checked: tuple[Event, ...],
-    stored: dict[str, Any],  # Any: JSON values
+    found: summaries.StatisticTable,
 ) -> Facts:
     """Return the facts. The number of records in them is the released one, which has noise."""
     columns = [column.name for column in schema.declared if column.is_feature]
-    rows, event = stored["rows"], from_dict(stored["event"])
-    parts = event.parts[len(checked) :] if checked else (event,)  # type: ignore[attr-defined]
+    rows, event = found.rows, found.event
+    parts = event.parts[len(checked) :] if isinstance(event, Sequence) and checked else (event,)
     is_size_public = ledger.relation != Relation.ADD_REMOVE
     how = f"{len(rows)} noisy statistics of {len(columns)} columns: paid before their release"
     size = (f"number of {schema.unit}s",) if is_size_public else ()
     return Facts(
         **claim_fields(
-            recipe, path.name.split(".")[0], max(1, round(rows[0]["value"])), ledger, event
+            recipe, path.name.split(".")[0], max(1, round(rows[0].value)), ledger, event
         ),
         assumed_public=(*size, "bounds and categories of the schema"),
         sampling_assumed="none",

@@ -8,25 +8,27 @@ there. With a declared public sample the check is exact and free.
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tacit import summaries
-from tacit.datasets import FIELDS, Dataset
-from tacit.errors import TacitError
+from tacit.datasets import Dataset
 from tacit.events import Event, from_dict
 from tacit.experiments import data as data_of
 from tacit.experiments.facts import CHECK, Touch
 from tacit.experiments.folder import RunFolder
 from tacit.experiments.recipe import DataSettings, Recipe
-from tacit.ledger import Ledger
+from tacit.ledger import Ledger, paid_once
 
 _FALSE_ALARM = 1e-3
 
 
-class HopelessTable(TacitError):
-    """The schema does not describe the table, so the run was stopped before its main payment."""
+class _Flagged(NamedTuple):
+    """One private table of a run: which of its records the schema does not describe, by column."""
+
+    file: str
+    flags: Mapping[str, np.ndarray]
 
 
 def check_table(
@@ -37,8 +39,10 @@ def check_table(
     *,
     epsilon: float,
     root: str | Path | None = None,
+    others: Mapping[str, Mapping[str, np.ndarray]] | None = None,
+    disjoint: bool = True,
 ) -> tuple[Event, ...]:
-    """Check the table once in a run, and return the event that was paid for it, if any.
+    """Check the table once in a run, and return the events that were paid for it, if any.
 
     `flags` says which records have a value that the schema does not describe, by column; it is
     empty for other data. `epsilon` is that of the whole run, of which the check spends
@@ -46,38 +50,79 @@ def check_table(
     Raises `HopelessTable` if more values of a column than `data.most_outside` are not described by
     the schema; the probability of stopping a table that the schema describes that well is below
     0.1 %.
+
+    `others` are the flags of further private tables by the names of their files. If they are
+    `disjoint`, each person is in one table, so that one payment covers the checks of all of them
+    (parallel composition). Otherwise each table is paid for.
     """
     settings = recipe.data
     if not flags:
         return ()
-    if (sample := data_of.public_sample(settings, root)) is not None:
-        names = data_of.schema_of(settings).checked
-        check_public(dict(zip(names, sample.flags.T, strict=True)), settings.most_outside)
+    _refuse_other_unit(data_of.schema_of(settings).unit, ledger)
+    if settings.public_sample:
+        data_of.read_public(settings.public_sample, settings, root)
         return ()
     if not settings.check_share:
         return ()
     if not (run / CHECK).is_file():
-        found = summaries.count_outside(
-            flags,
+        tables = [_Flagged("", flags), *(_Flagged(*one) for one in (others or {}).items())]
+        content = [np.ascontiguousarray(f).tobytes() for t in tables for f in t.flags.values()]
+        with paid_once(ledger, b"check", recipe.to_toml().encode(), *content) as seed:
+            stored = _count(recipe, tables, ledger, epsilon, seed, disjoint=disjoint)
+            whole = stored[0] | {"others": stored[1:], "entries": sorted(ledger.used)}
+            run.write(CHECK, json.dumps(whole, indent=2) + "\n")
+    first = json.loads((run / CHECK).read_text(encoding="utf-8"))
+    ledger.used.update(first.get("entries", ()))  # a resumed run also paid for its check
+    found = [first, *first.get("others", ())]
+    if hopeless := [one["message"] for one in found if one["is_hopeless"]]:
+        raise data_of.HopelessTable(hopeless[0])
+    return tuple(from_dict(one["event"]) for one in (found[:1] if disjoint else found))
+
+
+def _refuse_other_unit(unit: str, ledger: Ledger) -> None:
+    """Raise if the ledger counts another unit of privacy than the schema, "record" or "person".
+
+    A ledger may name persons by another word. Neither unit stands for the other: a person may have
+    several records; and if one record of each person is kept, then without the first of them the
+    next one takes its place, which changes more than one record added or removed.
+    """
+    if unit == "person" and ledger.unit == "record":
+        raise ValueError(
+            "the schema has a column of type person, but the ledger counts records. Create a "
+            "ledger with --unit person (in a recipe: privacy.unit)."
+        )
+    if unit == "record" and ledger.unit != "record":
+        raise ValueError(
+            f"the ledger counts the privacy of one {ledger.unit}, but the schema has no column of "
+            "type person. Declare the column that names the person, or create a ledger with "
+            "--unit record."
+        )
+
+
+def _count(
+    recipe: Recipe,
+    tables: Sequence[_Flagged],
+    ledger: Ledger,
+    epsilon: float,
+    seed: int,
+    *,
+    disjoint: bool,
+) -> list[dict[str, Any]]:  # Any: JSON values
+    """Pay for the counts of all tables, release them, and return them as stored in the folder."""
+    settings, found = recipe.data, []
+    for k, table in enumerate(tables):
+        count = summaries.count_outside(
+            table.flags,
             tolerated=settings.most_outside,
             false_alarm=_FALSE_ALARM,
             epsilon=settings.check_share * epsilon,
-            ledger=ledger,
+            # The first payment covers the records of all tables if each person is in one of them.
+            ledger=ledger if k == 0 or not disjoint else None,
             relation=ledger.relation,
-            rng=rng_of(recipe, 1),
+            rng=rng_of(recipe, 1, k, fresh=seed),
         )
-        run.write(CHECK, json.dumps(_stored(found, settings), indent=2) + "\n")
-    stored = json.loads((run / CHECK).read_text(encoding="utf-8"))
-    if stored["is_hopeless"]:
-        raise HopelessTable(stored["message"])
-    return (from_dict(stored["event"]),)
-
-
-def check_public(flags: dict[str, np.ndarray], most: float) -> None:
-    """Raise `HopelessTable` if a public sample has a column with too many values outside."""
-    for column, flagged in flags.items():
-        if np.mean(flagged) > most:
-            raise HopelessTable(f"{_sentence(column, float(np.mean(flagged)))} Nothing was spent.")
+        found.append(_stored(count, settings, table.file))
+    return found
 
 
 def table_touches(
@@ -117,37 +162,31 @@ def table_releases(settings: DataSettings, dataset: Dataset) -> tuple[str, ...]:
     return (*check_releases(settings), *(("noisy scores with intervals",) if is_paid else ()))
 
 
-def rng_of(recipe: Recipe, use: int) -> np.random.Generator | None:
-    """Return the source of noise number `use` of a run with a seed; None for fresh entropy."""
-    seed = recipe.run.seed
-    return None if seed is None else np.random.default_rng([seed, use])
+def rng_of(recipe: Recipe, *use: int, fresh: int | None = None) -> np.random.Generator | None:
+    """Return the source of noise for `use`, some numbers that differ between uses in a run.
+
+    It is seeded by the recipe's seed, or else by `fresh`; None, for the system's entropy, if
+    neither is given.
+    """
+    seed = fresh if recipe.run.seed is None else recipe.run.seed
+    return None if seed is None else np.random.default_rng([seed, *use])
 
 
 def _paid(what: str, how: str, event: Event) -> Touch:
     return Touch(what=what, how=how, cost="paid", event=event.to_dict())
 
 
-def _stored(found: "summaries.OutsideCount", settings: DataSettings) -> dict[str, Any]:
+def _stored(
+    found: "summaries.OutsideCount", settings: DataSettings, file: str
+) -> dict[str, Any]:  # Any: JSON values
     share = min(1.0, max(0.0, found.share.value))
     spent = f"This check spent {100 * settings.check_share:g} % of the budget, and nothing else."
+    where = f"{file}, " if file else ""
     return {
         "column": found.column,
         "share": found.share.to_dict(),
         "most_outside": settings.most_outside,
         "is_hopeless": found.is_hopeless,
-        "message": f"{_sentence(found.column, share)} {spent}",
+        "message": f"{where}{data_of.undescribed(found.column, share)} {spent}",
         "event": found.event.to_dict(),
     }
-
-
-def _sentence(column: str, share: float) -> str:
-    if column == FIELDS:
-        return (
-            f"about {share:.0%} of the lines do not have as many fields as the first line: check "
-            "separator and quote in [file] of the schema."
-        )
-    return (
-        f"column {column!r}: the schema does not describe about {share:.0%} of the values. Check "
-        "its bounds or categories, its place in the file, the encoding, and its rule for missing "
-        "values."
-    )

@@ -357,10 +357,7 @@ class Session:
 def _take(folder: RunFolder, recipe: Recipe) -> None:
     """Write the recipe into an empty folder; raise if the folder holds anything but this run."""
     folder.refuse_other_recipe(recipe, resume=f"tacit train {folder / RECIPE}")
-    if (folder / RECIPE).is_file():
-        return
-    if not folder.is_empty:
-        raise ValueError(f"{folder.path} is not empty and holds no run. Choose another with --out.")
+    folder.refuse_foreign_files()
     folder.write(RECIPE, recipe.to_toml())
 
 

@@ -1,25 +1,20 @@
 """Transfer by recipe: a linear model of one table with the help of others, in one run folder.
 
-Each file spends epsilon; the facts state what that costs one person, who is in one of the files or,
-if `transfer.overlapping` says so, in all of them. A run that was killed after a payment repeats the
-fit with the same noise, as long as tables and recipe are the same, so it does not pay again.
+Each file spends epsilon: a part checks it by the schema, and the target's file also pays for the
+noisy evaluation. The facts state what that costs one person, who is in one of the files or, if
+`transfer.overlapping` says so, in all of them. See `tacit.experiments.regression_run`.
 """
 
-import json
-import time
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from tacit import datasets  # tables load with scikit-learn, when they are first used
 from tacit.datasets import Dataset
 from tacit.experiments import data as data_of
-from tacit.experiments.facts import RECIPE, Facts, Touch, Utility, claim_fields, file_hash
-from tacit.experiments.folder import RunFolder
+from tacit.experiments.facts import Facts
 from tacit.experiments.recipe import Recipe
-from tacit.experiments.regression_run import FITTED, fitted_model
-from tacit.experiments.table_check import rng_of
-from tacit.ledger import Ledger, paid_once
+from tacit.experiments.regression_run import FittedModel, run_fit
+from tacit.ledger import Ledger
+from tacit.mechanisms import Rng
 
 
 def run_transfer(
@@ -34,78 +29,32 @@ def run_transfer(
     `root` is the folder of the data. `ledger` is the ledger file that pays (default: the recipe's,
     or one in the folder). `model.json` names the sources that agreed with the target.
     """
-    run = RunFolder(folder)
-    with run.locked():
-        return _run_transfer(recipe, run, run.data_root(root), ledger)
-
-
-def _run_transfer(
-    recipe: Recipe, run: RunFolder, root: str | Path | None, ledger: str | Path | None
-) -> Facts:
-    """Do what `run_transfer` says, while this process holds the folder."""
-    start = time.perf_counter()
-    run.refuse_other_recipe(recipe, resume=f"tacit transfer {run.path}")
-    if run.is_finished:
-        run.close()
-        return run.facts()
-    run.refuse_foreign_files()
-    files = [data_of.locate(name, root) for name in (recipe.data.path, *recipe.transfer.sources)]
-    schema = data_of.schema_of(recipe.data)
-    tables = [datasets.read_table(path, schema, test_share=0.0) for path in files]
-    if schema.n_classes is not None:
-        raise ValueError("transfer needs a number as target: declare lower and upper for it.")
-    run.write(RECIPE, recipe.to_toml())
-    run.remember_data(root)
-    with run.open_ledger(recipe, None, ledger) as paying:
-        parts = [file_hash(path).encode() for path in files]
-        with paid_once(paying, *parts, recipe.to_toml().encode()) as seed:
-            pairs = [(table.x_train, table.y_train) for table in tables]
-            model = _fit(recipe, pairs, paying, seed)
-            used = [files[k + 1].name for k in model.informative_]
-            content = fitted_model(recipe, model) | {"informative": used}
-            run.write(FITTED, json.dumps(content, indent=2, allow_nan=False) + "\n")
-            facts = _facts(recipe, tables[0], paying, model, used)
-            seconds = round(time.perf_counter() - start, 3)
-            return run.finish(replace(facts, seconds=seconds), paying)
-
-
-def _facts(recipe: Recipe, target: Dataset, ledger: Ledger, model: Any, used: list[str]) -> Facts:
     asked = recipe.transfer
-    where = f"{len(used)} of {len(asked.sources)} tables"
-    apart = "each person is in all files" if asked.overlapping else "no person is in two files"
-    how = f"linear regression with the help of other tables, if {apart}: paid before its release"
-    return Facts(
-        **claim_fields(recipe, target.name, target.n_records, ledger, model.event_),
-        assumed_public=target.public,
-        sampling_assumed="none",
-        sampling_used="none",
-        touches=(
-            Touch(what="size", how=f"the number of {target.unit}s is public", cost="public"),
-            Touch(what="preprocessing", how="values scaled by declared bounds", cost="free"),
-            Touch(what="training", how=how, cost="paid", event=model.event_.to_dict()),
-        ),
-        released=("coefficients", "which sources agree with the target"),
-        method="transfer",
-        model=f"linear regression of {recipe.data.schema.get('target')}, transfer from {where}",
-        hyperparameters={
-            "epsilon_per_file": recipe.privacy.epsilon,
-            "h": asked.h,
-            "q": asked.q,
-            "overlapping": asked.overlapping,
-        },
-        utility=Utility(metric="r2", private=()),
-        model_file=FITTED,
-        metrics_file="",
+    if not asked.sources:
+        raise ValueError("transfer needs SOURCES: one or more files of related tables.")
+    if data_of.schema_of(recipe.data).n_classes is not None:
+        raise ValueError("transfer needs a number as target: declare lower and upper for it.")
+    return run_fit(
+        recipe,
+        folder,
+        _fit,
+        verb="transfer",
+        root=root,
+        ledger=ledger,
+        sources=asked.sources,
+        disjoint=not asked.overlapping,
     )
 
 
-def _fit(recipe: Recipe, tables: list[Any], ledger: Ledger, seed: int) -> Any:
-    """Return the fitted `TransferRegression`; it pays from `ledger` before it releases anything."""
+def _fit(
+    recipe: Recipe, tables: Sequence[Dataset], epsilon: float, ledger: Ledger, rng: Rng
+) -> FittedModel:
     from tacit.regression import Bounds, TransferRegression
 
     asked, privacy = recipe.transfer, recipe.privacy.budget
-    return TransferRegression(
-        epsilon=privacy.epsilon,
+    (x, y), *sources = [(table.x_train, table.y_train) for table in tables]
+    model = TransferRegression(
+        epsilon=epsilon,
         delta=privacy.delta,
         bounds=data_of.schema_of(recipe.data).bounds,
         target_bounds=Bounds(-1, 1),
@@ -114,5 +63,19 @@ def _fit(recipe: Recipe, tables: list[Any], ledger: Ledger, seed: int) -> Any:
         disjoint=not asked.overlapping,
         relation=str(ledger.relation),
         ledger=ledger,
-        random_state=rng_of(recipe, 1) or seed,
-    ).fit(*tables[0], sources=tables[1:])
+        random_state=rng,
+    ).fit(x, y, sources=sources)
+    used = [Path(asked.sources[k]).name for k in model.informative_]
+    apart = "each person is in all files" if asked.overlapping else "no person is in two files"
+    return FittedModel(
+        model,
+        f"linear regression, transfer from {len(used)} of {len(sources)} tables, if {apart}",
+        {
+            "epsilon_per_file": privacy.epsilon,
+            "h": asked.h,
+            "q": asked.q,
+            "overlapping": asked.overlapping,
+        },
+        content={"informative": used},
+        released=("which sources agree with the target",),
+    )

@@ -124,16 +124,59 @@ def _warn_of_search(frame: FrameType, epsilon: object, delta: object) -> None:
     search = frame.f_locals.get("self")
     if frame.f_code.co_name != "fit" or "base_estimator" in frame.f_locals:
         return  # a clone for one of its fits, or for the last one
+    n_splits, candidates = getattr(search, "n_splits_", None), _candidates(search)
+    if not n_splits or not candidates:
+        _warn(type(search).__name__, None, epsilon, delta)
+        return
+    n_refits = int(bool(getattr(search, "refit", True)))
+    totals = []
+    for name, own in (("epsilon", epsilon), ("delta", delta)):
+        # The candidate of the last fit is not known yet, so the costliest one stands for it.
+        each = [_setting(candidate, name, own) for candidate in candidates]
+        totals.append(n_splits * sum(each) + n_refits * max(each))
+    n_fits = n_splits * len(candidates) + n_refits
+    _warn(type(search).__name__, n_fits, epsilon, delta, totals)
+
+
+def _candidates(search: Any) -> list[dict[str, Any]]:  # Any: searches of scikit-learn
+    """Return the settings that a search will try; empty if they are not known in advance.
+
+    A random search may draw any of its listed values, so the costliest stand for each draw.
+    """
     from sklearn.model_selection import ParameterGrid
 
-    n_splits = getattr(search, "n_splits_", None)
-    n_candidates = getattr(search, "n_iter", None)
-    if hasattr(search, "param_grid") and not hasattr(search, "factor"):  # halving has a factor
-        n_candidates = len(ParameterGrid(search.param_grid))  # type: ignore[union-attr]
-    n_fits = None
-    if n_splits and n_candidates:
-        n_fits = n_splits * n_candidates + bool(getattr(search, "refit", True))
-    _warn(type(search).__name__, n_fits, epsilon, delta)
+    if hasattr(search, "factor"):  # a halving search chooses its candidates by scores
+        return []
+    if hasattr(search, "param_grid"):
+        listed = list(ParameterGrid(search.param_grid))
+        return [] if any(_replaces_estimator(one) for one in listed) else listed
+    spaces = getattr(search, "param_distributions", None)
+    n_draws = getattr(search, "n_iter", None)
+    if not isinstance(spaces, dict) or not n_draws or _replaces_estimator(spaces):
+        return []
+    if all(isinstance(values, list | tuple) for values in spaces.values()):
+        listed = list(ParameterGrid(spaces))
+        if n_draws >= len(listed):  # lists are drawn from without replacement
+            return listed
+    worst: dict[str, Any] = {}
+    for name, values in spaces.items():
+        if name.rpartition("__")[2] in ("epsilon", "delta"):
+            if not isinstance(values, list | tuple):  # a distribution, which may have no end
+                return []
+            worst[name] = max(values)
+    return [worst] * n_draws
+
+
+def _replaces_estimator(settings: dict[str, Any]) -> bool:
+    """Return whether a setting puts another estimator in the place of the private one."""
+    values = (v if isinstance(v, list | tuple) else [v] for v in settings.values())
+    return any(hasattr(one, "fit") for listed in values for one in listed)
+
+
+def _setting(candidate: dict[str, Any], name: str, own: Any) -> Any:  # Any: values of settings
+    """Return the value of `name` that a candidate gives to the estimator; by default its `own`."""
+    given = [v for key, v in candidate.items() if key.rpartition("__")[2] == name]
+    return max(given) if given else own
 
 
 def _warn_of_validation(frame: FrameType, epsilon: object, delta: object) -> None:
@@ -151,11 +194,17 @@ def _warn_of_validation(frame: FrameType, epsilon: object, delta: object) -> Non
     _warn("cross-validation", n_fits, epsilon, delta)
 
 
-def _warn(caller: str, n_fits: int | None, epsilon: Any, delta: Any) -> None:
-    """Warn of `n_fits` fits, each (epsilon, delta)-DP: by composition their costs add up."""
+def _warn(
+    caller: str, n_fits: int | None, epsilon: Any, delta: Any, totals: list[Any] | None = None
+) -> None:
+    """Warn of `n_fits` fits: by composition their costs add up to `totals`.
+
+    By default each of them is (epsilon, delta)-DP.
+    """
     total = "many times as much"
     if n_fits and isinstance(epsilon, int | float) and isinstance(delta, int | float):
-        total = f"epsilon {n_fits * epsilon:g} at delta {n_fits * delta:g} ({n_fits} fits)"
+        sums = totals or [n_fits * epsilon, n_fits * delta]
+        total = f"epsilon {sums[0]:g} at delta {sums[1]:g} ({n_fits} fits)"
     warnings.warn(
         f"{caller} fits this private estimator several times: all fits together cost {total}, not "
         f"epsilon {epsilon}, and the scores on private records are not paid for at all. Pass "

@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from decimal import ROUND_CEILING, Context
 from importlib import resources
 from typing import Any, NamedTuple
 
@@ -74,14 +75,19 @@ def promise(epsilon: float, delta: float, unit: str, what: str = "this model") -
     if not math.isfinite(epsilon):
         return (f"Nothing: no noise was added. Treat {what} as if it were the data.",)
     certain = 1 / (1 + math.exp(-min(epsilon, 700.0)))
-    factor = f"{math.exp(epsilon):,.3g}" if epsilon < 20 else f"e^{epsilon:.3g}"
+    factor = _at_most(math.exp(epsilon)) if epsilon < 20 else f"e^{_at_most(epsilon)}"
     return (
         f"Whatever someone concludes from {what} would have been almost as likely to be "
         f"concluded had any one {unit} been left out. The chance of any outcome changes by a "
         f"factor of at most {factor}, except with probability {delta:g}.",
         f"Someone who is undecided whether a given {unit} was in the data, and who then sees "
-        f"{what}, can become at most {100 * certain:.3g} % certain, if delta is neglected.",
+        f"{what}, can become at most {_at_most(100 * certain)} % certain, if delta is neglected.",
     )
+
+
+def _at_most(value: float) -> str:
+    """Return three digits of a value, rounded up: what is stated is an upper bound."""
+    return f"{Context(prec=3, rounding=ROUND_CEILING).create_decimal(repr(value)):,g}"
 
 
 def strength(epsilon: float) -> str:

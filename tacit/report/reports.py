@@ -168,7 +168,7 @@ def _numbers(facts: Facts, epsilon: float) -> tuple[Number, ...]:
     if facts.method == _SUMMARY:
         return tuple(numbers)
     if utility.mean is None:
-        return (*numbers, Number("utility", "not measured", "the run asked for no evaluation"))
+        return (*numbers, Number("utility", "not measured", facts.unmeasured))
     shown = partial(_metric, utility.metric)
     spread = "" if utility.spread is None else f" ± {100 * utility.spread:.2f} over seeds"
     if utility.metric in utility.intervals:

@@ -47,6 +47,7 @@ from tacit.summaries.quantiles import (
     cells_for,
     check_probabilities,
     choose_tree,
+    grid_size,
     quantile_interval,
     quantile_name,
     range_block,
@@ -123,12 +124,12 @@ def describe(
         pairs = zip(columns, values, strict=True)
         flags = {column.name: column.is_outside(private) for column, private in pairs}
     spent = _check_schema(flags, checked, check_share, tolerated)
-    tree, division = _divide(columns, checked.less(check_share), n_records)
+    trees, division = _divide(columns, checked.less(check_share), n_records)
     event = division.pay(f"description of {len(columns)} columns")
     rows: list[Statistic] = []
     complete: list[NoisyBlock] = []
     first = 0
-    for column, private in zip(columns, values, strict=True):
+    for column, private, tree in zip(columns, values, trees, strict=True):
         block, found = column.release(private, tree, division, first, wanted, about)
         first += len(column.blocks(checked, n_records, tree))
         complete.append(block)
@@ -152,6 +153,12 @@ class _Number:
     range: Range | None
     missing: str | float = DROP
     outside: str = CLIP
+    step: float | None = None
+
+    @property
+    def n_values(self) -> int:
+        """Number of values of a declared grid; 0 if there is none."""
+        return grid_size(self.range, self.step) if self.range else 0
 
     def is_outside(self, values: ArrayLike) -> Flags:
         return is_outside_bounds(values, self.range)
@@ -314,7 +321,8 @@ def _from_settings(name: str, given: Any) -> _Declared | None:  # Any: an object
         raise ValueError(f"column {name!r} has no declaration that can be read. {_HOW}")
     range_ = None if bounds == (None, None) else as_range(bounds, f"bounds of column {name!r}")
     rule = DROP if outside in ("missing", DROP) else CLIP
-    return _Number(name, range_, float(missing) if _is_real(missing) else DROP, rule)
+    filled = float(missing) if _is_real(missing) else DROP
+    return _Number(name, range_, filled, rule, setting("step"))
 
 
 def _check_schema(
@@ -344,17 +352,30 @@ def _check_schema(
 
 def _divide(
     columns: Sequence[_Declared], terms: Terms, n_records: int
-) -> tuple[CountTree, Division]:
-    """Return the shape of all quantile trees and the mechanisms of all blocks."""
+) -> tuple[list[CountTree], Division]:
+    """Return the quantile tree of each column and the mechanisms of all blocks.
+
+    Every tree is made as if all of them were alike; only numbers on a grid have fewer leaves.
+    """
     n_trees = sum(isinstance(column, _Number) for column in columns)
     without = CountTree(0, 2, is_gaussian=False)
     n_other = sum(len(column.blocks(terms, n_records, without)) for column in columns)
     tree = without._replace(is_gaussian=terms.is_gaussian(n_other))
+    n_cells = 0
     if n_trees:
         n_cells = cells_for(terms.epsilon / len(columns))
         tree = choose_tree(terms, n_cells, n_trees=n_trees, n_other=n_other)
-    blocks = [block for column in columns for block in column.blocks(terms, n_records, tree)]
-    return tree, terms.divide(blocks, is_gaussian=tree.is_gaussian)
+    trees = [
+        choose_tree(
+            terms, n_cells, n_values=column.n_values, n_trees=n_trees, n_other=n_other,
+            is_gaussian=tree.is_gaussian,
+        )
+        if isinstance(column, _Number) and column.n_values else tree
+        for column in columns
+    ]  # fmt: skip
+    pairs = zip(columns, trees, strict=True)
+    blocks = [block for column, own in pairs for block in column.blocks(terms, n_records, own)]
+    return trees, terms.divide(blocks, is_gaussian=tree.is_gaussian)
 
 
 def _table_count(blocks: Sequence[NoisyBlock], n_records: int, terms: Terms) -> Statistic:

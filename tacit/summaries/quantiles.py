@@ -15,6 +15,10 @@ the quantile was rejected, though F >= p there. So one edge decides, however man
 probability of this mistake is at most (1 - confidence) / 2. The upper end is found in the same way
 from the right. This holds for every distribution, with ties and gaps; only the sampling error is
 taken as normal.
+
+**Values on a grid.** Where values are declared to be a step apart (whole numbers), each leaf holds
+one value. There are fewer leaves, hence less noise, and the interval ends at the value of a leaf
+instead of at an edge of its range.
 """
 
 from collections.abc import Sequence
@@ -24,7 +28,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from tacit._arrays import Floats
-from tacit._check import in_open_unit, whole
+from tacit._check import in_open_unit, positive, whole
 from tacit.events import Event
 from tacit.summaries.column_values import CLIP, DROP, Range, as_range, in_unit, numbers
 from tacit.summaries.counts import bin_codes
@@ -39,6 +43,7 @@ from tacit.summaries.payment import (
 )
 from tacit.summaries.statistic import POPULATION, Statistic, StatisticTable, check_about
 
+_MOST_LEAVES = 2**24
 _EXPONENTS = np.arange(-40, 61)
 """Exponents of the public edges -2^60, ..., -2^-40, 0, 2^-40, ..., 2^60 for private bounds."""
 
@@ -49,6 +54,7 @@ def quantiles(
     *,
     bounds: tuple[float, float],
     n_cells: int | None = None,
+    step: float | None = None,
     about: str = POPULATION,
     missing: str | float = DROP,
     outside: str = CLIP,
@@ -61,7 +67,10 @@ def quantiles(
 
     `n_cells` is the least number of equal cells between the bounds: intervals end at their edges.
     More cells give a finer answer with more noise; the default is 256 to 65,536, more at a larger
-    epsilon. Other arguments are as for `mean`.
+    epsilon. `step` is the distance of the possible values, known publicly, such as 1 for whole
+    numbers: values are rounded to the grid that begins at the lower bound, intervals end on it, and
+    they are shorter. A grid with more values than cells has no effect. Other arguments are as for
+    `mean`.
 
     >>> table = quantiles(range(1000), [0.5], bounds=(0, 1000), epsilon=2.0, rng=0)
     >>> bool(table.lower[0] < 500 < table.upper[0])
@@ -72,7 +81,7 @@ def quantiles(
     check_about(about)
     unit = in_unit(values, range_, missing=missing, outside=outside)
     cells = cells_for(checked.epsilon) if n_cells is None else whole(n_cells=n_cells, least=2)
-    tree = choose_tree(checked, cells)
+    tree = choose_tree(checked, cells, n_values=grid_size(range_, step))
     division = checked.divide(tree.blocks(), is_gaussian=tree.is_gaussian)
     event = division.pay("quantiles")
     counts = tree.release(unit, division, checked)
@@ -170,12 +179,29 @@ def quantile_name(probability: float) -> str:
     return "median" if probability == 0.5 else f"quantile {probability:g}"
 
 
+def grid_size(range_: Range, step: float | None) -> int:
+    """Return how many values a grid has from bound to bound; 0 without a `step`."""
+    if step is None:
+        return 0
+    n_steps = range_.width / positive(step=step)
+    if n_steps > _MOST_LEAVES:
+        return 0  # too fine to matter
+    if n_steps < 0.5 or abs(n_steps - round(n_steps)) > 1e-6 * n_steps:
+        raise ValueError(f"step must divide the distance of the bounds, got {step}.")
+    return round(n_steps) + 1
+
+
 class CountTree(NamedTuple):
-    """Public shape of the tree: `depth` levels below the root, `branching` children a node."""
+    """Public shape of the tree: `depth` levels below the root, `branching` children a node.
+
+    Each leaf is a range of values. With `n_values`, each of the first so many leaves is one value,
+    and these values are equally far apart, from bound to bound.
+    """
 
     depth: int
     branching: int
     is_gaussian: bool
+    n_values: int = 0
 
     @property
     def n_leaves(self) -> int:
@@ -193,13 +219,24 @@ class CountTree(NamedTuple):
     ) -> "ConsistentCounts":
         """Release the levels of a private column in [0, 1], from block number `first` on."""
         leaves = bin_codes(unit, self.n_leaves)
-        leaves = np.where(leaves < self.n_leaves, leaves, -1)
+        if self.n_values:
+            leaves = np.rint(np.nan_to_num(unit) * (self.n_values - 1)).astype(np.int64)
+        leaves = np.where(np.isnan(unit), -1, leaves)
         levels: list[NoisyBlock] = []
         for level in range(1, self.depth + 1):
             nodes = np.where(leaves < 0, -1, leaves // self.branching ** (self.depth - level))
             noise = division.noises[first + level - 1]
             levels.append(noise.release(cell_counts(nodes, self.branching**level), terms.rng))
         return _consistent(self, levels)
+
+    def leaf_ends(self, range_: Range) -> tuple[Floats, Floats]:
+        """Return the lower and the upper end of each leaf, which are equal for single values."""
+        if self.n_values:
+            places = np.minimum(np.arange(self.n_leaves), self.n_values - 1)
+            values = range_.unscale(places / (self.n_values - 1))
+            return values, values
+        edges = range_.unscale(np.linspace(0.0, 1.0, self.n_leaves + 1))
+        return edges[:-1], edges[1:]
 
 
 class ConsistentCounts(NamedTuple):
@@ -253,16 +290,27 @@ def cells_for(epsilon: float) -> int:
     return 256 if epsilon < 0.5 else 4096 if epsilon < 4 else 65_536
 
 
-def choose_tree(terms: Terms, n_cells: int, *, n_trees: int = 1, n_other: int = 0) -> CountTree:
+def choose_tree(
+    terms: Terms,
+    n_cells: int,
+    *,
+    n_values: int = 0,
+    n_trees: int = 1,
+    n_other: int = 0,
+    is_gaussian: bool | None = None,
+) -> CountTree:
     """Return the tree of at least `n_cells` leaves with the least noise in a median.
 
-    `n_trees` such trees and `n_other` other blocks are released in one call. The choice depends on
-    public numbers only.
+    If there are only `n_values` values on a grid, each is a leaf. `n_trees` such trees and
+    `n_other` other blocks are released in one call. The choice depends on public numbers only.
     """
-    if n_cells > 2**24:
+    if n_cells > _MOST_LEAVES:
         raise ValueError(f"n_cells must be at most 2**24, got {n_cells}.")
+    is_grid = 0 < n_values <= n_cells
+    n_cells, n_values = (n_values, n_values) if is_grid else (n_cells, 0)
     trees: list[tuple[float, CountTree]] = []
-    for is_gaussian in (False, True) if terms.delta > 0 else (False,):
+    laws = (False, True) if is_gaussian is None else (is_gaussian,)
+    for is_gaussian in laws if terms.delta > 0 else (False,):
         for depth in range(1, 9):
             branching = max(int(np.ceil(n_cells ** (1 / depth) - 1e-9)), 2)
             n_blocks = n_trees * depth + n_other
@@ -270,7 +318,7 @@ def choose_tree(terms: Terms, n_cells: int, *, n_trees: int = 1, n_other: int = 
             variances = _node_variances(depth, branching, each)
             inner = sum(variances[1:]) * branching / 6  # average of j (1 - j / b) over children
             noise = variances[0] * branching / 4 + inner
-            trees.append((noise, CountTree(depth, branching, is_gaussian)))
+            trees.append((noise, CountTree(depth, branching, is_gaussian, n_values)))
     return min(trees, key=lambda tree: tree[0])[1]
 
 
@@ -279,27 +327,27 @@ def quantile_interval(
 ) -> Interval:
     """Return the quantile at `p` in the units of the column; see the module for the proof."""
     balance = counts.balance(p)
-    edges = range_.unscale(np.linspace(0.0, 1.0, counts.tree.n_leaves + 1))
+    starts, ends = counts.tree.leaf_ends(range_)
     spread = counts.spread(p)
     if about == POPULATION:
         spread = spread + Spread(max(float(counts.leaves.sum()), 0.0) * p * (1 - p))
     half = half_width(spread, confidence)
     inner = balance[1:-1]
     # The outermost edges are never rejected: all values are between them.
-    open_left = np.flatnonzero(np.append(inner >= -half, True))[0]  # index of an edge, less 1
-    open_right = np.flatnonzero(np.append(True, inner <= half))[-1]
-    lower, upper = edges[open_left], edges[min(open_right + 1, len(edges) - 1)]
-    value = float(np.clip(_crossing(balance, edges), lower, upper))
+    first = np.flatnonzero(np.append(inner >= -half, True))[0]  # the leaf before the first edge
+    last = np.flatnonzero(np.append(True, inner <= half))[-1]  # the leaf after the last edge
+    lower, upper = starts[first], ends[last]
+    value = float(np.clip(_crossing(balance, starts, ends), lower, upper))
     return Interval(value, float(lower), float(upper))
 
 
-def _crossing(balance: Floats, edges: Floats) -> float:
-    """Return where a rising curve near `balance` passes 0, between edges by interpolation."""
+def _crossing(balance: Floats, starts: Floats, ends: Floats) -> float:
+    """Return where a rising curve near `balance` passes 0, inside a leaf by interpolation."""
     rising = (np.maximum.accumulate(balance) + np.minimum.accumulate(balance[::-1])[::-1]) / 2
-    after = int(np.clip(np.searchsorted(rising, 0.0), 1, len(edges) - 1))
-    low, high = rising[after - 1], rising[after]
+    leaf = int(np.clip(np.searchsorted(rising, 0.0), 1, len(starts))) - 1
+    low, high = rising[leaf], rising[leaf + 1]
     share = np.clip(-low / (high - low), 0.0, 1.0) if high > low else 0.5
-    return float(edges[after - 1] + share * (edges[after] - edges[after - 1]))
+    return float(starts[leaf] + share * (ends[leaf] - starts[leaf]))
 
 
 def _consistent(tree: CountTree, levels: list[NoisyBlock]) -> ConsistentCounts:

@@ -27,7 +27,7 @@ SCHEMA = {
         "note": "ignored",
     },
 }
-VERBS = ("summarize", "train", "regress", "pate")
+VERBS = ("summarize", "train", "regress", "pate", "transfer")
 MOST_VERBS = [  # one of them in every run of the tests
     "regress", *(pytest.param(verb, marks=pytest.mark.slow) for verb in VERBS if verb != "regress")
 ]  # fmt: skip
@@ -59,7 +59,13 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run_verb(verb: str, table: Path, schema: Path, *more: object) -> Result:
-    options = [verb, table, "--schema", schema, "--epsilon", EPSILON, "--ledger", "a.ledger"]
+    files = [table]
+    if verb == "transfer":  # it needs a number as target, and another table
+        files.append(Path("good.csv"))
+        text = schema.read_text(encoding="utf-8")
+        schema = schema.with_name("number.toml")
+        schema.write_text(text.replace('target = "sick"', 'target = "age"'), encoding="utf-8")
+    options = [verb, *files, "--schema", schema, "--epsilon", EPSILON, "--ledger", "a.ledger"]
     options += {"pate": ["--public-test", "public.csv", "--out", "run", "--no-page", "--queries", 9,
                          "--noise", 60],
                 "summarize": ["--out", "run"]}.get(verb, ["--out", "run", "--no-page"])  # fmt: skip
@@ -129,6 +135,10 @@ def decimal_commas(rows, schema):
     schema["file"] = {"separator": ";"}
 
 
+def mixed_encodings(rows, schema):
+    rows[1:] = [row.encode("latin-1").decode("utf-8", "surrogateescape") for row in rows[1:]]
+
+
 FAULTS = [
     wrong_categories, wrong_target_classes, wrong_bounds, swapped_columns, swapped_numbers,
     wrong_separator, separator_of_the_rows_alone, missing_column, renamed_column, header_only,
@@ -139,7 +149,8 @@ FAULTS = [
 def broken(work: Path, fault) -> tuple[Path, Path]:
     rows, schema = lines(), json.loads(json.dumps(SCHEMA))
     fault(rows, schema)
-    (work / "bad.csv").write_text("".join(row + "\n" for row in rows), encoding="utf-8")
+    text = "".join(row + "\n" for row in rows)
+    (work / "bad.csv").write_bytes(text.encode("utf-8", "surrogateescape"))
     (work / "bad.toml").write_text(tomli_w.dumps(schema), encoding="utf-8")
     return work / "bad.csv", work / "bad.toml"
 
@@ -168,6 +179,103 @@ def test_mixed_encodings_are_stopped(work, verb):
     result = run_verb(verb, work / "bad.csv", work / "good.toml")
     assert_stopped(result)
     assert "'town'" in result.output
+
+
+@pytest.mark.parametrize("fault", [wrong_separator, separator_of_the_rows_alone, missing_column,
+                                   header_only, empty_columns, swapped_columns])  # fmt: skip
+def test_a_wrong_source_of_a_transfer_is_stopped_by_its_name(work, fault):
+    table, _ = broken(work, fault)
+    text = (work / "good.toml").read_text(encoding="utf-8").replace('"sick"\n', '"age"\n', 1)
+    (work / "good.toml").write_text(text, encoding="utf-8")
+    result = call("transfer", "good.csv", table, "--schema", "good.toml", "--epsilon", EPSILON,
+                  "--ledger", "a.ledger", "--out", "run", "--no-page")  # fmt: skip
+    assert_stopped(result)
+    assert "bad.csv" in result.output
+
+
+def other_categories(rows, schema):
+    rows[1:] = [row.replace("ö", "oe").replace("Bonn", "BONN") for row in rows[1:]]
+
+
+def months(rows, schema):
+    rows[1:] = [f"{12 * int(row.split(',')[0])},{row.partition(',')[2]}" for row in rows[1:]]
+
+
+def spaced_thousands(rows, schema):
+    rows[1:] = [row.replace(",", " 000,", 1) for row in rows[1:]]
+
+
+TABLE_FAULTS = [
+    other_categories, months, spaced_thousands, swapped_columns, wrong_separator,
+    separator_of_the_rows_alone, missing_column, renamed_column, header_only, nothing, no_header,
+    unclosed_quotes, empty_columns, mixed_encodings,
+]  # fmt: skip
+
+
+def test_a_prediction_for_a_wrong_table_is_stopped_by_one_sentence(work):
+    assert run_verb("regress", work / "good.csv", work / "good.toml").exit_code == 0
+    for fault in TABLE_FAULTS:
+        table, _ = broken(work, fault)
+        result = call("predict", "run", table, "--out", "found.csv")
+        assert result.exit_code == 2, fault
+        assert result.stderr.startswith("error: bad.csv") or "bad.csv" in result.stderr, fault
+        assert result.stderr.count("\n") == 1, fault
+        assert SECRET not in result.output, fault
+        assert not (work / "found.csv").exists(), fault
+
+
+def test_a_prediction_for_few_records_notes_what_the_schema_does_not_describe(work):
+    assert run_verb("regress", work / "good.csv", work / "good.toml").exit_code == 0
+    (work / "one.csv").write_text("age,town,visits\n50,Paris,\n", encoding="utf-8")
+    result = call("predict", "run", "one.csv")
+    assert result.exit_code == 0
+    assert result.stderr.endswith("replaced by its rules: town, visits\n")
+    assert result.stdout.startswith("sick,P(no),P(yes)\n")
+    assert call("predict", "run", "public.csv").stderr == ""
+
+
+def test_a_public_test_that_the_schema_does_not_describe_is_refused(work):
+    table, _ = broken(work, other_categories)
+    more = ("--public-test", table)
+    result = run_verb("regress", work / "good.csv", work / "good.toml", *more)
+    assert_stopped(result)
+    assert "bad.csv, column 'town'" in result.output
+
+
+@pytest.mark.parametrize("verb", MOST_VERBS)
+def test_ledger_and_schema_must_count_the_same_unit(work, verb):
+    Ledger(work / "persons.ledger", Budget(2 * EPSILON, 1e-5), unit="person").close()
+    schema = json.loads(json.dumps(SCHEMA))
+    schema["columns"]["note"] = "person"
+    (work / "person.toml").write_text(tomli_w.dumps(schema), encoding="utf-8")
+    more = ("--ledger", "persons.ledger")
+    result = run_verb(verb, work / "good.csv", work / "good.toml", *more)
+    assert_stopped(result)
+    assert "has no column of type person" in result.output
+    result = run_verb(verb, work / "good.csv", work / "person.toml", "--out", "other")
+    assert result.exit_code == 2
+    assert "--unit person" in result.output or "too few" in result.output
+    for name in ("a.ledger", "persons.ledger"):
+        with Ledger(name) as ledger:
+            assert ledger.history() == []
+
+
+def test_a_schema_without_features_is_refused_before_paying(work):
+    bare = {"target": "sick", "columns": {"sick": ["no", "yes"]}}
+    (work / "bare.toml").write_text(tomli_w.dumps(bare), encoding="utf-8")
+    result = run_verb("regress", work / "good.csv", work / "bare.toml")
+    assert_stopped(result)
+    assert "no column but the target" in result.output
+    with Ledger("a.ledger") as ledger:
+        assert ledger.history() == []
+
+
+def test_a_run_folder_takes_no_other_settings(work):
+    assert run_verb("regress", work / "good.csv", work / "good.toml").exit_code == 0
+    assert call("regress", "run", "--no-page").exit_code == 0
+    assert "is a run folder" in call("regress", "run", "--epsilon", 3).output
+    assert "of method regression" in call("summarize", "run").output
+    assert "of method regression" in call("train", "run").output
 
 
 def test_a_public_sample_makes_the_check_free(work):
@@ -379,14 +487,17 @@ def test_damaged_texts_of_schemas_give_one_line(work):
 def test_damaged_tables_quote_no_value(work, verb):
     rng = random.Random(7)
     text = "\n".join(lines(200)).encode()
+    number = (work / "good.toml").read_text(encoding="utf-8").replace('"sick"\n', '"age"\n', 1)
+    (work / "number.toml").write_text(number, encoding="utf-8")
     for k in range(40):
         cut = rng.randrange(len(text))
         junk = rng.choice([b"", b'"', b"\x00", b"\xff\xfe", b"\n\n", b",,,", SECRET.encode()])
         (work / "bad.csv").write_bytes(text[:cut] + junk + text[cut + rng.randrange(9) :])
-        out = ("--out", f"run{k}", "--no-page") if verb != "summarize" else ("--out", f"run{k}")
-        result = call(verb, "bad.csv", "--schema", "good.toml", "--epsilon", 5, *out,
-                      *(("--public-test", "public.csv", "--teachers", 5, "--queries", 5)
-                        if verb == "pate" else ()))  # fmt: skip
+        more = {"pate": ("--public-test", "public.csv", "--teachers", 5, "--queries", 5),
+                "transfer": ("public.csv",)}.get(verb, ())  # fmt: skip
+        schema = "number.toml" if verb == "transfer" else "good.toml"
+        result = call(verb, "bad.csv", *more, "--schema", schema, "--epsilon", 5,
+                      "--out", f"run{k}", "--no-page")  # fmt: skip
         assert result.exit_code in (0, 2), result.output
         assert result.exception is None or isinstance(result.exception, SystemExit)
         assert SECRET not in result.output

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from tacit import Ledger
 from tacit.cli import app
 
 
@@ -27,7 +28,7 @@ def test_transfer_uses_the_file_that_agrees(folder: Path, people, monkeypatch) -
     assert result.exit_code == 0, result.output
     facts = json.loads(result.stdout)
     assert facts["informative"] == ["same.csv"]
-    assert facts["epsilon"] == pytest.approx(3.0)
+    assert 2.5 < facts["epsilon"] <= 3.0
     assert facts["coefficients"]["age"] == pytest.approx(1.0, abs=0.25)
     assert call("verify", "run").exit_code == 0
     assert (folder / "run" / "report.html").is_file()
@@ -44,7 +45,9 @@ def test_overlapping_files_add_their_costs(folder: Path) -> None:
     )  # fmt: skip
     facts = json.loads(result.stdout)
     assert facts["epsilon_per_file"] == 1.0
-    assert facts["epsilon"] > 1.4
+    assert facts["epsilon"] > 1.25
+    with Ledger(folder / "run" / "run.ledger") as ledger:
+        assert len(ledger.history()) == 5  # a check and a fit of each file, and the evaluation
 
 
 def test_transfer_needs_a_number_as_target(folder: Path) -> None:

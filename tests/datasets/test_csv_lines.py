@@ -1,11 +1,12 @@
 """CSV files: one line is one record, and no error quotes a value."""
 
 import gzip
+from collections import Counter
 
 import numpy as np
 import pytest
 
-from tacit.datasets import Dialect, Schema, column_names, read_features, read_rows
+from tacit.datasets import Dialect, Schema, column_names, read_columns, read_features, read_rows
 
 SCHEMA = Schema({"id": [0, 1000], "kind": ["a", "b", "a,1"], "y": [0, 1]}, target="y")
 HEADER = "id,kind,y"
@@ -37,6 +38,54 @@ def test_one_line_changes_one_record(tmp_path, added, place):
         assert np.array_equal(np.delete(getattr(more, name), place, 0), getattr(plain, name))
 
 
+DIALECTS = [{}, {"quote": ""}, {"quote": "'"}, {"encoding": "cp1252"}, {"encoding": "latin-1"},
+            {"header": False}, {"separator": ";", "decimal": ","}, {"separator": "\t"}]  # fmt: skip
+PIECES = [b"1", b"a", b"0.5", b'"', b'""', b"'", b",", b";", b"\t", b" ", b"\r", b"\0", b"\\",
+          b"\x1a", b"\xff", b"\xc3", b"\xe2\x80\xa8", b"\xef\xbb\xbf", b"\x0b", b"\x85", b"NA",
+          b"a,1", b'"a,1"', b"nan", b"inf", b"-0.0", b"1e999", b"9" * 5000, b"a" * 140_000, b"#",
+          b"id,kind,y"]  # fmt: skip
+
+
+def written(tmp_path, lines, dialect):
+    header = [b"id,kind,y".replace(b",", dialect.get("separator", ",").encode())]
+    path = tmp_path / "t.csv"
+    path.write_bytes(b"\n".join((header if dialect.get("header", True) else []) + lines) + b"\n")
+    names = ("id", "kind", "y") if dialect.get("header", True) else ("c1", "c2", "c3")
+    columns = dict(zip(names, ([0, 1000], ["a", "b", "a,1"], [0, 1]), strict=True))
+    schema = Schema(columns, target=list(columns)[2], file=dialect)
+    rows, plain = read_rows(path, schema), read_columns(path, schema)
+    values = zip(*plain.values(), strict=True)
+    return Counter(
+        (x.tobytes(), y.tobytes(), flags.tobytes(), repr(value))
+        for x, y, flags, value in zip(rows.x, rows.y, rows.flags, values, strict=True)
+    )
+
+
+@pytest.mark.parametrize("n_pairs", [5, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dialect", DIALECTS, ids=str)
+def test_any_line_that_is_added_removed_or_replaced_changes_one_record(tmp_path, dialect, n_pairs):
+    rng = np.random.default_rng(len(str(dialect)))
+    sign = dialect.get("separator", ",").encode()
+
+    def line():
+        pieces = [PIECES[k] for k in rng.integers(len(PIECES), size=rng.integers(1, 8))]
+        return sign.join(pieces) if rng.random() < 0.5 else b"".join(pieces)
+
+    good = [text.encode().replace(b",", sign) for text in GOOD]
+    for _ in range(n_pairs):
+        lines = good[:1] + [line() if rng.random() < 0.3 else one for one in good[1:]]
+        before = written(tmp_path, lines, dialect)
+        place = 1 + int(rng.integers(len(lines) - 1))
+        more = written(tmp_path, [*lines[:place], line(), *lines[place:]], dialect)
+        assert (more - before).total() <= 1
+        assert (before - more).total() == 0
+        less = written(tmp_path, lines[:place] + lines[place + 1 :], dialect)
+        assert (before - less).total() <= 1
+        assert (less - before).total() == 0
+        other = written(tmp_path, [*lines[:place], line(), *lines[place + 1 :]], dialect)
+        assert max((other - before).total(), (before - other).total()) <= 1
+
+
 def test_a_quoted_separator_is_part_of_the_field(tmp_path):
     rows = rows_of(tmp_path, ['5,"a,1",1'])
     assert rows.x[0, 1:].tolist() == [0, 0, 1]
@@ -58,6 +107,11 @@ def test_lines_with_other_numbers_of_fields_are_flagged(tmp_path):
         (b"id,kind,y", {}, "no records"),
         (b"", {}, "is empty"),
         (b"\n\n\n", {}, "is empty"),
+        (b"\n\nid,kind,y\n1,a,0\n", {}, "first line of t.csv is empty. Set skip_lines"),
+        (b"id,kind,y,id\n1,a,0,2\n", {}, "fields 1 and 4 are equal"),
+        (b"id,,kind,y\n1,2,a,0\n", {}, "field 2 is empty"),
+        (b"id,2012,kind,y\n1,2,a,0\n", {}, "field 2 is a number"),
+        (b"id,kind,y\r1,a,0\r", {}, "end of a line as old systems write it"),
         (b"1,a,0\n2,b,1\n", {}, "does not look like names"),
         (b"1,a,0\n2,b,1\n", {"header": False, "names": ["id", "kind"]}, "2 columns.* 3 fields"),
         ("id,kind,y,é\n1,a,0,x\n".encode("latin-1"), {}, "header .* not written in utf-8"),
@@ -85,6 +139,17 @@ def test_damaged_files_are_stopped_by_one_sentence(tmp_path, name):
     with pytest.raises(ValueError, match=r"damaged|no Parquet") as stopped:
         read_rows(path, SCHEMA)
     assert "Jane" not in str(stopped.value)
+
+
+@pytest.mark.parametrize("form", ['"",id,kind,y', "id,kind,y,", ",id,kind,y,"])
+def test_empty_names_at_the_ends_of_a_header_are_places(tmp_path, form):
+    places = ["row" if not name.strip('"') else name for name in form.split(",")]
+    line = ",".join({"row": "7", "id": "5", "kind": "b", "y": "1"}[name] for name in places)
+    rows = rows_of(tmp_path, [line], header=form)
+    assert rows.x[0, 1:].tolist() == [0, 1, 0]
+    assert not rows.flags.any()
+    names = column_names(tmp_path / "t.csv", Dialect())
+    assert [name for name in names if name in ("c1", "c4", "c5")]
 
 
 def test_files_without_a_header_and_with_other_signs(tmp_path):

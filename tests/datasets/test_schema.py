@@ -57,6 +57,40 @@ def test_pandas_polars_and_pyarrow_give_the_same_model(estimator):
     assert models[0] == models[1] == models[2]
 
 
+def test_missing_values_and_kinds_of_columns_are_read_alike_by_every_library():
+    data = {
+        "age": [30, None, 120, 18],
+        "sex": ["f", None, "x", "m"],
+        "ok": [True, False, None, True],
+        "code": ["1", "2", "2", "1"],
+        "weight": [1.5, float("nan"), 50.0, -3.0],
+    }
+    schema = Schema({"age": [0, 100], "sex": ["f", "m"], "ok": "boolean", "code": ["1", "2"],
+                     "weight": [0, 10]})  # fmt: skip
+    nullable = {
+        "age": "Int64",
+        "sex": "string",
+        "ok": "boolean",
+        "code": "Int8",
+        "weight": "Float64",
+    }
+    frames = [
+        pd.DataFrame(data),
+        pd.DataFrame(data).astype(nullable),
+        pd.DataFrame(data).astype({"sex": "category", "code": "category"}),
+        pd.DataFrame(data).convert_dtypes(dtype_backend="pyarrow"),
+        pl.DataFrame(data),
+        pl.DataFrame(data).with_columns(pl.col("sex").cast(pl.Categorical)),
+        pa.table(data),
+        pa.table({**data, "sex": pa.array(data["sex"]).dictionary_encode()}),
+        pa.concat_tables([pa.table(data).slice(0, 1), pa.table(data).slice(1)]),
+    ]
+    found = [schema.fit(frame).transform(frame) for frame in frames]
+    assert found[0].shape == (4, 7)
+    for other in found[1:]:
+        assert np.array_equal(other, found[0])
+
+
 def test_columns_are_found_by_name_and_others_are_ignored():
     schema, data = Schema(COLUMNS), pd.DataFrame(people())
     shuffled = data[list(reversed(data.columns))].drop(columns=["name", "y"])

@@ -8,6 +8,7 @@ import joblib
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.stats import uniform
 from sklearn.compose import ColumnTransformer
 from sklearn.decomposition import PCA
 from sklearn.frozen import FrozenEstimator
@@ -88,9 +89,12 @@ def test_a_search_without_a_ledger_warns_once_with_the_total():
     plain = LinearRegression(**OPTIONS, target_bounds=(-3, 3), method="adassp")
     grid = {"epsilon": [0.5, 1.0]}
     for search, total in (
-        (GridSearchCV(plain, grid, cv=3), "epsilon 7 at delta 7e-06 .7 fits"),
-        (GridSearchCV(plain, grid, cv=3, refit=False), "epsilon 6 .*6 fits"),
-        (RandomizedSearchCV(plain, grid, n_iter=2, cv=4), "9 fits"),
+        (GridSearchCV(plain, grid, cv=3), "epsilon 5.5 at delta 7e-06 .7 fits"),
+        (GridSearchCV(plain, grid, cv=3, refit=False), "epsilon 4.5 .*6 fits"),
+        (RandomizedSearchCV(plain, grid, n_iter=2, cv=4), "epsilon 7 .*9 fits"),
+        (RandomizedSearchCV(plain, {"epsilon": [1.0, 8.0, 2.0]}, n_iter=2, cv=3), "epsilon 56 "),
+        (RandomizedSearchCV(plain, {"epsilon": uniform(1, 9)}, n_iter=2, cv=3), "many times"),
+        (GridSearchCV(plain, {"delta": [1e-6, 1e-5]}, cv=3), "epsilon 7 at delta 4.3e-05"),
         (GridSearchCV(make_pipeline(FunctionTransformer(), plain), {}, cv=3), "4 fits"),
     ):
         with pytest.warns(UncountedFits, match=total) as caught:

@@ -50,7 +50,13 @@ def with_record(table: Table, place: int, record: dict[str, Any], *, replaced: b
     return changed
 
 
-_SCHEMA = {"x": BOUNDS, "y": None, "c": CATEGORIES, "label": bool}
+_SCHEMA = {
+    "x": {"lower": 0.0, "upper": 100.0, "step": 1},
+    "score": (0.0, 1.0),
+    "y": None,
+    "c": CATEGORIES,
+    "label": bool,
+}
 CALLS: dict[str, Callable[..., Any]] = {
     "count": lambda t, **k: summaries.count(t["x"], **k),
     "histogram": lambda t, **k: summaries.histogram(t["x"], bounds=BOUNDS, n_bins=7, **k),
@@ -70,6 +76,7 @@ CALLS: dict[str, Callable[..., Any]] = {
         **k,
     ),
     "quantiles": lambda t, **k: summaries.quantiles(t["x"], bounds=BOUNDS, n_cells=64, **k),
+    "quantiles on a grid": lambda t, **k: summaries.quantiles(t["x"], bounds=BOUNDS, step=2.5, **k),
     "private bounds": lambda t, **k: summaries.private_bounds(t["x"], **k),
     "accuracy": lambda t, **k: summaries.accuracy(t["c"], t["d"], **k),
     "auc": lambda t, **k: summaries.auc(t["label"], t["score"], **k),

@@ -28,6 +28,39 @@ def test_ties_and_gaps_are_covered():
         assert (found.upper >= 30).all()
 
 
+@pytest.mark.parametrize("delta", [0.0, 1e-6])
+def test_intervals_of_whole_numbers_end_at_whole_numbers_and_are_shorter(delta):
+    ages = np.random.default_rng(0).integers(18, 91, 5000)
+    terms = {"bounds": (18, 90), "epsilon": 0.2, "delta": delta, "rng": 1}
+    wanted = [0.1, 0.5, 0.9]
+    plain, grid = quantiles(ages, wanted, **terms), quantiles(ages, wanted, step=1, **terms)
+    truth = np.quantile(np.arange(18, 91), wanted, method="inverted_cdf")
+    for ends in (grid.lower, grid.values, grid.upper):
+        assert (ends == ends.round()).all()
+    assert ((grid.lower <= truth) & (truth <= grid.upper)).all()
+    assert (grid.upper - grid.lower).sum() < (plain.upper - plain.lower).sum()
+
+
+def test_a_large_budget_gives_exact_quantiles_of_a_grid():
+    values = np.array([0.0, 2.5, 2.5, 5.0, 7.4, 10.0, 10.0, 99.0, None, "x"], object)  # 7.4 is 7.5
+    found = quantiles(values, [0.2, 0.45, 0.55, 0.9], bounds=(0, 10), step=2.5, epsilon=1e4, rng=0,
+                      about="records")  # fmt: skip
+    assert found.values.tolist() == [2.5, 5.0, 7.5, 10.0]
+    assert found.lower.tolist() == [2.5, 5.0, 7.5, 10.0]
+
+
+@pytest.mark.parametrize("step", [0, -1, 7, 3.3, np.nan, 1e3])
+def test_a_step_must_divide_the_range(step):
+    with pytest.raises(ValueError, match="step must"):
+        quantiles([1.0], bounds=(0, 10), step=step, epsilon=1.0)
+
+
+def test_a_step_that_is_finer_than_the_cells_changes_nothing():
+    one = quantiles(INCOMES, bounds=(0, 400), epsilon=1.0, rng=0)
+    two = quantiles(INCOMES, bounds=(0, 400), epsilon=1.0, rng=0, step=0.01)
+    assert one.to_dict() == two.to_dict()
+
+
 def test_noise_alone_gives_the_whole_range():
     found = quantiles([1.0, 2.0], [0.5], bounds=(0, 10), epsilon=0.01, rng=0)
     assert (found.lower[0], found.upper[0]) == (0, 10)
