@@ -141,11 +141,15 @@ class RunAudit:
 
 
 class Attack(NamedTuple):
-    """The attacked event, the attack's score of each canary, and which canaries were included."""
+    """The attacked event, the attack's score of each canary, and which canaries were included.
+
+    `reference` holds scores of canaries that were never candidates for the training set.
+    """
 
     event: Event
     scores: NDArray[np.float64]
     is_member: NDArray[np.bool_]
+    reference: NDArray[np.float64] = np.zeros(0)
 
 
 def audit_run(
@@ -202,7 +206,7 @@ def _audit_run(
         mechanism = check_training(recipe, facts, prepared, dataset, **terms)
         canaries = GradientCanaries(n_canaries, clip_norm=recipe.training.clip_norm, rng=seed)
         loop = _train(canaries, recipe, facts, prepared, dataset, seed)
-        attack = Attack(loop.private.event, canaries.scores, canaries.is_member)
+        attack = Attack(loop.private.event, canaries.scores, canaries.is_member, canaries.reference)
         if recipe.data.holds_public_records:
             with loop.released() as model:
                 found = evaluate(model, *tensors(prepared.x_test, prepared.y_test))
@@ -287,9 +291,13 @@ def _bounds_and_tests(
     bounds = (
         one_run(*seen, **at, expected_epsilon=cost),
         threshold_test(*seen, **at),
-        noise_bound(*seen, event, **of, delta=facts.delta),
+        noise_bound(*seen, event, **of, delta=facts.delta, reference=attack.reference),
     )
-    return bounds, tuple(refute_event(*seen, event, **of, independent=i) for i in (False, True))
+    coins = refute_event(*seen, event, **of)
+    return bounds, (
+        coins,
+        refute_event(*seen, event, **of, independent=True, reference=attack.reference),
+    )
 
 
 def _answer(
