@@ -36,6 +36,7 @@ _EPSILONS = (*np.arange(0.0, 8.0, 0.1), *np.arange(8.0, 24.1, 0.5))
 _QUIETER = 0.1  # thresholds are planned to tell the event from one with e^0.1 times its noise
 _NEAR = np.geomspace(1e-9, 1.0, 3000)  # rates between which one line of a curve is used
 _SPARSE = 4  # where deltas are costly, one of so many points is priced
+_TOLERANCE = 1e-4  # relative error of deltas that is aimed at; they are rounded up
 _PRECISE = 1e-3  # of the logarithm of the noise
 
 
@@ -144,11 +145,8 @@ def noise_bound(
     def is_refuted(log_scale: float) -> bool:
         return test.p_value(power(log_scale)) < 1 - confidence
 
-    lower, least, most = 0.0, -3.0, 3.0  # the logarithm of s; little noise is never refuted
-    if is_refuted(most):
-        while most - least > _PRECISE:
-            middle = (least + most) / 2
-            least, most = (least, middle) if is_refuted(middle) else (middle, most)
+    lower, most = 0.0, _smallest_refuted(is_refuted)
+    if most is not None:
         refuted = _with_noise(event, math.exp(most))
         lower = accounting.bracket(refuted, delta=delta, relation=relation).lower
     assumes = "independent scores, and the billed mechanism with some amount of noise"
@@ -229,15 +227,33 @@ def _with_noise(event: Any, scale: float) -> Any:  # Any: events, and the tuples
 
 @lru_cache(maxsize=256)
 def _billed_curve(event: Event, relation: Relation, epsilons: tuple[float, ...]) -> Curve:
-    points = np.array(epsilons)
+    points, accountant = np.array(epsilons), accounting.PLD(tolerance=_TOLERANCE)
     try:
-        return Curve(points, *accounting.PLD().profiles(event, points, relation=relation))
+        return Curve(points, *accountant.profiles(event, points, relation=relation))
     except UnsupportedEvent:
         some = points[::_SPARSE]
         found = [accounting.delta(event, epsilon=epsilon, relation=relation) for epsilon in some]
         # Delta falls as epsilon grows, so the one of an earlier point is safe.
         deltas = np.repeat(found, _SPARSE)[: len(points)]
         return Curve(points, deltas, deltas)
+
+
+def _smallest_refuted(is_refuted: Callable[[float], bool]) -> float | None:
+    """Return the smallest logarithm of a noise scale that is refuted, rounded up.
+
+    None if noise e^3 times as large as billed is not refuted. Scales are not searched below e^-3.
+    """
+    most = next((scale for scale in (0.0, 0.3, 1.0, 3.0) if is_refuted(scale)), None)
+    if most is None:
+        return None
+    for least in (most - 0.3, most - 1.0, -3.0):
+        if not is_refuted(least):
+            break
+        most = least
+    while most - least > _PRECISE:
+        middle = (least + most) / 2
+        least, most = (least, middle) if is_refuted(middle) else (middle, most)
+    return most
 
 
 def _planned(

@@ -27,7 +27,7 @@ from tacit.accounting.pld.direction import DirectionPrice
 from tacit.accounting.pld.pairs import PairRule, directions, pair
 from tacit.events import Event, Relation
 
-_NEGLIGIBLE = 1e-12  # deltas of a profile below this are not resolved further
+_NEGLIGIBLE = 1e-10  # deltas of a profile below this are not resolved further
 _LINES = 128  # points of the curve delta(epsilon) from which a trade-off function is bounded
 
 
