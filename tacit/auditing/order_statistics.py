@@ -26,7 +26,7 @@ import numpy as np
 from scipy import linalg, optimize
 
 from tacit._arrays import Flags, Floats, Indices
-from tacit.mechanisms import Rng
+
 
 Power = Callable[[Floats], Floats]
 """1 - f for a trade-off curve f: the largest true positive rate at each false positive rate."""
@@ -76,7 +76,7 @@ class OrderStatisticTest(NamedTuple):
             audits += _BLOCK
         return min(1.0, (1 + reached + 3 * math.sqrt(reached)) / (audits + 1))
 
-    def _counts(self, power: Power, random: Rng) -> Floats:
+    def _counts(self, power: Power, random: np.random.Generator) -> Floats:
         """Return the weighted counts of simulated audits."""
         gaps = np.diff(self.places, prepend=0, append=self.n_out + 1)
         spacings = random.gamma(gaps, size=(_BLOCK, len(gaps)))

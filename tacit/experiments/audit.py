@@ -12,7 +12,8 @@ a single record changes most (a tie, or a count at the threshold), and the run's
 noise answer them. No record and no teacher of the run is used, so nothing is paid.
 
 Beside the attacks, the mechanism itself is tested with the recipe's model and settings: noise,
-draws, sensitivity, keys and bill (`mechanism_checks`). A regression is tested in this way alone.
+draws, sensitivity, keys and bill (`mechanism_checks`). Regressions and transfers are tested in this
+way alone.
 
 Demonstrations compare the released model with a twin trained without privacy. They are not bounds.
 Membership inference uses the loss. Inversion is shown for images: softmax regression on pixels gets
@@ -55,7 +56,12 @@ from tacit.experiments import data
 from tacit.experiments.facts import AUDIT, RECIPE, Facts
 from tacit.experiments.features import Prepared, cache_folder
 from tacit.experiments.folder import RunFolder
-from tacit.experiments.mechanism_checks import check_answers, check_regression, check_training
+from tacit.experiments.mechanism_checks import (
+    check_answers,
+    check_regression,
+    check_training,
+    check_transfer,
+)
 from tacit.experiments.recipe import ModelSettings, Recipe
 from tacit.mechanisms import Rng, Seed, generator
 from tacit.pate import NO_ANSWER, Aggregator, ConfidentGNMax
@@ -69,6 +75,7 @@ if TYPE_CHECKING:  # an audit of a PATE run does not need torch
 AUDIT_VERSION = 1
 MEMBERSHIP, INVERSION = "figures/membership.csv", "figures/inversion.csv"
 RELEASED, TWIN = "released model", "without privacy"
+_FITS = {"regression": check_regression, "transfer": check_transfer}
 _ATTACKS = 5  # bounds and tests that are computed for one run
 _PILOT = 100_000  # answers drawn beforehand to estimate the probability of each outcome
 _MOST = 5000  # records of each split for membership inference
@@ -188,8 +195,8 @@ def _audit_run(
     accuracy = demonstrations = None
     half = (1 - confidence) / 2
     terms: dict[str, Any] = {"confidence": 1 - half, "rng": seed}
-    if recipe.method == "regression":
-        mechanism = check_regression(recipe, **terms)
+    if recipe.method in _FITS:
+        mechanism = _FITS[recipe.method](recipe, **terms)
         return _write(folder, facts, confidence, mechanism, cost=facts.epsilon)
     if recipe.method not in ("dp-sgd", "pate"):
         raise ValueError(f"a {recipe.method} cannot be audited yet.")

@@ -307,8 +307,13 @@ class AnswerSettings(_Settings, section="answers"):
 class RegressionSettings(_Settings, section="regression"):
     """Section [regression]: how a linear or logistic model of a table is fitted."""
 
-    method: str = _choice("auto", "functional", "adassp", "gradient", "sgd", "objective")
-    """Linear: functional, adassp or gradient. Logistic: gradient, sgd or objective."""
+    method: str = _choice(
+        "auto", "functional", "adassp", "gradient", "sgd", "objective", "frank-wolfe"
+    )
+    """Linear: functional, adassp or gradient. Logistic: gradient, sgd or objective. frank-wolfe is
+    for wide tables, and fits a number or two classes."""
+    radius: float | None = _setting(None, positive)
+    """Of frank-wolfe: the largest sum of absolute coefficients of scaled features (default 1)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -117,8 +117,6 @@ def _fit(recipe: Recipe, dataset: Dataset, run: RunFolder, ledger: Ledger, epsil
     The noise is derived from a secret key, the records and the recipe: the same for the same fit,
     and unrelated for any other.
     """
-    from tacit.regression import LinearRegression, LogisticRegression
-
     schema = data_of.schema_of(recipe.data)
     secret = _secret(recipe, run)
     content = hashlib.sha256(recipe.to_toml().encode())
@@ -135,17 +133,33 @@ def _fit(recipe: Recipe, dataset: Dataset, run: RunFolder, ledger: Ledger, epsil
         "n_records": dataset.n_records,
         "random_state": np.random.default_rng(int.from_bytes(seed)),
     }
-    method, n_classes = recipe.regression.method, dataset.n_classes
-    if n_classes is None:
+    return estimator_of(recipe, dataset.n_classes, **options).fit(dataset.x_train, dataset.y_train)
+
+
+def estimator_of(recipe: Recipe, n_classes: int | None, **options: Any) -> Any:
+    """Return the unfitted estimator of the recipe's method; `n_classes` is None for a number.
+
+    `options` are the settings that all estimators share. Any: linear and logistic models share no
+    type.
+    """
+    from tacit.regression import FrankWolfe, LinearRegression, LogisticRegression
+
+    method = recipe.regression.method
+    is_number = n_classes is None
+    target = {"target_bounds": (-1, 1)} if is_number else {"classes": range(n_classes)}
+    if method == "frank-wolfe":
+        if n_classes is not None and n_classes > 2:
+            raise ValueError("method frank-wolfe needs a number or two classes as target.")
+        loss, radius = "squared" if is_number else "logistic", recipe.regression.radius or 1.0
+        return FrankWolfe(loss=loss, radius=radius, **target, **options)
+    if is_number:
         if method in ("sgd", "objective"):
             raise ValueError(f"method {method} needs a target with categories.")
-        model = LinearRegression(target_bounds=(-1, 1), method=method, **options)
-    else:
-        if method in ("functional", "adassp"):
-            raise ValueError(f"method {method} needs a number as target.")
-        method = "gradient" if method == "auto" else method
-        model = LogisticRegression(classes=range(n_classes), method=method, **options)
-    return model.fit(dataset.x_train, dataset.y_train)
+        return LinearRegression(method=method, **target, **options)
+    if method in ("functional", "adassp"):
+        raise ValueError(f"method {method} needs a number as target.")
+    method = "gradient" if method == "auto" else method
+    return LogisticRegression(method=method, **target, **options)
 
 
 def _secret(recipe: Recipe, run: RunFolder) -> bytes:

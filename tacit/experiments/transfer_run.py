@@ -60,7 +60,9 @@ def _run_transfer(
         parts = [file_hash(path).encode() for path in files]
         with paid_once(paying, *parts, recipe.to_toml().encode()) as seed:
             pairs = [(table.x_train, table.y_train) for table in tables]
-            model = _fit(recipe, pairs, paying, seed)
+            options = {"ledger": paying, "random_state": rng_of(recipe, 1) or seed}
+            model = transfer_estimator(recipe, relation=str(paying.relation), **options)
+            model.fit(*pairs[0], sources=pairs[1:])
             used = [files[k + 1].name for k in model.informative_]
             content = fitted_model(recipe, model) | {"informative": used}
             run.write(FITTED, json.dumps(content, indent=2, allow_nan=False) + "\n")
@@ -99,8 +101,8 @@ def _facts(recipe: Recipe, target: Dataset, ledger: Ledger, model: Any, used: li
     )
 
 
-def _fit(recipe: Recipe, tables: list[Any], ledger: Ledger, seed: int) -> Any:
-    """Return the fitted `TransferRegression`; it pays from `ledger` before it releases anything."""
+def transfer_estimator(recipe: Recipe, **options: Any) -> Any:
+    """Return the recipe's unfitted `TransferRegression`, with further `options`."""
     from tacit.regression import Bounds, TransferRegression
 
     asked, privacy = recipe.transfer, recipe.privacy.budget
@@ -112,7 +114,5 @@ def _fit(recipe: Recipe, tables: list[Any], ledger: Ledger, seed: int) -> Any:
         h=asked.h,
         q=asked.q,
         disjoint=not asked.overlapping,
-        relation=str(ledger.relation),
-        ledger=ledger,
-        random_state=rng_of(recipe, 1) or seed,
-    ).fit(*tables[0], sources=tables[1:])
+        **options,
+    )
