@@ -179,7 +179,7 @@ def fitted_model(recipe: Recipe, model: Any) -> dict[str, Any]:  # Any: estimato
     named = coefficients_of(schema, model.coef_, model.intercept_)
     return {
         "kind": "linear" if schema.n_classes is None else "logistic",
-        "method": getattr(model, "method_", getattr(model, "method", "transfer")),
+        "method": _method_of(recipe, model),
         "coefficients": named.values,
         "references": named.references,
         "classes": list(schema.classes),
@@ -188,6 +188,12 @@ def fitted_model(recipe: Recipe, model: Any) -> dict[str, Any]:  # Any: estimato
         "intercept": np.asarray(model.intercept_).tolist(),
         "schema": schema.to_dict(),
     }
+
+
+def _method_of(recipe: Recipe, model: Any) -> str:
+    """Return the name of the method that was used; an estimator may have chosen it itself."""
+    asked = "transfer" if recipe.method == "transfer" else recipe.regression.method
+    return getattr(model, "method_", getattr(model, "method", asked))
 
 
 def _evaluate(
@@ -225,7 +231,7 @@ def _facts(
     paid: PaidScores | None,
 ) -> Facts:
     kind = "linear" if dataset.n_classes is None else "logistic"
-    used = getattr(model, "method_", model.method)
+    used = _method_of(recipe, model)
     events = (*checked, model.event_, *(() if paid is None else (paid.event,)))
     event = events[0] if len(events) == 1 else Sequence(events)
     public_test = ("the test records",) if recipe.data.public_test else ()

@@ -52,7 +52,11 @@ def short_noise(monkeypatch):
 
 @pytest.mark.parametrize(
     ("target", "method"),
-    [("number", "adassp"), ("number", "frank-wolfe"), ("classes", "gradient")],
+    [
+        ("number", "adassp"),
+        pytest.param("number", "frank-wolfe", marks=pytest.mark.slow),
+        pytest.param("classes", "gradient", marks=pytest.mark.slow),
+    ],
     ids=str,
 )
 def test_a_regression_is_audited(folder, target, method):
@@ -81,22 +85,27 @@ def test_other_regressions_are_audited(folder, target, method):
     assert found["mechanism"]["passes"]
 
 
-@pytest.mark.parametrize("options", [(), ("--overlapping",)], ids=["disjoint", "overlapping"])
+@pytest.mark.parametrize(
+    "options", [(), pytest.param(("--overlapping",), marks=pytest.mark.slow)], ids=str
+)
 def test_a_transfer_is_audited(folder, options):
     code, found = audit(transfer(folder, *options))
     assert code == 0
     assert {test["part"] for test in found["mechanism"]["tested"]} == {"transfer"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["adassp", "frank-wolfe"])
 def test_too_little_noise_of_a_regression_is_found(folder, method, short_noise):
     assert audit(regress(folder, "number", method))[0] == 1
 
 
+@pytest.mark.slow
 def test_too_little_noise_of_a_transfer_is_found(folder, short_noise):
     assert audit(transfer(folder))[0] == 1
 
 
+@pytest.mark.slow
 def test_a_transfer_that_forgets_a_file_in_its_bill_is_found(folder, monkeypatch):
     from tacit.regression import TransferRegression
 
@@ -105,6 +114,7 @@ def test_a_transfer_that_forgets_a_file_in_its_bill_is_found(folder, monkeypatch
     assert audit(run)[0] == 1
 
 
+@pytest.mark.slow
 def test_objective_perturbation_is_refused(folder):
     result = call("audit", regress(folder, "classes", "objective"), "--no-page")
     assert result.exit_code == 2
