@@ -39,6 +39,12 @@ def main() -> None:
     kinds = Counter(fault.kind for fault in faults.FAULTS.values())
     alarms = [one for one, (is_flagged, _) in zip(listed, correct, strict=True) if is_flagged]
     seconds = sorted(taken for _, taken in (*broken, *correct))
+    slow = [
+        f"{name} {taken:.1f} s"
+        for (name, _), (_, taken) in zip(listed, correct, strict=True)
+        if taken > 5
+    ]
+    print("above 5 s:", slow)
     write(
         "audit_faults",
         "Audits of faulty and of correct code",

@@ -95,7 +95,8 @@ def refute_event(
     if independent:
         worse = billed_curve(Repeated(event, 2), relation=relation, epsilons=epsilons)
         test = _planned(worse.power, curve.power, values, members, reference)
-        return BillTest(test.p_value(curve.power), confidence, "independent scores", n)
+        p_value = test.p_value(curve.power, level=1 - confidence)
+        return BillTest(p_value, confidence, "independent scores", n)
     inverse = curve.symmetric().inverse
     p_value = _by_guesses(inverse, values, members, guesses or list_of_guesses(n))
     return BillTest(p_value, confidence, FAIR_COINS, n)
@@ -143,7 +144,7 @@ def noise_bound(
     test = _planned(power(0.0), power(_QUIETER), values, members, reference)
 
     def is_refuted(log_scale: float) -> bool:
-        return test.p_value(power(log_scale)) < 1 - confidence
+        return test.p_value(power(log_scale), level=1 - confidence) < 1 - confidence
 
     lower, most = 0.0, _smallest_refuted(is_refuted)
     if most is not None:
