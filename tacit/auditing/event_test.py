@@ -159,7 +159,7 @@ def noise_bound(
 
 
 @dataclass(frozen=True)
-class Curve:
+class BilledCurve:
     """What a mechanism allows an attack that guesses whether a record is in the data set.
 
     `removed` and `added` are deltas at `epsilons`: for a data set compared with the same set
@@ -187,10 +187,10 @@ class Curve:
         slopes, offsets = self._lines
         return max(0.0, float(((y - offsets) / slopes).max()))
 
-    def symmetric(self) -> "Curve":
+    def symmetric(self) -> "BilledCurve":
         """Return the curve for attacks whose guess may be "in" or "out": the worse of both."""
         worst = np.maximum(self.removed, self.added)
-        return Curve(self.epsilons, worst, worst)
+        return BilledCurve(self.epsilons, worst, worst)
 
     @cached_property
     def _lowest(self) -> Indices:
@@ -208,7 +208,7 @@ class Curve:
 
 def billed_curve(
     event: Event, *, relation: Relation = Relation.ADD_REMOVE, epsilons: Sequence[float] = _EPSILONS
-) -> Curve:
+) -> BilledCurve:
     """Return the bound of `event` on attacks, computed from its deltas at `epsilons`."""
     return _billed_curve(event, Relation(relation), tuple(float(epsilon) for epsilon in epsilons))
 
@@ -227,16 +227,16 @@ def _with_noise(event: Any, scale: float) -> Any:  # Any: events, and the tuples
 
 
 @lru_cache(maxsize=256)
-def _billed_curve(event: Event, relation: Relation, epsilons: tuple[float, ...]) -> Curve:
+def _billed_curve(event: Event, relation: Relation, epsilons: tuple[float, ...]) -> BilledCurve:
     points, accountant = np.array(epsilons), accounting.PLD(tolerance=_TOLERANCE)
     try:
-        return Curve(points, *accountant.profiles(event, points, relation=relation))
+        return BilledCurve(points, *accountant.profiles(event, points, relation=relation))
     except UnsupportedEvent:
         some = points[::_SPARSE]
         found = [accounting.delta(event, epsilon=epsilon, relation=relation) for epsilon in some]
         # Delta falls as epsilon grows, so the one of an earlier point is safe.
         deltas = np.repeat(found, _SPARSE)[: len(points)]
-        return Curve(points, deltas, deltas)
+        return BilledCurve(points, deltas, deltas)
 
 
 def _smallest_refuted(is_refuted: Callable[[float], bool]) -> float | None:
