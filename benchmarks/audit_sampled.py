@@ -2,7 +2,7 @@
 
     python benchmarks/audit_sampled.py [--audits 1000] [--processes 16]
 
-Delta 1e-5, confidence 95 %, one release, an ideal attack on canaries that are in by fair coins.
+Delta 1e-5, confidence 95 %, an ideal attack on canaries that are in by fair coins.
 References are coordinates of noise that belong to no canary. Writes results/audit_sampled.md.
 """
 
@@ -15,10 +15,15 @@ from _results import table, write
 
 import tacit
 from tacit.auditing import flip_coins, noise_bound
-from tacit.events import Gaussian, PoissonSampled
+from tacit.auditing.canaries import log_ratio
+from tacit.events import Event, Gaussian, PoissonSampled, Repeated
 
 DELTA = 1e-5
-CASES = ((1.0, 0.5, 1_000), (2.0, 0.2, 10_000))  # mu, rate, canaries
+CASES = (  # mu, rate, steps, canaries
+    (1.0, 0.5, 1, 1_000),
+    (2.0, 0.2, 1, 10_000),
+    (0.7, 0.12, 200, 1_000),
+)
 REFERENCES = (0, 10)  # for each canary
 
 
@@ -29,15 +34,26 @@ def main() -> None:
     options = parser.parse_args()
     rows = []
     with ProcessPoolExecutor(options.processes) as pool:
-        for mu, rate, n in CASES:
-            price = tacit.epsilon(PoissonSampled(rate, Gaussian(1 / mu)), delta=DELTA)
+        for mu, rate, steps, n in CASES:
+            price = tacit.epsilon(event_of(mu, rate, steps), delta=DELTA)
             for references in REFERENCES:
-                one = partial(bound, mu, rate, n, references)
+                one = partial(bound, mu, rate, steps, n, references)
                 found = np.array(list(pool.map(one, range(options.audits), chunksize=10)))
-                row = (mu, rate, f"{n:,}", references, f"{price:.2f}", *cells(found, price))
+                row = (mu, rate, steps, f"{n:,}", references, f"{price:.2f}", *cells(found, price))
                 rows.append(row)
                 print(*row, flush=True)
-    header = ["mu", "rate", "canaries", "references", "true", "median", "mean", "10 %", "above"]
+    header = [
+        "mu",
+        "rate",
+        "steps",
+        "canaries",
+        "references",
+        "true",
+        "median",
+        "mean",
+        "10 %",
+        "above",
+    ]
     write(
         "audit_sampled",
         "Lower bounds for sampled Gaussian releases",
@@ -49,12 +65,23 @@ def main() -> None:
     )
 
 
-def bound(mu: float, rate: float, n: int, references: int, seed: int) -> float:
+def event_of(mu: float, rate: float, steps: int) -> Event:
+    step = PoissonSampled(rate, Gaussian(1 / mu))
+    return step if steps == 1 else Repeated(step, steps)
+
+
+def bound(mu: float, rate: float, steps: int, n: int, references: int, seed: int) -> float:
     rng = np.random.default_rng(seed)
     inside = flip_coins(n, rng)
-    seen = inside * (rng.random(n) < rate) + rng.normal(0, 1 / mu, n)
-    event, never_in = PoissonSampled(rate, Gaussian(1 / mu)), rng.normal(0, 1 / mu, references * n)
-    return noise_bound(seen, inside, event, delta=DELTA, reference=never_in).epsilon_lower
+    is_in = np.concatenate([inside, np.zeros(references * n, bool)])
+    scores = np.zeros(len(is_in))
+    for _ in range(steps):
+        seen = is_in * (rng.random(len(is_in)) < rate) + rng.normal(0, 1 / mu, len(is_in))
+        scores += log_ratio(seen, rate=rate, noise_multiplier=1 / mu)
+    found = noise_bound(
+        scores[:n], inside, event_of(mu, rate, steps), delta=DELTA, reference=scores[n:]
+    )
+    return found.epsilon_lower
 
 
 def cells(found: np.ndarray, price: float) -> tuple[str, ...]:
