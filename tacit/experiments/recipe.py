@@ -385,6 +385,9 @@ class RunSettings(_Settings, section="run"):
     """Steps of the non-private twin; 0 for no twin."""
     baseline_rate: float = _setting(3e-3, positive)
     """Initial Adam learning rate of the twin; it falls linearly to 0."""
+    stretches: int | None = _setting(None, partial(whole, least=1))
+    """Parts of a DP-SGD run that `tacit verify --replay` can compute again. Their states stay in
+    secret/ with the key of the noise, and whoever has the key can subtract the noise."""
 
 
 @dataclass(frozen=True, kw_only=True)
