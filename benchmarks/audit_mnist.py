@@ -24,7 +24,7 @@ from tacit.report import to_svg_file
 from tacit.report.reports import attack_figure
 
 DELTA, EPSILON = 1e-5, 8.0
-CANARIES, BATCH, EPOCHS, CLIP = 20_000, 8192, 30, 1.0
+CANARIES, BATCH, EPOCHS, CLIP = 10_000, 8192, 30, 1.0
 RUNS = 5  # audits, each of a run of its own: a lower bound from one run is a random number
 POOL, SHADOWS = 4000, 16
 
@@ -126,11 +126,14 @@ def attacked(canaries, event, bill):
         auditing.one_run(scores, inside, **planned),
         auditing.one_run_gaussian(scores, inside, **planned),
         auditing.threshold_test(scores, inside, delta=DELTA),
-        auditing.noise_bound(scores, inside, event, delta=DELTA),
+        auditing.noise_bound(scores, inside, event, delta=DELTA, reference=canaries.reference),
         auditing.gaussian_threshold_test(scores, inside, delta=DELTA),
         auditing.gaussian_fit(canaries.sums, inside, delta=DELTA),
     ]
-    return bounds, auditing.refute_event(scores, inside, event, independent=True)
+    reference = canaries.reference
+    return bounds, auditing.refute_event(
+        scores, inside, event, independent=True, reference=reference
+    )
 
 
 def row(bounds, bill) -> tuple[str, ...]:

@@ -11,12 +11,13 @@ from tacit.auditing.canaries import (
     random_inputs,
 )
 from tacit.auditing.event_test import BillTest, noise_bound, refute_event
-from tacit.auditing.inversion import invert, likeness
+from tacit.auditing.inversion import fit_softmax, invert, likeness, reconstruct
 from tacit.auditing.lira import (
     ROC,
     Shadows,
     best_tpr,
     calibrated,
+    halves,
     inner_products,
     lira,
     logit_confidence,
@@ -50,9 +51,11 @@ __all__ = [
     "audit_training",
     "best_tpr",
     "calibrated",
+    "fit_softmax",
     "flip_coins",
     "gaussian_fit",
     "gaussian_threshold_test",
+    "halves",
     "holm",
     "inner_products",
     "invert",
@@ -68,6 +71,7 @@ __all__ = [
     "one_run_gaussian",
     "plan_guesses",
     "random_inputs",
+    "reconstruct",
     "recorded",
     "refute_event",
     "roc",

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 Loss = Callable[..., Any]
 """loss_fn(model, batch) -> one loss for each example."""
+_REFERENCES = 4  # coordinates without a canary, for each canary
 _OVERSHOOT = 1e3  # gradient of a canary before clipping, in clip norms: it is always clipped
 
 
@@ -64,6 +65,9 @@ class GradientCanaries:
     Scores are independent given the coins, because each coordinate has its own noise and, under
     Poisson sampling, each canary has its own draws.
 
+    Beside them there are `n_references` coordinates (default: four for each canary) that belong to
+    no canary. They hold noise alone and show how high a score gets by chance.
+
     Guarantee: canaries are extra records; the real records keep their guarantee.
 
     Examples
@@ -83,18 +87,27 @@ class GradientCanaries:
     ...     private.step(batch)
     >>> bill = private.epsilon(delta=1e-5)
     >>> bound = tacit.auditing.noise_bound(canaries.scores, canaries.is_member, private.event,
-    ...                                    delta=1e-5)
+    ...                                    delta=1e-5, reference=canaries.reference)
     >>> 5.0 < bound.epsilon_lower < bill
     True
     """
 
-    def __init__(self, n_canaries: int, *, clip_norm: float, rng: Seed = None) -> None:
+    def __init__(
+        self,
+        n_canaries: int,
+        *,
+        clip_norm: float,
+        rng: Seed = None,
+        n_references: int | None = None,
+    ) -> None:
         self.n_canaries = whole(n_canaries=n_canaries, least=2)
+        given = _REFERENCES * n_canaries if n_references is None else n_references
+        self._rows = n_canaries + whole(n_references=given, least=0)
         self.is_member = flip_coins(n_canaries, rng)
         self._strength = _OVERSHOOT * positive(clip_norm=clip_norm)
         self._table: torch.nn.Parameter | None = None
-        self._sums = np.zeros(n_canaries)
-        self._ratios = np.zeros(n_canaries)
+        self._sums = np.zeros(self._rows)
+        self._ratios = np.zeros(self._rows)
         self._releases = 0
 
     def plant(self, model: Any, dataset: Any, loss_fn: Loss) -> Planted:
@@ -106,7 +119,7 @@ class GradientCanaries:
         """
         if self._table is not None:
             raise ValueError("these canaries are planted already: make new ones for a new run.")
-        planted = with_table(model, self.n_canaries)
+        planted = with_table(model, self._rows)
         self._table = planted.canaries.weight
         members = np.flatnonzero(self.is_member) + 1
         rows, unpack = _with_rows(dataset, members)
@@ -149,7 +162,12 @@ class GradientCanaries:
         This is the most powerful score (Neyman & Pearson) if a member joins each lot with the same
         probability, and a good score otherwise. An audit is valid with any score.
         """
-        return self._scored(self._ratios)
+        return self._scored(self._ratios)[: self.n_canaries]
+
+    @property
+    def reference(self) -> Floats:
+        """Scores of the coordinates without a canary, computed like `scores`."""
+        return self._scored(self._ratios)[self.n_canaries :]
 
     @property
     def sums(self) -> Floats:
@@ -157,7 +175,7 @@ class GradientCanaries:
 
         Given which lots the canary was in, the sum is normally distributed.
         """
-        return self._scored(self._sums)
+        return self._scored(self._sums)[: self.n_canaries]
 
     def _scored(self, scores: Floats) -> Floats:
         if self._releases == 0:

@@ -3,14 +3,19 @@
 Gradient descent on the input (Fredrikson, Jha & Ristenpart 2015, doi:10.1145/2810103.2813677) finds
 the image that the model is surest about. If a class holds the few records of one person, inversion
 recovers them from a model trained without noise, and does not from a private model. (The mean of a
-class of many records is nobody's secret; privacy does not hide it.) This is a demonstration, not a
-bound.
+class of many records is nobody's secret; privacy does not hide it.)
+
+`reconstruct` is the attack of an informed adversary, who knows all other records (Balle, Cherubin &
+Hayes 2022, arXiv:2201.04845): at the minimum of the training loss the gradients of all records add
+up to zero, so those of the known records give away that of the unknown one. These attacks are
+demonstrations, not bounds.
 """
 
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy import optimize, special
 
 from tacit._arrays import Floats
 from tacit._check import non_negative, positive, whole
@@ -51,6 +56,61 @@ def invert(
     finally:
         model.train(was_training)
     return image.detach()[0].double().cpu().numpy()
+
+
+def fit_softmax(x: ArrayLike, y: ArrayLike, *, n_classes: int, penalty: float) -> Floats:
+    """Return the weights of softmax regression without privacy, of shape (pixels + 1, classes).
+
+    The last row is the bias. They minimize the sum of the cross-entropies plus `penalty` / 2 times
+    the sum of squares of all weights.
+    """
+    rows, labels = _with_constant(x), np.asarray(y, np.int64)
+    shape, positive_penalty = (rows.shape[1], n_classes), positive(penalty=penalty)
+
+    def loss(flat: Floats) -> tuple[float, Floats]:
+        theta = flat.reshape(shape)
+        true = special.log_softmax(rows @ theta, axis=1)[np.arange(len(labels)), labels]
+        gradient = _gradient(theta, rows, labels) + positive_penalty * theta
+        return float(positive_penalty / 2 * (theta**2).sum() - true.sum()), gradient.ravel()
+
+    options = {"maxiter": 1000, "gtol": 1e-4, "ftol": 1e-15}
+    found = optimize.minimize(
+        loss, np.zeros(shape).ravel(), jac=True, method="L-BFGS-B", options=options
+    )
+    return found.x.reshape(shape)
+
+
+def reconstruct(weights: ArrayLike, x: ArrayLike, y: ArrayLike, *, penalty: float = 0.0) -> Floats:
+    """Return for each class the picture of its unknown record, of shape (classes, pixels).
+
+    `weights` are those of softmax regression (`fit_softmax`) on the known records (`x`, `y`) and at
+    most one unknown record in a class. The gradient of a record for its class is a number times the
+    record, and for the bias it is that number: their quotient is the record.
+
+    >>> rng = np.random.default_rng(0)
+    >>> x, y = rng.random((60, 9)), rng.integers(0, 2, 60)
+    >>> secret = rng.random(9)
+    >>> weights = fit_softmax(np.vstack([x, secret]), np.append(y, 2), n_classes=3, penalty=0.1)
+    >>> bool(np.abs(reconstruct(weights, x, y, penalty=0.1)[2] - secret).max() < 1e-3)
+    True
+    """
+    theta = np.asarray(weights, np.float64)
+    missing = -_gradient(theta, _with_constant(x), np.asarray(y, np.int64)) - penalty * theta
+    size = np.where(np.abs(missing[-1]) > 1e-12, missing[-1], 1e-12)
+    return (missing[:-1] / size).T
+
+
+def _with_constant(x: ArrayLike) -> Floats:
+    """Return records as flat rows that end with a 1."""
+    rows = np.asarray(x, np.float64)
+    return np.hstack([rows.reshape(len(rows), -1), np.ones((len(rows), 1))])
+
+
+def _gradient(theta: Floats, rows: Floats, labels: np.ndarray) -> Floats:
+    """Return the gradient of the sum of cross-entropies."""
+    residuals = special.softmax(rows @ theta, axis=1)
+    residuals[np.arange(len(labels)), labels] -= 1
+    return rows.T @ residuals
 
 
 def likeness(image: ArrayLike, records: ArrayLike) -> float:

@@ -12,6 +12,7 @@ reaches*:
 | `threshold_test` | independent scores | 45 to 54 % |
 | `gaussian_threshold_test` | independent scores, a Gaussian curve | 89 to 98 % |
 | `gaussian_fit` | independent normal scores | 95 to 99 % |
+| `noise_bound` | independent scores, the billed event with some noise | see its benchmark |
 
 (* 100,000 canaries, ideal attack on a Gaussian mechanism of noise multiplier 0.5 to 4, delta 1e-5,
 confidence 95 %; see `benchmarks/audit_bounds.py`.)

@@ -1,79 +1,126 @@
-"""Order-statistic test: how often are the surest guesses right, if the bill is correct?
+"""Order-statistic test: do members score above the highest scores of the others too often?
 
-The attack guesses "member" for the r canaries with the highest scores. Let the canaries be
-independent and alike, and let u be the share of canaries whose score is above the (r + 1)-th
-highest one. Given that score, the r guesses are independent, and each is right with probability at
-most p(u): a test with false positive rate x and true positive rate y = 1 - f(x) guesses a share
-u = (x + y) / 2 of the canaries, and y / (x + y) of these guesses are right. The share u has the law
-Beta(r + 1, n - r). So the number of right guesses is at least v with probability at most
+Canaries that are in the training set are members. Scores of all the others, `n_out` of them, are
+independent and have one law; ties are broken at random. Some of these scores serve as thresholds:
+those at given places in their order, the highest first. Let X_k be the chance that such a score is
+above the threshold at place j_k. Whatever the law of the scores, (X_1, X_2, ...) has the law of
+order statistics of `n_out` uniform numbers. Given the thresholds, each member is above the k-th
+with a probability of at most 1 - f(X_k), for a mechanism with trade-off curve f, independently of
+other members. So a member's score can be coupled with one that has these probabilities exactly and
+is never lower, and a weighted count of members above thresholds, with weights >= 0, is at most that
+of the coupled scores. The p-value is the chance that those reach the observed count. It is
+estimated by simulation and rounded up by three standard errors.
 
-    E[ P(Binomial(r, p(U)) >= v) ],    U ~ Beta(r + 1, n - r),
-
-for a mechanism with trade-off curve f. This is the tail of order statistics that Xiang et al. 2025
-(arXiv:2509.08704) use for audits in one run. It needs neither a threshold chosen on other scores
-nor limits on two error rates, which is why few canaries suffice.
+Order statistics for audits in one run are from Xiang et al. 2025 (arXiv:2509.08704), who rank
+members and others together. Thresholds from the others alone have two advantages: members need not
+be alike, and scores of *references*, which were never candidates for the training set, make the
+thresholds as precise as one likes. They cost no training: for Dirac canaries a reference is one
+more coordinate of noise.
 """
 
+import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
-from scipy import special
+from scipy import linalg, optimize
 
-from tacit._arrays import Flags, Floats
+from tacit._arrays import Flags, Floats, Indices
 
-Inverse = Callable[[float], float]
-"""Inverse of 1 - f for a trade-off curve f, as in `one_run`."""
-_CELLS = 400  # parts of the law of U, each replaced by its end that is worse for the test
-_POINTS = np.concatenate([np.geomspace(1e-7, 0.05, 400), np.linspace(0.05, 1.0, 400)[1:]])
-
-
-def share_right(inverse: Inverse) -> Callable[[Floats], Floats]:
-    """Return p(u), rounded up: the largest share of right guesses on a share u of the canaries."""
-    wrong = np.array([inverse(float(y)) for y in _POINTS])
-    shares, right = (wrong + _POINTS) / 2, _POINTS / np.maximum(wrong + _POINTS, 1e-300)
-    # A smaller share can only be surer, so the point below u bounds p(u).
-    right = np.minimum.accumulate(right)
-
-    def of(u: Floats) -> Floats:
-        places = np.searchsorted(shares, u, side="right") - 1
-        return np.where(places < 0, 1.0, right[np.maximum(places, 0)])
-
-    return of
+Power = Callable[[Floats], Floats]
+"""1 - f for a trade-off curve f: the largest true positive rate at each false positive rate."""
+_PLACES = 40  # thresholds
+_BLOCK, _MOST_AUDITS = 1000, 10_000  # simulated audits, at a time and in all
+_SEED = 20_000_003  # of the simulation, which uses no score
 
 
-def order_statistic_p(right_of: Callable[[Floats], Floats], n: int, r: int, v: int) -> float:
-    """Return a bound on the chance that `v` or more of the `r` surest guesses are right.
+class OrderStatisticTest(NamedTuple):
+    """A test of scores, with thresholds and weights that public facts fix."""
 
-    `right_of` is the result of `share_right` for the billed curve; `n` is the number of canaries.
+    n_in: int
+    n_out: int
+    places: Indices
+    weights: Floats
+    above: Indices  # members above each threshold
+
+    @classmethod
+    def plan(
+        cls, expected: Power, other: Power, scores: Floats, is_member: Flags
+    ) -> "OrderStatisticTest":
+        """Return the test that is best at telling the curve `expected` from the curve `other`."""
+        n_in = int(is_member.sum())
+        n_out = len(is_member) - n_in
+        if n_in == 0 or n_out == 0:
+            raise ValueError("the test needs scores of canaries in and out of the training set.")
+        places = np.unique(np.geomspace(1, n_out, _PLACES).astype(int))
+        weights = best_weights(expected, other, places / (n_out + 1), n_in=n_in, n_out=n_out)
+        kept = weights > 0
+        above = members_above(scores, is_member, places[kept])
+        return cls(n_in, n_out, places[kept], weights[kept], above)
+
+    def p_value(self, power: Power, *, level: float) -> float:
+        """Return the p-value of the hypothesis that an attack has at most this `power`.
+
+        It is the share of simulated audits in which the weighted count reaches the observed one.
+        The simulation ends as soon as the p-value is clearly above or below `level`.
+
+        >>> test = OrderStatisticTest(3, 3, np.array([1]), np.ones(1), np.array([3]))
+        >>> 0.05 < test.p_value(lambda rates: rates, level=0.05) < 0.06   # 1 / 20 without a leak
+        True
+        """
+        random, reached, audits = np.random.default_rng(_SEED), 0, 0
+        observed = float(self.weights @ self.above) * (1 - 1e-12)
+        while audits < _MOST_AUDITS:
+            reached += int((self._counts(power, random) >= observed).sum())
+            audits += _BLOCK
+            if abs(reached - level * audits) > 4 * math.sqrt(reached + 1):
+                break
+        return min(1.0, (1 + reached + 3 * math.sqrt(reached)) / (audits + 1))
+
+    def _counts(self, power: Power, random: np.random.Generator) -> Floats:
+        """Return the weighted counts of simulated audits."""
+        gaps = np.diff(self.places, prepend=0, append=self.n_out + 1)
+        spacings = random.gamma(gaps, size=(_BLOCK, len(gaps)))
+        rates = np.cumsum(spacings[:, :-1], axis=1) / spacings.sum(axis=1, keepdims=True)
+        total, above, last = np.zeros(_BLOCK), np.zeros(_BLOCK, np.int64), np.zeros(_BLOCK)
+        for chance, weight in zip(power(rates).T, self.weights, strict=True):
+            share = (chance - last) / np.maximum(1 - last, 1e-300)
+            above += random.binomial(self.n_in - above, np.clip(share, 0.0, 1.0))
+            total += weight * above
+            last = chance
+        return total
+
+    @property
+    def main(self) -> int:
+        """Index of the threshold that contributes most to the weighted count."""
+        return int(np.argmax(self.weights * self.above))
+
+
+def members_above(scores: Floats, is_member: Flags, places: Indices) -> Indices:
+    """Return how many members score above the scores at `places` among those of the others.
+
+    Place 1 is the highest. Equal scores are ordered by one fixed shuffle, which knows nothing about
+    membership.
     """
-    if v <= 0:
-        return 1.0
-    low = np.concatenate([[0.0], special.betaincinv(r + 1, n - r, np.arange(1, _CELLS) / _CELLS)])
-    p = right_of(low)
-    # P[Binomial(r, p) >= v] = I_p(v, r - v + 1)
-    return float(np.minimum(1.0, special.betainc(v, r - v + 1, p)).mean())
+    shuffled = np.random.default_rng(0).permutation(len(scores))
+    order = np.lexsort((shuffled, -scores))  # the highest score first
+    thresholds = np.flatnonzero(~is_member[order])[places - 1]
+    return thresholds - (places - 1)
 
 
-def right_members(scores: Floats, is_member: Flags, r: int) -> int:
-    """Return how many of the `r` highest scores belong to members; ties count against them.
+def best_weights(expected: Power, other: Power, rates: Floats, *, n_in: int, n_out: int) -> Floats:
+    """Return weights >= 0 of thresholds at false positive `rates` that tell two curves apart best.
 
-    Among equal scores, non-members are taken first, so that the order of canaries has no effect.
+    They maximize the difference of the expected counts, divided by the standard deviation that the
+    weighted count has under the curve `other`: of members above fixed thresholds (binomial), and of
+    the thresholds themselves, times the slope of the curve.
     """
-    order = np.lexsort((is_member, -scores))  # by score, then non-members first
-    return int(is_member[order[:r]].sum())
-
-
-def plan_members(
-    billed: Callable[[Floats], Floats], quieter: Callable[[Floats], Floats], n: int
-) -> int:
-    """Return the number of guesses that is best at telling the billed curve from a quieter one.
-
-    Both are results of `share_right`. The number depends on public facts alone, so any scores may
-    be tested with it.
-    """
-    candidates = np.unique(np.geomspace(min(8, n // 2), max(n // 2, 2), 40).astype(int))
-    values = []
-    for r in candidates.tolist():
-        expected = int(r * float(billed(np.array([r / n]))[0]))
-        values.append(order_statistic_p(quieter, n, r, expected))
-    return int(candidates[int(np.argmin(values))])
+    y, step = other(rates), 1e-3 * np.minimum(rates, 1 - rates)
+    slopes = (other(rates + step) - other(rates - step)) / (2 * step)
+    members, thresholds = (np.minimum.outer(p, p) - np.outer(p, p) for p in (y, rates))
+    spread = n_in * members + (n_in**2 / n_out) * np.outer(slopes, slopes) * thresholds
+    spread += np.diag(1e-6 * np.diag(spread) + 1e-9 * np.trace(spread))
+    root = np.linalg.cholesky(spread)
+    gain = linalg.solve_triangular(root, n_in * (expected(rates) - y), lower=True)
+    weights = optimize.nnls(root.T, gain)[0]
+    return weights / weights.max() if weights.max() > 0 else np.ones(len(rates))

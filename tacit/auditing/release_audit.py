@@ -87,13 +87,16 @@ def audit_algorithm(
     part: str,
     confidence: float = 0.95,
     relation: Relation = Relation.ADD_REMOVE,
+    is_parallel: bool = False,
     rng: Seed = None,
 ) -> MechanismAudit:
     """Audit an algorithm that releases through mechanisms.
 
     `fit` runs the algorithm on one data set, with fresh noise, and returns its result and its
     billed event. `neighbors` are pairs of data sets that differ by one record; include extreme
-    records. Algorithms that draw samples are not compared on neighbors: their draws differ.
+    records. Algorithms that draw samples are not compared on neighbors: their draws differ. With
+    `is_parallel`, records are divided among the releases, and the bill covers what one record can
+    move; otherwise it covers all releases.
     """
     random = generator(rng)
     calls, billed = _many_calls(fit, neighbors[0][0])
@@ -104,7 +107,10 @@ def audit_algorithm(
         skipped.append(f"{part}: sensitivity, because the draws of two data sets differ")
     else:
         findings += _neighbor_findings(fit, neighbors, part)
-    findings.append(_bill(fit, neighbors[0][0], relation, part))
+    if is_parallel and not is_sampled:
+        findings += [_bill(fit, one, other, relation, part) for one, other in neighbors]
+    else:
+        findings.append(_bill(fit, neighbors[0][0], None, relation, part))
     return MechanismAudit(
         findings=tuple(findings), not_tested=tuple(skipped), confidence=confidence
     )
@@ -339,10 +345,20 @@ def _is_within(one: Call, other: Call) -> bool:
     return bool(np.abs(moved).max() <= most)
 
 
-def _bill(fit: Callable[[Any], Result], data: Any, relation: Relation, part: str) -> Finding:
-    """Compare the stated event with the calls that were recorded."""
+def _bill(
+    fit: Callable[[Any], Result], data: Any, other: Any, relation: Relation, part: str
+) -> Finding:
+    """Compare the stated event with the calls that were recorded.
+
+    If a neighboring data set `other` is given, only calls whose value it changes are counted.
+    """
     with recorded() as calls:
         billed = fit(data).event
+    if other is not None:
+        with recorded(calls) as again:
+            fit(other)
+        pairs = zip(calls, again, strict=True)
+        calls = [a for a, b in pairs if not np.array_equal(a.value, b.value)]
     name = "the bill covers every release"
     if not calls:
         return Finding(part, name, 0.0)  # a result without any mechanism

@@ -66,6 +66,12 @@ def audit(
         if found.accuracy is not None:
             with_canaries, without = found.accuracy["with_canaries"], found.accuracy["without"]
             typer.echo(f"accuracy {with_canaries:.2%} with canaries, {without:.2%} without")
+        if (shown := found.demonstrations) is not None:
+            aucs = [f"{values['auc']:.2f} {name}" for name, values in shown.membership.items()]
+            typer.echo(f"membership attack, area under the ROC curve: {', '.join(aucs)}")
+            alike = [f"{value:.2f} {name}" for name, value in shown.inversion.items()]
+            if alike:
+                typer.echo(f"inversion, likeness of picture and record: {', '.join(alike)}")
     if not found.passes:
         typer.secho("the bill is refuted: something is broken.", fg="red", err=True)
         raise typer.Exit(1)

@@ -29,3 +29,5 @@ def demo(
         folder = folder.with_name(f"demo-{number}")
     recipe = shared.recipe_of("digits", None, privacy__epsilon=epsilon)
     shared.train_and_print(recipe, folder, page=page, as_json=as_json)
+    if not as_json:
+        typer.echo(f"attack it: tacit audit {folder}")

@@ -4,6 +4,7 @@ Exit codes: 0 consistent, and with --key authenticated; 1 it does not verify; 2 
 """
 
 import math
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated
 
@@ -22,6 +23,11 @@ def verify(
         Path | None,
         typer.Option(help="Public key that you trust: the certificate must be signed with it."),
     ] = None,
+    replay: Annotated[
+        int, typer.Option(min=0, help="Random stretches of the run to compute again.")
+    ] = 0,
+    data: shared.Root = None,
+    trust_code: shared.TrustCode = None,
     seconds: Annotated[float, typer.Option(help="Give up after this time.")] = _SECONDS,
     as_json: shared.AsJson = False,
 ) -> None:
@@ -30,10 +36,14 @@ def verify(
     Every stored hash and every price is computed again. Without --key the best answer is
     "consistent, not authenticated", because whoever can write all files can forge all of them.
 
+    With --replay, stretches of a DP-SGD run are computed again from the records and the key of the
+    noise. This needs both, and a recipe with run.stretches.
+
     \b
     Examples:
       tacit verify runs/digits
       tacit verify runs/digits --key clinic.pub
+      tacit verify runs/digits --replay 2
     """
     from tacit.report import judge
 
@@ -59,3 +69,20 @@ def verify(
         typer.echo(printable(f"{stated}, {found.certificate['title']}{signed}"))
     if found.problems:
         raise typer.Exit(1)
+    if replay and not _is_replayed(run, replay, data, trust_code or (), quiet=as_json):
+        raise typer.Exit(1)
+
+
+def _is_replayed(
+    run: Path, stretches: int, data: Path | None, trust_code: Collection[str], *, quiet: bool
+) -> bool:
+    """Return whether parts of the run come out the same when they are computed again."""
+    from tacit.experiments import replay_run
+
+    parts = replay_run(run, stretches=stretches, root=data, trust_code=trust_code)
+    for part in parts:
+        if not part.is_same:
+            typer.secho(f"not reproduced: {part.what}", fg="red", err=True)
+        elif not quiet:
+            typer.echo(f"computed again: {part.what}")
+    return all(part.is_same for part in parts)

@@ -9,7 +9,8 @@
 Reading order: `recipe` (every setting), `training_run` and `training_loop` (DP-SGD), `pate_run`,
 `regression_run`, `transfer_run`, `summary_run`, `table_check` and `paid_evaluation` (private
 tables), `prediction`, `advice`, `features` (what is released before training), `recipe_classifier`
-and `tuned_run` (tuning), `facts` and `folder` (what a run leaves behind), `audit`, `sweeps`.
+and `tuned_run` (tuning), `facts` and `folder` (what a run leaves behind), `audit`,
+`demonstrations`, `replay`, `sweeps`.
 Modules that need torch load when one of their names is first used.
 """
 
@@ -46,6 +47,7 @@ from tacit.experiments.transfer_run import run_transfer
 if TYPE_CHECKING:
     from tacit.experiments.recipe_classifier import RecipeClassifier
     from tacit.experiments.released import load_model
+    from tacit.experiments.replay import Replayed, replay_run
     from tacit.experiments.training_run import OnProgress, Progress, train
     from tacit.experiments.tuned_run import SEARCH, tune
 
@@ -70,6 +72,7 @@ __all__ = [
     "Published",
     "Recipe",
     "RecipeClassifier",
+    "Replayed",
     "RunAudit",
     "RunFolder",
     "SeedValue",
@@ -86,6 +89,7 @@ __all__ = [
     "ledger_state",
     "load_model",
     "predict_table",
+    "replay_run",
     "run_pate",
     "run_regression",
     "run_summary",
@@ -101,5 +105,6 @@ __all__ = [
 
 _HOMES = dict.fromkeys(("OnProgress", "Progress", "train"), "training_run")
 _HOMES |= dict.fromkeys(("SEARCH", "tune"), "tuned_run")
+_HOMES |= dict.fromkeys(("Replayed", "replay_run"), "replay")
 _HOMES |= {"RecipeClassifier": "recipe_classifier", "load_model": "released"}
 __getattr__ = lazy(__name__, _HOMES)

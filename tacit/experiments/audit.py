@@ -12,18 +12,15 @@ a single record changes most (a tie, or a count at the threshold), and the run's
 noise answer them. No record and no teacher of the run is used, so nothing is paid.
 
 Beside the attacks, the mechanism itself is tested with the recipe's model and settings: noise,
-draws, sensitivity, keys and bill (`mechanism_checks`). A regression is tested in this way alone.
+draws, sensitivity, keys and bill (`mechanism_checks`). Regressions and transfers are tested in this
+way alone.
 
-Demonstrations compare the released model with a twin trained without privacy. They are not bounds.
-Membership inference uses the loss. Inversion is shown for images: softmax regression on pixels gets
-a few more classes with one record each, as if a person had contributed a single picture. Without
-privacy the weights reveal that picture; at the run's epsilon they do not. (The average picture of a
-class with many records depends on no single one of them, and privacy does not hide it.)
+Demonstrations compare the released model with a twin trained without privacy (`demonstrations`).
 """
 
 import json
 from collections.abc import Collection
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -33,63 +30,40 @@ from numpy.typing import NDArray
 
 from tacit import accounting
 from tacit.auditing import (
-    ROC,
     AuditBound,
     BillTest,
     GradientCanaries,
     MechanismAudit,
     flip_coins,
-    invert,
-    likeness,
-    minus_loss,
     noise_bound,
     one_run,
     refute_event,
-    roc,
-    roc_points,
     threshold_test,
 )
 from tacit.datasets import Dataset
 from tacit.events import Event, Relation
 from tacit.experiments import data
+from tacit.experiments.demonstrations import Demonstrations, demonstrate
 from tacit.experiments.facts import AUDIT, RECIPE, Facts
 from tacit.experiments.features import Prepared, cache_folder
 from tacit.experiments.folder import RunFolder
-from tacit.experiments.mechanism_checks import check_answers, check_regression, check_training
-from tacit.experiments.recipe import ModelSettings, Recipe
+from tacit.experiments.mechanism_checks import (
+    check_answers,
+    check_regression,
+    check_training,
+    check_transfer,
+)
+from tacit.experiments.recipe import Recipe
 from tacit.mechanisms import Rng, Seed, generator
 from tacit.pate import NO_ANSWER, Aggregator, ConfidentGNMax
 
 if TYPE_CHECKING:  # an audit of a PATE run does not need torch
-    from torch import nn
-
-    from tacit.experiments.released import Released
     from tacit.experiments.training_loop import TrainingLoop
 
 AUDIT_VERSION = 1
-MEMBERSHIP, INVERSION = "figures/membership.csv", "figures/inversion.csv"
-RELEASED, TWIN = "released model", "without privacy"
+_FITS = {"regression": check_regression, "transfer": check_transfer}
 _ATTACKS = 5  # bounds and tests that are computed for one run
 _PILOT = 100_000  # answers drawn beforehand to estimate the probability of each outcome
-_MOST = 5000  # records of each split for membership inference
-_TWIN_STEPS = 3000
-_SMALL = 5000  # most records for inversion, whose steps use all records
-_ALONE = 6  # records that form a class of their own
-
-
-@dataclass(frozen=True, kw_only=True)
-class Demonstrations:
-    """Results of membership inference and inversion, by name of the attacked model.
-
-    `membership` holds AUC and true positive rates of the loss attack. `inversion` holds the mean
-    likeness between the reconstruction of a one-record class and that record; it is empty if the
-    records are not images.
-    """
-
-    membership: dict[str, dict[str, float]]
-    inversion: dict[str, float] = field(default_factory=dict)
-    figures: dict[str, str] = field(default_factory=dict)
-    """Caption of each figure, by the file of its data in the run folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,11 +115,15 @@ class RunAudit:
 
 
 class Attack(NamedTuple):
-    """The attacked event, the attack's score of each canary, and which canaries were included."""
+    """The attacked event, the attack's score of each canary, and which canaries were included.
+
+    `reference` holds scores of canaries that were never candidates for the training set.
+    """
 
     event: Event
     scores: NDArray[np.float64]
     is_member: NDArray[np.bool_]
+    reference: NDArray[np.float64] = np.zeros(0)
 
 
 def audit_run(
@@ -184,8 +162,8 @@ def _audit_run(
     accuracy = demonstrations = None
     half = (1 - confidence) / 2
     terms: dict[str, Any] = {"confidence": 1 - half, "rng": seed}
-    if recipe.method == "regression":
-        mechanism = check_regression(recipe, **terms)
+    if recipe.method in _FITS:
+        mechanism = _FITS[recipe.method](recipe, **terms)
         return _write(folder, facts, confidence, mechanism, cost=facts.epsilon)
     if recipe.method not in ("dp-sgd", "pate"):
         raise ValueError(f"a {recipe.method} cannot be audited yet.")
@@ -202,13 +180,13 @@ def _audit_run(
         mechanism = check_training(recipe, facts, prepared, dataset, **terms)
         canaries = GradientCanaries(n_canaries, clip_norm=recipe.training.clip_norm, rng=seed)
         loop = _train(canaries, recipe, facts, prepared, dataset, seed)
-        attack = Attack(loop.private.event, canaries.scores, canaries.is_member)
+        attack = Attack(loop.private.event, canaries.scores, canaries.is_member, canaries.reference)
         if recipe.data.holds_public_records:
             with loop.released() as model:
                 found = evaluate(model, *tensors(prepared.x_test, prepared.y_test))
             without = facts.utility.private[0].value
             accuracy = {"with_canaries": found["accuracy"], "without": without}
-            demonstrations = _demonstrate(folder, facts, released, dataset, prepared)
+            demonstrations = demonstrate(folder, facts, released, dataset, prepared)
     cost = accounting.epsilon(attack.event, delta=facts.delta, relation=Relation(facts.relation))
     bounds, tests = _bounds_and_tests(attack, cost, facts, 1 - half / _ATTACKS)
     return _write(
@@ -287,9 +265,13 @@ def _bounds_and_tests(
     bounds = (
         one_run(*seen, **at, expected_epsilon=cost),
         threshold_test(*seen, **at),
-        noise_bound(*seen, event, **of, delta=facts.delta),
+        noise_bound(*seen, event, **of, delta=facts.delta, reference=attack.reference),
     )
-    return bounds, tuple(refute_event(*seen, event, **of, independent=i) for i in (False, True))
+    coins = refute_event(*seen, event, **of)
+    return bounds, (
+        coins,
+        refute_event(*seen, event, **of, independent=True, reference=attack.reference),
+    )
 
 
 def _answer(
@@ -344,108 +326,3 @@ def _train(
     for _ in loop.steps():
         pass
     return loop
-
-
-def _demonstrate(
-    folder: RunFolder, facts: Facts, released: "Released", dataset: Dataset, prepared: Prepared
-) -> Demonstrations:
-    """Attack the released model and its non-private twin; write data for figures to `folder`."""
-    both = {TWIN: _twin(released, dataset, prepared), RELEASED: released.model}
-    figures = {MEMBERSHIP: "Training records distinguished from others by their loss, on log axes."}
-    curves = {name: _curve(model, prepared) for name, model in both.items()}
-    points = roc_points(curves, epsilon=facts.epsilon, delta=facts.delta)
-    rows = [(name, f"{fpr:.6g}", f"{tpr:.6g}") for name, fpr, tpr in points]
-    folder.write_table(MEMBERSHIP, ("curve", "fpr", "tpr"), rows)
-    inversion: dict[str, float] = {}
-    if dataset.x_train.ndim == 3 and len(dataset.x_train) <= _SMALL:
-        inversion = _invert(folder, facts, dataset)
-        figures[INVERSION] = "What the weights alone give back of a class with a single record."
-    return Demonstrations(
-        membership={name: curve.summary for name, curve in curves.items()},
-        inversion=inversion,
-        figures=figures,
-    )
-
-
-def _twin(released: "Released", dataset: Dataset, prepared: Prepared) -> "nn.Module":
-    from tacit.experiments import models
-    from tacit.experiments.training_loop import fit, tensors
-
-    recipe = released.recipe
-    model = models.build(recipe.model, prepared.shape, dataset.n_classes, seed=0)
-    records = tensors(prepared.x_train, prepared.y_train)
-    few = tensors(prepared.x_test[:1], prepared.y_test[:1])
-    fit(model, records, few, steps=_TWIN_STEPS, rate=recipe.run.baseline_rate, seed=0)
-    return model
-
-
-def _curve(model: "nn.Module", prepared: Prepared) -> ROC:
-    import torch
-
-    x = np.concatenate([prepared.x_train[:_MOST], prepared.x_test[:_MOST]])
-    y = np.concatenate([prepared.y_train[:_MOST], prepared.y_test[:_MOST]])
-    with torch.no_grad():
-        logits = model(torch.from_numpy(x)).numpy()
-    n_in = len(prepared.x_train[:_MOST])
-    return roc(minus_loss(logits, y), np.arange(len(y)) < n_in)
-
-
-def _invert(folder: RunFolder, facts: Facts, dataset: Dataset) -> dict[str, float]:
-    """Reconstruct records from model weights, and return how similar the pictures are, by model.
-
-    Each attacked class has a single record. The value is the mean similarity of reconstruction and
-    record.
-    """
-    alone = dataset.x_test[:_ALONE]
-    shown: dict[str, Any] = {"the record": alone}
-    found = {}
-    for name, model in _pixel_models(facts, dataset, alone).items():
-        first = dataset.n_classes or 0
-        shown[name] = [invert(model, first + k, alone.shape[1:]) for k in range(len(alone))]
-        pairs = zip(shown[name], alone, strict=True)
-        found[name] = float(np.mean([likeness(image, one[None]) for image, one in pairs]))
-    rows = (
-        (name, k, pixel, f"{value:.4f}")
-        for name, images in shown.items()
-        for k, image in enumerate(images)
-        for pixel, value in enumerate(np.ravel(image))
-    )
-    folder.write_table(INVERSION, ("row", "image", "pixel", "value"), rows)
-    return found
-
-
-def _pixel_models(facts: Facts, dataset: Dataset, alone: np.ndarray) -> "dict[str, nn.Module]":
-    """Train softmax regression without and with privacy, with one class per record in `alone`."""
-    import torch
-
-    from tacit.experiments import models
-    from tacit.experiments.training_loop import example_losses, tensors
-    from tacit.training import make_private
-
-    classes = (dataset.n_classes or 0) + len(alone)
-    labels = np.arange(classes - len(alone), classes)
-    x, y = tensors(
-        np.concatenate([dataset.x_train, alone]), np.concatenate([dataset.y_train, labels])
-    )
-    ordinary, private = (
-        models.build(ModelSettings(), alone.shape[1:], classes, seed=0) for _ in range(2)
-    )
-    optimizer = torch.optim.Adam(ordinary.parameters(), lr=0.02)
-    for _ in range(_TWIN_STEPS // 4):  # full batches, so that every step uses each lone record
-        optimizer.zero_grad()
-        example_losses(ordinary, (x, y)).mean().backward()
-        optimizer.step()
-    run = make_private(
-        private,
-        torch.optim.SGD(private.parameters(), lr=4.0, momentum=0.9),
-        (x, y),
-        example_losses,
-        batch_size=-(-len(x) // 8),
-        steps=100,
-        clip_norm=0.1,
-        epsilon=facts.epsilon,
-        delta=facts.delta,
-    )
-    for lot in run:
-        run.step(lot)
-    return {TWIN: ordinary, f"epsilon {facts.epsilon:.3g}": private}

@@ -40,6 +40,7 @@ LEDGER = "run.ledger"
 FACTS = "facts.json"
 AUDIT = "audit.json"
 SECRET = "secret"
+REPLAY = "replay"  # folder in secret/ with states of the run
 ANSWERS = "answers.jsonl"
 STUDENT = "student.npz"
 CURVE = "by_answers.jsonl"

@@ -10,7 +10,8 @@
     ├── audit.json          what `tacit audit` found, if the run was audited
     ├── data.json           mode 0600: the folder of the data, so that a resumed run finds them
     ├── .lock               held by the process that works in the folder
-    └── secret/             mode 0700: checkpoint with the key of the noise; removed at the end
+    └── secret/             mode 0700: checkpoint with the key of the noise; removed at the end,
+                            apart from the states that `run.stretches` keeps for a replay
 
 A PATE run has other files in place of the metrics and the model:
 
@@ -38,7 +39,17 @@ from pathlib import Path
 from tacit._untrusted import parse_json, read_json, read_text
 from tacit.errors import LedgerError
 from tacit.events import Relation
-from tacit.experiments.facts import FACTS, LEDGER, RECIPE, SECRET, Facts, Json, Metric, with_files
+from tacit.experiments.facts import (
+    FACTS,
+    LEDGER,
+    RECIPE,
+    REPLAY,
+    SECRET,
+    Facts,
+    Json,
+    Metric,
+    with_files,
+)
 from tacit.experiments.recipe import Recipe
 from tacit.ledger import Budget, Ledger
 
@@ -241,8 +252,17 @@ class RunFolder:
         return facts
 
     def close(self) -> None:
-        """Remove `secret/`, with the key of the noise, and files left half-written by a crash."""
-        shutil.rmtree(self / SECRET, ignore_errors=True)
+        """Remove what is in `secret/`, with the key of the noise, and files left half-written.
+
+        States that the recipe keeps for a replay (`run.stretches`) stay.
+        """
+        kept = self / SECRET / REPLAY
+        if kept.is_dir():
+            for path in kept.parent.iterdir():
+                if path != kept:
+                    path.unlink(missing_ok=True)
+        else:
+            shutil.rmtree(self / SECRET, ignore_errors=True)
         for part in self.path.glob(f".*{_PARTIAL}"):
             part.unlink(missing_ok=True)
 

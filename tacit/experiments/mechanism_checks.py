@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tacit._arrays import Floats
 from tacit.auditing import (
     MechanismAudit,
     Result,
@@ -18,14 +19,18 @@ from tacit.auditing import (
     joined,
 )
 from tacit.datasets import Dataset
+from tacit.events import Relation
 from tacit.experiments import data as data_of
 from tacit.experiments.facts import Facts
 from tacit.experiments.features import Prepared
 from tacit.experiments.recipe import Recipe
+from tacit.experiments.regression_run import estimator_of
+from tacit.experiments.transfer_run import transfer_estimator
 from tacit.ledger import Ledger
-from tacit.mechanisms import Seed, generator
+from tacit.mechanisms import Rng, Seed, generator
 from tacit.pate import ConfidentGNMax, partition
 
+Table = tuple[Floats, Any]
 _RECORDS = 60  # artificial records of a regression
 _QUERIES = 20
 
@@ -88,8 +93,6 @@ def check_answers(recipe: Recipe, *, confidence: float, rng: Seed = None) -> Mec
 
 def check_regression(recipe: Recipe, *, confidence: float, rng: Seed = None) -> MechanismAudit:
     """Test noise, sensitivity, post-processing and bill of a regression on artificial records."""
-    from tacit.regression import LinearRegression, LogisticRegression
-
     schema, method = data_of.schema_of(recipe.data), recipe.regression.method
     if method == "objective":
         raise ValueError(
@@ -106,21 +109,59 @@ def check_regression(recipe: Recipe, *, confidence: float, rng: Seed = None) -> 
 
     def fit(records: Any) -> Result:
         seed = int(random.integers(0, 2**31))
-        if n_classes is None:
-            model: Any = LinearRegression(
-                target_bounds=(-1, 1), method=method, random_state=seed, **options
-            )
-        else:
-            chosen = "gradient" if method == "auto" else method
-            model = LogisticRegression(
-                classes=range(n_classes), method=chosen, random_state=seed, **options
-            )
-        model.fit(*records)
+        model = estimator_of(recipe, n_classes, random_state=seed, **options).fit(*records)
         return Result(np.append(model.coef_, model.intercept_), model.event_)
 
     width = len(schema.feature_names)
-    x = random.random((_RECORDS, width)) * 2 - 1
-    y = random.integers(0, n_classes or 2, _RECORDS)
-    extremes = (np.ones(width), -np.ones(width), np.full(width, 1e3))
-    pairs = [((np.vstack([x, row]), np.append(y, 1)), (x, y)) for row in extremes]
+    table = _table(width, n_classes or 2, random)
+    pairs = [(_with_row(table, row), table) for row in _extremes(width)]
     return audit_algorithm(fit, pairs, part="regression", confidence=confidence, rng=random)
+
+
+def check_transfer(recipe: Recipe, *, confidence: float, rng: Seed = None) -> MechanismAudit:
+    """Test noise, sensitivity, post-processing and bill of a transfer on artificial tables.
+
+    Neighboring data sets differ by a record of the target, or by a record of a source.
+    """
+    schema, random = data_of.schema_of(recipe.data), generator(rng)
+    width = len(schema.feature_names)
+
+    def fit(tables: Any) -> Result:
+        options = {
+            "random_state": int(random.integers(0, 2**31)),
+            "relation": recipe.privacy.relation,
+        }
+        model = transfer_estimator(recipe, recipe.privacy.budget.epsilon, **options)
+        model.fit(*tables[0], sources=tables[1:])
+        return Result(np.append(model.coef_, model.intercept_), model.event_)
+
+    tables = tuple(_table(width, 2, random) for _ in range(1 + len(recipe.transfer.sources)))
+    pairs = []
+    for k in range(len(tables)):
+        for row in _extremes(width):
+            longer = (*tables[:k], _with_row(tables[k], row), *tables[k + 1 :])
+            pairs.append((longer, tables))
+    return audit_algorithm(
+        fit,
+        pairs,
+        part="transfer",
+        confidence=confidence,
+        relation=Relation(recipe.privacy.relation),
+        is_parallel=not recipe.transfer.overlapping,
+        rng=random,
+    )
+
+
+def _table(width: int, n_classes: int, random: Rng) -> Table:
+    """Return artificial records and their targets."""
+    return random.random((_RECORDS, width)) * 2 - 1, random.integers(0, n_classes, _RECORDS)
+
+
+def _with_row(table: Table, row: Floats) -> Table:
+    """Return the table with one record more."""
+    return np.vstack([table[0], row]), np.append(table[1], 1)
+
+
+def _extremes(width: int) -> tuple[Floats, ...]:
+    """Return records at the bounds of a table, and one far beyond them."""
+    return np.ones(width), -np.ones(width), np.full(width, 1e3)

@@ -307,8 +307,13 @@ class AnswerSettings(_Settings, section="answers"):
 class RegressionSettings(_Settings, section="regression"):
     """Section [regression]: how a linear or logistic model of a table is fitted."""
 
-    method: str = _choice("auto", "functional", "adassp", "gradient", "sgd", "objective")
-    """Linear: functional, adassp or gradient. Logistic: gradient, sgd or objective."""
+    method: str = _choice(
+        "auto", "functional", "adassp", "gradient", "sgd", "objective", "frank-wolfe"
+    )
+    """Linear: functional, adassp or gradient. Logistic: gradient, sgd or objective. frank-wolfe is
+    for wide tables, and fits a number or two classes."""
+    radius: float | None = _setting(None, positive)
+    """Of frank-wolfe: the largest sum of absolute coefficients of scaled features (default 1)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -380,6 +385,9 @@ class RunSettings(_Settings, section="run"):
     """Steps of the non-private twin; 0 for no twin."""
     baseline_rate: float = _setting(3e-3, positive)
     """Initial Adam learning rate of the twin; it falls linearly to 0."""
+    stretches: int | None = _setting(None, partial(whole, least=1))
+    """Parts of a DP-SGD run that `tacit verify --replay` can compute again. Their states stay in
+    secret/ with the key of the noise, and whoever has the key can subtract the noise."""
 
 
 @dataclass(frozen=True, kw_only=True)

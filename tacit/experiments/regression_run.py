@@ -130,8 +130,6 @@ def _reserved(recipe: Recipe, dataset: Dataset) -> float:
 def _fit(
     recipe: Recipe, tables: Sequence[Dataset], epsilon: float, ledger: Ledger, rng: Rng
 ) -> FittedModel:
-    from tacit.regression import LinearRegression, LogisticRegression
-
     (dataset,) = tables
     options: dict[str, Any] = {  # Any: settings of several types
         "epsilon": epsilon,
@@ -142,20 +140,43 @@ def _fit(
         "n_records": dataset.n_records,
         "random_state": rng,
     }
-    method, n_classes = recipe.regression.method, dataset.n_classes
-    if n_classes is None:
+    model = estimator_of(recipe, dataset.n_classes, **options)
+    model.fit(dataset.x_train, dataset.y_train)
+    used = _method_of(recipe, model)
+    kind = "linear" if dataset.n_classes is None else "logistic"
+    return FittedModel(model, f"{kind} regression, {used}", {"method": used})
+
+
+def estimator_of(recipe: Recipe, n_classes: int | None, **options: Any) -> Any:
+    """Return the unfitted estimator of the recipe's method; `n_classes` is None for a number.
+
+    `options` are the settings that all estimators share. Any: linear and logistic models share no
+    type.
+    """
+    from tacit.regression import FrankWolfe, LinearRegression, LogisticRegression
+
+    method = recipe.regression.method
+    is_number = n_classes is None
+    target = {"target_bounds": (-1, 1)} if is_number else {"classes": range(n_classes)}
+    if method == "frank-wolfe":
+        if n_classes is not None and n_classes > 2:
+            raise ValueError("method frank-wolfe needs a number or two classes as target.")
+        loss, radius = "squared" if is_number else "logistic", recipe.regression.radius or 1.0
+        return FrankWolfe(loss=loss, radius=radius, **target, **options)
+    if is_number:
         if method in ("sgd", "objective"):
             raise ValueError(f"method {method} needs a target with categories.")
-        model = LinearRegression(target_bounds=(-1, 1), method=method, **options)
-    else:
-        if method in ("functional", "adassp"):
-            raise ValueError(f"method {method} needs a number as target.")
-        method = "gradient" if method == "auto" else method
-        model = LogisticRegression(classes=range(n_classes), method=method, **options)
-    model.fit(dataset.x_train, dataset.y_train)
-    used = getattr(model, "method_", model.method)
-    kind = "linear" if n_classes is None else "logistic"
-    return FittedModel(model, f"{kind} regression, {used}", {"method": used})
+        return LinearRegression(method=method, **target, **options)
+    if method in ("functional", "adassp"):
+        raise ValueError(f"method {method} needs a number as target.")
+    method = "gradient" if method == "auto" else method
+    return LogisticRegression(method=method, **target, **options)
+
+
+def _method_of(recipe: Recipe, model: Any) -> str:
+    """Return the name of the method that was used; an estimator may have chosen it itself."""
+    asked = "transfer" if recipe.method == "transfer" else recipe.regression.method
+    return getattr(model, "method_", getattr(model, "method", asked))
 
 
 def fitted_model(recipe: Recipe, model: Any) -> dict[str, Any]:  # Any: estimators, JSON values
@@ -164,7 +185,7 @@ def fitted_model(recipe: Recipe, model: Any) -> dict[str, Any]:  # Any: estimato
     named = coefficients_of(schema, model.coef_, model.intercept_)
     return {
         "kind": "linear" if schema.n_classes is None else "logistic",
-        "method": getattr(model, "method_", getattr(model, "method", "transfer")),
+        "method": _method_of(recipe, model),
         "coefficients": named.values,
         "references": named.references,
         "classes": list(schema.classes),

@@ -29,6 +29,7 @@ from tacit.experiments.facts import (
     METRICS,
     MODEL,
     RECIPE,
+    REPLAY,
     SECRET,
     Facts,
     Metric,
@@ -157,7 +158,7 @@ class Session:
     def __post_init__(self) -> None:
         recipe, seed = self.recipe, self.recipe.run.seed
         self.n_records = self.dataset.n_records
-        self.digest = _digest(self.dataset)
+        self.digest = digest_of(self.dataset)
         state = self._read_checkpoint()
         planned = (*self.checked, *_evaluation_plan(recipe, self.dataset))
         self.noise = state["noise"] if state else noise_multiplier(recipe, self.n_records, planned)
@@ -187,9 +188,14 @@ class Session:
         """Take all remaining steps, and measure the model at the end of each epoch."""
         private, saved = self.private, time.monotonic()
         latest = self.metrics[-1] if self.metrics else {}
+        kept = replay_steps(self.recipe.run.stretches, private.steps)
+        if private.steps_taken == 0 and kept:
+            self._keep(0)
         on_progress(Progress(private.steps_taken, private.steps, latest, is_measured=False))
         per_epoch = self.n_records / self.recipe.training.batch
         for step in self.loop.steps():
+            if step in kept:
+                self._keep(step)
             ends_epoch = int(step / per_epoch) > int((step - 1) / per_epoch)
             is_measured = ends_epoch or step == private.steps
             if is_measured or time.monotonic() - saved > self.recipe.run.checkpoint_seconds:
@@ -299,6 +305,16 @@ class Session:
         return summary.release(x, Key(content[:32]).numpy(name, 0))
 
     def _save(self) -> None:
+        self._checkpoint.parent.mkdir(mode=0o700, exist_ok=True)
+        write_whole(self._checkpoint, self._state(), mode=0o600)
+
+    def _keep(self, step: int) -> None:
+        """Keep the state after `step` steps for a replay, beyond the end of the run."""
+        path = self.folder / SECRET / REPLAY / f"{step:09d}.pt"
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_whole(path, self._state(), mode=0o600)
+
+    def _state(self) -> bytes:
         ema = self.loop.ema
         state = {
             "private": self.private.state_dict(),
@@ -312,11 +328,11 @@ class Session:
             "summaries": {n: torch.from_numpy(s) for n, s in self.prepared.summaries.items()},
             "resumed": self.resumed,
             "seconds": self.seconds,
+            "also": [event.to_dict() for event in self.loop.also],
         }
         stream = io.BytesIO()
         torch.save(state, stream)
-        self._checkpoint.parent.mkdir(mode=0o700, exist_ok=True)
-        write_whole(self._checkpoint, stream.getvalue(), mode=0o600)
+        return stream.getvalue()
 
     def _read_checkpoint(self) -> Mapping | None:
         """Return the state of an interrupted run, or None for a new run.
@@ -388,7 +404,12 @@ def _budget(recipe: Recipe, dataset: Dataset) -> Budget | None:
     return recipe.privacy.budget
 
 
-def _digest(dataset: Dataset) -> str:
+def replay_steps(stretches: int | None, steps: int) -> set[int]:
+    """Return the numbers of steps after which the state of a run is kept for a replay."""
+    return {round(k * steps / stretches) for k in range(stretches + 1)} if stretches else set()
+
+
+def digest_of(dataset: Dataset) -> str:
     """Return a hash of the training records, to detect a change on resuming. Private."""
     found = hashlib.sha256()
     for part in (dataset.x_train, dataset.y_train):

@@ -7,6 +7,7 @@ noisy evaluation. The facts state what that costs one person, who is in one of t
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tacit.datasets import Dataset
 from tacit.experiments import data as data_of
@@ -49,33 +50,41 @@ def run_transfer(
 def _fit(
     recipe: Recipe, tables: Sequence[Dataset], epsilon: float, ledger: Ledger, rng: Rng
 ) -> FittedModel:
-    from tacit.regression import Bounds, TransferRegression
-
-    asked, privacy = recipe.transfer, recipe.privacy.budget
+    asked = recipe.transfer
     (x, y), *sources = [(table.x_train, table.y_train) for table in tables]
-    model = TransferRegression(
-        epsilon=epsilon,
-        delta=privacy.delta,
-        bounds=data_of.schema_of(recipe.data).bounds,
-        target_bounds=Bounds(-1, 1),
-        h=asked.h,
-        q=asked.q,
-        disjoint=not asked.overlapping,
-        relation=str(ledger.relation),
-        ledger=ledger,
-        random_state=rng,
-    ).fit(x, y, sources=sources)
+    options = {"relation": str(ledger.relation), "ledger": ledger, "random_state": rng}
+    model = transfer_estimator(recipe, epsilon, **options).fit(x, y, sources=sources)
     used = [Path(asked.sources[k]).name for k in model.informative_]
     apart = "each person is in all files" if asked.overlapping else "no person is in two files"
     return FittedModel(
         model,
         f"linear regression, transfer from {len(used)} of {len(sources)} tables, if {apart}",
         {
-            "epsilon_per_file": privacy.epsilon,
+            "epsilon_per_file": recipe.privacy.budget.epsilon,
             "h": asked.h,
             "q": asked.q,
             "overlapping": asked.overlapping,
         },
         content={"informative": used},
         released=("which sources agree with the target",),
+    )
+
+
+def transfer_estimator(recipe: Recipe, epsilon: float, **options: Any) -> Any:
+    """Return the recipe's unfitted `TransferRegression`, with further `options`.
+
+    Any: settings of several types.
+    """
+    from tacit.regression import Bounds, TransferRegression
+
+    asked = recipe.transfer
+    return TransferRegression(
+        epsilon=epsilon,
+        delta=recipe.privacy.budget.delta,
+        bounds=data_of.schema_of(recipe.data).bounds,
+        target_bounds=Bounds(-1, 1),
+        h=asked.h,
+        q=asked.q,
+        disjoint=not asked.overlapping,
+        **options,
     )

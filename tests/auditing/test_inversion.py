@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from tacit.auditing import invert, likeness
+from tacit.auditing import fit_softmax, invert, likeness, reconstruct
 from tacit.datasets import digits
 
 
@@ -56,3 +56,23 @@ def test_inversion_leaves_the_model_as_it_was():
 
 def test_a_flat_image_is_like_nothing():
     assert likeness(np.ones((2, 2)), np.random.default_rng(0).random((3, 2, 2))) == 0.0
+
+
+def test_an_informed_attacker_computes_the_record_of_a_class_of_its_own():
+    data = digits()
+    known, secret = (data.x_train[:300], data.y_train[:300]), data.x_test[:2]
+    x, y = np.concatenate([known[0], secret]), np.append(known[1], [10, 11])
+    weights = fit_softmax(x, y, n_classes=12, penalty=0.3)
+    pictures = reconstruct(weights, *known, penalty=0.3)[10:]
+    assert np.abs(pictures - secret.reshape(2, -1)).max() < 0.01
+
+
+def test_noise_on_the_weights_hides_the_record():
+    data, rng = digits(), np.random.default_rng(0)
+    known, secret = (data.x_train[:300], data.y_train[:300]), data.x_test[:1]
+    x, y = np.concatenate([known[0], secret]), np.append(known[1], 10)
+    weights = fit_softmax(x, y, n_classes=11, penalty=0.3)
+    noisy = weights + rng.normal(0, 5.0, weights.shape)
+    picture = reconstruct(noisy, *known, penalty=0.3)[10].reshape(8, 8)
+    assert likeness(np.clip(picture, 0, 1), secret) < 0.9
+    assert np.abs(picture - secret[0]).max() > 0.3

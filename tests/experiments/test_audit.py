@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tacit.cli import app
-from tacit.experiments import AUDIT, Recipe, audit, audit_run, run_pate, train
+from tacit.experiments import AUDIT, Recipe, audit, audit_run, demonstrations, run_pate, train
 from tacit.training import NoisyMean
 
 SMALL = """
@@ -58,9 +58,10 @@ def test_an_honest_run_passes_and_the_attack_is_not_idle(run):
     assert found.accuracy is not None
     shown = found.demonstrations
     assert shown is not None
-    assert 0.4 < shown.membership["released model"]["auc"] < 0.6
-    assert shown.inversion["without privacy"] > 0.3
-    assert shown.inversion["epsilon 6"] < 0.15
+    assert shown.membership["without privacy"]["auc"] >= 0.6
+    assert 0.4 < shown.membership["released model"]["auc"] < 0.57
+    assert shown.inversion["without privacy"] > 0.99
+    assert shown.inversion["epsilon 6"] < 0.6
     written = json.loads((run / AUDIT).read_text())
     assert written["passes"] is True
     assert written["bounds"][0]["method"] == "one run"
@@ -104,7 +105,7 @@ def test_private_records_are_not_measured(unshown):
 
 
 def test_the_verb_prints_bounds_and_ends_with_zero(run, monkeypatch):
-    monkeypatch.setattr(audit, "_TWIN_STEPS", 100)
+    monkeypatch.setattr(demonstrations, "_SHADOW_STEPS", 50)
     result = CliRunner().invoke(app, ["audit", str(run), "--canaries", "400", "--seed", "0"])
     assert result.exit_code == 0, result.output
     assert "the bill stands at 95 % confidence" in result.output

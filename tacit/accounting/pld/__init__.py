@@ -27,6 +27,7 @@ from tacit.accounting.pld.direction import DirectionPrice
 from tacit.accounting.pld.pairs import PairRule, directions, pair
 from tacit.events import Event, Relation
 
+_NEGLIGIBLE = 1e-10  # deltas of a profile below this are not resolved further
 _LINES = 128  # points of the curve delta(epsilon) from which a trade-off function is bounded
 
 
@@ -93,6 +94,21 @@ class PLD:
         targets = [non_negative(epsilon=epsilon) for epsilon in epsilons]
         found = {epsilon: price.delta(epsilon).upper for epsilon in sorted(set(targets))[::-1]}
         return np.array([found[epsilon] for epsilon in targets])
+
+    def profiles(
+        self, event: Event, epsilons: Iterable[float], *, relation: Relation = ADD_REMOVE
+    ) -> tuple[Floats, Floats]:
+        """Return a delta for each of the increasing `epsilons`, once for each order of comparison.
+
+        The first order compares a data set with the same set without one record: the output of the
+        former is at most e^epsilon times as likely, up to delta. The second order is the reverse.
+        """
+        points = np.array([non_negative(epsilon=epsilon) for epsilon in epsilons])
+        found = [
+            one.deltas(points, least=_NEGLIGIBLE)[1]
+            for one in self._price(event, relation).directions
+        ]
+        return found[0], found[-1]
 
     def tradeoff(
         self,
