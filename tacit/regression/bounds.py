@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.sparse import csr_array, issparse
 
 from tacit._arrays import Floats
 from tacit._check import positive
@@ -142,6 +143,21 @@ class Box:
         """Return the bounds of the selected features; `row_norm` and `full_norm` are unchanged."""
         names = ("lower", "upper", "center", "half")
         return replace(self, **{name: getattr(self, name)[features] for name in names})
+
+    def clip(self, X: Any) -> Any:  # Any: an array, or sparse rows of scipy, as given
+        """Return a copy of `X` with every value clipped to the bounds of its feature."""
+        if not issparse(X):
+            return np.clip(X, self.lower, self.upper)
+        if (self.lower > 0).any() or (self.upper < 0).any():
+            raise ValueError("bounds must include 0 for a sparse X, where most entries are 0.")
+        clipped = csr_array(X, dtype=np.float64, copy=True)
+        # Entries stored twice add up, so they must be summed before they are clipped.
+        clipped.sum_duplicates()
+        if not np.isfinite(clipped.data).all():
+            raise ValueError("X must be finite where entries stored twice are added up.")
+        features = clipped.indices
+        np.clip(clipped.data, self.lower[features], self.upper[features], out=clipped.data)
+        return clipped
 
     def scale_target(self, y: NDArray[np.floating]) -> Floats:
         """Return the private targets, clipped to these one-column bounds and scaled to [-1, 1]."""

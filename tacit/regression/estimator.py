@@ -61,6 +61,9 @@ class PrivateEstimator(BaseEstimator):
     ledger
         A `tacit.Ledger` that pays before anything is released. Without one, `event_` must be
         accounted for by the caller.
+    clip
+        Whether predictions clip the features to `bounds` first, as `fit` does. Without clipping,
+        one value far outside of the bounds can move a prediction without limit.
     random_state
         None draws noise from fresh entropy. Use a seed or a numpy Generator for tests only: who
         knows the seed can remove the noise, and `clone` copies a Generator, so that two models have
@@ -73,8 +76,9 @@ class PrivateEstimator(BaseEstimator):
     """
 
     epsilon: float = 1.0
-    delta: float = 1e-6
+    delta: float | None = 1e-6
     bounds: DeclaredBounds = None
+    clip: bool = True
     relation: Relation | str = "add_remove"
     ledger: Ledger | LedgerFile | None = None
     random_state: Any = None  # Any: whatever scikit-learn accepts as a seed
@@ -94,19 +98,21 @@ class PrivateEstimator(BaseEstimator):
         return _as_array(table), _as_numbers(targets) if y_numeric else np.asarray(targets)
 
     def _predict_table(self, X: ArrayLike, *, accept_sparse: bool = False) -> Any:  # Any: as above
-        """Return `X` as a checked array with the features of the fitted table."""
+        """Return `X` as a checked array with the features of the fitted table, clipped like it."""
         check_is_fitted(self)
-        return _as_array(_validated(self, X, reset=False, accept_sparse=accept_sparse))
+        table = _as_array(_validated(self, X, reset=False, accept_sparse=accept_sparse))
+        return self._box(table.shape[1]).clip(table) if self.clip else table
 
     def _box(self, n_features: int) -> Box:
         names = getattr(self, "feature_names_in_", None)  # set by scikit-learn for a data frame
         return as_bounds(self.bounds, name="bounds").box(n_features, names)
 
     def _terms(self, *, allow_pure: bool = False) -> BudgetTerms:
-        """Return the checked budget; delta may be 0 (pure DP) only if `allow_pure`."""
+        """Return the checked budget; delta may be None or 0 (pure DP) only if `allow_pure`."""
         epsilon = positive(epsilon=self.epsilon)
         delta = 0.0
-        if not (allow_pure and isinstance(self.delta, int | float) and self.delta == 0):
+        is_pure = self.delta is None or (isinstance(self.delta, int | float) and self.delta == 0)
+        if not (allow_pure and is_pure):
             advice = "Choose it well below 1 / number of records."
             delta = in_open_unit(delta=self.delta, advice=advice)
         return {"epsilon": epsilon, "delta": delta, "relation": self._relation(self.ledger)}

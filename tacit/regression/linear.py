@@ -1,5 +1,6 @@
 """Private linear regression; its three methods are in `functional`, `adassp` and `gradient`."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Self, TypeAlias, Unpack
 
@@ -31,7 +32,8 @@ class LinearRegression(PrivateRegressor):
     Parameters
     ----------
     delta
-        0 asks for pure DP, which only the functional mechanism gives.
+        0 asks for pure DP, which only the functional mechanism gives; so does None with
+        `method="functional"`. Other methods need a delta above 0.
     method
         `"functional"` (Zhang et al. 2012), `"adassp"` (Wang 2018), `"gradient"` (noisy descent), or
         `"auto"`, for which `choose_method` decides from public facts.
@@ -52,7 +54,7 @@ class LinearRegression(PrivateRegressor):
     [1.0, -2.0]
     """
 
-    delta: float = 0.0
+    delta: float | None = None
     method: str = "auto"
     analysis: str = "tight"
     split: float | None = None
@@ -86,6 +88,11 @@ class LinearRegression(PrivateRegressor):
         split = None if self.split is None else in_open_unit(split=self.split)
         method = self.method
         if method == "auto":
+            if self.delta is None:
+                raise ValueError(
+                    f"delta must be given for method 'auto', got None. Pass delta="
+                    f"{suggest_delta(n_records):g}, or method='functional' for pure DP."
+                )
             method = choose_method(n_features, row_norm=row_norm, n_records=n_records, **terms)
         if method == "functional":
             return functional.plan_functional(
@@ -126,6 +133,15 @@ def choose_method(
     plan = adassp.plan_adassp(row_norm=row_norm, **budget)
     is_small = plan.relative_noise(n_features, n_records) <= _ONE_RELEASE_NOISE
     return "adassp" if is_small else "gradient"
+
+
+def suggest_delta(n_records: int) -> float:
+    """Return the largest power of ten that is at most 1 / (10 `n_records`), and at most 1e-6.
+
+    >>> suggest_delta(500), suggest_delta(3_000_000)
+    (1e-06, 1e-08)
+    """
+    return 10.0 ** min(-6, math.floor(-math.log10(10 * n_records)))
 
 
 def fit(rows: PrivateRows, y: Floats, plan: LinearPlan, *, n_records: int, rng: Rng) -> Floats:

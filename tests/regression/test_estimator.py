@@ -18,6 +18,7 @@ from tacit.events import Relation
 from tacit.mechanisms import secure_generator
 from tacit.regression import (
     Bounds,
+    FrankWolfe,
     LinearRegression,
     LogisticRegression,
     TransferRegression,
@@ -235,3 +236,30 @@ def test_only_released_values_are_kept(model):
         "coef_", "intercept_", "event_", "method_", "classes_", "n_features_in_",
         "informative_", "events_",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("model", [*MEMBERS, FrankWolfe(**LINEAR)], ids=name)
+def test_predictions_clip_the_features_as_the_fit_does(model):
+    X, y = some_data()
+    fitted = clone(model).set_params(random_state=0).fit(X, y)
+    far = X.copy()
+    far[0] = [1e9, -1e9, 10.5]
+    methods = ["predict", "predict_proba", "decision_function"]
+    for method in filter(lambda method: hasattr(fitted, method), methods):
+        answer = getattr(fitted, method)
+        np.testing.assert_array_equal(answer(far), answer(np.clip(far, -10, 10)))
+    assert fitted.score(far, y) == fitted.score(np.clip(far, -10, 10), y)
+    fitted.clip = False
+    margins = fitted.decision_function(far) if hasattr(fitted, "classes_") else fitted.predict(far)
+    linear = far @ np.ravel(fitted.coef_) + fitted.intercept_
+    np.testing.assert_allclose(margins, linear, rtol=1e-6)
+
+
+def test_predictions_clip_sparse_rows_and_leave_the_argument_alone():
+    X, y = some_data()
+    fitted = FrankWolfe(**SMALL, loss="logistic", random_state=0).fit(scipy.sparse.csr_array(X), y)
+    far = scipy.sparse.csr_array(10 * X)
+    before = far.copy()
+    clipped = fitted.decision_function(np.clip(10 * X, -10, 10))
+    np.testing.assert_allclose(fitted.decision_function(far), clipped)
+    np.testing.assert_array_equal(far.toarray(), before.toarray())

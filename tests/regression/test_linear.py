@@ -56,16 +56,17 @@ def test_less_noise_fits_better():
         )
         return np.median([np.mean((model.predict(X) - y) ** 2) for model in models])
 
-    assert loss(epsilon=0.1) > loss(epsilon=1.0) > loss(epsilon=10.0)
+    pure = {"method": "functional"}
+    assert loss(epsilon=0.1, **pure) > loss(epsilon=1.0, **pure) > loss(epsilon=10.0, **pure)
     assert loss(epsilon=0.1, delta=1e-6) > loss(epsilon=1.0, delta=1e-6)
-    assert loss(epsilon=1.0, analysis="published") > loss(epsilon=1.0)
+    assert loss(epsilon=1.0, analysis="published", **pure) > loss(epsilon=1.0, **pure)
 
 
 def test_replacing_a_record_costs_more_noise_than_adding_one():
     X, y = line(500)
     events = [
         LinearRegression(
-            bounds=(-100, 100), target_bounds=(-100, 100), relation=relation, epsilon=1.0
+            bounds=(-100, 100), target_bounds=(-100, 100), relation=relation, method="functional"
         )
         .fit(X, y)
         .event_.parts[0]
@@ -147,3 +148,14 @@ def test_the_method_follows_from_public_facts():
     assert chosen(1000) == "gradient"
     assert chosen(40_000, epsilon=0.1) == "gradient"
     assert chosen(10**6, delta=0.0) == "functional"
+
+
+def test_auto_without_delta_suggests_one_and_pure_dp_is_asked_by_name():
+    X, y = line(500)
+    options = {"bounds": (-100, 100), "target_bounds": (-100, 100)}
+    with pytest.raises(ValueError, match=r"got None\. Pass delta=1e-06, or method='functional'"):
+        LinearRegression(**options).fit(X, y)
+    assert LinearRegression(**options, method="functional").fit(X, y).method_ == "functional"
+    assert LinearRegression(**options, delta=0.0).fit(X, y).method_ == "functional"
+    with pytest.raises(ValueError, match="delta must be in"):
+        LinearRegression(**options, method="adassp").fit(X, y)
