@@ -1,26 +1,24 @@
-"""Private linear regression; its three methods are in `functional`, `adassp` and `gradient`."""
+"""Private linear regression; its three methods are in `functional`, `adassp` and `newton`."""
 
 import math
 from dataclasses import dataclass, field
-from typing import Self, TypeAlias, Unpack
+from typing import Self, TypeAlias
 
 from numpy.typing import ArrayLike
 
 from tacit._arrays import Floats
 from tacit._check import in_open_unit
 from tacit.mechanisms import Rng
-from tacit.regression import adassp, functional, gradient
+from tacit.regression import adassp, functional, newton
 from tacit.regression.adassp import AdaSSPPlan
 from tacit.regression.bounds import Box
-from tacit.regression.estimator import BudgetTerms, PrivateRegressor, one_of, public_size
+from tacit.regression.estimator import PrivateRegressor, one_of, public_size
 from tacit.regression.functional import FunctionalPlan
-from tacit.regression.gradient import GradientPlan
+from tacit.regression.newton import NewtonPlan
 from tacit.regression.rows import PrivateRows
 
 METHODS = ("functional", "adassp", "gradient")
-LinearPlan: TypeAlias = FunctionalPlan | AdaSSPPlan | GradientPlan
-# Relative noise of the Gram matrix below which AdaSSP beats descent; tuned like `gradient`.
-_ONE_RELEASE_NOISE = 0.005
+LinearPlan: TypeAlias = FunctionalPlan | AdaSSPPlan | NewtonPlan
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -35,8 +33,9 @@ class LinearRegression(PrivateRegressor):
         0 asks for pure DP, which only the functional mechanism gives; so does None with
         `method="functional"`. Other methods need a delta above 0.
     method
-        `"functional"` (Zhang et al. 2012), `"adassp"` (Wang 2018), `"gradient"` (noisy descent), or
-        `"auto"`, for which `choose_method` decides from public facts.
+        `"functional"` (Zhang et al. 2012), `"adassp"` (Wang 2018), `"gradient"` (noisy gradients,
+        each followed by a Newton step), or `"auto"`: the functional mechanism for delta 0, which
+        no other method offers, and else `"gradient"`.
     analysis, split
         Options of the functional mechanism: `"tight"` or `"published"` sensitivities, and the share
         of epsilon for the quadratic coefficients.
@@ -93,7 +92,7 @@ class LinearRegression(PrivateRegressor):
                     f"delta must be given for method 'auto', got None. Pass delta="
                     f"{suggest_delta(n_records):g}, or method='functional' for pure DP."
                 )
-            method = choose_method(n_features, row_norm=row_norm, n_records=n_records, **terms)
+            method = "gradient" if terms["delta"] else "functional"
         if method == "functional":
             return functional.plan_functional(
                 n_features,
@@ -116,23 +115,7 @@ class LinearRegression(PrivateRegressor):
                 **terms,
             )
             return adassp.plan_adassp(row_norm=row_norm, **terms)
-        return gradient.plan_linear(n_features, row_norm=row_norm, n_records=n_records, **terms)
-
-
-def choose_method(
-    n_features: int, *, row_norm: float, n_records: int, **budget: Unpack[BudgetTerms]
-) -> str:
-    """Return the name of the method expected to be most accurate, from public facts only.
-
-    Pure DP (delta 0) is given by the functional mechanism only. For delta > 0, AdaSSP is best if
-    the noise in its Gram matrix is below 0.5 % of the number of records. With more noise gradient
-    descent is better, because it spends little of the budget on the Gram matrix.
-    """
-    if budget["delta"] == 0:
-        return "functional"
-    plan = adassp.plan_adassp(row_norm=row_norm, **budget)
-    is_small = plan.relative_noise(n_features, n_records) <= _ONE_RELEASE_NOISE
-    return "adassp" if is_small else "gradient"
+        return newton.plan_newton(n_features, row_norm=row_norm, n_records=n_records, **terms)
 
 
 def suggest_delta(n_records: int) -> float:
@@ -151,5 +134,5 @@ def fit(rows: PrivateRows, y: Floats, plan: LinearPlan, *, n_records: int, rng: 
             return functional.fit_functional(rows, y, plan, n_records=n_records, rng=rng)
         case AdaSSPPlan():
             return adassp.fit_adassp(rows, y, plan, rng=rng)
-        case GradientPlan():
-            return gradient.fit_linear(rows, y, plan, n_records=n_records, rng=rng)
+        case NewtonPlan():
+            return newton.fit_newton(rows, y, plan, n_records=n_records, rng=rng).theta

@@ -85,6 +85,21 @@ class PrivateRows:
             total += self.take(chosen[start : start + self._size]).gram()
         return total
 
+    def whitened(self, matrix: Floats, limit: float) -> tuple[Floats, Floats]:
+        """Return private factors that shrink the rows u = z `matrix` to norm `limit`, and a Gram.
+
+        The Gram matrix is the sum of u u' over the shrunk rows. Here z = (1, x) is not shrunk to
+        `row_norm`, because `limit` replaces it.
+        """
+        factors, total = np.empty(self.n_rows), np.zeros_like(matrix)
+        for span, rows in self.scaled():
+            whitened = rows @ matrix[1:] + matrix[0]
+            norms = np.sqrt(np.einsum("ij,ij->i", whitened, whitened))
+            factors[span] = limit / np.maximum(norms, limit)
+            whitened *= factors[span, None]
+            total += whitened.T @ whitened
+        return factors, total
+
     def weighted_sum(self, theta: Floats, weigh: Callable[[slice, Floats], Floats]) -> Floats:
         """Return the private sum over records z = (1, x) of weigh(margin) z, margin = theta' z.
 

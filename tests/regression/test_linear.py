@@ -8,7 +8,7 @@ import pytest
 from tacit.accounting import GDP
 from tacit.events import Relation
 from tacit.mechanisms import GaussianMechanism, generator
-from tacit.regression import Bounds, LinearRegression, adassp, functional, gradient, linear
+from tacit.regression import Bounds, LinearRegression, adassp, functional, linear, newton
 from tacit.regression.rows import PrivateRows
 
 BUDGET = {"epsilon": 1.0, "delta": 1e-6}
@@ -80,7 +80,7 @@ def test_replacing_a_record_costs_more_noise_than_adding_one():
 def test_gaussian_plans_cost_exactly_their_budget(relation):
     for plan in (
         adassp.plan_adassp(row_norm=2.0, **BUDGET, relation=relation),
-        gradient.plan_linear(4, row_norm=2.0, n_records=10_000, **BUDGET, relation=relation),
+        newton.plan_newton(4, row_norm=2.0, n_records=10_000, **BUDGET, relation=relation),
     ):
         cost = GDP().epsilon(plan.event, delta=1e-6, relation=relation)
         assert cost <= 1.0
@@ -102,12 +102,12 @@ def test_every_gaussian_coordinate_carries_noise_at_its_scale(monkeypatch):
     monkeypatch.setattr(GaussianMechanism, "release", spy)
     box = Bounds(0, 100).box(2)
     moments = adassp.plan_adassp(row_norm=box.row_norm, **BUDGET, relation=Relation.ADD_REMOVE)
-    descent = gradient.plan_linear(
+    descent = newton.plan_newton(
         2, row_norm=box.row_norm, n_records=60, **BUDGET, relation=Relation.ADD_REMOVE
     )
     rng = generator(0)
     draws = 600
-    for plan, releases in ((moments, 3), (descent, 1 + descent.steps)):
+    for plan, releases in ((moments, 3), (descent, 3 + descent.steps)):
         seen.clear()
         for _ in range(draws):
             rows = PrivateRows(X, box, row_norm=plan.row_norm)
@@ -130,24 +130,11 @@ def test_plenty_of_records_give_the_least_squares_solution():
     for plan in (
         functional.plan_functional(3, epsilon=1.0, relation=Relation.ADD_REMOVE),
         adassp.plan_adassp(row_norm=box.row_norm, **budget),
-        gradient.plan_linear(3, row_norm=box.row_norm, n_records=len(X), **budget),
+        newton.plan_newton(3, row_norm=box.row_norm, n_records=len(X), **budget),
     ):
         rows = PrivateRows(X, box, row_norm=plan.row_norm)
         theta = linear.fit(rows, y, plan, n_records=len(X), rng=generator(1))
         np.testing.assert_allclose(theta, [0.1, 0.3, -0.2, 0.1], atol=0.01)
-
-
-def test_the_method_follows_from_public_facts():
-    def chosen(n_records, delta=1e-6, epsilon=1.0):
-        return linear.choose_method(
-            12, row_norm=Bounds(0, 1).box(12).row_norm, n_records=n_records, epsilon=epsilon,
-            delta=delta, relation=Relation.ADD_REMOVE,
-        )  # fmt: skip
-
-    assert chosen(10**6) == "adassp"
-    assert chosen(1000) == "gradient"
-    assert chosen(40_000, epsilon=0.1) == "gradient"
-    assert chosen(10**6, delta=0.0) == "functional"
 
 
 def test_auto_without_delta_suggests_one_and_pure_dp_is_asked_by_name():

@@ -1,0 +1,326 @@
+"""Private least squares by noisy Newton steps in whitened coordinates: the method behind `auto`.
+
+A fit makes four kinds of releases, all with Gaussian noise:
+
+1. the mean of the target, from which the model starts;
+2. the Gram matrix in the scaled units of `Bounds`. Its inverse square root *whitens* the rows: it
+   makes all directions about equally long, so that noise of one size fits all of them. Iterated
+   whitening is due to CoinPress (Biswas et al. 2020, arXiv:2006.06618);
+3. the Gram matrix of the whitened rows, which has a small relative error in every direction;
+4. some gradients. After each of them the model is solved for again, from all of the last gradients
+   and from the second Gram matrix (iterative refinement, as in Lev & Shenfeld 2026,
+   arXiv:2601.07545, and in BoostedAdaSSP, Tang et al. 2023, arXiv:2303.03451). So the noise of the
+   Gram matrix multiplies only the distance to the last models, not the coefficients themselves.
+
+Long rows and large residuals are clipped. How much is decided by public facts (number of records,
+budget) and by earlier releases: the less noise there is, the less is clipped. The ridge penalty of
+the solve minimizes Mallows' estimate of the error, which is a function of released values alone.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple, Unpack
+
+import numpy as np
+from scipy.special import ndtr
+
+from tacit._arrays import Floats
+from tacit.events import Event, Repeated, Sequence
+from tacit.mechanisms import GaussianMechanism, Rng
+from tacit.regression.estimator import BudgetTerms, gaussian_shares
+from tacit.regression.rows import PrivateRows, from_triangle, triangle, triangle_noise
+
+# Chosen on the tables of benchmarks/regression_linear.py.
+_STEPS = 8
+_FIRST_GRAM, _SECOND_GRAM = 0.1, 0.2  # shares of the budget
+_LEAST_MEAN, _MOST_MEAN, _MEAN_NOISE = 0.03, 0.3, 0.1
+"""Share of the budget for the mean: within limits, what makes the noise of the mean 0.1."""
+_NOISE_EXCESS = 3e-4
+"""Share of the residual variance that noise may add before rows and residuals are clipped more."""
+_ROW_CLIP, _TIGHTEST_ROWS, _WIDEST = 0.7, 0.8, 8.0
+_RESIDUAL_CLIP, _TIGHTEST_RESIDUALS = 1.7, 1.36
+_SPREAD_SHARE = 0.45  # norm of the coordinate for the squared residuals, relative to the others
+_LEAST_INSIDE = 0.5  # least share of residuals assumed to be within the clip
+_DROPPED = 0.4  # share of the gradients that is left out of the next solve: the oldest ones
+_DAMPING = 0.5  # in units of the noise of the Gram matrix
+_ROUNDING = 1 + 1e-6
+"""Factor on bounds in whitened units: covers rounding, which whitening may enlarge."""
+_PENALTIES = np.append(0.0, 10.0 ** np.arange(-5, 2.1, 0.5))
+
+
+@dataclass(frozen=True)
+class NewtonPlan:
+    """Plan of one fit: noise of the mean, of two Gram matrices, and of each of `steps` gradients.
+
+    Each mechanism has sensitivity 1; what it releases is divided by its bound before and multiplied
+    by it afterwards. The bounds may depend on earlier releases, which does not change the price. A
+    record z has norm at most R after weighting, and |y| <= 1. One record changes
+
+    * the sum of targets by at most 1, and by at most 2 if it is replaced;
+    * a Gram matrix, the sum of z z', by at most R^2 in Frobenius norm; if z is replaced by w, by at
+      most sqrt(|z|^4 + |w|^4 - 2 (z'w)^2) <= sqrt(2) R^2;
+    * a gradient, the sum of r z with |r| <= c, by at most R c, and the sum of b (r^2 / c - c / 2),
+      released with it, by at most b c / 2. With b = R s together at most R c sqrt(1 + s^2 / 4), and
+      twice that if the record is replaced.
+    """
+
+    mean: GaussianMechanism
+    first_gram: GaussianMechanism
+    second_gram: GaussianMechanism
+    gradient: GaussianMechanism
+    steps: int
+    row_norm: float
+    whitened_clip: float
+    """Norm to which whitened rows are clipped, relative to the root of their mean square."""
+    residual_clip: float
+    """Limit of the residuals, relative to their standard deviation."""
+    method: ClassVar[str] = "gradient"
+
+    @property
+    def event(self) -> Event:
+        """Event of one fit, for the accountant."""
+        single = (self.mean.event, self.first_gram.event, self.second_gram.event)
+        return Sequence((*single, Repeated(self.gradient.event, self.steps)))
+
+
+class NewtonFit(NamedTuple):
+    """Released result of one fit, in scaled units, with the intercept first."""
+
+    theta: Floats
+    """Coefficients, shrunk by a ridge penalty where noise asks for it."""
+    unshrunk: Floats
+    """Coefficients without a penalty, for intervals."""
+    covariance: Floats
+    """Covariance of `unshrunk`: noise and sampling. Infinite if the Gram matrix is mostly noise."""
+    residual_std: float
+
+
+def plan_newton(
+    n_features: int, *, row_norm: float, n_records: int, **budget: Unpack[BudgetTerms]
+) -> NewtonPlan:
+    """Return a plan that costs the budget.
+
+    With m features and an intercept, k times the standard deviation of a residual as its limit, and
+    k times the root mean square of a row, the noise of an ideal fit adds the share
+    (m k^2 / (n_records mu))^2 to the residual variance. k is what makes this `_NOISE_EXCESS`.
+    """
+    (whole,) = gaussian_shares((1.0,), (1.0,), **budget)
+    mean = float(np.clip((whole / n_records / _MEAN_NOISE) ** 2, _LEAST_MEAN, _MOST_MEAN))
+    rest = 1 - mean - _FIRST_GRAM - _SECOND_GRAM
+    factors = (2.0, math.sqrt(2.0), math.sqrt(2.0), 2.0)
+    noise = gaussian_shares((mean, _FIRST_GRAM, _SECOND_GRAM, rest), factors, **budget)
+    multipliers = (*noise[:3], noise[3] * math.sqrt(_STEPS))
+    first, second, third, fourth = (
+        GaussianMechanism(multiplier, l2_sensitivity=1.0, replace_factor=factor)
+        for multiplier, factor in zip(multipliers, factors, strict=True)
+    )
+    clip = math.sqrt(math.sqrt(_NOISE_EXCESS) * n_records / (whole * (n_features + 1)))
+    return NewtonPlan(
+        mean=first,
+        first_gram=second,
+        second_gram=third,
+        gradient=fourth,
+        steps=_STEPS,
+        row_norm=row_norm,
+        whitened_clip=float(np.clip(_ROW_CLIP * clip, _TIGHTEST_ROWS, _WIDEST)),
+        residual_clip=float(np.clip(_RESIDUAL_CLIP * clip, _TIGHTEST_RESIDUALS, _WIDEST)),
+    )
+
+
+def fit_newton(
+    rows: PrivateRows, y: Floats, plan: NewtonPlan, *, n_records: int, rng: Rng
+) -> NewtonFit:
+    """Release what `plan` says and return the model; `rows` must be shrunk to `plan.row_norm`."""
+    size = rows.n_features + 1
+    # One target is in [-1, 1].
+    mean = float(np.clip(plan.mean.release(np.array([y.sum()]), rng)[0] / n_records, -1, 1))
+    whitening, limit = _release_whitening(rows, plan, n_records, rng)
+    factors, gram = rows.whitened(whitening, limit)
+    bound = _ROUNDING * limit**2  # of |u u'| for a whitened row u, clipped to `limit`
+    noisy = bound * plan.second_gram.release(triangle(gram) / bound, rng) / n_records
+    noise_std = bound * plan.second_gram.noise_std / n_records
+    solver = _Solver(from_triangle(noisy, size), noise_std, whitening, mean)
+    clip = 1.0
+    for _ in range(plan.steps):
+        private = _gradient(rows, y, factors, whitening @ solver.theta, clip)
+        # One record adds r u with |r| <= clip and |u| <= limit, and scale (r^2 / clip - clip / 2).
+        scale = limit * _SPREAD_SHARE
+        value = np.append(
+            whitening @ private.gradient, scale * (private.squares / clip - rows.n_rows * clip / 2)
+        )
+        bound = _ROUNDING * clip * limit * math.sqrt(1 + _SPREAD_SHARE**2 / 4)
+        released = bound * plan.gradient.release(value / bound, rng) / n_records
+        noise_std = bound * plan.gradient.noise_std / n_records
+        squares = clip * (released[-1] / scale + clip / 2)
+        solver.add(released[:-1], noise_std, clip, squares, clip * noise_std / scale)
+        clip = min(plan.residual_clip * solver.residual_std, 1.0)
+    return NewtonFit(
+        whitening @ solver.theta,
+        whitening @ solver.unshrunk(),
+        whitening @ solver.covariance(n_records) @ whitening,
+        solver.residual_std,
+    )
+
+
+def _release_whitening(
+    rows: PrivateRows, plan: NewtonPlan, n_records: int, rng: Rng
+) -> tuple[Floats, float]:
+    """Return a matrix that whitens the rows, and the norm to which whitened rows are clipped.
+
+    The matrix is the inverse square root of the released Gram matrix, to whose eigenvalues the size
+    of the noise is added.
+    """
+    size, bound = rows.n_features + 1, plan.row_norm**2
+    # One record adds z z' with |z| <= row_norm.
+    noisy = bound * plan.first_gram.release(triangle(rows.gram()) / bound, rng) / n_records
+    values, vectors = np.linalg.eigh(from_triangle(noisy, size))
+    values = np.maximum(values, 0.0)
+    noise = triangle_noise(bound * plan.first_gram.noise_std, size) / n_records
+    # No mean of z z' has an eigenvalue above row_norm^2, so more than half of it would not help.
+    raised = values + min(noise, bound / 2)
+    mean_square = max(float((values / raised).sum()), 1.0)
+    return (vectors / np.sqrt(raised)) @ vectors.T, plan.whitened_clip * math.sqrt(mean_square)
+
+
+class _PrivateGradient(NamedTuple):
+    gradient: Floats
+    squares: float
+
+
+def _gradient(
+    rows: PrivateRows, y: Floats, factors: Floats, theta: Floats, clip: float
+) -> _PrivateGradient:
+    """Return the private gradient of Huber's loss and the sum of squares of clipped residuals."""
+    squares = 0.0
+
+    def residuals(span: slice, margins: Floats) -> Floats:
+        nonlocal squares
+        clipped = np.clip(margins - y[span], -clip, clip)
+        squares += float(clipped @ clipped)
+        return clipped * factors[span]
+
+    return _PrivateGradient(rows.weighted_sum(theta, residuals), squares)
+
+
+class _Solver:
+    """Least squares from released values: a noisy Gram matrix, and noisy gradients at known models.
+
+    Everything is in whitened units. Each gradient g at a model t satisfies gram t - cross = g up to
+    noise, so the mean of several gradients and the mean of their models do so with less noise. The
+    penalty is on the coefficients in scaled units, without the intercept, and shrinks the model to
+    `start`, the mean of the target.
+    """
+
+    def __init__(self, gram: Floats, noise_std: float, whitening: Floats, mean: float) -> None:
+        size = len(gram)
+        values, vectors = np.linalg.eigh(gram)
+        self._values, self._vectors = np.maximum(values, 0.0), vectors
+        self._gram = (vectors * self._values) @ vectors.T
+        self._gram_std = noise_std
+        self._gram_noise = triangle_noise(noise_std, size)
+        self._penalized = whitening[1:].T @ whitening[1:]
+        self._start = np.linalg.solve(whitening, np.append(mean, np.zeros(size - 1)))
+        self._models: list[Floats] = []
+        self._gradients: list[Floats] = []
+        self._variances: list[float] = []
+        self.theta = self._start
+        self.residual_std = 1.0
+
+    def add(
+        self, gradient: Floats, noise_std: float, clip: float, squares: float, squares_std: float
+    ) -> None:
+        """Take one released gradient at `theta`, and solve for the next `theta`.
+
+        `squares` is the released mean of squared residuals, clipped at `clip`. Clipping lowers the
+        gradient as if the Gram matrix were multiplied by the share of residuals inside the limit.
+        """
+        raised = min(max(squares, 0.0) + squares_std / 2, clip**2)
+        self.residual_std = _std_before_clipping(raised, clip)
+        inside = max(2 * float(ndtr(clip / self.residual_std)) - 1, _LEAST_INSIDE)
+        self._models.append(self.theta)
+        self._gradients.append(gradient / inside)
+        self._variances.append((noise_std / inside) ** 2)
+        self._clipped_square = raised / inside**2
+        self.theta = self._shrunk()
+
+    def _means(self) -> tuple[Floats, Floats, float]:
+        """Return mean model, mean gradient and its noise variance; weights follow the precision."""
+        count = len(self._models)
+        first = 0 if count == 1 else max(1, int(_DROPPED * (count - 1)))
+        variances = np.array(self._variances[first:])
+        weights = 1 / variances / (1 / variances).sum()
+        model = weights @ np.array(self._models[first:])
+        return model, weights @ np.array(self._gradients[first:]), float(weights**2 @ variances)
+
+    def _shrunk(self) -> Floats:
+        """Return the ridge solution whose penalty minimizes Mallows' estimate of the error.
+
+        Mallows 1973: a linear estimate A c of the solution of gram t = c, with noise of variance v
+        in c, has the error t' gram t - 2 c' t + 2 v trace(A), up to a constant. v contains the
+        noise of the Gram matrix, which acts on the distance to the mean model. The solve is damped
+        towards the mean model by half of the size of this noise.
+        """
+        model, gradient, variance = self._means()
+        base = model - self._start
+        cross = self._gram @ base - gradient
+        damping = _DAMPING * self._gram_noise
+        best, least = self.theta, math.inf
+        for penalty in _PENALTIES:
+            matrix = self._gram + penalty * self._penalized + damping * np.eye(len(base))
+            inverse = np.linalg.inv(matrix)
+            found = inverse @ (cross + damping * base)
+            total = variance + self._gram_std**2 * float(np.sum((found - base) ** 2)) / 2
+            error = found @ self._gram @ found - 2 * cross @ found + 2 * total * np.trace(inverse)
+            if error < least:
+                best, least = self._start + found, error
+        return best
+
+    def unshrunk(self) -> Floats:
+        """Return the solution without penalty and damping, in the directions above the noise."""
+        model, gradient, _ = self._means()
+        return model - self._inverse() @ gradient
+
+    def covariance(self, n_records: int) -> Floats:
+        """Return the covariance of `unshrunk` in whitened units.
+
+        The error is inverse(gram) times the sum of gradient noise, of the noise of the Gram matrix
+        times the distance to the mean model, and of the sampling error of the gradient. The latter
+        has covariance E[r^2] gram / n for residuals r that do not depend on the features. The
+        directions in which the Gram matrix is not above its noise have an infinite variance.
+        """
+        _, gradient, variance = self._means()
+        inverse = self._inverse()
+        total = variance + self._gram_std**2 * float(np.sum((inverse @ gradient) ** 2)) / 2
+        middle = total * np.eye(len(gradient)) + self._clipped_square * self._gram / n_records
+        covariance = inverse @ middle @ inverse
+        if (self._values <= 2 * self._gram_noise).any():
+            lost = self._vectors[:, self._values <= 2 * self._gram_noise]
+            covariance = covariance + 1e300 * (lost @ lost.T)
+        return covariance
+
+    def _inverse(self) -> Floats:
+        usable = self._values > self._gram_noise
+        vectors = self._vectors[:, usable]
+        return (vectors / self._values[usable]) @ vectors.T
+
+
+def _std_before_clipping(mean_square: float, clip: float) -> float:
+    """Return the std of normal residuals whose squares, clipped at `clip`^2, have this mean.
+
+    It lies between 1e-3 `clip` and 10 `clip`.
+
+    >>> round(_std_before_clipping(0.9**2, 100.0), 6)
+    0.9
+    """
+
+    def clipped_mean(std: float) -> float:
+        ratio = clip / std
+        density = math.exp(-(ratio**2) / 2) / math.sqrt(2 * math.pi)
+        inside = 2 * float(ndtr(ratio)) - 1
+        return std**2 * (inside - 2 * ratio * density) + clip**2 * (1 - inside)
+
+    low, high = 1e-3 * clip, 10 * clip
+    for _ in range(60):
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if clipped_mean(middle) > mean_square else (middle, high)
+    return high
