@@ -177,6 +177,16 @@ class Box:
         intercept = theta[0] - self.center @ coef
         return coef, intercept if target is None else intercept + target.center[0]
 
+    def unscaling(self, target: "Box | None" = None) -> Floats:
+        """Return the matrix of `unscale` for one output: (intercept, coefficients) from theta.
+
+        The center of the target's bounds, which `unscale` adds to the intercept, is left out.
+        """
+        unit = 1.0 if target is None else float(target.half[0])
+        matrix = np.diag(unit / np.append(1.0, self.half))
+        matrix[0, 1:] = -unit * self.center / self.half
+        return matrix
+
 
 def as_bounds(declared: object, *, name: str) -> Bounds:
     """Return the user's argument `declared` as `Bounds`.

@@ -2,23 +2,33 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Self, TypeAlias
+from typing import NamedTuple, Self, TypeAlias
 
+import numpy as np
 from numpy.typing import ArrayLike
+from sklearn.utils.validation import check_is_fitted
 
 from tacit._arrays import Floats
 from tacit._check import in_open_unit
+from tacit.events import Relation
 from tacit.mechanisms import Rng
 from tacit.regression import adassp, functional, newton
 from tacit.regression.adassp import AdaSSPPlan
 from tacit.regression.bounds import Box
 from tacit.regression.estimator import PrivateRegressor, one_of, public_size
 from tacit.regression.functional import FunctionalPlan
-from tacit.regression.newton import NewtonPlan
+from tacit.regression.intervals import Inference, Ends
+from tacit.regression.newton import NewtonFit, NewtonPlan
 from tacit.regression.rows import PrivateRows
 
 METHODS = ("functional", "adassp", "gradient")
 LinearPlan: TypeAlias = FunctionalPlan | AdaSSPPlan | NewtonPlan
+
+
+class PointFit(NamedTuple):
+    """Released coefficients, intercept first, of a method that has no standard errors."""
+
+    theta: Floats
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -40,6 +50,12 @@ class LinearRegression(PrivateRegressor):
         Options of the functional mechanism: `"tight"` or `"published"` sensitivities, and the share
         of epsilon for the quadratic coefficients.
 
+    Attributes
+    ----------
+    inference_
+        Estimates, standard errors, intervals and p-values (`Inference`); None for `"functional"`
+        and `"adassp"`. `summary` prints it.
+
     Examples
     --------
     >>> import numpy as np
@@ -59,6 +75,7 @@ class LinearRegression(PrivateRegressor):
     split: float | None = None
     n_records: int | None = None
     method_: str = field(init=False)
+    inference_: Inference | None = field(init=False)
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
         """Fit the model to private `X` (n, d) and `y` (n,); pay before any value is released."""
@@ -72,12 +89,53 @@ class LinearRegression(PrivateRegressor):
         scaled = target_box.scale_target(targets)
 
         self._pay(plan.event, plan.method)
-        theta = fit(rows, scaled, plan, n_records=n_records, rng=rng)
-        self.coef_, intercept = box.unscale(theta, target_box)
+        fitted = fit(rows, scaled, plan, n_records=n_records, rng=rng)
+        self.coef_, intercept = box.unscale(fitted.theta, target_box)
         self.intercept_ = float(intercept)
+        self.inference_ = self._infer(fitted, box, target_box)
         self.event_ = plan.event
         self.method_ = plan.method
         return self
+
+    def summary(self, confidence: float = 0.95) -> str:
+        """Return a table of coefficients, standard errors, p-values and intervals, as text."""
+        check_is_fitted(self)
+        inference = self._inference()
+        budget = f"epsilon {self.epsilon:g}, delta {self.delta:g}, {Relation(self.relation)}"
+        facts = [
+            ("Privacy", budget),
+            ("Residual std", f"{inference.residual_std:.4g}"),
+            ("Uncertainty", "sampling and privacy noise"),
+        ]
+        return inference.table("Private least squares", facts, confidence)
+
+    def predict_interval(self, X: ArrayLike, confidence: float = 0.95) -> Ends:
+        """Return an interval for the target of each row of `X`, with errors taken as normal."""
+        table = self._predict_table(X)
+        rows = np.column_stack([np.ones(len(table)), table])
+        return self._inference().prediction_interval(rows, confidence)
+
+    def _inference(self) -> Inference:
+        if self.inference_ is None:
+            raise ValueError(
+                f"method {self.method_!r} has no intervals. Fit with method='gradient' or 'auto' "
+                "and delta above 0."
+            )
+        return self.inference_
+
+    def _infer(self, fitted: NewtonFit | PointFit, box: Box, target_box: Box) -> Inference | None:
+        """Return the uncertainty of a fit in the user's units; None if the method has none."""
+        if isinstance(fitted, PointFit):
+            return None
+        coef, intercept = box.unscale(fitted.unshrunk, target_box)
+        names = getattr(self, "feature_names_in_", [f"x{k}" for k in range(len(coef))])
+        matrix = box.unscaling(target_box)
+        return Inference(
+            names=("intercept", *map(str, names)),
+            estimates=np.append(intercept, coef),
+            covariance=matrix @ fitted.covariance @ matrix.T,
+            residual_std=fitted.residual_std * float(target_box.half[0]),
+        )
 
     def _plan(self, box: Box, n_records: int) -> LinearPlan:
         n_features, row_norm = len(box.half), box.row_norm
@@ -127,12 +185,14 @@ def suggest_delta(n_records: int) -> float:
     return 10.0 ** min(-6, math.floor(-math.log10(10 * n_records)))
 
 
-def fit(rows: PrivateRows, y: Floats, plan: LinearPlan, *, n_records: int, rng: Rng) -> Floats:
+def fit(
+    rows: PrivateRows, y: Floats, plan: LinearPlan, *, n_records: int, rng: Rng
+) -> NewtonFit | PointFit:
     """Return coefficients fitted by the method of `plan`; the caller has paid for `plan.event`."""
     match plan:
         case FunctionalPlan():
-            return functional.fit_functional(rows, y, plan, n_records=n_records, rng=rng)
+            return PointFit(functional.fit_functional(rows, y, plan, n_records=n_records, rng=rng))
         case AdaSSPPlan():
-            return adassp.fit_adassp(rows, y, plan, rng=rng)
+            return PointFit(adassp.fit_adassp(rows, y, plan, rng=rng))
         case NewtonPlan():
-            return newton.fit_newton(rows, y, plan, n_records=n_records, rng=rng).theta
+            return newton.fit_newton(rows, y, plan, n_records=n_records, rng=rng)

@@ -1,13 +1,15 @@
 """Private least squares by noisy Newton steps in whitened coordinates: the method behind `auto`.
 
-A fit makes four kinds of releases, all with Gaussian noise:
+A fit makes five kinds of releases, all with Gaussian noise:
 
 1. the mean of the target, from which the model starts;
 2. the Gram matrix in the scaled units of `Bounds`. Its inverse square root *whitens* the rows: it
    makes all directions about equally long, so that noise of one size fits all of them. Iterated
    whitening is due to CoinPress (Biswas et al. 2020, arXiv:2006.06618);
-3. the Gram matrix of the whitened rows, which has a small relative error in every direction;
-4. some gradients. After each of them the model is solved for again, from all of the last gradients
+3. a histogram of the norms of whitened rows, from which the norm is chosen to which longer rows are
+   clipped;
+4. the Gram matrix of the whitened rows, which has a small relative error in every direction;
+5. some gradients. After each of them the model is solved for again, from all of the last gradients
    and from the second Gram matrix (iterative refinement, as in Lev & Shenfeld 2026,
    arXiv:2601.07545, and in BoostedAdaSSP, Tang et al. 2023, arXiv:2303.03451). So the noise of the
    Gram matrix multiplies only the distance to the last models, not the coefficients themselves.
@@ -22,6 +24,7 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Unpack
 
 import numpy as np
+from scipy.linalg import eigh
 from scipy.special import ndtr
 
 from tacit._arrays import Floats
@@ -37,11 +40,15 @@ _LEAST_MEAN, _MOST_MEAN, _MEAN_NOISE = 0.03, 0.3, 0.1
 """Share of the budget for the mean: within limits, what makes the noise of the mean 0.1."""
 _NOISE_EXCESS = 3e-4
 """Share of the residual variance that noise may add before rows and residuals are clipped more."""
-_ROW_CLIP, _TIGHTEST_ROWS, _WIDEST = 0.7, 0.8, 8.0
-_RESIDUAL_CLIP, _TIGHTEST_RESIDUALS = 1.7, 1.36
+_ROW_CLIP, _TIGHTEST_ROWS = 0.7, 0.8
+_RESIDUAL_CLIP, _TIGHTEST_RESIDUALS, _WIDEST_RESIDUALS = 1.7, 1.36, 5.0
+_NORMS_SHARE = 0.015  # share of the budget for the histogram of the norms of rows
+_LONG_ROWS = 2e-4  # share of rows that may be clipped, if noise lets it be known
+_NORM_LEVELS = 2.0 ** np.arange(-1, 6.5, 0.5)  # relative to the root mean square
 _SPREAD_SHARE = 0.45  # norm of the coordinate for the squared residuals, relative to the others
-_LEAST_INSIDE = 0.5  # least share of residuals assumed to be within the clip
-_DROPPED = 0.4  # share of the gradients that is left out of the next solve: the oldest ones
+_LEAST_INSIDE = 0.8  # least share of residuals assumed to be within the clip
+_DROPPED = 0.2  # share of the gradients that is left out of the next solve: the oldest ones
+_RESOLVED = 1.25
 _DAMPING = 0.5  # in units of the noise of the Gram matrix
 _ROUNDING = 1 + 1e-6
 """Factor on bounds in whitened units: covers rounding, which whitening may enlarge."""
@@ -50,7 +57,7 @@ _PENALTIES = np.append(0.0, 10.0 ** np.arange(-5, 2.1, 0.5))
 
 @dataclass(frozen=True)
 class NewtonPlan:
-    """Plan of one fit: noise of the mean, of two Gram matrices, and of each of `steps` gradients.
+    """Plan of one fit: noise of each release, the last of which is repeated `steps` times.
 
     Each mechanism has sensitivity 1; what it releases is divided by its bound before and multiplied
     by it afterwards. The bounds may depend on earlier releases, which does not change the price. A
@@ -59,6 +66,7 @@ class NewtonPlan:
     * the sum of targets by at most 1, and by at most 2 if it is replaced;
     * a Gram matrix, the sum of z z', by at most R^2 in Frobenius norm; if z is replaced by w, by at
       most sqrt(|z|^4 + |w|^4 - 2 (z'w)^2) <= sqrt(2) R^2;
+    * a histogram of norms by 1 in one entry, and by 1 in two entries if it is replaced: sqrt(2);
     * a gradient, the sum of r z with |r| <= c, by at most R c, and the sum of b (r^2 / c - c / 2),
       released with it, by at most b c / 2. With b = R s together at most R c sqrt(1 + s^2 / 4), and
       twice that if the record is replaced.
@@ -66,21 +74,25 @@ class NewtonPlan:
 
     mean: GaussianMechanism
     first_gram: GaussianMechanism
+    norms: GaussianMechanism
     second_gram: GaussianMechanism
     gradient: GaussianMechanism
     steps: int
     row_norm: float
     whitened_clip: float
-    """Norm to which whitened rows are clipped, relative to the root of their mean square."""
+    """Largest norm of whitened rows, relative to the root of their mean square."""
     residual_clip: float
     """Limit of the residuals, relative to their standard deviation."""
+    widest_clip: float
+    """Upper end of that limit. Residuals are in [-2, 2], but noise may overstate their spread."""
     method: ClassVar[str] = "gradient"
 
     @property
     def event(self) -> Event:
         """Event of one fit, for the accountant."""
-        single = (self.mean.event, self.first_gram.event, self.second_gram.event)
-        return Sequence((*single, Repeated(self.gradient.event, self.steps)))
+        single = (self.mean, self.first_gram, self.norms, self.second_gram)
+        steps = Repeated(self.gradient.event, self.steps)
+        return Sequence((*(mechanism.event for mechanism in single), steps))
 
 
 class NewtonFit(NamedTuple):
@@ -100,30 +112,32 @@ def plan_newton(
 ) -> NewtonPlan:
     """Return a plan that costs the budget.
 
-    With m features and an intercept, k times the standard deviation of a residual as its limit, and
-    k times the root mean square of a row, the noise of an ideal fit adds the share
-    (m k^2 / (n_records mu))^2 to the residual variance. k is what makes this `_NOISE_EXCESS`.
+    With m coefficients, k times the standard deviation of a residual as its limit, and k times the
+    root mean square of a row, the noise of an ideal fit adds the share (m k^2 / (n_records mu))^2
+    to the residual variance. k makes this as large as allowed.
     """
+    size = n_features + 1
     (whole,) = gaussian_shares((1.0,), (1.0,), **budget)
     mean = float(np.clip((whole / n_records / _MEAN_NOISE) ** 2, _LEAST_MEAN, _MOST_MEAN))
-    rest = 1 - mean - _FIRST_GRAM - _SECOND_GRAM
-    factors = (2.0, math.sqrt(2.0), math.sqrt(2.0), 2.0)
-    noise = gaussian_shares((mean, _FIRST_GRAM, _SECOND_GRAM, rest), factors, **budget)
-    multipliers = (*noise[:3], noise[3] * math.sqrt(_STEPS))
-    first, second, third, fourth = (
+    shares = (mean, _FIRST_GRAM, _NORMS_SHARE, _SECOND_GRAM)
+    factors = (2.0, math.sqrt(2.0), math.sqrt(2.0), math.sqrt(2.0), 2.0)
+    noise = gaussian_shares((*shares, 1 - math.fsum(shares)), factors, **budget)
+    multipliers = (*noise[:4], noise[4] * math.sqrt(_STEPS))
+    mechanisms = [
         GaussianMechanism(multiplier, l2_sensitivity=1.0, replace_factor=factor)
         for multiplier, factor in zip(multipliers, factors, strict=True)
+    ]
+    square = math.sqrt(_NOISE_EXCESS) * n_records / (whole * size)
+    residual_clip = float(
+        np.clip(_RESIDUAL_CLIP * math.sqrt(square), _TIGHTEST_RESIDUALS, _WIDEST_RESIDUALS)
     )
-    clip = math.sqrt(math.sqrt(_NOISE_EXCESS) * n_records / (whole * (n_features + 1)))
     return NewtonPlan(
-        mean=first,
-        first_gram=second,
-        second_gram=third,
-        gradient=fourth,
+        *mechanisms,
         steps=_STEPS,
         row_norm=row_norm,
-        whitened_clip=float(np.clip(_ROW_CLIP * clip, _TIGHTEST_ROWS, _WIDEST)),
-        residual_clip=float(np.clip(_RESIDUAL_CLIP * clip, _TIGHTEST_RESIDUALS, _WIDEST)),
+        whitened_clip=max(_ROW_CLIP * _RESIDUAL_CLIP * square / residual_clip, _TIGHTEST_ROWS),
+        residual_clip=residual_clip,
+        widest_clip=1.0 if residual_clip == _TIGHTEST_RESIDUALS else 2.0,
     )
 
 
@@ -134,12 +148,16 @@ def fit_newton(
     size = rows.n_features + 1
     # One target is in [-1, 1].
     mean = float(np.clip(plan.mean.release(np.array([y.sum()]), rng)[0] / n_records, -1, 1))
-    whitening, limit = _release_whitening(rows, plan, n_records, rng)
-    factors, gram = rows.whitened(whitening, limit)
+    whitening, typical = _release_whitening(rows, plan, n_records, rng)
+    norms = rows.norms(whitening)
+    level, mean_factor = _release_limit(norms / typical, plan, n_records, rng)
+    limit = level * typical
+    factors = limit / np.maximum(norms, limit)
+    gram = rows.whitened_gram(whitening, factors)
     bound = _ROUNDING * limit**2  # of |u u'| for a whitened row u, clipped to `limit`
     noisy = bound * plan.second_gram.release(triangle(gram) / bound, rng) / n_records
     noise_std = bound * plan.second_gram.noise_std / n_records
-    solver = _Solver(from_triangle(noisy, size), noise_std, whitening, mean)
+    solver = _Solver(from_triangle(noisy, size), noise_std, whitening, mean, mean_factor)
     clip = 1.0
     for _ in range(plan.steps):
         private = _gradient(rows, y, factors, whitening @ solver.theta, clip)
@@ -153,7 +171,7 @@ def fit_newton(
         noise_std = bound * plan.gradient.noise_std / n_records
         squares = clip * (released[-1] / scale + clip / 2)
         solver.add(released[:-1], noise_std, clip, squares, clip * noise_std / scale)
-        clip = min(plan.residual_clip * solver.residual_std, 1.0)
+        clip = min(plan.residual_clip * solver.residual_std, plan.widest_clip)
     return NewtonFit(
         whitening @ solver.theta,
         whitening @ solver.unshrunk(),
@@ -165,7 +183,7 @@ def fit_newton(
 def _release_whitening(
     rows: PrivateRows, plan: NewtonPlan, n_records: int, rng: Rng
 ) -> tuple[Floats, float]:
-    """Return a matrix that whitens the rows, and the norm to which whitened rows are clipped.
+    """Return a matrix that whitens the rows, and the root mean square of their norms after that.
 
     The matrix is the inverse square root of the released Gram matrix, to whose eigenvalues the size
     of the noise is added.
@@ -179,7 +197,28 @@ def _release_whitening(
     # No mean of z z' has an eigenvalue above row_norm^2, so more than half of it would not help.
     raised = values + min(noise, bound / 2)
     mean_square = max(float((values / raised).sum()), 1.0)
-    return (vectors / np.sqrt(raised)) @ vectors.T, plan.whitened_clip * math.sqrt(mean_square)
+    return (vectors / np.sqrt(raised)) @ vectors.T, math.sqrt(mean_square)
+
+
+def _release_limit(
+    norms: Floats, plan: NewtonPlan, n_records: int, rng: Rng
+) -> tuple[float, float]:
+    """Return the norm to which rows are clipped, and the mean factor of clipping, from `norms`.
+
+    The norm is the smallest level that few rows exceed, as far as noise shows it, or the largest
+    norm of the plan if that is smaller. The mean factor is rounded up.
+    """
+    bins = np.searchsorted(_NORM_LEVELS, norms)
+    counts = np.bincount(bins, minlength=len(_NORM_LEVELS) + 1).astype(np.float64)
+    noisy = plan.norms.release(counts, rng)  # one record is counted once
+    above = noisy[::-1].cumsum()[::-1][1:]  # number of rows above each level
+    doubt = 3 * plan.norms.noise_std * np.sqrt(np.arange(len(above), 0, -1))
+    few = np.flatnonzero(above <= np.maximum(_LONG_ROWS * n_records, doubt))
+    level = float(_NORM_LEVELS[few[0]]) if len(few) else math.inf
+    limit = min(max(level, _TIGHTEST_ROWS), plan.whitened_clip)
+    lower = np.append(limit, np.maximum(_NORM_LEVELS, limit))  # lower end of the norms in each bin
+    mean_factor = float(np.maximum(noisy, 0.0) @ (limit / lower) / max(noisy.sum(), 1.0))
+    return limit, float(np.clip(mean_factor, 0.5, 1.0))
 
 
 class _PrivateGradient(NamedTuple):
@@ -211,19 +250,28 @@ class _Solver:
     `start`, the mean of the target.
     """
 
-    def __init__(self, gram: Floats, noise_std: float, whitening: Floats, mean: float) -> None:
+    def __init__(
+        self, gram: Floats, noise_std: float, whitening: Floats, mean: float, mean_factor: float
+    ) -> None:
         size = len(gram)
+        self._mean_factor = mean_factor
         values, vectors = np.linalg.eigh(gram)
         self._values, self._vectors = np.maximum(values, 0.0), vectors
         self._gram = (vectors * self._values) @ vectors.T
         self._gram_std = noise_std
         self._gram_noise = triangle_noise(noise_std, size)
-        self._penalized = whitening[1:].T @ whitening[1:]
-        self._start = np.linalg.solve(whitening, np.append(mean, np.zeros(size - 1)))
+        self._resolved = self._values > _RESOLVED * self._gram_noise
+        self._damping = _DAMPING * self._gram_noise
+        # basis' (gram + damping) basis = 1, and basis' penalty basis is diagonal.
+        self._penalties, self._basis = eigh(
+            whitening[1:].T @ whitening[1:], self._gram + self._damping * np.eye(size)
+        )
+        start = np.linalg.solve(whitening, np.append(mean, np.zeros(size - 1)))
+        self._start = np.asarray(start, np.float64)
         self._models: list[Floats] = []
         self._gradients: list[Floats] = []
         self._variances: list[float] = []
-        self.theta = self._start
+        self.theta: Floats = self._start
         self.residual_std = 1.0
 
     def add(
@@ -233,14 +281,17 @@ class _Solver:
 
         `squares` is the released mean of squared residuals, clipped at `clip`. Clipping lowers the
         gradient as if the Gram matrix were multiplied by the share of residuals inside the limit.
+        A clipped row has its factor once in the gradient and twice in the Gram matrix, so that the
+        Gram matrix is too small, at least by the mean factor.
         """
         raised = min(max(squares, 0.0) + squares_std / 2, clip**2)
         self.residual_std = _std_before_clipping(raised, clip)
         inside = max(2 * float(ndtr(clip / self.residual_std)) - 1, _LEAST_INSIDE)
+        share = inside / self._mean_factor
         self._models.append(self.theta)
-        self._gradients.append(gradient / inside)
-        self._variances.append((noise_std / inside) ** 2)
-        self._clipped_square = raised / inside**2
+        self._gradients.append(gradient / share)
+        self._variances.append((noise_std / share) ** 2)
+        self._clipped_square = raised / share**2
         self.theta = self._shrunk()
 
     def _means(self) -> tuple[Floats, Floats, float]:
@@ -263,14 +314,14 @@ class _Solver:
         model, gradient, variance = self._means()
         base = model - self._start
         cross = self._gram @ base - gradient
-        damping = _DAMPING * self._gram_noise
+        pull = self._basis.T @ (cross + self._damping * base)
+        squares = np.sum(self._basis**2, axis=0)
         best, least = self.theta, math.inf
         for penalty in _PENALTIES:
-            matrix = self._gram + penalty * self._penalized + damping * np.eye(len(base))
-            inverse = np.linalg.inv(matrix)
-            found = inverse @ (cross + damping * base)
+            weights = 1 / (1 + penalty * np.maximum(self._penalties, 0.0))
+            found = self._basis @ (weights * pull)
             total = variance + self._gram_std**2 * float(np.sum((found - base) ** 2)) / 2
-            error = found @ self._gram @ found - 2 * cross @ found + 2 * total * np.trace(inverse)
+            error = found @ self._gram @ found - 2 * cross @ found + 2 * total * (squares @ weights)
             if error < least:
                 best, least = self._start + found, error
         return best
@@ -293,15 +344,14 @@ class _Solver:
         total = variance + self._gram_std**2 * float(np.sum((inverse @ gradient) ** 2)) / 2
         middle = total * np.eye(len(gradient)) + self._clipped_square * self._gram / n_records
         covariance = inverse @ middle @ inverse
-        if (self._values <= 2 * self._gram_noise).any():
-            lost = self._vectors[:, self._values <= 2 * self._gram_noise]
+        if not self._resolved.all():
+            lost = self._vectors[:, ~self._resolved]
             covariance = covariance + 1e300 * (lost @ lost.T)
         return covariance
 
     def _inverse(self) -> Floats:
-        usable = self._values > self._gram_noise
-        vectors = self._vectors[:, usable]
-        return (vectors / self._values[usable]) @ vectors.T
+        vectors = self._vectors[:, self._resolved]
+        return (vectors / self._values[self._resolved]) @ vectors.T
 
 
 def _std_before_clipping(mean_square: float, clip: float) -> float:

@@ -85,20 +85,22 @@ class PrivateRows:
             total += self.take(chosen[start : start + self._size]).gram()
         return total
 
-    def whitened(self, matrix: Floats, limit: float) -> tuple[Floats, Floats]:
-        """Return private factors that shrink the rows u = z `matrix` to norm `limit`, and a Gram.
-
-        The Gram matrix is the sum of u u' over the shrunk rows. Here z = (1, x) is not shrunk to
-        `row_norm`, because `limit` replaces it.
-        """
-        factors, total = np.empty(self.n_rows), np.zeros_like(matrix)
+    def norms(self, matrix: Floats) -> Floats:
+        """Return the private norms of the rows z `matrix`, where z = (1, x) is not shrunk."""
+        found = np.empty(self.n_rows)
         for span, rows in self.scaled():
-            whitened = rows @ matrix[1:] + matrix[0]
-            norms = np.sqrt(np.einsum("ij,ij->i", whitened, whitened))
-            factors[span] = limit / np.maximum(norms, limit)
-            whitened *= factors[span, None]
-            total += whitened.T @ whitened
-        return factors, total
+            moved = rows @ matrix[1:] + matrix[0]
+            found[span] = np.sqrt(np.einsum("ij,ij->i", moved, moved))
+        return found
+
+    def whitened_gram(self, matrix: Floats, factors: Floats) -> Floats:
+        """Return the private sum of u u' over the rows u = z `matrix`, times their `factors`."""
+        total = np.zeros_like(matrix)
+        for span, rows in self.scaled():
+            moved = rows @ matrix[1:] + matrix[0]
+            moved *= factors[span, None]
+            total += moved.T @ moved
+        return total
 
     def weighted_sum(self, theta: Floats, weigh: Callable[[slice, Floats], Floats]) -> Floats:
         """Return the private sum over records z = (1, x) of weigh(margin) z, margin = theta' z.

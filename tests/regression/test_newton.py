@@ -51,14 +51,14 @@ def test_one_record_changes_no_release_by_more_than_its_sensitivity(
     plan = newton.plan_newton(4, row_norm=1.6, n_records=400, **BUDGET | {"epsilon": epsilon})
     outputs = []
     exact = values_released(monkeypatch, X, y, plan, outputs)
-    assert len(exact) == 3 + plan.steps
+    assert len(exact) == 4 + plan.steps
     added = values_released(
         monkeypatch, np.vstack([X, extreme]), np.append(y, target), plan, outputs
     )
     replaced = values_released(
         monkeypatch, np.vstack([X[1:], extreme]), np.append(y[1:], target), plan, outputs
     )
-    factors = [2.0, np.sqrt(2), np.sqrt(2)] + [2.0] * plan.steps
+    factors = [2.0, *[np.sqrt(2)] * 3, *[2.0] * plan.steps]
     for one, other, third, factor in zip(exact, added, replaced, factors, strict=True):
         assert np.linalg.norm(one - other) <= 1 + 1e-9
         assert np.linalg.norm(one - third) <= factor * (1 + 1e-9)
