@@ -17,7 +17,7 @@ from tacit.regression.adassp import AdaSSPPlan
 from tacit.regression.bounds import Box
 from tacit.regression.estimator import PrivateRegressor, one_of, public_size
 from tacit.regression.functional import FunctionalPlan
-from tacit.regression.intervals import Inference, Ends
+from tacit.regression.intervals import Ends, Inference
 from tacit.regression.newton import NewtonFit, NewtonPlan
 from tacit.regression.rows import PrivateRows
 

@@ -176,7 +176,7 @@ def fit_newton(
         whitening @ solver.theta,
         whitening @ solver.unshrunk(),
         whitening @ solver.covariance(n_records) @ whitening,
-        solver.residual_std,
+        solver.pooled_std(),
     )
 
 
@@ -271,6 +271,8 @@ class _Solver:
         self._models: list[Floats] = []
         self._gradients: list[Floats] = []
         self._variances: list[float] = []
+        self._squares: list[float] = []
+        self._precisions: list[float] = []
         self.theta: Floats = self._start
         self.residual_std = 1.0
 
@@ -284,6 +286,8 @@ class _Solver:
         A clipped row has its factor once in the gradient and twice in the Gram matrix, so that the
         Gram matrix is too small, at least by the mean factor.
         """
+        self._squares.append(_std_before_clipping(min(max(squares, 0.0), clip**2), clip) ** 2)
+        self._precisions.append(1 / squares_std**2)
         raised = min(max(squares, 0.0) + squares_std / 2, clip**2)
         self.residual_std = _std_before_clipping(raised, clip)
         inside = max(2 * float(ndtr(clip / self.residual_std)) - 1, _LEAST_INSIDE)
@@ -325,6 +329,10 @@ class _Solver:
             if error < least:
                 best, least = self._start + found, error
         return best
+
+    def pooled_std(self) -> float:
+        """Return the residual std from all but the first release, weighted by their precision."""
+        return math.sqrt(np.average(self._squares[1:], weights=self._precisions[1:]))
 
     def unshrunk(self) -> Floats:
         """Return the solution without penalty and damping, in the directions above the noise."""
