@@ -95,7 +95,7 @@ class PrivateEstimator(BaseEstimator):
                 f"X must have at most {MAX_DENSE_FEATURES} features for dense statistics, "
                 f"got {table.shape[1]}. Use tacit.regression.FrankWolfe for wide or sparse data."
             )
-        return _as_array(table), _as_numbers(targets) if y_numeric else np.asarray(targets)
+        return _as_array(table), as_numbers(targets, name="y") if y_numeric else np.asarray(targets)
 
     def _predict_table(self, X: ArrayLike, *, accept_sparse: bool = False) -> Any:  # Any: as above
         """Return `X` as a checked array with the features of the fitted table, clipped like it."""
@@ -254,6 +254,14 @@ def gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
     return SLACK * least
 
 
+def as_numbers(values: ArrayLike, *, name: str) -> Floats:
+    """Return private values as float64; the error for text does not quote it."""
+    try:
+        return np.asarray(values, np.float64)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} must hold numbers only. Encode text first.") from None
+
+
 def _validated(
     estimator: PrivateEstimator, X: ArrayLike, *, accept_sparse: bool, **options: Any
 ) -> Any:  # Any: options and results of scikit-learn, which has no types for them
@@ -276,14 +284,6 @@ def _validated(
         if "Complex data" in message:
             raise ValueError("Complex data not supported. Pass real numbers.") from None
         raise error from None  # the error that caused it may quote data
-
-
-def _as_numbers(targets: ArrayLike) -> Floats:
-    """Return targets as float64; the error for text does not quote it."""
-    try:
-        return np.asarray(targets, np.float64)
-    except (TypeError, ValueError):
-        raise ValueError("y must hold numbers only. Encode text first.") from None
 
 
 def _as_array(table: Any) -> Any:  # Any: an array, a memory map or sparse rows

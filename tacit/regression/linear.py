@@ -9,13 +9,13 @@ from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_is_fitted
 
 from tacit._arrays import Floats
-from tacit._check import in_open_unit
+from tacit._check import in_open_unit, positive
 from tacit.events import Relation
 from tacit.mechanisms import Rng
 from tacit.regression import adassp, functional, newton
 from tacit.regression.adassp import AdaSSPPlan
 from tacit.regression.bounds import Box
-from tacit.regression.estimator import PrivateRegressor, one_of, public_size
+from tacit.regression.estimator import PrivateRegressor, as_numbers, one_of, public_size
 from tacit.regression.functional import FunctionalPlan
 from tacit.regression.intervals import Ends, Inference
 from tacit.regression.newton import NewtonFit, NewtonPlan
@@ -50,6 +50,11 @@ class LinearRegression(PrivateRegressor):
         Options of the functional mechanism: `"tight"` or `"published"` sensitivities, and the share
         of epsilon for the quadratic coefficients.
 
+    max_weight
+        Largest weight of a record, public; needed to fit with `sample_weight`. A record of this
+        weight has the influence that every record has without weights, so a bound far above most
+        weights costs accuracy.
+
     Attributes
     ----------
     inference_
@@ -73,12 +78,17 @@ class LinearRegression(PrivateRegressor):
     method: str = "auto"
     analysis: str = "tight"
     split: float | None = None
+    max_weight: float | None = None
     n_records: int | None = None
     method_: str = field(init=False)
     inference_: Inference | None = field(init=False)
 
-    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
-        """Fit the model to private `X` (n, d) and `y` (n,); pay before any value is released."""
+    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
+        """Fit the model to private `X` (n, d) and `y` (n,); pay before any value is released.
+
+        `sample_weight` holds private weights of the records, such as those of a survey. They are
+        clipped to [0, `max_weight`].
+        """
         table, targets = self._fit_table(X, y, y_numeric=True)
         n_rows, n_features = table.shape
         box, target_box = self._box(n_features), self._target_box()
@@ -87,9 +97,12 @@ class LinearRegression(PrivateRegressor):
         plan = self._plan(box, n_records)
         rows = PrivateRows(table, box, row_norm=plan.row_norm)
         scaled = target_box.scale_target(targets)
+        weights = self._weights(sample_weight, n_rows, plan)
+        if weights is not None:
+            rows.factors *= np.sqrt(weights)
 
         self._pay(plan.event, plan.method)
-        fitted = fit(rows, scaled, plan, n_records=n_records, rng=rng)
+        fitted = fit(rows, scaled, plan, n_records=n_records, rng=rng, weights=weights)
         self.coef_, intercept = box.unscale(fitted.theta, target_box)
         self.intercept_ = float(intercept)
         self.inference_ = self._infer(fitted, box, target_box)
@@ -114,6 +127,27 @@ class LinearRegression(PrivateRegressor):
         table = self._predict_table(X)
         rows = np.column_stack([np.ones(len(table)), table])
         return self._inference().prediction_interval(rows, confidence)
+
+    def _weights(
+        self, sample_weight: ArrayLike | None, n_rows: int, plan: LinearPlan
+    ) -> Floats | None:
+        """Return private weights in [0, 1], relative to the declared largest weight."""
+        if sample_weight is None:
+            return None
+        if not isinstance(plan, NewtonPlan):
+            raise ValueError(f"method {plan.method!r} has no weights. Use method='gradient'.")
+        if self.max_weight is None:
+            raise ValueError(
+                "max_weight must be declared for sample_weight, got None. It bounds what one "
+                "record can change. Take it from public knowledge, such as the survey's design."
+            )
+        largest = positive(max_weight=self.max_weight)
+        weights = as_numbers(sample_weight, name="sample_weight")
+        if weights.shape != (n_rows,):
+            raise ValueError(f"sample_weight must be of shape ({n_rows},), got {weights.shape}.")
+        if not np.isfinite(weights).all():
+            raise ValueError("sample_weight must be finite.")
+        return np.clip(weights, 0.0, largest) / largest
 
     def _inference(self) -> Inference:
         if self.inference_ is None:
@@ -186,7 +220,13 @@ def suggest_delta(n_records: int) -> float:
 
 
 def fit(
-    rows: PrivateRows, y: Floats, plan: LinearPlan, *, n_records: int, rng: Rng
+    rows: PrivateRows,
+    y: Floats,
+    plan: LinearPlan,
+    *,
+    n_records: int,
+    rng: Rng,
+    weights: Floats | None = None,
 ) -> NewtonFit | PointFit:
     """Return coefficients fitted by the method of `plan`; the caller has paid for `plan.event`."""
     match plan:
@@ -195,4 +235,4 @@ def fit(
         case AdaSSPPlan():
             return PointFit(adassp.fit_adassp(rows, y, plan, rng=rng))
         case NewtonPlan():
-            return newton.fit_newton(rows, y, plan, n_records=n_records, rng=rng)
+            return newton.fit_newton(rows, y, plan, n_records=n_records, rng=rng, weights=weights)

@@ -142,46 +142,75 @@ def plan_newton(
 
 
 def fit_newton(
-    rows: PrivateRows, y: Floats, plan: NewtonPlan, *, n_records: int, rng: Rng
+    rows: PrivateRows,
+    y: Floats,
+    plan: NewtonPlan,
+    *,
+    n_records: int,
+    rng: Rng,
+    weights: Floats | None = None,
 ) -> NewtonFit:
-    """Release what `plan` says and return the model; `rows` must be shrunk to `plan.row_norm`."""
+    """Release what `plan` says and return the model; `rows` must be shrunk to `plan.row_norm`.
+
+    `weights` are in [0, 1], one per row. A row of weight v counts as v rows, so that no sum changes
+    by more than without weights. The sum of the weights is private and takes the place of
+    `n_records` after its release. `rows.factors` must have been multiplied by their square roots.
+    """
     size = rows.n_features + 1
-    # One target is in [-1, 1].
-    mean = float(np.clip(plan.mean.release(np.array([y.sum()]), rng)[0] / n_records, -1, 1))
-    whitening, typical = _release_whitening(rows, plan, n_records, rng)
+    mean, total = _release_mean(y, weights, plan, n_records, rng)
+    whitening, typical = _release_whitening(rows, plan, total, rng)
     norms = rows.norms(whitening)
     level, mean_factor = _release_limit(norms / typical, plan, n_records, rng)
     limit = level * typical
     factors = limit / np.maximum(norms, limit)
-    gram = rows.whitened_gram(whitening, factors)
+    roots = factors if weights is None else factors * np.sqrt(weights)
+    gram = rows.whitened_gram(whitening, roots)
     bound = _ROUNDING * limit**2  # of |u u'| for a whitened row u, clipped to `limit`
-    noisy = bound * plan.second_gram.release(triangle(gram) / bound, rng) / n_records
-    noise_std = bound * plan.second_gram.noise_std / n_records
+    noisy = bound * plan.second_gram.release(triangle(gram) / bound, rng) / total
+    noise_std = bound * plan.second_gram.noise_std / total
     solver = _Solver(from_triangle(noisy, size), noise_std, whitening, mean, mean_factor)
     clip = 1.0
     for _ in range(plan.steps):
-        private = _gradient(rows, y, factors, whitening @ solver.theta, clip)
+        private = _gradient(rows, y, factors, weights, whitening @ solver.theta, clip)
         # One record adds r u with |r| <= clip and |u| <= limit, and scale (r^2 / clip - clip / 2).
         scale = limit * _SPREAD_SHARE
         value = np.append(
-            whitening @ private.gradient, scale * (private.squares / clip - rows.n_rows * clip / 2)
+            whitening @ private.gradient,
+            scale * (private.squares / clip - private.total * clip / 2),
         )
         bound = _ROUNDING * clip * limit * math.sqrt(1 + _SPREAD_SHARE**2 / 4)
-        released = bound * plan.gradient.release(value / bound, rng) / n_records
-        noise_std = bound * plan.gradient.noise_std / n_records
+        released = bound * plan.gradient.release(value / bound, rng) / total
+        noise_std = bound * plan.gradient.noise_std / total
         squares = clip * (released[-1] / scale + clip / 2)
         solver.add(released[:-1], noise_std, clip, squares, clip * noise_std / scale)
         clip = min(plan.residual_clip * solver.residual_std, plan.widest_clip)
     return NewtonFit(
         whitening @ solver.theta,
         whitening @ solver.unshrunk(),
-        whitening @ solver.covariance(n_records) @ whitening,
+        whitening @ solver.covariance(total) @ whitening,
         solver.pooled_std(),
     )
 
 
+def _release_mean(
+    y: Floats, weights: Floats | None, plan: NewtonPlan, n_records: int, rng: Rng
+) -> tuple[float, float]:
+    """Return the mean of the targets, and the sum of weights: `n_records` if there are none."""
+    if weights is None:
+        total = float(n_records)
+        noisy = plan.mean.release(np.array([y.sum()]), rng)[0]  # one target is in [-1, 1]
+    else:
+        # One record adds (v y, v), of norm at most sqrt(2). Replaced, it changes this by at most 2
+        # in norm, which is less than twice that.
+        bound = math.sqrt(2)
+        exact = np.array([weights @ y, weights.sum()])
+        noisy, total = (bound * plan.mean.release(exact / bound, rng)).tolist()
+        total = float(np.clip(total, max(1.0, 1e-3 * n_records), n_records))
+    return float(np.clip(noisy / total, -1, 1)), total
+
+
 def _release_whitening(
-    rows: PrivateRows, plan: NewtonPlan, n_records: int, rng: Rng
+    rows: PrivateRows, plan: NewtonPlan, total: float, rng: Rng
 ) -> tuple[Floats, float]:
     """Return a matrix that whitens the rows, and the root mean square of their norms after that.
 
@@ -190,10 +219,10 @@ def _release_whitening(
     """
     size, bound = rows.n_features + 1, plan.row_norm**2
     # One record adds z z' with |z| <= row_norm.
-    noisy = bound * plan.first_gram.release(triangle(rows.gram()) / bound, rng) / n_records
+    noisy = bound * plan.first_gram.release(triangle(rows.gram()) / bound, rng) / total
     values, vectors = np.linalg.eigh(from_triangle(noisy, size))
     values = np.maximum(values, 0.0)
-    noise = triangle_noise(bound * plan.first_gram.noise_std, size) / n_records
+    noise = triangle_noise(bound * plan.first_gram.noise_std, size) / total
     # No mean of z z' has an eigenvalue above row_norm^2, so more than half of it would not help.
     raised = values + min(noise, bound / 2)
     mean_square = max(float((values / raised).sum()), 1.0)
@@ -224,21 +253,32 @@ def _release_limit(
 class _PrivateGradient(NamedTuple):
     gradient: Floats
     squares: float
+    total: float
 
 
 def _gradient(
-    rows: PrivateRows, y: Floats, factors: Floats, theta: Floats, clip: float
+    rows: PrivateRows,
+    y: Floats,
+    factors: Floats,
+    weights: Floats | None,
+    theta: Floats,
+    clip: float,
 ) -> _PrivateGradient:
-    """Return the private gradient of Huber's loss and the sum of squares of clipped residuals."""
+    """Return the private gradient of Huber's loss, the sum of squared residuals, and of weights.
+
+    Residuals are clipped, and every record is multiplied by its weight.
+    """
     squares = 0.0
 
     def residuals(span: slice, margins: Floats) -> Floats:
         nonlocal squares
         clipped = np.clip(margins - y[span], -clip, clip)
-        squares += float(clipped @ clipped)
-        return clipped * factors[span]
+        weighted = clipped if weights is None else clipped * weights[span]
+        squares += float(clipped @ weighted)
+        return weighted * factors[span]
 
-    return _PrivateGradient(rows.weighted_sum(theta, residuals), squares)
+    total = float(rows.n_rows) if weights is None else float(weights.sum())
+    return _PrivateGradient(rows.weighted_sum(theta, residuals), squares, total)
 
 
 class _Solver:
@@ -339,18 +379,19 @@ class _Solver:
         model, gradient, _ = self._means()
         return model - self._inverse() @ gradient
 
-    def covariance(self, n_records: int) -> Floats:
+    def covariance(self, total: float) -> Floats:
         """Return the covariance of `unshrunk` in whitened units.
 
         The error is inverse(gram) times the sum of gradient noise, of the noise of the Gram matrix
         times the distance to the mean model, and of the sampling error of the gradient. The latter
-        has covariance E[r^2] gram / n for residuals r that do not depend on the features. The
-        directions in which the Gram matrix is not above its noise have an infinite variance.
+        has covariance E[r^2] gram / n for residuals r that do not depend on the features; with
+        weights in [0, 1] it is at most that with their sum for n. The directions in which the Gram
+        matrix is not above its noise have an infinite variance.
         """
         _, gradient, variance = self._means()
         inverse = self._inverse()
-        total = variance + self._gram_std**2 * float(np.sum((inverse @ gradient) ** 2)) / 2
-        middle = total * np.eye(len(gradient)) + self._clipped_square * self._gram / n_records
+        noise = variance + self._gram_std**2 * float(np.sum((inverse @ gradient) ** 2)) / 2
+        middle = noise * np.eye(len(gradient)) + self._clipped_square * self._gram / total
         covariance = inverse @ middle @ inverse
         if not self._resolved.all():
             lost = self._vectors[:, ~self._resolved]

@@ -146,3 +146,35 @@ def test_auto_without_delta_suggests_one_and_pure_dp_is_asked_by_name():
     assert LinearRegression(**options, delta=0.0).fit(X, y).method_ == "functional"
     with pytest.raises(ValueError, match="delta must be in"):
         LinearRegression(**options, method="adassp").fit(X, y)
+
+
+def test_weights_give_the_weighted_answer():
+    """A tenth of the records follows another line; weights of 0.02 against 1 remove it."""
+    X, y = line(40_000)
+    weights = np.full(len(y), 50.0)
+    y[:4000], weights[:4000] = -10.0, 1.0
+    options = {"bounds": Bounds([0, -5], [100, 5]), "target_bounds": (-20, 80), "epsilon": 2.0}
+    model = LinearRegression(**options, delta=1e-6, max_weight=50, random_state=0)
+    np.testing.assert_allclose(model.fit(X, y, weights).coef_, [0.5, -3], rtol=0.05)
+    assert not np.allclose(model.fit(X, y).coef_, [0.5, -3], rtol=0.05)
+    half = model.fit(X[4000:], y[4000:], np.full(36_000, 25.0)).inference_.standard_errors
+    full = model.fit(X[4000:], y[4000:], np.full(36_000, 50.0)).inference_.standard_errors
+    assert (half > 1.2 * full).all()  # a bound on weights that is twice too large costs accuracy
+
+
+def test_weights_need_a_declared_bound_and_a_method_that_takes_them():
+    X, y = line(500)
+    options = {"bounds": (-100, 100), "target_bounds": (-100, 100), "delta": 1e-6}
+    with pytest.raises(ValueError, match="max_weight must be declared"):
+        LinearRegression(**options).fit(X, y, np.ones(500))
+    with pytest.raises(ValueError, match="has no weights"):
+        LinearRegression(**options, method="adassp", max_weight=1).fit(X, y, np.ones(500))
+    with pytest.raises(ValueError, match="sample_weight must be of shape"):
+        LinearRegression(**options, max_weight=1).fit(X, y, np.ones(400))
+    with pytest.raises(ValueError, match="sample_weight must be finite"):
+        LinearRegression(**options, max_weight=1).fit(X, y, np.full(500, np.nan))
+    with pytest.raises(ValueError, match=r"^sample_weight must hold numbers only\. Encode text"):
+        LinearRegression(**options, max_weight=1).fit(X, y, ["secret"] * 500)
+    wild = np.where(np.arange(500) % 2, 1e300, -5.0)  # clipped to [0, 1]
+    model = LinearRegression(**options, max_weight=1, random_state=0).fit(X, y, wild)
+    assert np.isfinite(model.coef_).all()

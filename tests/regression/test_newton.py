@@ -19,7 +19,7 @@ def skewed(rows=400, features=4, seed=0):
     return X, np.clip(X @ np.linspace(-1, 1, features) + rng.standard_t(2, rows) / 3, -1, 1)
 
 
-def values_released(monkeypatch, X, y, plan, outputs):
+def values_released(monkeypatch, X, y, plan, outputs, weights=None):
     """Return the exact values of a fit; releases return `outputs`, or are stored there if empty."""
     seen, replayed = [], iter(list(outputs))
     original = GaussianMechanism.release
@@ -35,7 +35,9 @@ def values_released(monkeypatch, X, y, plan, outputs):
     with monkeypatch.context() as patch:
         patch.setattr(GaussianMechanism, "release", release)
         rows = PrivateRows(X, Bounds(-2, 5).box(X.shape[1]), row_norm=plan.row_norm)
-        newton.fit_newton(rows, y, plan, n_records=400, rng=generator(0))
+        if weights is not None:
+            rows.factors *= np.sqrt(weights)
+        newton.fit_newton(rows, y, plan, n_records=400, rng=generator(0), weights=weights)
     return seen
 
 
@@ -44,23 +46,28 @@ def values_released(monkeypatch, X, y, plan, outputs):
     "extreme", [[5.0, 5, 5, 5], [-2.0, 5, -2, 5], [1e9, -1e9, 0, 0], [0.0, 5, 0, 0]], ids=str
 )
 @pytest.mark.parametrize("target", [-1.0, 1.0])
+@pytest.mark.parametrize("is_weighted", [False, True])
 def test_one_record_changes_no_release_by_more_than_its_sensitivity(
-    monkeypatch, extreme, target, epsilon
+    monkeypatch, extreme, target, epsilon, is_weighted
 ):
     X, y = skewed()
+    weights = np.random.default_rng(1).random(401) ** 4 if is_weighted else None
+    if is_weighted:
+        weights[[0, 400]] = 1.0  # of the record that goes and of the one that comes
     plan = newton.plan_newton(4, row_norm=1.6, n_records=400, **BUDGET | {"epsilon": epsilon})
     outputs = []
-    exact = values_released(monkeypatch, X, y, plan, outputs)
+    old, more, other = (weights[:400], weights, weights[1:]) if is_weighted else (None, None, None)
+    exact = values_released(monkeypatch, X, y, plan, outputs, old)
     assert len(exact) == 4 + plan.steps
     added = values_released(
-        monkeypatch, np.vstack([X, extreme]), np.append(y, target), plan, outputs
+        monkeypatch, np.vstack([X, extreme]), np.append(y, target), plan, outputs, more
     )
     replaced = values_released(
-        monkeypatch, np.vstack([X[1:], extreme]), np.append(y[1:], target), plan, outputs
+        monkeypatch, np.vstack([X[1:], extreme]), np.append(y[1:], target), plan, outputs, other
     )
     factors = [2.0, *[np.sqrt(2)] * 3, *[2.0] * plan.steps]
-    for one, other, third, factor in zip(exact, added, replaced, factors, strict=True):
-        assert np.linalg.norm(one - other) <= 1 + 1e-9
+    for one, second, third, factor in zip(exact, added, replaced, factors, strict=True):
+        assert np.linalg.norm(one - second) <= 1 + 1e-9
         assert np.linalg.norm(one - third) <= factor * (1 + 1e-9)
 
 
