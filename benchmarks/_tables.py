@@ -30,6 +30,107 @@ def split(table: Table, seed: int) -> tuple[NDArray[np.float64], ...]:
     return table.X[train], table.y[train], table.X[test], table.y[test]
 
 
+def coded(
+    name: str,
+    target: str,
+    target_bounds: tuple[float, float],
+    ranges: dict[str, tuple[float, float]],
+) -> Table:
+    """Return columns of a census table; a category is the number of its name, sorted."""
+    frame = pd.read_csv(DATA / "census" / name)
+    columns = [
+        frame[name]
+        if pd.api.types.is_numeric_dtype(frame[name])
+        else pd.Categorical(frame[name]).codes
+        for name in ranges
+    ]
+    return Table(
+        np.column_stack(columns).astype(np.float64),
+        frame[target].to_numpy(np.float64),
+        Bounds(*zip(*ranges.values(), strict=True)),
+        Bounds(*target_bounds),
+    )
+
+
+def california() -> Table:
+    """Median house value of block groups; ranges of the codebook, counts to the next thousand."""
+    ranges = {
+        "longitude": (-124.5, -114), "latitude": (32.5, 42), "housing_median_age": (0, 52),
+        "total_rooms": (0, 40_000), "total_bedrooms": (0, 7000), "population": (0, 40_000),
+        "households": (0, 7000), "median_income": (0, 15),
+    }  # fmt: skip
+    return coded("california_housing_1990.csv.gz", "median_house_value", (0, 500_001), ranges)
+
+
+def cps_earnings() -> Table:
+    """Earnings an hour."""
+    ranges = {"gender": (0, 1), "age": (21, 64), "region": (0, 3), "education": (6, 20)}
+    return coded("cps_earnings_cpssw8.csv.gz", "earnings", (0, 75), ranges)
+
+
+def fulton() -> Table:
+    """Income of persons in Fulton county."""
+    flags = (
+        "latino", "black", "asian", "married", "divorced", "uscitizen", "children", "disability",
+        "militaryservice", "employed", "englishability",
+    )  # fmt: skip
+    ranges = {"sex": (0, 1), "age": (18, 93), "educ": (1, 16)} | dict.fromkeys(flags, (0, 1))
+    return coded("fulton_pums5.csv.gz", "income", (-10_000, 750_000), ranges)
+
+
+def tax_units() -> Table:
+    """Wages of tax units; amounts of money are bounded by round numbers."""
+    flags = ("elderly_dependents", "blind_head", "blind_spouse", "DSI")
+    ranges = {
+        "age_head": (0, 85), "age_spouse": (0, 85), "MARS": (1, 4), "XTOT": (1, 15),
+        "nu06": (0, 10), "nu13": (0, 10), "nu18": (0, 12), "n1820": (0, 5), "n21": (0, 6),
+        "n24": (0, 12), "EIC": (0, 3), "fips": (1, 56), "FLPDYR": (2012, 2014),
+        "e00900p": (-150_000, 1e6), "e00900s": (-150_000, 1e6), "e02100": (-20_000, 1e6),
+        "e01500": (0, 250_000), "e02300": (0, 125_000), "e02400": (0, 170_000),
+        "e00300": (0, 1e6), "e00600": (0, 1e6), "ssi_ben": (0, 45_000), "snap_ben": (0, 30_000),
+        "vet_ben": (0, 150_000),
+    } | dict.fromkeys(flags, (0, 1))  # fmt: skip
+    return coded("cps_taxunits_2012_2014.csv.gz", "e00200", (0, 1e6), ranges)
+
+
+def census_weeks() -> Table:
+    """Weeks worked in a year, from the census income table."""
+    ranges = {
+        "age": (0, 90), "class_of_worker": (0, 8), "education": (0, 16), "wage_per_hour": (0, 9999),
+        "marital_status": (0, 6), "race": (0, 4), "sex": (0, 1), "capital_gains": (0, 99_999),
+        "capital_losses": (0, 4608), "dividends": (0, 99_999), "num_persons_employer": (0, 6),
+        "own_business": (0, 2), "veterans_benefits": (0, 2), "year": (94, 95), "income": (0, 1),
+    }  # fmt: skip
+    return coded("census_income_kdd_train.csv.xz", "weeks_worked", (0, 52), ranges)
+
+
+UCI = (
+    "yacht", "concrete", "airfoil", "wine", "skillcraft", "parkinsons", "pol", "bike", "protein",
+    "keggundirected",
+)  # fmt: skip
+
+
+def uci(name: str) -> Table:
+    """Return a table of uci-regression, without constant columns.
+
+    It has no codebook: bounds are the ranges that its maker publishes with the data, rounded
+    outward to one digit.
+    """
+    rows = pd.read_csv(DATA / "uci-regression" / f"{name}.csv.gz", header=None).to_numpy(np.float64)
+    rows = rows[:, rows.max(axis=0) > rows.min(axis=0)]
+    lower = [-_round_up(-value) for value in rows.min(axis=0)]
+    upper = [_round_up(value) for value in rows.max(axis=0)]
+    bounds = Bounds(lower[:-1], upper[:-1])
+    return Table(rows[:, :-1], rows[:, -1], bounds, Bounds(lower[-1], upper[-1]))
+
+
+def _round_up(value: float) -> float:
+    if value <= 0:
+        return 0.0
+    digit = 10.0 ** np.floor(np.log10(value))
+    return float(np.ceil(value / digit - 1e-9) * digit)
+
+
 def fertility() -> Table:
     """Weeks worked by mothers of two or more, US census 1980."""
     frame = pd.read_csv(DATA / "census" / "fertility_us1980.csv.gz")

@@ -33,8 +33,8 @@ SETS = {
 EPSILONS = (0.1, 1.0, 3.0)
 SEEDS = range(15)
 OURS = {
-    "tacit, pure, replace one": {"relation": "replace_one"},
-    "tacit, pure, add or remove": {},
+    "tacit, pure, replace one": {"relation": "replace_one", "method": "functional"},
+    "tacit, pure, add or remove": {"method": "functional"},
     "tacit, auto, delta 1e-6": {"delta": 1e-6},
 }
 DRAWS = 300

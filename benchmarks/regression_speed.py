@@ -77,13 +77,13 @@ def contests(X: Floats, y: Floats) -> dict[str, dict[str, Callable[[], object]]]
         linear = {"bounds": bounds} | target | BUDGET
         found[f"linear, {name}"] = {
             "scikit-learn": lambda rows=rows: OrdinaryLinear().fit(rows, y),
-            "auto (AdaSSP)": lambda rows=rows, o=linear: LinearRegression(**o).fit(rows, y),
+            "adassp": lambda rows=rows, o=linear: LinearRegression(**o, method="adassp").fit(
+                rows, y
+            ),
             "functional": lambda rows=rows, o=linear: LinearRegression(**o | {"delta": 0.0}).fit(
                 rows, y
             ),
-            "gradient": lambda rows=rows, o=linear: LinearRegression(**o, method="gradient").fit(
-                rows, y
-            ),
+            "auto": lambda rows=rows, o=linear: LinearRegression(**o).fit(rows, y),
         }
         logistic = {"bounds": bounds} | BUDGET
         found[f"logistic, {name}"] = {

@@ -29,7 +29,7 @@ from tacit.regression import (
     LogisticRegression,
     adassp,
     gradient,
-    linear,
+    newton,
 )
 from tacit.regression import bounds as declared
 
@@ -160,21 +160,20 @@ def vary(
 def linear_lines(sets: list[Task]) -> list[list[object]]:
     descent, moments = {"method": "gradient"}, {"method": "adassp"}
     varied: list[tuple[ModuleType, str, tuple[Any, ...], dict[str, str]]] = [
-        (gradient, "_STEPS", (6, 24), descent),
-        (gradient, "_MOMENTUM", (0.0, 0.75), descent),
-        (gradient, "_GRAM_SHARE", (0.05, 0.3), descent),
-        (gradient, "_AVERAGED_LINEAR", (2, 10), descent),
-        (gradient, "_CLIP_NOISE", (0.001, 0.01), descent),
-        (gradient, "_TIGHTEST_CLIP", (0.25, 1.0), descent),
-        (gradient, "_WIDEST_CLIP", (1.0, 2.0), descent),
+        (newton, "_STEPS", (6, 12), descent),
+        (newton, "_FIRST_GRAM", (0.05, 0.2), descent),
+        (newton, "_SECOND_GRAM", (0.1, 0.3), descent),
+        (newton, "_NOISE_EXCESS", (1e-4, 1e-3), descent),
+        (newton, "_ROW_CLIP", (0.5, 1.0), descent),
+        (newton, "_RESIDUAL_CLIP", (1.3, 2.2), descent),
+        (newton, "_DROPPED", (0.4, 0.6), descent),
+        (newton, "_DAMPING", (0.25, 1.0), descent),
         (declared, "ROW_SHARE", (0.2, 0.3, 0.6, 1.0), descent),
         (declared, "ROW_SHARE", (0.2, 0.3, 0.6, 1.0), moments),
         (adassp, "_SHARES", ((1 / 3,) * 3, (0.05, 0.6, 0.35)), moments),
         (adassp, "_NO_SHRINK_NOISE", (0.0005, 0.008), moments),
-        (linear, "_ONE_RELEASE_NOISE", (0.00125, 0.0025, 0.01, 0.02), {}),
     ]
-    return [[*options.values(), *vary(sets, m, n, o, **options)] if options
-            else ["auto", *vary(sets, m, n, o)] for m, n, o, options in varied]  # fmt: skip
+    return [[*options.values(), *vary(sets, m, n, o, **options)] for m, n, o, options in varied]
 
 
 def logistic_lines(sets: list[Task]) -> list[list[object]]:
@@ -183,7 +182,7 @@ def logistic_lines(sets: list[Task]) -> list[list[object]]:
         (gradient, "_MOMENTUM", (0.0, 0.75)),
         (gradient, "_GRAM_SHARE", (0.05, 0.3)),
         (gradient, "_CROWDED", (0.0, 0.2, 0.8)),
-        (gradient, "_AVERAGED_LOGISTIC", (4, 12)),
+        (gradient, "_AVERAGED", (4, 12)),
         (declared, "ROW_SHARE", (0.2, 1.0)),
     ]
     return [["gradient", *vary(sets, m, n, o)] for m, n, o in varied]

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.sparse import csr_array, issparse
 
 from tacit._arrays import Floats
 from tacit._check import positive
@@ -143,6 +144,21 @@ class Box:
         names = ("lower", "upper", "center", "half")
         return replace(self, **{name: getattr(self, name)[features] for name in names})
 
+    def clip(self, X: Any) -> Any:  # Any: an array, or sparse rows of scipy, as given
+        """Return a copy of `X` with every value clipped to the bounds of its feature."""
+        if not issparse(X):
+            return np.clip(X, self.lower, self.upper)
+        if (self.lower > 0).any() or (self.upper < 0).any():
+            raise ValueError("bounds must include 0 for a sparse X, where most entries are 0.")
+        clipped = csr_array(X, dtype=np.float64, copy=True)
+        # Entries stored twice add up, so they must be summed before they are clipped.
+        clipped.sum_duplicates()
+        if not np.isfinite(clipped.data).all():
+            raise ValueError("X must be finite where entries stored twice are added up.")
+        features = clipped.indices
+        np.clip(clipped.data, self.lower[features], self.upper[features], out=clipped.data)
+        return clipped
+
     def scale_target(self, y: NDArray[np.floating]) -> Floats:
         """Return the private targets, clipped to these one-column bounds and scaled to [-1, 1]."""
         clipped = np.clip(np.asarray(y, np.float64), self.lower[0], self.upper[0])
@@ -160,6 +176,16 @@ class Box:
         coef = (theta[1:].T / self.half).T
         intercept = theta[0] - self.center @ coef
         return coef, intercept if target is None else intercept + target.center[0]
+
+    def unscaling(self, target: "Box | None" = None) -> Floats:
+        """Return the matrix of `unscale` for one output: (intercept, coefficients) from theta.
+
+        The center of the target's bounds, which `unscale` adds to the intercept, is left out.
+        """
+        unit = 1.0 if target is None else float(target.half[0])
+        matrix = np.diag(unit / np.append(1.0, self.half))
+        matrix[0, 1:] = -unit * self.center / self.half
+        return matrix
 
 
 def as_bounds(declared: object, *, name: str) -> Bounds:

@@ -61,6 +61,9 @@ class PrivateEstimator(BaseEstimator):
     ledger
         A `tacit.Ledger` that pays before anything is released. Without one, `event_` must be
         accounted for by the caller.
+    clip
+        Whether predictions clip the features to `bounds` first, as `fit` does. Without clipping,
+        one value far outside of the bounds can move a prediction without limit.
     random_state
         None draws noise from fresh entropy. Use a seed or a numpy Generator for tests only: who
         knows the seed can remove the noise, and `clone` copies a Generator, so that two models have
@@ -73,8 +76,9 @@ class PrivateEstimator(BaseEstimator):
     """
 
     epsilon: float = 1.0
-    delta: float = 1e-6
+    delta: float | None = 1e-6
     bounds: DeclaredBounds = None
+    clip: bool = True
     relation: Relation | str = "add_remove"
     ledger: Ledger | LedgerFile | None = None
     random_state: Any = None  # Any: whatever scikit-learn accepts as a seed
@@ -91,22 +95,24 @@ class PrivateEstimator(BaseEstimator):
                 f"X must have at most {MAX_DENSE_FEATURES} features for dense statistics, "
                 f"got {table.shape[1]}. Use tacit.regression.FrankWolfe for wide or sparse data."
             )
-        return _as_array(table), _as_numbers(targets) if y_numeric else np.asarray(targets)
+        return _as_array(table), as_numbers(targets, name="y") if y_numeric else np.asarray(targets)
 
     def _predict_table(self, X: ArrayLike, *, accept_sparse: bool = False) -> Any:  # Any: as above
-        """Return `X` as a checked array with the features of the fitted table."""
+        """Return `X` as a checked array with the features of the fitted table, clipped like it."""
         check_is_fitted(self)
-        return _as_array(_validated(self, X, reset=False, accept_sparse=accept_sparse))
+        table = _as_array(_validated(self, X, reset=False, accept_sparse=accept_sparse))
+        return self._box(table.shape[1]).clip(table) if self.clip else table
 
     def _box(self, n_features: int) -> Box:
         names = getattr(self, "feature_names_in_", None)  # set by scikit-learn for a data frame
         return as_bounds(self.bounds, name="bounds").box(n_features, names)
 
     def _terms(self, *, allow_pure: bool = False) -> BudgetTerms:
-        """Return the checked budget; delta may be 0 (pure DP) only if `allow_pure`."""
+        """Return the checked budget; delta may be None or 0 (pure DP) only if `allow_pure`."""
         epsilon = positive(epsilon=self.epsilon)
         delta = 0.0
-        if not (allow_pure and isinstance(self.delta, int | float) and self.delta == 0):
+        is_pure = self.delta is None or (isinstance(self.delta, int | float) and self.delta == 0)
+        if not (allow_pure and is_pure):
             advice = "Choose it well below 1 / number of records."
             delta = in_open_unit(delta=self.delta, advice=advice)
         return {"epsilon": epsilon, "delta": delta, "relation": self._relation(self.ledger)}
@@ -248,6 +254,14 @@ def gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
     return SLACK * least
 
 
+def as_numbers(values: ArrayLike, *, name: str) -> Floats:
+    """Return private values as float64; the error for text does not quote it."""
+    try:
+        return np.asarray(values, np.float64)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} must hold numbers only. Encode text first.") from None
+
+
 def _validated(
     estimator: PrivateEstimator, X: ArrayLike, *, accept_sparse: bool, **options: Any
 ) -> Any:  # Any: options and results of scikit-learn, which has no types for them
@@ -270,14 +284,6 @@ def _validated(
         if "Complex data" in message:
             raise ValueError("Complex data not supported. Pass real numbers.") from None
         raise error from None  # the error that caused it may quote data
-
-
-def _as_numbers(targets: ArrayLike) -> Floats:
-    """Return targets as float64; the error for text does not quote it."""
-    try:
-        return np.asarray(targets, np.float64)
-    except (TypeError, ValueError):
-        raise ValueError("y must hold numbers only. Encode text first.") from None
 
 
 def _as_array(table: Any) -> Any:  # Any: an array, a memory map or sparse rows

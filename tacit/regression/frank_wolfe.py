@@ -327,16 +327,8 @@ class SparseRows:
     """
 
     def __init__(self, X: Any, box: Box, *, has_constant: bool) -> None:  # Any: scipy's sparse rows
-        scaled = csr_array(X, dtype=np.float64, copy=True)
-        # Entries stored twice add up, so they must be summed before they are clipped.
-        scaled.sum_duplicates()
-        if not np.isfinite(scaled.data).all():
-            raise ValueError("X must be finite where entries stored twice are added up.")
-        if (box.lower > 0).any() or (box.upper < 0).any():
-            raise ValueError("bounds must include 0 for a sparse X, where most entries are 0.")
-        features = scaled.indices
-        np.clip(scaled.data, box.lower[features], box.upper[features], out=scaled.data)
-        scaled.data /= box.half[features]
+        scaled = box.clip(X)
+        scaled.data /= box.half[scaled.indices]
         scaled.eliminate_zeros()
         ones = csr_array(np.ones((X.shape[0], 1)))
         self.X: Any = csr_array(hstack([ones, scaled], "csr")) if has_constant else scaled

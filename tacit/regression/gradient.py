@@ -1,4 +1,4 @@
-"""Noisy gradient descent for linear and logistic regression, and DP-SGD for the latter.
+"""Noisy gradient descent and DP-SGD for logistic regression.
 
 Descent first releases a noisy Gram matrix of some of the records, once. The inverse of that matrix
 sets the step length in every direction, so that a dozen steps do what plain descent needs hundreds
@@ -26,14 +26,11 @@ from tacit.sampling import Poisson
 
 # Tuned in benchmarks/regression_tuning.py, on data sets that no other benchmark reports.
 _STEPS, _MOMENTUM = 12, 0.5
-_AVERAGED_LINEAR, _AVERAGED_LOGISTIC = 6, 8  # number of last steps whose models are averaged
+_AVERAGED = 8  # number of last steps whose models are averaged
 _GRAM_SHARE = 0.15
 _GRAM_NOISE = 0.03  # relative noise of the Gram matrix that is small enough to set step lengths
 _LEAST_GRAM_RATE = 0.05
 _CROWDED = 0.05  # relative noise of the Gram matrix above which logistic residuals are clipped
-_TIGHTEST_CLIP, _WIDEST_CLIP = 0.5, 1.5
-_CLIP_NOISE = 0.003
-"""Noise of a step, relative to its largest signal, at which linear residuals are clipped at 1."""
 _SGD_EPOCHS = 10
 
 
@@ -87,23 +84,6 @@ class SGDPlan:
         return Repeated(Poisson(self.rate).amplify(self.gradient.event), self.steps)
 
 
-def plan_linear(
-    n_features: int, *, row_norm: float, n_records: int, **budget: Unpack[BudgetTerms]
-) -> GradientPlan:
-    """Return the plan of a descent for least squares with clipped residuals.
-
-    Residuals lie in [-2, 2]. They are clipped at 1.5 if the noise of a step is small, and at less,
-    down to 0.5, the larger the noise is: clipping adds bias, and a wider clip adds noise.
-    """
-    size = math.sqrt(n_features + 1)
-
-    def clip_for(step_noise: float, _: float) -> float:
-        clip = math.sqrt(_CLIP_NOISE / (step_noise * size))
-        return float(np.clip(clip, _TIGHTEST_CLIP, _WIDEST_CLIP))
-
-    return _plan_descent(n_features, clip_for, row_norm, n_records, **budget)
-
-
 def plan_logistic(
     n_features: int,
     *,
@@ -117,12 +97,22 @@ def plan_logistic(
     If noise is large, residuals (predicted probability minus label) are clipped at half their
     largest norm. That halves the noise and adds a small bias: confident mistakes count for less.
     """
+    factors = (math.sqrt(2.0), 2.0)
+    first, rest = gaussian_shares((_GRAM_SHARE, 1 - _GRAM_SHARE), factors, **budget)
+    gram = GaussianMechanism(first, l2_sensitivity=row_norm**2, replace_factor=factors[0])
+    gram_noise = triangle_noise(gram.noise_std, n_features + 1) / n_records
     bound = _residual_bound(n_classes)
-
-    def clip_for(_: float, gram_noise: float) -> float:
-        return bound / 2 if gram_noise > _CROWDED else bound
-
-    return _plan_descent(n_features, clip_for, row_norm, n_records, **budget)
+    residual_clip = bound / 2 if gram_noise > _CROWDED else bound
+    return GradientPlan(
+        gram=gram,
+        gram_rate=float(np.clip(gram_noise / _GRAM_NOISE, _LEAST_GRAM_RATE, 1.0)),
+        gradient=GaussianMechanism(
+            rest * math.sqrt(_STEPS), l2_sensitivity=residual_clip * row_norm
+        ),
+        steps=_STEPS,
+        residual_clip=residual_clip,
+        row_norm=row_norm,
+    )
 
 
 def plan_sgd(
@@ -142,31 +132,6 @@ def plan_sgd(
     return SGDPlan(gradient, steps, residual_clip, row_norm, rate)
 
 
-def fit_linear(
-    rows: PrivateRows, y: Floats, plan: GradientPlan, *, n_records: int, rng: Rng
-) -> Floats:
-    """Return the coefficients of least squares by noisy gradient descent.
-
-    `rows` must be shrunk to `plan.row_norm`. Clipping residuals gives Huber's loss, whose Hessian
-    is at most the Gram matrix.
-    """
-
-    def residuals(span: slice, margins: Floats) -> Floats:
-        clipped = np.clip(margins - y[span], -plan.residual_clip, plan.residual_clip)
-        return clipped * rows.factors[span]
-
-    return _descend(
-        rows,
-        plan,
-        lambda theta: rows.weighted_sum(theta, residuals),
-        start=np.zeros(rows.n_features + 1),
-        curvature=1.0,
-        averaged=_AVERAGED_LINEAR,
-        n_records=n_records,
-        rng=rng,
-    )
-
-
 def fit_logistic(
     rows: PrivateRows, labels: Floats, plan: GradientPlan, n_classes: int, n_records: int, rng: Rng
 ) -> Floats:
@@ -181,7 +146,6 @@ def fit_logistic(
         lambda theta: logistic_gradient(rows, labels, theta, plan.residual_clip, n_classes),
         start=_zero_model(rows.n_features, n_classes),
         curvature=0.25 if n_classes == 2 else 0.5,
-        averaged=_AVERAGED_LOGISTIC,
         n_records=n_records,
         rng=rng,
     )
@@ -241,35 +205,6 @@ def draw(rate: float, n_rows: int, rng: Rng) -> Indices:
     return Poisson(rate).indices(n_rows, rng)
 
 
-def _plan_descent(
-    n_features: int,
-    clip_for: Callable[[float, float], float],
-    row_norm: float,
-    n_records: int,
-    **budget: Unpack[BudgetTerms],
-) -> GradientPlan:
-    """Return the plan of a descent whose residual clip is `clip_for(step_noise, gram_noise)`.
-
-    `step_noise` is the standard deviation of the noise in one coordinate of a mean gradient, if
-    residuals and rows have norms of at most 1. `gram_noise` is approximately the largest eigenvalue
-    of the noise in the mean Gram matrix.
-    """
-    factors = (math.sqrt(2.0), 2.0)
-    first, rest = gaussian_shares((_GRAM_SHARE, 1 - _GRAM_SHARE), factors, **budget)
-    gram = GaussianMechanism(first, l2_sensitivity=row_norm**2, replace_factor=factors[0])
-    gram_noise = triangle_noise(gram.noise_std, n_features + 1) / n_records
-    multiplier = rest * math.sqrt(_STEPS)
-    residual_clip = clip_for(multiplier / n_records, gram_noise)
-    return GradientPlan(
-        gram=gram,
-        gram_rate=float(np.clip(gram_noise / _GRAM_NOISE, _LEAST_GRAM_RATE, 1.0)),
-        gradient=GaussianMechanism(multiplier, l2_sensitivity=residual_clip * row_norm),
-        steps=_STEPS,
-        residual_clip=residual_clip,
-        row_norm=row_norm,
-    )
-
-
 def _descend(
     rows: PrivateRows,
     plan: GradientPlan,
@@ -277,11 +212,10 @@ def _descend(
     *,
     start: Floats,
     curvature: float,
-    averaged: int,
     n_records: int,
     rng: Rng,
 ) -> Floats:
-    """Run noisy gradient descent from `start` and return the mean of its last `averaged` models.
+    """Run noisy gradient descent from `start` and return the mean of its last models.
 
     `private_gradient(theta)` is the sum over records of clipped, weighted gradients at theta.
     `curvature` times the Gram matrix must bound the Hessian of the loss. A step of the inverse of
@@ -298,8 +232,8 @@ def _descend(
         gradient = plan.gradient.release(private_gradient(theta), rng) / n_records
         velocity = _MOMENTUM * velocity - inverse @ gradient
         theta = theta + velocity
-        if step >= plan.steps - averaged:
-            average += theta / averaged
+        if step >= plan.steps - _AVERAGED:
+            average += theta / _AVERAGED
     return average
 
 

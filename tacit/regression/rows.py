@@ -85,6 +85,23 @@ class PrivateRows:
             total += self.take(chosen[start : start + self._size]).gram()
         return total
 
+    def norms(self, matrix: Floats) -> Floats:
+        """Return the private norms of the rows z `matrix`, where z = (1, x) is not shrunk."""
+        found = np.empty(self.n_rows)
+        for span, rows in self.scaled():
+            moved = rows @ matrix[1:] + matrix[0]
+            found[span] = np.sqrt(np.einsum("ij,ij->i", moved, moved))
+        return found
+
+    def whitened_gram(self, matrix: Floats, factors: Floats) -> Floats:
+        """Return the private sum of u u' over the rows u = z `matrix`, times their `factors`."""
+        total = np.zeros_like(matrix)
+        for span, rows in self.scaled():
+            moved = rows @ matrix[1:] + matrix[0]
+            moved *= factors[span, None]
+            total += moved.T @ moved
+        return total
+
     def weighted_sum(self, theta: Floats, weigh: Callable[[slice, Floats], Floats]) -> Floats:
         """Return the private sum over records z = (1, x) of weigh(margin) z, margin = theta' z.
 

@@ -18,6 +18,7 @@ from tacit.events import Relation
 from tacit.mechanisms import secure_generator
 from tacit.regression import (
     Bounds,
+    FrankWolfe,
     LinearRegression,
     LogisticRegression,
     TransferRegression,
@@ -28,7 +29,7 @@ LINEAR = SMALL | {"target_bounds": Bounds(-100, 100)}
 MEMBERS = [
     LinearRegression(**LINEAR | {"delta": 0.0}),
     LinearRegression(**LINEAR, method="adassp"),
-    LinearRegression(**LINEAR, method="gradient"),
+    LinearRegression(**LINEAR, method="gradient", max_weight=10),
     LogisticRegression(**SMALL),
     LogisticRegression(**SMALL, method="sgd"),
     LogisticRegression(**SMALL, method="objective"),
@@ -46,8 +47,23 @@ def some_data(rows=400, seed=0):
     return X, (X[:, 0] > 0).astype(int)
 
 
+def checks_that_do_not_apply(model):
+    """Return the checks of weights which privacy or the method rules out, each with the reason."""
+    if not isinstance(model, LinearRegression):
+        return {}
+    ruled_out = {
+        "check_all_zero_sample_weights_error": "an error would reveal private weights",
+        "check_sample_weight_equivalence_on_dense_data": "two fits have different noise",
+    }
+    if model.method == "gradient":
+        return ruled_out
+    others = ("pandas_series", "not_an_array", "list", "shape", "not_overwritten")
+    names = [*ruled_out, *(f"check_sample_weights_{name}" for name in others)]
+    return dict.fromkeys(names, "this method refuses weights")
+
+
 @pytest.mark.filterwarnings("ignore:Skipping check")
-@parametrize_with_checks(MEMBERS)
+@parametrize_with_checks(MEMBERS, expected_failed_checks=checks_that_do_not_apply)
 def test_scikit_learn_finds_no_fault(estimator, check):
     check(estimator)
 
@@ -233,5 +249,32 @@ def test_only_released_values_are_kept(model):
     learned = {key for key in kept if key.endswith("_")}
     assert learned <= {
         "coef_", "intercept_", "event_", "method_", "classes_", "n_features_in_",
-        "informative_", "events_",
+        "informative_", "events_", "inference_",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("model", [*MEMBERS, FrankWolfe(**LINEAR)], ids=name)
+def test_predictions_clip_the_features_as_the_fit_does(model):
+    X, y = some_data()
+    fitted = clone(model).set_params(random_state=0).fit(X, y)
+    far = X.copy()
+    far[0] = [1e9, -1e9, 10.5]
+    methods = ["predict", "predict_proba", "decision_function"]
+    for method in filter(lambda method: hasattr(fitted, method), methods):
+        answer = getattr(fitted, method)
+        np.testing.assert_array_equal(answer(far), answer(np.clip(far, -10, 10)))
+    assert fitted.score(far, y) == fitted.score(np.clip(far, -10, 10), y)
+    fitted.clip = False
+    margins = fitted.decision_function(far) if hasattr(fitted, "classes_") else fitted.predict(far)
+    linear = far @ np.ravel(fitted.coef_) + fitted.intercept_
+    np.testing.assert_allclose(margins, linear, rtol=1e-6)
+
+
+def test_predictions_clip_sparse_rows_and_leave_the_argument_alone():
+    X, y = some_data()
+    fitted = FrankWolfe(**SMALL, loss="logistic", random_state=0).fit(scipy.sparse.csr_array(X), y)
+    far = scipy.sparse.csr_array(10 * X)
+    before = far.copy()
+    clipped = fitted.decision_function(np.clip(10 * X, -10, 10))
+    np.testing.assert_allclose(fitted.decision_function(far), clipped)
+    np.testing.assert_array_equal(far.toarray(), before.toarray())

@@ -8,7 +8,7 @@ import pytest
 from tacit.accounting import GDP
 from tacit.events import Relation
 from tacit.mechanisms import GaussianMechanism, generator
-from tacit.regression import Bounds, LinearRegression, adassp, functional, gradient, linear
+from tacit.regression import Bounds, LinearRegression, adassp, functional, linear, newton
 from tacit.regression.rows import PrivateRows
 
 BUDGET = {"epsilon": 1.0, "delta": 1e-6}
@@ -56,16 +56,17 @@ def test_less_noise_fits_better():
         )
         return np.median([np.mean((model.predict(X) - y) ** 2) for model in models])
 
-    assert loss(epsilon=0.1) > loss(epsilon=1.0) > loss(epsilon=10.0)
+    pure = {"method": "functional"}
+    assert loss(epsilon=0.1, **pure) > loss(epsilon=1.0, **pure) > loss(epsilon=10.0, **pure)
     assert loss(epsilon=0.1, delta=1e-6) > loss(epsilon=1.0, delta=1e-6)
-    assert loss(epsilon=1.0, analysis="published") > loss(epsilon=1.0)
+    assert loss(epsilon=1.0, analysis="published", **pure) > loss(epsilon=1.0, **pure)
 
 
 def test_replacing_a_record_costs_more_noise_than_adding_one():
     X, y = line(500)
     events = [
         LinearRegression(
-            bounds=(-100, 100), target_bounds=(-100, 100), relation=relation, epsilon=1.0
+            bounds=(-100, 100), target_bounds=(-100, 100), relation=relation, method="functional"
         )
         .fit(X, y)
         .event_.parts[0]
@@ -79,7 +80,7 @@ def test_replacing_a_record_costs_more_noise_than_adding_one():
 def test_gaussian_plans_cost_exactly_their_budget(relation):
     for plan in (
         adassp.plan_adassp(row_norm=2.0, **BUDGET, relation=relation),
-        gradient.plan_linear(4, row_norm=2.0, n_records=10_000, **BUDGET, relation=relation),
+        newton.plan_newton(4, row_norm=2.0, n_records=10_000, **BUDGET, relation=relation),
     ):
         cost = GDP().epsilon(plan.event, delta=1e-6, relation=relation)
         assert cost <= 1.0
@@ -101,12 +102,12 @@ def test_every_gaussian_coordinate_carries_noise_at_its_scale(monkeypatch):
     monkeypatch.setattr(GaussianMechanism, "release", spy)
     box = Bounds(0, 100).box(2)
     moments = adassp.plan_adassp(row_norm=box.row_norm, **BUDGET, relation=Relation.ADD_REMOVE)
-    descent = gradient.plan_linear(
+    descent = newton.plan_newton(
         2, row_norm=box.row_norm, n_records=60, **BUDGET, relation=Relation.ADD_REMOVE
     )
     rng = generator(0)
-    draws = 600
-    for plan, releases in ((moments, 3), (descent, 1 + descent.steps)):
+    draws = 200
+    for plan, releases in ((moments, 3), (descent, 4 + descent.steps)):
         seen.clear()
         for _ in range(draws):
             rows = PrivateRows(X, box, row_norm=plan.row_norm)
@@ -129,21 +130,51 @@ def test_plenty_of_records_give_the_least_squares_solution():
     for plan in (
         functional.plan_functional(3, epsilon=1.0, relation=Relation.ADD_REMOVE),
         adassp.plan_adassp(row_norm=box.row_norm, **budget),
-        gradient.plan_linear(3, row_norm=box.row_norm, n_records=len(X), **budget),
+        newton.plan_newton(3, row_norm=box.row_norm, n_records=len(X), **budget),
     ):
         rows = PrivateRows(X, box, row_norm=plan.row_norm)
-        theta = linear.fit(rows, y, plan, n_records=len(X), rng=generator(1))
-        np.testing.assert_allclose(theta, [0.1, 0.3, -0.2, 0.1], atol=0.01)
+        fitted = linear.fit(rows, y, plan, n_records=len(X), rng=generator(1))
+        np.testing.assert_allclose(fitted.theta, [0.1, 0.3, -0.2, 0.1], atol=0.01)
 
 
-def test_the_method_follows_from_public_facts():
-    def chosen(n_records, delta=1e-6, epsilon=1.0):
-        return linear.choose_method(
-            12, row_norm=Bounds(0, 1).box(12).row_norm, n_records=n_records, epsilon=epsilon,
-            delta=delta, relation=Relation.ADD_REMOVE,
-        )  # fmt: skip
+def test_auto_without_delta_suggests_one_and_pure_dp_is_asked_by_name():
+    X, y = line(500)
+    options = {"bounds": (-100, 100), "target_bounds": (-100, 100)}
+    with pytest.raises(ValueError, match=r"got None\. Pass delta=1e-06, or method='functional'"):
+        LinearRegression(**options).fit(X, y)
+    assert LinearRegression(**options, method="functional").fit(X, y).method_ == "functional"
+    assert LinearRegression(**options, delta=0.0).fit(X, y).method_ == "functional"
+    with pytest.raises(ValueError, match="delta must be in"):
+        LinearRegression(**options, method="adassp").fit(X, y)
 
-    assert chosen(10**6) == "adassp"
-    assert chosen(1000) == "gradient"
-    assert chosen(40_000, epsilon=0.1) == "gradient"
-    assert chosen(10**6, delta=0.0) == "functional"
+
+def test_weights_give_the_weighted_answer():
+    """A tenth of the records follows another line; weights of 0.02 against 1 remove it."""
+    X, y = line(40_000)
+    weights = np.full(len(y), 50.0)
+    y[:4000], weights[:4000] = -10.0, 1.0
+    options = {"bounds": Bounds([0, -5], [100, 5]), "target_bounds": (-20, 80), "epsilon": 2.0}
+    model = LinearRegression(**options, delta=1e-6, max_weight=50, random_state=0)
+    np.testing.assert_allclose(model.fit(X, y, weights).coef_, [0.5, -3], rtol=0.05)
+    assert not np.allclose(model.fit(X, y).coef_, [0.5, -3], rtol=0.05)
+    half = model.fit(X[4000:], y[4000:], np.full(36_000, 25.0)).inference_.standard_errors
+    full = model.fit(X[4000:], y[4000:], np.full(36_000, 50.0)).inference_.standard_errors
+    assert (half > 1.2 * full).all()  # a bound on weights that is twice too large costs accuracy
+
+
+def test_weights_need_a_declared_bound_and_a_method_that_takes_them():
+    X, y = line(500)
+    options = {"bounds": (-100, 100), "target_bounds": (-100, 100), "delta": 1e-6}
+    with pytest.raises(ValueError, match="max_weight must be declared"):
+        LinearRegression(**options).fit(X, y, np.ones(500))
+    with pytest.raises(ValueError, match="has no weights"):
+        LinearRegression(**options, method="adassp", max_weight=1).fit(X, y, np.ones(500))
+    with pytest.raises(ValueError, match="sample_weight must be of shape"):
+        LinearRegression(**options, max_weight=1).fit(X, y, np.ones(400))
+    with pytest.raises(ValueError, match="sample_weight must be finite"):
+        LinearRegression(**options, max_weight=1).fit(X, y, np.full(500, np.nan))
+    with pytest.raises(ValueError, match=r"^sample_weight must hold numbers only\. Encode text"):
+        LinearRegression(**options, max_weight=1).fit(X, y, ["secret"] * 500)
+    wild = np.where(np.arange(500) % 2, 1e300, -5.0)  # clipped to [0, 1]
+    model = LinearRegression(**options, max_weight=1, random_state=0).fit(X, y, wild)
+    assert np.isfinite(model.coef_).all()
