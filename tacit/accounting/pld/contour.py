@@ -65,6 +65,7 @@ from tacit.errors import NotCertified
 
 _LIGHT_WORK, _MOST_WORK = 3e5, 3e7
 """Nodes in t times nodes in y: per law that is accepted at once, and in total that is allowed."""
+_MOST_FREQUENCIES = 1 << 16
 _NEAR = 0.12  # share of the distance from epsilon to the level of marks
 
 
@@ -152,7 +153,7 @@ class Contours:
     """
 
     def __init__(self, draft: "_Draft", family: Family, large: LargeLosses | None = None) -> None:
-        if draft.work > _MOST_WORK:
+        if draft.work > _MOST_WORK or draft.size > _MOST_FREQUENCIES:
             raise NotCertified("the transform of the loss decays too slowly.")
         self.removed = family.removed
         self.large = large

@@ -177,7 +177,7 @@ def _lows(direction: Direction, lowest: float, log_leak: float) -> Lows:
 def _log_low(rate: float, sigma: float) -> Floats:
     """Bound log E_Q[exp(-order * loss)] at `ORDERS` if a record is removed (module docstring)."""
     curve = 0.5 * ORDERS * (ORDERS + 1) * rate**2
-    steepest = np.exp(np.minimum(-(ORDERS + 2) * math.log1p(-rate), 700.0))
+    steepest = np.exp(-(ORDERS + 2) * math.log1p(-rate))  # infinite if it overflows
     lowest = -ORDERS * math.log1p(-rate)  # no loss is below log(1 - rate)
     if 600 * sigma**2 < 1:
         return lowest * (1 + 1e-12)
