@@ -18,7 +18,7 @@ from tacit.errors import NotCertified
 
 _GOOD = 1e-5  # relative width at which a bracket is returned without trying another method
 _ENOUGH = 1e-4  # relative width at which no slower method is tried
-_CLOSE = 1e-3  # relative width at which the largest lattice is not tried
+_CLOSE = 1e-3  # relative width at which a large lattice is not tried
 _FAIR = 1e-4  # relative width at which the lattice is not refined further
 _ROUGH = 1e-2  # relative error of delta that suffices to find out which direction is the worse
 _SLACK = 2e-5  # relative error of delta that marked losses may add
@@ -43,6 +43,11 @@ class DirectionPrice:
         self.tolerance = tolerance
         self.largest_loss = direction.largest_loss
         self.releases = [(OneRelease(law), count) for law, count in direction.parts]
+        # The contour method serves such laws better than a lattice.
+        self.is_smooth = all(
+            isinstance(law, Shifted) or (isinstance(law, Sampled) and isinstance(law.noise, Normal))
+            for law, _ in direction.parts
+        )
         self.curves: list[Contours | Lattice] = []
         self.family: Family | None = None
 
@@ -103,7 +108,8 @@ class DirectionPrice:
         if self.direction.steps == 1:
             return _epsilon_of(self.releases[0][0], delta)
         methods = (self._contour_epsilon, self._lattice_epsilon, self._simple_epsilon)
-        return _sharpest(methods, delta, floor, Bracket(0.0, self.largest_loss))
+        enough = _CLOSE if self.is_smooth else _ENOUGH
+        return _sharpest(methods, delta, floor, Bracket(0.0, self.largest_loss), enough)
 
     def _finite_delta(self, epsilon: float, floor: float, *, quickly: bool = False) -> Bracket:
         if epsilon >= self.largest_loss or not self.releases:
@@ -229,8 +235,9 @@ class DirectionPrice:
         log_target = math.log(delta) + math.log(self.tolerance)
         moments = coarse_moments(self.direction, log_target - math.log(self.direction.steps))
         guess = min(moments.guess_epsilon(delta), answer.upper)
-        is_close = answer.width <= _CLOSE * answer.upper
-        for points in _LATTICE_POINTS[: 2 if is_close else None]:
+        sizes = 2 if answer.width <= _CLOSE * answer.upper else 3
+        sizes = 1 if self.is_smooth and answer.width <= 0.05 * answer.upper else sizes
+        for points in _LATTICE_POINTS[:sizes]:
             for center in {guess, self._single_jump(delta)} if points == _COARSE else {guess}:
                 lattice = Lattice(self.direction, moments, center, log_target, points)
                 found = invert(lattice, delta, guess=center, ceiling=answer.upper)
@@ -322,10 +329,12 @@ def _sharpest(
     target: float,
     floor: float,
     answer: Bracket,
+    enough: float = _ENOUGH,
 ) -> Bracket:
     """Return the bracket `answer`, narrowed by one method after another.
 
-    Stop when it is narrow enough, or wholly below `floor`, where precision does not matter.
+    Stop when its relative width is `enough`, or if it is wholly below `floor`, where precision does
+    not matter.
     """
     for method in methods:
         try:
@@ -333,7 +342,7 @@ def _sharpest(
                 answer = method(target, floor, answer)
         except NotCertified:
             continue
-        if answer.width <= _ENOUGH * answer.upper or answer.upper <= floor:
+        if answer.width <= enough * answer.upper or answer.upper <= floor:
             break
     return answer
 
