@@ -51,9 +51,8 @@ def test_marked_losses_agree_with_other_methods(rate, noise, steps, delta):
     first = directions(step(rate, noise, steps), Relation.ADD_REMOVE)[0]
     marked = DirectionPrice(first, tolerance=1e-6)
     epsilon = marked.epsilon(delta).upper
-    by_marks = marked._rare(epsilon, delta).delta(epsilon)
-    ladder = marked._family(delta, 0.1).ladder(epsilon, math.log(delta) - 14).delta(epsilon)
-    assert by_marks.meets(ladder)
+    by_marks = marked._smoothed(epsilon, delta).delta(epsilon)
+    assert by_marks.meets(marked._lattice_delta(epsilon, 0.0, Bracket(0.0, 1.0)))
     assert by_marks.width <= 1e-2 * by_marks.upper
 
 

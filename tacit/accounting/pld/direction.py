@@ -1,6 +1,5 @@
 """The price of one direction of comparison, by whichever method proves the sharpest bracket."""
 
-import contextlib
 import math
 from collections.abc import Callable
 
@@ -10,24 +9,22 @@ from tacit._arrays import Floats
 from tacit.accounting.brackets import Bracket, invert
 from tacit.accounting.one_event import ROUND
 from tacit.accounting.pld.contour import Contours, Family
-from tacit.accounting.pld.large_losses import LargeLosses, has_tail
-from tacit.accounting.pld.lattice import Lattice, chernoff_delta, coarse_moments
+from tacit.accounting.pld.large_losses import has_tail, mark_losses
+from tacit.accounting.pld.lattice import Lattice, coarse_moments
 from tacit.accounting.pld.loss_laws import MixedNormals, Normal, OneRelease, Sampled, Shifted
 from tacit.accounting.pld.pairs import Direction
-from tacit.accounting.pld.sampled_gaussian_contour import NARROW, WIDE
 from tacit.accounting.pld.spread import guess_epsilon
 from tacit.errors import NotCertified
 
 _GOOD = 1e-5  # relative width at which a bracket is returned without trying another method
-_ENOUGH = 3e-4  # relative width at which no slower method is tried
+_ENOUGH = 1e-4  # relative width at which no slower method is tried
+_CLOSE = 1e-3  # relative width at which a large lattice is not tried
 _FAIR = 1e-4  # relative width at which the lattice is not refined further
 _ROUGH = 1e-2  # relative error of delta that suffices to find out which direction is the worse
-_LOW_GAIN = 28.0  # log of integrand over target that is certain not to amplify rounding
-_SLACK = 5e-5  # relative error of delta that marked losses may add
-_HEAVY_WORK = 3e6  # nodes of a contour integral, where the alternative is to split the law
-_LEVELS = (1.5, 1.9, 2.5, 6.0)  # losses above this many times epsilon are marked
-_FEW_STEPS, _MARKED_POINTS = 100_000, 1 << 15
-"""Steps up to which losses may be marked on a lattice, and its number of points."""
+_SLACK = 2e-5  # relative error of delta that marked losses may add
+_SMOOTHING = 2.5e-5  # relative width of epsilon that smoothing may cause
+_MOST_GUESSES = 6
+_COARSER = 4.0  # factor of the errors when a smoothed curve would be too costly
 _MOST_CURVES = 48  # curves that are computed at most for a table of deltas
 _COARSE = 1 << 13
 _LATTICE_POINTS = (_COARSE, 1 << 16, 1 << 18)
@@ -46,8 +43,13 @@ class DirectionPrice:
         self.tolerance = tolerance
         self.largest_loss = direction.largest_loss
         self.releases = [(OneRelease(law), count) for law, count in direction.parts]
+        # The contour method serves such laws better than a lattice.
+        self.is_smooth = all(
+            isinstance(law, Shifted) or (isinstance(law, Sampled) and isinstance(law.noise, Normal))
+            for law, _ in direction.parts
+        )
         self.curves: list[Contours | Lattice] = []
-        self.families: dict[float, Family] = {}
+        self.family: Family | None = None
 
     def epsilon(self, delta: float, *, floor: float = 0.0) -> Bracket:
         """Return bounds on the smallest epsilon at `delta`; they may be loose below `floor`."""
@@ -106,7 +108,8 @@ class DirectionPrice:
         if self.direction.steps == 1:
             return _epsilon_of(self.releases[0][0], delta)
         methods = (self._contour_epsilon, self._lattice_epsilon, self._simple_epsilon)
-        return _sharpest(methods, delta, floor, Bracket(0.0, self.largest_loss))
+        enough = _CLOSE if self.is_smooth else _ENOUGH
+        return _sharpest(methods, delta, floor, Bracket(0.0, self.largest_loss), enough)
 
     def _finite_delta(self, epsilon: float, floor: float, *, quickly: bool = False) -> Bracket:
         if epsilon >= self.largest_loss or not self.releases:
@@ -124,84 +127,78 @@ class DirectionPrice:
         answer = answer.intersection(Bracket(0.0, bound))
         if floor > 0.0 and answer.upper > floor:  # is this the lesser direction?
             rough = family.plain(floor, math.log(delta) + math.log(_ROUGH))
-            if rough and rough.delta(floor).upper <= delta:
-                return answer.intersection(Bracket(0.0, floor))
-            if (
-                rough is None
-                and chernoff_delta(self.direction, floor, math.log(delta) - 7) <= delta
-            ):
+            rough = rough or self._smoothed(floor, delta)
+            if rough.delta(floor).upper <= delta:
                 return answer.intersection(Bracket(0.0, floor))
         guess = family.moments.guess_epsilon(delta)
         log_target = math.log(delta) + math.log(self.tolerance)
-        curve, plain = self._tuned_near(guess) or family.plain(guess, log_target), True
-        if curve is None:  # too costly: perhaps one step in many makes all the loss
-            guess = min(guess, self._likely_epsilon(delta, guess))
-        for _ in range(6):
-            if answer.upper <= floor:
-                break
-            if curve is None:
-                plain = False
-                try:
-                    curve = self._rare(guess, delta)
-                except NotCertified:
-                    break
+        curve = self._tuned_near(guess) or family.plain(guess, log_target)
+        while curve and answer.upper > floor:
             self.curves.append(curve)
             found = invert(curve, delta, guess=guess, ceiling=answer.upper, slope=curve.order)
             answer = answer.intersection(found)
-            near = curve.order * abs(found.upper - guess) < 1.0
-            if _is_good(answer) or (near and not plain):
+            if _is_good(answer) or curve.order * abs(found.upper - guess) < 1.0:
                 break
-            if found.width > 0.1 * found.upper:
-                guess = min(found.upper, self._likely_epsilon(delta, found.upper))
-            else:
-                guess = found.upper  # closer to the truth than the guess for which it was tuned
-            curve = None if near or not plain else family.plain(guess, log_target)
+            guess = found.upper  # closer to the truth than the guess for which it was tuned
+            curve = family.plain(guess, log_target)
+        if answer.width > _ENOUGH * answer.upper and answer.upper > floor:
+            return self._smoothed_epsilon(delta, floor, answer)
         return answer
 
-    def _rare(self, epsilon: float, delta: float) -> Contours | Lattice:
-        """Return a curve for rare sampling, where the loss has two scales.
+    def _smoothed_epsilon(self, delta: float, floor: float, answer: Bracket) -> Bracket:
+        """Sharpen `answer` by smoothed curves, each centered at a better guess than the last."""
+        guess, precision = answer.upper, 1.0
+        if answer.width > 0.1 * answer.upper:
+            most = min(answer.upper, _Unsampled(self.direction).epsilon(delta))
+            answer = answer.intersection(Bracket(0.0, most))
+            guess = self._likely_epsilon(delta, most)
+        for _ in range(_MOST_GUESSES):
+            if answer.upper <= floor:
+                break
+            try:
+                curve = self._smoothed(guess, delta, precision)
+            except NotCertified:
+                if not 1.0 <= precision < _COARSER**2:
+                    break
+                precision *= _COARSER
+                continue
+            self.curves.append(curve)
+            found = invert(curve, delta, guess=guess, ceiling=answer.upper, slope=curve.order)
+            answer = answer.intersection(found)
+            if answer.width <= _ENOUGH * answer.upper:
+                break
+            here, next_to = (curve.delta(x).upper for x in (guess, 0.99 * guess))
+            slope = max(math.log(next_to / here) / (0.01 * guess), 1e-3 * curve.order)
+            step = math.log(here / delta) / slope
+            if (
+                slope * abs(step) < 0.2
+            ):  # the curve was in the right place, and is not precise enough
+                precision *= min(max(0.5 * _ENOUGH * answer.upper / answer.width, 0.02), 0.5)
+            guess = min(max(guess + step, 0.5 * guess, answer.lower), 2 * guess, answer.upper)
+        return answer
+
+    def _smoothed(self, epsilon: float, delta: float, precision: float = 1.0) -> Contours:
+        """Return a curve for rare sampling and for few steps, where transforms hardly decay.
 
         Losses well above `epsilon` are marked and counted in closed form; the others are integrated
-        or, if they have too few steps, put on a lattice. If that does not work, the law is cut into
-        several ranges of losses.
+        after a small smoothing. Errors are about `precision` times as large as usual.
         """
-        log_target = math.log(delta) + math.log(self.tolerance)
-        if curve := self._family(delta).plain(
-            epsilon, log_target, most=_HEAVY_WORK, gain=_LOW_GAIN
-        ):
-            return curve
-        for level in (factor * epsilon for factor in _LEVELS):
-            with contextlib.suppress(NotCertified):
-                large = LargeLosses(self.direction, level, log_target - 3.0, is_smooth=True)
-                if large.delta(epsilon).width <= _SLACK * delta:
-                    family = Family.unmarked(self.direction, large, log_removed=log_target - 3.0)
-                    return family.marked(epsilon, log_target, large)
-        if self.direction.steps <= _FEW_STEPS:
-            with contextlib.suppress(NotCertified):
-                return self._marked_lattice(epsilon, delta, log_target)
-        return self._family(delta, NARROW).ladder(epsilon, log_target)
-
-    def _marked_lattice(self, epsilon: float, delta: float, log_target: float) -> Lattice:
-        """Return a lattice of the losses up to a level, with larger losses in closed form."""
-        for level in (factor * epsilon for factor in _LEVELS):
-            large = LargeLosses(self.direction, level, log_target - 3.0, is_smooth=False)
-            if large.delta(epsilon).width <= _SLACK * delta:
-                capped = large.unmarked()
-                with np.errstate(all="ignore"):  # these moments only choose the grid
-                    moments = coarse_moments(capped, -700.0)
-                return Lattice(capped, moments, epsilon, log_target, _MARKED_POINTS, large)
-        raise NotCertified("the losses of other steps are not small enough.")
+        slack = _SLACK * precision
+        log_target = math.log(delta) + math.log(slack)
+        large, scale = None, epsilon
+        if any(has_tail(law) for law, _ in self.direction.parts):
+            large = mark_losses(self.direction, epsilon, slack * delta)
+            scale = max(epsilon, large.typical_low)
+        if scale == 0.0:
+            raise NotCertified("the size of the losses is not known.")
+        family = Family.sharp(self.direction, large, log_removed=log_target - 3.0, scale=scale)
+        return family.smoothed(epsilon, log_target, large, width=_SMOOTHING * precision)
 
     def _likely_epsilon(self, delta: float, most: float) -> float:
         """Return an estimate of epsilon where one step in many may make all the loss."""
         if any(has_tail(law) for law, _ in self.direction.parts):
             return guess_epsilon(self.direction.parts, delta, max(most, 1e-12))
         return self._single_jump(delta)
-
-    def _is_below(self, epsilon: float, delta: float) -> bool:
-        """Return whether a Chernoff bound proves delta(epsilon) <= `delta`."""
-        with np.errstate(all="ignore"):  # a bound that is not a number proves nothing
-            return chernoff_delta(self.direction, epsilon, math.log(delta) - 7) <= delta
 
     def _single_jump(self, delta: float) -> float:
         """Estimate epsilon as if one step made all the loss: that of one step at delta / steps."""
@@ -219,7 +216,7 @@ class DirectionPrice:
             log_target = math.log(delta) + math.log(self.tolerance)
             curve = self._tuned_near(epsilon) if attempt == 0 else None
             curve = curve or family.plain(epsilon, log_target)
-            curve = curve or self._rare(epsilon, delta)
+            curve = curve or self._smoothed(epsilon, delta)
             self.curves.append(curve)
             answer = answer.intersection(curve.delta(epsilon))
             if _is_good(answer) or not 1e-300 < answer.upper < 0.5 * delta:
@@ -238,7 +235,9 @@ class DirectionPrice:
         log_target = math.log(delta) + math.log(self.tolerance)
         moments = coarse_moments(self.direction, log_target - math.log(self.direction.steps))
         guess = min(moments.guess_epsilon(delta), answer.upper)
-        for points in _LATTICE_POINTS:
+        sizes = 2 if answer.width <= _CLOSE * answer.upper else 3
+        sizes = 1 if self.is_smooth and answer.width <= 0.05 * answer.upper else sizes
+        for points in _LATTICE_POINTS[:sizes]:
             for center in {guess, self._single_jump(delta)} if points == _COARSE else {guess}:
                 lattice = Lattice(self.direction, moments, center, log_target, points)
                 found = invert(lattice, delta, guess=center, ceiling=answer.upper)
@@ -284,14 +283,12 @@ class DirectionPrice:
         """Return an upper bound on delta(0): the sum of delta(0) over all releases."""
         return math.fsum(n * one.delta(0.0).upper for one, n in self.releases)
 
-    def _family(self, delta: float, width: float = WIDE) -> Family:
-        """Return the loss laws, high losses of negligible mass cut off smoothly over `width`."""
-        family = self.families.get(width)
-        if family is None or family.removed > delta * self.tolerance:
+    def _family(self, delta: float) -> Family:
+        """Return the loss laws, high losses of negligible mass cut off."""
+        if self.family is None or self.family.removed > delta * self.tolerance:
             log_removed = math.log(delta) + math.log(self.tolerance / 8)
-            family = Family.of(self.direction, log_removed=log_removed, width=width)
-            self.families[width] = family
-        return family
+            self.family = Family.of(self.direction, log_removed=log_removed)
+        return self.family
 
 
 class _Unsampled:
@@ -332,10 +329,12 @@ def _sharpest(
     target: float,
     floor: float,
     answer: Bracket,
+    enough: float = _ENOUGH,
 ) -> Bracket:
     """Return the bracket `answer`, narrowed by one method after another.
 
-    Stop when it is narrow enough, or wholly below `floor`, where precision does not matter.
+    Stop when its relative width is `enough`, or if it is wholly below `floor`, where precision does
+    not matter.
     """
     for method in methods:
         try:
@@ -343,7 +342,7 @@ def _sharpest(
                 answer = method(target, floor, answer)
         except NotCertified:
             continue
-        if answer.width <= _ENOUGH * answer.upper or answer.upper <= floor:
+        if answer.width <= enough * answer.upper or answer.upper <= floor:
             break
     return answer
 

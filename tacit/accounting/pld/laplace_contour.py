@@ -25,21 +25,39 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import expit, log_expit, logit, roots_legendre
+from scipy.special import expit, log_expit, logit
 
 from tacit._arrays import Floats
 from tacit.accounting.one_event import ROUND, log_mixture, log_mixture_at
 from tacit.accounting.pld.loss_laws import DoubleExponential, Sampled
-from tacit.accounting.pld.transforms import ORDERS, Cumulants, Factor, Split, Tilt, WeightedLosses
+from tacit.accounting.pld.transforms import ORDERS, Cumulants, Factor, Tilt, WeightedLosses
 from tacit.errors import NotCertified
 
-_POINTS = 24
-_legendre = lru_cache(maxsize=1)(roots_legendre)  # on first use: it loads scipy.linalg
-_ALONG, _ACROSS = 2.125, 1.875
-_LOG_GAUSS = math.log(64 / 15) - 2 * (_POINTS - 1) * math.log(4.0) - math.log1p(-1 / 16)
+POINTS = 24
+ALONG, ACROSS = 2.125, 1.875
+LOG_GAUSS = math.log(64 / 15) - 2 * (POINTS - 1) * math.log(4.0) - math.log1p(-1 / 16)
+WEIGHT_ERROR = 1e-15 if np.finfo(np.longdouble).eps < 1e-18 else 1e-12
 _CELLS = 256
 _MOST_PANELS = 1 << 14
 _LARGEST = 300.0
+
+
+@lru_cache(maxsize=1)
+def legendre(points: int) -> tuple[Floats, Floats]:
+    """Return nodes and weights of the Gauss-Legendre rule on [-1, 1], by Newton's method.
+
+    The relative error of the weights is at most `WEIGHT_ERROR`.
+    """
+    index = np.arange(points, 0, -1).astype(np.longdouble)
+    x = np.cos(np.longdouble(math.pi) * (index - 0.25) / (points + 0.5))
+    slope = x
+    for _ in range(8):
+        before, value = np.ones_like(x), x
+        for k in range(2, points + 1):
+            before, value = value, ((2 * k - 1) * x * value - (k - 1) * before) / k
+        slope = points * (x * value - before) / (x * x - 1)
+        x = x - value / slope
+    return x.astype(float), (2 / ((1 - x * x) * slope**2)).astype(float)
 
 
 class Segment(NamedTuple):
@@ -58,7 +76,7 @@ class Segment(NamedTuple):
 class LaplaceModel:
     """Laplace noise on a Poisson sample, as a `LossModel` of the contour method."""
 
-    removed = 0.0
+    removed = variance = 0.0
 
     def __init__(self, law: Sampled) -> None:
         assert isinstance(law.noise, DoubleExponential)
@@ -83,12 +101,12 @@ class LaplaceModel:
         They are its two atoms and the quadrature nodes of `panels` equal panels in each segment.
         """
         half = self.epsilon / panels
-        u = (self._centers(panels)[:, None] + half * _legendre(_POINTS)[0]).ravel()
+        u = (self._centers(panels)[:, None] + half * legendre(POINTS)[0]).ravel()
         log_g, p, q = log_mixture(self.rate, u), self.chance(u), self.rate
         logs = 1 - math.log(q) - (math.log1p(-q) if q < 1 else 0.0)
         adds = 4 * logs * ((u > 30.0) | (q > 0.5))  # where `log_mixture` adds logarithms
         g_error = ROUND * (p * 4 * np.abs(u) + 10 * np.abs(log_g) + adds)
-        weights = np.tile(np.log(half * _legendre(_POINTS)[1]), panels)
+        weights = np.tile(np.log(half * legendre(POINTS)[1]), panels)
         atoms, mass_error = self.atom_loss, np.full(2, 16 * ROUND)
         rows = [(atoms, self.log_atom, 8 * ROUND * np.abs(atoms), mass_error)]
         for segment in self.segments:
@@ -96,7 +114,7 @@ class LaplaceModel:
             loss = segment.offset + segment.sign * log_g
             log_mass = weights + segment.start - 0.5 * u + segment.rise * log_g
             loss_error = g_error + 8 * ROUND * abs(segment.offset)
-            rows.append((loss, log_mass, loss_error, 16 * ROUND * sizes + g_error))
+            rows.append((loss, log_mass, loss_error, 16 * ROUND * sizes + g_error + WEIGHT_ERROR))
         table = np.concatenate(rows, axis=1)
         return WeightedLosses(*table[:, np.argsort(table[0], kind="stable")])
 
@@ -107,8 +125,8 @@ class LaplaceModel:
     def log_quadrature(self, panels: int, orders: Floats, t: float) -> Floats:
         """Bound the log of the quadrature error of the moment E[exp((order + i t) * loss)]."""
         half, centers = self.epsilon / panels, self._centers(panels)
-        low, high = centers - _ALONG * half, centers + _ALONG * half
-        angle = _ACROSS * half
+        low, high = centers - ALONG * half, centers + ALONG * half
+        angle = ACROSS * half
         if angle > 0.5 * math.pi:
             return np.full(len(orders), math.inf)
         log_low = log_mixture(self.rate, low) + math.log(math.cos(0.5 * angle))
@@ -120,9 +138,9 @@ class LaplaceModel:
             worst = np.maximum(power, 0.0) * log_high + np.minimum(power, 0.0) * log_low
             fixed = (segment.start + orders * segment.offset)[:, None]
             logs.append(np.logaddexp.reduce(fixed + worst - 0.5 * low + t * turn, axis=1))
-        return np.logaddexp.reduce(logs) + math.log(half) + _LOG_GAUSS
+        return np.logaddexp.reduce(logs) + math.log(half) + LOG_GAUSS
 
-    def moments(self, _steps: int) -> Cumulants:
+    def moments(self, _spread: float) -> Cumulants:
         # M is the sum over the nodes up to its error, and at most exp(order * largest loss).
         panels = max(8, math.ceil(2 * self.epsilon))
         nodes = self.nodes(panels)
@@ -189,7 +207,7 @@ class TiltedLaplace:
             gap = min(gap, 4 * float(self.atoms.prod()) * (t / turn) ** 2)
         return 0.5 * math.log1p(-gap) + 1e-14
 
-    def lay_nodes(self, t: float, log_error: float, _split: Split | None) -> int:
+    def lay_nodes(self, t: float, log_error: float) -> int:
         order, panels, log_found = np.array([self.order]), 1, math.inf
         while panels < _MOST_PANELS:
             log_found = float(self.base.log_quadrature(panels, order, t)[0]) - self.log_m
@@ -198,8 +216,8 @@ class TiltedLaplace:
             panels *= 2
         self.panels = panels
         self.error = math.exp(min(log_found, 700.0))
-        return 2 + panels * _POINTS * len(self.base.segments)
+        return 2 + panels * POINTS * len(self.base.segments)
 
-    def factor(self, step: float, size: int, _split: Split | None) -> Factor:
+    def factor(self, step: float, size: int) -> Factor:
         atoms = self.base.nodes(self.panels).tilted(self.tilt, self.error)
-        return atoms.split_factor(None, step, size)
+        return atoms.factor(step, size)

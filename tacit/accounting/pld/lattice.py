@@ -33,10 +33,9 @@ import numpy as np
 from tacit._arrays import Floats
 from tacit.accounting.brackets import Bracket
 from tacit.accounting.one_event import ROUND, Numbers
-from tacit.accounting.pld.large_losses import LargeLosses
 from tacit.accounting.pld.loss_laws import Discrete, Law
 from tacit.accounting.pld.pairs import Direction
-from tacit.accounting.pld.spread import bounded_moments, spread
+from tacit.accounting.pld.spread import spread
 from tacit.accounting.pld.transforms import ORDERS, Cumulants, WeightedLosses, total
 from tacit.errors import NotCertified
 
@@ -177,7 +176,6 @@ class Lattice:
 
     The bounds are proved for every argument, and tight near the `epsilon` given here. `log_target`
     is the log of the error of delta to aim at, `points` the number of grid points in the window.
-    `large` is what losses add that were left out of `direction`.
     """
 
     def __init__(
@@ -187,11 +185,9 @@ class Lattice:
         epsilon: float,
         log_target: float,
         points: int,
-        large: LargeLosses | None = None,
     ) -> None:
         if direction.steps > _MOST_STEPS:
             raise NotCertified("rounding errors of so many steps have no useful bound.")
-        self.large = large
         index, window = moments.choose_line(epsilon, log_target)
         order, start = float(ORDERS[index]), epsilon - 0.25 * window
         self.order = order
@@ -218,9 +214,6 @@ class Lattice:
         if not epsilon / self.step < 1e15:
             return Bracket(0.0, 1.0)
         lower, upper = self._attack(epsilon + self.shift), self._dominate(epsilon - self.shift)
-        if self.large:
-            added = self.large.delta(epsilon)
-            lower, upper = lower + added.lower, upper + added.upper
         return Bracket.of_delta(lower, upper)
 
     def _dominate(self, epsilon: float) -> float:
@@ -265,22 +258,6 @@ def coarse_moments(direction: Direction, log_removed: float) -> Cumulants:
         none = np.zeros(len(loss))
         each.append(WeightedLosses(loss, np.log(mass), none, none).cumulants())
     return total(each, [count for _, count in direction.parts])
-
-
-def chernoff_delta(direction: Direction, epsilon: float, log_removed: float) -> float:
-    """Return an upper bound on delta(epsilon), from the moments of dominating laws on a grid.
-
-    It is loose, but it holds for every law. Losses far below -epsilon are raised; high losses of
-    mass about exp(log_removed) count as infinite.
-    """
-    each: list[Cumulants] = []
-    infinite = 0.0
-    for law, count in direction.parts:
-        found, above = bounded_moments(law, -4 * epsilon, log_removed - math.log(direction.steps))
-        each.append(found)
-        infinite += count * above
-    moments = total(each, [count for _, count in direction.parts])
-    return math.exp(moments.log_delta_bound(epsilon)) + infinite
 
 
 def _aligned(direction: Direction, step: float) -> float:

@@ -229,26 +229,6 @@ class Discrete:
 
 
 @dataclass(frozen=True)
-class Capped:
-    """The part of the law `whole` with losses up to `level`; its masses sum to less than 1."""
-
-    whole: Sampled
-    level: float
-
-    @property
-    def largest_loss(self) -> float:
-        return self.level
-
-    def span(self, log_mass: float) -> tuple[float, float]:
-        low, high = self.whole.span(log_mass)
-        return low, min(high, self.level)
-
-    def cells(self, edges: Floats) -> tuple[Floats, Floats]:
-        p, q = self.whole.cells(np.append(np.minimum(edges, self.level), self.level))
-        return p[:-1], q[:-1]
-
-
-@dataclass(frozen=True)
 class MixedNormals:
     """Law of the loss between a mixture of N(shift, sigma^2) and N(0, sigma^2).
 
@@ -389,7 +369,7 @@ class Mixture:
         return mass_p, mass_q
 
 
-Law: TypeAlias = Sampled | Shifted | Discrete | Capped | MixedNormals | Folded | Mixture
+Law: TypeAlias = Sampled | Shifted | Discrete | MixedNormals | Folded | Mixture
 
 
 class OneRelease:

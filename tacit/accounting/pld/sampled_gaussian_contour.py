@@ -33,78 +33,39 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import expit, log_ndtr, logit, ndtr
+from scipy.special import expit, log_ndtr, logit
 
 from tacit._arrays import Floats
 from tacit.accounting.one_event import ROUND, Numbers, log_mixture
 from tacit.accounting.pld.loss_laws import Normal, Sampled
-from tacit.accounting.pld.transforms import ORDERS, Cumulants, Factor, Split, Tilt, WeightedLosses
+from tacit.accounting.pld.transforms import ORDERS, Cumulants, Factor, Tilt, WeightedLosses
 from tacit.errors import NotCertified
 
 _LOG_ROOT_TWO_PI = 0.5 * math.log(2 * math.pi)
 _LEFT = -12.0  # phi puts less than 2e-33 below
 _RIGHT = 10.0  # widths beyond the cut, where chi has fallen to 1e-23
-WIDE, NARROW = 1.0, 0.1
-"""Widths of a cut: a wide one needs few nodes, a narrow one can be made at lower losses."""
+_WIDE = 1.0  # width of a cut: a wide one needs few nodes
 _DEPTHS: Floats = np.geomspace(0.01, 1.0, 11)
-_FARTHEST = 128.0  # orders above this divided by the deviation of the total do not help
+_NEAREST, _FARTHEST = 2.0**-14, 128.0
+"""Orders outside this range, divided by the deviation of the total, do not help."""
 _USEFUL = 16.0  # orders above this divided by the deviation of the total need not be sharp
 _GOOD = 1e-12  # relative error of a moment that needs no finer bound
 _MOST_CELLS = 20_000
 _MOST_NODES = 1_000_000
 
 
-class SmoothModel:
-    """Loss of normal noise on a Poisson sample, on a grid of outputs y, as a `LossModel`.
+class NormalSample:
+    """The law of the loss of normal noise on a Poisson sample, as a function of the output y."""
 
-    High losses are cut off: an output y keeps the share Phi((cut - y) / width) of its mass.
-    """
-
-    def __init__(self, law: Sampled, cut: float, width: float) -> None:
+    def __init__(self, law: Sampled) -> None:
         assert isinstance(law.noise, Normal)
         self.law = law
         self.sigma = law.noise.sigma
         self.rate = law.rate
-        self.cut = cut
-        self.width = width
-        self.removed = math.exp(float(_log_removed(law, np.array(cut), width))) * (1 + 1e-12)
-        self.curve = 1 + 1 / width**2  # |F| grows at most like exp(curve s^2 / 2) up a line
-        # Negative powers of g (b = 1) grow away from the real line, so they need finer steps.
-        self.step = min((0.1 if law.b else 0.3) * min(1.0, self.sigma), 0.5 * width)
-        # Cells may be coarser than nodes; whole cells cover the grid.
-        self.stride = max(int(min(0.3, 0.3 * self.sigma, 0.5 * width) / self.step), 1)
-        cells = int((cut + _RIGHT * width - _LEFT) / (self.stride * self.step)) + 2
-        size = cells * self.stride + 1
-        if size > _MOST_CELLS:
-            raise NotCertified("the noise is too small for a grid.")
-        self.y = _LEFT + self.step * np.arange(size, dtype=float)
-        self.log_p, self.loss = self.log_density(self.y)
-        self.useful = math.inf  # orders above this need no sharp moments
 
-    @staticmethod
-    def cut_lightly(law: Sampled, log_removed: float, width: float) -> "SmoothModel":
-        """Return `law` with the lowest cut (steps of 1/4) that removes at most exp(log_removed)."""
-        assert isinstance(law.noise, Normal)
-        if 0.3 * law.noise.sigma * _MOST_CELLS < _RIGHT - _LEFT:  # nor can the cuts be listed
-            raise NotCertified("the noise is too small for a grid.")
-        highest = law.a / law.noise.sigma + 2.0 * math.sqrt(1.0 - log_removed)
-        cuts = highest - 0.25 * np.arange(int(highest / 0.25), dtype=float)
-        fits = int(np.searchsorted(_log_removed(law, cuts, width), log_removed))
-        return SmoothModel(law, float(cuts[max(fits - 1, 0)]), width)
-
-    def cut_at(self, loss: float, scale: float) -> "SmoothModel":
-        """Return this law with losses above `loss` cut off; unchanged if the cut is lower already.
-
-        Beyond the cut, the share chi of mass that is kept must fall faster than exp(order * loss)
-        grows. The orders that matter are a few dozen divided by `scale`, which gives the width.
-        """
-        cut = float(np.interp(loss, self.loss, self.y))
-        width = min(NARROW, 0.3 * self.sigma * math.sqrt(scale))
-        return SmoothModel(self.law, cut, width) if cut < self.cut else self
-
-    def log_density(self, y: Numbers) -> tuple[Numbers, Numbers]:
-        """Return the log density under P, after the cut, at the scaled output y, and its loss."""
-        log_p = -0.5 * y * y - _LOG_ROOT_TWO_PI + log_ndtr((self.cut - y) / self.width)
+    def losses(self, y: Numbers) -> tuple[Numbers, Numbers]:
+        """Return the log density of P at the scaled outputs y, and their losses."""
+        log_p = -0.5 * y * y - _LOG_ROOT_TWO_PI
         if self.law.a == 0:
             return log_p, -self.log_ratio(-y)
         forward = self.log_ratio(y)
@@ -130,20 +91,13 @@ class SmoothModel:
         shaky = self.chance(y) * (8 * np.abs(u) + 4 / self.sigma**2 + 8)
         return ROUND * (shaky + 20 * np.abs(log_mixture(q, u)) + adds)
 
-    def moments(self, steps: int) -> Cumulants:
-        mass = np.exp(self.log_p) * self.step
-        variance = float(mass @ self.loss**2 - (mass @ self.loss) ** 2)
-        spread = math.sqrt(max(variance, 0.0) * steps + 1e-300)  # rounding may go below 0
-        self.useful = _USEFUL / spread
-        nodes = self.weighted(self.y, self.log_p, self.loss, self.step)
-        found = nodes.cumulants(removed=self.removed, largest_order=_FARTHEST / spread)
-        known = np.where(np.isfinite(found.upper), found.upper, 0.0)
-        outside = np.exp(np.minimum(self.log_outside(ORDERS) - known, 200.0))
-        slack = 3 * self._strip(ORDERS) + outside
-        return found._replace(upper=found.upper + slack, error=found.error + 2 * slack)
+    def weighted(
+        self, y: Numbers, log_p: Numbers, loss: Numbers, spacing: Floats | float
+    ) -> WeightedLosses:
+        """Return the losses at nodes y with their masses and the rounding errors of both.
 
-    def weighted(self, y: Numbers, log_p: Numbers, loss: Numbers, spacing: float) -> WeightedLosses:
-        """Return the losses at nodes y, `spacing` apart, with masses and both rounding errors."""
+        The mass of a node is its density, with logarithm `log_p`, times its `spacing`.
+        """
         loss_error = ROUND * np.abs(loss)
         loss_error += self.ratio_error(np.real(y)) if self.law.a else 0.0
         loss_error += self.ratio_error(-np.real(y)) if self.law.b else 0.0
@@ -151,7 +105,63 @@ class SmoothModel:
         sizes = 3 + np.abs(y) ** 2 + np.abs(log_p) + np.abs(loss) - math.log1p(-self.rate)
         units = 64 if np.iscomplexobj(y) else 16
         mass_error = units * ROUND * sizes + self.law.a * loss_error
-        return WeightedLosses(loss, log_p + math.log(spacing), loss_error, mass_error)
+        return WeightedLosses(loss, log_p + np.log(spacing), loss_error, mass_error)
+
+
+class SmoothModel(NormalSample):
+    """Loss of normal noise on a Poisson sample, on a grid of outputs y, as a `LossModel`.
+
+    High losses are cut off: an output y keeps the share Phi((cut - y) / width) of its mass.
+    """
+
+    def __init__(self, law: Sampled, cut: float, width: float) -> None:
+        super().__init__(law)
+        self.cut = cut
+        self.width = width
+        self.removed = math.exp(float(_log_removed(law, np.array(cut), width))) * (1 + 1e-12)
+        self.curve = 1 + 1 / width**2  # |F| grows at most like exp(curve s^2 / 2) up a line
+        # Negative powers of g (b = 1) grow away from the real line, so they need finer steps.
+        self.step = min((0.1 if law.b else 0.3) * min(1.0, self.sigma), 0.5 * width)
+        # Cells may be coarser than nodes; whole cells cover the grid.
+        self.stride = max(int(min(0.3, 0.3 * self.sigma, 0.5 * width) / self.step), 1)
+        cells = int((cut + _RIGHT * width - _LEFT) / (self.stride * self.step)) + 2
+        size = cells * self.stride + 1
+        if size > _MOST_CELLS:
+            raise NotCertified("the noise is too small for a grid.")
+        self.y = _LEFT + self.step * np.arange(size, dtype=float)
+        self.log_p, self.loss = self.log_density(self.y)
+        self.useful = math.inf  # orders above this need no sharp moments
+        mass = np.exp(self.log_p) * self.step
+        self.variance = max(float(mass @ self.loss**2 - (mass @ self.loss) ** 2), 0.0)
+
+    @staticmethod
+    def cut_lightly(law: Sampled, log_removed: float, width: float = _WIDE) -> "SmoothModel":
+        """Return `law` with the lowest cut (steps of 1/4) that removes at most exp(log_removed)."""
+        assert isinstance(law.noise, Normal)
+        if 0.3 * law.noise.sigma * _MOST_CELLS < _RIGHT - _LEFT:  # nor can the cuts be listed
+            raise NotCertified("the noise is too small for a grid.")
+        highest = law.a / law.noise.sigma + 2.0 * math.sqrt(1.0 - log_removed)
+        cuts = highest - 0.25 * np.arange(int(highest / 0.25), dtype=float)
+        fits = int(np.searchsorted(_log_removed(law, cuts, width), log_removed))
+        return SmoothModel(law, float(cuts[max(fits - 1, 0)]), width)
+
+    def log_density(self, y: Numbers) -> tuple[Numbers, Numbers]:
+        """Return the log density under P, after the cut, at the scaled output y, and its loss."""
+        log_p, loss = self.losses(y)
+        return log_p + log_ndtr((self.cut - y) / self.width), loss
+
+    def moments(self, spread: float) -> Cumulants:
+        low, high = np.searchsorted(ORDERS, np.array([_NEAREST, _FARTHEST]) / spread)
+        used = slice(min(int(low), len(ORDERS) - 1), max(int(high), int(low) + 1))
+        self.useful = _USEFUL / spread
+        nodes = self.weighted(self.y, self.log_p, self.loss, self.step)
+        found = nodes.cumulants(removed=self.removed, orders=used)
+        orders = ORDERS[used]
+        outside = np.exp(np.minimum(self.log_outside(orders) - found.upper[used], 200.0))
+        slack = 3 * self._strip(orders) + outside
+        found.upper[used] += slack
+        found.error[used] += 2 * slack
+        return found
 
     def _strip(self, orders: Floats) -> Floats:
         """Bound the error of the trapezoid sum for the moment E[exp(order * loss)], over M.
@@ -189,19 +199,28 @@ class SmoothModel:
         logs = np.log(np.diff(edges)) - 0.5 * nearest**2 - _LOG_ROOT_TWO_PI + rise
         inside = np.logaddexp.reduce(logs + np.multiply.outer(orders, loss[1:] - log_size), axis=1)
         left = float(log_ndtr(edges[0])) - orders * math.log(math.cos(0.5 * s / self.sigma))
-        outside = self.log_outside(orders) - orders * math.log(math.cos(0.5 * s / self.sigma))
-        return np.logaddexp(np.logaddexp(inside, left), outside) + math.log(2)
+        # Right of the grid, p(-y) is at most its value at the end.
+        last = np.minimum(p[-1], 0.5)
+        right = self._log_beyond(orders) - orders * _turned(last, np.array(s / self.sigma))[0]
+        return np.logaddexp(np.logaddexp(inside, left), right) + math.log(2)
 
     def log_outside(self, orders: Floats | float) -> Floats:
         """Bound the log of the moments' integral over outputs y outside the grid.
 
-        The bound also holds for the trapezoid sum there. F and p are those of the module docstring.
-        Left of the grid, the loss is largest at the end and P is at most phi. Right of it, the
-        slope of log F is at most (grow p(y) + fall p(-y)) / sigma - y - (y - cut) / width^2, with
-        grow = a (1 + order) and fall = b order. p(-y) falls. p(y) rises, but the slope still falls
-        if grow p (1 - p) / sigma^2 cannot exceed `curve`; else p is replaced by 1.
+        The bound also holds for the trapezoid sum there. Left of the grid, the loss is largest at
+        the end and P is at most phi.
         """
         left = orders * self.loss[0] + log_ndtr(_LEFT) + math.log(1 + self.step * (1 - _LEFT))
+        return np.logaddexp(left, self._log_beyond(orders))
+
+    def _log_beyond(self, orders: Floats | float) -> Floats:
+        """Bound, like `log_outside`, the integral right of the grid.
+
+        The slope of log F is at most (grow p(y) + fall p(-y)) / sigma - y - (y - cut) / width^2
+        there, with grow = a (1 + order), fall = b order, and p of the module docstring. p(-y)
+        falls. p(y) rises, but the slope still falls if grow p (1 - p) / sigma^2 cannot exceed
+        `curve`; else p is replaced by 1.
+        """
         end, grow, fall = self.y[-1], self.law.a * (1 + orders), self.law.b * orders
         p, p_mirror = (float(self.chance(np.array(at))) for at in (end, -end))
         p = np.where(grow <= 4 * self.curve * self.sigma**2, p, 1.0)
@@ -210,11 +229,11 @@ class SmoothModel:
         logs = np.log(self.step + 1 / np.maximum(rate, 1e-9))
         right = self.log_p[-1] + orders * self.loss[-1] + np.where(rate > 1e-9, logs, math.inf)
         if np.any((rate <= 1e-9) & (orders <= self.useful)):
-            right = np.minimum(right, self._log_right(np.asarray(orders)))
-        return np.logaddexp(left, right)
+            right = np.minimum(right, self._log_cells_beyond(np.asarray(orders)))
+        return right
 
-    def _log_right(self, orders: Floats) -> Floats:
-        """Bound, like `log_outside`, the integral right of the grid by cells of growing width.
+    def _log_cells_beyond(self, orders: Floats) -> Floats:
+        """Bound, like `_log_beyond`, the integral right of the grid by cells of growing width.
 
         phi and chi are largest at the left end of a cell, L and the loss at its right end. Beyond
         the last cell, the slope of log F is at most that with all p replaced by 1.
@@ -233,25 +252,6 @@ class SmoothModel:
         end = -0.5 * y[-1] ** 2 + log_chi[-1] + rise[-1] + orders * loss[-1]
         beyond = np.where(rate > 1.0, end + math.log(1 + self.step), math.inf)
         return np.logaddexp(inside, beyond)
-
-    def bounded(self) -> tuple[Floats, float]:
-        """Bound log E_P[exp(order * loss)] over outputs y below `top`, just above the cut.
-
-        Also return a bound on the mass that the smooth cut keeps above `top`. On each cell the loss
-        is largest at the right end, and the masses of cells are exact.
-        """
-        top = self.cut + _RIGHT * self.width
-        edges = np.append(self.y[self.y < top - self.step], top)
-        shift, weight = self.law.a / self.sigma, self.law.a * self.rate
-        ends, unit = np.append(-math.inf, edges), Normal(1.0)
-        mass = (1 - weight) * unit.between(ends[:-1], ends[1:])
-        mass += weight * unit.between(ends[:-1] - shift, ends[1:] - shift)
-        beyond = math.exp(float(_log_removed(self.law, np.array(top), 0.0)))
-        with np.errstate(over="ignore"):
-            growth = np.expm1(np.multiply.outer(ORDERS, self.log_density(edges)[1]))
-            total = growth @ mass - beyond + 1e-12 * (np.abs(growth) @ mass)
-        upper = np.log1p(np.maximum(total, 1e-15 - 1)) + 1e-15
-        return upper, float(ndtr(-_RIGHT)) * beyond
 
     def tilt(self, tilt: Tilt) -> "TiltedSmooth":
         return TiltedSmooth(self, tilt)
@@ -290,15 +290,15 @@ class TiltedSmooth:
         rise = self.grow * _largest_spread(self.p) / sigma**2
         drop = base.curve + self.fall * _largest_spread(self.p_mirror) / sigma**2
         bend = np.maximum(rise, drop) * (step * step / 8)
-        peak = np.exp(base.log_p[::stride] + order * loss - log_m + math.log(step) + half)
-        mass = peak * (-np.expm1(-2 * half) / (2 * half))  # the middle times sinh(half) / half
-        self.low = mass * np.exp(-bend) * (1 - 1e-8)
-        self.high = np.maximum(mass * np.exp(bend) * (1 + 1e-8), 1e-300)
-        self.largest = peak * np.exp(bend)
+        log_peak = base.log_p[::stride] + order * loss - log_m + math.log(step) + half
+        # The middle times sinh(half) / half, and that over the largest value.
+        log_mass = log_peak + np.log(-np.expm1(-2 * half) / (2 * half))
+        self.low = np.exp(log_mass - bend) * (1 - 1e-8)
+        self.high = np.exp(np.minimum(log_mass + bend, 700.0)) * (1 + 1e-8) + 1e-300
+        self.largest = np.exp(np.minimum(log_peak + bend, 700.0))
         self.outside = math.exp(min(float(base.log_outside(order)) - log_m, 700.0))
         self.deepest = min(7.0, 0.97 * math.pi * sigma)
         self.decay_lines: Lines | None = None
-        self.split_lines: Lines | None = None
         self.nodes = LineNodes(0.0, 0, 0, 0.0, 0.0)
 
     def log_decay(self, t: float, count: int) -> float:
@@ -308,16 +308,9 @@ class TiltedSmooth:
             self.decay_lines = Lines(self, self.deepest * _DEPTHS**ratio)
         return min(float(self.decay_lines.log_norm(t).min()), 0.0)
 
-    def log_high_decay(self, t: float, split: Split) -> float:
-        """Bound, like `log_decay`, the part of the transform from outputs above the split."""
-        if self.split_lines is None:
-            deepest = min(12 * split.width, self.deepest)
-            self.split_lines = Lines(self, deepest * np.sqrt(_DEPTHS))
-        return float(self.split_lines.log_norm(t, split).min())
-
-    def lay_nodes(self, t: float, log_error: float, split: Split | None) -> int:
-        spacing, height = self._spacing(t, log_error, split)
-        low, high, pruned = self._span(log_error, height, split)
+    def lay_nodes(self, t: float, log_error: float) -> int:
+        spacing, height = self._spacing(t, log_error)
+        low, high, pruned = self._span(log_error, height)
         if spacing * _MOST_NODES < high - low:
             self.nodes = LineNodes(1.0, 0, 1, 0.0, math.inf)  # certifies nothing
             return _MOST_NODES
@@ -327,7 +320,7 @@ class TiltedSmooth:
         self.nodes = LineNodes(spacing, first, last, height, pruned + math.exp(log_error))
         return last - first
 
-    def _spacing(self, t: float, log_error: float, split: Split | None) -> tuple[float, float]:
+    def _spacing(self, t: float, log_error: float) -> tuple[float, float]:
         """Return the spacing of nodes, and the height of the line of complex outputs they are on.
 
         It is the largest spacing whose error is at most exp(log_error) for frequencies up to t. For
@@ -337,9 +330,6 @@ class TiltedSmooth:
         """
         lines = Lines(self, self.deepest * _DEPTHS)
         real, lifted = lines.log_norm(-t), np.logaddexp(0.0, lines.log_norm(0.0))
-        if split:  # |Phi(x + i s)| <= exp(s^2 / 2) Phi(x)
-            extra = 0.5 * (lines.s / split.width) ** 2
-            real, lifted = real + extra, lifted + extra
         on_real = 2 * math.pi * lines.s / np.logaddexp(0.0, math.log(2) + real - log_error)
         on_lifted = math.pi * lines.s / np.logaddexp(0.0, math.log(2) + lifted - log_error)
         best = int(np.argmax(on_lifted))
@@ -348,9 +338,7 @@ class TiltedSmooth:
             spacing, height = float(on_lifted[best]), 0.5 * float(lines.s[best])
         return min(spacing, self.step), height
 
-    def _span(
-        self, log_error: float, height: float, split: Split | None
-    ) -> tuple[float, float, float]:
+    def _span(self, log_error: float, height: float) -> tuple[float, float, float]:
         """Return the range of outputs y that needs nodes, and a bound on the integral elsewhere.
 
         Cells at both ends are left out as long as they add at most about exp(log_error) together.
@@ -358,7 +346,6 @@ class TiltedSmooth:
         # On a line above, |F| is at most exp(curve s^2 / 2 - fall log cos) times its real value.
         log_lift = 0.5 * self.base.curve * height**2
         log_lift -= self.fall * math.log(math.cos(0.5 * height / self.base.sigma))
-        log_lift += 0.5 * (height / split.width) ** 2 if split else 0.0
         most = math.exp(log_error - log_lift)
         first = int(np.searchsorted(np.cumsum(self.largest), most))
         first = min(first, len(self.largest) - 1)  # keep one cell if none is needed
@@ -367,13 +354,13 @@ class TiltedSmooth:
         pruned = (4 * most + 2 * self.outside) * math.exp(min(log_lift, 700.0))
         return self.edges[first], self.edges[max(last, first + 1)], pruned
 
-    def factor(self, step: float, size: int, split: Split | None) -> Factor:
+    def factor(self, step: float, size: int) -> Factor:
         base, nodes = self.base, self.nodes
         x = nodes.spacing * np.arange(nodes.first, nodes.last, dtype=float)
         y = x + 1j * nodes.height if nodes.height else x
         log_p, loss = base.log_density(y)
         atoms = base.weighted(y, log_p, loss, nodes.spacing).tilted(self.tilt, nodes.error)
-        return atoms.split_factor(np.exp(split.log_high(y)) if split else None, step, size)
+        return atoms.factor(step, size)
 
     def log_expectation(self, exponent: Floats, outside: Floats) -> Floats:
         """Bound log E[exp(exponent)] under the weighted law, given `exponent` on every cell.
@@ -418,23 +405,16 @@ class Lines:
         self.log_outside = 0.5 * (base.curve - 1) * s * s - tilted.fall * log_cos
         self.steepest = (law.a + law.b) * s / base.sigma
 
-    def log_norm(self, t: float, split: Split | None = None) -> Floats:
+    def log_norm(self, t: float) -> Floats:
         """Bound the log of the integral of |F| over each line at frequency t, relative to M(order).
 
-        With `split`, only outputs above the split count. For t > 0 the bound falls with t, so it
-        holds for all larger frequencies too.
+        For t > 0 the bound falls with t, so it holds for all larger frequencies too.
         """
         tilted = self.tilted
         exponent = self.exponent - (t * self.turn_low if t > 0 else t * self.turn_high)
         growth = np.minimum(self.log_outside - min(t, 0.0) * self.steepest, 700.0)
         outside = tilted.outside * np.exp(growth)
-        if split:
-            exponent = exponent + split.log_high(tilted.edges[1:])
-            total = np.exp(np.minimum(exponent, 700.0)) @ tilted.high + outside
-            log_total = np.log(total) + 0.5 * (self.s / split.width) ** 2
-        else:
-            log_total = tilted.log_expectation(exponent, outside)
-        return 0.5 * self.s**2 + log_total
+        return 0.5 * self.s**2 + tilted.log_expectation(exponent, outside)
 
 
 def _log_removed(law: Sampled, cut: Floats, width: float) -> Floats:

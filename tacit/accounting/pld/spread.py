@@ -12,7 +12,10 @@ import numpy as np
 from tacit._arrays import Floats
 from tacit.accounting.one_event import ROUND
 from tacit.accounting.pld.loss_laws import Law
-from tacit.accounting.pld.transforms import Cumulants, WeightedLosses, total
+from tacit.accounting.pld.transforms import Cumulants, WeightedLosses
+
+_LOW_SHARE = 0.6  # losses below this share of epsilon matter by their sum only
+_TRIED = np.geomspace(0.1, 100.0, 25)  # orders that an estimate of delta tries, times epsilon
 
 
 def spread(law: Law, points: Floats) -> tuple[Floats, float]:
@@ -46,36 +49,37 @@ def guess_epsilon(parts: Sequence[tuple[Law, int]], delta: float, most: float) -
     tables = [(*_coarse_law(law, math.log(delta / steps) - 7), count) for law, count in parts]
     low, high = 1e-9 * most, most
     with np.errstate(all="ignore"):  # an estimate that is not a number only narrows the search
-        return _search(tables, delta, low, high)
-
-
-def _search(
-    tables: list[tuple[Floats, Floats, int]], delta: float, low: float, high: float
-) -> float:
-    for _ in range(24):
-        x = math.sqrt(low * high)
-        alone = 0.0
-        each: list[Cumulants] = []
-        for loss, mass, count in tables:
-            is_large = loss > x
-            alone += count * float(mass[is_large] @ -np.expm1(x - loss[is_large]))
-            is_large[0] = False  # one loss must be left
-            loss, mass = loss[~is_large], mass[~is_large]
-            none = np.zeros(len(loss))
-            atoms = WeightedLosses(loss, np.log(mass), none, none)
-            each.append(atoms.cumulants(removed=max(1 - float(mass.sum()), 0.0)))
-        found = alone + math.exp(total(each, [n for _, _, n in tables]).guess_log_delta(x))
-        low, high = (x, high) if found > delta else (low, x)
-        if high < 1.02 * low:
-            break
+        while high > 1.03 * low:
+            x = math.sqrt(low * high)
+            low, high = (x, high) if _likely_delta(tables, x) > delta else (low, x)
     return math.sqrt(low * high)
+
+
+def _likely_delta(tables: list[tuple[Floats, Floats, int]], x: float) -> float:
+    """Return an estimate of delta at epsilon = x, from losses, masses and counts of laws."""
+    orders = _TRIED / x
+    alone, log_m, variance = 0.0, np.zeros(len(orders)), np.zeros(len(orders))
+    for loss, mass, count in tables:
+        above, split = np.searchsorted(loss, (x, _LOW_SHARE * x))
+        alone += count * float(mass[above:] @ -np.expm1(x - loss[above:]))
+        below, weight = loss[: max(split, 1)], mass[: max(split, 1)]  # one loss must be left
+        growth = np.expm1(np.multiply.outer(orders, below))
+        columns = np.stack((weight, weight * below, weight * below**2), axis=1)
+        total = growth @ columns + columns.sum(axis=0)
+        log_m += count * np.log1p(growth @ weight - max(1 - float(weight.sum()), 0.0))
+        mean = total[:, 1] / total[:, 0]
+        variance += count * (total[:, 2] / total[:, 0] - mean**2)
+    logs = log_m - orders * x - np.log(orders * (1 + orders))
+    curvature = variance + 1 / orders**2 + 1 / (1 + orders) ** 2
+    best = int(np.nanargmin(logs))
+    return alone + math.exp(min(logs[best] - 0.5 * math.log(2 * math.pi * curvature[best]), 0.0))
 
 
 def _coarse_law(law: Law, log_removed: float) -> tuple[Floats, Floats]:
     """Return few losses and their masses, about those of `law`."""
     low, high = law.span(log_removed)
     size = max(-low, high)
-    points = np.geomspace(1e-9 * size, size, 400)
+    points = np.concatenate((np.geomspace(1e-9, 0.05, 100), np.linspace(0.06, 1.0, 95))) * size
     points = np.concatenate((-points[::-1], [0.0], points))
     mass, _ = spread(law, points[(points >= low * 1.2) & (points <= high * 1.2)])
     kept = points[(points >= low * 1.2) & (points <= high * 1.2)]

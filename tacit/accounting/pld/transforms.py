@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
-from scipy.special import log_ndtr
 
 from tacit._arrays import Floats
 from tacit.accounting.one_event import ROUND, Complexes, Numbers, expm1, log1p
+from tacit.errors import NotCertified
 
 ORDERS = 2.0 ** np.arange(-14.0, 30.5, 0.5)
+_ALL_ORDERS = slice(0, len(ORDERS))
 _MUCH_GAIN = 30.0  # log of integrand over target from which rounding becomes visible
 LOG_CONSTANT = ORDERS * np.log(ORDERS / (1 + ORDERS)) - np.log1p(ORDERS)
 """log c(m) at each order m, with c = m^m / (m + 1)^(m + 1): delta(e) <= c M exp(-m e), by
@@ -65,45 +66,38 @@ class Cumulants(NamedTuple):
         return epsilon, np.minimum.accumulate(log_delta)
 
     def choose_line(
-        self, epsilon: float, log_target: float, log_mass: float | None = None
+        self, epsilon: float, log_target: float, *, is_smoothed: bool = False
     ) -> tuple[int, float]:
         """Return the index of an order and the length w of a window, for an integral or a grid.
 
         They keep aliases, the values of delta at epsilon + k w that a periodic transform adds,
         below exp(log_target), with few nodes. Aliases from below shrink like exp(-order * w), those
-        from above by Chernoff bounds at higher orders. The number of nodes grows with w over the
-        standard deviation of the weighted loss; this is not used if only a part of the law is
-        integrated, whose log mass is `log_mass`. An integrand far above the result is avoided,
-        because it amplifies rounding.
+        from above by Chernoff bounds at higher orders. The number of nodes grows with w and, unless
+        a smoothing limits it, falls with the standard deviation of the weighted loss. An integrand
+        far above the result is avoided, because it amplifies rounding.
         """
-        above = np.maximum(self.upper + LOG_CONSTANT - ORDERS * epsilon - log_target + 1, 1.0)
-        gap = ORDERS[None, :] - ORDERS[:, None]
-        needed = np.where(gap > 0, above / np.where(gap > 0, gap, 1.0), math.inf).min(axis=1)
-        window = np.maximum(max((log_mass or 0.0) - log_target + 1, 1.0) / ORDERS, needed)
-        log_gain = np.maximum(self.upper - ORDERS * epsilon - log_target, 1.0)
-        spread = np.sqrt(self.variance) if log_mass is None else 1.0
-        extra = 0.25 * (log_gain - log_gain.min()) + 0.75 * np.maximum(log_gain - _MUCH_GAIN, 0.0)
-        with np.errstate(over="ignore"):
+        known = np.flatnonzero(np.isfinite(self.upper))
+        orders, upper, constant = ORDERS[known], self.upper[known], LOG_CONSTANT[known]
+        above = np.maximum(upper + constant - orders * epsilon - log_target + 1, 1.0)
+        gap = orders[None, :] - orders[:, None]
+        with np.errstate(divide="ignore", over="ignore"):
+            needed = np.where(gap > 0, above / gap, math.inf).min(axis=1, initial=math.inf)
+            window = np.maximum(max(1 - log_target, 1.0) / orders, needed)
+            log_gain = np.maximum(upper - orders * epsilon - log_target, 1.0)
+            spread = 1.0 if is_smoothed else np.sqrt(self.variance[known])
+            extra = 0.25 * (log_gain - log_gain.min(initial=math.inf))
+            extra += 0.75 * np.maximum(log_gain - _MUCH_GAIN, 0.0)
             cost = window * np.sqrt(log_gain) / spread * np.exp(np.minimum(extra, 400.0))
+        if len(known) == 0:
+            raise NotCertified("no moment of the loss is known.")
         index = int(np.argmin(cost))
-        return index, float(window[index])
+        return int(known[index]), float(window[index])
 
 
 def total(moments: list[Cumulants], counts: list[int]) -> Cumulants:
     """Return the log moments of a sum of independent losses; loss i occurs `counts[i]` times."""
     columns = zip(*moments, strict=True)
     return Cumulants(*(np.array(counts, float) @ np.array(column) for column in columns))
-
-
-class Split(NamedTuple):
-    """A smooth split of a law: the share Phi((y - at) / width) of mass at y is its high part."""
-
-    at: float
-    width: float
-
-    def log_high(self, y: Numbers) -> Numbers:
-        """Return the log of the share of the mass at y that belongs to the high part."""
-        return log_ndtr((y - self.at) / self.width)
 
 
 class Tilt(NamedTuple):
@@ -114,24 +108,11 @@ class Tilt(NamedTuple):
     error: float
 
 
-class HighPart(NamedTuple):
-    """Transform of one step's privacy loss, with the contribution of high losses kept apart.
-
-    The losses are split at a cut (`Split`): M = A + B, with A from losses below the cut and B from
-    those above it.
-    """
-
-    log_low: Complexes  # log of A(order + i t) / M(order)
-    log_rise: Complexes  # log(M / A) = log(1 + B / A), with relative accuracy where B is small
-    error: Floats  # error of B(order + i t) / M(order)
-
-
 class Factor(NamedTuple):
     """The transform M(order + i t) / M(order) of the loss of one step, at equally spaced t."""
 
     log: Complexes  # log of M(order + i t) / M(order)
     error: Floats  # relative error of the ratio M(order + i t) / M(order)
-    high: HighPart | None = None
 
 
 class Tilted(Protocol):
@@ -144,16 +125,15 @@ class Tilted(Protocol):
         """Bound log(|M(order + i t')| / M(order)) for all t' >= t; tight for a power of `count`."""
         ...
 
-    def lay_nodes(self, t: float, log_error: float, split: Split | None, /) -> int:
+    def lay_nodes(self, t: float, log_error: float, /) -> int:
         """Choose quadrature nodes for the transform, and return how many there are.
 
-        The error of the transform is about exp(log_error) at all frequencies up to t. With `split`,
-        the nodes also serve its low and high part.
+        The error of the transform is about exp(log_error) at all frequencies up to t.
         """
         ...
 
-    def factor(self, step: float, size: int, split: Split | None, /) -> Factor:
-        """Return the transform, and its high part with `split`, at t = 0, ..., (size - 1) step."""
+    def factor(self, step: float, size: int, /) -> Factor:
+        """Return the transform at t = 0, step, ..., (size - 1) step."""
         ...
 
 
@@ -161,9 +141,13 @@ class LossModel(Protocol):
     """Protocol of a loss law that the contour method can integrate."""
 
     removed: float  # mass cut from its tail of high losses
+    variance: float  # about that of the loss; 0 if all orders have moments
 
-    def moments(self, steps: int, /) -> Cumulants:
-        """Return the log moments at `ORDERS`; only orders useful for `steps` losses are finite."""
+    def moments(self, spread: float, /) -> Cumulants:
+        """Return the log moments at `ORDERS`; only orders useful for a total loss are finite.
+
+        `spread` is about the standard deviation of the total.
+        """
         ...
 
     def tilt(self, tilt: Tilt, /) -> Tilted:
@@ -182,27 +166,25 @@ class WeightedLosses(NamedTuple):
     loss_error: Floats
     mass_error: Floats  # relative error of each mass
 
-    def cumulants(self, *, removed: float = 0.0, largest_order: float = math.inf) -> Cumulants:
+    def cumulants(self, *, removed: float = 0.0, orders: slice = _ALL_ORDERS) -> Cumulants:
         """Return bounds on the log moments of the losses, which must be in increasing order.
 
         `removed` is the mass that was cut off, so that all masses sum to 1 - `removed`. M - 1 is
         computed from exp(order * loss) - 1, which keeps its digits where the moment M is close to
-        1. Above `largest_order` the bounds are infinite.
+        1. Outside the range `orders` of `ORDERS` the bounds are infinite.
         """
-        loss, log_mass = self.loss, self.log_mass
-        used = max(int(np.searchsorted(ORDERS, largest_order)), 1)
-        orders = ORDERS[:used]
-        fits = int(np.searchsorted(orders * loss[-1], 500.0))
+        loss, log_mass, used = self.loss, self.log_mass, ORDERS[orders]
+        fits = int(np.searchsorted(used * loss[-1], 500.0))
         ones = np.ones(len(loss))
         columns = np.stack((ones, loss, loss * loss, self.loss_error), axis=1)  # (atoms, 4)
         mass, mass_error = np.exp(log_mass), self.mass_error + (8 + len(loss)) * ROUND
-        growth = np.expm1(np.multiply.outer(orders[:fits], loss))  # (orders, atoms)
+        growth = np.expm1(np.multiply.outer(used[:fits], loss))  # (orders, atoms)
         weighted = columns * mass[:, None]
         sums = growth @ weighted  # of weight - mass; adding the masses later keeps digits
         log_m, shaken = np.log1p(sums[:, 0] - removed), np.abs(growth) @ (mass * mass_error)
         sums = sums + weighted.sum(axis=0)
-        if fits < used:
-            logs = np.multiply.outer(orders[fits:], loss) + log_mass
+        if fits < len(used):
+            logs = np.multiply.outer(used[fits:], loss) + log_mass
             peak = logs.max(axis=1)
             weight = np.exp(logs - peak[:, None])
             far = weight @ columns
@@ -210,12 +192,16 @@ class WeightedLosses(NamedTuple):
             shaken = np.concatenate((shaken, weight @ mass_error))
             sums = np.concatenate((sums, far))
         scale = sums[:, 0]
-        error = (shaken + orders * sums[:, 3]) / scale + ROUND * (removed + 4 * np.abs(log_m))
+        error = (shaken + used * sums[:, 3]) / scale + ROUND * (removed + 4 * np.abs(log_m))
         mean = sums[:, 1] / scale
         table = np.full((4, len(ORDERS)), math.inf)
-        table[0, :used], table[1, :used] = log_m + error, 2 * error
-        table[2], table[2, :used] = mean[-1], mean
-        table[3], table[3, :used] = 1e-100, np.maximum(sums[:, 2] / scale - mean**2, 1e-100)
+        table[0, orders], table[1, orders] = log_m + error, 2 * error
+        table[2, : orders.start], table[2, orders], table[2, orders.stop :] = (
+            mean[0],
+            mean,
+            mean[-1],
+        )
+        table[3], table[3, orders] = 1e-100, np.maximum(sums[:, 2] / scale - mean**2, 1e-100)
         return Cumulants(*table)
 
     def tilted(self, tilt: Tilt, error: float) -> "Atoms":
@@ -247,38 +233,19 @@ class Atoms(NamedTuple):
     def log_decay(self, _t: float, _count: int) -> float:
         return 0.0
 
-    def lay_nodes(self, _t: float, _log_error: float, _split: Split | None) -> int:
+    def lay_nodes(self, _t: float, _log_error: float) -> int:
         return len(self.loss)
 
-    def factor(self, step: float, size: int, _split: Split | None) -> Factor:
-        return self.split_factor(None, step, size)
-
-    def split_factor(self, share: Numbers | None, step: float, size: int) -> Factor:
-        """Return the transform at t = 0, step, ..., (size - 1) step.
-
-        `share` is the share of each loss's weight in the high part; None does not split the law.
-        """
+    def factor(self, step: float, size: int) -> Factor:
+        """Return the transform at t = 0, step, ..., (size - 1) step."""
         t = step * np.arange(size, dtype=float)
-        if share is None:
-            excess, high = _transform(self.loss, self.weight, step, size), None
-        else:
-            weight = self.weight * share
-            sizes, mass = np.abs(weight), complex(weight.sum())
-            low = _transform(self.loss, self.weight - weight, step, size) - mass
-            added = _transform(self.loss, weight, step, size) + mass
-            excess = low + added
-            shares = 2 - np.log(np.maximum(np.abs(share), 1e-300))
-            relative = self.weight_error + ROUND * (128 * shares + 16 + 3 * len(weight))
-            error = self.error + float(sizes @ relative) + t * float(sizes @ self.loss_error)
-            log_low = log1p(low)
-            high = HighPart(log_low, log1p(added * np.exp(-log_low)), error)
+        excess = _transform(self.loss, self.weight, step, size)
         log = log1p(excess)
         # |exp(i t l) - 1| is at most t |l|, and the errors of its sum over atoms are in proportion.
-        summing = self.weight_error + (8 + 3 * len(self.loss)) * ROUND
+        summing = self.weight_error + (128 + 3 * len(self.loss)) * ROUND
         blur = float(np.abs(self.weight) @ (self.loss_error + summing * np.abs(self.loss)))
-        absolute = self.error + t * blur + 8 * ROUND * (t > 0) + (high.error if high else 0.0)
-        error = absolute * np.exp(-log.real) + 4 * ROUND * np.abs(log)
-        return Factor(log, error, high)
+        absolute = self.error + t * blur + 8 * ROUND * np.abs(excess)
+        return Factor(log, absolute * np.exp(-log.real) + 4 * ROUND * np.abs(log))
 
 
 def _transform(loss: Numbers, weight: Numbers, step: float, size: int) -> Complexes:
@@ -289,20 +256,31 @@ def _transform(loss: Numbers, weight: Numbers, step: float, size: int) -> Comple
     product. Rounding errors are then relative to t |loss|.
     """
     inner = math.isqrt(size - 1) + 1
-    fine = _turns(step * np.arange(inner, dtype=float), loss)  # (inner, atoms)
-    coarse = _turns(step * inner * np.arange(-(-size // inner), dtype=float), loss) * weight
+    fine = _turns(step, loss, inner)  # (inner, atoms)
+    coarse = _turns(step * inner, loss, -(-size // inner)) * weight
     both = coarse @ fine.T + coarse.sum(axis=1)[:, None] + fine @ weight
     return both.ravel()[:size]
 
 
-def _turns(t: Floats, loss: Numbers) -> Complexes:
-    """Return exp(i t loss) - 1 for every t (rows) and loss (columns), without cancellation."""
-    if np.iscomplexobj(loss):
-        return expm1(np.multiply.outer(1j * t, loss))
-    angle = np.multiply.outer(t, loss)
-    turns = np.empty(angle.shape, np.complex128)
-    turns.real = -2 * np.sin(0.5 * angle) ** 2
-    turns.imag = np.sin(angle)
+def _turns(step: float, loss: Numbers, size: int) -> Complexes:
+    """Return exp(i t loss) - 1 for t = 0, step, ..., (size - 1) step (rows) and losses (columns).
+
+    Only the powers of two times `step` are evaluated. The other rows follow by the identity in
+    `_transform`, in at most log2(size) additions, each of which adds a few roundings of t |loss|.
+    """
+    turns = np.zeros((size, len(loss)), np.complex128)
+    known = 1
+    while known < size:
+        angle = (step * known) * loss
+        if np.iscomplexobj(loss):
+            jump = expm1(1j * angle)
+        else:
+            jump = np.empty(len(loss), np.complex128)
+            jump.real = -2 * np.sin(0.5 * angle) ** 2
+            jump.imag = np.sin(angle)
+        new = min(known, size - known)
+        turns[known : known + new] = turns[:new] * (jump + 1) + jump
+        known += new
     return turns
 
 
@@ -315,7 +293,12 @@ class PlainModel:
 
     removed = 0.0
 
-    def moments(self, _steps: int) -> Cumulants:
+    @property
+    def variance(self) -> float:
+        """Variance of the loss."""
+        return self.square
+
+    def moments(self, _spread: float) -> Cumulants:
         log_m = 0.5 * self.square * ORDERS * (ORDERS + 1) * (1 + 8 * ROUND)
         variance = np.full(len(ORDERS), self.square)
         return Cumulants(log_m, 16 * ROUND * log_m, self.square * (ORDERS + 0.5), variance)
@@ -326,10 +309,10 @@ class PlainModel:
     def log_decay(self, t: float, _count: int) -> float:
         return -0.5 * self.square * t * t
 
-    def lay_nodes(self, _t: float, _log_error: float, _split: Split | None) -> int:
+    def lay_nodes(self, _t: float, _log_error: float) -> int:
         return 0
 
-    def factor(self, step: float, size: int, _split: Split | None) -> Factor:
+    def factor(self, step: float, size: int) -> Factor:
         t = step * np.arange(size, dtype=float)
         log = self.square * (t * (1j * (self.order + 0.5) - 0.5 * t))
         return Factor(log, 8 * ROUND * np.abs(log))
@@ -338,14 +321,14 @@ class PlainModel:
 class AtomicModel:
     """A law on finitely many losses, in increasing order, in the form of a `LossModel`."""
 
-    removed = 0.0
+    removed = variance = 0.0
 
     def __init__(self, loss: Floats, mass: Floats) -> None:
         log_mass = np.log(mass)
         mass_error = 8 * ROUND * (1 + np.abs(log_mass))
         self.losses = WeightedLosses(loss, log_mass, 4 * ROUND * np.abs(loss), mass_error)
 
-    def moments(self, _steps: int) -> Cumulants:
+    def moments(self, _spread: float) -> Cumulants:
         return self.losses.cumulants()
 
     def tilt(self, tilt: Tilt) -> Atoms:

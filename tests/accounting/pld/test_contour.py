@@ -7,12 +7,12 @@ import pytest
 
 from tacit.accounting.brackets import invert
 from tacit.accounting.one_event import log_mixture
-from tacit.accounting.pld import PLD
 from tacit.accounting.pld.contour import Contours, Family, _Draft
+from tacit.accounting.pld.direction import DirectionPrice
 from tacit.accounting.pld.laplace_contour import LaplaceModel
 from tacit.accounting.pld.loss_laws import DoubleExponential, Normal, Sampled
 from tacit.accounting.pld.pairs import directions
-from tacit.accounting.pld.sampled_gaussian_contour import NARROW, WIDE, SmoothModel
+from tacit.accounting.pld.sampled_gaussian_contour import SmoothModel
 from tacit.accounting.pld.transforms import ORDERS, Tilt
 from tacit.events import Gaussian, Laplace, PoissonSampled, Relation, Repeated
 
@@ -20,7 +20,7 @@ SIDES = [(1, 0), (0, 1), (1, 1)]
 
 
 def smooth(rate, sigma, a, b, removed=1e-14):
-    return SmoothModel.cut_lightly(Sampled(Normal(sigma), rate, a, b), math.log(removed), WIDE)
+    return SmoothModel.cut_lightly(Sampled(Normal(sigma), rate, a, b), math.log(removed))
 
 
 def exact_moments(model, z):
@@ -67,8 +67,8 @@ class TestBoundsOfSampledNormalNoise:
         tilted = model.tilt(Tilt(order, log_m, float(moments.error[index])))
         for t_max in (reach, 50 * reach):  # the second may need a lifted line
             size = 9
-            tilted.lay_nodes(t_max, -30.0, None)
-            factor = tilted.factor(t_max / (size - 1), size, None)
+            tilted.lay_nodes(t_max, -30.0)
+            factor = tilted.factor(t_max / (size - 1), size)
             t = t_max / (size - 1) * np.arange(size)
             exact = exact_moments(model, order + 1j * t) / math.exp(log_m)
             assert np.exp(factor.log) == pytest.approx(exact, abs=2e-12)
@@ -100,8 +100,8 @@ def test_laplace_moments_and_decay(rate, epsilon, a, b):
         tilt = Tilt(order, float(moments.upper[index]), float(moments.error[index]))
         tilted = model.tilt(tilt)
         size, step = 33, 2.0 / (law.loss(2.0) - law.loss(-2.0))
-        tilted.lay_nodes(size * step, -30.0, None)
-        factor = tilted.factor(step, size, None)
+        tilted.lay_nodes(size * step, -30.0)
+        factor = tilted.factor(step, size)
         for j in range(1, size):
             found = laplace_moment(law, order + 1j * step * j) / exact
             assert np.exp(factor.log[j]) == pytest.approx(found, abs=1e-9)
@@ -146,31 +146,20 @@ def laplace_moment(law, z):
     ("rate", "sigma", "steps", "delta"),
     [(1e-3, 0.4, 1000, 1e-5), (0.01, 0.5, 10, 1e-6), (1e-4, 1.0, 100_000, 1e-9)],
 )
-def test_a_ladder_and_a_plain_contour_agree(rate, sigma, steps, delta):
+@pytest.mark.parametrize("side", [0, 1])
+def test_a_smoothed_and_a_plain_contour_agree(rate, sigma, steps, delta, side):
     event = Repeated(PoissonSampled(rate, Gaussian(sigma)), steps)
-    direction = directions(event, Relation.ADD_REMOVE)[0]
+    direction = directions(event, Relation.ADD_REMOVE)[side]
     family = Family.of(direction, log_removed=math.log(delta) - 18)
-    narrow = Family.of(direction, log_removed=math.log(delta) - 18, width=NARROW)
-    log_target = math.log(delta) - 14
-    guess = PLD().epsilon(event, delta=delta)
-    plain = Contours([_Draft(family, guess, log_target, None)], family, None)
-    ladder = narrow.ladder(guess, log_target)
-    assert len(ladder.contours) >= 2
+    price = DirectionPrice(direction, tolerance=1e-7)
+    guess = price.epsilon(delta).upper
+    plain = Contours(_Draft(family, guess, math.log(delta) - 14), family)
+    smoothed = price._smoothed(guess, delta)
     brackets = [
-        invert(curve, delta, guess=guess, ceiling=2 * guess + 1) for curve in (plain, ladder)
+        invert(curve, delta, guess=guess, ceiling=2 * guess + 1) for curve in (plain, smoothed)
     ]
     assert brackets[0].meets(brackets[1])
     assert max(bracket.width for bracket in brackets) < 1e-2 * guess
-
-
-@pytest.mark.parametrize(("a", "b"), SIDES)
-def test_what_is_bounded_away_is_bounded(a, b):
-    model = SmoothModel(Sampled(Normal(0.8), 0.01, a, b), 2.0, NARROW)
-    upper, leak = model.bounded()
-    for index in range(0, 44, 4):
-        exact = exact_moments(model, ORDERS[index])[0]
-        assert exact <= math.exp(upper[index]) + leak * math.exp(ORDERS[index] * 10)
-    assert leak < 1e-20
 
 
 @pytest.mark.parametrize("noise", [Gaussian(1.0), Laplace(1.0)], ids=str)
@@ -180,7 +169,7 @@ def test_the_work_does_not_grow_with_the_number_of_steps(noise):
         direction = directions(event, Relation.ADD_REMOVE)[0]
         family = Family.of(direction, log_removed=math.log(1e-6) - 18)
         guess = family.moments.guess_epsilon(1e-6)
-        return _Draft(family, guess, math.log(1e-6) - 16, None).work
+        return _Draft(family, guess, math.log(1e-6) - 16).work
 
     costs = [work(10**k) for k in (2, 3, 4, 5, 6)]
     assert max(costs) <= 3 * costs[0]
