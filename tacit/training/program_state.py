@@ -127,7 +127,8 @@ def drawn_so_far(device: torch.device) -> list[object]:
     found: list[object] = [bytes(torch.get_rng_state().numpy()), random.getstate()]
     if device.type == "cuda":
         found.append(bytes(torch.cuda.get_rng_state(device).numpy()))
-    return [*found, repr(np.random.get_state())]  # noqa: NPY002  # the one that programs share
+    shared: Any = np.random.get_state()  # noqa: NPY002  # Any: a tuple, untyped
+    return [*found, *(part.tobytes() if isinstance(part, np.ndarray) else part for part in shared)]
 
 
 def _tensor(value: Tensor, entries: Mutables) -> Iterable[Any]:
