@@ -1,6 +1,6 @@
 """Coverage and width of 95 % intervals for the coefficients of private least squares.
 
-    python benchmarks/regression_intervals.py [--simulations 1000] [--processes N]
+    python benchmarks/regression_intervals.py [--simulations 1000] [--processes N] [--kinds uniform]
 
 Every simulation draws a new table and fits it once. Bars: coverage of each coefficient at least
 93 %; width at most 1.3 times that of the interval which knows the spread of the estimates over all
@@ -70,10 +70,13 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--simulations", type=int, default=1000)
     parser.add_argument("--processes", type=int, default=os.cpu_count())
+    parser.add_argument("--kinds", default=",".join(KINDS))
+    parser.add_argument("--shapes", type=int, default=len(SHAPES), help="how many, smallest first")
     given = parser.parse_args()
+    kinds, shapes = given.kinds.split(","), SHAPES[: given.shapes]
     lines = []
     with ProcessPoolExecutor(given.processes) as pool:
-        for task in ((k, n, d, e) for k in KINDS for n, d in SHAPES for e in EPSILONS):
+        for task in ((k, n, d, e) for k in kinds for n, d in shapes for e in EPSILONS):
             done = list(pool.map(partial(simulate, task), range(given.simulations), chunksize=8))
             errors, halves, ordinary, predicted = map(np.array, zip(*done, strict=True))
             covered = np.mean(np.abs(errors) <= halves, axis=0)

@@ -235,7 +235,7 @@ def _release_limit(
     """Return the norm to which rows are clipped, and the mean factor of clipping, from `norms`.
 
     The norm is the smallest level that few rows exceed, as far as noise shows it, or the largest
-    norm of the plan if that is smaller. The mean factor is rounded up.
+    norm of the plan if that is smaller.
     """
     bins = np.searchsorted(_NORM_LEVELS, norms)
     counts = np.bincount(bins, minlength=len(_NORM_LEVELS) + 1).astype(np.float64)
@@ -245,8 +245,9 @@ def _release_limit(
     few = np.flatnonzero(above <= np.maximum(_LONG_ROWS * n_records, doubt))
     level = float(_NORM_LEVELS[few[0]]) if len(few) else math.inf
     limit = min(max(level, _TIGHTEST_ROWS), plan.whitened_clip)
-    lower = np.append(limit, np.maximum(_NORM_LEVELS, limit))  # lower end of the norms in each bin
-    mean_factor = float(np.maximum(noisy, 0.0) @ (limit / lower) / max(noisy.sum(), 1.0))
+    # A norm below the middle of each bin, so that the mean factor is rather too large.
+    inner = np.append(0.0, _NORM_LEVELS * 2**0.12)
+    mean_factor = float(noisy @ (limit / np.maximum(inner, limit)) / max(noisy.sum(), 1.0))
     return limit, float(np.clip(mean_factor, 0.5, 1.0))
 
 
