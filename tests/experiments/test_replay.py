@@ -50,6 +50,7 @@ def test_weights_that_do_not_follow_are_found(run):
 
 
 def test_the_verb_replays(run):
+    assert CliRunner().invoke(app, ["report", str(run)]).exit_code == 0
     result = CliRunner().invoke(app, ["verify", str(run), "--replay", "1"])
     assert result.exit_code == 0, result.output
     assert "computed again: the released weights" in result.output
