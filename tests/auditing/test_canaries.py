@@ -106,6 +106,7 @@ def test_the_audited_model_predicts_as_its_inner_one():
     torch.testing.assert_close(model(x), inner(x))
 
 
+@pytest.mark.slow
 def test_an_audit_of_the_last_iterate_is_not_idle_and_below_the_bill():
     canaries = GradientCanaries(1000, clip_norm=0.5, rng=5)
     private, _ = audited(canaries, batch_size=560, n_records=560, noise_multiplier=2.0)
