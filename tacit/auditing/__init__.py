@@ -31,6 +31,7 @@ from tacit.auditing.p_values import Finding, MechanismAudit, holm, joined
 from tacit.auditing.partition_audit import audit_partition
 from tacit.auditing.pure_noise import noise_findings, shared_noise
 from tacit.auditing.release_audit import Result, audit_algorithm, audit_mechanism, recorded
+from tacit.auditing.sequential import SequentialTest
 from tacit.auditing.threshold import gaussian_fit, gaussian_threshold_test, threshold_test
 from tacit.auditing.training_audit import TrainingSetup, audit_training
 
@@ -43,6 +44,7 @@ __all__ = [
     "InputCanaries",
     "MechanismAudit",
     "Result",
+    "SequentialTest",
     "Shadows",
     "TrainingSetup",
     "audit_algorithm",

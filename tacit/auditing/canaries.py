@@ -177,6 +177,18 @@ class GradientCanaries:
         """
         return self._scored(self._sums)[: self.n_canaries]
 
+    @property
+    def last_iterate(self) -> tuple[Floats, Floats]:
+        """Scores of canaries, and of references, that need the final weights alone.
+
+        The score is minus the parameter of the coordinate. It adds up the releases, weighted by the
+        learning rates, if the optimizer treats each coordinate by itself (SGD, momentum, Adam).
+        """
+        if self._table is None:
+            raise RuntimeError("there are no final weights yet: plant the canaries, and train.")
+        weights = -self._table[1:, 0].detach().double().cpu().numpy()
+        return weights[: self.n_canaries], weights[self.n_canaries :]
+
     def _scored(self, scores: Floats) -> Floats:
         if self._releases == 0:
             raise RuntimeError("no release was recorded: loop over canaries.watch(private).")

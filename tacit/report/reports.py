@@ -353,8 +353,8 @@ def _audit_sections(run: RunFolder) -> tuple[Section, ...]:
     rows = [
         (
             bound["method"],
-            f"epsilon at least {bound['epsilon_lower']:.3f} with {100 * bound['confidence']:g} % "
-            f"confidence ({bound['n_canaries']:,} canaries; assumes {bound['assumes']})",
+            f"epsilon at least {bound['epsilon_lower']:.3f} "
+            f"({bound['n_canaries']:,} canaries; assumes {bound['assumes']})",
         )
         for bound in audit.get("bounds", ())
     ]
@@ -367,8 +367,13 @@ def _audit_sections(run: RunFolder) -> tuple[Section, ...]:
         for test in audit.get("tests", ())
     ]
     rows += _mechanism_rows(audit.get("mechanism") or {})
-    shown = (audit.get("demonstrations") or {}).get("figures", {})
-    captions = {Path(file).stem: caption for file, caption in shown.items()}
+    shown = audit.get("demonstrations") or {}
+    rows += [
+        (f"membership attack, {name}", f"area under the ROC curve {values['auc']:.3f}")
+        for name, values in shown.get("membership", {}).items()
+    ]
+    captions = {Path(file).stem: caption for file, caption in shown.get("figures", {}).items()}
+    error = f"{100 * audit.get('family_wise_error', 0.05):g} %"
     found = (attack_figure(run / f"{FIGURES}/{name}.csv", text) for name, text in captions.items())
     return (
         Section(
@@ -376,7 +381,8 @@ def _audit_sections(run: RunFolder) -> tuple[Section, ...]:
             title="What attacks reach",
             text=(
                 "Attacking the run gives lower bounds on epsilon. They must stay below the bill; "
-                "if one is above the bill, something is broken."
+                "if one is above the bill, something is broken. If the bill is correct, all bounds "
+                f"and tests together raise a false alarm with a probability of at most {error}."
             ),
             rows=tuple(rows),
             figures=tuple(figure for figure in found if figure is not None),
@@ -391,14 +397,8 @@ def _mechanism_rows(mechanism: dict[str, Any]) -> list[tuple[str, str]]:
     tested = mechanism["tested"]
     parts = ", ".join(dict.fromkeys(one["part"] for one in tested))
     faults = [f"{one['part']}: {one['name']}" for one in tested if one["is_flagged"]]
-    error = f"{100 * mechanism['family_wise_error']:g} %"
-    rows = [
-        (
-            "tests of the mechanism",
-            f"{len(tested)} tests of {parts}, with a family-wise error of {error}: "
-            + ("; ".join(faults) if faults else "no fault found"),
-        )
-    ]
+    outcome = "; ".join(faults) if faults else "no fault found"
+    rows = [("tests of the mechanism", f"{len(tested)} tests of {parts}: {outcome}")]
     return rows + [("not tested", what) for what in mechanism["not_tested"]]
 
 

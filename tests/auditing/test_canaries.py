@@ -106,6 +106,15 @@ def test_the_audited_model_predicts_as_its_inner_one():
     torch.testing.assert_close(model(x), inner(x))
 
 
+@pytest.mark.slow
+def test_an_audit_of_the_last_iterate_is_not_idle_and_below_the_bill():
+    canaries = GradientCanaries(1000, clip_norm=0.5, rng=5)
+    private, _ = audited(canaries, batch_size=560, n_records=560, noise_multiplier=2.0)
+    scores, reference = canaries.last_iterate
+    bound = noise_bound(scores, canaries.is_member, private.event, delta=1e-5, reference=reference)
+    assert 0.5 * private.epsilon(delta=1e-5) < bound.epsilon_lower < private.epsilon(delta=1e-5)
+
+
 def test_a_white_box_audit_comes_near_the_bill_and_stays_below_it():
     canaries = GradientCanaries(3000, clip_norm=0.5, rng=5)
     private, _ = audited(canaries, batch_size=1560, n_records=1560, noise_multiplier=2.0)

@@ -54,6 +54,7 @@ def test_equal_scores_say_nothing():
     assert abs(int(members_above(scores, inside, np.array([500]))[0]) - 500) < 120
 
 
+@pytest.mark.slow
 def test_any_increasing_function_of_scores_gives_the_same_bound():
     scores, inside, reference = attack(FEW, 200, 5)
     same = [

@@ -60,6 +60,7 @@ def test_dropout_does_not_look_like_a_fault():
         {"adaptive": training.AdaptiveClip()},
         {"noise_schedule": training.Linear(1.0, 2.0)},
         {"arithmetic": "bounded"},
+        {"speed": training.Speed(compile=True)},
         {"augmentations": 2, "augment": lambda batch: (batch[0] + 0.1, batch[1])},
     ],
     ids=str,

@@ -49,7 +49,9 @@ def test_weights_that_do_not_follow_are_found(run):
     assert [part.is_same for part in found] == [True, True, False, False, True]
 
 
+@pytest.mark.slow
 def test_the_verb_replays(run):
+    assert CliRunner().invoke(app, ["report", str(run)]).exit_code == 0
     result = CliRunner().invoke(app, ["verify", str(run), "--replay", "1"])
     assert result.exit_code == 0, result.output
     assert "computed again: the released weights" in result.output
