@@ -141,7 +141,11 @@ class LossModel(Protocol):
     """Protocol of a loss law that the contour method can integrate."""
 
     removed: float  # mass cut from its tail of high losses
-    variance: float  # about that of the loss; 0 if all orders have moments
+
+    @property
+    def variance(self) -> float:
+        """About the variance of the loss; 0 if all orders have moments."""
+        ...
 
     def moments(self, spread: float, /) -> Cumulants:
         """Return the log moments at `ORDERS`; only orders useful for a total loss are finite.
@@ -273,7 +277,7 @@ def _turns(step: float, loss: Numbers, size: int) -> Complexes:
     while known < size:
         angle = (step * known) * loss
         if np.iscomplexobj(loss):
-            jump = expm1(1j * angle)
+            jump = expm1(np.asarray(1j * angle, np.complex128))
         else:
             jump = np.empty(len(loss), np.complex128)
             jump.real = -2 * np.sin(0.5 * angle) ** 2
