@@ -185,7 +185,9 @@ class WeightedLosses(NamedTuple):
         growth = np.expm1(np.multiply.outer(used[:fits], loss))  # (orders, atoms)
         weighted = columns * mass[:, None]
         sums = growth @ weighted  # of weight - mass; adding the masses later keeps digits
-        log_m, shaken = np.log1p(sums[:, 0] - removed), np.abs(growth) @ (mass * mass_error)
+        shaken = np.abs(growth) @ (mass * mass_error)
+        # Where a quadrature failed, its sum may not even be positive; its error is large then.
+        log_m = np.log1p(np.maximum(sums[:, 0] - removed, 1e-15 - 1.0))
         sums = sums + weighted.sum(axis=0)
         if fits < len(used):
             logs = np.multiply.outer(used[fits:], loss) + log_mass
