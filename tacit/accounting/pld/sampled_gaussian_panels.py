@@ -90,10 +90,10 @@ class CutModel(NormalSample):
             half = np.minimum(room / steep, widest)
         number = np.concatenate(([0.0], np.cumsum(0.25 * (1 / half[1:] + 1 / half[:-1]))))
         number *= y[1] - y[0]
-        if not number[-1] <= _MOST_PANELS:
+        last = float(number[-1])
+        if not last <= _MOST_PANELS:
             raise NotCertified("the losses below the cut need too many nodes.")
-        count = math.ceil(number[-1])
-        return np.interp(np.linspace(0.0, number[-1], count + 1), number, y)
+        return np.interp(np.linspace(0.0, last, math.ceil(last) + 1), number, y)
 
     def nodes(self, edges: Floats) -> WeightedLosses:
         """Return the loss law as finitely many weighted losses, in increasing order."""

@@ -141,7 +141,11 @@ class LossModel(Protocol):
     """Protocol of a loss law that the contour method can integrate."""
 
     removed: float  # mass cut from its tail of high losses
-    variance: float  # about that of the loss; 0 if all orders have moments
+
+    @property
+    def variance(self) -> float:
+        """About the variance of the loss; 0 if all orders have moments."""
+        ...
 
     def moments(self, spread: float, /) -> Cumulants:
         """Return the log moments at `ORDERS`; only orders useful for a total loss are finite.
@@ -181,7 +185,9 @@ class WeightedLosses(NamedTuple):
         growth = np.expm1(np.multiply.outer(used[:fits], loss))  # (orders, atoms)
         weighted = columns * mass[:, None]
         sums = growth @ weighted  # of weight - mass; adding the masses later keeps digits
-        log_m, shaken = np.log1p(sums[:, 0] - removed), np.abs(growth) @ (mass * mass_error)
+        shaken = np.abs(growth) @ (mass * mass_error)
+        # Where a quadrature failed, its sum may not even be positive; its error is large then.
+        log_m = np.log1p(np.maximum(sums[:, 0] - removed, 1e-15 - 1.0))
         sums = sums + weighted.sum(axis=0)
         if fits < len(used):
             logs = np.multiply.outer(used[fits:], loss) + log_mass
@@ -273,7 +279,7 @@ def _turns(step: float, loss: Numbers, size: int) -> Complexes:
     while known < size:
         angle = (step * known) * loss
         if np.iscomplexobj(loss):
-            jump = expm1(1j * angle)
+            jump = expm1(np.asarray(1j * angle, np.complex128))
         else:
             jump = np.empty(len(loss), np.complex128)
             jump.real = -2 * np.sin(0.5 * angle) ** 2
