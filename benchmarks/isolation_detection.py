@@ -8,6 +8,7 @@ run for 600 steps on 12 seeds. Clean programs are built on every seed and take t
 """
 
 import argparse
+import importlib
 import multiprocessing
 import sys
 import time
@@ -38,10 +39,8 @@ class Found(NamedTuple):
 def programs() -> dict[str, Any]:
     """Return every program by name, as a function that builds it."""
     sys.path.insert(0, str(TESTS))
-    from clean_programs import PROGRAMS
-    from random_mixing_cases import CASES
-
-    return CASES | PROGRAMS
+    mixing, clean = map(importlib.import_module, ("random_mixing_cases", "clean_programs"))
+    return mixing.CASES | clean.PROGRAMS
 
 
 def is_refused(case: Any, seed: int) -> bool:
