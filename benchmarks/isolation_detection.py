@@ -22,7 +22,7 @@ from _results import table, write
 import tacit
 
 TESTS = Path(__file__).parents[1] / "tests" / "training"
-STEPS = {"most": 0, "few": 600, "late": 600, "none": 3}
+STEPS = {"most": 0, "faint": 0, "few": 600, "late": 600, "none": 3}
 LONG_SEEDS = 12
 
 
