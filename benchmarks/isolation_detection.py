@@ -8,6 +8,7 @@ run for 600 steps on 12 seeds. Clean programs are built on every seed and take t
 """
 
 import argparse
+import importlib
 import multiprocessing
 import sys
 import time
@@ -21,7 +22,7 @@ from _results import table, write
 import tacit
 
 TESTS = Path(__file__).parents[1] / "tests" / "training"
-STEPS = {"most": 0, "few": 600, "late": 600, "none": 3}
+STEPS = {"most": 0, "faint": 0, "few": 600, "late": 600, "none": 3}
 LONG_SEEDS = 12
 
 
@@ -38,10 +39,8 @@ class Found(NamedTuple):
 def programs() -> dict[str, Any]:
     """Return every program by name, as a function that builds it."""
     sys.path.insert(0, str(TESTS))
-    from clean_programs import PROGRAMS
-    from random_mixing_cases import CASES
-
-    return CASES | PROGRAMS
+    mixing, clean = map(importlib.import_module, ("random_mixing_cases", "clean_programs"))
+    return mixing.CASES | clean.PROGRAMS
 
 
 def is_refused(case: Any, seed: int) -> bool:
@@ -88,6 +87,12 @@ def jobs(names: list[str], seeds: int) -> list[tuple[str, range]]:
     return parts + [(n, range(i, min(i + 10, seeds))) for n in short for i in range(0, seeds, 10)]
 
 
+def _added(parts: list[Found]) -> Found:
+    """Return the sums over all parts of the seeds of one program."""
+    refused, seeds = sum(p.refused for p in parts), sum(p.seeds for p in parts)
+    return Found(*parts[0][:2], refused, seeds, sum(p.seconds for p in parts))
+
+
 def main() -> None:
     """Run all programs and write results/isolation-detection.md."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -96,18 +101,16 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1)
     options = parser.parse_args()
     names = options.names or list(programs())
-    totals: dict[str, Found] = {}
+    found: dict[str, list[Found]] = {}
     with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
         for one in pool.imap_unordered(measure, jobs(names, options.seeds)):
             print(*one, flush=True)
-            old = totals.get(one.name, Found(one.name, one.reach, 0, 0, 0.0))
-            sums = (a + b for a, b in zip(old[2:], one[2:], strict=True))
-            totals[one.name] = Found(one.name, one.reach, *sums)
+            found.setdefault(one.name, []).append(one)
+    totals = [_added(parts) for parts in found.values()]
     reaches = list(STEPS)
-    ordered = sorted(totals.values(), key=lambda found: (reaches.index(found.reach), found.name))
+    totals.sort(key=lambda total: (reaches.index(total.reach), total.name))
     rows = [
-        (t.name, t.reach, f"{t.refused} of {t.seeds}", f"{t.seconds / t.seeds:.2f}")
-        for t in ordered
+        (t.name, t.reach, f"{t.refused} of {t.seeds}", f"{t.seconds / t.seeds:.2f}") for t in totals
     ]
     write(
         "isolation-detection",

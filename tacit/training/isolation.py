@@ -20,8 +20,8 @@ Every run gets the same random numbers. Where that cannot be, because a lot of a
 other records draws others, the laws of the losses and gradients are compared (`sequential_test`).
 
 A program that keeps examples apart is never refused, whatever the records are, so a refusal reveals
-nothing about them; by a comparison of laws, it is refused with probability 10^-9 at most. That needs
-a tolerance that rounding cannot reach: it is measured, by how much the results move when the
+nothing about them; by a comparison of laws, it is refused with probability 10^-9 at most. That
+needs a tolerance that rounding cannot reach: it is measured, by how much the results move when the
 parameters move by one unit of rounding.
 """
 

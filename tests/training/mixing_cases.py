@@ -1,7 +1,8 @@
 """Programs in which one example sees another, of every kind that we could think of.
 
 Each case is a small training program with a planted fault. `reach` says how many rows of a lot the
-fault touches: "most" rows of every lot, "few" rows or lots, or only "late" in the run.
+fault touches: "most" rows of every lot, "few" rows or lots, or only "late" in the run. A "faint"
+fault touches all rows, by little compared with their random spread.
 """
 
 import collections
@@ -32,7 +33,7 @@ class Case:
     model: nn.Module
     loss_fn: Callable[[nn.Module, Any], Tensor]
     dataset: Any
-    reach: Literal["most", "few", "late"]
+    reach: Literal["most", "few", "late", "faint"]
     collate_fn: Callable[[list[Any]], Any] | None = None
     augment: Callable[[Any], Any] | None = None
     share: float = 1.0
@@ -64,7 +65,7 @@ def holding(records: int) -> float:
     return 1 - (1 - 64 / RECORDS) ** records
 
 
-def case(reach: Literal["most", "few", "late"], share: float = 1.0):
+def case(reach: Literal["most", "few", "late", "faint"], share: float = 1.0):
     """Register a loss `(model, x, y) -> losses` as a case of its own."""
 
     def register(function):

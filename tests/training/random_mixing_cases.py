@@ -189,8 +189,10 @@ def gradients_centered_and_draws_that_depend_on_the_records():
     return loss
 
 
-@case("most")
+@case("faint")
 def a_data_set_that_adds_noise_of_the_size_of_the_last_record():
+    """Laws differ, but by so little for so few rows that some seeds pass."""
+
     class Noisy(torch.utils.data.Dataset):
         def __init__(self):
             self.x, self.y = data()
@@ -205,4 +207,4 @@ def a_data_set_that_adds_noise_of_the_size_of_the_last_record():
             self.scale = float(self.x[i].square().sum())
             return noisy, self.y[i]
 
-    return Case(model(), lambda m, b: ce(m(b[0]), b[1]), Noisy(), "most")
+    return Case(model(), lambda m, b: ce(m(b[0]), b[1]), Noisy(), "faint")
