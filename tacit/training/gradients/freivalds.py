@@ -45,7 +45,7 @@ class _Probe(NamedTuple):
     """The directions of one parameter's check, and the exact product in these directions."""
 
     directions: Tensor  # (width of the narrower side, PROBES)
-    expected: Tensor  # (width of the wider side, PROBES), a running sum
+    expected: Tensor  # (PROBES, width of the wider side), a running sum
     shape: tuple[int, int]  # of the product
 
 
@@ -74,7 +74,7 @@ class ProductCheck:
         directions, expected, shape = self._probe(name, left, right)
         narrow, wide = (left, right) if shape[0] <= shape[1] else (right, left)
         for a, b in zip(narrow.split(_PROBED), wide.split(_PROBED), strict=True):
-            expected.addmm_(b.double().t(), a.double() @ directions)
+            expected.addmm_((a.double() @ directions).t(), b.double())
         total = (left[:_STEP].t() @ right[:_STEP]).double()
         for a, b in zip(left[_STEP:].split(_STEP), right[_STEP:].split(_STEP), strict=True):
             np.add(total, a.t() @ b, out=total.numpy())  # torch is slower at mixed dtypes
@@ -87,7 +87,7 @@ class ProductCheck:
         for name, (directions, expected, shape) in self._probes.items():
             found = sums[name].reshape(shape)
             found = (found.t() if shape[0] <= shape[1] else found) @ directions
-            squares[group[name]] += float((found - expected).square().sum())
+            squares[group[name]] += float((found - expected.t()).square().sum())
             # Of the two products in float64: no row is longer than the clip norm.
             roundings = 2 * gamma(self._rows + sum(shape) + 8)
             slack[group[name]] += roundings * self._rows * float(directions.norm())
@@ -99,6 +99,6 @@ class ProductCheck:
         if name not in self._probes:
             shape = left.shape[1], right.shape[1]
             directions = self._rng.standard_normal((min(shape), PROBES))
-            expected = torch.zeros(max(shape), PROBES, dtype=torch.float64)
+            expected = torch.zeros(PROBES, max(shape), dtype=torch.float64)
             self._probes[name] = _Probe(torch.from_numpy(directions), expected, shape)
         return self._probes[name]
