@@ -2,7 +2,7 @@
 
 The bounded mode (`tacit.training.arithmetic`) needs weighted sums S = sum_i x_i y_i' over the
 examples of a lot whose error is far below float32's guarantee, and products in float64 take twice
-as long as in float32. On a CPU, S is therefore computed in float32, 512 rows at a time, and then
+as long as in float32. On a CPU, S is therefore computed in float32, some rows at a time, and then
 compared with the exact product in a few random directions (Freivalds 1977, Probabilistic machines
 can use less running time). A lot whose sums fail is summed again in float64.
 
@@ -36,7 +36,7 @@ from tacit.training.clip import Clip, group_of
 
 PROBES = 32  # m
 SHARE = 0.125  # f
-_STEP = 512  # rows of one product in float32: fewer round less, more are faster
+_STEP = 512  # rows of one product in float32, twice as many of large lots: fewer round less
 _PROBED = 128  # rows of one product in float64: a copy of these fits in the cache
 _NARROWEST = 128  # narrower products take less time in float64 than their check
 
@@ -75,8 +75,9 @@ class ProductCheck:
         narrow, wide = (left, right) if shape[0] <= shape[1] else (right, left)
         for a, b in zip(narrow.split(_PROBED), wide.split(_PROBED), strict=True):
             expected.addmm_((a.double() @ directions).t(), b.double())
-        total = (left[:_STEP].t() @ right[:_STEP]).double()
-        for a, b in zip(left[_STEP:].split(_STEP), right[_STEP:].split(_STEP), strict=True):
+        step = _STEP if len(left) <= 4 * _STEP else 2 * _STEP
+        total = (left[:step].t() @ right[:step]).double()
+        for a, b in zip(left[step:].split(step), right[step:].split(step), strict=True):
             np.add(total, a.t() @ b, out=total.numpy())  # torch is slower at mixed dtypes
         return total
 
