@@ -46,7 +46,7 @@ B C (1 + eta), is rounded to float32 before its release, at 2^-24 of its norm, w
 eta. On a CPU the bounded mode rounds nothing. Instead it computes wide products in float32, and
 checks that all ranks together are within 2^-24 max(B, SMALL_LOT) C of the exact sum
 (`gradients.freivalds`; a sum that fails is computed again in float64). That adds at most
-2^-23 max(B, SMALL_LOT) to eta, and 2^-63 to the probability that the bound does not hold.
+2^-23 max(B, SMALL_LOT) to eta, and 2^-73 to the probability that the bound does not hold.
 
 **B** bounds every lot, not the drawn one; `largest_lot` derives it from the sampler.
 

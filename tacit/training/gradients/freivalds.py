@@ -2,7 +2,7 @@
 
 The bounded mode (`tacit.training.arithmetic`) needs weighted sums S = sum_i x_i y_i' over the
 examples of a lot whose error is far below float32's guarantee, and products in float64 take twice
-as long as in float32. On a CPU, S is therefore computed in float32, 512 rows at a time, and then
+as long as in float32. On a CPU, S is therefore computed in float32, some rows at a time, and then
 compared with the exact product in a few random directions (Freivalds 1977, Probabilistic machines
 can use less running time). A lot whose sums fail is summed again in float64.
 
@@ -17,7 +17,7 @@ of m degrees of freedom. Markov's inequality for exp(-t |E V|^2) bounds the prob
 exp(t f^2 m |E|^2) prod_j (1 + 2 t s_j^2)^(-m / 2), and the product of 1 + 2 t s_j^2 is at least
 1 + 2 t |E|^2. The best t gives the claim.
 
-With m = 48 and f = 1/4 the probability is below 2^-63. So sums that pass are within the stated
+With m = 32 and f = 1/8 the probability is below 2^-73. So sums that pass are within the stated
 error, whatever the library did, except with that probability; what the failed ones are replaced by
 is within it too. Several parameters are one product with a block-diagonal E. Directions come from
 the run's key, which is independent of the data; a resumed run repeats them, and so the outcome.
@@ -34,9 +34,9 @@ from torch import Tensor
 from tacit.training.arithmetic import gamma
 from tacit.training.clip import Clip, group_of
 
-PROBES = 48  # m
-SHARE = 0.25  # f
-_STEP = 512  # rows of one product in float32: fewer round less, more are faster
+PROBES = 32  # m
+SHARE = 0.125  # f
+_STEP = 512  # rows of one product in float32, twice as many of large lots: fewer round less
 _PROBED = 128  # rows of one product in float64: a copy of these fits in the cache
 _NARROWEST = 128  # narrower products take less time in float64 than their check
 
@@ -45,7 +45,7 @@ class _Probe(NamedTuple):
     """The directions of one parameter's check, and the exact product in these directions."""
 
     directions: Tensor  # (width of the narrower side, PROBES)
-    expected: Tensor  # (width of the wider side, PROBES), a running sum
+    expected: Tensor  # (PROBES, width of the wider side), a running sum
     shape: tuple[int, int]  # of the product
 
 
@@ -74,9 +74,10 @@ class ProductCheck:
         directions, expected, shape = self._probe(name, left, right)
         narrow, wide = (left, right) if shape[0] <= shape[1] else (right, left)
         for a, b in zip(narrow.split(_PROBED), wide.split(_PROBED), strict=True):
-            expected.addmm_(b.double().t(), a.double() @ directions)
-        total = torch.zeros(shape, dtype=torch.float64)
-        for a, b in zip(left.split(_STEP), right.split(_STEP), strict=True):
+            expected.addmm_((a.double() @ directions).t(), b.double())
+        step = _STEP if len(left) <= 4 * _STEP else 2 * _STEP
+        total = (left[:step].t() @ right[:step]).double()
+        for a, b in zip(left[step:].split(step), right[step:].split(step), strict=True):
             np.add(total, a.t() @ b, out=total.numpy())  # torch is slower at mixed dtypes
         return total
 
@@ -87,7 +88,7 @@ class ProductCheck:
         for name, (directions, expected, shape) in self._probes.items():
             found = sums[name].reshape(shape)
             found = (found.t() if shape[0] <= shape[1] else found) @ directions
-            squares[group[name]] += float((found - expected).square().sum())
+            squares[group[name]] += float((found - expected.t()).square().sum())
             # Of the two products in float64: no row is longer than the clip norm.
             roundings = 2 * gamma(self._rows + sum(shape) + 8)
             slack[group[name]] += roundings * self._rows * float(directions.norm())
@@ -99,6 +100,6 @@ class ProductCheck:
         if name not in self._probes:
             shape = left.shape[1], right.shape[1]
             directions = self._rng.standard_normal((min(shape), PROBES))
-            expected = torch.zeros(max(shape), PROBES, dtype=torch.float64)
+            expected = torch.zeros(PROBES, max(shape), dtype=torch.float64)
             self._probes[name] = _Probe(torch.from_numpy(directions), expected, shape)
         return self._probes[name]
