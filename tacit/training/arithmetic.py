@@ -148,12 +148,14 @@ class Arithmetic:
             )
 
     def finished(
-        self, sums: Mapping[str, Tensor], parameters: Mapping[str, Tensor]
+        self, sums: Mapping[str, Tensor], parameters: Mapping[str, Tensor], drawn: float = 0
     ) -> list[Tensor]:
         """Return the finished sums for their release, rounded to float32 or the parameter's dtype.
 
         Those of the bounded mode on a CPU are not rounded. The noise does not depend on the dtype.
+        Raises `ValueError` if the lot, of `drawn` examples, is larger than the bound allows.
         """
+        self.require_covered(drawn)
         if self.mode == "bounded" and all(p.device.type == "cpu" for p in parameters.values()):
             return [sums[name] for name in parameters]
         return [

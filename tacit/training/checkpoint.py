@@ -294,6 +294,11 @@ class RunState:
         """Return the value of each rank of a sharded model; this rank's if it is not sharded."""
         return self._ranks.gather(value) if is_sharded(self._model) else [value]
 
+    def _follow(self, settings: bytes) -> bytes:
+        """Return a digest of what the loop has set at this step and at all steps before."""
+        self._trail = hashlib.sha256(self._trail + settings).digest()
+        return self._trail
+
     def _pay(self, settings: bytes) -> None:
         """Pay for the next step out of the reserved plan; raise `BudgetExceeded` if that fails.
 

@@ -260,7 +260,6 @@ def make_private(
         augment=augment,
         engine=speed.engine,
         compile=speed.compile,
-        bounded=rounding.mode == "bounded",
         product_error=rounding.product_error,
     )
     lots = _lots(records, plan, key, ranks, speed, limit=ranks.least(limit))

@@ -5,9 +5,7 @@ divide by the declared batch size, and let the user's optimizer move the user's 
 is attached to either of them: all that leaves the step is `p.grad`.
 """
 
-import hashlib
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -127,8 +125,7 @@ class Private(ForeignLoops):
     ) -> None:
         """Pay for the step and set `p.grad` to the noisy mean of the clipped gradients.
 
-        The sums of all ranks are added first. The optimizer's step follows if `is_own_loop`; a loop
-        of another library takes it itself.
+        The sums of all ranks are added first. The optimizer's step follows if `is_own_loop`.
         """
         if total.sums.keys() != self._parameters.keys():
             raise RuntimeError(
@@ -138,19 +135,16 @@ class Private(ForeignLoops):
         if self._ranks.size == 1:
             self._pay(settings)
         else:  # `total` and `drawn` become those of all ranks, still private
-            pay = partial(self._pay, settings)
-            drawn = self._ranks.pay_and_add(total, drawn, pay, self.ledger)
-        self.arithmetic.require_covered(drawn)
+            drawn = self._ranks.pay_and_add(total, drawn, lambda: self._pay(settings), self.ledger)
         # Divided by its scale, one example moves the sum by at most 1: see `clip`, `arithmetic`.
         scales = self.arithmetic.noise_scales(clip, list(self._parameters))
-        sums = self.arithmetic.finished(total.sums, self._parameters)
+        sums = self.arithmetic.finished(total.sums, self._parameters, drawn)
         step, multiplier = self.steps_taken, self.noise_multiplier
         with checkpoint.uninterrupted():
             for parameter in self._frozen:
                 parameter.grad = None  # the optimizer would follow whatever was left there
             self._state_noise(scales)
-            self._trail = hashlib.sha256(self._trail + settings).digest()
-            self._noise.bind(self._trail)
+            self._noise.bind(self._follow(settings))
             self.steps_taken += 1  # first: if the rest fails, this noise is not drawn again
             if is_own_loop and self._replayed is not None:
                 self._replayed.release_and_move(

@@ -42,6 +42,7 @@ def test_one_step_enters_few_files_and_frames(problem):
     private = problem().private  # two linear layers, on the CPU
     lots = iter(private)
     private.step(next(lots))  # the first step also traces the model and opens the plan
+    private.step(next(lots))  # the second one marks a block of steps in the ledger
     private._isolation.next_check = float("inf")  # a step without a test of isolation
     files, frames = traced_step(private, next(lots))
     # 18 before rounding was charged, noise lay on a grid, errors of the program were withheld, and

@@ -160,10 +160,9 @@ class LotSum:
         gradient of an example is the mean over its views.
     compile
         Whether to compile the sum, see `tacit.training.gpu`.
-    bounded
-        Whether the rounding of the sum must be bounded, see `tacit.training.arithmetic`.
     product_error
-        Largest error of products in float32, times the clip norm; 0 computes them in float64.
+        Largest error of products in float32, in clip norms, if the rounding of the sum must be
+        bounded (`tacit.training.arithmetic`); 0 if it need not.
     """
 
     def __init__(
@@ -176,10 +175,9 @@ class LotSum:
         views: int = 1,
         augment: Callable[[Batch], Batch] | None = None,
         compile: bool = False,
-        bounded: bool = False,
         product_error: float = 0.0,
     ) -> None:
-        self._bounded = bounded
+        self._bounded = bounded = product_error > 0
         self._product_error = product_error
         self._model = model
         self._loss_fn = loss_fn

@@ -428,7 +428,9 @@ class Tape:
         while self.measured:  # newest first: frees the activations on the way
             names, gradient = self.measured.pop()
             of_group = factors[self.groups[names[0]]]
-            value = self._weighted_sum(names, gradient, of_group, finite)
+            value = self._checked_sum(names[0], gradient, of_group, finite) if self.check else None
+            if value is None:
+                value = gradient.weighted_sum(of_group, finite, bounded=self.bounded)
             shapes = [self.parameters[name].shape for name in names]
             for name, part in zip(names, apart(value, shapes), strict=True):
                 sums[name] = part.to(self._dtype_of_sum(name))
@@ -437,14 +439,14 @@ class Tape:
                 sums[name] = zeros_for(p, self._dtype_of_sum(name))
         return ClippedSum({name: sums[name] for name in self.parameters}, within)
 
-    def _weighted_sum(
-        self, names: list[str], gradient: FactoredGradient, factors: Tensor, keep: Tensor | None
-    ) -> Tensor:
-        if self.check is not None and isinstance(gradient, Outer):
-            sides = gradient.rank_one(factors, keep)
-            if sides is not None and self.check.takes(*sides):
-                return self.check.product(names[0], *sides)
-        return gradient.weighted_sum(factors, keep, bounded=self.bounded)
+    def _checked_sum(
+        self, name: str, gradient: FactoredGradient, factors: Tensor, keep: Tensor | None
+    ) -> Tensor | None:
+        """Return the weighted sum in float32, to be checked; None if float64 is as fast."""
+        sides = gradient.rank_one(factors, keep) if isinstance(gradient, Outer) else None
+        if self.check is None or sides is None or not self.check.takes(*sides):
+            return None
+        return self.check.product(name, *sides)
 
     def _dtype_of_sum(self, name: str) -> torch.dtype:
         return torch.float64 if self.bounded else accumulator(self.parameters[name].dtype)
