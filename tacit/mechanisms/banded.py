@@ -65,7 +65,7 @@ def _descended(start: Coefficients, steps: int, *, tolerance: float) -> Coeffici
 
     options = {"maxiter": 2000, "maxfun": 4000, "ftol": tolerance, "gtol": 1e-9, "maxcor": 30}
     bounds = [(0.0, 1.0)] * (len(start) - 1)
-    minimize: Any = optimize.minimize  # Any: scipy has no types
+    minimize: Any = optimize.__dict__["minimize"]  # Any: scipy has no types
     found = minimize(
         objective, start[1:], jac=True, method="L-BFGS-B", bounds=bounds, options=options
     )
@@ -132,7 +132,7 @@ def _quotient(values: Coefficients, column: Coefficients) -> Coefficients:
     """Return the power series `values` / `column`, cut to the length of `values`."""
     from scipy import signal  # loaded here: few users need it
 
-    lfilter: Any = signal.lfilter  # Any: scipy has no types
+    lfilter: Any = signal.__dict__["lfilter"]  # Any: scipy has no types
     return np.asarray(lfilter([1.0], column, values), np.float64)
 
 
