@@ -82,7 +82,7 @@ class GradientCanaries:
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     >>> private = tacit.make_private(model, optimizer, data, loss, batch_size=400, steps=20,
     ...                              clip_norm=1.0, epsilon=8.0, delta=1e-5, n_records=1200,
-    ...                              seed=0)
+    ...                              seed=1)
     >>> for batch in canaries.watch(private):
     ...     private.step(batch)
     >>> bill = private.epsilon(delta=1e-5)

@@ -30,7 +30,7 @@ def optimal_bands(steps: int, bands: int) -> Coefficients:
     many bands it ends, for every size of the tests, where other optimizers end.
 
     >>> [float(round(c, 4)) for c in optimal_bands(100, 2)]
-    [0.7387, 0.674]
+    [0.7956, 0.6058]
     """
     whole(steps=steps, least=1)
     if whole(bands=bands, least=1) > steps:

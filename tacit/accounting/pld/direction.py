@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -118,7 +119,9 @@ class DirectionPrice:
             return self.releases[0][0].delta(epsilon)
         lower = max(one.delta(epsilon).lower for one, _ in self.releases)
         upper = min(self._total_variation(), _Unsampled(self.direction).delta(epsilon))
-        methods = (self._contour_delta, self._coarse_delta if quickly else self._lattice_delta)
+        # For many epsilons a lattice serves all of them, a smoothed curve only a few.
+        contour = partial(self._contour_delta, may_smooth=self.is_smooth or not quickly)
+        methods = (contour, self._coarse_delta if quickly else self._lattice_delta)
         return _sharpest(methods, epsilon, floor, Bracket(lower, upper))
 
     def _contour_epsilon(self, delta: float, floor: float, answer: Bracket) -> Bracket:
@@ -170,9 +173,7 @@ class DirectionPrice:
             here, next_to = (curve.delta(x).upper for x in (guess, 0.99 * guess))
             slope = max(math.log(next_to / here) / (0.01 * guess), 1e-3 * curve.order)
             step = math.log(here / delta) / slope
-            if (
-                slope * abs(step) < 0.2
-            ):  # the curve was in the right place, and is not precise enough
+            if slope * abs(step) < 0.2:  # in the right place, and not precise enough
                 precision *= min(max(0.5 * _ENOUGH * answer.upper / answer.width, 0.02), 0.5)
             guess = min(max(guess + step, 0.5 * guess, answer.lower), 2 * guess, answer.upper)
         return answer
@@ -204,7 +205,9 @@ class DirectionPrice:
         """Estimate epsilon as if one step made all the loss: that of one step at delta / steps."""
         return max(_epsilon_of(one, delta / count).upper for one, count in self.releases)
 
-    def _contour_delta(self, epsilon: float, floor: float, answer: Bracket) -> Bracket:
+    def _contour_delta(
+        self, epsilon: float, floor: float, answer: Bracket, *, may_smooth: bool
+    ) -> Bracket:
         # The smallest float stands for any delta below it.
         delta = max(math.exp(self._family(1e-12).moments.guess_log_delta(epsilon)), 1e-300)
         for attempt in range(4):
@@ -216,6 +219,8 @@ class DirectionPrice:
             log_target = math.log(delta) + math.log(self.tolerance)
             curve = self._tuned_near(epsilon) if attempt == 0 else None
             curve = curve or family.plain(epsilon, log_target)
+            if curve is None and not may_smooth:
+                raise NotCertified("the transform of the losses does not decay.")
             curve = curve or self._smoothed(epsilon, delta)
             self.curves.append(curve)
             answer = answer.intersection(curve.delta(epsilon))
@@ -248,7 +253,7 @@ class DirectionPrice:
         return answer
 
     def _coarse_delta(self, epsilon: float, floor: float, answer: Bracket) -> Bracket:
-        if any(isinstance(curve, Contours) for curve in self.curves):
+        if self.is_smooth and any(isinstance(curve, Contours) for curve in self.curves):
             return answer
         return self._lattice_delta(epsilon, floor, answer, _LATTICE_POINTS[:1])
 

@@ -82,11 +82,12 @@ class _Product(Operation):
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
         x, weight, bias = autocast(x, weight, bias)
         with without_autocast(x):
-            result = F.linear(x, weight.t() if self.transposed else weight, bias)
-        # With a bias and three axes, F.linear returns a view of a matrix that nothing else holds.
-        # Autograd lets nobody write into a view that a custom Function returns, as ReLU in place
-        # does, so the result is returned as a tensor of its own. No number is copied.
-        return torch.ops.aten._unsafe_view(result, result.shape), (x, weight)
+            matrix = weight.t() if self.transposed else weight
+            if bias is None or x.dim() <= 2:
+                return F.linear(x, matrix, bias), (x, weight)
+            # With a bias and three axes, F.linear returns a view. Autograd lets nobody write into a
+            # view that a custom Function returns, as ReLU in place does.
+            return F.linear(x, matrix).add_(bias), (x, weight)
 
     def backward(self, saved: Any, needs: Any, g: Tensor) -> tuple[Tensor, ...]:
         x, weight = saved
