@@ -7,7 +7,7 @@
 # DATA holds census/fulton_pums5.csv.gz, census/cps_earnings_cpssw8.csv.gz and adult/adult.data.gz.
 # Schemas are written from the codebooks of the tables, not from their values.
 set -euo pipefail
-data=$1
+data=$(realpath "$1")
 work=${2:-$(mktemp -d)}
 tacit=${TACIT:-tacit}
 mkdir -p "$work"
