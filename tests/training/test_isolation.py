@@ -162,17 +162,22 @@ def _records(dataset):
 def test_strict_bounds_what_one_record_moves(name):
     rows = np.arange(24)
     try:
-        base = sum_of(CASES[name](), rows, 0)
+        base, other = (sum_of(CASES[name](), rows, seed) for seed in (0, 1))
         added = sum_of(CASES[name](), np.append(rows, 99), 0)
         replaced = sum_of(CASES[name](), np.where(rows == 5, 101, rows), 0)
     except IncompatibleModel:
         return  # refused: nothing is released
-    assert float((added - base).norm()) <= 1 + 1e-5
+    # A program that draws random numbers draws others for a longer lot: only laws can be compared.
+    if torch.equal(base, other):
+        assert float((added - base).norm()) <= 1 + 1e-5
     assert float((replaced - base).norm()) <= 2 + 1e-5
 
 
 STRICT = [
-    n for n in PROGRAMS if n not in ("experts_chosen_for_each_row", "a_data_set_with_a_cache")
+    n
+    for n in PROGRAMS
+    if n not in ("experts_chosen_for_each_row", "a_data_set_with_a_cache")
+    and not n.startswith("draws_that_depend_on_the_record")  # they read values
 ]
 
 
