@@ -7,7 +7,6 @@ sum_t g_t x_t' for W and sum_t g_t for b.
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
