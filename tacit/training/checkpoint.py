@@ -22,6 +22,7 @@ A checkpoint is as secret as the data: anyone who has the key can subtract the n
 """
 
 import hashlib
+import inspect
 import signal
 import sys
 import threading
@@ -218,6 +219,7 @@ class RunState:
             sys.version_info[:3],
             self.generator,
             TILE,  # which random words each coordinate takes
+            _kind_of(self._optimizer, self._model),
             type(self._lot_sum).__name__,
             getattr(self._lot_sum, "_views", None),
             *(getattr(engine, name, None) for name in ("__module__", "__qualname__")),
@@ -257,10 +259,14 @@ class RunState:
     def _settings(self) -> bytes:
         """Return a digest of what the loop has set by itself for the next step.
 
-        These are the optimizer's settings, and weights that are not as the optimizer left them.
-        Numbers on a GPU count only where a resumed run repeats its noise: the host waits for them.
+        These are the modes of the modules, autocast, the optimizer's settings, and weights that are
+        not as the optimizer left them. Numbers on a GPU count only where a resumed run repeats its
+        noise: the host waits for them.
         """
-        found = hashlib.sha256()
+        found = hashlib.sha256(bytes(module.training for module in self._model.modules()))
+        kind = self._lots.records.device.type
+        if torch.is_autocast_enabled(kind):
+            found.update(str(torch.get_autocast_dtype(kind)).encode())
         is_repeated = torch.are_deterministic_algorithms_enabled()
         for group in self._optimizer.param_groups:
             for name in sorted(group.keys() - {"params"}):
@@ -401,6 +407,21 @@ def _other_settings(step: int, lost: int) -> str:
         "second release of the same lot. Repeat the settings of the first time, or load the "
         f"checkpoint with lost_steps={lost}, which draws new lots and pays for these steps again."
     )
+
+
+def _kind_of(optimizer: torch.optim.Optimizer, model: nn.Module) -> list[object]:
+    """Return the optimizer's class, the code of its step, its hooks, and its groups by name."""
+    names = {id(p): name for name, p in model.named_parameters()}
+    kind = type(optimizer)
+    step = getattr(inspect.unwrap(kind.step), "__code__", None)
+    hooks = [
+        getattr(hook, "__qualname__", repr(type(hook)))
+        for place in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+        for hook in getattr(optimizer, place, {}).values()
+    ]
+    groups = [[names.get(id(p)) for p in group["params"]] for group in optimizer.param_groups]
+    code = None if step is None else (step.co_code.hex(), repr(step.co_names))
+    return [kind.__module__, kind.__qualname__, code, hooks, groups]
 
 
 def reserve(ledger: Ledger, event: Event, *, steps: int, run: str) -> ReservedPlan:

@@ -132,11 +132,16 @@ class CheckedIsolation(Isolation):
         """Return a bound on the probability that mixing in a share of the lots was not found."""
         return chance_of_missing(share, self.halves)
 
-    def check_first(self, rows: int, key: Key) -> None:
-        """Check a full lot of random records, hard, before anything is released."""
+    def check_first(self, rows: int, key: Key, *, expected: float | None = None) -> None:
+        """Check lots of random records, hard, before anything is released.
+
+        The first lot has `rows` rows, the others have sizes as they are drawn if `expected` records
+        are expected in a lot: a program may mix at some sizes only.
+        """
         rng = key.numpy("isolation", 0)
         lot = rng.integers(len(self.records), size=max(4, rows))
-        self.guard(self.check, lot, rng)
+        usual = rng.poisson(rows if expected is None else expected, size=_TIMES - 1)
+        self.guard(self.check, lot, rng, np.clip(usual, min(4, len(lot)), len(lot)))
         self._plan_next(0, key)
 
     def check_lot(self, lot: Lot, key: Key, ranks: Ranks) -> None:
@@ -173,24 +178,28 @@ class CheckedIsolation(Isolation):
         gap = key.numpy("next isolation test", step).geometric(1 / self._gap)
         self.next_check = step + int(gap)
 
-    def check(self, lot: Indices, rng: np.random.Generator) -> None:
+    def check(self, lot: Indices, rng: np.random.Generator, sizes: Indices | None = None) -> None:
         """Raise `IncompatibleModel` if rows of this lot are seen to influence each other. Private.
 
         Every test is made, those that can miss by chance several times, with new random numbers.
         `rng` chooses which rows are replaced and by which records; it must be independent of the
-        data.
+        data. Repeated tests take the first rows of the lot, as many as `sizes` says.
         """
         with gathered(self.model):
-            trial = _Trial(self, self._full(lot, rng), rng, is_thorough=True)
+            whole = self._full(lot, rng)
+            sizes = np.full(_TIMES - 1, len(whole)) if sizes is None else sizes
+            trial = _Trial(self, whole, rng, is_thorough=True)
             try:
                 for number in range(_TIMES):
                     if number > 0:
-                        trial.begin()
+                        trial.begin(whole[: sizes[number - 1]])
                     trial.replace()
                     trial.isolate()
+                trial.begin(whole)
                 trial.follow()
                 trial.remove()
                 trial.warm_up()
+                trial.follow_by_gradients()
                 trial.replace_gradients()
                 trial.remove_gradients()
             finally:
@@ -296,12 +305,14 @@ class _Trial:
     ) -> None:
         self.program, self.rows, self.rng = program, rows, rng
         self.is_thorough = is_thorough
+        self._earlier = _EARLIER if is_thorough else 1
         self._has_replaced_in_law = False
         self.state = ProgramState(*program.roots)
         self.begin()
 
-    def begin(self) -> None:
-        """Run the lot as it is, with random numbers that were not used before."""
+    def begin(self, rows: Indices | None = None) -> None:
+        """Run the lot, or another one, with random numbers that were not used before."""
+        self.rows = self.rows if rows is None else rows
         self.seed = int(self.rng.integers(2**31))
         self.state.restore()
         with randomness(self.seed, self.program.records.device):
@@ -426,6 +437,22 @@ class _Trial:
             raise IncompatibleModel(_REASONS["after"])
         self._passed()
 
+    def follow_by_gradients(self) -> None:
+        """Compare the clipped gradient after the lot itself and after another: losses may hide it.
+
+        Unless the program draws random numbers that the state before decides on.
+        """
+        every = np.arange(len(self.rows))
+        _, rows = self._half()
+        for _ in range(_PAIRS_OF_GRADIENTS):
+            itself = self.gradient(self.rows, every, after=self.rows)
+            another = self.gradient(self.rows, every, after=rows)
+            if not self._are_far(itself, another, every):
+                return self._passed()
+        if self._is_random() and not self._draws_alike():
+            return None
+        raise IncompatibleModel(_REASONS["after"])
+
     def _has_memory(self, rows: Indices) -> bool:
         """Return whether the lot's losses depend on whether `rows` or the lot itself came before.
 
@@ -510,14 +537,19 @@ class _Trial:
     def losses(self, rows: Indices, *, after: Indices | None = None) -> Tensor:
         self.state.restore()
         if after is not None:
-            self.program.losses(after, self.seed + 1)
+            for number in range(self._earlier):
+                self.program.losses(after, self.seed + 1 + number)
             self.state.restore_generators()  # what they draw later is as random as before
         found, draws = self.program.losses(rows, self.seed)
         self._last_draws = [*draws, *self.state.generators()]
         return found
 
-    def gradient(self, rows: Indices, count: Indices) -> Tensor:
+    def gradient(self, rows: Indices, count: Indices, *, after: Indices | None = None) -> Tensor:
         self.state.restore()
+        if after is not None:
+            for number in range(self._earlier):
+                self.program.gradient(after, self.seed + 1 + number, np.arange(len(after)))
+            self.state.restore_generators()
         return self.program.gradient(rows, self.seed, count)
 
     def _differ(self, a: Tensor, b: Tensor) -> bool:
@@ -615,6 +647,8 @@ def _summary(gradient: Tensor) -> Tensor:
     return torch.stack([part.sum() for part in signed.tensor_split(16)])
 
 
+_EARLIER = 5  # lots that come before, since a program may keep what it saw for some calls
+_PAIRS_OF_GRADIENTS = 3  # all of which must differ: some kernels round at random
 _TIMES = 4  # repetitions of the tests that can miss by chance, before the first release
 _LOTS = 8  # lots whose numbers of random draws are compared, before a refusal
 _PAIRS = 8  # repetitions of a lot after itself and after another one, if they seem to differ

@@ -17,6 +17,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from tacit import sampling
 from tacit._check import whole
+from tacit.errors import IncompatibleModel
 from tacit.events import Event
 from tacit.ledger import Ledger
 from tacit.training.adaptive_clipping import AdaptiveClip
@@ -33,6 +34,7 @@ from tacit.training.noise import NoisyMean
 from tacit.training.padding import Padding, choose_padding
 from tacit.training.plan import Sampler, Schedule, TrainingPlan, make_plan
 from tacit.training.private import Private
+from tacit.training.program_state import ProgramState
 from tacit.training.records import Records
 from tacit.training.tree import Batch, n_rows
 from tacit.training.withheld_errors import ErrorGuard
@@ -249,7 +251,7 @@ def make_private(
     if speed.compile:
         _check_compilable(plan, parameters)
     tested = loss_fn if check else None
-    needed = views * (1 if tested is None else guard(_probe, model, tested, records))
+    needed = views * (1 if tested is None else guard(_probe, model, tested, records, augment))
     limit = _limit(speed, needed, records.device, plan.expected_batch / ranks.size)
     key = ranks.share(Key.from_seed(seed))
     lot_sum: LotSum | TracedLotSum = LotSum(
@@ -274,7 +276,7 @@ def make_private(
     elif tested is not None:
         options = {"views": views, "augment": augment, "steps": plan.steps, "guard": guard}
         kept_apart = CheckedIsolation(model, tested, records, clip, **options)
-        kept_apart.check_first(rows, key)
+        kept_apart.check_first(rows, key, expected=plan.expected_batch / ranks.size)
     run = Private(
         model,
         optimizer,
@@ -422,17 +424,32 @@ def _check_compilable(plan: TrainingPlan, parameters: dict[str, nn.Parameter]) -
         raise ValueError("compile cannot take sharded parameters: their storage moves.")
 
 
-def _probe(model: nn.Module, loss_fn: LossFn, records: Records) -> int:
-    """Raise if examples influence each other; return the activation bytes of one example."""
+def _probe(
+    model: nn.Module, loss_fn: LossFn, records: Records, augment: Callable[[Batch], Batch] | None
+) -> int:
+    """Raise if examples influence each other; return the activation bytes of one example.
+
+    What the program kept meanwhile is put back: what it sets by its first lot must be seen by the
+    tests that follow.
+    """
     rows = np.arange(_PROBE_ROWS) % len(records)
+    state, before = ProgramState(model, loss_fn, augment, *records.program), checksum(model)
     with gathered(model):
         batch = records.fetch(rows)
         if n_rows(batch) != _PROBE_ROWS:
             raise ValueError(
                 "the first dimension of a batch must count the examples, but "
-                f"{_PROBE_ROWS} records gave {n_rows(batch)} rows. Change collate_fn."
+                f"{_PROBE_ROWS} records did not give {_PROBE_ROWS} rows. Change collate_fn."
             )
-        return probe(model, loss_fn, batch, records.device)
+        needed = probe(model, loss_fn, batch, records.device)
+    state.restore()
+    if checksum(model) != before:
+        raise IncompatibleModel(
+            "the model writes into its own parameters when it runs, as layers do that initialize "
+            "themselves from their first batch. Parameters may move by released gradients only: "
+            "initialize them from public data before make_private."
+        )
+    return needed
 
 
 def _limit(

@@ -1,7 +1,9 @@
 """The loop: what a step releases, and what it leaves alone."""
 
+import copy
 import gc
 import os
+import pickle
 import signal
 
 import numpy as np
@@ -583,3 +585,19 @@ def test_a_compiled_run_takes_the_same_steps(problem):
 def test_what_cannot_be_compiled_is_refused(problem, options):
     with pytest.raises(ValueError, match="compile"):
         problem(compile=True, **options)
+
+
+def test_a_run_refuses_to_be_copied(problem):
+    run = problem().private
+    for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="cannot be copied"):
+            copied(run)
+
+
+def test_one_thread_steps_at_a_time(problem):
+    run = problem().private
+    lot = next(iter(run))
+    with run._is_stepping, pytest.raises(RuntimeError, match="another thread"):
+        run.step(lot)
+    run.step(lot)
+    assert run.steps_taken == 1
