@@ -176,7 +176,7 @@ def test_a_batch_whose_first_dimension_is_not_the_examples_is_refused():
     def collate(records):
         return (torch.stack(records, dim=1),)  # (5, batch, 4)
 
-    with pytest.raises(ValueError, match="3 records gave 5 rows"):
+    with pytest.raises(ValueError, match="3 records did not give 3 rows"):
         attempt(nn.Linear(4, 2), loss_fn=sequence_first, data=[*data], collate_fn=collate)
 
 
