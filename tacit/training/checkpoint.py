@@ -259,14 +259,10 @@ class RunState:
     def _settings(self) -> bytes:
         """Return a digest of what the loop has set by itself for the next step.
 
-        These are autocast, the optimizer's settings, and weights that are not as the optimizer left
-        them. Numbers on a GPU count only where a resumed run repeats its noise: the host waits for
-        them.
+        These are the optimizer's settings, and weights that are not as the optimizer left them.
+        Numbers on a GPU count only where a resumed run repeats its noise: the host waits for them.
         """
         found = hashlib.sha256()
-        kind = self._lots.records.device.type
-        if torch.is_autocast_enabled(kind):
-            found.update(str(torch.get_autocast_dtype(kind)).encode())
         is_repeated = torch.are_deterministic_algorithms_enabled()
         for group in self._optimizer.param_groups:
             for name in sorted(group.keys() - {"params"}):
