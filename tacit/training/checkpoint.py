@@ -32,7 +32,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -92,6 +92,15 @@ class RunState:
         self._repeated = 0  # steps before this one may have been taken before a restart
         self._trail = b""  # a digest of what the loop has set at every step so far
         self._left: bytes | None = None  # a checksum of the weights after the last step
+
+    def __copy__(self) -> NoReturn:
+        raise TypeError("a private run cannot be copied: the copy would draw the same noise again.")
+
+    def __deepcopy__(self, _memo: object) -> NoReturn:
+        self.__copy__()
+
+    def __reduce__(self) -> NoReturn:
+        self.__copy__()
 
     def state_dict(self) -> State:
         """Return the run's state as JSON values. Secret: it holds the key that gives the noise.

@@ -5,9 +5,8 @@ divide by the declared batch size, and let the user's optimizer move the user's 
 is attached to either of them: all that leaves the step is `p.grad`.
 """
 
-import threading
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -80,7 +79,6 @@ class Private(ForeignLoops):
         )
         self._ranks = ranks
         self._clip_moves = (1.0,) * len(plan.clip.clip_norms)  # factors from adaptive clipping
-        self._is_stepping = threading.Lock()
 
     # The step -------------------------------------------------------------------------------------
 
@@ -109,14 +107,6 @@ class Private(ForeignLoops):
         and the same lot can be used again; an interrupt during the release waits for its end.
         Copy a `p.grad` that you keep: the next step may overwrite its memory.
         """
-        if not self._is_stepping.acquire(blocking=False):
-            raise RuntimeError("another thread is in private.step: a lot is used once.")
-        try:
-            self._step(lot)
-        finally:
-            self._is_stepping.release()
-
-    def _step(self, lot: Lot) -> None:
         if self._handed_out is not None:
             self._take_back()  # the lot was unpacked too
         self._check_turn(lot)
@@ -255,15 +245,6 @@ class Private(ForeignLoops):
         Lightning and Trainer need this number to resume a run.
         """
         return self.steps
-
-    def __copy__(self) -> NoReturn:
-        raise TypeError("a private run cannot be copied: the copy would draw the same noise again.")
-
-    def __deepcopy__(self, _memo: object) -> NoReturn:
-        self.__copy__()
-
-    def __reduce__(self) -> NoReturn:
-        self.__copy__()
 
     def __repr__(self) -> str:
         return f"Private(step {self.steps_taken} of {self.steps}, {self.event})"

@@ -592,12 +592,3 @@ def test_a_run_refuses_to_be_copied(problem):
     for copied in (copy.copy, copy.deepcopy, pickle.dumps):
         with pytest.raises(TypeError, match="cannot be copied"):
             copied(run)
-
-
-def test_one_thread_steps_at_a_time(problem):
-    run = problem().private
-    lot = next(iter(run))
-    with run._is_stepping, pytest.raises(RuntimeError, match="another thread"):
-        run.step(lot)
-    run.step(lot)
-    assert run.steps_taken == 1
