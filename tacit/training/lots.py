@@ -143,6 +143,10 @@ class Lots:
         self.limit = min(self.limit, limit)
         self.padding = self.padding and self.padding.within(self.limit)
 
+    def use_few_sizes(self) -> None:
+        """Pad microbatches to few sizes from now on, because each takes a compilation."""
+        self.padding = self.padding and self.padding.with_few_sizes()
+
     def from_step(self, start: int, stop: int) -> Iterator[Lot]:
         """Yield the lots of steps `start` to `stop` - 1, each with this rank's records only."""
         if self.num_workers:
@@ -191,8 +195,8 @@ class Lots:
         if padding is None:
             return [_Cut(p, len(p)) for p in np.array_split(indices, self._microbatches(n))]
         sizes = padding.cover(n)
-        ends = np.cumsum(sizes)[:-1]
-        return [_Cut(*part) for part in zip(np.split(indices, ends), sizes, strict=True)]
+        parts = np.array_split(indices, len(sizes))
+        return [_Cut(*part) for part in zip(parts, sizes, strict=True)]
 
     def padded(self, batch: Batch, part: _Cut) -> Microbatch:
         """Return a batch of a part's records as a microbatch, with the padding of the part."""

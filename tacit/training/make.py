@@ -63,8 +63,8 @@ class Speed:
         "auto" takes the fastest engine that supports the model; see `tacit.training.clipped_sum`.
     compile
         Compile the clipped sum, and replay it as a CUDA graph on a GPU. Microbatches are padded to
-        one of two sizes.
-        The first step takes tens of seconds; later steps are faster than uncompiled ones.
+        a multiple of some rows. The first step takes tens of seconds; later steps are faster than
+        uncompiled ones.
         Python values that the model and `loss_fn` read, such as a coefficient that changes, are
         fixed at the first step. See docs/speed.md.
     """
@@ -470,12 +470,12 @@ def _padding(speed: Speed, plan: TrainingPlan, ranks: Ranks, limit: int) -> Padd
     if not speed.is_padded:
         return None
     if not speed.compile:
-        return Padding((limit,))
+        return Padding(multiple=limit, limit=limit)
     expected = plan.expected_batch / ranks.size
     is_fixed = isinstance(plan.sampler, sampling.FixedSize | sampling.Shuffle)
     rate = min(1.0, plan.expected_batch / plan.n_records)
     deviation = 0.0 if is_fixed else math.sqrt(plan.expected_batch * (1 - rate)) / ranks.size
-    return choose_padding(expected, deviation, limit=limit, overhead=expected / 10)
+    return choose_padding(expected, deviation, limit=limit)
 
 
 def starting_limit(bytes_per_example: int, device: torch.device, *, largest_lot: int) -> int:
@@ -518,7 +518,7 @@ def _lots(
         records,
         plan.drawer,
         key=key,
-        limit=limit if padding is None else padding.sizes[0],
+        limit=limit,
         padding=padding,
         num_workers=speed.num_workers,
         rank=ranks.rank,

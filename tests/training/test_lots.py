@@ -66,7 +66,7 @@ def test_a_lot_is_cut_into_batches_that_fit_and_cover_it_once():
 
 
 def test_padded_batches_have_one_shape_and_padding_weighs_nothing():
-    lots = lots_of(torch.arange(50) + 1, limit=8, padding=Padding((8,)))
+    lots = lots_of(torch.arange(50) + 1, limit=8, padding=Padding(multiple=8, limit=8))
     for step in range(10):
         for microbatch in lots.lot(step).microbatches():
             (x,) = microbatch.batch
@@ -154,7 +154,7 @@ def test_a_lot_can_be_unpacked_indexed_and_passed_as_keywords():
 
 
 def test_microbatches_show_neither_size_nor_members():
-    lot = lots_of(torch.arange(50.0), padding=Padding((4,))).lot(0)
+    lot = lots_of(torch.arange(50.0), padding=Padding(multiple=4, limit=4)).lot(0)
     pending = next(lot.pending())
     assert repr(pending) == "PendingMicrobatch(private)"
     assert repr(pending.fetch()) == "Microbatch(private)"

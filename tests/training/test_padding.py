@@ -5,50 +5,47 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tacit.training.padding import Padding, _rows_and_microbatches, choose_padding
+from tacit.training.padding import Padding, choose_padding
 
-sizes = st.integers(1, 300).flatmap(
-    lambda large: st.one_of(
-        st.just((large,)), st.integers(1, large).map(lambda small: (large, small))
+paddings = st.integers(1, 300).flatmap(
+    lambda limit: st.builds(
+        Padding, multiple=st.integers(1, limit), limit=st.just(limit), spread=st.integers(1, limit)
     )
 )
 
 
-@given(n=st.integers(1, 5000), sizes=sizes, overhead=st.floats(0, 100))
-def test_a_cover_holds_every_record_and_no_microbatch_is_all_padding(n, sizes, overhead):
-    cover = Padding(sizes, overhead).cover(n)
-    assert sum(cover) >= n
-    assert set(cover) <= set(sizes)
-    assert sum(cover[:-1]) < n
+@given(n=st.integers(1, 5000), padding=paddings)
+def test_a_cover_has_room_for_balanced_parts(n, padding):
+    for chosen in (padding, padding.with_few_sizes()):
+        cover = chosen.cover(n)
+        parts = [len(part) for part in np.array_split(np.arange(n), len(cover))]
+        assert all(rows >= part > 0 for rows, part in zip(cover, parts, strict=True))
+        assert max(cover) <= chosen.limit
+        assert max(cover) - min(cover) <= max(2, chosen.multiple)
+        assert all(rows % chosen.multiple == 0 or rows == 2 for rows in cover)
 
 
-@given(n=st.integers(1, 5000), sizes=sizes, overhead=st.floats(0, 100))
-def test_the_choice_counts_what_a_cover_computes(n, sizes, overhead):
-    padding = Padding(sizes, overhead)
-    rows, microbatches = _rows_and_microbatches(np.array([n]), padding)
-    cover = padding.cover(n)
-    assert (rows[0], microbatches[0]) == (sum(cover), len(cover))
+def test_an_empty_lot_has_no_microbatch():
+    assert Padding(multiple=4, limit=8).cover(0) == []
 
 
-@given(sizes=sizes, limit=st.integers(1, 300))
-def test_a_lower_limit_is_kept(sizes, limit):
-    lowered = Padding(sizes).within(limit).sizes
-    assert max(lowered) <= limit
-    assert len(set(lowered)) == len(lowered) or sizes == lowered
+@given(padding=paddings, limit=st.integers(1, 300), n=st.integers(1, 500))
+def test_a_lower_limit_is_kept(padding, limit, n):
+    assert max(padding.within(limit).cover(n)) <= limit
 
 
 @pytest.mark.parametrize("expected", [32, 50, 100, 333, 1024, 4096, 20_000])
-@pytest.mark.parametrize("share", [0.0, 0.02, 0.1])
 @pytest.mark.parametrize("parts", [0.5, 1.0, 3.7])
-def test_few_rows_are_padding(expected, share, parts):
-    limit = int(expected / parts)
-    padding = choose_padding(expected, expected**0.5, limit=limit, overhead=share * expected)
+def test_few_rows_are_padding_and_there_are_few_sizes(expected, parts):
+    padding = choose_padding(expected, expected**0.5, limit=int(expected / parts))
     lots = np.random.default_rng(0).poisson(expected, 4000)
-    rows, _ = _rows_and_microbatches(lots, padding)
-    assert max(padding.sizes) <= limit
-    assert rows.sum() / lots.sum() <= 1.08
+    covers = [padding.cover(n) for n in lots]
+    assert sum(map(sum, covers)) / lots.sum() <= 1.08
+    assert len({rows for cover in covers for rows in cover}) <= 40
+    few = [padding.with_few_sizes().cover(n) for n in lots]
+    assert len({rows for cover in few for rows in cover}) <= 8
 
 
 def test_lots_of_one_size_have_no_padding():
-    assert choose_padding(100, 0.0, limit=30, overhead=1.0).sizes == (25,)
-    assert choose_padding(32, 0.0, limit=100, overhead=1.0).sizes == (32,)
+    assert choose_padding(100, 0.0, limit=30).cover(100) == [25] * 4
+    assert choose_padding(32, 0.0, limit=100).cover(32) == [32]

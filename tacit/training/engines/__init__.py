@@ -211,11 +211,13 @@ class LotSum:
         compiled = None if masked else self._compiled
         if compiled is not None:
             compiled.begin()
+            if compiled.has_fixed_rows:
+                lot.source.use_few_sizes()
         check = self._check(lot) if checked else None
         drawn = 0
         with gathered(self._model) if self._is_sharded else nullcontext(), self._seeded(lot):
             pending = list(lot.pending())
-            total = None if self._may_keep_first(pending, compiled) else self._zeros(clip)
+            total = None if len(pending) == 1 else self._zeros(clip)
             compute = partial(self._clipped_sum, clip=clip, masked=masked, check=check)
             for microbatch in pending:
                 parts = self._sum_of_rows(lot, microbatch, clip, compiled)
@@ -234,17 +236,6 @@ class LotSum:
         if check is not None and not check.holds(total.sums, clip):
             return self(lot, clip, masked=masked, checked=False)
         return total, drawn
-
-    def _may_keep_first(
-        self, pending: "list[PendingMicrobatch]", compiled: "CompiledSum | None"
-    ) -> bool:
-        """Return whether the other sums can be added to the first one, where it is in memory.
-
-        A compiled sum stays where it is until the next microbatch of the same size.
-        """
-        if len(pending) < 2 or compiled is None or self._bounded:
-            return len(pending) == 1
-        return all(other.rows != pending[0].rows for other in pending[1:])
 
     def _check(self, lot: "Lot") -> ProductCheck | None:
         """Return a new check of a lot's products; None if they are computed in float64."""

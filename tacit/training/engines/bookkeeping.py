@@ -78,7 +78,7 @@ def run(
     """
     for attempt in range(2):
         known = trace or trace_for(examples, fresh=attempt > 0)
-        tape = Tape(examples.parameters, len(examples), clip, bounded=examples.bounded)
+        tape = Tape(examples.parameters, examples.mask.shape[0], clip, bounded=examples.bounded)
         tape.check = examples.check
         try:
             with tape.emptied(), torch.enable_grad():

@@ -53,7 +53,7 @@ class Examples:
     check: ProductCheck | None = None
 
     def __len__(self) -> int:
-        return len(self.mask)
+        return self.mask.shape[0]
 
     def __repr__(self) -> str:
         return "Examples(private)"
@@ -61,7 +61,7 @@ class Examples:
     @property
     def rows(self) -> int:
         """Number of rows of the batch: all views of all examples."""
-        return len(self.mask) * self.views
+        return self.mask.shape[0] * self.views
 
     @cached_property
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -117,7 +117,7 @@ def clip_and_sum(gradients: dict[str, Tensor], clip: Clip, mask: Tensor) -> Clip
     factors, within = factors_of(clip, squared, mask, rounding=rounding, finite=finite)
     keep = (factors > 0).any(0)  # 0 * inf would be nan
     sums = {
-        name: weighted_rows(rows.reshape(len(rows), -1), factors[index[name]], keep)
+        name: weighted_rows(rows.reshape(rows.shape[0], -1), factors[index[name]], keep)
         for name, rows in gradients.items()
     }
     return ClippedSum({n: s.view(gradients[n].shape[1:]) for n, s in sums.items()}, within)
@@ -127,7 +127,7 @@ def total_squares(norms: Sequence[Sequence[Tensor]], mask: Tensor) -> Tensor:
     """Return the squared norms of each group, (groups, examples), from those of its parameters."""
     dtypes = {part.dtype for group in norms for part in group}
     dtype = torch.float64 if torch.float64 in dtypes else torch.float32
-    zero = torch.zeros(len(mask), device=mask.device, dtype=dtype)
+    zero = torch.zeros(mask.shape[0], device=mask.device, dtype=dtype)
     return torch.stack(
         [
             torch.stack([part.to(dtype) for part in group]).sum(0, dtype=torch.float64).to(dtype)

@@ -5,10 +5,13 @@ batch. The trace is cut where the backward begins, by the partitioner of ordinar
 which recomputes cheap activations instead of keeping them. Both halves are compiled. The graphs
 read parameters and buffers from the model's own tensors, so they follow the optimizer's updates.
 
-Shapes are static: batches are padded, and `weights` marks the rows that count. Clip norms may
-change from step to step by a factor s without another compilation. Clipping g at s C is s times
-clipping g / s at C, so gradients are divided by s where the backward starts, and the clip factors
-are multiplied by s.
+The number of rows is left free, so that one compilation serves lots of every size; a model that
+fixes it is compiled for each number of rows. On a GPU each number of rows is recorded as a CUDA
+graph of its own, so batches are padded to few sizes; `weights` marks the rows that count.
+
+Clip norms may change from step to step by a factor s without another compilation. Clipping g at s C
+is s times clipping g / s at C, so gradients are divided by s where the backward starts, and the
+clip factors are multiplied by s.
 """
 
 import itertools
@@ -17,7 +20,6 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from importlib import import_module
 from types import SimpleNamespace
@@ -32,7 +34,13 @@ from tacit.training.engines import bookkeeping
 from tacit.training.engines.bookkeeping import NonFinite, trace_for
 from tacit.training.engines.examples import Examples
 from tacit.training.engines.trace import undisturbed
-from tacit.training.gpu.graph_replay import FiniteFlag, ReplayedStep, Step, report
+from tacit.training.gpu.graph_replay import (
+    FiniteFlag,
+    Recordings,
+    ReplayedStep,
+    Step,
+    report,
+)
 from tacit.training.gradients.ghost_norm import cudnn_rounds, multiplied_in
 from tacit.training.tree import take_apart
 
@@ -58,6 +66,7 @@ class Traced(NamedTuple):
     reports: bool = True  # whether it reports that a gradient was not finite, or masks the example
     is_compiled: bool = True
     names: tuple[str, ...] = ()  # of the parameters, in the order of the sums
+    rows: "_Rows | None" = None  # the numbers of rows that it serves; None for all
 
 
 class CompiledSum:
@@ -94,8 +103,10 @@ class CompiledSum:
         self._tensors = _reader(model, self._modules)
         self._device = next(model.parameters()).device
         self._addresses: list[int] = []  # of parameters and buffers, for which the graphs are built
-        self._steps: dict[Any, dict[Any, _Graphs]] = {}  # by state, then by layout
+        self._layouts: dict[Any, dict[Any, _Graphs]] = {}  # by state, then by layout of the batch
         self._of_rows: dict[Any, tuple[ReplayedStep | None, Traced]] = {}  # by state and size
+        self._recordings: dict[Any, Recordings] = {}  # by state
+        self.has_fixed_rows = False  # whether each number of rows takes a compilation
         self._flag = FiniteFlag(self._device) if self._device.type == "cuda" else None
         if self._flag is not None and (compiler := _compiler()) is not None:
             compiler.AsyncCompile.use_process_pool()  # they start while the model is traced
@@ -114,8 +125,8 @@ class CompiledSum:
     @property
     def draws(self) -> bool:
         """Whether the model may draw random numbers (dropout); True until a graph is traced."""
-        graphs = self._steps.get(self._state(), {}).values()
-        return not graphs or any(found.traced.draws for found in graphs)
+        graphs = self._layouts.get(self._state(), {}).values()
+        return not graphs or any(traced.draws for found in graphs for traced in found.traced)
 
     def __call__(
         self, batch: Any, weights: Tensor, scale: float = 1.0, *, reuse: bool = False
@@ -127,13 +138,16 @@ class CompiledSum:
         """
         mask = weights if weights.dtype == torch.bool else weights > 0
         self._forget_if_moved()
-        graphs, tensors = self._graphs_for(batch, mask)
-        if (run := graphs.run) is None:
+        runs, traced, tensors = self._graphs_for(batch, mask)
+        if (run := runs.get(mask.shape[0])) is None:
             with undisturbed(self.model):
-                is_replayed = mask.is_cuda and graphs.traced.is_compiled
-                kind = ReplayedStep if is_replayed else _plain
-                run = graphs.run = kind(graphs.traced.run, mask, tensors)
-        return self._run(graphs.traced, partial(run, scale, mask, tensors), reuse=reuse)
+                if mask.is_cuda and traced.is_compiled:
+                    run = ReplayedStep(traced.run, mask, tensors, recordings=self._shared())
+                else:
+                    run = _plain(traced.run, mask, tensors)
+            runs[mask.shape[0]] = run
+            self.has_fixed_rows = traced.rows is not None and not traced.rows.are_free()
+        return self._run(traced, partial(run, scale, mask, tensors), reuse=reuse)
 
     def of_records(
         self,
@@ -152,13 +166,14 @@ class CompiledSum:
         key = (self._state(), microbatch.rows)
         if key not in self._of_rows:
             batch, mask = _padded(microbatch)
-            graphs, tensors = self._graphs_for(batch, mask)
+            _, traced, tensors = self._graphs_for(batch, mask)
             run = None
             is_contiguous = all(t.is_contiguous() for t in (*data, *tensors))
-            if is_contiguous and graphs.traced.is_compiled:
+            if is_contiguous and traced.is_compiled:
                 with undisturbed(self.model):
-                    run = ReplayedStep(graphs.traced.run, mask, tensors, data)
-            self._of_rows[key] = run, graphs.traced
+                    run = ReplayedStep(traced.run, mask, tensors, data, recordings=self._shared())
+            self._of_rows[key] = run, traced
+            self.has_fixed_rows = traced.rows is not None and not traced.rows.are_free()
         run, traced = self._of_rows[key]
         if run is None:
             return self(*_padded(microbatch), scale, reuse=reuse)
@@ -193,26 +208,40 @@ class CompiledSum:
             kind == "cuda" and cudnn_rounds(),
         )
 
+    def _shared(self) -> Recordings:
+        """Return the memory that recordings in the present state share."""
+        return self._recordings.setdefault(self._state(), Recordings())
+
     def _forget_if_moved(self) -> None:
         """Drop all graphs if a parameter or buffer has moved, since graphs read fixed addresses."""
         addresses = [tensor.data_ptr() for tensor in self._tensors()]
         if addresses != self._addresses:
-            self._steps.clear()
+            self._layouts.clear()
             self._of_rows.clear()
+            self._recordings.clear()
             self._addresses = addresses
 
-    def _graphs_for(self, batch: Any, mask: Tensor) -> tuple["_Graphs", list[Tensor]]:
-        """Return the graphs for this batch's layout, built if missing, and the batch's tensors."""
+    def _graphs_for(
+        self, batch: Any, mask: Tensor
+    ) -> tuple[dict[int, ScaledStep], Traced, list[Tensor]]:
+        """Return what is compiled for this batch's layout and rows, and the batch's tensors.
+
+        The layout is all but the number of rows. What is missing is traced.
+        """
         structure, tensors, fixed = _split(batch)
-        key = (structure, *((t.shape, t.stride(), t.dtype, t.device) for t in tensors))
-        steps = self._steps.setdefault(self._state(), {})
-        if key not in steps:
+        rows = mask.shape[0]
+        key = (structure, *((t.shape[1:], t.stride(), t.dtype, t.device) for t in tensors))
+        graphs = self._layouts.setdefault(self._state(), {}).setdefault(key, _Graphs(fixed, [], {}))
+        _require_equal(graphs.fixed, fixed)
+        fits = (t for t in graphs.traced if t.rows is None or t.rows.serve(rows))
+        traced = next(fits, None)
+        if traced is None:
             # A resumed run builds its graphs at another step, so building them must not draw from
             # the random stream.
             with undisturbed(self.model):
-                steps[key] = _Graphs(fixed, self._traced(batch, mask, tensors))
-        _require_equal(steps[key].fixed, fixed)
-        return steps[key], tensors
+                traced = self._traced(batch, mask, tensors)
+            graphs.traced.append(traced)
+        return graphs.runs, traced, tensors
 
     def _traced(self, batch: Any, mask: Tensor, tensors: list[Tensor]) -> Traced:
         """Trace the clipped sum for batches of this layout, and cut it before the backward."""
@@ -244,13 +273,12 @@ class CompiledSum:
         return traced._replace(names=tuple(parameters))
 
 
-@dataclass
-class _Graphs:
-    """The compiled clipped sum for batches of one layout (structure, shapes, strides, dtypes)."""
+class _Graphs(NamedTuple):
+    """The compiled clipped sums for batches of one layout (structure, strides, dtypes)."""
 
     fixed: list[Any]  # the values in the batch that are not tensors
-    traced: Traced
-    run: ScaledStep | None = None  # for batches that the host has fetched
+    traced: list[Traced]  # one if it leaves the number of rows free
+    runs: dict[int, ScaledStep]  # by rows, for batches that the host has fetched
 
 
 class _Rescaled:
@@ -371,24 +399,74 @@ def partition(joint: Callable[..., list[Tensor]], example: tuple[Tensor, ...]) -
         graph = compiler.joint_graph_passes(graph)
     cut = compiler.min_cut_rematerialization_partition
     forward, backward = cut(graph, None, num_fwd_outputs=1)
-    names = [node.name for node in forward.graph.nodes if node.op == "placeholder"]
-    order = [int(name.removeprefix("primals_")) - 1 for name in names]
+    order = [int(node.name.removeprefix("primals_")) - 1 for node in _inputs(forward)]
+    kept = [node.name for node in _results(forward)]
+    wanted = [kept.index(node.name) for node in _inputs(backward)[:-1]]  # the last one is the seed
     compiled: list[Compiled] = []
+    strides: list[Any] = []
 
     @torch.no_grad()
     def step(seed: Tensor, others: list[Tensor]) -> list[Tensor]:
         inputs = [*constants, *others]
         inputs = [inputs[i] for i in order]
         if not compiled:
-            compiled.append(_compile(compiler, forward, inputs, is_backward=False))
-        saved = list(compiled[0](inputs))[1:]
+            like = [node.meta["val"] for node in _inputs(forward)]
+            run, strides[:] = _compile(compiler, mode, forward, like, is_backward=False)
+            compiled.append(run)
+        found = compiled[0](inputs)
+        saved = [found[i] for i in wanted]
+        del found
         saved.append(seed)
         if len(compiled) == 1:
             own = _own(saved, [*constants, *others, seed])
-            compiled.append(_compile(compiler, backward, saved, is_backward=True, own=own))
+            like = [node.meta["val"] for node in _inputs(backward)]
+            like[:-1] = [_laid_out(v, strides[i], mode) for v, i in zip(like, wanted, strict=False)]
+            run, _ = _compile(compiler, mode, backward, like, is_backward=True, own=own)
+            compiled.append(run)
         return list(compiled[1](saved))
 
-    return Traced(step, _bytes_held(forward), draws)
+    rows = _Rows(mode.shape_env, example[2].shape[0])
+    return Traced(step, _bytes_held(forward), draws, rows=rows)
+
+
+class _Rows:
+    """For which numbers of rows a trace holds, from the facts that the compiler assumed."""
+
+    def __init__(self, shapes: Any, traced: int) -> None:
+        self._shapes = shapes
+        self._traced = traced
+
+    def are_free(self) -> bool:
+        """Return whether the trace holds for other numbers of rows than that of the example."""
+        return bool(self._symbols()) and not self._shapes.replacements
+
+    def serve(self, rows: int) -> bool:
+        """Return whether a batch of `rows` rows can be computed by this trace."""
+        if rows == self._traced:
+            return True
+        if rows < 2 or not self.are_free():  # the compiler treats 0 and 1 apart
+            return False
+        values = dict.fromkeys(self._symbols(), rows)
+        return all(guard.expr.subs(values) == True for guard in self._shapes.guards)  # noqa: E712  # sympy's True
+
+    def _symbols(self) -> list[Any]:
+        return list(self._shapes.var_to_range)
+
+
+def _inputs(graph: fx.GraphModule) -> list[fx.Node]:
+    return [node for node in graph.graph.nodes if node.op == "placeholder"]
+
+
+def _results(graph: fx.GraphModule) -> list[Any]:
+    return list(next(node for node in graph.graph.nodes if node.op == "output").args[0])
+
+
+def _laid_out(value: Any, strides: Any, mode: Any) -> Any:
+    """Return the traced value with the strides that the compiled forward gives it."""
+    if not isinstance(value, Tensor) or strides is None:
+        return value
+    with mode:
+        return torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device)
 
 
 @lru_cache(maxsize=1)
@@ -417,7 +495,7 @@ def _compiler() -> SimpleNamespace | None:
 # Checked with torch 2.11 and 2.13.
 _COMPILER = {
     "functorch.compile": ("min_cut_rematerialization_partition",),
-    "torch._guards": ("TracingContext", "detect_fake_mode", "tracing"),
+    "torch._guards": ("TracingContext", "tracing"),
     "torch._inductor.async_compile": ("AsyncCompile", "get_compile_threads"),
     "torch._inductor.compile_fx": ("compile_fx_inner",),
     "torch._inductor.decomposition": ("select_decomp_table",),
@@ -425,42 +503,52 @@ _COMPILER = {
     "torch._inductor.virtualized": ("V",),
     "torch._subclasses": ("FakeTensorMode",),
     "torch.fx.experimental.proxy_tensor": ("make_fx",),
+    "torch.fx.experimental.symbolic_shapes": (
+        "DimDynamic",
+        "ShapeEnv",
+        "StatelessSymbolicContext",
+    ),
     "torch.utils.checkpoint": ("_checkpoint_without_reentrant_generator",),
 }
 
 
 def _bytes_held(forward: fx.GraphModule) -> int:
     """Return the bytes of the tensors that the forward computes and keeps for the backward."""
-    results = next(node for node in forward.graph.nodes if node.op == "output").args[0]
-    kept = [node.meta["val"] for node in results if node.op != "placeholder"]
-    return sum(value.numel() * value.itemsize for value in kept if isinstance(value, Tensor))
+    kept = [node.meta["val"] for node in _results(forward) if node.op != "placeholder"]
+    return sum(_usual(v.numel()) * v.itemsize for v in kept if isinstance(v, Tensor))
+
+
+def _usual(number: Any) -> int:
+    """Return a number that may depend on the rows, for the batch that was traced."""
+    return number if isinstance(number, int) else number.node.hint
 
 
 def _compile(
     compiler: SimpleNamespace,
+    mode: Any,
     graph: fx.GraphModule,
-    inputs: list[Tensor],
+    like: list[Any],
     *,
     is_backward: bool,
     own: Sequence[int] = (),
-) -> Compiled:
-    """Compile `graph` for tensors with the layouts of `inputs`.
+) -> tuple[Compiled, list[Any]]:
+    """Compile `graph` for tensors with the layouts of `like`; also return its results' strides.
 
     The compiled graph may overwrite the inputs whose indices are in `own`. It takes a list of
     tensors and empties the list, so each activation is freed after its last use, as in an ordinary
     compiled backward. `torch.compile` would hold all of them until the end, and check its guards on
     every call.
     """
-    if any(t.is_cuda for t in inputs):
+    if any(isinstance(t, Tensor) and t.is_cuda for t in like):
         _wait_for_processes(compiler)
-    mode = compiler.FakeTensorMode(allow_non_fake_inputs=True)
-    like = [mode.from_tensor(t) for t in inputs]
     context = compiler.TracingContext(mode)
     # The compiler reads two of the fields that autograd's own compilation would set: which inputs
     # of the backward it may overwrite with results, and which ones never move.
     context.fw_metadata = SimpleNamespace(bw_donated_idxs=list(own), static_input_indices=[])
+    context.fakify_first_call = True  # strides are reported with the rows as a symbol
+    context.output_strides = strides = []
     with compiler.tracing(context):
-        return compiler.compile_fx_inner(graph, like, is_backward=is_backward)
+        return compiler.compile_fx_inner(graph, like, is_backward=is_backward), strides
 
 
 def _wait_for_processes(compiler: SimpleNamespace, seconds: float = 30.0) -> None:
@@ -471,10 +559,14 @@ def _wait_for_processes(compiler: SimpleNamespace, seconds: float = 30.0) -> Non
             time.sleep(0.02)
 
 
-def _own(saved: Sequence[Tensor], others: Sequence[Tensor]) -> list[int]:
-    """Return indices of saved tensors that share memory with no other: these may be overwritten."""
-    places = Counter(t.untyped_storage().data_ptr() for t in (*saved, *others))
-    return [i for i, t in enumerate(saved) if places[t.untyped_storage().data_ptr()] == 1]
+def _own(saved: Sequence[Any], others: Sequence[Tensor]) -> list[int]:
+    """Return indices of saved tensors that share memory with no other: these may be overwritten.
+
+    The saved values may include numbers, such as the rows.
+    """
+    places = [t.untyped_storage().data_ptr() if isinstance(t, Tensor) else None for t in saved]
+    count = Counter([*places, *(t.untyped_storage().data_ptr() for t in others)])
+    return [i for i, place in enumerate(places) if place is not None and count[place] == 1]
 
 
 def _trace(
@@ -487,22 +579,25 @@ def _trace(
     operations in place and with the compiler's own decompositions, so that the partitioner can
     recompute pointwise work.
     """
-    seed, *rest = example
-    with _without_checkpoints():
-        raw = compiler.make_fx(joint, tracing_mode="fake", _allow_non_fake_inputs=True)(*example)
+    mode = compiler.FakeTensorMode(shape_env=compiler.ShapeEnv(), allow_non_fake_inputs=True)
+    rows = example[2].shape[0]
+    seed, *rest = (_like(compiler, mode, tensor, rows) for tensor in example)
+    with _without_checkpoints(), mode:
+        raw = compiler.make_fx(joint, _allow_non_fake_inputs=True)(seed, *rest)
     constants = _lift(raw)
+    held = [mode.from_tensor(tensor, static_shapes=True) for tensor in constants]
 
     def functional(*inputs: Tensor) -> list[Tensor]:
         *primals, tangent = inputs
         with torch.no_grad():
             return raw(*primals[: len(constants)], tangent, *primals[len(constants) :])
 
-    graph = compiler.make_fx(
-        torch.func.functionalize(functional),
-        decomposition_table=compiler.select_decomp_table(),
-        tracing_mode="fake",
-    )(*constants, *rest, seed)
-    inputs = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    with mode:
+        graph = compiler.make_fx(
+            torch.func.functionalize(functional),
+            decomposition_table=compiler.select_decomp_table(),
+        )(*held, *rest, seed)
+    inputs = _inputs(graph)
     names = [*(f"primals_{index}" for index in range(1, len(inputs))), "tangents_1"]
     for node, name in zip(inputs, names, strict=True):
         node.target = name
@@ -510,7 +605,17 @@ def _trace(
     _refuse_writes(graph)
     graph.graph.eliminate_dead_code()
     graph.recompile()
-    return graph, constants, compiler.detect_fake_mode([node.meta["val"] for node in inputs])
+    return graph, constants, mode
+
+
+def _like(compiler: SimpleNamespace, mode: Any, tensor: Tensor, rows: int) -> Tensor:
+    """Return a tensor without data in the layout of `tensor`, with a free number of rows."""
+    if not tensor.dim() or tensor.shape[0] != rows:
+        return mode.from_tensor(tensor, static_shapes=True)
+    kinds = compiler.DimDynamic
+    free = [kinds.DUCK, *[kinds.STATIC] * (tensor.dim() - 1)]  # DUCK: one symbol for equal sizes
+    context = compiler.StatelessSymbolicContext(dynamic_sizes=free)
+    return mode.from_tensor(tensor, symbolic_context=context)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -23,6 +23,18 @@ from tacit.training.clip import call_each, is_dense
 Result = TypeVar("Result")
 Step = Callable[[Tensor, list[Tensor]], list[Tensor]]
 """(seed of the backward, other inputs) -> results of the backward."""
+
+
+class Recordings:
+    """The memory that the recordings of one computation for several numbers of rows share.
+
+    They are replayed one after the other, so they can use the same temporary memory, and each puts
+    its results where the first one did.
+    """
+
+    def __init__(self) -> None:
+        self.pool: Any = None  # of the first recording
+        self.results: list[Tensor] | None = None  # the tensors that every replay fills
 
 
 class ReplayedStep:
@@ -39,7 +51,10 @@ class ReplayedStep:
         mask: Tensor,
         tensors: Sequence[Tensor],
         data: tuple[Tensor, ...] | None = None,
+        *,
+        recordings: Recordings | None = None,
     ) -> None:
+        recordings = Recordings() if recordings is None else recordings
         self._seed, self._factor = (torch.ones((), device=mask.device) for _ in range(2))
         self._scale = 1.0
         self._mask = mask.clone()
@@ -50,10 +65,15 @@ class ReplayedStep:
             if self._rows is not None:
                 self._rows.fetch()
             results = step(self._seed, [self._factor, self._mask, *self._tensors])
+            if recordings.results is not None:
+                call_each("copy_", recordings.results, results)
+                return recordings.results
             # The compiler leaves gaps to align matrix products.
             return [t if is_dense(t) else t.contiguous() for t in results]
 
-        self._graph, self._results = _recorded(run)
+        self._graph, self._results = _recorded(run, recordings.pool)
+        if recordings.results is None:
+            recordings.pool, recordings.results = self._graph.pool(), self._results
 
     def __call__(self, scale: float, mask: Tensor, tensors: list[Tensor]) -> list[Tensor]:
         """Return the step's results for this batch, at `scale` times the rule's clip norms."""
@@ -176,14 +196,15 @@ def warm_up() -> Iterator[None]:
         _warm_ups.pop()
 
 
-def captured(run: Callable[[], Result]) -> tuple[torch.cuda.CUDAGraph, Result]:
+def captured(run: Callable[[], Result], pool: Any = None) -> tuple[torch.cuda.CUDAGraph, Result]:
     """Record the kernel launches of `run` as a CUDA graph without executing them.
 
-    Return the graph, and the result of `run`, whose tensors each replay fills.
+    `pool` is the memory of another graph, if both may use the same memory. Return the graph, and
+    the result of `run`, whose tensors each replay fills.
     """
     graph = torch.cuda.CUDAGraph()
     # Other threads, such as those of a data loader, may launch work of their own meanwhile.
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
         result = run()
     return graph, result
 
@@ -217,7 +238,9 @@ _FAILED = 2.0**24  # one failure; more than a lot has microbatches, and float64 
 _POLL = 5e-5  # seconds
 
 
-def _recorded(run: Callable[[], list[Tensor]]) -> tuple[torch.cuda.CUDAGraph, list[Tensor]]:
+def _recorded(
+    run: Callable[[], list[Tensor]], pool: Any
+) -> tuple[torch.cuda.CUDAGraph, list[Tensor]]:
     """Return `run` recorded as a CUDA graph, and the result tensors that each replay fills.
 
     Before the recording `run` is called twice, because its first calls compile and allocate.
@@ -228,4 +251,4 @@ def _recorded(run: Callable[[], list[Tensor]]) -> tuple[torch.cuda.CUDAGraph, li
         for _ in range(2):
             run()
     torch.cuda.current_stream().wait_stream(stream)
-    return captured(run)
+    return captured(run, pool)

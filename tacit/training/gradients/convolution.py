@@ -225,7 +225,7 @@ class Convolved:
     ) -> Tensor:
         if bounded:
             return self._contracted(factors, keep)
-        each = len(self.x) // self.examples  # rows of one example
+        each = self.x.shape[0] // self.examples  # rows of one example
         if each > 1:
             factors = factors.repeat_interleave(each)
             keep = None if keep is None else keep.repeat_interleave(each)
@@ -302,7 +302,7 @@ class Convolved:
             and geometry.groups == 1
             and geometry.dilation == [1, 1]
             and len(set(geometry.stride)) == len(set(geometry.padding)) == 1
-            and len(self.x) == self.examples
+            and self.x.shape[0] == self.examples
         )
 
     def _raised(
@@ -340,7 +340,7 @@ class Convolved:
             return Dense(self._by_groups(0, self.examples))
         spans = ghost_norm.spans(self.examples, self._patch_size(), self.g.device)
         groups = self.geometry.groups
-        shape = (self.examples, groups, prod(self.weight.shape[1:]), len(self.weight) // groups)
+        shape = (self.examples, groups, prod(self.weight.shape[1:]), self.weight.shape[0] // groups)
         if len(spans) == 1:
             values = self._by_patches(*spans[0]).view(shape)
         else:
@@ -414,7 +414,7 @@ class Convolved:
 
     def _roles(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Return the tensors "seen" (read in patches) and "moved" of examples start to stop."""
-        each = len(self.x) // self.examples
+        each = self.x.shape[0] // self.examples
         rows = slice(start * each, stop * each)
         seen, moved = self.x[rows], self.g[rows]
         return (moved, seen) if self.geometry.transposed else (seen, moved)
@@ -423,7 +423,7 @@ class Convolved:
         """Return how many numbers the patches at all positions of one example hold."""
         moved = self.x if self.geometry.transposed else self.g
         kernels = prod(self.weight.shape[1:]) * self.geometry.groups
-        return kernels * prod(moved.shape[2:]) * (len(self.x) // self.examples)
+        return kernels * prod(moved.shape[2:]) * (self.x.shape[0] // self.examples)
 
 
 def _patches(x: Tensor, geometry: Geometry, positions: Sequence[int]) -> Tensor:
@@ -432,14 +432,14 @@ def _patches(x: Tensor, geometry: Geometry, positions: Sequence[int]) -> Tensor:
         return x.flatten(2)
     x = _windows(x, 2, geometry, positions)
     x = x.movedim(tuple(range(2, 2 + len(positions))), tuple(range(-len(positions), 0)))
-    return x.reshape(len(x), -1, prod(positions))
+    return x.reshape(x.shape[0], -1, prod(positions))
 
 
 def _patches_channels_last(x: Tensor, geometry: Geometry, positions: Sequence[int]) -> Tensor:
     """Return patches as (rows, kernel size * channels, positions), each contiguous in memory."""
     x = _windows(x.movedim(1, -1).contiguous(), 1, geometry, positions)
     x = x.movedim(1 + len(positions), -1)
-    return x.reshape(len(x), prod(positions), -1).transpose(1, 2)
+    return x.reshape(x.shape[0], prod(positions), -1).transpose(1, 2)
 
 
 def _windows(x: Tensor, first: int, geometry: Geometry, positions: Sequence[int]) -> Tensor:

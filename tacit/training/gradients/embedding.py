@@ -64,5 +64,5 @@ class _Lookup(Operation):
         g = g.flatten(ids.dim())  # (*ids.shape, width)
         values = site.output.sequences(g, site.examples)
         ids = site.output.sequences(ids.unsqueeze(-1), site.examples).squeeze(-1)
-        site.collect(self.table, TableRows(ids, values, len(self.table)))
+        site.collect(self.table, TableRows(ids, values, self.table.shape[0]))
         return ()

@@ -99,7 +99,7 @@ class Dense:
     def weighted_sum(
         self, factors: Tensor, keep: Tensor | None, *, bounded: bool = False
     ) -> Tensor:
-        flat = self.values.reshape(len(factors), -1)
+        flat = self.values.reshape(factors.shape[0], -1)
         if bounded:
             total = weighted_rows(flat, factors, keep).view(self.values.shape[1:])
         elif has_kernels(flat) and flat.element_size() == 2:
@@ -329,7 +329,7 @@ def weighted_rows(rows: Tensor, factors: Tensor, keep: Tensor | None) -> Tensor:
 
         return gpu.weighted_sum(rows, factors, double=True)
     total: Tensor | None = None
-    for start, stop in ghost_norm.spans(len(rows), rows.shape[1], rows.device):
+    for start, stop in ghost_norm.spans(rows.shape[0], rows.shape[1], rows.device):
         one = None if keep is None else keep[start:stop]
         part = factors[start:stop] @ kept(rows[start:stop].double(), one)
         total = part if total is None else total.add_(part)
@@ -393,7 +393,7 @@ def _concatenate(tensors: list[Tensor]) -> Tensor:
 
 def joined(gradients: Sequence[Dense]) -> Dense:
     """Return the gradients of several parameters side by side in one tensor, to save launches."""
-    rows = [wide(gradient.values).reshape(len(gradient.values), -1) for gradient in gradients]
+    rows = [wide(gradient.values).reshape(gradient.values.shape[0], -1) for gradient in gradients]
     return Dense(torch.cat([F.pad(r, (0, -r.shape[1] % ALIGNED)) for r in rows], 1))
 
 

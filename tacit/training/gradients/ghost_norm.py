@@ -142,7 +142,7 @@ def ghost_norm(left: Tensor, right: Tensor, *, bounded: bool = False) -> GhostNo
         positions,
         inputs,
         outputs,
-        examples=len(left),
+        examples=left.shape[0],
         item=accumulator(left.dtype).itemsize,
         stored=positions * (inputs + outputs),
         device=left.device,
@@ -363,10 +363,12 @@ def product(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
 def spans(examples: int, size: int, device: torch.device) -> list[tuple[int, int]]:
     """Return (start, stop) of chunks of examples; an example needs `size` temporary numbers."""
     step = max(1, CHUNK_ELEMENTS.get(device.type, 2**24) // max(1, size))
+    if examples <= step:  # and the number of examples may be a symbol of the compiler
+        return [(0, examples)]
     return [(i, min(i + step, examples)) for i in range(0, examples, step)]
 
 
 def chunks(size: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Yield the tensors in chunks of examples; an example needs `size` temporary numbers."""
-    for start, stop in spans(len(tensors[0]), size, tensors[0].device):
+    for start, stop in spans(tensors[0].shape[0], size, tensors[0].device):
         yield tuple(t[start:stop] for t in tensors)
