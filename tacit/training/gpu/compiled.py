@@ -495,6 +495,7 @@ def _compiler() -> SimpleNamespace | None:
 # Checked with torch 2.11 and 2.13.
 _COMPILER = {
     "functorch.compile": ("min_cut_rematerialization_partition",),
+    "torch._dispatch.python": ("enable_python_dispatcher",),
     "torch._guards": ("TracingContext", "tracing"),
     "torch._inductor.async_compile": ("AsyncCompile", "get_compile_threads"),
     "torch._inductor.compile_fx": ("compile_fx_inner",),
@@ -582,7 +583,8 @@ def _trace(
     mode = compiler.FakeTensorMode(shape_env=compiler.ShapeEnv(), allow_non_fake_inputs=True)
     rows = example[2].shape[0]
     seed, *rest = (_like(compiler, mode, tensor, rows) for tensor in example)
-    with _without_checkpoints(), mode:
+    dispatcher = compiler.enable_python_dispatcher  # some operations take symbols there only
+    with _without_checkpoints(), mode, dispatcher():
         raw = compiler.make_fx(joint, _allow_non_fake_inputs=True)(seed, *rest)
     constants = _lift(raw)
     held = [mode.from_tensor(tensor, static_shapes=True) for tensor in constants]
@@ -592,7 +594,7 @@ def _trace(
         with torch.no_grad():
             return raw(*primals[: len(constants)], tangent, *primals[len(constants) :])
 
-    with mode:
+    with mode, dispatcher():
         graph = compiler.make_fx(
             torch.func.functionalize(functional),
             decomposition_table=compiler.select_decomp_table(),

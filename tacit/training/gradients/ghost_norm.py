@@ -363,9 +363,9 @@ def product(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
 def spans(examples: int, size: int, device: torch.device) -> list[tuple[int, int]]:
     """Return (start, stop) of chunks of examples; an example needs `size` temporary numbers."""
     step = max(1, CHUNK_ELEMENTS.get(device.type, 2**24) // max(1, size))
-    if examples <= step:  # and the number of examples may be a symbol of the compiler
-        return [(0, examples)]
-    return [(i, min(i + step, examples)) for i in range(0, examples, step)]
+    # The number of examples may be a symbol of the compiler: only the number of chunks is fixed.
+    last = (int(-(-examples // step)) - 1) * step
+    return [*((i, i + step) for i in range(0, last, step)), (last, examples)] if examples else []
 
 
 def chunks(size: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
