@@ -4,7 +4,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
@@ -64,31 +64,32 @@ class Speed:
     compile
         Compile the clipped sum, and replay it as a CUDA graph on a GPU. Microbatches are padded to
         a multiple of some rows. The first step takes tens of seconds; later steps are faster than
-        uncompiled ones.
-        Python values that the model and `loss_fn` read, such as a coefficient that changes, are
-        fixed at the first step. See docs/speed.md.
+        uncompiled ones. "auto" compiles on a GPU if the run has so many steps that it pays, and
+        runs as it is if the program cannot be compiled. See docs/speed.md.
     """
 
     max_microbatch: int | None = None
     static_shapes: bool = False
     num_workers: int = 0
     engine: str = "auto"
-    compile: bool = False
+    compile: bool | Literal["auto"] = "auto"
 
     def __post_init__(self) -> None:
         if self.max_microbatch is not None:
             whole(max_microbatch=self.max_microbatch, least=1)
         whole(num_workers=self.num_workers)
         engine_named(self.engine)
-        if self.compile and self.engine not in ("auto", "bookkeeping"):
+        if self.compile not in (True, False, "auto"):
+            raise ValueError(f"compile must be True, False or 'auto', got {self.compile!r}.")
+        if self.compile is True and self.engine not in ("auto", "bookkeeping"):
             raise ValueError(
                 f"engine must be 'auto' or 'bookkeeping' with compile, got {self.engine!r}."
             )
 
     @property
     def is_padded(self) -> bool:
-        """Whether microbatches are padded to one shape."""
-        return self.static_shapes or self.compile
+        """Whether microbatches are padded."""
+        return self.static_shapes or bool(self.compile)
 
 
 def make_private(
@@ -125,7 +126,7 @@ def make_private(
     static_shapes: bool = False,
     num_workers: int = 0,
     engine: str = "auto",
-    compile: bool = False,
+    compile: bool | Literal["auto"] = "auto",
 ) -> Private:
     """Plan and check a private run of DP-SGD on `model`. Nothing is paid yet.
 
@@ -248,8 +249,7 @@ def make_private(
     _require_same_start(ranks, model, plan, records)
     views = whole(augmentations=augmentations, least=1)
     rounding = _arithmetic(arithmetic, plan, ranks, loss_fn, isolation, speed)
-    if speed.compile:
-        _check_compilable(plan, parameters)
+    speed = _with_choice_of_compilation(speed, plan, parameters, loss_fn, isolation)
     tested = loss_fn if check else None
     needed = views * (1 if tested is None else guard(_probe, model, tested, records, augment))
     limit = _limit(speed, needed, records.device, plan.expected_batch / ranks.size)
@@ -417,11 +417,49 @@ def _strict_sum(
     return strict
 
 
-def _check_compilable(plan: TrainingPlan, parameters: dict[str, nn.Parameter]) -> None:
+def _with_choice_of_compilation(
+    speed: Speed,
+    plan: TrainingPlan,
+    parameters: dict[str, nn.Parameter],
+    loss_fn: LossFn | None,
+    isolation: str,
+) -> Speed:
+    """Return `speed` with compile="auto" replaced by False if compiling does not pay.
+
+    Compiling takes about 20 s and 0.25 s for each trained tensor, and saves about 1.5 ms a step and
+    0.5 ms for each trained tensor: measured on an H200 (benchmarks/results/training-gpu.md).
+    """
+    obstacle = _why_not_compiled(plan, parameters)
+    if speed.compile is True and obstacle:
+        raise ValueError(f"compile cannot {obstacle}.")
+    if speed.compile != "auto":
+        return speed
+    tensors = len(parameters)
+    takes, saves = 20 + 0.25 * tensors, plan.steps * (1.5e-3 + 0.5e-3 * tensors)
+    is_possible = (
+        next(iter(parameters.values())).is_cuda
+        and loss_fn is not None
+        and isolation == "checked"
+        and speed.engine in ("auto", "bookkeeping")
+        and not obstacle
+    )
+    if not is_possible or saves < takes:
+        return replace(speed, compile=False)
+    print(
+        f"The step is compiled, which takes about {takes:.0f} s and saves about {saves:.0f} s in "
+        f"{plan.steps:,} steps. compile=False runs it as it is.",
+        file=sys.stderr,
+    )
+    return speed
+
+
+def _why_not_compiled(plan: TrainingPlan, parameters: dict[str, nn.Parameter]) -> str:
+    """Return what compiled steps cannot do and the run would need; empty if nothing."""
     if plan.adaptive is not None and len(plan.clip.clip_norms) > 1:
-        raise ValueError("compile cannot adapt several clip norms, whose ratios are in the graph.")
+        return "adapt several clip norms, whose ratios are in the graph"
     if any(isinstance(p, DTensor) for p in parameters.values()):
-        raise ValueError("compile cannot take sharded parameters: their storage moves.")
+        return "take sharded parameters: their storage moves"
+    return ""
 
 
 def _probe(

@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -159,7 +159,8 @@ class LotSum:
         Each example is repeated `views` times and `augment` turns the repeated rows into views; the
         gradient of an example is the mean over its views.
     compile
-        Whether to compile the sum, see `tacit.training.gpu`.
+        Whether to compile the sum, see `tacit.training.gpu`. With "auto", a program that cannot be
+        compiled runs as it is, after one warning.
     product_error
         Largest error of products in float32, in clip norms, if the rounding of the sum must be
         bounded (`tacit.training.arithmetic`); 0 if it need not.
@@ -174,7 +175,7 @@ class LotSum:
         engine: str = "auto",
         views: int = 1,
         augment: Callable[[Batch], Batch] | None = None,
-        compile: bool = False,
+        compile: bool | Literal["auto"] = False,
         product_error: float = 0.0,
     ) -> None:
         self._bounded = bounded = product_error > 0
@@ -190,6 +191,7 @@ class LotSum:
         self._clip_norm = clip.clip_norms[0]
         self._running: ClippedSum | None = None
         self._compiled: CompiledSum | None = None
+        self._may_fail = compile == "auto"
         if compile and loss_fn is not None:
             from tacit.training import gpu
 
@@ -220,22 +222,41 @@ class LotSum:
             total = None if len(pending) == 1 else self._zeros(clip)
             compute = partial(self._clipped_sum, clip=clip, masked=masked, check=check)
             for microbatch in pending:
-                parts = self._sum_of_rows(lot, microbatch, clip, compiled)
-                if not parts:
-                    fetched, lower_limit = microbatch.fetch(), lot.source.lower_limit
-                    parts = in_halves(compute, fetched, on_halved=lower_limit)
+                try:
+                    parts = self._sum_of_rows(lot, microbatch, clip, compiled)
+                    if not parts:
+                        fetched, lower_limit = microbatch.fetch(), lot.source.lower_limit
+                        parts = in_halves(compute, fetched, on_halved=lower_limit)
+                except Exception as error:
+                    if compiled is None or not self._gives_up(error):
+                        raise
+                    break
                 for part in parts:
                     if total is None:
                         total = part
                     else:
                         total += part
                 drawn += len(microbatch.indices)
+        if compiled is not None and self._compiled is None:
+            return self(lot, clip)
         if compiled is not None and not compiled.all_finite():
             return self(lot, clip, masked=True)
         assert total is not None  # there are zeros if nothing was drawn
         if check is not None and not check.holds(total.sums, clip):
             return self(lot, clip, masked=masked, checked=False)
         return total, drawn
+
+    def _gives_up(self, error: Exception) -> bool:
+        """Run uncompiled from now on, after a warning, if `error` says that compiling failed."""
+        from tacit.training import gpu
+
+        if not isinstance(error, gpu.NotCompiled):
+            return False
+        if not self._may_fail and error.__cause__ is not None:
+            raise error.__cause__
+        warnings.warn(f"Steps run without compilation: {error}.", RuntimeWarning, stacklevel=4)
+        self._compiled = None
+        return True
 
     def _check(self, lot: "Lot") -> ProductCheck | None:
         """Return a new check of a lot's products; None if they are computed in float64."""

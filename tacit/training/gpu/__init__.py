@@ -22,7 +22,7 @@ from tacit._lazy import lazy
 
 if TYPE_CHECKING:
     from tacit.training.gpu import noise
-    from tacit.training.gpu.compiled import CompiledSum
+    from tacit.training.gpu.compiled import CompiledSum, NotCompiled
     from tacit.training.gpu.conv_norms import conv2d_instances, conv2d_norms
     from tacit.training.gpu.gram import gram_norms
     from tacit.training.gpu.recorded_update import RecordedUpdate
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "CompiledSum": "compiled",
+    "NotCompiled": "compiled",
     "RecordedUpdate": "recorded_update",
     "conv2d_instances": "conv_norms",
     "conv2d_norms": "conv_norms",
@@ -41,6 +42,7 @@ _HOMES = {
 
 __all__ = [
     "CompiledSum",
+    "NotCompiled",
     "RecordedUpdate",
     "chacha_rounds",
     "conv2d_instances",

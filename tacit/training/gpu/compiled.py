@@ -19,7 +19,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import lru_cache, partial
 from importlib import import_module
 from types import SimpleNamespace
@@ -41,12 +41,15 @@ from tacit.training.gpu.graph_replay import (
     Step,
     report,
 )
+from tacit.training.gpu.python_values import PythonValues
 from tacit.training.gradients.ghost_norm import cudnn_rounds, multiplied_in
-from tacit.training.tree import take_apart
+from tacit.training.gradients.site import Unsupported
+from tacit.training.tree import is_out_of_memory, take_apart
 
 if TYPE_CHECKING:
     from tacit.training.lots import PendingMicrobatch
 
+_MOST_VALUES = 2  # of the Python values that a program reads: each takes a compilation
 # Bytes of activations that a GPU masks in less time than the host needs to read a flag.
 _CHEAP_TO_MASK = 2**28
 
@@ -55,6 +58,10 @@ Compiled = Callable[[list[Tensor]], Sequence[Tensor]]
 
 ScaledStep = Callable[[float, Tensor, list[Tensor]], list[Tensor]]
 """(scale of the clip norms, mask, tensors of the batch) -> results of the backward."""
+
+
+class NotCompiled(Exception):
+    """Raised with the reason why a step cannot be compiled. Its cause is the original error."""
 
 
 class Traced(NamedTuple):
@@ -100,6 +107,8 @@ class CompiledSum:
         self.views = augmentations
         self.bounded = bounded
         self._modules = list(model.modules())
+        self._values = PythonValues(model, loss_fn)
+        self._known_values: list[tuple[Any, ...]] = []
         self._tensors = _reader(model, self._modules)
         self._device = next(model.parameters()).device
         self._addresses: list[int] = []  # of parameters and buffers, for which the graphs are built
@@ -197,10 +206,12 @@ class CompiledSum:
     def _state(self) -> tuple[Any, ...]:
         """Return the settings that are fixed in a graph, as a key for the cache of graphs.
 
-        These are the modes of the modules, which parameters train, autocast and precision settings.
+        These are the modes of the modules, which parameters train, autocast and precision settings,
+        and the Python values that the program reads.
         """
         kind = self._device.type
         return (
+            self._values(),
             tuple(module.training for module in self._modules),
             tuple(tensor.requires_grad for tensor in self._tensors()),
             torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind),
@@ -236,12 +247,33 @@ class CompiledSum:
         fits = (t for t in graphs.traced if t.rows is None or t.rows.serve(rows))
         traced = next(fits, None)
         if traced is None:
+            self._check_values()
             # A resumed run builds its graphs at another step, so building them must not draw from
             # the random stream.
-            with undisturbed(self.model):
-                traced = self._traced(batch, mask, tensors)
+            try:
+                with undisturbed(self.model):
+                    traced = self._traced(batch, mask, tensors)
+            except (IncompatibleModel, Unsupported) as error:
+                raise NotCompiled(str(error)) from error
+            except Exception as error:
+                if is_out_of_memory(error):
+                    raise
+                reason = f"torch's compiler raised {type(error).__name__}"
+                raise NotCompiled(reason) from error
             graphs.traced.append(traced)
         return graphs.runs, traced, tensors
+
+    def _check_values(self) -> None:
+        """Raise if the Python values that the program reads keep changing, each time anew."""
+        values = self._values()
+        if values not in self._known_values:
+            self._known_values.append(values)
+        if len(self._known_values) > _MOST_VALUES:
+            changed = self._values.name_of_change(*self._known_values[-2:])
+            raise NotCompiled(
+                f"the program reads a Python value that changes ({changed}), and would be compiled "
+                "for each. Hold it in a tensor, such as a buffer, instead"
+            )
 
     def _traced(self, batch: Any, mask: Tensor, tensors: list[Tensor]) -> Traced:
         """Trace the clipped sum for batches of this layout, and cut it before the backward."""
@@ -392,7 +424,12 @@ def partition(joint: Callable[..., list[Tensor]], example: tuple[Tensor, ...]) -
     compiler = _compiler()
     if compiler is None:
         return Traced(lambda seed, others: joint(seed, *others)[1:], 0, True, is_compiled=False)
-    graph, constants, mode = _trace(compiler, joint, example)
+    try:
+        graph, constants, mode = _trace(compiler, joint, example, has_free_rows=True)
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        graph, constants, mode = _trace(compiler, joint, example, has_free_rows=False)
     seeded = torch.Tag.nondeterministic_seeded
     draws = any(seeded in getattr(node.target, "tags", ()) for node in graph.graph.nodes)
     with compiler.V.set_fake_mode(mode):
@@ -571,19 +608,26 @@ def _own(saved: Sequence[Any], others: Sequence[Tensor]) -> list[int]:
 
 
 def _trace(
-    compiler: SimpleNamespace, joint: Callable[..., list[Tensor]], example: tuple[Tensor, ...]
+    compiler: SimpleNamespace,
+    joint: Callable[..., list[Tensor]],
+    example: tuple[Tensor, ...],
+    *,
+    has_free_rows: bool,
 ) -> tuple[fx.GraphModule, list[Tensor], Any]:
     """Return the traced graph of `joint`, the constants that it reads, and the tracing mode.
 
     The graph's arguments are (constants, mask, tensors, seed). The constants are the model's
     parameters and buffers. The function is traced twice: as the engine runs it, then without
     operations in place and with the compiler's own decompositions, so that the partitioner can
-    recompute pointwise work.
+    recompute pointwise work. Not every program can be traced with a free number of rows.
     """
     mode = compiler.FakeTensorMode(shape_env=compiler.ShapeEnv(), allow_non_fake_inputs=True)
-    rows = example[2].shape[0]
-    seed, *rest = (_like(compiler, mode, tensor, rows) for tensor in example)
-    dispatcher = compiler.enable_python_dispatcher  # some operations take symbols there only
+    if has_free_rows:
+        seed, *rest = _with_free_rows(compiler, mode, example)
+        dispatcher = compiler.enable_python_dispatcher  # some operations take symbols there only
+    else:
+        seed, *rest = (mode.from_tensor(tensor, static_shapes=True) for tensor in example)
+        dispatcher = nullcontext
     with _without_checkpoints(), mode, dispatcher():
         raw = compiler.make_fx(joint, _allow_non_fake_inputs=True)(seed, *rest)
     constants = _lift(raw)
@@ -610,14 +654,28 @@ def _trace(
     return graph, constants, mode
 
 
-def _like(compiler: SimpleNamespace, mode: Any, tensor: Tensor, rows: int) -> Tensor:
-    """Return a tensor without data in the layout of `tensor`, with a free number of rows."""
-    if not tensor.dim() or tensor.shape[0] != rows:
-        return mode.from_tensor(tensor, static_shapes=True)
-    kinds = compiler.DimDynamic
-    free = [kinds.DUCK, *[kinds.STATIC] * (tensor.dim() - 1)]  # DUCK: one symbol for equal sizes
-    context = compiler.StatelessSymbolicContext(dynamic_sizes=free)
-    return mode.from_tensor(tensor, symbolic_context=context)
+def _with_free_rows(
+    compiler: SimpleNamespace, mode: Any, example: tuple[Tensor, ...]
+) -> Iterator[Tensor]:
+    """Yield tensors without data like those of `example`, whose number of rows is a symbol.
+
+    The third one is the mask, which has one row for each example. The others have no axes, or a
+    multiple of its rows.
+    """
+    mask = example[2]
+    rows = mask.shape[0]
+    context = compiler.StatelessSymbolicContext(dynamic_sizes=[compiler.DimDynamic.DYNAMIC])
+    free = mode.from_tensor(mask, symbolic_context=context)
+    for tensor in example:
+        if tensor is mask:
+            yield free
+        elif not tensor.dim() or tensor.shape[0] % rows:
+            yield mode.from_tensor(tensor, static_shapes=True)
+        else:
+            shape = (tensor.shape[0] // rows * free.shape[0], *tensor.shape[1:])
+            kind = {"dtype": tensor.dtype, "device": tensor.device}
+            with mode:
+                yield torch.empty_strided(shape, tensor.stride(), **kind)
 
 
 @contextmanager

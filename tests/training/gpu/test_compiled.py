@@ -7,7 +7,8 @@ from torch.nn import functional as F
 
 from tacit.errors import IncompatibleModel
 from tacit.training import Flat, clipped_sum, make_private
-from tacit.training.gpu.compiled import CompiledSum, _compiler, _own
+from tacit.training.gpu.compiled import CompiledSum, NotCompiled, _compiler, _own
+from tacit.training.padding import Padding
 
 pytestmark = [
     pytest.mark.slow,
@@ -133,11 +134,42 @@ def test_a_record_that_is_not_finite_adds_nothing_to_a_compiled_run():
     assert torch.allclose(*ends, atol=1e-5)
 
 
-def test_another_shape_is_compiled_anew(setting):
-    model, _, compiled = setting
-    batch = torch.randn(3, 1, 8, 8), torch.randint(0, 3, (3,))
-    wanted = clipped_sum(model, losses, batch, Flat(0.5))
-    assert relative(compiled(batch, torch.ones(3)), wanted) < 1e-5
+def test_one_compilation_serves_every_number_of_rows(monkeypatch):
+    model, traced = network(), []
+    compiled = CompiledSum(model, losses, Flat(0.5))
+    trace = CompiledSum._traced
+    monkeypatch.setattr(CompiledSum, "_traced", lambda *a: traced.append(1) or trace(*a))
+    for rows in (20, 17, 31, 64):
+        batch = torch.randn(rows, 1, 8, 8), torch.randint(0, 3, (rows,))
+        wanted = clipped_sum(model, losses, batch, Flat(0.5))
+        assert relative(compiled(batch, torch.ones(rows)), wanted) < 1e-5
+    assert len(traced) == 1
+    assert not compiled.has_fixed_rows
+
+
+def test_one_compilation_serves_every_number_of_examples_with_views():
+    model = nn.Linear(4, 3)
+    compiled = CompiledSum(model, losses, Flat(0.5), augmentations=3)
+    for rows in (8, 5, 12):
+        batch = torch.randn(3 * rows, 4), torch.randint(0, 3, (3 * rows,))
+        wanted = clipped_sum(model, losses, batch, Flat(0.5), augmentations=3)
+        assert relative(compiled(batch, torch.ones(rows)), wanted) < 1e-5
+    assert not compiled.has_fixed_rows
+
+
+def with_len(model, batch):
+    x, y = batch
+    return (model(x.view(len(x), 4)) - y).square().sum(1)
+
+
+def test_a_program_that_fixes_the_rows_is_compiled_for_each_number():
+    model = nn.Linear(4, 2)
+    compiled = CompiledSum(model, with_len, Flat(50.0))
+    for rows in (8, 7, 8):
+        batch = torch.randn(rows, 4), torch.randn(rows, 2)
+        wanted = clipped_sum(model, with_len, batch, Flat(50.0))
+        assert relative(compiled(batch, torch.ones(rows)), wanted) < 1e-5
+    assert compiled.has_fixed_rows
 
 
 class Small(nn.Module):
@@ -189,11 +221,52 @@ def test_graphs_do_not_outlive_what_they_were_built_for():
     assert not torch.equal(drawn[0], drawn[2])
 
 
+def run_of(model, loss_fn, *, compile):
+    data = torch.randn(24, 4), torch.randint(0, 2, (24,))
+    options = {"batch_size": 24, "steps": 4, "clip_norm": 0.5, "noise_multiplier": 0.0, "seed": 1}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    return make_private(model, optimizer, data, loss_fn, **options, check=False, compile=compile)
+
+
 def test_a_model_that_writes_into_its_buffers_is_refused():
     model = nn.utils.parametrizations.spectral_norm(nn.Linear(4, 2))
-    batch = torch.randn(6, 4), torch.randint(0, 2, (6,))
+    private = run_of(model, losses, compile=True)
     with pytest.raises(IncompatibleModel, match="buffer"):
-        CompiledSum(model, losses, Flat(0.5))(batch, torch.ones(6))
+        private.step(next(iter(private)))
+
+
+def test_auto_runs_what_cannot_be_compiled_as_it_is():
+    model = nn.utils.parametrizations.spectral_norm(nn.Linear(4, 2))
+    private = run_of(model, losses, compile=False)
+    private._lot_sum._compiled = CompiledSum(model, losses, Flat(0.5))
+    private._lot_sum._may_fail = True
+    private._lots.padding = Padding(multiple=2, limit=64)
+    with pytest.warns(RuntimeWarning, match="without compilation: the model writes into a buffer"):
+        private.step(next(iter(private)))
+    assert private.steps_taken == 1
+
+
+class Annealed:
+    def __init__(self):
+        self.weight = 1.0
+
+    def __call__(self, model, batch):
+        x, y = batch
+        return self.weight * F.cross_entropy(model(x), y, reduction="none")
+
+
+def test_a_changed_python_value_is_seen_and_one_that_keeps_changing_ends_the_compilation():
+    torch.manual_seed(0)
+    model, loss_fn = nn.Linear(4, 2), Annealed()
+    batch, rows = (torch.randn(6, 4), torch.randint(0, 2, (6,))), torch.ones(6)
+    compiled = CompiledSum(model, loss_fn, Flat(50.0))
+    for weight in (1.0, 3.0, 1.0):
+        loss_fn.weight = weight
+        wanted = clipped_sum(model, loss_fn, batch, Flat(50.0))
+        assert relative(compiled(batch, rows), wanted) < 1e-5
+    loss_fn.weight = 2.0
+    with pytest.raises(NotCompiled, match=r"changes \(weight\)"):
+        compiled(batch, rows)
 
 
 def test_layers_with_equal_gradients_are_added_once():
