@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-slow lint types types-standard types-strict check clean
+.PHONY: demo test test-slow test-gpu lint types types-standard types-strict check clean
 
 demo: $(READY)
 	$(BIN)/tacit demo
@@ -14,6 +14,9 @@ test: lint types
 
 test-slow: $(READY)
 	$(BIN)/pytest -q -m 'slow and not gpu'
+
+test-gpu: # with the torch of the GPU machine, not that of .venv
+	$(PYTHON) benchmarks/gpu_tests.py
 
 lint: $(READY)
 	$(BIN)/ruff check .
