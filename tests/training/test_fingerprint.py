@@ -194,23 +194,6 @@ def test_records_edited_where_torch_does_not_count_it_are_noticed(problem, how):
         next(iter(case.private))
 
 
-def test_a_loop_that_moves_the_weights_itself_gets_independent_noise(problem):
-    def gradients(factor):
-        case = problem(steps=3, seed=1, n_records=10**7, batch_size=1)
-        found = []
-        for lot in case.private:
-            case.private.step(lot)
-            found.append(torch.cat([p.grad.flatten() for p in case.model.parameters()]).clone())
-            with torch.no_grad():
-                case.model[0].weight.mul_(factor)
-        return found
-
-    one, same, other = gradients(1.0), gradients(1.0), gradients(0.5)
-    assert all(map(torch.equal, one, same))
-    assert torch.equal(one[0], other[0])
-    assert not torch.isclose(one[1], other[1]).any()
-
-
 def test_a_loop_that_always_moves_the_weights_is_repeated(problem):
     def go(case, stop):
         for lot in case.private:
