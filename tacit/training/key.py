@@ -24,6 +24,8 @@ from numpy.typing import DTypeLike, NDArray
 
 from tacit._check import whole
 
+_SHA256 = type(hashlib.sha256())
+
 
 @dataclass(frozen=True)
 class Key:
@@ -63,11 +65,12 @@ class Key:
         one tag reveals nothing about its message. Without the package `cryptography` it is SHA-256.
         """
         secret = self.bytes(purpose, step, 32)
-        authenticator = _poly1305()
-        found = hashlib.sha256(secret) if authenticator is None else authenticator(secret)
+        kind = _poly1305()
+        found = hashlib.sha256(secret) if kind is None else kind(secret)
         for part in parts:
             found.update(part)
-        return (found.digest() if authenticator is None else found.finalize())[:16].hex()
+        done = found.digest() if isinstance(found, _SHA256) else found.finalize()
+        return done[:16].hex()
 
     def bytes(self, purpose: str, step: int, size: int, part: int = 0) -> bytes:
         """Return `size` random bytes, different for each combination of purpose, step and part."""
