@@ -24,8 +24,6 @@ from numpy.typing import DTypeLike, NDArray
 
 from tacit._check import whole
 
-_SHA256 = type(hashlib.sha256())
-
 
 @dataclass(frozen=True)
 class Key:
@@ -65,12 +63,13 @@ class Key:
         one tag reveals nothing about its message. Without the package `cryptography` it is SHA-256.
         """
         secret = self.bytes(purpose, step, 32)
-        kind = _poly1305()
-        found = hashlib.sha256(secret) if kind is None else kind(secret)
+        authenticator = _poly1305()
+        if authenticator is None:
+            return hashlib.sha256(b"".join([secret, *parts])).hexdigest()[:32]
+        found = authenticator(secret)
         for part in parts:
             found.update(part)
-        done = found.digest() if isinstance(found, _SHA256) else found.finalize()
-        return done[:16].hex()
+        return found.finalize().hex()
 
     def bytes(self, purpose: str, step: int, size: int, part: int = 0) -> bytes:
         """Return `size` random bytes, different for each combination of purpose, step and part."""
