@@ -119,7 +119,9 @@ class RunState:
             "binding": self._binding(),
         }
 
-    def load_state_dict(self, state: State, *, lost_steps: int | None = None) -> None:
+    def load_state_dict(
+        self, state: State, *, lost_steps: int | None = None, is_replay: bool = False
+    ) -> None:
         """Continue from a `state_dict()`; load model and optimizer as saved at the same moment.
 
         Guarantee: with `lost_steps=None` the run repeats the steps that were taken after the
@@ -128,6 +130,9 @@ class RunState:
         for those steps again, or is refused, when its next loop begins. Otherwise `lost_steps` is
         an upper bound on the number of those steps: they are paid on top of the plan, and the run
         continues with a fresh key.
+
+        `is_replay` is for checking a run that is over: its steps are computed again wherever their
+        sums are not known. Nothing that a replay computes may be released.
         """
         _check(state, self._plan.fingerprint(), is_repeated=lost_steps is None)
         if state.get("optimizer", kind := _kind(self._optimizer)) != kind:
@@ -139,7 +144,7 @@ class RunState:
         self._begin_loop()  # lots that were handed out came from another key
         self._run = state["run"]
         self._reserved = None
-        self._loaded_at = state["steps_taken"]
+        self._loaded_at = None if is_replay else state["steps_taken"]
         self.is_reproducible = state["is_reproducible"]
         self._lots.limit = state["microbatch"]
         if self._lots.padding is not None:
@@ -174,7 +179,8 @@ class RunState:
             return
         reasons = self._ranks.gather(self._difference(self._loaded))
         if not any(reasons):
-            self._ranks.on_first(self._require_known_sums)
+            if self._loaded_at is not None:
+                self._ranks.on_first(self._require_known_sums)
             return
         reason = next(reason for reason in reasons if reason)
         if (taken := self._ranks.share(self._steps_in_ledger())) is None:

@@ -83,6 +83,9 @@ def test_steps_are_not_repeated_where_their_sums_are_not_known(problem, tmp_path
             scheduled(third, constant)
         load(third, state, lost_steps=4)
         scheduled(third, constant, stop=3)
+    load(third, state, is_replay=True)
+    scheduled(third, constant, stop=6)
+    assert torch.equal(weights(third.model), weights(first.model))
 
 
 def test_a_schedule_edited_in_another_ledger_is_refused(problem):
