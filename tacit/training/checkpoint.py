@@ -316,7 +316,7 @@ class RunState:
         if first is None:
             self._sums.add(key, str(step), tag)
         elif first != tag:
-            lost = max(step + 1, self._paid) - (self._loaded_at or 0)
+            lost = max(self._sums.end(key), self._paid) - (self._loaded_at or 0)
             raise ValueError(
                 f"step {step + 1} was taken before with another sum of gradients, other weights or "
                 "other settings of the optimizer, so the same noise would cancel out of the "

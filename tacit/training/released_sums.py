@@ -58,6 +58,11 @@ class ReleasedSums:
         self._read()
         return self._tags.get((key, name))
 
+    def end(self, key: str) -> int:
+        """Return the number of the first step after all those that have a tag under this key."""
+        self._read()
+        return max((int(n) + 1 for k, n in self._tags if k == key and n.isdecimal()), default=0)
+
     def add(self, key: str, name: str, tag: str) -> None:
         """Add a tag, so that it outlasts this process."""
         self._tags[key, name] = tag
