@@ -1,11 +1,11 @@
 """What a run's noise is bound to: digests of its data, its program and its machine.
 
 A resumed run repeats the noise of the steps that were lost, which is sound only if the sums are the
-same. The sums themselves are not compared, because the comparison would be a release of its own:
-with one record edited, the first step whose sum differs is the first one that drew this record, and
-"same noise" or "other noise" would show which step that was. Whether the data set as a whole was
-edited depends on no draw; it is treated as public. So everything that decides the sums is compared
-before the first lot is drawn, and whatever differs gets a new key, for lots and noise alike.
+same. The sums are compared too (`released_sums`), but only after everything that decides them: with
+one record edited, the first step whose sum differs is the first one that drew this record, and the
+comparison would show which step that was. Whether the data set as a whole was edited depends on no
+draw; it is treated as public. So data, program and machine are compared before the first lot is
+drawn, and whatever differs gets a new key, for lots and noise alike.
 
 Digests leave the process only under a random secret (`Key.bind`): without it, nobody can test
 guesses about a record.
