@@ -312,10 +312,8 @@ class RunState:
         held = [*self._model.parameters(), *self._model.buffers(), *released]
         parts = [self._settings(), *map(_content, held)]
         tag = self._salt.tag(f"sum {key}", step, parts)
-        first = self._sums.get(key, str(step))
-        if first is None:
-            self._sums.add(key, str(step), tag)
-        elif first != tag:
+        first = self._sums.get(key, str(step)) or self._sums.add(key, str(step), tag)
+        if first != tag:
             lost = max(self._sums.end(key), self._paid) - (self._loaded_at or 0)
             raise ValueError(
                 f"step {step + 1} was taken before with another sum of gradients, other weights or "

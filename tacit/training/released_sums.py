@@ -37,7 +37,8 @@ class ReleasedSums:
 
     >>> sums = ReleasedSums(None, "a run")
     >>> sums.add("key", "3", "0123")
-    >>> ReleasedSums(None, "a run").get("key", "3")
+    '0123'
+    >>> ReleasedSums(None, "a run").add("key", "3", "4567")
     '0123'
     """
 
@@ -63,11 +64,13 @@ class ReleasedSums:
         self._read()
         return max((int(n) + 1 for k, n in self._tags if k == key and n.isdecimal()), default=0)
 
-    def add(self, key: str, name: str, tag: str) -> None:
-        """Add a tag, so that it outlasts this process."""
-        self._tags[key, name] = tag
+    def add(self, key: str, name: str, tag: str) -> str:
+        """Add a tag, so that it outlasts this process; return the first one under this name.
+
+        That is another one if another process was faster: lines are in the order of their arrival.
+        """
         if self._path is None:
-            return
+            return self._tags.setdefault((key, name), tag)
         handle = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             os.write(handle, f"{self._run} {key} {name} {tag}\n".encode())
@@ -76,6 +79,8 @@ class ReleasedSums:
                 self._synced = time.monotonic()
         finally:
             os.close(handle)
+        self._read()
+        return self._tags[key, name]
 
     def _read(self) -> None:
         """Read the lines that were added to the file since the last time."""

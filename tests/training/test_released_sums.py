@@ -43,6 +43,15 @@ def test_a_torn_line_is_read_when_it_is_whole(tmp_path):
     assert (reader.get("key", "2"), reader.get("key", "3")) == ("bb", None)
 
 
+@pytest.mark.parametrize("is_in_memory", [False, True])
+def test_the_first_tag_of_a_step_stays(tmp_path, is_in_memory):
+    path = None if is_in_memory else tmp_path / "a"
+    one, other = (ReleasedSums(path, str(tmp_path)) for _ in range(2))
+    assert (one.get("key", "1"), other.get("key", "1")) == (None, None)
+    assert one.add("key", "1", "aa") == "aa"
+    assert other.add("key", "1", "bb") == "aa"
+
+
 def test_tags_of_many_runs_in_memory_are_bounded():
     for i in range(300):
         ReleasedSums(None, f"bounded {i}").add("key", "1", "aa")
