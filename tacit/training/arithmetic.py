@@ -290,8 +290,9 @@ def lost_below_range(terms: float, *squares: Tensor) -> Tensor:
     >>> float(lost_below_range(1e6, torch.tensor(1e4), torch.tensor(1e-3))) < 1e-26
     True
     """
-    found = squares[0].new_tensor(8 * terms * torch.finfo(squares[0].dtype).tiny)
-    for square in squares:
+    first, *others = squares
+    found = 8 * terms * torch.finfo(first.dtype).tiny * (1 + first)
+    for square in others:
         found = found * (1 + square)
     return found
 
