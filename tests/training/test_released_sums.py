@@ -196,7 +196,7 @@ def changed_later(problem, change, step, **options):
     return case, again, ledger
 
 
-@pytest.mark.parametrize("name", one_fast(LATER, 5))
+@pytest.mark.parametrize("name", one_fast(LATER, 10))
 @pytest.mark.parametrize("step", one_fast([5, 3, 4], 3))
 def test_a_change_at_a_later_step_is_refused(problem, name, step, monkeypatch):
     """Nothing that is compared when the loop begins shows these changes."""
@@ -209,6 +209,7 @@ def test_a_change_at_a_later_step_is_refused(problem, name, step, monkeypatch):
     assert len(ledger.history()) == 1
 
 
+@pytest.mark.slow
 def test_autocast_around_repeated_steps_is_refused(problem):
     _, again, _ = changed_later(problem, lambda _: None, 4)
     mixed = torch.autocast("cpu", dtype=torch.bfloat16)
