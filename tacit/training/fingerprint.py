@@ -11,6 +11,7 @@ Digests leave the process only under a random secret (`Key.bind`): without it, n
 guesses about a record.
 """
 
+import copyreg
 import hashlib
 import inspect
 import types
@@ -250,8 +251,9 @@ def _pickled(value: Any) -> list[Any]:
     """Return what pickling keeps of a value without attributes: a slice, an array, a decimal."""
     if isinstance(value, memoryview):
         return [value.format, value.shape, value.tobytes()]
+    reduce = copyreg.dispatch_table.get(type(value))
     try:
-        found = value.__reduce_ex__(4)
+        found = value.__reduce_ex__(4) if reduce is None else reduce(value)
     except Exception:  # any error of any type's own code: it cannot be pickled
         return []
     if isinstance(found, str):

@@ -1,6 +1,14 @@
 """Digests: a resumed run repeats its noise only if its data and its program are the same."""
 
+import array
+import collections
+import datetime
+import decimal
+import fractions
+import operator
 import random
+import re
+import threading
 
 import numpy as np
 import pytest
@@ -8,6 +16,8 @@ import torch
 from slow_cases import one_fast
 from test_checkpoint import load, saved, scaled_loss, train, two_classes, weights
 from torch.nn import functional as F
+
+from tacit.training.fingerprint import _ProgramHash
 
 
 class Weighted:
@@ -137,6 +147,62 @@ def test_every_edit_of_the_program_is_noticed_and_nothing_else(problem, edit):
     other.private.load_state_dict(state["private"])
     with pytest.raises(ValueError, match=r"not th.* of the checkpoint.*lost_steps="):
         next(iter(other.private))
+
+
+class Missing(dict):
+    """A dict with a value for what it does not hold."""
+
+    scale = 1.0
+
+    def __missing__(self, _):
+        return self.scale
+
+
+def missing(scale):
+    found = Missing()
+    found.scale = scale
+    return found
+
+
+CONSTANTS = {
+    "slice": lambda i: slice(0, i),
+    "range": range,
+    "array": lambda i: array.array("f", [i]),
+    "bytearray": lambda i: bytearray([i]),
+    "memoryview": lambda i: memoryview(bytes([i])),
+    "Decimal": decimal.Decimal,
+    "Fraction": fractions.Fraction,
+    "itemgetter": operator.itemgetter,
+    "deque": lambda i: collections.deque([i]),
+    "defaultdict": lambda i: collections.defaultdict(lambda: i),
+    "dict with attributes": missing,
+    "date": lambda i: datetime.date(2020, 1, i),
+    "set": lambda i: {i},
+    "pattern": lambda i: re.compile(str(i)),
+    "bound": lambda i: [i].count,
+    "nested": lambda i: [{"a": (slice(i),)}],
+}
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_constants_of_every_type_count(name):
+    def digest(i):
+        content = CONSTANTS[name](i)
+        found = _ProgramHash()
+        found.add(lambda losses: (losses, content))
+        return found.digest()
+
+    assert digest(2) == digest(2) != digest(3)
+
+
+def test_an_object_that_cannot_be_pickled_counts_by_its_type():
+    def digest(content):
+        found = _ProgramHash()
+        found.add(content)
+        return found.digest()
+
+    assert digest(threading.Lock()) == digest(threading.Lock()) != digest(threading.RLock())
+    assert digest(np.random.normal) == digest(np.random.normal)  # whatever was drawn meanwhile
 
 
 @pytest.mark.parametrize("draw", [np.random.random, random.random], ids=["numpy", "Python"])
