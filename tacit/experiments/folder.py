@@ -265,6 +265,8 @@ class RunFolder:
             shutil.rmtree(self / SECRET, ignore_errors=True)
         for part in self.path.glob(f".*{_PARTIAL}"):
             part.unlink(missing_ok=True)
+        # Tags of sums, for steps that are repeated from a checkpoint: none is left.
+        (self / f"{LEDGER}.sums").unlink(missing_ok=True)
 
 
 def open_for_run(path: str | Path, relation: Relation | None = None) -> Ledger:

@@ -100,7 +100,7 @@ def _first(recipe: Recipe, dataset: Dataset, state: State) -> Replayed:
 def _resumed(recipe: Recipe, dataset: Dataset, state: State) -> TrainingLoop:
     """Return the loop of the run, in `state`. It pays from a ledger in memory."""
     loop = _loop(recipe, dataset, state)
-    loop.private.load_state_dict(state["private"])
+    loop.private.load_state_dict(state["private"], is_replay=True)
     loop.model.load_state_dict(state["model"])
     loop.optimizer.load_state_dict(state["optimizer"])
     if loop.ema is not None:

@@ -75,17 +75,6 @@ class Plan:
             self._next += 1
             return self._next - 1
 
-    def mark(self, note: str) -> None:
-        """Write `note` durably: what a resumed run has to know about the steps that follow."""
-        with self._store.lock, self._store.transaction():
-            self._write(0, note)
-
-    def marks(self) -> list[str]:
-        """Return the notes that were written by `mark`, in their order."""
-        with self._store.reading():
-            query = "kind = 'steps' AND plan = ? AND note != ''"
-            return [row.note for row in self._store.rows(query, (self.id,))]
-
     def close(self) -> None:
         """Return the unused steps of the current block, so that `Ledger.resume` can take them."""
         with self._store.lock:
@@ -127,10 +116,10 @@ class Plan:
     def _taken(self) -> int:
         return self._store.check().taken[self.id][1]
 
-    def _write(self, steps: int, note: str = "") -> None:
+    def _write(self, steps: int) -> None:
         taken = self._taken() + steps
         # With the time of the plan: how long steps take may depend on private data.
-        row = LedgerRow(time=self.entry.time, kind="steps", note=note, plan=self.id, steps=steps)
+        row = LedgerRow(time=self.entry.time, kind="steps", plan=self.id, steps=steps)
         self._store.append(row)
         update = "UPDATE progress SET taken = ? WHERE plan = ?"
         self._store.connection.execute(update, (taken, self.id))

@@ -33,7 +33,31 @@ from tacit._arrays import Floats, Indices
 Size: TypeAlias = int | Sequence[int] | None
 
 
-class StatisticalGenerator(np.random.Generator):
+class _Uncopied:
+    """Base of what cannot be copied or pickled: a copy would repeat noise."""
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:  # Any: the protocol of pickle or copy
+        raise TypeError(
+            "a generator cannot be copied or pickled: the copy would repeat its noise. Pass "
+            "rng=None to draw from a new one."
+        )
+
+    def __copy__(self) -> NoReturn:
+        self.__reduce_ex__(4)
+
+    def __deepcopy__(self, memo: object) -> NoReturn:
+        self.__reduce_ex__(4)
+
+
+class _FreshPhilox(_Uncopied, np.random.Philox):
+    """Philox4x64-10 with key and counter from the operating system."""
+
+    def __init__(self) -> None:
+        key, counter = (int.from_bytes(os.urandom(n), "little") for n in (16, 32))
+        super().__init__(key=key, counter=counter)
+
+
+class StatisticalGenerator(_Uncopied, np.random.Generator):
     """A numpy generator that belongs to one process and cannot be copied: Philox4x64-10.
 
     Its 128-bit key and its 256-bit counter come from the operating system.
@@ -45,8 +69,7 @@ class StatisticalGenerator(np.random.Generator):
     """
 
     def __init__(self) -> None:
-        key, counter = (int.from_bytes(os.urandom(n), "little") for n in (16, 32))
-        super().__init__(np.random.Philox(key=key, counter=counter))
+        super().__init__(_FreshPhilox())
         self._process = os.getpid()
 
     def spawn(self, n_children: int) -> list[np.random.Generator]:
@@ -60,18 +83,6 @@ class StatisticalGenerator(np.random.Generator):
                 "process that made it. Pass rng=None to draw from a new one."
             )
         return super().__getattribute__(name)
-
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:  # Any: the protocol of pickle or copy
-        raise TypeError(
-            "a generator cannot be copied or pickled: the copy would repeat its noise. Pass "
-            "rng=None to draw from a new one."
-        )
-
-    def __copy__(self) -> NoReturn:
-        self.__reduce_ex__(4)
-
-    def __deepcopy__(self, memo: object) -> NoReturn:
-        self.__reduce_ex__(4)
 
 
 class SecureGenerator:

@@ -275,6 +275,40 @@ def block_squares(rows: Tensor) -> Tensor:
     )
 
 
+def lost_below_range(terms: float, *squares: Tensor) -> Tensor:
+    """Return a bound on what `terms` products of inner products lose below the dtype's range.
+
+    `squares` are the squared norms of all vectors of one factor each, by example. Let t be the
+    smallest normal number. A result below t may become zero, which loses at most t; so may an
+    operand (on processors that flush), which loses at most t |y| <= t (1 + y^2) in a product with
+    y. An inner product of two vectors is then off by at most 4 t times its width times one plus
+    their squared norms; a product of two such numbers by at most 8 t times both widths and the
+    product of (1 + squared norms). Summed over all pairs of vectors, that is the result, if
+    `terms` is the number of pairs times the sum of the widths. It is far below any norm, unless
+    a factor is near the end of the range; there it overflows, and the example adds nothing.
+
+    >>> float(lost_below_range(1e6, torch.tensor(1e4), torch.tensor(1e-3))) < 1e-26
+    True
+    """
+    first, *others = squares
+    found = 8 * terms * torch.finfo(first.dtype).tiny * (1 + first)
+    for square in others:
+        found = found * (1 + square)
+    return found
+
+
+def raised_for_range(
+    squared: Tensor, lengths: Tensor, traces: Sequence[Tensor], *, positions: int, widths: int
+) -> tuple[Tensor, Tensor]:
+    """Return norms from Gram matrices, raised by what numbers below the range may have lost.
+
+    These are squared norms and the lengths of their terms. `traces` are those of both matrices,
+    `widths` the sum of the widths of their vectors.
+    """
+    lost = lost_below_range(float(positions) ** 2 * widths, *traces)
+    return squared + lost, lengths + lost.sqrt()
+
+
 def depth_in_blocks(terms: int) -> int:
     """Return the most roundings of a term in a sum of blocks of `BLOCK` terms, block by block."""
     return min(terms, BLOCK) + -(-terms // BLOCK)

@@ -12,17 +12,14 @@ key, for lots and noise, and the steps that may have been lost are paid once mor
 their number. A ledger that does not know the run cannot tell it; then the run is refused until the
 user gives `lost_steps`.
 
-The optimizer's settings are part of every step's noise, and so are weights that the loop has moved
-by itself: a change after the restart gives independent noise. But a step that was taken before the
-restart would then be released a second time, on the same lot and unpaid. So the ledger holds a
-digest of both, written durably before the first step that has it (`Marks`), and a repeated step
-with another one is refused.
+A loop may change anything after that, too. So every step after a checkpoint leaves a tag of its
+sum, of the weights and of the optimizer's settings before it is released (`released_sums`), and a
+repeated step with another tag is refused: the same noise would fall on another sum.
 
 A checkpoint is as secret as the data: anyone who has the key can subtract the noise.
 """
 
 import hashlib
-import inspect
 import signal
 import sys
 import threading
@@ -56,11 +53,11 @@ from tacit.training.noise import NoisyMean
 from tacit.training.padding import Padding
 from tacit.training.plan import EpochSampler, TrainingPlan
 from tacit.training.program_state import ProgramState
+from tacit.training.released_sums import ReleasedSums
 from tacit.training.tree import LossFn
 
-VERSION = 2
+VERSION = 3
 State = dict[str, Any]  # Any: JSON values
-_MARK = "settings of steps "
 _BLOCK = 64  # steps written at a time: a durable write for each would cost more than a small step
 
 
@@ -87,11 +84,8 @@ class RunState:
         self._reserved: ReservedPlan | None = None
         self._loaded: State | None = None  # a checkpoint whose next step has not been taken
         self._salt = Key.fresh()  # for digests: the run's own key may come from a known seed
-        self._marks = Marks([])
         self._loaded_at: int | None = None  # the step of a checkpoint whose key is in use
-        self._repeated = 0  # steps before this one may have been taken before a restart
-        self._trail = b""  # a digest of what the loop has set at every step so far
-        self._left: bytes | None = None  # a checksum of the weights after the last step
+        self._sums: ReleasedSums | None = None  # since the first checkpoint
 
     def __copy__(self) -> NoReturn:
         raise TypeError("a private run cannot be copied: the copy would draw the same noise again.")
@@ -108,7 +102,7 @@ class RunState:
         Call this after the optimizer's step, and save it with the states of model and optimizer;
         for a sharded model call it on every rank.
         """
-        left = [None if left is None else left.hex() for left in self._of_shards(self._left)]
+        self._record_sums()
         return {
             "version": VERSION,
             "run": self._run,
@@ -119,14 +113,15 @@ class RunState:
             "microbatch": self._lots.limit,
             "padding": self._lots.padding and asdict(self._lots.padding),
             "plan": self._plan.fingerprint(),
+            "optimizer": _kind(self._optimizer),
             "digest": self._digest(),
             "salt": self._salt.secret.hex(),
             "binding": self._binding(),
-            "settings": self._trail.hex(),
-            "left": left,
         }
 
-    def load_state_dict(self, state: State, *, lost_steps: int | None = None) -> None:
+    def load_state_dict(
+        self, state: State, *, lost_steps: int | None = None, is_replay: bool = False
+    ) -> None:
         """Continue from a `state_dict()`; load model and optimizer as saved at the same moment.
 
         Guarantee: with `lost_steps=None` the run repeats the steps that were taken after the
@@ -135,14 +130,21 @@ class RunState:
         for those steps again, or is refused, when its next loop begins. Otherwise `lost_steps` is
         an upper bound on the number of those steps: they are paid on top of the plan, and the run
         continues with a fresh key.
+
+        `is_replay` is for checking a run that is over: its steps are computed again wherever their
+        sums are not known. Nothing that a replay computes may be released.
         """
         _check(state, self._plan.fingerprint(), is_repeated=lost_steps is None)
+        if state.get("optimizer", kind := _kind(self._optimizer)) != kind:
+            raise ValueError(
+                f"the optimizer must be of the checkpoint's kind, {state['optimizer']}, got {kind}."
+            )
         self._ranks.require_equal("the checkpoint", [state["run"], state["steps_taken"]])
-        self._loaded = self._left = None
+        self._loaded = self._sums = None
         self._begin_loop()  # lots that were handed out came from another key
         self._run = state["run"]
         self._reserved = None
-        self._repeated, self._loaded_at = 0, state["steps_taken"]
+        self._loaded_at = None if is_replay else state["steps_taken"]
         self.is_reproducible = state["is_reproducible"]
         self._lots.limit = state["microbatch"]
         if self._lots.padding is not None:
@@ -156,9 +158,6 @@ class RunState:
             self._take_fresh_key(lost_steps)
             return
         self._use(Key(bytes.fromhex(state["key"])))
-        self._trail = bytes.fromhex(state["settings"])
-        left = state["left"][self._ranks.rank if len(state["left"]) > 1 else 0]
-        self._left = None if left is None else bytes.fromhex(left)
         self._loaded = state
 
     @property
@@ -180,6 +179,8 @@ class RunState:
             return
         reasons = self._ranks.gather(self._difference(self._loaded))
         if not any(reasons):
+            if self._loaded_at is not None:
+                self._ranks.on_first(self._require_known_sums)
             return
         reason = next(reason for reason in reasons if reason)
         if (taken := self._ranks.share(self._steps_in_ledger())) is None:
@@ -228,7 +229,6 @@ class RunState:
             sys.version_info[:3],
             self.generator,
             TILE,  # which random words each coordinate takes
-            _kind_of(self._optimizer, self._model),
             type(self._lot_sum).__name__,
             getattr(self._lot_sum, "_views", None),
             *(getattr(engine, name, None) for name in ("__module__", "__qualname__")),
@@ -240,7 +240,7 @@ class RunState:
             torch.are_deterministic_algorithms_enabled(),
         ]
         augment = getattr(self._lot_sum, "_augment", None)
-        program = program_digest(self._model, self._loss_fn, records, [augment])
+        program = program_digest(self._model, self._optimizer, self._loss_fn, records, [augment])
         return {
             "data set": self.data_fingerprint,
             "program": salt.bind("program", program),
@@ -259,42 +259,72 @@ class RunState:
             note = f"lost steps of run {self._run}"
             self._ranks.on_first(lambda: self.ledger.spend(event, note=note))
         self._use(self._ranks.share(Key.fresh()))
-        self._repeated, self._loaded_at = 0, None
+        self._loaded_at = self._sums = None
 
     def _use(self, key: Key) -> None:
         self._lots.use(key)
         self._noise.use(key)
 
     def _settings(self) -> bytes:
-        """Return a digest of what the loop has set by itself for the next step.
-
-        These are the optimizer's settings, and weights that are not as the optimizer left them.
-        Numbers on a GPU count only where a resumed run repeats its noise: the host waits for them.
-        """
+        """Return a digest of the optimizer's settings for the next step."""
         found = hashlib.sha256()
-        is_repeated = torch.are_deterministic_algorithms_enabled()
         for group in self._optimizer.param_groups:
             for name in sorted(group.keys() - {"params"}):
-                value = group[name]
-                if is_repeated or not (isinstance(value, Tensor) and value.is_cuda):
-                    found.update(name.encode() + _bytes(value))
-        weights = self._weights()
-        is_moved = self._left is not None and weights != self._left
-        for moved in self._ranks.gather(weights if is_moved else b""):  # one noise for all ranks
-            found.update(moved)
+                found.update(name.encode() + _bytes(group[name]))
         return found.digest()
 
-    def _weights(self) -> bytes:
-        """Return a checksum of this rank's weights: 64 sums of their words, with wrap-around."""
-        is_repeated = torch.are_deterministic_algorithms_enabled()
-        found = hashlib.sha256()
-        for parameter in self._model.parameters():
-            if is_repeated or not parameter.is_cuda:
-                content = _content(parameter)
-                whole = len(content) // 512 * 512
-                words = content[:whole].view(np.uint64).reshape(-1, 64)
-                found.update(np.add.reduce(words, axis=0).tobytes() + content[whole:].tobytes())
-        return found.digest()
+    def _record_sums(self) -> None:
+        """From now on, keep a tag of every step's sum: this checkpoint may be loaded later."""
+        self._sums = self._sums or ReleasedSums(self.ledger.path, self._run)
+        if self._ranks.rank == 0:
+            self._sums.add(self._key_name(), f"checkpoint-{self.steps_taken}", "-")
+
+    def _require_known_sums(self) -> None:
+        """Raise `ValueError` if the sums of the steps after the loaded checkpoint are not known."""
+        self._sums = ReleasedSums(self.ledger.path, self._run)
+        if self._sums.get(self._key_name(), f"checkpoint-{self.steps_taken}") is None:
+            raise ValueError(
+                "the sums of steps that were taken after the checkpoint are not known here, so "
+                "repeated steps cannot be compared with them. A ledger in memory ends with its "
+                "process; a ledger in a file has them in a second file beside it, whose name ends "
+                "in .sums. Use that ledger, or give lost_steps= to load_state_dict: the number of "
+                "steps taken after the checkpoint, 0 if there was none."
+            )
+
+    def _compare_with_first_time(self, released: Sequence[Tensor]) -> None:
+        """Keep a tag of what this step releases; raise if it was taken before on another sum.
+
+        Sums of a GPU whose order of additions may change are never repeated, so they are not kept.
+        """
+        if self._sums is None and self._loaded_at is None:
+            return
+        if released[0].is_cuda and not torch.are_deterministic_algorithms_enabled():
+            return
+        if self._loaded_at is not None:
+            self._ranks.on_first(lambda: self._compare(released))
+        elif self._ranks.rank == 0:
+            self._compare(released)
+
+    def _compare(self, released: Sequence[Tensor]) -> None:
+        assert self._sums is not None  # made with the first checkpoint, and at every restart
+        step, key = self.steps_taken, self._key_name()
+        # With weights and buffers: a change of these shows whatever the lot holds, even nothing.
+        held = [*self._model.parameters(), *self._model.buffers(), *released]
+        parts = [self._settings(), *map(_content, held)]
+        tag = self._salt.tag(f"sum {key}", step, parts)
+        first = self._sums.get(key, str(step)) or self._sums.add(key, str(step), tag)
+        if first != tag:
+            lost = max(self._sums.end(key), self._paid) - (self._loaded_at or 0)
+            raise ValueError(
+                f"step {step + 1} was taken before with another sum of gradients, other weights or "
+                "other settings of the optimizer, so the same noise would cancel out of the "
+                "difference. Repeat what the run did the first time, or load the checkpoint with "
+                f"lost_steps={lost}, which draws new lots and noise and pays for these steps again."
+            )
+
+    def _key_name(self) -> str:
+        """Return a name of the key in use that reveals nothing about it."""
+        return self._salt.bind("key", self._lots.key.secret)
 
     def _digest(self) -> str:
         """Return a hash of weights, buffers and optimizer, of the shards of all ranks together."""
@@ -305,34 +335,15 @@ class RunState:
         """Return the value of each rank of a sharded model; this rank's if it is not sharded."""
         return self._ranks.gather(value) if is_sharded(self._model) else [value]
 
-    def _follow(self, settings: bytes) -> bytes:
-        """Return a digest of what the loop has set at this step and at all steps before."""
-        self._trail = hashlib.sha256(self._trail + settings).digest()
-        return self._trail
-
-    def _pay(self, settings: bytes) -> None:
-        """Pay for the next step out of the reserved plan; raise `BudgetExceeded` if that fails.
-
-        Raises `ValueError` for a repeated step that was taken with other `settings`. The key is
-        part of the digest, so after a fresh key all steps have new ones.
-        """
-        step = self.steps_taken
+    def _pay(self) -> None:
+        """Pay for the next step out of the reserved plan; raise `BudgetExceeded` if that fails."""
         if self._reserved is None:
             plan = self._plan
             self._reserved = reserve(
                 self.ledger, plan.training_event, steps=plan.steps, run=self._run
             )
             self._paid = self._reserved.taken
-            self._marks = Marks(self._reserved.marks())
-            if self._loaded_at is not None:  # a ledger without marks is of an older version
-                self._repeated = self._marks.end or self._paid
-        digest = self._lots.key.bind("settings", settings)
-        if self._marks.at(step) != digest:
-            if step < self._repeated:
-                lost = max(self._repeated, self._paid) - (self._loaded_at or 0)
-                raise ValueError(_other_settings(step, lost))
-            self._reserved.mark(self._marks.add(step, digest))
-        while self._paid <= step:
+        while self._paid <= self.steps_taken:
             self._paid = self._reserved.step()
 
     def _check_loaded(self) -> None:
@@ -354,79 +365,8 @@ class RunState:
         raise NotImplementedError  # `ForeignLoops` has it
 
 
-class Marks:
-    """Which steps of a run may have been taken, each with a digest of the settings it was taken by.
-
-    Every mark covers a range of steps and is written durably before the first of them is taken.
-
-    >>> marks = Marks(["settings of steps 0 to 4: a", "settings of steps 4 to 68: b"])
-    >>> marks.add(6, "c")  # replaces what was written for later steps
-    'settings of steps 6 to 7: c'
-    >>> [marks.at(step) for step in (0, 4, 6, 7)]
-    ['a', 'b', 'c', None]
-    >>> marks.end
-    7
-    """
-
-    def __init__(self, notes: Sequence[str]) -> None:
-        self._found: list[tuple[int, int, str]] = []  # by step
-        for note in notes:
-            steps, _, digest = note.removeprefix(_MARK).partition(": ")
-            first, end = map(int, steps.split(" to "))
-            self._put(first, end, digest)
-
-    @property
-    def end(self) -> int:
-        """The first step after all that are covered."""
-        return self._found[-1][1] if self._found else 0
-
-    def at(self, step: int) -> str | None:
-        """Return the digest of `step`, or None if it is not covered."""
-        for first, end, digest in reversed(self._found):
-            if first <= step:
-                return digest if step < end else None
-        return None
-
-    def add(self, step: int, digest: str) -> str:
-        """Return the note to write before `step`, which is not covered by this digest yet.
-
-        It covers a block of steps if the last step had the same digest. With settings that change
-        at every step it covers this one alone, so that the last step taken is known exactly.
-        """
-        end = step + (_BLOCK if self.at(step - 1) == digest else 1)
-        self._put(step, end, digest)
-        return f"{_MARK}{step} to {end}: {digest}"
-
-    def _put(self, first: int, end: int, digest: str) -> None:
-        while self._found and self._found[-1][0] >= first:
-            self._found.pop()
-        if self._found and self._found[-1][1] > first:
-            self._found[-1] = (self._found[-1][0], first, self._found[-1][2])
-        self._found.append((first, end, digest))
-
-
-def _other_settings(step: int, lost: int) -> str:
-    return (
-        f"step {step + 1} may have been taken before the restart with other settings of the "
-        "optimizer, or with weights that the loop had set otherwise. Taken again, it would be a "
-        "second release of the same lot. Repeat the settings of the first time, or load the "
-        f"checkpoint with lost_steps={lost}, which draws new lots and pays for these steps again."
-    )
-
-
-def _kind_of(optimizer: torch.optim.Optimizer, model: nn.Module) -> list[object]:
-    """Return the optimizer's class, the code of its step, its hooks, and its groups by name."""
-    names = {id(p): name for name, p in model.named_parameters()}
-    kind = type(optimizer)
-    step = getattr(inspect.unwrap(kind.step), "__code__", None)
-    hooks = [
-        getattr(hook, "__qualname__", repr(type(hook)))
-        for place in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
-        for hook in getattr(optimizer, place, {}).values()
-    ]
-    groups = [[names.get(id(p)) for p in group["params"]] for group in optimizer.param_groups]
-    code = None if step is None else (step.co_code.hex(), repr(step.co_names))
-    return [kind.__module__, kind.__qualname__, code, hooks, groups]
+def _kind(optimizer: torch.optim.Optimizer) -> str:
+    return f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
 
 
 def reserve(ledger: Ledger, event: Event, *, steps: int, run: str) -> ReservedPlan:
@@ -473,11 +413,12 @@ def uninterrupted() -> Iterator[None]:
 
 def _check(state: State, fingerprint: dict[str, Any], *, is_repeated: bool) -> None:
     """Raise `ValueError` unless the checkpoint `state` has this plan's `fingerprint`."""
-    if state.get("version") not in (1, VERSION):
-        raise ValueError(f"state must be of version {VERSION}, got {state.get('version')!r}.")
-    if state["version"] == 1 and is_repeated:
+    version = state.get("version")
+    if version not in (1, 2, VERSION):
+        raise ValueError(f"state must be of version {VERSION}, got {version!r}.")
+    if version != VERSION and is_repeated:
         raise ValueError(
-            "state is of version 1 (tacit 0.1), whose noise is not drawn any more, so lost steps "
+            f"state is of version {version}, whose noise is not drawn any more, so lost steps "
             "cannot be repeated. Give lost_steps= to load_state_dict: the number of steps taken "
             "after the checkpoint, 0 if there was none."
         )

@@ -1,21 +1,22 @@
 """What a run's noise is bound to: digests of its data, its program and its machine.
 
 A resumed run repeats the noise of the steps that were lost, which is sound only if the sums are the
-same. The sums themselves are not compared, because the comparison would be a release of its own:
-with one record edited, the first step whose sum differs is the first one that drew this record, and
-"same noise" or "other noise" would show which step that was. Whether the data set as a whole was
-edited depends on no draw; it is treated as public. So everything that decides the sums is compared
-before the first lot is drawn, and whatever differs gets a new key, for lots and noise alike.
+same. The sums are compared too (`released_sums`), but only after everything that decides them: with
+one record edited, the first step whose sum differs is the first one that drew this record, and the
+comparison would show which step that was. Whether the data set as a whole was edited depends on no
+draw; it is treated as public. So data, program and machine are compared before the first lot is
+drawn, and whatever differs gets a new key, for lots and noise alike.
 
 Digests leave the process only under a random secret (`Key.bind`): without it, nobody can test
 guesses about a record.
 """
 
+import copyreg
 import hashlib
 import inspect
 import types
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from torch.distributed.tensor import DTensor
 
 from tacit.training.distributed import is_sharded
 from tacit.training.key import randomness
-from tacit.training.program_state import ProgramState, is_own_module, names_in
+from tacit.training.program_state import GENERATORS, ProgramState, is_own_module, names_in
 from tacit.training.tree import Batch, LossFn, map_tensors
 
 if TYPE_CHECKING:
@@ -63,21 +64,26 @@ def data_digest(records: "Records") -> bytes:
 
 def program_digest(
     model: nn.Module,
+    optimizer: torch.optim.Optimizer,
     loss_fn: LossFn | None,
     records: "Records",
     others: Iterable[Any] = (),  # Any: functions and objects
 ) -> bytes:
     """Return a hash of the program: its code, what the code refers to, and one public loss.
 
-    The code is that of `loss_fn`, the model, `collate_fn` and `others`, with closures, defaults and
-    the functions and constants that it names, in the user's own modules too. Attributes of objects
-    count if the code names them, such as the class weights of a criterion. Of the data set, whose
-    records have a hash of their own, only code and plain attributes count. The states of the
-    program's own random generators are part of the hash: they decide the steps that follow.
+    The code is that of `loss_fn`, the model, the optimizer with its hooks, `collate_fn` and
+    `others`, with closures, defaults and the functions and constants that it names, in the user's
+    own modules too. Attributes of objects count if the code names them, such as the class weights
+    of a criterion. Constants of any type count by what pickling would keep of them. Of an object
+    that cannot be pickled, such as a lock, only the type counts; what it does to the sums is
+    compared step by step (`released_sums`). Of the data set, whose records have a hash of their
+    own, only code and plain attributes count. The states of the program's own random generators
+    are part of the hash: they decide the steps that follow.
     """
     found = _ProgramHash()
     for value in (loss_fn, model, *others):
         found.add(value)
+    found.add(_parts_of_optimizer(optimizer, model))
     for value in records.program:
         found.add(_plain_attributes(value) if value is records.dataset else value)
     found.add([type(records.dataset), type(model)])
@@ -184,12 +190,16 @@ class _ProgramHash:
             return (value.__func__,)
         if isinstance(value, property):
             return (value.fget,)
+        if isinstance(value, types.BuiltinFunctionType | types.MethodWrapperType):
+            owner = None if isinstance(value.__self__, GENERATORS) else value.__self__
+            return (value.__qualname__, owner)
         if isinstance(value, frozenset | set):
-            return sorted(map(repr, value))
+            return [*sorted(map(repr, value)), *self._parts_of_subclass(value, set, frozenset)]
         if isinstance(value, Mapping):
-            return [part for pair in value.items() for part in pair]
-        if isinstance(value, list | tuple | deque):
-            return value  # type: ignore[return-value]  # a deque is read in order, too
+            pairs = [part for pair in value.items() for part in pair]
+            return pairs + self._parts_of_subclass(value, dict, OrderedDict)
+        if isinstance(value, list | tuple):
+            return [*value, *self._parts_of_subclass(value, list, tuple)]
         if isinstance(value, np.ndarray | np.generic):  # of text or of objects
             return (value.dtype.str, value.tolist())
         if isinstance(value, torch.jit.ScriptFunction):
@@ -198,7 +208,15 @@ class _ProgramHash:
             return (value.func, value.args, value.keywords)
         if hasattr(value, "__wrapped__"):  # functools.lru_cache and the like
             return (value.__wrapped__,)
+        if not hasattr(value, "__dict__") and not isinstance(value, GENERATORS):
+            return [*_pickled(value), *self._parts_of_object(value)]
         return self._parts_of_object(value)
+
+    def _parts_of_subclass(self, value: Any, *kinds: type) -> list[Any]:
+        """Return what a container holds beside its items, if it is of a kind of its own."""
+        if type(value) in kinds:
+            return []
+        return [getattr(value, "default_factory", None), *self._parts_of_object(value)]
 
     def _parts_of_object(self, value: Any) -> Sequence[Any]:
         if isinstance(value, types.ModuleType):
@@ -227,6 +245,38 @@ def _attributes(value: Any, names: set[str]) -> list[tuple[str, Any]]:
         elif isinstance(content, property) and isinstance(content.fget, types.FunctionType):
             found.append((name, content.fget))
     return found
+
+
+def _pickled(value: Any) -> list[Any]:
+    """Return what pickling keeps of a value without attributes: a slice, an array, a decimal."""
+    if isinstance(value, memoryview):
+        return [value.format, value.shape, value.tobytes()]
+    reduce = copyreg.dispatch_table.get(type(value))
+    try:
+        found = value.__reduce_ex__(4) if reduce is None else reduce(value)
+    except Exception:  # any error of any type's own code: it cannot be pickled
+        return []
+    if isinstance(found, str):
+        return [found]
+    made, arguments, *more = found
+    return [made, arguments, *(list(m) if isinstance(m, Iterator) else m for m in more)]
+
+
+def _parts_of_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> list[Any]:
+    """Return class, hooks and attributes of an optimizer, and the parameters of each group.
+
+    Its state and the settings of its groups are no part of the program: `checkpoint` compares them.
+    """
+    names = {id(p): name for name, p in model.named_parameters()}
+    places = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+    hooks = [list(getattr(optimizer, place, {}).values()) for place in places]
+    own = {
+        name: content
+        for name, content in sorted(vars(optimizer).items())
+        if not name.startswith("_") and name not in ("state", "param_groups", "defaults", "step")
+    }
+    groups = [[names.get(id(p)) for p in group["params"]] for group in optimizer.param_groups]
+    return [type(optimizer), hooks, own, groups]
 
 
 def _is_text(value: Any) -> bool:

@@ -45,7 +45,6 @@ class NoisyMean:
         self._expected_batch = expected_batch
         self._secure = secure
         self._process = os.getpid()
-        self._settings = ""
         self._buffers: dict[tuple[torch.dtype, int], Tensor] = {}
         self._blocks: OrderedDict[Any, Blocks | None] = OrderedDict()
 
@@ -58,10 +57,6 @@ class NoisyMean:
     def use(self, key: Key) -> None:
         """Use `key` for the noise drawn from now on."""
         self._key = key
-
-    def bind(self, settings: bytes) -> None:
-        """Draw noise that depends on `settings` too, a digest, from now on."""
-        self._settings = settings.hex()
 
     def generator(self, device: torch.device) -> str:
         """Return the name of the random generator for sums on `device`, and what it is worth."""
@@ -116,7 +111,7 @@ class NoisyMean:
         blocks = self._blocks[key]
         if blocks is not None:
             # A random nonce: two of 10^6 steps share one with probability 3e-8.
-            nonce = int.from_bytes(self._key.bytes(f"nonce {self._settings}", step, 8), signed=True)
+            nonce = int.from_bytes(self._key.bytes("nonce", step, 8), signed=True)
             blocks.set_nonce(self._key.bytes("noise on a GPU", 0, 32), nonce)
         return blocks
 
@@ -179,8 +174,7 @@ class NoisyMean:
         ]
 
     def _source(self, purpose: str, step: int) -> NoiseWords:
-        label = f"{purpose} {self._settings}"
-        return self._key.noise(label, step, is_cryptographic=self._secure)
+        return self._key.noise(purpose, step, is_cryptographic=self._secure)
 
     def _check_process(self) -> None:
         if os.getpid() != self._process:

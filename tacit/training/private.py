@@ -131,20 +131,19 @@ class Private(ForeignLoops):
             raise RuntimeError(
                 "requires_grad of a parameter was changed during the run. Make a new run instead."
             )
-        settings = self._settings()
         if self._ranks.size == 1:
-            self._pay(settings)
+            self._pay()
         else:  # `total` and `drawn` become those of all ranks, still private
-            drawn = self._ranks.pay_and_add(total, drawn, lambda: self._pay(settings), self.ledger)
+            drawn = self._ranks.pay_and_add(total, drawn, self._pay, self.ledger)
         # Divided by its scale, one example moves the sum by at most 1: see `clip`, `arithmetic`.
         scales = self.arithmetic.noise_scales(clip, list(self._parameters))
         sums = self.arithmetic.finished(total.sums, self._parameters, drawn)
+        self._compare_with_first_time([*sums, total.within])
         step, multiplier = self.steps_taken, self.noise_multiplier
         with checkpoint.uninterrupted():
             for parameter in self._frozen:
                 parameter.grad = None  # the optimizer would follow whatever was left there
             self._state_noise(scales)
-            self._noise.bind(self._follow(settings))
             self.steps_taken += 1  # first: if the rest fails, this noise is not drawn again
             if is_own_loop and self._replayed is not None:
                 self._replayed.release_and_move(
@@ -157,7 +156,6 @@ class Private(ForeignLoops):
                 if is_own_loop:
                     self._optimizer.step()
             self._adapt(total, drawn, step)
-            self._left = self._weights() if is_own_loop else None
 
     def _state_noise(self, scales: Sequence[float]) -> None:
         """Pass the noise's public scale to an optimizer that corrects for it, such as `AdamBC`."""

@@ -30,7 +30,7 @@ LIBRARIES = tuple(
 """Folders of Python's own modules and of installed packages: code that the user did not write."""
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement, not in C
 _PACKAGE = str(Path(__file__).parents[1])
-_GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 # Every step and every test seeds these, so they are not state of the program.
 _GLOBAL_GENERATORS = (
     torch.default_generator,
@@ -70,7 +70,7 @@ class ProgramState:
         stack = list(roots)
         while stack:
             stack.extend(self._visit(stack.pop()))
-        held = [v for v in self._seen.values() if isinstance(v, _GENERATORS)]
+        held = [v for v in self._seen.values() if isinstance(v, GENERATORS)]
         self._generators = [v for v in held if not any(v is g for g in _GLOBAL_GENERATORS)]
         self._starts = [_generator_state(g) for g in self._generators]
 
@@ -357,7 +357,7 @@ _KINDS: list[tuple[Any, Callable[[Any, Mutables], Iterable[Any]]]] = [
     ((list, collections.deque), _list),
     (set, _set),
     ((tuple, frozenset), _tuple),
-    (_GENERATORS, _leave),
+    (GENERATORS, _leave),
     (type(functools.lru_cache(len)), _cache),
     (types.FunctionType, _function),
     (types.MethodType, _method),

@@ -48,8 +48,9 @@ def test_the_default_is_philox_with_a_key_and_a_counter_of_full_length():
     "copied", [copy.copy, copy.deepcopy, pickle.dumps], ids=lambda f: f.__name__
 )
 def test_a_generator_cannot_be_copied(copied):
-    with pytest.raises(TypeError, match="cannot be copied or pickled"):
-        copied(generator())
+    for own in (generator(), generator().bit_generator):
+        with pytest.raises(TypeError, match="cannot be copied or pickled"):
+            copied(own)
     copied(generator(3))  # the user's seed, the user's responsibility
     copied(secure_generator())  # it has no state to repeat
 

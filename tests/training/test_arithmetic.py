@@ -16,7 +16,7 @@ from scipy import stats
 from torch import nn
 
 from tacit import sampling
-from tacit.training import Flat, clipped_sum
+from tacit.training import Automatic, Flat, PerLayer, clipped_sum
 from tacit.training.arithmetic import (
     TAIL,
     arithmetic_of,
@@ -174,6 +174,128 @@ def test_a_tiny_clip_norm_bounds_squares_below_the_range_of_float32(clip_norm):
             nn.Linear(1000, 1, bias=False), outputs_times, batch, Flat(clip_norm), engine=engine
         )
         assert contribution(found.sums) <= clip_norm * (1 + 1e-6)
+
+
+class Tied(nn.Module):
+    """A table that is looked up and multiplied by; its rows have very different lengths."""
+
+    def __init__(self, sizes):
+        super().__init__()
+        self.weight = nn.Parameter(sizes.view(-1, 1) * torch.randn(len(sizes), 3).sign())
+
+    def forward(self, ids):
+        return nn.functional.linear(nn.functional.embedding(ids, self.weight), self.weight)
+
+
+def at_the_ends_of_the_range(layer, dtype, seed):
+    """Return a model, and one record with factors of all sizes whose products are in the range.
+
+    Each position has exponents of its own, so that long inputs may meet short gradients and the
+    other way round. A second record is zero.
+    """
+    torch.manual_seed(seed)
+    most = 37 if dtype != torch.float64 else 300
+    exponent = (2 * torch.rand(6) - 1).double() * most
+    other = (2 * torch.rand(6) - 1).double() * most
+    other = torch.where((exponent + other).abs() < most, other, -exponent - torch.rand(6))
+    if seed == 0:  # squares of one are just in the range, those of the other below it
+        exponent, other = torch.full((2, 6), most / 2 - 1).double() * torch.tensor([[1.0], [-1.2]])
+    x = (10**exponent).view(1, 6, 1) * torch.randn(1, 6, 40).double()
+    g = (10**other).view(1, 6, 1) * torch.randn(1, 6, 30).double()
+    if layer in ("embedding", "tied"):
+        ids = torch.randint(0, 6, (1, 6))
+        g = (10**other).view(1, 6, 1) * torch.randn(1, 6, 6).double()
+        model = Tied(10 ** exponent.clamp(-18, 18)) if layer == "tied" else nn.Embedding(6, 6)
+        return model.to(dtype), with_nothing(ids, g.to(dtype))
+    if layer == "one position":
+        x, g = x[:, :1], g[:, :1]
+    model = nn.Linear(40, 30, bias=seed % 2 == 0)
+    if layer == "convolution":
+        x, g, model = x.transpose(1, 2), g[:, :4].transpose(1, 2), nn.Conv1d(40, 30, 3)
+    elif layer == "image":
+        x = x.transpose(1, 2).reshape(1, 40, 2, 3).contiguous()
+        g = g.transpose(1, 2).reshape(1, 30, 2, 3).contiguous()
+        model = nn.Conv2d(40, 30, 3, padding=1)
+    return model.to(dtype), with_nothing(x.to(dtype), g.to(dtype))
+
+
+def with_nothing(*tensors):
+    return tuple(torch.cat([t, torch.zeros_like(t)]) for t in tensors)
+
+
+LAYERS = ["linear", "one position", "convolution", "image", "embedding", "tied"]
+
+
+def assert_within_the_clip_norm(layer, dtype, device, seeds, **options):
+    limit = 1.03 if dtype == torch.bfloat16 and not options.get("bounded") else 1 + 1e-6
+    for seed in seeds:
+        model, batch = at_the_ends_of_the_range(layer, dtype, seed)
+        model, batch = model.to(device), tuple(t.to(device) for t in batch)
+        for rule in (Flat(1e-6), Flat(30.0), Automatic(0.01), PerLayer.split(model, 0.01)):
+            found = clipped_sum(model, outputs_times, batch, rule, **options).sums
+            # A sum that is not finite fails, too.
+            assert contribution(found) <= rule.l2_sensitivity * limit, (seed, rule)
+
+
+@pytest.fixture(params=[False, True], ids=["denormal", "flushed"])
+def _range(request):
+    torch.set_flush_denormal(request.param)
+    yield
+    torch.set_flush_denormal(False)
+
+
+@pytest.mark.usefixtures("_range")
+@pytest.mark.parametrize("layer", LAYERS)
+def test_factors_at_the_ends_of_the_range_are_clipped(layer, monkeypatch):
+    monkeypatch.setattr(ghost_norm, "cheapest_way", lambda *_, **__: "gram")
+    assert_within_the_clip_norm(layer, torch.float32, "cpu", range(1), engine="bookkeeping")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_range")
+@pytest.mark.parametrize("bounded", [False, True], ids=["fast", "bounded"])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("layer", LAYERS)
+def test_factors_of_all_sizes_are_clipped(layer, way, bounded, monkeypatch):
+    monkeypatch.setattr(ghost_norm, "cheapest_way", lambda *_, **__: way)
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        options = {"engine": "bookkeeping", "bounded": bounded}
+        assert_within_the_clip_norm(layer, dtype, "cpu", range(12), **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("layer", LAYERS)
+def test_every_engine_clips_factors_at_the_ends_of_the_range(layer, engine):
+    for dtype in (torch.float32, torch.float64):
+        assert_within_the_clip_norm(layer, dtype, "cpu", range(40), engine=engine)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("bounded", [False, True], ids=["fast", "bounded"])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("layer", LAYERS)
+def test_a_gpu_clips_factors_at_the_ends_of_the_range(layer, way, bounded, dtype, monkeypatch):
+    monkeypatch.setattr(ghost_norm, "cheapest_way", lambda *_, **__: way)
+    options = {"engine": "bookkeeping", "bounded": bounded}
+    assert_within_the_clip_norm(layer, dtype, "cuda", range(12), **options)
+
+
+@pytest.mark.parametrize("bounded", [False, True], ids=["fast", "bounded"])
+def test_a_norm_that_overflows_adds_nothing_and_spoils_nothing(bounded):
+    torch.manual_seed(0)
+    model = nn.Linear(40, 30)
+    x, g = torch.randn(3, 6, 40), torch.randn(3, 6, 30)
+    options = {"engine": "bookkeeping", "bounded": bounded}
+    expected = clipped_sum(model, outputs_times, (x[1:], g[1:]), Flat(1.0), **options).sums
+    for size in (1e15, 1e19, 1e25, 1e38):
+        huge = x.clone(), g.clone()
+        huge[0][0] *= size
+        huge[1][0] *= size
+        with_it = clipped_sum(model, outputs_times, huge, Flat(1.0), **options).sums
+        moved = contribution({name: with_it[name] - expected[name] for name in expected})
+        assert moved <= 1 + 1e-5
 
 
 # Lots ---------------------------------------------------------------------------------------------

@@ -341,24 +341,6 @@ def test_a_changed_constant_or_number_of_threads_is_noticed(problem, monkeypatch
         assert other.private.steps_taken == 4
 
 
-def test_a_learning_rate_changed_later_gives_independent_noise(problem):
-    def gradients(rate, secure):
-        case = problem(steps=4, seed=1, n_records=10**7, batch_size=1, secure=secure)
-        found = []
-        for lot in case.private:
-            case.private.step(lot)
-            found.append(torch.cat([p.grad.flatten() for p in case.model.parameters()]).clone())
-            if case.private.steps_taken == 2:
-                case.optimizer.param_groups[0]["lr"] = rate
-        return found
-
-    for secure in (False, True):
-        one, same, other = gradients(0.1, secure), gradients(0.1, secure), gradients(0.2, secure)
-        assert all(map(torch.equal, one, same))
-        assert torch.equal(one[1], other[1])
-        assert not torch.isclose(one[2], other[2]).any()
-
-
 def constant(_):
     return 0.1
 
@@ -417,7 +399,7 @@ def test_a_schedule_edited_inside_repeated_steps_is_refused(problem, name, step)
 
     again = problem(steps=100, ledger=ledger)
     load(again, state)
-    with pytest.raises(ValueError, match=rf"step {step + 1} may .* lost_steps=\d+"):
+    with pytest.raises(ValueError, match=rf"step {step + 1} was .* lost_steps=62"):
         scheduled(again, edited_schedule)
     assert again.private.steps_taken == step
     assert all(p.grad is None for p in again.model.parameters())
@@ -436,7 +418,7 @@ def test_a_schedule_edited_inside_repeated_steps_is_refused(problem, name, step)
     assert torch.equal(weights(third.model), weights(again.model))
     fourth = problem(steps=100, ledger=ledger)
     load(fourth, state)
-    with pytest.raises(ValueError, match="step 11 may"):
+    with pytest.raises(ValueError, match="step 11 was"):
         scheduled(fourth, lambda number: edited_schedule(number) * (1 if number < 10 else 1.1))
     assert len(ledger.history()) == 2
 
@@ -449,49 +431,38 @@ def test_weights_moved_inside_repeated_steps_are_refused(problem):
     scheduled(again, constant, stop=4)
     with torch.no_grad():
         next(again.model.parameters()).mul_(0.5)
-    with pytest.raises(ValueError, match="step 5 may"):
+    with pytest.raises(ValueError, match="step 5 was"):
         scheduled(again, constant)
     other = problem(steps=100, ledger=ledger)
     load(other, state)
-    scheduled(other, constant, stop=70)  # beyond the block that was marked
+    scheduled(other, constant, stop=7)  # one more than was taken before
     with torch.no_grad():
         next(other.model.parameters()).mul_(0.5)
-    scheduled(other, constant, stop=72)
-
-
-def test_steps_whose_settings_an_older_ledger_does_not_hold_are_not_repeated(problem, monkeypatch):
-    ledger = tacit.Ledger()
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            type(problem().private.ledger.plan(ev.Gaussian(1.0))), "mark", lambda *_: None
-        )
-        _, state = interrupted(problem, constant, ledger=ledger)
-    again = problem(steps=100, ledger=ledger)
-    load(again, state)
-    with pytest.raises(ValueError, match="lost_steps=62"):
-        scheduled(again, constant)
-
-
-def test_a_schedule_edited_in_another_ledger_is_paid_there_in_full(problem):
-    _, state = interrupted(problem, constant, ledger=tacit.Ledger())
-    again = problem(steps=100, ledger=tacit.Ledger())
-    load(again, state)
-    scheduled(again, lambda step: constant(step) * (1 if step < 4 else 2), stop=9)
-    assert len(again.private.ledger.history()) == 1
+    scheduled(other, constant, stop=9)
 
 
 def test_a_checkpoint_of_the_first_version_asks_for_lost_steps(problem):
     case = problem(steps=6)
     train(case, stop=2)
     state = saved(case)
-    old = {k: v for k, v in state["private"].items() if k not in ("binding", "settings")}
-    state["private"] = old | {"version": 1}
-    other = problem(steps=6)
-    with pytest.raises(ValueError, match=r"version 1 .*lost_steps"):
-        load(other, state)
-    load(other, state, lost_steps=0)
-    train(other)
-    assert other.private.steps_taken == 6
+    old = {k: v for k, v in state["private"].items() if k not in ("binding", "optimizer")}
+    for version in (1, 2):
+        state["private"] = old | {"version": version}
+        other = problem(steps=6)
+        with pytest.raises(ValueError, match=rf"version {version}, .*lost_steps"):
+            load(other, state)
+        load(other, state, lost_steps=0)
+        train(other)
+        assert other.private.steps_taken == 6
+
+
+def test_another_kind_of_optimizer_is_refused_in_one_sentence(problem):
+    case = problem()
+    state = saved(case)
+    model = torch.nn.Linear(4, 2)
+    other = problem(model=model, optimizer=torch.optim.Adam(model.parameters()))
+    with pytest.raises(ValueError, match=r"the optimizer must be .*SGD, got .*Adam\.$"):
+        other.private.load_state_dict(state["private"])
 
 
 def test_the_fingerprint_is_salted_and_belongs_to_the_records(problem):

@@ -273,6 +273,24 @@ def test_a_resumed_run_repeats_its_steps_bit_for_bit(problem):
         torch.use_deterministic_algorithms(False)
 
 
+def test_a_change_inside_repeated_steps_is_refused(problem):
+    def go(case, changed=None):
+        for lot in case.private:
+            if case.private.steps_taken == changed:
+                case.model[0].bias.data.add_(1)
+            case.private.step(lot)
+
+    torch.use_deterministic_algorithms(True)
+    try:
+        first, second = (problem(model=two_layers("cuda"), steps=6) for _ in range(2))
+        second.private.load_state_dict(first.private.state_dict())
+        go(first)
+        with pytest.raises(ValueError, match="step 4 was"):
+            go(second, changed=3)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def test_repetition_without_determinism_is_refused(problem):
     case = problem(model=two_layers("cuda"))
     case.private.load_state_dict(case.private.state_dict())

@@ -10,12 +10,13 @@ import triton  # pyright: ignore[reportMissingImports]  # comes with CUDA builds
 import triton.language as tl  # pyright: ignore[reportMissingImports]  # as above
 from torch import Tensor
 
+from tacit.training.arithmetic import raised_for_range
 from tacit.training.gpu.gram import _gram_tile, _lower_triangle, _store_share, precision, tile_for
 
 
 @triton.jit
 def _conv_gram_kernel(
-    a, g, out, lengths, T, CI, CO, H, W, OUT_W, KERNEL_W, TAPS, STRIDE, PAD,
+    a, g, out, apart, T, CI, CO, H, W, OUT_W, KERNEL_W, TAPS, STRIDE, PAD,
     stride_ab, stride_gb,
     TILE: tl.constexpr, DEPTH: tl.constexpr, DEPTH_G: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -54,7 +55,7 @@ def _conv_gram_kernel(
     of_g = _gram_tile(
         g + example * stride_gb, CO, rows, columns, T, 0, CO, TILE, DEPTH_G, False, PRECISION
     )
-    _store_share(out, lengths, example * tl.num_programs(0) + pair, of_a * of_g, i, j, TILE)
+    _store_share(out, apart, example * tl.num_programs(0) + pair, of_a, of_g, i, j, TILE)
 
 
 @triton.jit
@@ -103,11 +104,13 @@ def conv2d_norms(
 
     x is the input and g the output gradient, both with axes (examples, channels, height, width).
     a_t is the patch of x at output position t. The second result is the scale of the rounding
-    error. Tensors that are channels last in memory are not copied.
+    error. Both are raised by what numbers too small for float32 may have lost. Tensors that are
+    channels last in memory are not copied.
     """
     found = _conv2d_norms(_channels_last(x), _channels_last(g), kernel, stride, padding)
-    squared, lengths = found.unbind()
-    return squared, lengths
+    squared, lengths, *traces = found.unbind()
+    positions, widths = g.shape[2] * g.shape[3], kernel[0] * kernel[1] * x.shape[1] + g.shape[1]
+    return raised_for_range(squared, lengths, traces, positions=positions, widths=widths)
 
 
 def conv2d_instances(
@@ -127,7 +130,7 @@ def _channels_last(tensor: Tensor) -> Tensor:
 
 @torch.library.custom_op("tacit::conv2d_norms", mutates_args=())
 def _conv2d_norms(a: Tensor, g: Tensor, kernel: list[int], stride: int, padding: int) -> Tensor:
-    """Compute both results of `conv2d_norms` as one tensor of shape (2, examples).
+    """Compute squared norms, lengths and both traces as one tensor of shape (4, examples).
 
     The input a and the output gradient g have axes (examples, height, width, channels).
     """
@@ -137,9 +140,9 @@ def _conv2d_norms(a: Tensor, g: Tensor, kernel: list[int], stride: int, padding:
     tile = tile_for(T, 64)
     tiles = triton.cdiv(T, tile)
     pairs = tiles * (tiles + 1) // 2
-    out = torch.empty(2, batch, pairs, device=a.device, dtype=torch.float32)
+    out = torch.empty(4, batch, pairs, device=a.device, dtype=torch.float32)
     _conv_gram_kernel[(pairs, batch)](  # pyright: ignore[reportIndexIssue]  # a Triton kernel
-        a, g, out[0], out[1], T, inputs, outputs, height, width, out_width,
+        a, g, out, out[0].numel(), T, inputs, outputs, height, width, out_width,
         kernel[1], kernel[0] * kernel[1], stride, padding, a.stride(0), g.stride(0),
         TILE=tile, DEPTH=tile_for(inputs, 64), DEPTH_G=tile_for(outputs, 64),
         PRECISION=precision(a), num_warps=4, num_stages=3,
@@ -149,7 +152,7 @@ def _conv2d_norms(a: Tensor, g: Tensor, kernel: list[int], stride: int, padding:
 
 @_conv2d_norms.register_fake
 def _(a: Tensor, g: Tensor, kernel: list[int], stride: int, padding: int) -> Tensor:
-    return a.new_empty(2, a.shape[0], dtype=torch.float32)
+    return a.new_empty(4, a.shape[0], dtype=torch.float32)
 
 
 @torch.library.custom_op("tacit::conv2d_instances", mutates_args=())

@@ -11,6 +11,8 @@ import triton  # pyright: ignore[reportMissingImports]  # comes with CUDA builds
 import triton.language as tl  # pyright: ignore[reportMissingImports]  # as above
 from torch import Tensor
 
+from tacit.training.arithmetic import raised_for_range
+
 try:
     from triton.tools.tensor_descriptor import (  # pyright: ignore[reportMissingImports]  # as above
         TensorDescriptor,
@@ -56,23 +58,27 @@ def _gram_tile(
 
 
 @triton.jit
-def _store_share(out, lengths, at, products, i, j, TILE: tl.constexpr):
-    """Store one tile's part of an example's squared gradient norm, and of sum_t |a_t| |g_t|.
+def _store_share(out, apart, at, of_a, of_g, i, j, TILE: tl.constexpr):
+    """Store one tile's part of an example's squared norm, sum_t |a_t| |g_t|, and traces.
 
-    `products` holds (a_t . a_s)(g_t . g_s) for the tile in row i and column j. Tiles on the
-    diagonal give the second number, the square roots of the terms t = s.
+    `of_a` and `of_g` hold a_t . a_s and g_t . g_s for the tile in row i and column j. Tiles on the
+    diagonal give all but the first number, from the terms t = s. The four numbers are stored
+    `apart` from each other.
     """
+    products = of_a * of_g
     twice = tl.where(i == j, 1.0, 2.0)  # the upper triangle mirrors the lower one
     tl.store(out + at, tl.sum(tl.sum(products, 1), 0) * twice)
     t = tl.arange(0, TILE)
     is_diagonal = (t[:, None] == t[None, :]) & (i == j)
     squares = tl.where(is_diagonal, products, 0.0)
-    tl.store(lengths + at, tl.sum(tl.sum(tl.sqrt(squares), 1), 0))
+    tl.store(out + apart + at, tl.sum(tl.sum(tl.sqrt(squares), 1), 0))
+    tl.store(out + 2 * apart + at, tl.sum(tl.sum(tl.where(is_diagonal, of_a, 0.0), 1), 0))
+    tl.store(out + 3 * apart + at, tl.sum(tl.sum(tl.where(is_diagonal, of_g, 0.0), 1), 0))
 
 
 @triton.jit
 def _gram_kernel(
-    a, g, out, lengths, T, D, P, part, stride_ab, stride_at, stride_gb, stride_gt,
+    a, g, out, apart, T, D, P, part, stride_ab, stride_at, stride_gb, stride_gt,
     TILE: tl.constexpr, DEPTH: tl.constexpr,
     EVEN_D: tl.constexpr, EVEN_P: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -95,12 +101,12 @@ def _gram_kernel(
         a + example * stride_ab, stride_at, rows, columns, T, 0, D, TILE, DEPTH, EVEN_D, PRECISION
     )
     at = (example * tl.num_programs(0) + pair) * tl.num_programs(2) + chunk
-    _store_share(out, lengths, at, of_a * of_g, i, j, TILE)
+    _store_share(out, apart, at, of_a, of_g, i, j, TILE)
 
 
 @triton.jit
 def _bulk_gram_kernel(
-    a, g, out, lengths, D, P, part, TILE: tl.constexpr, DEPTH: tl.constexpr
+    a, g, out, apart, D, P, part, TILE: tl.constexpr, DEPTH: tl.constexpr
 ):  # fmt: skip
     """Compute the same as `_gram_kernel`, with tiles that the GPU's copy engine loads."""
     pair, example, chunk = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -117,7 +123,7 @@ def _bulk_gram_kernel(
         y = a.load([example, j * TILE, at]).reshape(TILE, DEPTH)
         of_a = tl.dot(x, y.T, of_a)
     at = (example.to(tl.int64) * tl.num_programs(0) + pair) * tl.num_programs(2) + chunk
-    _store_share(out, lengths, at, of_a * of_g, i, j, TILE)
+    _store_share(out, apart, at, of_a, of_g, i, j, TILE)
 
 
 def gram_norms(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
@@ -125,15 +131,17 @@ def gram_norms(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
 
     a is a layer's input (examples, T positions, D features), g its output gradient (examples, T,
     P), and a'g the weight gradient. Results have shape (examples,). The second result is the scale
-    of the rounding error, and may be somewhat larger than that sum.
+    of the rounding error, and may be somewhat larger than that sum. Both are raised by what numbers
+    too small for float32 may have lost.
     """
-    squared, lengths = _gram_norms(a, g).unbind()
-    return squared, lengths
+    squared, lengths, *traces = _gram_norms(a, g).unbind()
+    widths = a.shape[2] + g.shape[2]
+    return raised_for_range(squared, lengths, traces, positions=a.shape[1], widths=widths)
 
 
 @torch.library.custom_op("tacit::gram_norms", mutates_args=())
 def _gram_norms(a: Tensor, g: Tensor) -> Tensor:
-    """Compute both results of `gram_norms` as one tensor of shape (2, examples)."""
+    """Compute squared norms, lengths and both traces as one tensor of shape (4, examples)."""
     common = torch.promote_types(a.dtype, g.dtype)
     # The kernels require contiguous features.
     a, g = (x if x.stride(-1) == 1 else x.contiguous() for x in (a.to(common), g.to(common)))
@@ -148,18 +156,19 @@ def _gram_norms(a: Tensor, g: Tensor) -> Tensor:
     chunks = _chunks(batch * pairs, D, P)
     part = triton.cdiv(triton.cdiv(P, chunks), depth) * depth
     chunks = triton.cdiv(P, part)
-    out = torch.empty(2, batch, pairs, chunks, device=g.device, dtype=torch.float32)
+    out = torch.empty(4, batch, pairs, chunks, device=g.device, dtype=torch.float32)
     grid = (pairs, batch, chunks)
     if bulk:
         assert TensorDescriptor is not None
         tiled = [TensorDescriptor.from_tensor(x, [1, tile, depth]) for x in (a, g)]
         _bulk_gram_kernel[grid](  # pyright: ignore[reportIndexIssue]  # a Triton kernel
-            *tiled, out[0], out[1], D, P, part,
+            *tiled, out, out[0].numel(), D, P, part,
             TILE=tile, DEPTH=depth, num_warps=warps, num_stages=stages,
         )  # fmt: skip
     else:
         _gram_kernel[grid](  # pyright: ignore[reportIndexIssue]  # a Triton kernel
-            a, g, out[0], out[1], T, D, P, part, a.stride(0), a.stride(1), g.stride(0), g.stride(1),
+            a, g, out, out[0].numel(), T, D, P, part,
+            a.stride(0), a.stride(1), g.stride(0), g.stride(1),
             TILE=tile, DEPTH=depth, EVEN_D=D % depth == 0, EVEN_P=P % depth == 0,
             PRECISION=precision(g), num_warps=warps, num_stages=stages,
         )  # fmt: skip
@@ -168,7 +177,7 @@ def _gram_norms(a: Tensor, g: Tensor) -> Tensor:
 
 @_gram_norms.register_fake
 def _(a: Tensor, g: Tensor) -> Tensor:
-    return a.new_empty(2, a.shape[0], dtype=torch.float32)
+    return a.new_empty(4, a.shape[0], dtype=torch.float32)
 
 
 def precision(tensor: Tensor) -> str:

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tacit.training.arithmetic import ROWS, block_sums
+from tacit.training.arithmetic import ROWS, block_sums, lost_below_range
 from tacit.training.clip import accumulator
 from tacit.training.gradients import ghost_norm
 from tacit.training.gradients.ghost_norm import (
+    TINY,
     GhostNorm,
     has_kernels,
     in_double,
@@ -31,8 +32,6 @@ from tacit.training.gradients.site import Unsupported
 # On a GPU, gradients of up to SMALL numbers are handled side by side in one tensor. Each begins at
 # a multiple of ALIGNED numbers, because kernels read several numbers at a time.
 SMALL, ALIGNED = 2**14, 16
-
-TINY = 2.0**-110  # added to squares, since those below float32's range are lost, and their sums too
 
 
 class FactoredGradient(Protocol):
@@ -298,7 +297,7 @@ class Tied:
         """Return each example's inner product of its `Outer` and its `TableRows` gradient.
 
         It is sum_ts left_s[id_t] (right_s . value_t) over positions s of the product and t of the
-        lookup.
+        lookup, raised by what numbers too small for their dtype may have lost.
         """
         size = self.outer.left.shape[1] * self.rows.ids.shape[1]
         tensors = (self.outer.left, self.outer.right, self.rows.values, self.rows.ids)
@@ -308,7 +307,9 @@ class Tied:
             index = ids.unsqueeze(1).expand(-1, left.shape[1], -1)
             picked = wide(left.gather(2, index))  # (examples, S, T)
             products = product(right, values.to(right.dtype).transpose(1, 2))
-            found.append(block_sums((picked * products).flatten(1)))
+            squares = (squared_norm(wide(factor)) for factor in (left, right, values))
+            lost = lost_below_range(float(size) * right.shape[2], *squares)
+            found.append(block_sums((picked * products).flatten(1)) + lost)
         return torch.cat(found)
 
     def weighted_sum(

@@ -22,6 +22,7 @@ u the unit roundoff, gamma(k) about k u, T positions and widths D and P:
 - "gram": an inner product has an error of at most gamma(d) |a_t| |a_s|, where d is the depth of a
   sum of D terms in blocks; with the sum over pairs of positions, itself in blocks, the squared norm
   has an error of at most gamma(d_D + d_P + min(T^2, BLOCK) + 4) L^2;
+- numbers below the range of the dtype are lost; `arithmetic.lost_below_range` bounds the loss;
 - the contribution of one example to the weighted sum has, besides its clipped gradient, an error of
   at most gamma(T + 2) factor * L.
 
@@ -43,6 +44,7 @@ from tacit.training.arithmetic import (
     block_squares,
     block_sums,
     depth_in_blocks,
+    raised_for_range,
 )
 from tacit.training.clip import accumulator
 
@@ -109,6 +111,10 @@ RATES = {
 # Largest temporary tensor for one chunk of examples, in elements. On a CPU it should fit the cache.
 CHUNK_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}
 
+# Added to squared norms of vectors before they are multiplied: squares below float32's range are
+# lost, up to 2^16 of 2^-126.
+TINY = 2.0**-110
+
 # On a CPU, rows up to this long are squared and summed faster by a matrix product.
 NARROW = 16
 
@@ -172,11 +178,15 @@ def gram_norms(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     """Return each example's squared norm of sum_t left_t right_t', and sum_t |left_t| |right_t|.
 
     Both come from the Gram matrices of left (examples, T, P) and right (examples, T, D): the second
-    from their diagonals. The second is the scale of the rounding error.
+    from their diagonals. The second is the scale of the rounding error. Both are raised by what
+    numbers too small for their dtype may have lost.
     """
-    products = gram(left) * gram(right)
+    of_left, of_right = gram(left), gram(right)
+    products = of_left * of_right
     lengths = products.diagonal(dim1=1, dim2=2).sqrt().sum(1)
-    return block_sums(products.flatten(1)), lengths
+    traces = [matrix.diagonal(dim1=1, dim2=2).sum(1) for matrix in (of_left, of_right)]
+    squared, widths = block_sums(products.flatten(1)), left.shape[2] + right.shape[2]
+    return raised_for_range(squared, lengths, traces, positions=left.shape[1], widths=widths)
 
 
 def gram(vectors: Tensor) -> Tensor:
@@ -343,8 +353,8 @@ def squared_norm(rows: Tensor) -> Tensor:
 
 
 def norms_of_vectors(tensor: Tensor) -> Tensor:
-    """Return the norms over the last axis, in at least float32."""
-    return squared_norm(tensor.flatten(0, -2)).sqrt().view(tensor.shape[:-1])
+    """Return the norms over the last axis, in at least float32, none too small by underflow."""
+    return (squared_norm(tensor.flatten(0, -2)) + TINY).sqrt().view(tensor.shape[:-1])
 
 
 def wide(tensor: Tensor) -> Tensor:
