@@ -28,7 +28,7 @@ parameters move by one unit of rounding.
 import math
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -46,7 +46,7 @@ from tacit.training.mixing import ROOM, moved_parameters, rounding_unit
 from tacit.training.program_state import ProgramState, drawn_so_far
 from tacit.training.records import Indices, Records
 from tacit.training.sequential_test import differ_in_law
-from tacit.training.tree import Batch, LossFn, check_losses, map_rows
+from tacit.training.tree import Batch, LossFn, check_losses
 from tacit.training.withheld_errors import ErrorGuard
 
 
@@ -61,13 +61,16 @@ class Isolation:
         The step before which the next test is due.
     guard
         Runs the user's program and withholds the text of its errors.
+    is_certain
+        Whether examples are kept apart by construction, in `Private.step` alone.
     """
 
     next_check: float = math.inf
+    is_certain: bool = False
 
     def __init__(self, statement: str, *, guard: ErrorGuard, is_certain: bool = False) -> None:
         self._statement = statement
-        self._is_certain = is_certain
+        self.is_certain = is_certain
         self.guard = guard
 
     @property
@@ -82,7 +85,7 @@ class Isolation:
 
     def chance_of_missing(self, share: float) -> float:
         """Return a bound on the probability that mixing in a share of the lots was not found."""
-        return 0.0 if self._is_certain else chance_of_missing(share, 0)
+        return 0.0 if self.is_certain else chance_of_missing(share, 0)
 
     def check_lot(self, lot: Lot, key: Key, ranks: Ranks) -> None:
         """Raise `IncompatibleModel` if a test of this lot fails; here there is none."""
@@ -243,41 +246,42 @@ class CheckedIsolation(Isolation):
         return as_views(self.records.fetch(indices), self.views, self.augment)
 
 
-def slowdown(
-    strict: TracedLotSum,
-    model: nn.Module,
-    loss_fn: LossFn,
-    records: Records,
-    clip: Clip,
-    *,
-    rows: int,
-    views: int = 1,
-    augment: Callable[[Batch], Batch] | None = None,
-) -> float:
-    """Return how many times as long the sum of a lot takes with isolation="strict".
+class StrictCost(NamedTuple):
+    """What `isolation="strict"` costs, measured on rows of zeros in the shape of a record."""
 
-    It is measured on at most 64 rows of zeros in the shape of a record. This also traces the
-    program, so that one that cannot be traced is refused before the run begins.
-    """
-    state, rows = ProgramState(model, loss_fn, augment), min(rows, 64)
-    one = records.blank()
-    everyone = map_rows(lambda tensor: tensor.repeat(rows, *[1] * (tensor.dim() - 1)), one)
+    factor: float  # the sum of a lot, relative to the default
+    seconds_per_record: float  # of the process that reads a record; 0 if none is needed
+
+    def __str__(self) -> str:
+        more = f", and {1e3 * self.seconds_per_record:.1f} ms more for each record"
+        return f"isolation='strict' takes {self.factor:.1f} times as long as 'checked'" + (
+            f"{more}, which is read in a process of its own." if self.seconds_per_record else "."
+        )
+
+
+def strict_cost(
+    strict: TracedLotSum, model: nn.Module, loss_fn: LossFn, clip: Clip, *, rows: int, views: int
+) -> StrictCost:
+    """Return what a traced program costs, on at most 64 rows."""
+    rows, blank = min(rows, 64), strict.blank()
+    everyone = strict.batch([t.repeat(rows, *[1] * (t.dim() - 1)) for t in blank])
+    device = blank[0].device
 
     def default() -> None:
-        batch = as_views(everyone, views, augment)
-        clipped_sum(model, loss_fn, batch, clip, augmentations=views)
+        clipped_sum(model, loss_fn, everyone, clip, augmentations=views)
 
     def traced() -> None:
-        strict.clipped_sum([as_views(one, views, augment) for _ in range(rows)], clip)
+        strict.clipped_sum([blank] * rows, clip)
 
-    with randomness(0, records.device):
-        times = [_seconds(run, records.device) for run in (traced, default)]
-    state.restore()
-    return times[0] / times[1]
+    with randomness(0, device):
+        times = [_seconds(run, device) for run in (traced, default)]
+    reader = strict.processes
+    process = 0.0 if reader is None else _seconds(reader.start_one, device)
+    return StrictCost(times[0] / times[1], process)
 
 
 def _seconds(run: Callable[[], None], device: torch.device) -> float:
-    """Return the shortest of three times, after a first run that traces the program."""
+    """Return the shortest of three times, after a first run."""
     run()
     times = []
     for _ in range(3):

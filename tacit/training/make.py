@@ -5,7 +5,6 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from functools import partial
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -26,7 +25,7 @@ from tacit.training.clip import Clip, Flat
 from tacit.training.distributed import Ranks, checksum, gathered, unwrapped
 from tacit.training.engines import LossFn, LotSum, TracedLotSum, engine_named
 from tacit.training.foreign import own_optimizer
-from tacit.training.isolation import CheckedIsolation, Isolation, slowdown
+from tacit.training.isolation import CheckedIsolation, Isolation, strict_cost
 from tacit.training.key import Key
 from tacit.training.lots import Lots
 from tacit.training.mixing import check_layers, norm_layers, probe, refuse_sparse
@@ -226,6 +225,12 @@ def make_private(
     parameters = _trained(model, optimizer)
     guard = ErrorGuard(debug)
     records = _records(dataset, collate_fn, parameters, guard)
+    views = whole(augmentations=augmentations, least=1)
+    traced = None
+    if isolation == "strict":  # first of all: what it starts must have seen no record
+        traced = guard(_strict_sum, model, loss_fn, records, views, augment, speed)
+    elif isolation != "checked":
+        raise ValueError(f"isolation must be 'checked' or 'strict', got {isolation!r}.")
     ledger = Ledger() if ledger is None else ledger
     clip = Flat(clip_norm) if isinstance(clip_norm, int | float) else clip_norm
     clip.groups(list(parameters))  # raises if the rule does not fit the model
@@ -246,15 +251,14 @@ def make_private(
         relation=ledger.relation,
     )
     _require_same_start(ranks, model, plan, records)
-    views = whole(augmentations=augmentations, least=1)
     rounding = _arithmetic(arithmetic, plan, ranks, loss_fn, isolation, speed)
     if speed.compile:
         _check_compilable(plan, parameters)
-    tested = loss_fn if check else None
+    tested = loss_fn if check and traced is None else None
     needed = views * (1 if tested is None else guard(_probe, model, tested, records, augment))
     limit = _limit(speed, needed, records.device, plan.expected_batch / ranks.size)
     key = ranks.share(Key.from_seed(seed))
-    lot_sum: LotSum | TracedLotSum = LotSum(
+    lot_sum = traced or LotSum(
         model,
         loss_fn,
         clip,
@@ -264,15 +268,13 @@ def make_private(
         compile=speed.compile,
         product_error=rounding.product_error,
     )
-    lots = _lots(records, plan, key, ranks, speed, limit=ranks.least(limit))
+    workers = 0 if traced else speed.num_workers  # a traced sum reads records by itself
+    lots = _lots(records, plan, key, ranks, speed, limit=ranks.least(limit), workers=workers)
     rows = min(lots.limit, usual_lot(plan.expected_batch / ranks.size, deviations=6.0))
     kept_apart = Isolation("not tested", guard=guard)
-    if isolation == "strict":
-        cost = partial(slowdown, records=records, clip=clip, rows=rows)
-        lot_sum = guard(_strict_sum, model, loss_fn, views, augment, speed, cost)
+    if traced is not None:
         kept_apart = Isolation("by construction", guard=guard, is_certain=True)
-    elif isolation != "checked":
-        raise ValueError(f"isolation must be 'checked' or 'strict', got {isolation!r}.")
+        guard(_print_cost, traced, model, loss_fn, clip, rows, views)
     elif tested is not None:
         options = {"views": views, "augment": augment, "steps": plan.steps, "guard": guard}
         kept_apart = CheckedIsolation(model, tested, records, clip, **options)
@@ -401,20 +403,31 @@ def _claim(run: Private, named: dict[str, nn.Parameter], optimizer: torch.optim.
 def _strict_sum(
     model: nn.Module,
     loss_fn: LossFn | None,
+    records: Records,
     views: int,
     augment: Callable[[Batch], Batch] | None,
     speed: Speed,
-    slowdown_of: Callable[..., float],
 ) -> TracedLotSum:
-    """Return the sum by traced programs; print how many times as long it takes."""
+    """Return the sum by a traced program; put the Python state back that tracing may have left."""
     if loss_fn is None:
         raise ValueError("isolation='strict' needs loss_fn: only tacit's own step can be traced.")
     if speed.compile or speed.engine != "auto":
         raise ValueError("isolation='strict' has its own engine: leave out engine and compile.")
-    strict = TracedLotSum(model, loss_fn, views=views, augment=augment)
-    factor = slowdown_of(strict, model, loss_fn, views=views, augment=augment)
-    print(f"isolation='strict' takes {factor:.1f} times as long as 'checked'.", file=sys.stderr)
-    return strict
+    state = ProgramState(model, loss_fn)
+    try:
+        options = {"views": views, "augment": augment, "processes": speed.num_workers}
+        return TracedLotSum(model, loss_fn, records, **options)
+    finally:
+        state.restore()
+
+
+def _print_cost(
+    traced: TracedLotSum, model: nn.Module, loss_fn: LossFn, clip: Clip, rows: int, views: int
+) -> None:
+    """Print what isolation by construction costs, measured on zeros."""
+    state = ProgramState(model, loss_fn)
+    print(strict_cost(traced, model, loss_fn, clip, rows=rows, views=views), file=sys.stderr)
+    state.restore()
 
 
 def _check_compilable(plan: TrainingPlan, parameters: dict[str, nn.Parameter]) -> None:
@@ -512,6 +525,7 @@ def _lots(
     speed: Speed,
     *,
     limit: int,
+    workers: int,
 ) -> Lots:
     padding = _padding(speed, plan, ranks, limit)
     return Lots(
@@ -520,7 +534,7 @@ def _lots(
         key=key,
         limit=limit if padding is None else padding.sizes[0],
         padding=padding,
-        num_workers=speed.num_workers,
+        num_workers=workers,
         rank=ranks.rank,
         ranks=ranks.size,
     )
