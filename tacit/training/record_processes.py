@@ -10,21 +10,27 @@ process of the run receive bytes, and run none of the user's code on them.
 What is sent back has a schema: the nesting of the batch, shapes, types, and plain values that are
 no tensors. It is part of the program's declared format and must be the same for every record.
 
-Outside of this argument are files, sockets, other processes, and memory that is shared with them.
-Children cannot write into files, and what they print is dropped.
+A process ends with its own memory, but files and shared memory outlast it. Children therefore get
+copies of the memory that the run shares with other processes, and places of their own in the files
+that it has open (on Linux); they cannot write into files, and what they print is dropped. Outside
+of this argument are names of files, sockets, and other processes.
 """
 
+import ctypes
 import gc
 import marshal
+import mmap
 import os
 import select
 import signal
 import socket
+import stat
 import sys
 import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -37,6 +43,8 @@ from tacit.training.tree import Batch
 from tacit.training.withheld_errors import ErrorGuard
 
 Schema = tuple[Any, ...]  # Any: nested tuples of plain values, see `schema_of`
+_MAP_FIXED = 0x10  # of Linux, on every processor; the standard library does not name it
+_DEVICES = ("/dev/nvidia", "/dev/dri", "/dev/kfd")  # memory of a GPU, which children cannot use
 _NO_RECORD = -1
 _SECONDS = 5.0  # between two looks at whether the process of the run still exists
 _CPU = torch.device("cpu")
@@ -200,6 +208,7 @@ class _Parent:
         os.dup2(nowhere, 1)
         os.dup2(nowhere, 2)
         _forbid_writing_files()
+        _copy_shared_memory()
         self._state = ProgramState(*program)
         gc.freeze()
 
@@ -226,6 +235,7 @@ class _Parent:
         if pid == 0:
             try:
                 os.close(source)
+                _reopen_files()
                 with os.fdopen(sink, "wb") as stream:
                     stream.write(self._answer(index, seed))
             finally:
@@ -260,6 +270,50 @@ def _forbid_writing_files() -> None:
     import resource  # POSIX has it, as it has fork
 
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+
+
+def _copy_shared_memory() -> None:
+    """Replace memory that this process shares with others, and may write, by a copy of its own."""
+    table = Path("/proc/self/maps")
+    if not table.exists():
+        return
+    library = ctypes.CDLL(None, use_errno=True)
+    library.mmap.restype = ctypes.c_void_p
+    library.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
+    for line in table.read_text(encoding="utf-8", errors="replace").splitlines():
+        place, rights, _, _, _, *name = line.split(maxsplit=5)
+        if rights[1] != "w" or rights[3] != "s" or "".join(name).startswith(_DEVICES):
+            continue
+        start, end = (int(part, 16) for part in place.split("-"))
+        held = ctypes.string_at(start, end - start)
+        found = library.mmap(start, end - start, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
+        if found != start:
+            raise OSError(ctypes.get_errno(), "shared memory cannot be copied")
+        ctypes.memmove(start, held, end - start)
+
+
+def _reopen_files() -> None:
+    """Give this process its own place in every open file; close files that cannot be reopened."""
+    import fcntl  # POSIX has it, as it has fork
+
+    folder = Path("/proc/self/fd")
+    for entry in os.listdir(folder) if folder.exists() else ():
+        number = int(entry)
+        try:
+            if not stat.S_ISREG(os.fstat(number).st_mode):
+                continue
+        except OSError:  # the folder itself, which is closed by now
+            continue
+        try:
+            how = fcntl.fcntl(number, fcntl.F_GETFL) & (os.O_ACCMODE | os.O_APPEND)
+            again = os.open(folder / entry, how)
+        except OSError:
+            os.close(number)
+            continue
+        os.lseek(again, os.lseek(number, 0, os.SEEK_CUR), os.SEEK_SET)
+        os.dup2(again, number)
+        os.close(again)
 
 
 def _example(answer: bytes) -> Example:

@@ -123,7 +123,9 @@ SHARED = [
 @pytest.mark.parametrize("change", SHARED, ids=lambda change: change.__name__)
 def test_strict_refuses_whatever_outlasts_one_example(change):
     """A counter of calls moved the sum by 2.8 clip norms when one record was replaced."""
-    with pytest.raises(IncompatibleModel, match=r"writes into a tensor|operator that is not torch's own"):
+    with pytest.raises(
+        IncompatibleModel, match=r"writes into a tensor|operator that is not torch's own"
+    ):
         private(change)
 
 
