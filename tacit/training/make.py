@@ -35,7 +35,7 @@ from tacit.training.plan import Sampler, Schedule, TrainingPlan, make_plan
 from tacit.training.private import Private
 from tacit.training.program_state import ProgramState
 from tacit.training.records import Records
-from tacit.training.tree import Batch, n_rows
+from tacit.training.tree import Batch
 from tacit.training.withheld_errors import ErrorGuard
 
 _PROBE_ROWS = 3
@@ -448,13 +448,7 @@ def _probe(
     rows = np.arange(_PROBE_ROWS) % len(records)
     state, before = ProgramState(model, loss_fn, augment, *records.program), checksum(model)
     with gathered(model):
-        batch = records.fetch(rows)
-        if n_rows(batch) != _PROBE_ROWS:
-            raise ValueError(
-                "the first dimension of a batch must count the examples, but "
-                f"{_PROBE_ROWS} records did not give {_PROBE_ROWS} rows. Change collate_fn."
-            )
-        needed = probe(model, loss_fn, batch, records.device)
+        needed = probe(model, loss_fn, records.fetch(rows), records.device)
     state.restore()
     if checksum(model) != before:
         raise IncompatibleModel(

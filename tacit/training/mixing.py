@@ -35,6 +35,7 @@ from tacit.training.tree import (
     check_losses,
     map_rows,
     n_rows,
+    name_of_kind,
     require_gradient,
     take_rows,
 )
@@ -192,6 +193,7 @@ def probe(model: nn.Module, loss_fn: LossFn, batch: Batch, device: torch.device)
     """
     rows = n_rows(batch)
     params = [p for p in model.parameters() if p.requires_grad]
+    named = [*model.named_buffers(), *model.named_modules()]  # before the program runs
 
     def first(batch: Batch) -> list[Tensor | None]:
         """Return the loss and the gradient of the first example."""
@@ -210,12 +212,13 @@ def probe(model: nn.Module, loss_fn: LossFn, batch: Batch, device: torch.device)
             before = first(batch)
         buffers = _copies(model)
         after = first(other)
-        _compare_buffers(model, buffers)
+        _compare_buffers(model, buffers, {name for name, _ in named})
         if not all(map(_same, before, after)) and exceeds_rounding(
             model, lambda: first(batch), before, after
         ):
             restore()
-            place = _where_it_mixes(model, lambda b: loss_fn(model, b), batch, other)
+            names = {part: name for name, part in named if isinstance(part, nn.Module)}
+            place = _where_it_mixes(model, lambda b: loss_fn(model, b), batch, other, names)
             raise IncompatibleModel(
                 "the loss or gradient of one example changes when another example changes, "
                 f"{_NOT_ALONE}. {place} Look for statistics over the batch (means, norms, "
@@ -249,7 +252,7 @@ def restored_buffers(model: nn.Module) -> Iterator[Callable[[], None]]:
 
 def _losses(model: nn.Module, loss_fn: LossFn, batch: Batch, rows: int) -> Tensor:
     losses = loss_fn(model, batch)
-    check_losses(losses, rows, is_private=False)
+    check_losses(losses, rows)
     require_gradient(losses)
     return losses
 
@@ -308,11 +311,13 @@ def _copies(model: nn.Module) -> dict[str, Tensor]:
     return {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
 
 
-def _compare_buffers(model: nn.Module, expected: dict[str, Tensor]) -> None:
+def _compare_buffers(model: nn.Module, expected: dict[str, Tensor], names: set[str]) -> None:
     for name, buffer in model.named_buffers():
         if name not in expected or not _same(expected[name], buffer):
+            # A name that was made while the program ran may hold a value.
+            which = f"buffer {name}" if name in names else "a buffer"
             raise IncompatibleModel(
-                f"buffer {name} takes values from the examples, which would leave the step without "
+                f"{which} takes values from the examples, which would leave the step without "
                 "noise. Make it constant, compute it from public data, or use .eval()."
             )
 
@@ -343,7 +348,11 @@ class _Passed(NamedTuple):
 
 
 def _where_it_mixes(
-    model: nn.Module, forward: Callable[[Batch], Any], batch: Batch, changed: Batch
+    model: nn.Module,
+    forward: Callable[[Batch], Any],
+    batch: Batch,
+    changed: Batch,
+    names: dict[nn.Module, str],
 ) -> str:
     """Return a description of the layer that mixes examples, for an error message.
 
@@ -352,13 +361,14 @@ def _where_it_mixes(
     none, the loss itself mixes. Private values are compared and never shown.
     """
     before, after = _passes(model, forward, batch), _passes(model, forward, changed)
-    names = {layer: name for name, layer in model.named_modules()}
     # Layers end in the same order both times, inner ones before those that hold them.
     for one, other in zip(before, after, strict=False):
         if _equal(one.into, other.into) and not _equal(one.out, other.out):
             if one.layer is model:
-                return f"It happens in the forward of {type(model).__name__} itself."
-            return f"It happens in {names[one.layer]} ({type(one.layer).__name__})."
+                return f"It happens in the forward of {name_of_kind(type(model))} itself."
+            if one.layer in names:
+                return f"It happens in {names[one.layer]} ({name_of_kind(type(one.layer))})."
+            return "It happens in a layer that was added while the model ran."
     return "It happens after the model: in loss_fn."
 
 
@@ -401,18 +411,21 @@ def _equal(a: list[Tensor], b: list[Tensor]) -> bool:
 
 
 @contextmanager
-def moved_parameters(model: nn.Module, unit: float, seed: int) -> Iterator[None]:
+def moved_parameters(model: nn.Module, unit: float | None, seed: int) -> Iterator[None]:
     """Move every parameter by about one unit of rounding inside the block, at random by `seed`.
 
     How far a result moves then is how far it can differ between two ways to compute it, such as
-    kernels for two sizes of a batch. That makes it the measure of what is not mixing.
+    kernels for two sizes of a batch. That makes it the measure of what is not mixing. Without
+    `unit`, parameters of float32 and finer types move by their own last bit, and others stay.
     """
     parameters = [p for p in model.parameters() if p.is_floating_point() or p.is_complex()]
+    if unit is None:
+        parameters = [p for p in parameters if torch.finfo(p.dtype).bits >= 32]
     held = [p.detach().clone() for p in parameters]
     try:
-        with torch.no_grad(), randomness(seed, parameters[0].device):
+        with torch.no_grad(), randomness(seed, next(model.parameters()).device):
             for p in parameters:
-                p.mul_(1 + torch.randn_like(p) * max(unit, torch.finfo(p.dtype).eps))
+                p.mul_(1 + torch.randn_like(p) * max(unit or 0.0, torch.finfo(p.dtype).eps))
         yield
     finally:
         with torch.no_grad():
@@ -462,8 +475,18 @@ def rounding_unit() -> Iterator[Callable[[], float]]:
         yield lambda: max(map(_unit, watched.seen), default=0.0)
 
 
+# They change the type of each number by itself, in the same way in every lot.
+_CASTS = {
+    *(Tensor.to, Tensor.type, Tensor.type_as, Tensor.float, Tensor.double),
+    *(Tensor.half, Tensor.bfloat16, Tensor.detach, Tensor.contiguous),
+}
+
+
 class _Dtypes(TorchFunctionMode):
-    """Collects the types of floating-point results."""
+    """Collects the types of floating-point results that were computed, not cast.
+
+    Types of 8 bits store numbers; products of them have results of other types.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -473,7 +496,8 @@ class _Dtypes(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        if isinstance(result, Tensor) and result.is_floating_point():
+        is_computed = isinstance(result, Tensor) and func not in _CASTS
+        if is_computed and result.is_floating_point() and result.element_size() > 1:
             self.seen.add(result.dtype)
         return result
 

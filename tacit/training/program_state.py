@@ -71,7 +71,8 @@ class ProgramState:
         while stack:
             stack.extend(self._visit(stack.pop()))
         held = [v for v in self._seen.values() if isinstance(v, _GENERATORS)]
-        self._generators = [v for v in held if not any(v is g for g in _GLOBAL_GENERATORS)]
+        others = (*_GLOBAL_GENERATORS, *(v for v in held if isinstance(v, random.SystemRandom)))
+        self._generators = [v for v in held if not any(v is g for g in others)]
         self._starts = [_generator_state(g) for g in self._generators]
 
     def restore(self) -> None:

@@ -16,6 +16,7 @@ that it has open (on Linux); they cannot write into files, and what they print i
 of this argument are names of files, sockets, and other processes.
 """
 
+import contextlib
 import ctypes
 import gc
 import marshal
@@ -383,9 +384,7 @@ def _end(connection: socket.socket, pid: int, owner: int) -> None:
     """Ask the parent to end, and wait for it; a process that was forked later does neither."""
     if os.getpid() != owner:
         return
-    try:
+    with contextlib.suppress(OSError):  # it has ended before
         _send(connection, marshal.dumps([]))
-    except OSError:
-        pass  # it has ended before
     connection.close()
     os.waitpid(pid, 0)

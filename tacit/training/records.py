@@ -130,7 +130,13 @@ class Records:
 
     def fetch_on_host(self, indices: Indices) -> Batch:
         """Return the records at `indices` as one batch on the device where they are stored."""
-        return self.guard(self._fetch, indices)
+        batch = self.guard(self._fetch, indices)
+        if not self.is_stored and n_rows(batch) != len(indices):
+            raise ValueError(
+                "the first axis of a batch must count the examples, but collate_fn or the data set "
+                "did not give one row for each record. Change it."
+            )
+        return batch
 
     def to_device(self, batch: Batch) -> Batch:
         """Return `batch` with its tensors on the model's device."""
