@@ -200,8 +200,9 @@ def probe(model: nn.Module, loss_fn: LossFn, batch: Batch, device: torch.device)
         restore()
         with randomness(1, device):
             losses = _losses(model, loss_fn, batch, rows)
-            gradients = torch.autograd.grad(losses[0], params, allow_unused=True)
-            if any(g is not None and g.layout != torch.strided for g in gradients):
+            # Zeros where there is none: which parameters a row uses at all may be its own choice.
+            gradients = torch.autograd.grad(losses[0], params, materialize_grads=True)
+            if any(g.layout != torch.strided for g in gradients):
                 raise IncompatibleModel(f"the model {_SPARSE}")
             return [losses[:1].detach(), *gradients]
 
@@ -277,7 +278,7 @@ def _with_changed_row(batch: Batch) -> Batch:
 
 
 def _same(a: Tensor | None, b: Tensor | None) -> bool:
-    if a is None or b is None:
+    if a is None or b is None or a.shape != b.shape:
         return a is b
     a, b = a.detach().double(), b.detach().double()
     size = float(a.nan_to_num(0.0, 0.0, 0.0).abs().amax()) if a.numel() else 0.0

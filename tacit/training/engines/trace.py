@@ -89,6 +89,12 @@ def trace_calls(examples: Examples) -> Trace:
             losses = _losses(examples, LARGE)
         specs = _checked(large, losses, examples.views)
     with undisturbed(model):
+        # A model that sorts its examples may have found them in order.
+        backwards = _Compare(labels, small.calls, examples.views)
+        with backwards:
+            reversed_losses = _losses(examples, LARGE, backwards=True)
+        _checked(backwards, reversed_losses, examples.views)
+    with undisturbed(model):
         _refuse_if_sizes_differ(examples, few.detach(), losses[: len(few)].detach())
     return Trace(specs, frozenset(function for function, _ in specs))
 
@@ -280,12 +286,16 @@ def _ordered(
     return CallSpec(spec.kind, layouts, tuple(checked))
 
 
-def _losses(examples: Examples, size: int) -> Tensor:
-    """Return the losses of a batch of `size` examples: the first ones, repeated if too few."""
+def _losses(examples: Examples, size: int, *, backwards: bool = False) -> Tensor:
+    """Return the losses of a batch of `size` examples: the first ones, repeated if too few.
+
+    `backwards` takes them in the opposite order.
+    """
     views = examples.views
 
     def chosen(tensor: Tensor) -> Tensor:
         first = torch.arange(size, device=tensor.device) % len(examples)
+        first = first.flip(0) if backwards else first
         return tensor.unflatten(0, (len(examples), views))[first].flatten(0, 1)
 
     batch = map_rows(chosen, examples.batch)
