@@ -294,8 +294,8 @@ def _losses(examples: Examples, size: int, *, backwards: bool = False) -> Tensor
     views = examples.views
 
     def chosen(tensor: Tensor) -> Tensor:
-        first = torch.arange(size, device=tensor.device) % len(examples)
-        first = first.flip(0) if backwards else first
+        order = (size - 1, -1, -1) if backwards else (0, size, 1)
+        first = torch.arange(*order, device=tensor.device) % len(examples)
         return tensor.unflatten(0, (len(examples), views))[first].flatten(0, 1)
 
     batch = map_rows(chosen, examples.batch)
