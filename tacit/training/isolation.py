@@ -21,10 +21,9 @@ other records draws others, the laws of the losses and gradients are compared (`
 
 A program that keeps examples apart is never refused, whatever the records are, so a refusal reveals
 nothing about them; by a comparison of laws, it is refused with probability 10^-9 at most. That
-needs a tolerance that rounding cannot reach: it is measured, row by row (`_Rounding`).
+needs a tolerance that rounding cannot reach: it is measured, row by row (`rounding`).
 """
 
-import functools
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -42,9 +41,9 @@ from tacit.training.engines import TracedLotSum, clipped_sum
 from tacit.training.engines.examples import as_views, as_written
 from tacit.training.key import Key, randomness
 from tacit.training.lots import Lot
-from tacit.training.mixing import ROOM, moved_parameters, rounding_unit
 from tacit.training.program_state import ProgramState, drawn_so_far
 from tacit.training.records import Indices, Records
+from tacit.training.rounding import ROOM, Rounding, distance, rounding_unit
 from tacit.training.sequential_test import differ_in_law
 from tacit.training.tree import Batch, LossFn, check_losses
 from tacit.training.withheld_errors import ErrorGuard
@@ -260,22 +259,22 @@ class StrictCost(NamedTuple):
         )
 
 
-def strict_cost(
-    strict: TracedLotSum, model: nn.Module, loss_fn: LossFn, clip: Clip, *, rows: int, views: int
-) -> StrictCost:
+def strict_cost(strict: TracedLotSum, clip: Clip, *, rows: int) -> StrictCost:
     """Return what a traced program costs, on at most 64 rows."""
     rows, blank = min(rows, 64), strict.blank()
     everyone = strict.batch([t.repeat(rows, *[1] * (t.dim() - 1)) for t in blank])
     device = blank[0].device
 
     def default() -> None:
-        clipped_sum(model, loss_fn, everyone, clip, augmentations=views)
+        clipped_sum(strict.model, strict.loss_fn, everyone, clip, augmentations=strict.views)
 
     def traced() -> None:
         strict.clipped_sum([blank] * rows, clip)
 
+    state = ProgramState(strict.model, strict.loss_fn)
     with randomness(0, device):
         times = [_seconds(run, device) for run in (traced, default)]
+    state.restore()
     reader = strict.processes
     process = 0.0 if reader is None else _seconds(reader.start_one, device)
     return StrictCost(times[0] / times[1], process)
@@ -326,7 +325,7 @@ class _Trial:
         with rounding_unit() as unit:
             self.base = self.losses(self.rows)
         self.draws = self._last_draws
-        self.rounding = _Rounding(self, unit())
+        self.rounding = Rounding(self, unit())
 
     def warm_up(self) -> None:
         """Compute a gradient: engines look at a new program closely, and call it more often."""
@@ -488,10 +487,10 @@ class _Trial:
         another, itself = (torch.stack(group) for group in zip(*pairs[3:], strict=True))
         if bool((another.isfinite().all(0) != itself.isfinite().all(0)).any()):
             return True
-        between = _distance(itself.mean(0), another.mean(0))
+        between = distance(itself.mean(0), another.mean(0))
         if not bool(between.any()):
             return False
-        spreads = [_distance(g.mean(0), run) for g in (another, itself) for run in g]
+        spreads = [distance(g.mean(0), run) for g in (another, itself) for run in g]
         within = torch.stack([*spreads, self.rounding.after_itself()]).amax(0)
         return bool((between > ROOM * within + self.rounding.of_results).any())
 
@@ -588,7 +587,7 @@ class _Trial:
         base = self.base[kept]
         if bool((torch.isfinite(base) != torch.isfinite(after)).any()):
             return True
-        moved = _distance(base, after)
+        moved = distance(base, after)
         for times in (1, 8):
             excess = moved - self.rounding.slack(times, is_fine=is_fine)[kept]
             if not bool((excess > 0).any()):
@@ -597,7 +596,7 @@ class _Trial:
             return True
         worst = excess.amax(1).argsort(descending=True)[:_SUSPECTS].cpu().numpy()
         return any(
-            bool((moved[i] > self.rounding.slack_of_clones(kept[i])).any())
+            bool((moved[i] > self.rounding.slack_of_clones(int(kept[i]))).any())
             for i in worst
             if bool((excess[i] > 0).any())
         )
@@ -618,109 +617,6 @@ class _Trial:
         self.program.halves += halves
 
 
-class _Rounding:
-    """How far losses and gradients move by rounding alone, measured on one lot, row by row.
-
-    Lots of the same shape run the same kernels, so as a rule their rows are equal to the last bit.
-    Where they are not (rows sorted or sent to experts inside the program, kernels that add in any
-    order), it is measured how far each row moves if the lot is run again and if parameters move by
-    the last bit of float32: that is what sums in another order do. This is fine rounding.
-
-    Lots of other sizes run other kernels, which may round every intermediate result in another way.
-    So for them parameters move by one unit of the coarsest type in which the program computes.
-    """
-
-    def __init__(self, trial: _Trial, unit: float) -> None:
-        self._trial, self._unit = trial, unit
-        self._moves: dict[bool, list[Tensor]] = {False: [], True: []}
-        size = trial.base.abs().nan_to_num(0.0, 0.0, 0.0)
-        # A result is rounded itself, in the type of the losses.
-        self.of_results = 2 * trial.program.loss_unit * size
-        self.is_coarse = unit > torch.finfo(torch.float32).eps
-
-    @functools.cached_property
-    def _repeats(self) -> Tensor:
-        """How far each loss moves if the lot is run again, at most."""
-        trial = self._trial
-        runs = [_distance(trial.base, trial.losses(trial.rows)) for _ in range(_REPEATS)]
-        return torch.stack(runs).amax(0)
-
-    @functools.cached_property
-    def is_unrepeatable(self) -> bool:
-        """Whether the lot gives other losses when it is run again, by more than rounding.
-
-        Then the program draws random numbers from a source that cannot be put back, or has state of
-        another kind that cannot be.
-        """
-        size = self._trial.base.abs().nan_to_num(0.0, 0.0, 0.0)
-        return bool((self._repeats > self._unit * size).any())
-
-    def slack(self, times: int, *, is_fine: bool) -> Tensor:
-        """Return the differences of losses that rounding explains, by `times` moves. Per row."""
-        trial = self._trial
-        if self.is_unrepeatable:
-            return self.of_results
-        moves = self._moves[is_fine]
-        while len(moves) < times:
-            with moved_parameters(trial.program.model, None if is_fine else self._unit, len(moves)):
-                moves.append(_distance(trial.base, trial.losses(trial.rows)))
-        largest = torch.stack([self._repeats, *moves]).amax(0)
-        if not is_fine:  # parameters that are zero do not move
-            largest = largest + self._unit * trial.base.abs().nan_to_num(0.0, 0.0, 0.0)
-        return ROOM * largest + self.of_results
-
-    def slack_of_clones(self, place: int) -> Tensor:
-        """Return the differences that rounding explains for one row, from lots of its clones.
-
-        Clones cannot tell each other anything, so their losses differ by rounding, between places
-        and between sizes of the lot. What depends on the size itself is not rounding: it counts up
-        to what coarse rounding does.
-        """
-        trial, row = self._trial, self._trial.rows[place]
-        sizes = {1, 2, 3, 5, *(len(trial.rows) // part for part in (4, 2, 1))}
-        found = [trial.losses(np.full(size, row)) for size in sorted(sizes - {0})]
-        within = torch.stack([_distance(run[:1], run).amax(0) for run in found]).amax(0)
-        between = torch.stack([_distance(found[-1][:1], run).amax(0) for run in found]).amax(0)
-        fine = self.slack(8, is_fine=True)[place]
-        coarse = self.slack(8, is_fine=False)[place]
-        return fine + torch.minimum(ROOM * torch.maximum(within, between), coarse)
-
-    def after_itself(self) -> Tensor:
-        """Return the largest change of each loss if the lot has come before several times."""
-        trial = self._trial
-        settled = trial.base
-        for _ in range(_PAIRS):
-            settled = trial.losses(trial.rows, after=trial.rows)
-        found = []
-        for seed in range(_PAIRS):
-            with moved_parameters(trial.program.model, None, seed):
-                moved = trial.losses(trial.rows, after=trial.rows)
-            found.append(_distance(settled, moved))
-            settled = trial.losses(trial.rows, after=trial.rows)
-        return torch.stack(found).amax(0)
-
-    def slack_of_gradients(
-        self, rows: Indices, kept: Indices, times: int, *, is_fine: bool
-    ) -> float:
-        """Return the change of the clipped sum over the rows in `kept` that rounding explains."""
-        trial, unit = self._trial, None if is_fine else self._unit
-        base = trial.gradient(rows, kept)
-        # A result is rounded itself, and so is a sum of clipped gradients in float32.
-        last = torch.finfo(torch.float32).eps
-        sums = last * len(kept) ** 0.5 * trial.program.clip.l2_sensitivity
-        found = (last if is_fine else self._unit) * float(base.norm()) + sums
-        for seed in range(times):
-            found = max(found, float((trial.gradient(rows, kept) - base).norm()))
-            with moved_parameters(trial.program.model, unit, seed):
-                found = max(found, float((trial.gradient(rows, kept) - base).norm()))
-        return ROOM * found
-
-
-def _distance(a: Tensor, b: Tensor) -> Tensor:
-    """Return the differences of losses, row by row; 0 where one of them is not finite."""
-    return (a - b).abs().nan_to_num(0.0, 0.0, 0.0)
-
-
 def _are_equal(a: Tensor, b: Tensor) -> bool:
     return torch.equal(a.nan_to_num(torch.inf), b.nan_to_num(torch.inf))
 
@@ -738,7 +634,6 @@ _PAIRS_OF_GRADIENTS = 3  # all of which must differ: some kernels round at rando
 _TIMES = 4  # repetitions of the tests that can miss by chance, before the first release
 _LOTS = 8  # lots whose numbers of random draws are compared, before a refusal
 _PAIRS = 8  # repetitions of a lot after itself and after another one, if they seem to differ
-_REPEATS = 3  # of a lot, before its differences are taken for rounding
 _SUSPECTS = 3  # rows whose clones are run before a refusal
 _FEW = 16  # rows of the lots whose gradients are compared in law
 _SHARE_OF_LAWS = 0.25  # of the tests during a run that leave rows out of random programs

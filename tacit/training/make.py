@@ -226,11 +226,8 @@ def make_private(
     guard = ErrorGuard(debug)
     records = _records(dataset, collate_fn, parameters, guard)
     views = whole(augmentations=augmentations, least=1)
-    traced = None
-    if isolation == "strict":  # first of all: what it starts must have seen no record
-        traced = guard(_strict_sum, model, loss_fn, records, views, augment, speed)
-    elif isolation != "checked":
-        raise ValueError(f"isolation must be 'checked' or 'strict', got {isolation!r}.")
+    # First of all: the processes that it starts must have seen no record.
+    traced = guard(_traced_sum, isolation, model, loss_fn, records, views, augment, speed)
     ledger = Ledger() if ledger is None else ledger
     clip = Flat(clip_norm) if isinstance(clip_norm, int | float) else clip_norm
     clip.groups(list(parameters))  # raises if the rule does not fit the model
@@ -274,7 +271,7 @@ def make_private(
     kept_apart = Isolation("not tested", guard=guard)
     if traced is not None:
         kept_apart = Isolation("by construction", guard=guard, is_certain=True)
-        guard(_print_cost, traced, model, loss_fn, clip, rows, views)
+        print(guard(strict_cost, traced, clip, rows=rows), file=sys.stderr)
     elif tested is not None:
         options = {"views": views, "augment": augment, "steps": plan.steps, "guard": guard}
         kept_apart = CheckedIsolation(model, tested, records, clip, **options)
@@ -400,15 +397,23 @@ def _claim(run: Private, named: dict[str, nn.Parameter], optimizer: torch.optim.
     _RUNS[run] = ({id(p) for p in named.values()}, optimizer)
 
 
-def _strict_sum(
+def _traced_sum(
+    isolation: str,
     model: nn.Module,
     loss_fn: LossFn | None,
     records: Records,
     views: int,
     augment: Callable[[Batch], Batch] | None,
     speed: Speed,
-) -> TracedLotSum:
-    """Return the sum by a traced program; put the Python state back that tracing may have left."""
+) -> TracedLotSum | None:
+    """Return the sum by a traced program if isolation is "strict", else None.
+
+    The Python state that tracing may have left is put back.
+    """
+    if isolation == "checked":
+        return None
+    if isolation != "strict":
+        raise ValueError(f"isolation must be 'checked' or 'strict', got {isolation!r}.")
     if loss_fn is None:
         raise ValueError("isolation='strict' needs loss_fn: only tacit's own step can be traced.")
     if speed.compile or speed.engine != "auto":
@@ -419,15 +424,6 @@ def _strict_sum(
         return TracedLotSum(model, loss_fn, records, **options)
     finally:
         state.restore()
-
-
-def _print_cost(
-    traced: TracedLotSum, model: nn.Module, loss_fn: LossFn, clip: Clip, rows: int, views: int
-) -> None:
-    """Print what isolation by construction costs, measured on zeros."""
-    state = ProgramState(model, loss_fn)
-    print(strict_cost(traced, model, loss_fn, clip, rows=rows, views=views), file=sys.stderr)
-    state.restore()
 
 
 def _check_compilable(plan: TrainingPlan, parameters: dict[str, nn.Parameter]) -> None:

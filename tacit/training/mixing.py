@@ -17,18 +17,17 @@ model's structure; no value that they compute leaves this package.
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
 from tacit.errors import IncompatibleModel
-from tacit.training.gradients.ghost_norm import multiplied_in
 from tacit.training.key import randomness
+from tacit.training.rounding import exceeds_rounding
 from tacit.training.tree import (
     Batch,
     LossFn,
@@ -40,8 +39,6 @@ from tacit.training.tree import (
     take_rows,
 )
 
-ROOM = 32.0
-"""Difference, in units of measured rounding, that is taken for mixing."""
 _NOT_ALONE = "so no example can be clipped alone"
 _SPARSE = (
     "has sparse gradients, but a private gradient has noise in every entry. Use sparse=False: the "
@@ -406,106 +403,6 @@ def _first_rows(values: Any) -> list[Tensor]:  # Any: what layers take and give
 
 def _equal(a: list[Tensor], b: list[Tensor]) -> bool:
     return len(a) == len(b) and all(map(_same, a, b))
-
-
-# Rounding -----------------------------------------------------------------------------------------
-
-
-@contextmanager
-def moved_parameters(model: nn.Module, unit: float | None, seed: int) -> Iterator[None]:
-    """Move every parameter by about one unit of rounding inside the block, at random by `seed`.
-
-    How far a result moves then is how far it can differ between two ways to compute it, such as
-    kernels for two sizes of a batch. That makes it the measure of what is not mixing. Without
-    `unit`, parameters of float32 and finer types move by their own last bit, and others stay.
-    """
-    parameters = [p for p in model.parameters() if p.is_floating_point() or p.is_complex()]
-    if unit is None:
-        parameters = [p for p in parameters if torch.finfo(p.dtype).bits >= 32]
-    held = [p.detach().clone() for p in parameters]
-    try:
-        with torch.no_grad(), randomness(seed, next(model.parameters()).device):
-            for p in parameters:
-                p.mul_(1 + torch.randn_like(p) * max(unit or 0.0, torch.finfo(p.dtype).eps))
-        yield
-    finally:
-        with torch.no_grad():
-            for p, value in zip(parameters, held, strict=True):
-                p.copy_(value)
-
-
-def exceeds_rounding(
-    model: nn.Module,
-    run: Callable[[], Sequence[Tensor | None]],
-    before: Sequence[Tensor | None],
-    after: Sequence[Tensor | None],
-) -> bool:
-    """Return whether results differ by more than rounding can explain, which is measured.
-
-    `run` computes `before` again; `after` is another computation, of the same values if examples do
-    not mix.
-    """
-    if any((a is None) != (b is None) for a, b in zip(before, after, strict=True)):
-        return True
-    with rounding_unit() as unit:
-        run()
-    room = [unit() * _distance(a, None if a is None else torch.zeros_like(a)) for a in before]
-    for seed in range(8):
-        with moved_parameters(model, unit(), seed):
-            room = [max(r, _distance(a, b)) for r, a, b in zip(room, before, run(), strict=True)]
-    differences = (_distance(a, b) for a, b in zip(before, after, strict=True))
-    return any(d > ROOM * r for d, r in zip(differences, room, strict=True))
-
-
-def _distance(a: Tensor | None, b: Tensor | None) -> float:
-    if a is None or b is None or not a.numel():
-        return 0.0
-    a, b = a.detach().double(), b.detach().double()
-    if bool((torch.isfinite(a) != torch.isfinite(b)).any()):
-        return math.inf
-    return float((a - b).nan_to_num(0.0, 0.0, 0.0).abs().amax())
-
-
-@contextmanager
-def rounding_unit() -> Iterator[Callable[[], float]]:
-    """Watch what runs in the block; the function given returns its coarsest unit of rounding.
-
-    Parameters do not show it: under autocast, float32 parameters are multiplied in bfloat16.
-    """
-    with _Dtypes() as watched:
-        yield lambda: max(map(_unit, watched.seen), default=0.0)
-
-
-# They change the type of each number by itself, in the same way in every lot.
-_CASTS = {
-    *(Tensor.to, Tensor.type, Tensor.type_as, Tensor.float, Tensor.double),
-    *(Tensor.half, Tensor.bfloat16, Tensor.detach, Tensor.contiguous),
-}
-
-
-class _Dtypes(TorchFunctionMode):
-    """Collects the types of floating-point results that were computed, not cast.
-
-    Types of 8 bits store numbers; products of them have results of other types.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: set[torch.dtype] = set()
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        is_computed = isinstance(result, Tensor) and func not in _CASTS
-        if is_computed and result.is_floating_point() and result.element_size() > 1:
-            self.seen.add(result.dtype)
-        return result
-
-
-def _unit(dtype: torch.dtype) -> float:
-    """Return the relative error of one operation: matrix products may round more coarsely."""
-    return torch.finfo(multiplied_in(dtype)).eps
 
 
 # By a call ----------------------------------------------------------------------------------------

@@ -19,13 +19,13 @@ from tacit.training.engines.examples import Examples, losses_of
 from tacit.training.gradients import SPREADS
 from tacit.training.gradients.site import Layout, Unsupported
 from tacit.training.mixing import (
-    exceeds_rounding,
     refuse_batch_norm,
     refuse_call,
     refuse_dependence,
     refuse_size_dependence,
     restored_buffers,
 )
+from tacit.training.rounding import exceeds_rounding
 from tacit.training.tree import (
     is_out_of_memory,
     map_rows,

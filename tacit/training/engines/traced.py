@@ -79,7 +79,8 @@ class TracedLotSum:
         augment: Callable[[Batch], Batch] | None = None,
         processes: int = 1,
     ) -> None:
-        self._model, self._views, self._device = model, views, records.device
+        self.model, self.loss_fn, self.views = model, loss_fn, views
+        self._device = records.device
 
         def read(index: int) -> Batch:
             return as_views(records.fetch_on_host(np.asarray([index])), views, augment)
@@ -116,8 +117,8 @@ class TracedLotSum:
 
     def clipped_sum(self, examples: Sequence[list[Tensor]], clip: Clip) -> ClippedSum:
         """Return the sum of clipped gradients of `examples`, each given by its tensors. Private."""
-        total = ClippedSum.zeros(self._model, clip, dtype=torch.float64)
-        values = {name: p.detach() for name, p in trainable(self._model).items()}
+        total = ClippedSum.zeros(self.model, clip, dtype=torch.float64)
+        values = {name: p.detach() for name, p in trainable(self.model).items()}
         step = examples_at_once(values)
         for start in range(0, len(examples), step):
             chunk = examples[start : start + step]
@@ -139,7 +140,7 @@ class TracedLotSum:
     def _public_schema(self) -> Schema:
         """Return the schema of the first record, and keep zeros in its shapes."""
         (first,) = self._read([(0, 0)])
-        if not first.tensors or any(len(t) != self._views for t in first.tensors):
+        if not first.tensors or any(len(t) != self.views for t in first.tensors):
             raise IncompatibleModel(
                 "the first axis of every tensor in a batch must count the examples, but a batch of "
                 "one record has another number of rows. Change collate_fn or augment."
@@ -148,11 +149,11 @@ class TracedLotSum:
         return first.schema
 
     def _modes(self) -> tuple[Any, ...]:
-        names = tuple(trainable(self._model))
-        return names, tuple(module.training for module in self._model.modules())
+        names = tuple(trainable(self.model))
+        return names, tuple(module.training for module in self.model.modules())
 
     def _trace(self, losses: LossModule) -> Gradients:
-        values = {name: p.detach().clone() for name, p in trainable(self._model).items()}
+        values = {name: p.detach().clone() for name, p in trainable(self.model).items()}
 
         def gradients(values: dict[str, Tensor], rows: list[Tensor]) -> dict[str, Tensor]:
             leaves = {f"model.{name}": value.requires_grad_() for name, value in values.items()}
