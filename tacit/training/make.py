@@ -179,8 +179,9 @@ def make_private(
     isolation
         How it is made sure that no example influences another one. "checked": by tests, on full
         lots before the first release and at random steps (`tacit.training.isolation`). "strict": by
-        construction, the program of one example being traced and mapped over the lot, which is
-        slower (`tacit.training.engines.traced`); how much slower is printed. See docs/isolation.md.
+        construction, the program of one example being traced and mapped over the lot, and each
+        record being read in a process of its own (`tacit.training.engines.traced`); how much slower
+        this is gets printed. See docs/isolation.md.
     arithmetic
         "bounded": sums over examples are computed such that one example moves them by at most
         clip_norm * (1 + eta), rounding included, with a proved eta, and the noise is multiplied by

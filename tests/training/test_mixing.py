@@ -143,8 +143,8 @@ def test_a_buffer_with_data_in_it_is_refused_and_a_counter_is_not():
     ("loss_fn", "error", "advice"),
     [
         (lambda m, b: F.cross_entropy(m(b[0]), b[1]), ValueError, 'reduction="none"'),
-        (lambda m, b: m(b[0]), ValueError, r"got shape \(3, 2\)"),
-        (lambda m, b: cross_entropy(m, b)[:1], ValueError, r"shape \(3,\) for 3 examples"),
+        (lambda m, b: m(b[0]), ValueError, "got several axes"),
+        (lambda m, b: cross_entropy(m, b)[:1], ValueError, "got another number of losses"),
         (lambda m, b: cross_entropy(m, b).detach(), ValueError, "must depend"),
         (lambda m, b: 1.0, TypeError, "must return a tensor"),
         (lambda m, b: cross_entropy(m, b).mean().expand(len(b[1])), IncompatibleModel, "another"),
@@ -176,7 +176,7 @@ def test_a_batch_whose_first_dimension_is_not_the_examples_is_refused():
     def collate(records):
         return (torch.stack(records, dim=1),)  # (5, batch, 4)
 
-    with pytest.raises(ValueError, match="3 records did not give 3 rows"):
+    with pytest.raises(ValueError, match="one row for each record"):
         attempt(nn.Linear(4, 2), loss_fn=sequence_first, data=[*data], collate_fn=collate)
 
 
