@@ -32,7 +32,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -46,6 +46,7 @@ from tacit.training.withheld_errors import ErrorGuard
 Schema = tuple[Any, ...]  # Any: nested tuples of plain values, see `schema_of`
 _MAP_FIXED = 0x10  # of Linux, on every processor; the standard library does not name it
 _DEVICES = ("/dev/nvidia", "/dev/dri", "/dev/kfd")  # memory of a GPU, which children cannot use
+_READ, _QUIT = b"r", b"q"
 _NO_RECORD = -1
 _SECONDS = 5.0  # between two looks at whether the process of the run still exists
 _CPU = torch.device("cpu")
@@ -121,9 +122,19 @@ class RecordProcesses:
         """Return the examples of records, each given by its number and a seed. Private."""
         if not requests:
             return []
-        _send(self._socket, marshal.dumps([(int(index), int(seed)) for index, seed in requests]))
-        answers = [_receive(self._socket) for _ in requests]  # all, so that none is left behind
-        return [_example(answer) for answer in answers]
+        # New pipes for every call: one that is interrupted leaves no answers to the next.
+        (asked, ask), (answers, answer) = os.pipe(), os.pipe()
+        with os.fdopen(ask, "wb") as question, os.fdopen(answers, "rb") as stream:
+            try:
+                socket.send_fds(self._socket, [_READ], [asked, answer])
+            except OSError:
+                raise ProgramError(_DIED) from None
+            finally:
+                os.close(asked)
+                os.close(answer)
+            question.write(marshal.dumps([(int(index), int(seed)) for index, seed in requests]))
+            question.close()
+            return [_example(_receive(stream)) for _ in requests]
 
     def start_one(self) -> None:
         """Start a process that reads no record, and wait for its end: to measure the time."""
@@ -214,20 +225,33 @@ class _Parent:
         gc.freeze()
 
     def serve(self, owner: int) -> None:
-        """Answer requests until the process of the run ends or asks for the end."""
+        """Answer calls until the process of the run ends or asks for the end."""
         while os.getppid() == owner:
             if not select.select([self._socket], [], [], _SECONDS)[0]:
                 continue
-            requests = marshal.loads(_receive(self._socket))
-            if not requests:
+            message, pipes, _, _ = socket.recv_fds(self._socket, 1, 2)
+            if message != _READ:
                 return
-            running: deque[tuple[int, int]] = deque()
+            # A call that was interrupted has closed its pipes.
+            with (
+                contextlib.suppress(OSError, EOFError, ValueError, TypeError),
+                os.fdopen(pipes[0], "rb") as question,
+                os.fdopen(pipes[1], "wb") as answers,
+            ):
+                self._answer_all(marshal.loads(question.read()), answers)
+
+    def _answer_all(self, requests: list[tuple[int, int]], answers: IO[bytes]) -> None:
+        running: deque[tuple[int, int]] = deque()
+        try:
             for index, seed in requests:
                 if len(running) == self._processes:
-                    _send(self._socket, _finish(*running.popleft()))
+                    _send(answers, _finish(*running.popleft()))
                 running.append(self._start(index, seed))
+            while running:
+                _send(answers, _finish(*running.popleft()))
+        finally:
             for child in running:
-                _send(self._socket, _finish(*child))
+                _finish(*child)
 
     def _start(self, index: int, seed: int) -> tuple[int, int]:
         """Fork a child for one record; return its process and the pipe that it writes into."""
@@ -321,7 +345,10 @@ def _example(answer: bytes) -> Example:
     """Return an example from the bytes of a child; raise what the child has raised."""
     if not answer:
         raise ProgramError(_DIED)
-    outcome, first, second = marshal.loads(answer)
+    try:
+        outcome, first, second = marshal.loads(answer)
+    except (EOFError, ValueError, TypeError):  # it ended while it wrote
+        raise ProgramError(_DIED) from None
     if outcome == "raised":
         kinds = {"IncompatibleModel": IncompatibleModel, "MemoryError": MemoryError}
         raise kinds.get(first, ProgramError)(second)
@@ -362,22 +389,14 @@ def _finish(pid: int, source: int) -> bytes:
     return answer
 
 
-def _send(to: socket.socket, message: bytes) -> None:
-    to.sendall(len(message).to_bytes(8, "big") + message)
+def _send(to: IO[bytes], message: bytes) -> None:
+    to.write(len(message).to_bytes(8, "big") + message)
+    to.flush()
 
 
-def _receive(source: socket.socket) -> bytes:
-    return _exactly(source, int.from_bytes(_exactly(source, 8), "big"))
-
-
-def _exactly(source: socket.socket, size: int) -> bytes:
-    found = bytearray()
-    while len(found) < size:
-        part = source.recv(min(size - len(found), 1 << 20))
-        if not part:
-            raise ProgramError(_DIED)
-        found += part
-    return bytes(found)
+def _receive(source: IO[bytes]) -> bytes:
+    size = source.read(8)  # empty if the parent has ended
+    return source.read(int.from_bytes(size, "big"))
 
 
 def _end(connection: socket.socket, pid: int, owner: int) -> None:
@@ -385,6 +404,6 @@ def _end(connection: socket.socket, pid: int, owner: int) -> None:
     if os.getpid() != owner:
         return
     with contextlib.suppress(OSError):  # it has ended before
-        _send(connection, marshal.dumps([]))
+        connection.send(_QUIT)
     connection.close()
     os.waitpid(pid, 0)

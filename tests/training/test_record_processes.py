@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 
 import tacit
 from tacit.errors import IncompatibleModel, ProgramError
+from tacit.training import record_processes
 from tacit.training.record_processes import RecordProcesses, rebuilt, schema_of
 from tacit.training.withheld_errors import ErrorGuard
 
@@ -139,6 +140,19 @@ def test_the_parent_ends_with_its_reader():
     time.sleep(0.1)
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_a_call_that_is_interrupted_leaves_no_answers_to_the_next(monkeypatch):
+    read = reader(lambda i: torch.full((1,), i))
+
+    def interrupt(_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(record_processes, "_receive", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            read([(1, 0), (2, 0), (3, 0)])
+    assert [int(e.tensors[0]) for e in read([(7, 0), (8, 0)])] == [7, 8]
 
 
 def test_random_numbers_follow_from_the_seed_of_the_record():
