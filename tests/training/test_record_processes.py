@@ -49,20 +49,36 @@ def test_what_a_record_leaves_behind_does_not_reach_the_next(name):
     assert torch.equal(alone, after_others)
 
 
-def released(data):
-    torch.manual_seed(0)
-    model = nn.Linear(WIDTH, 2)
+class Shifted(nn.Module):
+    """A linear layer on rows minus a frozen parameter."""
 
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(WIDTH, 2)
+        self.center = nn.Parameter(torch.zeros(WIDTH), requires_grad=False)
+
+    def forward(self, x):
+        return self.layer(x - self.center)
+
+
+def private(data, model, **options):
     def loss_fn(model, batch):
         return nn.functional.cross_entropy(20 * model(batch[0]), batch[1], reduction="none")
 
-    run = tacit.make_private(
-        model, torch.optim.SGD(model.parameters(), lr=0.0), data, loss_fn, batch_size=len(data),
-        steps=1, clip_norm=1.0, noise_multiplier=0.0, isolation="strict", seed=0,
+    return tacit.make_private(
+        model, torch.optim.SGD(model.layer.parameters(), lr=0.0), data, loss_fn,
+        batch_size=len(data), steps=1, clip_norm=1.0, noise_multiplier=0.0, isolation="strict",
+        seed=0, **options,
     )  # fmt: skip
+
+
+def released(data, model=None, **options):
+    model = Shifted() if model is None else model
+    run = private(data, model, **options)
     for lot in run:
         run.step(lot)
-    return len(data) * torch.cat([p.grad.flatten() for p in model.parameters()])
+    return len(data) * torch.cat([p.grad.flatten() for p in model.layer.parameters()])
 
 
 @pytest.mark.slow
@@ -76,6 +92,91 @@ def test_one_record_moves_the_sum_by_its_own_gradient(name):
     assert float((first - second).norm()) <= 2 + 1e-5
     if "generator" not in name:  # the seed of a record follows from its place
         assert float((first - fewer).norm()) <= 1 + 1e-5
+
+
+def moved(build):
+    """Return how far the sum moves if one record is replaced, and if one is left out."""
+    base = rows()
+    replaced = torch.cat([base[:1] * -30, base[1:]])
+    built = (build(r) for r in (base, replaced, base[:-1]))
+    first, second, fewer = (released(data, model, **options) for data, model, options in built)
+    return float((first - second).norm()), float((first - fewer).norm())
+
+
+def written_into_the_model(records):
+    model = Shifted()
+
+    def visit(x):
+        model.center.data.add_(x)
+        return x
+
+    return Visited(records, visit), model, {}
+
+
+def paired_by_augment(records):
+    waiting = []
+
+    def augment(batch):
+        waiting.append(batch[0])
+        return batch[0] + 2 * waiting[-2] if len(waiting) % 2 == 0 else batch[0], batch[1]
+
+    return Visited(records, lambda x: x), Shifted(), {"augment": augment}
+
+
+def paired_by_augment_of_tensors(records):
+    _, model, options = paired_by_augment(records)
+    return (records, torch.arange(len(records)) % 2), model, options
+
+
+def collated_with_the_mean_so_far(records):
+    seen = bytearray()
+
+    def collate(chosen):
+        x = torch.stack([x for x, _ in chosen])
+        seen.extend(x.numpy().tobytes())
+        so_far = np.frombuffer(bytes(seen), np.float32).reshape(-1, WIDTH)
+        return x - torch.tensor(so_far.mean(0)), torch.tensor([y for _, y in chosen])
+
+    return Visited(records, lambda x: x), Shifted(), {"collate_fn": collate}
+
+
+def read_by_a_subclass(records):
+    class Cumulative(torch.utils.data.TensorDataset):
+        def __getitem__(self, i):
+            x, y = super().__getitem__(i)
+            self.tensors[0].add_(x.clone())
+            return x, y
+
+    return Cumulative(records.clone(), torch.arange(len(records)) % 2), Shifted(), {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "build",
+    [
+        written_into_the_model,
+        paired_by_augment,
+        paired_by_augment_of_tensors,
+        collated_with_the_mean_so_far,
+        read_by_a_subclass,
+    ],
+)
+def test_every_part_of_the_program_forgets(build):
+    by_replacing, by_removing = moved(build)
+    assert by_replacing <= 2 + 1e-5
+    assert by_removing <= 1 + 1e-5
+
+
+def test_only_the_step_of_the_traced_program_is_covered():
+    data = (rows(4), torch.arange(4) % 2)
+    lot = next(iter(private(data, Shifted())))
+    with pytest.raises(RuntimeError, match=r"private\.step"):
+        list(lot)
+    model = Shifted()
+    run = private(data, model)
+    model.eval()
+    with pytest.raises(RuntimeError, match="train, eval"):
+        run.step(next(iter(run)))
 
 
 Point = collections.namedtuple("Point", "x y")
