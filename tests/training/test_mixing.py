@@ -382,3 +382,32 @@ def test_complex_parameters_are_refused_in_a_sentence_that_helps():
     with pytest.raises(ValueError, match="view_as_complex"):
         attempt(Spectral(True), data=data)
     attempt(Spectral(False), data=data)
+
+
+class NamedByValue(nn.Linear):
+    """Registers a buffer whose name holds a value of the batch, and writes into it."""
+
+    def forward(self, x):
+        name = f"b{int(x.max())}"
+        if not hasattr(self, name):
+            self.register_buffer(name, torch.zeros(1))
+        getattr(self, name).add_(x.detach().max())
+        return super().forward(x)
+
+
+def test_refusals_state_no_name_or_size_that_comes_from_a_record():
+    x = torch.randn(12, 4)
+    x[0, 0] = 31337.0
+
+    def losses(model, batch):
+        return model(batch[0]).square().mean(1)
+
+    def too_many(model, batch):
+        return losses(model, batch).sum().expand(int(batch[0].max()))
+
+    with pytest.raises(IncompatibleModel, match="a buffer takes values") as caught:
+        attempt(NamedByValue(4, 2), loss_fn=losses, data=(x,))
+    assert "31337" not in str(caught.value)
+    with pytest.raises(ValueError, match="another number of losses") as caught:
+        attempt(nn.Linear(4, 2), loss_fn=too_many, data=(x,))
+    assert "31337" not in str(caught.value)
