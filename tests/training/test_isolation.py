@@ -184,7 +184,7 @@ STRICT = [n for n in PROGRAMS if not n.startswith(UNTRACED)]
 
 @pytest.mark.parametrize("name", one_fast(STRICT, 9))
 def test_strict_takes_programs_without_control_flow(name):
-    run = private(PROGRAMS[name](), seed=0, isolation="strict")
+    run = private(PROGRAMS[name](), seed=0, isolation="strict", batch_size=8)
     for lot in run:
         run.step(lot)
     assert run.isolation == "by construction"
