@@ -191,6 +191,11 @@ class ForeignLoops(RunState):
 
     def _hand_out(self, microbatch: Microbatch, *, is_last: bool, number: int = 1) -> None:
         self._check_loaded()
+        if self._isolation.is_certain:
+            raise RuntimeError(
+                "isolation='strict' covers private.step(batch) alone: a loop of your own computes "
+                "outside of the traced program. Use isolation='checked'."
+            )
         # Random numbers that the loop draws, such as dropout, are repeated by a resumed run.
         reseed(self._lots.seed(self.steps_taken) + number, self._lots.records.device)
         mode = self.arithmetic.mode

@@ -21,14 +21,13 @@ other records draws others, the laws of the losses and gradients are compared (`
 
 A program that keeps examples apart is never refused, whatever the records are, so a refusal reveals
 nothing about them; by a comparison of laws, it is refused with probability 10^-9 at most. That
-needs a tolerance that rounding cannot reach: it is measured, by how much the results move when the
-parameters move by one unit of rounding.
+needs a tolerance that rounding cannot reach: it is measured, row by row (`rounding`).
 """
 
 import math
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -42,11 +41,11 @@ from tacit.training.engines import TracedLotSum, clipped_sum
 from tacit.training.engines.examples import as_views, as_written
 from tacit.training.key import Key, randomness
 from tacit.training.lots import Lot
-from tacit.training.mixing import ROOM, moved_parameters, rounding_unit
 from tacit.training.program_state import ProgramState, drawn_so_far
 from tacit.training.records import Indices, Records
+from tacit.training.rounding import ROOM, Rounding, distance, rounding_unit
 from tacit.training.sequential_test import differ_in_law
-from tacit.training.tree import Batch, LossFn, check_losses, map_rows
+from tacit.training.tree import Batch, LossFn, check_losses
 from tacit.training.withheld_errors import ErrorGuard
 
 
@@ -61,13 +60,16 @@ class Isolation:
         The step before which the next test is due.
     guard
         Runs the user's program and withholds the text of its errors.
+    is_certain
+        Whether examples are kept apart by construction, in `Private.step` alone.
     """
 
     next_check: float = math.inf
+    is_certain: bool = False
 
     def __init__(self, statement: str, *, guard: ErrorGuard, is_certain: bool = False) -> None:
         self._statement = statement
-        self._is_certain = is_certain
+        self.is_certain = is_certain
         self.guard = guard
 
     @property
@@ -82,7 +84,7 @@ class Isolation:
 
     def chance_of_missing(self, share: float) -> float:
         """Return a bound on the probability that mixing in a share of the lots was not found."""
-        return 0.0 if self._is_certain else chance_of_missing(share, 0)
+        return 0.0 if self.is_certain else chance_of_missing(share, 0)
 
     def check_lot(self, lot: Lot, key: Key, ranks: Ranks) -> None:
         """Raise `IncompatibleModel` if a test of this lot fails; here there is none."""
@@ -110,6 +112,7 @@ class CheckedIsolation(Isolation):
     ) -> None:
         self.guard = ErrorGuard() if guard is None else guard
         self.checks = self.halves = 0
+        self.loss_unit = 0.0  # unit of rounding of the losses, known after a run
         self.model, self.loss_fn, self.records, self.clip = model, loss_fn, records, clip
         self.views, self.augment, self.engine = views, augment, engine
         self.roots = (model, loss_fn, augment, *records.program)
@@ -132,7 +135,7 @@ class CheckedIsolation(Isolation):
         """Return a bound on the probability that mixing in a share of the lots was not found."""
         return chance_of_missing(share, self.halves)
 
-    def check_first(self, rows: int, key: Key, *, expected: float | None = None) -> None:
+    def check_first(self, rows: int, key: Key, *, expected: float) -> None:
         """Check lots of random records, hard, before anything is released.
 
         The first lot has `rows` rows, the others have sizes as they are drawn if `expected` records
@@ -140,7 +143,7 @@ class CheckedIsolation(Isolation):
         """
         rng = key.numpy("isolation", 0)
         lot = rng.integers(len(self.records), size=max(4, rows))
-        usual = rng.poisson(rows if expected is None else expected, size=_TIMES - 1)
+        usual = rng.poisson(expected, size=_TIMES - 1)
         self.guard(self.check, lot, rng, np.clip(usual, min(4, len(lot)), len(lot)))
         self._plan_next(0, key)
 
@@ -178,7 +181,7 @@ class CheckedIsolation(Isolation):
         gap = key.numpy("next isolation test", step).geometric(1 / self._gap)
         self.next_check = step + int(gap)
 
-    def check(self, lot: Indices, rng: np.random.Generator, sizes: Indices | None = None) -> None:
+    def check(self, lot: Indices, rng: np.random.Generator, sizes: Indices) -> None:
         """Raise `IncompatibleModel` if rows of this lot are seen to influence each other. Private.
 
         Every test is made, those that can miss by chance several times, with new random numbers.
@@ -187,17 +190,16 @@ class CheckedIsolation(Isolation):
         """
         with gathered(self.model):
             whole = self._full(lot, rng)
-            sizes = np.full(_TIMES - 1, len(whole)) if sizes is None else sizes
             trial = _Trial(self, whole, rng, is_thorough=True)
             try:
-                for number in range(_TIMES):
-                    if number > 0:
-                        trial.begin(whole[: sizes[number - 1]])
-                    trial.replace()
-                    trial.isolate()
-                trial.begin(whole)
+                trial.replace()
+                trial.isolate()
                 trial.follow()
                 trial.remove()
+                for size in sizes:
+                    trial.begin(whole[:size])
+                    trial.replace()
+                    trial.isolate()
                 trial.warm_up()
                 trial.follow_by_gradients()
                 trial.replace_gradients()
@@ -220,6 +222,7 @@ class CheckedIsolation(Isolation):
         with randomness(seed, device), torch.enable_grad(), as_written():
             losses = self.loss_fn(self.model, self.batch(indices))
             check_losses(losses, len(indices) * self.views)
+            self.loss_unit = torch.finfo(losses.dtype).eps
             return losses.detach().double().view(len(indices), self.views), drawn_so_far(device)
 
     def gradient(self, indices: Indices, seed: int, count: Indices) -> Tensor:
@@ -243,41 +246,42 @@ class CheckedIsolation(Isolation):
         return as_views(self.records.fetch(indices), self.views, self.augment)
 
 
-def slowdown(
-    strict: TracedLotSum,
-    model: nn.Module,
-    loss_fn: LossFn,
-    records: Records,
-    clip: Clip,
-    *,
-    rows: int,
-    views: int = 1,
-    augment: Callable[[Batch], Batch] | None = None,
-) -> float:
-    """Return how many times as long the sum of a lot takes with isolation="strict".
+class StrictCost(NamedTuple):
+    """What `isolation="strict"` costs, measured on rows of zeros in the shape of a record."""
 
-    It is measured on at most 64 rows of zeros in the shape of a record. This also traces the
-    program, so that one that cannot be traced is refused before the run begins.
-    """
-    state, rows = ProgramState(model, loss_fn, augment), min(rows, 64)
-    one = records.blank()
-    everyone = map_rows(lambda tensor: tensor.repeat(rows, *[1] * (tensor.dim() - 1)), one)
+    factor: float  # the sum of a lot, relative to the default
+    seconds_per_record: float  # of the process that reads a record; 0 if none is needed
+
+    def __str__(self) -> str:
+        more = f", and {1e3 * self.seconds_per_record:.1f} ms more for each record"
+        return f"isolation='strict' takes {self.factor:.1f} times as long as 'checked'" + (
+            f"{more}, which is read in a process of its own." if self.seconds_per_record else "."
+        )
+
+
+def strict_cost(strict: TracedLotSum, clip: Clip, *, rows: int) -> StrictCost:
+    """Return what a traced program costs, on at most 64 rows."""
+    rows, blank = min(rows, 64), strict.blank()
+    everyone = strict.batch([t.repeat(rows, *[1] * (t.dim() - 1)) for t in blank])
+    device = blank[0].device
 
     def default() -> None:
-        batch = as_views(everyone, views, augment)
-        clipped_sum(model, loss_fn, batch, clip, augmentations=views)
+        clipped_sum(strict.model, strict.loss_fn, everyone, clip, augmentations=strict.views)
 
     def traced() -> None:
-        strict.clipped_sum([as_views(one, views, augment) for _ in range(rows)], clip)
+        strict.clipped_sum([blank] * rows, clip)
 
-    with randomness(0, records.device):
-        times = [_seconds(run, records.device) for run in (traced, default)]
+    state = ProgramState(strict.model, strict.loss_fn)
+    with randomness(0, device):
+        times = [_seconds(run, device) for run in (traced, default)]
     state.restore()
-    return times[0] / times[1]
+    reader = strict.processes
+    process = 0.0 if reader is None else _seconds(reader.start_one, device)
+    return StrictCost(times[0] / times[1], process)
 
 
 def _seconds(run: Callable[[], None], device: torch.device) -> float:
-    """Return the shortest of three times, after a first run that traces the program."""
+    """Return the shortest of three times, after a first run."""
     run()
     times = []
     for _ in range(3):
@@ -303,16 +307,16 @@ class _Trial:
         *,
         is_thorough: bool = False,
     ) -> None:
-        self.program, self.rows, self.rng = program, rows, rng
+        self.program, self.rng = program, rng
         self.is_thorough = is_thorough
         self._earlier = _EARLIER if is_thorough else 1
         self._has_replaced_in_law = False
         self.state = ProgramState(*program.roots)
-        self.begin()
+        self.begin(rows)
 
-    def begin(self, rows: Indices | None = None) -> None:
-        """Run the lot, or another one, with random numbers that were not used before."""
-        self.rows = self.rows if rows is None else rows
+    def begin(self, rows: Indices) -> None:
+        """Run a lot with random numbers that were not used before."""
+        self.rows = rows
         self.seed = int(self.rng.integers(2**31))
         self.state.restore()
         with randomness(self.seed, self.program.records.device):
@@ -321,7 +325,7 @@ class _Trial:
         with rounding_unit() as unit:
             self.base = self.losses(self.rows)
         self.draws = self._last_draws
-        self.rounding = _Rounding(self, unit())
+        self.rounding = Rounding(self, unit())
 
     def warm_up(self) -> None:
         """Compute a gradient: engines look at a new program closely, and call it more often."""
@@ -330,23 +334,31 @@ class _Trial:
     def replace(self) -> None:
         """Replace a random half of the rows by other records, in place."""
         kept, rows = self._half()
-        if not self._differ(self.base[kept], self.losses(rows)[kept]):
+        after = self.losses(rows)[kept]
+        if _are_equal(self.base[kept], after):
             return self._passed(halves=1)
-        if self._draws_alike():
+        if self.rounding.is_unrepeatable:
+            return self._replace_in_law()
+        if not self._differ(kept, after, is_fine=True):
+            return self._passed(halves=1)
+        # Random programs cannot be run on clones, which tell mixing from coarse rounding.
+        if self._draws_alike() and not (self._is_random() and self.rounding.is_coarse):
             self._refuse("replaced")
         return self._replace_in_law()
 
     def _replace_in_law(self) -> None:
-        """Compare laws of losses: here records decide how many random numbers are drawn.
+        """Compare laws of losses: here other rows get other random numbers.
 
-        If a record does, or seeds the generators, other rows get other numbers. Rows before all
-        replaced ones do not, as a rule. Unless this check is thorough, they are compared first,
-        which is cheaper. Laws are compared once in a check, since it takes many runs.
+        They do if a record decides how many are drawn, seeds the generators, or if generators
+        cannot be put back. Rows before all replaced ones get the same, as a rule. Unless this check
+        is thorough, they are compared first, which is cheaper. Laws are compared once in a check,
+        since it takes many runs.
         """
         if not self.is_thorough:
             kept = np.arange(len(self.rows) // 2)
             rows = np.concatenate([self.rows[kept], self._others()[len(kept) :]])
-            if not self._differ(self.base[kept], self.losses(rows)[kept]):
+            after = self.losses(rows)[kept]
+            if _are_equal(self.base[kept], after) or not self._differ(kept, after, is_fine=True):
                 return
         if not self._has_replaced_in_law:
             self._has_replaced_in_law = True
@@ -376,11 +388,12 @@ class _Trial:
         A lot is given with the places of these records in it. Every run has random numbers of its
         own, so it takes many runs.
         """
+        slack = self.rounding.slack(8, is_fine=how == "replaced")[first[1]].cpu()
         if differ_in_law(
             lambda: self._random_losses(*first),
             lambda: self._random_losses(*second),
             self.rng,
-            slack=self._slack(first[1]),
+            slack=slack,
         ):
             raise IncompatibleModel(_REASONS[how])
         self._passed()
@@ -400,7 +413,7 @@ class _Trial:
             lambda: self._random_gradient(rows, kept),
             lambda: self._random_gradient(altered, kept),
             self.rng,
-            slack=ROOM * self.rounding.of_gradients(rows, kept, 2),
+            slack=self.rounding.slack_of_gradients(rows, kept, 2, is_fine=how == "replaced"),
         ):
             raise IncompatibleModel(_REASONS[how])
         self._passed()
@@ -422,10 +435,13 @@ class _Trial:
         """Replace a random half of the rows, and compare the clipped gradients of the others."""
         kept, rows = self._half()
         before, after = self.gradient(self.rows, kept), self.gradient(rows, kept)
-        if not self._are_far(before, after, kept):
+        if torch.equal(before, after):
             return self._passed(halves=1)
-        if self._draws_alike():
-            self._refuse("replaced")
+        if not self.rounding.is_unrepeatable:
+            if not self._are_far(before, after, kept, is_fine=True):
+                return self._passed(halves=1)
+            if self._draws_alike():
+                self._refuse("replaced")
         return self._compare_laws_of_gradients("replaced") if self.is_thorough else None
 
     def follow(self) -> None:
@@ -434,24 +450,27 @@ class _Trial:
         after_itself = self.losses(self.rows, after=self.rows)
         after_another = self.losses(self.rows, after=rows)
         if not _are_equal(after_itself, after_another) and self._has_memory(rows):
-            raise IncompatibleModel(_REASONS["after"])
+            self._refuse("after")
         self._passed()
 
     def follow_by_gradients(self) -> None:
         """Compare the clipped gradient after the lot itself and after another: losses may hide it.
 
-        Unless the program draws random numbers that the state before decides on.
+        Unless the program draws random numbers that the state before decides on, or that cannot be
+        put back.
         """
         every = np.arange(len(self.rows))
         _, rows = self._half()
         for _ in range(_PAIRS_OF_GRADIENTS):
             itself = self.gradient(self.rows, every, after=self.rows)
             another = self.gradient(self.rows, every, after=rows)
-            if not self._are_far(itself, another, every):
+            if torch.equal(itself, another):
                 return self._passed()
-        if self._is_random() and not self._draws_alike():
+            if not self._are_far(itself, another, every, is_fine=True):
+                return self._passed()
+        if self.rounding.is_unrepeatable or (self._is_random() and not self._draws_alike()):
             return None
-        raise IncompatibleModel(_REASONS["after"])
+        return self._refuse("after")
 
     def _has_memory(self, rows: Indices) -> bool:
         """Return whether the lot's losses depend on whether `rows` or the lot itself came before.
@@ -468,31 +487,36 @@ class _Trial:
         another, itself = (torch.stack(group) for group in zip(*pairs[3:], strict=True))
         if bool((another.isfinite().all(0) != itself.isfinite().all(0)).any()):
             return True
-        between = _relative(itself.mean(0), another.mean(0))
-        if not between:
+        between = distance(itself.mean(0), another.mean(0))
+        if not bool(between.any()):
             return False
-        within = max(_relative(g.mean(0), run) for g in (another, itself) for run in g)
-        return between > ROOM * max(within, self.rounding.after_itself())
+        spreads = [distance(g.mean(0), run) for g in (another, itself) for run in g]
+        within = torch.stack([*spreads, self.rounding.after_itself()]).amax(0)
+        return bool((between > ROOM * within + self.rounding.of_results).any())
 
     def remove(self) -> None:
         """Leave a random half of the rows out."""
         kept, _ = self._half()
-        if not self._differ(self.base[kept], self.losses(self.rows[kept])):
+        after = self.losses(self.rows[kept])
+        if _are_equal(self.base[kept], after):
             return self._passed()
-        if not self._is_random():
-            self._refuse("removed")
+        if not self.rounding.is_unrepeatable:
+            if not self._differ(kept, after, is_fine=False):
+                return self._passed()
+            if not self._is_random():
+                self._refuse("removed")
         if self.is_thorough or self.rng.random() < _SHARE_OF_LAWS:
             self._remove_in_law()
         return None
 
     def remove_gradients(self) -> None:
         """Leave a random half of the rows out, and compare the clipped gradients of the others."""
-        if self._is_random():
+        if self._is_random() or self.rounding.is_unrepeatable:
             return self._compare_laws_of_gradients("removed")
         kept, _ = self._half()
         before = self.gradient(self.rows, kept)
         after = self.gradient(self.rows[kept], np.arange(len(kept)))
-        if self._are_far(before, after, kept):
+        if self._are_far(before, after, kept, is_fine=False):
             self._refuse("removed")
         return self._passed()
 
@@ -505,10 +529,13 @@ class _Trial:
     def isolate(self) -> None:
         """Run one row alone."""
         row = self.rng.integers(len(self.rows), size=1)
-        if not self._differ(self.base[row], self.losses(self.rows[row])):
+        after = self.losses(self.rows[row])
+        if _are_equal(self.base[row], after):
             self._passed()
-        elif not self._is_random():
-            self._refuse("alone")
+        elif not self._is_random() and not self.rounding.is_unrepeatable:
+            if self._differ(row, after, is_fine=False):
+                self._refuse("alone")
+            self._passed()
 
     def _is_random(self) -> bool:
         """Return whether the lot's run drew random numbers; a lot of another size draws others."""
@@ -552,87 +579,42 @@ class _Trial:
             self.state.restore_generators()
         return self.program.gradient(rows, self.seed, count)
 
-    def _differ(self, a: Tensor, b: Tensor) -> bool:
-        """Return whether losses differ by more than rounding explains."""
-        if bool((torch.isfinite(a) != torch.isfinite(b)).any()):
+    def _differ(self, kept: Indices, after: Tensor, *, is_fine: bool) -> bool:
+        """Return whether a loss of the rows in `kept` has moved by more than rounding explains.
+
+        Rounding is measured longer before a refusal, and on clones of the rows that moved the most.
+        """
+        base = self.base[kept]
+        if bool((torch.isfinite(base) != torch.isfinite(after)).any()):
             return True
-        difference = _relative(a, b)
-        # Rounding is measured only if there is a difference, and longer before a refusal.
-        return bool(difference) and all(
-            difference > ROOM * self.rounding.of_losses(n) for n in (1, 8)
+        moved = distance(base, after)
+        for times in (1, 8):
+            excess = moved - self.rounding.slack(times, is_fine=is_fine)[kept]
+            if not bool((excess > 0).any()):
+                return False
+        if not is_fine or self._is_random():
+            return True
+        worst = excess.amax(1).argsort(descending=True)[:_SUSPECTS].cpu().numpy()
+        return any(
+            bool((moved[i] > self.rounding.slack_of_clones(int(kept[i]))).any())
+            for i in worst
+            if bool((excess[i] > 0).any())
         )
 
-    def _are_far(self, a: Tensor, b: Tensor, kept: Indices) -> bool:
+    def _are_far(self, a: Tensor, b: Tensor, kept: Indices, *, is_fine: bool) -> bool:
         """Return whether clipped sums over the rows in `kept` differ by more than rounding."""
         difference = float((a - b).norm())
         return bool(difference) and all(
-            difference > ROOM * self.rounding.of_gradients(self.rows, kept, n) for n in (1, 8)
+            difference > self.rounding.slack_of_gradients(self.rows, kept, n, is_fine=is_fine)
+            for n in (1, 8)
         )
 
-    def _slack(self, kept: Indices) -> Tensor:
-        """Return the differences of losses that rounding explains, row by row."""
-        size = self.base[kept].abs().nan_to_num(0.0, 0.0, 0.0)
-        return ROOM * self.rounding.of_losses(8) * (size + size.mean()).cpu()
-
     def _refuse(self, how: str) -> None:
-        """Raise `IncompatibleModel`, unless the program cannot be run twice in the same way."""
-        if self._differ(self.base, self.losses(self.rows)):
-            raise IncompatibleModel(_UNREPEATABLE)
         raise IncompatibleModel(_REASONS[how])
 
     def _passed(self, *, halves: int = 0) -> None:
         self.program.checks += 1
         self.program.halves += halves
-
-
-class _Rounding:
-    """How far results move when each parameter moves by one unit of rounding, measured."""
-
-    def __init__(self, trial: _Trial, unit: float) -> None:
-        self._trial, self._unit = trial, unit
-        self._losses: list[float] = []
-
-    def of_losses(self, times: int) -> float:
-        """Return the largest relative change of a loss over `times` moves of the parameters."""
-        trial = self._trial
-        while len(self._losses) < times:
-            with moved_parameters(trial.program.model, self._unit, len(self._losses)):
-                self._losses.append(_relative(trial.base, trial.losses(trial.rows)))
-        return max(self._losses) + self._unit  # parameters that are zero do not move
-
-    def after_itself(self) -> float:
-        """Return the largest relative change of a loss if the lot has come before several times."""
-        trial, found = self._trial, self._unit
-        settled = trial.base
-        for _ in range(_PAIRS):
-            settled = trial.losses(trial.rows, after=trial.rows)
-        for seed in range(_PAIRS):
-            with moved_parameters(trial.program.model, self._unit, seed):
-                moved = trial.losses(trial.rows, after=trial.rows)
-            found = max(found, _relative(settled, moved))
-            settled = trial.losses(trial.rows, after=trial.rows)
-        return found
-
-    def of_gradients(self, rows: Indices, kept: Indices, times: int) -> float:
-        """Return the largest change of the clipped sum over the rows in `kept`."""
-        trial = self._trial
-        base = trial.gradient(rows, kept)
-        # A result is rounded itself, and so is a sum of clipped gradients in float32.
-        sums = torch.finfo(torch.float32).eps * len(kept) ** 0.5 * trial.program.clip.l2_sensitivity
-        found = self._unit * float(base.norm()) + sums
-        for seed in range(times):
-            with moved_parameters(trial.program.model, self._unit, seed):
-                found = max(found, float((trial.gradient(rows, kept) - base).norm()))
-        return found
-
-
-def _relative(a: Tensor, b: Tensor) -> float:
-    """Return the largest difference of losses, relative to their size."""
-    both = torch.isfinite(a) & torch.isfinite(b)
-    if not bool(both.any()):
-        return 0.0
-    a, b = a[both], b[both]
-    return float(((a - b).abs() / (a.abs() + a.abs().mean() + 1e-30)).max())
 
 
 def _are_equal(a: Tensor, b: Tensor) -> bool:
@@ -652,18 +634,13 @@ _PAIRS_OF_GRADIENTS = 3  # all of which must differ: some kernels round at rando
 _TIMES = 4  # repetitions of the tests that can miss by chance, before the first release
 _LOTS = 8  # lots whose numbers of random draws are compared, before a refusal
 _PAIRS = 8  # repetitions of a lot after itself and after another one, if they seem to differ
+_SUSPECTS = 3  # rows whose clones are run before a refusal
 _FEW = 16  # rows of the lots whose gradients are compared in law
 _SHARE_OF_LAWS = 0.25  # of the tests during a run that leave rows out of random programs
 _WHERE = (
     "so no example can be clipped alone. Look at the data set, collate_fn, augment, the model and "
     "loss_fn for anything that is computed over several rows (means, norms, sorting, padding to "
     "the longest record, contrastive losses)"
-)
-_UNREPEATABLE = (
-    "the program gives other losses when it is run again on the same records, from the same state "
-    "and the same random numbers, so that it cannot be tested whether examples influence each "
-    "other. Look for state that cannot be put back (an iterator or a generator that goes on, a "
-    "file, the time) and keep it in an attribute instead, or use isolation='strict'."
 )
 _REASONS = {
     "replaced": "the loss or the gradient of an example changes when other examples of its lot are "

@@ -5,7 +5,6 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -26,7 +25,7 @@ from tacit.training.clip import Clip, Flat
 from tacit.training.distributed import Ranks, checksum, gathered, unwrapped
 from tacit.training.engines import LossFn, LotSum, TracedLotSum, engine_named
 from tacit.training.foreign import own_optimizer
-from tacit.training.isolation import CheckedIsolation, Isolation, slowdown
+from tacit.training.isolation import CheckedIsolation, Isolation, strict_cost
 from tacit.training.key import Key
 from tacit.training.lots import Lots
 from tacit.training.mixing import check_layers, norm_layers, probe, refuse_sparse
@@ -36,7 +35,7 @@ from tacit.training.plan import Sampler, Schedule, TrainingPlan, make_plan
 from tacit.training.private import Private
 from tacit.training.program_state import ProgramState
 from tacit.training.records import Records
-from tacit.training.tree import Batch, n_rows
+from tacit.training.tree import Batch
 from tacit.training.withheld_errors import ErrorGuard
 
 _PROBE_ROWS = 3
@@ -181,8 +180,9 @@ def make_private(
     isolation
         How it is made sure that no example influences another one. "checked": by tests, on full
         lots before the first release and at random steps (`tacit.training.isolation`). "strict": by
-        construction, the program of one example being traced and mapped over the lot, which is
-        slower (`tacit.training.engines.traced`); how much slower is printed. See docs/isolation.md.
+        construction, the program of one example being traced and mapped over the lot, and each
+        record being read in a process of its own (`tacit.training.engines.traced`); how much slower
+        this is gets printed. See docs/isolation.md.
     arithmetic
         "bounded": sums over examples are computed such that one example moves them by at most
         clip_norm * (1 + eta), rounding included, with a proved eta, and the noise is multiplied by
@@ -227,6 +227,9 @@ def make_private(
     parameters = _trained(model, optimizer)
     guard = ErrorGuard(debug)
     records = _records(dataset, collate_fn, parameters, guard)
+    views = whole(augmentations=augmentations, least=1)
+    # First of all: the processes that it starts must have seen no record.
+    traced = guard(_traced_sum, isolation, model, loss_fn, records, views, augment, speed)
     ledger = Ledger() if ledger is None else ledger
     clip = Flat(clip_norm) if isinstance(clip_norm, int | float) else clip_norm
     clip.groups(list(parameters))  # raises if the rule does not fit the model
@@ -247,14 +250,13 @@ def make_private(
         relation=ledger.relation,
     )
     _require_same_start(ranks, model, plan, records)
-    views = whole(augmentations=augmentations, least=1)
     rounding = _arithmetic(arithmetic, plan, ranks, loss_fn, isolation, speed)
     speed = _with_choice_of_compilation(speed, plan, parameters, loss_fn, isolation)
-    tested = loss_fn if check else None
+    tested = loss_fn if check and traced is None else None
     needed = views * (1 if tested is None else guard(_probe, model, tested, records, augment))
     limit = _limit(speed, needed, records.device, plan.expected_batch / ranks.size)
     key = ranks.share(Key.from_seed(seed))
-    lot_sum: LotSum | TracedLotSum = LotSum(
+    lot_sum = traced or LotSum(
         model,
         loss_fn,
         clip,
@@ -264,15 +266,13 @@ def make_private(
         compile=speed.compile,
         product_error=rounding.product_error,
     )
-    lots = _lots(records, plan, key, ranks, speed, limit=ranks.least(limit))
+    workers = 0 if traced else speed.num_workers  # a traced sum reads records by itself
+    lots = _lots(records, plan, key, ranks, speed, limit=ranks.least(limit), workers=workers)
     rows = min(lots.limit, usual_lot(plan.expected_batch / ranks.size, deviations=6.0))
     kept_apart = Isolation("not tested", guard=guard)
-    if isolation == "strict":
-        cost = partial(slowdown, records=records, clip=clip, rows=rows)
-        lot_sum = guard(_strict_sum, model, loss_fn, views, augment, speed, cost)
+    if traced is not None:
         kept_apart = Isolation("by construction", guard=guard, is_certain=True)
-    elif isolation != "checked":
-        raise ValueError(f"isolation must be 'checked' or 'strict', got {isolation!r}.")
+        print(guard(strict_cost, traced, clip, rows=rows), file=sys.stderr)
     elif tested is not None:
         options = {"views": views, "augment": augment, "steps": plan.steps, "guard": guard}
         kept_apart = CheckedIsolation(model, tested, records, clip, **options)
@@ -398,23 +398,33 @@ def _claim(run: Private, named: dict[str, nn.Parameter], optimizer: torch.optim.
     _RUNS[run] = ({id(p) for p in named.values()}, optimizer)
 
 
-def _strict_sum(
+def _traced_sum(
+    isolation: str,
     model: nn.Module,
     loss_fn: LossFn | None,
+    records: Records,
     views: int,
     augment: Callable[[Batch], Batch] | None,
     speed: Speed,
-    slowdown_of: Callable[..., float],
-) -> TracedLotSum:
-    """Return the sum by traced programs; print how many times as long it takes."""
+) -> TracedLotSum | None:
+    """Return the sum by a traced program if isolation is "strict", else None.
+
+    The Python state that tracing may have left is put back.
+    """
+    if isolation == "checked":
+        return None
+    if isolation != "strict":
+        raise ValueError(f"isolation must be 'checked' or 'strict', got {isolation!r}.")
     if loss_fn is None:
         raise ValueError("isolation='strict' needs loss_fn: only tacit's own step can be traced.")
-    if speed.compile or speed.engine != "auto":
+    if speed.compile is True or speed.engine != "auto":
         raise ValueError("isolation='strict' has its own engine: leave out engine and compile.")
-    strict = TracedLotSum(model, loss_fn, views=views, augment=augment)
-    factor = slowdown_of(strict, model, loss_fn, views=views, augment=augment)
-    print(f"isolation='strict' takes {factor:.1f} times as long as 'checked'.", file=sys.stderr)
-    return strict
+    state = ProgramState(model, loss_fn)
+    try:
+        options = {"views": views, "augment": augment, "processes": speed.num_workers}
+        return TracedLotSum(model, loss_fn, records, **options)
+    finally:
+        state.restore()
 
 
 def _with_choice_of_compilation(
@@ -473,13 +483,7 @@ def _probe(
     rows = np.arange(_PROBE_ROWS) % len(records)
     state, before = ProgramState(model, loss_fn, augment, *records.program), checksum(model)
     with gathered(model):
-        batch = records.fetch(rows)
-        if n_rows(batch) != _PROBE_ROWS:
-            raise ValueError(
-                "the first dimension of a batch must count the examples, but "
-                f"{_PROBE_ROWS} records did not give {_PROBE_ROWS} rows. Change collate_fn."
-            )
-        needed = probe(model, loss_fn, batch, records.device)
+        needed = probe(model, loss_fn, records.fetch(rows), records.device)
     state.restore()
     if checksum(model) != before:
         raise IncompatibleModel(
@@ -550,6 +554,7 @@ def _lots(
     speed: Speed,
     *,
     limit: int,
+    workers: int,
 ) -> Lots:
     padding = _padding(speed, plan, ranks, limit)
     return Lots(
@@ -558,7 +563,7 @@ def _lots(
         key=key,
         limit=limit,
         padding=padding,
-        num_workers=speed.num_workers,
+        num_workers=workers,
         rank=ranks.rank,
         ranks=ranks.size,
     )

@@ -17,30 +17,28 @@ model's structure; no value that they compute leaves this package.
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
 from tacit.errors import IncompatibleModel
-from tacit.training.gradients.ghost_norm import multiplied_in
 from tacit.training.key import randomness
+from tacit.training.rounding import exceeds_rounding
 from tacit.training.tree import (
     Batch,
     LossFn,
     check_losses,
     map_rows,
     n_rows,
+    name_of_kind,
     require_gradient,
     take_rows,
 )
 
-ROOM = 32.0
-"""Difference, in units of measured rounding, that is taken for mixing."""
 _NOT_ALONE = "so no example can be clipped alone"
 _SPARSE = (
     "has sparse gradients, but a private gradient has noise in every entry. Use sparse=False: the "
@@ -192,14 +190,16 @@ def probe(model: nn.Module, loss_fn: LossFn, batch: Batch, device: torch.device)
     """
     rows = n_rows(batch)
     params = [p for p in model.parameters() if p.requires_grad]
+    named = [*model.named_buffers(), *model.named_modules()]  # before the program runs
 
     def first(batch: Batch) -> list[Tensor | None]:
         """Return the loss and the gradient of the first example."""
         restore()
         with randomness(1, device):
             losses = _losses(model, loss_fn, batch, rows)
-            gradients = torch.autograd.grad(losses[0], params, allow_unused=True)
-            if any(g is not None and g.layout != torch.strided for g in gradients):
+            # Zeros where there is none: which parameters a row uses at all may be its own choice.
+            gradients = torch.autograd.grad(losses[0], params, materialize_grads=True)
+            if any(g.layout != torch.strided for g in gradients):
                 raise IncompatibleModel(f"the model {_SPARSE}")
             return [losses[:1].detach(), *gradients]
 
@@ -210,12 +210,13 @@ def probe(model: nn.Module, loss_fn: LossFn, batch: Batch, device: torch.device)
             before = first(batch)
         buffers = _copies(model)
         after = first(other)
-        _compare_buffers(model, buffers)
+        _compare_buffers(model, buffers, {name for name, _ in named})
         if not all(map(_same, before, after)) and exceeds_rounding(
             model, lambda: first(batch), before, after
         ):
             restore()
-            place = _where_it_mixes(model, lambda b: loss_fn(model, b), batch, other)
+            names = {part: name for name, part in named if isinstance(part, nn.Module)}
+            place = _where_it_mixes(model, lambda b: loss_fn(model, b), batch, other, names)
             raise IncompatibleModel(
                 "the loss or gradient of one example changes when another example changes, "
                 f"{_NOT_ALONE}. {place} Look for statistics over the batch (means, norms, "
@@ -249,7 +250,7 @@ def restored_buffers(model: nn.Module) -> Iterator[Callable[[], None]]:
 
 def _losses(model: nn.Module, loss_fn: LossFn, batch: Batch, rows: int) -> Tensor:
     losses = loss_fn(model, batch)
-    check_losses(losses, rows, is_private=False)
+    check_losses(losses, rows)
     require_gradient(losses)
     return losses
 
@@ -274,7 +275,7 @@ def _with_changed_row(batch: Batch) -> Batch:
 
 
 def _same(a: Tensor | None, b: Tensor | None) -> bool:
-    if a is None or b is None:
+    if a is None or b is None or a.shape != b.shape:
         return a is b
     a, b = a.detach().double(), b.detach().double()
     size = float(a.nan_to_num(0.0, 0.0, 0.0).abs().amax()) if a.numel() else 0.0
@@ -308,11 +309,13 @@ def _copies(model: nn.Module) -> dict[str, Tensor]:
     return {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
 
 
-def _compare_buffers(model: nn.Module, expected: dict[str, Tensor]) -> None:
+def _compare_buffers(model: nn.Module, expected: dict[str, Tensor], names: set[str]) -> None:
     for name, buffer in model.named_buffers():
         if name not in expected or not _same(expected[name], buffer):
+            # A name that was made while the program ran may hold a value.
+            which = f"buffer {name}" if name in names else "a buffer"
             raise IncompatibleModel(
-                f"buffer {name} takes values from the examples, which would leave the step without "
+                f"{which} takes values from the examples, which would leave the step without "
                 "noise. Make it constant, compute it from public data, or use .eval()."
             )
 
@@ -343,7 +346,11 @@ class _Passed(NamedTuple):
 
 
 def _where_it_mixes(
-    model: nn.Module, forward: Callable[[Batch], Any], batch: Batch, changed: Batch
+    model: nn.Module,
+    forward: Callable[[Batch], Any],
+    batch: Batch,
+    changed: Batch,
+    names: dict[nn.Module, str],
 ) -> str:
     """Return a description of the layer that mixes examples, for an error message.
 
@@ -352,13 +359,14 @@ def _where_it_mixes(
     none, the loss itself mixes. Private values are compared and never shown.
     """
     before, after = _passes(model, forward, batch), _passes(model, forward, changed)
-    names = {layer: name for name, layer in model.named_modules()}
     # Layers end in the same order both times, inner ones before those that hold them.
     for one, other in zip(before, after, strict=False):
         if _equal(one.into, other.into) and not _equal(one.out, other.out):
             if one.layer is model:
-                return f"It happens in the forward of {type(model).__name__} itself."
-            return f"It happens in {names[one.layer]} ({type(one.layer).__name__})."
+                return f"It happens in the forward of {name_of_kind(type(model))} itself."
+            if one.layer in names:
+                return f"It happens in {names[one.layer]} ({name_of_kind(type(one.layer))})."
+            return "It happens in a layer that was added while the model ran."
     return "It happens after the model: in loss_fn."
 
 
@@ -395,92 +403,6 @@ def _first_rows(values: Any) -> list[Tensor]:  # Any: what layers take and give
 
 def _equal(a: list[Tensor], b: list[Tensor]) -> bool:
     return len(a) == len(b) and all(map(_same, a, b))
-
-
-# Rounding -----------------------------------------------------------------------------------------
-
-
-@contextmanager
-def moved_parameters(model: nn.Module, unit: float, seed: int) -> Iterator[None]:
-    """Move every parameter by about one unit of rounding inside the block, at random by `seed`.
-
-    How far a result moves then is how far it can differ between two ways to compute it, such as
-    kernels for two sizes of a batch. That makes it the measure of what is not mixing.
-    """
-    parameters = [p for p in model.parameters() if p.is_floating_point() or p.is_complex()]
-    held = [p.detach().clone() for p in parameters]
-    try:
-        with torch.no_grad(), randomness(seed, parameters[0].device):
-            for p in parameters:
-                p.mul_(1 + torch.randn_like(p) * max(unit, torch.finfo(p.dtype).eps))
-        yield
-    finally:
-        with torch.no_grad():
-            for p, value in zip(parameters, held, strict=True):
-                p.copy_(value)
-
-
-def exceeds_rounding(
-    model: nn.Module,
-    run: Callable[[], Sequence[Tensor | None]],
-    before: Sequence[Tensor | None],
-    after: Sequence[Tensor | None],
-) -> bool:
-    """Return whether results differ by more than rounding can explain, which is measured.
-
-    `run` computes `before` again; `after` is another computation, of the same values if examples do
-    not mix.
-    """
-    if any((a is None) != (b is None) for a, b in zip(before, after, strict=True)):
-        return True
-    with rounding_unit() as unit:
-        run()
-    room = [unit() * _distance(a, None if a is None else torch.zeros_like(a)) for a in before]
-    for seed in range(8):
-        with moved_parameters(model, unit(), seed):
-            room = [max(r, _distance(a, b)) for r, a, b in zip(room, before, run(), strict=True)]
-    differences = (_distance(a, b) for a, b in zip(before, after, strict=True))
-    return any(d > ROOM * r for d, r in zip(differences, room, strict=True))
-
-
-def _distance(a: Tensor | None, b: Tensor | None) -> float:
-    if a is None or b is None or not a.numel():
-        return 0.0
-    a, b = a.detach().double(), b.detach().double()
-    if bool((torch.isfinite(a) != torch.isfinite(b)).any()):
-        return math.inf
-    return float((a - b).nan_to_num(0.0, 0.0, 0.0).abs().amax())
-
-
-@contextmanager
-def rounding_unit() -> Iterator[Callable[[], float]]:
-    """Watch what runs in the block; the function given returns its coarsest unit of rounding.
-
-    Parameters do not show it: under autocast, float32 parameters are multiplied in bfloat16.
-    """
-    with _Dtypes() as watched:
-        yield lambda: max(map(_unit, watched.seen), default=0.0)
-
-
-class _Dtypes(TorchFunctionMode):
-    """Collects the types of floating-point results."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: set[torch.dtype] = set()
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if isinstance(result, Tensor) and result.is_floating_point():
-            self.seen.add(result.dtype)
-        return result
-
-
-def _unit(dtype: torch.dtype) -> float:
-    """Return the relative error of one operation: matrix products may round more coarsely."""
-    return torch.finfo(multiplied_in(dtype)).eps
 
 
 # By a call ----------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Python state that a training program keeps between calls: find it, restore it, compare it.
+"""Python state that a training program keeps between calls: find it and restore it.
 
 A loss function can carry a record from one call to the next in a closure, an attribute, a global, a
 buffer or a generator. `ProgramState` follows references from the program's functions and objects
@@ -9,14 +9,13 @@ same state. State that Python cannot show (files, other processes, C extensions)
 import collections
 import enum
 import functools
-import itertools
 import random
 import sys
 import sysconfig
 import types
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,14 +40,8 @@ _LARGE = 10**7
 """Elements above which an array or a container is taken to be data rather than state."""
 
 
-class Mutable(NamedTuple):
-    """One mutable object: how to put it back, and whether it is as it was."""
-
-    restore: Callable[[], None]
-    is_same: Callable[[], bool]
-
-
-Mutables = list[Mutable]
+Restores = list[Callable[[], None]]
+"""Functions that put one mutable object back each."""
 
 
 class ProgramState:
@@ -65,19 +58,20 @@ class ProgramState:
     """
 
     def __init__(self, *roots: Any) -> None:  # Any: functions, modules, data sets
-        self._entries: Mutables = []
+        self._entries: Restores = []
         self._seen: dict[int, Any] = {}  # holds the objects, so that their ids stay theirs
         stack = list(roots)
         while stack:
             stack.extend(self._visit(stack.pop()))
         held = [v for v in self._seen.values() if isinstance(v, GENERATORS)]
-        self._generators = [v for v in held if not any(v is g for g in _GLOBAL_GENERATORS)]
+        others = (*_GLOBAL_GENERATORS, *(v for v in held if isinstance(v, random.SystemRandom)))
+        self._generators = [v for v in held if not any(v is g for g in others)]
         self._starts = [_generator_state(g) for g in self._generators]
 
     def restore(self) -> None:
         """Put every mutable object back to what it was."""
-        for entry in self._entries:
-            entry.restore()
+        for restore in self._entries:
+            restore()
         self.restore_generators()
 
     def restore_generators(self) -> None:
@@ -100,13 +94,6 @@ class ProgramState:
         """Return the present states of the random generators, in a form that `==` compares."""
         states = map(_generator_state, self._generators)
         return [bytes(s.numpy()) if isinstance(s, Tensor) else repr(s) for s in states]
-
-    def has_changed(self) -> bool:
-        """Return True if anything reachable was changed since, generators apart.
-
-        The numbers that a generator draws later are as random as those it drew before.
-        """
-        return not all(entry.is_same() for entry in self._entries)
 
     def _visit(self, value: Any) -> Iterable[Any]:
         """Remember how to restore `value`, and return what it refers to."""
@@ -131,7 +118,7 @@ def drawn_so_far(device: torch.device) -> list[object]:
     return [*found, *(part.tobytes() if isinstance(part, np.ndarray) else part for part in shared)]
 
 
-def _tensor(value: Tensor, entries: Mutables) -> Iterable[Any]:
+def _tensor(value: Tensor, entries: Restores) -> Iterable[Any]:
     is_plain = type(value) is Tensor and value.layout == torch.strided
     if is_plain and value.numel() and not value.untyped_storage().nbytes():
         return ()  # FSDP2 has freed the memory of a gathered parameter
@@ -144,51 +131,47 @@ def _tensor(value: Tensor, entries: Mutables) -> Iterable[Any]:
                 value.copy_(kept)
 
         if not value.is_leaf or not value.requires_grad:
-            entries.append(Mutable(put_back, lambda: torch.equal(value, kept)))
+            entries.append(put_back)
     return ()
 
 
-def _array(value: np.ndarray, entries: Mutables) -> Iterable[Any]:
+def _array(value: np.ndarray, entries: Restores) -> Iterable[Any]:
     if value.flags.writeable and value.size <= _LARGE:
         kept = value.copy()
-        entries.append(
-            Mutable(
-                lambda: np.copyto(value, kept), lambda: np.array_equal(value, kept, equal_nan=True)
-            )
-        )
+        entries.append(lambda: np.copyto(value, kept))
     return ()
 
 
-def _dict(value: dict[Any, Any], entries: Mutables) -> Iterable[Any]:
+def _dict(value: dict[Any, Any], entries: Restores) -> Iterable[Any]:
     kept = dict(value)
 
     def put_back() -> None:
         value.clear()
         value.update(kept)
 
-    entries.append(Mutable(put_back, lambda: _are_same(value.items(), kept.items())))
+    entries.append(put_back)
     return kept.values() if len(kept) <= _LARGE else ()
 
 
-def _list(value: Any, entries: Mutables) -> Iterable[Any]:
+def _list(value: Any, entries: Restores) -> Iterable[Any]:
     kept = list(value)
 
     def put_back() -> None:
         value.clear()
         value.extend(kept)
 
-    entries.append(Mutable(put_back, lambda: _are_same(enumerate(value), enumerate(kept))))
+    entries.append(put_back)
     return kept
 
 
-def _set(value: set[Any], entries: Mutables) -> Iterable[Any]:
+def _set(value: set[Any], entries: Restores) -> Iterable[Any]:
     kept = set(value)
 
     def put_back() -> None:
         value.clear()
         value.update(kept)
 
-    entries.append(Mutable(put_back, lambda: value == kept))
+    entries.append(put_back)
     return kept
 
 
@@ -211,34 +194,27 @@ def _set_generator(value: Any, state: Any) -> None:
         value.set_state(state)
 
 
-def _leave(_: Any, __: Mutables) -> Iterable[Any]:
+def _leave(_: Any, __: Restores) -> Iterable[Any]:
     return ()
 
 
-def _cache(value: Any, entries: Mutables) -> Iterable[Any]:
+def _cache(value: Any, entries: Restores) -> Iterable[Any]:
     """Empty a `functools.lru_cache` when it was changed: a cache that mixes nothing fills again."""
     before = value.cache_info().misses
 
-    def has_kept() -> bool:
-        return value.cache_info().misses == before
+    def put_back() -> None:
+        if value.cache_info().misses != before:
+            value.cache_clear()
 
-    entries.append(Mutable(lambda: None if has_kept() else value.cache_clear(), has_kept))
+    entries.append(put_back)
     return (value.__wrapped__,)
-
-
-def _are_same(now: Iterable[Any], before: Iterable[Any]) -> bool:
-    """Compare pairs of a name and a value: values by identity, plain ones by equality."""
-    return all(
-        a is not None and b is not None and a[0] == b[0] and _is_same(a[1], b[1])
-        for a, b in itertools.zip_longest(now, before)
-    )
 
 
 def _is_same(a: Any, b: Any) -> bool:
     return a is b or (type(a) is type(b) and isinstance(a, _ATOMS) and a == b)
 
 
-def _function(value: types.FunctionType, entries: Mutables) -> Iterable[Any]:
+def _function(value: types.FunctionType, entries: Restores) -> Iterable[Any]:
     if value.__code__.co_filename.startswith(LIBRARIES):
         return ()
     found: list[Any] = [value.__dict__, value.__defaults__, value.__kwdefaults__]
@@ -263,36 +239,29 @@ def is_own_module(value: Any) -> bool:
     return file is not None and not file.startswith((*LIBRARIES, _PACKAGE))
 
 
-def _cell(cell: types.CellType, entries: Mutables) -> Any:
+def _cell(cell: types.CellType, entries: Restores) -> Any:
     try:
         content = cell.cell_contents
     except ValueError:  # not filled yet
         return None
-    entries.append(
-        Mutable(
-            lambda: setattr(cell, "cell_contents", content),
-            lambda: _is_same(cell.cell_contents, content),
-        )
-    )
+    entries.append(lambda: setattr(cell, "cell_contents", content))
     return content
 
 
-def _binding(names: dict[str, Any], name: str, content: Any) -> Mutable:
-    return Mutable(
-        functools.partial(names.__setitem__, name, content),
-        lambda: _is_same(names.get(name), content),
-    )
+def _binding(names: dict[str, Any], name: str, content: Any) -> Callable[[], None]:
+    return functools.partial(names.__setitem__, name, content)
 
 
-def _slot(owner: Any, name: str, content: Any) -> Mutable:
+def _slot(owner: Any, name: str, content: Any) -> Callable[[], None]:
     """Remember an attribute of a class, or of an object that has no `__dict__`."""
     setter = type.__setattr__ if isinstance(owner, type) else object.__setattr__
     read = vars(owner).get if isinstance(owner, type) else functools.partial(getattr, owner)
 
-    def is_same() -> bool:
-        return _is_same(read(name, None), content)
+    def put_back() -> None:
+        if not _is_same(read(name, None), content):
+            setter(owner, name, content)
 
-    return Mutable(lambda: None if is_same() else setter(owner, name, content), is_same)
+    return put_back
 
 
 def names_in(code: types.CodeType) -> Iterator[str]:
@@ -303,15 +272,15 @@ def names_in(code: types.CodeType) -> Iterator[str]:
             yield from names_in(constant)
 
 
-def _method(value: types.MethodType, _: Mutables) -> Iterable[Any]:
+def _method(value: types.MethodType, _: Restores) -> Iterable[Any]:
     return value.__self__, value.__func__
 
 
-def _partial(value: functools.partial, _: Mutables) -> Iterable[Any]:
+def _partial(value: functools.partial, _: Restores) -> Iterable[Any]:
     return value.func, value.args, value.keywords
 
 
-def _class(value: type, entries: Mutables) -> Iterable[Any]:
+def _class(value: type, entries: Restores) -> Iterable[Any]:
     """Follow the attributes of a class that the user wrote: `Model.total += 1` changes them."""
     if _is_library(value):
         return ()
@@ -329,11 +298,11 @@ def _is_library(value: type) -> bool:
     )
 
 
-def _tuple(value: tuple[Any, ...] | frozenset[Any], _: Mutables) -> Iterable[Any]:
+def _tuple(value: tuple[Any, ...] | frozenset[Any], _: Restores) -> Iterable[Any]:
     return value
 
 
-def _object(value: Any, entries: Mutables) -> Iterable[Any]:
+def _object(value: Any, entries: Restores) -> Iterable[Any]:
     if isinstance(value, _NOT_STATE) or type(value).__module__.startswith("tacit."):
         return ()
     found: list[Any] = [type(value)]
@@ -350,7 +319,7 @@ def _object(value: Any, entries: Mutables) -> Iterable[Any]:
 
 
 # By kind, the first that fits.
-_KINDS: list[tuple[Any, Callable[[Any, Mutables], Iterable[Any]]]] = [
+_KINDS: list[tuple[Any, Callable[[Any, Restores], Iterable[Any]]]] = [
     (Tensor, _tensor),
     (np.ndarray, _array),
     (dict, _dict),

@@ -85,6 +85,13 @@ class Records:
 
     Errors of the data set and of `collate_fn` are shown as `guard` says. Floating-point numbers of
     arrays and tables become `dtype`; tensors stay as they are.
+
+    Attributes
+    ----------
+    is_stored
+        Whether records are rows of tensors, fetched all at once.
+    is_plain
+        Whether none of the user's code runs when a record is fetched.
     """
 
     def __init__(
@@ -99,15 +106,17 @@ class Records:
         _refuse_unusable(dataset)
         self.dataset: Any = _as_dataset(dataset, dtype)
         self.device = device
-        self.is_stored = collate_fn is None and isinstance(self.dataset, TensorDataset)
+        self.is_stored = collate_fn is None and _is_stored(self.dataset)
         self._fetch = _fetcher(self.dataset, collate_fn)
-        self._guard = ErrorGuard() if guard is None else guard
+        self.guard = ErrorGuard() if guard is None else guard
         self._digest: bytes | None = None
+        inner = self.dataset.dataset if type(self.dataset) is Subset else self.dataset
+        self.is_plain = collate_fn is None and type(inner) in (TensorDataset, Columns)
         # The Python code that fetches; selecting rows of tensors keeps no state.
         self.program = () if self.is_stored else (self.dataset, collate_fn)
 
     def __len__(self) -> int:
-        return self._guard(len, self.dataset)
+        return self.guard(len, self.dataset)
 
     @property
     def on_device(self) -> tuple[Tensor, ...] | None:
@@ -121,7 +130,13 @@ class Records:
 
     def fetch_on_host(self, indices: Indices) -> Batch:
         """Return the records at `indices` as one batch on the device where they are stored."""
-        return self._guard(self._fetch, indices)
+        batch = self.guard(self._fetch, indices)
+        if not self.is_stored and n_rows(batch) != len(indices):
+            raise ValueError(
+                "the first axis of a batch must count the examples, but collate_fn or the data set "
+                "did not give one row for each record. Change it."
+            )
+        return batch
 
     def to_device(self, batch: Batch) -> Batch:
         """Return `batch` with its tensors on the model's device."""
@@ -148,17 +163,24 @@ class Records:
 
 def _fetcher(dataset: Any, collate_fn: Callable[[list[Any]], Batch] | None) -> Fetch:
     """Return the fastest function from indices to a collated batch of `dataset`'s records."""
-    if collate_fn is None and isinstance(dataset, TensorDataset):
+    if collate_fn is None and _is_stored(dataset):
         return lambda indices: tuple(_rows(dataset.tensors, indices))
     if collate_fn is None and isinstance(dataset, Columns):
         names, tensors = dataset.columns.keys(), list(dataset.columns.values())
         return lambda indices: dict(zip(names, _rows(tensors, indices), strict=True))
-    if collate_fn is None and isinstance(dataset, Subset):
+    if collate_fn is None and type(dataset) is Subset and _is_stored(dataset.dataset):
         inner, chosen = _fetcher(dataset.dataset, None), np.asarray(dataset.indices, np.int64)
-        if isinstance(dataset.dataset, TensorDataset):
-            return lambda indices: inner(chosen[indices])
+        return lambda indices: inner(chosen[indices])
     collate = default_collate if collate_fn is None else collate_fn
     return lambda indices: collate_records(collate, read_records(dataset, indices.tolist()))
+
+
+def _is_stored(dataset: Any) -> bool:
+    """Return whether records are rows of tensors, and no subclass says how to read them."""
+    return isinstance(dataset, TensorDataset) and all(
+        getattr(type(dataset), name, None) is getattr(TensorDataset, name, None)
+        for name in ("__getitem__", "__getitems__")
+    )
 
 
 def read_records(dataset: Any, indices: list[int]) -> list[Any]:

@@ -96,8 +96,8 @@ def n_rows(batch: Batch) -> int:
     return tensors[0].shape[0]
 
 
-def check_losses(losses: Tensor, rows: int, *, is_private: bool = True) -> None:
-    """Raise unless `losses` has one loss per row; if `is_private`, errors omit the row count."""
+def check_losses(losses: Tensor, rows: int) -> None:
+    """Raise unless `losses` has one loss per row; errors state no size, which is private."""
     if not isinstance(losses, Tensor):
         raise TypeError(f"loss_fn must return a tensor, got {name_of_kind(type(losses))}.")
     if losses.dim() == 0:
@@ -106,10 +106,9 @@ def check_losses(losses: Tensor, rows: int, *, is_private: bool = True) -> None:
             'sum over the batch cannot be clipped. Use reduction="none" in loss_fn.'
         )
     if losses.shape != (rows,):
-        wanted = "(examples,)" if is_private else f"({rows},) for {rows} examples"
-        got = f"{losses.dim()} axes" if is_private else f"shape {tuple(losses.shape)}"
+        got = "another number of losses" if losses.dim() == 1 else "several axes"
         raise ValueError(
-            f"there must be one loss per example, shape {wanted}, got {got}. Average over every "
+            f"there must be one loss per example, shape (examples,), got {got}. Average over every "
             "other axis, such as positions; the first axis of the batch must count the examples."
         )
 

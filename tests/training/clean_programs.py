@@ -3,6 +3,7 @@
 `make_private` must accept each of them, on every seed: a refusal would be an unpaid release.
 """
 
+import itertools
 import random
 from collections.abc import Callable
 from functools import lru_cache
@@ -442,3 +443,163 @@ def timm_standardized_convolutions_in_groups():
 @program
 def timm_scaled_standardized_convolutions():
     return _standardized(ScaledStdConv2d)
+
+
+@program
+def rows_sorted_and_put_back():
+    def loss(m, x, y):
+        order = x[:, 0].argsort()
+        return ce(m(x[order])[order.argsort()], y)
+
+    return loss
+
+
+@program
+def rows_sorted_and_put_back_in_bfloat16():
+    def loss(m, x, y):
+        order = x[:, 0].argsort()
+        with torch.autocast("cpu", torch.bfloat16):
+            out = m(x[order])[order.argsort()]
+        return ce(out.float(), y)
+
+    return loss
+
+
+@program
+def equal_rows_computed_once():
+    x, y = data()
+    x[1::2] = x[::2]
+
+    def loss(m, batch):
+        x, y = batch
+        rows, places = torch.unique(x, dim=0, return_inverse=True)
+        return ce(m(rows)[places], y)
+
+    return Case(model(), loss, (x, y), "none")
+
+
+class OnlyChosenExperts(nn.Module):
+    """Experts of which only those run that some row has chosen."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.gate = nn.Linear(WIDTH, 4)
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(WIDTH, 33), nn.GELU(), nn.Linear(33, CLASSES)) for _ in range(4)
+        )
+
+    def forward(self, x):
+        chosen = self.gate(x).argmax(1)
+        out = x.new_zeros(len(x), CLASSES)
+        for i, expert in enumerate(self.experts):
+            rows = (chosen == i).nonzero().squeeze(1)
+            if len(rows):
+                out[rows] = expert(x[rows]).to(out.dtype)
+        return out
+
+
+@program
+def only_chosen_experts():
+    return Case(OnlyChosenExperts(), lambda m, b: ce(m(b[0]), b[1]), data(), "none")
+
+
+@program
+def only_chosen_experts_under_autocast():
+    def loss(m, batch):
+        with torch.autocast("cpu", torch.bfloat16):
+            out = m(batch[0])
+        return ce(out.float(), batch[1])
+
+    return Case(OnlyChosenExperts(), loss, data(), "none")
+
+
+@program
+def only_chosen_experts_in_bfloat16():
+    net = OnlyChosenExperts().bfloat16()
+    return Case(net, lambda m, b: ce(m(b[0].bfloat16()).float(), b[1]), data(), "none")
+
+
+class PackedGRU(nn.Module):
+    """A recurrent network that sorts its sequences by length."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.rnn, self.out = nn.GRU(2, 5, batch_first=True), nn.Linear(5, CLASSES)
+
+    def forward(self, x, lengths):
+        packed = nn.utils.rnn.pack_padded_sequence(
+            x, lengths, batch_first=True, enforce_sorted=False
+        )
+        return self.out(self.rnn(packed)[1][-1])
+
+
+@program
+def packed_sequences():
+    g = torch.Generator().manual_seed(0)
+    sizes = torch.randint(1, 9, (RECORDS,), generator=g).tolist()
+    records = [(torch.randn(n, 2, generator=g), i % CLASSES) for i, n in enumerate(sizes)]
+
+    def collate(chosen):
+        x = nn.utils.rnn.pad_sequence([x for x, _ in chosen], batch_first=True)
+        lengths = torch.tensor([len(x) for x, _ in chosen])
+        return x, lengths, torch.tensor([y for _, y in chosen])
+
+    return Case(PackedGRU(), lambda m, b: ce(m(b[0], b[1]), b[2]), records, "none", collate)
+
+
+@program
+def numbers_of_the_operating_system():
+    drawn = random.SystemRandom()
+
+    def loss(m, x, y):
+        return ce(m(x + torch.tensor([[drawn.gauss(0, 0.1)] for _ in x])), y)
+
+    return loss
+
+
+@program
+def noise_from_a_generator_that_cannot_be_put_back():
+    bits = np.random.PCG64(0)
+
+    def loss(m, x, y):
+        noise = np.random.Generator(bits).normal(size=x.shape)
+        return ce(m(x + 0.1 * torch.from_numpy(noise).float()), y)
+
+    return loss
+
+
+@program
+def a_schedule_that_cannot_be_put_back():
+    calls = itertools.count()
+    return lambda m, x, y: ce(m(x), y) * (1 + next(calls) / 50)
+
+
+class Read(torch.utils.data.Dataset):
+    """Records that a function makes of their number."""
+
+    def __init__(self, read):
+        self.read = read
+
+    def __len__(self):
+        return RECORDS
+
+    def __getitem__(self, i):
+        return self.read(i)
+
+
+@program
+def missing_values_that_are_filled_in():
+    x, y = data()
+    x[::7, 0] = torch.nan
+    dataset = Read(lambda i: (x[i].nan_to_num(0.0), y[i]))
+    return Case(model(), lambda m, b: ce(m(b[0]), b[1]), dataset, "none")
+
+
+@program
+def texts_in_an_array_of_objects():
+    x, y = data()
+    texts = np.array([" ".join(map(str, row)) for row in x.tolist()], dtype=object)
+    dataset = Read(lambda i: (torch.tensor([float(v) for v in texts[i].split()]), y[i]))
+    return Case(model(), lambda m, b: ce(m(b[0]), b[1]), dataset, "none")

@@ -6,6 +6,7 @@ Each case is found only by comparing laws, or only if both runs get the same num
 
 import random
 
+import coarse_mixing_cases  # noqa: F401  # registers its cases
 import numpy as np
 import torch
 from mixing_cases import CASES, CLASSES, RECORDS, WIDTH, Case, case, ce, data, model

@@ -58,7 +58,7 @@ def is_refused_before_release(name: str, seed: int) -> bool:
     return False
 
 
-@pytest.mark.parametrize("name", one_fast(MOST, 3))
+@pytest.mark.parametrize("name", one_fast(MOST, 5))
 def test_mixing_of_most_rows_is_refused_before_the_first_release(name):
     assert is_refused_before_release(name, seed=0)
 
@@ -121,7 +121,7 @@ def test_late_mixing_voids_the_run():
         run.step(run._lots.lot(run.steps_taken))
 
 
-@pytest.mark.parametrize("name", one_fast(PROGRAMS, 3))
+@pytest.mark.parametrize("name", one_fast(PROGRAMS, 6))
 def test_programs_that_keep_examples_apart_are_accepted(name):
     run = private(PROGRAMS[name](), seed=0, steps=3)
     for lot in run:
@@ -158,9 +158,9 @@ def _records(dataset):
     return torch.utils.data.TensorDataset(*dataset) if isinstance(dataset, tuple) else dataset
 
 
-@pytest.mark.parametrize("name", one_fast(CASES, 8))
+@pytest.mark.parametrize("name", one_fast(CASES, 20))
 def test_strict_bounds_what_one_record_moves(name):
-    rows = np.arange(24)
+    rows = np.arange(10)
     try:
         base, other = (sum_of(CASES[name](), rows, seed) for seed in (0, 1))
         added = sum_of(CASES[name](), np.append(rows, 99), 0)
@@ -173,17 +173,18 @@ def test_strict_bounds_what_one_record_moves(name):
     assert float((replaced - base).norm()) <= 2 + 1e-5
 
 
-STRICT = [
-    n
-    for n in PROGRAMS
-    if n not in ("experts_chosen_for_each_row", "a_data_set_with_a_cache")
-    and not n.startswith("draws_that_depend_on_the_record")  # they read values
-]
+UNTRACED = (
+    "experts_chosen_for_each_row", "only_chosen_experts", "equal_rows_computed_once",  # shapes
+    "masked_padding", "packed_sequences",  # records of several lengths
+    "draws_that_depend_on_the_record", "numbers_of_the_operating_system",  # values are read
+    "noise_from_a_generator_that_cannot_be_put_back",
+)  # fmt: skip
+STRICT = [n for n in PROGRAMS if not n.startswith(UNTRACED)]
 
 
-@pytest.mark.parametrize("name", one_fast(STRICT, 4))
+@pytest.mark.parametrize("name", one_fast(STRICT, 9))
 def test_strict_takes_programs_without_control_flow(name):
-    run = private(PROGRAMS[name](), seed=0, isolation="strict")
+    run = private(PROGRAMS[name](), seed=0, isolation="strict", batch_size=8)
     for lot in run:
         run.step(lot)
     assert run.isolation == "by construction"
@@ -251,7 +252,7 @@ def test_the_stated_chance_of_missing_holds():
 
 def pair_loss(m, x, y):
     seen = torch.zeros_like(x)
-    seen[3] = x[11]
+    seen[3 % len(x)] = x[11 % len(x)]
     return ce(m(x + seen), y)
 
 
@@ -277,11 +278,8 @@ def test_state_is_found_and_restored_wherever_it_is():
         return generator.random()
 
     state = ProgramState(program)
-    assert not state.has_changed()
     first = program()
-    assert state.has_changed()
     state.restore()
-    assert not state.has_changed()
     assert (Holder.total, holder.items, table, cell) == (0, [1], {"a": [1, 2]}, 5)
     assert not holder.array.any()
     assert not tensor.any()

@@ -1,5 +1,7 @@
 """isolation="strict": a traced program is a function of one example, or it is refused."""
 
+import itertools
+
 import pytest
 import torch
 from torch import nn
@@ -23,15 +25,15 @@ signed_by_total.register_autograd(lambda _, gradient: gradient)
 
 
 class Sequences(Dataset):
-    """Thirty sequences; that of number 10 has a length of its own, and so a call of its own."""
+    """Twelve sequences; that of number 10 is multiplied by `scale`, or has a length of its own."""
 
-    def __init__(self, length):
+    def __init__(self, scale, length=4):
         generator = torch.Generator().manual_seed(0)
-        lengths = [length if i == 10 else 4 for i in range(30)]
-        self.records = [torch.randn(n, 3, generator=generator) for n in lengths]
+        self.records = [torch.randn(4, 3, generator=generator) for _ in range(12)]
+        self.records[10] = scale * self.records[10][:length]
 
     def __len__(self):
-        return 30
+        return 12
 
     def __getitem__(self, i):
         return self.records[i], i % 2
@@ -94,7 +96,7 @@ def writes_into_its_own_tensors(model, x):
     return F.relu_(found).add_(1.0)
 
 
-def private(change, length=4):
+def private(change, scale=1.0, length=4):
     torch.manual_seed(0)
     model = Program(change)
 
@@ -102,8 +104,8 @@ def private(change, length=4):
         return F.cross_entropy(20 * model(batch[0]), batch[1], reduction="none")
 
     return model, tacit.make_private(
-        model, torch.optim.SGD(model.parameters(), lr=0.0), Sequences(length), loss_fn,
-        batch_size=30, steps=1, clip_norm=1.0, noise_multiplier=0.0, isolation="strict",
+        model, torch.optim.SGD(model.parameters(), lr=0.0), Sequences(scale, length), loss_fn,
+        batch_size=12, steps=1, clip_norm=1.0, noise_multiplier=0.0, isolation="strict",
         check=False,
     )  # fmt: skip
 
@@ -123,15 +125,24 @@ SHARED = [
 @pytest.mark.parametrize("change", SHARED, ids=lambda change: change.__name__)
 def test_strict_refuses_whatever_outlasts_one_example(change):
     """A counter of calls moved the sum by 2.8 clip norms when one record was replaced."""
-    with pytest.raises(IncompatibleModel, match=r"writes into a tensor|calls the operator"):
+    with pytest.raises(
+        IncompatibleModel, match=r"writes into a tensor|operator that is not torch's own"
+    ):
         private(change)
 
 
 def test_strict_takes_writes_into_tensors_of_the_example_itself():
     released = []
-    for length in (4, 5):
-        model, run = private(writes_into_its_own_tensors, length)
+    for scale in (1.0, -3.0):
+        model, run = private(writes_into_its_own_tensors, scale)
         for lot in run:
             run.step(lot)
-        released.append(30 * torch.cat([p.grad.flatten() for p in model.parameters()]))
+        released.append(12 * torch.cat([p.grad.flatten() for p in model.parameters()]))
     assert 0 < (released[0] - released[1]).norm() <= 2.0
+
+
+def test_strict_refuses_records_of_several_shapes():
+    _, run = private(lambda _, x: x, length=3)
+    (lot,) = itertools.islice(run, 1)
+    with pytest.raises(IncompatibleModel, match="one public length"):
+        run.step(lot)

@@ -19,13 +19,13 @@ from tacit.training.engines.examples import Examples, losses_of
 from tacit.training.gradients import SPREADS
 from tacit.training.gradients.site import Layout, Unsupported
 from tacit.training.mixing import (
-    exceeds_rounding,
     refuse_batch_norm,
     refuse_call,
     refuse_dependence,
     refuse_size_dependence,
     restored_buffers,
 )
+from tacit.training.rounding import exceeds_rounding
 from tacit.training.tree import (
     is_out_of_memory,
     map_rows,
@@ -88,6 +88,12 @@ def trace_calls(examples: Examples) -> Trace:
         with large:
             losses = _losses(examples, LARGE)
         specs = _checked(large, losses, examples.views)
+    with undisturbed(model):
+        # A model that sorts its examples may have found them in order.
+        backwards = _Compare(labels, small.calls, examples.views)
+        with backwards:
+            reversed_losses = _losses(examples, LARGE, backwards=True)
+        _checked(backwards, reversed_losses, examples.views)
     with undisturbed(model):
         _refuse_if_sizes_differ(examples, few.detach(), losses[: len(few)].detach())
     return Trace(specs, frozenset(function for function, _ in specs))
@@ -251,7 +257,16 @@ def _order(layout: Layout, plain: Tensor | None, scaled: Tensor | None) -> Layou
             return candidate
         if layout.inner == 1:
             break
+    _decline_if_reordered(layout, plain.to(wide), scaled.to(wide))
     return None
+
+
+def _decline_if_reordered(layout: Layout, plain: Tensor, scaled: Tensor) -> None:
+    """Raise `Unsupported` if each entry belongs to one example, but not to the one at its place."""
+    one, other = (layout.split(g, LARGE).flatten(1) for g in (plain, scaled))
+    ratios = [(other - k * one).norm(dim=1) <= 1e-4 * other.norm(dim=1) for k in (1, 2, 4)]
+    if bool(torch.stack(ratios).any(0).all()):
+        raise Unsupported("the model changes the order of the examples")
 
 
 def _ordered(
@@ -271,12 +286,16 @@ def _ordered(
     return CallSpec(spec.kind, layouts, tuple(checked))
 
 
-def _losses(examples: Examples, size: int) -> Tensor:
-    """Return the losses of a batch of `size` examples: the first ones, repeated if too few."""
+def _losses(examples: Examples, size: int, *, backwards: bool = False) -> Tensor:
+    """Return the losses of a batch of `size` examples: the first ones, repeated if too few.
+
+    `backwards` takes them in the opposite order.
+    """
     views = examples.views
 
     def chosen(tensor: Tensor) -> Tensor:
-        first = torch.arange(size, device=tensor.device) % len(examples)
+        order = (size - 1, -1, -1) if backwards else (0, size, 1)
+        first = torch.arange(*order, device=tensor.device) % len(examples)
         return tensor.unflatten(0, (len(examples), views))[first].flatten(0, 1)
 
     batch = map_rows(chosen, examples.batch)

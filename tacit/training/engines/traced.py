@@ -1,25 +1,27 @@
 """Clipped sums of examples that cannot see each other by construction: `isolation="strict"`.
 
-The program of one example, from its row to its gradient, is traced once on synthetic data. The
-trace is a graph: a function of the parameters, the row and random numbers, without Python state. It
-is then mapped over the examples by `torch.func.vmap`. No other record and no earlier call can enter
-an example's gradient, so the guarantee does not rest on a test.
+The program of one example, from its row to its gradient, is traced once, on synthetic data, before
+any record is read. The trace is a graph: a function of the parameters, the row and random numbers,
+without Python state. What else it refers to (buffers, frozen parameters, constants) is copied into
+it. The graph is then mapped over the examples by `torch.func.vmap`. Of the user's code, only the
+data set, `collate_fn` and `augment` ever meet a record, each record in a process of its own
+(`record_processes`). No other record and no earlier call can enter an example's gradient, so the
+guarantee does not rest on a test.
 
-Records are fetched, collated and augmented one at a time, by the user's own Python code. A lot
-during which that code changed any object that it can reach is refused before its release.
-
-What remains to be trusted are the batching rules of vmap itself, and state that Python cannot show.
-A program that branches on values, reads values out of tensors, writes into tensors that examples
-share, or calls operators that are not torch's own (their code runs outside the trace and may keep
-state) is refused.
+What remains to be trusted are torch's operators, the batching rules of vmap, and what processes
+share: files, sockets, shared memory. A program that branches on values, reads values out of
+tensors, writes into tensors that examples share, or calls operators that are not torch's own (their
+code runs outside the trace and may keep state) is refused.
 """
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload
 from torch.func import functional_call, vmap
 from torch.fx import GraphModule, Interpreter
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -32,11 +34,12 @@ from tacit.training.engines.examples import as_views, clip_and_sum
 from tacit.training.engines.vmap import Decompose, LossModule, examples_at_once
 from tacit.training.gradients.generic import without_fallback_warnings
 from tacit.training.key import randomness
-from tacit.training.program_state import ProgramState
-from tacit.training.tree import Batch, LossFn, with_rows
+from tacit.training.record_processes import Example, RecordProcesses, Schema, rebuilt, schema_of
+from tacit.training.tree import Batch, LossFn
 
 if TYPE_CHECKING:
     from tacit.training.lots import Lot
+    from tacit.training.records import Records
 
 Gradients = Callable[[dict[str, Tensor], list[Tensor]], dict[str, Tensor]]
 _REFUSAL = (
@@ -44,6 +47,15 @@ _REFUSAL = (
     "Change it, or use isolation='checked'."
 )
 _WRITES = "writes into a tensor that examples share, such as a buffer"
+_OTHER_SCHEMA = (
+    "isolation='strict' traces the program for the shapes, types and plain values of the first "
+    "record, but another record has others. Pad records to one public length in collate_fn, give "
+    "values as tensors, or use isolation='checked'."
+)
+_CHANGED = (
+    "isolation='strict' traced the program when the run was made, but requires_grad of a parameter "
+    "or the mode of a layer (train, eval) is different now. Put it back, or make a new run."
+)
 _TORCHS_OWN = ("aten", "prims")
 # Ways to read values out of a tensor that tracing would not notice: the values are synthetic.
 _READS = {Tensor.numpy, Tensor.tolist, Tensor.__array__, Tensor.data_ptr}
@@ -52,91 +64,161 @@ _READS = {Tensor.numpy, Tensor.tolist, Tensor.__array__, Tensor.data_ptr}
 class TracedLotSum:
     """Sums the clipped gradients of a lot by the traced program of one example.
 
-    Called like `LotSum`, of which it has the parameters.
+    Called like `LotSum`. It must be made before anything else reads a record. Python values,
+    buffers and frozen parameters that the program reads are those of that moment. `processes` reads
+    the records, unless they are rows of tensors.
     """
 
     def __init__(
         self,
         model: nn.Module,
         loss_fn: LossFn,
+        records: "Records",
         *,
         views: int = 1,
         augment: Callable[[Batch], Batch] | None = None,
+        processes: int = 1,
     ) -> None:
-        self._model = model
-        self._views = views
-        self._augment = augment
-        self._losses = LossModule(model, loss_fn, views)
-        self._graphs: dict[Any, Gradients] = {}
+        self.model, self.loss_fn, self.views = model, loss_fn, views
+        self._device = records.device
+
+        def read(index: int) -> Batch:
+            return as_views(records.fetch_on_host(np.asarray([index])), views, augment)
+
+        self._read: Callable[[Sequence[tuple[int, int]]], list[Example]]
+        self._read = lambda requests: [_plain_example(read(index)) for index, _ in requests]
+        self.processes: RecordProcesses | None = None
+        if augment is not None or not records.is_plain:
+            program = (*records.program, augment)
+            self.processes = RecordProcesses(
+                read, program, guard=records.guard, processes=processes
+            )
+            self._read = self.processes
+        self._schema = self._public_schema()
+        self._state = self._modes()
+        self._gradients = self._trace(LossModule(model, loss_fn, views))
 
     def __call__(self, lot: "Lot", clip: Clip) -> tuple[ClippedSum, int]:
         """Return the sum of a lot, and how many records the lot holds. Private."""
-        source, records = lot.source, lot.source.records
-        fetching = ProgramState(*records.program, self._augment)
-        examples, seed = [], source.seed(lot.step)
-        for index in np.concatenate([np.zeros(0, np.int64), *(m.indices for m in lot.pending())]):
-            with randomness(seed + int(index), records.device):
-                fetched = records.fetch(np.asarray([index]))
-                examples.append(as_views(fetched, self._views, self._augment))
-        if fetching.has_changed():
-            raise IncompatibleModel(
-                _REFUSAL.format("keeps Python state in its data set, collate_fn or augment")
-            )
-        with randomness(seed, records.device):
+        if self._modes() != self._state:
+            raise RuntimeError(_CHANGED)
+        seed = lot.source.seed(lot.step)
+        indices = np.concatenate([np.zeros(0, np.int64), *(m.indices for m in lot.pending())])
+        examples = self.read([(int(index), seed + int(index)) for index in indices])
+        with randomness(seed, self._device):
             return self.clipped_sum(examples, clip), len(examples)
 
-    def clipped_sum(self, examples: Sequence[Batch], clip: Clip) -> ClippedSum:
-        """Return the sum of clipped gradients of `examples`, each a batch of its own. Private."""
-        total = ClippedSum.zeros(self._model, clip, dtype=torch.float64)
-        values = {name: p.detach() for name, p in trainable(self._model).items()}
-        by_shape: dict[Any, list[list[Tensor]]] = {}
-        for example in examples:
-            tensors, _ = with_rows(example)
-            key = tuple((t.shape, t.dtype) for t in tensors)
-            by_shape.setdefault(key, []).append(tensors)
-            self._graph(key, example)
-        for key, members in by_shape.items():
-            step = examples_at_once(values)
-            for start in range(0, len(members), step):
-                chunk = members[start : start + step]
-                rows = [torch.stack(tensors) for tensors in zip(*chunk, strict=True)]
-                with without_fallback_warnings():
-                    found = self._graph(key, None)(values, rows)
-                everyone = torch.ones(len(chunk), dtype=torch.bool, device=rows[0].device)
-                total += clip_and_sum(found, clip, everyone)
+    def read(self, requests: Sequence[tuple[int, int]]) -> list[list[Tensor]]:
+        """Return the tensors of records, each given by its number and a seed. Private."""
+        examples = self._read(requests)
+        if any(repr(example.schema) != repr(self._schema) for example in examples):  # NaN too
+            raise IncompatibleModel(_OTHER_SCHEMA)
+        return [example.tensors for example in examples]
+
+    def clipped_sum(self, examples: Sequence[list[Tensor]], clip: Clip) -> ClippedSum:
+        """Return the sum of clipped gradients of `examples`, each given by its tensors. Private."""
+        total = ClippedSum.zeros(self.model, clip, dtype=torch.float64)
+        values = {name: p.detach() for name, p in trainable(self.model).items()}
+        step = examples_at_once(values)
+        for start in range(0, len(examples), step):
+            chunk = examples[start : start + step]
+            rows = [torch.stack(group).to(self._device) for group in zip(*chunk, strict=True)]
+            with without_fallback_warnings():
+                found = self._gradients(values, rows)
+            everyone = torch.ones(len(chunk), dtype=torch.bool, device=self._device)
+            total += clip_and_sum(found, clip, everyone)
         return total
 
-    def _graph(self, shapes: Any, example: Batch) -> Gradients:
-        """Return the traced program for examples of these shapes; trace it if it is new."""
-        key = (shapes, tuple(module.training for module in self._model.modules()))
-        if key not in self._graphs:
-            self._graphs[key] = self._trace(example)
-        return self._graphs[key]
+    def blank(self) -> list[Tensor]:
+        """Return zeros in the shapes of a record, which are public."""
+        return [torch.zeros_like(t) for t in self._blank]
 
-    def _trace(self, example: Batch) -> Gradients:
-        tensors, rebuild = with_rows(example)
-        blank = [torch.zeros_like(t) for t in tensors]  # the shape of a record is public
-        values = {name: p.detach().clone() for name, p in trainable(self._model).items()}
+    def batch(self, tensors: Sequence[Tensor]) -> Batch:
+        """Return a batch of these tensors as `loss_fn` gets it."""
+        return rebuilt(self._schema, iter(tensors))
+
+    def _public_schema(self) -> Schema:
+        """Return the schema of the first record, and keep zeros in its shapes."""
+        (first,) = self._read([(0, 0)])
+        if not first.tensors or any(len(t) != self.views for t in first.tensors):
+            raise IncompatibleModel(
+                "the first axis of every tensor in a batch must count the examples, but a batch of "
+                "one record has another number of rows. Change collate_fn or augment."
+            )
+        self._blank = [torch.zeros_like(t, device=self._device) for t in first.tensors]
+        return first.schema
+
+    def _modes(self) -> tuple[Any, ...]:
+        names = tuple(trainable(self.model))
+        return names, tuple(module.training for module in self.model.modules())
+
+    def _trace(self, losses: LossModule) -> Gradients:
+        values = {name: p.detach().clone() for name, p in trainable(self.model).items()}
 
         def gradients(values: dict[str, Tensor], rows: list[Tensor]) -> dict[str, Tensor]:
             leaves = {f"model.{name}": value.requires_grad_() for name, value in values.items()}
             with torch.enable_grad():
-                loss = functional_call(self._losses, leaves, (rebuild(rows),)).mean()
+                loss = functional_call(losses, leaves, (self.batch(rows),)).mean()
                 found = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
             return dict(zip(values, found, strict=True))
 
-        with _NoReads(), Decompose(), sdpa_kernel(SDPBackend.MATH), torch.random.fork_rng([]):
+        with _NoReads(), Decompose(), sdpa_kernel(SDPBackend.MATH), randomness(0, self._device):
             try:
-                graph = make_fx(gradients)(values, blank)
-                inputs = [*values.values(), *blank]
-                _Inspection(graph, inputs).run(*inputs)
+                graph = make_fx(gradients)(values, self.blank())
+                _copy_constants(graph)
                 mapped = vmap(graph, in_dims=(None, 0), randomness="different")
-                with without_fallback_warnings():
-                    # vmap refuses to write an example into a tensor that examples share.
-                    mapped(values, [torch.stack([t, t]) for t in blank])
+                self._inspect(graph, mapped, values)
             except (RuntimeError, TypeError, ValueError) as error:
                 raise IncompatibleModel(_REFUSAL.format(_reason(error))) from None
         return mapped
+
+    def _inspect(self, graph: GraphModule, mapped: Gradients, values: dict[str, Tensor]) -> None:
+        """Raise unless the graph and its map leave everything but their results as it was."""
+        rows = [torch.randn_like(t) if t.is_floating_point() else t for t in self.blank()]
+        shared = [*_constants(graph), *values.values()]
+        before = [tensor.clone() for tensor in shared]
+        _Inspection(graph, [*values.values(), *rows]).run(*values.values(), *rows)
+        with without_fallback_warnings():
+            # vmap refuses to write an example into a tensor that examples share.
+            mapped(values, [torch.stack([t, t]) for t in rows])
+        # Some operators write without saying so in their names or schemas.
+        if not all(_is_unchanged(*pair) for pair in zip(before, shared, strict=True)):
+            raise IncompatibleModel(_REFUSAL.format(_WRITES))
+
+
+def _plain_example(batch: Batch) -> Example:
+    tensors: list[Tensor] = []
+    return Example(schema_of(batch, tensors), tensors)
+
+
+def _nodes(graph: GraphModule) -> list[tuple[GraphModule, str]]:
+    """Return what the graph refers to, as pairs of the module that holds it and its name."""
+    modules = [m for m in graph.modules() if isinstance(m, GraphModule)]
+    return [(m, str(n.target)) for m in modules for n in m.graph.nodes if n.op == "get_attr"]
+
+
+def _copy_constants(graph: GraphModule) -> None:
+    """Give the graph copies of the tensors it refers to, so that nobody else can write to them."""
+    for module, name in _nodes(graph):
+        held = operator.attrgetter(name)(module)
+        if isinstance(held, GraphModule):
+            continue
+        if not isinstance(held, Tensor):
+            raise IncompatibleModel(_REFUSAL.format("refers to an object that is no tensor"))
+        owner, _, last = name.rpartition(".")
+        holder = operator.attrgetter(owner)(module) if owner else module
+        if last in holder._parameters:
+            del holder._parameters[last]
+        setattr(holder, last, held.detach().clone())
+
+
+def _constants(graph: GraphModule) -> list[Tensor]:
+    held = [operator.attrgetter(name)(module) for module, name in _nodes(graph)]
+    return [value for value in held if isinstance(value, Tensor)]
+
+
+def _is_unchanged(before: Tensor, now: Tensor) -> bool:
+    return torch.equal(before.nan_to_num(), now.nan_to_num())
 
 
 class _Inspection(Interpreter):
@@ -148,16 +230,18 @@ class _Inspection(Interpreter):
 
     def __init__(self, graph: GraphModule, inputs: Sequence[Tensor]) -> None:
         super().__init__(graph)
-        held = [getattr(graph, node.target) for node in graph.graph.nodes if node.op == "get_attr"]
-        self._shared = {_memory(t) for t in (*held, *inputs) if isinstance(t, Tensor)}
+        self.extra_traceback = False  # it would be added to the text of errors
+        self._shared = {_memory(t) for t in (*_constants(graph), *inputs)}
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        if getattr(target, "namespace", "aten") not in _TORCHS_OWN:
-            raise IncompatibleModel(_REFUSAL.format(f"calls the operator {target}"))
-        # By torch's convention, operators that write end in "_", or write to "out".
-        name = str(target).split(".")[1] if hasattr(target, "namespace") else ""
-        is_written = name.endswith("_") and not name.endswith("__")
-        for value in (*(args[:1] if is_written else ()), kwargs.get("out")):
+        if target is operator.getitem:
+            return super().call_function(target, args, kwargs)
+        if not isinstance(target, OpOverload) or target.namespace not in _TORCHS_OWN:
+            raise IncompatibleModel(_REFUSAL.format("calls an operator that is not torch's own"))
+        for place, argument in enumerate(target._schema.arguments):
+            if argument.alias_info is None or not argument.alias_info.is_write:
+                continue
+            value = args[place] if place < len(args) else kwargs.get(argument.name)
             for tensor in value if isinstance(value, list | tuple) else [value]:
                 if isinstance(tensor, Tensor) and _memory(tensor) in self._shared:
                     raise IncompatibleModel(_REFUSAL.format(_WRITES))

@@ -7,7 +7,8 @@ from torch.nn import functional as F
 
 from tacit.errors import IncompatibleModel
 from tacit.training import Flat, clipped_sum, make_private
-from tacit.training.gpu.compiled import CompiledSum, NotCompiled, _compiler, _own
+from tacit.training.gpu.compiled import CompiledSum, NotCompiled
+from tacit.training.gpu.graph_pair import _compiler, _own
 from tacit.training.padding import Padding
 
 pytestmark = [

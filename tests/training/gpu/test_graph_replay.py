@@ -8,7 +8,8 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from tacit.training.clip import Flat
-from tacit.training.gpu.compiled import CompiledSum, Traced
+from tacit.training.gpu.compiled import CompiledSum
+from tacit.training.gpu.graph_pair import Traced
 from tacit.training.gpu.graph_replay import FiniteFlag, ReplayedStep, report, warm_up
 
 

@@ -1,0 +1,357 @@
+"""A computation traced as a graph, cut where its backward begins, and both halves compiled.
+
+The cut is made by the partitioner of ordinary compiled training, which recomputes cheap activations
+instead of keeping them. The number of rows is a symbol where the program allows it; the compiler's
+assumptions about it say which numbers a trace serves.
+"""
+
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import lru_cache
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx
+
+from tacit.errors import IncompatibleModel
+from tacit.training.gpu.graph_replay import Step
+from tacit.training.tree import is_out_of_memory
+
+Compiled = Callable[[list[Tensor]], Sequence[Tensor]]
+"""A compiled graph. It is called with a list of tensors, which it empties."""
+
+
+class Traced(NamedTuple):
+    """The traced computation of a clipped sum, with facts that were read off its graphs."""
+
+    run: Step
+    held: int  # bytes that the forward keeps for the backward
+    draws: bool  # whether it draws random numbers
+    reports: bool = True  # whether it reports that a gradient was not finite, or masks the example
+    is_compiled: bool = True
+    names: tuple[str, ...] = ()  # of the parameters, in the order of the sums
+    rows: "_Rows | None" = None  # the numbers of rows that it serves; None for all
+
+
+def partition(joint: Callable[..., list[Tensor]], example: tuple[Tensor, ...]) -> Traced:
+    """Trace `joint(seed, ...)`, cut the graph where `seed` is first used, and compile both parts.
+
+    `joint` computes forward and backward, and `seed` is the factor on the losses' gradient.
+    `example` holds arguments for tracing. The first result of `joint` belongs to the forward and is
+    dropped. Each part is compiled on first use. Without torch's compiler the step calls `joint` as
+    it is.
+    """
+    compiler = _compiler()
+    if compiler is None:
+        return Traced(lambda seed, others: joint(seed, *others)[1:], 0, True, is_compiled=False)
+    try:
+        graph, constants, mode = _trace(compiler, joint, example, has_free_rows=True)
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        graph, constants, mode = _trace(compiler, joint, example, has_free_rows=False)
+    seeded = torch.Tag.nondeterministic_seeded
+    draws = any(seeded in getattr(node.target, "tags", ()) for node in graph.graph.nodes)
+    with compiler.V.set_fake_mode(mode):
+        graph = compiler.joint_graph_passes(graph)
+    cut = compiler.min_cut_rematerialization_partition
+    forward, backward = cut(graph, None, num_fwd_outputs=1)
+    order = [int(node.name.removeprefix("primals_")) - 1 for node in _inputs(forward)]
+    kept = [node.name for node in _results(forward)]
+    wanted = [kept.index(node.name) for node in _inputs(backward)[:-1]]  # the last one is the seed
+    compiled: list[Compiled] = []
+    strides: list[Any] = []
+
+    @torch.no_grad()
+    def step(seed: Tensor, others: list[Tensor]) -> list[Tensor]:
+        inputs = [*constants, *others]
+        inputs = [inputs[i] for i in order]
+        if not compiled:
+            like = [node.meta["val"] for node in _inputs(forward)]
+            run, strides[:] = _compile(compiler, mode, forward, like, is_backward=False)
+            compiled.append(run)
+        found = compiled[0](inputs)
+        saved = [found[i] for i in wanted]
+        del found
+        saved.append(seed)
+        if len(compiled) == 1:
+            own = _own(saved, [*constants, *others, seed])
+            like = [node.meta["val"] for node in _inputs(backward)]
+            like[:-1] = [_laid_out(v, strides[i], mode) for v, i in zip(like, wanted, strict=False)]
+            run, _ = _compile(compiler, mode, backward, like, is_backward=True, own=own)
+            compiled.append(run)
+        return list(compiled[1](saved))
+
+    rows = _Rows(mode.shape_env, example[2].shape[0])
+    return Traced(step, _bytes_held(forward), draws, rows=rows)
+
+
+class _Rows:
+    """For which numbers of rows a trace holds, from the facts that the compiler assumed."""
+
+    def __init__(self, shapes: Any, traced: int) -> None:
+        self._shapes = shapes
+        self._traced = traced
+
+    def are_free(self) -> bool:
+        """Return whether the trace holds for other numbers of rows than that of the example."""
+        return bool(self._symbols()) and not self._shapes.replacements
+
+    def serve(self, rows: int) -> bool:
+        """Return whether a batch of `rows` rows can be computed by this trace."""
+        if rows == self._traced:
+            return True
+        if rows < 2 or not self.are_free():  # the compiler treats 0 and 1 apart
+            return False
+        values = dict.fromkeys(self._symbols(), rows)
+        return all(guard.expr.subs(values) == True for guard in self._shapes.guards)  # noqa: E712  # sympy's True
+
+    def _symbols(self) -> list[Any]:
+        return list(self._shapes.var_to_range)
+
+
+def _inputs(graph: fx.GraphModule) -> list[fx.Node]:
+    return [node for node in graph.graph.nodes if node.op == "placeholder"]
+
+
+def _results(graph: fx.GraphModule) -> list[Any]:
+    return list(next(node for node in graph.graph.nodes if node.op == "output").args[0])
+
+
+def _laid_out(value: Any, strides: Any, mode: Any) -> Any:
+    """Return the traced value with the strides that the compiled forward gives it."""
+    if not isinstance(value, Tensor) or strides is None:
+        return value
+    with mode:
+        return torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device)
+
+
+def start_processes() -> None:
+    """Start the processes in which torch's compiler makes kernels, if it has any."""
+    if (compiler := _compiler()) is not None:
+        compiler.AsyncCompile.use_process_pool()
+
+
+@lru_cache(maxsize=1)
+def _compiler() -> SimpleNamespace | None:
+    """Return a namespace of the functions of torch's compiler that are used in this file.
+
+    Warn and return None if this version of torch lacks one of them.
+    """
+    try:
+        import_module("torch._inductor.lowering")  # the decompositions of pooling need it loaded
+        found = {
+            name: getattr(import_module(home), name)
+            for home, names in _COMPILER.items()
+            for name in names
+        }
+    except (ImportError, AttributeError):
+        warnings.warn(
+            f"compile=True has no effect with torch {torch.__version__}, whose compiler lacks a "
+            "part that tacit uses. Steps run without compilation, with the same results.",
+            stacklevel=2,
+        )
+        return None
+    return SimpleNamespace(**found)
+
+
+# Checked with torch 2.11 and 2.13.
+_COMPILER = {
+    "functorch.compile": ("min_cut_rematerialization_partition",),
+    "torch._dispatch.python": ("enable_python_dispatcher",),
+    "torch._guards": ("TracingContext", "tracing"),
+    "torch._inductor.async_compile": ("AsyncCompile", "get_compile_threads"),
+    "torch._inductor.compile_fx": ("compile_fx_inner",),
+    "torch._inductor.decomposition": ("select_decomp_table",),
+    "torch._inductor.fx_passes.joint_graph": ("joint_graph_passes",),
+    "torch._inductor.virtualized": ("V",),
+    "torch._subclasses": ("FakeTensorMode",),
+    "torch.fx.experimental.proxy_tensor": ("make_fx",),
+    "torch.fx.experimental.symbolic_shapes": (
+        "DimDynamic",
+        "ShapeEnv",
+        "StatelessSymbolicContext",
+    ),
+    "torch.utils.checkpoint": ("_checkpoint_without_reentrant_generator",),
+}
+
+
+def _bytes_held(forward: fx.GraphModule) -> int:
+    """Return the bytes of the tensors that the forward computes and keeps for the backward."""
+    kept = [node.meta["val"] for node in _results(forward) if node.op != "placeholder"]
+    return sum(_usual(v.numel()) * v.itemsize for v in kept if isinstance(v, Tensor))
+
+
+def _usual(number: Any) -> int:
+    """Return a number that may depend on the rows, for the batch that was traced."""
+    return number if isinstance(number, int) else number.node.hint
+
+
+def _compile(
+    compiler: SimpleNamespace,
+    mode: Any,
+    graph: fx.GraphModule,
+    like: list[Any],
+    *,
+    is_backward: bool,
+    own: Sequence[int] = (),
+) -> tuple[Compiled, list[Any]]:
+    """Compile `graph` for tensors with the layouts of `like`; also return its results' strides.
+
+    The compiled graph may overwrite the inputs whose indices are in `own`. It takes a list of
+    tensors and empties the list, so each activation is freed after its last use, as in an ordinary
+    compiled backward. `torch.compile` would hold all of them until the end, and check its guards on
+    every call.
+    """
+    if any(isinstance(t, Tensor) and t.is_cuda for t in like):
+        _wait_for_processes(compiler)
+    context = compiler.TracingContext(mode)
+    # The compiler reads two of the fields that autograd's own compilation would set: which inputs
+    # of the backward it may overwrite with results, and which ones never move.
+    context.fw_metadata = SimpleNamespace(bw_donated_idxs=list(own), static_input_indices=[])
+    context.fakify_first_call = True  # strides are reported with the rows as a symbol
+    context.output_strides = strides = []
+    with compiler.tracing(context):
+        return compiler.compile_fx_inner(graph, like, is_backward=is_backward), strides
+
+
+def _wait_for_processes(compiler: SimpleNamespace, seconds: float = 30.0) -> None:
+    """Wait until the compiler's processes are ready; before that it compiles one by one."""
+    deadline = time.monotonic() + seconds
+    if compiler.get_compile_threads() > 1:
+        while not compiler.AsyncCompile.use_process_pool() and time.monotonic() < deadline:
+            time.sleep(0.02)
+
+
+def _own(saved: Sequence[Any], others: Sequence[Tensor]) -> list[int]:
+    """Return indices of saved tensors that share memory with no other: these may be overwritten.
+
+    The saved values may include numbers, such as the rows.
+    """
+    places = [t.untyped_storage().data_ptr() if isinstance(t, Tensor) else None for t in saved]
+    count = Counter([*places, *(t.untyped_storage().data_ptr() for t in others)])
+    return [i for i, place in enumerate(places) if place is not None and count[place] == 1]
+
+
+def _trace(
+    compiler: SimpleNamespace,
+    joint: Callable[..., list[Tensor]],
+    example: tuple[Tensor, ...],
+    *,
+    has_free_rows: bool,
+) -> tuple[fx.GraphModule, list[Tensor], Any]:
+    """Return the traced graph of `joint`, the constants that it reads, and the tracing mode.
+
+    The graph's arguments are (constants, mask, tensors, seed). The constants are the model's
+    parameters and buffers. The function is traced twice: as the engine runs it, then without
+    operations in place and with the compiler's own decompositions, so that the partitioner can
+    recompute pointwise work. Not every program can be traced with a free number of rows.
+    """
+    mode = compiler.FakeTensorMode(shape_env=compiler.ShapeEnv(), allow_non_fake_inputs=True)
+    if has_free_rows:
+        seed, *rest = _with_free_rows(compiler, mode, example)
+        dispatcher = compiler.enable_python_dispatcher  # some operations take symbols there only
+    else:
+        seed, *rest = (mode.from_tensor(tensor, static_shapes=True) for tensor in example)
+        dispatcher = nullcontext
+    with _without_checkpoints(), mode, dispatcher():
+        raw = compiler.make_fx(joint, _allow_non_fake_inputs=True)(seed, *rest)
+    constants = _lift(raw)
+    held = [mode.from_tensor(tensor, static_shapes=True) for tensor in constants]
+
+    def functional(*inputs: Tensor) -> list[Tensor]:
+        *primals, tangent = inputs
+        with torch.no_grad():
+            return raw(*primals[: len(constants)], tangent, *primals[len(constants) :])
+
+    with mode, dispatcher():
+        graph = compiler.make_fx(
+            torch.func.functionalize(functional),
+            decomposition_table=compiler.select_decomp_table(),
+        )(*held, *rest, seed)
+    inputs = _inputs(graph)
+    names = [*(f"primals_{index}" for index in range(1, len(inputs))), "tangents_1"]
+    for node, name in zip(inputs, names, strict=True):
+        node.target = name
+        node._rename(name)  # as of torch 2.6 and later
+    _refuse_writes(graph)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+    return graph, constants, mode
+
+
+def _with_free_rows(
+    compiler: SimpleNamespace, mode: Any, example: tuple[Tensor, ...]
+) -> Iterator[Tensor]:
+    """Yield tensors without data like those of `example`, whose number of rows is a symbol.
+
+    The third one is the mask, which has one row for each example. The others have no axes, or a
+    multiple of its rows.
+    """
+    mask = example[2]
+    rows = mask.shape[0]
+    context = compiler.StatelessSymbolicContext(dynamic_sizes=[compiler.DimDynamic.DYNAMIC])
+    free = mode.from_tensor(mask, symbolic_context=context)
+    for tensor in example:
+        if tensor is mask:
+            yield free
+        elif not tensor.dim() or tensor.shape[0] % rows:
+            yield mode.from_tensor(tensor, static_shapes=True)
+        else:
+            shape = (tensor.shape[0] // rows * free.shape[0], *tensor.shape[1:])
+            kind = {"dtype": tensor.dtype, "device": tensor.device}
+            with mode:
+                yield torch.empty_strided(shape, tensor.stride(), **kind)
+
+
+@contextmanager
+def _without_checkpoints() -> Iterator[None]:
+    """Return a context in which activation checkpointing runs each block once only.
+
+    Traced twice, a block would draw two different dropout masks. The partitioner decides instead
+    what is computed again, and it never draws random numbers again.
+    """
+    from torch.utils import checkpoint
+
+    def keep(*_: Any, **__: Any) -> Iterator[None]:  # Any: torch's own arguments
+        yield
+
+    name = "_checkpoint_without_reentrant_generator"
+    kept = getattr(checkpoint, name)
+    setattr(checkpoint, name, keep)
+    try:
+        yield
+    finally:
+        setattr(checkpoint, name, kept)
+
+
+def _refuse_writes(graph: fx.GraphModule) -> None:
+    """Raise if the model writes into a buffer, since the backward would read the new value."""
+    for node in graph.graph.nodes:
+        if node.target is torch.ops.aten.copy_.default and node.args[0].op == "placeholder":
+            raise IncompatibleModel(
+                "the model writes into a buffer while it runs, as spectral_norm and counters do in "
+                "train mode, which cannot be compiled. Use compile=False."
+            )
+
+
+def _lift(module: fx.GraphModule) -> list[Tensor]:
+    """Turn the graph's constants (parameters, buffers) into its first inputs, and return them."""
+    graph = module.graph
+    first = next(iter(graph.nodes))
+    constants: list[Tensor] = []
+    for node in list(graph.nodes):
+        if node.op != "get_attr" or not isinstance(getattr(module, node.target), Tensor):
+            continue
+        with graph.inserting_before(first):
+            lifted = graph.placeholder(f"constant_{len(constants)}")
+        constants.append(getattr(module, node.target).detach())
+        node.replace_all_uses_with(lifted)
+        graph.erase_node(node)
+    module.recompile()
+    return constants

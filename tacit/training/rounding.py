@@ -1,0 +1,255 @@
+"""Rounding: how far results move if nothing but the order of additions or a kernel changes.
+
+Tests of isolation compare results of two computations. What differs by no more than rounding is no
+mixing. Rounding is measured on the program itself: by running it again, by moving its parameters by
+one unit of rounding, and by running clones of a row.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from tacit.training.clip import Clip
+from tacit.training.gradients.ghost_norm import multiplied_in
+from tacit.training.key import randomness
+from tacit.training.records import Indices
+
+ROOM = 32.0
+"""Difference, in units of measured rounding, that is taken for mixing."""
+_REPEATS = 3  # of a lot, before its differences are taken for rounding
+_PAIRS = 8  # moves of the parameters for a lot that follows itself
+
+
+class Program(Protocol):
+    """A program whose clipped sums are limited by `clip`, with losses rounded to `loss_unit`."""
+
+    model: nn.Module
+    clip: Clip
+    loss_unit: float
+
+
+class Trial(Protocol):
+    """Runs of a program on the lot `rows`, always from the same state and random numbers."""
+
+    rows: Indices
+    base: Tensor
+
+    @property
+    def program(self) -> Program:
+        """The program that is run."""
+        ...
+
+    def losses(self, rows: Indices, *, after: Indices | None = None) -> Tensor:
+        """Return the losses of a lot, (rows, views)."""
+        ...
+
+    def gradient(self, rows: Indices, count: Indices, *, after: Indices | None = None) -> Tensor:
+        """Return the clipped sum over the rows in `count` as one vector."""
+        ...
+
+
+class Rounding:
+    """How far losses and gradients move by rounding alone, measured on one lot, row by row.
+
+    Lots of the same shape run the same kernels, so as a rule their rows are equal to the last bit.
+    Where they are not (rows sorted or sent to experts inside the program, kernels that add in any
+    order), it is measured how far each row moves if the lot is run again and if parameters move by
+    the last bit of float32: that is what sums in another order do. This is fine rounding.
+
+    Lots of other sizes run other kernels, which may round every intermediate result in another way.
+    So for them parameters move by one unit of the coarsest type in which the program computes.
+    """
+
+    def __init__(self, trial: "Trial", unit: float) -> None:
+        self._trial, self._unit = trial, unit
+        self._moves: dict[bool, list[Tensor]] = {False: [], True: []}
+        size = trial.base.abs().nan_to_num(0.0, 0.0, 0.0)
+        # A result is rounded itself, in the type of the losses.
+        self.of_results = 2 * trial.program.loss_unit * size
+        self.is_coarse = unit > torch.finfo(torch.float32).eps
+
+    @functools.cached_property
+    def _repeats(self) -> Tensor:
+        """How far each loss moves if the lot is run again, at most."""
+        trial = self._trial
+        runs = [distance(trial.base, trial.losses(trial.rows)) for _ in range(_REPEATS)]
+        return torch.stack(runs).amax(0)
+
+    @functools.cached_property
+    def is_unrepeatable(self) -> bool:
+        """Whether the lot gives other losses when it is run again, by more than rounding.
+
+        Then the program draws random numbers from a source that cannot be put back, or has state of
+        another kind that cannot be.
+        """
+        size = self._trial.base.abs().nan_to_num(0.0, 0.0, 0.0)
+        return bool((self._repeats > self._unit * size).any())
+
+    def slack(self, times: int, *, is_fine: bool) -> Tensor:
+        """Return the differences of losses that rounding explains, by `times` moves. Per row."""
+        trial = self._trial
+        if self.is_unrepeatable:
+            return self.of_results
+        moves = self._moves[is_fine]
+        while len(moves) < times:
+            with moved_parameters(trial.program.model, None if is_fine else self._unit, len(moves)):
+                moves.append(distance(trial.base, trial.losses(trial.rows)))
+        largest = torch.stack([self._repeats, *moves]).amax(0)
+        if not is_fine:  # parameters that are zero do not move
+            largest = largest + self._unit * trial.base.abs().nan_to_num(0.0, 0.0, 0.0)
+        return ROOM * largest + self.of_results
+
+    def slack_of_clones(self, place: int) -> Tensor:
+        """Return the differences that rounding explains for one row, from lots of its clones.
+
+        Clones cannot tell each other anything, so their losses differ by rounding, between places
+        and between sizes of the lot. What depends on the size itself is not rounding: it counts up
+        to what coarse rounding does.
+        """
+        trial, row = self._trial, self._trial.rows[place]
+        sizes = {1, 2, 3, 5, *(len(trial.rows) // part for part in (4, 2, 1))}
+        found = [trial.losses(np.full(size, row)) for size in sorted(sizes - {0})]
+        within = torch.stack([distance(run[:1], run).amax(0) for run in found]).amax(0)
+        between = torch.stack([distance(found[-1][:1], run).amax(0) for run in found]).amax(0)
+        fine = self.slack(8, is_fine=True)[place]
+        coarse = self.slack(8, is_fine=False)[place]
+        return fine + torch.minimum(ROOM * torch.maximum(within, between), coarse)
+
+    def after_itself(self) -> Tensor:
+        """Return the largest change of each loss if the lot has come before several times."""
+        trial = self._trial
+        settled = trial.base
+        for _ in range(_PAIRS):
+            settled = trial.losses(trial.rows, after=trial.rows)
+        found = []
+        for seed in range(_PAIRS):
+            with moved_parameters(trial.program.model, None, seed):
+                moved = trial.losses(trial.rows, after=trial.rows)
+            found.append(distance(settled, moved))
+            settled = trial.losses(trial.rows, after=trial.rows)
+        return torch.stack(found).amax(0)
+
+    def slack_of_gradients(
+        self, rows: Indices, kept: Indices, times: int, *, is_fine: bool
+    ) -> float:
+        """Return the change of the clipped sum over the rows in `kept` that rounding explains."""
+        trial, unit = self._trial, None if is_fine else self._unit
+        base = trial.gradient(rows, kept)
+        # A result is rounded itself, and so is a sum of clipped gradients in float32.
+        last = torch.finfo(torch.float32).eps
+        sums = last * len(kept) ** 0.5 * trial.program.clip.l2_sensitivity
+        found = (last if is_fine else self._unit) * float(base.norm()) + sums
+        for seed in range(times):
+            found = max(found, float((trial.gradient(rows, kept) - base).norm()))
+            with moved_parameters(trial.program.model, unit, seed):
+                found = max(found, float((trial.gradient(rows, kept) - base).norm()))
+        return ROOM * found
+
+
+def distance(a: Tensor, b: Tensor) -> Tensor:
+    """Return the differences of losses, row by row; 0 where one of them is not finite."""
+    return (a - b).abs().nan_to_num(0.0, 0.0, 0.0)
+
+
+@contextmanager
+def moved_parameters(model: nn.Module, unit: float | None, seed: int) -> Iterator[None]:
+    """Move every parameter by about one unit of rounding inside the block, at random by `seed`.
+
+    How far a result moves then is how far it can differ between two ways to compute it, such as
+    kernels for two sizes of a batch. That makes it the measure of what is not mixing. Without
+    `unit`, parameters of float32 and finer types move by their own last bit, and others stay.
+    """
+    parameters = [p for p in model.parameters() if p.is_floating_point() or p.is_complex()]
+    if unit is None:
+        parameters = [p for p in parameters if torch.finfo(p.dtype).bits >= 32]
+    held = [p.detach().clone() for p in parameters]
+    try:
+        with torch.no_grad(), randomness(seed, next(model.parameters()).device):
+            for p in parameters:
+                p.mul_(1 + torch.randn_like(p) * max(unit or 0.0, torch.finfo(p.dtype).eps))
+        yield
+    finally:
+        with torch.no_grad():
+            for p, value in zip(parameters, held, strict=True):
+                p.copy_(value)
+
+
+def exceeds_rounding(
+    model: nn.Module,
+    run: Callable[[], Sequence[Tensor | None]],
+    before: Sequence[Tensor | None],
+    after: Sequence[Tensor | None],
+) -> bool:
+    """Return whether results differ by more than rounding can explain, which is measured.
+
+    `run` computes `before` again; `after` is another computation, of the same values if examples do
+    not mix.
+    """
+    if any((a is None) != (b is None) for a, b in zip(before, after, strict=True)):
+        return True
+    with rounding_unit() as unit:
+        run()
+    room = [unit() * _largest(a, None if a is None else torch.zeros_like(a)) for a in before]
+    for seed in range(8):
+        with moved_parameters(model, unit(), seed):
+            room = [max(r, _largest(a, b)) for r, a, b in zip(room, before, run(), strict=True)]
+    differences = (_largest(a, b) for a, b in zip(before, after, strict=True))
+    return any(d > ROOM * r for d, r in zip(differences, room, strict=True))
+
+
+def _largest(a: Tensor | None, b: Tensor | None) -> float:
+    if a is None or b is None or not a.numel():
+        return 0.0
+    a, b = a.detach().double(), b.detach().double()
+    if bool((torch.isfinite(a) != torch.isfinite(b)).any()):
+        return math.inf
+    return float((a - b).nan_to_num(0.0, 0.0, 0.0).abs().amax())
+
+
+@contextmanager
+def rounding_unit() -> Iterator[Callable[[], float]]:
+    """Watch what runs in the block; the function given returns its coarsest unit of rounding.
+
+    Parameters do not show it: under autocast, float32 parameters are multiplied in bfloat16.
+    """
+    with _Dtypes() as watched:
+        yield lambda: max(map(_unit, watched.seen), default=0.0)
+
+
+# They change the type of each number by itself, in the same way in every lot.
+_CASTS = {
+    *(Tensor.to, Tensor.type, Tensor.type_as, Tensor.float, Tensor.double),
+    *(Tensor.half, Tensor.bfloat16, Tensor.detach, Tensor.contiguous),
+}
+
+
+class _Dtypes(TorchFunctionMode):
+    """Collects the types of floating-point results that were computed, not cast.
+
+    Types of 8 bits store numbers; products of them have results of other types.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[torch.dtype] = set()
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        is_computed = isinstance(result, Tensor) and func not in _CASTS
+        if is_computed and result.is_floating_point() and result.element_size() > 1:
+            self.seen.add(result.dtype)
+        return result
+
+
+def _unit(dtype: torch.dtype) -> float:
+    """Return the relative error of one operation: matrix products may round more coarsely."""
+    return torch.finfo(multiplied_in(dtype)).eps
