@@ -2,13 +2,15 @@
 
 Five parts of the mechanism are tested, each against the bill alone (`private.event`):
 
-- noise: a run whose losses are zero releases noise and nothing else (`pure_noise`);
-- draws: canaries at random places show who took part in each step (`draws`);
+- noise: a run whose losses are zero releases noise and nothing else (`pure_noise`); so do long runs
+  on a few records, whose lots are often empty, and the counts of adaptive clipping;
+- draws: canaries at random places show who took part in each step (`draws`), in two runs;
 - sensitivity: releases of neighboring data sets with extreme records differ by at most the billed
   contribution (`sensitivity`);
-- keys: two runs share no noise, even if the program's random generators start equal, and a run asks
-  the operating system for its key;
-- bill: what the ledger was charged is the price of the rate, noise and steps that were measured.
+- keys: two runs share no noise, even if the program's random generators start equal, a run asks
+  the operating system for its key, and every part of the key matters;
+- bill: what the ledger was charged is the price of the rate, noise and steps that were measured,
+  and a simulation of these steps does not refute that price (`simulated_price`).
 
 Nothing private leaves: no test releases a value that depends on a record, apart from p-values of
 artificial runs. The audit trains copies of the model and changes neither the model nor the ledger.
@@ -31,9 +33,16 @@ from tacit.auditing.canaries import number_rows, with_table
 from tacit.auditing.draws import draw_findings, random_places
 from tacit.auditing.p_values import Finding, MechanismAudit, deterministic
 from tacit.auditing.pure_noise import noise_findings, shared_noise
-from tacit.auditing.sensitivity import Neighbors, contribution_finding, extreme_sets
+from tacit.auditing.sensitivity import (
+    TINY,
+    TINY_LOSSES,
+    Neighbors,
+    contribution_finding,
+    extreme_sets,
+)
+from tacit.auditing.simulated_price import SIMULATED_DELTA, price_p
 from tacit.errors import BudgetExceeded
-from tacit.events import Event, Gaussian, NonPrivate, PoissonSampled, Repeated, Sequence
+from tacit.events import Event, Gaussian, NonPrivate, PoissonSampled, Relation, Repeated, Sequence
 from tacit.ledger import Budget, Ledger
 from tacit.mechanisms import Rng, Seed, generator
 
@@ -43,7 +52,14 @@ Public = dict[str, Any]
 """The public numbers of a step, `private.info`."""
 _TINY = 1e-9  # noise multiplier of runs that are to be seen through
 _KEY_BYTES = 16  # least entropy of a key
+_KEY_PARTS = 8  # parts of a key that are changed one at a time
 _CANARIES = 500
+_LONG = 256  # steps of a run on a few records
+_MOST_VALUES = 2 * 10**7  # released numbers that a long run may add
+_FEW = 6  # artificial records whose norms are counted
+_COUNT_MOVE = 0.5  # what one record adds to a centered count
+_COUNTS = 1200  # noisy counts, enough to see that a tenth of their noise is missing
+_NEAR = (1.02, 1.5, 3.0, 10.0, 100.0)  # norms of gradients, in clip norms
 _OVERSHOOT = 1e3  # gradient of a canary before clipping, in clip norms
 _DELTA = 1e-5  # delta at which two prices are compared
 _SLACK = 1e-6  # relative difference between two computations of one price
@@ -195,13 +211,15 @@ def audit_training(
             confidence=confidence,
         )
     noise = setup.releases(loss_fn=_times(setup.loss_fn, 0.0), steps=length, noise_multiplier=sigma)
+    values = np.concatenate([setup.standardized(noise), *_long_noise(setup, noise, sigma)])
     drawn, skipped = _draws(setup, length, random)
     findings = (
-        *noise_findings(setup.standardized(noise), noise.sizes),
+        *noise_findings(values, noise.sizes),
         *_keys(setup, sigma),
         *drawn,
         *_sensitivity(setup, sigma),
-        *_bill(setup, noise, sigma),
+        *_counts(setup, sigma),
+        *_bill(setup, noise, sigma, random),
     )
     if "seed" in setup.settings and setup.settings["seed"] is not None:
         skipped.append("the secrecy of the key: a seed was given, so the noise is reproducible")
@@ -218,6 +236,18 @@ def _planned(setup: TrainingSetup) -> tuple[float, Event]:
     return run.info["noise_multiplier"] / first, run.event
 
 
+def _long_noise(setup: TrainingSetup, noise: Releases, sigma: float) -> list[Floats]:
+    """Return the noise of a long run on a few records; a third of its lots is empty."""
+    steps = min(_LONG, _MOST_VALUES // noise.values.shape[1] - len(noise.values))
+    if hasattr(setup.dataset, "columns") or steps < 1:
+        return []
+    _, (few, *_) = next(extreme_sets(setup.dataset, setup.loss_fn))
+    changes = {"batch_size": 1, "steps": steps, "noise_multiplier": sigma, "seed": None}
+    changes["noise_schedule"] = setup.settings.get("noise_schedule")
+    long = _full(setup, few.with_it, _times(few.loss_fn, 0.0), few.size, **changes)
+    return [setup.standardized(long)]
+
+
 def _keys(setup: TrainingSetup, sigma: float) -> list[Finding]:
     """Test that runs share no noise although all generators of the program start equal."""
     zero = {"loss_fn": _times(setup.loss_fn, 0.0), "steps": 4, "noise_multiplier": sigma}
@@ -228,6 +258,10 @@ def _keys(setup: TrainingSetup, sigma: float) -> list[Finding]:
         tables.append(setup.standardized(found))
         is_fresh &= found.run.state_dict()["key"] in entropy
     seeded = [setup.standardized(setup.releases(**zero, seed=seed)) for seed in (1, 2)]
+    changed = []
+    for part in (None, *range(_KEY_PARTS)):
+        with _same_start(), _fixed_entropy(part):
+            changed.append(setup.standardized(setup.releases(**zero | {"steps": 1})))
     return [
         Finding("keys", "two runs share no noise", shared_noise(*tables)),
         Finding("keys", "two seeds share no noise", shared_noise(*seeded)),
@@ -235,6 +269,11 @@ def _keys(setup: TrainingSetup, sigma: float) -> list[Finding]:
             "keys",
             "the key comes from the operating system",
             deterministic(is_fresh),
+        ),
+        Finding(
+            "keys",
+            "every part of the key changes the noise",
+            shared_noise(changed[0], np.concatenate(changed[1:])),
         ),
     ]
 
@@ -256,16 +295,20 @@ def _draws(setup: TrainingSetup, steps: int, random: Rng) -> tuple[tuple[Finding
         changed[name] = None
     changed |= _for_numbers(setup, unpack)
     bound = float(getattr(clip_norm, "clip_norm", clip_norm))
-    found = setup.releases(
-        model=with_table(setup.model, len(places)),
-        dataset=dataset,
-        loss_fn=_canary_loss(setup.loss_fn, unpack, _OVERSHOOT * bound),
-        **changed,
-    )
-    table = found.names.index("canaries.weight")
-    first = sum(found.sizes[:table]) + 1  # row 0 of the table is for ordinary records
-    unit = np.array([public["clip_norms"][0] / public["expected_batch"] for public in found.facts])
-    seen = found.values[:, first : first + len(places)] / unit[:, None]
+    changed |= {
+        "model": with_table(setup.model, len(places)),
+        "dataset": dataset,
+        "loss_fn": _canary_loss(setup.loss_fn, unpack, _OVERSHOOT * bound),
+    }
+    runs = []
+    for _ in range(2):  # the lots of two runs are compared too
+        with _same_start():
+            found = setup.releases(**changed)
+        table = found.names.index("canaries.weight")
+        first = sum(found.sizes[:table]) + 1  # row 0 of the table is for ordinary records
+        units = [public["clip_norms"][0] / public["expected_batch"] for public in found.facts]
+        runs.append(found.values[:, first : first + len(places)] / np.array(units)[:, None])
+    seen = np.concatenate(runs)
     rate = _steps_of(found.run.training_event)[0].rate
     is_poisson = rate is not None
     skipped = [] if is_poisson else ["the law of the draws: only that of Poisson sampling is known"]
@@ -280,19 +323,29 @@ def _sensitivity(setup: TrainingSetup, sigma: float) -> list[Finding]:
         return []
     kinds = list(extreme_sets(setup.dataset, setup.loss_fn))
     is_repeatable = _is_repeatable(setup, kinds[0][1][0])
-    findings = []
+    findings, natural = [], np.inf
     for name, sets in kinds:
-        longest = 0.0
-        for one in sets:
-            pair = _neighbors(setup, one, is_repeatable=is_repeatable)
-            scales = setup.scales(pair[0].facts[0], pair[0].names, pair[0].sizes)
-            moved = (pair[0].values - pair[1].values)[0] / scales
-            length = float(np.linalg.norm(moved)) / pair[0].run.arithmetic.noise_factor
-            longest = max(longest, length) if np.isfinite(length) else np.inf
-        findings.append(contribution_finding(name, longest))
+        lengths = [_contribution(setup, one, is_repeatable=is_repeatable) for one in sets]
+        findings.append(contribution_finding(name, max(lengths)))
+        if name == TINY_LOSSES:
+            natural = lengths[0] / TINY
+    first = kinds[0][1][0]
+    if 0 < natural < 1 / TINY:
+        near = [first._replace(loss_fn=_times(setup.loss_fn, r / natural)) for r in _NEAR]
+        lengths = [_contribution(setup, one, is_repeatable=is_repeatable) for one in near]
+        findings.append(contribution_finding("gradients near the bound", max(lengths)))
     if is_repeatable:
-        findings += _noise_on_records(setup, kinds[0][1][0], sigma)
+        findings += _noise_on_records(setup, first, sigma)
     return findings
+
+
+def _contribution(setup: TrainingSetup, one: Neighbors, *, is_repeatable: bool) -> float:
+    """Return how far a record moves a release, in units of the billed contribution."""
+    pair = _neighbors(setup, one, is_repeatable=is_repeatable)
+    scales = setup.scales(pair[0].facts[0], pair[0].names, pair[0].sizes)
+    moved = (pair[0].values - pair[1].values)[0] / scales
+    length = float(np.linalg.norm(moved)) / pair[0].run.arithmetic.noise_factor
+    return length if np.isfinite(length) else np.inf
 
 
 def _neighbors(setup: TrainingSetup, one: Neighbors, *, is_repeatable: bool) -> list[Releases]:
@@ -350,6 +403,59 @@ def _is_repeatable(setup: TrainingSetup, one: Neighbors) -> bool:
     return bool(np.all(np.abs(runs[0].values - runs[1].values) < 1e-6 * scales))
 
 
+def _counts(setup: TrainingSetup, sigma: float) -> list[Finding]:
+    """Test the counts of adaptive clipping, which the released clip norms show."""
+    rule = setup.settings.get("adaptive")
+    if rule is None:
+        return []
+    is_within = [True, False] * (_FEW // 2)
+    shares = _shares(setup, is_within, rule, steps=_COUNTS + 1, sigma=sigma)
+    values = (shares - 0.5) * _FEW / replace(rule, count_noise_std=None).noise_std(_FEW)
+    quiet = replace(rule, count_noise_std=_TINY)
+    exact = _shares(setup, is_within, quiet, steps=2, sigma=sigma)
+    moved = [
+        abs(_shares(setup, kept, quiet, steps=2, sigma=sigma)[0, 0] - exact[0, 0]) * _FEW
+        for kept in (is_within[1:], is_within[:-1])
+    ]
+    is_bounded = max(moved) <= _COUNT_MOVE * (1 + 1e-3)
+    # One count after another: rows of 8, so that single rows and columns are tested as well.
+    listed = noise_findings(values.reshape(-1, 8), [8], part="counts")
+    return [
+        Finding("counts", "a record moves a count by its half at most", deterministic(is_bounded)),
+        *(finding for finding in listed if "tensors" not in finding.name),
+    ]
+
+
+def _shares(
+    setup: TrainingSetup, is_within: list[bool], rule: Any, *, steps: int, sigma: float
+) -> Floats:
+    """Return the noisy share of unclipped records in each step, which moves the clip norm.
+
+    The records are artificial: some have no gradient, the others one above any clip norm.
+    """
+    import torch
+
+    quieter = rule if rule.count_noise_std == _TINY else replace(rule, count_noise_std=None)
+    found = setup.releases(
+        model=torch.nn.Embedding(2, 1),
+        dataset=(torch.tensor([not within for within in is_within]).long(),),
+        loss_fn=lambda model, batch: model(batch[0]).squeeze(1) * batch[0] * 1e12,
+        **_alone(setup),
+        adaptive=quieter,
+        steps=steps,
+        noise_multiplier=sigma,
+    )
+    norms = np.log([public["clip_norms"] for public in found.facts])  # (steps, 1)
+    return quieter.quantile - np.diff(norms, axis=0) / quieter.learning_rate
+
+
+def _alone(setup: TrainingSetup) -> dict[str, Any]:
+    """Return settings under which a few artificial records are in every lot."""
+    own = {"sampler": None, "collate_fn": None, "augment": None, "users": None}
+    known = {name: value for name, value in own.items() if name in setup.settings}
+    return known | {"batch_size": _FEW, "n_records": _FEW, "clip_norm": 1.0, "clip_schedule": None}
+
+
 class _StepBill(NamedTuple):
     rate: float | None  # of Poisson sampling; None for other samplers
     noise_multiplier: float
@@ -376,7 +482,7 @@ def _gradient_noise(event: Any) -> float:  # Any: an event of any type
     return event.noise_multiplier
 
 
-def _bill(setup: TrainingSetup, noise: Releases, sigma: float) -> list[Finding]:
+def _bill(setup: TrainingSetup, noise: Releases, sigma: float, random: Rng) -> list[Finding]:
     """Compare what was charged with the price of what the run did."""
     billed, run = _steps_of(noise.run.training_event), noise.run
     used = sorted(public["noise_multiplier"] for public in noise.facts)
@@ -388,13 +494,30 @@ def _bill(setup: TrainingSetup, noise: Releases, sigma: float) -> list[Finding]:
         tests["billed steps are the steps taken"] = len(billed) == len(used)
         tests["billed noise is the noise of each step"] = noises == used
         tests["billed rate is batch size / records"] = {step.rate for step in billed} == {rate}
-        measured = [PoissonSampled(rate, Gaussian(multiplier)) for multiplier in used]
+        measured = [
+            PoissonSampled(rate, _step_release(setup, multiplier, public))
+            for multiplier, public in zip(used, noise.facts, strict=True)
+        ]
         least = max(least, _price(Sequence(tuple(measured)), setup))
     floor = least * (1 - _SLACK)
     tests["the ledger was charged the price"] = _price(run.ledger.event, setup) >= floor
     tests["the stated epsilon is the price"] = run.epsilon(delta=_DELTA) >= floor
     tests["a run beyond its budget is refused"] = _is_refused(setup, sigma, least)
-    return [Finding("bill", name, deterministic(bool(good))) for name, good in tests.items()]
+    found = [Finding("bill", name, deterministic(bool(good))) for name, good in tests.items()]
+    stated = min(run.epsilon(delta=SIMULATED_DELTA), run.ledger.epsilon(delta=SIMULATED_DELTA))
+    p_value = price_p(run.training_event, stated, random)
+    if p_value is not None and run.ledger.relation == Relation.ADD_REMOVE:
+        found.append(Finding("bill", "a simulation of the run does not refute its price", p_value))
+    return found
+
+
+def _step_release(setup: TrainingSetup, multiplier: float, public: Public) -> Event:
+    """Return the event of what one step releases of its lot: a gradient, and perhaps counts."""
+    rule, gradient = setup.settings.get("adaptive"), Gaussian(multiplier)
+    if rule is None:
+        return gradient
+    std, groups = rule.noise_std(public["expected_batch"]), len(public["clip_norms"])
+    return Sequence((gradient, Gaussian(std / (_COUNT_MOVE * groups**0.5))))
 
 
 def _price(event: Event, setup: TrainingSetup) -> float:
@@ -494,6 +617,22 @@ def _same_start() -> Iterator[None]:
     finally:
         python_random.setstate(python)
         np.random.set_state(legacy)  # noqa: NPY002
+
+
+@contextmanager
+def _fixed_entropy(changed: int | None) -> Iterator[None]:
+    """Let the operating system give known bytes; those of one eighth can be changed."""
+    genuine = os.urandom
+
+    def known(size: int) -> bytes:
+        part = [place * _KEY_PARTS // size for place in range(size)]
+        return bytes((7 * i + 3) % 251 ^ (255 * (part[i] == changed)) for i in range(size))
+
+    os.urandom = known
+    try:
+        yield
+    finally:
+        os.urandom = genuine
 
 
 @contextmanager
