@@ -56,7 +56,6 @@ _KEY_PARTS = 8  # parts of a key that are changed one at a time
 _CANARIES = 500
 _LONG = 256  # steps of a run on a few records
 _MOST_VALUES = 2 * 10**7  # released numbers that a long run may add
-_FEW = 6  # artificial records whose norms are counted
 _COUNT_MOVE = 0.5  # what one record adds to a centered count
 _COUNTS = 1200  # noisy counts, enough to see that a tenth of their noise is missing
 _NEAR = (1.02, 1.5, 3.0, 10.0, 100.0)  # norms of gradients, in clip norms
@@ -218,7 +217,7 @@ def audit_training(
         *_keys(setup, sigma),
         *drawn,
         *_sensitivity(setup, sigma),
-        *_counts(setup, sigma),
+        *_counts(setup),
         *_bill(setup, noise, sigma, random),
     )
     if "seed" in setup.settings and setup.settings["seed"] is not None:
@@ -403,57 +402,48 @@ def _is_repeatable(setup: TrainingSetup, one: Neighbors) -> bool:
     return bool(np.all(np.abs(runs[0].values - runs[1].values) < 1e-6 * scales))
 
 
-def _counts(setup: TrainingSetup, sigma: float) -> list[Finding]:
+def _counts(setup: TrainingSetup) -> list[Finding]:
     """Test the counts of adaptive clipping, which the released clip norms show."""
     rule = setup.settings.get("adaptive")
     if rule is None:
         return []
-    is_within = [True, False] * (_FEW // 2)
-    shares = _shares(setup, is_within, rule, steps=_COUNTS + 1, sigma=sigma)
-    values = (shares - 0.5) * _FEW / replace(rule, count_noise_std=None).noise_std(_FEW)
-    quiet = replace(rule, count_noise_std=_TINY)
-    exact = _shares(setup, is_within, quiet, steps=2, sigma=sigma)
-    moved = [
-        abs(_shares(setup, kept, quiet, steps=2, sigma=sigma)[0, 0] - exact[0, 0]) * _FEW
-        for kept in (is_within[1:], is_within[:-1])
-    ]
-    is_bounded = max(moved) <= _COUNT_MOVE * (1 + 1e-3)
-    # One count after another: rows of 8, so that single rows and columns are tested as well.
-    listed = noise_findings(values.reshape(-1, 8), [8], part="counts")
+    # Lots of one record in 10^9 are empty: the counts are 0, and what is released is noise.
+    noise = replace(rule, count_noise_std=None)
+    rare = _shares(setup, [True], noise, n_records=10**9, steps=_COUNTS + 1)
+    values = (rare - 0.5) / noise.noise_std(1)
+    listed = noise_findings(values.reshape(-1, 8), [8], part="counts")  # in rows of eight
+    quiet, is_within = replace(rule, count_noise_std=_TINY), [True, False, True, False]
+    n = len(is_within)
+    all_of_them, *others = (
+        n * _shares(setup, kept, quiet, batch_size=n, n_records=n, steps=2)[0, 0]
+        for kept in (is_within, is_within[1:], is_within[:-1])
+    )
+    moved = max(abs(all_of_them - share) for share in others)
+    is_bounded = deterministic(bool(moved <= _COUNT_MOVE * (1 + 1e-3)))
     return [
-        Finding("counts", "a record moves a count by its half at most", deterministic(is_bounded)),
+        Finding("counts", "a record moves a count by its half at most", is_bounded),
         *(finding for finding in listed if "tensors" not in finding.name),
     ]
 
 
-def _shares(
-    setup: TrainingSetup, is_within: list[bool], rule: Any, *, steps: int, sigma: float
-) -> Floats:
-    """Return the noisy share of unclipped records in each step, which moves the clip norm.
+def _shares(setup: TrainingSetup, is_within: list[bool], rule: Any, **settings: Any) -> Floats:
+    """Return the noisy shares of unclipped records in all steps but the last, which show in norms.
 
-    The records are artificial: some have no gradient, the others one above any clip norm.
+    The records are artificial: those within the bound have no gradient, the others a huge one.
     """
     import torch
 
-    quieter = rule if rule.count_noise_std == _TINY else replace(rule, count_noise_std=None)
-    found = setup.releases(
+    artificial = TrainingSetup(
+        make_private=setup.make_private,
         model=torch.nn.Embedding(2, 1),
         dataset=(torch.tensor([not within for within in is_within]).long(),),
         loss_fn=lambda model, batch: model(batch[0]).squeeze(1) * batch[0] * 1e12,
-        **_alone(setup),
-        adaptive=quieter,
-        steps=steps,
-        noise_multiplier=sigma,
+        settings={"batch_size": 1, "clip_norm": 1.0, "adaptive": rule},
+        how=setup.how,
     )
+    found = artificial.releases(**settings, noise_multiplier=1.0)
     norms = np.log([public["clip_norms"] for public in found.facts])  # (steps, 1)
-    return quieter.quantile - np.diff(norms, axis=0) / quieter.learning_rate
-
-
-def _alone(setup: TrainingSetup) -> dict[str, Any]:
-    """Return settings under which a few artificial records are in every lot."""
-    own = {"sampler": None, "collate_fn": None, "augment": None, "users": None}
-    known = {name: value for name, value in own.items() if name in setup.settings}
-    return known | {"batch_size": _FEW, "n_records": _FEW, "clip_norm": 1.0, "clip_schedule": None}
+    return rule.quantile - np.diff(norms, axis=0) / rule.learning_rate
 
 
 class _StepBill(NamedTuple):
