@@ -15,7 +15,9 @@ are tested:
 The recorded values are private. They leave this module as p-values alone.
 """
 
+import functools
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -25,14 +27,17 @@ from scipy import special
 
 from tacit import accounting, mechanisms
 from tacit._arrays import Floats
+from tacit.auditing.fresh_keys import key_findings
 from tacit.auditing.p_values import Finding, MechanismAudit, deterministic
 from tacit.auditing.pure_noise import noise_findings
+from tacit.auditing.simulated_price import SIMULATED_DELTA, price_p
 from tacit.events import Event, Gaussian, PoissonSampled, Relation, Repeated, Sequence
 from tacit.mechanisms import Mechanism, Rng, Seed, generator
 
 _VALUES = 4000  # noisy numbers or choices that a test of the law uses
 _MOST_RUNS = 200
 _ROUNDING = 1e-6  # relative difference that rounding of sums may cause
+_FRESH = 64  # numbers that are drawn under a fresh key
 _DELTA = 1e-5  # delta at which prices are compared
 
 
@@ -67,16 +72,18 @@ def audit_mechanism(
     random, kind = generator(rng), type(mechanism).__name__
     if _is_selection(mechanism):
         # Two options of distance 2.2 scales: most information about the scale of the noise.
-        scores = np.array([2.2 * choice_scale(mechanism), 0.0])
-        calls = [
-            Call(mechanism, scores, mechanism.release(scores, random)) for _ in range(2 * _VALUES)
-        ]
+        value, n_calls = np.array([2.2 * choice_scale(mechanism), 0.0]), 2 * _VALUES
+        fresh = functools.partial(_choices, mechanism)
     else:
         size = getattr(mechanism, "dimension", 64)
-        zeros = np.zeros(size, np.int64)
-        n_calls = max(2, _VALUES // size)
-        calls = [Call(mechanism, zeros, mechanism.release(zeros, random)) for _ in range(n_calls)]
-    findings = law_findings(calls, random, part=kind)
+        value, n_calls = np.zeros(size, np.int64), max(2, _VALUES // size)
+        fresh = functools.partial(mechanism.release, value)
+    calls = [Call(mechanism, value, mechanism.release(value, random)) for _ in range(n_calls)]
+    findings = [
+        *law_findings(calls, random, part=kind),
+        *key_findings(fresh, part=kind),
+        *_price_findings(mechanism.event, random, part=kind),
+    ]
     return MechanismAudit(findings=tuple(findings), confidence=confidence)
 
 
@@ -111,6 +118,9 @@ def audit_algorithm(
         findings += [_bill(fit, one, other, relation, part) for one, other in neighbors]
     else:
         findings.append(_bill(fit, neighbors[0][0], None, relation, part))
+    findings += key_findings(lambda: generator(None).random(_FRESH), part=part)
+    if relation == Relation.ADD_REMOVE:
+        findings += _price_findings(billed, random, part=part)
     return MechanismAudit(
         findings=tuple(findings), not_tested=tuple(skipped), confidence=confidence
     )
@@ -367,10 +377,25 @@ def _bill(
         is_covered = bool(np.allclose(sorted(_noises(billed)), used)) if used else False
         return Finding(part, name, deterministic(len(_noises(billed)) == len(used) and is_covered))
     whole = Sequence(tuple(call.mechanism.event for call in calls))
+    if Counter(accounting.flatten(whole)) <= Counter(accounting.flatten(billed)):
+        return Finding(part, name, 1.0)  # the bill names every release
     cost, stated = (
         accounting.epsilon(event, delta=_DELTA, relation=relation) for event in (whole, billed)
     )
     return Finding(part, name, deterministic(cost <= stated * (1 + 1e-3) + 1e-9))
+
+
+def _price_findings(event: Event, random: Rng, *, part: str) -> list[Finding]:
+    """Compare the price of an event with a simulation of it, if it can be simulated."""
+    stated = accounting.epsilon(event, delta=SIMULATED_DELTA)
+    p_value = price_p(event, stated, random)
+    name = "a simulation of the releases does not refute their price"
+    return [] if p_value is None else [Finding(part, name, p_value)]
+
+
+def _choices(mechanism: Any) -> Floats:
+    """Return choices between two equal scores, each under a fresh key."""
+    return np.array([mechanism.release(np.zeros(2)) for _ in range(_FRESH)], np.float64)
 
 
 def _noises(event: Event) -> list[float]:

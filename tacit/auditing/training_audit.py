@@ -17,10 +17,7 @@ artificial runs. The audit trains copies of the model and changes neither the mo
 """
 
 import copy
-import os
-import random as python_random
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -31,6 +28,7 @@ from tacit._arrays import Floats
 from tacit._check import whole
 from tacit.auditing.canaries import number_rows, with_table
 from tacit.auditing.draws import draw_findings, random_places
+from tacit.auditing.fresh_keys import KEY_PARTS, fixed_entropy, same_start, seen_entropy
 from tacit.auditing.p_values import Finding, MechanismAudit, deterministic
 from tacit.auditing.pure_noise import noise_findings, shared_noise
 from tacit.auditing.sensitivity import (
@@ -51,10 +49,8 @@ How = Literal["step", "backward", "resumed"]
 Public = dict[str, Any]
 """The public numbers of a step, `private.info`."""
 _TINY = 1e-9  # noise multiplier of runs that are to be seen through
-_KEY_BYTES = 16  # least entropy of a key
-_KEY_PARTS = 8  # parts of a key that are changed one at a time
 _CANARIES = 500
-_LONG = 256  # steps of a run on a few records
+_LONG = 192  # steps of a run on a few records
 _MOST_VALUES = 2 * 10**7  # released numbers that a long run may add
 _COUNT_MOVE = 0.5  # what one record adds to a centered count
 _COUNTS = 1200  # noisy counts, enough to see that a tenth of their noise is missing
@@ -252,14 +248,14 @@ def _keys(setup: TrainingSetup, sigma: float) -> list[Finding]:
     zero = {"loss_fn": _times(setup.loss_fn, 0.0), "steps": 4, "noise_multiplier": sigma}
     tables, is_fresh = [], True
     for _ in range(2):
-        with _same_start(), _seen_entropy() as entropy:
+        with same_start(), seen_entropy() as entropy:
             found = setup.releases(**zero)
         tables.append(setup.standardized(found))
         is_fresh &= found.run.state_dict()["key"] in entropy
     seeded = [setup.standardized(setup.releases(**zero, seed=seed)) for seed in (1, 2)]
     changed = []
-    for part in (None, *range(_KEY_PARTS)):
-        with _same_start(), _fixed_entropy(part):
+    for part in (None, *range(KEY_PARTS)):
+        with same_start(), fixed_entropy(part):
             changed.append(setup.standardized(setup.releases(**zero | {"steps": 1})))
     return [
         Finding("keys", "two runs share no noise", shared_noise(*tables)),
@@ -301,7 +297,7 @@ def _draws(setup: TrainingSetup, steps: int, random: Rng) -> tuple[tuple[Finding
     }
     runs = []
     for _ in range(2):  # the lots of two runs are compared too
-        with _same_start():
+        with same_start():
             found = setup.releases(**changed)
         table = found.names.index("canaries.weight")
         first = sum(found.sizes[:table]) + 1  # row 0 of the table is for ordinary records
@@ -590,58 +586,3 @@ def _numbered_collate(collate: Callable[[list[Any]], Any]) -> Callable[[list[Any
 
 def _repacked(records: Any, which: Any) -> Any:
     return (*records, which) if isinstance(records, tuple | list) else (records, which)
-
-
-@contextmanager
-def _same_start() -> Iterator[None]:
-    """Start the generators that programs share from one state; restore them afterwards."""
-    import torch
-
-    python, legacy = python_random.getstate(), np.random.get_state()  # noqa: NPY002  # programs use it
-    try:
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(0)
-            python_random.seed(0)
-            np.random.seed(0)  # noqa: NPY002  # the generator that programs share
-            yield
-    finally:
-        python_random.setstate(python)
-        np.random.set_state(legacy)  # noqa: NPY002
-
-
-@contextmanager
-def _fixed_entropy(changed: int | None) -> Iterator[None]:
-    """Let the operating system give known bytes; those of one eighth can be changed."""
-    genuine = os.urandom
-
-    def known(size: int) -> bytes:
-        part = [place * _KEY_PARTS // size for place in range(size)]
-        return bytes((7 * i + 3) % 251 ^ (255 * (part[i] == changed)) for i in range(size))
-
-    os.urandom = known
-    try:
-        yield
-    finally:
-        os.urandom = genuine
-
-
-@contextmanager
-def _seen_entropy() -> Iterator[set[str]]:
-    """Collect the numbers that the operating system gives while the block runs, as hexadecimals.
-
-    Numbers that are too short for a key are left out.
-    """
-    given: set[str] = set()
-    genuine = os.urandom
-
-    def watched(size: int) -> bytes:
-        found = genuine(size)
-        if size >= _KEY_BYTES:
-            given.add(found.hex())
-        return found
-
-    os.urandom = watched
-    try:
-        yield given
-    finally:
-        os.urandom = genuine
