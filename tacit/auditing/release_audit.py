@@ -37,6 +37,7 @@ from tacit.mechanisms import Mechanism, Rng, Seed, generator
 _VALUES = 4000  # noisy numbers or choices that a test of the law uses
 _MOST_RUNS = 200
 _ROUNDING = 1e-6  # relative difference that rounding of sums may cause
+_CHOICES = 6000  # choices show less of their noise than numbers do
 _FRESH = 64  # numbers that are drawn under a fresh key
 _DELTA = 1e-5  # delta at which prices are compared
 
@@ -72,7 +73,7 @@ def audit_mechanism(
     random, kind = generator(rng), type(mechanism).__name__
     if _is_selection(mechanism):
         # Two options of distance 2.2 scales: most information about the scale of the noise.
-        value, n_calls = np.array([2.2 * choice_scale(mechanism), 0.0]), 2 * _VALUES
+        value, n_calls = np.array([2.2 * choice_scale(mechanism), 0.0]), _CHOICES
         fresh = functools.partial(_choices, mechanism)
     else:
         size = getattr(mechanism, "dimension", 64)
@@ -394,8 +395,9 @@ def _price_findings(event: Event, random: Rng, *, part: str) -> list[Finding]:
 
 
 def _choices(mechanism: Any) -> Floats:
-    """Return choices between two equal scores, each under a fresh key."""
-    return np.array([mechanism.release(np.zeros(2)) for _ in range(_FRESH)], np.float64)
+    """Return choices between two equal scores, all under one fresh key."""
+    fresh = generator(None)
+    return np.array([mechanism.release(np.zeros(2), fresh) for _ in range(_FRESH)], np.float64)
 
 
 def _noises(event: Event) -> list[float]:
