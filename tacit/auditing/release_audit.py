@@ -26,18 +26,21 @@ import numpy as np
 from scipy import special
 
 from tacit import accounting, mechanisms
-from tacit._arrays import Floats
+from tacit._arrays import Floats, Indices
+from tacit.auditing.draws import draw_findings
 from tacit.auditing.fresh_keys import key_findings
 from tacit.auditing.p_values import Finding, MechanismAudit, deterministic
 from tacit.auditing.pure_noise import noise_findings
 from tacit.auditing.simulated_price import SIMULATED_DELTA, price_p
 from tacit.events import Event, Gaussian, PoissonSampled, Relation, Repeated, Sequence
 from tacit.mechanisms import Mechanism, Rng, Seed, generator
+from tacit.sampling import Poisson
 
 _VALUES = 4000  # noisy numbers or choices that a test of the law uses
 _MOST_RUNS = 200
 _ROUNDING = 1e-6  # relative difference that rounding of sums may cause
 _CHOICES = 6000  # choices show less of their noise than numbers do
+_DRAWS = 128  # samples whose members are compared with the billed rate
 _FRESH = 64  # numbers that are drawn under a fresh key
 _DELTA = 1e-5  # delta at which prices are compared
 
@@ -112,6 +115,7 @@ def audit_algorithm(
     findings = list(law_findings(calls, random, part=part))
     skipped = []
     if is_sampled:
+        findings += _draw_findings(fit, neighbors[0][0])
         skipped.append(f"{part}: sensitivity, because the draws of two data sets differ")
     else:
         findings += _neighbor_findings(fit, neighbors, part)
@@ -319,9 +323,13 @@ def _neighbor_findings(
     fit: Callable[[Any], Result], neighbors: list[tuple[Any, Any]], part: str
 ) -> list[Finding]:
     is_bounded = is_same_kind = is_equal = True
+    start: list[Call] = []
     for one, other in neighbors:
         with recorded() as first:
             result = fit(one).released
+        start = start or first
+        # Whatever follows from releases alone is equal for all data sets, neighbors or not.
+        is_equal &= _is_function(fit, neighbors[0][0], one, start)
         with recorded(first) as second:
             again = fit(other).released
         if [call.mechanism for call in first] != [call.mechanism for call in second]:
@@ -335,6 +343,47 @@ def _neighbor_findings(
         "the result follows from the releases alone": is_equal,
     }
     return [Finding(part, name, deterministic(is_good)) for name, is_good in checks.items()]
+
+
+def _is_function(fit: Callable[[Any], Result], one: Any, other: Any, calls: list[Call]) -> bool:
+    """Return whether two data sets give one result if their mechanisms release the same."""
+    results = []
+    for data in (one, other):
+        with recorded(calls) as made:
+            results.append(np.asarray(fit(data).released))
+        if len(made) != len(calls) or any(
+            np.shape(a.value) != np.shape(b.value) for a, b in zip(made, calls, strict=True)
+        ):
+            return True  # another number of releases: `neighbors` of other sizes
+    return bool(np.array_equal(*results, equal_nan=True))
+
+
+def _draw_findings(fit: Callable[[Any], Result], data: Any) -> list[Finding]:
+    """Test the Poisson samples that an algorithm draws: rate, and independence."""
+    drawn: list[tuple[float, int, Indices]] = []
+    genuine = Poisson.indices
+
+    def indices(self: Poisson, n: int, rng: Rng) -> Indices:
+        found = genuine(self, n, rng)
+        drawn.append((self.rate, n, found))
+        return found
+
+    Poisson.indices = indices
+    try:
+        for _ in range(_MOST_RUNS):
+            billed = fit(data).event
+            if len(drawn) >= _DRAWS or not drawn:
+                break
+    finally:
+        Poisson.indices = genuine
+    rates = {
+        event.rate for event in accounting.flatten(billed) if isinstance(event, PoissonSampled)
+    }
+    if len(rates) != 1 or len({n for _, n, _ in drawn}) != 1:
+        return []  # no Poisson samples, or of several kinds
+    n = drawn[0][1]
+    table = np.array([np.bincount(found, minlength=n) for _, _, found in drawn[:_DRAWS]])
+    return list(draw_findings(table.astype(np.float64), np.arange(n), rates.pop(), is_poisson=True))
 
 
 def _is_within(one: Call, other: Call) -> bool:

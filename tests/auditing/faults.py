@@ -69,7 +69,9 @@ def _audit_votes(aggregator, seed):
 
     votes = np.tile([[25, 24, 1], [24, 25, 1], [24, 13, 13]], (20, 1))
     moved = votes + [[-1, 1, 0]]  # the last of three falls below the threshold
-    return audit_algorithm(answer, [(votes, moved)], part="PATE", rng=seed)
+    clear = np.tile([[50, 0, 0], [0, 50, 0], [0, 0, 50]], (20, 1))
+    pairs = [(votes, moved), (clear, clear + (np.roll(clear, 1, axis=1) - clear) // 50)]
+    return audit_algorithm(answer, pairs, part="PATE", rng=seed)
 
 
 BOUNDS = {"bounds": (-1.0, 1.0), "epsilon": 1.0, "delta": 1e-4, "n_records": 60}
@@ -100,9 +102,9 @@ def audit_fit(name, seed):
         return Result(np.append(model.coef_, model.intercept_), model.event_)
 
     pairs = []
-    for extreme in ([1.0, 1.0, 1.0], [-1.0, 1.0, -1.0], [1e3, 1e3, 1e3]):
-        features = np.vstack([x, extreme])
-        pairs.append(((features, np.append(y, 1)), (x, y)))
+    for extreme, far in (([1.0, 1.0, 1.0], 1e3), ([-1.0, 1.0, -1.0], 1), ([1e3, 1e3, 1e3], 1)):
+        target = 1 if kind == "LogisticRegression" else far
+        pairs.append(((np.vstack([x, extreme]), np.append(y, target)), (x, y)))
     return audit_algorithm(fit, pairs, part=name, rng=seed)
 
 
