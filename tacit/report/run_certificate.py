@@ -29,7 +29,7 @@ from tacit.experiments import (
     seal_of,
 )
 from tacit.ledger import Entry, Ledger
-from tacit.report.certificate import Problem, is_close, make_certificate, verify
+from tacit.report.certificate import Problem, is_close, make_certificate, price, verify
 
 CERTIFICATE, SIGNATURE = "certificate.json", "certificate.sig"
 _PRICES = ("claim.epsilon", "prices.", "context.ledger.epsilon.", "facts.ledger_state.epsilon.")
@@ -214,7 +214,7 @@ def _file_problems(run: RunFolder, facts: Facts) -> Iterator[Problem]:
 def _facts_problems(facts: Facts) -> Iterator[Problem]:
     relation = Relation(facts.relation)
     try:
-        epsilon = accounting.epsilon(facts.claim, delta=facts.delta, relation=relation)
+        epsilon = price(facts.claim, facts.delta, relation)
     except (ValueError, TypeError, ArithmeticError, RecursionError, TacitError) as wrong:
         yield Problem("facts.event", f"cannot be priced: {_shown(wrong)}")
         return
