@@ -125,7 +125,7 @@ class TrainingSetup:
         is_halved = self.how == "resumed" and run.steps > 1
         for stop in (run.steps // 2, run.steps) if is_halved else (run.steps,):
             if run.steps_taken:
-                saved, model = run.state_dict(), copy.deepcopy(model)
+                saved, model = _of_first_rank(run.state_dict()), copy.deepcopy(model)
                 run = self.run(model, **changes)
                 run.load_state_dict(saved)
             for public in self._loop(run, model, changes["loss_fn"], stop):
@@ -196,7 +196,7 @@ def audit_training(
     >>> len(found.findings) > 20, found.to_dict()["family_wise_error"]
     (True, 0.05)
     """
-    random, length = generator(rng), whole(steps=steps, least=4)
+    random, length = generator(rng), _whole_epochs(setup, whole(steps=steps, least=4))
     sigma, event = _planned(setup)
     if sigma == 0:
         is_stated = deterministic(isinstance(event, NonPrivate))
@@ -231,6 +231,12 @@ def _planned(setup: TrainingSetup) -> tuple[float, Event]:
     return run.info["noise_multiplier"] / first, run.event
 
 
+def _whole_epochs(setup: TrainingSetup, steps: int) -> int:
+    """Return `steps`, rounded up to whole epochs if the sampler draws an epoch at once."""
+    epoch = getattr(setup.settings.get("sampler"), "steps", 1)
+    return -(-steps // epoch) * epoch
+
+
 def _long_noise(setup: TrainingSetup, noise: Releases, sigma: float) -> list[Floats]:
     """Return the noise of a long run on a few records; a third of its lots is empty."""
     steps = min(_LONG, _MOST_VALUES // noise.values.shape[1] - len(noise.values))
@@ -245,13 +251,18 @@ def _long_noise(setup: TrainingSetup, noise: Releases, sigma: float) -> list[Flo
 
 def _keys(setup: TrainingSetup, sigma: float) -> list[Finding]:
     """Test that runs share no noise although all generators of the program start equal."""
-    zero = {"loss_fn": _times(setup.loss_fn, 0.0), "steps": 4, "noise_multiplier": sigma}
+    zero: dict[str, Any] = {
+        "loss_fn": _times(setup.loss_fn, 0.0),
+        "steps": 4,
+        "noise_multiplier": sigma,
+        "sampler": None,  # noise does not depend on the lot
+    }
     tables, is_fresh = [], True
     for _ in range(2):
         with same_start(), seen_entropy() as entropy:
             found = setup.releases(**zero)
         tables.append(setup.standardized(found))
-        is_fresh &= found.run.state_dict()["key"] in entropy
+        is_fresh &= found.run.state_dict()["key"] in _of_first_rank(entropy)
     seeded = [setup.standardized(setup.releases(**zero, seed=seed)) for seed in (1, 2)]
     changed = []
     for part in (None, *range(KEY_PARTS)):
@@ -374,6 +385,8 @@ def _full(setup: TrainingSetup, dataset: Any, loss_fn: Loss, size: int, **change
         "noise_schedule": None,
         "dataset": dataset,
     }
+    if "users" in setup.settings:
+        options["users"] = None  # they name an owner for each record of the user's data set
     return setup.releases(**(options | {"loss_fn": loss_fn} | changes))
 
 
@@ -520,7 +533,7 @@ def _is_refused(setup: TrainingSetup, sigma: float, price: float) -> bool:
             model,
             dataset=setup.dataset,
             loss_fn=zero,
-            steps=64,
+            steps=_whole_epochs(setup, 64),
             noise_multiplier=sigma,
             ledger=setup.new_ledger(budget),
         )
@@ -529,6 +542,17 @@ def _is_refused(setup: TrainingSetup, sigma: float, price: float) -> bool:
     except BudgetExceeded:
         return all(p.grad is None for p in model.parameters())
     return False
+
+
+def _of_first_rank(value: Any) -> Any:
+    """Return `value` as the first rank has it: there is one key and one checkpoint for all."""
+    import torch
+
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return value
+    given = [value]
+    torch.distributed.broadcast_object_list(given)
+    return given[0]
 
 
 def _gradient(model: Any) -> Floats:
