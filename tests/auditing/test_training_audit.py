@@ -56,6 +56,8 @@ def test_dropout_does_not_look_like_a_fault():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.filterwarnings("ignore")  # raised inside the compiler
 @pytest.mark.parametrize(
     "options",
     [
