@@ -306,16 +306,16 @@ def _draws(setup: TrainingSetup, steps: int, random: Rng) -> tuple[tuple[Finding
         "dataset": dataset,
         "loss_fn": _canary_loss(setup.loss_fn, unpack, _OVERSHOOT * bound),
     }
-    runs = []
+    runs, rate = [], None
     for _ in range(2):  # the lots of two runs are compared too
         with same_start():
             found = setup.releases(**changed)
+        rate = _steps_of(found.run.training_event)[0].rate
         table = found.names.index("canaries.weight")
         first = sum(found.sizes[:table]) + 1  # row 0 of the table is for ordinary records
         units = [public["clip_norms"][0] / public["expected_batch"] for public in found.facts]
         runs.append(found.values[:, first : first + len(places)] / np.array(units)[:, None])
     seen = np.concatenate(runs)
-    rate = _steps_of(found.run.training_event)[0].rate
     is_poisson = rate is not None
     skipped = [] if is_poisson else ["the law of the draws: only that of Poisson sampling is known"]
     # Automatic clipping shortens every gradient a little, so a contribution is just below 1.
