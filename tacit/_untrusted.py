@@ -24,7 +24,12 @@ _TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 
 
 def read_text(path: Path, *, most_bytes: int = MOST_BYTES) -> str:
-    """Return the text of a file; raise `ValueError` if it is not UTF-8 or has too many bytes."""
+    """Return the text of a file; raise `ValueError` if it is not UTF-8 or has too many bytes.
+
+    A pipe or a device is not read: it might have no end.
+    """
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path.name} is not a file with text.")
     with path.open("rb") as stream:
         raw = stream.read(most_bytes + 1)
     if len(raw) > most_bytes:

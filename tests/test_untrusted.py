@@ -6,6 +6,7 @@ sentence: no exception other than those that callers catch, and no code of the f
 """
 
 import json
+import os
 import random
 import shutil
 import sqlite3
@@ -384,3 +385,40 @@ def test_a_package_path_in_a_recipe_imports_nothing(tmp_path, monkeypatch):
     with pytest.raises(ModuleNotFoundError, match=r"evil\.sub"):
         data.load(Recipe.parse(text).data)
     assert "evil" not in sys.modules
+
+
+class Hostile:
+    """A value whose pickle writes the file `ran` when it is opened."""
+
+    def __reduce__(self):
+        return os.system, ("touch ran",)
+
+
+def test_outcomes_of_a_search_from_another_account_are_not_opened(tmp_path, monkeypatch):
+    from tacit.tuning.private_run import Outcome
+    from tacit.tuning.unfinished import Unfinished
+
+    ledger = tmp_path / "a.ledger"
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "stranger"))
+    theirs = Unfinished(ledger, seed=7)
+    theirs.write(0, Outcome(1.0, Hostile()))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "mine"))
+    mine = Unfinished(ledger, seed=7)
+    (folder,) = tmp_path.glob(".a.ledger.search-*")
+    folder.rename(mine._folder)
+    assert mine.read(0) is None
+    mine.write(1, Outcome(2.0, "kept"))
+    assert mine.read(1) == Outcome(2.0, "kept")
+
+
+def test_verification_does_not_open_the_witness_that_a_ledger_names(tmp_path):
+    """Neither an address on the network nor a file on the reader's disk is touched."""
+    from tacit.report import verify_run
+
+    with Ledger(tmp_path / "a.ledger", Budget(9.0, 1e-5), witness=tmp_path / "w"):
+        pass
+    train(Recipe.parse(RECIPE + '[privacy]\nledger = "a.ledger"\n'), tmp_path / "run")
+    assert CliRunner().invoke(app, ["report", str(tmp_path / "run")]).exit_code == 0
+    (tmp_path / "w").unlink()
+    os.mkfifo(tmp_path / "w")  # opening it would wait for ever
+    assert verify_run(tmp_path / "run") == []

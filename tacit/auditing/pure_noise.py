@@ -112,11 +112,13 @@ def _repeated(values: Floats) -> float:
     """Return the p-value of the number of pairs of equal absolute values."""
     ordered = np.sort(np.abs(values).ravel())
     ordered = ordered[ordered > 0]
-    same = ordered[1:] - ordered[:-1] <= 2.0**-40 * ordered[1:]
+    is_new = np.diff(ordered, prepend=-1.0) > 2.0**-40 * ordered
+    equal = np.bincount(np.cumsum(is_new))  # how often each value occurs
     # Two absolute normal values are within h of each other with probability 2 h / sqrt(pi).
     expected = comb(values.size, 2) * _RESOLUTION * 2 / sqrt(np.pi)
     zeros = comb(values.size - ordered.size, 2)
-    return float(stats.poisson.sf(int(same.sum()) + zeros - 1, expected))
+    same = int((equal * (equal - 1) // 2).sum())
+    return float(stats.poisson.sf(same + zeros - 1, expected))
 
 
 def _rows(values: Floats) -> float:

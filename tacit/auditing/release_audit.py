@@ -15,7 +15,9 @@ are tested:
 The recorded values are private. They leave this module as p-values alone.
 """
 
+import functools
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -24,15 +26,22 @@ import numpy as np
 from scipy import special
 
 from tacit import accounting, mechanisms
-from tacit._arrays import Floats
+from tacit._arrays import Floats, Indices
+from tacit.auditing.draws import draw_findings
+from tacit.auditing.fresh_keys import key_findings
 from tacit.auditing.p_values import Finding, MechanismAudit, deterministic
 from tacit.auditing.pure_noise import noise_findings
+from tacit.auditing.simulated_price import SIMULATED_DELTA, price_p
 from tacit.events import Event, Gaussian, PoissonSampled, Relation, Repeated, Sequence
 from tacit.mechanisms import Mechanism, Rng, Seed, generator
+from tacit.sampling import Poisson
 
 _VALUES = 4000  # noisy numbers or choices that a test of the law uses
 _MOST_RUNS = 200
 _ROUNDING = 1e-6  # relative difference that rounding of sums may cause
+_CHOICES = 6000  # choices show less of their noise than numbers do
+_DRAWS = 128  # samples whose members are compared with the billed rate
+_FRESH = 64  # numbers that are drawn under a fresh key
 _DELTA = 1e-5  # delta at which prices are compared
 
 
@@ -67,16 +76,18 @@ def audit_mechanism(
     random, kind = generator(rng), type(mechanism).__name__
     if _is_selection(mechanism):
         # Two options of distance 2.2 scales: most information about the scale of the noise.
-        scores = np.array([2.2 * choice_scale(mechanism), 0.0])
-        calls = [
-            Call(mechanism, scores, mechanism.release(scores, random)) for _ in range(2 * _VALUES)
-        ]
+        value, n_calls = np.array([2.2 * choice_scale(mechanism), 0.0]), _CHOICES
+        fresh = functools.partial(_choices, mechanism)
     else:
         size = getattr(mechanism, "dimension", 64)
-        zeros = np.zeros(size, np.int64)
-        n_calls = max(2, _VALUES // size)
-        calls = [Call(mechanism, zeros, mechanism.release(zeros, random)) for _ in range(n_calls)]
-    findings = law_findings(calls, random, part=kind)
+        value, n_calls = np.zeros(size, np.int64), max(2, _VALUES // size)
+        fresh = functools.partial(mechanism.release, value)
+    calls = [Call(mechanism, value, mechanism.release(value, random)) for _ in range(n_calls)]
+    findings = [
+        *law_findings(calls, random, part=kind),
+        *key_findings(fresh, part=kind),
+        *_price_findings(mechanism.event, random, part=kind),
+    ]
     return MechanismAudit(findings=tuple(findings), confidence=confidence)
 
 
@@ -104,6 +115,7 @@ def audit_algorithm(
     findings = list(law_findings(calls, random, part=part))
     skipped = []
     if is_sampled:
+        findings += _draw_findings(fit, neighbors[0][0])
         skipped.append(f"{part}: sensitivity, because the draws of two data sets differ")
     else:
         findings += _neighbor_findings(fit, neighbors, part)
@@ -111,6 +123,9 @@ def audit_algorithm(
         findings += [_bill(fit, one, other, relation, part) for one, other in neighbors]
     else:
         findings.append(_bill(fit, neighbors[0][0], None, relation, part))
+    findings += key_findings(lambda: generator(None).random(_FRESH), part=part)
+    if relation == Relation.ADD_REMOVE:
+        findings += _price_findings(billed, random, part=part)
     return MechanismAudit(
         findings=tuple(findings), not_tested=tuple(skipped), confidence=confidence
     )
@@ -308,9 +323,13 @@ def _neighbor_findings(
     fit: Callable[[Any], Result], neighbors: list[tuple[Any, Any]], part: str
 ) -> list[Finding]:
     is_bounded = is_same_kind = is_equal = True
+    start: list[Call] = []
     for one, other in neighbors:
         with recorded() as first:
             result = fit(one).released
+        start = start or first
+        # Whatever follows from releases alone is equal for all data sets, neighbors or not.
+        is_equal &= _is_function(fit, neighbors[0][0], one, start)
         with recorded(first) as second:
             again = fit(other).released
         if [call.mechanism for call in first] != [call.mechanism for call in second]:
@@ -324,6 +343,45 @@ def _neighbor_findings(
         "the result follows from the releases alone": is_equal,
     }
     return [Finding(part, name, deterministic(is_good)) for name, is_good in checks.items()]
+
+
+def _is_function(fit: Callable[[Any], Result], one: Any, other: Any, calls: list[Call]) -> bool:
+    """Return whether two data sets give one result if their mechanisms release the same."""
+    results = []
+    for data in (one, other):
+        with recorded(calls) as made:
+            results.append(np.asarray(fit(data).released))
+        if len(made) != len(calls) or any(
+            np.shape(a.value) != np.shape(b.value) for a, b in zip(made, calls, strict=True)
+        ):
+            return True  # another number of releases: `neighbors` of other sizes
+    return bool(np.array_equal(*results, equal_nan=True))
+
+
+def _draw_findings(fit: Callable[[Any], Result], data: Any) -> list[Finding]:
+    """Test the Poisson samples that an algorithm draws: rate, and independence."""
+    drawn: list[tuple[int, Indices]] = []
+    genuine = Poisson.indices
+
+    def indices(self: Poisson, n: int, rng: Any = None) -> Indices:  # Any: any kind of seed
+        found = genuine(self, n, rng)
+        drawn.append((n, found))
+        return found
+
+    Poisson.indices = indices
+    try:
+        billed = fit(data).event
+        while drawn and len(drawn) < _DRAWS:
+            fit(data)
+    finally:
+        Poisson.indices = genuine
+    sampled = (event for event in accounting.flatten(billed) if isinstance(event, PoissonSampled))
+    rates = {event.rate for event in sampled}
+    if len(rates) != 1 or len({n for n, _ in drawn}) != 1:
+        return []  # no Poisson samples, or of several kinds
+    n = drawn[0][0]
+    table = np.array([np.bincount(found, minlength=n) for _, found in drawn[:_DRAWS]])
+    return list(draw_findings(table.astype(np.float64), np.arange(n), rates.pop(), is_poisson=True))
 
 
 def _is_within(one: Call, other: Call) -> bool:
@@ -367,10 +425,26 @@ def _bill(
         is_covered = bool(np.allclose(sorted(_noises(billed)), used)) if used else False
         return Finding(part, name, deterministic(len(_noises(billed)) == len(used) and is_covered))
     whole = Sequence(tuple(call.mechanism.event for call in calls))
+    if Counter(accounting.flatten(whole)) <= Counter(accounting.flatten(billed)):
+        return Finding(part, name, 1.0)  # the bill names every release
     cost, stated = (
         accounting.epsilon(event, delta=_DELTA, relation=relation) for event in (whole, billed)
     )
     return Finding(part, name, deterministic(cost <= stated * (1 + 1e-3) + 1e-9))
+
+
+def _price_findings(event: Event, random: Rng, *, part: str) -> list[Finding]:
+    """Compare the price of an event with a simulation of it, if it can be simulated."""
+    stated = accounting.epsilon(event, delta=SIMULATED_DELTA)
+    p_value = price_p(event, stated, random)
+    name = "a simulation of the releases does not refute their price"
+    return [] if p_value is None else [Finding(part, name, p_value)]
+
+
+def _choices(mechanism: Any) -> Floats:
+    """Return choices between two equal scores, all under one fresh key."""
+    fresh = generator(None)
+    return np.array([mechanism.release(np.zeros(2), fresh) for _ in range(_FRESH)], np.float64)
 
 
 def _noises(event: Event) -> list[float]:

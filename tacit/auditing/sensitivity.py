@@ -16,6 +16,14 @@ from tacit.auditing.p_values import Finding, deterministic
 _ROWS = 6  # records of a data set; one of them is left out
 _ROUNDING = 1e-2  # a norm above 1 by this is rounding: sums in bfloat16 have two digits
 
+TINY, TINY_LOSSES = 1e-4, "tiny losses"
+_SCALES = {  # factors of all losses
+    "records as they are": 1.0,
+    "huge losses": 1e6,
+    "gradients whose squares overflow": 1e25,
+    TINY_LOSSES: TINY,
+}
+
 Loss = Callable[..., Any]
 
 
@@ -37,7 +45,7 @@ def contribution_finding(name: str, longest: float) -> Finding:
 
 def extreme_sets(dataset: Any, loss_fn: Loss) -> Iterator[tuple[str, list[Neighbors]]]:
     """Yield kinds of extreme records, each with pairs of neighboring data sets that have them."""
-    for name, factor in (("records as they are", 1.0), ("huge losses", 1e6), ("tiny losses", 1e-4)):
+    for name, factor in _SCALES.items():
         sets = _pairs(dataset, _identity)
         yield name, [Neighbors(a, b, _times(loss_fn, factor), n, i) for a, b, n, i in sets]
     for name, change in (("huge inputs", _huge), ("inputs that are not numbers", _not_numbers)):

@@ -2,23 +2,22 @@
 
 Five parts of the mechanism are tested, each against the bill alone (`private.event`):
 
-- noise: a run whose losses are zero releases noise and nothing else (`pure_noise`);
-- draws: canaries at random places show who took part in each step (`draws`);
+- noise: a run whose losses are zero releases noise and nothing else (`pure_noise`); so do long runs
+  on a few records, whose lots are often empty, and the counts of adaptive clipping;
+- draws: canaries at random places show who took part in each step (`draws`), in two runs;
 - sensitivity: releases of neighboring data sets with extreme records differ by at most the billed
   contribution (`sensitivity`);
-- keys: two runs share no noise, even if the program's random generators start equal, and a run asks
-  the operating system for its key;
-- bill: what the ledger was charged is the price of the rate, noise and steps that were measured.
+- keys: two runs share no noise, even if the program's random generators start equal, a run asks
+  the operating system for its key, and every part of the key matters;
+- bill: what the ledger was charged is the price of the rate, noise and steps that were measured,
+  and a simulation of these steps does not refute that price (`simulated_price`).
 
 Nothing private leaves: no test releases a value that depends on a record, apart from p-values of
 artificial runs. The audit trains copies of the model and changes neither the model nor the ledger.
 """
 
 import copy
-import os
-import random as python_random
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -29,11 +28,19 @@ from tacit._arrays import Floats
 from tacit._check import whole
 from tacit.auditing.canaries import number_rows, with_table
 from tacit.auditing.draws import draw_findings, random_places
+from tacit.auditing.fresh_keys import KEY_PARTS, fixed_entropy, same_start, seen_entropy
 from tacit.auditing.p_values import Finding, MechanismAudit, deterministic
 from tacit.auditing.pure_noise import noise_findings, shared_noise
-from tacit.auditing.sensitivity import Neighbors, contribution_finding, extreme_sets
+from tacit.auditing.sensitivity import (
+    TINY,
+    TINY_LOSSES,
+    Neighbors,
+    contribution_finding,
+    extreme_sets,
+)
+from tacit.auditing.simulated_price import SIMULATED_DELTA, price_p
 from tacit.errors import BudgetExceeded
-from tacit.events import Event, Gaussian, NonPrivate, PoissonSampled, Repeated, Sequence
+from tacit.events import Event, Gaussian, NonPrivate, PoissonSampled, Relation, Repeated, Sequence
 from tacit.ledger import Budget, Ledger
 from tacit.mechanisms import Rng, Seed, generator
 
@@ -42,8 +49,12 @@ How = Literal["step", "backward", "resumed"]
 Public = dict[str, Any]
 """The public numbers of a step, `private.info`."""
 _TINY = 1e-9  # noise multiplier of runs that are to be seen through
-_KEY_BYTES = 16  # least entropy of a key
 _CANARIES = 500
+_LONG = 192  # steps of a run on a few records
+_MOST_VALUES = 2 * 10**7  # released numbers that a long run may add
+_COUNT_MOVE = 0.5  # what one record adds to a centered count
+_COUNTS = 1200  # noisy counts, enough to see that a tenth of their noise is missing
+_NEAR = (1.02, 1.5, 3.0, 10.0, 100.0)  # norms of gradients, in clip norms
 _OVERSHOOT = 1e3  # gradient of a canary before clipping, in clip norms
 _DELTA = 1e-5  # delta at which two prices are compared
 _SLACK = 1e-6  # relative difference between two computations of one price
@@ -114,7 +125,7 @@ class TrainingSetup:
         is_halved = self.how == "resumed" and run.steps > 1
         for stop in (run.steps // 2, run.steps) if is_halved else (run.steps,):
             if run.steps_taken:
-                saved, model = run.state_dict(), copy.deepcopy(model)
+                saved, model = _of_first_rank(run.state_dict()), copy.deepcopy(model)
                 run = self.run(model, **changes)
                 run.load_state_dict(saved)
             for public in self._loop(run, model, changes["loss_fn"], stop):
@@ -185,7 +196,7 @@ def audit_training(
     >>> len(found.findings) > 20, found.to_dict()["family_wise_error"]
     (True, 0.05)
     """
-    random, length = generator(rng), whole(steps=steps, least=4)
+    random, length = generator(rng), _whole_epochs(setup, whole(steps=steps, least=4))
     sigma, event = _planned(setup)
     if sigma == 0:
         is_stated = deterministic(isinstance(event, NonPrivate))
@@ -195,13 +206,15 @@ def audit_training(
             confidence=confidence,
         )
     noise = setup.releases(loss_fn=_times(setup.loss_fn, 0.0), steps=length, noise_multiplier=sigma)
+    values = np.concatenate([setup.standardized(noise), *_long_noise(setup, noise, sigma)])
     drawn, skipped = _draws(setup, length, random)
     findings = (
-        *noise_findings(setup.standardized(noise), noise.sizes),
+        *noise_findings(values, noise.sizes),
         *_keys(setup, sigma),
         *drawn,
         *_sensitivity(setup, sigma),
-        *_bill(setup, noise, sigma),
+        *_counts(setup),
+        *_bill(setup, noise, sigma, random),
     )
     if "seed" in setup.settings and setup.settings["seed"] is not None:
         skipped.append("the secrecy of the key: a seed was given, so the noise is reproducible")
@@ -218,16 +231,43 @@ def _planned(setup: TrainingSetup) -> tuple[float, Event]:
     return run.info["noise_multiplier"] / first, run.event
 
 
+def _whole_epochs(setup: TrainingSetup, steps: int) -> int:
+    """Return `steps`, rounded up to whole epochs if the sampler draws an epoch at once."""
+    epoch = getattr(setup.settings.get("sampler"), "steps", 1)
+    return -(-steps // epoch) * epoch
+
+
+def _long_noise(setup: TrainingSetup, noise: Releases, sigma: float) -> list[Floats]:
+    """Return the noise of a long run on a few records; a third of its lots is empty."""
+    steps = min(_LONG, _MOST_VALUES // noise.values.shape[1] - len(noise.values))
+    if hasattr(setup.dataset, "columns") or steps < 1:
+        return []
+    _, (few, *_) = next(extreme_sets(setup.dataset, setup.loss_fn))
+    changes = {"batch_size": 1, "steps": steps, "noise_multiplier": sigma, "seed": None}
+    changes["noise_schedule"] = setup.settings.get("noise_schedule")
+    long = _full(setup, few.with_it, _times(few.loss_fn, 0.0), few.size, **changes)
+    return [setup.standardized(long)]
+
+
 def _keys(setup: TrainingSetup, sigma: float) -> list[Finding]:
     """Test that runs share no noise although all generators of the program start equal."""
-    zero = {"loss_fn": _times(setup.loss_fn, 0.0), "steps": 4, "noise_multiplier": sigma}
+    zero: dict[str, Any] = {
+        "loss_fn": _times(setup.loss_fn, 0.0),
+        "steps": 4,
+        "noise_multiplier": sigma,
+        "sampler": None,  # noise does not depend on the lot
+    }
     tables, is_fresh = [], True
     for _ in range(2):
-        with _same_start(), _seen_entropy() as entropy:
+        with same_start(), seen_entropy() as entropy:
             found = setup.releases(**zero)
         tables.append(setup.standardized(found))
-        is_fresh &= found.run.state_dict()["key"] in entropy
+        is_fresh &= found.run.state_dict()["key"] in _of_first_rank(entropy)
     seeded = [setup.standardized(setup.releases(**zero, seed=seed)) for seed in (1, 2)]
+    changed = []
+    for part in (None, *range(KEY_PARTS)):
+        with same_start(), fixed_entropy(part):
+            changed.append(setup.standardized(setup.releases(**zero | {"steps": 1})))
     return [
         Finding("keys", "two runs share no noise", shared_noise(*tables)),
         Finding("keys", "two seeds share no noise", shared_noise(*seeded)),
@@ -235,6 +275,11 @@ def _keys(setup: TrainingSetup, sigma: float) -> list[Finding]:
             "keys",
             "the key comes from the operating system",
             deterministic(is_fresh),
+        ),
+        Finding(
+            "keys",
+            "every part of the key changes the noise",
+            shared_noise(changed[0], np.concatenate(changed[1:])),
         ),
     ]
 
@@ -256,17 +301,21 @@ def _draws(setup: TrainingSetup, steps: int, random: Rng) -> tuple[tuple[Finding
         changed[name] = None
     changed |= _for_numbers(setup, unpack)
     bound = float(getattr(clip_norm, "clip_norm", clip_norm))
-    found = setup.releases(
-        model=with_table(setup.model, len(places)),
-        dataset=dataset,
-        loss_fn=_canary_loss(setup.loss_fn, unpack, _OVERSHOOT * bound),
-        **changed,
-    )
-    table = found.names.index("canaries.weight")
-    first = sum(found.sizes[:table]) + 1  # row 0 of the table is for ordinary records
-    unit = np.array([public["clip_norms"][0] / public["expected_batch"] for public in found.facts])
-    seen = found.values[:, first : first + len(places)] / unit[:, None]
-    rate = _steps_of(found.run.training_event)[0].rate
+    changed |= {
+        "model": with_table(setup.model, len(places)),
+        "dataset": dataset,
+        "loss_fn": _canary_loss(setup.loss_fn, unpack, _OVERSHOOT * bound),
+    }
+    runs, rate = [], None
+    for _ in range(2):  # the lots of two runs are compared too
+        with same_start():
+            found = setup.releases(**changed)
+        rate = _steps_of(found.run.training_event)[0].rate
+        table = found.names.index("canaries.weight")
+        first = sum(found.sizes[:table]) + 1  # row 0 of the table is for ordinary records
+        units = [public["clip_norms"][0] / public["expected_batch"] for public in found.facts]
+        runs.append(found.values[:, first : first + len(places)] / np.array(units)[:, None])
+    seen = np.concatenate(runs)
     is_poisson = rate is not None
     skipped = [] if is_poisson else ["the law of the draws: only that of Poisson sampling is known"]
     # Automatic clipping shortens every gradient a little, so a contribution is just below 1.
@@ -280,19 +329,29 @@ def _sensitivity(setup: TrainingSetup, sigma: float) -> list[Finding]:
         return []
     kinds = list(extreme_sets(setup.dataset, setup.loss_fn))
     is_repeatable = _is_repeatable(setup, kinds[0][1][0])
-    findings = []
+    findings, natural = [], np.inf
     for name, sets in kinds:
-        longest = 0.0
-        for one in sets:
-            pair = _neighbors(setup, one, is_repeatable=is_repeatable)
-            scales = setup.scales(pair[0].facts[0], pair[0].names, pair[0].sizes)
-            moved = (pair[0].values - pair[1].values)[0] / scales
-            length = float(np.linalg.norm(moved)) / pair[0].run.arithmetic.noise_factor
-            longest = max(longest, length) if np.isfinite(length) else np.inf
-        findings.append(contribution_finding(name, longest))
+        lengths = [_contribution(setup, one, is_repeatable=is_repeatable) for one in sets]
+        findings.append(contribution_finding(name, max(lengths)))
+        if name == TINY_LOSSES:
+            natural = lengths[0] / TINY
+    first = kinds[0][1][0]
+    if 0 < natural < 1 / TINY:
+        near = [first._replace(loss_fn=_times(setup.loss_fn, r / natural)) for r in _NEAR]
+        lengths = [_contribution(setup, one, is_repeatable=is_repeatable) for one in near]
+        findings.append(contribution_finding("gradients near the bound", max(lengths)))
     if is_repeatable:
-        findings += _noise_on_records(setup, kinds[0][1][0], sigma)
+        findings += _noise_on_records(setup, first, sigma)
     return findings
+
+
+def _contribution(setup: TrainingSetup, one: Neighbors, *, is_repeatable: bool) -> float:
+    """Return how far a record moves a release, in units of the billed contribution."""
+    pair = _neighbors(setup, one, is_repeatable=is_repeatable)
+    scales = setup.scales(pair[0].facts[0], pair[0].names, pair[0].sizes)
+    moved = (pair[0].values - pair[1].values)[0] / scales
+    length = float(np.linalg.norm(moved)) / pair[0].run.arithmetic.noise_factor
+    return length if np.isfinite(length) else np.inf
 
 
 def _neighbors(setup: TrainingSetup, one: Neighbors, *, is_repeatable: bool) -> list[Releases]:
@@ -326,6 +385,8 @@ def _full(setup: TrainingSetup, dataset: Any, loss_fn: Loss, size: int, **change
         "noise_schedule": None,
         "dataset": dataset,
     }
+    if "users" in setup.settings:
+        options["users"] = None  # they name an owner for each record of the user's data set
     return setup.releases(**(options | {"loss_fn": loss_fn} | changes))
 
 
@@ -348,6 +409,50 @@ def _is_repeatable(setup: TrainingSetup, one: Neighbors) -> bool:
     runs = [_full(setup, one.with_it, one.loss_fn, one.size, seed=seed) for seed in (1, 2)]
     scales = setup.scales(runs[0].facts[0], runs[0].names, runs[0].sizes)
     return bool(np.all(np.abs(runs[0].values - runs[1].values) < 1e-6 * scales))
+
+
+def _counts(setup: TrainingSetup) -> list[Finding]:
+    """Test the counts of adaptive clipping, which the released clip norms show."""
+    rule = setup.settings.get("adaptive")
+    if rule is None:
+        return []
+    # Lots of one record in 10^9 are empty: the counts are 0, and what is released is noise.
+    noise = replace(rule, count_noise_std=None)
+    rare = _shares(setup, [True], noise, n_records=10**9, steps=_COUNTS + 1)
+    values = (rare - 0.5) / noise.noise_std(1)
+    listed = noise_findings(values.reshape(-1, 8), [8], part="counts")  # in rows of eight
+    quiet, is_within = replace(rule, count_noise_std=_TINY), [True, False, True, False]
+    n = len(is_within)
+    all_of_them, *others = (
+        n * _shares(setup, kept, quiet, batch_size=n, n_records=n, steps=2)[0, 0]
+        for kept in (is_within, is_within[1:], is_within[:-1])
+    )
+    moved = max(abs(all_of_them - share) for share in others)
+    is_bounded = deterministic(bool(moved <= _COUNT_MOVE * (1 + 1e-3)))
+    return [
+        Finding("counts", "a record moves a count by its half at most", is_bounded),
+        *(finding for finding in listed if "tensors" not in finding.name),
+    ]
+
+
+def _shares(setup: TrainingSetup, is_within: list[bool], rule: Any, **settings: Any) -> Floats:
+    """Return the noisy shares of unclipped records in all steps but the last, which show in norms.
+
+    The records are artificial: those within the bound have no gradient, the others a huge one.
+    """
+    import torch
+
+    artificial = TrainingSetup(
+        make_private=setup.make_private,
+        model=torch.nn.Embedding(2, 1),
+        dataset=(torch.tensor([not within for within in is_within]).long(),),
+        loss_fn=lambda model, batch: model(batch[0]).squeeze(1) * batch[0] * 1e12,
+        settings={"batch_size": 1, "clip_norm": 1.0, "adaptive": rule},
+        how=setup.how,
+    )
+    found = artificial.releases(**settings, noise_multiplier=1.0)
+    norms = np.log([public["clip_norms"] for public in found.facts])  # (steps, 1)
+    return rule.quantile - np.diff(norms, axis=0) / rule.learning_rate
 
 
 class _StepBill(NamedTuple):
@@ -376,7 +481,7 @@ def _gradient_noise(event: Any) -> float:  # Any: an event of any type
     return event.noise_multiplier
 
 
-def _bill(setup: TrainingSetup, noise: Releases, sigma: float) -> list[Finding]:
+def _bill(setup: TrainingSetup, noise: Releases, sigma: float, random: Rng) -> list[Finding]:
     """Compare what was charged with the price of what the run did."""
     billed, run = _steps_of(noise.run.training_event), noise.run
     used = sorted(public["noise_multiplier"] for public in noise.facts)
@@ -388,13 +493,30 @@ def _bill(setup: TrainingSetup, noise: Releases, sigma: float) -> list[Finding]:
         tests["billed steps are the steps taken"] = len(billed) == len(used)
         tests["billed noise is the noise of each step"] = noises == used
         tests["billed rate is batch size / records"] = {step.rate for step in billed} == {rate}
-        measured = [PoissonSampled(rate, Gaussian(multiplier)) for multiplier in used]
+        measured = [
+            PoissonSampled(rate, _step_release(setup, multiplier, public))
+            for multiplier, public in zip(used, noise.facts, strict=True)
+        ]
         least = max(least, _price(Sequence(tuple(measured)), setup))
     floor = least * (1 - _SLACK)
     tests["the ledger was charged the price"] = _price(run.ledger.event, setup) >= floor
     tests["the stated epsilon is the price"] = run.epsilon(delta=_DELTA) >= floor
     tests["a run beyond its budget is refused"] = _is_refused(setup, sigma, least)
-    return [Finding("bill", name, deterministic(bool(good))) for name, good in tests.items()]
+    found = [Finding("bill", name, deterministic(bool(good))) for name, good in tests.items()]
+    stated = min(run.epsilon(delta=SIMULATED_DELTA), run.ledger.epsilon(delta=SIMULATED_DELTA))
+    p_value = price_p(run.training_event, stated, random)
+    if p_value is not None and run.ledger.relation == Relation.ADD_REMOVE:
+        found.append(Finding("bill", "a simulation of the run does not refute its price", p_value))
+    return found
+
+
+def _step_release(setup: TrainingSetup, multiplier: float, public: Public) -> Event:
+    """Return the event of what one step releases of its lot: a gradient, and perhaps counts."""
+    rule, gradient = setup.settings.get("adaptive"), Gaussian(multiplier)
+    if rule is None:
+        return gradient
+    std, groups = rule.noise_std(public["expected_batch"]), len(public["clip_norms"])
+    return Sequence((gradient, Gaussian(std / (_COUNT_MOVE * groups**0.5))))
 
 
 def _price(event: Event, setup: TrainingSetup) -> float:
@@ -411,7 +533,7 @@ def _is_refused(setup: TrainingSetup, sigma: float, price: float) -> bool:
             model,
             dataset=setup.dataset,
             loss_fn=zero,
-            steps=64,
+            steps=_whole_epochs(setup, 64),
             noise_multiplier=sigma,
             ledger=setup.new_ledger(budget),
         )
@@ -420,6 +542,17 @@ def _is_refused(setup: TrainingSetup, sigma: float, price: float) -> bool:
     except BudgetExceeded:
         return all(p.grad is None for p in model.parameters())
     return False
+
+
+def _of_first_rank(value: Any) -> Any:
+    """Return `value` as the first rank has it: there is one key and one checkpoint for all."""
+    import torch
+
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return value
+    given = [value]
+    torch.distributed.broadcast_object_list(given)
+    return given[0]
 
 
 def _gradient(model: Any) -> Floats:
@@ -477,42 +610,3 @@ def _numbered_collate(collate: Callable[[list[Any]], Any]) -> Callable[[list[Any
 
 def _repacked(records: Any, which: Any) -> Any:
     return (*records, which) if isinstance(records, tuple | list) else (records, which)
-
-
-@contextmanager
-def _same_start() -> Iterator[None]:
-    """Start the generators that programs share from one state; restore them afterwards."""
-    import torch
-
-    python, legacy = python_random.getstate(), np.random.get_state()  # noqa: NPY002  # programs use it
-    try:
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(0)
-            python_random.seed(0)
-            np.random.seed(0)  # noqa: NPY002  # the generator that programs share
-            yield
-    finally:
-        python_random.setstate(python)
-        np.random.set_state(legacy)  # noqa: NPY002
-
-
-@contextmanager
-def _seen_entropy() -> Iterator[set[str]]:
-    """Collect the numbers that the operating system gives while the block runs, as hexadecimals.
-
-    Numbers that are too short for a key are left out.
-    """
-    given: set[str] = set()
-    genuine = os.urandom
-
-    def watched(size: int) -> bytes:
-        found = genuine(size)
-        if size >= _KEY_BYTES:
-            given.add(found.hex())
-        return found
-
-    os.urandom = watched
-    try:
-        yield given
-    finally:
-        os.urandom = genuine

@@ -31,6 +31,7 @@ Evaluation = Annotated[
     bool,
     typer.Option("--evaluation/--no-evaluation", help="Spend a tenth of epsilon on noisy scores."),
 ]
+_ALMOST = 0.99  # a bill below this part of the asked epsilon is explained
 _TABLES = (".csv", ".tsv", ".txt", ".data", ".parquet", ".pq", ".gz", ".xz", ".bz2")
 
 
@@ -146,6 +147,11 @@ def print_fit(facts: "Facts", folder: Path, recipe: "Recipe", *, page: bool, as_
         f"{fitted['kind']} regression, {fitted['method']}: epsilon = "
         f"{shared.round_up(cost or facts.epsilon, 4)} at delta = {stated:g}, {facts.relation}"
     )
+    if stated and (asked := recipe.privacy.epsilon) and facts.epsilon < _ALMOST * asked:
+        typer.echo(
+            f"          of the {asked:g} asked for: check, fit and evaluation cost less together "
+            "than the sum of their shares"
+        )
     typer.echo(shared.utility_line(facts))
     typer.echo(f"run       {folder}")
 

@@ -89,6 +89,8 @@ class RunAudit:
     """Tests of the mechanism, each with its p-value, and what was not tested."""
     confidence: float = 0.95
     """Probability that a correct run passes all bounds and all tests together."""
+    model_sha256: str = ""
+    """Hash of the model of the audited run, so that no other run can use these results."""
     version: int = AUDIT_VERSION
 
     @property
@@ -229,6 +231,7 @@ def _write(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         mechanism=mechanism,
         confidence=confidence,
+        model_sha256=facts.model_sha256,
     )
     folder.write(AUDIT, json.dumps(found.to_dict(), indent=2) + "\n")
     return found

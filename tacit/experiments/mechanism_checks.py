@@ -33,6 +33,7 @@ from tacit.pate import ConfidentGNMax, partition
 Table = tuple[Floats, Any]
 _RECORDS = 60  # artificial records of a regression
 _QUERIES = 20
+_FAR_TARGETS = (1e3, -1e3)  # beyond the bounds of any regression
 
 
 def check_training(
@@ -83,9 +84,11 @@ def check_answers(recipe: Recipe, *, confidence: float, rng: Seed = None) -> Mec
         top = min(max(round(aggregator.threshold), 1), count)
         rows.append([top, count - top, 0])  # one vote less is below the threshold
     votes = np.tile(rows, (_QUERIES, 1))
-    moved = votes + [[-1, 0, 1]]
+    clear = np.tile([[0, 0, count], [0, count, 0], [count, 0, 0]], (_QUERIES, 1))[: len(votes)]
+    one_moved = clear + (np.roll(clear, 1, axis=1) - clear) // count
+    pairs = [(votes, votes + [[-1, 0, 1]]), (clear, one_moved)]
     parts = [
-        audit_algorithm(answer, [(votes, moved)], part="answers", rng=random),
+        audit_algorithm(answer, pairs, part="answers", rng=random),
         audit_partition(partition, n_records=max(200, 4 * count), n_teachers=count, rng=random),
     ]
     return joined(parts, confidence=confidence)
@@ -114,7 +117,8 @@ def check_regression(recipe: Recipe, *, confidence: float, rng: Seed = None) -> 
 
     width = len(schema.feature_names)
     table = _table(width, n_classes or 2, random)
-    pairs = [(_with_row(table, row), table) for row in _extremes(width)]
+    targets = (1,) if n_classes else (1, *_FAR_TARGETS)
+    pairs = [(_with_row(table, row, y), table) for row in _extremes(width) for y in targets]
     return audit_algorithm(fit, pairs, part="regression", confidence=confidence, rng=random)
 
 
@@ -138,8 +142,8 @@ def check_transfer(recipe: Recipe, *, confidence: float, rng: Seed = None) -> Me
     tables = tuple(_table(width, 2, random) for _ in range(1 + len(recipe.transfer.sources)))
     pairs = []
     for k in range(len(tables)):
-        for row in _extremes(width):
-            longer = (*tables[:k], _with_row(tables[k], row), *tables[k + 1 :])
+        for row, target in zip(_extremes(width), (1, *_FAR_TARGETS), strict=True):
+            longer = (*tables[:k], _with_row(tables[k], row, target), *tables[k + 1 :])
             pairs.append((longer, tables))
     return audit_algorithm(
         fit,
@@ -157,9 +161,9 @@ def _table(width: int, n_classes: int, random: Rng) -> Table:
     return random.random((_RECORDS, width)) * 2 - 1, random.integers(0, n_classes, _RECORDS)
 
 
-def _with_row(table: Table, row: Floats) -> Table:
+def _with_row(table: Table, row: Floats, target: float) -> Table:
     """Return the table with one record more."""
-    return np.vstack([table[0], row]), np.append(table[1], 1)
+    return np.vstack([table[0], row]), np.append(table[1], target)
 
 
 def _extremes(width: int) -> tuple[Floats, ...]:

@@ -335,15 +335,22 @@ class Ledger:
             odometer=self._odometer(met, delta),
         )
 
-    def verify(self, *, head: str | None = None) -> Verification:
+    def verify(self, *, head: str | None = None, ask_witness: bool = True) -> Verification:
         """Check the whole file: structure, hash chain, totals, prices, budget and witness.
 
         `head` is an earlier `Verification.head`, kept elsewhere: the ledger must continue from it.
+        Without `ask_witness`, neither the file nor the address that a stranger's ledger names as
+        its witness is opened.
         Raises `LedgerError` with the first fault. An unkeyed ledger that was forged whole, or put
         back to an older copy, passes unless `head` or a witness contradicts it.
         """
         return verify_store(
-            self._store, self.budget, self.relation, fits_alone=self._fits_alone, head=head
+            self._store,
+            self.budget,
+            self.relation,
+            fits_alone=self._fits_alone,
+            head=head,
+            ask_witness=ask_witness,
         )
 
     def export(self) -> str:

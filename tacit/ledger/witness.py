@@ -80,6 +80,8 @@ class FileWitness:
 
     def last(self) -> WitnessMark | None:
         """Return the mark in the last whole line; None if the file is missing or empty."""
+        if self.path.exists() and not self.path.is_file():
+            raise LedgerError(f"the witness {self.path} is not a file.")
         try:
             with self.path.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)

@@ -15,6 +15,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -65,19 +66,30 @@ def prices(
 
     `version` is the version of tacit that is stated beside each price.
     """
-    found: list[dict[str, Any]] = []
+    found = _by_accountant(event, delta, relation)
+    return [{"accountant": name, "version": version} | values for name, values in found.items()]
+
+
+@lru_cache(maxsize=4)  # a verification prices the event of a run several times
+def price(event: Event, delta: float, relation: Relation) -> float:
+    """Return the epsilon that is claimed for `event`: the smallest certified upper bound."""
+    return accounting.epsilon(event, delta=delta, relation=relation)
+
+
+@lru_cache(maxsize=4)
+def _by_accountant(event: Event, delta: float, relation: Relation) -> dict[str, dict[str, float]]:
+    found: dict[str, dict[str, float]] = {}
     for name, make in ACCOUNTANTS.items():
-        entry: dict[str, Any] = {"accountant": name, "version": version}
         try:
             if name == "PLD":
                 bracket = make().bracket(event, delta=delta, relation=relation)
-                entry |= {"epsilon": bracket.upper, "lower": bracket.lower}
+                values = {"epsilon": bracket.upper, "lower": bracket.lower}
             else:
-                entry |= {"epsilon": make().epsilon(event, delta=delta, relation=relation)}
+                values = {"epsilon": make().epsilon(event, delta=delta, relation=relation)}
         except UnsupportedEvent:
             continue
-        if math.isfinite(entry["epsilon"]):
-            found.append(entry)
+        if math.isfinite(values["epsilon"]):
+            found[name] = values
     return found
 
 
@@ -106,7 +118,7 @@ def make_certificate(
     the JSON Schema that are known; the others are null. `issuer` names who vouches for the
     certificate.
     """
-    epsilon = accounting.epsilon(event, delta=delta, relation=relation)
+    epsilon = price(event, delta, relation)
     body = {
         "format": FORMAT,
         "version": VERSION,
@@ -178,7 +190,7 @@ def _price_problems(certificate: Mapping[str, Any]) -> Iterator[Problem]:
     try:
         event = events.from_dict(claim["events"])
         relation = Relation(claim["relation"])
-        epsilon = accounting.epsilon(event, delta=claim["delta"], relation=relation)
+        epsilon = price(event, claim["delta"], relation)
         again = prices(event, delta=claim["delta"], relation=relation)
     except (ValueError, TypeError, ArithmeticError, RecursionError, TacitError) as wrong:
         yield Problem("claim.events", f"cannot be priced: {wrong}")

@@ -29,7 +29,7 @@ from tacit.experiments import (
     seal_of,
 )
 from tacit.ledger import Entry, Ledger
-from tacit.report.certificate import Problem, is_close, make_certificate, verify
+from tacit.report.certificate import Problem, is_close, make_certificate, price, verify
 
 CERTIFICATE, SIGNATURE = "certificate.json", "certificate.sig"
 _PRICES = ("claim.epsilon", "prices.", "context.ledger.epsilon.", "facts.ledger_state.epsilon.")
@@ -96,11 +96,12 @@ def write_certificate(run: RunFolder) -> dict[str, Any]:  # Any: JSON values
     signed certificate that still says the same is left as it is; one that no longer does is
     replaced, and its signature is removed.
     """
-    require_consistent(run)
-    certificate = certificate_of(run.facts(), run)
+    facts = run.facts()  # raises its own error if there is no finished run
+    _require_none(run, [*check_run(run), *_audit_problems(run)])
+    certificate = certificate_of(facts, run)
     if (run / SIGNATURE).is_file() and (run / CERTIFICATE).is_file():
         stored = read_json(run / CERTIFICATE)
-        issued = certificate_of(run.facts(), run, issuer=_issuer(stored))
+        issued = certificate_of(facts, run, issuer=_issuer(stored))
         if not list(_differences(stored, issued)):
             return stored
         (run / SIGNATURE).unlink()
@@ -111,7 +112,10 @@ def write_certificate(run: RunFolder) -> dict[str, Any]:  # Any: JSON values
 def require_consistent(run: RunFolder) -> None:
     """Raise `ValueError` if ledger, recipe, facts, model and other files disagree."""
     run.facts()  # raises its own error if there is no finished run
-    problems = check_run(run)
+    _require_none(run, check_run(run))
+
+
+def _require_none(run: RunFolder, problems: list[Problem]) -> None:
     if problems:
         listed = "; ".join(f"{problem.field}: {problem.what}" for problem in problems[:5])
         raise ValueError(f"{run.path} gets no certificate, because its parts disagree: {listed}.")
@@ -124,7 +128,7 @@ def verify_run(folder: str | Path) -> list[Problem]:
     computed again. An empty list means that the folder is consistent, not that it is authentic.
     """
     run = RunFolder(folder)
-    problems = check_run(run)
+    problems = [*check_run(run), *_audit_problems(run)]
     if not (run / CERTIFICATE).is_file():
         return [*problems, Problem(CERTIFICATE, "does not exist; write it with tacit report")]
     try:
@@ -211,10 +215,24 @@ def _file_problems(run: RunFolder, facts: Facts) -> Iterator[Problem]:
         yield Problem(str(name), "has no hash in the facts")
 
 
+def _audit_problems(run: RunFolder) -> Iterator[Problem]:
+    """Yield a problem if the audit in a folder is not one of the folder's model."""
+    if not (run / AUDIT).is_file():
+        return
+    try:
+        facts, audit = run.facts(), read_json(run / AUDIT)
+    except (ValueError, OSError) as wrong:
+        yield Problem(AUDIT, _shown(wrong))
+        return
+    stated = audit.get("model_sha256") if isinstance(audit, dict) else None
+    if facts.version > 1 and stated != facts.model_sha256:
+        yield Problem(AUDIT, "is not an audit of this model; run tacit audit again")
+
+
 def _facts_problems(facts: Facts) -> Iterator[Problem]:
     relation = Relation(facts.relation)
     try:
-        epsilon = accounting.epsilon(facts.claim, delta=facts.delta, relation=relation)
+        epsilon = price(facts.claim, facts.delta, relation)
     except (ValueError, TypeError, ArithmeticError, RecursionError, TacitError) as wrong:
         yield Problem("facts.event", f"cannot be priced: {_shown(wrong)}")
         return
@@ -270,7 +288,7 @@ def _recipe_in(model: Path) -> str | None:
 
 def _ledger_problems(ledger: Ledger, facts: Facts) -> Iterator[Problem]:
     name = Path(facts.ledger_file).name
-    ledger.verify(head=facts.ledger_head)
+    ledger.verify(head=facts.ledger_head, ask_witness=False)  # its address is a stranger's
     if (ledger.unit, str(ledger.relation)) != (facts.unit, facts.relation):
         yield Problem(name, "has another unit or relation than the facts")
     sealed = [json.loads(note) for _, row, note in ledger.seals() if row == facts.ledger_head]

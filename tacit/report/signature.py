@@ -126,6 +126,9 @@ def judge(path: str | Path, *, key: str | Path | None = None) -> Verdict:
         problems = verify_run(folder) if is_run else verify(found, folder=folder)
     except ValueError as wrong:
         problems = [Problem(file.name, str(wrong))]
+    if place.is_dir() and not is_run:
+        missing = "does not exist, so this is no finished run; name a certificate file to check it"
+        problems.append(Problem("facts.json", f"{missing} alone"))
     beside = file.with_suffix(".sig")
     signer = None
     if beside.is_file():

@@ -1,10 +1,13 @@
 """What a search keeps until it has released: the outcomes of finished runs, in a private folder.
 
 The folder is beside the ledger, readable by its owner only. It lets a killed search continue
-without repeating its runs, and is deleted when the search ends. Files carry a code made with a key
-that is derived from the seed of the search, and are read only if the code is right.
+without repeating its runs, and is deleted when the search ends. Files hold pickles, and opening a
+pickle can run code. So they carry a code made with the seed of the search and with a secret that
+this user's account keeps elsewhere, and are read only if the code is right: files that came with a
+stranger's ledger are not.
 """
 
+import contextlib
 import hashlib
 import hmac
 import os
@@ -15,16 +18,18 @@ from pathlib import Path
 from tacit.tuning.private_run import Outcome
 
 _CODE = 32  # bytes
+_SECRET = 32  # bytes
 
 
 class Unfinished:
     """Outcomes of the runs of one search; without a ledger file, nothing is kept."""
 
     def __init__(self, ledger_file: Path | None, seed: int) -> None:
-        key = hashlib.sha256(b"outcomes" + seed.to_bytes(64)).digest()
+        secret = None if ledger_file is None else _secret_of_account()
+        key = hashlib.sha256(b"outcomes" + (secret or b"") + seed.to_bytes(64)).digest()
         self._key = key
         self._folder = None
-        if ledger_file is not None:
+        if ledger_file is not None and secret is not None:
             name = hashlib.sha256(b"folder" + key).hexdigest()[:16]
             self._folder = ledger_file.with_name(f".{ledger_file.name}.search-{name}")
 
@@ -56,3 +61,19 @@ class Unfinished:
 
     def _code(self, run: int, content: bytes) -> bytes:
         return hmac.new(self._key, run.to_bytes(8) + content, hashlib.sha256).digest()
+
+
+def _secret_of_account() -> bytes | None:
+    """Return a secret of this user's account, made at its first use; None if there is no home."""
+    try:
+        home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+        path = home / "tacit" / "outcomes.key"
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with contextlib.suppress(FileExistsError):
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(handle, "wb") as stream:
+                stream.write(os.urandom(_SECRET))
+        found = path.read_bytes()
+    except (OSError, RuntimeError):  # RuntimeError: the account has no home
+        return None
+    return found if len(found) == _SECRET else None

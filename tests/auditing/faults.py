@@ -6,19 +6,22 @@ scale, law, reuse, draws, clip, divisor, key and bill.
 
 import dataclasses
 import functools
+import os
 import random
+import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from scipy import special
 from torch import nn
 
 import tacit
 from tacit import mechanisms, pate, regression, sampling
 from tacit.auditing import MechanismAudit, Result, TrainingSetup, audit_algorithm, audit_training
+from tacit.training import AdaptiveClip, engines, key, lots, noise, plan, private
 from tacit.training import clip as clip_module
-from tacit.training import engines, key, lots, noise, plan, private
 
 RECORDS = 120
 
@@ -48,6 +51,7 @@ def audit_step(seed, **options):
 
 audit_resumed = functools.partial(audit_step, how="resumed")
 audit_backward = functools.partial(audit_step, how="backward")
+audit_adaptive = functools.partial(audit_step, adaptive=AdaptiveClip())
 
 
 def audit_gnmax(seed):
@@ -69,7 +73,9 @@ def _audit_votes(aggregator, seed):
 
     votes = np.tile([[25, 24, 1], [24, 25, 1], [24, 13, 13]], (20, 1))
     moved = votes + [[-1, 1, 0]]  # the last of three falls below the threshold
-    return audit_algorithm(answer, [(votes, moved)], part="PATE", rng=seed)
+    clear = np.tile([[50, 0, 0], [0, 50, 0], [0, 0, 50]], (20, 1))
+    pairs = [(votes, moved), (clear, clear + (np.roll(clear, 1, axis=1) - clear) // 50)]
+    return audit_algorithm(answer, pairs, part="PATE", rng=seed)
 
 
 BOUNDS = {"bounds": (-1.0, 1.0), "epsilon": 1.0, "delta": 1e-4, "n_records": 60}
@@ -100,9 +106,9 @@ def audit_fit(name, seed):
         return Result(np.append(model.coef_, model.intercept_), model.event_)
 
     pairs = []
-    for extreme in ([1.0, 1.0, 1.0], [-1.0, 1.0, -1.0], [1e3, 1e3, 1e3]):
-        features = np.vstack([x, extreme])
-        pairs.append(((features, np.append(y, 1)), (x, y)))
+    for extreme, far in (([1.0, 1.0, 1.0], 1e3), ([-1.0, 1.0, -1.0], 1), ([1e3, 1e3, 1e3], 1)):
+        target = 1 if kind == "LogisticRegression" else far
+        pairs.append(((np.vstack([x, extreme]), np.append(y, target)), (x, y)))
     return audit_algorithm(fit, pairs, part=name, rng=seed)
 
 
@@ -139,6 +145,7 @@ CORRECT: dict[str, Callable[[int], MechanismAudit]] = {
     "step": audit_step,
     "backward": audit_backward,
     "resumed": audit_resumed,
+    "adaptive": audit_adaptive,
     "GNMax": audit_gnmax,
     "ConfidentGNMax": audit_confident,
     "partition": audit_partition,
@@ -512,7 +519,7 @@ def half_of_the_rate_is_billed(patch):
 
 @fault("bill")
 def nothing_is_paid(patch):
-    patch.setattr(private.Private, "_pay", lambda self: None)
+    patch.setattr(private.Private, "_pay", lambda self, settings: None)
 
 
 @fault("bill", functools.partial(audit_fit, "adassp"))
@@ -570,3 +577,199 @@ def answers_are_billed_with_twice_the_noise(patch):
         return honest(self).release(queries.counts, rng).argmax(axis=1)
 
     patch.setattr(pate.GNMax, "_release", release)
+
+
+# Faults that show only in long runs, near a bound, in counts, keys, prices or draws of fits ------
+
+
+@fault("scale")
+def empty_lots_get_no_noise(patch):
+    honest = private.Private._pay_and_release
+
+    def release(self, total, drawn, clip, **options):
+        exact = {"release": lambda sums, scales, **_: [s / 24.0 for s in sums]}
+        self._noise.__dict__.update({} if drawn else exact)
+        try:
+            honest(self, total, drawn, clip, **options)
+        finally:
+            self._noise.__dict__.pop("release", None)
+
+    patch.setattr(private.Private, "_pay_and_release", release)
+
+
+@fault("scale")
+def noise_is_halved_after_a_hundred_steps(patch):
+    honest = noise.NoisyMean.release
+
+    def release(self, sums, scales, *, step, noise_multiplier):
+        less = noise_multiplier * (0.5 if step >= 100 else 1.0)
+        return honest(self, sums, scales, step=step, noise_multiplier=less)
+
+    patch.setattr(noise.NoisyMean, "release", release)
+
+
+@fault("scale", audit_adaptive)
+def counts_are_a_tenth_short_of_noise(patch):
+    honest = noise.NoisyMean.release_counts
+
+    def release(self, counts, *, noise_multiplier, **options):
+        return honest(self, counts, noise_multiplier=0.9 * noise_multiplier, **options)
+
+    patch.setattr(noise.NoisyMean, "release_counts", release)
+
+
+@fault("scale", audit_gnmax)
+def clear_winners_without_noise(patch):
+    honest = pate.GNMax._release
+
+    def release(self, queries, pay, rng):
+        noisy, ordered = honest(self, queries, pay, rng), np.sort(queries.counts, axis=1)
+        is_clear = ordered[:, -1] - ordered[:, -2] > 5
+        return np.where(is_clear, queries.counts.argmax(axis=1), noisy)
+
+    patch.setattr(pate.GNMax, "_release", release)
+
+
+@fault("law")
+def noise_cut_off_at_three_deviations(patch):
+    _changed_noise(patch, lambda z: z.clamp(-3, 3))
+
+
+@fault("law")
+def noise_with_heavy_tails(patch):
+    def student(z):  # t with 6 degrees of freedom, scaled to variance 1
+        values = special.stdtrit(6, special.ndtr(z.double().numpy())) * (4 / 6) ** 0.5
+        return torch.tensor(values, dtype=z.dtype)
+
+    _changed_noise(patch, student)
+
+
+@fault("reuse")
+def noise_repeats_after_eighty_steps(patch):
+    kind = noise.NoisyMean
+    patch.setattr(kind, "_source", lambda self, purpose, step: self._key.noise(purpose, step % 80))
+
+
+@fault("reuse", audit_adaptive)
+def counts_have_the_same_noise_in_every_step(patch):
+    def source(self, purpose, step):
+        return self._key.noise(purpose, 0 if purpose == "counts" else step)
+
+    patch.setattr(noise.NoisyMean, "_source", source)
+
+
+@fault("draws")
+def every_run_draws_the_same_lots(patch):
+    honest = lots.Lots.use
+
+    def use(self, fresh):
+        honest(self, fresh)
+        self._draw = self._drawer(key.Key(b"0" * 32), len(self.records))
+
+    patch.setattr(lots.Lots, "use", use)
+
+
+@fault("draws")
+def records_are_shuffled(patch):
+    def indices(self, step):
+        epoch, part = divmod(step, 5)
+        order = self.key.numpy("lot", epoch).permutation(len(self.records))
+        return np.sort(np.array_split(order, 5)[part])
+
+    patch.setattr(lots.Lots, "indices", indices)
+
+
+@fault("draws", functools.partial(audit_fit, "sgd"))
+def a_regression_draws_too_often(patch):
+    _changed_draws(
+        patch,
+        lambda honest, self, n, rng: np.flatnonzero(rng.random(n) < min(1.0, 1.6 * self.rate)),
+    )
+
+
+@fault("clip")
+def gradients_near_the_bound_are_not_clipped(patch):
+    honest = clip_module.Flat.factors
+
+    def factors(self, squared_norms, **options):
+        is_near = squared_norms < (3 * self.clip_norm) ** 2
+        return honest(self, squared_norms, **options).masked_fill(is_near, 1.0)
+
+    patch.setattr(clip_module.Flat, "factors", factors)
+
+
+@fault("clip", functools.partial(audit_fit, "gradient"))
+def targets_are_not_clipped(patch):
+    from tacit.regression import bounds
+
+    def scaled(self, y):
+        return (np.asarray(y, np.float64) - self.center[0]) / self.half[0]
+
+    patch.setattr(bounds.Box, "scale_target", scaled)
+
+
+@fault("divisor", audit_adaptive)
+def counts_are_divided_by_the_drawn_size(patch):
+    honest = AdaptiveClip.release
+
+    def release(self, factors, within, drawn, *, expected_batch, **options):
+        return honest(self, factors, within, drawn, expected_batch=max(1.0, drawn), **options)
+
+    patch.setattr(AdaptiveClip, "release", release)
+
+
+@fault("divisor", functools.partial(audit_fit, "adassp"))
+def coefficients_are_divided_by_the_exact_count(patch):
+    honest = regression.LinearRegression.fit
+
+    def fit(self, X, y, *args, **options):
+        model = honest(self, X, y, *args, **options)
+        model.coef_ = model.coef_ / len(X)
+        return model
+
+    patch.setattr(regression.LinearRegression, "fit", fit)
+
+
+@fault("key")
+def two_bytes_of_the_key_are_used(patch):
+    honest = key.Key.bytes
+
+    def short(self, *args, **options):
+        return honest(key.Key(self.secret[:2] + b"0" * 30), *args, **options)
+
+    patch.setattr(key.Key, "bytes", short)
+
+
+@fault("key", audit_laplace)
+def mechanisms_draw_from_a_shared_generator(patch):
+    kind = type(mechanisms.generator())
+
+    def init(self):
+        bits = np.random.Philox(key=int(np.random.randint(2**31)))  # noqa: NPY002  # the fault
+        np.random.Generator.__init__(self, bits)
+        self._process = os.getpid()
+
+    patch.setattr(kind, "__init__", init)
+
+
+@fault("bill")
+def prices_forget_half_of_the_steps(patch):
+    honest = tacit.accounting.flatten
+
+    def half(event, *args, **options):
+        counts = honest(event, *args, **options)
+        return type(counts)({one: max(1, count // 2) for one, count in counts.items()})
+
+    for name, module in list(sys.modules.items()):
+        if name.startswith("tacit") and getattr(module, "flatten", None) is honest:
+            patch.setattr(module, "flatten", half)
+
+
+@fault("bill", audit_adaptive)
+def counts_are_not_billed(patch):
+    honest = plan.TrainingPlan.step_event
+
+    def step_event(self, multiplier):
+        return honest(dataclasses.replace(self, adaptive=None), multiplier)
+
+    patch.setattr(plan.TrainingPlan, "step_event", step_event)

@@ -46,6 +46,17 @@ def test_nine_tenths_of_all_faults_are_found(monkeypatch):
     assert len(missed) <= len(found) * (1 - LEAST / 30), missed
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(
+    "name", ["a_tenth_of_the_noise_is_missing", "counts_are_a_tenth_short_of_noise"]
+)
+def test_a_tenth_less_noise_in_training_is_found_nine_times_in_ten(name, monkeypatch):
+    fault = faults.FAULTS[name]
+    fault.plant(monkeypatch)
+    assert sum(not fault.audit(seed).passes for seed in range(10)) >= 9
+
+
 @pytest.mark.parametrize("name", FAST)
 def test_correct_code_passes(name):
     assert faults.CORRECT[name](1).passes

@@ -109,6 +109,53 @@ def test_every_mechanism_is_audited():
     assert public - {"Mechanism"} == {*ADDITIVE, *SELECTIONS}
 
 
+# A tenth of the noise is missing ------------------------------------------------------------
+
+MECHANISMS = {
+    "GaussianMechanism": mechanisms.GaussianMechanism(1.5, l2_sensitivity=2.0),
+    "LaplaceMechanism": mechanisms.LaplaceMechanism(1.5, l1_sensitivity=2.0),
+    "GridGaussianMechanism": mechanisms.GridGaussianMechanism(
+        1.5, l2_sensitivity=1.0, dimension=64
+    ),
+    "DiscreteGaussianMechanism": mechanisms.DiscreteGaussianMechanism(4.0, l2_sensitivity=1.0),
+    "DiscreteLaplaceMechanism": mechanisms.DiscreteLaplaceMechanism(0.25, l1_sensitivity=1.0),
+    "ExponentialMechanism": mechanisms.ExponentialMechanism(1.0, sensitivity=1.0),
+    "PermuteAndFlip": mechanisms.PermuteAndFlip(1.0, sensitivity=1.0),
+    "LaplaceNoisyMax": mechanisms.LaplaceNoisyMax(1.0, sensitivity=1.0),
+    "GaussianNoisyMax": mechanisms.GaussianNoisyMax(1.5, l2_sensitivity=2**0.5),
+}
+
+
+def refuted(name, tries, monkeypatch):
+    """How many of `tries` audits of a mechanism refute it when 10 % of its noise are missing."""
+    mechanism = MECHANISMS[name]
+    honest = type(mechanism).release
+    field, factor = ("noise_multiplier", 0.9)
+    if not hasattr(mechanism, field):
+        field, factor = "epsilon", 1 / 0.9
+
+    def short(self, value, rng=None):
+        return honest(replace(self, **{field: getattr(self, field) * factor}), value, rng)
+
+    monkeypatch.setattr(type(mechanism), "release", short)
+    return sum(not tacit.auditing.audit_mechanism(mechanism, rng=k).passes for k in range(tries))
+
+
+@pytest.mark.parametrize("name", ["GaussianMechanism", "LaplaceMechanism", "ExponentialMechanism"])
+def test_a_tenth_less_noise_is_refuted(name, monkeypatch):
+    assert refuted(name, 1, monkeypatch) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_a_tenth_less_noise_is_refuted_nine_times_in_ten(name, monkeypatch):
+    assert refuted(name, 10, monkeypatch) >= 9
+
+
+def test_every_mechanism_is_tried_with_less_noise():
+    assert MECHANISMS.keys() == {*ADDITIVE, *SELECTIONS}
+
+
 # DP-SGD --------------------------------------------------------------------------------------
 
 

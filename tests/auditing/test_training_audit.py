@@ -1,5 +1,10 @@
 """The audit of DP-SGD covers loops and settings, and says what it did not test."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -51,6 +56,8 @@ def test_dropout_does_not_look_like_a_fault():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.filterwarnings("ignore")  # raised inside the compiler
 @pytest.mark.parametrize(
     "options",
     [
@@ -74,3 +81,28 @@ def test_other_samplers_are_reported_as_tested_in_part():
     found = audit(sampler=RandomAllocation(5))
     assert not impossible(found)
     assert any("draws" in what for what in found.not_tested)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("name", "how", "verdict"),
+    [
+        ("correct", "step", "passes"),
+        ("correct", "resumed", "passes"),
+        ("correct", "backward", "passes"),
+        ("half_of_the_noise", "step", "flagged"),
+        ("every_run_has_the_same_key", "step", "flagged"),
+        ("gradients_are_not_clipped", "backward", "flagged"),
+    ],
+)
+def test_two_ranks_are_audited_like_one(name, how, verdict):
+    script = Path(__file__).with_name("audit_ranks.py")
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
+         str(script), name, how],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert sorted(done.stdout.split("\n")) == ["", f"rank 0: {verdict}", f"rank 1: {verdict}"]

@@ -137,7 +137,8 @@ def audited(run):
     ]
     run.write("figures/inversion.csv", "\n".join(["row,image,pixel,value", *pixels]))
     shown = {"figures/membership.png": "Told apart.", "figures/inversion.png": "Given back."}
-    run.write("audit.json", json.dumps({"demonstrations": {"figures": shown}}))
+    audit = {"demonstrations": {"figures": shown}, "model_sha256": run.facts().model_sha256}
+    run.write("audit.json", json.dumps(audit))
     return run
 
 

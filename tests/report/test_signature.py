@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -258,7 +259,9 @@ def test_report_and_audit_refuse_to_vouch_for_another_model(made, unsigned):
 def test_a_report_keeps_a_signature_that_still_holds_and_removes_one_that_does_not(folder, key):
     write_page(folder)
     assert judge(folder, key=key).word == AUTHENTICATED
-    (folder / "audit.json").write_text(json.dumps({"passes": True, "bounds": [], "tests": []}))
+    facts = json.loads((folder / "facts.json").read_text())
+    audit = {"passes": True, "bounds": [], "tests": [], "model_sha256": facts["model_sha256"]}
+    (folder / "audit.json").write_text(json.dumps(audit))
     assert judge(folder, key=key).word == REFUTED  # the certificate says nothing of this audit
     write_page(folder)
     assert not (folder / "certificate.sig").exists()
@@ -268,6 +271,32 @@ def test_a_report_keeps_a_signature_that_still_holds_and_removes_one_that_does_n
         "passes": True,
     }
     assert certificate["issuer"] is None
+
+
+@pytest.mark.parametrize("stated", ["of another run", "", None])
+def test_an_audit_of_another_run_gets_no_certificate(unsigned, stated):
+    audit = {"passes": True, "bounds": [], "tests": [], "model_sha256": stated}
+    (unsigned / "audit.json").write_text(json.dumps(audit))
+    (unsigned / "certificate.json").unlink()
+    with pytest.raises(ValueError, match=r"audit\.json: is not an audit of this model"):
+        write_certificate(RunFolder(unsigned))
+    assert judge_problems(unsigned) == {"audit.json", "certificate.json"}
+
+
+def judge_problems(folder):
+    return {problem.field for problem in verify_run(folder)}
+
+
+@pytest.mark.parametrize("name", ["certificate.json", "facts.json", "recipe.toml", "audit.json"])
+def test_a_pipe_or_a_device_in_place_of_a_file_is_not_waited_for(unsigned, name):
+    for make in (os.mkfifo, lambda path: os.symlink("/dev/zero", path)):
+        (unsigned / name).unlink(missing_ok=True)
+        make(unsigned / name)
+        result = CliRunner().invoke(app, ["verify", str(unsigned), "--seconds", "20"])
+        if name != "audit.json":  # a run need not have one
+            assert result.exit_code in (1, 2)
+        assert isinstance(result.exception, SystemExit | None)
+        assert "took longer" not in result.output
 
 
 def test_nothing_that_does_not_verify_is_signed(made, folder):
@@ -310,3 +339,10 @@ def test_keys_of_ssh_are_read(made, folder, tmp_path):
 def test_a_run_of_version_0_1_is_still_verified(run):
     write_page(run.path)
     assert verify_run(run.path) == []
+
+
+def test_a_folder_without_facts_is_no_run(unsigned):
+    """Else whoever removes the facts could edit the certificate and seal it again."""
+    (unsigned / "facts.json").unlink()
+    assert judge(unsigned).word == REFUTED
+    assert judge(unsigned / "certificate.json").word == CONSISTENT  # the file alone
