@@ -81,7 +81,7 @@ def float8_contrast():
     return loss
 
 
-@case("most")
+@case("faint")
 def a_leak_of_a_hundred_thousandth_of_the_mean():
     return lambda m, x, y: ce(m(x + 1e-5 * x.mean(0)), y)
 
