@@ -95,7 +95,7 @@ def test_gpu_noise_is_that_of_the_emulated_kernel(monkeypatch):
     (grid,) = make_grids(multiplier, [1.0], count)
     kernel = triton_emulation.emulated(monkeypatch)
     secret = np.frombuffer(key.bytes("noise on a GPU", 0, 32), np.int32)
-    nonce = int.from_bytes(key.bytes("nonce ", 2, 8), signed=True)
+    nonce = int.from_bytes(key.bytes("nonce", 2, 8), signed=True)
     lanes = kernel.LANES
     blocks = -(-count // (8 * lanes))
     with np.errstate(over="ignore"):
