@@ -71,7 +71,7 @@ class Speed:
     static_shapes: bool = False
     num_workers: int = 0
     engine: str = "auto"
-    compile: bool | Literal["auto"] = "auto"
+    compile: bool | Literal["auto"] = False
 
     def __post_init__(self) -> None:
         if self.max_microbatch is not None:
@@ -125,7 +125,7 @@ def make_private(
     static_shapes: bool = False,
     num_workers: int = 0,
     engine: str = "auto",
-    compile: bool | Literal["auto"] = "auto",
+    compile: bool | Literal["auto"] = False,
 ) -> Private:
     """Plan and check a private run of DP-SGD on `model`. Nothing is paid yet.
 

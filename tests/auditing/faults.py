@@ -519,7 +519,7 @@ def half_of_the_rate_is_billed(patch):
 
 @fault("bill")
 def nothing_is_paid(patch):
-    patch.setattr(private.Private, "_pay", lambda self, settings: None)
+    patch.setattr(private.Private, "_pay", lambda self: None)
 
 
 @fault("bill", functools.partial(audit_fit, "adassp"))
