@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from tacit import events as ev
+from tacit._arrays import Floats
 from tacit.events import Event, Relation
 
 ADD_REMOVE = Relation.ADD_REMOVE
@@ -136,6 +137,9 @@ def sampled_epsilon(epsilon: float, rate: float) -> float:
 
 def log_mixture_at(rate: float, u: float) -> float:
     """Return log(1 - rate + rate e^u) of a single number u, like `log_mixture` of an array."""
+    growth = rate * math.expm1(min(u, 30.0))
+    if rate == 1.0 or (u <= 30.0 and growth >= -0.5):
+        return u if rate == 1.0 else math.log1p(growth)
     return float(log_mixture(rate, np.array(u)))
 
 
@@ -161,6 +165,14 @@ def log_mixture(rate: float, u: Numbers) -> Numbers:
         return near
     # Growth below -1/2 has lost digits, but there the logarithm is not small: adding logs is safe.
     return np.where((u > 30.0) | (growth < -0.5), np.logaddexp(log_rest, log_rate + u), near)
+
+
+def log_sum_exp(logs: Floats) -> Floats:
+    """Return the log of the sum of exp(logs) over the last axis; infinite if a summand is."""
+    peak: Floats = logs.max(axis=-1)
+    with np.errstate(invalid="ignore"):
+        total: Floats = peak + np.log(np.exp(logs - peak[..., None]).sum(axis=-1))
+    return np.where(np.isfinite(peak), total, peak)
 
 
 def log1p(z: Complexes) -> Complexes:

@@ -10,9 +10,9 @@ from tacit._arrays import Floats
 from tacit.accounting.brackets import Bracket, invert
 from tacit.accounting.one_event import ROUND
 from tacit.accounting.pld.contour import Contours, Family
-from tacit.accounting.pld.large_losses import has_tail, mark_losses
+from tacit.accounting.pld.large_losses import chernoff_if_added, has_tail, mark_losses
 from tacit.accounting.pld.lattice import Lattice, coarse_moments
-from tacit.accounting.pld.loss_laws import MixedNormals, Normal, OneRelease, Sampled, Shifted
+from tacit.accounting.pld.loss_laws import Law, MixedNormals, Normal, OneRelease, Sampled, Shifted
 from tacit.accounting.pld.pairs import Direction
 from tacit.accounting.pld.spread import guess_epsilon
 from tacit.errors import NotCertified
@@ -125,6 +125,8 @@ class DirectionPrice:
         return _sharpest(methods, epsilon, floor, Bracket(lower, upper))
 
     def _contour_epsilon(self, delta: float, floor: float, answer: Bracket) -> Bracket:
+        if floor > 0.0 and (bound := chernoff_if_added(self.direction, delta)) <= floor:
+            return answer.intersection(Bracket(0.0, bound))
         family = self._family(delta)
         bound = family.moments.epsilon_bound(delta - family.removed)
         answer = answer.intersection(Bracket(0.0, bound))
@@ -285,8 +287,18 @@ class DirectionPrice:
         return answer.intersection(Bracket(lower, _Unsampled(self.direction).epsilon(delta)))
 
     def _total_variation(self) -> float:
-        """Return an upper bound on delta(0): the sum of delta(0) over all releases."""
-        return math.fsum(n * one.delta(0.0).upper for one, n in self.releases)
+        """Return an upper bound on delta(0), which is the same in both directions.
+
+        It is the sum of delta(0) over all releases, and for Gaussian releases at most
+        sqrt(D / 2), D being the sum of their divergences (Pinsker's inequality).
+        """
+        total, noise, squared = 0.0, 0.0, 0.0
+        for one, count in self.releases:
+            each, divergence = count * one.delta(0.0).upper, _divergence(one.law)
+            total += each if divergence == math.inf else 0.0
+            noise += each if divergence < math.inf else 0.0
+            squared += 0.5 * count * divergence if divergence < math.inf else 0.0
+        return (total + min(noise, math.sqrt(squared))) * (1 + 1e-12)
 
     def _family(self, delta: float) -> Family:
         """Return the loss laws, high losses of negligible mass cut off."""
@@ -316,17 +328,33 @@ class _Unsampled:
             else:
                 rest += count * law.largest_loss
         self.rest = rest * (1 + 1e-14)
-        self.noise = OneRelease(Shifted(math.sqrt(squared))) if squared else None
+        self.mu = math.sqrt(squared)
+        self.noise = OneRelease(Shifted(self.mu)) if squared else None
 
     def epsilon(self, delta: float) -> float:
         if self.noise is None:
             return self.rest
-        return self.rest + invert(self.noise, delta, guess=1.0, ceiling=math.inf).upper
+        guess = self.mu * (0.5 * self.mu + math.sqrt(-2 * math.log(delta)))
+        return self.rest + invert(self.noise, delta, guess=guess, ceiling=math.inf).upper
 
     def delta(self, epsilon: float) -> float:
         if epsilon < self.rest:
             return 1.0
         return self.noise.delta(epsilon - self.rest).upper if self.noise else 0.0
+
+
+def _divergence(law: Law) -> float:
+    """Bound the Kullback-Leibler divergence of Gaussian noise if a sampled record is removed.
+
+    With q the rate, it is at most q times that of the noise, by convexity, and at most
+    log(1 + chi^2), where chi^2 = q^2 (exp(1 / sigma^2) - 1). It is infinite for other laws.
+    """
+    if not (isinstance(law, Sampled) and isinstance(law.noise, Normal) and law.a + law.b == 1):
+        return math.inf
+    squared = 1 / law.noise.sigma**2
+    if squared > 500:
+        return 0.5 * law.rate * squared
+    return min(math.log1p(law.rate**2 * math.expm1(squared)), 0.5 * law.rate * squared)
 
 
 def _sharpest(

@@ -7,7 +7,7 @@ import pytest
 from scipy.special import ndtr
 
 from tacit.accounting.pld.direction import DirectionPrice
-from tacit.accounting.pld.large_losses import _log_low, mark_losses
+from tacit.accounting.pld.large_losses import log_moments_if_added, mark_losses
 from tacit.accounting.pld.pairs import directions
 from tacit.accounting.pld.transforms import ORDERS
 from tacit.errors import NotCertified
@@ -77,7 +77,7 @@ def test_moments_of_low_losses_are_bounded():
     for _ in range(300):
         rate, sigma = 10 ** rng.uniform(-8, -0.05), 10 ** rng.uniform(-1.2, 1.5)
         with np.errstate(over="ignore"):
-            bound = _log_low(rate, sigma)
+            bound = log_moments_if_added(rate, sigma)
         loss = loss_of(y, rate, sigma)
         for index in rng.integers(0, len(ORDERS), 6):
             exact = float(np.logaddexp.reduce(np.log(q) - ORDERS[index] * loss))
