@@ -153,7 +153,8 @@ class Contours:
     """
 
     def __init__(self, draft: "_Draft", family: Family, large: LargeLosses | None = None) -> None:
-        if draft.work > _MOST_WORK or draft.size > _MOST_FREQUENCIES:
+        is_costly = draft.work > _MOST_WORK and not draft.is_light
+        if is_costly or draft.size > _MOST_FREQUENCIES:
             raise NotCertified("the transform of the loss decays too slowly.")
         self.removed = family.removed
         self.large = large

@@ -30,12 +30,13 @@ log density at its middle and a bound C on its second derivative.
 """
 
 import math
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 from scipy.special import expit, log_ndtr, logit
 
-from tacit._arrays import Floats
+from tacit._arrays import Flags, Floats
 from tacit.accounting.one_event import ROUND, Numbers, log_mixture, log_sum_exp
 from tacit.accounting.pld.loss_laws import Normal, Sampled
 from tacit.accounting.pld.transforms import ORDERS, Cumulants, Factor, Tilt, WeightedLosses
@@ -141,8 +142,8 @@ class SmoothModel(NormalSample):
         self.y = _LEFT + self.step * np.arange(size, dtype=float)
         self.log_p, self.loss = self.log_density(self.y)
         self.nodes = self.weighted(self.y, self.log_p, self.loss, self.step)
-        self.useful = math.inf  # orders above this need no sharp moments
-        self.known_outside: dict[float, float] = {}  # `log_outside` of orders
+        self.known_outside: dict[float, float] = {}  # `_log_outside` of orders
+        self.known_moments: dict[tuple[int, int], Cumulants] = {}  # of ranges of `ORDERS`
         mass = np.exp(self.log_p) * self.step
         self.variance = max(float(mass @ self.loss**2 - (mass @ self.loss) ** 2), 0.0)
 
@@ -153,9 +154,9 @@ class SmoothModel(NormalSample):
         if 0.3 * law.noise.sigma * _MOST_CELLS < _RIGHT - _LEFT:  # nor can the cuts be listed
             raise NotCertified("the noise is too small for a grid.")
         highest = law.a / law.noise.sigma + 2.0 * math.sqrt(1.0 - log_removed)
-        cuts = highest - 0.25 * np.arange(int(highest / 0.25), dtype=float)
+        cuts = 0.25 * np.arange(math.ceil(4 * highest), 0, -1, dtype=float)
         fits = int(np.searchsorted(_log_removed(law, cuts, width), log_removed))
-        return SmoothModel(law, float(cuts[max(fits - 1, 0)]), width)
+        return _smooth_model(law, float(cuts[max(fits - 1, 0)]), width)
 
     def log_density(self, y: Numbers) -> tuple[Numbers, Numbers]:
         """Return the log density under P, after the cut, at the scaled output y, and its loss."""
@@ -164,19 +165,24 @@ class SmoothModel(NormalSample):
 
     def moments(self, spread: float) -> Cumulants:
         low, high = np.searchsorted(ORDERS, np.array([_NEAREST, _FARTHEST]) / spread)
-        used = slice(min(int(low), len(ORDERS) - 1), max(int(high), int(low) + 1))
-        self.useful = _USEFUL / spread
+        used = min(int(low), len(ORDERS) - 1), max(int(high), int(low) + 1)
+        if used not in self.known_moments:
+            self.known_moments[used] = self._moments(slice(*used))
+        return self.known_moments[used]
+
+    def _moments(self, used: slice) -> Cumulants:
         found = self.nodes.cumulants(removed=self.removed, orders=used)
         orders = ORDERS[used]
-        log_outside = self.log_outside(orders)
-        self.known_outside = dict(zip(orders.tolist(), log_outside.tolist(), strict=True))
+        is_used = orders <= orders[-1] * (_USEFUL / _FARTHEST)
+        log_outside = self._log_outside(orders, is_used)
+        self.known_outside.update(zip(orders.tolist(), log_outside.tolist(), strict=True))
         outside = np.exp(np.minimum(log_outside - found.upper[used], 200.0))
-        slack = 3 * self._strip(orders) + outside
+        slack = 3 * self._strip(orders, is_used) + outside
         found.upper[used] += slack
         found.error[used] += 2 * slack
         return found
 
-    def _strip(self, orders: Floats) -> Floats:
+    def _strip(self, orders: Floats, is_used: Flags) -> Floats:
         """Bound the error of the trapezoid sum for the moment E[exp(order * loss)], over M.
 
         On the line y + i s, |F| is at most F exp(curve s^2 / 2 - b order r(-y)), r as in the module
@@ -189,7 +195,7 @@ class SmoothModel(NormalSample):
             return np.exp(np.minimum((log_norm + spacing).min(axis=0), 200.0))
         crude = -np.multiply.outer(np.log(np.cos(0.5 * s / self.sigma)), orders)
         logs = (log_norm + crude + spacing).min(axis=0)
-        poor = (logs > math.log(_GOOD)) & (orders <= self.useful)
+        poor = (logs > math.log(_GOOD)) & is_used
         if poor.any():
             some = slice(3, None, 2)
             lines = [self._log_line(height, orders[poor]) for height in s[some]]
@@ -216,20 +222,21 @@ class SmoothModel(NormalSample):
         left = float(log_ndtr(edges[0])) - orders * math.log(math.cos(0.5 * s / self.sigma))
         # Right of the grid, p(-y) is at most its value at the end.
         last = np.minimum(p[-1], 0.5)
-        right = self._log_beyond(orders) - orders * _turned(last, np.array(s / self.sigma))[0]
+        beyond = self._log_beyond(orders, np.ones(len(orders), dtype=bool))
+        right = beyond - orders * _turned(last, np.array(s / self.sigma))[0]
         return np.logaddexp(np.logaddexp(inside, left), right) + math.log(2)
 
-    def log_outside(self, orders: Floats) -> Floats:
+    def _log_outside(self, orders: Floats, is_used: Flags) -> Floats:
         """Bound the log of the moments' integral over outputs y outside the grid.
 
         The bound also holds for the trapezoid sum there. Left of the grid, the loss is largest at
         the end and P is at most phi.
         """
         left = orders * self.loss[0] + log_ndtr(_LEFT) + math.log(1 + self.step * (1 - _LEFT))
-        return np.logaddexp(left, self._log_beyond(orders))
+        return np.logaddexp(left, self._log_beyond(orders, is_used))
 
-    def _log_beyond(self, orders: Floats) -> Floats:
-        """Bound, like `log_outside`, the integral right of the grid.
+    def _log_beyond(self, orders: Floats, is_used: Flags) -> Floats:
+        """Bound, like `_log_outside`, the integral right of the grid.
 
         The slope of log F is at most (grow p(y) + fall p(-y)) / sigma - y - (y - cut) / width^2
         there, with grow = a (1 + order), fall = b order, and p of the module docstring. p(-y)
@@ -243,7 +250,7 @@ class SmoothModel(NormalSample):
         rate = push - (grow * p + fall * p_mirror) / self.sigma
         logs = np.log(self.step + 1 / np.maximum(rate, 1e-9))
         right = self.log_p[-1] + orders * self.loss[-1] + np.where(rate > 1e-9, logs, math.inf)
-        steep = (rate <= 1e-9) & (orders <= self.useful)
+        steep = (rate <= 1e-9) & is_used
         if steep.any():
             right[steep] = self._log_cells_beyond(orders[steep])
         return right
@@ -267,6 +274,12 @@ class SmoothModel(NormalSample):
 
     def tilt(self, tilt: Tilt) -> "TiltedSmooth":
         return TiltedSmooth(self, tilt)
+
+
+@lru_cache(maxsize=16)
+def _smooth_model(law: Sampled, cut: float, width: float) -> SmoothModel:
+    """Return a model that other numbers of steps may share; its moments are computed once."""
+    return SmoothModel(law, cut, width)
 
 
 class LineNodes(NamedTuple):
