@@ -118,7 +118,11 @@ class Tightest:
             found = PLD().bracket(event, delta=delta, relation=relation)
             if not _is_open(found):
                 return found
-            lower = found.lower
+            try:
+                upper = min(found.upper, RDP().epsilon(event, delta=delta, relation=relation))
+            except UnsupportedEvent:
+                upper = found.upper
+            return Bracket(min(found.lower, upper), upper)
         else:
             bounded = with_lower_end(event, relation)
             lower = _FROM_BELOW.bracket(bounded, delta=delta, relation=relation).lower

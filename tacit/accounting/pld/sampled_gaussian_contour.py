@@ -52,7 +52,7 @@ _STRIP: Floats = np.geomspace(0.02, 1.0, 12)
 """The same for the quadrature of moments."""
 _SHALLOW: Floats = np.linspace(0.0, 1.0, 4)
 """Where further heights lie between the least useful one and a moderate one, in logarithms."""
-_NEAREST, _FARTHEST = 2.0**-8, 128.0
+_NEAREST, _FARTHEST = 2.0**-7, 64.0
 """Orders outside this range, divided by the deviation of the total, do not help."""
 _USEFUL = 16.0  # orders above this divided by the deviation of the total need not be sharp
 _BEYOND: Floats = np.concatenate((0.25 * np.arange(40.0), 9.75 + np.geomspace(0.25, 1e6, 160)))
