@@ -6,7 +6,8 @@
 Settings are drawn log-uniformly: rates 1e-7 to 1, noise multipliers 0.3 to 20, 1 to 1e9 steps,
 delta 1e-15 to 0.5. Settings whose epsilon is above `--most` (50) are drawn again. A width is
 (upper - lower) / upper. Times are process CPU seconds of one query; every query is another one, so
-nothing is cached, except that one query before the first loads what is imported on use. In the race, both libraries price each setting in turn, in one process.
+nothing is cached, except that one query before the first loads what is imported on use. In the
+race, both libraries price each setting in turn, in one process.
 """
 
 import argparse

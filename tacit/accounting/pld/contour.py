@@ -212,7 +212,8 @@ class _Draft:
     def _reach(self) -> tuple[float, float]:
         """Return a t beyond which the integral is negligible, and the log of a bound on it."""
         variance = float(self.family.moments.variance[self.index])
-        t = 1.3 * math.sqrt(2 * max(self.log_gain, 1.0) / variance)  # that of a normal loss
+        t = math.sqrt(2 * max(self.log_gain, 1.0) / variance)  # that of a normal loss
+        t *= 1.0 if self.family.smoothing else 1.3  # other laws decay a little more slowly
         low = 0.7 * t
         while (log_tail := self._log_tail(t)) + self.log_gain > 0:
             low, t = t, 1.5 * t

@@ -323,8 +323,9 @@ class TiltedSmooth:
         log_peak = base.log_p[::stride] + order * loss - log_m + math.log(step) + half
         # The middle times sinh(half) / half, and that over the largest value.
         log_mass = log_peak + np.log(-np.expm1(-2 * half) / (2 * half))
-        self.low = np.exp(log_mass - bend) * (1 - 1e-8)
-        self.high = np.exp(np.minimum(log_mass + bend, 700.0)) * (1 + 1e-8) + 1e-300
+        low = np.exp(log_mass - bend) * (1 - 1e-8)
+        high = np.exp(np.minimum(log_mass + bend, 700.0)) * (1 + 1e-8) + 1e-300
+        self.mass, self.mass_error = 0.5 * (high + low), 0.5 * (high - low)
         self.largest = np.exp(np.minimum(log_peak + bend, 700.0))
         self.outside = math.exp(min(base.known_outside[order] - log_m, 700.0))
         self.deepest = min(7.0, 0.97 * math.pi * sigma)
@@ -409,7 +410,7 @@ class TiltedSmooth:
         """
         with np.errstate(over="ignore"):
             change = np.expm1(exponent)
-            total = np.maximum(change, 0) @ self.high + np.minimum(change, 0) @ self.low
+            total = change @ self.mass + np.abs(change) @ self.mass_error
         return np.log1p(np.maximum(total + outside, 1e-15 - 1.0))
 
 
