@@ -76,13 +76,21 @@ def translated(event: Any) -> ev.Event | None:
         case "Laplace":
             return _noise(ev.Laplace, event.noise_multiplier)
         case "DiscreteLaplace":
+            if event.noise_parameter == 0:
+                return ev.NonPrivate()
             return ev.DiscreteLaplace(1 / event.noise_parameter, event.sensitivity, 1.0)
         case "RandomizedResponse":
+            if event.num_buckets == 1:
+                return ev.Sequence(())
             if event.noise_parameter == 0:
                 return ev.NonPrivate()
             return ev.RandomizedResponse(event.noise_parameter, event.num_buckets)
         case "MixtureOfGaussians":
             weights = tuple(event.sampling_probs)
+            if max(event.sensitivities) == 0:
+                return ev.Sequence(())
+            if event.standard_deviation == 0:
+                return ev.NonPrivate()
             return ev.GaussianMixture(event.standard_deviation, tuple(event.sensitivities), weights)
         case "ZC" if event.xi == 0:
             return ev.ZeroConcentratedDP(event.rho, replace_factor=1.0)
@@ -92,7 +100,8 @@ def translated(event: Any) -> ev.Event | None:
             return ev.TreeAggregation(event.noise_multiplier, most, 1.0) if most else None
         case "TruncatedSubsampledGaussian":
             noise = ev.Gaussian(event.noise_multiplier)
-            sizes = event.truncated_batch_size, event.dataset_size
+            # dp-accounting counts the record that is removed, tacit the records that stay.
+            sizes = event.truncated_batch_size, event.dataset_size - 1
             return ev.TruncatedPoissonSampled(event.sampling_probability, *sizes, noise)
         case "PoissonSampled":
             return ev.PoissonSampled(event.sampling_probability, inner)

@@ -28,6 +28,8 @@ BoundedLoss: TypeAlias = (
 Complexes: TypeAlias = NDArray[np.complex128]
 Numbers: TypeAlias = NDArray[Any]  # Any: real or complex, as the argument is
 
+_SHAPES = {ev.Trials.LOGARITHMIC: 0.0, ev.Trials.GEOMETRIC: 1.0}
+"""Shapes of the negative binomial laws of a number of runs that have names of their own."""
 ROUND = 2.0**-53  # largest relative error of one rounding
 _MARGIN = 1 + 1e-12  # above the rounding of the few operations it multiplies
 
@@ -73,6 +75,12 @@ def pure_epsilon(event: Event, relation: Relation) -> Fraction | float:
             # Amplification by sampling: Balle, Barthe & Gaboardi 2018, Thm. 8 (arXiv:1807.01647).
             inner = float(pure_epsilon(event.event, relation))
             return math.inf if inner > 500 else exact(sampled_epsilon(inner, event.rate))
+        case ev.BestOf(most=None) if (shape := _SHAPES.get(event.trials, event.shape)) is not None:
+            # Papernot & Steinke 2022 (arXiv:2110.03620), Theorem 2, as both orders grow.
+            inner = pure_epsilon(event.event, relation)
+            return (
+                inner if inner == math.inf else (2 + exact(shape)) * exact(float(inner) * _MARGIN)
+            )
         case _:
             return math.inf
 

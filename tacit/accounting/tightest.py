@@ -26,7 +26,7 @@ from tacit.accounting.nested import (
     pair_of_nested,
     with_lower_end,
 )
-from tacit.accounting.one_event import ADD_REMOVE
+from tacit.accounting.one_event import ADD_REMOVE, pure_epsilon
 from tacit.accounting.pld import PLD
 from tacit.accounting.pld.pairs import PairRule, directions, pair, pair_from_below
 from tacit.accounting.rdp import RDP
@@ -83,7 +83,8 @@ class Tightest:
             return RDP().epsilon(part, delta=share * delta, relation=relation)
 
         ways = [event] if (composed := _all_runs(event)) == event else [event, composed]
-        return min(_lowest(way, relation, _DELTA_SHARES, by_pairs, by_renyi) for way in ways)
+        found = min(_lowest(way, relation, _DELTA_SHARES, by_pairs, by_renyi) for way in ways)
+        return min(found, _sum_of_pure(event, relation))
 
     def delta(self, event: Event, *, epsilon: float, relation: Relation = ADD_REMOVE) -> float:
         """Return a certified upper bound on the delta of `event` at `epsilon`."""
@@ -140,11 +141,18 @@ class Tightest:
         if not all(has_pair(part, relation) for part in flatten(event)):
             return Bracket(0.0, math.inf)
         upper = _largest_loss(event, relation, pair_of_nested)
+        upper = min(upper, _sum_of_pure(event, relation))
         try:
             lower = _largest_loss(event, relation, pair_from_below)
         except UnsupportedEvent:
             lower = 0.0
         return Bracket(min(lower, upper), upper)
+
+
+def _sum_of_pure(event: Event, relation: Relation) -> float:
+    """Return the sum of the pure epsilons of all parts, a bound on epsilon at every delta."""
+    parts = flatten(event).items()
+    return math.fsum(n * float(pure_epsilon(part, relation)) for part, n in parts) * (1 + 1e-14)
 
 
 def _largest_loss(event: Event, relation: Relation, pair_of: PairRule) -> float:

@@ -20,7 +20,9 @@ from tacit.errors import NotCertified
 _GOOD = 1e-5  # relative width at which a bracket is returned without trying another method
 _ENOUGH = 1e-4  # relative width at which no slower method is tried
 _CLOSE = 1e-3  # relative width at which a large lattice is not tried
-_FAIR = 1e-4  # relative width at which the lattice is not refined further
+_FAIR, _FINE = 1e-4, 1e-6
+"""Relative widths at which the lattice is not refined further: for many steps, and for few."""
+_FEW_STEPS = 16  # so few steps that a lattice of moderate size is precise
 _ROUGH = 1e-2  # relative error of delta that suffices to find out which direction is the worse
 _SLACK = 2e-5  # relative error of delta that marked losses may add
 _SMOOTHING = 2.5e-5  # relative width of epsilon that smoothing may cause
@@ -49,6 +51,7 @@ class DirectionPrice:
             isinstance(law, Shifted) or (isinstance(law, Sampled) and isinstance(law.noise, Normal))
             for law, _ in direction.parts
         )
+        self.is_short = direction.steps <= _FEW_STEPS
         self.curves: list[Contours | Lattice] = []
         self.family: Family | None = None
 
@@ -109,7 +112,7 @@ class DirectionPrice:
         if self.direction.steps == 1:
             return _epsilon_of(self.releases[0][0], delta)
         methods = (self._contour_epsilon, self._lattice_epsilon, self._simple_epsilon)
-        enough = _CLOSE if self.is_smooth else _ENOUGH
+        enough = _GOOD if self.is_short else _CLOSE if self.is_smooth else _ENOUGH
         return _sharpest(methods, delta, floor, Bracket(0.0, self.largest_loss), enough)
 
     def _finite_delta(self, epsilon: float, floor: float, *, quickly: bool = False) -> Bracket:
@@ -122,7 +125,8 @@ class DirectionPrice:
         # For many epsilons a lattice serves all of them, a smoothed curve only a few.
         contour = partial(self._contour_delta, may_smooth=self.is_smooth or not quickly)
         methods = (contour, self._coarse_delta if quickly else self._lattice_delta)
-        return _sharpest(methods, epsilon, floor, Bracket(lower, upper))
+        enough = _GOOD if self.is_short and not quickly else _ENOUGH
+        return _sharpest(methods, epsilon, floor, Bracket(lower, upper), enough)
 
     def _contour_epsilon(self, delta: float, floor: float, answer: Bracket) -> Bracket:
         if floor > 0.0 and (bound := chernoff_if_added(self.direction, delta)) <= floor:
@@ -243,13 +247,14 @@ class DirectionPrice:
         moments = coarse_moments(self.direction, log_target - math.log(self.direction.steps))
         guess = min(moments.guess_epsilon(delta), answer.upper)
         sizes = 2 if answer.width <= _CLOSE * answer.upper else 3
-        sizes = 1 if self.is_smooth and answer.width <= 0.05 * answer.upper else sizes
+        if self.is_smooth and not self.is_short and answer.width <= 0.05 * answer.upper:
+            sizes = 1
         for points in _LATTICE_POINTS[:sizes]:
             for center in {guess, self._single_jump(delta)} if points == _COARSE else {guess}:
                 lattice = Lattice(self.direction, moments, center, log_target, points)
                 found = invert(lattice, delta, guess=center, ceiling=answer.upper)
                 answer = answer.intersection(found)
-            if answer.width <= _FAIR * answer.upper or answer.upper <= floor:
+            if self._is_resolved(answer, points) or answer.upper <= floor:
                 break
             guess = answer.upper
         return answer
@@ -273,10 +278,15 @@ class DirectionPrice:
             lattice = Lattice(self.direction, moments, epsilon, log_target, points)
             self.curves.append(lattice)
             answer = answer.intersection(lattice.delta(epsilon))
-            if answer.width <= _FAIR * answer.upper or answer.upper <= floor:
+            if self._is_resolved(answer, points) or answer.upper <= floor:
                 break
             guess = min(guess, math.log(answer.upper))
         return answer
+
+    def _is_resolved(self, answer: Bracket, points: int) -> bool:
+        """Return whether no larger lattice than one of `points` needs to be tried."""
+        wanted = _FINE if self.is_short and points < _LATTICE_POINTS[1] else _FAIR
+        return answer.width <= wanted * answer.upper
 
     def _simple_epsilon(self, delta: float, _floor: float, answer: Bracket) -> Bracket:
         """Sharpen `answer`, a bracket of epsilon, by closed forms.
