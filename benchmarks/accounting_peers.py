@@ -146,8 +146,10 @@ def dp_accounting_prices() -> list[Price]:
         def get(self: Any, target: float) -> float:
             value = own(self, target)
             event = translated(self.ledger)
-            if event is not None:
-                relation = relations[self.neighboring_relation.value]
+            relation = relations[self.neighboring_relation.value]
+            # For dp-accounting, a blanked record answers uniformly; tacit prices any other answer.
+            is_other = relation is Relation.ZERO_OUT and "randomized response" in str(event)
+            if event is not None and not is_other:
                 suite = f"dp-accounting {accountant.__name__}"
                 found.append(Price(suite, event, relation, target, value, name == "get_delta"))
             return value

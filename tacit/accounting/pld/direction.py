@@ -285,7 +285,7 @@ class DirectionPrice:
 
     def _is_resolved(self, answer: Bracket, points: int) -> bool:
         """Return whether no larger lattice than one of `points` needs to be tried."""
-        wanted = _FINE if self.is_short and points < _LATTICE_POINTS[1] else _FAIR
+        wanted = _FINE if self.is_short and points == _COARSE else _FAIR
         return answer.width <= wanted * answer.upper
 
     def _simple_epsilon(self, delta: float, _floor: float, answer: Bracket) -> Bracket:
