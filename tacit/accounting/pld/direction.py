@@ -15,6 +15,7 @@ from tacit.accounting.pld.lattice import Lattice, coarse_moments
 from tacit.accounting.pld.loss_laws import Law, MixedNormals, Normal, OneRelease, Sampled, Shifted
 from tacit.accounting.pld.pairs import Direction
 from tacit.accounting.pld.spread import guess_epsilon
+from tacit.accounting.pld.transforms import Cumulants
 from tacit.errors import NotCertified
 
 _GOOD = 1e-5  # relative width at which a bracket is returned without trying another method
@@ -31,6 +32,7 @@ _COARSER = 4.0  # factor of the errors when a smoothed curve would be too costly
 _MOST_CURVES = 48  # curves that are computed at most for a table of deltas
 _COARSE = 1 << 13
 _LATTICE_POINTS = (_COARSE, 1 << 16, 1 << 18)
+_SHORT_POINTS = (_COARSE, 1 << 15)
 
 
 class DirectionPrice:
@@ -245,10 +247,11 @@ class DirectionPrice:
     def _lattice_epsilon(self, delta: float, floor: float, answer: Bracket) -> Bracket:
         log_target = math.log(delta) + math.log(self.tolerance)
         moments = coarse_moments(self.direction, log_target - math.log(self.direction.steps))
+        if self.is_short and answer.width <= _ENOUGH * answer.upper:
+            return self._refined(delta, answer, moments, log_target)
         guess = min(moments.guess_epsilon(delta), answer.upper)
         sizes = 2 if answer.width <= _CLOSE * answer.upper else 3
-        if self.is_smooth and not self.is_short and answer.width <= 0.05 * answer.upper:
-            sizes = 1
+        sizes = 1 if self.is_smooth and answer.width <= 0.05 * answer.upper else sizes
         for points in _LATTICE_POINTS[:sizes]:
             for center in {guess, self._single_jump(delta)} if points == _COARSE else {guess}:
                 lattice = Lattice(self.direction, moments, center, log_target, points)
@@ -257,6 +260,19 @@ class DirectionPrice:
             if self._is_resolved(answer, points) or answer.upper <= floor:
                 break
             guess = answer.upper
+        return answer
+
+    def _refined(
+        self, delta: float, answer: Bracket, moments: Cumulants, log_target: float
+    ) -> Bracket:
+        """Sharpen a fair `answer` for few steps, as long as a lattice is about to be precise."""
+        for points in _SHORT_POINTS:
+            guess = answer.upper
+            lattice = Lattice(self.direction, moments, guess, log_target, points)
+            found = invert(lattice, delta, guess=guess, ceiling=guess)
+            answer = answer.intersection(found)
+            if answer.width <= _FINE * guess or found.width > 100 * _FINE * guess:
+                break
         return answer
 
     def _coarse_delta(self, epsilon: float, floor: float, answer: Bracket) -> Bracket:
