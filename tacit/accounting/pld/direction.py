@@ -247,7 +247,7 @@ class DirectionPrice:
     def _lattice_epsilon(self, delta: float, floor: float, answer: Bracket) -> Bracket:
         log_target = math.log(delta) + math.log(self.tolerance)
         moments = coarse_moments(self.direction, log_target - math.log(self.direction.steps))
-        if self.is_short and answer.width <= _ENOUGH * answer.upper:
+        if self.is_short and answer.width <= _ENOUGH * answer.upper < math.inf:
             return self._refined(delta, answer, moments, log_target)
         guess = min(moments.guess_epsilon(delta), answer.upper)
         sizes = 2 if answer.width <= _CLOSE * answer.upper else 3
