@@ -77,6 +77,8 @@ def _simplify_sampled(node: _Sampled) -> dict[Event, int]:
         return _simplify_sampled(ev.PoissonSampled(rate, only.event))
     if takes_all or (isinstance(node, ev.RandomAllocation) and node.steps == 1):
         return inside
+    if only is not None and only == node.event:
+        return {node: 1}
     return {replace(node, event=_one_release(inside)): 1} if inside else {}
 
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from tacit import events as ev
+from tacit._arrays import Floats
 from tacit.events import Event, Relation
 
 ADD_REMOVE = Relation.ADD_REMOVE
@@ -27,6 +28,8 @@ BoundedLoss: TypeAlias = (
 Complexes: TypeAlias = NDArray[np.complex128]
 Numbers: TypeAlias = NDArray[Any]  # Any: real or complex, as the argument is
 
+_SHAPES = {ev.Trials.LOGARITHMIC: 0.0, ev.Trials.GEOMETRIC: 1.0}
+"""Shapes of the negative binomial laws of a number of runs that have names of their own."""
 ROUND = 2.0**-53  # largest relative error of one rounding
 _MARGIN = 1 + 1e-12  # above the rounding of the few operations it multiplies
 
@@ -72,6 +75,12 @@ def pure_epsilon(event: Event, relation: Relation) -> Fraction | float:
             # Amplification by sampling: Balle, Barthe & Gaboardi 2018, Thm. 8 (arXiv:1807.01647).
             inner = float(pure_epsilon(event.event, relation))
             return math.inf if inner > 500 else exact(sampled_epsilon(inner, event.rate))
+        case ev.BestOf(most=None) if (shape := _SHAPES.get(event.trials, event.shape)) is not None:
+            # Papernot & Steinke 2022 (arXiv:2110.03620), Theorem 2, as both orders grow.
+            inner = pure_epsilon(event.event, relation)
+            return (
+                inner if inner == math.inf else (2 + exact(shape)) * exact(float(inner) * _MARGIN)
+            )
         case _:
             return math.inf
 
@@ -136,6 +145,9 @@ def sampled_epsilon(epsilon: float, rate: float) -> float:
 
 def log_mixture_at(rate: float, u: float) -> float:
     """Return log(1 - rate + rate e^u) of a single number u, like `log_mixture` of an array."""
+    growth = rate * math.expm1(min(u, 30.0))
+    if rate == 1.0 or (u <= 30.0 and growth >= -0.5):
+        return u if rate == 1.0 else math.log1p(growth)
     return float(log_mixture(rate, np.array(u)))
 
 
@@ -161,6 +173,14 @@ def log_mixture(rate: float, u: Numbers) -> Numbers:
         return near
     # Growth below -1/2 has lost digits, but there the logarithm is not small: adding logs is safe.
     return np.where((u > 30.0) | (growth < -0.5), np.logaddexp(log_rest, log_rate + u), near)
+
+
+def log_sum_exp(logs: Floats) -> Floats:
+    """Return the log of the sum of exp(logs) over the last axis; infinite if a summand is."""
+    peak: Floats = logs.max(axis=-1)
+    with np.errstate(invalid="ignore"):
+        total: Floats = peak + np.log(np.exp(logs - peak[..., None]).sum(axis=-1))
+    return np.where(np.isfinite(peak), total, peak)
 
 
 def log1p(z: Complexes) -> Complexes:

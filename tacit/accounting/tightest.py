@@ -26,9 +26,9 @@ from tacit.accounting.nested import (
     pair_of_nested,
     with_lower_end,
 )
-from tacit.accounting.one_event import ADD_REMOVE
+from tacit.accounting.one_event import ADD_REMOVE, pure_epsilon
 from tacit.accounting.pld import PLD
-from tacit.accounting.pld.pairs import directions, pair, pair_from_below
+from tacit.accounting.pld.pairs import PairRule, directions, pair, pair_from_below
 from tacit.accounting.rdp import RDP
 from tacit.accounting.shuffle import local_guarantee, shuffled_delta, shuffled_epsilon
 from tacit.errors import NotCertified, UnsupportedEvent
@@ -83,7 +83,8 @@ class Tightest:
             return RDP().epsilon(part, delta=share * delta, relation=relation)
 
         ways = [event] if (composed := _all_runs(event)) == event else [event, composed]
-        return min(_lowest(way, relation, _DELTA_SHARES, by_pairs, by_renyi) for way in ways)
+        found = min(_lowest(way, relation, _DELTA_SHARES, by_pairs, by_renyi) for way in ways)
+        return min(found, _sum_of_pure(event, relation))
 
     def delta(self, event: Event, *, epsilon: float, relation: Relation = ADD_REMOVE) -> float:
         """Return a certified upper bound on the delta of `event` at `epsilon`."""
@@ -118,7 +119,11 @@ class Tightest:
             found = PLD().bracket(event, delta=delta, relation=relation)
             if not _is_open(found):
                 return found
-            lower = found.lower
+            try:
+                upper = min(found.upper, RDP().epsilon(event, delta=delta, relation=relation))
+            except UnsupportedEvent:
+                upper = found.upper
+            return Bracket(min(found.lower, upper), upper)
         else:
             bounded = with_lower_end(event, relation)
             lower = _FROM_BELOW.bracket(bounded, delta=delta, relation=relation).lower
@@ -135,20 +140,35 @@ class Tightest:
         """Return bounds on the epsilon of `event` at delta 0: its largest privacy loss."""
         if not all(has_pair(part, relation) for part in flatten(event)):
             return Bracket(0.0, math.inf)
-        found = directions(event, relation, pair_of_nested)
-        upper = max(math.inf if one.infinite_upper else one.largest_loss for one in found)
-        return Bracket(upper if _is_exact(event, relation) else 0.0, upper)
+        upper = _largest_loss(event, relation, pair_of_nested)
+        upper = min(upper, _sum_of_pure(event, relation))
+        try:
+            lower = _largest_loss(event, relation, pair_from_below)
+        except UnsupportedEvent:
+            lower = 0.0
+        return Bracket(min(lower, upper), upper)
+
+
+def _sum_of_pure(event: Event, relation: Relation) -> float:
+    """Return the sum of the pure epsilons of all parts, a bound on epsilon at every delta."""
+    parts = flatten(event).items()
+    return math.fsum(n * float(pure_epsilon(part, relation)) for part, n in parts) * (1 + 1e-14)
+
+
+def _largest_loss(event: Event, relation: Relation, pair_of: PairRule) -> float:
+    """Return the largest loss of `event`, whose parts have the laws that `pair_of` gives."""
+    found = directions(event, relation, pair_of)
+    return max(math.inf if one.infinite_upper else one.largest_loss for one in found)
 
 
 def _all_runs(event: Event) -> Event:
     """Return `event` with all runs released where their number is fixed: that may cost less."""
-    parts: list[Event] = []
-    for part, count in flatten(event).items():
-        if isinstance(part, ev.BestOf) and part.trials is ev.Trials.FIXED:
-            part = ev.Repeated(part.event, round(part.mean))
-        parts.append(ev.Repeated(part, count))
-    whole = ev.Sequence(tuple(parts))
-    return event if flatten(whole) == flatten(event) else whole
+    counts = flatten(event)
+    fixed = [e for e in counts if isinstance(e, ev.BestOf) and e.trials is ev.Trials.FIXED]
+    if not fixed:
+        return event
+    runs: dict[Event, Event] = {e: ev.Repeated(e.event, round(e.mean)) for e in fixed}
+    return ev.Sequence(tuple(ev.Repeated(runs.get(e, e), n) for e, n in counts.items()))
 
 
 def _lowest(

@@ -4,15 +4,19 @@ import math
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tacit import accounting as acc
 from tacit.accounting.brackets import Bracket
+from tacit.accounting.one_event import ADD_REMOVE
 from tacit.accounting.pld import PLD
 from tacit.accounting.pld.direction import DirectionPrice
 from tacit.accounting.pld.pairs import directions
+from tacit.accounting.pld.sampled_gaussian_contour import _smooth_model
 from tacit.events import (
     ApproximateDP,
+    BestOf,
     Exponential,
     Gaussian,
     Laplace,
@@ -21,6 +25,7 @@ from tacit.events import (
     Relation,
     Repeated,
     Sequence,
+    Trials,
 )
 
 
@@ -109,3 +114,60 @@ def test_an_exponential_mechanism_keeps_the_lower_end_of_a_sequence():
     alone = acc.bracket(run, delta=1e-5)
     both = acc.bracket(Sequence((run, Exponential(0.1))), delta=1e-5)
     assert alone.lower < both.lower <= both.upper
+
+
+def test_an_exponential_mechanism_has_a_lower_end_at_delta_0():
+    found = acc.bracket(Repeated(Exponential(0.5), 3), delta=0)
+    assert 0.749 < found.lower <= 0.75
+    assert found.upper == pytest.approx(1.5)
+
+
+def test_total_variation_settles_an_epsilon_of_0():
+    run = step(1e-3, 2.0, 100)
+    noise = math.sqrt(0.5 * 100 * math.log1p(1e-6 * math.expm1(0.25)))  # Pinsker's inequality
+    assert acc.bracket(run, delta=1.001 * noise) == Bracket(0.0, 0.0)
+    delta = PLD().delta_bracket(run, epsilon=0.0)
+    assert 0.5 * noise < delta.lower <= delta.upper <= noise
+
+
+@pytest.mark.parametrize(
+    ("rate", "noise", "steps"), [(0.2, 0.5, 3), (0.01, 1.0, 2), (0.3, 2.0, 16)]
+)
+def test_few_steps_are_priced_to_six_digits(rate, noise, steps):
+    found = acc.bracket(step(rate, noise, steps), delta=1e-5)
+    assert 0 < found.width <= 1e-5 * found.upper
+
+
+def test_epsilon_after_every_step_reuses_the_model_of_a_step():
+    _smooth_model.cache_clear()
+    found = [acc.epsilon(step(0.01, 1.1, steps), delta=1e-5) for steps in range(500, 520)]
+    assert found == sorted(found)
+    assert _smooth_model.cache_info().misses <= 4 < _smooth_model.cache_info().hits
+
+
+def test_the_best_of_pure_releases_costs_at_most_its_pure_price():
+    best = BestOf(Laplace(1.0), 1000.0, Trials.LOGARITHMIC)
+    assert acc.bracket(best, delta=1e-10).upper <= 2 + 1e-9
+    shaped = BestOf(PureDP(0.1), 10.0, Trials.NEGATIVE_BINOMIAL, -0.5)
+    assert acc.bracket(shaped, delta=0).upper <= 0.15 + 1e-9
+    assert acc.pure_epsilon(BestOf(PureDP(0.1), 10.0, Trials.POISSON), ADD_REMOVE) == math.inf
+
+
+def test_permute_and_flip_costs_almost_what_its_pure_event_costs():
+    # Two options whose scores differ by one sensitivity, in either direction: the worse one is
+    # released with probability exp(-epsilon / 2) / 2 (McKenna & Sheldon 2020, Algorithm 1).
+    worse = 0.5 * math.exp(-0.1)
+    below = acc.bracket(Repeated(PureDP(math.log((1 - worse) / worse)), 50), delta=1e-6)
+    above = acc.bracket(Repeated(PureDP(0.2), 50), delta=1e-6)
+    assert 0.9 * above.upper < below.lower <= above.upper
+
+
+@pytest.mark.slow
+def test_five_thousand_different_parts_are_priced():
+    rng = np.random.default_rng(0)
+    rates, noises = 10 ** rng.uniform(-6, -1, 5000), rng.uniform(0.4, 10, 5000)
+    parts = [
+        PoissonSampled(float(q), Gaussian(float(s))) for q, s in zip(rates, noises, strict=True)
+    ]
+    found = acc.bracket(Sequence(tuple(parts)), delta=1e-8)
+    assert 0 < found.lower <= found.upper <= found.lower * (1 + 1e-6)

@@ -153,7 +153,8 @@ class Contours:
     """
 
     def __init__(self, draft: "_Draft", family: Family, large: LargeLosses | None = None) -> None:
-        if draft.work > _MOST_WORK or draft.size > _MOST_FREQUENCIES:
+        is_costly = draft.work > _MOST_WORK and not draft.is_light
+        if is_costly or draft.size > _MOST_FREQUENCIES:
             raise NotCertified("the transform of the loss decays too slowly.")
         self.removed = family.removed
         self.large = large
@@ -212,6 +213,7 @@ class _Draft:
         """Return a t beyond which the integral is negligible, and the log of a bound on it."""
         variance = float(self.family.moments.variance[self.index])
         t = math.sqrt(2 * max(self.log_gain, 1.0) / variance)  # that of a normal loss
+        t *= 1.0 if self.family.smoothing else 1.3  # other laws decay a little more slowly
         low = 0.7 * t
         while (log_tail := self._log_tail(t)) + self.log_gain > 0:
             low, t = t, 1.5 * t

@@ -10,17 +10,20 @@ from tacit._arrays import Floats
 from tacit.accounting.brackets import Bracket, invert
 from tacit.accounting.one_event import ROUND
 from tacit.accounting.pld.contour import Contours, Family
-from tacit.accounting.pld.large_losses import has_tail, mark_losses
+from tacit.accounting.pld.large_losses import chernoff_if_added, has_tail, mark_losses
 from tacit.accounting.pld.lattice import Lattice, coarse_moments
-from tacit.accounting.pld.loss_laws import MixedNormals, Normal, OneRelease, Sampled, Shifted
+from tacit.accounting.pld.loss_laws import Law, MixedNormals, Normal, OneRelease, Sampled, Shifted
 from tacit.accounting.pld.pairs import Direction
 from tacit.accounting.pld.spread import guess_epsilon
+from tacit.accounting.pld.transforms import Cumulants
 from tacit.errors import NotCertified
 
 _GOOD = 1e-5  # relative width at which a bracket is returned without trying another method
 _ENOUGH = 1e-4  # relative width at which no slower method is tried
 _CLOSE = 1e-3  # relative width at which a large lattice is not tried
-_FAIR = 1e-4  # relative width at which the lattice is not refined further
+_FAIR, _FINE = 1e-4, 1e-6
+"""Relative widths at which the lattice is not refined further: for many steps, and for few."""
+_FEW_STEPS = 16  # so few steps that a lattice of moderate size is precise
 _ROUGH = 1e-2  # relative error of delta that suffices to find out which direction is the worse
 _SLACK = 2e-5  # relative error of delta that marked losses may add
 _SMOOTHING = 2.5e-5  # relative width of epsilon that smoothing may cause
@@ -29,6 +32,7 @@ _COARSER = 4.0  # factor of the errors when a smoothed curve would be too costly
 _MOST_CURVES = 48  # curves that are computed at most for a table of deltas
 _COARSE = 1 << 13
 _LATTICE_POINTS = (_COARSE, 1 << 16, 1 << 18)
+_SHORT_POINTS = (_COARSE, 1 << 15)
 
 
 class DirectionPrice:
@@ -49,6 +53,7 @@ class DirectionPrice:
             isinstance(law, Shifted) or (isinstance(law, Sampled) and isinstance(law.noise, Normal))
             for law, _ in direction.parts
         )
+        self.is_short = direction.steps <= _FEW_STEPS
         self.curves: list[Contours | Lattice] = []
         self.family: Family | None = None
 
@@ -109,7 +114,7 @@ class DirectionPrice:
         if self.direction.steps == 1:
             return _epsilon_of(self.releases[0][0], delta)
         methods = (self._contour_epsilon, self._lattice_epsilon, self._simple_epsilon)
-        enough = _CLOSE if self.is_smooth else _ENOUGH
+        enough = _GOOD if self.is_short else _CLOSE if self.is_smooth else _ENOUGH
         return _sharpest(methods, delta, floor, Bracket(0.0, self.largest_loss), enough)
 
     def _finite_delta(self, epsilon: float, floor: float, *, quickly: bool = False) -> Bracket:
@@ -122,9 +127,12 @@ class DirectionPrice:
         # For many epsilons a lattice serves all of them, a smoothed curve only a few.
         contour = partial(self._contour_delta, may_smooth=self.is_smooth or not quickly)
         methods = (contour, self._coarse_delta if quickly else self._lattice_delta)
-        return _sharpest(methods, epsilon, floor, Bracket(lower, upper))
+        enough = _GOOD if self.is_short and not quickly else _ENOUGH
+        return _sharpest(methods, epsilon, floor, Bracket(lower, upper), enough)
 
     def _contour_epsilon(self, delta: float, floor: float, answer: Bracket) -> Bracket:
+        if floor > 0.0 and (bound := chernoff_if_added(self.direction, delta)) <= floor:
+            return answer.intersection(Bracket(0.0, bound))
         family = self._family(delta)
         bound = family.moments.epsilon_bound(delta - family.removed)
         answer = answer.intersection(Bracket(0.0, bound))
@@ -239,6 +247,8 @@ class DirectionPrice:
     def _lattice_epsilon(self, delta: float, floor: float, answer: Bracket) -> Bracket:
         log_target = math.log(delta) + math.log(self.tolerance)
         moments = coarse_moments(self.direction, log_target - math.log(self.direction.steps))
+        if self.is_short and answer.width <= _ENOUGH * answer.upper < math.inf:
+            return self._refined(delta, answer, moments, log_target)
         guess = min(moments.guess_epsilon(delta), answer.upper)
         sizes = 2 if answer.width <= _CLOSE * answer.upper else 3
         sizes = 1 if self.is_smooth and answer.width <= 0.05 * answer.upper else sizes
@@ -247,9 +257,22 @@ class DirectionPrice:
                 lattice = Lattice(self.direction, moments, center, log_target, points)
                 found = invert(lattice, delta, guess=center, ceiling=answer.upper)
                 answer = answer.intersection(found)
-            if answer.width <= _FAIR * answer.upper or answer.upper <= floor:
+            if self._is_resolved(answer, points) or answer.upper <= floor:
                 break
             guess = answer.upper
+        return answer
+
+    def _refined(
+        self, delta: float, answer: Bracket, moments: Cumulants, log_target: float
+    ) -> Bracket:
+        """Sharpen a fair `answer` for few steps, as long as a lattice is about to be precise."""
+        for points in _SHORT_POINTS:
+            guess = answer.upper
+            lattice = Lattice(self.direction, moments, guess, log_target, points)
+            found = invert(lattice, delta, guess=guess, ceiling=guess)
+            answer = answer.intersection(found)
+            if answer.width <= _FINE * guess or found.width > 100 * _FINE * guess:
+                break
         return answer
 
     def _coarse_delta(self, epsilon: float, floor: float, answer: Bracket) -> Bracket:
@@ -271,10 +294,15 @@ class DirectionPrice:
             lattice = Lattice(self.direction, moments, epsilon, log_target, points)
             self.curves.append(lattice)
             answer = answer.intersection(lattice.delta(epsilon))
-            if answer.width <= _FAIR * answer.upper or answer.upper <= floor:
+            if self._is_resolved(answer, points) or answer.upper <= floor:
                 break
             guess = min(guess, math.log(answer.upper))
         return answer
+
+    def _is_resolved(self, answer: Bracket, points: int) -> bool:
+        """Return whether no larger lattice than one of `points` needs to be tried."""
+        wanted = _FINE if self.is_short and points == _COARSE else _FAIR
+        return answer.width <= wanted * answer.upper
 
     def _simple_epsilon(self, delta: float, _floor: float, answer: Bracket) -> Bracket:
         """Sharpen `answer`, a bracket of epsilon, by closed forms.
@@ -285,8 +313,18 @@ class DirectionPrice:
         return answer.intersection(Bracket(lower, _Unsampled(self.direction).epsilon(delta)))
 
     def _total_variation(self) -> float:
-        """Return an upper bound on delta(0): the sum of delta(0) over all releases."""
-        return math.fsum(n * one.delta(0.0).upper for one, n in self.releases)
+        """Return an upper bound on delta(0), which is the same in both directions.
+
+        It is the sum of delta(0) over all releases, and for Gaussian releases at most
+        sqrt(D / 2), D being the sum of their divergences (Pinsker's inequality).
+        """
+        total, noise, squared = 0.0, 0.0, 0.0
+        for one, count in self.releases:
+            each, divergence = count * one.delta(0.0).upper, _divergence(one.law)
+            total += each if divergence == math.inf else 0.0
+            noise += each if divergence < math.inf else 0.0
+            squared += 0.5 * count * divergence if divergence < math.inf else 0.0
+        return (total + min(noise, math.sqrt(squared))) * (1 + 1e-12)
 
     def _family(self, delta: float) -> Family:
         """Return the loss laws, high losses of negligible mass cut off."""
@@ -316,17 +354,33 @@ class _Unsampled:
             else:
                 rest += count * law.largest_loss
         self.rest = rest * (1 + 1e-14)
-        self.noise = OneRelease(Shifted(math.sqrt(squared))) if squared else None
+        self.mu = math.sqrt(squared)
+        self.noise = OneRelease(Shifted(self.mu)) if squared else None
 
     def epsilon(self, delta: float) -> float:
         if self.noise is None:
             return self.rest
-        return self.rest + invert(self.noise, delta, guess=1.0, ceiling=math.inf).upper
+        guess = self.mu * (0.5 * self.mu + math.sqrt(-2 * math.log(delta)))
+        return self.rest + invert(self.noise, delta, guess=guess, ceiling=math.inf).upper
 
     def delta(self, epsilon: float) -> float:
         if epsilon < self.rest:
             return 1.0
         return self.noise.delta(epsilon - self.rest).upper if self.noise else 0.0
+
+
+def _divergence(law: Law) -> float:
+    """Bound the Kullback-Leibler divergence of Gaussian noise if a sampled record is removed.
+
+    With q the rate, it is at most q times that of the noise, by convexity, and at most
+    log(1 + chi^2), where chi^2 = q^2 (exp(1 / sigma^2) - 1). It is infinite for other laws.
+    """
+    if not (isinstance(law, Sampled) and isinstance(law.noise, Normal) and law.a + law.b == 1):
+        return math.inf
+    squared = 1 / law.noise.sigma**2
+    if squared > 500:
+        return 0.5 * law.rate * squared
+    return min(math.log1p(law.rate**2 * math.expm1(squared)), 0.5 * law.rate * squared)
 
 
 def _sharpest(

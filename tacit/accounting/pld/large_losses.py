@@ -39,7 +39,7 @@ from tacit.accounting.brackets import Bracket
 from tacit.accounting.pld.loss_laws import Discrete, Law, Normal, Sampled, Shifted
 from tacit.accounting.pld.pairs import Direction
 from tacit.accounting.pld.spread import bounded_moments
-from tacit.accounting.pld.transforms import ORDERS, PlainModel
+from tacit.accounting.pld.transforms import LOG_CONSTANT, ORDERS, PlainModel
 from tacit.errors import NotCertified
 
 _DEPTHS = np.concatenate((np.linspace(0.1, 4.0, 14), np.linspace(4.5, 90.0, 50)))
@@ -160,7 +160,7 @@ def _lows(direction: Direction, lowest: float, log_leak: float) -> Lows:
             if isinstance(law, Shifted):
                 log_m += count * PlainModel(law.mu**2).moments(law.mu).upper
             elif isinstance(law, Sampled) and isinstance(law.noise, Normal) and law.b == 0:
-                log_m += count * _log_low(law.rate, law.noise.sigma)
+                log_m += count * log_moments_if_added(law.rate, law.noise.sigma)
             elif isinstance(law, Sampled):
                 reverse = Sampled(law.noise, law.rate, law.b, law.a)
                 log_each = log_leak - math.log(direction.steps)
@@ -174,8 +174,35 @@ def _lows(direction: Direction, lowest: float, log_leak: float) -> Lows:
     return Lows(log_m, leak)
 
 
-def _log_low(rate: float, sigma: float) -> Floats:
-    """Bound log E_Q[exp(-order * loss)] at `ORDERS` if a record is removed (module docstring)."""
+def chernoff_if_added(direction: Direction, delta: float) -> float:
+    """Return a bound on epsilon at `delta` in closed form, if a record is added; else infinity.
+
+    It is a Chernoff bound, sharp enough to show that adding a record costs less than removing one
+    if sampling is rare.
+    """
+    log_m = np.zeros(len(ORDERS))
+    with np.errstate(over="ignore"):
+        for law, count in direction.parts:
+            if isinstance(law, Shifted):
+                log_m += count * PlainModel(law.mu**2).moments(law.mu).upper
+            elif (
+                isinstance(law, Sampled)
+                and isinstance(law.noise, Normal)
+                and law.a == 0
+                and law.rate < 1
+            ):
+                log_m += count * log_moments_if_added(law.rate, law.noise.sigma)
+            else:
+                return math.inf
+    bounds = (log_m + LOG_CONSTANT - math.log(delta)) / ORDERS
+    return max(float(bounds.min()), 0.0) * (1 + 1e-12)
+
+
+def log_moments_if_added(rate: float, sigma: float) -> Floats:
+    """Bound log E_Q[exp(-order * loss)] at `ORDERS` if a record is removed (module docstring).
+
+    These are the moments of the loss if a record is added.
+    """
     curve = 0.5 * ORDERS * (ORDERS + 1) * rate**2
     steepest = np.exp(-(ORDERS + 2) * math.log1p(-rate))  # infinite if it overflows
     lowest = -ORDERS * math.log1p(-rate)  # no loss is below log(1 - rate)

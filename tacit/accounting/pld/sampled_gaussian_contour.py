@@ -30,13 +30,14 @@ log density at its middle and a bound C on its second derivative.
 """
 
 import math
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 from scipy.special import expit, log_ndtr, logit
 
-from tacit._arrays import Floats
-from tacit.accounting.one_event import ROUND, Numbers, log_mixture
+from tacit._arrays import Flags, Floats
+from tacit.accounting.one_event import ROUND, Numbers, log_mixture, log_sum_exp
 from tacit.accounting.pld.loss_laws import Normal, Sampled
 from tacit.accounting.pld.transforms import ORDERS, Cumulants, Factor, Tilt, WeightedLosses
 from tacit.errors import NotCertified
@@ -45,10 +46,17 @@ _LOG_ROOT_TWO_PI = 0.5 * math.log(2 * math.pi)
 _LEFT = -12.0  # phi puts less than 2e-33 below
 _RIGHT = 10.0  # widths beyond the cut, where chi has fallen to 1e-23
 _WIDE = 1.0  # width of a cut: a wide one needs few nodes
-_DEPTHS: Floats = np.geomspace(0.01, 1.0, 11)
-_NEAREST, _FARTHEST = 2.0**-14, 128.0
+_DEPTHS: Floats = np.geomspace(0.08, 1.0, 5)
+"""Heights of complex lines tried for quadrature, as shares of the greatest height."""
+_STRIP: Floats = np.geomspace(0.02, 1.0, 12)
+"""The same for the quadrature of moments."""
+_SHALLOW: Floats = np.linspace(0.0, 1.0, 4)
+"""Where further heights lie between the least useful one and a moderate one, in logarithms."""
+_NEAREST, _FARTHEST = 2.0**-7, 64.0
 """Orders outside this range, divided by the deviation of the total, do not help."""
 _USEFUL = 16.0  # orders above this divided by the deviation of the total need not be sharp
+_BEYOND: Floats = np.concatenate((0.25 * np.arange(40.0), 9.75 + np.geomspace(0.25, 1e6, 160)))
+"""Ends of cells right of the grid, in widths of the cut."""
 _GOOD = 1e-12  # relative error of a moment that needs no finer bound
 _MOST_CELLS = 20_000
 _MOST_NODES = 1_000_000
@@ -79,8 +87,10 @@ class NormalSample:
         """Return p(y), the chance that the record was sampled given the output y."""
         return expit((y - 0.5 / self.sigma) / self.sigma + logit(self.rate))
 
-    def ratio_error(self, y: Floats) -> Floats:
-        """Bound the rounding error of `log_ratio` at y, also on a complex line y + i s above it.
+    def ratio_error(self, y: Floats, ratio: Floats) -> Floats:
+        """Bound the rounding error of `log_ratio`, also on a complex line y + i s above it.
+
+        `ratio` is `log_ratio` at y.
 
         An error of u enters L with the factor |q exp(u) / g| <= sqrt(2) p (see the module docstring
         for the symbols). `log_mixture` adds ten roundings of L, whose modulus is at most its real
@@ -89,7 +99,7 @@ class NormalSample:
         u, q = (y - 0.5 / self.sigma) / self.sigma, self.rate
         adds = 4.0 * ((u > 30.0) | (q > 0.5)) * (1 - math.log(q) - math.log1p(-q))
         shaky = self.chance(y) * (8 * np.abs(u) + 4 / self.sigma**2 + 8)
-        return ROUND * (shaky + 20 * np.abs(log_mixture(q, u)) + adds)
+        return ROUND * (shaky + 20 * np.abs(ratio) + adds)
 
     def weighted(
         self, y: Numbers, log_p: Numbers, loss: Numbers, spacing: Floats | float
@@ -98,9 +108,10 @@ class NormalSample:
 
         The mass of a node is its density, with logarithm `log_p`, times its `spacing`.
         """
-        loss_error = ROUND * np.abs(loss)
-        loss_error += self.ratio_error(np.real(y)) if self.law.a else 0.0
-        loss_error += self.ratio_error(-np.real(y)) if self.law.b else 0.0
+        loss_error, x = ROUND * np.abs(loss), np.real(y)
+        is_known = self.law.a + self.law.b == 1 and not np.iscomplexobj(y)
+        for at in [x] * self.law.a + [-x] * self.law.b:
+            loss_error += self.ratio_error(at, loss if is_known else self.log_ratio(at))
         # log_p is the sum of -y^2 / 2, log chi <= 0 and a L: none exceeds log_p and the others.
         sizes = 3 + np.abs(y) ** 2 + np.abs(log_p) + np.abs(loss) - math.log1p(-self.rate)
         units = 64 if np.iscomplexobj(y) else 16
@@ -121,7 +132,7 @@ class SmoothModel(NormalSample):
         self.removed = math.exp(float(_log_removed(law, np.array(cut), width))) * (1 + 1e-12)
         self.curve = 1 + 1 / width**2  # |F| grows at most like exp(curve s^2 / 2) up a line
         # Negative powers of g (b = 1) grow away from the real line, so they need finer steps.
-        self.step = min((0.1 if law.b else 0.3) * min(1.0, self.sigma), 0.5 * width)
+        self.step = _short(min((0.1 if law.b else 0.3) * min(1.0, self.sigma), 0.5 * width))
         # Cells may be coarser than nodes; whole cells cover the grid.
         self.stride = max(int(min(0.3, 0.3 * self.sigma, 0.5 * width) / self.step), 1)
         cells = int((cut + _RIGHT * width - _LEFT) / (self.stride * self.step)) + 2
@@ -130,7 +141,9 @@ class SmoothModel(NormalSample):
             raise NotCertified("the noise is too small for a grid.")
         self.y = _LEFT + self.step * np.arange(size, dtype=float)
         self.log_p, self.loss = self.log_density(self.y)
-        self.useful = math.inf  # orders above this need no sharp moments
+        self.nodes = self.weighted(self.y, self.log_p, self.loss, self.step)
+        self.known_outside: dict[float, float] = {}  # `_log_outside` of orders
+        self.known_moments: dict[tuple[int, int], Cumulants] = {}  # of ranges of `ORDERS`
         mass = np.exp(self.log_p) * self.step
         self.variance = max(float(mass @ self.loss**2 - (mass @ self.loss) ** 2), 0.0)
 
@@ -141,9 +154,9 @@ class SmoothModel(NormalSample):
         if 0.3 * law.noise.sigma * _MOST_CELLS < _RIGHT - _LEFT:  # nor can the cuts be listed
             raise NotCertified("the noise is too small for a grid.")
         highest = law.a / law.noise.sigma + 2.0 * math.sqrt(1.0 - log_removed)
-        cuts = highest - 0.25 * np.arange(int(highest / 0.25), dtype=float)
+        cuts = 0.25 * np.arange(math.ceil(4 * highest), 0, -1, dtype=float)
         fits = int(np.searchsorted(_log_removed(law, cuts, width), log_removed))
-        return SmoothModel(law, float(cuts[max(fits - 1, 0)]), width)
+        return _smooth_model(law, float(cuts[max(fits - 1, 0)]), width)
 
     def log_density(self, y: Numbers) -> tuple[Numbers, Numbers]:
         """Return the log density under P, after the cut, at the scaled output y, and its loss."""
@@ -152,34 +165,42 @@ class SmoothModel(NormalSample):
 
     def moments(self, spread: float) -> Cumulants:
         low, high = np.searchsorted(ORDERS, np.array([_NEAREST, _FARTHEST]) / spread)
-        used = slice(min(int(low), len(ORDERS) - 1), max(int(high), int(low) + 1))
-        self.useful = _USEFUL / spread
-        nodes = self.weighted(self.y, self.log_p, self.loss, self.step)
-        found = nodes.cumulants(removed=self.removed, orders=used)
+        used = min(int(low), len(ORDERS) - 1), max(int(high), int(low) + 1)
+        if used not in self.known_moments:
+            self.known_moments[used] = self._moments(slice(*used))
+        return self.known_moments[used]
+
+    def _moments(self, used: slice) -> Cumulants:
+        found = self.nodes.cumulants(removed=self.removed, orders=used)
         orders = ORDERS[used]
-        outside = np.exp(np.minimum(self.log_outside(orders) - found.upper[used], 200.0))
-        slack = 3 * self._strip(orders) + outside
+        is_used = orders <= orders[-1] * (_USEFUL / _FARTHEST)
+        log_outside = self._log_outside(orders, is_used)
+        self.known_outside.update(zip(orders.tolist(), log_outside.tolist(), strict=True))
+        outside = np.exp(np.minimum(log_outside - found.upper[used], 200.0))
+        slack = 3 * self._strip(orders, is_used) + outside
         found.upper[used] += slack
         found.error[used] += 2 * slack
         return found
 
-    def _strip(self, orders: Floats) -> Floats:
+    def _strip(self, orders: Floats, is_used: Flags) -> Floats:
         """Bound the error of the trapezoid sum for the moment E[exp(order * loss)], over M.
 
         On the line y + i s, |F| is at most F exp(curve s^2 / 2 - b order r(-y)), r as in the module
         docstring. If b = 0 its integral follows from that of F; else it is bounded cell by cell.
         """
-        s = 0.97 * min(4.0, math.pi * self.sigma) * _DEPTHS[2:]
+        s = 0.97 * min(4.0, math.pi * self.sigma) * _STRIP
         log_norm = np.broadcast_to(0.5 * self.curve * s[:, None] ** 2, (len(s), len(orders)))
         spacing = math.log(2) - _log_expm1(2 * math.pi * s / self.step)[:, None]
         if not self.law.b:
             return np.exp(np.minimum((log_norm + spacing).min(axis=0), 200.0))
         crude = -np.multiply.outer(np.log(np.cos(0.5 * s / self.sigma)), orders)
         logs = (log_norm + crude + spacing).min(axis=0)
-        poor = (logs > math.log(_GOOD)) & (orders <= self.useful)
+        poor = (logs > math.log(_GOOD)) & is_used
         if poor.any():
-            lines = [self._log_line(height, orders[poor]) for height in s]
-            logs[poor] = np.minimum(logs[poor], (log_norm[:, poor] + lines + spacing).min(axis=0))
+            some = slice(3, None, 2)
+            lines = [self._log_line(height, orders[poor]) for height in s[some]]
+            better = log_norm[some, poor] + lines + spacing[some]
+            logs[poor] = np.minimum(logs[poor], better.min(axis=0))
         return np.exp(np.minimum(logs, 200.0))
 
     def _log_line(self, s: float, orders: Floats) -> Floats:
@@ -197,24 +218,25 @@ class SmoothModel(NormalSample):
         widest = np.where(crosses, 0.5, np.where(p[1:] > 0.5, p[1:], p[:-1]))
         log_size, _ = _turned(widest, np.array(s / self.sigma))
         logs = np.log(np.diff(edges)) - 0.5 * nearest**2 - _LOG_ROOT_TWO_PI + rise
-        inside = np.logaddexp.reduce(logs + np.multiply.outer(orders, loss[1:] - log_size), axis=1)
+        inside = log_sum_exp(logs + np.multiply.outer(orders, loss[1:] - log_size))
         left = float(log_ndtr(edges[0])) - orders * math.log(math.cos(0.5 * s / self.sigma))
         # Right of the grid, p(-y) is at most its value at the end.
         last = np.minimum(p[-1], 0.5)
-        right = self._log_beyond(orders) - orders * _turned(last, np.array(s / self.sigma))[0]
+        beyond = self._log_beyond(orders, np.ones(len(orders), dtype=bool))
+        right = beyond - orders * _turned(last, np.array(s / self.sigma))[0]
         return np.logaddexp(np.logaddexp(inside, left), right) + math.log(2)
 
-    def log_outside(self, orders: Floats | float) -> Floats:
+    def _log_outside(self, orders: Floats, is_used: Flags) -> Floats:
         """Bound the log of the moments' integral over outputs y outside the grid.
 
         The bound also holds for the trapezoid sum there. Left of the grid, the loss is largest at
         the end and P is at most phi.
         """
         left = orders * self.loss[0] + log_ndtr(_LEFT) + math.log(1 + self.step * (1 - _LEFT))
-        return np.logaddexp(left, self._log_beyond(orders))
+        return np.logaddexp(left, self._log_beyond(orders, is_used))
 
-    def _log_beyond(self, orders: Floats | float) -> Floats:
-        """Bound, like `log_outside`, the integral right of the grid.
+    def _log_beyond(self, orders: Floats, is_used: Flags) -> Floats:
+        """Bound, like `_log_outside`, the integral right of the grid.
 
         The slope of log F is at most (grow p(y) + fall p(-y)) / sigma - y - (y - cut) / width^2
         there, with grow = a (1 + order), fall = b order, and p of the module docstring. p(-y)
@@ -228,8 +250,9 @@ class SmoothModel(NormalSample):
         rate = push - (grow * p + fall * p_mirror) / self.sigma
         logs = np.log(self.step + 1 / np.maximum(rate, 1e-9))
         right = self.log_p[-1] + orders * self.loss[-1] + np.where(rate > 1e-9, logs, math.inf)
-        if np.any((rate <= 1e-9) & (orders <= self.useful)):
-            right = np.minimum(right, self._log_cells_beyond(np.asarray(orders)))
+        steep = (rate <= 1e-9) & is_used
+        if steep.any():
+            right[steep] = self._log_cells_beyond(orders[steep])
         return right
 
     def _log_cells_beyond(self, orders: Floats) -> Floats:
@@ -238,23 +261,25 @@ class SmoothModel(NormalSample):
         phi and chi are largest at the left end of a cell, L and the loss at its right end. Beyond
         the last cell, the slope of log F is at most that with all p replaced by 1.
         """
-        even = 0.25 * self.width * np.arange(40.0)
-        y = self.y[-1] + np.concatenate(
-            (even, even[-1] + np.geomspace(0.25 * self.width, 1e6, 300))
-        )
-        log_chi = log_ndtr((self.cut - y) / self.width)
-        _, loss = self.log_density(y)
+        y = self.y[-1] + self.width * _BEYOND
+        log_p, loss = self.log_density(y)
         rise = self.log_ratio(y) if self.law.a else np.zeros(len(y))
-        logs = -0.5 * y[:-1] ** 2 + log_chi[:-1] + rise[1:] + np.log(np.diff(y) + self.step)
-        inside = np.logaddexp.reduce(logs + np.multiply.outer(orders, loss[1:]), axis=-1)
+        logs = (log_p - rise)[:-1] + rise[1:] + np.log(np.diff(y) + self.step)
+        inside = log_sum_exp(logs + np.multiply.outer(orders, loss[1:]))
         push = y[-1] + (y[-1] - self.cut) / self.width**2
         rate = push - (self.law.a * (1 + orders) + self.law.b * orders) / self.sigma
-        end = -0.5 * y[-1] ** 2 + log_chi[-1] + rise[-1] + orders * loss[-1]
+        end = log_p[-1] + orders * loss[-1]
         beyond = np.where(rate > 1.0, end + math.log(1 + self.step), math.inf)
         return np.logaddexp(inside, beyond)
 
     def tilt(self, tilt: Tilt) -> "TiltedSmooth":
         return TiltedSmooth(self, tilt)
+
+
+@lru_cache(maxsize=16)
+def _smooth_model(law: Sampled, cut: float, width: float) -> SmoothModel:
+    """Return a model that other numbers of steps may share; its moments are computed once."""
+    return SmoothModel(law, cut, width)
 
 
 class LineNodes(NamedTuple):
@@ -280,42 +305,51 @@ class TiltedSmooth:
         self.grow = base.law.a * (1 + order)
         self.fall = base.law.b * order
         self.edges = np.append(y - 0.5 * step, y[-1] + 0.5 * step)
-        self.p = base.chance(self.edges)
-        self.p_mirror = base.chance(-self.edges)
-        slope = (self.grow * base.chance(y) + self.fall * base.chance(-y)) / sigma
-        slope -= y + _hazard((base.cut - y) / base.width) / base.width
-        half = np.maximum(np.abs(slope) * (step / 2), 1e-9)
         # The second derivative of log F lies between -curve - fall p (1 - p) / sigma^2, p being
         # that at -y, and grow p (1 - p) / sigma^2.
-        rise = self.grow * _largest_spread(self.p) / sigma**2
-        drop = base.curve + self.fall * _largest_spread(self.p_mirror) / sigma**2
-        bend = np.maximum(rise, drop) * (step * step / 8)
+        slope = -y - _hazard((base.cut - y) / base.width) / base.width
+        bend = base.curve
+        if base.law.a:
+            self.p = base.chance(self.edges)
+            slope += base.chance(y) * (self.grow / sigma)
+            bend = np.maximum(bend, _largest_spread(self.p) * (self.grow / sigma**2))
+        if base.law.b:
+            self.p_mirror = base.chance(-self.edges)
+            slope += base.chance(-y) * (self.fall / sigma)
+            drop = base.curve + _largest_spread(self.p_mirror) * (self.fall / sigma**2)
+            bend = np.maximum(bend, drop)
+        bend = bend * (step * step / 8)
+        half = np.maximum(np.abs(slope) * (step / 2), 1e-9)
         log_peak = base.log_p[::stride] + order * loss - log_m + math.log(step) + half
         # The middle times sinh(half) / half, and that over the largest value.
         log_mass = log_peak + np.log(-np.expm1(-2 * half) / (2 * half))
-        self.low = np.exp(log_mass - bend) * (1 - 1e-8)
-        self.high = np.exp(np.minimum(log_mass + bend, 700.0)) * (1 + 1e-8) + 1e-300
+        low = np.exp(log_mass - bend) * (1 - 1e-8)
+        high = np.exp(np.minimum(log_mass + bend, 700.0)) * (1 + 1e-8) + 1e-300
+        self.mass, self.mass_error = 0.5 * (high + low), 0.5 * (high - low)
         self.largest = np.exp(np.minimum(log_peak + bend, 700.0))
-        self.outside = math.exp(min(float(base.log_outside(order)) - log_m, 700.0))
+        self.outside = math.exp(min(base.known_outside[order] - log_m, 700.0))
         self.deepest = min(7.0, 0.97 * math.pi * sigma)
-        self.decay_lines: Lines | None = None
+        self.lines: Lines | None = None
         self.nodes = LineNodes(0.0, 0, 0, 0.0, 0.0)
 
     def log_decay(self, t: float, count: int) -> float:
-        if self.decay_lines is None:  # the best s for a product of `count` is near count^(-1/2)
-            shallow = min(1.5 / math.sqrt(count), 0.5 * self.deepest)
-            ratio = math.log(shallow / self.deepest) / math.log(_DEPTHS[0])
-            self.decay_lines = Lines(self, self.deepest * _DEPTHS**ratio)
-        return min(float(self.decay_lines.log_norm(t).min()), 0.0)
+        if self.lines is None:  # the best s for a product of `count` is near count^(-1/2)
+            shallow = min(1.5 / math.sqrt(count), 0.1 * self.deepest)
+            further = shallow * (0.3 * self.deepest / shallow) ** _SHALLOW
+            self.lines = Lines(self, np.concatenate((self.deepest * _DEPTHS, further)))
+        return min(float(self.lines.log_norm(t).min()), 0.0)
 
     def lay_nodes(self, t: float, log_error: float) -> int:
         spacing, height = self._spacing(t, log_error)
+        if height == 0.0 and spacing >= self.base.step:  # the nodes of the moments will do
+            error = 2 * self.outside + math.exp(log_error)
+            self.nodes = LineNodes(self.base.step, 0, len(self.base.y), 0.0, error)
+            return len(self.base.y)
         low, high, pruned = self._span(log_error, height)
         if spacing * _MOST_NODES < high - low:
             self.nodes = LineNodes(1.0, 0, 1, 0.0, math.inf)  # certifies nothing
             return _MOST_NODES
-        # A step with few bits makes every multiple of it an exact float.
-        spacing = math.ldexp(math.floor(math.ldexp(spacing, 30)), -30)
+        spacing = _short(spacing)
         first, last = math.ceil(low / spacing), math.floor(high / spacing) + 1
         self.nodes = LineNodes(spacing, first, last, height, pruned + math.exp(log_error))
         return last - first
@@ -328,15 +362,17 @@ class TiltedSmooth:
         with t. For nodes at height s / 2, it depends on |F| at heights 0 and s, which does not grow
         with t, so that few nodes suffice for any t.
         """
-        lines = Lines(self, self.deepest * _DEPTHS)
-        real, lifted = lines.log_norm(-t), np.logaddexp(0.0, lines.log_norm(0.0))
-        on_real = 2 * math.pi * lines.s / np.logaddexp(0.0, math.log(2) + real - log_error)
-        on_lifted = math.pi * lines.s / np.logaddexp(0.0, math.log(2) + lifted - log_error)
+        lines = self.lines or Lines(self, self.deepest * _DEPTHS)
+        real = math.log(2) + lines.log_norm(-t)
+        spacing = float((2 * math.pi * lines.s / np.logaddexp(0.0, real - log_error)).max())
+        if spacing >= 0.25 * self.step:
+            return min(spacing, self.step), 0.0
+        lifted = math.log(2) + np.logaddexp(0.0, lines.log_norm(0.0))
+        on_lifted = math.pi * lines.s / np.logaddexp(0.0, lifted - log_error)
         best = int(np.argmax(on_lifted))
-        spacing, height = float(on_real.max()), 0.0
         if on_lifted[best] > 2 * spacing:
-            spacing, height = float(on_lifted[best]), 0.5 * float(lines.s[best])
-        return min(spacing, self.step), height
+            return min(float(on_lifted[best]), self.step), 0.5 * float(lines.s[best])
+        return spacing, 0.0
 
     def _span(self, log_error: float, height: float) -> tuple[float, float, float]:
         """Return the range of outputs y that needs nodes, and a bound on the integral elsewhere.
@@ -355,12 +391,16 @@ class TiltedSmooth:
         return self.edges[first], self.edges[max(last, first + 1)], pruned
 
     def factor(self, step: float, size: int) -> Factor:
+        return self._weighted().tilted(self.tilt, self.nodes.error).factor(step, size)
+
+    def _weighted(self) -> WeightedLosses:
+        """Return the losses at the nodes."""
         base, nodes = self.base, self.nodes
+        if nodes.spacing == base.step and nodes.height == 0.0:
+            return base.nodes
         x = nodes.spacing * np.arange(nodes.first, nodes.last, dtype=float)
         y = x + 1j * nodes.height if nodes.height else x
-        log_p, loss = base.log_density(y)
-        atoms = base.weighted(y, log_p, loss, nodes.spacing).tilted(self.tilt, nodes.error)
-        return atoms.factor(step, size)
+        return base.weighted(y, *base.log_density(y), nodes.spacing)
 
     def log_expectation(self, exponent: Floats, outside: Floats) -> Floats:
         """Bound log E[exp(exponent)] under the weighted law, given `exponent` on every cell.
@@ -370,7 +410,7 @@ class TiltedSmooth:
         """
         with np.errstate(over="ignore"):
             change = np.expm1(exponent)
-            total = np.maximum(change, 0) @ self.high + np.minimum(change, 0) @ self.low
+            total = change @ self.mass + np.abs(change) @ self.mass_error
         return np.log1p(np.maximum(total + outside, 1e-15 - 1.0))
 
 
@@ -415,6 +455,11 @@ class Lines:
         growth = np.minimum(self.log_outside - min(t, 0.0) * self.steepest, 700.0)
         outside = tilted.outside * np.exp(growth)
         return 0.5 * self.s**2 + tilted.log_expectation(exponent, outside)
+
+
+def _short(step: float) -> float:
+    """Return `step` rounded down to few bits, which makes every multiple of it an exact float."""
+    return math.ldexp(math.floor(math.ldexp(step, 30)), -30)
 
 
 def _log_removed(law: Sampled, cut: Floats, width: float) -> Floats:

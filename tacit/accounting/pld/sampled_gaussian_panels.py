@@ -21,6 +21,7 @@ import numpy as np
 from scipy.special import ndtr
 
 from tacit._arrays import Floats
+from tacit.accounting.one_event import log_sum_exp
 from tacit.accounting.pld.laplace_contour import (
     ACROSS,
     ALONG,
@@ -127,7 +128,7 @@ class CutModel(NormalSample):
             drop = 0.5 * np.log1p(-4 * spread * np.sin(0.5 * angle) ** 2)
             power -= np.multiply.outer(orders, self.log_ratio(-right) + drop)
             turn += _largest_angle(mirror, angle)
-        inside = np.logaddexp.reduce(power + (fixed + t * turn), axis=1)
+        inside = log_sum_exp(power + (fixed + t * turn))
         return np.logaddexp(inside, _LOG_LEFT + orders * self.lowest)
 
     def tilt(self, tilt: Tilt) -> "TiltedCut":

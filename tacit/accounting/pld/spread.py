@@ -15,7 +15,7 @@ from tacit.accounting.pld.loss_laws import Law
 from tacit.accounting.pld.transforms import Cumulants, WeightedLosses
 
 _LOW_SHARE = 0.6  # losses below this share of epsilon matter by their sum only
-_TRIED = np.geomspace(0.1, 100.0, 25)  # orders that an estimate of delta tries, times epsilon
+_TRIED = np.geomspace(0.1, 100.0, 16)  # orders that an estimate of delta tries, times epsilon
 
 
 def spread(law: Law, points: Floats) -> tuple[Floats, float]:
@@ -79,7 +79,7 @@ def _coarse_law(law: Law, log_removed: float) -> tuple[Floats, Floats]:
     """Return few losses and their masses, about those of `law`."""
     low, high = law.span(log_removed)
     size = max(-low, high)
-    points = np.concatenate((np.geomspace(1e-9, 0.05, 100), np.linspace(0.06, 1.0, 95))) * size
+    points = np.concatenate((np.geomspace(1e-9, 0.05, 60), np.linspace(0.06, 1.0, 48))) * size
     points = np.concatenate((-points[::-1], [0.0], points))
     mass, _ = spread(law, points[(points >= low * 1.2) & (points <= high * 1.2)])
     kept = points[(points >= low * 1.2) & (points <= high * 1.2)]

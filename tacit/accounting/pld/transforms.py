@@ -18,6 +18,7 @@ from tacit.errors import NotCertified
 
 ORDERS = 2.0 ** np.arange(-14.0, 30.5, 0.5)
 _ALL_ORDERS = slice(0, len(ORDERS))
+_FEW_TURNS = 8  # rows of exp(i t loss) up to which each is evaluated
 _MUCH_GAIN = 30.0  # log of integrand over target from which rounding becomes visible
 LOG_CONSTANT = ORDERS * np.log(ORDERS / (1 + ORDERS)) - np.log1p(ORDERS)
 """log c(m) at each order m, with c = m^m / (m + 1)^(m + 1): delta(e) <= c M exp(-m e), by
@@ -179,13 +180,16 @@ class WeightedLosses(NamedTuple):
         """
         loss, log_mass, used = self.loss, self.log_mass, ORDERS[orders]
         fits = int(np.searchsorted(used * loss[-1], 500.0))
-        ones = np.ones(len(loss))
-        columns = np.stack((ones, loss, loss * loss, self.loss_error), axis=1)  # (atoms, 4)
-        mass, mass_error = np.exp(log_mass), self.mass_error + (8 + len(loss)) * ROUND
+        mass_error = self.mass_error + (8 + len(loss)) * ROUND
+        # growth has the sign of the loss, so that the last column gives sums of |growth|.
+        columns = np.empty((len(loss), 5))
+        columns[:, 0] = 1.0
+        columns[:, 1], columns[:, 2] = loss, loss * loss
+        columns[:, 3], columns[:, 4] = self.loss_error, np.sign(loss) * mass_error
         growth = np.expm1(np.multiply.outer(used[:fits], loss))  # (orders, atoms)
-        weighted = columns * mass[:, None]
+        weighted = columns * np.exp(log_mass)[:, None]
         sums = growth @ weighted  # of weight - mass; adding the masses later keeps digits
-        shaken = np.abs(growth) @ (mass * mass_error)
+        shaken = sums[:, 4]
         # Where a quadrature failed, its sum may not even be positive; its error is large then.
         log_m = np.log1p(np.maximum(sums[:, 0] - removed, 1e-15 - 1.0))
         sums = sums + weighted.sum(axis=0)
@@ -271,10 +275,15 @@ def _transform(loss: Numbers, weight: Numbers, step: float, size: int) -> Comple
 def _turns(step: float, loss: Numbers, size: int) -> Complexes:
     """Return exp(i t loss) - 1 for t = 0, step, ..., (size - 1) step (rows) and losses (columns).
 
-    Only the powers of two times `step` are evaluated. The other rows follow by the identity in
-    `_transform`, in at most log2(size) additions, each of which adds a few roundings of t |loss|.
+    If there are many, only the powers of two times `step` are evaluated. The other rows follow by
+    the identity in `_transform`, in at most log2(size) additions, each of which adds a few
+    roundings of t |loss|.
     """
     turns = np.zeros((size, len(loss)), np.complex128)
+    if size <= _FEW_TURNS and not np.iscomplexobj(loss):
+        angle = np.multiply.outer(step * np.arange(size), loss)
+        turns.real, turns.imag = -2 * np.sin(0.5 * angle) ** 2, np.sin(angle)
+        return turns
     known = 1
     while known < size:
         angle = (step * known) * loss

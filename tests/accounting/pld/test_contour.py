@@ -79,9 +79,9 @@ class TestBoundsOfSampledNormalNoise:
         model = smooth(rate, sigma, a, b)
         log_m = float(model.moments(1).upper[24])
         tilted = model.tilt(Tilt(float(ORDERS[24]), log_m, 0.0))
-        assert tilted.low.sum() <= 1.0 + 1e-9
-        assert tilted.high.sum() + tilted.outside >= 1.0 - 1e-9
-        assert tilted.high.sum() <= 1.2
+        assert (tilted.mass - tilted.mass_error).sum() <= 1.0 + 1e-9
+        assert (tilted.mass + tilted.mass_error).sum() + tilted.outside >= 1.0 - 1e-9
+        assert (tilted.mass + tilted.mass_error).sum() <= 1.2
 
 
 @pytest.mark.parametrize(("a", "b"), SIDES)

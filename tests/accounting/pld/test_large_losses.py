@@ -7,7 +7,7 @@ import pytest
 from scipy.special import ndtr
 
 from tacit.accounting.pld.direction import DirectionPrice
-from tacit.accounting.pld.large_losses import _log_low, mark_losses
+from tacit.accounting.pld.large_losses import chernoff_if_added, log_moments_if_added, mark_losses
 from tacit.accounting.pld.pairs import directions
 from tacit.accounting.pld.transforms import ORDERS
 from tacit.errors import NotCertified
@@ -77,7 +77,7 @@ def test_moments_of_low_losses_are_bounded():
     for _ in range(300):
         rate, sigma = 10 ** rng.uniform(-8, -0.05), 10 ** rng.uniform(-1.2, 1.5)
         with np.errstate(over="ignore"):
-            bound = _log_low(rate, sigma)
+            bound = log_moments_if_added(rate, sigma)
         loss = loss_of(y, rate, sigma)
         for index in rng.integers(0, len(ORDERS), 6):
             exact = float(np.logaddexp.reduce(np.log(q) - ORDERS[index] * loss))
@@ -104,3 +104,13 @@ def test_marks_bound_what_they_leave_out(steps):
         # Marked runs alone cannot cost more than all runs.
         whole = DirectionPrice(direction, tolerance=1e-7).delta(epsilon)
         assert added.lower <= whole.upper * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("rate", "sigma", "steps"), [(1e-4, 0.8, 1000), (0.01, 2.5, 50)])
+def test_the_closed_form_for_an_added_record_is_an_upper_bound(rate, sigma, steps):
+    event = Repeated(PoissonSampled(rate, Gaussian(sigma)), steps)
+    removed, added = directions(event, Relation.ADD_REMOVE)
+    for delta in (1e-4, 1e-9):
+        exact = DirectionPrice(added, tolerance=1e-6).epsilon(delta)
+        assert exact.lower <= chernoff_if_added(added, delta) <= 3 * exact.upper
+        assert chernoff_if_added(removed, delta) == math.inf
