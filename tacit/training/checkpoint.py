@@ -148,8 +148,9 @@ class RunState:
         self.is_reproducible = state["is_reproducible"]
         self._lots.limit = state["microbatch"]
         if self._lots.padding is not None:
-            saved = state.get("padding") or {"sizes": [state["microbatch"]]}
-            self._lots.padding = Padding(**{**saved, "sizes": tuple(saved["sizes"])})
+            saved = state.get("padding") or {}  # of another form before version 3
+            own = self._lots.padding.within(state["microbatch"])
+            self._lots.padding = Padding(**saved) if "multiple" in saved else own
         self.steps_taken = state["steps_taken"]
         self._clip_moves = tuple(state["clip_moves"])
         if "salt" in state:  # since version 2

@@ -56,6 +56,7 @@ def load(case, state, **options):
         {"noise_schedule": Stairs((1.0, 2.0)), "clip_schedule": Stairs((1.0, 0.5, 0.25))},
         {"sampler": sampling.RandomAllocation(4), "steps": 8},
         {"model": "dropout"},
+        {"static_shapes": True, "max_microbatch": 7},
     ],
     ids=lambda options: ", ".join(options) or "plain",
 )
