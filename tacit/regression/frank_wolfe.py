@@ -464,7 +464,5 @@ def _box_of(
 
     Otherwise zero stays zero, as sparse tables require. `name` is the argument's name in errors.
     """
-    declared = as_bounds(bounds, name=name)
-    if declared.names:
-        declared = declared.in_order(names)
-    return replace(declared, norm=None if is_centered else 1.0).box(n_features)
+    declared = replace(as_bounds(bounds, name=name), norm=None)
+    return declared.box(n_features, names, is_centered=is_centered)

@@ -88,8 +88,10 @@ class PrivateRows:
     def norms(self, matrix: Floats) -> Floats:
         """Return the private norms of the rows z `matrix`, where z = (1, x) is not shrunk."""
         found = np.empty(self.n_rows)
-        for span, rows in self.scaled():
-            moved = rows @ matrix[1:] + matrix[0]
+        inner = matrix[1:] / self.box.half[:, None]
+        offset = matrix[0] - self.box.center @ inner
+        for span, rows in self._clipped():
+            moved = rows @ inner + offset
             found[span] = np.sqrt(np.einsum("ij,ij->i", moved, moved))
         return found
 
@@ -101,6 +103,23 @@ class PrivateRows:
             moved *= factors[span, None]
             total += moved.T @ moved
         return total
+
+    def whitened_hessians(
+        self, matrix: Floats, factors: Floats, theta: Floats, bend: Callable[[Floats], Floats]
+    ) -> list[Floats]:
+        """Return the private sums of h u u', one for each column of `theta`.
+
+        u are the rows of `whitened_gram`. `bend` maps the products (m, k) of m rows, not multiplied
+        by their factors, with `theta` to the weights h.
+        """
+        totals = [np.zeros((matrix.shape[1],) * 2) for _ in theta.T]
+        for span, rows in self.scaled():
+            moved = rows @ matrix[1:] + matrix[0]
+            weights = bend(moved @ theta)
+            moved *= factors[span, None]
+            for total, column in zip(totals, weights.T, strict=True):
+                total += moved.T @ (moved * column[:, None])
+        return totals
 
     def weighted_sum(self, theta: Floats, weigh: Callable[[slice, Floats], Floats]) -> Floats:
         """Return the private sum over records z = (1, x) of weigh(margin) z, margin = theta' z.

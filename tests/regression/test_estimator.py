@@ -30,7 +30,7 @@ MEMBERS = [
     LinearRegression(**LINEAR | {"delta": 0.0}),
     LinearRegression(**LINEAR, method="adassp"),
     LinearRegression(**LINEAR, method="gradient", max_weight=10),
-    LogisticRegression(**SMALL),
+    LogisticRegression(**SMALL, max_weight=10),
     LogisticRegression(**SMALL, method="sgd"),
     LogisticRegression(**SMALL, method="objective"),
     TransferRegression(**LINEAR),
@@ -49,13 +49,14 @@ def some_data(rows=400, seed=0):
 
 def checks_that_do_not_apply(model):
     """Return the checks of weights which privacy or the method rules out, each with the reason."""
-    if not isinstance(model, LinearRegression):
+    if not isinstance(model, LinearRegression | LogisticRegression):
         return {}
     ruled_out = {
         "check_all_zero_sample_weights_error": "an error would reveal private weights",
+        "check_classifiers_one_label_sample_weights": "so would an error for labels of weight 0",
         "check_sample_weight_equivalence_on_dense_data": "two fits have different noise",
     }
-    if model.method == "gradient":
+    if model.max_weight is not None:
         return ruled_out
     others = ("pandas_series", "not_an_array", "list", "shape", "not_overwritten")
     names = [*ruled_out, *(f"check_sample_weights_{name}" for name in others)]
