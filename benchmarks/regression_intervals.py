@@ -47,7 +47,7 @@ def features(kind: str, n: int, d: int, rng: np.random.Generator) -> np.ndarray:
 def simulate_logistic(task: tuple[str, int, int, float], seed: int) -> Outcome:
     kind, n, d, epsilon = task
     rng = np.random.default_rng([seed, n, d, 1])
-    X, truth = features(kind, n, d, rng), np.append(-0.5, np.linspace(-2, 2, d))
+    X, truth = features(kind, n, d, rng), np.append(-0.5, np.linspace(-1, 1, d))
     Z = np.column_stack([np.ones(n), X])
     p = 1 / (1 + np.exp(-Z @ truth))
     y = rng.random(n) < p

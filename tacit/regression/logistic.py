@@ -45,7 +45,8 @@ class LogisticRegression(InferenceMixin, ClassifierMixin, PrivateEstimator):
     method
         `"gradient"`, noisy gradients with Newton steps (`irls`); `"sgd"`, DP-SGD on Poisson lots at
         `rate`; `"objective"`, objective perturbation, for two classes only. `"auto"` is
-        `"gradient"`, which was the best of them on nearly all tables and budgets tried.
+        `"gradient"`, or `"objective"` if public facts (number of records and of features, budget)
+        show that noise hides the second moments which `"gradient"` needs.
     max_weight, fit_intercept, l2, l1
         As in `LinearRegression`, for `"gradient"`. Penalties are added to the mean log-loss.
 
@@ -181,7 +182,11 @@ class LogisticRegression(InferenceMixin, ClassifierMixin, PrivateEstimator):
             if rate == 0:
                 raise ValueError("rate must be above 0, got 0.")
             return sgd.plan_sgd(n_classes=n_classes, row_norm=row_norm, rate=rate, **terms)
-        if self.method == "objective":
+        needs_gradient = is_weighted or not self.fit_intercept or n_classes != 2
+        needs_gradient = needs_gradient or self.l1 is not None or self.l2 is not None
+        is_hopeless = irls.is_hopeless(n_features, n_records=n_records, **terms)
+        is_auto = self.method == "auto"
+        if self.method == "objective" or (is_auto and is_hopeless and not needs_gradient):
             if n_classes != 2:
                 raise ValueError(
                     "Only binary classification is supported by method 'objective', got "

@@ -175,7 +175,8 @@ def fit_newton(
     noisy = bound * plan.second_gram.release(triangle(gram) / bound, rng) / total
     noise_std = bound * plan.second_gram.noise_std / total
     hessian = from_triangle(noisy, whitening.shape[1])
-    start = np.linalg.pinv(whitening)[:, 0] * (mean if fit_intercept else 0.0)
+    constant = np.append(mean if fit_intercept else 0.0, np.zeros(rows.n_features))
+    start = whitened(constant, whitening)
     solver, spread = Solver(hessian, noise_std, whitening, start, penalty), ResidualSpread()
     clip = clipped_square = 1.0
     for _ in range(plan.steps):
@@ -252,6 +253,11 @@ def release_whitening(
     mean_square = max(float((values / raised).sum()), 1.0)
     whitening = (vectors / np.sqrt(raised)) @ vectors.T
     return np.pad(whitening, ((first, 0), (0, 0))), math.sqrt(mean_square)
+
+
+def whitened(theta: Floats, whitening: Floats) -> Floats:
+    """Return the model in whitened units: the inverse of `whitening @ model`."""
+    return np.asarray(np.linalg.pinv(whitening) @ theta, np.float64)
 
 
 def release_limit(
@@ -356,6 +362,7 @@ class Solver:
         whitening: Floats,
         start: Floats,
         penalty: Penalty | None = None,
+        resolved: float = _RESOLVED,
     ) -> None:
         size = len(hessian)
         values, vectors = np.linalg.eigh(hessian)
@@ -363,7 +370,7 @@ class Solver:
         self._hessian = (vectors * self._values) @ vectors.T
         self._hessian_std = noise_std
         noise = triangle_noise(noise_std, size)
-        self._resolved = self._values > _RESOLVED * noise
+        self._resolved = self._values > resolved * noise
         self._damping = _DAMPING * noise
         # basis' (hessian + damping) basis = 1, and basis' penalty basis is diagonal.
         self._penalties, self._basis = eigh(
@@ -433,19 +440,22 @@ class Solver:
         model, gradient, _ = self._means()
         return model - self._inverse() @ gradient
 
-    def covariance(self, sampling: float) -> Floats:
+    def covariance(self, sampling: float, *, bend: float = 0.0) -> Floats:
         """Return the covariance of `unshrunk` in whitened units.
 
         The error is inverse(hessian) times the sum of gradient noise, of the noise of the Hessian
         times the distance to the mean model, and of the sampling error of the gradient. The latter
         has the covariance `sampling` * hessian. The directions in which the Hessian is not above
-        its noise have an infinite variance.
+        its noise have an infinite variance. `bend` is the relative change of the Hessian per unit
+        of that distance, which makes the distance uncertain; it is 0 for least squares.
         """
         _, gradient, variance = self._means()
         inverse = self._inverse()
-        noise = variance + self._hessian_std**2 * float(np.sum((inverse @ gradient) ** 2)) / 2
+        step = inverse @ gradient
+        length = float(np.sum(step**2))
+        noise = variance + self._hessian_std**2 * length / 2
         middle = noise * np.eye(len(gradient)) + sampling * self._hessian
-        covariance = inverse @ middle @ inverse
+        covariance = inverse @ middle @ inverse + bend**2 * length * np.outer(step, step)
         if not self._resolved.all():
             lost = self._vectors[:, ~self._resolved]
             covariance = covariance + 1e300 * (lost @ lost.T)

@@ -97,7 +97,7 @@ class PrivateRows:
 
     def whitened_gram(self, matrix: Floats, factors: Floats) -> Floats:
         """Return the private sum of u u' over the rows u = z `matrix`, times their `factors`."""
-        total = np.zeros_like(matrix)
+        total = np.zeros((matrix.shape[1],) * 2)
         for span, rows in self.scaled():
             moved = rows @ matrix[1:] + matrix[0]
             moved *= factors[span, None]
