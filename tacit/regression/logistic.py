@@ -1,18 +1,21 @@
-"""Private logistic regression; its three methods are in `irls`, `sgd` and `objective`."""
+"""Private logistic regression; its methods are in `irls`, `sgd`, `objective` and `gradient`."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.sparse import issparse
 from scipy.special import expit, softmax
 from sklearn.base import ClassifierMixin
 from sklearn.utils import Tags
 
 from tacit._arrays import Floats
 from tacit._check import boolean, in_closed_unit
-from tacit.regression import irls, objective, sgd
+from tacit.regression import gradient, irls, objective, sgd
+from tacit.regression.bounds import Box
 from tacit.regression.estimator import (
     PrivateEstimator,
     number_classes,
@@ -20,6 +23,7 @@ from tacit.regression.estimator import (
     public_size,
     relative_weights,
 )
+from tacit.regression.gradient import DescentPlan, WideRows
 from tacit.regression.intervals import Inference, InferenceMixin, infer
 from tacit.regression.irls import IRLSPlan
 from tacit.regression.objective import ObjectivePlan
@@ -27,8 +31,9 @@ from tacit.regression.penalty import public_penalty
 from tacit.regression.rows import PrivateRows
 from tacit.regression.sgd import SGDPlan
 
-METHODS = ("gradient", "sgd", "objective")
-LogisticPlan: TypeAlias = IRLSPlan | SGDPlan | ObjectivePlan
+METHODS = ("gradient", "sgd", "objective", "descent")
+MOST_COLUMNS = 2000
+LogisticPlan: TypeAlias = IRLSPlan | SGDPlan | ObjectivePlan | DescentPlan
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -44,9 +49,11 @@ class LogisticRegression(InferenceMixin, ClassifierMixin, PrivateEstimator):
         For indicators also set `norm`, which reduces the noise; see `Bounds`.
     method
         `"gradient"`, noisy gradients with Newton steps (`irls`); `"sgd"`, DP-SGD on Poisson lots at
-        `rate`; `"objective"`, objective perturbation, for two classes only. `"auto"` is
-        `"gradient"`, or `"objective"` if public facts (number of records and of features, budget)
-        show that noise hides the second moments which `"gradient"` needs.
+        `rate`; `"objective"`, objective perturbation, for two classes only;
+        `"descent"`, noisy descent without second moments, for sparse or wide tables. `"auto"` is
+        `"descent"` for sparse tables and above 2,000 columns, `"objective"` if public facts (number
+        of records and of features, budget) show that noise hides the second moments, and else
+        `"gradient"`.
     max_weight, fit_intercept, l2, l1
         As in `LinearRegression`, for `"gradient"`. Penalties are added to the mean log-loss.
 
@@ -88,27 +95,47 @@ class LogisticRegression(InferenceMixin, ClassifierMixin, PrivateEstimator):
         `sample_weight` holds private weights of the records, such as those of a survey. They are
         clipped to [0, `max_weight`].
         """
-        table, labels = self._fit_table(X, y)
+        table, labels = self._fit_table(X, y, accept_sparse=True)
         n_rows, n_features = table.shape
-        fit_intercept = boolean(fit_intercept=self.fit_intercept)
-        box = self._box(n_features, is_centered=fit_intercept)
+        fit_intercept, is_sparse = boolean(fit_intercept=self.fit_intercept), issparse(table)
+        box = self._box(n_features, is_centered=fit_intercept and not is_sparse)
         classes, numbers = number_classes(labels, self.classes)
         n_records = public_size(self.n_records, n_rows)
         rng = self._generator()
         plan = self._plan(
-            n_features, len(classes), box.row_norm, n_records, sample_weight is not None
+            n_features,
+            len(classes),
+            box.row_norm,
+            n_records,
+            is_weighted=sample_weight is not None,
+            is_sparse=is_sparse,
         )
-        rows = PrivateRows(table, box, row_norm=plan.row_norm)
         is_irls = isinstance(plan, IRLSPlan)
         weights = relative_weights(sample_weight, self.max_weight, n_rows, is_possible=is_irls)
+        penalty = public_penalty(self.l2, self.l1)
+        is_plain = penalty is None and (fit_intercept or isinstance(plan, DescentPlan))
+        if not is_irls and not is_plain:
+            raise ValueError(f"method {plan.method!r} has none of l1, l2, fit_intercept=False.")
+        self.inference_ = None
+        if isinstance(plan, DescentPlan):
+            wide = WideRows(table, box)
+            largest_norm = math.sqrt(box.full_norm**2 - 1)
+            self._pay(plan.event, plan.method)
+            theta = gradient.fit_descent(
+                wide,
+                numbers,
+                plan,
+                largest_norm=largest_norm,
+                n_records=n_records,
+                rng=rng,
+                fit_intercept=fit_intercept,
+            )
+            return self._store(theta, box, classes, plan)
+        rows = PrivateRows(table, box, row_norm=plan.row_norm)
         if weights is not None:
             rows.factors *= np.sqrt(weights)
-        penalty = public_penalty(self.l2, self.l1)
-        if not is_irls and not (fit_intercept and penalty is None):
-            raise ValueError(f"method {plan.method!r} has none of l1, l2, fit_intercept=False.")
 
         self._pay(plan.event, plan.method)
-        self.inference_ = None
         if isinstance(plan, ObjectivePlan):
             theta = objective.fit_objective(rows, numbers, plan, rng=rng)[:, None]
         elif isinstance(plan, SGDPlan):
@@ -133,6 +160,9 @@ class LogisticRegression(InferenceMixin, ClassifierMixin, PrivateEstimator):
                     box=box,
                     fit_intercept=fit_intercept,
                 )
+        return self._store(theta, box, classes, plan)
+
+    def _store(self, theta: Floats, box: Box, classes: NDArray[Any], plan: LogisticPlan) -> Self:
         coef, intercept = box.unscale(theta)
         self.coef_ = coef.T
         self.intercept_ = intercept
@@ -146,7 +176,7 @@ class LogisticRegression(InferenceMixin, ClassifierMixin, PrivateEstimator):
 
         For two classes, (n,): positive scores predict `classes_[1]`. For k > 2 classes, (n, k).
         """
-        margins = self._predict_table(X) @ self.coef_.T + self.intercept_
+        margins = self._predict_table(X, accept_sparse=True) @ self.coef_.T + self.intercept_
         return margins[:, 0] if len(self.classes_) == 2 else margins
 
     def predict_proba(self, X: ArrayLike) -> Floats:
@@ -173,10 +203,20 @@ class LogisticRegression(InferenceMixin, ClassifierMixin, PrivateEstimator):
         n_classes: int,
         row_norm: float,
         n_records: int,
+        *,
         is_weighted: bool,
+        is_sparse: bool,
     ) -> LogisticPlan:
         terms = self._terms()
         one_of(("auto", *METHODS), method=self.method)
+        is_wide = is_sparse or n_features > MOST_COLUMNS
+        if is_wide and self.method not in ("auto", "descent"):
+            raise ValueError(
+                f"method {self.method!r} needs a dense table of at most {MOST_COLUMNS} columns. "
+                "Use method='auto'."
+            )
+        if is_wide or self.method == "descent":
+            return gradient.plan_descent(n_classes=n_classes, n_records=n_records, **terms)
         if self.method == "sgd":
             rate = in_closed_unit(rate=self.rate)
             if rate == 0:
@@ -209,6 +249,7 @@ class LogisticRegression(InferenceMixin, ClassifierMixin, PrivateEstimator):
         assert tags.classifier_tags is not None
         tags.classifier_tags.poor_score = True
         tags.classifier_tags.multi_class = self.method != "objective"
+        tags.input_tags.sparse = self.method in ("auto", "descent")
         return tags
 
 
