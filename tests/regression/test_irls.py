@@ -45,8 +45,8 @@ def values_released(monkeypatch, X, y, plan, outputs, weights, fit_intercept):
     return seen
 
 
-@pytest.mark.parametrize("epsilon", [0.1, 1.0, 50.0])
-@pytest.mark.parametrize("extreme", [[5.0, 5, 5, 5], [1e9, -1e9, 0, 0], [0.0, 5, 0, 0]], ids=str)
+@pytest.mark.parametrize("epsilon", [0.1, 50.0])
+@pytest.mark.parametrize("extreme", [[5.0, 5, 5, 5], [1e9, -1e9, 0, 0]], ids=str)
 @pytest.mark.parametrize("classes", [2, 4])
 @pytest.mark.parametrize("is_weighted", [False, True])
 @pytest.mark.parametrize("fit_intercept", [True, False])
