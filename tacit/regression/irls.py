@@ -45,7 +45,7 @@ _EARLY_STEPS, _STEPS = 4, 5
 _GRAM_SHARE, _NORMS_SHARE, _EARLY_SHARE, _HESSIAN_SHARE = 0.15, 0.015, 0.05, 0.2
 _GRADIENT_SHARE = 0.585
 _TOTAL_SHARE = 0.03  # only with weights
-_MATRIX_NOISE, _ROWS_PER_COLUMN = 0.02, 1000
+_MATRIX_NOISE, _EARLY_NOISE, _ROWS_PER_COLUMN = 0.06, 0.01, 1000
 _TIGHTEST_ROWS = 0.6
 _RESOLVED = 1.0
 _HOPELESS = 0.6
@@ -155,7 +155,14 @@ def plan_irls(
     return IRLSPlan(
         total,
         *mechanisms,
-        sample_rate=_rate(mechanisms[3].noise_std * (n_features + 1), size, n_records),
+        sample_rate=_rate(
+            max(
+                triangle_noise(mechanisms[3].noise_std * (n_features + 1), size) / _MATRIX_NOISE,
+                mechanisms[2].noise_std * clip * math.sqrt(n_features + 1) / _EARLY_NOISE,
+            ),
+            size,
+            n_records,
+        ),
         early_steps=_EARLY_STEPS,
         steps=_STEPS,
         row_norm=row_norm,
@@ -174,12 +181,12 @@ def is_hopeless(n_features: int, *, n_records: int, **budget: Unpack[BudgetTerms
     return whole * (n_features + 1) > _HOPELESS * n_records
 
 
-def _rate(noise_std: float, size: int, n_records: int) -> float:
-    """Return the share of records that is enough for a matrix which only sets step lengths.
+def _rate(enough: float, size: int, n_records: int) -> float:
+    """Return the share of records that early releases use: what keeps their noise small.
 
-    It leaves the noise below _MATRIX_NOISE, and at least _ROWS_PER_COLUMN records per column.
+    `enough` is the number of records which that takes. There are at least _ROWS_PER_COLUMN records
+    per column.
     """
-    enough = triangle_noise(noise_std, size) / _MATRIX_NOISE
     return min(1.0, max(enough, _ROWS_PER_COLUMN * size) / n_records)
 
 
@@ -233,9 +240,9 @@ def fit_irls(
     constant = np.eye(len(whitening))[0] if fit_intercept else np.zeros(len(whitening))
     mean = whitened(constant, whitening)
     for _ in range(plan.early_steps):
-        hessian = _expected_hessian(theta, mean, plan.residual_clip)
         gradient, noise_std = sample.gradient(theta, plan.residual_clip, plan.early, rng)
-        inverse = np.linalg.inv(hessian)
+        least = float(np.clip(2 * noise_std, _LEAST_CURVATURE, 0.25))
+        inverse = np.linalg.inv(_expected_hessian(theta, mean, plan.residual_clip, least))
         theta = theta - inverse @ gradient
         # Stein's shrinking takes off the length that noise adds, which would hide the curvature.
         noise = outputs * noise_std**2 * float(np.sum(inverse**2))
@@ -348,8 +355,10 @@ def draw(rate: float, n_rows: int, rng: Rng) -> Indices:
     return Poisson(rate).indices(n_rows, rng)
 
 
-def _expected_hessian(theta: Floats, mean: Floats, clip: float) -> Floats:
+def _expected_hessian(theta: Floats, mean: Floats, clip: float, least: float) -> Floats:
     """Return the Hessian at `theta` that normal rows with this mean and Gram matrix 1 would have.
+
+    Eigenvalues below `least`, which noise would hide, are raised to it.
 
     It sets the early steps, and it costs nothing. By Stein's lemma, rows u with margins theta' u
     have E[h u u'] = a 1 + b (mean v' + v mean') + c v v', where v = cov(u) theta, a = E[h],
@@ -368,14 +377,14 @@ def _expected_hessian(theta: Floats, mean: Floats, clip: float) -> Floats:
     cross = np.outer(mean, v)
     hessian = bent.sum() * np.eye(size) + slope * (cross + cross.T) + curve * np.outer(v, v)
     values, vectors = np.linalg.eigh(hessian)
-    return (vectors * np.clip(values, _LEAST_CURVATURE, 0.25)) @ vectors.T
+    return (vectors * np.clip(values, least, 0.25)) @ vectors.T
 
 
 def _probabilities(margins: Floats, clip: float) -> tuple[Floats, Floats]:
     """Return the probabilities, (m, 1) or (m, k), and the weights, (m, 1), that bound residuals."""
     if margins.shape[1] == 1:
         p = expit(margins)
-        return p, np.ones(1) if clip == 1 else np.minimum(1.0, clip / np.maximum(p, 1 - p))
+        return p, np.ones((1, 1)) if clip == 1 else np.minimum(1.0, clip / np.maximum(p, 1 - p))
     p = softmax(margins, axis=1)
     # |p - e_j|^2 = |p|^2 - 2 p_j + 1 is largest for the label j with the smallest probability.
     worst = np.sum(p**2, axis=1) - 2 * p.min(axis=1) + 1

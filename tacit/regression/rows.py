@@ -112,14 +112,15 @@ class PrivateRows:
         u are the rows of `whitened_gram`. `bend` maps the products (m, k) of m rows, not multiplied
         by their factors, with `theta` to the weights h.
         """
-        totals = [np.zeros((matrix.shape[1],) * 2) for _ in theta.T]
+        size, scaled_theta = self.n_features + 1, matrix @ theta
+        totals = [np.zeros((size, size)) for _ in theta.T]
         for span, rows in self.scaled():
-            moved = rows @ matrix[1:] + matrix[0]
-            weights = bend(moved @ theta)
-            moved *= factors[span, None]
-            for total, column in zip(totals, weights.T, strict=True):
-                total += moved.T @ (moved * column[:, None])
-        return totals
+            roots = np.sqrt(bend(rows @ scaled_theta[1:] + scaled_theta[0]))
+            roots *= factors[span, None]
+            for total, column in zip(totals, roots.T, strict=True):
+                weighted = np.column_stack([column, rows * column[:, None]])
+                total += weighted.T @ weighted
+        return [matrix.T @ total @ matrix for total in totals]
 
     def weighted_sum(self, theta: Floats, weigh: Callable[[slice, Floats], Floats]) -> Floats:
         """Return the private sum over records z = (1, x) of weigh(margin) z, margin = theta' z.
@@ -143,9 +144,11 @@ class PrivateRows:
 
     def take(self, indices: Indices) -> "PrivateRows":
         """Return a copy of the private rows at `indices`."""
-        return PrivateRows(
+        taken = PrivateRows(
             self.X[indices], self.box, row_norm=self.row_norm, factors=self.factors[indices]
         )
+        taken._inside[:] = self._inside.all()
+        return taken
 
     def scaled(self) -> Iterator[tuple[slice, Floats]]:
         """Yield each slice of m rows with its private scaled features, (m, d).

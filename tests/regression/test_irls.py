@@ -108,7 +108,7 @@ def test_the_expected_hessian_is_that_of_normal_rows():
     theta = np.array([[0.5], [1.0], [-0.7]])
     p = expit(u @ theta)
     exact = (u * p * (1 - p)).T @ u / len(u)
-    found = irls._expected_hessian(theta, np.array([0.6, 0, 0]), 1.0)
+    found = irls._expected_hessian(theta, np.array([0.6, 0, 0]), 1.0, 0.02)
     np.testing.assert_allclose(found, exact, atol=2e-3)
 
 
@@ -135,3 +135,16 @@ def test_a_secure_draw_takes_rows_at_its_rate():
     drawn = irls.draw(0.3, 20_000, secure_generator())
     assert abs(len(drawn) - 6000) < 6 * np.sqrt(20_000 * 0.3 * 0.7)
     assert (np.diff(drawn) > 0).all()
+
+
+@pytest.mark.parametrize("epsilon", [0.3, 1.0, 8.0])
+def test_steep_slopes_are_found_at_small_budgets_too(epsilon):
+    """Log-odds from -9 to 6: the estimates are within four standard errors."""
+    rng = np.random.default_rng(3)
+    X = rng.uniform(0, 10, (10_000, 2))
+    y = rng.random(10_000) < expit(X[:, 0] - 0.5 * X[:, 1] - 4)
+    model = LogisticRegression(epsilon=epsilon, delta=1e-6, bounds=Bounds(0, 10), random_state=0)
+    inference = model.fit(X, y).inference_
+    off = np.abs(inference.estimates - [-4, 1, -0.5])
+    assert (off < 4 * inference.standard_errors).all()
+    assert (inference.standard_errors < 0.3).all()
