@@ -1,5 +1,6 @@
 """Real tables with bounds from their codebooks: public facts, none taken from the records."""
 
+import gzip
 import os
 from pathlib import Path
 from typing import NamedTuple
@@ -7,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from sklearn.datasets import load_svmlight_file
 
 from tacit.regression import Bounds
 
@@ -219,3 +221,66 @@ def adult_income() -> Table:
     # Each group has exactly one 1: the norm of a row is the square root of their number.
     bounds = Bounds(0, 1, norm=len(groups) ** 0.5)
     return Table(X, frame["income"].to_numpy(np.float64), bounds, Bounds(0, 1))
+
+
+def labeled(table: Table, label: NDArray[np.bool_], *, keep: list[int] | None = None) -> Table:
+    """Return the table with a binary target, and only the features to `keep`."""
+    lower, upper = (np.asarray(side) for side in (table.bounds.lower, table.bounds.upper))
+    columns = list(range(table.X.shape[1])) if keep is None else keep
+    bounds = Bounds(lower[columns], upper[columns])
+    return Table(table.X[:, columns], label.astype(np.float64), bounds, Bounds(0, 1))
+
+
+def halved(table: Table) -> Table:
+    """Return whether the target is above its median."""
+    return labeled(table, table.y > np.median(table.y))
+
+
+def acs_high_income(encoding: str = "numbers") -> Table:
+    """Income in the upper half of the bins; `encoding` is numbers, one-hot or one-hot, norm."""
+    table = acs_income()
+    label = (table.y >= 10).astype(np.float64)
+    if encoding == "numbers":
+        return table._replace(y=label, target_bounds=Bounds(0, 1))
+    lower, upper = (np.asarray(side) for side in (table.bounds.lower, table.bounds.upper))
+    columns = []
+    for k, (low, high) in enumerate(zip(lower, upper, strict=True)):
+        if k in (0, 5):  # age and hours stay numbers
+            columns.append((table.X[:, [k]] - low) / (high - low))
+        else:
+            columns.append((table.X[:, [k]] == np.arange(low, high + 1)).astype(np.float64))
+    norm = len(columns) ** 0.5 if encoding == "one-hot, norm" else None
+    return Table(np.hstack(columns), label, Bounds(0, 1, norm=norm), Bounds(0, 1))
+
+
+def adult_numbers() -> Table:
+    """Income above 50,000 dollars from 11 attributes as numbers."""
+    table = adult_hours()
+    return labeled(table, table.X[:, 11] > 0, keep=list(range(11)))
+
+
+def fulton_flag(column: int) -> Table:
+    """Whether a person of Fulton county is married (6) or employed (12), from the others."""
+    table = fulton()
+    drop = {column, 7} if column == 6 else {column}  # nobody is both married and divorced
+    keep = [k for k in range(table.X.shape[1]) if k not in drop]
+    return labeled(table, table.X[:, column] > 0, keep=keep)
+
+
+def census_high_income() -> Table:
+    """Income above 50,000 dollars in the census income table."""
+    table = census_weeks()
+    return labeled(table, table.X[:, 14] > 0, keep=list(range(14)))
+
+
+def fertility_more() -> Table:
+    """More than two children."""
+    table = fertility()
+    return labeled(table, table.X[:, 0] > 0, keep=list(range(1, table.X.shape[1])))
+
+
+def a9a() -> Table:
+    """Adult as 123 binary features, 14 attributes."""
+    with gzip.open(DATA / "libsvm" / "a9a.gz") as file:
+        X, y = load_svmlight_file(file, n_features=123)
+    return Table(X.toarray(), (y > 0).astype(np.float64), Bounds(0, 1, norm=14**0.5), Bounds(0, 1))

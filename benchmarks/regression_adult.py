@@ -2,8 +2,7 @@
 
     python benchmarks/regression_adult.py
 
-80/20 splits of all 48,842 records, median over seeds. Constants come from other data sets, see
-regression_tuning.py; none was chosen here. Bars:
+80/20 splits of all 48,842 records, median over seeds. Bars:
 R^2 of `auto` >= 0.105 at epsilon 0.1 and >= 0.125 at 1 (delta 1e-6); functional, tight, pure,
 >= 0.10 at 1; accuracy >= 83.0 % at epsilon 0.1 and >= 84.5 % at 1 (delta 1 / n^2).
 """

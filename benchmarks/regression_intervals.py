@@ -1,6 +1,7 @@
-"""Coverage and width of 95 % intervals for the coefficients of private least squares.
+"""Coverage and width of 95 % intervals for the coefficients of private regression.
 
-    python benchmarks/regression_intervals.py [--simulations 1000] [--processes N] [--kinds uniform]
+    python benchmarks/regression_intervals.py [linear] [logistic] [--simulations 1000]
+                                              [--processes N] [--kinds uniform] [--first-seed 0]
 
 Every simulation draws a new table and fits it once. Bars: coverage of each coefficient at least
 93 %; width at most 1.3 times that of the interval which knows the spread of the estimates over all
@@ -16,7 +17,7 @@ from typing import NamedTuple
 import _results as results
 import numpy as np
 
-from tacit.regression import LinearRegression
+from tacit.regression import LinearRegression, LogisticRegression
 
 EPSILONS, DELTA, STD = (0.1, 1.0, 8.0), 1e-6, 0.15
 SHAPES = ((5000, 3), (20_000, 8))
@@ -43,6 +44,23 @@ def features(kind: str, n: int, d: int, rng: np.random.Generator) -> np.ndarray:
     return np.clip(rng.standard_t(3, (n, d)) / 6, -1, 1)
 
 
+def simulate_logistic(task: tuple[str, int, int, float], seed: int) -> Outcome:
+    kind, n, d, epsilon = task
+    rng = np.random.default_rng([seed, n, d, 1])
+    X, truth = features(kind, n, d, rng), np.append(-0.5, np.linspace(-1, 1, d))
+    Z = np.column_stack([np.ones(n), X])
+    p = 1 / (1 + np.exp(-Z @ truth))
+    y = rng.random(n) < p
+    model = LogisticRegression(
+        epsilon=epsilon, delta=DELTA, bounds=(-1, 1), classes=[False, True], random_state=seed
+    ).fit(X, y)
+    assert model.inference_ is not None
+    interval = model.inference_.interval()
+    ordinary = 1.96 * np.sqrt(np.diag(np.linalg.inv((Z.T * (p * (1 - p))) @ Z)))
+    halves = (interval.upper - interval.lower) / 2
+    return Outcome(model.inference_.estimates - truth, halves, ordinary, np.nan)
+
+
 def simulate(task: tuple[str, int, int, float], seed: int) -> Outcome:
     kind, n, d, epsilon = task
     rng = np.random.default_rng([seed, n, d])
@@ -66,18 +84,15 @@ def simulate(task: tuple[str, int, int, float], seed: int) -> Outcome:
     return Outcome(model.inference_.estimates - truth, halves, ordinary, predicted)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--simulations", type=int, default=1000)
-    parser.add_argument("--processes", type=int, default=os.cpu_count())
-    parser.add_argument("--kinds", default=",".join(KINDS))
-    parser.add_argument("--shapes", type=int, default=len(SHAPES), help="how many, smallest first")
-    given = parser.parse_args()
+def measure(model: str, given: argparse.Namespace) -> str:
+    """Return the table of one kind of model."""
+    simulation = {"linear": simulate, "logistic": simulate_logistic}[model]
     kinds, shapes = given.kinds.split(","), SHAPES[: given.shapes]
+    seeds = range(given.first_seed, given.first_seed + given.simulations)
     lines = []
     with ProcessPoolExecutor(given.processes) as pool:
         for task in ((k, n, d, e) for k in kinds for n, d in shapes for e in EPSILONS):
-            done = list(pool.map(partial(simulate, task), range(given.simulations), chunksize=8))
+            done = list(pool.map(partial(simulation, task), seeds, chunksize=8))
             errors, halves, ordinary, predicted = map(np.array, zip(*done, strict=True))
             covered = np.mean(np.abs(errors) <= halves, axis=0)
             finite = np.isfinite(halves).all(axis=1)
@@ -88,22 +103,36 @@ def main() -> None:
                 kind, f"{n:,} x {d}", f"{epsilon:g}", f"{100 * covered.min():.1f}",
                 f"{100 * covered.mean():.1f}", f"{(width / oracle).max():.2f}",
                 f"{np.median(width / np.median(ordinary, axis=0)):.2f}",
-                f"{100 * predicted.mean():.1f}", f"{100 * np.mean(~finite):.1f}",
+                *([f"{100 * predicted.mean():.1f}"] if model == "linear" else []),
+                f"{100 * np.mean(~finite):.1f}",
             ])  # fmt: skip
-            print(lines[-1], flush=True)
+            print(model, lines[-1], flush=True)
     header = [
         "features", "table", "epsilon", "coverage, least %", "coverage, mean %",
-        "width over shortest valid, largest", "width over non-private", "prediction %",
-        "infinite %",
+        "width over shortest valid, largest", "width over non-private",
+        *(["prediction %"] if model == "linear" else []), "infinite %",
     ]  # fmt: skip
+    return f"## {model.capitalize()}\n\n" + results.table(header, lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("models", nargs="*", default=["linear", "logistic"])
+    parser.add_argument("--simulations", type=int, default=1000)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--processes", type=int, default=os.cpu_count())
+    parser.add_argument("--kinds", default=",".join(KINDS))
+    parser.add_argument("--shapes", type=int, default=len(SHAPES), help="how many, smallest first")
+    given = parser.parse_args()
     results.write(
         "regression_intervals",
-        "Intervals of private least squares",
+        "Intervals of private regression",
         ["numpy", "scikit-learn"],
-        f"{given.simulations} simulations per line, nominal 95 %, delta {DELTA:g}, default method. "
-        "Least coverage is that of the worst coefficient. Widths are medians. Heavy tails: t with "
-        "3 degrees of freedom in the features (clipped) and with 5 in the errors.",
-        results.table(header, lines),
+        f"{given.simulations} simulations per line, seeds from {given.first_seed}, nominal 95 %, "
+        f"delta {DELTA:g}, default method. Least coverage is that of the worst coefficient. Widths "
+        "are medians. Heavy tails: t with 3 degrees of freedom in the features (clipped) and with "
+        "5 in the errors.",
+        *(measure(model, given) for model in given.models),
     )
 
 

@@ -19,7 +19,7 @@ def regress(
     method: Annotated[
         str,
         typer.Option(
-            help="Linear: auto, functional, adassp, gradient. Logistic: gradient, sgd, objective."
+            help="auto. Linear: functional, adassp, gradient. Logistic: gradient, sgd, objective."
         ),
     ] = "auto",
     public_test: tables.PublicTest = None,

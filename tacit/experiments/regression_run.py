@@ -161,15 +161,14 @@ def estimator_of(recipe: Recipe, n_classes: int | None, **options: Any) -> Any:
     if method == "frank-wolfe":
         if n_classes is not None and n_classes > 2:
             raise ValueError("method frank-wolfe needs a number or two classes as target.")
-        loss, radius = "squared" if is_number else "logistic", recipe.regression.radius or 1.0
-        return FrankWolfe(loss=loss, radius=radius, **target, **options)
+        loss = "squared" if is_number else "logistic"
+        return FrankWolfe(loss=loss, radius=recipe.regression.radius, **target, **options)
     if is_number:
         if method in ("sgd", "objective"):
             raise ValueError(f"method {method} needs a target with categories.")
         return LinearRegression(method=method, **target, **options)
     if method in ("functional", "adassp"):
         raise ValueError(f"method {method} needs a number as target.")
-    method = "gradient" if method == "auto" else method
     return LogisticRegression(method=method, **target, **options)
 
 

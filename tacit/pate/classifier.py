@@ -6,21 +6,24 @@ private; `fit` does not keep them.
 """
 
 import hashlib
+import math
 import warnings
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import KW_ONLY, asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tacit._arrays import Indices
-from tacit._check import whole
-from tacit.events import Event
-from tacit.ledger import Ledger
+from tacit._check import in_open_unit, positive, whole
+from tacit.accounting import GDP, calibrate
+from tacit.errors import BudgetExceeded
+from tacit.events import Event, Gaussian
+from tacit.ledger import Budget, Ledger
 from tacit.mechanisms import Rng, Seed, generator
 from tacit.pate.gnmax import GNMax, InteractiveGNMax
 from tacit.pate.journal import Journal
@@ -65,9 +68,14 @@ class PATEClassifier:
         A classifier with `fit` and `predict`; default `SpreadStudent()`. With `use_unlabeled` it is
         trained on all public inputs, with label -1 for the unlabeled ones (as scikit-learn's
         semi-supervised classifiers expect); otherwise on the labeled inputs only.
+    epsilon, delta
+        Budget of the whole `fit`. The noise, and the number of queries unless it is given, are
+        chosen for it (`spend_budget`). All answers are paid for at once, so that the price is
+        exact.
     n_teachers, aggregator
         More teachers outvote more noise, but each learns from fewer records. The aggregator's noise
-        is in votes; default `GNMax(n_teachers / 5)`.
+        is in votes; default `GNMax(n_teachers / 5)`, whose price grows with the number of queries.
+        With `epsilon` it is chosen.
     n_queries
         Number of public inputs to ask about; by default all, and at most 1,000.
     max_answers
@@ -102,6 +110,8 @@ class PATEClassifier:
     teacher: Any = None
     student: Any = None
     _: KW_ONLY
+    epsilon: float | None = None
+    delta: float | None = None
     n_teachers: int = 50
     aggregator: Aggregator | None = None
     n_queries: int | None = None
@@ -122,23 +132,21 @@ class PATEClassifier:
         All arguments are checked before anything is paid. Issues an `OverlapWarning` if some public
         inputs equal private ones; only the caller, who holds the records, receives the warning.
         """
-        aggregator = self.checked_aggregator()
         random = generator(self.rng)
         self.classes_, labels = _class_indices(y_private, self.classes)
         n_classes = len(self.classes_)
+        aggregator = self.checked_aggregator(len(X_public), n_classes)
         X_private, labels = checked_records(X_private, labels, n_classes=n_classes)
         X_public = _checked_public(X_public, X_private)
         _warn_of_overlap(X_private, X_public)
-        self.ledger_ = Ledger() if self.ledger is None else self.ledger
-        self.queries_ = self._choose_queries(X_public)
+        self.ledger_ = self._payer()
+        self.queries_ = self._choose_queries(X_public, n_classes)
         journal = self._journal(aggregator, X_public)
         carried = [] if journal is None else list(journal.labels)
         teachers = self._train(X_private, labels, n_classes, random)
         votes = count_votes(teachers, X_public[self.queries_], n_classes)
         is_paid = self._pay_for_cost(journal)
-        self.labels_ = aggregator.answer(
-            votes, ledger=self.ledger_, rng=random, journal=journal, max_answers=self.max_answers
-        )
+        self.labels_ = self._ask(aggregator, votes, random, journal)
         self.event_ = aggregator.event(len(self.labels_), self.n_answered_)
         self.sanitized_cost_ = self._publish_cost(
             aggregator, votes, random, journal, carried, is_paid=is_paid
@@ -165,13 +173,21 @@ class PATEClassifier:
         All queries are asked, and all are answered up to `max_answers`. State this event for
         Confident-GNMax without a budget, because its number of answers depends on the votes.
         """
-        n_queries = self._count_queries(n_public)
+        n_classes = 2 if self.classes is None else len(np.unique(np.asarray(self.classes)))
+        n_queries = self._count_queries(n_public, n_classes)
         most = n_queries if self.max_answers is None else min(n_queries, self.max_answers)
-        return self.checked_aggregator().event(n_queries, most)
+        return self.checked_aggregator(n_public, n_classes).event(n_queries, most)
 
-    def checked_aggregator(self) -> Aggregator:
-        """Return the aggregator that `fit` uses; raise if the other settings do not suit it."""
+    def checked_aggregator(self, n_public: int | None = None, n_classes: int = 2) -> Aggregator:
+        """Return the aggregator that `fit` uses; raise if the other settings do not suit it.
+
+        With `epsilon`, it depends on the number of public inputs and on the number of classes.
+        """
         n_teachers = whole(n_teachers=self.n_teachers, least=1)
+        if self.epsilon is not None:
+            return GNMax(self._spending(n_public or 1000, n_classes).sigma)
+        if self.delta is not None:
+            raise ValueError("delta must be given together with epsilon, got delta alone.")
         if isinstance(self.aggregator, InteractiveGNMax):
             raise TypeError(
                 "aggregator must not be InteractiveGNMax here: it needs a student for each round. "
@@ -194,13 +210,55 @@ class PATEClassifier:
             setattr(self, name, value)
         return self
 
-    def _count_queries(self, n_public: int) -> int:
+    def _spending(self, n_public: int, n_classes: int) -> "Spending":
+        for name in ("aggregator", "sanitizer", "max_answers"):
+            if getattr(self, name) is not None:
+                raise ValueError(f"{name} must be None with epsilon, which fixes all releases.")
+        return spend_budget(
+            epsilon=positive(epsilon=self.epsilon),
+            delta=in_open_unit(delta=self.delta, advice="It must be given with epsilon."),
+            n_teachers=self.n_teachers,
+            n_classes=n_classes,
+            n_public=n_public,
+            n_queries=self.n_queries,
+        )
+
+    def _payer(self) -> Ledger:
+        if self.ledger is not None:
+            return self.ledger
+        if self.epsilon is None:
+            return Ledger()
+        budget = Budget(positive(epsilon=self.epsilon), in_open_unit(delta=self.delta))
+        return Ledger(budget=budget)
+
+    def _ask(
+        self, aggregator: Aggregator, votes: Indices, random: Rng, journal: Journal | None
+    ) -> Indices:
+        """Return the released labels.
+
+        If the number of answers is fixed in advance, they are paid for as one event, whose price is
+        exact. If the ledger refuses it, as many queries as the budget allows are paid for one by
+        one; with `epsilon`, the refusal is raised.
+        """
+        options = {"ledger": self.ledger_, "rng": random, "journal": journal}
+        is_fixed = not aggregator.has_check and self.max_answers is None
+        if is_fixed and (journal is None or self.epsilon is not None):
+            try:
+                return aggregator.answer(votes, block=len(votes), **options)
+            except BudgetExceeded:
+                if self.epsilon is not None:
+                    raise
+        return aggregator.answer(votes, max_answers=self.max_answers, **options)
+
+    def _count_queries(self, n_public: int, n_classes: int) -> int:
+        if self.epsilon is not None:
+            return self._spending(n_public, n_classes).n_queries
         return checked_queries(
             min(n_public, 1000) if self.n_queries is None else self.n_queries, n_public
         )
 
-    def _choose_queries(self, X_public: NDArray[Any]) -> Indices:
-        n_queries = self._count_queries(len(X_public))
+    def _choose_queries(self, X_public: NDArray[Any], n_classes: int) -> Indices:
+        n_queries = self._count_queries(len(X_public), n_classes)
         if self.queries == "spread":
             # A fixed seed: the choice uses public inputs only and must be the same after a resume.
             return spread_queries(X_public, n_queries, rng=0)
@@ -306,6 +364,46 @@ class PATEClassifier:
             labels[self.queries_] = self.labels_
             return student.fit(X_public, labels)
         return student.fit(X_public[self.queries_[answered]], self.labels_[answered])
+
+
+class Spending(NamedTuple):
+    """Number of queries, and standard deviation of the noise on each vote count."""
+
+    n_queries: int
+    sigma: float
+
+
+def spend_budget(
+    *,
+    epsilon: float,
+    delta: float,
+    n_teachers: int,
+    n_classes: int,
+    n_public: int,
+    n_queries: int | None = None,
+) -> Spending:
+    """Return how GNMax spends a budget: as many queries as leave the noise at a fifth of the votes.
+
+    There are at least ten queries per class and at most 1,000, if there are so many public inputs.
+    n answers with noise sigma cost what one answer with noise sigma / sqrt(n) costs. A warning says
+    so if the noise is larger than half of the votes.
+
+    >>> spend_budget(epsilon=2.0, delta=1e-5, n_teachers=250, n_classes=10, n_public=5000).n_queries
+    314
+    """
+    unit = calibrate(lambda m: Gaussian(m), epsilon=epsilon, delta=delta, accountant=GDP())
+    single = math.sqrt(2.0) * unit * (1 + 1e-9)
+    if n_queries is None:
+        affordable = int((n_teachers / 5 / single) ** 2)
+        n_queries = min(n_public, max(10 * n_classes, min(affordable, 1000)))
+    sigma = single * math.sqrt(checked_queries(n_queries, n_public))
+    if sigma > n_teachers / 2:
+        warnings.warn(
+            f"the noise on the votes of {n_teachers} teachers has standard deviation {sigma:.0f}: "
+            "most labels will be wrong. Use more teachers, a larger epsilon or fewer queries.",
+            stacklevel=4,
+        )
+    return Spending(n_queries, sigma)
 
 
 def _maker(teacher: Any) -> Callable[[int], Teacher]:

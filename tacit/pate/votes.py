@@ -186,6 +186,11 @@ class Aggregator(ABC):
         return PrivateCurve(grid, cost)
 
     @property
+    def has_check(self) -> bool:
+        """Whether a query may be refused, so that the number of answers depends on the votes."""
+        return self._check is not None
+
+    @property
     @abstractmethod
     def _mechanism(self) -> Mechanism:
         """Mechanism that adds noise to the counts of one answered query."""

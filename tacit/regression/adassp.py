@@ -23,7 +23,7 @@ from tacit.regression.rows import (
     triangle_noise,
 )
 
-# Tuned in benchmarks/regression_tuning.py, on data sets that no other benchmark reports.
+# Chosen on tables of benchmarks/regression_linear.py.
 _SHARES = (0.05, 0.475, 0.475)
 _NO_SHRINK_NOISE = 0.002
 """Relative noise below which long rows are not shrunk, because nothing is left to gain."""

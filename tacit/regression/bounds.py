@@ -97,10 +97,15 @@ class Bounds:
         lower, upper = ([bound[k] for k in places] for bound in (self.lower, self.upper))
         return Bounds(lower, upper, self.norm)
 
-    def box(self, n_features: int, names: Sequence[str] | None = None) -> "Box":
-        """Return the bounds as arrays with one entry per feature; `names` are those of a table."""
+    def box(
+        self, n_features: int, names: Sequence[str] | None = None, *, is_centered: bool = True
+    ) -> "Box":
+        """Return the bounds as arrays with one entry per feature; `names` are those of a table.
+
+        Unless `is_centered`, zero stays zero, as with `norm`.
+        """
         if self.names:
-            return self.in_order(names).box(n_features)
+            return self.in_order(names).box(n_features, is_centered=is_centered)
         for name, bound in (("lower", self.lower), ("upper", self.upper)):
             if isinstance(bound, tuple) and len(bound) != n_features:
                 raise ValueError(
@@ -109,12 +114,14 @@ class Bounds:
                 )
         lower = np.broadcast_to(np.asarray(self.lower, np.float64), n_features)
         upper = np.broadcast_to(np.asarray(self.upper, np.float64), n_features)
-        if self.norm is None:
+        if self.norm is None and is_centered:
             center, half = (lower + upper) / 2, (upper - lower) / 2
+        else:
+            center, half = np.zeros(n_features), np.maximum(np.abs(lower), np.abs(upper))
+        if self.norm is None:
             row_norm = math.sqrt(1 + ROW_SHARE * n_features)
             full_norm = math.sqrt(1 + n_features)
         else:
-            center, half = np.zeros(n_features), np.maximum(np.abs(lower), np.abs(upper))
             row_norm = full_norm = math.sqrt(1 + min(self.norm**2, n_features))
         return Box(lower, upper, center, half, row_norm, full_norm)
 

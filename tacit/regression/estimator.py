@@ -103,9 +103,10 @@ class PrivateEstimator(BaseEstimator):
         table = _as_array(_validated(self, X, reset=False, accept_sparse=accept_sparse))
         return self._box(table.shape[1]).clip(table) if self.clip else table
 
-    def _box(self, n_features: int) -> Box:
+    def _box(self, n_features: int, *, is_centered: bool = True) -> Box:
         names = getattr(self, "feature_names_in_", None)  # set by scikit-learn for a data frame
-        return as_bounds(self.bounds, name="bounds").box(n_features, names)
+        declared = as_bounds(self.bounds, name="bounds")
+        return declared.box(n_features, names, is_centered=is_centered)
 
     def _terms(self, *, allow_pure: bool = False) -> BudgetTerms:
         """Return the checked budget; delta may be None or 0 (pure DP) only if `allow_pure`."""
@@ -172,8 +173,8 @@ class PrivateRegressor(RegressorMixin, PrivateEstimator):
         """Return the predicted target of each row of `X`."""
         return self._predict_table(X) @ self.coef_ + self.intercept_
 
-    def _target_box(self) -> Box:
-        return as_bounds(self.target_bounds, name="target_bounds").box(1)
+    def _target_box(self, *, is_centered: bool = True) -> Box:
+        return as_bounds(self.target_bounds, name="target_bounds").box(1, is_centered=is_centered)
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
@@ -193,6 +194,31 @@ def public_size(n_records: int | None, n_rows: int) -> int:
             "Declare the public size of this table, or leave it None."
         )
     return declared
+
+
+def relative_weights(
+    sample_weight: ArrayLike | None, max_weight: float | None, n_rows: int, *, is_possible: bool
+) -> Floats | None:
+    """Return private weights in [0, 1], relative to the declared largest weight, or None.
+
+    `is_possible` says whether the method can use weights.
+    """
+    if sample_weight is None:
+        return None
+    if not is_possible:
+        raise ValueError("This method has no weights. Use method='gradient' on a dense table.")
+    if max_weight is None:
+        raise ValueError(
+            "max_weight must be declared for sample_weight, got None. It bounds what one "
+            "record can change. Take it from public knowledge, such as the survey's design."
+        )
+    largest = positive(max_weight=max_weight)
+    weights = as_numbers(sample_weight, name="sample_weight")
+    if weights.shape != (n_rows,):
+        raise ValueError(f"sample_weight must be of shape ({n_rows},), got {weights.shape}.")
+    if not np.isfinite(weights).all():
+        raise ValueError("sample_weight must be finite.")
+    return np.clip(weights, 0.0, largest) / largest
 
 
 def one_of(options: Sequence[str], **named: object) -> None:

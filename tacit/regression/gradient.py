@@ -1,261 +1,164 @@
-"""Noisy gradient descent and DP-SGD for logistic regression.
+"""Noisy gradient descent for logistic regression on wide or sparse tables (text, clicks).
 
-Descent first releases a noisy Gram matrix of some of the records, once. The inverse of that matrix
-sets the step length in every direction, so that a dozen steps do what plain descent needs hundreds
-for. Then each step releases one noisy gradient. The schedule is fixed in advance from public facts.
+Second moments of many columns would take more budget than they are worth. So a fit releases only
+a histogram of the norms of rows and some gradients, and works with the non-zeros of the table.
 
-A record is z = (1, x), scaled. A record longer than `row_norm` = R gets the weight R / |z|; weights
-that depend on features only do not change the answer if the model is right.
+* The histogram gives the median norm. Longer rows get the weight median / norm in the loss.
+  Weights that depend on features only do not change the answer if the model is right.
+* Residuals are bounded by 1/2 for two classes without bias, see `irls`: half of the usual noise.
+* The length of the path (steps times step size) follows from the noise, which is public: the more
+  noise, the earlier descent stops. Momentum reaches that length in few steps.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Unpack
+from typing import Any, ClassVar, Unpack
 
 import numpy as np
-from scipy.special import expit, softmax
+from scipy.sparse import csr_array, issparse
 
-from tacit._arrays import Floats, Indices
-from tacit.accounting import calibrate
-from tacit.events import Event, Gaussian, Repeated, Sequence
-from tacit.mechanisms import GaussianMechanism, Rng, SecureGenerator
+from tacit._arrays import Floats
+from tacit.events import Event, Repeated, Sequence
+from tacit.mechanisms import GaussianMechanism, Rng
+from tacit.regression.bounds import Box
 from tacit.regression.estimator import BudgetTerms, gaussian_shares
-from tacit.regression.rows import PrivateRows, from_triangle, triangle, triangle_noise
-from tacit.sampling import Poisson
+from tacit.regression.irls import residual_bounds, residuals_of
+from tacit.regression.rows import PrivateRows
 
-# Tuned in benchmarks/regression_tuning.py, on data sets that no other benchmark reports.
-_STEPS, _MOMENTUM = 12, 0.5
-_AVERAGED = 8  # number of last steps whose models are averaged
-_GRAM_SHARE = 0.15
-_GRAM_NOISE = 0.03  # relative noise of the Gram matrix that is small enough to set step lengths
-_LEAST_GRAM_RATE = 0.05
-_CROWDED = 0.05  # relative noise of the Gram matrix above which logistic residuals are clipped
-_SGD_EPOCHS = 10
+# Chosen on the texts of benchmarks/regression_text.py.
+_NORMS_SHARE = 0.02
+_MOMENTUM, _LARGEST_STEP = 0.9, 6.0
+"""With momentum 0.9, step sizes below 3.8 over the curvature, at most about 1/4, are stable."""
+_FEWEST_STEPS, _MOST_STEPS = 20, 150
+_MARGIN_NOISE = 1.3  # what noise may add to the margin of a row of median norm
+_CONSTANT = 0.25  # the constant of a row, for the intercept, relative to the median norm
+_LEVELS = 2.0 ** (-np.arange(48) / 2)  # of the histogram, relative to the largest norm
+_ROUNDING = 1 + 1e-9
 
 
 @dataclass(frozen=True)
-class GradientPlan:
-    """Plan of one descent: it releases a noisy Gram matrix, then one noisy gradient per step.
+class DescentPlan:
+    """Plan of one descent: a histogram of norms, then `steps` noisy gradients.
 
-    A record z has norm at most R = `row_norm` after weighting.
-
-    * The Gram matrix uses each record independently with probability `gram_rate`. One record adds
-      z z', of Frobenius norm at most R^2. If z is replaced by w, the change is at most sqrt(2) R^2,
-      because the inner product of z z' and w w' is >= 0. The price ignores the sampling, which
-      could only lower it.
-    * In the gradient, one record adds its weighted row, of norm at most R, times a residual of norm
-      at most `residual_clip`: at most their product, and twice that if the record is replaced.
+    Each mechanism has sensitivity 1. One record changes the histogram by 1 in one entry, and by 1
+    in two entries if it is replaced. It adds r u' to a gradient with |r| <= `residual_clip` and
+    |u| <= sqrt(1 + _CONSTANT^2) in units of the median norm, and changes it by twice that if it is
+    replaced.
     """
 
-    gram: GaussianMechanism
-    gram_rate: float
+    norms: GaussianMechanism
     gradient: GaussianMechanism
     steps: int
+    step_size: float
     residual_clip: float
-    row_norm: float
-    method: ClassVar[str] = "gradient"
+    n_classes: int
+    method: ClassVar[str] = "descent"
 
     @property
     def event(self) -> Event:
         """Event of one fit, for the accountant."""
-        return Sequence((self.gram.event, Repeated(self.gradient.event, self.steps)))
+        return Sequence((self.norms.event, Repeated(self.gradient.event, self.steps)))
 
 
-@dataclass(frozen=True)
-class SGDPlan:
-    """Plan of DP-SGD: `steps` noisy gradients, each of a lot drawn with probability `rate`.
+class WideRows:
+    """Private rows of a sparse table, or of a wide dense table, clipped to the bounds and scaled.
 
-    One record changes a gradient as in `GradientPlan`. Residuals (predicted probabilities minus the
-    label as 0 or 1 for each class) need no clipping: their norm is below 1 for two classes and
-    below sqrt(2) for more, which is `residual_clip`.
+    Sparse rows are copied once; zero stays zero.
     """
 
-    gradient: GaussianMechanism
-    steps: int
-    residual_clip: float
-    row_norm: float
-    rate: float
-    method: ClassVar[str] = "sgd"
+    def __init__(self, X: Any, box: Box) -> None:  # Any: an array, or sparse rows of scipy
+        self.n_rows, self.n_features = X.shape
+        if issparse(X):
+            self._sparse: Any = box.clip(X)
+            self._sparse.data /= box.half[self._sparse.indices]
+            self._transposed: Any = csr_array(self._sparse.T)
+        else:
+            self._dense = PrivateRows(X, box)
+            self._sparse = None
 
-    @property
-    def event(self) -> Event:
-        """Event of one fit, for the accountant."""
-        return Repeated(Poisson(self.rate).amplify(self.gradient.event), self.steps)
+    def norms(self) -> Floats:
+        """Return the private norm of each row."""
+        if self._sparse is not None:
+            return np.sqrt(np.asarray(self._sparse.multiply(self._sparse).sum(axis=1)).ravel())
+        parts = [np.linalg.norm(rows, axis=1) for _, rows in self._dense.scaled()]
+        return np.concatenate(parts)
+
+    def gradient(self, theta: Floats, labels: Floats, factors: Floats, clip: float) -> Floats:
+        """Return the private sum over records (1, x) of factor * residual * (1, x), (d + 1, k)."""
+
+        def residuals(span: slice, margins: Floats) -> Floats:
+            return residuals_of(margins, labels[span], clip) * factors[span, None]
+
+        if self._sparse is None:
+            return self._dense.weighted_sum(theta, residuals)
+        weights = residuals(slice(None), self._sparse @ theta[1:] + theta[0])
+        return np.concatenate([weights.sum(axis=0)[None], self._transposed @ weights])
 
 
-def plan_logistic(
-    n_features: int,
-    *,
-    n_classes: int,
-    row_norm: float,
-    n_records: int,
-    **budget: Unpack[BudgetTerms],
-) -> GradientPlan:
-    """Return the plan of a descent for the logit model (logistic regression).
+def plan_descent(*, n_classes: int, n_records: int, **budget: Unpack[BudgetTerms]) -> DescentPlan:
+    """Return a plan that costs the budget.
 
-    If noise is large, residuals (predicted probability minus label) are clipped at half their
-    largest norm. That halves the noise and adds a small bias: confident mistakes count for less.
+    After a path of length L, noise moves the margin of a row of norm 1 by about L times the noise
+    of a single mean gradient. L makes this _MARGIN_NOISE.
     """
     factors = (math.sqrt(2.0), 2.0)
-    first, rest = gaussian_shares((_GRAM_SHARE, 1 - _GRAM_SHARE), factors, **budget)
-    gram = GaussianMechanism(first, l2_sensitivity=row_norm**2, replace_factor=factors[0])
-    gram_noise = triangle_noise(gram.noise_std, n_features + 1) / n_records
-    bound = _residual_bound(n_classes)
-    residual_clip = bound / 2 if gram_noise > _CROWDED else bound
-    return GradientPlan(
-        gram=gram,
-        gram_rate=float(np.clip(gram_noise / _GRAM_NOISE, _LEAST_GRAM_RATE, 1.0)),
+    first, rest = gaussian_shares((_NORMS_SHARE, 1 - _NORMS_SHARE), factors, **budget)
+    clip, _ = residual_bounds(n_classes)
+    path = _MARGIN_NOISE * n_records / (clip * rest)
+    per_step = _LARGEST_STEP / (1 - _MOMENTUM)
+    steps = int(np.clip(math.ceil(path / per_step), _FEWEST_STEPS, _MOST_STEPS))
+    return DescentPlan(
+        norms=GaussianMechanism(first, l2_sensitivity=1.0, replace_factor=factors[0]),
         gradient=GaussianMechanism(
-            rest * math.sqrt(_STEPS), l2_sensitivity=residual_clip * row_norm
+            rest * math.sqrt(steps), l2_sensitivity=1.0, replace_factor=factors[1]
         ),
-        steps=_STEPS,
-        residual_clip=residual_clip,
-        row_norm=row_norm,
+        steps=steps,
+        step_size=min(path / steps * (1 - _MOMENTUM), _LARGEST_STEP),
+        residual_clip=clip,
+        n_classes=n_classes,
     )
 
 
-def plan_sgd(
-    *, n_classes: int, row_norm: float, rate: float, **budget: Unpack[BudgetTerms]
-) -> SGDPlan:
-    """Return the plan of DP-SGD (Abadi et al. 2016): ten epochs of lots drawn at `rate`.
-
-    Each lot contains each record independently with probability `rate`.
-    """
-    steps = math.ceil(_SGD_EPOCHS / rate)
-    sampler = Poisson(rate)
-    noise = calibrate(
-        lambda multiplier: Repeated(sampler.amplify(Gaussian(multiplier)), steps), **budget
-    )
-    residual_clip = _residual_bound(n_classes)
-    gradient = GaussianMechanism(noise, l2_sensitivity=residual_clip * row_norm)
-    return SGDPlan(gradient, steps, residual_clip, row_norm, rate)
-
-
-def fit_logistic(
-    rows: PrivateRows, labels: Floats, plan: GradientPlan, n_classes: int, n_records: int, rng: Rng
+def fit_descent(
+    rows: WideRows,
+    labels: Floats,
+    plan: DescentPlan,
+    *,
+    largest_norm: float,
+    n_records: int,
+    rng: Rng,
+    fit_intercept: bool = True,
 ) -> Floats:
-    """Return the coefficients of the logit model by noisy gradient descent, intercept first.
+    """Release what `plan` says and return the model, (d + 1, 1) or (d + 1, k).
 
-    They are (d + 1,) for d features and two classes, or (d + 1, k) for k > 2 classes. The Hessian
-    of the loss is at most 1/4 (two classes) or 1/2 (more) of the Gram matrix.
+    `largest_norm` is the public bound on the norm of a scaled row. The model is the mean over the
+    second half of the steps.
     """
-    return _descend(
-        rows,
-        plan,
-        lambda theta: logistic_gradient(rows, labels, theta, plan.residual_clip, n_classes),
-        start=_zero_model(rows.n_features, n_classes),
-        curvature=0.25 if n_classes == 2 else 0.5,
-        n_records=n_records,
-        rng=rng,
-    )
-
-
-def fit_sgd(
-    rows: PrivateRows, labels: Floats, plan: SGDPlan, n_classes: int, n_records: int, rng: Rng
-) -> Floats:
-    """Return coefficients of the logit model by DP-SGD, averaged over the second half of the steps.
-
-    If no row is longer than R = `plan.row_norm`, the curvature of the mean loss is at most R^2 / 4
-    (two classes) or R^2 / 2 (more). With momentum 0.9, step sizes up to 3.8 divided by this bound
-    are stable; the step size is 2 divided by it.
-    """
-    step_size = (8.0 if n_classes == 2 else 4.0) / plan.row_norm**2
-    theta = _zero_model(rows.n_features, n_classes)
+    norms = rows.norms()
+    median = _release_median(norms / largest_norm, plan.norms, rng) * largest_norm
+    factors = median / np.maximum(norms, median)
+    # In units of the median norm, a record is (constant, x / median), times its factor.
+    units = np.append(_CONSTANT if fit_intercept else 0.0, np.full(rows.n_features, 1 / median))
+    bound = _ROUNDING * plan.residual_clip * math.hypot(1.0, units[0])
+    theta = np.zeros((len(units), 1 if plan.n_classes == 2 else plan.n_classes))
     velocity, average = np.zeros_like(theta), np.zeros_like(theta)
     first_kept = plan.steps // 2
     for step in range(plan.steps):
-        lot = draw(plan.rate, rows.n_rows, rng)
-        private = logistic_gradient(
-            rows.take(lot), labels[lot], theta, plan.residual_clip, n_classes
-        )
-        # One record adds a vector of norm at most residual_clip * row_norm.
-        gradient = plan.gradient.release(private, rng) / (plan.rate * n_records)
-        velocity = 0.9 * velocity + gradient
-        theta = theta - step_size * velocity
+        exact = rows.gradient(units[:, None] * theta, labels, factors, plan.residual_clip)
+        # One record adds a vector of norm at most bound.
+        released = plan.gradient.release(units[:, None] * exact / bound, rng)
+        velocity = _MOMENTUM * velocity - plan.step_size * bound * released / n_records
+        theta = theta + velocity
         if step >= first_kept:
             average += theta / (plan.steps - first_kept)
-    return average
+    return units[:, None] * average
 
 
-def logistic_gradient(
-    rows: PrivateRows, labels: Floats, theta: Floats, residual_clip: float, n_classes: int
-) -> Floats:
-    """Return the private sum over records of the clipped, weighted gradient of the logistic loss.
-
-    `labels` are class numbers. The weights are `rows.factors`, which limit the norm of a row.
-    """
-
-    def residuals(span: slice, margins: Floats) -> Floats:
-        if n_classes == 2:
-            clipped = np.clip(expit(margins) - labels[span], -residual_clip, residual_clip)
-            return clipped * rows.factors[span]
-        many = softmax(margins, axis=1)
-        many[np.arange(len(many)), labels[span].astype(np.intp)] -= 1.0
-        norms = np.maximum(np.linalg.norm(many, axis=1), residual_clip)
-        return many * (rows.factors[span] * residual_clip / norms)[:, None]
-
-    return rows.weighted_sum(theta, residuals)
-
-
-def draw(rate: float, n_rows: int, rng: Rng) -> Indices:
-    """Return private indices of rows, each drawn independently with probability `rate`."""
-    if isinstance(rng, SecureGenerator):
-        return np.flatnonzero(rng.random(n_rows) < rate)
-    return Poisson(rate).indices(n_rows, rng)
-
-
-def _descend(
-    rows: PrivateRows,
-    plan: GradientPlan,
-    private_gradient: Callable[[Floats], Floats],
-    *,
-    start: Floats,
-    curvature: float,
-    n_records: int,
-    rng: Rng,
-) -> Floats:
-    """Run noisy gradient descent from `start` and return the mean of its last models.
-
-    `private_gradient(theta)` is the sum over records of clipped, weighted gradients at theta.
-    `curvature` times the Gram matrix must bound the Hessian of the loss. A step of the inverse of
-    this bound times the gradient then cannot overshoot (Böhning & Lindsay 1988), and momentum is
-    stable for steps up to twice as long.
-    """
-    chosen = draw(plan.gram_rate, rows.n_rows, rng) if plan.gram_rate < 1 else None
-    # One record adds z z' with |z| <= row_norm, or nothing if it was not drawn.
-    noisy = from_triangle(plan.gram.release(triangle(rows.gram(chosen)), rng), rows.n_features + 1)
-    inverse = _inverse(noisy / (plan.gram_rate * n_records), plan, n_records) / curvature
-    theta, velocity, average = start, np.zeros_like(start), np.zeros_like(start)
-    for step in range(plan.steps):
-        # One record adds a vector of norm at most residual_clip * row_norm.
-        gradient = plan.gradient.release(private_gradient(theta), rng) / n_records
-        velocity = _MOMENTUM * velocity - inverse @ gradient
-        theta = theta + velocity
-        if step >= plan.steps - _AVERAGED:
-            average += theta / _AVERAGED
-    return average
-
-
-def _inverse(gram: Floats, plan: GradientPlan, n_records: int) -> Floats:
-    """Return the inverse of an upper bound on the mean Gram matrix; it sets the step lengths.
-
-    `gram` is the released noisy mean. The size of its noise is added to its eigenvalues.
-    """
-    values, vectors = np.linalg.eigh(gram)
-    noise = triangle_noise(plan.gram.noise_std, len(gram)) / (plan.gram_rate * n_records)
-    # No mean of z z' has an eigenvalue above row_norm^2, so more than half of it would not help.
-    margin = min(noise, plan.row_norm**2 / 2)
-    return (vectors / (np.maximum(values, 0.0) + margin)) @ vectors.T
-
-
-def _residual_bound(n_classes: int) -> float:
-    """Return a bound on the norm of a residual: predicted probabilities minus the one-hot label.
-
-    For two classes the residual is one number, the probability of the second class minus the label.
-    """
-    return 1.0 if n_classes == 2 else math.sqrt(2.0)
-
-
-def _zero_model(n_features: int, n_classes: int) -> Floats:
-    return np.zeros(n_features + 1 if n_classes == 2 else (n_features + 1, n_classes))
+def _release_median(norms: Floats, mechanism: GaussianMechanism, rng: Rng) -> float:
+    """Return about the median of private `norms`, which are in [0, 1], as one of the levels."""
+    bins = np.searchsorted(-_LEVELS, -norms, side="right")  # number of levels >= the norm
+    counts = np.bincount(bins, minlength=len(_LEVELS) + 1).astype(np.float64)
+    noisy = mechanism.release(counts, rng)  # one record is counted once
+    above = noisy.cumsum()  # number of rows longer than each level
+    reached = np.flatnonzero(above >= noisy.sum() / 2)
+    return float(_LEVELS[max(int(reached[0]) - 1, 0)] if len(reached) else _LEVELS[0])

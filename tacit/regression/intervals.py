@@ -6,9 +6,12 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy.special import ndtr, ndtri
+from sklearn.utils.validation import check_is_fitted
 
 from tacit._arrays import Floats
 from tacit._check import in_open_unit
+from tacit.events import Relation
+from tacit.regression.bounds import Box
 
 _UNKNOWN = 1e100  # standard errors above this are infinite: the direction is hidden by noise
 
@@ -86,6 +89,59 @@ class Inference:
             numbers = f"{estimate:>11.4g} {error:>11.4g} {z:>9.3f} {p:>7.3f}"
             lines.append(f"{name:{width}} {numbers} {lower:>11.4g} {upper:>11.4g}")
         return "\n".join([*lines, rule])
+
+
+class InferenceMixin:
+    """What estimators with standard errors share."""
+
+    inference_: Inference | None
+    epsilon: float
+    delta: float | None
+    relation: Relation | str
+
+    def summary(self, confidence: float = 0.95) -> str:
+        """Return a table of coefficients, standard errors, p-values and intervals, as text."""
+        inference = self._inference()
+        facts = [("Privacy", f"epsilon {self.epsilon:g}, delta {self.delta:g}, {self.relation}")]
+        if inference.residual_std is not None:
+            facts.append(("Residual std", f"{inference.residual_std:.4g}"))
+        facts.append(("Uncertainty", "sampling and privacy noise"))
+        is_linear = inference.residual_std is not None
+        title = "Private least squares" if is_linear else "Private logistic regression"
+        return inference.table(title, facts, confidence)
+
+    def _inference(self) -> Inference:
+        check_is_fitted(self)
+        if self.inference_ is None:
+            raise ValueError(
+                "this fit has no intervals. They need method 'auto' or 'gradient' with delta above "
+                "0, a dense table, at most two classes, and neither l1 nor l2."
+            )
+        return self.inference_
+
+
+def infer(
+    estimates: Floats,
+    covariance: Floats,
+    *,
+    names: Sequence[str] | None,
+    box: Box,
+    target_box: Box | None = None,
+    residual_std: float | None = None,
+    fit_intercept: bool = True,
+) -> Inference:
+    """Return the uncertainty of a fit in the user's units, from that in scaled units."""
+    coef, intercept = box.unscale(estimates, target_box)
+    labels = [f"x{k}" for k in range(len(coef))] if names is None else map(str, names)
+    matrix = box.unscaling(target_box)
+    half = 1.0 if target_box is None else float(target_box.half[0])
+    first = 0 if fit_intercept else 1
+    return Inference(
+        names=("intercept", *labels)[first:],
+        estimates=np.append(intercept, coef)[first:],
+        covariance=(matrix @ covariance @ matrix.T)[first:, first:],
+        residual_std=None if residual_std is None else residual_std * half,
+    )
 
 
 def _quantile(confidence: float) -> float:

@@ -6,19 +6,18 @@ from typing import NamedTuple, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
-from sklearn.utils.validation import check_is_fitted
 
 from tacit._arrays import Floats
-from tacit._check import in_open_unit, positive
-from tacit.events import Relation
+from tacit._check import boolean, in_open_unit
 from tacit.mechanisms import Rng
 from tacit.regression import adassp, functional, newton
 from tacit.regression.adassp import AdaSSPPlan
 from tacit.regression.bounds import Box
-from tacit.regression.estimator import PrivateRegressor, as_numbers, one_of, public_size
+from tacit.regression.estimator import PrivateRegressor, one_of, public_size, relative_weights
 from tacit.regression.functional import FunctionalPlan
-from tacit.regression.intervals import Ends, Inference
+from tacit.regression.intervals import Ends, Inference, InferenceMixin, infer
 from tacit.regression.newton import NewtonFit, NewtonPlan
+from tacit.regression.penalty import Penalty, public_penalty
 from tacit.regression.rows import PrivateRows
 
 METHODS = ("functional", "adassp", "gradient")
@@ -32,7 +31,7 @@ class PointFit(NamedTuple):
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class LinearRegression(PrivateRegressor):
+class LinearRegression(InferenceMixin, PrivateRegressor):
     """Least squares under differential privacy, as a scikit-learn regressor.
 
     `PrivateEstimator` describes the guarantee and the settings common to all estimators.
@@ -49,17 +48,21 @@ class LinearRegression(PrivateRegressor):
     analysis, split
         Options of the functional mechanism: `"tight"` or `"published"` sensitivities, and the share
         of epsilon for the quadratic coefficients.
-
     max_weight
         Largest weight of a record, public; needed to fit with `sample_weight`. A record of this
         weight has the influence that every record has without weights, so a bound far above most
         weights costs accuracy.
+    fit_intercept, l2, l1
+        For `"gradient"`: whether the model has an intercept, and weights of a ridge and of a lasso
+        penalty, l2 |b|^2 / 2 + l1 |b|_1, beside half of the mean squared error. b are coefficients
+        without the intercept for features and targets scaled to [-1, 1] by their bounds. Penalties
+        are applied to released values and cost nothing. None for both shrinks as noise requires.
 
     Attributes
     ----------
     inference_
-        Estimates, standard errors, intervals and p-values (`Inference`); None for `"functional"`
-        and `"adassp"`. `summary` prints it.
+        Estimates, standard errors, intervals and p-values (`Inference`); None for `"functional"`,
+        for `"adassp"` and with penalties. `summary` prints it.
 
     Examples
     --------
@@ -79,6 +82,9 @@ class LinearRegression(PrivateRegressor):
     analysis: str = "tight"
     split: float | None = None
     max_weight: float | None = None
+    fit_intercept: bool = True
+    l2: float | None = None
+    l1: float | None = None
     n_records: int | None = None
     method_: str = field(init=False)
     inference_: Inference | None = field(init=False)
@@ -91,85 +97,55 @@ class LinearRegression(PrivateRegressor):
         """
         table, targets = self._fit_table(X, y, y_numeric=True)
         n_rows, n_features = table.shape
-        box, target_box = self._box(n_features), self._target_box()
+        is_centered = boolean(fit_intercept=self.fit_intercept)
+        box = self._box(n_features, is_centered=is_centered)
+        target_box = self._target_box(is_centered=is_centered)
         n_records = public_size(self.n_records, n_rows)
         rng = self._generator()
         plan = self._plan(box, n_records)
         rows = PrivateRows(table, box, row_norm=plan.row_norm)
         scaled = target_box.scale_target(targets)
-        weights = self._weights(sample_weight, n_rows, plan)
+        is_newton = isinstance(plan, NewtonPlan)
+        weights = relative_weights(sample_weight, self.max_weight, n_rows, is_possible=is_newton)
         if weights is not None:
             rows.factors *= np.sqrt(weights)
+        penalty = public_penalty(self.l2, self.l1)
+        if not is_newton and not (is_centered and penalty is None):
+            raise ValueError(f"method {plan.method!r} has none of l1, l2, fit_intercept=False.")
 
         self._pay(plan.event, plan.method)
-        fitted = fit(rows, scaled, plan, n_records=n_records, rng=rng, weights=weights)
+        fitted = fit(
+            rows,
+            scaled,
+            plan,
+            n_records=n_records,
+            rng=rng,
+            weights=weights,
+            fit_intercept=is_centered,
+            penalty=penalty,
+        )
         self.coef_, intercept = box.unscale(fitted.theta, target_box)
         self.intercept_ = float(intercept)
-        self.inference_ = self._infer(fitted, box, target_box)
+        self.inference_ = None
+        if isinstance(fitted, NewtonFit) and penalty is None:
+            self.inference_ = infer(
+                fitted.unshrunk,
+                fitted.covariance,
+                names=getattr(self, "feature_names_in_", None),
+                box=box,
+                target_box=target_box,
+                residual_std=fitted.residual_std,
+                fit_intercept=is_centered,
+            )
         self.event_ = plan.event
         self.method_ = plan.method
         return self
 
-    def summary(self, confidence: float = 0.95) -> str:
-        """Return a table of coefficients, standard errors, p-values and intervals, as text."""
-        check_is_fitted(self)
-        inference = self._inference()
-        budget = f"epsilon {self.epsilon:g}, delta {self.delta:g}, {Relation(self.relation)}"
-        facts = [
-            ("Privacy", budget),
-            ("Residual std", f"{inference.residual_std:.4g}"),
-            ("Uncertainty", "sampling and privacy noise"),
-        ]
-        return inference.table("Private least squares", facts, confidence)
-
     def predict_interval(self, X: ArrayLike, confidence: float = 0.95) -> Ends:
         """Return an interval for the target of each row of `X`, with errors taken as normal."""
         table = self._predict_table(X)
-        rows = np.column_stack([np.ones(len(table)), table])
+        rows = np.column_stack([np.ones(len(table)), table]) if self.fit_intercept else table
         return self._inference().prediction_interval(rows, confidence)
-
-    def _weights(
-        self, sample_weight: ArrayLike | None, n_rows: int, plan: LinearPlan
-    ) -> Floats | None:
-        """Return private weights in [0, 1], relative to the declared largest weight."""
-        if sample_weight is None:
-            return None
-        if not isinstance(plan, NewtonPlan):
-            raise ValueError(f"method {plan.method!r} has no weights. Use method='gradient'.")
-        if self.max_weight is None:
-            raise ValueError(
-                "max_weight must be declared for sample_weight, got None. It bounds what one "
-                "record can change. Take it from public knowledge, such as the survey's design."
-            )
-        largest = positive(max_weight=self.max_weight)
-        weights = as_numbers(sample_weight, name="sample_weight")
-        if weights.shape != (n_rows,):
-            raise ValueError(f"sample_weight must be of shape ({n_rows},), got {weights.shape}.")
-        if not np.isfinite(weights).all():
-            raise ValueError("sample_weight must be finite.")
-        return np.clip(weights, 0.0, largest) / largest
-
-    def _inference(self) -> Inference:
-        if self.inference_ is None:
-            raise ValueError(
-                f"method {self.method_!r} has no intervals. Fit with method='gradient' or 'auto' "
-                "and delta above 0."
-            )
-        return self.inference_
-
-    def _infer(self, fitted: NewtonFit | PointFit, box: Box, target_box: Box) -> Inference | None:
-        """Return the uncertainty of a fit in the user's units; None if the method has none."""
-        if isinstance(fitted, PointFit):
-            return None
-        coef, intercept = box.unscale(fitted.unshrunk, target_box)
-        names = getattr(self, "feature_names_in_", [f"x{k}" for k in range(len(coef))])
-        matrix = box.unscaling(target_box)
-        return Inference(
-            names=("intercept", *map(str, names)),
-            estimates=np.append(intercept, coef),
-            covariance=matrix @ fitted.covariance @ matrix.T,
-            residual_std=fitted.residual_std * float(target_box.half[0]),
-        )
 
     def _plan(self, box: Box, n_records: int) -> LinearPlan:
         n_features, row_norm = len(box.half), box.row_norm
@@ -227,6 +203,8 @@ def fit(
     n_records: int,
     rng: Rng,
     weights: Floats | None = None,
+    fit_intercept: bool = True,
+    penalty: Penalty | None = None,
 ) -> NewtonFit | PointFit:
     """Return coefficients fitted by the method of `plan`; the caller has paid for `plan.event`."""
     match plan:
@@ -235,4 +213,13 @@ def fit(
         case AdaSSPPlan():
             return PointFit(adassp.fit_adassp(rows, y, plan, rng=rng))
         case NewtonPlan():
-            return newton.fit_newton(rows, y, plan, n_records=n_records, rng=rng, weights=weights)
+            return newton.fit_newton(
+                rows,
+                y,
+                plan,
+                n_records=n_records,
+                rng=rng,
+                weights=weights,
+                fit_intercept=fit_intercept,
+                penalty=penalty,
+            )

@@ -1,29 +1,43 @@
-"""Private logistic regression; its three methods are in `gradient` (two) and `objective`."""
+"""Private logistic regression; its methods are in `irls`, `sgd`, `objective` and `gradient`."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.sparse import issparse
 from scipy.special import expit, softmax
 from sklearn.base import ClassifierMixin
 from sklearn.utils import Tags
 
 from tacit._arrays import Floats
-from tacit._check import in_closed_unit
-from tacit.regression import gradient, objective
-from tacit.regression.estimator import PrivateEstimator, number_classes, one_of, public_size
-from tacit.regression.gradient import GradientPlan, SGDPlan
+from tacit._check import boolean, in_closed_unit
+from tacit.regression import gradient, irls, objective, sgd
+from tacit.regression.bounds import Box
+from tacit.regression.estimator import (
+    PrivateEstimator,
+    number_classes,
+    one_of,
+    public_size,
+    relative_weights,
+)
+from tacit.regression.gradient import DescentPlan, WideRows
+from tacit.regression.intervals import Inference, InferenceMixin, infer
+from tacit.regression.irls import IRLSPlan
 from tacit.regression.objective import ObjectivePlan
+from tacit.regression.penalty import public_penalty
 from tacit.regression.rows import PrivateRows
+from tacit.regression.sgd import SGDPlan
 
-METHODS = ("gradient", "sgd", "objective")
-LogisticPlan: TypeAlias = GradientPlan | SGDPlan | ObjectivePlan
+METHODS = ("gradient", "sgd", "objective", "descent")
+MOST_COLUMNS = 2000
+LogisticPlan: TypeAlias = IRLSPlan | SGDPlan | ObjectivePlan | DescentPlan
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class LogisticRegression(ClassifierMixin, PrivateEstimator):
+class LogisticRegression(InferenceMixin, ClassifierMixin, PrivateEstimator):
     """The logit model under differential privacy, as a scikit-learn classifier.
 
     It maximizes sum y log p + (1 - y) log(1 - p) for two classes, and the multinomial form for
@@ -34,8 +48,20 @@ class LogisticRegression(ClassifierMixin, PrivateEstimator):
     bounds
         For indicators also set `norm`, which reduces the noise; see `Bounds`.
     method
-        `"gradient"`, noisy descent on all records; `"sgd"`, DP-SGD on Poisson lots at `rate`;
-        `"objective"`, objective perturbation, for two classes only.
+        `"gradient"`, noisy gradients with Newton steps (`irls`); `"sgd"`, DP-SGD on Poisson lots at
+        `rate`; `"objective"`, objective perturbation, for two classes only;
+        `"descent"`, noisy descent without second moments, for sparse or wide tables. `"auto"` is
+        `"descent"` for sparse tables and above 2,000 columns, `"objective"` if public facts (number
+        of records and of features, budget) show that noise hides the second moments, and else
+        `"gradient"`.
+    max_weight, fit_intercept, l2, l1
+        As in `LinearRegression`, for `"gradient"`. Penalties are added to the mean log-loss.
+
+    Attributes
+    ----------
+    inference_
+        Estimates, standard errors, intervals and p-values (`Inference`) for two classes, by
+        `"gradient"` without penalties; else None. `summary` prints it.
 
     Examples
     --------
@@ -49,37 +75,101 @@ class LogisticRegression(ClassifierMixin, PrivateEstimator):
     True
     """
 
-    method: str = "gradient"
+    method: str = "auto"
     rate: float = 0.05
+    max_weight: float | None = None
+    fit_intercept: bool = True
+    l2: float | None = None
+    l1: float | None = None
     classes: Sequence[Any] | None = None  # Any: labels are numbers, strings or booleans
     n_records: int | None = None
     coef_: Floats = field(init=False)
     intercept_: Floats = field(init=False)
     classes_: NDArray[Any] = field(init=False)
+    method_: str = field(init=False)
+    inference_: Inference | None = field(init=False)
 
-    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
-        """Fit the model to private `X` (n, d) and labels `y` (n,); pay before any release."""
-        table, labels = self._fit_table(X, y)
+    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
+        """Fit the model to private `X` (n, d) and labels `y` (n,); pay before any release.
+
+        `sample_weight` holds private weights of the records, such as those of a survey. They are
+        clipped to [0, `max_weight`].
+        """
+        accept_sparse = self.method in ("auto", "descent")
+        table, labels = self._fit_table(X, y, accept_sparse=accept_sparse)
         n_rows, n_features = table.shape
-        box = self._box(n_features)
+        fit_intercept, is_sparse = boolean(fit_intercept=self.fit_intercept), issparse(table)
+        box = self._box(n_features, is_centered=fit_intercept and not is_sparse)
         classes, numbers = number_classes(labels, self.classes)
         n_records = public_size(self.n_records, n_rows)
         rng = self._generator()
-        plan = self._plan(n_features, len(classes), box.row_norm, n_records)
+        plan = self._plan(
+            n_features,
+            len(classes),
+            box.row_norm,
+            n_records,
+            is_weighted=sample_weight is not None,
+            is_sparse=is_sparse,
+        )
+        is_irls = isinstance(plan, IRLSPlan)
+        weights = relative_weights(sample_weight, self.max_weight, n_rows, is_possible=is_irls)
+        penalty = public_penalty(self.l2, self.l1)
+        is_plain = penalty is None and (fit_intercept or isinstance(plan, DescentPlan))
+        if not is_irls and not is_plain:
+            raise ValueError(f"method {plan.method!r} has none of l1, l2, fit_intercept=False.")
+        self.inference_ = None
+        if isinstance(plan, DescentPlan):
+            wide = WideRows(table, box)
+            largest_norm = math.sqrt(box.full_norm**2 - 1)
+            self._pay(plan.event, plan.method)
+            theta = gradient.fit_descent(
+                wide,
+                numbers,
+                plan,
+                largest_norm=largest_norm,
+                n_records=n_records,
+                rng=rng,
+                fit_intercept=fit_intercept,
+            )
+            return self._store(theta, box, classes, plan)
         rows = PrivateRows(table, box, row_norm=plan.row_norm)
+        if weights is not None:
+            rows.factors *= np.sqrt(weights)
 
         self._pay(plan.event, plan.method)
         if isinstance(plan, ObjectivePlan):
-            theta = objective.fit_objective(rows, numbers, plan, rng=rng)
+            theta = objective.fit_objective(rows, numbers, plan, rng=rng)[:, None]
         elif isinstance(plan, SGDPlan):
-            theta = gradient.fit_sgd(rows, numbers, plan, len(classes), n_records, rng=rng)
+            theta = sgd.fit_sgd(rows, numbers, plan, len(classes), n_records, rng=rng)
         else:
-            theta = gradient.fit_logistic(rows, numbers, plan, len(classes), n_records, rng=rng)
+            fitted = irls.fit_irls(
+                rows,
+                numbers,
+                plan,
+                n_records=n_records,
+                rng=rng,
+                weights=weights,
+                fit_intercept=fit_intercept,
+                penalty=penalty,
+            )
+            theta = fitted.theta
+            if len(classes) == 2 and penalty is None:
+                self.inference_ = infer(
+                    fitted.unshrunk,
+                    fitted.covariance,
+                    names=getattr(self, "feature_names_in_", None),
+                    box=box,
+                    fit_intercept=fit_intercept,
+                )
+        return self._store(theta, box, classes, plan)
+
+    def _store(self, theta: Floats, box: Box, classes: NDArray[Any], plan: LogisticPlan) -> Self:
         coef, intercept = box.unscale(theta)
-        self.coef_ = np.atleast_2d(coef.T)
-        self.intercept_ = np.atleast_1d(intercept)
+        self.coef_ = coef.T
+        self.intercept_ = intercept
         self.classes_ = classes
         self.event_ = plan.event
+        self.method_ = plan.method
         return self
 
     def decision_function(self, X: ArrayLike) -> Floats:
@@ -87,7 +177,7 @@ class LogisticRegression(ClassifierMixin, PrivateEstimator):
 
         For two classes, (n,): positive scores predict `classes_[1]`. For k > 2 classes, (n, k).
         """
-        margins = self._predict_table(X) @ self.coef_.T + self.intercept_
+        margins = self._predict_table(X, accept_sparse=True) @ self.coef_.T + self.intercept_
         return margins[:, 0] if len(self.classes_) == 2 else margins
 
     def predict_proba(self, X: ArrayLike) -> Floats:
@@ -109,31 +199,58 @@ class LogisticRegression(ClassifierMixin, PrivateEstimator):
         return self.classes_[chosen.astype(np.intp)]
 
     def _plan(
-        self, n_features: int, n_classes: int, row_norm: float, n_records: int
+        self,
+        n_features: int,
+        n_classes: int,
+        row_norm: float,
+        n_records: int,
+        *,
+        is_weighted: bool,
+        is_sparse: bool,
     ) -> LogisticPlan:
         terms = self._terms()
-        one_of(METHODS, method=self.method)
-        if self.method == "gradient":
-            return gradient.plan_logistic(
-                n_features, n_classes=n_classes, row_norm=row_norm, n_records=n_records, **terms
+        one_of(("auto", *METHODS), method=self.method)
+        is_wide = is_sparse or n_features > MOST_COLUMNS
+        if is_wide and self.method not in ("auto", "descent"):
+            raise ValueError(
+                f"method {self.method!r} needs a dense table of at most {MOST_COLUMNS} columns. "
+                "Use method='auto'."
             )
+        if is_wide or self.method == "descent":
+            return gradient.plan_descent(n_classes=n_classes, n_records=n_records, **terms)
         if self.method == "sgd":
             rate = in_closed_unit(rate=self.rate)
             if rate == 0:
                 raise ValueError("rate must be above 0, got 0.")
-            return gradient.plan_sgd(n_classes=n_classes, row_norm=row_norm, rate=rate, **terms)
-        if n_classes != 2:
-            raise ValueError(
-                "Only binary classification is supported by method 'objective', got "
-                f"{n_classes} classes. Use method='gradient'."
+            return sgd.plan_sgd(n_classes=n_classes, row_norm=row_norm, rate=rate, **terms)
+        needs_gradient = is_weighted or not self.fit_intercept or n_classes != 2
+        needs_gradient = needs_gradient or self.l1 is not None or self.l2 is not None
+        is_hopeless = irls.is_hopeless(n_features, n_records=n_records, **terms)
+        is_auto = self.method == "auto"
+        if self.method == "objective" or (is_auto and is_hopeless and not needs_gradient):
+            if n_classes != 2:
+                raise ValueError(
+                    "Only binary classification is supported by method 'objective', got "
+                    f"{n_classes} classes. Use method='gradient'."
+                )
+            return objective.plan_objective(
+                n_features, row_norm=row_norm, n_records=n_records, **terms
             )
-        return objective.plan_objective(n_features, row_norm=row_norm, n_records=n_records, **terms)
+        return irls.plan_irls(
+            n_features,
+            n_classes=n_classes,
+            row_norm=row_norm,
+            n_records=n_records,
+            is_weighted=is_weighted,
+            **terms,
+        )
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
         assert tags.classifier_tags is not None
         tags.classifier_tags.poor_score = True
         tags.classifier_tags.multi_class = self.method != "objective"
+        tags.input_tags.sparse = self.method in ("auto", "descent")
         return tags
 
 

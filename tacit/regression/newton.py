@@ -31,6 +31,7 @@ from tacit._arrays import Floats
 from tacit.events import Event, Repeated, Sequence
 from tacit.mechanisms import GaussianMechanism, Rng
 from tacit.regression.estimator import BudgetTerms, gaussian_shares
+from tacit.regression.penalty import Penalty
 from tacit.regression.rows import PrivateRows, from_triangle, triangle, triangle_noise
 
 # Chosen on the tables of benchmarks/regression_linear.py.
@@ -40,7 +41,7 @@ _LEAST_MEAN, _MOST_MEAN, _MEAN_NOISE = 0.03, 0.3, 0.1
 """Share of the budget for the mean: within limits, what makes the noise of the mean 0.1."""
 _NOISE_EXCESS = 3e-4
 """Share of the residual variance that noise may add before rows and residuals are clipped more."""
-_ROW_CLIP, _TIGHTEST_ROWS = 0.7, 0.8
+_ROW_CLIP, TIGHTEST_ROWS = 0.7, 0.8
 _RESIDUAL_CLIP, _TIGHTEST_RESIDUALS, _WIDEST_RESIDUALS = 1.7, 1.36, 5.0
 _NORMS_SHARE = 0.015  # share of the budget for the histogram of the norms of rows
 _LONG_ROWS = 2e-4  # share of rows that may be clipped, if noise lets it be known
@@ -50,7 +51,7 @@ _LEAST_INSIDE = 0.8  # least share of residuals assumed to be within the clip
 _DROPPED = 0.2  # share of the gradients that is left out of the next solve: the oldest ones
 _RESOLVED = 1.25
 _DAMPING = 0.5  # in units of the noise of the Gram matrix
-_ROUNDING = 1 + 1e-6
+ROUNDING = 1 + 1e-6
 """Factor on bounds in whitened units: covers rounding, which whitening may enlarge."""
 _PENALTIES = np.append(0.0, 10.0 ** np.arange(-5, 2.1, 0.5))
 
@@ -135,7 +136,7 @@ def plan_newton(
         *mechanisms,
         steps=_STEPS,
         row_norm=row_norm,
-        whitened_clip=max(_ROW_CLIP * _RESIDUAL_CLIP * square / residual_clip, _TIGHTEST_ROWS),
+        whitened_clip=max(_ROW_CLIP * _RESIDUAL_CLIP * square / residual_clip, TIGHTEST_ROWS),
         residual_clip=residual_clip,
         widest_clip=1.0 if residual_clip == _TIGHTEST_RESIDUALS else 2.0,
     )
@@ -149,6 +150,8 @@ def fit_newton(
     n_records: int,
     rng: Rng,
     weights: Floats | None = None,
+    fit_intercept: bool = True,
+    penalty: Penalty | None = None,
 ) -> NewtonFit:
     """Release what `plan` says and return the model; `rows` must be shrunk to `plan.row_norm`.
 
@@ -156,39 +159,54 @@ def fit_newton(
     by more than without weights. The sum of the weights is private and takes the place of
     `n_records` after its release. `rows.factors` must have been multiplied by their square roots.
     """
-    size = rows.n_features + 1
     mean, total = _release_mean(y, weights, plan, n_records, rng)
-    whitening, typical = _release_whitening(rows, plan, total, rng)
+    whitening, typical = release_whitening(
+        rows, plan.first_gram, total, rng, fit_intercept=fit_intercept
+    )
     norms = rows.norms(whitening)
-    level, mean_factor = _release_limit(norms / typical, plan, n_records, rng)
+    level, mean_factor = release_limit(
+        norms / typical, plan.norms, plan.whitened_clip, n_records, rng
+    )
     limit = level * typical
     factors = limit / np.maximum(norms, limit)
     roots = factors if weights is None else factors * np.sqrt(weights)
     gram = rows.whitened_gram(whitening, roots)
-    bound = _ROUNDING * limit**2  # of |u u'| for a whitened row u, clipped to `limit`
+    bound = ROUNDING * limit**2  # of |u u'| for a whitened row u, clipped to `limit`
     noisy = bound * plan.second_gram.release(triangle(gram) / bound, rng) / total
     noise_std = bound * plan.second_gram.noise_std / total
-    solver = _Solver(from_triangle(noisy, size), noise_std, whitening, mean, mean_factor)
-    clip = 1.0
+    hessian = from_triangle(noisy, whitening.shape[1])
+    constant = np.append(mean if fit_intercept else 0.0, np.zeros(rows.n_features))
+    start = whitened(constant, whitening)
+    solver, spread = Solver(hessian, noise_std, whitening, start, penalty), ResidualSpread()
+    clip = clipped_square = 1.0
     for _ in range(plan.steps):
         private = _gradient(rows, y, factors, weights, whitening @ solver.theta, clip)
         # One record adds r u with |r| <= clip and |u| <= limit, and scale (r^2 / clip - clip / 2).
         scale = limit * _SPREAD_SHARE
         value = np.append(
-            whitening @ private.gradient,
+            whitening.T @ private.gradient,
             scale * (private.squares / clip - private.total * clip / 2),
         )
-        bound = _ROUNDING * clip * limit * math.sqrt(1 + _SPREAD_SHARE**2 / 4)
+        bound = ROUNDING * clip * limit * math.sqrt(1 + _SPREAD_SHARE**2 / 4)
         released = bound * plan.gradient.release(value / bound, rng) / total
         noise_std = bound * plan.gradient.noise_std / total
-        squares = clip * (released[-1] / scale + clip / 2)
-        solver.add(released[:-1], noise_std, clip, squares, clip * noise_std / scale)
-        clip = min(plan.residual_clip * solver.residual_std, plan.widest_clip)
+        squares = spread.add(
+            clip * (released[-1] / scale + clip / 2), clip * noise_std / scale, clip
+        )
+        # A clipped row has its factor once in the gradient and twice in the Gram matrix, so that
+        # the Gram matrix is too small, at least by the mean factor.
+        share = spread.inside(clip) / mean_factor
+        clipped_square = squares / share**2
+        solver.add(released[:-1] / share, noise_std / share)
+        clip = min(plan.residual_clip * spread.std, plan.widest_clip)
+    # Residuals r that do not depend on the features have gradients of covariance E[r^2] gram / n;
+    # with weights in [0, 1] it is at most that with their sum for n.
+    covariance = solver.covariance(clipped_square / total)
     return NewtonFit(
         whitening @ solver.theta,
         whitening @ solver.unshrunk(),
-        whitening @ solver.covariance(total) @ whitening,
-        solver.pooled_std(),
+        whitening @ covariance @ whitening.T,
+        spread.pooled(),
     )
 
 
@@ -209,42 +227,55 @@ def _release_mean(
     return float(np.clip(noisy / total, -1, 1)), total
 
 
-def _release_whitening(
-    rows: PrivateRows, plan: NewtonPlan, total: float, rng: Rng
+def release_whitening(
+    rows: PrivateRows,
+    mechanism: GaussianMechanism,
+    total: float,
+    rng: Rng,
+    *,
+    fit_intercept: bool = True,
 ) -> tuple[Floats, float]:
     """Return a matrix that whitens the rows, and the root mean square of their norms after that.
 
     The matrix is the inverse square root of the released Gram matrix, to whose eigenvalues the size
-    of the noise is added.
+    of the noise is added. `total` is the public number of records. Without an intercept the first
+    row of the matrix is 0, and it has one column less.
     """
-    size, bound = rows.n_features + 1, plan.row_norm**2
+    size, bound = rows.n_features + 1, rows.row_norm**2
     # One record adds z z' with |z| <= row_norm.
-    noisy = bound * plan.first_gram.release(triangle(rows.gram()) / bound, rng) / total
-    values, vectors = np.linalg.eigh(from_triangle(noisy, size))
+    noisy = bound * mechanism.release(triangle(rows.gram()) / bound, rng) / total
+    first = 0 if fit_intercept else 1
+    values, vectors = np.linalg.eigh(from_triangle(noisy, size)[first:, first:])
     values = np.maximum(values, 0.0)
-    noise = triangle_noise(bound * plan.first_gram.noise_std, size) / total
+    noise = triangle_noise(bound * mechanism.noise_std, size) / total
     # No mean of z z' has an eigenvalue above row_norm^2, so more than half of it would not help.
     raised = values + min(noise, bound / 2)
     mean_square = max(float((values / raised).sum()), 1.0)
-    return (vectors / np.sqrt(raised)) @ vectors.T, math.sqrt(mean_square)
+    whitening = (vectors / np.sqrt(raised)) @ vectors.T
+    return np.pad(whitening, ((first, 0), (0, 0))), math.sqrt(mean_square)
 
 
-def _release_limit(
-    norms: Floats, plan: NewtonPlan, n_records: int, rng: Rng
+def whitened(theta: Floats, whitening: Floats) -> Floats:
+    """Return the model in whitened units: the inverse of `whitening @ model`."""
+    return np.asarray(np.linalg.pinv(whitening) @ theta, np.float64)
+
+
+def release_limit(
+    norms: Floats, mechanism: GaussianMechanism, widest: float, n_records: int, rng: Rng
 ) -> tuple[float, float]:
     """Return the norm to which rows are clipped, and the mean factor of clipping, from `norms`.
 
-    The norm is the smallest level that few rows exceed, as far as noise shows it, or the largest
-    norm of the plan if that is smaller.
+    The norm is the smallest level that few rows exceed, as far as noise shows it, or `widest` if
+    that is smaller.
     """
     bins = np.searchsorted(_NORM_LEVELS, norms)
     counts = np.bincount(bins, minlength=len(_NORM_LEVELS) + 1).astype(np.float64)
-    noisy = plan.norms.release(counts, rng)  # one record is counted once
+    noisy = mechanism.release(counts, rng)  # one record is counted once
     above = noisy[::-1].cumsum()[::-1][1:]  # number of rows above each level
-    doubt = 3 * plan.norms.noise_std * np.sqrt(np.arange(len(above), 0, -1))
+    doubt = 3 * mechanism.noise_std * np.sqrt(np.arange(len(above), 0, -1))
     few = np.flatnonzero(above <= np.maximum(_LONG_ROWS * n_records, doubt))
     level = float(_NORM_LEVELS[few[0]]) if len(few) else math.inf
-    limit = min(max(level, _TIGHTEST_ROWS), plan.whitened_clip)
+    limit = min(max(level, TIGHTEST_ROWS), widest)
     # A norm below the middle of each bin, so that the mean factor is rather too large.
     inner = np.append(0.0, _NORM_LEVELS * 2**0.12)
     mean_factor = float(noisy @ (limit / np.maximum(inner, limit)) / max(noisy.sum(), 1.0))
@@ -282,62 +313,82 @@ def _gradient(
     return _PrivateGradient(rows.weighted_sum(theta, residuals), squares, total)
 
 
-class _Solver:
-    """Least squares from released values: a noisy Gram matrix, and noisy gradients at known models.
+class ResidualSpread:
+    """Standard deviation of the residuals, from released sums of their clipped squares."""
 
-    Everything is in whitened units. Each gradient g at a model t satisfies gram t - cross = g up to
-    noise, so the mean of several gradients and the mean of their models do so with less noise. The
-    penalty is on the coefficients in scaled units, without the intercept, and shrinks the model to
-    `start`, the mean of the target.
+    def __init__(self) -> None:
+        self.std = 1.0
+        """Current estimate, raised by half of the noise: too much clipping would do more harm."""
+        self._squares: list[float] = []
+        self._precisions: list[float] = []
+
+    def add(self, squares: float, noise_std: float, clip: float) -> float:
+        """Take a released mean square of residuals that were clipped at `clip`, with its noise.
+
+        Return the mean square of clipped residuals that corresponds to `std`.
+        """
+        self._squares.append(_std_before_clipping(min(max(squares, 0.0), clip**2), clip) ** 2)
+        self._precisions.append(1 / noise_std**2)
+        raised = min(max(squares, 0.0) + noise_std / 2, clip**2)
+        self.std = _std_before_clipping(raised, clip)
+        return raised
+
+    def inside(self, clip: float) -> float:
+        """Return the share of residuals assumed to be within `clip`.
+
+        Clipping lowers a gradient as if the Gram matrix were multiplied by this share.
+        """
+        return max(2 * float(ndtr(clip / self.std)) - 1, _LEAST_INSIDE)
+
+    def pooled(self) -> float:
+        """Return the std from all but the first release, weighted by their precision."""
+        return math.sqrt(np.average(self._squares[1:], weights=self._precisions[1:]))
+
+
+class Solver:
+    """Solution of gradient(t) = 0 from released values: noisy gradients, and a noisy Hessian.
+
+    For least squares the Hessian is the Gram matrix. Everything is in whitened units. Each gradient
+    g at a model t satisfies hessian t - cross = g up to noise, so the mean of several gradients and
+    the mean of their models do so with less noise. The model is shrunk towards `start` by a ridge
+    penalty on the coefficients in scaled units, without the intercept; or it has the `penalty` that
+    is given.
     """
 
     def __init__(
-        self, gram: Floats, noise_std: float, whitening: Floats, mean: float, mean_factor: float
+        self,
+        hessian: Floats,
+        noise_std: float,
+        whitening: Floats,
+        start: Floats,
+        penalty: Penalty | None = None,
+        resolved: float = _RESOLVED,
     ) -> None:
-        size = len(gram)
-        self._mean_factor = mean_factor
-        values, vectors = np.linalg.eigh(gram)
+        size = len(hessian)
+        values, vectors = np.linalg.eigh(hessian)
         self._values, self._vectors = np.maximum(values, 0.0), vectors
-        self._gram = (vectors * self._values) @ vectors.T
-        self._gram_std = noise_std
-        self._gram_noise = triangle_noise(noise_std, size)
-        self._resolved = self._values > _RESOLVED * self._gram_noise
-        self._damping = _DAMPING * self._gram_noise
-        # basis' (gram + damping) basis = 1, and basis' penalty basis is diagonal.
+        self._hessian = (vectors * self._values) @ vectors.T
+        self._hessian_std = noise_std
+        noise = triangle_noise(noise_std, size)
+        self._resolved = self._values > resolved * noise
+        self._damping = _DAMPING * noise
+        # basis' (hessian + damping) basis = 1, and basis' penalty basis is diagonal.
         self._penalties, self._basis = eigh(
-            whitening[1:].T @ whitening[1:], self._gram + self._damping * np.eye(size)
+            whitening[1:].T @ whitening[1:], self._hessian + self._damping * np.eye(size)
         )
-        start = np.linalg.solve(whitening, np.append(mean, np.zeros(size - 1)))
-        self._start = np.asarray(start, np.float64)
+        self._start, self._penalty, self._whitening = start, penalty, whitening
         self._models: list[Floats] = []
         self._gradients: list[Floats] = []
         self._variances: list[float] = []
-        self._squares: list[float] = []
-        self._precisions: list[float] = []
-        self.theta: Floats = self._start
-        self.residual_std = 1.0
+        self.theta: Floats = start
+        """Current model; it may be set to a better one before the first gradient."""
 
-    def add(
-        self, gradient: Floats, noise_std: float, clip: float, squares: float, squares_std: float
-    ) -> None:
-        """Take one released gradient at `theta`, and solve for the next `theta`.
-
-        `squares` is the released mean of squared residuals, clipped at `clip`. Clipping lowers the
-        gradient as if the Gram matrix were multiplied by the share of residuals inside the limit.
-        A clipped row has its factor once in the gradient and twice in the Gram matrix, so that the
-        Gram matrix is too small, at least by the mean factor.
-        """
-        self._squares.append(_std_before_clipping(min(max(squares, 0.0), clip**2), clip) ** 2)
-        self._precisions.append(1 / squares_std**2)
-        raised = min(max(squares, 0.0) + squares_std / 2, clip**2)
-        self.residual_std = _std_before_clipping(raised, clip)
-        inside = max(2 * float(ndtr(clip / self.residual_std)) - 1, _LEAST_INSIDE)
-        share = inside / self._mean_factor
+    def add(self, gradient: Floats, noise_std: float) -> None:
+        """Take one released gradient at `theta`, and solve for the next `theta`."""
         self._models.append(self.theta)
-        self._gradients.append(gradient / share)
-        self._variances.append((noise_std / share) ** 2)
-        self._clipped_square = raised / share**2
-        self.theta = self._shrunk()
+        self._gradients.append(gradient)
+        self._variances.append(noise_std**2)
+        self.theta = self._shrunk() if self._penalty is None else self._penalized(self._penalty)
 
     def _means(self) -> tuple[Floats, Floats, float]:
         """Return mean model, mean gradient and its noise variance; weights follow the precision."""
@@ -351,49 +402,60 @@ class _Solver:
     def _shrunk(self) -> Floats:
         """Return the ridge solution whose penalty minimizes Mallows' estimate of the error.
 
-        Mallows 1973: a linear estimate A c of the solution of gram t = c, with noise of variance v
-        in c, has the error t' gram t - 2 c' t + 2 v trace(A), up to a constant. v contains the
-        noise of the Gram matrix, which acts on the distance to the mean model. The solve is damped
+        Mallows 1973: a linear estimate A c of the solution of hessian t = c, with noise of variance
+        v in c, has the error t' hessian t - 2 c' t + 2 v trace(A), up to a constant. v contains the
+        noise of the Hessian, which acts on the distance to the mean model. The solve is damped
         towards the mean model by half of the size of this noise.
         """
         model, gradient, variance = self._means()
         base = model - self._start
-        cross = self._gram @ base - gradient
+        cross = self._hessian @ base - gradient
         pull = self._basis.T @ (cross + self._damping * base)
         squares = np.sum(self._basis**2, axis=0)
         best, least = self.theta, math.inf
         for penalty in _PENALTIES:
             weights = 1 / (1 + penalty * np.maximum(self._penalties, 0.0))
             found = self._basis @ (weights * pull)
-            total = variance + self._gram_std**2 * float(np.sum((found - base) ** 2)) / 2
-            error = found @ self._gram @ found - 2 * cross @ found + 2 * total * (squares @ weights)
+            total = variance + self._hessian_std**2 * float(np.sum((found - base) ** 2)) / 2
+            error = (
+                found @ self._hessian @ found - 2 * cross @ found + 2 * total * (squares @ weights)
+            )
             if error < least:
                 best, least = self._start + found, error
         return best
 
-    def pooled_std(self) -> float:
-        """Return the residual std from all but the first release, weighted by their precision."""
-        return math.sqrt(np.average(self._squares[1:], weights=self._precisions[1:]))
+    def _penalized(self, penalty: Penalty) -> Floats:
+        """Return the solution with the given penalty, damped as in `_shrunk`."""
+        model, gradient, _ = self._means()
+        first = int(not self._whitening[0].any())  # 1 if there is no intercept
+        whitening = self._whitening[first:]
+        back = np.linalg.inv(whitening)
+        damped = self._hessian + self._damping * np.eye(len(model))
+        hessian, cross = back.T @ damped @ back, back.T @ (damped @ model - gradient)
+        found = penalty.minimize(hessian, cross, 1 - first, whitening @ self.theta)
+        return back @ found
 
     def unshrunk(self) -> Floats:
         """Return the solution without penalty and damping, in the directions above the noise."""
         model, gradient, _ = self._means()
         return model - self._inverse() @ gradient
 
-    def covariance(self, total: float) -> Floats:
+    def covariance(self, sampling: float, *, bend: float = 0.0) -> Floats:
         """Return the covariance of `unshrunk` in whitened units.
 
-        The error is inverse(gram) times the sum of gradient noise, of the noise of the Gram matrix
+        The error is inverse(hessian) times the sum of gradient noise, of the noise of the Hessian
         times the distance to the mean model, and of the sampling error of the gradient. The latter
-        has covariance E[r^2] gram / n for residuals r that do not depend on the features; with
-        weights in [0, 1] it is at most that with their sum for n. The directions in which the Gram
-        matrix is not above its noise have an infinite variance.
+        has the covariance `sampling` * hessian. The directions in which the Hessian is not above
+        its noise have an infinite variance. `bend` is the relative change of the Hessian per unit
+        of that distance, which makes the distance uncertain; it is 0 for least squares.
         """
         _, gradient, variance = self._means()
         inverse = self._inverse()
-        noise = variance + self._gram_std**2 * float(np.sum((inverse @ gradient) ** 2)) / 2
-        middle = noise * np.eye(len(gradient)) + self._clipped_square * self._gram / total
-        covariance = inverse @ middle @ inverse
+        step = inverse @ gradient
+        length = float(np.sum(step**2))
+        noise = variance + self._hessian_std**2 * length / 2
+        middle = noise * np.eye(len(gradient)) + sampling * self._hessian
+        covariance = inverse @ middle @ inverse + bend**2 * length * np.outer(step, step)
         if not self._resolved.all():
             lost = self._vectors[:, ~self._resolved]
             covariance = covariance + 1e300 * (lost @ lost.T)

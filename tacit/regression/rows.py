@@ -88,19 +88,39 @@ class PrivateRows:
     def norms(self, matrix: Floats) -> Floats:
         """Return the private norms of the rows z `matrix`, where z = (1, x) is not shrunk."""
         found = np.empty(self.n_rows)
-        for span, rows in self.scaled():
-            moved = rows @ matrix[1:] + matrix[0]
+        inner = matrix[1:] / self.box.half[:, None]
+        offset = matrix[0] - self.box.center @ inner
+        for span, rows in self._clipped():
+            moved = rows @ inner + offset
             found[span] = np.sqrt(np.einsum("ij,ij->i", moved, moved))
         return found
 
     def whitened_gram(self, matrix: Floats, factors: Floats) -> Floats:
         """Return the private sum of u u' over the rows u = z `matrix`, times their `factors`."""
-        total = np.zeros_like(matrix)
+        total = np.zeros((matrix.shape[1],) * 2)
         for span, rows in self.scaled():
             moved = rows @ matrix[1:] + matrix[0]
             moved *= factors[span, None]
             total += moved.T @ moved
         return total
+
+    def whitened_hessians(
+        self, matrix: Floats, factors: Floats, theta: Floats, bend: Callable[[Floats], Floats]
+    ) -> list[Floats]:
+        """Return the private sums of h u u', one for each column of `theta`.
+
+        u are the rows of `whitened_gram`. `bend` maps the products (m, k) of m rows, not multiplied
+        by their factors, with `theta` to the weights h.
+        """
+        size, scaled_theta = self.n_features + 1, matrix @ theta
+        totals = [np.zeros((size, size)) for _ in theta.T]
+        for span, rows in self.scaled():
+            roots = np.sqrt(bend(rows @ scaled_theta[1:] + scaled_theta[0]))
+            roots *= factors[span, None]
+            for total, column in zip(totals, roots.T, strict=True):
+                weighted = np.column_stack([column, rows * column[:, None]])
+                total += weighted.T @ weighted
+        return [matrix.T @ total @ matrix for total in totals]
 
     def weighted_sum(self, theta: Floats, weigh: Callable[[slice, Floats], Floats]) -> Floats:
         """Return the private sum over records z = (1, x) of weigh(margin) z, margin = theta' z.
@@ -124,9 +144,11 @@ class PrivateRows:
 
     def take(self, indices: Indices) -> "PrivateRows":
         """Return a copy of the private rows at `indices`."""
-        return PrivateRows(
+        taken = PrivateRows(
             self.X[indices], self.box, row_norm=self.row_norm, factors=self.factors[indices]
         )
+        taken._inside[:] = self._inside.all()
+        return taken
 
     def scaled(self) -> Iterator[tuple[slice, Floats]]:
         """Yield each slice of m rows with its private scaled features, (m, d).

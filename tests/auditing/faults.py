@@ -450,11 +450,11 @@ def noise_is_divided_once_more(patch):
 
 @fault("divisor", functools.partial(audit_fit, "logistic"))
 def sensitivity_of_a_mean_for_a_sum(patch):
-    from tacit.regression import gradient
+    from tacit.regression import irls
 
-    honest = gradient.GaussianMechanism
+    honest = irls.GaussianMechanism
     patch.setattr(
-        gradient,
+        irls,
         "GaussianMechanism",
         lambda m, *, l2_sensitivity, **o: honest(m, l2_sensitivity=l2_sensitivity / 60, **o),
     )

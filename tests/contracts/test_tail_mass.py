@@ -9,7 +9,7 @@ from tacit import events as ev
 from tacit.experiments.features import summaries_of
 from tacit.experiments.recipe import Recipe, shipped
 from tacit.mechanisms import GaussianMechanism, LaplaceMechanism, tail_mass
-from tacit.regression import adassp, functional, gradient, newton, objective
+from tacit.regression import adassp, functional, irls, newton, objective
 
 SIZE, RELEASES = 10**9, 10**6  # more coordinates and releases than any recipe has
 
@@ -61,7 +61,7 @@ def test_a_regression_prices_all_of_its_noise(epsilon, relation):
         adassp.plan_adassp(row_norm=1.0, **budget),
         functional.plan_functional(100, epsilon=epsilon, relation=relation),
         objective.plan_objective(100, row_norm=1.0, n_records=10**5, **budget),
-        gradient.plan_logistic(100, n_classes=2, row_norm=1.0, n_records=10**5, **budget),
+        irls.plan_irls(100, n_classes=2, row_norm=1.0, n_records=10**5, **budget),
         newton.plan_newton(100, row_norm=1.0, n_records=10**5, **budget),
     ]
     for plan in plans:

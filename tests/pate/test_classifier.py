@@ -344,3 +344,53 @@ def test_a_file_of_someone_elses_is_not_overwritten(tmp_path):
     with pytest.raises(LedgerError, match="not a journal"):
         small(folder=tmp_path).fit(X, Y, PUBLIC)
     assert (tmp_path / "answers.jsonl").read_text() == "my answers"
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 2.0, 8.0])
+def test_a_budget_chooses_noise_and_queries_and_is_spent_to_the_last_percent(epsilon):
+    public, _ = blobs(300, seed=1)
+    model = PATEClassifier(
+        GaussianNB(), epsilon=epsilon, delta=1e-5, n_teachers=40, classes=range(3), rng=0
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # noise at the smallest budget
+        model.fit(X, Y, public)
+        assert model.event_ == model.plan_event(300)
+    spent = model.ledger_.epsilon(delta=1e-5)
+    assert 0.98 * epsilon < spent <= epsilon
+    assert len(model.ledger_.history()) == 1
+    assert 30 <= len(model.queries_) <= 300
+    assert model.n_answered_ == len(model.queries_)
+
+
+def test_larger_budgets_buy_more_answers_or_less_noise():
+    from tacit.pate.classifier import spend_budget
+
+    options = {"delta": 1e-5, "n_teachers": 250, "n_classes": 10, "n_public": 9000}
+    found = [spend_budget(epsilon=epsilon, **options) for epsilon in (1.0, 2.0, 4.0, 20.0)]
+    assert [s.n_queries for s in found] == sorted(s.n_queries for s in found)
+    assert found[-1].n_queries == 1000
+    assert all(s.sigma <= 250 / 5 for s in found[1:])  # the first one asks 100, the least
+    with pytest.warns(UserWarning, match="most labels will be wrong"):
+        spend_budget(epsilon=0.1, **options | {"n_teachers": 20})
+
+
+def test_queries_that_are_fixed_in_advance_are_paid_for_at_once():
+    """As one event, the price is that of the event; one by one, the filter charges more."""
+    public, _ = blobs(60, seed=1)
+    ledger = Ledger(budget=Budget(epsilon=30.0, delta=1e-5))
+    model = PATEClassifier(GaussianNB(), n_teachers=20, n_queries=40, ledger=ledger, rng=0)
+    model.fit(X, Y, public)
+    assert [entry.event for entry in ledger.history()] == [GNMax(4.0).event(40).parts[0]]
+
+
+def test_a_budget_rules_out_settings_that_it_chooses():
+    public, _ = blobs(60, seed=1)
+    budget = {"epsilon": 1.0, "delta": 1e-5}
+    for other in ({"aggregator": GNMax(4.0)}, {"max_answers": 3}):
+        with pytest.raises(ValueError, match="must be None with epsilon"):
+            PATEClassifier(GaussianNB(), **budget, **other).fit(X, Y, public)
+    with pytest.raises(TypeError, match="delta must be in"):
+        PATEClassifier(GaussianNB(), epsilon=1.0).fit(X, Y, public)
+    with pytest.raises(ValueError, match="together with epsilon"):
+        PATEClassifier(GaussianNB(), delta=1e-5).fit(X, Y, public)

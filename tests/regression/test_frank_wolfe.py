@@ -22,6 +22,9 @@ from tacit.events import Exponential, PureDP, Relation, Repeated
 from tacit.regression import Bounds, FrankWolfe, frank_wolfe
 from tacit.regression.sparse_gradient import LOSSES, ClippedLoss
 
+# Tables of a few rows leave nothing but noise, and the model may be constant.
+pytestmark = pytest.mark.filterwarnings("ignore:the fitted model is constant")
+
 FALSE_ALARM = 1e-6
 """Probability that a statistical test would fail on correct code if its seed were not fixed."""
 BOX = {"bounds": Bounds(-10, 10), "target_bounds": Bounds(-100, 100)}
@@ -361,3 +364,27 @@ def test_a_regressor_has_no_probabilities():
     both = fitted.predict_proba(some_data()[0])
     np.testing.assert_allclose(both.sum(axis=1), 1)
     np.testing.assert_allclose(np.exp(fitted.predict_log_proba(some_data()[0])), both)
+
+
+def test_the_default_radius_follows_the_budget_and_finds_a_model():
+    from tacit.regression.frank_wolfe import choose_radius
+
+    terms = {"delta": 1e-6, "relation": Relation.ADD_REMOVE}
+    radii = [choose_radius(10_000, epsilon=e, **terms) for e in (0.01, 0.3, 1.0, 8.0, 1e3)]
+    assert radii == sorted(radii)
+    assert radii[0] == 2
+    assert radii[-1] <= 30
+    rng = np.random.default_rng(0)
+    X = (rng.random((8000, 300)) < 0.1).astype(float)
+    y = (X[:, :5].sum(axis=1) - X[:, 5:10].sum(axis=1) + rng.normal(0, 0.3, 8000) > 0.5) * 1
+    model = FrankWolfe(loss="logistic", bounds=(0, 1), epsilon=2.0, random_state=0).fit(X, y)
+    assert model.score(X, y) > max(np.mean(y), 1 - np.mean(y)) + 0.03
+
+
+def test_a_constant_model_is_reported():
+    rng = np.random.default_rng(0)
+    X = (rng.random((2000, 5)) < 0.1).astype(float)
+    y = np.arange(2000) % 10 == 0
+    model = FrankWolfe(loss="logistic", bounds=(0, 1), radius=0.5, steps=1, random_state=0)
+    with pytest.warns(UserWarning, match="the fitted model is constant"):
+        model.fit(X, y)

@@ -1,54 +1,112 @@
-"""Noisy gradient descent: clips and rates that follow the noise, and the sensitivity of a step."""
+"""Noisy descent on sparse and wide tables: sensitivity, equal models, and what a model reaches."""
 
 import numpy as np
 import pytest
+from scipy.sparse import csr_array, random_array
+from sklearn.metrics import roc_auc_score
 
 from tacit.events import Relation
-from tacit.mechanisms import secure_generator
-from tacit.regression import Bounds, gradient
-from tacit.regression.rows import PrivateRows
+from tacit.mechanisms import GaussianMechanism, generator
+from tacit.regression import Bounds, LogisticRegression, gradient
+from tacit.regression.gradient import WideRows
+
+BUDGET = {"epsilon": 1.0, "delta": 1e-6, "relation": Relation.ADD_REMOVE}
 
 
-def plan(**changes):
-    settings = {"n_classes": 2, "row_norm": 1.5, "n_records": 20_000, "epsilon": 1.0} | changes
-    return gradient.plan_logistic(10, **settings, delta=1e-6, relation=Relation.ADD_REMOVE)
+def texts(rows=3000, columns=5000, seed=0):
+    """Return sparse rows of presence, of very different lengths, and labels from ten columns."""
+    rng = np.random.default_rng(seed)
+    counts = rng.integers(1, 60, rows)
+    common = (columns * rng.random(counts.sum()) ** 3).astype(int)
+    X = csr_array((np.ones(len(common)), (np.repeat(np.arange(rows), counts), common)),
+                  shape=(rows, columns))  # fmt: skip
+    X.sum_duplicates()
+    X.data[:] = 1.0
+    score = X[:, [0, 1, 2, 3, 4]].sum(axis=1) - X[:, [5, 6, 7, 8, 9]].sum(axis=1)
+    return X, (score + rng.normal(0, 0.5, rows) > 0).astype(float)
 
 
-def test_noisier_plans_read_more_records_for_the_curvature():
-    assert plan(n_records=1000, epsilon=0.1).gram_rate == 1.0
-    assert plan(n_records=10**6).gram_rate == 0.05
+def values_released(monkeypatch, X, y, plan, outputs):
+    """Return the exact values of a fit; releases return `outputs`, or are stored there if empty."""
+    seen, replayed = [], iter(list(outputs))
+    original = GaussianMechanism.release
+
+    def release(self, value, rng=None):
+        seen.append(np.asarray(value))
+        released = next(replayed, None)
+        if released is None:
+            released = original(self, value, rng)
+            outputs.append(released)
+        return released
+
+    with monkeypatch.context() as patch:
+        patch.setattr(GaussianMechanism, "release", release)
+        rows = WideRows(X, Bounds(0, 1).box(X.shape[1], is_centered=False))
+        gradient.fit_descent(rows, y, plan, largest_norm=20.0, n_records=300, rng=generator(0))
+    return seen
 
 
-def test_residuals_are_clipped_only_where_noise_dominates():
-    assert plan().residual_clip == 1.0
-    assert plan(n_records=500).residual_clip == 0.5
-    assert plan(n_classes=3).residual_clip == pytest.approx(np.sqrt(2))
+@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize(
+    "extreme", [np.ones(400), np.full(400, 1e9), np.eye(400)[0], np.zeros(400)]
+)
+def test_one_record_changes_no_release_by_more_than_its_sensitivity(monkeypatch, extreme, classes):
+    X, y = texts(300, 400)
+    y = np.arange(300) % classes * 1.0
+    plan = gradient.plan_descent(n_classes=classes, n_records=300, **BUDGET)
+    outputs = []
+    exact = values_released(monkeypatch, X, y, plan, outputs)
+    assert len(exact) == 1 + plan.steps
+    dense = np.vstack([X.toarray(), np.broadcast_to(extreme, 400)])
+    for table in (dense, csr_array(dense)):
+        added = values_released(monkeypatch, table, np.append(y, 1.0), plan, outputs)
+        replaced = values_released(monkeypatch, table[1:], np.append(y[1:], 1.0), plan, outputs)
+        for one, second, third in zip(exact, added, replaced, strict=True):
+            assert np.linalg.norm(one - second) <= 1 + 1e-9
+            assert np.linalg.norm(one - third) <= 2 * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("n_classes", [2, 4])
-@pytest.mark.parametrize("n_records", [300, 20_000])
-def test_one_record_moves_the_gradient_by_no_more_than_claimed(n_classes, n_records):
-    settings = plan(n_classes=n_classes, n_records=n_records)
+def test_sparse_and_dense_rows_give_the_same_model():
+    X, y = texts(500, 300)
+    models = [
+        LogisticRegression(method="descent", bounds=Bounds(-1, 1), random_state=0).fit(table, y)
+        for table in (X, X.toarray())
+    ]
+    np.testing.assert_allclose(models[0].coef_, models[1].coef_, atol=1e-7)
+    np.testing.assert_allclose(models[0].predict_proba(X), models[1].predict_proba(X.toarray()))
+
+
+def test_auto_takes_sparse_and_wide_tables():
+    X, y = texts()
+    model = LogisticRegression(epsilon=1.0, bounds=(0, 1), random_state=0).fit(X, y)
+    assert model.method_ == "descent"
+    assert roc_auc_score(y, model.decision_function(X)) > 0.8
+    wide = LogisticRegression(epsilon=1.0, bounds=(0, 1), random_state=0)
+    assert wide.fit(X[:200].toarray(), y[:200]).method_ == "descent"
+    with pytest.raises(ValueError, match="dense table of at most"):
+        LogisticRegression(bounds=(0, 1), method="gradient").fit(X, y)
+    with pytest.raises(ValueError, match="no weights"):
+        LogisticRegression(bounds=(0, 1), max_weight=1.0).fit(X, y, np.ones(len(y)))
+
+
+def test_rows_are_cut_at_their_median():
+    """1,000 rows: the noise of the histogram is below 10 with probability above 0.999."""
+    mechanism = GaussianMechanism(1.0, l2_sensitivity=1.0)
+    norms = np.r_[np.full(400, 0.01), np.full(600, 0.3)]
+    assert gradient._release_median(norms, mechanism, generator(0)) == pytest.approx(2**-1.5)
+    none = gradient._release_median(np.zeros(0), mechanism, generator(0))
+    assert 0 < none <= 1
+
+
+@pytest.mark.slow
+def test_eleven_thousand_rows_of_54_000_columns_take_seconds():
+    import resource
+    import time
+
     rng = np.random.default_rng(0)
-    X = rng.uniform(-300, 300, (300, 10))
-    labels = rng.integers(0, n_classes, 300).astype(float)
-    theta = rng.normal(size=11 if n_classes == 2 else (11, n_classes)) * 5
-    box = Bounds(-100, 100).box(10)
-    for i in range(0, 300, 2):
-        one, other = (
-            gradient.logistic_gradient(
-                PrivateRows(X[j : j + 1], box, row_norm=1.5), labels[j : j + 1], theta,
-                settings.residual_clip, n_classes,
-            )
-            for j in (i, i + 1)
-        )  # fmt: skip
-        bound = settings.gradient.l2_sensitivity * (1 + 1e-9)
-        assert np.linalg.norm(one) <= bound
-        assert np.linalg.norm(one - other) <= 2 * bound
-
-
-def test_a_secure_draw_takes_rows_at_its_rate():
-    """Binomial with 20,000 trials at 0.3; six deviations, false alarms below 1e-8."""
-    drawn = gradient.draw(0.3, 20_000, secure_generator())
-    assert abs(len(drawn) - 6000) < 6 * np.sqrt(20_000 * 0.3 * 0.7)
-    assert (np.diff(drawn) > 0).all()
+    X = random_array((11_000, 54_000), density=0.002, rng=rng, format="csr")
+    y = (X[:, :50].sum(axis=1) > 0.03).astype(int)
+    start = time.perf_counter()
+    LogisticRegression(epsilon=8.0, bounds=(0, 1), random_state=0).fit(X, y)
+    assert time.perf_counter() - start < 60
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 2 * 2**20  # KiB

@@ -1,0 +1,403 @@
+"""Private logistic regression by iteratively reweighted least squares (IRLS), with noise.
+
+It carries the steps of `newton` over to the logistic loss. A fit makes these releases, all with
+Gaussian noise:
+
+1. the Gram matrix in the scaled units of `Bounds`, which whitens the rows;
+2. a histogram of the norms of whitened rows, from which their largest norm is chosen;
+3. some early gradients, which lead near the solution;
+4. the Hessian of the loss at that point;
+5. some more gradients. After each of them the model is solved for again, from the Hessian and from
+   all of these gradients.
+
+The residual of a record is w (p - y), where p is the predicted probability and y the label, 0 or 1.
+The weight w = min(1, c / max(p, 1 - p)) bounds it by c, between 1/2 and 1. This weight does not
+depend on the label. So the expected residual is zero at the true probability, and a smaller c costs
+some efficiency, but no bias. The weighted residual is the derivative of a convex loss. A row that
+is longer than the limit is multiplied by a factor that depends on its features only, with the same
+effect.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar, NamedTuple, Unpack
+
+import numpy as np
+from scipy.special import expit, softmax
+
+from tacit._arrays import Floats, Indices
+from tacit.events import Event, Repeated, Sequence
+from tacit.mechanisms import GaussianMechanism, Rng, SecureGenerator
+from tacit.regression.estimator import BudgetTerms, gaussian_shares
+from tacit.regression.newton import (
+    ROUNDING,
+    Solver,
+    release_limit,
+    release_whitening,
+    whitened,
+)
+from tacit.regression.penalty import Penalty
+from tacit.regression.rows import PrivateRows, from_triangle, triangle, triangle_noise
+from tacit.sampling import Poisson
+
+# Chosen on the tables of benchmarks/regression_logistic.py.
+_EARLY_STEPS, _STEPS = 4, 5
+_GRAM_SHARE, _NORMS_SHARE, _EARLY_SHARE, _HESSIAN_SHARE = 0.15, 0.015, 0.05, 0.2
+_GRADIENT_SHARE = 0.585
+_TOTAL_SHARE = 0.03  # only with weights
+_MATRIX_NOISE, _EARLY_NOISE, _ROWS_PER_COLUMN = 0.02, 0.01, 2000
+_TIGHTEST_ROWS = 0.6
+_RESOLVED = 1.0
+_HOPELESS = 0.6
+_BEND = 0.3
+_MARGIN = 1.1  # on variances, for what the approximations leave out
+_LEAST_CURVATURE = 0.02  # of an early step; the largest is 1 / 4
+_NODES, _NODE_WEIGHTS = np.polynomial.hermite_e.hermegauss(31)
+_NODE_WEIGHTS /= _NODE_WEIGHTS.sum()
+_NOISE_EXCESS = 1e-4  # mean log-loss that noise may add before rows and residuals are clipped more
+
+
+@dataclass(frozen=True)
+class IRLSPlan:
+    """Plan of one fit: noise of each release; `early` and `gradient` are repeated.
+
+    Each mechanism has sensitivity 1; what it releases is divided by its bound before and multiplied
+    by it afterwards. The bounds may depend on earlier releases, which does not change the price.
+    One record changes
+
+    * the sum of weights by at most 1, and by at most 1 if it is replaced;
+    * the Gram matrix and the histogram as in `newton.NewtonPlan`;
+    * a gradient, the sum of r u' with |r| <= c and |u| <= R, by at most R c, and by twice that if
+      the record is replaced;
+    * the Hessians of all k outputs, sums of h u u', by at most R^2 |h|, and by sqrt(2) times that
+      if the record is replaced, because all h are >= 0 (see `newton.NewtonPlan`). h is at most
+      p (1 - p) for each class, so |h| <= 1 / 4 for one output, and for k outputs
+      |h|^2 <= sum p * p (1 - p)^2 <= 4 / 27, as the p sum to 1 and x (1 - x)^2 <= 4 / 27.
+    """
+
+    total: GaussianMechanism | None
+    """Noise of the sum of weights; None without weights."""
+    first_gram: GaussianMechanism
+    norms: GaussianMechanism
+    early: GaussianMechanism
+    hessian: GaussianMechanism
+    gradient: GaussianMechanism
+    sample_rate: float
+    """Probability with which a record is used for early gradients and for the Hessian. The price
+    ignores the sampling, which could only lower it."""
+    early_steps: int
+    steps: int
+    row_norm: float
+    whitened_clip: float
+    """Largest norm of whitened rows, relative to the root of their mean square."""
+    residual_clip: float
+    n_classes: int
+    method: ClassVar[str] = "gradient"
+
+    @property
+    def event(self) -> Event:
+        """Event of one fit, for the accountant."""
+        total = () if self.total is None else (self.total.event,)
+        return Sequence((
+            *total,
+            self.first_gram.event,
+            self.norms.event,
+            Repeated(self.early.event, self.early_steps),
+            self.hessian.event,
+            Repeated(self.gradient.event, self.steps),
+        ))  # fmt: skip
+
+
+class IRLSFit(NamedTuple):
+    """Released result of one fit, in scaled units, with the intercept first."""
+
+    theta: Floats
+    unshrunk: Floats
+    covariance: Floats
+
+
+def plan_irls(
+    n_features: int,
+    *,
+    n_classes: int,
+    row_norm: float,
+    n_records: int,
+    is_weighted: bool = False,
+    **budget: Unpack[BudgetTerms],
+) -> IRLSPlan:
+    """Return a plan that costs the budget.
+
+    With m coefficients, whitened rows clipped to k times their root mean square, and residuals to
+    c, noise adds about 2 (m k c / (n_records mu))^2 to the mean loss. k and c make this as large as
+    allowed.
+    """
+    (whole,) = gaussian_shares((1.0,), (1.0,), **budget)
+    root = math.sqrt(2.0)
+    releases = [  # share of the budget, how much more a replaced record changes, repetitions
+        (_TOTAL_SHARE, 1.0, 1),
+        (_GRAM_SHARE, root, 1),
+        (_NORMS_SHARE, root, 1),
+        (_EARLY_SHARE, 2.0, _EARLY_STEPS),
+        (_HESSIAN_SHARE, root, 1),
+        (_GRADIENT_SHARE, 2.0, _STEPS),
+    ][0 if is_weighted else 1 :]
+    shares, factors, repeats = zip(*releases, strict=True)
+    noise = gaussian_shares(shares, factors, **budget)
+    mechanisms = [
+        GaussianMechanism(multiplier * math.sqrt(n), l2_sensitivity=1.0, replace_factor=factor)
+        for multiplier, n, factor in zip(noise, repeats, factors, strict=True)
+    ]
+    total = mechanisms.pop(0) if is_weighted else None
+    least, most = residual_bounds(n_classes)
+    size = (n_features + 1) * (1 if n_classes == 2 else n_classes)
+    square = math.sqrt(_NOISE_EXCESS / 2) * n_records / (whole * size)
+    clip = float(np.clip(math.sqrt(square), least, most))
+    return IRLSPlan(
+        total,
+        *mechanisms,
+        sample_rate=_rate(
+            max(
+                triangle_noise(mechanisms[3].noise_std * (n_features + 1), size) / _MATRIX_NOISE,
+                mechanisms[2].noise_std * clip * math.sqrt(n_features + 1) / _EARLY_NOISE,
+            ),
+            size,
+            n_records,
+        ),
+        early_steps=_EARLY_STEPS,
+        steps=_STEPS,
+        row_norm=row_norm,
+        whitened_clip=max(square / clip, _TIGHTEST_ROWS),
+        residual_clip=clip,
+        n_classes=n_classes,
+    )
+
+
+def is_hopeless(n_features: int, *, n_records: int, **budget: Unpack[BudgetTerms]) -> bool:
+    """Return whether the noise is so large that matrices of second moments are not worth a release.
+
+    This is decided by public facts: noise of one release, times coefficients, over records.
+    """
+    (whole,) = gaussian_shares((1.0,), (1.0,), **budget)
+    return whole * (n_features + 1) > _HOPELESS * n_records
+
+
+def _rate(enough: float, size: int, n_records: int) -> float:
+    """Return the share of records that early releases use: what keeps their noise small.
+
+    `enough` is the number of records which that takes. There are at least _ROWS_PER_COLUMN records
+    per column.
+    """
+    return min(1.0, max(enough, _ROWS_PER_COLUMN * size) / n_records)
+
+
+def residual_bounds(n_classes: int) -> tuple[float, float]:
+    """Return the norm of a residual of the zero model, and the largest norm of any residual.
+
+    >>> residual_bounds(2)
+    (0.5, 1.0)
+    """
+    if n_classes == 2:
+        return 0.5, 1.0
+    return math.sqrt(1 - 1 / n_classes), math.sqrt(2.0)
+
+
+def fit_irls(
+    rows: PrivateRows,
+    labels: Floats,
+    plan: IRLSPlan,
+    *,
+    n_records: int,
+    rng: Rng,
+    weights: Floats | None = None,
+    fit_intercept: bool = True,
+    penalty: Penalty | None = None,
+) -> IRLSFit:
+    """Release what `plan` says and return the model; `rows` must be shrunk to `plan.row_norm`.
+
+    The model is (d + 1, 1) for d features and two classes, or (d + 1, k) for k > 2 classes.
+    `weights` are as in `newton.fit_newton`.
+    """
+    total = float(n_records)
+    if weights is not None:
+        assert plan.total is not None
+        total = release_total(weights, plan.total, n_records, rng)
+    whitening, typical = release_whitening(
+        rows, plan.first_gram, total, rng, fit_intercept=fit_intercept
+    )
+    norms = rows.norms(whitening)
+    level, mean_factor = release_limit(
+        norms / typical, plan.norms, plan.whitened_clip, n_records, rng
+    )
+    limit = level * typical
+    factors = limit / np.maximum(norms, limit)
+    size, outputs = whitening.shape[1], 1 if plan.n_classes == 2 else plan.n_classes
+    weights = np.ones(1) if weights is None else weights
+    records = _Records(
+        rows, labels, factors * weights, factors * np.sqrt(weights), whitening, limit, total
+    )
+    sample = records.draw(plan.sample_rate, rng)
+    theta = np.zeros((size, outputs))
+    constant = np.eye(len(whitening))[0] if fit_intercept else np.zeros(len(whitening))
+    mean = whitened(constant, whitening)
+    for _ in range(plan.early_steps):
+        gradient, noise_std = sample.gradient(theta, plan.residual_clip, plan.early, rng)
+        least = float(np.clip(2 * noise_std, _LEAST_CURVATURE, 0.25))
+        inverse = np.linalg.inv(_expected_hessian(theta, mean, plan.residual_clip, least))
+        theta = theta - inverse @ gradient
+        # Stein's shrinking takes off the length that noise adds, which would hide the curvature.
+        noise = outputs * noise_std**2 * float(np.sum(inverse**2))
+        theta = theta * max(0.0, 1 - noise / max(float(np.sum(theta**2)), noise))
+    solvers = _solvers(sample, theta, mean_factor, plan, penalty, rng)
+    for _ in range(plan.steps):
+        theta = np.column_stack([solver.theta for solver in solvers])
+        released, noise_std = records.gradient(theta, plan.residual_clip, plan.gradient, rng)
+        for solver, column in zip(solvers, released.T, strict=True):
+            solver.add(column, noise_std)
+    return IRLSFit(
+        whitening @ np.column_stack([solver.theta for solver in solvers]),
+        whitening @ solvers[0].unshrunk(),
+        _MARGIN * whitening @ solvers[0].covariance(1 / total, bend=_BEND) @ whitening.T,
+    )
+
+
+def release_total(weights: Floats, mechanism: GaussianMechanism, n_records: int, rng: Rng) -> float:
+    """Return the noisy sum of private weights in [0, 1], within public limits."""
+    noisy = float(mechanism.release(np.array([weights.sum()]), rng)[0])
+    return float(np.clip(noisy, max(1.0, 1e-3 * n_records), n_records))
+
+
+@dataclass(frozen=True)
+class _Records:
+    """Private records in whitened coordinates: rows u = z `whitening`, clipped to norm `limit`."""
+
+    rows: PrivateRows
+    labels: Floats
+    gradient_factors: Floats
+    """What a row counts in the gradient: the factor that clips it, times its weight."""
+    hessian_factors: Floats
+    """By what a row is multiplied in the Hessian: that factor, times the root of its weight."""
+    whitening: Floats
+    limit: float
+    total: float
+    """Public number of records, or the expected number if they were drawn."""
+
+    def draw(self, rate: float, rng: Rng) -> "_Records":
+        """Return each record with probability `rate`."""
+        if rate == 1:
+            return self
+        chosen = draw(rate, self.rows.n_rows, rng)
+        return replace(
+            self,
+            rows=self.rows.take(chosen),
+            labels=self.labels[chosen],
+            gradient_factors=self.gradient_factors[chosen],
+            hessian_factors=self.hessian_factors[chosen],
+            total=rate * self.total,
+        )
+
+    def gradient(
+        self, theta: Floats, clip: float, mechanism: GaussianMechanism, rng: Rng
+    ) -> tuple[Floats, float]:
+        """Release the mean gradient at `theta`, and return it with the std of its noise."""
+
+        def residuals(span: slice, margins: Floats) -> Floats:
+            return (
+                residuals_of(margins, self.labels[span], clip) * self.gradient_factors[span, None]
+            )
+
+        exact = self.whitening.T @ self.rows.weighted_sum(self.whitening @ theta, residuals)
+        bound = ROUNDING * self.limit * clip  # of r u' for one record
+        return bound * mechanism.release(exact / bound, rng) / self.total, (
+            bound * mechanism.noise_std / self.total
+        )
+
+
+def _solvers(
+    records: _Records,
+    theta: Floats,
+    mean_factor: float,
+    plan: IRLSPlan,
+    penalty: Penalty | None,
+    rng: Rng,
+) -> list[Solver]:
+    """Release the Hessian at `theta`, and return a solver for each output.
+
+    Rows count with the square of their factor, which makes the Hessian too small by at least the
+    mean factor. For k > 2 classes, the Hessian is at most k / (k - 1) times the matrices released
+    here, if the classes are about equally probable.
+    """
+    size, outputs = theta.shape
+
+    def curvatures(margins: Floats) -> Floats:
+        p, weights = _probabilities(margins, plan.residual_clip)
+        return weights * p * (1 - p)
+
+    exact = records.rows.whitened_hessians(
+        records.whitening, records.hessian_factors, theta, curvatures
+    )
+    bound = ROUNDING * records.limit**2 * (0.25 if outputs == 1 else math.sqrt(4 / 27))
+    vector = np.concatenate([triangle(matrix) for matrix in exact])
+    scale = bound / records.total / mean_factor * (outputs / (outputs - 1) if outputs > 1 else 1)
+    noisy = scale * plan.hessian.release(vector / bound, rng)
+    solvers = []
+    for part, column in zip(np.split(noisy, outputs), theta.T, strict=True):
+        hessian, noise_std = from_triangle(part, size), scale * plan.hessian.noise_std
+        solver = Solver(hessian, noise_std, records.whitening, np.zeros(size), penalty, _RESOLVED)
+        solver.theta = column
+        solvers.append(solver)
+    return solvers
+
+
+def draw(rate: float, n_rows: int, rng: Rng) -> Indices:
+    """Return private indices of rows, each drawn independently with probability `rate`."""
+    if isinstance(rng, SecureGenerator):
+        return np.flatnonzero(rng.random(n_rows) < rate)
+    return Poisson(rate).indices(n_rows, rng)
+
+
+def _expected_hessian(theta: Floats, mean: Floats, clip: float, least: float) -> Floats:
+    """Return the Hessian at `theta` that normal rows with this mean and Gram matrix 1 would have.
+
+    Eigenvalues below `least`, which noise would hide, are raised to it.
+
+    It sets the early steps, and it costs nothing. By Stein's lemma, rows u with margins theta' u
+    have E[h u u'] = a 1 + b (mean v' + v mean') + c v v', where v = cov(u) theta, a = E[h],
+    b = E[h'] and c = E[h'']. For more than two classes it is the bound of Böhning & Lindsay 1988,
+    half of the Gram matrix.
+    """
+    size, outputs = theta.shape
+    if outputs > 1:
+        return 0.5 * np.eye(size)
+    center = float(theta[:, 0] @ mean)
+    spread = math.sqrt(max(float(theta[:, 0] @ theta[:, 0]) - center**2, 1e-6))
+    p, weights = _probabilities((center + spread * _NODES)[:, None], clip)
+    bent = (weights * p * (1 - p))[:, 0] * _NODE_WEIGHTS
+    slope, curve = bent @ _NODES / spread, bent @ (_NODES**2 - 1) / spread**2
+    v = theta[:, 0] - center * mean
+    cross = np.outer(mean, v)
+    hessian = bent.sum() * np.eye(size) + slope * (cross + cross.T) + curve * np.outer(v, v)
+    values, vectors = np.linalg.eigh(hessian)
+    return (vectors * np.clip(values, least, 0.25)) @ vectors.T
+
+
+def _probabilities(margins: Floats, clip: float) -> tuple[Floats, Floats]:
+    """Return the probabilities, (m, 1) or (m, k), and the weights, (m, 1), that bound residuals."""
+    if margins.shape[1] == 1:
+        p = expit(margins)
+        return p, np.ones((1, 1)) if clip == 1 else np.minimum(1.0, clip / np.maximum(p, 1 - p))
+    p = softmax(margins, axis=1)
+    # |p - e_j|^2 = |p|^2 - 2 p_j + 1 is largest for the label j with the smallest probability.
+    worst = np.sum(p**2, axis=1) - 2 * p.min(axis=1) + 1
+    return p, np.minimum(1.0, clip / np.sqrt(worst))[:, None]
+
+
+def residuals_of(margins: Floats, labels: Floats, clip: float) -> Floats:
+    """Return the private residuals, (m, 1) or (m, k), whose norm is at most `clip`.
+
+    `labels` are the numbers of the classes of m records.
+    """
+    p, weights = _probabilities(margins, clip)
+    if margins.shape[1] == 1:
+        return weights * (p - labels[:, None])
+    p[np.arange(len(p)), labels.astype(np.intp)] -= 1.0
+    return weights * p
