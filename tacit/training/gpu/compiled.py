@@ -44,6 +44,7 @@ from tacit.training.tree import is_out_of_memory, take_apart
 if TYPE_CHECKING:
     from tacit.training.lots import PendingMicrobatch
 
+_MOST_TRACES = 2  # of one layout, before lots are padded to few sizes
 _MOST_VALUES = 2  # of the Python values that a program reads: each takes a compilation
 # Bytes of activations that a GPU masks in less time than the host needs to read a flag.
 _CHEAP_TO_MASK = 2**28
@@ -135,7 +136,7 @@ class CompiledSum:
                 else:
                     run = _plain(traced.run, mask, tensors)
             runs[mask.shape[0]] = run
-            self.has_fixed_rows = traced.rows is not None and not traced.rows.are_free()
+            self._look_at_rows(traced)
         return self._run(traced, partial(run, scale, mask, tensors), reuse=reuse)
 
     def of_records(
@@ -162,7 +163,7 @@ class CompiledSum:
                 with undisturbed(self.model):
                     run = ReplayedStep(traced.run, mask, tensors, data, recordings=self._shared())
             self._of_rows[key] = run, traced
-            self.has_fixed_rows = traced.rows is not None and not traced.rows.are_free()
+            self._look_at_rows(traced)
         run, traced = self._of_rows[key]
         if run is None:
             return self(*_padded(microbatch), scale, reuse=reuse)
@@ -241,7 +242,13 @@ class CompiledSum:
                 reason = f"torch's compiler raised {type(error).__name__}"
                 raise NotCompiled(reason) from error
             graphs.traced.append(traced)
+            self.has_fixed_rows = self.has_fixed_rows or len(graphs.traced) > _MOST_TRACES
         return graphs.runs, traced, tensors
+
+    def _look_at_rows(self, traced: Traced) -> None:
+        """Note whether a trace, which is compiled now, serves one number of rows only."""
+        is_free = traced.rows is None or traced.rows.are_free()
+        self.has_fixed_rows = self.has_fixed_rows or not is_free
 
     def _check_values(self) -> None:
         """Raise if the Python values that the program reads keep changing, each time anew."""

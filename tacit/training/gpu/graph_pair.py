@@ -20,6 +20,7 @@ from torch import Tensor, fx
 
 from tacit.errors import IncompatibleModel
 from tacit.training.gpu.graph_replay import Step
+from tacit.training.gradients.ghost_norm import usual
 from tacit.training.tree import is_out_of_memory
 
 Compiled = Callable[[list[Tensor]], Sequence[Tensor]]
@@ -184,12 +185,7 @@ _COMPILER = {
 def _bytes_held(forward: fx.GraphModule) -> int:
     """Return the bytes of the tensors that the forward computes and keeps for the backward."""
     kept = [node.meta["val"] for node in _results(forward) if node.op != "placeholder"]
-    return sum(_usual(v.numel()) * v.itemsize for v in kept if isinstance(v, Tensor))
-
-
-def _usual(number: Any) -> int:
-    """Return a number that may depend on the rows, for the batch that was traced."""
-    return number if isinstance(number, int) else number.node.hint
+    return sum(usual(v.numel()) * v.itemsize for v in kept if isinstance(v, Tensor))
 
 
 def _compile(

@@ -251,12 +251,21 @@ def cheapest_way(
         gram = positions**2 * (inputs + outputs) / 2 / rates.products
     gram = slower * gram + more
     passes = 3 * size * item  # written, squared, weighted
-    is_cached = examples * size * item <= rates.cache
+    is_cached = usual(examples) * size * item <= rates.cache
     kept = passes / (rates.cached if is_cached else rates.bytes)
     if kept <= gram and size <= memory * stored:
         return "keep"
     dropped = slower * (positions * size / rates.products + passes / rates.cached) + more
     return "drop" if dropped < gram else "gram"
+
+
+def usual(number: int) -> int:
+    """Return a number of rows; if it is a symbol of the compiler, that of the batch being traced.
+
+    A choice by this number holds for other numbers too, though it may not be the fastest there.
+    """
+    node = getattr(number, "node", None)
+    return number if node is None else node.hint
 
 
 def has_kernels(tensor: Tensor) -> bool:
