@@ -215,6 +215,13 @@ class GaussianMixture(Event):
             raise ValueError("shifts must be finite and >= 0.")
         _check_weights(self.weights)
 
+    @classmethod
+    def of_sample(cls, noise_multiplier: float, rate: float, records: int) -> "GaussianMixture":
+        """Return the event of one Poisson sample for a unit that has `records` records."""
+        counts = range(records + 1)
+        weights = [math.comb(records, k) * rate**k * (1 - rate) ** (records - k) for k in counts]
+        return cls(noise_multiplier, tuple(map(float, counts)), tuple(weights))
+
     def __str__(self) -> str:
         most = max(self.shifts)
         return f"Gaussian noise, multiplier {self.noise_multiplier:g}, up to {most:g} contributions"

@@ -15,7 +15,6 @@ drawn one. `rng` is a numpy Generator, a seed, or None for fresh entropy from th
 """
 
 from dataclasses import dataclass
-from math import comb
 from typing import TypeAlias
 
 import numpy as np
@@ -68,11 +67,8 @@ class Poisson:
         >>> Poisson(0.01).amplify_user(ev.Gaussian(4.0), 1).weights
         (0.99, 0.01)
         """
-        counts = range(whole(records=records, least=1) + 1)
-        weights = [
-            comb(records, k) * self.rate**k * (1 - self.rate) ** (records - k) for k in counts
-        ]
-        return ev.GaussianMixture(event.noise_multiplier, tuple(map(float, counts)), tuple(weights))
+        records = whole(records=records, least=1)
+        return ev.GaussianMixture.of_sample(event.noise_multiplier, self.rate, records)
 
 
 @dataclass(frozen=True)

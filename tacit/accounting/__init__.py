@@ -14,6 +14,7 @@ from tacit.accounting.calibrate import calibrate, calibrate_count
 from tacit.accounting.compose import flatten
 from tacit.accounting.composition import BasicComposition, StrongComposition, asymptotic_noise
 from tacit.accounting.gdp import GDP, CentralLimitGDP, gaussian_delta, gaussian_epsilon
+from tacit.accounting.groups import for_group, group_epsilon
 from tacit.accounting.moments import Moments
 from tacit.accounting.one_event import (
     ADD_REMOVE,
@@ -54,9 +55,11 @@ __all__ = [
     "epsilon_from_rdp",
     "exact",
     "flatten",
+    "for_group",
     "gaussian_delta",
     "gaussian_epsilon",
     "gdp_mu_squared",
+    "group_epsilon",
     "log_mixture",
     "pure_epsilon",
     "round_up",

@@ -1,0 +1,84 @@
+"""Prices for persons with several records."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import binom, norm
+
+from tacit import accounting
+from tacit import events as ev
+from tacit.accounting import for_group, group_epsilon
+from tacit.accounting.groups import _by_chain
+from tacit.errors import UnsupportedEvent
+
+RUN = ev.Repeated(ev.PoissonSampled(0.01, ev.Gaussian(1.0)), 1000)
+
+
+@pytest.mark.parametrize(("records", "golden"), [(1, 1.83), (4, 8.9), (10, 27.9)])
+def test_golden_prices_of_persons(records, golden):
+    found = group_epsilon(RUN, records=records, delta=1e-5)
+    assert found == pytest.approx(golden, abs=0.006 if records == 1 else 0.06)
+
+
+@pytest.mark.parametrize("records", [2, 3, 7])
+def test_one_sampled_release_is_the_mixture(records):
+    rate, noise = 0.2, 1.3
+    event = ev.PoissonSampled(rate, ev.Gaussian(noise))
+    epsilon = group_epsilon(event, records=records, delta=1e-4)
+    t = np.linspace(-12, 12 + records, 2_000_001)
+    counts = np.arange(records + 1)
+    with_person = binom.pmf(counts, records, rate) @ norm.pdf(t, counts[:, None], noise)
+    without = norm.pdf(t, 0, noise)
+    found = max(
+        np.trapezoid(np.maximum(a - math.exp(epsilon) * b, 0), t)
+        for a, b in ((with_person, without), (without, with_person))
+    )
+    assert found == pytest.approx(1e-4, rel=1e-3)
+
+
+def test_several_releases_on_one_sample_are_one_gaussian():
+    both = ev.PoissonSampled(0.1, ev.Sequence((ev.Gaussian(2.0), ev.Gaussian(3.0))))
+    one = ev.PoissonSampled(0.1, ev.Gaussian(1 / math.sqrt(1 / 4 + 1 / 9)))
+    for records in (2, 5):
+        prices = [group_epsilon(e, records=records, delta=1e-6) for e in (both, one)]
+        assert prices[0] == pytest.approx(prices[1], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        ev.Gaussian(3.0),
+        ev.Laplace(5.0),
+        ev.PureDP(0.2),
+        ev.Exponential(0.3),
+        ev.DiscreteGaussian(4.0),
+        ev.DiscreteLaplace(6.0),
+        ev.ZeroConcentratedDP(0.01),
+        ev.TreeAggregation(5.0, 100),
+        ev.PoissonSampled(0.05, ev.Laplace(2.0)),
+        ev.Sequence((ev.Gaussian(4.0), ev.PoissonSampled(0.1, ev.Gaussian(2.0)))),
+    ],
+    ids=str,
+)
+def test_exact_prices_grow_with_the_records_and_are_below_the_chain(event):
+    prices = [group_epsilon(event, records=k, delta=1e-5) for k in (1, 2, 4)]
+    chain = [_by_chain(event, k, 1e-5, ev.Relation.ADD_REMOVE) for k in (2, 4)]
+    assert prices[0] < prices[1] < prices[2]
+    assert all(a <= b * (1 + 1e-9) for a, b in zip(prices[1:], chain, strict=True))
+
+
+def test_other_events_are_priced_by_a_chain_of_neighbors():
+    event = ev.FixedSizeSampled(10, 1000, ev.Gaussian(2.0))
+    with pytest.raises(UnsupportedEvent, match="groups"):
+        for_group(event, 3)
+    relation = ev.Relation.REPLACE_ONE
+    one, three = (group_epsilon(event, records=k, delta=1e-6, relation=relation) for k in (1, 3))
+    assert three > 3 * one
+    step = three / 3
+    delta = accounting.delta(event, epsilon=step, relation=relation)
+    assert delta * math.expm1(three) / math.expm1(step) <= 1e-6
+
+
+def test_what_cannot_be_bounded_is_infinite():
+    assert group_epsilon(ev.NonPrivate(), records=3, delta=1e-5) == math.inf
