@@ -99,7 +99,7 @@ class FrankWolfe(PrivateEstimator):
     >>> rng = np.random.default_rng(0)
     >>> X = random_array((5_000, 1_000), density=0.02, rng=rng).tocsr()
     >>> y = X @ np.repeat([3.0, -3.0, 0.0], [2, 2, 996]) > 0.01
-    >>> model = FrankWolfe(loss="logistic", radius=5.0, bounds=(0, 1), epsilon=2.0, random_state=0)
+    >>> model = FrankWolfe(loss="logistic", radius=50.0, bounds=(0, 1), epsilon=8.0, random_state=0)
     >>> model.fit(X, y).coef_.shape
     (1, 1000)
     """

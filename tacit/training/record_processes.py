@@ -31,6 +31,7 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from os import _exit as leave  # without anything that the program left to be done at exit
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -113,7 +114,7 @@ class RecordProcesses:
                 here.close()
                 _Parent(read, program, guard, there, max(1, processes)).serve(owner)
             finally:
-                os._exit(0)
+                leave(0)
         there.close()
         self._socket = here
         self._end = weakref.finalize(self, _end, here, pid, owner)
@@ -264,7 +265,7 @@ class _Parent:
                 with os.fdopen(sink, "wb") as stream:
                     stream.write(self._answer(index, seed))
             finally:
-                os._exit(0)  # without anything that the user's program left to be done at exit
+                leave(0)
         os.close(sink)
         return pid, source
 

@@ -91,7 +91,8 @@ class Candidates:
             facts[names["n_records"]] = max(1, round(n_training))
         if "classes" in names and given["classes"] is None and "target_bounds" not in names:
             facts[names["classes"]] = np.unique(labels)  # assumed public, as by the estimators
-        if "delta" in names and given["delta"] != 0:  # 0 asks for pure DP and stays
+        # A delta of 0 asks for pure DP and stays.
+        if "delta" in names and given["delta"] != 0 and not _has_given_noise(base):
             facts[names["delta"]] = delta
         base.set_params(**facts)
         own = Relation(given["relation"]) if "relation" in names else None
@@ -105,7 +106,7 @@ class Candidates:
     @property
     def has_budget(self) -> bool:
         """Whether the noise of a run follows from an epsilon."""
-        return "epsilon" in self.names
+        return "epsilon" in self.names and not _has_given_noise(self.estimator)
 
     def model(
         self, index: int, *, epsilon: float | None, ledger: Ledger | None, seed: int | None
@@ -238,3 +239,8 @@ def _names(estimator: Any) -> dict[str, str]:
         )
     prefix = ledgers[0].removesuffix("ledger")
     return {plain: prefix + plain for plain in _SET_BY_SEARCH if prefix + plain in known}
+
+
+def _has_given_noise(estimator: Any) -> bool:
+    """Return whether an estimator was given its noise itself, as PATE by an aggregator of votes."""
+    return getattr(estimator, "aggregator", None) is not None

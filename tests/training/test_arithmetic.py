@@ -27,6 +27,7 @@ from tacit.training.arithmetic import (
 )
 from tacit.training.engines import ENGINES, TracedLotSum
 from tacit.training.gradients import ghost_norm
+from tacit.training.records import Records
 
 WAYS = ["gram", "keep", "drop"]
 
@@ -145,7 +146,9 @@ def test_engines_that_form_gradients_contribute_at_most_the_clip_norm(engine, in
     model = nn.Linear(inputs, 1, bias=False)
     batch = torch.full((1, inputs), 1 / 3), torch.full((1, 1), 7.0)
     if engine == "traced":
-        found = TracedLotSum(model, outputs_times).clipped_sum([batch], Flat(1.0)).sums
+        records = Records(batch, collate_fn=None, device=torch.device("cpu"))
+        strict = TracedLotSum(model, outputs_times, records)
+        found = strict.clipped_sum(strict.read([(0, 0)]), Flat(1.0)).sums
     else:
         found = clipped_sum(model, outputs_times, batch, Flat(1.0), engine=engine).sums
     assert 0.9999 < contribution(found) <= 1 + 1e-6

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch._ops import OpOverload
 from torch.func import functional_call, vmap
 from torch.fx import GraphModule, Interpreter
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -57,6 +56,7 @@ _CHANGED = (
     "or the mode of a layer (train, eval) is different now. Put it back, or make a new run."
 )
 _TORCHS_OWN = ("aten", "prims")
+_OPERATOR = type(torch.ops.aten.add.Tensor)  # its name is private
 # Ways to read values out of a tensor that tracing would not notice: the values are synthetic.
 _READS = {Tensor.numpy, Tensor.tolist, Tensor.__array__, Tensor.data_ptr}
 
@@ -236,7 +236,7 @@ class _Inspection(Interpreter):
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         if target is operator.getitem:
             return super().call_function(target, args, kwargs)
-        if not isinstance(target, OpOverload) or target.namespace not in _TORCHS_OWN:
+        if not isinstance(target, _OPERATOR) or target.namespace not in _TORCHS_OWN:
             raise IncompatibleModel(_REFUSAL.format("calls an operator that is not torch's own"))
         for place, argument in enumerate(target._schema.arguments):
             if argument.alias_info is None or not argument.alias_info.is_write:
