@@ -9,6 +9,7 @@ from test_checkpoint import constant, interrupted, load, saved, scheduled, train
 from torch.nn import functional as F
 
 import tacit
+from tacit.errors import BudgetExceeded
 from tacit.training.key import Key
 from tacit.training.released_sums import ReleasedSums
 
@@ -114,6 +115,98 @@ def test_a_second_process_sees_what_the_first_has_released_meanwhile(problem, tm
     scheduled(first, constant, stop=6)
     with pytest.raises(ValueError, match="step 5 was"):
         scheduled(again, lambda step: constant(step) * (1 if step < 4 else 2))
+
+
+def test_a_state_saved_before_the_loop_is_the_one_that_was_loaded(problem):
+    _, state = interrupted(problem, constant, ledger=tacit.Ledger(), stop=3)
+    edited = problem(steps=100, ledger=tacit.Ledger())
+    edited.x[3] *= 3
+    load(edited, state)
+    assert edited.private.state_dict() == state["private"]
+    replay = problem(steps=100, ledger=tacit.Ledger())
+    load(replay, state, is_replay=True)
+    scheduled(replay, constant, stop=3)
+    with pytest.raises(ValueError, match="a replay cannot be saved"):
+        replay.private.state_dict()
+
+
+def restarted(problem, state, path, *, edit):
+    again = problem(steps=20, ledger=tacit.Ledger(path))
+    again.x[3] += edit
+    load(again, state)
+    return again
+
+
+@pytest.mark.filterwarnings("ignore:the data set is not")
+def test_releases_of_all_keys_are_never_more_than_what_was_paid(problem, tmp_path, monkeypatch):
+    monkeypatch.setattr("tacit.training.checkpoint._BLOCK", 1)
+    path = tmp_path / "a.ledger"
+    first = problem(steps=20, ledger=tacit.Ledger(path))
+    train(first, stop=2)
+    state = saved(first)
+    train(first, stop=5)
+    second = restarted(problem, state, path, edit=1.0)  # pays steps 3 to 5 again
+    train(second, stop=7)
+    of_second = saved(second)
+    with pytest.raises(ValueError, match=r"step 6 is not paid with this noise"):
+        train(first)
+    back = restarted(problem, state, path, edit=0.0)
+    with pytest.raises(ValueError, match=r"step 6 is not paid with this noise"):
+        train(back)
+    assert torch.equal(weights(back.model), weights(first.model))
+    third = restarted(problem, state, path, edit=2.0)  # pays steps 3 to 7 again
+    train(third, stop=9)
+    back = restarted(problem, of_second, path, edit=1.0)
+    with pytest.raises(ValueError, match=r"step 8 is not paid with this noise"):
+        train(back)
+    train(third)
+    assert [entry.event.count for entry in third.private.ledger.history()] == [20, 3, 5]
+
+
+@pytest.mark.parametrize("options", [{}, {"lost_steps": 4}], ids=["automatic", "lost_steps"])
+def test_a_changed_restart_that_cannot_pay_stays_refused(problem, tmp_path, options):
+    epsilon = problem(steps=6).private.epsilon(delta=1e-5) * 1.02
+    budget = tacit.Budget(epsilon=epsilon, delta=1e-5)
+    ledger = tacit.Ledger(tmp_path / "a.ledger", budget=budget)
+    first = problem(steps=6, ledger=ledger)
+    train(first, stop=2)
+    state = saved(first)
+    train(first)
+    again = problem(steps=6, ledger=ledger)
+    again.x[3] *= 3
+    if options:
+        with pytest.raises(BudgetExceeded):
+            load(again, state, **options)
+    else:
+        load(again, state)
+    for _ in range(2):
+        with pytest.raises(BudgetExceeded):
+            train(again)
+    assert again.private.steps_taken == 2
+
+
+def test_sums_that_were_cut_off_are_not_known(problem, tmp_path, monkeypatch):
+    monkeypatch.setattr("tacit.training.checkpoint._BLOCK", 1)
+    path, sums = tmp_path / "a.ledger", tmp_path / "a.ledger.sums"
+    first, state = interrupted(problem, constant, ledger=tacit.Ledger(path))
+    lines = sums.read_bytes().splitlines(keepends=True)
+    sums.write_bytes(b"".join(lines[:-1]) + lines[-1][:50])  # one step may be in flight
+    again = problem(steps=100, ledger=tacit.Ledger(path))
+    load(again, state)
+    scheduled(again, constant, stop=6)
+    assert torch.equal(weights(again.model), weights(first.model))
+    for end in (lines[-2][:50], bytes(200)):
+        sums.write_bytes(b"".join(lines[:-2]) + end)
+        load(again, state)
+        with pytest.raises(ValueError, match=r"not known here"):
+            scheduled(again, constant)
+
+
+def test_a_line_that_cannot_be_read_back_is_an_error(tmp_path, monkeypatch):
+    sums = ReleasedSums(tmp_path / "a", "run")
+    monkeypatch.setattr(os, "write", lambda *_: 0)
+    with pytest.raises(OSError, match="is not there. Nothing was released"):
+        sums.add("key", "1", "aa")
 
 
 def test_a_run_without_a_checkpoint_keeps_no_sums(problem, tmp_path):
