@@ -205,7 +205,7 @@ def test_sums_that_were_cut_off_are_not_known(problem, tmp_path, monkeypatch):
 def test_a_line_that_cannot_be_read_back_is_an_error(tmp_path, monkeypatch):
     sums = ReleasedSums(tmp_path / "a", "run")
     monkeypatch.setattr(os, "write", lambda *_: 0)
-    with pytest.raises(OSError, match="is not there. Nothing was released"):
+    with pytest.raises(OSError, match=r"is not there\. Nothing was released"):
         sums.add("key", "1", "aa")
 
 
