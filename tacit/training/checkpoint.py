@@ -48,7 +48,7 @@ from tacit.ledger import Plan as ReservedPlan
 from tacit.training.arithmetic import Arithmetic
 from tacit.training.clip import Clip
 from tacit.training.distributed import Ranks, is_sharded
-from tacit.training.fingerprint import program_digest
+from tacit.training.fingerprint import program_digest, without_addresses
 from tacit.training.grid_noise import TILE
 from tacit.training.key import Key
 from tacit.training.lots import Lots
@@ -87,6 +87,7 @@ class RunState:
         self._reserved: ReservedPlan | None = None
         self._loaded: State | None = None  # a checkpoint whose next step has not been taken
         self._is_replay = False
+        self._one_step = OneStep()
         self._salt = Key.fresh()  # for digests: the run's own key may come from a known seed
         self._loaded_at: int | None = None  # the step of a checkpoint whose key is in use
         self._sums: ReleasedSums | None = None  # since the first checkpoint
@@ -328,7 +329,7 @@ class RunState:
                 "steps taken after the checkpoint, 0 if there was none."
             )
 
-    def _compare_with_first_time(self, released: Sequence[Tensor]) -> None:
+    def _compare_with_first_time(self, step: int, released: Sequence[Tensor]) -> None:
         """Keep a tag of what this step releases; raise if it was taken before on another sum.
 
         Sums of a GPU whose order of additions may change are never repeated, so they are not kept.
@@ -337,14 +338,18 @@ class RunState:
             return
         if released[0].is_cuda and not torch.are_deterministic_algorithms_enabled():
             return
-        if self._loaded_at is not None:
-            self._ranks.on_first(lambda: self._compare(released))
-        elif self._ranks.rank == 0:
-            self._compare(released)
+        try:
+            if self._loaded_at is not None:
+                self._ranks.on_first(lambda: self._compare(step, released))
+            elif self._ranks.rank == 0:
+                self._compare(step, released)
+        except Exception:
+            self.steps_taken = step  # nothing is released
+            raise
 
-    def _compare(self, released: Sequence[Tensor]) -> None:
+    def _compare(self, step: int, released: Sequence[Tensor]) -> None:
         assert self._sums is not None  # made with the first checkpoint, and at every restart
-        step, key = self.steps_taken, self._key_name()
+        key = self._key_name()
         # With weights and buffers: a change of these shows whatever the lot holds, even nothing.
         held = [*self._model.parameters(), *self._model.buffers(), *released]
         parts = [self._settings(), *map(_content, held)]
@@ -442,6 +447,26 @@ def _note(run: str) -> str:
     return f"DP-SGD run {run}"
 
 
+class OneStep:
+    """A block that is entered once at a time: another thread, or the same one again, is refused.
+
+    A lot is used once. Two steps at the same time would add the noise of two steps to one lot.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            raise RuntimeError(
+                "a step of this run is being taken, by another thread or by a call inside loss_fn. "
+                "Take one step at a time."
+            )
+
+    def __exit__(self, *_error: object) -> None:
+        self._lock.release()
+
+
 @contextmanager
 def uninterrupted() -> Iterator[None]:
     """Delay Ctrl-C to the end of the block, so that step counter and parameters stay consistent."""
@@ -511,7 +536,7 @@ def _bytes(value: Any) -> bytes:  # Any: options and state of any optimizer
         return _content(value).tobytes()
     if isinstance(value, Tensor):
         value = value.item()
-    return repr(list(value) if isinstance(value, tuple) else value).encode()
+    return without_addresses(list(value) if isinstance(value, tuple) else value).encode()
 
 
 def _content(tensor: Tensor) -> NDArray[np.uint8]:

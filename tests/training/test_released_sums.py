@@ -1,6 +1,9 @@
 """The sums of repeated steps: whatever makes them differ, the noise is not used again."""
 
+import contextlib
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -9,7 +12,7 @@ from test_checkpoint import constant, interrupted, load, saved, scheduled, train
 from torch.nn import functional as F
 
 import tacit
-from tacit.errors import BudgetExceeded
+from tacit.errors import BudgetExceeded, ProgramError
 from tacit.training.key import Key
 from tacit.training.released_sums import ReleasedSums
 
@@ -207,6 +210,60 @@ def test_a_line_that_cannot_be_read_back_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "write", lambda *_: 0)
     with pytest.raises(OSError, match=r"is not there\. Nothing was released"):
         sums.add("key", "1", "aa")
+
+
+@pytest.mark.parametrize("place", ["_state_noise", "_compare_with_first_time", "_adapt"])
+def test_a_checkpoint_made_in_the_middle_of_a_step_does_not_repeat_its_noise(
+    problem, monkeypatch, place
+):
+    ledger = tacit.Ledger()
+    first = problem(steps=6, ledger=ledger)
+    train(first, stop=2)
+    states = []
+
+    usual = getattr(first.private, place)
+
+    def save_first(*arguments, **named):  # as a signal handler would
+        if not states:
+            states.append(saved(first))
+        return usual(*arguments, **named)
+
+    monkeypatch.setattr(first.private, place, save_first)
+    train(first)
+    again = problem(steps=6, ledger=ledger)
+    load(again, states[0])
+    at = states[0]["private"]["steps_taken"]
+    lot = next(iter(again.private))
+    with (
+        torch.autocast("cpu", dtype=torch.bfloat16),
+        pytest.raises(ValueError, match=f"step {at + 1} was taken before"),
+    ):
+        again.private.step(lot)
+    assert again.private.steps_taken == at
+
+
+def test_two_threads_or_a_call_inside_the_loss_cannot_use_one_lot_twice(problem):
+    private, lots, both = None, [], threading.Barrier(2)
+
+    def loss_fn(model, batch):
+        if lots and threading.current_thread() is not threading.main_thread():
+            with contextlib.suppress(threading.BrokenBarrierError):
+                both.wait(0.5)
+        elif lots:
+            private.step(lots[0])
+        x, y = batch
+        return F.cross_entropy(model(x), y, reduction="none")
+
+    private = problem(loss_fn=loss_fn, check=False).private
+    loop = iter(private)
+    lots.append(next(loop))
+    with pytest.raises(ProgramError, match="raised RuntimeError in loss_fn"):
+        private.step(lots[0])
+    assert private.steps_taken == 0
+    with ThreadPoolExecutor(2) as pool:
+        found = [pool.submit(private.step, lots[0]) for _ in range(2)]
+    assert sum(one.exception() is None for one in found) == 1
+    assert private.steps_taken == 1
 
 
 def test_a_run_without_a_checkpoint_keeps_no_sums(problem, tmp_path):
