@@ -10,7 +10,9 @@ its checkpoint before it draws a lot: the records, the program, the machine, wei
 (`fingerprint` says why these and not the sums). If anything differs, the run goes on with a fresh
 key, for lots and noise, and the steps that may have been lost are paid once more: the ledger holds
 their number. A ledger that does not know the run cannot tell it; then the run is refused until the
-user gives `lost_steps`.
+user gives `lost_steps`. The fresh key has the rest of the plan from there on: a process that still
+has the old key, or loads it later, may repeat the steps that were ticked off, and takes no others.
+So there are never more pairs of key and step with a release than steps that were paid.
 
 A loop may change anything after that, too. So every step after a checkpoint leaves a tag of its
 sum, of the weights and of the optimizer's settings before it is released (`released_sums`), and a
@@ -19,6 +21,7 @@ repeated step with another tag is refused: the same noise would fall on another 
 A checkpoint is as secret as the data: anyone who has the key can subtract the noise.
 """
 
+import copy
 import hashlib
 import signal
 import sys
@@ -45,7 +48,7 @@ from tacit.ledger import Plan as ReservedPlan
 from tacit.training.arithmetic import Arithmetic
 from tacit.training.clip import Clip
 from tacit.training.distributed import Ranks, is_sharded
-from tacit.training.fingerprint import program_digest
+from tacit.training.fingerprint import program_digest, without_addresses
 from tacit.training.grid_noise import TILE
 from tacit.training.key import Key
 from tacit.training.lots import Lots
@@ -83,6 +86,8 @@ class RunState:
         self._paid = 0  # steps
         self._reserved: ReservedPlan | None = None
         self._loaded: State | None = None  # a checkpoint whose next step has not been taken
+        self._is_replay = False
+        self._one_step = OneStep()
         self._salt = Key.fresh()  # for digests: the run's own key may come from a known seed
         self._loaded_at: int | None = None  # the step of a checkpoint whose key is in use
         self._sums: ReleasedSums | None = None  # since the first checkpoint
@@ -100,8 +105,13 @@ class RunState:
         """Return the run's state as JSON values. Secret: it holds the key that gives the noise.
 
         Call this after the optimizer's step, and save it with the states of model and optimizer;
-        for a sharded model call it on every rank.
+        for a sharded model call it on every rank. Until the first step after `load_state_dict`, it
+        is the state that was loaded: nothing else has been compared with that state's key.
         """
+        if self._is_replay:
+            raise ValueError("a replay cannot be saved: nothing that it computes may be continued.")
+        if self._loaded is not None:
+            return copy.deepcopy(self._loaded)
         self._record_sums()
         return {
             "version": VERSION,
@@ -129,11 +139,13 @@ class RunState:
         machine, model or optimizer are not those of the checkpoint, it takes a fresh key and pays
         for those steps again, or is refused, when its next loop begins. Otherwise `lost_steps` is
         an upper bound on the number of those steps: they are paid on top of the plan, and the run
-        continues with a fresh key.
+        continues with a fresh key. If the ledger has ticked off more steps, these are paid.
 
         `is_replay` is for checking a run that is over: its steps are computed again wherever their
         sums are not known. Nothing that a replay computes may be released.
         """
+        if lost_steps is not None:
+            whole(lost_steps=lost_steps)
         _check(state, self._plan.fingerprint(), is_repeated=lost_steps is None)
         if state.get("optimizer", kind := _kind(self._optimizer)) != kind:
             raise ValueError(
@@ -144,6 +156,7 @@ class RunState:
         self._begin_loop()  # lots that were handed out came from another key
         self._run = state["run"]
         self._reserved = None
+        self._is_replay = is_replay
         self._loaded_at = None if is_replay else state["steps_taken"]
         self.is_reproducible = state["is_reproducible"]
         self._lots.limit = state["microbatch"]
@@ -155,11 +168,10 @@ class RunState:
         self._clip_moves = tuple(state["clip_moves"])
         if "salt" in state:  # since version 2
             self._salt = Key(bytes.fromhex(state["salt"]))
+        self._use(Key(bytes.fromhex(state["key"])))
+        self._loaded = copy.deepcopy(state)
         if lost_steps is not None:
             self._take_fresh_key(lost_steps)
-            return
-        self._use(Key(bytes.fromhex(state["key"])))
-        self._loaded = state
 
     @property
     def data_fingerprint(self) -> str:
@@ -184,15 +196,13 @@ class RunState:
                 self._ranks.on_first(self._require_known_sums)
             return
         reason = next(reason for reason in reasons if reason)
-        if (taken := self._ranks.share(self._steps_in_ledger())) is None:
+        if self._ranks.share(self._steps_in_ledger()) is None:
             raise ValueError(
                 f"{reason}, so the same noise would fall on other gradients and cancel out of the "
                 "difference. Load what was saved together, or give lost_steps= to load_state_dict "
                 "(0 if no step was taken after the checkpoint) to continue with fresh noise."
             )
-        lost = max(0, taken - self.steps_taken)
-        self._loaded = None
-        self._take_fresh_key(lost)
+        lost = self._take_fresh_key(0)
         warnings.warn(
             f"{reason}: the run continues with fresh noise, and {lost} steps that may have been "
             "taken after the checkpoint are paid again.",
@@ -201,6 +211,8 @@ class RunState:
 
     def _difference(self, loaded: State) -> str | None:
         """Return what differs from the checkpoint that was loaded, as the start of a sentence."""
+        if loaded["version"] != VERSION:
+            return "the checkpoint is of an older version"
         if loaded["digest"] != self._digest():
             return "model or optimizer are not those of the checkpoint"
         self._lots.records.forget_digest()  # records may have been edited where nothing shows it
@@ -253,14 +265,33 @@ class RunState:
         entry = _reserved_entry(self.ledger, self._plan.training_event, self._run)
         return None if entry is None else self.ledger.resume(entry.id).taken
 
-    def _take_fresh_key(self, lost_steps: int) -> None:
-        """Pay for steps that were taken after the checkpoint, and continue with a fresh key."""
-        event = _lost_event(self._plan, self.steps_taken, lost_steps)
-        if lost_steps:
+    def _take_fresh_key(self, lost_steps: int) -> int:
+        """Continue with a fresh key; pay for the steps taken after the checkpoint, return how many.
+
+        They are those that the ledger has ticked off, and at least `lost_steps`. The fresh key has
+        all steps of the plan that are not ticked off. If anything fails, the checkpoint that was
+        loaded stays to be compared.
+        """
+        taken = self._ranks.share(self._steps_in_ledger()) or 0
+        lost = max(lost_steps, taken - self.steps_taken)
+        event = _lost_event(self._plan, self.steps_taken, lost)
+        if lost:
             note = f"lost steps of run {self._run}"
             self._ranks.on_first(lambda: self.ledger.spend(event, note=note))
-        self._use(self._ranks.share(Key.fresh()))
-        self._loaded_at = self._sums = None
+        key, sums = self._ranks.share(Key.fresh()), ReleasedSums(self.ledger.path, self._run)
+
+        def take_over() -> None:
+            sums.hand_over(self._key_name(key), taken)
+            # Whoever ticks off a step looks for this line afterwards, so no step is missed.
+            if (self._steps_in_ledger() or 0) != taken:
+                raise RuntimeError(
+                    "another process takes steps of this run. End it, then load the state again."
+                )
+
+        self._ranks.on_first(take_over)
+        self._use(key)
+        self._sums, self._loaded, self._loaded_at, self._is_replay = sums, None, None, False
+        return lost
 
     def _use(self, key: Key) -> None:
         self._lots.use(key)
@@ -281,9 +312,15 @@ class RunState:
             self._sums.add(self._key_name(), f"checkpoint-{self.steps_taken}", "-")
 
     def _require_known_sums(self) -> None:
-        """Raise `ValueError` if the sums of the steps after the loaded checkpoint are not known."""
-        self._sums = ReleasedSums(self.ledger.path, self._run)
-        if self._sums.get(self._key_name(), f"checkpoint-{self.steps_taken}") is None:
+        """Raise `ValueError` if the sums of the steps after the loaded checkpoint are not known.
+
+        Of the steps that this key has ticked off, those of one block may have left no tag.
+        """
+        self._sums, key = ReleasedSums(self.ledger.path, self._run), self._key_name()
+        turn, taken = self._sums.turn(key), self._steps_in_ledger() or 0
+        taken = taken if turn.end is None else min(taken, turn.end)
+        is_cut = taken > turn.begin and taken - self._sums.end(key) > _BLOCK
+        if is_cut or self._sums.get(key, f"checkpoint-{self.steps_taken}") is None:
             raise ValueError(
                 "the sums of steps that were taken after the checkpoint are not known here, so "
                 "repeated steps cannot be compared with them. A ledger in memory ends with its "
@@ -292,7 +329,7 @@ class RunState:
                 "steps taken after the checkpoint, 0 if there was none."
             )
 
-    def _compare_with_first_time(self, released: Sequence[Tensor]) -> None:
+    def _compare_with_first_time(self, step: int, released: Sequence[Tensor]) -> None:
         """Keep a tag of what this step releases; raise if it was taken before on another sum.
 
         Sums of a GPU whose order of additions may change are never repeated, so they are not kept.
@@ -301,14 +338,18 @@ class RunState:
             return
         if released[0].is_cuda and not torch.are_deterministic_algorithms_enabled():
             return
-        if self._loaded_at is not None:
-            self._ranks.on_first(lambda: self._compare(released))
-        elif self._ranks.rank == 0:
-            self._compare(released)
+        try:
+            if self._loaded_at is not None:
+                self._ranks.on_first(lambda: self._compare(step, released))
+            elif self._ranks.rank == 0:
+                self._compare(step, released)
+        except Exception:
+            self.steps_taken = step  # nothing is released
+            raise
 
-    def _compare(self, released: Sequence[Tensor]) -> None:
+    def _compare(self, step: int, released: Sequence[Tensor]) -> None:
         assert self._sums is not None  # made with the first checkpoint, and at every restart
-        step, key = self.steps_taken, self._key_name()
+        key = self._key_name()
         # With weights and buffers: a change of these shows whatever the lot holds, even nothing.
         held = [*self._model.parameters(), *self._model.buffers(), *released]
         parts = [self._settings(), *map(_content, held)]
@@ -323,9 +364,9 @@ class RunState:
                 f"lost_steps={lost}, which draws new lots and noise and pays for these steps again."
             )
 
-    def _key_name(self) -> str:
-        """Return a name of the key in use that reveals nothing about it."""
-        return self._salt.bind("key", self._lots.key.secret)
+    def _key_name(self, key: Key | None = None) -> str:
+        """Return a name of a key, by default the one in use, that reveals nothing about it."""
+        return self._salt.bind("key", (key or self._lots.key).secret)
 
     def _digest(self) -> str:
         """Return a hash of weights, buffers and optimizer, of the shards of all ranks together."""
@@ -345,7 +386,19 @@ class RunState:
             )
             self._paid = self._reserved.taken
         while self._paid <= self.steps_taken:
+            self._require_turn()  # before, so that no step is ticked off in vain
             self._paid = self._reserved.step()
+        self._require_turn()  # and after: see `_take_fresh_key`
+
+    def _require_turn(self) -> None:
+        """Raise `ValueError` if the next step belongs to another key of this run."""
+        end = None if self._sums is None else self._sums.turn(self._key_name()).end
+        if end is not None and self.steps_taken >= end:
+            raise ValueError(
+                f"step {self.steps_taken + 1} is not paid with this noise: after step {end} was "
+                "paid, a changed restart went on with fresh noise and has the rest of the plan. "
+                "Load a checkpoint of that restart, or give lost_steps= to load_state_dict."
+            )
 
     def _check_loaded(self) -> None:
         """Raise `ValueError` if model or optimizer were changed since the loop began."""
@@ -392,6 +445,26 @@ def _reserved_entry(ledger: Ledger, event: Event, run: str) -> Entry | None:
 
 def _note(run: str) -> str:
     return f"DP-SGD run {run}"
+
+
+class OneStep:
+    """A block that is entered once at a time: another thread, or the same one again, is refused.
+
+    A lot is used once. Two steps at the same time would add the noise of two steps to one lot.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            raise RuntimeError(
+                "a step of this run is being taken, by another thread or by a call inside loss_fn. "
+                "Take one step at a time."
+            )
+
+    def __exit__(self, *_error: object) -> None:
+        self._lock.release()
 
 
 @contextmanager
@@ -448,7 +521,6 @@ def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
 
 def _lost_event(plan: TrainingPlan, steps_taken: int, lost_steps: int) -> Event:
     """Return the event of the `lost_steps` taken after the checkpoint, to be paid once more."""
-    whole(lost_steps=lost_steps)
     sampler = plan.sampler
     if isinstance(sampler, EpochSampler) and steps_taken % sampler.steps:
         raise ValueError(
@@ -464,7 +536,7 @@ def _bytes(value: Any) -> bytes:  # Any: options and state of any optimizer
         return _content(value).tobytes()
     if isinstance(value, Tensor):
         value = value.item()
-    return repr(list(value) if isinstance(value, tuple) else value).encode()
+    return without_addresses(list(value) if isinstance(value, tuple) else value).encode()
 
 
 def _content(tensor: Tensor) -> NDArray[np.uint8]:

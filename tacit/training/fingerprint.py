@@ -14,6 +14,8 @@ guesses about a record.
 import copyreg
 import hashlib
 import inspect
+import re
+import sys
 import types
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -194,7 +196,8 @@ class _ProgramHash:
             owner = None if isinstance(value.__self__, GENERATORS) else value.__self__
             return (value.__qualname__, owner)
         if isinstance(value, frozenset | set):
-            return [*sorted(map(repr, value)), *self._parts_of_subclass(value, set, frozenset)]
+            ordered = sorted(value, key=without_addresses)
+            return [*ordered, *self._parts_of_subclass(value, set, frozenset)]
         if isinstance(value, Mapping):
             pairs = [part for pair in value.items() for part in pair]
             return pairs + self._parts_of_subclass(value, dict, OrderedDict)
@@ -210,6 +213,8 @@ class _ProgramHash:
             return (value.__wrapped__,)
         if not hasattr(value, "__dict__") and not isinstance(value, GENERATORS):
             return [*_pickled(value), *self._parts_of_object(value)]
+        if _is_made_anew(value):
+            return [type(value).__module__, type(value).__qualname__, _pickled(value)[1]]
         return self._parts_of_object(value)
 
     def _parts_of_subclass(self, value: Any, *kinds: type) -> list[Any]:
@@ -247,6 +252,22 @@ def _attributes(value: Any, names: set[str]) -> list[tuple[str, Any]]:
     return found
 
 
+def without_addresses(value: Any) -> str:  # Any: any object
+    """Return the text of a value without addresses in memory, which differ by process."""
+    return re.sub(r"\b0x[0-9a-fA-F]+", "", repr(value))
+
+
+def _is_made_anew(value: Any) -> bool:
+    """Return whether an object of a library is pickled as a call that makes it, such as a logger.
+
+    Its attributes, such as a logger's cache, are then not what it consists of.
+    """
+    kind = type(value)
+    if kind.__reduce__ is object.__reduce__ or is_own_module(sys.modules.get(kind.__module__)):
+        return False
+    return kind.__module__ != "__main__" and len(_pickled(value)) == 2
+
+
 def _pickled(value: Any) -> list[Any]:
     """Return what pickling keeps of a value without attributes: a slice, an array, a decimal."""
     if isinstance(value, memoryview):
@@ -265,7 +286,8 @@ def _pickled(value: Any) -> list[Any]:
 def _parts_of_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> list[Any]:
     """Return class, hooks and attributes of an optimizer, and the parameters of each group.
 
-    Its state and the settings of its groups are no part of the program: `checkpoint` compares them.
+    Its state and the settings of its groups are no part of the program, unless they are functions:
+    `checkpoint` compares them.
     """
     names = {id(p): name for name, p in model.named_parameters()}
     places = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
@@ -276,7 +298,8 @@ def _parts_of_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> l
         if not name.startswith("_") and name not in ("state", "param_groups", "defaults", "step")
     }
     groups = [[names.get(id(p)) for p in group["params"]] for group in optimizer.param_groups]
-    return [type(optimizer), hooks, own, groups]
+    options = [value for group in optimizer.param_groups for value in group.values()]
+    return [type(optimizer), hooks, own, groups, [value for value in options if callable(value)]]
 
 
 def _is_text(value: Any) -> bool:
@@ -313,8 +336,11 @@ def _add_tensor(found: Any, tensor: Tensor) -> None:  # Any: a hash
         return  # its shards are on other ranks; every step's noise depends on them all
     flat = tensor.detach().reshape(-1)
     size = max(1, _BYTES // max(1, flat.element_size()))
-    for part in flat.split(size):
-        found.update(_bytes(part))
+    try:
+        for part in flat.split(size):
+            found.update(_bytes(part))
+    except NotImplementedError:  # kept from inside a transform of torch.func that has ended
+        found.update(b"no numbers")
 
 
 def _bytes(tensor: Tensor) -> bytes:

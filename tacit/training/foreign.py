@@ -107,26 +107,27 @@ class ForeignLoops(RunState):
         `losses` holds one loss per example of the microbatch that was yielded last. Afterwards
         `p.grad` is the noisy gradient, or None while microbatches of the lot are still to come.
         """
-        if (handed := self._handed_out) is None:
-            raise RuntimeError("private.backward needs a batch from private or private.batches().")
-        self._take_back()
-        so_far, self._sum_so_far = self._sum_so_far, None  # lost if anything below fails
-        check_layers(self._norms)
-        check_losses(losses, n_rows(handed.microbatch.batch))
-        require_gradient(losses)
-        with current_device(losses.device):
-            total = self._guard(handed.forward.clipped_sum, losses)  # private
-            drawn = handed.microbatch.size  # private
-            if so_far is not None:
-                total, drawn = so_far[0] + total, so_far[1] + drawn
-            for parameter in self._parameters.values():
-                parameter.grad = None
-            if handed.is_last:
-                if self.steps_taken >= self._isolation.next_check:
-                    self._check_isolation()
-                self._pay_and_release(total, drawn, handed.forward.clip)
-            else:
-                self._sum_so_far = total, drawn
+        with self._one_step:
+            if (handed := self._handed_out) is None:
+                raise RuntimeError("private.backward needs a batch from private or .batches().")
+            self._take_back()
+            so_far, self._sum_so_far = self._sum_so_far, None  # lost if anything below fails
+            check_layers(self._norms)
+            check_losses(losses, n_rows(handed.microbatch.batch))
+            require_gradient(losses)
+            with current_device(losses.device):
+                total = self._guard(handed.forward.clipped_sum, losses)  # private
+                drawn = handed.microbatch.size  # private
+                if so_far is not None:
+                    total, drawn = so_far[0] + total, so_far[1] + drawn
+                for parameter in self._parameters.values():
+                    parameter.grad = None
+                if handed.is_last:
+                    if self.steps_taken >= self._isolation.next_check:
+                        self._check_isolation()
+                    self._pay_and_release(total, drawn, handed.forward.clip)
+                else:
+                    self._sum_so_far = total, drawn
 
     def state_dict(self) -> State:
         """Return the run's state as JSON values. Secret: it holds the key that gives the noise.

@@ -107,15 +107,15 @@ class Private(ForeignLoops):
         and the same lot can be used again; an interrupt during the release waits for its end.
         Copy a `p.grad` that you keep: the next step may overwrite its memory.
         """
-        if self._handed_out is not None:
-            self._take_back()  # the lot was unpacked too
-        self._check_turn(lot)
-        if self.steps_taken >= self._isolation.next_check:
-            self._check_isolation()
-        clip = self._clip()
-        for parameter in self._parameters.values():
-            parameter.grad = None  # a step that fails leaves no gradient behind
-        with self._lots.on_device():
+        with self._one_step, self._lots.on_device():
+            if self._handed_out is not None:
+                self._take_back()  # the lot was unpacked too
+            self._check_turn(lot)
+            if self.steps_taken >= self._isolation.next_check:
+                self._check_isolation()
+            clip = self._clip()
+            for parameter in self._parameters.values():
+                parameter.grad = None  # a step that fails leaves no gradient behind
             with self._guard:
                 total, drawn = self._lot_sum(lot, clip)  # clip and add; private
             self._pay_and_release(total, drawn, clip, is_own_loop=True)
@@ -138,13 +138,15 @@ class Private(ForeignLoops):
         # Divided by its scale, one example moves the sum by at most 1: see `clip`, `arithmetic`.
         scales = self.arithmetic.noise_scales(clip, list(self._parameters))
         sums = self.arithmetic.finished(total.sums, self._parameters, drawn)
-        self._compare_with_first_time([*sums, total.within])
         step, multiplier = self.steps_taken, self.noise_multiplier
         with checkpoint.uninterrupted():
             for parameter in self._frozen:
                 parameter.grad = None  # the optimizer would follow whatever was left there
             self._state_noise(scales)
-            self.steps_taken += 1  # first: if the rest fails, this noise is not drawn again
+            # Counted first: this noise is not drawn again if the rest fails, nor by a checkpoint
+            # that a signal handler makes from here on. One made earlier has the step's tag.
+            self.steps_taken += 1
+            self._compare_with_first_time(step, [*sums, total.within])
             if is_own_loop and self._replayed is not None:
                 self._replayed.release_and_move(
                     sums, scales, step=step, noise_multiplier=multiplier

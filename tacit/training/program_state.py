@@ -120,8 +120,11 @@ def drawn_so_far(device: torch.device) -> list[object]:
 
 def _tensor(value: Tensor, entries: Restores) -> Iterable[Any]:
     is_plain = type(value) is Tensor and value.layout == torch.strided
-    if is_plain and value.numel() and not value.untyped_storage().nbytes():
-        return ()  # FSDP2 has freed the memory of a gathered parameter
+    try:
+        if is_plain and value.numel() and not value.untyped_storage().nbytes():
+            return ()  # FSDP2 has freed the memory of a gathered parameter
+    except NotImplementedError:  # kept from inside a transform of torch.func, such as vmap
+        return ()
     # Parameters are moved by the optimizer, from released gradients only.
     if not isinstance(value, nn.Parameter) and value.numel() <= _LARGE:
         kept = value.detach().clone()

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
+from slow_cases import one_fast
 from torch import nn
 
 from tacit import sampling
@@ -264,6 +265,23 @@ def test_factors_of_all_sizes_are_clipped(layer, way, bounded, monkeypatch):
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
         options = {"engine": "bookkeeping", "bounded": bounded}
         assert_within_the_clip_norm(layer, dtype, "cpu", range(12), **options)
+
+
+@pytest.mark.usefixtures("_range")
+@pytest.mark.parametrize("bounded", [False, True], ids=["fast", "bounded"])
+@pytest.mark.parametrize("is_input", one_fast([True, False], 2), ids=["inputs", "outputs"])
+@pytest.mark.parametrize("width", one_fast([2**20, 2**22], 2))
+def test_squares_lost_by_wide_factors_are_made_up_for(width, is_input, bounded):
+    """Squares just below 2^-126 are lost one by one; the other factor makes them matter."""
+    generator = torch.Generator().manual_seed(0)
+    for share in (1.0, 0.1):
+        x = (torch.rand(2, width, generator=generator) < share) * 1.08e-19
+        g = torch.tensor([[1e19], [0.0]])
+        model = nn.Linear(width, 1, bias=False) if is_input else nn.Linear(1, width, bias=False)
+        batch = (x, g) if is_input else (g, x)
+        options = {"engine": "bookkeeping", "bounded": bounded}
+        found = clipped_sum(model, outputs_times, batch, Flat(1.0), **options).sums
+        assert contribution(found) <= 1 + 1e-5, share
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ import collections
 import datetime
 import decimal
 import fractions
+import logging
 import operator
 import random
 import re
@@ -17,7 +18,8 @@ from slow_cases import one_fast
 from test_checkpoint import load, saved, scaled_loss, train, two_classes, weights
 from torch.nn import functional as F
 
-from tacit.training.fingerprint import _ProgramHash
+from tacit.training.checkpoint import digest
+from tacit.training.fingerprint import _ProgramHash, program_digest
 
 
 class Weighted:
@@ -193,6 +195,55 @@ def test_constants_of_every_type_count(name):
         return found.digest()
 
     assert digest(2) == digest(2) != digest(3)
+
+
+def test_what_differs_by_process_alone_does_not_count(problem):
+    def two_functions():  # the same code at other addresses in memory
+        def double(value):
+            return 2 * value
+
+        def halve(value):
+            return value / 2
+
+        return {halve, double}
+
+    def found(value):
+        hashed = _ProgramHash()
+        hashed.add(value)
+        return hashed.digest()
+
+    one, other = two_functions(), two_functions()
+    assert found(one) == found(other) != found({abs, *one})
+    log = logging.getLogger("tests.fingerprint")
+    before = found(lambda: log.debug("text"))
+    log.isEnabledFor(logging.DEBUG)  # fills a cache of the logger
+    assert found(lambda: log.debug("text")) == before
+    assert found(log) != found(logging.getLogger("tests.other"))
+    states = []
+    for functions in (one, other):
+        case = problem()
+        case.optimizer.param_groups[0]["rule"] = min(functions, key=lambda f: f.__name__)
+        states.append(digest(case.model, case.optimizer))
+        program = program_digest(
+            case.model, case.optimizer, case.loss_fn, case.private._lots.records
+        )
+        states.append(program)
+    assert states[:2] == states[2:]
+
+
+def test_a_tensor_kept_from_inside_a_transform_does_not_end_the_run(problem):
+    kept = {}
+
+    def loss_fn(model, batch):
+        x, y = batch
+        if not kept:
+            kept["weight"] = torch.ones(2)
+        return F.cross_entropy(model(x), y, reduction="none", weight=kept["weight"])
+
+    case = problem(loss_fn=loss_fn, engine="vmap")
+    train(case, stop=1)
+    saved(case)
+    train(case)
 
 
 def test_an_object_that_cannot_be_pickled_counts_by_its_type():

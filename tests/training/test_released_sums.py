@@ -1,6 +1,9 @@
 """The sums of repeated steps: whatever makes them differ, the noise is not used again."""
 
+import contextlib
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -9,6 +12,7 @@ from test_checkpoint import constant, interrupted, load, saved, scheduled, train
 from torch.nn import functional as F
 
 import tacit
+from tacit.errors import BudgetExceeded, ProgramError
 from tacit.training.key import Key
 from tacit.training.released_sums import ReleasedSums
 
@@ -114,6 +118,152 @@ def test_a_second_process_sees_what_the_first_has_released_meanwhile(problem, tm
     scheduled(first, constant, stop=6)
     with pytest.raises(ValueError, match="step 5 was"):
         scheduled(again, lambda step: constant(step) * (1 if step < 4 else 2))
+
+
+def test_a_state_saved_before_the_loop_is_the_one_that_was_loaded(problem):
+    _, state = interrupted(problem, constant, ledger=tacit.Ledger(), stop=3)
+    edited = problem(steps=100, ledger=tacit.Ledger())
+    edited.x[3] *= 3
+    load(edited, state)
+    assert edited.private.state_dict() == state["private"]
+    replay = problem(steps=100, ledger=tacit.Ledger())
+    load(replay, state, is_replay=True)
+    scheduled(replay, constant, stop=3)
+    with pytest.raises(ValueError, match="a replay cannot be saved"):
+        replay.private.state_dict()
+
+
+def restarted(problem, state, path, *, edit):
+    again = problem(steps=20, ledger=tacit.Ledger(path))
+    again.x[3] += edit
+    load(again, state)
+    return again
+
+
+@pytest.mark.filterwarnings("ignore:the data set is not")
+def test_releases_of_all_keys_are_never_more_than_what_was_paid(problem, tmp_path, monkeypatch):
+    monkeypatch.setattr("tacit.training.checkpoint._BLOCK", 1)
+    path = tmp_path / "a.ledger"
+    first = problem(steps=20, ledger=tacit.Ledger(path))
+    train(first, stop=2)
+    state = saved(first)
+    train(first, stop=5)
+    second = restarted(problem, state, path, edit=1.0)  # pays steps 3 to 5 again
+    train(second, stop=7)
+    of_second = saved(second)
+    with pytest.raises(ValueError, match=r"step 6 is not paid with this noise"):
+        train(first)
+    back = restarted(problem, state, path, edit=0.0)
+    with pytest.raises(ValueError, match=r"step 6 is not paid with this noise"):
+        train(back)
+    assert torch.equal(weights(back.model), weights(first.model))
+    third = restarted(problem, state, path, edit=2.0)  # pays steps 3 to 7 again
+    train(third, stop=9)
+    back = restarted(problem, of_second, path, edit=1.0)
+    with pytest.raises(ValueError, match=r"step 8 is not paid with this noise"):
+        train(back)
+    train(third)
+    assert [entry.event.count for entry in third.private.ledger.history()] == [20, 3, 5]
+
+
+@pytest.mark.parametrize("options", [{}, {"lost_steps": 4}], ids=["automatic", "lost_steps"])
+def test_a_changed_restart_that_cannot_pay_stays_refused(problem, tmp_path, options):
+    epsilon = problem(steps=6).private.epsilon(delta=1e-5) * 1.02
+    budget = tacit.Budget(epsilon=epsilon, delta=1e-5)
+    ledger = tacit.Ledger(tmp_path / "a.ledger", budget=budget)
+    first = problem(steps=6, ledger=ledger)
+    train(first, stop=2)
+    state = saved(first)
+    train(first)
+    again = problem(steps=6, ledger=ledger)
+    again.x[3] *= 3
+    if options:
+        with pytest.raises(BudgetExceeded):
+            load(again, state, **options)
+    else:
+        load(again, state)
+    for _ in range(2):
+        with pytest.raises(BudgetExceeded):
+            train(again)
+    assert again.private.steps_taken == 2
+
+
+def test_sums_that_were_cut_off_are_not_known(problem, tmp_path, monkeypatch):
+    monkeypatch.setattr("tacit.training.checkpoint._BLOCK", 1)
+    path, sums = tmp_path / "a.ledger", tmp_path / "a.ledger.sums"
+    first, state = interrupted(problem, constant, ledger=tacit.Ledger(path))
+    lines = sums.read_bytes().splitlines(keepends=True)
+    sums.write_bytes(b"".join(lines[:-1]) + lines[-1][:50])  # one step may be in flight
+    again = problem(steps=100, ledger=tacit.Ledger(path))
+    load(again, state)
+    scheduled(again, constant, stop=6)
+    assert torch.equal(weights(again.model), weights(first.model))
+    for end in (lines[-2][:50], bytes(200)):
+        sums.write_bytes(b"".join(lines[:-2]) + end)
+        load(again, state)
+        with pytest.raises(ValueError, match=r"not known here"):
+            scheduled(again, constant)
+
+
+def test_a_line_that_cannot_be_read_back_is_an_error(tmp_path, monkeypatch):
+    sums = ReleasedSums(tmp_path / "a", "run")
+    monkeypatch.setattr(os, "write", lambda *_: 0)
+    with pytest.raises(OSError, match=r"is not there\. Nothing was released"):
+        sums.add("key", "1", "aa")
+
+
+@pytest.mark.parametrize("place", ["_state_noise", "_compare_with_first_time", "_adapt"])
+def test_a_checkpoint_made_in_the_middle_of_a_step_does_not_repeat_its_noise(
+    problem, monkeypatch, place
+):
+    ledger = tacit.Ledger()
+    first = problem(steps=6, ledger=ledger)
+    train(first, stop=2)
+    states = []
+
+    usual = getattr(first.private, place)
+
+    def save_first(*arguments, **named):  # as a signal handler would
+        if not states:
+            states.append(saved(first))
+        return usual(*arguments, **named)
+
+    monkeypatch.setattr(first.private, place, save_first)
+    train(first)
+    again = problem(steps=6, ledger=ledger)
+    load(again, states[0])
+    at = states[0]["private"]["steps_taken"]
+    lot = next(iter(again.private))
+    with (
+        torch.autocast("cpu", dtype=torch.bfloat16),
+        pytest.raises(ValueError, match=f"step {at + 1} was taken before"),
+    ):
+        again.private.step(lot)
+    assert again.private.steps_taken == at
+
+
+def test_two_threads_or_a_call_inside_the_loss_cannot_use_one_lot_twice(problem):
+    private, lots, both = None, [], threading.Barrier(2)
+
+    def loss_fn(model, batch):
+        if lots and threading.current_thread() is not threading.main_thread():
+            with contextlib.suppress(threading.BrokenBarrierError):
+                both.wait(0.5)
+        elif lots:
+            private.step(lots[0])
+        x, y = batch
+        return F.cross_entropy(model(x), y, reduction="none")
+
+    private = problem(loss_fn=loss_fn, check=False).private
+    loop = iter(private)
+    lots.append(next(loop))
+    with pytest.raises(ProgramError, match="raised RuntimeError in loss_fn"):
+        private.step(lots[0])
+    assert private.steps_taken == 0
+    with ThreadPoolExecutor(2) as pool:
+        found = [pool.submit(private.step, lots[0]) for _ in range(2)]
+    assert sum(one.exception() is None for one in found) == 1
+    assert private.steps_taken == 1
 
 
 def test_a_run_without_a_checkpoint_keeps_no_sums(problem, tmp_path):

@@ -24,11 +24,11 @@ from tacit.training.clip import accumulator
 from tacit.training.gradients import ghost_norm
 from tacit.training.gradients.factored import Dense, FactoredGradient, contract, kept, scaled
 from tacit.training.gradients.ghost_norm import (
-    TINY,
     convolved_in,
     in_double,
     product,
     room,
+    squared_factor,
     squared_norm,
     wide,
 )
@@ -333,7 +333,7 @@ class Convolved:
         steps = zip(self.geometry.kernel, self.geometry.stride, self.geometry.dilation, strict=True)
         overlap = prod(-(-kernel * gcd(by, apart) // by) for kernel, by, apart in steps)
         seen, moved = (t.unflatten(0, (stop - start, -1)) for t in self._roles(start, stop))
-        return (overlap * (squared_norm(seen) + TINY) * (squared_norm(moved) + TINY)).sqrt()
+        return (overlap * squared_factor(seen) * squared_factor(moved)).sqrt()
 
     def _formed(self) -> Dense:
         """Return the formed gradients of all examples, by one convolution or by patches."""

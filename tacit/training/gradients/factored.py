@@ -17,13 +17,13 @@ from tacit.training.arithmetic import ROWS, block_sums, lost_below_range
 from tacit.training.clip import accumulator
 from tacit.training.gradients import ghost_norm
 from tacit.training.gradients.ghost_norm import (
-    TINY,
     GhostNorm,
     has_kernels,
     in_double,
     norms_of_vectors,
     product,
     room,
+    squared_factor,
     squared_norm,
     wide,
 )
@@ -151,9 +151,8 @@ class Outer:
         return GhostNorm(squared, squared.sqrt(), room(self.dtype, 1, bounded=bounded))
 
     def _rank_one(self) -> Tensor:
-        left = squared_norm(self.left) if self.left_squared is None else self.left_squared
-        right = squared_norm(self.right) if self.right_squared is None else self.right_squared
-        return (left + TINY) * (right + TINY)
+        left = squared_factor(self.left, self.left_squared)
+        return left * squared_factor(self.right, self.right_squared)
 
     def weighted_sum(
         self, factors: Tensor, keep: Tensor | None, *, bounded: bool = False

@@ -111,10 +111,6 @@ RATES = {
 # Largest temporary tensor for one chunk of examples, in elements. On a CPU it should fit the cache.
 CHUNK_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}
 
-# Added to squared norms of vectors before they are multiplied: squares below float32's range are
-# lost, up to 2^16 of 2^-126.
-TINY = 2.0**-110
-
 # On a CPU, rows up to this long are squared and summed faster by a matrix product.
 NARROW = 16
 
@@ -361,9 +357,19 @@ def squared_norm(rows: Tensor) -> Tensor:
     return block_squares(flat)
 
 
+def squared_factor(rows: Tensor, squared: Tensor | None = None) -> Tensor:
+    """Return `squared_norm(rows)`, or `squared` if given, so that products with it are bounds.
+
+    Each square below 2^-126, the end of float32's range, may be lost, and so may the sum of a
+    block. A large other factor would make that visible, so twice as much is added for every entry.
+    """
+    squared = squared_norm(rows) if squared is None else squared
+    return squared + rows.shape[1:].numel() * 2.0**-125
+
+
 def norms_of_vectors(tensor: Tensor) -> Tensor:
     """Return the norms over the last axis, in at least float32, none too small by underflow."""
-    return (squared_norm(tensor.flatten(0, -2)) + TINY).sqrt().view(tensor.shape[:-1])
+    return squared_factor(tensor.flatten(0, -2)).sqrt().view(tensor.shape[:-1])
 
 
 def wide(tensor: Tensor) -> Tensor:
