@@ -24,6 +24,7 @@ nothing about them; by a comparison of laws, it is refused with probability 10^-
 needs a tolerance that rounding cannot reach: it is measured, row by row (`rounding`).
 """
 
+import functools
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -373,7 +374,7 @@ class _Trial:
         are paired that keep the other half and are filled with the records of the smallest and of
         the largest loss. So every row is replaced in one of the pairs.
         """
-        by_loss = self.rows[self.base.nan_to_num().mean(1).argsort().cpu().numpy()]
+        by_loss = self._by_loss()
         half, _ = self._half()
         for kept in (half, np.setdiff1d(np.arange(len(self.rows)), half)):
             low, high = (np.full_like(self.rows, record) for record in by_loss[[0, -1]])
@@ -418,8 +419,13 @@ class _Trial:
             raise IncompatibleModel(_REASONS[how])
         self._passed()
 
-    def _random_losses(self, rows: Indices, kept: Indices) -> Tensor:
-        return self.program.losses(rows, self._reseed())[0][kept].cpu()
+    def _random_losses(
+        self, rows: Indices, kept: Indices, *, after: Indices | None = None
+    ) -> Tensor:
+        seed = self._reseed()
+        for number in range(0 if after is None else self._earlier):
+            self.program.losses(after, seed + 1 + number)
+        return self.program.losses(rows, seed)[0][kept].cpu()
 
     def _random_gradient(self, rows: Indices, kept: Indices) -> Tensor:
         return _summary(self.program.gradient(rows, self._reseed(), kept)).cpu()
@@ -449,9 +455,32 @@ class _Trial:
         _, rows = self._half()
         after_itself = self.losses(self.rows, after=self.rows)
         after_another = self.losses(self.rows, after=rows)
-        if not _are_equal(after_itself, after_another) and self._has_memory(rows):
-            self._refuse("after")
-        self._passed()
+        if not _are_equal(after_itself, after_another):
+            if self._has_memory(rows):
+                self._refuse("after")
+            if self.rounding.is_unrepeatable:
+                return self._follow_in_law()
+        return self._passed()
+
+    def _follow_in_law(self) -> None:
+        """Compare laws of the losses after a lot of the record of the largest loss and another lot.
+
+        That is the lot itself, and one filled with the record of the smallest loss.
+        """
+        if not self.is_thorough and self.rng.random() >= _SHARE_OF_LAWS:
+            return
+        low, high = (np.full_like(self.rows, record) for record in self._by_loss()[[0, -1]])
+        every, slack = np.arange(len(self.rows)), self.rounding.slack(8, is_fine=True).cpu()
+        after_high = functools.partial(self._random_losses, self.rows, every, after=high)
+        for other in (low, self.rows):
+            after_other = functools.partial(self._random_losses, self.rows, every, after=other)
+            if differ_in_law(after_high, after_other, self.rng, slack=slack):
+                self._refuse("after")
+            self._passed()
+
+    def _by_loss(self) -> Indices:
+        """Return the records of the lot, that of the smallest loss first."""
+        return self.rows[self.base.nan_to_num().mean(1).argsort().cpu().numpy()]
 
     def follow_by_gradients(self) -> None:
         """Compare the clipped gradient after the lot itself and after another: losses may hide it.
