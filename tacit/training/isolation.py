@@ -143,7 +143,7 @@ class CheckedIsolation(Isolation):
         are expected in a lot: a program may mix at some sizes only.
         """
         rng = key.numpy("isolation", 0)
-        lot = rng.integers(len(self.records), size=max(4, rows))
+        lot = rng.choice(len(self.records), max(4, rows), replace=max(4, rows) > len(self.records))
         usual = rng.poisson(expected, size=_TIMES - 1)
         self.guard(self.check, lot, rng, np.clip(usual, min(4, len(lot)), len(lot)))
         self._plan_next(0, key)
@@ -210,8 +210,10 @@ class CheckedIsolation(Isolation):
 
     def _full(self, lot: Indices, rng: np.random.Generator) -> Indices:
         """Return the lot, filled up to four rows: an empty draw shows nothing."""
-        missing = max(0, 4 - len(lot))
-        return np.concatenate([lot, rng.integers(len(self.records), size=missing)])
+        if len(lot) >= 4:
+            return lot
+        others = rng.choice(len(self.records), min(8, len(self.records)), replace=False)
+        return np.resize(np.concatenate([lot, others[~np.isin(others, lot)]]), 4)
 
     def losses(self, indices: Indices, seed: int) -> tuple[Tensor, list[Any]]:
         """Run the program on these records and return losses (rows, views). Private.
@@ -588,7 +590,12 @@ class _Trial:
         return kept, others
 
     def _others(self) -> Indices:
-        return self.rng.integers(len(self.program.records), size=len(self.rows))
+        """Return other records for all rows: different ones, unless there are few records."""
+        records, size = len(self.program.records), len(self.rows)
+        if records < 2 * size:
+            return self.rng.integers(records, size=size)
+        drawn = self.rng.choice(records, 2 * size, replace=False)
+        return drawn[~np.isin(drawn, self.rows)][:size]
 
     def losses(self, rows: Indices, *, after: Indices | None = None) -> Tensor:
         self.state.restore()

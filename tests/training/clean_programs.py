@@ -603,3 +603,15 @@ def texts_in_an_array_of_objects():
     texts = np.array([" ".join(map(str, row)) for row in x.tolist()], dtype=object)
     dataset = Read(lambda i: (torch.tensor([float(v) for v in texts[i].split()]), y[i]))
     return Case(model(), lambda m, b: ce(m(b[0]), b[1]), dataset, "none")
+
+
+@program
+def records_collated_by_their_number():
+    x, y = data()
+    dataset = Read(lambda i: (int(i), x[i], y[i]))
+
+    def collate(records):
+        by_number = {record[0]: record for record in records}
+        return tuple(torch.stack([r[k] for r in by_number.values()]) for k in (1, 2))
+
+    return Case(model(), lambda m, b: ce(m(b[0]), b[1]), dataset, "none", collate)
