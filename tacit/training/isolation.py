@@ -24,10 +24,10 @@ nothing about them; by a comparison of laws, it is refused with probability 10^-
 needs a tolerance that rounding cannot reach: it is measured, row by row (`rounding`).
 """
 
+import functools
 import math
-import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,15 +37,15 @@ from tacit._check import in_closed_unit
 from tacit.errors import IncompatibleModel
 from tacit.training.clip import Clip
 from tacit.training.distributed import Ranks, gathered
-from tacit.training.engines import TracedLotSum, clipped_sum
+from tacit.training.engines import clipped_sum
 from tacit.training.engines.examples import as_views, as_written
 from tacit.training.key import Key, randomness
 from tacit.training.lots import Lot
 from tacit.training.program_state import ProgramState, drawn_so_far
 from tacit.training.records import Indices, Records
-from tacit.training.rounding import ROOM, Rounding, distance, rounding_unit
+from tacit.training.rounding import ROOM, Rounding, distance, rounding_unit, summary_of
 from tacit.training.sequential_test import differ_in_law
-from tacit.training.tree import Batch, LossFn, check_losses
+from tacit.training.tree import Batch, LossFn, check_losses, with_rows
 from tacit.training.withheld_errors import ErrorGuard
 
 
@@ -142,7 +142,7 @@ class CheckedIsolation(Isolation):
         are expected in a lot: a program may mix at some sizes only.
         """
         rng = key.numpy("isolation", 0)
-        lot = rng.integers(len(self.records), size=max(4, rows))
+        lot = rng.choice(len(self.records), max(4, rows), replace=max(4, rows) > len(self.records))
         usual = rng.poisson(expected, size=_TIMES - 1)
         self.guard(self.check, lot, rng, np.clip(usual, min(4, len(lot)), len(lot)))
         self._plan_next(0, key)
@@ -209,8 +209,10 @@ class CheckedIsolation(Isolation):
 
     def _full(self, lot: Indices, rng: np.random.Generator) -> Indices:
         """Return the lot, filled up to four rows: an empty draw shows nothing."""
-        missing = max(0, 4 - len(lot))
-        return np.concatenate([lot, rng.integers(len(self.records), size=missing)])
+        if len(lot) >= 4:
+            return lot
+        others = rng.choice(len(self.records), min(8, len(self.records)), replace=False)
+        return np.resize(np.concatenate([lot, others[~np.isin(others, lot)]]), 4)
 
     def losses(self, indices: Indices, seed: int) -> tuple[Tensor, list[Any]]:
         """Run the program on these records and return losses (rows, views). Private.
@@ -243,54 +245,9 @@ class CheckedIsolation(Isolation):
 
     def batch(self, indices: Indices) -> Batch:
         """Return these records as the model sees them: fetched, collated, augmented. Private."""
-        return as_views(self.records.fetch(indices), self.views, self.augment)
-
-
-class StrictCost(NamedTuple):
-    """What `isolation="strict"` costs, measured on rows of zeros in the shape of a record."""
-
-    factor: float  # the sum of a lot, relative to the default
-    seconds_per_record: float  # of the process that reads a record; 0 if none is needed
-
-    def __str__(self) -> str:
-        more = f", and {1e3 * self.seconds_per_record:.1f} ms more for each record"
-        return f"isolation='strict' takes {self.factor:.1f} times as long as 'checked'" + (
-            f"{more}, which is read in a process of its own." if self.seconds_per_record else "."
-        )
-
-
-def strict_cost(strict: TracedLotSum, clip: Clip, *, rows: int) -> StrictCost:
-    """Return what a traced program costs, on at most 64 rows."""
-    rows, blank = min(rows, 64), strict.blank()
-    everyone = strict.batch([t.repeat(rows, *[1] * (t.dim() - 1)) for t in blank])
-    device = blank[0].device
-
-    def default() -> None:
-        clipped_sum(strict.model, strict.loss_fn, everyone, clip, augmentations=strict.views)
-
-    def traced() -> None:
-        strict.clipped_sum([blank] * rows, clip)
-
-    state = ProgramState(strict.model, strict.loss_fn)
-    with randomness(0, device):
-        times = [_seconds(run, device) for run in (traced, default)]
-    state.restore()
-    reader = strict.processes
-    process = 0.0 if reader is None else _seconds(reader.start_one, device)
-    return StrictCost(times[0] / times[1], process)
-
-
-def _seconds(run: Callable[[], None], device: torch.device) -> float:
-    """Return the shortest of three times, after a first run."""
-    run()
-    times = []
-    for _ in range(3):
-        start = time.perf_counter()
-        run()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        times.append(time.perf_counter() - start)
-    return min(times)
+        batch = as_views(self.records.fetch(indices), self.views, self.augment)
+        self.shapes = [t.shape for t in with_rows(batch)[0]]
+        return batch
 
 
 class _Trial:
@@ -324,7 +281,7 @@ class _Trial:
         self._start = [*global_generators, *self.state.generators()]
         with rounding_unit() as unit:
             self.base = self.losses(self.rows)
-        self.draws = self._last_draws
+        self.draws, self._shapes = self._last_draws, self.program.shapes
         self.rounding = Rounding(self, unit())
 
     def warm_up(self) -> None:
@@ -332,9 +289,18 @@ class _Trial:
         self.gradient(self.rows, np.arange(len(self.rows)))
 
     def replace(self) -> None:
-        """Replace a random half of the rows by other records, in place."""
-        kept, rows = self._half()
-        after = self.losses(rows)[kept]
+        """Replace a random half of the rows by other records, in place.
+
+        Lots padded to another length run other kernels. If these may round coarsely, a small
+        difference says nothing, and another half is replaced.
+        """
+        for _ in range(_TIMES):
+            kept, rows = self._half()
+            after = self.losses(rows)[kept]
+            if self._is_alike() or self._differ(kept, after, is_fine=False):
+                break
+        else:
+            return self._passed()
         if _are_equal(self.base[kept], after):
             return self._passed(halves=1)
         if self.rounding.is_unrepeatable:
@@ -373,7 +339,7 @@ class _Trial:
         are paired that keep the other half and are filled with the records of the smallest and of
         the largest loss. So every row is replaced in one of the pairs.
         """
-        by_loss = self.rows[self.base.nan_to_num().mean(1).argsort().cpu().numpy()]
+        by_loss = self._by_loss()
         half, _ = self._half()
         for kept in (half, np.setdiff1d(np.arange(len(self.rows)), half)):
             low, high = (np.full_like(self.rows, record) for record in by_loss[[0, -1]])
@@ -418,11 +384,17 @@ class _Trial:
             raise IncompatibleModel(_REASONS[how])
         self._passed()
 
-    def _random_losses(self, rows: Indices, kept: Indices) -> Tensor:
-        return self.program.losses(rows, self._reseed())[0][kept].cpu()
+    def _random_losses(
+        self, rows: Indices, kept: Indices, *, after: Indices | None = None
+    ) -> Tensor:
+        seed = self._reseed()
+        if after is not None:
+            for number in range(self._earlier):
+                self.program.losses(after, seed + 1 + number)
+        return self.program.losses(rows, seed)[0][kept].cpu()
 
     def _random_gradient(self, rows: Indices, kept: Indices) -> Tensor:
-        return _summary(self.program.gradient(rows, self._reseed(), kept)).cpu()
+        return summary_of(self.program.gradient(rows, self._reseed(), kept)).cpu()
 
     def _reseed(self) -> int:
         """Put the state back, give all generators new random numbers, and return their seed."""
@@ -438,7 +410,7 @@ class _Trial:
         if torch.equal(before, after):
             return self._passed(halves=1)
         if not self.rounding.is_unrepeatable:
-            if not self._are_far(before, after, kept, is_fine=True):
+            if not self._are_far(before, after, kept, is_fine=self._is_alike()):
                 return self._passed(halves=1)
             if self._draws_alike():
                 self._refuse("replaced")
@@ -449,9 +421,32 @@ class _Trial:
         _, rows = self._half()
         after_itself = self.losses(self.rows, after=self.rows)
         after_another = self.losses(self.rows, after=rows)
-        if not _are_equal(after_itself, after_another) and self._has_memory(rows):
-            self._refuse("after")
-        self._passed()
+        if not _are_equal(after_itself, after_another):
+            if self._has_memory(rows):
+                self._refuse("after")
+            if self.rounding.is_unrepeatable:
+                return self._follow_in_law()
+        return self._passed()
+
+    def _follow_in_law(self) -> None:
+        """Compare laws of the losses after a lot of the record of the largest loss and another lot.
+
+        That is the lot itself, and one filled with the record of the smallest loss.
+        """
+        if not self.is_thorough and self.rng.random() >= _SHARE_OF_LAWS:
+            return
+        low, high = (np.full_like(self.rows, record) for record in self._by_loss()[[0, -1]])
+        every, slack = np.arange(len(self.rows)), self.rounding.slack(8, is_fine=True).cpu()
+        after_high = functools.partial(self._random_losses, self.rows, every, after=high)
+        for other in (low, self.rows):
+            after_other = functools.partial(self._random_losses, self.rows, every, after=other)
+            if differ_in_law(after_high, after_other, self.rng, slack=slack):
+                self._refuse("after")
+            self._passed()
+
+    def _by_loss(self) -> Indices:
+        """Return the records of the lot, that of the smallest loss first."""
+        return self.rows[self.base.nan_to_num().mean(1).argsort().cpu().numpy()]
 
     def follow_by_gradients(self) -> None:
         """Compare the clipped gradient after the lot itself and after another: losses may hide it.
@@ -537,6 +532,10 @@ class _Trial:
                 self._refuse("alone")
             self._passed()
 
+    def _is_alike(self) -> bool:
+        """Return whether the last batch had the shapes of the lot's, or rounding is fine anyway."""
+        return self.program.shapes == self._shapes or not self.rounding.is_coarse
+
     def _is_random(self) -> bool:
         """Return whether the lot's run drew random numbers; a lot of another size draws others."""
         return self.draws != self._start
@@ -559,7 +558,12 @@ class _Trial:
         return kept, others
 
     def _others(self) -> Indices:
-        return self.rng.integers(len(self.program.records), size=len(self.rows))
+        """Return other records for all rows: different ones, unless there are few records."""
+        records, size = len(self.program.records), len(self.rows)
+        if records < 2 * size:
+            return self.rng.integers(records, size=size)
+        drawn = self.rng.choice(records, 2 * size, replace=False)
+        return drawn[~np.isin(drawn, self.rows)][:size]
 
     def losses(self, rows: Indices, *, after: Indices | None = None) -> Tensor:
         self.state.restore()
@@ -619,14 +623,6 @@ class _Trial:
 
 def _are_equal(a: Tensor, b: Tensor) -> bool:
     return torch.equal(a.nan_to_num(torch.inf), b.nan_to_num(torch.inf))
-
-
-def _summary(gradient: Tensor) -> Tensor:
-    """Return 16 sums of parts of a gradient, whose entries get random signs of a fixed period."""
-    n, period = len(gradient), 1021
-    signs = torch.randint(0, 2, (period,), generator=torch.Generator().manual_seed(0)) * 2 - 1
-    signed = gradient * signs.to(gradient).repeat(-(-n // period))[:n]
-    return torch.stack([part.sum() for part in signed.tensor_split(16)])
 
 
 _EARLIER = 5  # lots that come before, since a program may keep what it saw for some calls

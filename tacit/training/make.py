@@ -25,7 +25,7 @@ from tacit.training.clip import Clip, Flat
 from tacit.training.distributed import Ranks, checksum, gathered, unwrapped
 from tacit.training.engines import LossFn, LotSum, TracedLotSum, engine_named
 from tacit.training.foreign import own_optimizer
-from tacit.training.isolation import CheckedIsolation, Isolation, strict_cost
+from tacit.training.isolation import CheckedIsolation, Isolation
 from tacit.training.key import Key
 from tacit.training.lots import Lots
 from tacit.training.mixing import check_layers, norm_layers, probe, refuse_sparse
@@ -35,6 +35,7 @@ from tacit.training.plan import Sampler, Schedule, TrainingPlan, make_plan
 from tacit.training.private import Private
 from tacit.training.program_state import ProgramState
 from tacit.training.records import Records
+from tacit.training.strict_cost import strict_cost
 from tacit.training.tree import Batch
 from tacit.training.withheld_errors import ErrorGuard
 

@@ -1,12 +1,12 @@
 """Access to the private records, and the microbatches in which they reach the device."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import (
     DataLoader,
     Dataset,
@@ -111,7 +111,9 @@ class Records:
         self.guard = ErrorGuard() if guard is None else guard
         self._digest: bytes | None = None
         inner = self.dataset.dataset if type(self.dataset) is Subset else self.dataset
-        self.is_plain = collate_fn is None and type(inner) in (TensorDataset, Columns)
+        is_table = type(inner) is Columns and _are_plain(inner.columns.values())
+        is_tensors = type(inner) is TensorDataset and _are_plain(inner.tensors)
+        self.is_plain = collate_fn is None and (is_table or is_tensors)
         # The Python code that fetches; selecting rows of tensors keeps no state.
         self.program = () if self.is_stored else (self.dataset, collate_fn)
 
@@ -177,10 +179,19 @@ def _fetcher(dataset: Any, collate_fn: Callable[[list[Any]], Batch] | None) -> F
 
 def _is_stored(dataset: Any) -> bool:
     """Return whether records are rows of tensors, and no subclass says how to read them."""
-    return isinstance(dataset, TensorDataset) and all(
-        getattr(type(dataset), name, None) is getattr(TensorDataset, name, None)
-        for name in ("__getitem__", "__getitems__")
+    return (
+        isinstance(dataset, TensorDataset)
+        and _are_plain(dataset.tensors)
+        and all(
+            getattr(type(dataset), name, None) is getattr(TensorDataset, name, None)
+            for name in ("__getitem__", "__getitems__")
+        )
     )
+
+
+def _are_plain(tensors: Iterable[Tensor]) -> bool:
+    """Return whether all are torch's own tensors; a subclass may run code when a row is taken."""
+    return all(type(t) in (Tensor, nn.Parameter) for t in tensors)
 
 
 def read_records(dataset: Any, indices: list[int]) -> list[Any]:

@@ -158,6 +158,14 @@ def distance(a: Tensor, b: Tensor) -> Tensor:
     return (a - b).abs().nan_to_num(0.0, 0.0, 0.0)
 
 
+def summary_of(gradient: Tensor) -> Tensor:
+    """Return 16 sums of parts of a gradient, whose entries get random signs of a fixed period."""
+    n, period = len(gradient), 1021
+    signs = torch.randint(0, 2, (period,), generator=torch.Generator().manual_seed(0)) * 2 - 1
+    signed = gradient * signs.to(gradient).repeat(-(-n // period))[:n]
+    return torch.stack([part.sum() for part in signed.tensor_split(16)])
+
+
 @contextmanager
 def moved_parameters(model: nn.Module, unit: float | None, seed: int) -> Iterator[None]:
     """Move every parameter by about one unit of rounding inside the block, at random by `seed`.

@@ -603,3 +603,48 @@ def texts_in_an_array_of_objects():
     texts = np.array([" ".join(map(str, row)) for row in x.tolist()], dtype=object)
     dataset = Read(lambda i: (torch.tensor([float(v) for v in texts[i].split()]), y[i]))
     return Case(model(), lambda m, b: ce(m(b[0]), b[1]), dataset, "none")
+
+
+@program
+def records_collated_by_their_number():
+    x, y = data()
+    dataset = Read(lambda i: (int(i), x[i], y[i]))
+
+    def collate(records):
+        by_number = {record[0]: record for record in records}
+        return tuple(torch.stack([r[k] for r in by_number.values()]) for k in (1, 2))
+
+    return Case(model(), lambda m, b: ce(m(b[0]), b[1]), dataset, "none", collate)
+
+
+class PaddedEncoder(nn.Module):
+    """A layer of masked attention on records padded to the longest of the lot."""
+
+    def __init__(self, width=32):
+        super().__init__()
+        torch.manual_seed(0)
+        self.into, self.out = nn.Linear(WIDTH, width), nn.Linear(width, CLASSES)
+        self.layer = nn.TransformerEncoderLayer(width, 4, 64, dropout=0.0, batch_first=True)
+
+    def forward(self, x, padding):
+        hidden = self.layer(self.into(x), src_key_padding_mask=padding)
+        kept = hidden.masked_fill(padding[..., None], 0).sum(1)
+        return self.out(kept / (~padding).sum(1, keepdim=True))
+
+
+@program
+def masked_attention_in_bfloat16():
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.randint(2, 20, (RECORDS,), generator=generator).tolist()
+    records = [(torch.randn(n, WIDTH, generator=generator), i % 3) for i, n in enumerate(lengths)]
+
+    def collate(chosen):
+        x = nn.utils.rnn.pad_sequence([x for x, _ in chosen], batch_first=True)
+        lengths = torch.tensor([len(x) for x, _ in chosen])
+        padding = torch.arange(x.shape[1])[None] >= lengths[:, None]
+        return x.bfloat16(), padding, torch.tensor([y for _, y in chosen])
+
+    def loss(m, batch):
+        return ce(m(batch[0], batch[1]).float(), batch[2])
+
+    return Case(PaddedEncoder().bfloat16(), loss, records, "none", collate)

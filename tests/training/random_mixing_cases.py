@@ -209,3 +209,47 @@ def a_data_set_that_adds_noise_of_the_size_of_the_last_record():
             return noisy, self.y[i]
 
     return Case(model(), lambda m, b: ce(m(b[0]), b[1]), Noisy(), "faint")
+
+
+# The lot before, behind random numbers that cannot be put back ------------------------------------
+
+
+def fresh_noise(x, scale):
+    """Return normal noise from a generator that the operating system seeds at every call."""
+    return scale * torch.from_numpy(np.random.default_rng().normal(size=tuple(x.shape))).to(x.dtype)
+
+
+@case("most")
+def noise_of_the_system_and_the_mean_of_the_lot_before():
+    mean = [torch.zeros(WIDTH)]
+
+    def loss(m, x, y):
+        losses = ce(m(x + fresh_noise(x, 0.3) - mean[0]), y)
+        mean[0] = x.detach().mean(0)
+        return losses
+
+    return loss
+
+
+@case("most")
+def noise_of_the_system_and_class_weights_of_the_lot_before():
+    weights = [torch.ones(CLASSES)]
+
+    def loss(m, x, y):
+        losses = ce(m(x + fresh_noise(x, 0.1)), y) * weights[0][y]
+        weights[0] = len(y) / (CLASSES * torch.bincount(y, minlength=CLASSES).clamp(min=1))
+        return losses
+
+    return loss
+
+
+@case("most")
+def noise_of_the_system_and_a_running_mean_of_the_lots_before():
+    mean = [torch.zeros(WIDTH)]
+
+    def loss(m, x, y):
+        losses = ce(m(x + fresh_noise(x, 0.1) - mean[0]), y)
+        mean[0] = 0.9 * mean[0] + 0.1 * x.detach().mean(0)
+        return losses
+
+    return loss

@@ -14,6 +14,7 @@ from torch._subclasses import FakeTensorMode
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from tacit import make_private
 from tacit.errors import IncompatibleModel
 from tacit.training import Automatic, ClippedSum, Flat, PerLayer, clipped_sum
 from tacit.training.engines import ENGINES, bookkeeping, in_halves, trace, vmap
@@ -566,6 +567,130 @@ def test_a_use_that_no_rule_sees_is_never_left_unclipped():
     with pytest.warns(RuntimeWarning, match="one example at a time"):
         found = clipped_sum(model, cross_entropy, batch, CLIP)
     assert_equal(found, reference.looped(model, cross_entropy, batch, CLIP))
+
+
+# Parameters that the program holds outside the model.
+
+
+class Straight(torch.autograd.Function):
+    """The sign of a weight, with the gradient of the weight itself; vmap can run it."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(weight):
+        return weight.sign()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+def holding(keep, use):
+    """Return a network whose loss uses what `keep` took of its last weight, before any step."""
+    model = network()
+    held = keep(model[2].weight)
+
+    def loss_fn(model, batch):
+        hidden = model[1](model[0](batch[0]))
+        return F.cross_entropy(use(model, hidden, held), batch[1], reduction="none")
+
+    return model, loss_fn
+
+
+def by_autograd(model, loss_fn, batch):
+    """Return the clipped sum of one example after the other, on the model itself, not a copy."""
+    total = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+    for row in range(len(batch[0])):
+        loss = loss_fn(model, [part[row : row + 1] for part in batch]).sum()
+        found = torch.autograd.grad(
+            loss, list(model.parameters()), materialize_grads=True, retain_graph=True
+        )
+        norm = torch.cat([g.flatten() for g in found]).norm()
+        for name, g in zip(total, found, strict=True):
+            total[name] += g * min(1.0, 0.5 / float(norm))
+    return total
+
+
+def held_by_a_hook():
+    model = network()
+    weight = model[2].weight
+    model[0].register_forward_hook(lambda module, inputs, output: output + weight.sum(0))
+    return model, cross_entropy
+
+
+def held_by_a_call_with_parameters():
+    model = network()
+    held = dict(model.named_parameters())
+
+    def loss_fn(model, batch):
+        logits = torch.func.functional_call(model, held, (batch[0],))
+        return F.cross_entropy(logits, batch[1], reduction="none")
+
+    return model, loss_fn
+
+
+def held_as_parts_of_one_vector():
+    class Parts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.flat = nn.Parameter(torch.randn(15))
+            self.parts = [self.flat[:10].view(2, 5), self.flat[10:]]
+
+        def forward(self, x):
+            return torch.cat([F.linear(x, self.parts[0]), (x @ self.parts[1])[:, None]], 1)
+
+    return Parts(), cross_entropy
+
+
+HELD = {
+    "the_weight": lambda: holding(lambda w: w, lambda _, h, w: F.linear(h, w)),
+    "in_a_list": lambda: holding(lambda w: [w], lambda m, h, w: m[2](h) + F.linear(h, w[0])),
+    "transposed": lambda: holding(lambda w: w.T, lambda m, h, w: m[2](h) + h @ w),
+    "a_view": lambda: holding(lambda w: w.view(-1), lambda _, h, w: F.linear(h, w.view(3, 7))),
+    "moved": lambda: holding(lambda w: w + 1, lambda _, h, w: F.linear(h, w)),
+    "in_a_function": lambda: holding(lambda w: w, lambda _, h, w: F.linear(h, Straight.apply(w))),
+    "a_penalty": lambda: holding(lambda w: w, lambda m, h, w: m[2](h) + h[:, :3] * w.norm()),
+    "by_a_hook": held_by_a_hook,
+    "by_a_call": held_by_a_call_with_parameters,
+    "parts_of_one_vector": held_as_parts_of_one_vector,
+}
+
+
+@pytest.mark.parametrize("name", HELD)
+@pytest.mark.filterwarnings("ignore:.*one example at a time")
+def test_a_parameter_held_outside_the_model_keeps_its_gradient(name):
+    (model, loss_fn), batch = HELD[name](), examples()
+    expected = by_autograd(model, loss_fn, batch)
+    for engine in ("auto", "loop"):
+        assert_equal(clipped_sum(model, loss_fn, batch, CLIP, engine=engine), expected)
+    with pytest.raises(vmap.Unsupported, match="outside the model"):
+        clipped_sum(model, loss_fn, batch, CLIP, engine="vmap")
+
+
+@pytest.mark.parametrize("name", [*HELD, "detached"])
+def test_strict_refuses_a_parameter_held_outside_the_model(name):
+    detached = holding(lambda w: w.detach()[1:], lambda m, h, w: m[2](h) + h @ w.sum(0)[:, None])
+    model, loss_fn = detached if name == "detached" else HELD[name]()
+    with pytest.raises(IncompatibleModel, match="holds outside the model"):
+        make_private(
+            model, torch.optim.SGD(model.parameters(), lr=0.1), examples(), loss_fn,
+            batch_size=3, steps=1, clip_norm=1.0, noise_multiplier=1.0, isolation="strict",
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "keep", [lambda w: w.detach(), lambda w: torch.ones_like(w, requires_grad=True)]
+)
+def test_held_tensors_that_pass_no_gradient_on_are_constants(keep):
+    model, loss_fn = holding(keep, lambda m, h, w: m[2](h) + F.linear(h, w))
+    found = clipped_sum(model, loss_fn, examples(), CLIP, engine="vmap")
+    assert_equal(found, by_autograd(model, loss_fn, examples()))
 
 
 # Bugs of peers, by their number in the notes on them.

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Subset, TensorDataset
 
 import tacit
 from tacit.errors import IncompatibleModel
@@ -146,3 +146,37 @@ def test_strict_refuses_records_of_several_shapes():
     (lot,) = itertools.islice(run, 1)
     with pytest.raises(IncompatibleModel, match="one public length"):
         run.step(lot)
+
+
+class Summing(torch.Tensor):
+    """Rows taken of it have the sum of all rows taken before subtracted."""
+
+    total = 0.0
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        found = super().__torch_function__(func, types, args, kwargs or {})
+        if func in (torch.Tensor.index_select, torch.Tensor.__getitem__):
+            found = found.as_subclass(torch.Tensor)
+            cls.total, found = cls.total + float(found.sum()), found - cls.total
+        return found
+
+
+@pytest.mark.parametrize("wrap", [tuple, lambda parts: Subset(TensorDataset(*parts), range(12))])
+def test_tensors_of_a_subclass_are_read_in_processes(wrap):
+    sums = []
+    for scale in (1.0, 500.0):
+        torch.manual_seed(0)
+        Summing.total, model, x = 0.0, nn.Linear(3, 2), torch.randn(12, 3)
+        x[3] *= scale
+        run = tacit.make_private(
+            model, torch.optim.SGD(model.parameters(), lr=0.0),
+            wrap((x.as_subclass(Summing), torch.arange(12) % 2)),
+            lambda model, b: model(b[0]).square().sum(1),
+            batch_size=12, steps=1, clip_norm=1.0, noise_multiplier=0.0, isolation="strict",
+            check=False,
+        )  # fmt: skip
+        for lot in run:
+            run.step(lot)
+        sums.append(12 * torch.cat([p.grad.flatten() for p in model.parameters()]))
+    assert float((sums[0] - sums[1]).norm()) <= 2.001

@@ -30,7 +30,7 @@ from torch.overrides import TorchFunctionMode
 from tacit.errors import IncompatibleModel
 from tacit.training.clip import Clip, ClippedSum, trainable
 from tacit.training.engines.examples import as_views, clip_and_sum
-from tacit.training.engines.vmap import Decompose, LossModule, examples_at_once
+from tacit.training.engines.vmap import Decompose, LossModule, depends_on, examples_at_once
 from tacit.training.gradients.generic import without_fallback_warnings
 from tacit.training.key import randomness
 from tacit.training.record_processes import Example, RecordProcesses, Schema, rebuilt, schema_of
@@ -54,6 +54,10 @@ _OTHER_SCHEMA = (
 _CHANGED = (
     "isolation='strict' traced the program when the run was made, but requires_grad of a parameter "
     "or the mode of a layer (train, eval) is different now. Put it back, or make a new run."
+)
+_HELD = (
+    "uses a parameter, or a view of one, that it holds outside the model, in a closure or a list; "
+    "read it from the model where it is used"
 )
 _TORCHS_OWN = ("aten", "prims")
 _OPERATOR = type(torch.ops.aten.add.Tensor)  # its name is private
@@ -153,18 +157,24 @@ class TracedLotSum:
         return names, tuple(module.training for module in self.model.modules())
 
     def _trace(self, losses: LossModule) -> Gradients:
-        values = {name: p.detach().clone() for name, p in trainable(self.model).items()}
+        parameters = trainable(self.model)
+        values = {name: p.detach().clone() for name, p in parameters.items()}
 
         def gradients(values: dict[str, Tensor], rows: list[Tensor]) -> dict[str, Tensor]:
             leaves = {f"model.{name}": value.requires_grad_() for name, value in values.items()}
             with torch.enable_grad():
                 loss = functional_call(losses, leaves, (self.batch(rows),)).mean()
+                if depends_on(loss, parameters.values()):
+                    raise IncompatibleModel(_REFUSAL.format(_HELD))
                 found = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
             return dict(zip(values, found, strict=True))
 
         with _NoReads(), Decompose(), sdpa_kernel(SDPBackend.MATH), randomness(0, self._device):
             try:
                 graph = make_fx(gradients)(values, self.blank())
+                memory = {_memory(p) for p in parameters.values()}
+                if any(_memory(held) in memory for held in _constants(graph)):
+                    raise IncompatibleModel(_REFUSAL.format(_HELD))
                 _copy_constants(graph)
                 mapped = vmap(graph, in_dims=(None, 0), randomness="different")
                 self._inspect(graph, mapped, values)

@@ -4,13 +4,13 @@ Each example is run alone, as a batch of one, so nothing can mix examples. This 
 one gradient per example; the batch is cut into chunks that fit a budget.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch import Tensor, enable_grad, nn
+from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
@@ -31,7 +31,7 @@ def run(examples: Examples, clip: Clip) -> ClippedSum:
     """Return the clipped sum of the examples whose mask is True.
 
     Raises `Unsupported` where vmap cannot run the model, for example because of control flow that
-    depends on values.
+    depends on values, and where the program holds a parameter outside the model.
     """
     tensors, rebuild = with_rows(examples.batch)
     tensors = [t.unflatten(0, (-1, examples.views)) for t in tensors]
@@ -41,15 +41,40 @@ def run(examples: Examples, clip: Clip) -> ClippedSum:
     step = examples_at_once(values)
     for start in range(0, len(examples), step):
         chunk = slice(start, start + step)
-        with Decompose(), sdpa_kernel(SDPBackend.MATH), without_fallback_warnings():
+        # Parameters are given as detached values: a loss that requires a gradient here, outside of
+        # the transform, has got it from tensors that the program holds.
+        with Decompose(), sdpa_kernel(SDPBackend.MATH), without_fallback_warnings(), enable_grad():
             try:
-                rows = gradients(values, [t[chunk] for t in tensors])
+                rows, losses = gradients(values, [t[chunk] for t in tensors])
             except RuntimeError as error:
                 if is_out_of_memory(error):
                     raise  # the caller tries fewer rows at once
                 raise Unsupported("torch.func.vmap cannot run it") from error
+        if depends_on(losses, examples.parameters.values()):
+            raise Unsupported("the program uses a parameter that it holds outside the model")
+        rows = {name: found.detach() for name, found in rows.items()}
         total += clip_and_sum(rows, clip, examples.mask[chunk])
     return total
+
+
+def depends_on(result: Tensor, parameters: Iterable[nn.Parameter]) -> bool:
+    """Return whether autograd would pass a gradient of `result` on to one of `parameters`.
+
+    The parameters of a model are replaced before its program is differentiated. A program that
+    holds a parameter or a view of one elsewhere (a closure, a list, a hook) still uses the original
+    one, whose gradient would be lost.
+    """
+    wanted = {id(p) for p in parameters}
+    pending, seen = [result.grad_fn], set[Any]()
+    while pending:
+        node = pending.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if id(getattr(node, "variable", None)) in wanted:
+            return True
+        pending.extend(following for following, _ in node.next_functions)
+    return False
 
 
 class Decompose(TorchFunctionMode):
@@ -79,14 +104,14 @@ class LossModule(nn.Module):
 
 def _per_example(
     model: nn.Module, loss_fn: LossFn, rebuild: Callable[..., Batch], views: int
-) -> Callable[[dict[str, Tensor], list[Tensor]], dict[str, Tensor]]:
+) -> Callable[[dict[str, Tensor], list[Tensor]], tuple[dict[str, Tensor], Tensor]]:
     losses = LossModule(model, loss_fn, views)
 
     def loss(values: dict[str, Tensor], rows: list[Tensor]) -> Tensor:
         replaced = {f"model.{name}": value for name, value in values.items()}
         return functional_call(losses, replaced, (rebuild(rows),)).mean()
 
-    return vmap(grad(loss), in_dims=(None, 0), randomness="different")
+    return vmap(grad_and_value(loss), in_dims=(None, 0), randomness="different")
 
 
 def examples_at_once(values: dict[str, Tensor]) -> int:
