@@ -95,7 +95,8 @@ class LogisticRegression(InferenceMixin, ClassifierMixin, PrivateEstimator):
         `sample_weight` holds private weights of the records, such as those of a survey. They are
         clipped to [0, `max_weight`].
         """
-        table, labels = self._fit_table(X, y, accept_sparse=True)
+        accept_sparse = self.method in ("auto", "descent")
+        table, labels = self._fit_table(X, y, accept_sparse=accept_sparse)
         n_rows, n_features = table.shape
         fit_intercept, is_sparse = boolean(fit_intercept=self.fit_intercept), issparse(table)
         box = self._box(n_features, is_centered=fit_intercept and not is_sparse)

@@ -83,8 +83,10 @@ def test_auto_takes_sparse_and_wide_tables():
     assert roc_auc_score(y, model.decision_function(X)) > 0.8
     wide = LogisticRegression(epsilon=1.0, bounds=(0, 1), random_state=0)
     assert wide.fit(X[:200].toarray(), y[:200]).method_ == "descent"
-    with pytest.raises(ValueError, match="dense table of at most"):
+    with pytest.raises(TypeError, match="dense data is required"):
         LogisticRegression(bounds=(0, 1), method="gradient").fit(X, y)
+    with pytest.raises(ValueError, match="dense table of at most"):
+        LogisticRegression(bounds=(0, 1), method="gradient").fit(X[:200].toarray(), y[:200])
     with pytest.raises(ValueError, match="no weights"):
         LogisticRegression(bounds=(0, 1), max_weight=1.0).fit(X, y, np.ones(len(y)))
 
