@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from recorded_releases import recorded_releases
 from scipy.sparse import csr_array, random_array
 from sklearn.metrics import roc_auc_score
 
@@ -28,19 +29,7 @@ def texts(rows=3000, columns=5000, seed=0):
 
 def values_released(monkeypatch, X, y, plan, outputs):
     """Return the exact values of a fit; releases return `outputs`, or are stored there if empty."""
-    seen, replayed = [], iter(list(outputs))
-    original = GaussianMechanism.release
-
-    def release(self, value, rng=None):
-        seen.append(np.asarray(value))
-        released = next(replayed, None)
-        if released is None:
-            released = original(self, value, rng)
-            outputs.append(released)
-        return released
-
-    with monkeypatch.context() as patch:
-        patch.setattr(GaussianMechanism, "release", release)
+    with recorded_releases(monkeypatch, outputs) as seen:
         rows = WideRows(X, Bounds(0, 1).box(X.shape[1], is_centered=False))
         gradient.fit_descent(rows, y, plan, largest_norm=20.0, n_records=300, rng=generator(0))
     return seen

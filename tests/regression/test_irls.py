@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
+from recorded_releases import recorded_releases
 from scipy.special import expit
 
 from tacit.events import Relation
-from tacit.mechanisms import GaussianMechanism, generator, secure_generator
+from tacit.mechanisms import generator, secure_generator
 from tacit.regression import Bounds, LogisticRegression, irls
 from tacit.regression.rows import PrivateRows
 
@@ -22,19 +23,7 @@ def skewed(rows=400, classes=2, seed=0):
 
 def values_released(monkeypatch, X, y, plan, outputs, weights, fit_intercept):
     """Return the exact values of a fit; releases return `outputs`, or are stored there if empty."""
-    seen, replayed = [], iter(list(outputs))
-    original = GaussianMechanism.release
-
-    def release(self, value, rng=None):
-        seen.append(np.asarray(value))
-        released = next(replayed, None)
-        if released is None:
-            released = original(self, value, rng)
-            outputs.append(released)
-        return released
-
-    with monkeypatch.context() as patch:
-        patch.setattr(GaussianMechanism, "release", release)
+    with recorded_releases(monkeypatch, outputs) as seen:
         rows = PrivateRows(X, Bounds(-2, 5).box(X.shape[1]), row_norm=plan.row_norm)
         if weights is not None:
             rows.factors *= np.sqrt(weights)

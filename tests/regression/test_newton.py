@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
+from recorded_releases import recorded_releases
 
 from tacit.events import Relation
-from tacit.mechanisms import GaussianMechanism, generator
+from tacit.mechanisms import generator
 from tacit.regression import Bounds, newton
 from tacit.regression.rows import PrivateRows
 
@@ -21,19 +22,7 @@ def skewed(rows=400, features=4, seed=0):
 
 def values_released(monkeypatch, X, y, plan, outputs, weights=None):
     """Return the exact values of a fit; releases return `outputs`, or are stored there if empty."""
-    seen, replayed = [], iter(list(outputs))
-    original = GaussianMechanism.release
-
-    def release(self, value, rng=None):
-        seen.append(np.asarray(value))
-        released = next(replayed, None)
-        if released is None:
-            released = original(self, value, rng)
-            outputs.append(released)
-        return released
-
-    with monkeypatch.context() as patch:
-        patch.setattr(GaussianMechanism, "release", release)
+    with recorded_releases(monkeypatch, outputs) as seen:
         rows = PrivateRows(X, Bounds(-2, 5).box(X.shape[1]), row_norm=plan.row_norm)
         if weights is not None:
             rows.factors *= np.sqrt(weights)
