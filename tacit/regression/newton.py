@@ -96,6 +96,28 @@ class NewtonPlan:
         return Sequence((*(mechanism.event for mechanism in single), steps))
 
 
+class NormalEquations(NamedTuple):
+    """Released equations gram (theta - model) + gradient = 0 of a fit, with the size of their noise.
+
+    In scaled units and per record. They also hold what the data say of directions in which a fit
+    alone is mostly noise, so that several data sets can be combined.
+    """
+
+    gram: Floats
+    model: Floats
+    """Mean of the models at which gradients were released, and the mean of these gradients."""
+    gradient: Floats
+    metric: Floats
+    """Noise in the gradient has `gradient_variance` times this covariance."""
+    gradient_variance: float
+    gram_variance: float
+    """Variance of the noise in the Gram matrix, per squared distance to `model` in the metric."""
+    sampling: float
+    """The gradient varies by sampling with this times the covariance `gram`."""
+    optimism: float
+    """By how much the fitted `theta` understates its own error, as Mallows estimates it."""
+
+
 class NewtonFit(NamedTuple):
     """Released result of one fit, in scaled units, with the intercept first."""
 
@@ -106,6 +128,7 @@ class NewtonFit(NamedTuple):
     covariance: Floats
     """Covariance of `unshrunk`: noise and sampling. Infinite if the Gram matrix is mostly noise."""
     residual_std: float
+    equations: NormalEquations
 
 
 def plan_newton(
@@ -207,6 +230,7 @@ def fit_newton(
         whitening @ solver.unshrunk(),
         whitening @ covariance @ whitening.T,
         spread.pooled(),
+        solver.equations(clipped_square / total),
     )
 
 
@@ -382,6 +406,7 @@ class Solver:
         self._variances: list[float] = []
         self.theta: Floats = start
         """Current model; it may be set to a better one before the first gradient."""
+        self._optimism = 0.0
 
     def add(self, gradient: Floats, noise_std: float) -> None:
         """Take one released gradient at `theta`, and solve for the next `theta`."""
@@ -422,6 +447,7 @@ class Solver:
             )
             if error < least:
                 best, least = self._start + found, error
+                self._optimism = total * float(squares @ weights)
         return best
 
     def _penalized(self, penalty: Penalty) -> Floats:
@@ -434,6 +460,21 @@ class Solver:
         hessian, cross = back.T @ damped @ back, back.T @ (damped @ model - gradient)
         found = penalty.minimize(hessian, cross, 1 - first, whitening @ self.theta)
         return back @ found
+
+    def equations(self, sampling: float) -> NormalEquations:
+        """Return what was released as equations in scaled units; `sampling`: see `covariance`."""
+        model, gradient, variance = self._means()
+        back = np.linalg.pinv(self._whitening)
+        return NormalEquations(
+            gram=back.T @ self._hessian @ back,
+            model=self._whitening @ model,
+            gradient=back.T @ gradient,
+            metric=back.T @ back,
+            gradient_variance=variance,
+            gram_variance=self._hessian_std**2 / 2,
+            sampling=sampling,
+            optimism=self._optimism,
+        )
 
     def unshrunk(self) -> Floats:
         """Return the solution without penalty and damping, in the directions above the noise."""
