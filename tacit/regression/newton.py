@@ -97,25 +97,27 @@ class NewtonPlan:
 
 
 class NormalEquations(NamedTuple):
-    """Released equations gram (theta - model) + gradient = 0 of a fit, with the size of their noise.
+    """Released equations gram (theta - model) + gradient = 0 of a fit, with their noise.
 
     In scaled units and per record. They also hold what the data say of directions in which a fit
-    alone is mostly noise, so that several data sets can be combined.
+    alone is mostly noise, so that the fits of several data sets can be combined.
     """
 
     gram: Floats
     model: Floats
-    """Mean of the models at which gradients were released, and the mean of these gradients."""
+    """Mean of the models at which gradients were released."""
     gradient: Floats
+    """Mean of these gradients. Its noise has the covariance `gradient_variance` * `metric`."""
     metric: Floats
-    """Noise in the gradient has `gradient_variance` times this covariance."""
     gradient_variance: float
-    gram_variance: float
-    """Variance of the noise in the Gram matrix, per squared distance to `model` in the metric."""
+    gram_std: float
+    """Standard deviation of the diagonal of the noise in the Gram matrix, in whitened units."""
     sampling: float
-    """The gradient varies by sampling with this times the covariance `gram`."""
+    """By sampling, the gradient has the covariance `sampling` * `gram`."""
     optimism: float
-    """By how much the fitted `theta` understates its own error, as Mallows estimates it."""
+    """Mallows' estimate of how much lower the loss of the fit seems than it is."""
+    fitted: float
+    """Influence of the data on the fit, relative to that without a penalty: from 0 to 1."""
 
 
 class NewtonFit(NamedTuple):
@@ -406,7 +408,7 @@ class Solver:
         self._variances: list[float] = []
         self.theta: Floats = start
         """Current model; it may be set to a better one before the first gradient."""
-        self._optimism = 0.0
+        self._optimism, self._fitted = 0.0, 1.0
 
     def add(self, gradient: Floats, noise_std: float) -> None:
         """Take one released gradient at `theta`, and solve for the next `theta`."""
@@ -448,6 +450,7 @@ class Solver:
             if error < least:
                 best, least = self._start + found, error
                 self._optimism = total * float(squares @ weights)
+                self._fitted = float(squares @ weights / squares.sum())
         return best
 
     def _penalized(self, penalty: Penalty) -> Floats:
@@ -471,9 +474,10 @@ class Solver:
             gradient=back.T @ gradient,
             metric=back.T @ back,
             gradient_variance=variance,
-            gram_variance=self._hessian_std**2 / 2,
+            gram_std=self._hessian_std,
             sampling=sampling,
             optimism=self._optimism,
+            fitted=self._fitted,
         )
 
     def unshrunk(self) -> Floats:

@@ -358,24 +358,32 @@ def combine(
 
 
 def step_length(target: NewtonFit, helped: Floats, share: float) -> float:
-    """Return how far the target's own fit should move towards `helped`, from 0 to 1.
+    """Return how far the target's own fit should move towards the model `helped`, from 0 to 1.
 
-    The released loss of the target is a parabola along the way, and its minimum is the answer. The
-    own fit was chosen by this loss, which therefore seems steeper
+    Along the way the released loss of the target is a parabola, whose minimum is the answer. Three
+    facts about noise enter. The own fit was chosen by this loss, which therefore seems lower there
+    than it is, by `optimism`; only the `share` of it counts that `helped` does not have in common
+    with the own fit. (If the own fit is not shrunk, the rest is the rule of James & Stein.) As far
+    as it is shrunk, the slope at the own fit is noisy, and has to be below 0 by one standard
+    deviation. The curvature is raised by one standard deviation of its noise. So in doubt the step
+    is short: sources must be seen to help.
     """
     e = target.equations
     way = helped - target.theta
-    curvature = float(way @ e.gram @ way)
     slope = float(way @ (e.gram @ (target.theta - e.model) + e.gradient))
+    doubt = (1 - e.fitted) * math.sqrt(float(way @ noise_covariance(e, target.theta) @ way))
+    curvature = float(way @ e.gram @ way) + e.gram_std * float(way @ e.metric @ way)
     if curvature <= 0:
         return 0.0
-    return float(np.clip((share * e.optimism - slope) / curvature, 0.0, 1.0))
+    return float(np.clip((share * e.optimism - slope - doubt) / curvature, 0.0, 1.0))
 
 
 def noise_covariance(e: NormalEquations, theta: Floats) -> Floats:
     """Return the covariance of the residuals of the equations if `theta` is the truth."""
     away = theta - e.model
-    noise = e.gradient_variance + e.gram_variance * float(away @ e.metric @ away)
+    # The noise matrix E of the Gram matrix has variance s^2 on and s^2 / 2 off the diagonal, so E u
+    # has covariance s^2 (|u|^2 I + u u') / 2. The second part is left out: it is of rank 1.
+    noise = e.gradient_variance + e.gram_std**2 / 2 * float(away @ e.metric @ away)
     return noise * e.metric + e.sampling * e.gram
 
 
@@ -437,12 +445,13 @@ def misfit(equations: Many[NormalEquations], *, allowance: float = 0.0) -> float
 def correct(
     difference: Floats, precision: Floats, scale: float, *, q: int, penalty: float | None
 ) -> Floats:
-    """Return the part of a measured `difference` of two models that is not noise.
+    """Return the part of the measured `difference` of two models that is not noise.
 
-    It minimizes half of the squared distance to the difference, weighted by its `precision`, plus a
-    penalty. A `penalty` of the user is beside that squared distance times `scale`. By default, for q = 2 it is that of a normal
-    prior whose variance is estimated from the excess of the difference over its noise, and for
-    q = 1 it is sqrt(2 log d) standard deviations of each of d coefficients.
+    It minimizes half of the squared distance to `difference`, weighted by the `precision` of its
+    entries, plus a penalty. A `penalty` that the user gives is multiplied by 1 / `scale`. The
+    default for q = 2 is that of a normal prior, whose variance is estimated from the excess of the
+    difference over its noise; for q = 1 it is sqrt(2 log d) standard deviations of each of the d
+    coefficients.
     """
     d = len(difference)
     units = np.ones(d)
