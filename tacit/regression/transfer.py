@@ -66,8 +66,10 @@ class TransferRegression(PrivateRegressor):
     bounds, target_bounds
         The same bounds for all data sets.
     h, q
-        A source is informative if its coefficients are within `h` of the target's in the q-norm,
-        1 or 2. None keeps the sources whose difference from the target could be noise.
+        `h` declares that a source is informative if its coefficients are within `h` of the target's
+        in the q-norm, 1 or 2; the model relies on that where the target itself says little, as
+        beyond the range of its records. None relies on nothing: a source must not differ from the
+        target by more than noise, and must be seen to lower the target's loss.
     penalty
         lambda of the correction: the coefficients may differ from those of the sources by d, at a
         price of `penalty` times the sum of |d_j|^q, beside half of the target's mean squared error
@@ -88,7 +90,8 @@ class TransferRegression(PrivateRegressor):
         Numbers of the sources that were used, from 0.
     alone_, weight_
         The target's own fit, coefficients and intercept, which is that of `LinearRegression`; and
-        how far the model moved from it towards the model of all data sets, from 0 to 1.
+        how far the model moved from it towards the model of all data sets, from 0 to 1. It is 1
+        for a declared `h`.
     misfits_
         Disagreement of each source with the target, relative to the most that noise explains.
     events_, event_
@@ -96,7 +99,8 @@ class TransferRegression(PrivateRegressor):
 
     Examples
     --------
-    The target covers only values near 0; two other regions show how the line continues.
+    The target covers only values near 0; two other regions, which are declared to follow the same
+    line, show how it continues.
 
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)
@@ -104,7 +108,7 @@ class TransferRegression(PrivateRegressor):
     ...     X = rng.uniform(low, high, (5000, 1))
     ...     return X, 2 * X[:, 0] + 1
     >>> model = TransferRegression(
-    ...     epsilon=1.0, delta=1e-6, bounds=(0, 10), target_bounds=(0, 25), random_state=0
+    ...     epsilon=1.0, delta=1e-6, bounds=(0, 10), target_bounds=(0, 25), h=0, random_state=0
     ... ).fit(*region(0, 1), sources=[region(4, 6), region(9, 10)])
     >>> model.informative_, model.predict([[10.0]]).round(0).tolist()
     ([0, 1], [21.0])
@@ -168,7 +172,7 @@ class TransferRegression(PrivateRegressor):
         """
         if self.q not in (1, 2):
             raise ValueError(f"q must be 1 or 2, got {self.q!r}.")
-        allowance = 0.0
+        allowance = None
         if self.h is not None:
             # Scaled, w_j becomes w_j half_j / half_y; the 2-norm is at most the q-norm for q <= 2.
             allowance = float(non_negative(h=self.h) * box.half.max() / target_box.half[0])
@@ -260,7 +264,7 @@ class CorrectionTerms(TypedDict):
 
     q: int
     penalty: float | None
-    allowance: float
+    allowance: float | None
 
 
 class Combined(NamedTuple):
@@ -328,18 +332,19 @@ def combine(
     *,
     q: int = 2,
     penalty: float | None = None,
-    allowance: float = 0.0,
+    allowance: float | None = None,
 ) -> Combined:
     """Return a model of the target, fitted with the help of those sources that agree with it.
 
     The result lies between the target's own fit and the mean of all agreeing fits, weighted by
     their precision and corrected on the target. `q` and `penalty` are those of the correction.
-    `allowance` is the L2 distance by which a source's coefficients may differ from the target's.
+    `allowance` is the declared L2 distance of the coefficients of informative sources from the
+    target's; if it is None, `step_length` says how far to go.
     """
     alone = target.theta
     if not isinstance(target, NewtonFit):  # released without the equations that it solved
         return Combined(alone, [], [math.inf] * len(sources), 0.0)
-    informative, misfits = select(target.equations, sources, allowance=allowance)
+    informative, misfits = select(target.equations, sources, allowance=allowance or 0.0)
     if not informative:
         return Combined(alone, [], misfits, 0.0)
     kept = [sources[k] for k in informative]
@@ -353,7 +358,9 @@ def combine(
     scale = target.equations.sampling
     difference = correct(alone - source, shared, scale, q=q, penalty=penalty)
     helped = inverse @ (own @ alone + pooled @ (source + difference))
-    weight = step_length(target, helped, np.trace(inverse @ pooled) / len(alone))
+    weight = 1.0
+    if allowance is None:
+        weight = step_length(target, helped, float(np.trace(inverse @ pooled)) / len(alone))
     return Combined(alone + weight * (helped - alone), informative, misfits, weight)
 
 
