@@ -30,15 +30,11 @@ from functools import cache
 
 import _results as results
 import _tables as tables
-import matplotlib as mpl
 import numpy as np
 from numpy.typing import NDArray
 from scipy.signal import lfilter
 
 from tacit.regression import Bounds, TransferRegression
-
-mpl.use("Agg")
-import matplotlib.pyplot as plt  # after the backend is chosen
 
 BUDGET = {"epsilon": 1.0, "delta": 1e-6}
 Floats = NDArray[np.float64]
@@ -75,6 +71,11 @@ def line_errors(seed: int) -> list[float]:
 
 def line(pool: ProcessPoolExecutor) -> str:
     """Return the table of the line simulation, and draw results/transfer_line.svg."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt  # after the backend is chosen
+
     found = np.array(list(pool.map(line_errors, range(RUNS))))
     mean = found.mean(axis=0)
     figure, axes = plt.subplots(figsize=(6, 4))
