@@ -132,7 +132,6 @@ def _plan(
     given: Path | None, schema: Path | None, public_test: Path | None, public_sample: Path | None
 ) -> "Recipe":
     """Return the recipe of the argument, or that of a table with its schema and public inputs."""
-    from tacit.datasets import Schema
     from tacit.experiments import Recipe
 
     if given is None:
@@ -141,14 +140,8 @@ def _plan(
         return Recipe.read(given, method="pate")
     if schema is None or public_test is None:
         raise ValueError("a table needs --schema FILE and --public-test FILE, the public inputs.")
-    settings = tables.table_settings(
-        given,
-        Schema.read(schema),
-        public_test=public_test,
-        public_sample=public_sample,
-        evaluation=True,
-        ledger=None,
-    )
+    options = tables.FitOptions(schema=schema, public_test=public_test, public_sample=public_sample)
+    settings = tables.table_settings(given, options)
     return Recipe.from_dict(settings, method="pate")
 
 

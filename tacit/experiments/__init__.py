@@ -7,7 +7,7 @@
     load_model("runs/digits").predict(images)
 
 Reading order: `recipe` (every setting), `training_run` and `training_loop` (DP-SGD), `pate_run`,
-`regression_run`, `transfer_run`, `summary_run`, `table_check` and `paid_evaluation` (private
+`regression_run`, `summary_run`, `table_check` and `paid_evaluation` (private
 tables), `prediction`, `advice`, `features` (what is released before training), `recipe_classifier`
 and `tuned_run` (tuning), `facts` and `folder` (what a run leaves behind), `audit`,
 `demonstrations`, `replay`, `sweeps`.
@@ -39,10 +39,9 @@ from tacit.experiments.logit import Ascent, LogitStudy, study_logit
 from tacit.experiments.pate_run import run_pate
 from tacit.experiments.prediction import Predictions, predict_table
 from tacit.experiments.recipe import MOST_OUTSIDE, Published, Recipe, shipped
-from tacit.experiments.regression_run import run_regression
+from tacit.experiments.regression_run import run_regression, run_transfer
 from tacit.experiments.summary_run import run_summary
 from tacit.experiments.sweeps import SWEEP, Point, Summary, Sweep, SweepRun, sweep, sweep_pate
-from tacit.experiments.transfer_run import run_transfer
 
 if TYPE_CHECKING:
     from tacit.experiments.recipe_classifier import RecipeClassifier

@@ -24,8 +24,7 @@ from tacit.experiments import data as data_of
 from tacit.experiments.facts import Facts
 from tacit.experiments.features import Prepared
 from tacit.experiments.recipe import Recipe
-from tacit.experiments.regression_run import estimator_of
-from tacit.experiments.transfer_run import transfer_estimator
+from tacit.experiments.regression_run import estimator_of, transfer_estimator
 from tacit.ledger import Ledger
 from tacit.mechanisms import Rng, Seed, generator
 from tacit.pate import ConfidentGNMax, partition
