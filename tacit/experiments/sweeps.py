@@ -13,6 +13,7 @@ is released. On one private data set the costs of several released runs add up:
 
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from tacit import accounting
 from tacit._untrusted import read_json
 from tacit.datasets import Dataset
 from tacit.errors import NotCertified
-from tacit.events import Relation
+from tacit.events import Event, Relation, Repeated
 from tacit.events import Sequence as EventSequence
 from tacit.experiments import data
 from tacit.experiments.facts import BASELINE, Facts, Metric
@@ -309,7 +310,11 @@ def _result(recipe: Recipe, facts: dict[str, Facts], baseline: list[Metric]) -> 
         summaries=tuple(summaries),
         baseline=baseline[-1] if baseline else None,
         majority=next(iter(facts.values())).utility.majority,
-        epsilon_of_all=_price_of_all(list(facts.values())),
+        epsilon_of_all=price_of_all(
+            [one.claim for one in facts.values()],
+            delta=min(one.delta for one in facts.values()),
+            relation=Relation(next(iter(facts.values())).relation),
+        ),
         published=recipe.published,
     )
 
@@ -330,11 +335,11 @@ def _cell(name: str, facts: Facts) -> SweepRun:
     )
 
 
-def _price_of_all(facts: list[Facts]) -> float:
-    """Return the epsilon of releasing all runs together, at the smallest delta of any run."""
-    delta, relation = min(one.delta for one in facts), Relation(facts[0].relation)
-    claims = tuple(one.claim for one in facts)
-    event = claims[0] if len(claims) == 1 else EventSequence(claims)
+def price_of_all(events: Sequence[Event], *, delta: float, relation: Relation) -> float:
+    """Return the epsilon of releasing what all `events` produced."""
+    counts = Counter(events)
+    parts = tuple(Repeated(event, n) for event, n in counts.items())
+    event = parts[0] if len(parts) == 1 else EventSequence(parts)
     try:
         return accounting.epsilon(event, delta=delta, relation=relation)
     except NotCertified:  # too many different parts for double precision; RDP always has a bound

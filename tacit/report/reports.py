@@ -52,7 +52,7 @@ def write_page(folder: str | Path) -> Path:
     if (Path(folder) / SWEEP).is_file():
         sweep = Sweep.read(folder)
         figures = sweep_figures(sweep)
-        return _write(RunFolder(folder), figures, _sweep_page(sweep, figures))
+        return write_report(RunFolder(folder), figures, _sweep_page(sweep, figures))
     run = RunFolder(folder)
     facts = run.facts()
     certificate = write_certificate(run)
@@ -60,14 +60,14 @@ def write_page(folder: str | Path) -> Path:
     results = _statistics_sections(facts, run)
     for figure in (figure for section in attacks for figure in section.figures):
         run.write(f"{FIGURES}/{figure.name}.svg", to_svg_file(figure))  # the audit wrote the data
-    return _write(run, figures, page_of(facts, certificate, figures, (*results, *attacks)))
+    return write_report(run, figures, page_of(facts, certificate, figures, (*results, *attacks)))
 
 
 def write_logit_report(study: LogitStudy, folder: str | Path) -> Path:
     """Write study.json, the figures and report.html, and return the page's path."""
     run, figures = RunFolder(folder), logit_figures(study)
     run.write(STUDY, json.dumps(study.to_dict(), indent=2, allow_nan=False) + "\n")
-    return _write(run, figures, _logit_page(study, figures))
+    return write_report(run, figures, _logit_page(study, figures))
 
 
 def write_pate_sweep(setting: str, points: Sequence[Point], folder: str | Path) -> None:
@@ -80,7 +80,8 @@ def write_pate_sweep(setting: str, points: Sequence[Point], folder: str | Path) 
     _write_figures(RunFolder(folder), figures)
 
 
-def _write(run: RunFolder, figures: Iterable[Figure], page: Page) -> Path:
+def write_report(run: RunFolder, figures: Iterable[Figure], page: Page) -> Path:
+    """Write the figures and the page report.html into the folder `run`; return the page's path."""
     _write_figures(run, figures)
     return run.write(REPORT, render(page))
 
