@@ -313,7 +313,8 @@ class RegressionSettings(_Settings, section="regression"):
     """Linear: functional, adassp or gradient. Logistic: gradient, sgd or objective. frank-wolfe is
     for wide tables, and fits a number or two classes."""
     radius: float | None = _setting(None, positive)
-    """Of frank-wolfe: the largest sum of absolute coefficients of scaled features (default 1)."""
+    """Of frank-wolfe: the largest sum of absolute coefficients of scaled features; default by the
+    budget."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -107,6 +108,8 @@ class Point(NamedTuple):
     accuracy: float
     epsilon: float
     answered: int
+    run: int = 0
+    """Number of the run among those with this value, from 0."""
 
 
 def sweep(
@@ -170,29 +173,32 @@ def sweep_pate(
     values: Sequence[float],
     folder: str | Path,
     *,
+    repeats: int = 1,
     data: str | Path | None = None,
     ledger: str | Path | None = None,
     on_point: Callable[[Point], None] = lambda _: None,
 ) -> list[Point]:
     """Run a PATE recipe at each of `values` of `setting` ("teachers", "noise" or "queries").
 
-    Writes `sweep.jsonl` and `sweep.csv`. A finished run is not repeated. `ledger` is a ledger file
-    that pays for all runs.
+    Each value has `repeats` runs; if the recipe has a seed, run k uses seed + k. Writes
+    `sweep.jsonl` and `sweep.csv`. A finished run is not repeated. `ledger` is a ledger file that
+    pays for all runs.
     """
     if setting not in VARIED:
         raise ValueError(f"setting must be one of {', '.join(VARIED)}, got {setting!r}.")
     points = []
-    for value in values:
+    for value, k in product(values, range(repeats)):
         number = value if setting == "noise" else int(value)
-        run = RunFolder(Path(folder) / f"{setting}-{number:g}")
-        varied = recipe.with_settings({VARIED[setting]: number})
+        run = RunFolder(Path(folder) / (f"{setting}-{number:g}" + (f"_run-{k}" if k else "")))
+        seed = None if recipe.run.seed is None else recipe.run.seed + k
+        varied = recipe.with_settings({VARIED[setting]: number, "run.seed": seed})
         refuse_other_recipe(varied, run)
         facts = (
             run.facts() if run.is_finished else run_pate(varied, run.path, data=data, ledger=ledger)
         )
         answered = int(facts.utility.others["answered"])
         accuracy = facts.utility.private[0].value
-        points.append(Point(float(number), accuracy, facts.epsilon, answered))
+        points.append(Point(float(number), accuracy, facts.epsilon, answered, k))
         on_point(points[-1])
     written = RunFolder(folder)
     written.write_lines("sweep.jsonl", [{setting: p.value, **p._asdict()} for p in points])

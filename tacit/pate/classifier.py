@@ -236,8 +236,8 @@ class PATEClassifier:
             return
         cost = epsilon_of(self.plan_event(n_public), delta=_STATED)
         warnings.warn(
-            f"without a budget, the answers will cost epsilon {cost:.1f} at delta {_STATED:g}. Pass "
-            "epsilon and delta, which choose the noise and the number of queries.",
+            f"without a budget, the answers will cost epsilon {cost:.1f} at delta {_STATED:g}. "
+            "Pass epsilon and delta, which choose the noise and the number of queries.",
             stacklevel=3,
         )
 

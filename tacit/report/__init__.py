@@ -20,8 +20,8 @@ from tacit.report.run_certificate import (
 from tacit.report.signature import Verdict, judge, new_key, sign
 
 if TYPE_CHECKING:
-    from tacit.report.reports import write_logit_report, write_page, write_pate_sweep
-    from tacit.report.study_page import cost_in_words, write_study
+    from tacit.report.reports import write_logit_report, write_page
+    from tacit.report.study_page import cost_in_words, write_pate_sweep, write_study
 
 __all__ = [
     "Figure",
@@ -50,7 +50,7 @@ __all__ = [
     "write_study",
 ]
 
-_PAGES = ("write_logit_report", "write_page", "write_pate_sweep")
-_STUDIES = ("cost_in_words", "write_study")
+_PAGES = ("write_logit_report", "write_page")
+_STUDIES = ("cost_in_words", "write_pate_sweep", "write_study")
 _HOMES = dict.fromkeys(_PAGES, "reports") | dict.fromkeys(_STUDIES, "study_page")
 __getattr__ = lazy(__name__, _HOMES)

@@ -22,7 +22,6 @@ from tacit.experiments import (
     Facts,
     LogitStudy,
     Metric,
-    Point,
     RunFolder,
     Summary,
     Sweep,
@@ -31,6 +30,7 @@ from tacit.report.certificate import CONTEXT
 from tacit.report.figures import Figure, PictureRow, Role, Series, Surface, files, to_svg_file
 from tacit.report.page import Number, Page, Section, cautions, promise, render, strength
 from tacit.report.run_certificate import randomness_of, write_certificate
+from tacit.report.transfer_figures import transfer_figures
 
 REPORT, FIGURES = "report.html", "figures"
 STUDY = "study.json"
@@ -70,16 +70,6 @@ def write_logit_report(study: LogitStudy, folder: str | Path) -> Path:
     return write_report(run, figures, _logit_page(study, figures))
 
 
-def write_pate_sweep(setting: str, points: Sequence[Point], folder: str | Path) -> None:
-    """Draw accuracy and epsilon of a PATE sweep against the varied setting, into `folder`."""
-    rows = [point._asdict() | {setting: point.value} for point in points]
-    figures = (
-        _line(rows, "accuracy", setting, title="Accuracy of the student", caption="One run each."),
-        _line(rows, "epsilon", setting, title="Epsilon of each run, if it alone is released"),
-    )
-    _write_figures(RunFolder(folder), figures)
-
-
 def write_report(run: RunFolder, figures: Iterable[Figure], page: Page) -> Path:
     """Write the figures and the page report.html into the folder `run`; return the page's path."""
     _write_figures(run, figures)
@@ -101,6 +91,8 @@ def run_figures(facts: Facts, run: RunFolder) -> tuple[Figure, ...]:
     private = run.read_lines(facts.metrics_file) if facts.metrics_file else []
     if facts.method == "PATE" and len(private) < 2:
         return ()
+    if facts.method == "transfer":
+        return transfer_figures(read_json(run / facts.model_file))
     if facts.method == "PATE":
         cost = f"Epsilon at delta {facts.delta:g} after each number of answers, for any data."
         taught = "Accuracy on public test records of a student that learns from these answers only."

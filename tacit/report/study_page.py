@@ -1,11 +1,12 @@
-"""Page of a study: its curves of errors, what they mean, and what releasing the fits would cost."""
+"""Pages of studies and PATE sweeps: curves over repeated fits, and the price of releasing them."""
 
 import json
 import statistics
+from collections.abc import Sequence
 from itertools import cycle
 from pathlib import Path
 
-from tacit.experiments import Curve, RunFolder, Study
+from tacit.experiments import Curve, Point, RunFolder, Study
 from tacit.report.figures import Figure, Role, Series
 from tacit.report.page import Number, Page, Section
 from tacit.report.reports import STUDY, write_report
@@ -29,6 +30,42 @@ def write_study(study: Study, folder: str | Path) -> Path:
     return write_report(run, (figure,), _page(study, figure))
 
 
+def write_pate_sweep(setting: str, points: Sequence[Point], folder: str | Path) -> Path:
+    """Write figures and page of a PATE sweep: accuracy and epsilon against the varied setting."""
+    values = sorted({point.value for point in points})
+    repeats = sum(point.value == values[0] for point in points)
+
+    def figure(metric: str, title: str) -> Figure:
+        found = [tuple(getattr(p, metric) for p in points if p.value == value) for value in values]
+        curve = Curve(name=metric, x=tuple(values), errors=tuple(found))
+        return Figure(
+            name=f"{metric}-by-{setting}",
+            title=title,
+            caption=_repeated(repeats, "run"),
+            x_label=setting,
+            y_label=metric,
+            y_percent=metric == "accuracy",
+            series=(_series(curve, Role.PRIVATE),),
+        )
+
+    accuracy = figure("accuracy", "Accuracy of the student")
+    figures = (accuracy, figure("epsilon", "Epsilon of each run, if it alone is released"))
+    means, best = accuracy.series[0].y, max(accuracy.series[0].y)
+    page = Page(
+        title=f"PATE: accuracy against {setting}",
+        lead=f"{len(points)} runs. Each bill holds if that run alone is released.",
+        numbers=(
+            Number(
+                "best accuracy", f"{100 * best:.2f} %", f"{setting} {values[means.index(best)]:g}"
+            ),
+            Number("runs", str(len(points)), f"{repeats} at each value"),
+        ),
+        figures=figures,
+        footer="Written by tacit. The numbers are in sweep.csv and figures/.",
+    )
+    return write_report(RunFolder(folder), figures, page)
+
+
 def study_figure(study: Study) -> Figure:
     """Return the figure of a study: means, with bands of one standard deviation over repeats."""
     series = [_series(curve, role) for curve, role in zip(study.curves, cycle(_ROLES))]
@@ -41,15 +78,19 @@ def study_figure(study: Study) -> Figure:
     return Figure(
         name=f"{study.name}-by-{study.x_label.replace(' ', '-')}",
         title=study.title,
-        caption=f"Mean of {repeats} fits; bands are one standard deviation."
-        if repeats > 1
-        else "One fit at each point.",
+        caption=_repeated(repeats, "fit"),
         x_label=study.x_label,
         y_label=study.y_label,
         x_log=study.x_label == "epsilon" and len(study.curves[0].x) > 1,
         y_log=min(means) > 0 and max(means) > _WIDE * min(means),
         series=tuple(series),
     )
+
+
+def _repeated(repeats: int, what: str) -> str:
+    if repeats == 1:
+        return f"One {what} at each point."
+    return f"Mean of {repeats} {what}s; bands are one standard deviation."
 
 
 def _series(curve: Curve, role: Role) -> Series:
