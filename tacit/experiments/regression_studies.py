@@ -56,7 +56,7 @@ class Study:
     delta: float
     """Delta at which the price is stated."""
     epsilon_of_all: float
-    """Epsilon of releasing every fitted model."""
+    """Epsilon of releasing every fitted model, by the Rényi accountant."""
     n_fits: int
     n_records: int
     is_public: bool
@@ -362,7 +362,7 @@ class _Draws:
     def price(self, events: Sequence[Event], delta: float) -> dict[str, Any]:
         """Return the fields of `Study` that state the price of all fits together."""
         relation = Relation.ADD_REMOVE if self.ledger is None else self.ledger.relation
-        price = price_of_all(events, delta=delta, relation=relation)
+        price = price_of_all(events, delta=delta, relation=relation, is_tight=False)
         found = {"delta": delta, "epsilon_of_all": price, "n_fits": len(events)}
         return found | {"is_paid": self.ledger is not None}
 

@@ -15,6 +15,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -341,12 +342,14 @@ def _cell(name: str, facts: Facts) -> SweepRun:
     )
 
 
-def price_of_all(events: Sequence[Event], *, delta: float, relation: Relation) -> float:
-    """Return the epsilon of releasing what all `events` produced."""
+def price_of_all(
+    events: Sequence[Event], *, delta: float, relation: Relation, is_tight: bool = True
+) -> float:
+    """Return the epsilon of releasing what all `events` produced; unless tight, by RDP alone."""
     counts = Counter(events)
     parts = tuple(Repeated(event, n) for event, n in counts.items())
     event = parts[0] if len(parts) == 1 else EventSequence(parts)
-    try:
-        return accounting.epsilon(event, delta=delta, relation=relation)
-    except NotCertified:  # too many different parts for double precision; RDP always has a bound
-        return accounting.RDP().epsilon(event, delta=delta, relation=relation)
+    if is_tight:
+        with suppress(NotCertified):  # too many different parts for double precision
+            return accounting.epsilon(event, delta=delta, relation=relation)
+    return accounting.RDP().epsilon(event, delta=delta, relation=relation)  # always has a bound
