@@ -41,7 +41,7 @@ from tacit.experiments.prediction import Predictions, predict_table
 from tacit.experiments.recipe import MOST_OUTSIDE, Published, Recipe, shipped
 from tacit.experiments.regression_run import run_regression, run_transfer
 from tacit.experiments.regression_studies import (
-    Curve,
+    ErrorCurve,
     Study,
     StudyTerms,
     line_data_sets,
@@ -72,7 +72,7 @@ __all__ = [
     "Advice",
     "Ascent",
     "Coefficients",
-    "Curve",
+    "ErrorCurve",
     "Facts",
     "HopelessTable",
     "LogitStudy",

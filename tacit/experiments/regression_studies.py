@@ -33,7 +33,7 @@ _LEAST = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class Curve:
+class ErrorCurve:
     """Errors at each x, one for each repeat."""
 
     name: str
@@ -50,7 +50,7 @@ class Study:
     data: str
     x_label: str
     y_label: str
-    curves: tuple[Curve, ...]
+    curves: tuple[ErrorCurve, ...]
     without_privacy: dict[str, float]
     """Mean errors of models without privacy, by name."""
     delta: float
@@ -431,5 +431,5 @@ def _without_privacy(table: Table, draws: _Draws) -> dict[str, float]:
     return {f"{kind} without privacy": float(np.mean(losses))}
 
 
-def _curve(name: str, x: Iterable[float], rows: Iterable[Sequence[float]]) -> Curve:
-    return Curve(name=name, x=tuple(map(float, x)), errors=tuple(tuple(row) for row in rows))
+def _curve(name: str, x: Iterable[float], rows: Iterable[Sequence[float]]) -> ErrorCurve:
+    return ErrorCurve(name=name, x=tuple(map(float, x)), errors=tuple(tuple(row) for row in rows))

@@ -12,7 +12,7 @@ far the target's fit then moves follows James & Stein 1961 from its own released
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self, TypeAlias, TypedDict
@@ -342,12 +342,16 @@ def combine(
     target's; if it is None, `step_length` says how far to go.
     """
     alone = target.theta
-    if not isinstance(target, NewtonFit):  # released without the equations that it solved
+    # Methods other than Newton's release no equations, so their fits cannot be compared.
+    solved = {k: fit for k, fit in enumerate(sources) if isinstance(fit, NewtonFit)}
+    if not isinstance(target, NewtonFit) or not solved:
         return Combined(alone, [], [math.inf] * len(sources), 0.0)
-    informative, misfits = select(target.equations, sources, allowance=allowance or 0.0)
+    equations = {k: fit.equations for k, fit in solved.items()}
+    informative, found = select(target.equations, equations, allowance=allowance or 0.0)
+    misfits = [found.get(k, math.inf) for k in range(len(sources))]
     if not informative:
         return Combined(alone, [], misfits, 0.0)
-    kept = [sources[k] for k in informative]
+    kept = [solved[k] for k in informative]
     own = precision(target.equations, alone)
     theirs = [precision(fit.equations, fit.theta) for fit in kept]
     pooled = np.sum(theirs, axis=0)
@@ -355,7 +359,7 @@ def combine(
     inverse = np.linalg.pinv(own + pooled)
     source = np.linalg.pinv(pooled) @ pull
     shared = own @ inverse @ pooled  # precision of the difference
-    scale = target.equations.sampling
+    scale = max(target.equations.sampling, np.finfo(float).tiny)
     difference = correct(alone - source, shared, scale, q=q, penalty=penalty)
     helped = inverse @ (own @ alone + pooled @ (source + difference))
     weight = 1.0
@@ -400,28 +404,25 @@ def precision(e: NormalEquations, theta: Floats) -> Floats:
 
 
 def select(
-    target: NormalEquations, sources: Many[linear.PointFit | NewtonFit], *, allowance: float = 0.0
-) -> tuple[list[int], list[float]]:
-    """Return the indices of the informative sources, and the misfit of each with the target.
+    target: NormalEquations, sources: Mapping[int, NormalEquations], *, allowance: float = 0.0
+) -> tuple[list[int], dict[int, float]]:
+    """Return the keys of the informative sources, and the misfit of each source with the target.
 
     Sources are tested in order of their misfit, smallest first. A source must agree with the
-    target, and also with the target and the sources accepted so far together.
+    target, and also with the target and the sources accepted so far together. Misfits are relative
+    to the largest one that is accepted.
     """
     limit = float(chi2.ppf(_REFUSED, len(target.model)))
-    misfits = [
-        misfit([target, source.equations], allowance=allowance)
-        if isinstance(source, NewtonFit)
-        else math.inf
-        for source in sources
-    ]
+    misfits = {
+        k: misfit([target, source], allowance=allowance) / limit for k, source in sources.items()
+    }
     known, found = [target], []
-    for k in np.argsort(misfits, kind="stable").tolist():
-        if misfits[k] > limit:
-            break
-        together = [*known, sources[k].equations]
-        if misfit(together, allowance=allowance) - misfit(known) <= limit:
+    for k in sorted(misfits, key=misfits.__getitem__):
+        together = [*known, sources[k]]
+        added = misfit(together, allowance=allowance) - misfit(known)
+        if misfits[k] <= 1 and added <= limit:
             known, found = together, [*found, k]
-    return sorted(found), [one / limit for one in misfits]
+    return sorted(found), misfits
 
 
 def misfit(equations: Many[NormalEquations], *, allowance: float = 0.0) -> float:

@@ -52,5 +52,6 @@ __all__ = [
 
 _PAGES = ("write_logit_report", "write_page")
 _STUDIES = ("cost_in_words", "write_pate_sweep", "write_study")
-_HOMES = dict.fromkeys(_PAGES, "reports") | dict.fromkeys(_STUDIES, "study_page")
+_HOMES: dict[str, str] = dict.fromkeys(_PAGES, "reports")
+_HOMES |= dict.fromkeys(_STUDIES, "study_page")
 __getattr__ = lazy(__name__, _HOMES)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import cycle
 from pathlib import Path
 
-from tacit.experiments import Curve, Point, RunFolder, Study
+from tacit.experiments import ErrorCurve, Point, RunFolder, Study
 from tacit.report.figures import Figure, Role, Series
 from tacit.report.page import Number, Page, Section
 from tacit.report.reports import STUDY, write_report
@@ -37,7 +37,7 @@ def write_pate_sweep(setting: str, points: Sequence[Point], folder: str | Path) 
 
     def figure(metric: str, title: str) -> Figure:
         found = [tuple(getattr(p, metric) for p in points if p.value == value) for value in values]
-        curve = Curve(name=metric, x=tuple(values), errors=tuple(found))
+        curve = ErrorCurve(name=metric, x=tuple(values), errors=tuple(found))
         return Figure(
             name=f"{metric}-by-{setting}",
             title=title,
@@ -93,7 +93,7 @@ def _repeated(repeats: int, what: str) -> str:
     return f"Mean of {repeats} {what}s; bands are one standard deviation."
 
 
-def _series(curve: Curve, role: Role) -> Series:
+def _series(curve: ErrorCurve, role: Role) -> Series:
     means = [statistics.fmean(errors) for errors in curve.errors]
     spreads = [statistics.stdev(errors) if len(errors) > 1 else 0.0 for errors in curve.errors]
     pairs = list(zip(means, spreads, strict=True)) if any(spreads) else []
