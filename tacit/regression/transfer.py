@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Self, TypeAlias, TypedDict
+from typing import Any, NamedTuple, Self, TypeAlias, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -195,7 +195,7 @@ class TransferRegression(PrivateRegressor):
             n_kept = min(n_kept, whole(max_features=self.max_features, least=1))
         budgets: list[BudgetTerms] = [{**terms, "epsilon": epsilon} for epsilon in epsilons]
         return [
-            plan_data_set(box, n_kept=n_kept, n_records=n, budget=budget)
+            plan_data_set(box, n_kept=n_kept, n_records=n, **budget)
             for n, budget in zip(sizes, budgets, strict=True)
         ]
 
@@ -276,7 +276,9 @@ class Combined(NamedTuple):
     weight: float
 
 
-def plan_data_set(box: Box, *, n_kept: int, n_records: int, budget: BudgetTerms) -> DataSetPlan:
+def plan_data_set(
+    box: Box, *, n_kept: int, n_records: int, **budget: Unpack[BudgetTerms]
+) -> DataSetPlan:
     """Return the plan of one data set's releases, which together cost the budget.
 
     If fewer features are kept than there are, part of the budget pays for a screen.
