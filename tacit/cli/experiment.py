@@ -202,7 +202,7 @@ def migration(
     """
     from tacit.experiments import line_data_sets, read_data_sets, study_migration
 
-    counts: list[int] | None = [int(n) for n in shared.numbers(sets, "--sets")] or None
+    counts = [shared.count(part) for part in sets.split(",") if part.strip()] or None
     name, points = "line", None
     if table is None:
         counts, h = counts or [4, 9, 14, 19, 24], 0.0 if h is None else h

@@ -133,6 +133,7 @@ def check_transfer(recipe: Recipe, *, confidence: float, rng: Seed = None) -> Me
         options = {
             "random_state": int(random.integers(0, 2**31)),
             "relation": recipe.privacy.relation,
+            "n_records": [_RECORDS] * len(tables),
         }
         model = transfer_estimator(recipe, recipe.privacy.budget.epsilon, **options)
         model.fit(*tables[0], sources=tables[1:])

@@ -145,6 +145,7 @@ def _fit_transfer(
     asked = recipe.transfer
     (x, y), *sources = [(table.x_train, table.y_train) for table in tables]
     options = {"relation": str(ledger.relation), "ledger": ledger, "random_state": rng}
+    options |= {"n_records": [table.n_records for table in tables]}
     model = transfer_estimator(recipe, epsilon, **options).fit(x, y, sources=sources)
     names = [Path(source).name for source in asked.sources]
     used = [names[k] for k in model.informative_]

@@ -31,7 +31,12 @@ from tacit.ledger import Ledger
 from tacit.mechanisms import GaussianMechanism, Rng, SecureGenerator
 from tacit.regression import linear
 from tacit.regression.bounds import Box
-from tacit.regression.estimator import BudgetTerms, PrivateRegressor, gaussian_shares
+from tacit.regression.estimator import (
+    BudgetTerms,
+    PrivateRegressor,
+    gaussian_shares,
+    public_size,
+)
 from tacit.regression.linear import LinearPlan, LinearRegression
 from tacit.regression.newton import NewtonFit, NormalEquations
 from tacit.regression.penalty import Penalty
@@ -78,6 +83,9 @@ class TransferRegression(PrivateRegressor):
     max_features
         For sparse models of many features: each data set first releases noisy correlations, and
         only this many features enter the model. None keeps all.
+    n_records
+        Public number of records: one for all data sets, or one per data set, the target first. None
+        takes the numbers of rows, which are then assumed to be public.
     disjoint
         True if no person is in two data sets. With a `ledger`, each data set is then one of its
         partitions (parallel composition), and the target's partition pays the costliest event.
@@ -119,6 +127,7 @@ class TransferRegression(PrivateRegressor):
     q: int = 2
     penalty: float | None = None
     max_features: int | None = None
+    n_records: int | Many[int] | None = None
     disjoint: bool = True
     informative_: list[int] = field(init=False)
     misfits_: list[float] = field(init=False)
@@ -146,7 +155,7 @@ class TransferRegression(PrivateRegressor):
         data = [(table, target_box.scale_target(targets)) for table, targets in tables]
         terms = self._correction_terms(box, target_box)
         rng = self._generator()
-        plans = self._plans(box, [len(table) for table, _ in tables])
+        plans = self._plans(box, self._sizes([len(table) for table, _ in tables]))
 
         self._pay_all(plans, source_ledgers)
         features, fits = _release(data, plans, box, rng)
@@ -163,6 +172,19 @@ class TransferRegression(PrivateRegressor):
         self.events_ = tuple(plan.event for plan in plans)
         self.event_ = self._whole(self.events_)
         return self
+
+    def _sizes(self, n_rows: Many[int]) -> list[int]:
+        """Return the public number of records of each data set."""
+        if self.n_records is None:
+            return list(n_rows)
+        given = self.n_records
+        each = list(given) if isinstance(given, Many) else [given] * len(n_rows)
+        if len(each) != len(n_rows):
+            raise ValueError(
+                f"n_records must be one number or one per data set: got {len(each)} "
+                f"for {len(n_rows)} data sets."
+            )
+        return [public_size(n, rows) for n, rows in zip(each, n_rows, strict=True)]
 
     def _correction_terms(self, box: Box, target_box: Box) -> "CorrectionTerms":
         """Return the checked settings of the correction.
