@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy.special import ndtr, ndtri
 from sklearn.utils.validation import check_is_fitted
 
@@ -12,8 +13,7 @@ from tacit._arrays import Floats
 from tacit._check import in_open_unit
 from tacit.events import Relation
 from tacit.regression.bounds import Box
-
-_UNKNOWN = 1e100  # standard errors above this are infinite: the direction is hidden by noise
+from tacit.regression.newton import Uncertainty
 
 
 class Ends(NamedTuple):
@@ -31,23 +31,47 @@ class Inference:
     each array is the intercept, if the model has one. Estimates are not shrunk, so they may differ
     from `coef_`, which is: shrinking lowers the error of predictions but would void the intervals.
 
-    Intervals are normal approximations. They assume what classical least squares assumes, errors of
-    one variance that do not depend on the features, and errors with a symmetric distribution if
-    noise is so large that residuals are clipped. A coefficient that noise hides completely has an
-    infinite standard error.
+    Intervals are normal approximations. The variance of errors may depend on the features: it is
+    released (a sandwich estimate). If noise is so large that residuals are clipped, and the clipped
+    parts are larger on one side, intervals are widened by what the release shows of it. A
+    coefficient that noise hides, or that collinear columns leave undetermined, has an infinite
+    standard error; differences of such coefficients may have a finite one (`contrast`).
     """
 
     names: tuple[str, ...]
     estimates: Floats
     covariance: Floats
+    hidden: Floats
+    """The part of the covariance that is assumed, because noise hides these directions."""
     residual_std: float | None = None
     """Estimated standard deviation of a target around its prediction; None for class labels."""
 
     @property
     def standard_errors(self) -> Floats:
         """Standard error of each estimate."""
-        errors = np.sqrt(np.diag(self.covariance))
-        return np.where(errors < _UNKNOWN, errors, np.inf)
+        return self._deviations(np.eye(len(self.names)))
+
+    def contrast(self, weights: ArrayLike, confidence: float = 0.95) -> Ends:
+        """Return the interval of sums of coefficients: `weights` has one row per sum.
+
+        A difference of two categories may be known even if noise hides each of the two.
+        """
+        rows = np.atleast_2d(np.asarray(weights, np.float64))
+        if rows.shape[1] != len(self.names):
+            raise ValueError(
+                f"weights must have {len(self.names)} columns, one for each of `names`, "
+                f"got {rows.shape[1]}."
+            )
+        half = _quantile(confidence) * self._deviations(rows)
+        return Ends(rows @ self.estimates - half, rows @ self.estimates + half)
+
+    def _deviations(self, rows: Floats, extra: float = 0.0) -> Floats:
+        """Return standard deviations of `rows` @ estimates, with `extra` variance.
+
+        If more than half of a variance is assumed rather than known, it is infinite.
+        """
+        known = _forms(rows, self.covariance) + extra
+        return np.sqrt(np.where(_forms(rows, self.hidden) <= known / 2, known, np.inf))
 
     @property
     def z_values(self) -> Floats:
@@ -61,16 +85,13 @@ class Inference:
 
     def interval(self, confidence: float = 0.95) -> Ends:
         """Return a confidence interval for each coefficient."""
-        half = _quantile(confidence) * self.standard_errors
-        return Ends(self.estimates - half, self.estimates + half)
+        return self.contrast(np.eye(len(self.names)), confidence)
 
     def prediction_interval(self, rows: Floats, confidence: float = 0.95) -> Ends:
         """Return intervals for new targets at `rows`, whose first column is 1 for an intercept."""
         assert self.residual_std is not None
         center = rows @ self.estimates
-        variance = np.einsum("ij,jk,ik->i", rows, self.covariance, rows) + self.residual_std**2
-        deviation = np.sqrt(variance)
-        half = _quantile(confidence) * np.where(deviation < _UNKNOWN, deviation, np.inf)
+        half = _quantile(confidence) * self._deviations(rows, self.residual_std**2)
         return Ends(center - half, center + half)
 
     def table(self, title: str, facts: Sequence[tuple[str, str]], confidence: float = 0.95) -> str:
@@ -122,7 +143,7 @@ class InferenceMixin:
 
 def infer(
     estimates: Floats,
-    covariance: Floats,
+    uncertainty: Uncertainty,
     *,
     names: Sequence[str] | None,
     box: Box,
@@ -139,9 +160,15 @@ def infer(
     return Inference(
         names=("intercept", *labels)[first:],
         estimates=np.append(intercept, coef)[first:],
-        covariance=(matrix @ covariance @ matrix.T)[first:, first:],
+        covariance=(matrix @ uncertainty.covariance @ matrix.T)[first:, first:],
+        hidden=(matrix @ uncertainty.hidden @ matrix.T)[first:, first:],
         residual_std=None if residual_std is None else residual_std * half,
     )
+
+
+def _forms(rows: Floats, matrix: Floats) -> Floats:
+    """Return r' `matrix` r for every row r."""
+    return np.einsum("ij,ij->i", rows @ matrix, rows)
 
 
 def _quantile(confidence: float) -> float:

@@ -19,38 +19,34 @@ effect.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Unpack
 
 import numpy as np
 from scipy.special import expit, softmax
 
-from tacit._arrays import Floats, Indices
+from tacit._arrays import Floats
 from tacit.events import Event, Repeated, Sequence
-from tacit.mechanisms import GaussianMechanism, Rng, SecureGenerator
+from tacit.mechanisms import GaussianMechanism, Rng
 from tacit.regression.estimator import BudgetTerms, gaussian_shares
-from tacit.regression.newton import (
-    ROUNDING,
-    Solver,
-    release_limit,
-    release_whitening,
-    whitened,
-)
+from tacit.regression.newton import Solver, Uncertainty, combine_squares
 from tacit.regression.penalty import Penalty
 from tacit.regression.rows import PrivateRows, from_triangle, triangle, triangle_noise
-from tacit.sampling import Poisson
+from tacit.regression.whitening import ROUNDING, WhitenedRows, whiten
 
 # Chosen on the tables of benchmarks/regression_logistic.py.
 _EARLY_STEPS, _STEPS = 4, 5
-_GRAM_SHARE, _NORMS_SHARE, _EARLY_SHARE, _HESSIAN_SHARE = 0.15, 0.015, 0.05, 0.2
-_GRADIENT_SHARE = 0.585
+_GRAM_SHARE, _NORMS_SHARE, _EARLY_SHARE, _HESSIAN_SHARE = 0.15, 0.015, 0.05, 0.1
+_ERRORS_SHARE, _GRADIENT_SHARE = 0.12, 0.565
 _TOTAL_SHARE = 0.03  # only with weights
 _MATRIX_NOISE, _EARLY_NOISE, _ROWS_PER_COLUMN = 0.02, 0.01, 2000
 _TIGHTEST_ROWS = 0.6
-_RESOLVED = 1.0
+_RESOLVED = 0.75
 _HOPELESS = 0.6
 _BEND = 0.3
-_MARGIN = 1.1  # on variances, for what the approximations leave out
+_HESSIAN_DOUBT, _SQUARES_DOUBT = 0.5, 0.2  # as in `newton`
+_SQUARES = 0.7  # weight of residuals in the last release, relative to that of the Hessian
+_MARGIN = 1.05  # on sampling variances, for what the approximations leave out
 _LEAST_CURVATURE = 0.02  # of an early step; the largest is 1 / 4
 _NODES, _NODE_WEIGHTS = np.polynomial.hermite_e.hermegauss(31)
 _NODE_WEIGHTS /= _NODE_WEIGHTS.sum()
@@ -82,6 +78,8 @@ class IRLSPlan:
     early: GaussianMechanism
     hessian: GaussianMechanism
     gradient: GaussianMechanism
+    errors: GaussianMechanism | None
+    """Noise of the last release, which intervals need; None for more than two classes."""
     sample_rate: float
     """Probability with which a record is used for early gradients and for the Hessian. The price
     ignores the sampling, which could only lower it."""
@@ -98,6 +96,7 @@ class IRLSPlan:
     def event(self) -> Event:
         """Event of one fit, for the accountant."""
         total = () if self.total is None else (self.total.event,)
+        errors = () if self.errors is None else (self.errors.event,)
         return Sequence((
             *total,
             self.first_gram.event,
@@ -105,6 +104,7 @@ class IRLSPlan:
             Repeated(self.early.event, self.early_steps),
             self.hessian.event,
             Repeated(self.gradient.event, self.steps),
+            *errors,
         ))  # fmt: skip
 
 
@@ -113,7 +113,9 @@ class IRLSFit(NamedTuple):
 
     theta: Floats
     unshrunk: Floats
-    covariance: Floats
+    """Coefficients without a penalty, for intervals; of the first output."""
+    uncertainty: Uncertainty | None
+    """Of `unshrunk`; None for more than two classes."""
 
 
 def plan_irls(
@@ -140,7 +142,8 @@ def plan_irls(
         (_EARLY_SHARE, 2.0, _EARLY_STEPS),
         (_HESSIAN_SHARE, root, 1),
         (_GRADIENT_SHARE, 2.0, _STEPS),
-    ][0 if is_weighted else 1 :]
+        (_ERRORS_SHARE, root, 1),
+    ][0 if is_weighted else 1 : 7 if n_classes == 2 else 6]
     shares, factors, repeats = zip(*releases, strict=True)
     noise = gaussian_shares(shares, factors, **budget)
     mechanisms = [
@@ -148,6 +151,7 @@ def plan_irls(
         for multiplier, n, factor in zip(noise, repeats, factors, strict=True)
     ]
     total = mechanisms.pop(0) if is_weighted else None
+    errors = mechanisms.pop() if n_classes == 2 else None
     least, most = residual_bounds(n_classes)
     size = (n_features + 1) * (1 if n_classes == 2 else n_classes)
     square = math.sqrt(_NOISE_EXCESS / 2) * n_records / (whole * size)
@@ -155,6 +159,7 @@ def plan_irls(
     return IRLSPlan(
         total,
         *mechanisms,
+        errors,
         sample_rate=_rate(
             max(
                 triangle_noise(mechanisms[3].noise_std * (n_features + 1), size) / _MATRIX_NOISE,
@@ -221,42 +226,46 @@ def fit_irls(
     if weights is not None:
         assert plan.total is not None
         total = release_total(weights, plan.total, n_records, rng)
-    whitening, typical = release_whitening(
-        rows, plan.first_gram, total, rng, fit_intercept=fit_intercept
+    records = whiten(
+        rows,
+        labels,
+        plan.first_gram,
+        plan.norms,
+        weights=weights,
+        widest=plan.whitened_clip,
+        total=total,
+        n_records=n_records,
+        fit_intercept=fit_intercept,
+        rng=rng,
     )
-    norms = rows.norms(whitening)
-    level, mean_factor = release_limit(
-        norms / typical, plan.norms, plan.whitened_clip, n_records, rng
-    )
-    limit = level * typical
-    factors = limit / np.maximum(norms, limit)
-    size, outputs = whitening.shape[1], 1 if plan.n_classes == 2 else plan.n_classes
-    weights = np.ones(1) if weights is None else weights
-    records = _Records(
-        rows, labels, factors * weights, factors * np.sqrt(weights), whitening, limit, total
-    )
+    clip, whitening = plan.residual_clip, records.whitening
+    outputs = 1 if plan.n_classes == 2 else plan.n_classes
     sample = records.draw(plan.sample_rate, rng)
-    theta = np.zeros((size, outputs))
+    theta = np.zeros((records.size, outputs))
     constant = np.eye(len(whitening))[0] if fit_intercept else np.zeros(len(whitening))
-    mean = whitened(constant, whitening)
+    mean = records.model(constant)
     for _ in range(plan.early_steps):
-        gradient, noise_std = sample.gradient(theta, plan.residual_clip, plan.early, rng)
+        gradient, noise_std = _release_gradient(sample, theta, clip, plan.early, rng)
         least = float(np.clip(2 * noise_std, _LEAST_CURVATURE, 0.25))
-        inverse = np.linalg.inv(_expected_hessian(theta, mean, plan.residual_clip, least))
+        inverse = np.linalg.inv(_expected_hessian(theta, mean, clip, least))
         theta = theta - inverse @ gradient
         # Stein's shrinking takes off the length that noise adds, which would hide the curvature.
         noise = outputs * noise_std**2 * float(np.sum(inverse**2))
         theta = theta * max(0.0, 1 - noise / max(float(np.sum(theta**2)), noise))
-    solvers = _solvers(sample, theta, mean_factor, plan, penalty, rng)
+    solvers = _solvers(sample, theta, plan, penalty, rng)
     for _ in range(plan.steps):
         theta = np.column_stack([solver.theta for solver in solvers])
-        released, noise_std = records.gradient(theta, plan.residual_clip, plan.gradient, rng)
+        released, noise_std = _release_gradient(records, theta, clip, plan.gradient, rng)
         for solver, column in zip(solvers, released.T, strict=True):
             solver.add(column, noise_std)
+    uncertainty = None
+    if plan.errors is not None:
+        meat = _release_errors(sample, solvers[0], clip, plan.errors, rng)
+        uncertainty = solvers[0].uncertainty(_MARGIN * meat / total, bend=_BEND)
     return IRLSFit(
         whitening @ np.column_stack([solver.theta for solver in solvers]),
         whitening @ solvers[0].unshrunk(),
-        _MARGIN * whitening @ solvers[0].covariance(1 / total, bend=_BEND) @ whitening.T,
+        uncertainty,
     )
 
 
@@ -266,59 +275,21 @@ def release_total(weights: Floats, mechanism: GaussianMechanism, n_records: int,
     return float(np.clip(noisy, max(1.0, 1e-3 * n_records), n_records))
 
 
-@dataclass(frozen=True)
-class _Records:
-    """Private records in whitened coordinates: rows u = z `whitening`, clipped to norm `limit`."""
+def _release_gradient(
+    records: WhitenedRows, theta: Floats, clip: float, mechanism: GaussianMechanism, rng: Rng
+) -> tuple[Floats, float]:
+    """Release the mean gradient at `theta`, and return it with the std of its noise."""
 
-    rows: PrivateRows
-    labels: Floats
-    gradient_factors: Floats
-    """What a row counts in the gradient: the factor that clips it, times its weight."""
-    hessian_factors: Floats
-    """By what a row is multiplied in the Hessian: that factor, times the root of its weight."""
-    whitening: Floats
-    limit: float
-    total: float
-    """Public number of records, or the expected number if they were drawn."""
+    def residuals(span: slice, margins: Floats) -> Floats:
+        return residuals_of(margins, records.targets[span], clip)
 
-    def draw(self, rate: float, rng: Rng) -> "_Records":
-        """Return each record with probability `rate`."""
-        if rate == 1:
-            return self
-        chosen = draw(rate, self.rows.n_rows, rng)
-        return replace(
-            self,
-            rows=self.rows.take(chosen),
-            labels=self.labels[chosen],
-            gradient_factors=self.gradient_factors[chosen],
-            hessian_factors=self.hessian_factors[chosen],
-            total=rate * self.total,
-        )
-
-    def gradient(
-        self, theta: Floats, clip: float, mechanism: GaussianMechanism, rng: Rng
-    ) -> tuple[Floats, float]:
-        """Release the mean gradient at `theta`, and return it with the std of its noise."""
-
-        def residuals(span: slice, margins: Floats) -> Floats:
-            return (
-                residuals_of(margins, self.labels[span], clip) * self.gradient_factors[span, None]
-            )
-
-        exact = self.whitening.T @ self.rows.weighted_sum(self.whitening @ theta, residuals)
-        bound = ROUNDING * self.limit * clip  # of r u' for one record
-        return bound * mechanism.release(exact / bound, rng) / self.total, (
-            bound * mechanism.noise_std / self.total
-        )
+    bound = ROUNDING * records.limit * clip  # of r u' for one record
+    noisy = mechanism.release(records.gradient(theta, residuals) / bound, rng)
+    return bound * noisy / records.total, bound * mechanism.noise_std / records.total
 
 
 def _solvers(
-    records: _Records,
-    theta: Floats,
-    mean_factor: float,
-    plan: IRLSPlan,
-    penalty: Penalty | None,
-    rng: Rng,
+    records: WhitenedRows, theta: Floats, plan: IRLSPlan, penalty: Penalty | None, rng: Rng
 ) -> list[Solver]:
     """Release the Hessian at `theta`, and return a solver for each output.
 
@@ -328,16 +299,15 @@ def _solvers(
     """
     size, outputs = theta.shape
 
-    def curvatures(margins: Floats) -> Floats:
+    def curvatures(_: slice, margins: Floats) -> Floats:
         p, weights = _probabilities(margins, plan.residual_clip)
         return weights * p * (1 - p)
 
-    exact = records.rows.whitened_hessians(
-        records.whitening, records.hessian_factors, theta, curvatures
-    )
+    exact = records.hessians(theta, curvatures)
     bound = ROUNDING * records.limit**2 * (0.25 if outputs == 1 else math.sqrt(4 / 27))
     vector = np.concatenate([triangle(matrix) for matrix in exact])
-    scale = bound / records.total / mean_factor * (outputs / (outputs - 1) if outputs > 1 else 1)
+    scale = bound / records.total / records.mean_factor
+    scale *= outputs / (outputs - 1) if outputs > 1 else 1
     noisy = scale * plan.hessian.release(vector / bound, rng)
     solvers = []
     for part, column in zip(np.split(noisy, outputs), theta.T, strict=True):
@@ -348,11 +318,32 @@ def _solvers(
     return solvers
 
 
-def draw(rate: float, n_rows: int, rng: Rng) -> Indices:
-    """Return private indices of rows, each drawn independently with probability `rate`."""
-    if isinstance(rng, SecureGenerator):
-        return np.flatnonzero(rng.random(n_rows) < rate)
-    return Poisson(rate).indices(n_rows, rng)
+def _release_errors(
+    records: WhitenedRows, solver: Solver, clip: float, mechanism: GaussianMechanism, rng: Rng
+) -> Floats:
+    """Release the Hessian and the mean of r^2 u u' at the last model, for two classes.
+
+    The solver takes the Hessian, which is a better one than the first. The mean is returned.
+    """
+
+    def weigh(span: slice, margins: Floats) -> Floats:
+        p, weights = _probabilities(margins, clip)
+        residuals = residuals_of(margins, records.targets[span], clip)
+        return np.column_stack([4 * weights * p * (1 - p), (_SQUARES * residuals / clip) ** 2])
+
+    matrices = records.hessians(solver.unshrunk()[:, None], weigh)
+    bound = ROUNDING * math.hypot(1.0, _SQUARES**2) * records.limit**2
+    vector = np.concatenate([triangle(matrix) for matrix in matrices]) / bound
+    scale = bound / records.total
+    hessian, squares = (
+        from_triangle(part, records.size)
+        for part in np.split(scale * mechanism.release(vector, rng), 2)
+    )
+    curvature = 0.25 / records.mean_factor
+    noise_std = scale * mechanism.noise_std
+    solver.refine(curvature * hessian, curvature * noise_std, _HESSIAN_DOUBT)
+    square = (clip / _SQUARES) ** 2
+    return combine_squares(solver.hessian, square * squares, square * noise_std, _SQUARES_DOUBT)
 
 
 def _expected_hessian(theta: Floats, mean: Floats, clip: float, least: float) -> Floats:

@@ -130,7 +130,7 @@ class LinearRegression(InferenceMixin, PrivateRegressor):
         if isinstance(fitted, NewtonFit) and penalty is None:
             self.inference_ = infer(
                 fitted.unshrunk,
-                fitted.covariance,
+                fitted.uncertainty,
                 names=getattr(self, "feature_names_in_", None),
                 box=box,
                 target_box=target_box,

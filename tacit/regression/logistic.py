@@ -153,10 +153,10 @@ class LogisticRegression(InferenceMixin, ClassifierMixin, PrivateEstimator):
                 penalty=penalty,
             )
             theta = fitted.theta
-            if len(classes) == 2 and penalty is None:
+            if fitted.uncertainty is not None and penalty is None:
                 self.inference_ = infer(
                     fitted.unshrunk,
-                    fitted.covariance,
+                    fitted.uncertainty,
                     names=getattr(self, "feature_names_in_", None),
                     box=box,
                     fit_intercept=fit_intercept,

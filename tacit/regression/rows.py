@@ -105,17 +105,22 @@ class PrivateRows:
         return total
 
     def whitened_hessians(
-        self, matrix: Floats, factors: Floats, theta: Floats, bend: Callable[[Floats], Floats]
+        self,
+        matrix: Floats,
+        factors: Floats,
+        theta: Floats,
+        bend: Callable[[slice, Floats], Floats],
     ) -> list[Floats]:
-        """Return the private sums of h u u', one for each column of `theta`.
+        """Return the private sums of h u u', one for each column of h.
 
-        u are the rows of `whitened_gram`. `bend` maps the products (m, k) of m rows, not multiplied
-        by their factors, with `theta` to the weights h.
+        u are the rows of `whitened_gram`. `bend` takes a slice of m rows and the products (m, k) of
+        these rows, not multiplied by their factors, with `theta`, and returns h, (m, j).
         """
-        size, scaled_theta = self.n_features + 1, matrix @ theta
-        totals = [np.zeros((size, size)) for _ in theta.T]
+        scaled_theta = matrix @ theta
+        columns = bend(slice(0, 0), np.zeros((0, theta.shape[1]))).shape[1]
+        totals = [np.zeros((self.n_features + 1,) * 2) for _ in range(columns)]
         for span, rows in self.scaled():
-            roots = np.sqrt(bend(rows @ scaled_theta[1:] + scaled_theta[0]))
+            roots = np.sqrt(bend(span, rows @ scaled_theta[1:] + scaled_theta[0]))
             roots *= factors[span, None]
             for total, column in zip(totals, roots.T, strict=True):
                 weighted = np.column_stack([column, rows * column[:, None]])

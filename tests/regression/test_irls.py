@@ -9,6 +9,7 @@ from tacit.events import Relation
 from tacit.mechanisms import generator, secure_generator
 from tacit.regression import Bounds, LogisticRegression, irls
 from tacit.regression.rows import PrivateRows
+from tacit.regression.whitening import draw
 
 BUDGET = {"epsilon": 1.0, "delta": 1e-6, "relation": Relation.ADD_REMOVE}
 
@@ -53,7 +54,7 @@ def test_one_record_changes_no_release_by_more_than_its_sensitivity(
     outputs = []
     old, more, other = (weights[:400], weights, weights[1:]) if is_weighted else (None, None, None)
     exact = values_released(monkeypatch, X, y, plan, outputs, old, fit_intercept)
-    assert len(exact) == 3 + is_weighted + plan.early_steps + plan.steps
+    assert len(exact) == 3 + is_weighted + plan.early_steps + plan.steps + (classes == 2)
     for label in (0.0, classes - 1.0):
         added = values_released(
             monkeypatch, np.vstack([X, extreme]), np.append(y, label), plan, outputs, more,
@@ -65,7 +66,7 @@ def test_one_record_changes_no_release_by_more_than_its_sensitivity(
         )  # fmt: skip
         root = np.sqrt(2)
         factors = [*[1.0] * is_weighted, root, root, *[2.0] * plan.early_steps, root]
-        factors += [2.0] * plan.steps
+        factors += [2.0] * plan.steps + [root] * (classes == 2)
         for one, second, third, factor in zip(exact, added, replaced, factors, strict=True):
             assert np.linalg.norm(one - second) <= 1 + 1e-9
             assert np.linalg.norm(one - third) <= factor * (1 + 1e-9)
@@ -121,7 +122,7 @@ def test_an_empty_and_a_constant_table_give_a_finite_model():
 
 def test_a_secure_draw_takes_rows_at_its_rate():
     """Binomial with 20,000 trials at 0.3; six deviations, false alarms below 1e-8."""
-    drawn = irls.draw(0.3, 20_000, secure_generator())
+    drawn = draw(0.3, 20_000, secure_generator())
     assert abs(len(drawn) - 6000) < 6 * np.sqrt(20_000 * 0.3 * 0.7)
     assert (np.diff(drawn) > 0).all()
 
@@ -136,4 +137,4 @@ def test_steep_slopes_are_found_at_small_budgets_too(epsilon):
     inference = model.fit(X, y).inference_
     off = np.abs(inference.estimates - [-4, 1, -0.5])
     assert (off < 4 * inference.standard_errors).all()
-    assert (inference.standard_errors < 0.3).all()
+    assert (inference.standard_errors < 0.4).all()
