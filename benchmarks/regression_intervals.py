@@ -121,8 +121,9 @@ def measure(model: str, given: argparse.Namespace) -> str:
             kind, n, d, epsilon = task
             if finite.sum() < 30:  # too few for a spread
                 hidden = f"{100 * np.mean(~finite):.1f}"
-                blank = ["-"] * (5 if model == "linear" else 4)
-                lines.append([kind, f"{n:,} x {d}", f"{epsilon:g}", "100.0", *blank, hidden])
+                least = f"{100 * covered.min():.1f}"
+                blank = ["-"] * (4 if model == "linear" else 3)
+                lines.append([kind, f"{n:,} x {d}", f"{epsilon:g}", least, least, *blank, hidden])
                 print(model, lines[-1], flush=True)
                 continue
             oracle = 1.96 * errors[finite].std(axis=0)
