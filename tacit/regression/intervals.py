@@ -12,8 +12,9 @@ from sklearn.utils.validation import check_is_fitted
 from tacit._arrays import Floats
 from tacit._check import in_open_unit
 from tacit.events import Relation
-from tacit.regression.bounds import Box
-from tacit.regression.newton import Uncertainty
+from tacit.regression.bounds import Box, DeclaredBounds, as_bounds
+from tacit.regression.irls import IRLSFit
+from tacit.regression.newton import NewtonFit, Uncertainty
 
 
 class Ends(NamedTuple):
@@ -45,6 +46,30 @@ class Inference:
     """The part of the covariance that is assumed, because noise hides these directions."""
     residual_std: float | None = None
     """Estimated standard deviation of a target around its prediction; None for class labels."""
+    groups: tuple[tuple[int, ...], ...] = ()
+    """Positions of coefficients of one column of categories, the reference first."""
+
+    def compared(self) -> "Inference":
+        """Return the same with categories compared to the reference, as `summary` prints them.
+
+        The reference of each group is left out; its coefficient is added to the intercept. The
+        intercept is then that of a record in all reference categories.
+        """
+        if not self.groups:
+            return self
+        matrix = np.eye(len(self.names))
+        for reference, *others in self.groups:
+            matrix[others, reference] = -1
+            matrix[0, reference] = 1
+        kept = np.delete(np.arange(len(matrix)), [group[0] for group in self.groups])
+        matrix = matrix[kept]
+        return Inference(
+            names=tuple(self.names[place] for place in kept),
+            estimates=matrix @ self.estimates,
+            covariance=matrix @ self.covariance @ matrix.T,
+            hidden=matrix @ self.hidden @ matrix.T,
+            residual_std=self.residual_std,
+        )
 
     @property
     def standard_errors(self) -> Floats:
@@ -109,7 +134,13 @@ class Inference:
         for name, estimate, error, z, p, lower, upper in zip(self.names, *columns, strict=True):
             numbers = f"{estimate:>11.4g} {error:>11.4g} {z:>9.3f} {p:>7.3f}"
             lines.append(f"{name:{width}} {numbers} {lower:>11.4g} {upper:>11.4g}")
-        return "\n".join([*lines, rule])
+        lines.append(rule)
+        if np.isinf(self.standard_errors).any():
+            lines.append(
+                "inf: noise hides this coefficient, or other columns determine this one. More\n"
+                "records, more budget or fewer columns help."
+            )
+        return "\n".join(lines)
 
 
 class InferenceMixin:
@@ -119,17 +150,30 @@ class InferenceMixin:
     epsilon: float
     delta: float | None
     relation: Relation | str
+    bounds: DeclaredBounds
+    fit_intercept: bool
+    method_: str
+    reason_: str
 
     def summary(self, confidence: float = 0.95) -> str:
-        """Return a table of coefficients, standard errors, p-values and intervals, as text."""
+        """Return a table of coefficients, standard errors, p-values and intervals, as text.
+
+        Categories are compared with their reference if `bounds` declares `groups`.
+        """
         inference = self._inference()
-        facts = [("Privacy", f"epsilon {self.epsilon:g}, delta {self.delta:g}, {self.relation}")]
+        facts = [
+            ("Method", f"{self.method_}, {self.reason_}"),
+            ("Privacy", f"epsilon {self.epsilon:g}, delta {self.delta:g}, {self.relation}"),
+        ]
         if inference.residual_std is not None:
             facts.append(("Residual std", f"{inference.residual_std:.4g}"))
         facts.append(("Uncertainty", "sampling and privacy noise"))
+        if inference.groups:
+            names = ", ".join(inference.names[group[0]] for group in inference.groups)
+            facts.append(("Compared with", names))
         is_linear = inference.residual_std is not None
         title = "Private least squares" if is_linear else "Private logistic regression"
-        return inference.table(title, facts, confidence)
+        return inference.compared().table(title, facts, confidence)
 
     def _inference(self) -> Inference:
         check_is_fitted(self)
@@ -140,30 +184,37 @@ class InferenceMixin:
             )
         return self.inference_
 
+    def _infer(
+        self,
+        fitted: NewtonFit | IRLSFit,
+        box: Box,
+        target_box: Box | None = None,
+        residual_std: float | None = None,
+    ) -> Inference:
+        """Return the uncertainty of a fit in the user's units, from that in scaled units.
 
-def infer(
-    estimates: Floats,
-    uncertainty: Uncertainty,
-    *,
-    names: Sequence[str] | None,
-    box: Box,
-    target_box: Box | None = None,
-    residual_std: float | None = None,
-    fit_intercept: bool = True,
-) -> Inference:
-    """Return the uncertainty of a fit in the user's units, from that in scaled units."""
-    coef, intercept = box.unscale(estimates, target_box)
-    labels = [f"x{k}" for k in range(len(coef))] if names is None else map(str, names)
-    matrix = box.unscaling(target_box)
-    half = 1.0 if target_box is None else float(target_box.half[0])
-    first = 0 if fit_intercept else 1
-    return Inference(
-        names=("intercept", *labels)[first:],
-        estimates=np.append(intercept, coef)[first:],
-        covariance=(matrix @ uncertainty.covariance @ matrix.T)[first:, first:],
-        hidden=(matrix @ uncertainty.hidden @ matrix.T)[first:, first:],
-        residual_std=None if residual_std is None else residual_std * half,
-    )
+        Without a released uncertainty, everything is hidden.
+        """
+        coef, intercept = box.unscale(fitted.unshrunk, target_box)
+        labels = getattr(self, "feature_names_in_", None)  # set by scikit-learn for a data frame
+        if labels is None:
+            declared = as_bounds(self.bounds, name="bounds").labels
+            labels = declared or [f"x{k}" for k in range(len(coef))]
+        matrix = box.unscaling(target_box)
+        half = 1.0 if target_box is None else float(target_box.half[0])
+        first = 0 if self.fit_intercept else 1
+        nothing = Uncertainty(np.eye(len(matrix)), np.eye(len(matrix)))
+        covariance, hidden = (
+            (matrix @ part @ matrix.T)[first:, first:] for part in fitted.uncertainty or nothing
+        )
+        return Inference(
+            names=("intercept", *map(str, labels))[first:],
+            estimates=np.append(intercept, coef)[first:],
+            covariance=covariance,
+            hidden=hidden,
+            residual_std=None if residual_std is None else residual_std * half,
+            groups=() if first else tuple(tuple(k + 1 for k in group) for group in box.groups),
+        )
 
 
 def _forms(rows: Floats, matrix: Floats) -> Floats:

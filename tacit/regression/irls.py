@@ -29,15 +29,21 @@ from tacit._arrays import Floats
 from tacit.events import Event, Repeated, Sequence
 from tacit.mechanisms import GaussianMechanism, Rng
 from tacit.regression.estimator import BudgetTerms, gaussian_shares
-from tacit.regression.newton import Solver, Uncertainty, combine_squares
+from tacit.regression.newton import (
+    Solver,
+    Uncertainty,
+    combine_squares,
+    hides_intervals,
+    undetermined,
+)
 from tacit.regression.penalty import Penalty
 from tacit.regression.rows import PrivateRows, from_triangle, triangle, triangle_noise
 from tacit.regression.whitening import ROUNDING, WhitenedRows, whiten
 
 # Chosen on the tables of benchmarks/regression_logistic.py.
 _EARLY_STEPS, _STEPS = 4, 5
-_GRAM_SHARE, _NORMS_SHARE, _EARLY_SHARE, _HESSIAN_SHARE = 0.15, 0.015, 0.05, 0.1
-_ERRORS_SHARE, _GRADIENT_SHARE = 0.12, 0.565
+_GRAM_SHARE, _NORMS_SHARE, _EARLY_SHARE, _HESSIAN_SHARE = 0.15, 0.015, 0.05, 0.16
+_ERRORS_SHARE, _GRADIENT_SHARE = 0.08, 0.545
 _TOTAL_SHARE = 0.03  # only with weights
 _MATRIX_NOISE, _EARLY_NOISE, _ROWS_PER_COLUMN = 0.02, 0.01, 2000
 _TIGHTEST_ROWS = 0.6
@@ -79,7 +85,7 @@ class IRLSPlan:
     hessian: GaussianMechanism
     gradient: GaussianMechanism
     errors: GaussianMechanism | None
-    """Noise of the last release, which intervals need; None for more than two classes."""
+    """Noise of the last release, which intervals need; None if there are none."""
     sample_rate: float
     """Probability with which a record is used for early gradients and for the Hessian. The price
     ignores the sampling, which could only lower it."""
@@ -115,7 +121,7 @@ class IRLSFit(NamedTuple):
     unshrunk: Floats
     """Coefficients without a penalty, for intervals; of the first output."""
     uncertainty: Uncertainty | None
-    """Of `unshrunk`; None for more than two classes."""
+    """Of `unshrunk`; None if noise hides all coefficients, and for more than two classes."""
 
 
 def plan_irls(
@@ -135,23 +141,25 @@ def plan_irls(
     """
     (whole,) = gaussian_shares((1.0,), (1.0,), **budget)
     root = math.sqrt(2.0)
+    has_errors = n_classes == 2 and not hides_intervals(n_features, whole, n_records)
     releases = [  # share of the budget, how much more a replaced record changes, repetitions
-        (_TOTAL_SHARE, 1.0, 1),
+        (_TOTAL_SHARE * is_weighted, 1.0, 1),
         (_GRAM_SHARE, root, 1),
         (_NORMS_SHARE, root, 1),
         (_EARLY_SHARE, 2.0, _EARLY_STEPS),
         (_HESSIAN_SHARE, root, 1),
         (_GRADIENT_SHARE, 2.0, _STEPS),
-        (_ERRORS_SHARE, root, 1),
-    ][0 if is_weighted else 1 : 7 if n_classes == 2 else 6]
-    shares, factors, repeats = zip(*releases, strict=True)
+        (_ERRORS_SHARE * has_errors, root, 1),
+    ]
+    made = [release for release in releases if release[0]]
+    shares, factors, repeats = zip(*made, strict=True)
     noise = gaussian_shares(shares, factors, **budget)
     mechanisms = [
         GaussianMechanism(multiplier * math.sqrt(n), l2_sensitivity=1.0, replace_factor=factor)
         for multiplier, n, factor in zip(noise, repeats, factors, strict=True)
     ]
     total = mechanisms.pop(0) if is_weighted else None
-    errors = mechanisms.pop() if n_classes == 2 else None
+    errors = mechanisms.pop() if has_errors else None
     least, most = residual_bounds(n_classes)
     size = (n_features + 1) * (1 if n_classes == 2 else n_classes)
     square = math.sqrt(_NOISE_EXCESS / 2) * n_records / (whole * size)
@@ -261,7 +269,8 @@ def fit_irls(
     uncertainty = None
     if plan.errors is not None:
         meat = _release_errors(sample, solvers[0], clip, plan.errors, rng)
-        uncertainty = solvers[0].uncertainty(_MARGIN * meat / total, bend=_BEND)
+        free = undetermined(rows, fit_intercept=fit_intercept)
+        uncertainty = solvers[0].uncertainty(_MARGIN * meat / total, free=free, bend=_BEND)
     return IRLSFit(
         whitening @ np.column_stack([solver.theta for solver in solvers]),
         whitening @ solvers[0].unshrunk(),

@@ -51,6 +51,8 @@ _DROPPED = 0.2  # share of the gradients that is left out of the next solve: the
 _RESOLVED = 1.25
 _DAMPING = 0.5  # in units of the noise of the Gram matrix
 _TAILS, _COUNT = 0.5, 0.5  # with _TAILS^2 + _COUNT^2 <= 1 / 2, see `NewtonPlan`
+_ARBITRARY = 0.5  # squared cosine from which a hidden direction is one of undetermined models
+_HIDDEN = 0.6  # largest relative error of second moments with which intervals are tried
 _HESSIAN_DOUBT, _SQUARES_DOUBT = 0.1, 0.3
 """How far matrices are assumed to be off, relative to them, if residuals depend on features."""
 _PENALTIES = np.append(0.0, 10.0 ** np.arange(-5, 2.1, 0.5))
@@ -77,8 +79,9 @@ class NewtonPlan:
     first_gram: GaussianMechanism
     norms: GaussianMechanism
     second_gram: GaussianMechanism
-    errors: GaussianMechanism
     gradient: GaussianMechanism
+    errors: GaussianMechanism | None
+    """Noise of the last release, which intervals need; None if noise hides all coefficients."""
     steps: int
     row_norm: float
     whitened_clip: float
@@ -92,9 +95,10 @@ class NewtonPlan:
     @property
     def event(self) -> Event:
         """Event of one fit, for the accountant."""
-        single = (self.mean, self.first_gram, self.norms, self.second_gram, self.errors)
+        single = (self.mean, self.first_gram, self.norms, self.second_gram)
         steps = Repeated(self.gradient.event, self.steps)
-        return Sequence((*(mechanism.event for mechanism in single), steps))
+        errors = () if self.errors is None else (self.errors.event,)
+        return Sequence((*(mechanism.event for mechanism in single), steps, *errors))
 
 
 class Uncertainty(NamedTuple):
@@ -112,8 +116,8 @@ class NewtonFit(NamedTuple):
     """Coefficients, shrunk by a ridge penalty where noise asks for it."""
     unshrunk: Floats
     """Coefficients without a penalty, for intervals."""
-    uncertainty: Uncertainty
-    """Of `unshrunk`."""
+    uncertainty: Uncertainty | None
+    """Of `unshrunk`; None if noise hides all coefficients."""
     residual_std: float
 
 
@@ -129,20 +133,23 @@ def plan_newton(
     size = n_features + 1
     (whole,) = gaussian_shares((1.0,), (1.0,), **budget)
     mean = float(np.clip((whole / n_records / _MEAN_NOISE) ** 2, _LEAST_MEAN, _MOST_MEAN))
-    shares = (mean, _FIRST_GRAM, _NORMS_SHARE, _SECOND_GRAM, _ERRORS)
-    factors = (2.0, *[math.sqrt(2.0)] * 4, 2.0)
-    noise = gaussian_shares((*shares, 1 - math.fsum(shares)), factors, **budget)
-    multipliers = (*noise[:5], noise[5] * math.sqrt(_STEPS))
+    shares = (mean, _FIRST_GRAM, _NORMS_SHARE, _SECOND_GRAM)
+    has_errors = not hides_intervals(n_features, whole, n_records)
+    last = (1 - math.fsum(shares) - _ERRORS * has_errors, *[_ERRORS] * has_errors)
+    factors = (2.0, *[math.sqrt(2.0)] * 3, 2.0, *[math.sqrt(2.0)] * has_errors)
+    noise = list(gaussian_shares((*shares, *last), factors, **budget))
+    noise[4] *= math.sqrt(_STEPS)
     mechanisms = [
         GaussianMechanism(multiplier, l2_sensitivity=1.0, replace_factor=factor)
-        for multiplier, factor in zip(multipliers, factors, strict=True)
+        for multiplier, factor in zip(noise, factors, strict=True)
     ]
     square = math.sqrt(_NOISE_EXCESS) * n_records / (whole * size)
     residual_clip = float(
         np.clip(_RESIDUAL_CLIP * math.sqrt(square), _TIGHTEST_RESIDUALS, _WIDEST_RESIDUALS)
     )
     return NewtonPlan(
-        *mechanisms,
+        *mechanisms[:5],
+        errors=mechanisms[5] if has_errors else None,
         steps=_STEPS,
         row_norm=row_norm,
         whitened_clip=max(_ROW_CLIP * _RESIDUAL_CLIP * square / residual_clip, TIGHTEST_ROWS),
@@ -206,21 +213,42 @@ def fit_newton(
         clipped_square = squares / share**2
         solver.add(released[:-1] / share, noise_std / share)
         clip = min(plan.residual_clip * spread.std, plan.widest_clip)
-    errors = _release_errors(records, solver.theta, clip, plan.errors, rng)
-    inside = spread.inside(clip)
-    share = inside / records.mean_factor
-    solver.refine(errors.hessian / inside, errors.noise_std / inside, _HESSIAN_DOUBT)
-    # Residuals r that do not depend on the features have gradients of covariance E[r^2] gram / n.
-    meat = combine_squares(
-        clipped_square * solver.hessian,
-        (clip / share) ** 2 * errors.squares,
-        (clip / share) ** 2 * errors.noise_std,
-        _SQUARES_DOUBT,
-    )
-    uncertainty = solver.uncertainty(meat / total + (spread.std / share) ** 2 * errors.skewness)
+    uncertainty = None
+    if plan.errors is not None:
+        errors = _release_errors(records, solver.theta, clip, plan.errors, rng)
+        inside = spread.inside(clip)
+        share = inside / records.mean_factor
+        solver.refine(errors.hessian / inside, errors.noise_std / inside, _HESSIAN_DOUBT)
+        # Residuals r that do not depend on the features have gradients of covariance
+        # E[r^2] gram / n.
+        meat = combine_squares(
+            clipped_square * solver.hessian,
+            (clip / share) ** 2 * errors.squares,
+            (clip / share) ** 2 * errors.noise_std,
+            _SQUARES_DOUBT,
+        )
+        bias = (spread.std / share) ** 2 * errors.skewness
+        free = undetermined(rows, fit_intercept=fit_intercept)
+        uncertainty = solver.uncertainty(meat / total + bias, free=free)
     return NewtonFit(
         whitening @ solver.theta, whitening @ solver.unshrunk(), uncertainty, spread.pooled()
     )
+
+
+def undetermined(rows: PrivateRows, *, fit_intercept: bool) -> Floats:
+    """Return the models that are 0 on every record because of declared groups of indicators."""
+    found = rows.box.undetermined()
+    return found if fit_intercept else found[:, :0]
+
+
+def hides_intervals(n_features: int, noise: float, n_records: int) -> bool:
+    """Return whether public facts show that noise hides every coefficient from its interval.
+
+    `noise` is the noise multiplier of a release that takes the whole budget. A matrix of second
+    moments, at about a tenth of the budget, then has errors as large as its eigenvalues.
+    """
+    size = n_features + 1
+    return triangle_noise(noise * size, size) / math.sqrt(_ERRORS) > _HIDDEN * n_records
 
 
 def _release_mean(
@@ -463,7 +491,7 @@ class Solver:
         model, gradient, _ = self._means()
         return model - self._inverse() @ gradient
 
-    def uncertainty(self, sampling: Floats, *, bend: float = 0.0) -> Uncertainty:
+    def uncertainty(self, sampling: Floats, *, free: Floats, bend: float = 0.0) -> Uncertainty:
         """Return the covariance of `unshrunk` in scaled units, and its hidden part.
 
         The error is inverse(hessian) times the sum of gradient noise, of the noise of the Hessian
@@ -473,7 +501,9 @@ class Solver:
         the Hessian is lowered by half of its noise: if it is too large, the distance seems short.
 
         Directions in which the Hessian is not above its noise are hidden. In each of them the
-        model, in scaled units, is assumed not to be longer than in all others together.
+        model, in scaled units, is assumed not to be longer than in all others together. `free`
+        holds models, as columns, that are 0 on every record. A hidden direction near them is taken
+        to be exactly one of them, so that it does not hide what they leave unchanged.
         """
         _, gradient, variance = self._means()
         inverse = self._inverse()
@@ -485,8 +515,11 @@ class Solver:
         middle = middle + noise * np.outer(step, step)
         covariance = inverse @ middle @ inverse + bend**2 * length * np.outer(step, step)
         lost = self._whitening @ self._vectors[:, ~self._resolved]
-        lost *= np.linalg.norm(self._whitening @ self.unshrunk()) / np.linalg.norm(lost, axis=0)
-        hidden = lost @ lost.T
+        lost /= np.linalg.norm(lost, axis=0)
+        basis, _ = np.linalg.qr(free)
+        projected = basis @ (basis.T @ lost)
+        lost = np.where(np.sum(projected**2, axis=0) < _ARBITRARY, lost, projected)
+        hidden = float(np.sum((self._whitening @ self.unshrunk()) ** 2)) * (lost @ lost.T)
         return Uncertainty(self._whitening @ covariance @ self._whitening.T + hidden, hidden)
 
     def _inverse(self, *, lowered: float = 0.0) -> Floats:

@@ -253,7 +253,7 @@ def test_only_released_values_are_kept(model):
     learned = {key for key in kept if key.endswith("_")}
     assert learned <= {
         "coef_", "intercept_", "event_", "method_", "classes_", "n_features_in_",
-        "informative_", "events_", "inference_",
+        "informative_", "events_", "inference_", "reason_",
     }  # fmt: skip
 
 

@@ -54,7 +54,8 @@ def test_one_record_changes_no_release_by_more_than_its_sensitivity(
     outputs = []
     old, more, other = (weights[:400], weights, weights[1:]) if is_weighted else (None, None, None)
     exact = values_released(monkeypatch, X, y, plan, outputs, old, fit_intercept)
-    assert len(exact) == 3 + is_weighted + plan.early_steps + plan.steps + (classes == 2)
+    has_errors = plan.errors is not None
+    assert len(exact) == 3 + is_weighted + plan.early_steps + plan.steps + has_errors
     for label in (0.0, classes - 1.0):
         added = values_released(
             monkeypatch, np.vstack([X, extreme]), np.append(y, label), plan, outputs, more,
@@ -66,7 +67,7 @@ def test_one_record_changes_no_release_by_more_than_its_sensitivity(
         )  # fmt: skip
         root = np.sqrt(2)
         factors = [*[1.0] * is_weighted, root, root, *[2.0] * plan.early_steps, root]
-        factors += [2.0] * plan.steps + [root] * (classes == 2)
+        factors += [2.0] * plan.steps + [root] * has_errors
         for one, second, third, factor in zip(exact, added, replaced, factors, strict=True):
             assert np.linalg.norm(one - second) <= 1 + 1e-9
             assert np.linalg.norm(one - third) <= factor * (1 + 1e-9)
@@ -137,4 +138,4 @@ def test_steep_slopes_are_found_at_small_budgets_too(epsilon):
     inference = model.fit(X, y).inference_
     off = np.abs(inference.estimates - [-4, 1, -0.5])
     assert (off < 4 * inference.standard_errors).all()
-    assert (inference.standard_errors < 0.4).all()
+    assert (inference.standard_errors < 0.5).all()

@@ -107,7 +107,7 @@ def test_every_gaussian_coordinate_carries_noise_at_its_scale(monkeypatch):
     )
     rng = generator(0)
     draws = 200
-    for plan, releases in ((moments, 3), (descent, 5 + descent.steps)):
+    for plan, releases in ((moments, 3), (descent, 4 + descent.steps)):
         seen.clear()
         for _ in range(draws):
             rows = PrivateRows(X, box, row_norm=plan.row_norm)
