@@ -25,7 +25,7 @@ from typing import ClassVar, NamedTuple, Unpack
 import numpy as np
 from scipy.special import expit, softmax
 
-from tacit._arrays import Floats
+from tacit._arrays import Floats, Indices
 from tacit.events import Event, Repeated, Sequence
 from tacit.mechanisms import GaussianMechanism, Rng
 from tacit.regression.estimator import BudgetTerms, gaussian_shares
@@ -38,14 +38,15 @@ from tacit.regression.newton import (
 )
 from tacit.regression.penalty import Penalty
 from tacit.regression.rows import PrivateRows, from_triangle, triangle, triangle_noise
-from tacit.regression.whitening import ROUNDING, WhitenedRows, whiten
+from tacit.regression.whitening import ROUNDING, WhitenedRows, draw, whiten
 
 # Chosen on the tables of benchmarks/regression_logistic.py.
 _EARLY_STEPS, _STEPS = 4, 5
 _GRAM_SHARE, _NORMS_SHARE, _EARLY_SHARE, _HESSIAN_SHARE = 0.15, 0.015, 0.05, 0.16
 _ERRORS_SHARE, _GRADIENT_SHARE = 0.08, 0.545
 _TOTAL_SHARE = 0.03  # only with weights
-_MATRIX_NOISE, _EARLY_NOISE, _ROWS_PER_COLUMN = 0.02, 0.01, 2000
+_MATRIX_NOISE, _EARLY_NOISE, _ROWS_PER_COLUMN = 0.06, 0.01, 1000
+_FEWEST_ROWS = 50_000
 _TIGHTEST_ROWS = 0.6
 _RESOLVED = 0.75
 _HOPELESS = 0.6
@@ -87,7 +88,7 @@ class IRLSPlan:
     errors: GaussianMechanism | None
     """Noise of the last release, which intervals need; None if there are none."""
     sample_rate: float
-    """Probability with which a record is used for early gradients and for the Hessian. The price
+    """Probability with which a record is used for matrices and for early gradients. The price
     ignores the sampling, which could only lower it."""
     early_steps: int
     steps: int
@@ -198,9 +199,9 @@ def _rate(enough: float, size: int, n_records: int) -> float:
     """Return the share of records that early releases use: what keeps their noise small.
 
     `enough` is the number of records which that takes. There are at least _ROWS_PER_COLUMN records
-    per column.
+    per column, and _FEWEST_ROWS, because sampling saves nothing on small tables.
     """
-    return min(1.0, max(enough, _ROWS_PER_COLUMN * size) / n_records)
+    return min(1.0, max(enough, _ROWS_PER_COLUMN * size, _FEWEST_ROWS) / n_records)
 
 
 def residual_bounds(n_classes: int) -> tuple[float, float]:
@@ -225,17 +226,22 @@ def fit_irls(
     fit_intercept: bool = True,
     penalty: Penalty | None = None,
 ) -> IRLSFit:
-    """Release what `plan` says and return the model; `rows` must be shrunk to `plan.row_norm`.
+    """Release what `plan` says and return the model.
 
     The model is (d + 1, 1) for d features and two classes, or (d + 1, k) for k > 2 classes.
-    `weights` are as in `newton.fit_newton`.
+    `weights` are in [0, 1], as in `newton.fit_newton`; `rows` have no factors.
     """
     total = float(n_records)
     if weights is not None:
         assert plan.total is not None
         total = release_total(weights, plan.total, n_records, rng)
+    chosen, drawn = _draw(rows, plan, rng)
+    shrunk = PrivateRows(drawn.X, drawn.box, row_norm=plan.row_norm)
+    if weights is not None:
+        shrunk.factors *= np.sqrt(weights[chosen])
     records = whiten(
         rows,
+        shrunk,
         labels,
         plan.first_gram,
         plan.norms,
@@ -245,10 +251,11 @@ def fit_irls(
         n_records=n_records,
         fit_intercept=fit_intercept,
         rng=rng,
+        rate=plan.sample_rate,
     )
+    sample = records.take(drawn, chosen, plan.sample_rate)
     clip, whitening = plan.residual_clip, records.whitening
     outputs = 1 if plan.n_classes == 2 else plan.n_classes
-    sample = records.draw(plan.sample_rate, rng)
     theta = np.zeros((records.size, outputs))
     constant = np.eye(len(whitening))[0] if fit_intercept else np.zeros(len(whitening))
     mean = records.model(constant)
@@ -276,6 +283,14 @@ def fit_irls(
         whitening @ solvers[0].unshrunk(),
         uncertainty,
     )
+
+
+def _draw(rows: PrivateRows, plan: IRLSPlan, rng: Rng) -> tuple[Indices | slice, PrivateRows]:
+    """Return each row with probability `plan.sample_rate`, and their private places."""
+    if plan.sample_rate == 1:
+        return slice(None), rows
+    chosen = draw(plan.sample_rate, rows.n_rows, rng)
+    return chosen, rows.take(chosen)
 
 
 def release_total(weights: Floats, mechanism: GaussianMechanism, n_records: int, rng: Rng) -> float:

@@ -135,9 +135,7 @@ class LogisticRegression(InferenceMixin, ClassifierMixin, PrivateEstimator):
                 fit_intercept=fit_intercept,
             )
             return self._store(theta, box, classes, plan)
-        rows = PrivateRows(table, box, row_norm=plan.row_norm)
-        if weights is not None:
-            rows.factors *= np.sqrt(weights)
+        rows = PrivateRows(table, box, row_norm=math.inf if is_irls else plan.row_norm)
 
         self._pay(plan.event, plan.method)
         if isinstance(plan, ObjectivePlan):

@@ -178,6 +178,7 @@ def fit_newton(
     mean, total = _release_mean(y, weights, plan, n_records, rng)
     records = whiten(
         rows,
+        rows,
         y,
         plan.first_gram,
         plan.norms,

@@ -47,14 +47,11 @@ class WhitenedRows:
         """Number of coefficients of one output."""
         return self.whitening.shape[1]
 
-    def draw(self, rate: float, rng: Rng) -> "WhitenedRows":
-        """Return each record with probability `rate`."""
-        if rate == 1:
-            return self
-        chosen = draw(rate, self.rows.n_rows, rng)
+    def take(self, rows: PrivateRows, chosen: Indices | slice, rate: float) -> "WhitenedRows":
+        """Return the `chosen` records, a share `rate` of all; `rows` are their rows."""
         return replace(
             self,
-            rows=self.rows.take(chosen),
+            rows=rows,
             targets=self.targets[chosen],
             weights=None if self.weights is None else self.weights[chosen],
             factors=self.factors[chosen],
@@ -97,6 +94,7 @@ class WhitenedRows:
 
 def whiten(
     rows: PrivateRows,
+    shrunk: PrivateRows,
     targets: Floats,
     gram: GaussianMechanism,
     norms: GaussianMechanism,
@@ -107,14 +105,18 @@ def whiten(
     n_records: int,
     fit_intercept: bool,
     rng: Rng,
+    rate: float = 1.0,
 ) -> WhitenedRows:
     """Release a Gram matrix and a histogram of norms, and return the records in whitened units.
 
-    `total` is the public number of records, or the released sum of their weights, by whose square
-    roots `rows.factors` must have been multiplied. `widest` limits the norm of clipped rows,
-    relative to their root mean square.
+    `shrunk` are the rows, or a share `rate` of them, shrunk to the norm that bounds the Gram matrix
+    and multiplied by the square roots of their weights. `total` is the public number of records, or
+    the released sum of weights. `widest` limits the norm of clipped rows, relative to their root
+    mean square.
     """
-    whitening, typical = _release_whitening(rows, gram, total, rng, fit_intercept=fit_intercept)
+    whitening, typical = _release_whitening(
+        shrunk, gram, rate * total, rng, fit_intercept=fit_intercept
+    )
     lengths = rows.norms(whitening)
     level, mean_factor = _release_limit(lengths / typical, norms, widest, n_records, rng)
     limit = level * typical

@@ -25,9 +25,7 @@ def skewed(rows=400, classes=2, seed=0):
 def values_released(monkeypatch, X, y, plan, outputs, weights, fit_intercept):
     """Return the exact values of a fit; releases return `outputs`, or are stored there if empty."""
     with recorded_releases(monkeypatch, outputs) as seen:
-        rows = PrivateRows(X, Bounds(-2, 5).box(X.shape[1]), row_norm=plan.row_norm)
-        if weights is not None:
-            rows.factors *= np.sqrt(weights)
+        rows = PrivateRows(X, Bounds(-2, 5).box(X.shape[1]))
         irls.fit_irls(
             rows, y, plan, n_records=400, rng=generator(0), weights=weights,
             fit_intercept=fit_intercept,
@@ -116,7 +114,7 @@ def test_more_budget_reaches_the_ordinary_fit_on_rare_classes_and_steep_slopes()
 def test_an_empty_and_a_constant_table_give_a_finite_model():
     for X in (np.zeros((50, 2)), np.full((50, 2), 5.0)):
         plan = irls.plan_irls(2, n_classes=2, row_norm=1.3, n_records=50, **BUDGET)
-        rows = PrivateRows(X, Bounds(-2, 5).box(2), row_norm=plan.row_norm)
+        rows = PrivateRows(X, Bounds(-2, 5).box(2))
         fit = irls.fit_irls(rows, np.zeros(50), plan, n_records=50, rng=generator(0))
         assert np.isfinite(fit.theta).all()
 
