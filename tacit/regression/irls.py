@@ -48,7 +48,7 @@ _TOTAL_SHARE = 0.03  # only with weights
 _MATRIX_NOISE, _EARLY_NOISE, _ROWS_PER_COLUMN = 0.06, 0.01, 1000
 _FEWEST_ROWS = 50_000
 _TIGHTEST_ROWS = 0.6
-_RESOLVED = 0.75
+_RESOLVED = 0.6
 _HOPELESS = 0.6
 _BEND = 0.3
 _HESSIAN_DOUBT, _SQUARES_DOUBT = 0.25, 0.2  # as in `newton`
@@ -168,7 +168,7 @@ def plan_irls(
     return IRLSPlan(
         total,
         *mechanisms,
-        errors,
+        errors=errors,
         sample_rate=_rate(
             max(
                 triangle_noise(mechanisms[3].noise_std * (n_features + 1), size) / _MATRIX_NOISE,

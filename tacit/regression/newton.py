@@ -310,7 +310,8 @@ def _release_errors(
 
     def weigh(span: slice, margins: Floats) -> Floats:
         ratio = (margins[:, 0] - records.targets[span]) / clip
-        return np.column_stack([np.abs(ratio) < 1, np.minimum(ratio**2, 1.0)])
+        is_inside = (np.abs(ratio) < 1).astype(np.float64)
+        return np.column_stack([is_inside, np.minimum(ratio**2, 1.0)])
 
     signs = np.empty(records.rows.n_rows)
 
