@@ -3,12 +3,12 @@
 It carries the steps of `newton` over to the logistic loss. A fit makes these releases, all with
 Gaussian noise:
 
-1. the Gram matrix in the scaled units of `Bounds`, which whitens the rows;
-2. a histogram of the norms of whitened rows, from which their largest norm is chosen;
-3. some early gradients, which lead near the solution;
-4. the Hessian of the loss at that point;
-5. some more gradients. After each of them the model is solved for again, from the Hessian and from
-   all of these gradients.
+1. a Gram matrix and a histogram of norms, which whiten the rows (`whitening`);
+2. some early gradients, which lead near the solution;
+3. the Hessian of the loss at that point;
+4. some more gradients. After each of them the model is solved for again, from the Hessian and from
+   all of these gradients;
+5. for intervals, the Hessian at the last model and the sum of r^2 u u' over residuals r and rows u.
 
 The residual of a record is w (p - y), where p is the predicted probability and y the label, 0 or 1.
 The weight w = min(1, c / max(p, 1 - p)) bounds it by c, between 1/2 and 1. This weight does not
@@ -75,7 +75,9 @@ class IRLSPlan:
     * the Hessians of all k outputs, sums of h u u', by at most R^2 |h|, and by sqrt(2) times that
       if the record is replaced, because all h are >= 0 (see `newton.NewtonPlan`). h is at most
       p (1 - p) for each class, so |h| <= 1 / 4 for one output, and for k outputs
-      |h|^2 <= sum p * p (1 - p)^2 <= 4 / 27, as the p sum to 1 and x (1 - x)^2 <= 4 / 27.
+      |h|^2 <= sum p * p (1 - p)^2 <= 4 / 27, as the p sum to 1 and x (1 - x)^2 <= 4 / 27;
+    * the last release, sums of a u u' and b u u' with 0 <= a <= 1 and 0 <= b <= _SQUARES^2, by at
+      most R^2 sqrt(1 + _SQUARES^4), and by sqrt(2) times that if the record is replaced.
     """
 
     total: GaussianMechanism | None

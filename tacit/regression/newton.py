@@ -1,18 +1,17 @@
 """Private least squares by noisy Newton steps in whitened coordinates: the method behind `auto`.
 
-A fit makes five kinds of releases, all with Gaussian noise:
+A fit makes these releases, all with Gaussian noise:
 
 1. the mean of the target, from which the model starts;
-2. the Gram matrix in the scaled units of `Bounds`. Its inverse square root *whitens* the rows: it
-   makes all directions about equally long, so that noise of one size fits all of them. Iterated
-   whitening is due to CoinPress (Biswas et al. 2020, arXiv:2006.06618);
-3. a histogram of the norms of whitened rows, from which the norm is chosen to which longer rows are
-   clipped;
-4. the Gram matrix of the whitened rows, which has a small relative error in every direction;
-5. some gradients. After each of them the model is solved for again, from all of the last gradients
+2. a Gram matrix and a histogram of norms, which whiten the rows (`whitening`);
+3. the Gram matrix of the whitened rows, which has a small relative error in every direction;
+4. some gradients. After each of them the model is solved for again, from all of the last gradients
    and from the second Gram matrix (iterative refinement, as in Lev & Shenfeld 2026,
    arXiv:2601.07545, and in BoostedAdaSSP, Tang et al. 2023, arXiv:2303.03451). So the noise of the
-   Gram matrix multiplies only the distance to the last models, not the coefficients themselves.
+   Gram matrix multiplies only the distance to the last models, not the coefficients themselves;
+5. what intervals need to know of the residuals: the Gram matrix of the rows that are not clipped,
+   the sum of r^2 u u' over residuals r and rows u (a sandwich estimate, White 1980, which holds for
+   errors of any variance), and on which side residuals are clipped.
 
 Long rows and large residuals are clipped. How much is decided by public facts (number of records,
 budget) and by earlier releases: the less noise there is, the less is clipped. The ridge penalty of
@@ -72,7 +71,13 @@ class NewtonPlan:
     * a histogram of norms by 1 in one entry, and by 1 in two entries if it is replaced: sqrt(2);
     * a gradient, the sum of r z with |r| <= c, by at most R c, and the sum of b (r^2 / c - c / 2),
       released with it, by at most b c / 2. With b = R s together at most R c sqrt(1 + s^2 / 4), and
-      twice that if the record is replaced.
+      twice that if the record is replaced;
+    * the last release by sqrt(2) R^2. A record with |r| < c adds u u' to one matrix, and
+      (r / c)^2 u u' to the other one. A clipped record adds nothing to the first matrix, u u' to
+      the second one, and a vector of squared norm at most (_TAILS^2 + _COUNT^2) R^4 <= R^4 / 2.
+      Replaced, matrices change by at most sqrt(2) times as much, because their inner product is
+      not negative; two clipped records change the vector by at most sqrt(2) R^2 and the matrix by
+      at most sqrt(2) R^2: together 2 R^2, which is sqrt(2) times the bound.
     """
 
     mean: GaussianMechanism
