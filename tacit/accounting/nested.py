@@ -1,8 +1,9 @@
-"""Prices of events that contain other events: `BestOf`, `OneOf`, and pairs made of profiles.
+"""Prices of events that contain others: `BestOf`, `OneOf`, `ChosenOf`, and pairs of profiles.
 
 The profile delta(t) of an event in both directions of comparison is known where a dominating pair
-is (`pld`). It extends to events made of others: a choice among events has the mean of their
-profiles, and the best of several runs has a profile that follows from that of one run (`best_of`).
+is (`pld`). It extends to events made of others: a random choice among events has the mean of their
+profiles, a choice that may depend on earlier releases at most their maximum, and the best of
+several runs has a profile that follows from that of one run (`best_of`).
 A profile at finitely many t is again that of a pair (`profile`). So such an event composes with
 all others, may be sampled, and has both ends of a bracket.
 """
@@ -65,6 +66,8 @@ def curves_of(event: Event, relation: Relation) -> Curves:
         total = math.fsum(only.weights)
         parts = zip(only.weights, only.parts, strict=True)
         return _OneOfCurves([(w / total, curves_of(part, relation)) for w, part in parts if w])
+    if isinstance(only, ev.ChosenOf):
+        return _ChosenOfCurves([curves_of(part, relation) for part in only.parts])
     if all(has_pair(part, relation) for part in flatten(event)):
         return _PairCurves.of(event, relation)
     return _RenyiCurves(event, relation)
@@ -114,10 +117,10 @@ def best_of_delta(event: ev.BestOf, *, epsilon: float, relation: Relation) -> Br
 def pair_of_nested(event: Event, relation: Relation) -> tuple[Law, Law]:
     """Return laws of the loss of ONE occurrence that bound its price from above.
 
-    `BestOf` and `OneOf` get the pair of their profile, and so does what is sampled if it has no
+    Events made of others get the pair of their profile, and so does what is sampled if it has no
     pair of its own; other events get that of `pair_from_above`.
     """
-    if isinstance(event, ev.BestOf | ev.OneOf):
+    if isinstance(event, ev.BestOf | ev.OneOf | ev.ChosenOf):
         found = _profiles_of(event, relation)
         return found[0].dominating(), found[-1].dominating()
     if _needs_profile(event, relation):
@@ -148,7 +151,7 @@ def has_pair(event: Event, relation: Relation) -> bool:
     """Return whether `pair_of_nested` knows a pair for one occurrence of `event`."""
     if isinstance(event, ev.BestOf):
         return all(has_pair(part, relation) for part in flatten(event.event))
-    if isinstance(event, ev.OneOf):
+    if isinstance(event, ev.OneOf | ev.ChosenOf):
         return all(has_pair(part, relation) for one in event.parts for part in flatten(one))
     return _has_own_pair(event, relation) or _needs_profile(event, relation)
 
@@ -178,9 +181,15 @@ def _needs_profile(event: Event, relation: Relation) -> bool:
 
 
 def with_lower_end(event: Event, relation: Relation) -> Event:
-    """Return the parts of `event` that `pair_below_nested` bounds; the other parts may cost 0."""
+    """Return the parts of `event` that `pair_below_nested` bounds; the other parts may cost 0.
+
+    A free choice is replaced by its first part, which may always be chosen.
+    """
     parts: list[Event] = []
     for part, count in flatten(event).items():
+        if isinstance(part, ev.ChosenOf):
+            parts.append(ev.Repeated(with_lower_end(part.parts[0], relation), count))
+            continue
         try:
             pair_below_nested(part, relation)
         except UnsupportedEvent:
@@ -262,6 +271,28 @@ class _OneOfCurves(NamedTuple):
             return lower * (1 - 1e-13), upper * (1 + 1e-13)
 
         return mean(0), mean(1)
+
+
+class _ChosenOfCurves(NamedTuple):
+    """Profiles of a free choice among events: the largest delta of all parts at each t.
+
+    Let l be the loss of what was released before, and c the choice that follows from it. Together
+    they have delta(t) = E[delta_c(t - l)], which is at most E[max over c of delta_c(t - l)].
+    """
+
+    parts: list[Curves]
+
+    def reach(self, delta: float) -> float:
+        return max(curves.reach(delta) for curves in self.parts)
+
+    def tables(self, t: Floats, least: float) -> tuple[_Table, _Table]:
+        found = [curves.tables(t, least) for curves in self.parts]
+
+        def largest(side: int) -> _Table:
+            lower, upper = zip(*(tables[side] for tables in found), strict=True)
+            return np.max(lower, axis=0), np.max(upper, axis=0)
+
+        return largest(0), largest(1)
 
 
 class _BestOfCurves:

@@ -44,6 +44,7 @@ _LOOSER = (
     ev.Shuffled,
     ev.BestOf,
     ev.OneOf,
+    ev.ChosenOf,
     ev.TruncatedPoissonSampled,
     ev.FixedSizeSampled,
 )

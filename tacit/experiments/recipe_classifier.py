@@ -1,6 +1,7 @@
 """A DP-SGD recipe as a scikit-learn classifier, for searches over its settings."""
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -9,8 +10,9 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from tacit.accounting import GDP, calibrate, gdp_mu_squared
 from tacit.datasets import Dataset
-from tacit.events import Event, Gaussian, Repeated, Sequence
+from tacit.events import Event, Gaussian, Relation, Repeated, Sequence
 from tacit.experiments import models
 from tacit.experiments.features import PaidSummary, Prepared, cache_folder, prepare
 from tacit.experiments.recipe import Recipe
@@ -25,6 +27,8 @@ from tacit.experiments.training_loop import (
 from tacit.ledger import Ledger
 from tacit.sampling import Poisson
 from tacit.training import Key
+
+_MOST_FEATURES = 0.5  # share of the squared budget that paid features may take
 
 
 class PlannedRecipe(NamedTuple):
@@ -113,7 +117,9 @@ class RecipeClassifier:
         privacy = replace(
             recipe.privacy, epsilon=self.epsilon, delta=self.delta, relation=str(self.relation)
         )
-        recipe = replace(recipe, privacy=privacy).filled(n_records)
+        recipe = _with_affordable_features(
+            replace(recipe, privacy=privacy).filled(n_records), n_records
+        )
         noise = noise_multiplier(recipe, n_records)
         sampler = Poisson(recipe.training.lot / n_records)
         steps = Repeated(sampler.amplify(Gaussian(noise)), steps_of(recipe, n_records))
@@ -156,3 +162,22 @@ class RecipeClassifier:
         model = models.build(recipe.model, prepared.shape, len(self.classes_), seed=0)
         model.load_state_dict({n: torch.from_numpy(v) for n, v in self.weights_.items()})
         return Released(recipe, model.eval(), prepared.summaries)
+
+
+def _with_affordable_features(recipe: Recipe, n_records: int) -> Recipe:
+    """Return `recipe`, with more noise in paid features that would take most of a small budget.
+
+    A search makes trials on small budgets. Features may take half of the squared budget, mu squared
+    of a Gaussian release; above that, all of their noise multipliers grow by one factor.
+    """
+    budget, relation = recipe.privacy.budget, Relation(recipe.privacy.relation)
+    paid = sum(gdp_mu_squared(event, relation) for event in features_events(recipe, n_records))
+    noise = calibrate(
+        Gaussian, epsilon=budget.epsilon, delta=budget.delta, relation=relation, accountant=GDP()
+    )
+    factor = math.sqrt(paid / _MOST_FEATURES * noise**2)
+    if factor <= 1:
+        return recipe
+    noises = ("even_noise_multiplier", "noise_multiplier", "mean_noise_multiplier")
+    raised = {name: factor * getattr(recipe.features, name) for name in noises}
+    return replace(recipe, features=replace(recipe.features, **raised))

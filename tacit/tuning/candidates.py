@@ -11,7 +11,7 @@ import logging
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, NamedTuple, NoReturn
 
@@ -87,8 +87,6 @@ class Candidates:
                 "estimator must not have a folder: it would keep what the search must delete."
             )
         facts = {}
-        if "n_records" in names:
-            facts[names["n_records"]] = max(1, round(n_training))
         if "classes" in names and given["classes"] is None and "target_bounds" not in names:
             facts[names["classes"]] = np.unique(labels)  # assumed public, as by the estimators
         # A delta of 0 asks for pure DP and stays.
@@ -101,12 +99,22 @@ class Candidates:
                 f"relation of the estimator must be that of the ledger, {relation}, got {own}."
             )
         found = own or relation or Relation.ADD_REMOVE
-        return cls(base, names, configurations_of(space, names), delta, found, public)
+        made = cls(base, names, configurations_of(space, names), delta, found, public)
+        return made.on(n_training)
 
     @property
     def has_budget(self) -> bool:
         """Whether the noise of a run follows from an epsilon."""
         return "epsilon" in self.names and not _has_given_noise(self.estimator)
+
+    def on(self, n_records: float) -> "Candidates":
+        """Return the same candidates for training on another declared number of records."""
+        from sklearn.base import clone
+
+        base: Any = clone(self.estimator, safe=False)
+        if "n_records" in self.names:
+            base.set_params(**{self.names["n_records"]: max(1, round(n_records))})
+        return replace(self, estimator=base)
 
     def model(
         self, index: int, *, epsilon: float | None, ledger: Ledger | None, seed: int | None

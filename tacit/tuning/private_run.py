@@ -29,8 +29,12 @@ class SearchFailed(TacitError, RuntimeError):
 class Outcome(NamedTuple):
     """Score and model of a run; private unless the run is the one that is released."""
 
-    score: float
+    score: float  # -inf if the model is not finite, NaN if it was not scored
     model: Any  # Any: estimators share methods, not a type
+
+    def scored(self, score: float) -> "Outcome":
+        """Return this outcome with the score of its trial, unless the model is not finite."""
+        return Outcome(score if math.isnan(self.score) else self.score, self.model)
 
 
 @dataclass(frozen=True)
@@ -41,8 +45,8 @@ class PrivateRuns:
     epsilon: float | None
     planned: tuple[Event, ...]
     training: PrivateRecords
-    scoring: PrivateRecords
-    score: Score
+    scoring: PrivateRecords | None = None
+    score: Score | None = None
 
     def run(self, index: int, seeds: tuple[int | None, int | None]) -> Outcome:
         """Train and score configuration `index`, with seeds for training and score, or None.
@@ -74,7 +78,9 @@ class PrivateRuns:
                 "has ended and releases nothing. The estimator must pay once, for an event that "
                 "follows from public settings."
             )
-        score = self.score.release(model, *self.scoring, generator(score_seed))
+        score = math.nan
+        if self.score is not None and self.scoring is not None:
+            score = self.score.release(model, *self.scoring, generator(score_seed))
         candidates.forget_run(model)
         return Outcome(score if _is_finite(model) else -math.inf, model)
 

@@ -12,9 +12,9 @@ from functools import partial
 
 from tacit.accounting import GDP, calibrate, gaussian_epsilon
 from tacit.accounting import epsilon as price_of
-from tacit.events import Event, Gaussian, Relation
+from tacit.events import ChosenOf, Event, Gaussian, Relation
 from tacit.tuning.holdout import CoinSplit, Split
-from tacit.tuning.laws import Runs
+from tacit.tuning.laws import CheapTrials, Runs
 
 EventsAt = Callable[[float, Sequence[int]], tuple[Event, ...]]
 """events_at(epsilon, indices): what training costs with each of these configurations, if a run may
@@ -42,10 +42,21 @@ class SearchPlan:
     epsilon: float
     """Price of `event`: the cost of the search."""
     delta: float
+    last: tuple[Event, ...] = ()
+    """After cheap trials: event of the last run, on all records, with each configuration."""
+    last_epsilon: float | None = None
+    """The epsilon of the last run."""
 
     def describe(self) -> str:
         """Return one sentence: how runs are drawn, and what the search costs against one run."""
         one = "the given noise" if self.run_epsilon is None else f"epsilon {self.run_epsilon:.4g}"
+        if self.last_epsilon is not None:
+            trial = f"a trial costs {one} and " if self.training else ""
+            one = f"epsilon {self.last_epsilon:.4g}"
+            return (
+                f"{self.runs.describe()} ({len(self.last)} configurations); {trial}the last run "
+                f"{one}, the whole search epsilon {self.epsilon:.4g}, at delta {self.delta:g}"
+            )
         return (
             f"{self.runs.describe()}, of {len(self.training)} configurations; one run alone costs "
             f"{one}, the whole search epsilon {self.epsilon:.4g}, at delta {self.delta:g}"
@@ -122,6 +133,59 @@ def plan_search(
     raise ValueError(
         f"this search costs epsilon {cost:.4g} at delta {delta:g}, above epsilon = {epsilon:g}. "
         "Raise the noise of the estimator, or search with fewer runs."
+    )
+
+
+def plan_trials(
+    events_at: EventsAt | None,
+    last_at: EventsAt,
+    n_configurations: int,
+    *,
+    runs: CheapTrials,
+    split: Split,
+    epsilon: float,
+    delta: float,
+    relation: Relation = Relation.ADD_REMOVE,
+) -> SearchPlan:
+    """Return the plan of cheap trials and one last run, which cost at most (`epsilon`, `delta`).
+
+    `last_at` is like `events_at` for the last run, on all records. Its configuration follows from
+    the scores, so it is priced as a free choice. Without trials there is no `events_at`, and the
+    last run has one configuration.
+    """
+    mu = 1 / _gaussian_noise(epsilon, delta)
+    count = runs.trials(n_configurations)
+    every = range(n_configurations if count else 1)
+    training: tuple[Event, ...] = ()
+    x, noise = None, math.inf
+    if events_at is not None:
+        x = gaussian_epsilon(mu * math.sqrt(runs.share / count), delta=delta)
+        training = events_at(x, every)
+        noise = math.sqrt(count / runs.share) / mu
+        if not isinstance(split, CoinSplit):
+            noise = _composed_noise(x, delta)
+
+    def event(last: Sequence[Event]) -> Event:
+        different = tuple(dict.fromkeys(last))
+        chosen = different[0] if len(different) == 1 else ChosenOf(different)
+        return split.event(runs, training, Gaussian(noise, 1.0), chosen) if count else chosen
+
+    price = partial(price_of, delta=delta, relation=relation)
+    near = gaussian_epsilon(mu * math.sqrt(1 - runs.share), delta=delta) if count else epsilon
+    last_epsilon = _scaled(lambda x: price(event(last_at(x, every))), start=near, target=epsilon)
+    last = last_at(last_epsilon, every)
+    paid = event(last)
+    return SearchPlan(
+        runs=runs,
+        split=split,
+        run_epsilon=x,
+        training=training,
+        score_noise=noise,
+        event=paid,
+        epsilon=price(paid),
+        delta=delta,
+        last=last,
+        last_epsilon=last_epsilon,
     )
 
 
