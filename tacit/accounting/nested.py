@@ -17,7 +17,7 @@ import numpy as np
 from tacit import events as ev
 from tacit._arrays import Floats
 from tacit.accounting.best_of import BestProfile
-from tacit.accounting.brackets import Bracket
+from tacit.accounting.brackets import Bracket, invert
 from tacit.accounting.compose import flatten, only_release
 from tacit.accounting.pld.direction import DirectionPrice
 from tacit.accounting.pld.loss_laws import Law
@@ -111,6 +111,25 @@ def best_of_delta(event: ev.BestOf, *, epsilon: float, relation: Relation) -> Br
             worst = worst.worse(Bracket.of_delta(best.lower(epsilon), best.upper(epsilon)))
         if worst.upper >= level:
             break
+    return worst
+
+
+def one_of_upper(event: ev.OneOf, *, delta: float, relation: Relation) -> float | None:
+    """Return an upper bound of the epsilon of `event` at `delta`; None if a part has no pair.
+
+    The mean of the deltas of all parts is inverted directly, which needs few of its values.
+    """
+    weighted = zip(event.weights, event.parts, strict=True)
+    parts = [(weight, curves_of(part, relation)) for weight, part in weighted if weight]
+    total, worst = math.fsum(event.weights), 0.0
+    for side in (0, -1):
+        prices = [(w / total, one.above[side]) for w, one in parts if isinstance(one, _PairCurves)]
+        if len(prices) < len(parts):
+            return None
+        most = max(price.epsilon(delta).upper for _, price in prices)
+        if most > worst:  # the mean costs at most as much as the dearest part
+            found = invert(_MeanDelta(prices), delta, guess=most, ceiling=most)
+            worst = max(worst, found.upper)
     return worst
 
 
@@ -271,6 +290,17 @@ class _OneOfCurves(NamedTuple):
             return lower * (1 - 1e-13), upper * (1 + 1e-13)
 
         return mean(0), mean(1)
+
+
+class _MeanDelta(NamedTuple):
+    """The mean of the curves delta(epsilon) of several events in one direction of comparison."""
+
+    parts: list[tuple[float, DirectionPrice]]
+
+    def delta(self, epsilon: float) -> Bracket:
+        found = [(weight, price.delta(epsilon)) for weight, price in self.parts]
+        upper = math.fsum(weight * one.upper for weight, one in found) * (1 + 1e-13)
+        return Bracket.of_delta(0.0, upper)
 
 
 class _ChosenOfCurves(NamedTuple):

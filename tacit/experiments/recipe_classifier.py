@@ -57,6 +57,10 @@ class RecipeClassifier:
         Public number of records, and the list of all classes.
     cache
         Folder for features that take long to compute; it holds private values.
+    reference
+        (epsilon, delta) of the run for which the learning rate is meant, if this one is a trial
+        with more noise. The learning rate is then lowered so that its product with the noise, which
+        is what a step adds to the weights, stays the same. None: the rate is used as it is.
     """
 
     recipe: Recipe
@@ -69,6 +73,7 @@ class RecipeClassifier:
     ledger: Ledger | None = None
     random_state: int | None = None
     cache: Path | None = None
+    reference: tuple[float, float] | None = None
 
     def fit(self, X: NDArray[Any], y: ArrayLike) -> Self:
         """Train on private records `X` (n, ...) with labels `y`; pay before any release."""
@@ -124,7 +129,23 @@ class RecipeClassifier:
         sampler = Poisson(recipe.training.lot / n_records)
         steps = Repeated(sampler.amplify(Gaussian(noise)), steps_of(recipe, n_records))
         paid = features_events(recipe, n_records)
+        if self.reference is not None:
+            recipe = self._with_rate_for(noise, recipe, n_records)
         return PlannedRecipe(recipe, noise, Sequence((*paid, steps)) if paid else steps)
+
+    def _with_rate_for(self, noise: float, recipe: Recipe, n_records: int) -> Recipe:
+        """Return `recipe` with the learning rate that goes with `noise`; see `reference`."""
+        assert self.reference is not None
+        epsilon, delta = self.reference
+        meant = replace(self, epsilon=epsilon, delta=delta, reference=None).planned(n_records)
+        factor, training = meant.noise / noise, recipe.training
+        end = training.learning_rate_end
+        scaled = replace(
+            training,
+            learning_rate=factor * training.learning_rate,
+            learning_rate_end=None if end is None else factor * end,
+        )
+        return replace(recipe, training=scaled)
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:  # noqa: ARG002  # scikit-learn's
         """Return the settings by name, as scikit-learn expects."""

@@ -203,16 +203,18 @@ def choose_runs(
     delta: float,
     most: int | None = None,
     n_scoring: float = math.inf,
+    holdout: float = 0.0,
     has_budget: bool = True,
 ) -> Runs:
     """Return the law of runs for a search, from public facts alone.
 
     Each law is judged by the accuracy it is expected to lose: for configurations that are better
     than the chosen one and were not tried, for what is left of the budget in the run that is
-    released, for cheap trials, and for the noise of a score on `n_scoring` records. If all lose
-    more than a run of the estimator as it was given, there are no trials. Prices are those of
-    Gaussian runs. `most` limits the number of runs. `has_budget` says that the noise of a run
-    follows from an epsilon, so that trials can be cheap.
+    released, for the share `holdout` of the records on which it is not trained, for cheap trials,
+    and for the noise of a score on `n_scoring` records. If all lose more than a run of the
+    estimator as it was given, there are no trials. Prices are those of Gaussian runs. `most` limits
+    the number of runs. `has_budget` says that the noise of a run follows from an epsilon, so that
+    trials can be cheap.
 
     >>> choose_runs(7, epsilon=3.0, delta=1e-5, n_scoring=6_000).describe()
     'a cheap trial of each configuration, then one run of the best on all records'
@@ -223,6 +225,7 @@ def choose_runs(
     n_scoring = math.inf if n_scoring == math.inf else positive(n_scoring=n_scoring)
     limit = math.inf if most is None else most
     noise = calibrate(Gaussian, epsilon=epsilon, delta=delta, accountant=GDP(), relative=1e-4)
+    held_out = -_HALVING * math.log2(1 - holdout)  # half of the records are worth half the budget
     losses: list[tuple[float, int, Runs]] = []
 
     def add(law: Runs, loss: float, score_noise: float) -> None:
@@ -231,7 +234,8 @@ def choose_runs(
     if n_configurations <= min(_MOST_COMPOSED, limit):
         factor = math.sqrt(n_configurations)
         one = gaussian_epsilon(1 / (noise * factor), delta=delta)
-        add(EveryConfiguration(), _HALVING * math.log2(epsilon / one), noise * factor)
+        loss = _HALVING * math.log2(epsilon / one) + held_out
+        add(EveryConfiguration(), loss, noise * factor)
     if has_budget:
         add(CheapTrials(count=0), _UNTUNED, 0.0)
         for count in (*_TRIALS, None):
@@ -245,7 +249,7 @@ def choose_runs(
     run = Gaussian(calibrate(Gaussian, epsilon=near, delta=delta, accountant=GDP(), relative=1e-4))
     for law in _candidates(most):
         ratio = price_of(law.event((run,)), delta=delta) / near
-        loss = _RANK * law.expected_rank() + _HALVING * math.log2(ratio)
+        loss = _RANK * law.expected_rank() + _HALVING * math.log2(ratio) + held_out
         add(law, loss, noise * ratio)
     return min(losses)[2]
 

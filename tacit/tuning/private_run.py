@@ -42,11 +42,13 @@ class PrivateRuns:
     """All that the runs of one search have in common."""
 
     candidates: Candidates
-    epsilon: float | None
+    epsilons: tuple[float | None, ...]  # None if its noise was given
     planned: tuple[Event, ...]
     training: PrivateRecords
     scoring: PrivateRecords | None = None
     score: Score | None = None
+    references: tuple[tuple[float, float], ...] = ()
+    """The (epsilon, delta) that each configuration would have in a last run, if there is one."""
 
     def run(self, index: int, seeds: tuple[int | None, int | None]) -> Outcome:
         """Train and score configuration `index`, with seeds for training and score, or None.
@@ -69,7 +71,13 @@ class PrivateRuns:
 
     def _run(self, index: int, seed: int | None, score_seed: int | None) -> Outcome:
         candidates, ledger = self.candidates, Ledger(relation=self.candidates.relation)
-        model = candidates.model(index, epsilon=self.epsilon, ledger=ledger, seed=seed)
+        model = candidates.model(
+            index,
+            epsilon=self.epsilons[index],
+            ledger=ledger,
+            seed=seed,
+            reference=self.references[index] if self.references else None,
+        )
         public = () if candidates.public is None else (candidates.public,)
         model.fit(self.training.x, self.training.y, *public)
         if not _covers(self.planned[index], ledger.event):

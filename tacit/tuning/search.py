@@ -129,17 +129,19 @@ class PrivateSearch(BaseEstimator):
             is_scoring = split.is_scoring(len(records.y), generator(_derived(seed, "split")))
             training, scoring = records.rows(~is_scoring), records.rows(is_scoring)
             runs = self._runs(candidates, split, len(records.y))
-            whole_data = self._last_candidates(candidates, runs, len(records.y))
+            candidates, whole_data = self._for_trials(candidates, split, runs, len(records.y))
             plan = self._plan(candidates, whole_data, split, runs, training, records)
             chosen = plan.runs.draw(
                 len(candidates.configurations), generator(_derived(seed, "runs"))
             )
             ranks = generator(_derived(seed, "ties")).random(len(chosen))
             score = self._score(candidates, plan, len(records.y))
+            each = plan.run_epsilons or (plan.run_epsilon,) * len(plan.training)
+            meant = tuple((x, whole_data.run_delta) for x in plan.last_epsilons if each)
             trials = PrivateRuns(
-                candidates, plan.run_epsilon, plan.training, training, scoring, score
+                candidates, each, plan.training, training, scoring, score, references=meant
             )
-            last = PrivateRuns(whole_data, plan.last_epsilon, plan.last, records)
+            last = PrivateRuns(whole_data, plan.last_epsilons, plan.last, records)
             if self.ledger is not None:
                 self.ledger.spend(plan.event, note=f"PrivateSearch: {plan.describe()}")
             self._say("paid; the runs are under way")
@@ -204,24 +206,34 @@ class PrivateSearch(BaseEstimator):
                     "trial can be cheaper than the last run. Use RandomRuns."
                 )
             return self.runs
+        n_records = self._n_records(n_rows)
+        n_scoring = min(split.scoring_records(n_records), n_records - 1)
         return choose_runs(
             len(candidates.configurations),
             epsilon=positive(epsilon=self.epsilon),
             delta=candidates.delta,
             most=self.most_runs,
-            n_scoring=split.scoring_records(self._n_records(n_rows)),
+            n_scoring=n_scoring,
+            holdout=n_scoring / n_records,
             has_budget=candidates.has_budget,
         )
 
-    def _last_candidates(self, candidates: Candidates, runs: object, n_rows: int) -> Candidates:
-        """Return the candidates of a last run on all records.
+    def _for_trials(
+        self, candidates: Candidates, split: Split, runs: object, n_rows: int
+    ) -> tuple[Candidates, Candidates]:
+        """Return the candidates of trials and those of a last run on all records, if there is one.
 
-        Without trials the only one is the estimator with the settings it was given.
+        Deltas of approximate DP add up, so trials and the last run get parts of that of the search.
+        Without trials the only candidate is the estimator with the settings it was given.
         """
         if not isinstance(runs, CheapTrials):
-            return candidates
-        found = candidates.on(self._n_records(n_rows))
-        return replace(found, configurations=({},)) if runs.count == 0 else found
+            return candidates, candidates
+        n_records, delta = self._n_records(n_rows), candidates.delta
+        if runs.count == 0:
+            return candidates, replace(candidates.on(n_records, delta), configurations=({},))
+        each = 0.5 * runs.share * delta / runs.trials(len(candidates.configurations))
+        trials = candidates.on(n_records - split.scoring_records(n_records), each)
+        return trials, candidates.on(n_records, (1 - runs.share) * delta)
 
     def _plan(
         self,

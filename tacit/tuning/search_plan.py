@@ -9,10 +9,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from tacit.accounting import GDP, calibrate, gaussian_epsilon
 from tacit.accounting import epsilon as price_of
-from tacit.events import ChosenOf, Event, Gaussian, Relation
+from tacit.events import ChosenOf, Event, Gaussian, OneOf, Relation, Repeated
 from tacit.tuning.holdout import CoinSplit, Split
 from tacit.tuning.laws import CheapTrials, Runs
 
@@ -42,20 +43,22 @@ class SearchPlan:
     epsilon: float
     """Price of `event`: the cost of the search."""
     delta: float
+    run_epsilons: tuple[float, ...] = ()
+    """The epsilon of each configuration in a trial, if they are not the same."""
     last: tuple[Event, ...] = ()
     """After cheap trials: event of the last run, on all records, with each configuration."""
-    last_epsilon: float | None = None
-    """The epsilon of the last run."""
+    last_epsilons: tuple[float, ...] = ()
+    """The epsilon of the last run with each configuration."""
 
     def describe(self) -> str:
         """Return one sentence: how runs are drawn, and what the search costs against one run."""
         one = "the given noise" if self.run_epsilon is None else f"epsilon {self.run_epsilon:.4g}"
-        if self.last_epsilon is not None:
-            trial = f"a trial costs {one} and " if self.training else ""
-            one = f"epsilon {self.last_epsilon:.4g}"
+        if self.last:
+            trial = f"a trial costs {_range(self.run_epsilons)}, " if self.training else ""
             return (
                 f"{self.runs.describe()} ({len(self.last)} configurations); {trial}the last run "
-                f"{one}, the whole search epsilon {self.epsilon:.4g}, at delta {self.delta:g}"
+                f"{_range(self.last_epsilons)}, the whole search epsilon {self.epsilon:.4g}, at "
+                f"delta {self.delta:g}"
             )
         return (
             f"{self.runs.describe()}, of {len(self.training)} configurations; one run alone costs "
@@ -152,41 +155,90 @@ def plan_trials(
     `last_at` is like `events_at` for the last run, on all records. Its configuration follows from
     the scores, so it is priced as a free choice. Without trials there is no `events_at`, and the
     last run has one configuration.
+
+    Configurations with laws of noise of their own compose differently, so each gets its epsilons: a
+    trial may cost such a part of the budget that the budget would pay for count / share of them.
     """
-    mu = 1 / _gaussian_noise(epsilon, delta)
-    count = runs.trials(n_configurations)
-    every = range(n_configurations if count else 1)
-    training: tuple[Event, ...] = ()
-    x, noise = None, math.inf
-    if events_at is not None:
-        x = gaussian_epsilon(mu * math.sqrt(runs.share / count), delta=delta)
-        training = events_at(x, every)
-        noise = math.sqrt(count / runs.share) / mu
-        if not isinstance(split, CoinSplit):
-            noise = _composed_noise(x, delta)
-
-    def event(last: Sequence[Event]) -> Event:
-        different = tuple(dict.fromkeys(last))
-        chosen = different[0] if len(different) == 1 else ChosenOf(different)
-        return split.event(runs, training, Gaussian(noise, 1.0), chosen) if count else chosen
-
     price = partial(price_of, delta=delta, relation=relation)
-    near = gaussian_epsilon(mu * math.sqrt(1 - runs.share), delta=delta) if count else epsilon
-    last_epsilon = _scaled(lambda x: price(event(last_at(x, every))), start=near, target=epsilon)
-    last = last_at(last_epsilon, every)
-    paid = event(last)
-    return SearchPlan(
-        runs=runs,
-        split=split,
-        run_epsilon=x,
-        training=training,
-        score_noise=noise,
-        event=paid,
-        epsilon=price(paid),
-        delta=delta,
-        last=last,
-        last_epsilon=last_epsilon,
-    )
+    count = runs.trials(n_configurations)
+    target, noise, training = epsilon, math.inf, _Priced((), ())
+    if events_at is not None:
+        copies = max(round(count / runs.share), 1)
+        near = _gaussian_noise(epsilon, delta) * math.sqrt(copies)
+        training = _scaled_each(
+            events_at,
+            n_configurations,
+            lambda event: price(Repeated(event, copies)),
+            start=gaussian_epsilon(1 / near, delta=delta),
+            target=target,
+        )
+        noise = near
+        if not isinstance(split, CoinSplit):
+            noise = max(_composed_noise(x, delta) for x in training.epsilons)
+
+    def event_of(last: Event) -> Event:
+        if events_at is None:
+            return last
+        return split.event(runs, training.events, Gaussian(noise, 1.0), last)
+
+    def dearest(last: Event) -> float:
+        """Return the price of the dearer of the two parts that a coin decides."""
+        event = event_of(last)
+        return max(map(price, event.parts if isinstance(event, OneOf) else (event,)))
+
+    while target > epsilon / 2:
+        last = _scaled_each(
+            last_at,
+            n_configurations if count else 1,
+            dearest,
+            start=epsilon * math.sqrt(1 - runs.share) if count else epsilon,
+            target=target,
+        )
+        different = tuple(dict.fromkeys(last.events))
+        event = event_of(different[0] if len(different) == 1 else ChosenOf(different))
+        cost = price(event)
+        if cost <= epsilon:
+            return SearchPlan(
+                runs=runs,
+                split=split,
+                run_epsilon=max(training.epsilons, default=None),
+                training=training.events,
+                score_noise=noise,
+                event=event,
+                epsilon=cost,
+                delta=delta,
+                run_epsilons=training.epsilons,
+                last=last.events,
+                last_epsilons=last.epsilons,
+            )
+        target *= (1 - _PRECISION / 2) * min(epsilon / cost, 1 - _PRECISION / 2)
+    raise ValueError(f"no last run is cheap enough for a search of epsilon {epsilon:g}.")
+
+
+class _Priced(NamedTuple):
+    """Epsilons given to the configurations, and what each then pays for."""
+
+    epsilons: tuple[float, ...]
+    events: tuple[Event, ...]
+
+
+def _scaled_each(
+    events_at: EventsAt,
+    n_configurations: int,
+    price: Callable[[Event], float],
+    *,
+    start: float,
+    target: float,
+) -> _Priced:
+    """Return for each configuration an epsilon with which `price` of its event meets `target`."""
+    first = events_at(start, range(n_configurations))
+    groups = [first.index(event) for event in first]  # configurations that cost the same
+    found = {
+        i: _scaled(lambda x, i=i: price(events_at(x, [i])[0]), start=start, target=target)
+        for i in sorted(set(groups))
+    }
+    epsilons = tuple(found[group] for group in groups)
+    return _Priced(epsilons, tuple(events_at(x, [i])[0] for i, x in enumerate(epsilons)))
 
 
 def _scaled(price: Callable[[float], float], *, start: float, target: float) -> float:
@@ -205,6 +257,11 @@ def _scaled(price: Callable[[float], float], *, start: float, target: float) -> 
     if within == 0:
         raise ValueError(f"no run is cheap enough for a search of epsilon {target:g}.")
     return within
+
+
+def _range(epsilons: tuple[float, ...]) -> str:
+    low, high = f"{min(epsilons):.4g}", f"{max(epsilons):.4g}"
+    return f"epsilon {low}" if low == high else f"epsilon {low} to {high}"
 
 
 def _gaussian_noise(epsilon: float, delta: float) -> float:

@@ -85,6 +85,8 @@ class DirectionPrice:
         curves the rest keeps the bounds it has.
         """
         lower, upper = np.zeros(len(epsilons)), np.ones(len(epsilons))
+        if self.direction.steps == 1 and isinstance(law := self.releases[0][0].law, Sampled):
+            lower, upper = OneRelease.tails(law, epsilons)
         left = _MOST_CURVES if self.direction.steps > 1 else len(epsilons)
         for i in _middle_first(len(epsilons)):
             is_sharp = upper[i] - lower[i] <= _FAIR * upper[i] or upper[i] <= least
