@@ -19,7 +19,7 @@ from tacit.ledger import Ledger, paid_once
 from tacit.mechanisms import generator
 from tacit.tuning.candidates import Candidates, PrivateRecords, Space
 from tacit.tuning.holdout import Score, Split, score_kind, split_of
-from tacit.tuning.laws import CheapTrials, EveryConfiguration, RandomRuns, choose_runs
+from tacit.tuning.laws import CheapTrials, EveryConfiguration, RandomRuns, Runs, choose_runs
 from tacit.tuning.private_run import Outcome, PrivateRuns, SearchFailed
 from tacit.tuning.search_plan import SearchPlan, plan_search, plan_trials
 from tacit.tuning.unfinished import Unfinished
@@ -195,9 +195,7 @@ class PrivateSearch(BaseEstimator):
             public=public,
         )
 
-    def _runs(
-        self, candidates: Candidates, split: Split, n_rows: int
-    ) -> RandomRuns | EveryConfiguration | CheapTrials:
+    def _runs(self, candidates: Candidates, split: Split, n_rows: int) -> Runs:
         """Return the law of the runs, chosen from public facts if it is not given."""
         if self.runs is not None:
             if isinstance(self.runs, CheapTrials) and not candidates.has_budget:
@@ -240,7 +238,7 @@ class PrivateSearch(BaseEstimator):
         candidates: Candidates,
         last: Candidates,
         split: Split,
-        runs: RandomRuns | EveryConfiguration | CheapTrials,
+        runs: Runs,
         training: PrivateRecords,
         records: PrivateRecords,
     ) -> SearchPlan:
