@@ -187,7 +187,7 @@ class CheapTrials:
     def describe(self) -> str:
         """Return the law in words, for reports."""
         if self.count == 0:
-            return "no trials, as scores would be too noisy; one run with the settings as given"
+            return "no trials, for lack of records or runs; one run with the settings as given"
         trials = (
             "a cheap trial of each configuration"
             if self.count is None

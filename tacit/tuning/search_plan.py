@@ -163,7 +163,7 @@ def plan_trials(
     count = runs.trials(n_configurations)
     target, noise, training = epsilon, math.inf, _Priced((), ())
     if events_at is not None:
-        copies = max(round(count / runs.share), 1)
+        copies = math.ceil(count / runs.share)
         near = _gaussian_noise(epsilon, delta) * math.sqrt(copies)
         training = _scaled_each(
             events_at,
