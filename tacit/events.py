@@ -434,6 +434,30 @@ class OneOf(Event):
         return "; ".join(shown if len(shown) <= 6 else [*shown[:4], f"and {len(shown) - 4} more"])
 
 
+@dataclass(frozen=True)
+class ChosenOf(Event):
+    """One of the events `parts`, chosen with any knowledge of what was released before.
+
+    It is priced as if the part that costs most were chosen, whatever was released before: by the
+    largest of the deltas of all parts at each epsilon.
+
+    >>> str(ChosenOf((Gaussian(2.0), PureDP(0.1))))
+    'one, chosen freely, of [Gaussian noise, multiplier 2], [0.1-DP release]'
+    """
+
+    parts: tuple[Event, ...]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.parts:
+            raise ValueError("parts must have at least one event.")
+
+    def __str__(self) -> str:
+        shown = [f"[{part}]" for part in self.parts]
+        kept = shown if len(shown) <= 6 else [*shown[:4], f"and {len(shown) - 4} more"]
+        return f"one, chosen freely, of {', '.join(kept)}"
+
+
 class Trials(StrEnum):
     """Probability law of the number of runs in `BestOf`."""
 

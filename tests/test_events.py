@@ -40,6 +40,7 @@ EXAMPLES = (
     ev.TreeAggregation(4.0, 100),
     ev.SampledWithReplacement(20, 400, ev.Gaussian(2.0)),
     ev.OneOf((ev.Gaussian(9.0), ev.Repeated(ev.PureDP(0.1), 3)), (0.25, 0.75)),
+    ev.ChosenOf((ev.Gaussian(9.0), ev.Repeated(ev.PureDP(0.1), 3))),
 )
 
 

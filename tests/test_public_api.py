@@ -17,8 +17,8 @@ NAMES = {
         UnsupportedEvent
     """,
     "tacit.events": """
-        ApproximateDP BestOf DiscreteGaussian DiscreteLaplace Event Exponential FixedSizeSampled
-        Gaussian GaussianMixture Laplace NonPrivate OneOf PoissonSampled PureDP RandomAllocation
+        ApproximateDP BestOf ChosenOf DiscreteGaussian DiscreteLaplace Event Exponential
+        FixedSizeSampled Gaussian GaussianMixture Laplace NonPrivate OneOf PoissonSampled PureDP RandomAllocation
         RandomizedResponse Relation RenyiCurve Repeated SampledWithReplacement Sequence Shuffled
         TreeAggregation Trials TruncatedPoissonSampled ZeroConcentratedDP from_dict from_json
     """,

@@ -13,6 +13,7 @@ from tacit.errors import UnsupportedEvent
 from tacit.events import (
     ApproximateDP,
     BestOf,
+    ChosenOf,
     DiscreteGaussian,
     DiscreteLaplace,
     Event,
@@ -80,6 +81,7 @@ EVENTS: tuple[Event, ...] = (
     ZeroConcentratedDP(0.02, 1e-9),
     TreeAggregation(6.0, 20),
     OneOf((Gaussian(4.0), PureDP(0.3)), (0.5, 0.5)),
+    ChosenOf((Gaussian(4.0), PureDP(0.3))),
     FixedSizeSampled(20, 400, Gaussian(2.0)),
     FixedSizeSampled(20, 400, Laplace(2.0)),
     RandomAllocation(50, Gaussian(1.5)),
