@@ -6,7 +6,8 @@ program (data set, `collate_fn`, `augment`, model, `loss_fn`) on a lot and on al
 - *replaced*: a random half of the rows is replaced by other records, in place;
 - *removed*: a random half of the rows is left out;
 - *alone*: one row is the whole lot;
-- *after*: the same lot follows another one, so that state kept between calls shows.
+- *after*: the same lot follows another one, so that state kept between calls shows;
+- *first*: the same lot follows two different first lots, each in a process of its own.
 
 Rows that were kept must keep their loss and their clipped gradient. No altered copy shows every
 kind of mixing: only *removed* and *alone* show dependence on the size of the lot, and *replaced* is
@@ -24,8 +25,10 @@ nothing about them; by a comparison of laws, it is refused with probability 10^-
 needs a tolerance that rounding cannot reach: it is measured, row by row (`rounding`).
 """
 
+import contextlib
 import functools
 import math
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -39,6 +42,7 @@ from tacit.training.clip import Clip
 from tacit.training.distributed import Ranks, gathered
 from tacit.training.engines import clipped_sum
 from tacit.training.engines.examples import as_views, as_written
+from tacit.training.first_lots import FirstLots, can_run_first_lots
 from tacit.training.key import Key, randomness
 from tacit.training.lots import Lot
 from tacit.training.program_state import ProgramState, drawn_so_far
@@ -117,6 +121,7 @@ class CheckedIsolation(Isolation):
         self.views, self.augment, self.engine = views, augment, engine
         self.roots = (model, loss_fn, augment, *records.program)
         self._gap = max(1, min(64, steps // 4))  # steps between two tests, on average
+        self.first_lots: FirstLots | None = None
         self._refusal: IncompatibleModel | None = None
 
     @property
@@ -134,6 +139,15 @@ class CheckedIsolation(Isolation):
     def chance_of_missing(self, share: float) -> float:
         """Return a bound on the probability that mixing in a share of the lots was not found."""
         return chance_of_missing(share, self.halves)
+
+    def before_the_first_record(self) -> None:
+        """Keep a copy of this process, in which the program has seen no record, for `check_first`.
+
+        There is none for programs on a GPU: a copy of a process cannot use it.
+        """
+        if can_run_first_lots(self.records.device):
+            with contextlib.suppress(OSError):  # out of memory or of processes
+                self.first_lots = FirstLots(self.losses, self.roots)
 
     def check_first(self, rows: int, key: Key, *, expected: float) -> None:
         """Check lots of random records, hard, before anything is released.
@@ -189,7 +203,7 @@ class CheckedIsolation(Isolation):
         data. Repeated tests take the first rows of the lot, as many as `sizes` says.
         """
         with gathered(self.model):
-            whole = self._full(lot, rng)
+            whole, began = self._full(lot, rng), time.monotonic()
             trial = _Trial(self, whole, rng, is_thorough=True)
             try:
                 trial.replace()
@@ -204,8 +218,11 @@ class CheckedIsolation(Isolation):
                 trial.follow_by_gradients()
                 trial.replace_gradients()
                 trial.remove_gradients()
+                trial.begin(whole[:_FEW])
+                trial.follow_first_lots(seconds=10 + time.monotonic() - began)
             finally:
                 trial.state.restore()
+                self.first_lots = None
 
     def _full(self, lot: Indices, rng: np.random.Generator) -> Indices:
         """Return the lot, filled up to four rows: an empty draw shows nothing."""
@@ -443,6 +460,28 @@ class _Trial:
             if differ_in_law(after_high, after_other, self.rng, slack=slack):
                 self._refuse("after")
             self._passed()
+
+    def follow_first_lots(self, *, seconds: float) -> None:
+        """Compare the lot after two different first lots: what they set may stay for good."""
+        if self.program.first_lots is None:
+            return None
+        run = functools.partial(
+            self.program.first_lots, lot=self.rows, seed=self.seed, seconds=seconds
+        )
+        records = self.rng.permutation(len(self.program.records))
+        first = np.resize(records, (2, _EARLIER, len(self.rows)))
+        a, b = map(run, first)
+        if a is None or b is None:
+            return None
+        if _are_equal(a, b):
+            return self._passed()
+        is_far = distance(a, b) > self.rounding.slack(8, is_fine=True)
+        if not bool((is_far | (a.isfinite() != b.isfinite())).any()):
+            return self._passed()
+        again = [run(lots) for lots in first]  # a program that differs by chance is no proof
+        if all(c is not None and _are_equal(c, d) for c, d in zip(again, (a, b), strict=True)):
+            self._refuse("after")
+        return None
 
     def _by_loss(self) -> Indices:
         """Return the records of the lot, that of the smallest loss first."""

@@ -254,6 +254,12 @@ def make_private(
     rounding = _arithmetic(arithmetic, plan, ranks, loss_fn, isolation, speed)
     speed = _with_choice_of_compilation(speed, plan, parameters, loss_fn, isolation)
     tested = loss_fn if check and traced is None else None
+    checked = None
+    if tested is not None:
+        options = {"views": views, "augment": augment, "steps": plan.steps, "guard": guard}
+        checked = CheckedIsolation(model, tested, records, clip, **options)
+        if ranks.size == 1:  # copies of a rank cannot talk to the others
+            checked.before_the_first_record()
     needed = views * (1 if tested is None else guard(_probe, model, tested, records, augment))
     limit = _limit(speed, needed, records.device, plan.expected_batch / ranks.size)
     key = ranks.share(Key.from_seed(seed))
@@ -274,10 +280,9 @@ def make_private(
     if traced is not None:
         kept_apart = Isolation("by construction", guard=guard, is_certain=True)
         print(guard(strict_cost, traced, clip, rows=rows), file=sys.stderr)
-    elif tested is not None:
-        options = {"views": views, "augment": augment, "steps": plan.steps, "guard": guard}
-        kept_apart = CheckedIsolation(model, tested, records, clip, **options)
-        kept_apart.check_first(rows, key, expected=plan.expected_batch / ranks.size)
+    elif checked is not None:
+        kept_apart = checked
+        checked.check_first(rows, key, expected=plan.expected_batch / ranks.size)
     run = Private(
         model,
         optimizer,
