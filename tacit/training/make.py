@@ -35,7 +35,7 @@ from tacit.training.plan import Sampler, Schedule, TrainingPlan, make_plan
 from tacit.training.private import Private
 from tacit.training.program_state import ProgramState
 from tacit.training.records import Records
-from tacit.training.strict_cost import strict_cost
+from tacit.training.strict_cost import print_cost_once
 from tacit.training.tree import Batch
 from tacit.training.withheld_errors import ErrorGuard
 
@@ -279,7 +279,7 @@ def make_private(
     kept_apart = Isolation("not tested", guard=guard)
     if traced is not None:
         kept_apart = Isolation("by construction", guard=guard, is_certain=True)
-        print(guard(strict_cost, traced, clip, rows=rows), file=sys.stderr)
+        guard(print_cost_once, traced, clip, rows=rows)
     elif checked is not None:
         kept_apart = checked
         checked.check_first(rows, key, expected=plan.expected_batch / ranks.size)

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 import tacit
 from tacit.errors import IncompatibleModel
-from tacit.training import Flat, isolation
+from tacit.training import Flat, isolation, strict_cost
 from tacit.training.isolation import CheckedIsolation, chance_of_missing
 from tacit.training.program_state import ProgramState
 from tacit.training.records import Records
@@ -201,9 +201,12 @@ def test_strict_and_checked_release_the_same_sum():
     assert torch.allclose(*grads, atol=1e-6)
 
 
-def test_strict_prints_its_cost(capsys):
+def test_strict_prints_its_cost_once_for_a_program(capsys, monkeypatch):
+    monkeypatch.setattr(strict_cost, "_MEASURED", set())
     private(PROGRAMS["plain"](), seed=0, isolation="strict")
     assert re.search(r"takes \d+\.\d times as long", capsys.readouterr().err)
+    private(PROGRAMS["plain"](), seed=1, isolation="strict")
+    assert not capsys.readouterr().err
 
 
 def test_strict_refuses_before_the_run_what_cannot_be_traced():

@@ -133,7 +133,7 @@ class TracedLotSum:
             chunk = examples[start : start + step]
             rows = [torch.stack(group).to(self._device) for group in zip(*chunk, strict=True)]
             with without_fallback_warnings():
-                found = self._gradients(values, rows)
+                found = _BoundCall.apply(self._gradients, values, rows)
             everyone = torch.ones(len(chunk), dtype=torch.bool, device=self._device)
             total += clip_and_sum(found, clip, everyone)
         return total
@@ -183,7 +183,8 @@ class TracedLotSum:
                 _copy_constants(graph)
                 mapped = vmap(graph, in_dims=(None, 0), randomness="different")
                 self._inspect(graph, mapped, values)
-            except (RuntimeError, TypeError, ValueError) as error:
+            # SystemError: torch has raised an error and a warning at the same time.
+            except (RuntimeError, TypeError, ValueError, SystemError) as error:
                 raise IncompatibleModel(_REFUSAL.format(_reason(error))) from None
         return mapped
 
@@ -232,7 +233,9 @@ class TracedLotSum:
         _Inspection(graph, [*values.values(), *rows]).run(*values.values(), *rows)
         with without_fallback_warnings():
             # vmap refuses to write an example into a tensor that examples share.
-            mapped(values, [torch.stack([t, t]) for t in rows])
+            # Results must have one shape, whatever the values are.
+            pairs = [torch.stack(pair) for pair in zip(rows, self.blank(), strict=True)]
+            _BoundCall.apply(mapped, values, pairs)
         # Some operators write without saying so in their names or schemas.
         if not all(_is_unchanged(*pair) for pair in zip(before, shared, strict=True)):
             raise IncompatibleModel(_REFUSAL.format(_WRITES))
@@ -318,6 +321,14 @@ class _Inspection(Interpreter):
         return super().call_function(target, args, kwargs)
 
 
+class _BoundCall(torch.autograd.Function):
+    """Calls a function inside of torch: only there, warnings of C++ code go through Python's."""
+
+    @staticmethod
+    def forward(_: Any, function: Gradients, *args: Any) -> Any:
+        return function(*args)
+
+
 def _memory(tensor: Tensor) -> int:
     """Return the address of the memory that a tensor shares with its views."""
     return tensor.untyped_storage().data_ptr()
@@ -335,10 +346,13 @@ class _NoReads(TorchFunctionMode):
 
 
 def _reason(error: Exception) -> str:
-    if "data-dependent" in str(error) or "value out of a tracing tensor" in str(error):
+    text = f"{error} {error.__cause__} {error.__context__}"
+    if "data-dependent" in text or "value out of a tracing tensor" in text:
         return "branches on a value, or reads a value out of a tensor"
-    if "more than 1 value per channel" in str(error):
+    if "more than 1 value per channel" in text:
         return "normalizes over the examples of a batch (BatchNorm)"
-    if "inplace" in str(error) or "in place" in str(error):
+    if "to be equal size" in text:
+        return "makes tensors whose shapes depend on values"
+    if "inplace" in text or "in place" in text:
         return _WRITES
     return f"cannot be traced and mapped ({type(error).__name__})"
