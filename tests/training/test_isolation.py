@@ -17,7 +17,8 @@ from torch.nn import functional as F
 
 import tacit
 from tacit.errors import IncompatibleModel
-from tacit.training import Flat, isolation, strict_cost
+from tacit.training import Flat, strict_cost
+from tacit.training.altered_lots import AlteredLots
 from tacit.training.isolation import CheckedIsolation, chance_of_missing
 from tacit.training.program_state import ProgramState
 from tacit.training.records import Records
@@ -247,7 +248,7 @@ def test_the_stated_chance_of_missing_holds():
         tests = CheckedIsolation(case.model, case.loss_fn, records, Flat(1.0))
         try:
             rng = np.random.default_rng(seed)
-            isolation._Trial(tests, np.arange(16), rng).replace()
+            AlteredLots(tests, np.arange(16), rng).replace()
         except IncompatibleModel:
             found += 1
     assert found / trials >= (1 - chance_of_missing(1.0, 1)) - 3 * np.sqrt(0.25 * 0.75 / trials)
