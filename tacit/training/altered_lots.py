@@ -87,7 +87,7 @@ class AlteredLots:
         if not self._differ(kept, after, (rows, kept), is_fine=True):
             return self._passed(halves=1)
         # Random programs cannot be run on clones, which tell mixing from coarse rounding.
-        if self._draws_alike() and not (self._is_random() and self.rounding.is_coarse):
+        if self._draws_alike() and not (self.is_random() and self.rounding.is_coarse):
             self._refuse("replaced")
         return self._replace_in_law()
 
@@ -269,7 +269,7 @@ class AlteredLots:
         for _ in range(_PAIRS_OF_GRADIENTS):
             if not self._are_far(run, every, is_fine=True):
                 return self._passed()
-        if self.rounding.is_unrepeatable or (self._is_random() and not self._draws_alike()):
+        if self.rounding.is_unrepeatable or (self.is_random() and not self._draws_alike()):
             return None
         return self._refuse("after")
 
@@ -305,7 +305,7 @@ class AlteredLots:
             fewer = (self.rows[kept], np.arange(len(kept)))
             if not self._differ(kept, after, fewer, is_fine=False):
                 return self._passed()
-            if not self._is_random():
+            if not self.is_random():
                 self._refuse("removed")
         if self.is_thorough or self.rng.random() < _SHARE_OF_LAWS:
             self._remove_in_law()
@@ -313,7 +313,7 @@ class AlteredLots:
 
     def remove_gradients(self) -> None:
         """Leave a random half of the rows out, and compare the clipped gradients of the others."""
-        if self._is_random() or self.rounding.is_unrepeatable:
+        if self.is_random() or self.rounding.is_unrepeatable:
             return self._compare_laws_of_gradients("removed")
         kept, _ = self._half()
 
@@ -337,7 +337,7 @@ class AlteredLots:
         after = self.losses(self.rows[row])
         if _are_equal(self.base[row], after):
             self._passed()
-        elif not self._is_random() and not self.rounding.is_unrepeatable:
+        elif not self.is_random() and not self.rounding.is_unrepeatable:
             if self._differ(row, after, (self.rows[row], np.zeros(1, int)), is_fine=False):
                 self._refuse("alone")
             self._passed()
@@ -346,13 +346,13 @@ class AlteredLots:
         """Return whether the last batch had the shapes of the lot's, or rounding is fine anyway."""
         return self.program.shapes == self._shapes or not self.rounding.is_coarse
 
-    def _is_random(self) -> bool:
+    def is_random(self) -> bool:
         """Return whether the lot's run drew random numbers; a lot of another size draws others."""
         return self.draws != self._start
 
     def _draws_alike(self) -> bool:
         """Return whether lots of other records draw equally many random numbers as this one."""
-        if not self._is_random():
+        if not self.is_random():
             return True
         for _ in range(_LOTS):
             self.losses(self._others())
@@ -409,7 +409,7 @@ class AlteredLots:
             excess = moved - self.rounding.slack(times, is_fine=is_fine)[kept]
             if not bool(((excess > 0) | is_lost).any()):
                 return False
-        if is_fine and not self._is_random() and not bool(is_lost.any()):
+        if is_fine and not self.is_random() and not bool(is_lost.any()):
             worst = excess.amax(1).argsort(descending=True)[:_SUSPECTS].cpu().numpy()
             if not any(
                 bool((moved[i] > self.rounding.slack_of_clones(int(kept[i]))).any())

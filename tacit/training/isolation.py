@@ -211,7 +211,8 @@ class CheckedIsolation(Isolation):
                 trial.isolate()
                 trial.follow()
                 trial.remove()
-                for size in sizes:
+                more = np.resize(sizes, _MORE if trial.is_random() else 0)
+                for size in (*sizes, *more):
                     trial.begin(whole[:size])
                     trial.replace()
                     trial.isolate()
@@ -275,6 +276,9 @@ class CheckedIsolation(Isolation):
             batch = as_double(batch)
         self.shapes = [t.shape for t in with_rows(batch)[0]]
         return batch
+
+
+_MORE = 12  # repetitions for programs that draw random numbers: they may mix by chance
 
 
 def chance_of_missing(share: float, checks: int) -> float:
