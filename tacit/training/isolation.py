@@ -221,7 +221,7 @@ class CheckedIsolation(Isolation):
                 trial.replace_gradients()
                 trial.remove_gradients()
                 trial.begin(whole[:FEW_ROWS])
-                trial.follow_first_lots(seconds=10 + time.monotonic() - began)
+                trial.follow_first_lots(seconds=3 + time.monotonic() - began)
             finally:
                 trial.state.restore()
                 self.first_lots = None

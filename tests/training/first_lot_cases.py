@@ -5,6 +5,7 @@ import io
 import os
 import sqlite3
 import time
+import warnings
 
 import numpy as np
 import torch
@@ -95,7 +96,9 @@ class Scripted(nn.Module):
 @case("most")
 def a_scale_of_the_first_lot_in_a_scripted_module():
     torch.manual_seed(0)
-    net = torch.jit.script(Scripted())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        net = torch.jit.script(Scripted())
     return Case(net, lambda m, b: ce(m(b[0]), b[1]), data(), "most")
 
 

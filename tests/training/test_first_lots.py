@@ -18,7 +18,6 @@ from tacit.training.first_lots import FirstLots
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="copies of processes need Linux")
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 @pytest.mark.parametrize("name", one_fast([n for n in CASES if "_of_the_first_" in n], 3))
 def test_what_the_first_lot_sets_is_refused_wherever_it_is_kept(name):
     case = CASES[name]()
