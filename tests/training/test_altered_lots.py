@@ -93,6 +93,35 @@ def test_rounding_is_not_mixing_even_if_it_was_measured_as_none(monkeypatch, kin
                 test()
 
 
+class OtherKernel(nn.Linear):
+    """A layer that adds in another order if there is one row."""
+
+    def forward(self, x):
+        if len(x) > 1:
+            return super().forward(x)
+        parts = zip(x.split(4, 1), self.weight.split(4, 1), strict=True)
+        return sum((part @ weight.T for part, weight in parts), self.bias * 0) + self.bias
+
+
+@pytest.mark.slow
+def test_a_row_alone_may_be_added_in_another_order():
+    """Four of 400 tests took the steps in which softmax losses are rounded for mixing."""
+    torch.manual_seed(0)
+    net, centers = OtherKernel(256, 10), 0.35 * torch.randn(10, 256)
+    y = torch.randint(0, 10, (1000,))
+    x = centers[y] + torch.randn(1000, 256)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+    for _ in range(100):
+        optimizer.zero_grad()
+        ce(net(x), y).mean().backward()
+        optimizer.step()
+    records = Records((x, y), collate_fn=None, device=torch.device("cpu"))
+    rng = np.random.default_rng(0)
+    lots = AlteredLots(CheckedIsolation(net, plain, records, Flat(1.0)), np.arange(500), rng)
+    for _ in range(500):
+        lots.isolate()
+
+
 @pytest.mark.parametrize("weights", WEIGHTS)
 def test_mixing_is_found_beside_rounding(monkeypatch, weights):
     monkeypatch.setattr(rounding, "ROOM", 0.0)
