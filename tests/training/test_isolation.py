@@ -179,6 +179,9 @@ UNTRACED = (
     "masked_padding", "packed_sequences",  # records of several lengths
     "draws_that_depend_on_the_record", "numbers_of_the_operating_system",  # values are read
     "noise_from_a_generator_that_cannot_be_put_back",
+    "noise_from_numpy", "spans_masked_by_python_randomness", "noise_with_heavy_tails",  # random
+    "one_random_scale_for_the_whole_lot", "crops_of_random_length",  # numbers, but not torch's
+    "a_schedule_that_cannot_be_put_back",
 )  # fmt: skip
 STRICT = [n for n in PROGRAMS if not n.startswith(UNTRACED)]
 
