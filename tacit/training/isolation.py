@@ -90,6 +90,9 @@ class Isolation:
         """Return a bound on the probability that mixing in a share of the lots was not found."""
         return 0.0 if self.is_certain else chance_of_missing(share, 0)
 
+    def check_first(self, rows: int, key: Key, *, expected: float) -> None:
+        """Raise `IncompatibleModel` if a test before the run fails; here there is none."""
+
     def check_lot(self, lot: Lot, key: Key, ranks: Ranks) -> None:
         """Raise `IncompatibleModel` if a test of this lot fails; here there is none."""
 
@@ -141,12 +144,12 @@ class CheckedIsolation(Isolation):
         """Return a bound on the probability that mixing in a share of the lots was not found."""
         return chance_of_missing(share, self.halves)
 
-    def before_the_first_record(self) -> None:
+    def before_the_first_record(self, ranks: Ranks) -> None:
         """Keep a copy of this process, in which the program has seen no record, for `check_first`.
 
-        There is none for programs on a GPU: a copy of a process cannot use it.
+        There is none for programs on a GPU or on several ranks: a copy can use neither.
         """
-        if can_run_first_lots(self.records.device):
+        if ranks.size == 1 and can_run_first_lots(self.records.device):
             with contextlib.suppress(OSError):  # out of memory or of processes
                 self.first_lots = FirstLots(self.losses, self.roots)
 
