@@ -176,7 +176,7 @@ def test_strict_bounds_what_one_record_moves(name):
 
 UNTRACED = (
     "experts_chosen_for_each_row", "only_chosen_experts", "equal_rows_computed_once",  # shapes
-    "masked_padding", "packed_sequences",  # records of several lengths
+    "masked_padding", "masked_attention", "packed_sequences",  # records of several lengths
     "draws_that_depend_on_the_record", "numbers_of_the_operating_system",  # values are read
     "noise_from_a_generator_that_cannot_be_put_back",
     "noise_from_numpy", "spans_masked_by_python_randomness", "noise_with_heavy_tails",  # random
