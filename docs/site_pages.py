@@ -134,7 +134,12 @@ def command_page() -> str:
         for node in tree.body
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "VERBS"
     )
-    lines = ["# Command line", "", "`tacit VERB --help` prints the same. Every verb has `--json`.", ""]
+    lines = [
+        "# Command line",
+        "",
+        "`tacit VERB --help` prints the same. Every verb has `--json`.",
+        "",
+    ]
     for verb, purpose in verbs.items():
         module = ast.parse((ROOT / f"tacit/cli/{verb}.py").read_text(encoding="utf-8"))
         lines += [f"## tacit {verb}", "", purpose, ""]
@@ -211,7 +216,7 @@ def settings_rows(node: ast.ClassDef) -> list[str]:
 
 
 def default_of(field: ast.AnnAssign) -> str:
-    """Return the default of a field: the first argument of `_setting` or `_choice`, or its value."""
+    """Return the default of a field; `_choice` gives all values, the default first."""
     value = field.value
     if value is None:
         return "required"
