@@ -100,15 +100,16 @@ def reference_page(name: str) -> str:
     folder = ROOT / "tacit" / name
     path = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
     module = ast.parse(path.read_text(encoding="utf-8"))
-    lines = [f"# tacit.{name}", "", *as_markdown(ast.get_docstring(module) or ""), ""]
+    lines = [f"# tacit.{name}", "", *(ast.get_docstring(module) or "").splitlines(), ""]
     for public in exported(path):
-        lines += [f"::: tacit.{name}.{public}", ""]
+        lines += [f"::: {identifier(name, public)}", ""]
     return "\n".join(lines)
 
 
-def as_markdown(docstring: str) -> list[str]:
-    """Return a docstring with its doctests and indented parts as they stand."""
-    return docstring.splitlines()
+def identifier(package: str, public: str) -> str:
+    """Return the dotted name of a public object; a module of the same name would hide it."""
+    is_hidden = (ROOT / "tacit" / package / f"{public}.py").is_file()
+    return f"tacit.{package}.{public}.{public}" if is_hidden else f"tacit.{package}.{public}"
 
 
 def top_page() -> str:
@@ -121,7 +122,8 @@ def top_page() -> str:
     lines = ["# tacit", "", *(ast.get_docstring(tree) or "").splitlines(), ""]
     lines += ["| name | defined in |", "|---|---|"]
     for name, home in sorted(homes.items(), key=lambda pair: pair[0].lower()):
-        lines.append(f"| [`tacit.{name}`][tacit.{home}.{name}] | [`tacit.{home}`]({home}.md) |")
+        target = identifier(home, name)
+        lines.append(f"| [`tacit.{name}`][{target}] | [`tacit.{home}`]({home}.md) |")
     lines += ["", "`tacit.__version__` is the version as text.", ""]
     return "\n".join(lines)
 
