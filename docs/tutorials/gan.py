@@ -22,7 +22,7 @@ of_critic = torch.optim.Adam(critic.parameters(), lr=2e-3)
 
 def loss_fn(critic, batch):
     """One loss for each real record: it is compared with one fake of its own."""
-    real = batch
+    (real,) = batch
     fake = generator(torch.randn(len(real), 4)).detach()
     between = torch.lerp(real, fake, torch.rand(len(real), 1)).requires_grad_()
     (slope,) = torch.autograd.grad(critic(between).sum(), between, create_graph=True)
