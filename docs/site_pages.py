@@ -53,6 +53,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         pages[f"results/{name}.md"] = (RESULTS / f"{name}.md").read_text(encoding="utf-8")
     for path, text in pages.items():
         files.append(File.generated(config, path, content=text))
+    for figure in sorted([*RESULTS.rglob("*.svg"), *RESULTS.rglob("*.png")]):
+        path = f"results/{figure.relative_to(RESULTS).as_posix()}"
+        files.append(File.generated(config, path, abs_src_path=str(figure)))
     return files
 
 
@@ -65,9 +68,9 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
         target = posixpath.normpath(posixpath.join(source, found[1]))
         if target.startswith("docs/") or found[1].startswith(("http", "#", "mailto")):
             return found[0]
-        name = re.fullmatch(r"benchmarks/results/([\w-]+)\.md", target)
+        name = re.fullmatch(r"benchmarks/results/([\w/-]+\.(?:md|svg|png))", target)
         if name:
-            return f"]({posixpath.relpath(f'results/{name[1]}.md', here or '.')})"
+            return f"]({posixpath.relpath(f'results/{name[1]}', here or '.')})"
         if not (ROOT / target).exists():
             raise FileNotFoundError(f"{page.file.src_uri}: {found[1]} does not exist")
         return f"]({REPOSITORY}{target})"

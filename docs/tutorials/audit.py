@@ -38,8 +38,8 @@ bound = noise_bound(canaries.scores, canaries.is_member, private.event, delta=1e
 print(f"bill {private.epsilon(delta=1e-5):.2f}, attack proves at least {bound.epsilon_lower:.2f}")
 
 # %% [markdown]
-# **Tests of the mechanism.** Noise, draws, sensitivity, counts, keys and the bill, each compared with
-# what was billed.
+# **Tests of the mechanism.** Noise, draws, sensitivity, counts, keys and the bill, each compared
+# with what was billed.
 
 # %%
 setup = TrainingSetup(

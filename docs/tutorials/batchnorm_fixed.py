@@ -44,7 +44,8 @@ except IncompatibleModel as refused:
     print(refused)
 
 # %% [markdown]
-# `fix` replaces BatchNorm by GroupNorm, which looks at one example alone. Make the optimizer after it.
+# `fix` replaces BatchNorm by GroupNorm, which looks at one example alone. Make the optimizer
+# after it.
 
 # %%
 model = tacit.training.fix(network())

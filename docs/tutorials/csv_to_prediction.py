@@ -29,8 +29,8 @@ people.to_csv(folder / "people.csv", index=False)
 people.head()
 
 # %% [markdown]
-# **Declare.** Bounds and categories come from what everybody knows (a codebook, a law), not from the
-# table. **Budget.** A ledger holds what may be spent on this table, ever.
+# **Declare.** Bounds and categories come from what everybody knows (a codebook, a law), not from
+# the table. **Budget.** A ledger holds what may be spent on this table, ever.
 
 # %%
 schema = Schema({"age": [18, 95], "hours": [0, 80], "degree": ["none", "school", "college"]})
@@ -46,8 +46,8 @@ for statistic in found:
     print(statistic)
 
 # %% [markdown]
-# **Fit.** A logistic regression. `summary()` reads like that of statsmodels: its standard errors count
-# the sampling and the noise.
+# **Fit.** A logistic regression. `summary()` reads like that of statsmodels: its standard errors
+# count the sampling and the noise.
 
 # %%
 X = schema.fit_transform(people)

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # A GAN: two optimizers and a gradient penalty
 #
-# Only the discriminator sees private records, so only its steps are private. The generator learns from
-# the discriminator, which is released: that is free.
+# Only the discriminator sees private records, so only its steps are private. The generator learns
+# from the discriminator, which is released: that is free.
 
 # %%
 import torch

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # MNIST
 #
-# The recipe that ships with tacit: scattering features (public, fixed), one linear layer, large lots.
-# It needs the four files of MNIST in the folder named by `TACIT_DATA`; without them, the small digits of
-# scikit-learn take their place.
+# The recipe that ships with tacit: scattering features (public, fixed), one linear layer, large
+# lots. It needs the four files of MNIST in the folder named by `TACIT_DATA`; without them, the
+# small digits of scikit-learn take their place.
 
 # %%
 import os

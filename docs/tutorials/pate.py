@@ -1,8 +1,9 @@
 # %% [markdown]
 # # PATE: teachers vote, a student learns
 #
-# Each teacher learns from records that no other teacher has. One record changes one vote at most, so
-# noise on the votes hides it. The student sees the winners for public inputs, and nothing else.
+# Each teacher learns from records that no other teacher has. One record changes one vote at most,
+# so noise on the votes hides it. The student sees the winners for public inputs, and nothing
+# else.
 
 # %%
 import numpy as np

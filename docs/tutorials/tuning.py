@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Tune privately
 #
-# Keeping the best of several runs leaks through the choice. A private search pays for everything: all
-# runs, their scores, and the choice.
+# Keeping the best of several runs leaks through the choice. A private search pays for everything:
+# all runs, their scores, and the choice.
 
 # %%
 import numpy as np
