@@ -34,7 +34,9 @@ from tacit.experiments.folder import RunFolder
 from tacit.experiments.pate_run import refuse_other_recipe, run_pate
 from tacit.experiments.recipe import Published, Recipe
 
-SWEEP, GIVEN = "sweep.json", "sweep.toml"
+SWEEP = "sweep.json"
+"""File of a finished sweep, in its folder."""
+GIVEN = "sweep.toml"
 _MOST_BYTES = 64 * 2**20  # of sweep.json
 VARIED = {"teachers": "teachers.count", "noise": "answers.noise", "queries": "answers.queries"}
 
