@@ -18,8 +18,8 @@ NAMES = {
     """,
     "tacit.events": """
         ApproximateDP BestOf ChosenOf DiscreteGaussian DiscreteLaplace Event Exponential
-        FixedSizeSampled Gaussian GaussianMixture Laplace NonPrivate OneOf PoissonSampled PureDP RandomAllocation
-        RandomizedResponse Relation RenyiCurve Repeated SampledWithReplacement Sequence Shuffled
+        FixedSizeSampled Gaussian GaussianMixture Laplace NonPrivate OneOf PoissonSampled PureDP
+        RandomAllocation RandomizedResponse Relation RenyiCurve Repeated SampledWithReplacement Sequence Shuffled
         TreeAggregation Trials TruncatedPoissonSampled ZeroConcentratedDP from_dict from_json
     """,
     "tacit.mechanisms": """
