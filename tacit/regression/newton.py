@@ -47,7 +47,7 @@ _NORMS_SHARE = 0.015  # share of the budget for the histogram of the norms of ro
 _SPREAD_SHARE = 0.45  # norm of the coordinate for the squared residuals, relative to the others
 _LEAST_INSIDE = 0.8  # least share of residuals assumed to be within the clip
 _DROPPED = 0.2  # share of the gradients that is left out of the next solve: the oldest ones
-_RESOLVED = 1.25
+_RESOLVED = 0.9
 _DAMPING = 0.5  # in units of the noise of the Gram matrix
 _TAILS, _COUNT = 0.5, 0.5  # with _TAILS^2 + _COUNT^2 <= 1 / 2, see `NewtonPlan`
 _ARBITRARY = 0.5  # squared cosine from which a hidden direction is one of undetermined models
