@@ -19,8 +19,8 @@ NAMES = {
     "tacit.events": """
         ApproximateDP BestOf ChosenOf DiscreteGaussian DiscreteLaplace Event Exponential
         FixedSizeSampled Gaussian GaussianMixture Laplace NonPrivate OneOf PoissonSampled PureDP
-        RandomAllocation RandomizedResponse Relation RenyiCurve Repeated SampledWithReplacement Sequence Shuffled
-        TreeAggregation Trials TruncatedPoissonSampled ZeroConcentratedDP from_dict from_json
+        RandomAllocation RandomizedResponse Relation RenyiCurve Repeated SampledWithReplacement
+        Sequence Shuffled TreeAggregation Trials TruncatedPoissonSampled ZeroConcentratedDP from_dict from_json
     """,
     "tacit.mechanisms": """
         DiscreteGaussianMechanism DiscreteLaplaceMechanism ExponentialMechanism GaussianMechanism
