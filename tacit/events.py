@@ -20,6 +20,7 @@ from numbers import Real
 from typing import Any, ClassVar, cast
 
 from tacit._check import in_closed_unit, non_negative, positive, whole
+from tacit._participation import participation_norm
 
 
 class Relation(StrEnum):
@@ -294,6 +295,55 @@ class TreeAggregation(Event):
     steps: int
     replace_factor: float = 2.0
     _text = "tree of {steps} steps, Gaussian noise, multiplier {noise_multiplier:g}"
+
+
+@dataclass(frozen=True)
+class BandedGaussian(Event):
+    """A whole run of `steps` Gaussian releases whose noise is correlated over time.
+
+    Released is C g + z: g are the sums of the steps, z is independent normal noise of
+    `noise_multiplier` times what one record contributes to a sum, and C is lower triangular with
+    `column` from the diagonal down. A record takes part in at most `participations` steps (None: as
+    many as fit), at least `separation` apart. With a `rate` below 1, `separation` groups of records
+    take turns, and at a turn of its group a record takes part with probability `rate`.
+
+    >>> str(BandedGaussian(2.0, (0.8, 0.6), steps=100, separation=2, rate=0.1).equivalent)
+    '50 x [Poisson sample at rate 0.1 of [Gaussian noise, multiplier 2]]'
+    """
+
+    noise_multiplier: float
+    column: tuple[float, ...]
+    steps: int
+    separation: int
+    participations: int | None = None
+    rate: float = 1.0
+    replace_factor: float = 2.0
+    _text = (
+        "{steps:,} steps of Gaussian noise, multiplier {noise_multiplier:g}, correlated over time; "
+        "records take part at rate {rate:g}, {separation} steps apart"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not all(map(math.isfinite, self.column)) or not any(self.column[:1]):
+            raise ValueError("column must hold finite numbers, the first of them not zero.")
+        if self.rate < 1 and (len(self.column) > self.separation or self.participations):
+            raise ValueError("a rate below 1 needs len(column) <= separation, no participations.")
+
+    @property
+    def equivalent(self) -> Event:
+        """The independent releases that dominate this run, which have its price.
+
+        Sampled: the columns in which one record can take part do not overlap, so each turn is one
+        Gaussian release on a sample (Choquette-Choo et al. 2023, arXiv:2306.08153). Otherwise the
+        run is one Gaussian release of C g, adaptive or not (Denisov et al. 2022, arXiv:2202.08312).
+        """
+        turns = -(-self.steps // self.separation)
+        joint = min(turns, self.participations or turns) if self.rate == 1 else 1
+        moved = participation_norm(self.column, self.steps, self.separation, joint)
+        # Rounding only raises the price.
+        release = Gaussian(self.noise_multiplier / (moved * (1 + 1e-12)), self.replace_factor)
+        return release if self.rate == 1 else Repeated(PoissonSampled(self.rate, release), turns)
 
 
 @dataclass(frozen=True)
@@ -620,6 +670,9 @@ _RULES: dict[str, Callable[[Any], object]] = {  # Any: a field may be given any 
     "n_records": lambda value: whole(n_records=value, least=1),
     "n_reports": lambda value: whole(n_reports=value, least=1),
     "steps": lambda value: whole(steps=value, least=1),
+    "column": _numbers,
+    "separation": lambda value: whole(separation=value, least=1),
+    "participations": lambda value: value and whole(participations=value, least=1),
     "count": lambda value: whole(count=value),
     "mean": lambda value: positive(mean=value),
     "shape": _shape,
