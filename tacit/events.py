@@ -305,7 +305,8 @@ class BandedGaussian(Event):
     `noise_multiplier` times what one record contributes to a sum, and C is lower triangular with
     `column` from the diagonal down. A record takes part in at most `participations` steps (None: as
     many as fit), at least `separation` apart. With a `rate` below 1, `separation` groups of records
-    take turns, and at a turn of its group a record takes part with probability `rate`.
+    take turns, and at a turn of its group a record takes part with probability `rate`. Its price is
+    that of `equivalent`, in which a turn that has begun counts in full.
 
     >>> str(BandedGaussian(2.0, (0.8, 0.6), steps=100, separation=2, rate=0.1).equivalent)
     '50 x [Poisson sample at rate 0.1 of [Gaussian noise, multiplier 2]]'

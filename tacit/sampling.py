@@ -342,7 +342,7 @@ class Stream:
 
 
 def _coins(n: int, sides: int, rng: Seed) -> Indices:
-    """Return a fair coin of so many sides for each record, which does not depend on later records."""
+    """Return a fair coin of so many sides for each record; later records do not change it."""
     return np.random.default_rng(rng).integers(0, sides, size=whole(n=n))
 
 

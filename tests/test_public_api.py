@@ -17,10 +17,10 @@ NAMES = {
         UnsupportedEvent
     """,
     "tacit.events": """
-        ApproximateDP BestOf DiscreteGaussian DiscreteLaplace Event Exponential FixedSizeSampled
-        Gaussian GaussianMixture Laplace NonPrivate OneOf PoissonSampled PureDP RandomAllocation
-        RandomizedResponse Relation RenyiCurve Repeated SampledWithReplacement Sequence Shuffled
-        TreeAggregation Trials TruncatedPoissonSampled ZeroConcentratedDP from_dict from_json
+        ApproximateDP BandedGaussian BestOf DiscreteGaussian DiscreteLaplace Event Exponential
+        FixedSizeSampled Gaussian GaussianMixture Laplace NonPrivate OneOf PoissonSampled PureDP
+        RandomAllocation RandomizedResponse Relation RenyiCurve Repeated SampledWithReplacement
+        Sequence Shuffled TreeAggregation Trials TruncatedPoissonSampled ZeroConcentratedDP from_dict from_json
     """,
     "tacit.mechanisms": """
         DiscreteGaussianMechanism DiscreteLaplaceMechanism ExponentialMechanism GaussianMechanism
@@ -29,7 +29,9 @@ NAMES = {
         optimal_bands participation_sensitivity rounded_normal running_error secure_generator
         square_root tail_mass
     """,
-    "tacit.sampling": "FixedSize Poisson RandomAllocation Shuffle TruncatedPoisson",
+    "tacit.sampling": """
+        CyclicPoisson FixedOrder FixedSize Poisson RandomAllocation Shuffle Stream TruncatedPoisson
+    """,
 }
 
 # Parts that grow: these names must be there, others may be.

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tacit.training.adam import AdamBC
     from tacit.training.adaptive_clipping import AdaptiveClip
     from tacit.training.automatic_clipping import Automatic
+    from tacit.training.banded_noise import Banded
     from tacit.training.clip import ClippedSum, Flat, PerGroup, PerLayer
     from tacit.training.ema import EMA
     from tacit.training.engines import clipped_sum
@@ -30,6 +31,7 @@ _HOMES = {
     "AdamBC": "adam",
     "AdaptiveClip": "adaptive_clipping",
     "Automatic": "automatic_clipping",
+    "Banded": "banded_noise",
     "ClippedSum": "clip",
     "EMA": "ema",
     "Exponential": "plan",
@@ -53,6 +55,7 @@ __all__ = [
     "AdamBC",
     "AdaptiveClip",
     "Automatic",
+    "Banded",
     "ClippedSum",
     "Exponential",
     "Flat",

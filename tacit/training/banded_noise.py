@@ -1,19 +1,67 @@
-"""Correlated noise for training: how many bands pay, by arithmetic on public facts.
+"""Correlated noise for training: noise that partly cancels over time (a banded matrix mechanism).
 
-With b bands, step t draws from group t mod b of the records, at b times the rate, and the columns
-of the strategy that a record can touch do not overlap. So each group sees ceil(steps / b) sampled
-Gaussian releases, which any accountant can price (Choquette-Choo et al. 2023, arXiv:2306.08153).
-More bands cancel more noise in running sums, and amplify less by sampling. What counts is the
-product of noise and error, and it can be computed for each b before the run: b = 1 is DP-SGD.
+A run releases C g + z instead of g + z. The sums of its steps are g, z is independent Gaussian
+noise, and C is lower triangular with the column c = (c_0, ..., c_{b-1}) of norm 1 from its diagonal
+down. The gradients that the optimizer gets are recovered from the releases: u = C^-1 (C g + z).
+Their running sums carry less noise than those of DP-SGD at the same price, if there are many steps
+and few epochs. b = 1 is DP-SGD.
+
+**Price.** With b bands, step t draws from group t mod b of the records, at b times the rate. So the
+columns of C that one record touches do not overlap, and each turn of its group is one Gaussian
+release on a Poisson sample: ceil(steps / b) of them (Choquette-Choo et al. 2023, arXiv:2306.08153).
+More bands cancel more noise and amplify less by sampling. What counts is the product of noise and
+error, which is computed for each b from public facts alone before the run.
+
+**On the grid.** With u_s known for s < t, the release of step t can be shifted by a public number:
+
+    y_t = c_0 g_t + sum_{k=1}^{b-1} c_k e_{t-k} + z_t,    e_s = g_s - u_s,    u_t = y_t / c_0.
+
+That is the step of DP-SGD with another sum: y_t is released on the public grid of `grid_noise`, and
+u_t is computed from y_t alone. Only the residuals e_s, which are minus the noise of earlier steps,
+are kept. They are private: with them anyone could subtract the noise. They are in memory and in
+checkpoints, as the key is.
+
+**Rounding.** Take two data sets that differ by one record, and the same releases up to a point, so
+the same u. The record moves g_s by v, of norm at most 1 in units of the scale, whenever it takes
+part. Residuals are rounded to multiples of a public step (2^-24 to 2^-25 noise deviations) and
+limited to 2^31 of them, which never increases a distance; so e_s moves by v and by at most one step
+in each of d coordinates, and y_{s+k} by c_k times that. Each of b sums is then rounded to the grid,
+and sums of b terms in doubles err by less than 2^-31 deviations for b <= 1,024. By the triangle
+inequality the record moves y by at most 1 + sqrt(d) (step of residuals + sqrt(b) (step of the grid
++ 2^-30 deviations)), and the noise is larger by that factor (`make_grids`). How v is chosen may
+depend on all earlier releases: the total of squares that one record may move is what a Gaussian
+release can bear (Smith & Thakurta 2022, arXiv:2210.17520).
+
+**Restarts.** Dropping the residuals of steps before some step cuts columns of C, which moves no sum
+more than before. So noise may be started anew at public times (`Banded.restart`), and a restart
+with a fresh key does so: see `checkpoint`.
 """
 
-from typing import NamedTuple
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from tacit import sampling
-from tacit._check import whole
+from tacit._check import in_closed_unit, whole
 from tacit.accounting import calibrate
 from tacit.events import Event, Gaussian, Relation, Repeated
+from tacit.events import Sequence as EventSequence
 from tacit.mechanisms import optimal_bands, running_error
+from tacit.training.grid_noise import NoiseGrid
+from tacit.training.key import Key
+from tacit.training.noise import NoisyMean
+from tacit.training.tensor_text import from_text, to_text
+
+_MOST_BANDS = 1024
+_RESIDUAL = 24  # residuals are kept in steps of 2^-24 noise deviations, rounded to a power of two
+_LIMIT = 2.0**31 - 1  # of these steps
+_CHUNK = 1 << 14  # coordinates mixed at a time: few enough for the processor's caches
 
 
 class Bands(NamedTuple):
@@ -27,13 +75,110 @@ class Bands(NamedTuple):
     noise: float
 
 
-def banded_event(
-    noise_multiplier: float, *, bands: int, batch_size: int, n_records: int, steps: int
-) -> Event:
-    """Return the event of `steps` steps with `bands` bands and cyclic Poisson sampling."""
-    rate = min(1.0, bands * batch_size / n_records)
-    step = sampling.Poisson(rate).amplify(Gaussian(noise_multiplier))
-    return Repeated(step, -(-steps // bands))
+class _Found(NamedTuple):
+    """The sampler and the strategy of a run."""
+
+    sampler: "sampling.Poisson | sampling.CyclicPoisson | sampling.FixedOrder | sampling.Stream"
+    column: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Banded:
+    """Noise that partly cancels over time, for `make_private(..., noise=Banded())`.
+
+    Lots are drawn by `sampling.CyclicPoisson`, or in a fixed order that is given as `sampler`.
+
+    Parameters
+    ----------
+    bands
+        Number of steps over which noise is correlated. "auto" takes the power of two with the least
+        noise of running sums at the given epsilon. If that is 1, the run is DP-SGD, bit for bit.
+    average
+        The weights of the last `average` steps, as a share of all, are averaged, and the model has
+        the mean when the run ends: noise that cancels over time is small in sums and large in each
+        step, so the last weights alone gain nothing. 0 leaves the last weights.
+    most_bands, memory
+        Limits of "auto". Residuals take 4 bytes for each parameter and band but one; `memory` is
+        the most bytes that they may take.
+    restart
+        Start the noise anew after every so many steps. With a `FixedOrder` of so many steps this is
+        DP-FTRL with restarts (Kairouz et al. 2021, arXiv:2103.00039).
+    """
+
+    bands: int | Literal["auto"] = "auto"
+    average: float = 0.25
+    most_bands: int = 256
+    memory: int = 2**32
+    restart: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.bands != "auto" and whole(bands=self.bands, least=1) > _MOST_BANDS:
+            raise ValueError(f"bands must be at most {_MOST_BANDS}, got {self.bands}.")
+        in_closed_unit(average=self.average)
+        if whole(most_bands=self.most_bands, least=1) > _MOST_BANDS:
+            raise ValueError(f"most_bands must be at most {_MOST_BANDS}, got {self.most_bands}.")
+        whole(memory=self.memory)
+        if self.restart is not None:
+            whole(restart=self.restart, least=1)
+
+    def limited_by_memory(self, parameters: int) -> "Banded":
+        """Return these settings with `most_bands` limited to what `memory` allows."""
+        return replace(self, most_bands=min(self.most_bands, 1 + self.memory // (4 * parameters)))
+
+    def chosen(
+        self,
+        *,
+        batch_size: int,
+        n_records: int,
+        steps: int,
+        epsilon: float | None,
+        delta: float | None,
+        sampler: object,
+        also: tuple[Event, ...],
+        relation: Relation,
+    ) -> _Found:
+        """Return sampler and strategy of a run; the arguments are those of `make_plan`."""
+        if sampler is not None and not isinstance(sampler, sampling.FixedOrder | sampling.Stream):
+            raise ValueError(
+                "sampler must be None, FixedOrder or Stream with noise=Banded(...): the price of "
+                "correlated noise is proved for records that take turns."
+            )
+        setting = {"batch_size": batch_size, "n_records": n_records, "steps": steps}
+        bands = self.bands
+        if bands == "auto":
+            if epsilon is None or delta is None:
+                raise ValueError(
+                    "bands='auto' needs epsilon and delta: numbers of bands are compared at equal "
+                    "price. Give the number of bands with noise_multiplier."
+                )
+            budget = {"epsilon": epsilon, "delta": delta, "relation": relation}
+            options = {"sampler": sampler, "also": also}
+            bands = choose_bands(**setting, **budget, **options, most=self.most_bands).bands
+        if self.restart is not None and sampler is None:
+            raise ValueError("restart is for a FixedOrder or Stream: give one as sampler.")
+        column = tuple(optimal_bands(steps, bands).tolist())
+        return _Found(_sampler(sampler, bands, batch_size, n_records), column)
+
+
+def refuse_changes(**given: object) -> None:
+    """Raise `ValueError` for an option that changes the clip norm or the noise during a run."""
+    for name, value in given.items():
+        if value is not None:
+            raise ValueError(
+                f"{name} must be None with correlated noise or turns of records: their price is "
+                "proved for one clip norm and one noise multiplier in all steps."
+            )
+
+
+def _sampler(
+    given: sampling.FixedOrder | sampling.Stream | None, bands: int, batch_size: int, n_records: int
+) -> sampling.Poisson | sampling.CyclicPoisson | sampling.FixedOrder | sampling.Stream:
+    """Return the sampler for a number of bands: the given one, or one with lots of `batch_size`."""
+    if given is not None:
+        return given
+    if bands == 1:
+        return sampling.Poisson(batch_size / n_records)
+    return sampling.CyclicPoisson(min(1.0, bands * batch_size / n_records), bands)
 
 
 def price_bands(
@@ -44,17 +189,26 @@ def price_bands(
     steps: int,
     epsilon: float,
     delta: float,
+    sampler: sampling.FixedOrder | sampling.Stream | None = None,
+    also: tuple[Event, ...] = (),
     relation: Relation = Relation.ADD_REMOVE,
 ) -> Bands:
-    """Return the least noise of `bands` bands that costs at most `epsilon` at `delta`."""
+    """Return the least noise of `bands` bands that costs at most `epsilon` at `delta`.
+
+    Lots are drawn by `sampling.CyclicPoisson`, unless a `sampler` is given. `also` are events of
+    other releases that the budget has to cover.
+    """
+    column = optimal_bands(steps, bands)
+    drawn = _sampler(sampler, bands, batch_size, n_records)
 
     def event(noise_multiplier: float) -> Event:
-        return banded_event(
-            noise_multiplier, bands=bands, batch_size=batch_size, n_records=n_records, steps=steps
-        )
+        if isinstance(drawn, sampling.Poisson):
+            run: Event = Repeated(drawn.amplify(Gaussian(noise_multiplier)), steps)
+        else:
+            run = drawn.event(noise_multiplier, steps, tuple(column.tolist()))
+        return EventSequence((*also, run)) if also else run
 
     multiplier = calibrate(event, epsilon=epsilon, delta=delta, relation=relation)
-    column = optimal_bands(steps, bands)
     return Bands(bands, multiplier, multiplier * running_error(column, steps))
 
 
@@ -66,26 +220,187 @@ def choose_bands(
     epsilon: float,
     delta: float,
     most: int = 256,
+    sampler: sampling.FixedOrder | sampling.Stream | None = None,
+    also: tuple[Event, ...] = (),
     relation: Relation = Relation.ADD_REMOVE,
 ) -> Bands:
     """Return the power of two of bands with the least noise of running sums, at most `most`.
 
     Bands that would need more records than there are (bands * batch_size > n_records) are left out.
+    In a fixed order, the number of steps between two turns of a record is tried too.
     """
-    largest = min(whole(most=most, least=1), steps, max(1, n_records // batch_size))
-    candidates = [2**k for k in range(largest.bit_length())]
-    return min(
-        (
-            price_bands(
-                bands,
-                batch_size=batch_size,
-                n_records=n_records,
-                steps=steps,
-                epsilon=epsilon,
-                delta=delta,
-                relation=relation,
-            )
-            for bands in candidates
-        ),
-        key=lambda found: found.noise,
+    largest = min(whole(most=most, least=1), steps)
+    if sampler is None:
+        largest = min(largest, max(1, n_records // batch_size))
+    candidates = {2**k for k in range(largest.bit_length())}
+    if sampler is not None:
+        turns = sampler.steps if isinstance(sampler, sampling.FixedOrder) else sampler.separation
+        candidates.add(min(largest, turns))
+    price = partial(
+        price_bands,
+        batch_size=batch_size,
+        n_records=n_records,
+        steps=steps,
+        epsilon=epsilon,
+        delta=delta,
+        sampler=sampler,
+        also=also,
+        relation=relation,
     )
+    return min(map(price, sorted(candidates)), key=lambda found: found.noise)
+
+
+class BandedNoise(NoisyMean):
+    """Releases of a run whose noise is correlated over time; see the module.
+
+    Guarantee: all calls together are `events.BandedGaussian(noise_multiplier, column, ...)`, if
+    records take part as that event says, and scales and noise multiplier are the same in all calls.
+    """
+
+    def __init__(
+        self,
+        key: Key,
+        *,
+        expected_batch: float,
+        column: Sequence[float],
+        restart: int | None = None,
+        secure: bool = False,
+    ) -> None:
+        # Divided by c_0 as well, a release is the gradient: see the module.
+        super().__init__(
+            key, expected_batch=expected_batch * column[0], secure=secure, bands=len(column)
+        )
+        self._column = np.asarray(column, np.float64)
+        self._restart = restart
+        self._begin = 0  # residuals of earlier steps are not used
+        self._residuals: Tensor | None = None  # (bands - 1, parameters): step s in row s mod (b-1)
+        growth = np.cumsum(_inverse(self._column, 4096 if restart is None else restart) ** 2)
+        self._growth = np.sqrt(growth)
+
+    def deviation(self, step: int) -> float:
+        """Return the noise's standard deviation on a step's gradient, in units of independent z."""
+        lags = self._lags(step) if self._restart else step - self._begin
+        return float(self._growth[min(lags, len(self._growth) - 1)])
+
+    def start_anew(self, step: int) -> None:
+        """Use no residuals of steps before `step`: the columns of the strategy are cut there."""
+        self._begin = step
+
+    def state(self) -> dict[str, object] | None:
+        """Return what is kept between steps, as JSON values. Private, like the key."""
+        kept = None if self._residuals is None else to_text(self._residuals)
+        return {"begin": self._begin, "residuals": kept}
+
+    def load_state(self, state: dict[str, object] | None) -> None:
+        """Continue from a `state()`."""
+        if state is None:
+            raise ValueError(
+                "the checkpoint has no residuals of correlated noise. Load one of the same run."
+            )
+        self._begin, kept = int(state["begin"]), state["residuals"]  # type: ignore[call-overload]  # written by `state`
+        self._residuals = None if kept is None else from_text(str(kept))
+
+    def release(
+        self, sums: Sequence[Tensor], scales: Sequence[float], *, step: int, noise_multiplier: float
+    ) -> list[Tensor]:
+        """Return the noisy mean of each of `sums`: the released value, divided by c_0 and so on.
+
+        The caller has paid for the whole run. The returned tensors are valid until the next call.
+        """
+        if noise_multiplier == 0:  # no noise, no residuals
+            return [total * (self._column[0] / self._expected_batch) for total in sums]
+        units = self._units(sums, scales, noise_multiplier)
+        flat = _joined(sums)
+        mixed = self._mixed(flat, units, step)
+        parts = mixed.split([total.numel() for total in sums])
+        shaped = [part.view(total.shape) for part, total in zip(parts, sums, strict=True)]
+        means = self._release_on_host(shaped, scales, step, noise_multiplier)
+        self._keep(flat, _joined(means), units, step)
+        return [mean.to(total.dtype) for mean, total in zip(means, sums, strict=True)]
+
+    def in_place(self, *_sums: object, **_options: object) -> None:
+        """Return None: the sums are mixed with residuals before noise is added."""
+        self._check_process()
+
+    def _lags(self, step: int) -> int:
+        """Return how many earlier residuals are part of the sum of `step`."""
+        since = step - self._begin
+        if self._restart is not None:
+            since = min(since, step % self._restart)
+        return min(len(self._column) - 1, since)
+
+    def _units(
+        self, sums: Sequence[Tensor], scales: Sequence[float], noise_multiplier: float
+    ) -> "float | Tensor":
+        """Return the step to which residuals are rounded: one number, or one for each parameter."""
+        sizes = [total.numel() for total in sums]
+        steps = [residual_step(grid) for grid in self._grids(noise_multiplier, scales, sum(sizes))]
+        if len(set(steps)) == 1:
+            return steps[0]
+        device = sums[0].device
+        each = torch.tensor(steps, dtype=torch.float64, device=device)
+        return each.repeat_interleave(torch.tensor(sizes, device=device))
+
+    def _mixed(self, flat: Tensor, units: "float | Tensor", step: int) -> Tensor:
+        """Return c_0 g_t + sum_k c_k e_{t-k} in float64. Private; changes nothing that is kept."""
+        lags, rows = self._lags(step), len(self._column) - 1
+        found = flat.double() * self._column[0]
+        if not lags:
+            return found
+        kept = self._kept(flat)
+        weights = torch.zeros(rows, dtype=torch.float64)
+        for k in range(1, lags + 1):
+            weights[(step - k) % rows] = self._column[k]
+        weights = weights.to(flat.device)
+        for here in _chunks(len(flat)):
+            past = weights @ kept[:, here].double()
+            found[here] += past * (units if isinstance(units, float) else units[here])
+        return found
+
+    def _keep(self, flat: Tensor, mean: Tensor, units: "float | Tensor", step: int) -> None:
+        """Keep the residual of a step: its sum less the gradient that was released for it."""
+        if (rows := len(self._column) - 1) == 0:
+            return
+        row = self._kept(flat)[step % rows]
+        expected = self._expected_batch / self._column[0]
+        for here in _chunks(len(flat)):
+            residual = flat[here].double().sub_(mean[here], alpha=expected)
+            residual.div_(units if isinstance(units, float) else units[here])
+            row[here] = residual.round_().nan_to_num_(0.0).clamp_(-_LIMIT, _LIMIT).to(torch.int32)
+
+    def _kept(self, flat: Tensor) -> Tensor:
+        """Return the residuals, on the device of the sums."""
+        shape = (len(self._column) - 1, len(flat))
+        if self._residuals is None:
+            self._residuals = torch.zeros(shape, dtype=torch.int32, device=flat.device)
+        if self._residuals.shape != shape:
+            raise ValueError("the residuals of the checkpoint are of another model.")
+        self._residuals = self._residuals.to(flat.device)
+        return self._residuals
+
+
+def residual_step(grid: NoiseGrid) -> float:
+    """Return the step to which residuals are rounded for a grid: 2^-24 deviations or less."""
+    deviation = float(grid.step) * float(grid.noise_steps)
+    return math.ldexp(1.0, math.frexp(deviation)[1] - 1 - _RESIDUAL)
+
+
+def _inverse(column: "np.ndarray", count: int) -> "np.ndarray":
+    """Return the first `count` entries of 1 / column as a power series: the first column of C^-1.
+
+    Entries beyond are far smaller: those of an optimal column fall like j^-3/2.
+    """
+    found = np.zeros(count)
+    for j in range(count):
+        past = found[max(0, j - len(column) + 1) : j][::-1]
+        found[j] = ((j == 0) - column[1 : len(past) + 1] @ past) / column[0]
+    return found
+
+
+def _joined(tensors: Sequence[Tensor]) -> Tensor:
+    parts = [tensor.detach().reshape(-1) for tensor in tensors]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _chunks(size: int) -> Iterable[slice]:
+    return (slice(start, start + _CHUNK) for start in range(0, size, _CHUNK))
