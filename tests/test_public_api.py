@@ -20,14 +20,15 @@ NAMES = {
         ApproximateDP BandedGaussian BestOf DiscreteGaussian DiscreteLaplace Event Exponential
         FixedSizeSampled Gaussian GaussianMixture Laplace NonPrivate OneOf PoissonSampled PureDP
         RandomAllocation RandomizedResponse Relation RenyiCurve Repeated SampledWithReplacement
-        Sequence Shuffled TreeAggregation Trials TruncatedPoissonSampled ZeroConcentratedDP from_dict from_json
+        Sequence Shuffled TreeAggregation Trials TruncatedPoissonSampled ZeroConcentratedDP
+        from_dict from_json
     """,
     "tacit.mechanisms": """
         DiscreteGaussianMechanism DiscreteLaplaceMechanism ExponentialMechanism GaussianMechanism
         GaussianNoisyMax GridGaussianMechanism LaplaceMechanism LaplaceNoisyMax Mechanism
         PermuteAndFlip Rng SecureGenerator Seed Size StatisticalGenerator generator
         optimal_bands participation_sensitivity rounded_normal running_error secure_generator
-        square_root tail_mass
+        square_root step_deviations tail_mass tree_error
     """,
     "tacit.sampling": """
         CyclicPoisson FixedOrder FixedSize Poisson RandomAllocation Shuffle Stream TruncatedPoisson

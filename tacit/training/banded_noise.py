@@ -41,7 +41,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -52,15 +52,19 @@ from tacit._check import in_closed_unit, whole
 from tacit.accounting import calibrate
 from tacit.events import Event, Gaussian, Relation, Repeated
 from tacit.events import Sequence as EventSequence
-from tacit.mechanisms import optimal_bands, running_error
+from tacit.mechanisms import optimal_bands, running_error, step_deviations
 from tacit.training.grid_noise import NoiseGrid
 from tacit.training.key import Key
 from tacit.training.noise import NoisyMean
 from tacit.training.tensor_text import from_text, to_text
 
+if TYPE_CHECKING:
+    from tacit.training.gpu.noise import Blocks
+
 _MOST_BANDS = 1024
 _RESIDUAL = 24  # residuals are kept in steps of 2^-24 noise deviations, rounded to a power of two
 _LIMIT = 2.0**31 - 1  # of these steps
+_FORGOTTEN = 4096  # entries of 1 / c, later ones being far smaller: they fall like j^-3/2
 _CHUNK = 1 << 14  # coordinates mixed at a time: few enough for the processor's caches
 
 
@@ -91,15 +95,15 @@ class Banded:
     Parameters
     ----------
     bands
-        Number of steps over which noise is correlated. "auto" takes the power of two with the least
+        Number of steps over which noise is correlated, at most all. "auto" takes the power of two with the least
         noise of running sums at the given epsilon. If that is 1, the run is DP-SGD, bit for bit.
     average
         The weights of the last `average` steps, as a share of all, are averaged, and the model has
         the mean when the run ends: noise that cancels over time is small in sums and large in each
         step, so the last weights alone gain nothing. 0 leaves the last weights.
     most_bands, memory
-        Limits of "auto". Residuals take 4 bytes for each parameter and band but one; `memory` is
-        the most bytes that they may take.
+        Limits of "auto". Residuals take 8 bytes for each parameter and band but one, 4 on a GPU;
+        `memory` is the most bytes that they may take.
     restart
         Start the noise anew after every so many steps. With a `FixedOrder` of so many steps this is
         DP-FTRL with restarts (Kairouz et al. 2021, arXiv:2103.00039).
@@ -123,7 +127,7 @@ class Banded:
 
     def limited_by_memory(self, parameters: int) -> "Banded":
         """Return these settings with `most_bands` limited to what `memory` allows."""
-        return replace(self, most_bands=min(self.most_bands, 1 + self.memory // (4 * parameters)))
+        return replace(self, most_bands=min(self.most_bands, 1 + self.memory // (8 * parameters)))
 
     def chosen(
         self,
@@ -156,6 +160,7 @@ class Banded:
             bands = choose_bands(**setting, **budget, **options, most=self.most_bands).bands
         if self.restart is not None and sampler is None:
             raise ValueError("restart is for a FixedOrder or Stream: give one as sampler.")
+        bands = min(bands, steps)
         column = tuple(optimal_bands(steps, bands).tolist())
         return _Found(_sampler(sampler, bands, batch_size, n_records), column)
 
@@ -271,24 +276,27 @@ class BandedNoise(NoisyMean):
             key, expected_batch=expected_batch * column[0], secure=secure, bands=len(column)
         )
         self._column = np.asarray(column, np.float64)
+        self._batch = expected_batch
         self._restart = restart
-        self._begin = 0  # residuals of earlier steps are not used
-        self._residuals: Tensor | None = None  # (bands - 1, parameters): step s in row s mod (b-1)
-        growth = np.cumsum(_inverse(self._column, 4096 if restart is None else restart) ** 2)
-        self._growth = np.sqrt(growth)
+        self._begin = 0  # there are no residuals of earlier steps
+        self._rows = len(column) - 1
+        self._residuals: Tensor | None = None  # (rows, parameters): that of step s in s mod rows
+        self._growth = step_deviations(self._column, _FORGOTTEN)
 
     def deviation(self, step: int) -> float:
         """Return the noise's standard deviation on a step's gradient, in units of independent z."""
-        lags = self._lags(step) if self._restart else step - self._begin
-        return float(self._growth[min(lags, len(self._growth) - 1)])
+        since = step - self._begin if self._restart is None else step % self._restart
+        return float(self._growth[min(since, _FORGOTTEN - 1)])
 
     def start_anew(self, step: int) -> None:
-        """Use no residuals of steps before `step`: the columns of the strategy are cut there."""
+        """Drop the residuals of steps before `step`: the columns of the strategy are cut there."""
         self._begin = step
+        if self._residuals is not None:
+            self._residuals.zero_()
 
     def state(self) -> dict[str, object] | None:
         """Return what is kept between steps, as JSON values. Private, like the key."""
-        kept = None if self._residuals is None else to_text(self._residuals)
+        kept = None if self._residuals is None else to_text(self._residuals.to(torch.int32))
         return {"begin": self._begin, "residuals": kept}
 
     def load_state(self, state: dict[str, object] | None) -> None:
@@ -299,35 +307,54 @@ class BandedNoise(NoisyMean):
             )
         self._begin, kept = int(state["begin"]), state["residuals"]  # type: ignore[call-overload]  # written by `state`
         self._residuals = None if kept is None else from_text(str(kept))
+        self._blocks.clear()  # kernels hold the address of the residuals
 
     def release(
         self, sums: Sequence[Tensor], scales: Sequence[float], *, step: int, noise_multiplier: float
     ) -> list[Tensor]:
-        """Return the noisy mean of each of `sums`: the released value, divided by c_0 and so on.
+        """Return the gradient recovered from the release of each of `sums`, over expected_batch.
 
         The caller has paid for the whole run. The returned tensors are valid until the next call.
         """
         if noise_multiplier == 0:  # no noise, no residuals
-            return [total * (self._column[0] / self._expected_batch) for total in sums]
-        units = self._units(sums, scales, noise_multiplier)
+            return [total * (1.0 / self._batch) for total in sums]
+        blocks = self.in_place(sums, scales, step=step, noise_multiplier=noise_multiplier)
+        if blocks is not None:
+            blocks.launch()
+            return list(sums)
+        self._begin_step(step)
         flat = _joined(sums)
-        mixed = self._mixed(flat, units, step)
-        parts = mixed.split([total.numel() for total in sums])
-        shaped = [part.view(total.shape) for part, total in zip(parts, sums, strict=True)]
+        units = self._units(sums, scales, noise_multiplier)
+        mixed = self._mixed(flat, units, step).split([total.numel() for total in sums])
+        shaped = [part.view(total.shape) for part, total in zip(mixed, sums, strict=True)]
         means = self._release_on_host(shaped, scales, step, noise_multiplier)
         self._keep(flat, _joined(means), units, step)
         return [mean.to(total.dtype) for mean, total in zip(means, sums, strict=True)]
 
-    def in_place(self, *_sums: object, **_options: object) -> None:
-        """Return None: the sums are mixed with residuals before noise is added."""
-        self._check_process()
+    def in_place(
+        self, sums: Sequence[Tensor], scales: Sequence[float], *, step: int, noise_multiplier: float
+    ) -> "Blocks | None":
+        """Return a GPU kernel for this step, to be launched once, or None; see the base class."""
+        blocks = super().in_place(sums, scales, step=step, noise_multiplier=noise_multiplier)
+        if blocks is not None:
+            self._begin_step(step)
+            blocks.set_step(step)  # type: ignore[attr-defined]  # `_block_options` makes BandedBlocks
+        return blocks
 
-    def _lags(self, step: int) -> int:
-        """Return how many earlier residuals are part of the sum of `step`."""
-        since = step - self._begin
-        if self._restart is not None:
-            since = min(since, step % self._restart)
-        return min(len(self._column) - 1, since)
+    def _block_options(
+        self, sums: Sequence[Tensor], grids: Sequence[NoiseGrid]
+    ) -> dict[str, Any]:  # Any: those of `BandedBlocks`
+        size = sum(total.numel() for total in sums)
+        return {
+            "column": self._column.tolist(),
+            "units": [residual_step(grid) for grid in grids],
+            "expected_batch": self._batch,
+            "residuals": self._kept(size, sums[0].device),
+        }
+
+    def _begin_step(self, step: int) -> None:
+        if self._restart is not None and step % self._restart == 0:
+            self.start_anew(step)
 
     def _units(
         self, sums: Sequence[Tensor], scales: Sequence[float], noise_multiplier: float
@@ -337,45 +364,40 @@ class BandedNoise(NoisyMean):
         steps = [residual_step(grid) for grid in self._grids(noise_multiplier, scales, sum(sizes))]
         if len(set(steps)) == 1:
             return steps[0]
-        device = sums[0].device
-        each = torch.tensor(steps, dtype=torch.float64, device=device)
-        return each.repeat_interleave(torch.tensor(sizes, device=device))
+        each = torch.tensor(steps, dtype=torch.float64).repeat_interleave(torch.tensor(sizes))
+        return each.to(sums[0].device)
 
     def _mixed(self, flat: Tensor, units: "float | Tensor", step: int) -> Tensor:
         """Return c_0 g_t + sum_k c_k e_{t-k} in float64. Private; changes nothing that is kept."""
-        lags, rows = self._lags(step), len(self._column) - 1
-        found = flat.double() * self._column[0]
-        if not lags:
-            return found
-        kept = self._kept(flat)
-        weights = torch.zeros(rows, dtype=torch.float64)
-        for k in range(1, lags + 1):
-            weights[(step - k) % rows] = self._column[k]
-        weights = weights.to(flat.device)
+        found = torch.empty_like(flat, dtype=torch.float64)
+        kept = self._kept(len(flat), flat.device)
+        lags = (step - 1 - np.arange(self._rows)) % self._rows + 1  # of each row
+        weights = torch.from_numpy(self._column[lags]).to(flat.device)
         for here in _chunks(len(flat)):
-            past = weights @ kept[:, here].double()
-            found[here] += past * (units if isinstance(units, float) else units[here])
+            past = torch.mv(kept[:, here].double().T, weights, out=found[here])
+            past.mul_(units if isinstance(units, float) else units[here])
+            past.add_(flat[here], alpha=self._column[0])
         return found
 
     def _keep(self, flat: Tensor, mean: Tensor, units: "float | Tensor", step: int) -> None:
         """Keep the residual of a step: its sum less the gradient that was released for it."""
-        if (rows := len(self._column) - 1) == 0:
-            return
-        row = self._kept(flat)[step % rows]
-        expected = self._expected_batch / self._column[0]
+        row = self._kept(len(flat), flat.device)[step % self._rows]
         for here in _chunks(len(flat)):
-            residual = flat[here].double().sub_(mean[here], alpha=expected)
-            residual.div_(units if isinstance(units, float) else units[here])
-            row[here] = residual.round_().nan_to_num_(0.0).clamp_(-_LIMIT, _LIMIT).to(torch.int32)
+            residual = (mean[here] * -self._batch).add_(flat[here])
+            residual.mul_(1.0 / (units if isinstance(units, float) else units[here])).trunc_()
+            row[here] = residual.nan_to_num_(0.0).clamp_(-_LIMIT, _LIMIT)
 
-    def _kept(self, flat: Tensor) -> Tensor:
-        """Return the residuals, on the device of the sums."""
-        shape = (len(self._column) - 1, len(flat))
+    def _kept(self, size: int, device: torch.device) -> Tensor:
+        """Return the residuals, on the device of the sums, as whole numbers of units.
+
+        A GPU reads half as much memory for int32; a CPU computes twice as fast with float64.
+        """
+        kind = torch.int32 if device.type == "cuda" else torch.float64
         if self._residuals is None:
-            self._residuals = torch.zeros(shape, dtype=torch.int32, device=flat.device)
-        if self._residuals.shape != shape:
+            self._residuals = torch.zeros(self._rows, size, dtype=kind, device=device)
+        if self._residuals.shape != (self._rows, size):
             raise ValueError("the residuals of the checkpoint are of another model.")
-        self._residuals = self._residuals.to(flat.device)
+        self._residuals = self._residuals.to(device, kind)
         return self._residuals
 
 
@@ -383,18 +405,6 @@ def residual_step(grid: NoiseGrid) -> float:
     """Return the step to which residuals are rounded for a grid: 2^-24 deviations or less."""
     deviation = float(grid.step) * float(grid.noise_steps)
     return math.ldexp(1.0, math.frexp(deviation)[1] - 1 - _RESIDUAL)
-
-
-def _inverse(column: "np.ndarray", count: int) -> "np.ndarray":
-    """Return the first `count` entries of 1 / column as a power series: the first column of C^-1.
-
-    Entries beyond are far smaller: those of an optimal column fall like j^-3/2.
-    """
-    found = np.zeros(count)
-    for j in range(count):
-        past = found[max(0, j - len(column) + 1) : j][::-1]
-        found[j] = ((j == 0) - column[1 : len(past) + 1] @ past) / column[0]
-    return found
 
 
 def _joined(tensors: Sequence[Tensor]) -> Tensor:

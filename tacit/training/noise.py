@@ -107,7 +107,8 @@ class NoisyMean:
         if key not in self._blocks:
             factor = 1.0 / self._expected_batch
             rounds = gpu.chacha_rounds(is_full=self._secure)
-            self._blocks[key] = gpu.noise_blocks(sums, grids, factor, rounds)
+            options = self._block_options(sums, grids)
+            self._blocks[key] = gpu.noise_blocks(sums, grids, factor, rounds, **options)
             if len(self._blocks) > _PLACES:
                 self._blocks.popitem(last=False)
         self._blocks.move_to_end(key)  # the least recently used one is dropped first
@@ -189,6 +190,12 @@ class NoisyMean:
 
     def load_state(self, state: dict[str, object] | None) -> None:
         """Continue from a `state()`."""
+
+    def _block_options(
+        self, _sums: Sequence[Tensor], _grids: Sequence[NoiseGrid]
+    ) -> dict[str, Any]:  # Any: those of `BandedBlocks`
+        """Return the options of the GPU kernel for correlated noise: none."""
+        return {}
 
     def _grids(
         self, noise_multiplier: float, scales: Sequence[float], dimension: int

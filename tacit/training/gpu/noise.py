@@ -244,6 +244,8 @@ class Blocks:
     replay uses those that were set last.
     """
 
+    is_plain = True  # nothing is kept between launches, so the optimizer's step may be fused
+
     def __init__(
         self, tensors: Sequence[Tensor], grids: Sequence[NoiseGrid], factor: float, rounds: int
     ) -> None:
