@@ -1,7 +1,7 @@
 """Correlated noise against DP-SGD: accuracy on Fashion-MNIST, and the time of a step.
 
     python benchmarks/correlated_noise.py accuracy [--jobs 2] [--seeds 5] [--images 60000]
-    python benchmarks/correlated_noise.py time [--device cpu]
+    python benchmarks/correlated_noise.py time [--device cpu] [--models mlp,gpt2]
 
 Accuracy: softmax regression on scattering features under a public random projection to 256
 dimensions, plain SGD, lots of 128 on average, 2,048 steps, and the mean of the weights of the last
@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from _models import WORKLOADS, Workload
 from _results import table, write
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -61,9 +62,10 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--images", type=int, default=60_000)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--models", default="logistic,mlp,cnn-256,lstm")
     options = parser.parse_args()
     if options.what == "time":
-        measure_time(torch.device(options.device))
+        measure_time(torch.device(options.device), options.models.split(","))
     else:
         measure_accuracy(options.jobs, options.seeds, options.images)
 
@@ -160,6 +162,7 @@ def train(cell: Cell) -> tuple[float, int]:
         model, torch.optim.SGD(model.parameters(), lr=cell.rate), (x[:stop], y[:stop]), losses,
         batch_size=BATCH, steps=STEPS, clip_norm=CLIP, epsilon=cell.epsilon, delta=DELTA,
         noise=Banded() if cell.is_banded else None, seed=1000 * cell.is_final + cell.seed,
+        check=False,
     )  # fmt: skip
     mean = TailMean(model, steps=STEPS, share=Banded().average)
     for lot in private:
@@ -179,65 +182,58 @@ def losses(model: nn.Module, batch: Any) -> torch.Tensor:
     return cross_entropy(model(x), y, reduction="none")
 
 
-def measure_time(device: torch.device) -> None:
+def measure_time(device: torch.device, names: list[str]) -> None:
     """Measure steps of DP-SGD and of 16 bands in turn, for several models."""
-    torch.manual_seed(0)
     rows = []
-    for name, make, shape, batch in MODELS:
+    for name in names:
         times: dict[bool, list[float]] = {False: [], True: []}
-        runs = {is_banded: one_run(make, shape, batch, is_banded, device) for is_banded in times}
-        for _ in range(20):  # in turn, so that the machine's other load meets both
+        runs = {is_banded: one_run(WORKLOADS[name], is_banded, device) for is_banded in times}
+        for _ in range(10):  # in turn, so that the machine's other load meets both
             for is_banded, (private, lots) in runs.items():
-                for _ in range(4):
+                for _ in range(6):
                     lot = next(lots)
                     start = time.perf_counter()
                     private.step(lot)
                     if device.type == "cuda":
                         torch.cuda.synchronize()
                     times[is_banded].append(1e3 * (time.perf_counter() - start))
-        plain, banded = (statistics.median(times[kind][40:]) for kind in (False, True))
-        rows.append((name, batch, f"{plain:.2f}", f"{banded:.2f}", f"{banded / plain:.2f}"))
+        plain, banded = (statistics.median(times[kind][24:]) for kind in (False, True))
+        rows.append(
+            (
+                name,
+                WORKLOADS[name].batch_size,
+                f"{plain:.2f}",
+                f"{banded:.2f}",
+                f"{banded / plain:.2f}",
+            )
+        )
         print(*rows[-1], flush=True)
+        del runs
     header = ("model", "lot", "DP-SGD, ms", "16 bands, ms", "ratio")
-    text = f"{device.type}, {torch.get_num_threads()} threads. Median of 40 steps, in turn."
-    write(f"correlated-noise-{device.type}", "Steps with correlated noise", ("torch",), text,
-          table(header, rows))  # fmt: skip
+    text = f"{device.type}, {torch.get_num_threads()} threads. Median of 36 steps, in turn."
+    where = f"correlated-noise-{device.type}"
+    write(where, "Steps with correlated noise", ("torch",), text, table(header, rows))
 
 
-def one_run(make: Any, shape: tuple[int, ...], batch: int, is_banded: bool, device: Any) -> Any:
+def one_run(workload: Workload, is_banded: bool, device: torch.device) -> Any:
     """Return a run on random records, and its lots."""
-    x = torch.randn(64 * batch, *shape, device=device)
-    y = torch.randint(0, 10, (len(x),), device=device)
-    model = make().to(device)
+    torch.manual_seed(0)
+    data = workload.batch(20 * workload.batch_size, device)
+    model = workload.build().to(device)
+
+    def loss_fn(model: nn.Module, batch: Any) -> torch.Tensor:
+        is_half = workload.autocast and device.type == "cuda"
+        with torch.autocast(device.type, torch.bfloat16, enabled=is_half):
+            return workload.losses(model, batch)
+
     private = make_private(
-        model, torch.optim.SGD(model.parameters(), lr=0.01), (x, y), losses, batch_size=batch,
-        steps=128, clip_norm=1.0, noise_multiplier=1.0, noise=Banded(bands=16, average=0.0)
-        if is_banded else None, check=False, compile=device.type == "cuda",
+        model, torch.optim.SGD(model.parameters(), lr=0.01), data, loss_fn,
+        batch_size=workload.batch_size, steps=64, clip_norm=1.0, noise_multiplier=1.0,
+        noise=Banded(bands=16, average=0.0) if is_banded else None, check=False,
+        compile=device.type == "cuda",
     )  # fmt: skip
     return private, iter(private)
 
-
-def _mlp() -> nn.Module:
-    return nn.Sequential(nn.Linear(784, 1000), nn.ReLU(), nn.Linear(1000, 10))
-
-
-def _cnn() -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(1, 16, 8, 2, padding=3), nn.ReLU(), nn.MaxPool2d(2, 1), nn.Conv2d(16, 32, 4, 2),
-        nn.ReLU(), nn.MaxPool2d(2, 1), nn.Flatten(), nn.Linear(512, 32), nn.ReLU(),
-        nn.Linear(32, 10),
-    )  # fmt: skip
-
-
-def _linear() -> nn.Module:
-    return nn.Linear(WIDTH, 10)
-
-
-MODELS: tuple[tuple[str, Any, tuple[int, ...], int], ...] = (
-    ("linear, 256 features", _linear, (WIDTH,), 128),
-    ("MNIST CNN, 26 thousand parameters", _cnn, (1, 28, 28), 256),
-    ("MLP 784-1000-10, 795 thousand parameters", _mlp, (784,), 256),
-)
 
 if __name__ == "__main__":
     main()

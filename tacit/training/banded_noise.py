@@ -95,8 +95,9 @@ class Banded:
     Parameters
     ----------
     bands
-        Number of steps over which noise is correlated, at most all. "auto" takes the power of two with the least
-        noise of running sums at the given epsilon. If that is 1, the run is DP-SGD, bit for bit.
+        Number of steps over which noise is correlated, at most all. "auto" takes the power of two
+        with the least noise of running sums at the given epsilon. If that is 1, the run is DP-SGD,
+        bit for bit.
     average
         The weights of the last `average` steps, as a share of all, are averaged, and the model has
         the mean when the run ends: noise that cancels over time is small in sums and large in each
