@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tacit.datasets import Dataset
-from tacit.events import Event, Gaussian, Repeated, Sequence
+from tacit.events import Event, Sequence
 from tacit.experiments import models
 from tacit.experiments.features import PaidSummary, Prepared, cache_folder, prepare
 from tacit.experiments.recipe import Recipe
@@ -19,11 +19,10 @@ from tacit.experiments.training_loop import (
     TrainingLoop,
     features_events,
     noise_multiplier,
-    steps_of,
     tensors,
+    training_event,
 )
 from tacit.ledger import Ledger
-from tacit.sampling import Poisson
 from tacit.training import Key
 
 
@@ -115,8 +114,7 @@ class RecipeClassifier:
         )
         recipe = replace(recipe, privacy=privacy).filled(n_records)
         noise = noise_multiplier(recipe, n_records)
-        sampler = Poisson(recipe.training.lot / n_records)
-        steps = Repeated(sampler.amplify(Gaussian(noise)), steps_of(recipe, n_records))
+        steps = training_event(recipe, n_records, noise, lot=recipe.training.lot)
         paid = features_events(recipe, n_records)
         return PlannedRecipe(recipe, noise, Sequence((*paid, steps)) if paid else steps)
 
