@@ -3,7 +3,9 @@
 import copy
 import json
 import math
+import re
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -439,3 +441,14 @@ def test_a_changed_data_set_is_noticed_and_turns_are_paid(problem, tmp_path):
         gradients(again)
     assert "fresh noise" in str(seen[0].message)
     assert len(ledger.history()) == 2
+
+
+@pytest.mark.slow
+def test_the_page_says_what_happens(capsys):
+    page = (Path(__file__).parents[2] / "docs" / "correlated-noise.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names: dict[str, object] = {}
+    for block in blocks:
+        exec(block, names)  # the page's own examples
+    printed = re.findall(r"^# (.+)$", "\n".join(blocks), re.MULTILINE)
+    assert capsys.readouterr().out.split("\n")[:-1] == printed
