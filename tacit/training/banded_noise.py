@@ -359,7 +359,7 @@ class BandedNoise(NoisyMean):
 
     def _units(
         self, sums: Sequence[Tensor], scales: Sequence[float], noise_multiplier: float
-    ) -> "float | Tensor":
+    ) -> float | Tensor:
         """Return the step to which residuals are rounded: one number, or one for each parameter."""
         sizes = [total.numel() for total in sums]
         steps = [residual_step(grid) for grid in self._grids(noise_multiplier, scales, sum(sizes))]
@@ -368,7 +368,7 @@ class BandedNoise(NoisyMean):
         each = torch.tensor(steps, dtype=torch.float64).repeat_interleave(torch.tensor(sizes))
         return each.to(sums[0].device)
 
-    def _mixed(self, flat: Tensor, units: "float | Tensor", step: int) -> Tensor:
+    def _mixed(self, flat: Tensor, units: float | Tensor, step: int) -> Tensor:
         """Return c_0 g_t + sum_k c_k e_{t-k} in float64. Private; changes nothing that is kept."""
         found = torch.empty_like(flat, dtype=torch.float64)
         kept = self._kept(len(flat), flat.device)
@@ -376,16 +376,16 @@ class BandedNoise(NoisyMean):
         weights = torch.from_numpy(self._column[lags]).to(flat.device)
         for here in _chunks(len(flat)):
             past = torch.mv(kept[:, here].double().T, weights, out=found[here])
-            past.mul_(units if isinstance(units, float) else units[here])
+            past.mul_(_part(units, here))
             past.add_(flat[here], alpha=self._column[0])
         return found
 
-    def _keep(self, flat: Tensor, mean: Tensor, units: "float | Tensor", step: int) -> None:
+    def _keep(self, flat: Tensor, mean: Tensor, units: float | Tensor, step: int) -> None:
         """Keep the residual of a step: its sum less the gradient that was released for it."""
         row = self._kept(len(flat), flat.device)[step % self._rows]
         for here in _chunks(len(flat)):
             residual = (mean[here] * -self._batch).add_(flat[here])
-            residual.mul_(1.0 / (units if isinstance(units, float) else units[here])).trunc_()
+            residual.div_(_part(units, here)).trunc_()
             row[here] = residual.nan_to_num_(0.0).clamp_(-_LIMIT, _LIMIT)
 
     def _kept(self, size: int, device: torch.device) -> Tensor:
@@ -411,6 +411,10 @@ def residual_step(grid: NoiseGrid) -> float:
 def _joined(tensors: Sequence[Tensor]) -> Tensor:
     parts = [tensor.detach().reshape(-1) for tensor in tensors]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _part(units: float | Tensor, here: slice) -> float | Tensor:
+    return units[here] if isinstance(units, Tensor) else units
 
 
 def _chunks(size: int) -> Iterable[slice]:

@@ -17,7 +17,7 @@ def to_text(tensor: Tensor) -> str:
     """
     numbers = np.ascontiguousarray(tensor.detach().cpu().numpy())
     shape = ",".join(map(str, numbers.shape))
-    return f"{numbers.dtype.name}:{shape}:{base64.b64encode(numbers).decode()}"
+    return f"{numbers.dtype.name}:{shape}:{base64.b64encode(numbers.tobytes()).decode()}"
 
 
 def from_text(text: str) -> Tensor:
