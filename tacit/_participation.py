@@ -4,6 +4,8 @@ import math
 from functools import lru_cache
 from itertools import accumulate
 
+_MOST_STEPS = 2**20  # of runs whose columns overlap: each step is computed
+
 
 @lru_cache(maxsize=64)
 def participation_norm(
@@ -25,11 +27,18 @@ def participation_norm(
     >>> participation_norm((3.0, 4.0), 10, 1, 2)  # the envelope is (4, 4): 4, 8, 4
     9.797958971132712
     """
-    envelope = [abs(c) for c in column[:steps]]
-    if len(envelope) > separation:
-        envelope = list(accumulate(reversed(envelope), max))[::-1]
-    total = [0.0] * steps
-    for start in range(0, min(steps, separation * participations), separation):
-        for i, c in enumerate(envelope[: steps - start], start):
-            total[i] += c
+    sizes = [abs(c) for c in column[:steps]]
+    if len(sizes) <= separation:
+        starts = min(participations, -(-steps // separation))
+        whole = min(starts, (steps - len(sizes)) // separation + 1)
+        cut = [c * c for start in range(whole, starts) for c in sizes[: steps - start * separation]]
+        return math.sqrt(whole * math.fsum(c * c for c in sizes) + math.fsum(cut))
+    if steps > _MOST_STEPS:
+        raise ValueError(f"steps must be at most {_MOST_STEPS} if columns overlap, got {steps}.")
+    envelope = list(accumulate(reversed(sizes), max))[::-1] + [0.0] * (steps - len(sizes))
+    sums = envelope  # at step i: of the entries i, i - separation, i - 2 separation, ...
+    for i in range(separation, steps):
+        sums[i] += sums[i - separation]
+    late = separation * participations
+    total = (sums[i] - (sums[i - late] if i >= late else 0.0) for i in range(steps))
     return math.sqrt(math.fsum(c * c for c in total))

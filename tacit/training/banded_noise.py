@@ -330,7 +330,7 @@ class BandedNoise(NoisyMean):
         shaped = [part.view(total.shape) for part, total in zip(mixed, sums, strict=True)]
         means = self._release_on_host(shaped, scales, step, noise_multiplier)
         self._keep(flat, _joined(means), units, step)
-        return [mean.to(total.dtype) for mean, total in zip(means, sums, strict=True)]
+        return [mean.to(total) for mean, total in zip(means, sums, strict=True)]
 
     def in_place(
         self, sums: Sequence[Tensor], scales: Sequence[float], *, step: int, noise_multiplier: float
@@ -409,7 +409,8 @@ def residual_step(grid: NoiseGrid) -> float:
 
 
 def _joined(tensors: Sequence[Tensor]) -> Tensor:
-    parts = [tensor.detach().reshape(-1) for tensor in tensors]
+    device = tensors[0].device  # of a model on several devices, one has the residuals
+    parts = [tensor.detach().reshape(-1).to(device) for tensor in tensors]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 

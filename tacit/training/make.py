@@ -254,7 +254,7 @@ def make_private(
         sampler=sampler,
         also=also,
         relation=ledger.relation,
-        noise=noise and noise.limited_by_memory(sum(p.numel() for p in parameters.values())),
+        noise=_limited(noise, parameters),
     )
     _require_same_start(ranks, model, plan, records)
     rounding = _arithmetic(arithmetic, plan, ranks, loss_fn, isolation, speed)
@@ -309,6 +309,15 @@ def _clip_rule(clip_norm: float | Clip, parameters: dict[str, nn.Parameter]) -> 
     clip = Flat(clip_norm) if isinstance(clip_norm, int | float) else clip_norm
     clip.groups(list(parameters))
     return clip
+
+
+def _limited(noise: object, parameters: dict[str, nn.Parameter]) -> Banded | None:
+    """Return the settings of correlated noise, limited to what its memory allows, or None."""
+    if noise is None:
+        return None
+    if not isinstance(noise, Banded):
+        raise TypeError(f"noise must be tacit.training.Banded(...) or None, got {noise!r:.80}.")
+    return noise.limited_by_memory(sum(p.numel() for p in parameters.values()))
 
 
 def _noise(plan: TrainingPlan, banded: Banded | None, key: Key, secure: bool) -> NoisyMean:
