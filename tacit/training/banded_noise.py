@@ -23,14 +23,14 @@ checkpoints, as the key is.
 
 **Rounding.** Take two data sets that differ by one record, and the same releases up to a point, so
 the same u. The record moves g_s by v, of norm at most 1 in units of the scale, whenever it takes
-part. Residuals are rounded to multiples of a public step (2^-24 to 2^-25 noise deviations) and
-limited to 2^31 of them, which never increases a distance; so e_s moves by v and by at most one step
-in each of d coordinates, and y_{s+k} by c_k times that. Each of b sums is then rounded to the grid,
-and sums of b terms in doubles err by less than 2^-31 deviations for b <= 1,024. By the triangle
-inequality the record moves y by at most 1 + sqrt(d) (step of residuals + sqrt(b) (step of the grid
-+ 2^-30 deviations)), and the noise is larger by that factor (`make_grids`). How v is chosen may
-depend on all earlier releases: the total of squares that one record may move is what a Gaussian
-release can bear (Smith & Thakurta 2022, arXiv:2210.17520).
+part. Residuals are limited to 2^31 steps of 2^-24 noise deviations or less, which never increases a
+distance, and a GPU rounds them to whole steps; so e_s moves by v and by at most one step in each of
+d coordinates, and y_{s+k} by c_k times that. Each of b sums is then rounded to the grid, and sums
+of b terms in doubles err by less than 2^-31 deviations for b <= 1,024. By the triangle inequality
+the record moves y by at most 1 + sqrt(d) (step of residuals + sqrt(b) (step of the grid + 2^-30
+deviations)), and the noise is larger by that factor (`make_grids`). How v is chosen may depend on
+all earlier releases: the total of squares that one record may move is what a Gaussian release can
+bear (Smith & Thakurta 2022, arXiv:2210.17520).
 
 **Restarts.** Dropping the residuals of steps before some step cuts columns of C, which moves no sum
 more than before. So noise may be started anew at public times (`Banded.restart`), and a restart
@@ -282,6 +282,7 @@ class BandedNoise(NoisyMean):
         self._begin = 0  # there are no residuals of earlier steps
         self._rows = len(column) - 1
         self._residuals: Tensor | None = None  # (rows, parameters): that of step s in s mod rows
+        self._spaces: dict[str, Tensor] = {}
         self._growth = step_deviations(self._column, _FORGOTTEN)
 
     def deviation(self, step: int) -> float:
@@ -297,7 +298,7 @@ class BandedNoise(NoisyMean):
 
     def state(self) -> dict[str, object] | None:
         """Return what is kept between steps, as JSON values. Private, like the key."""
-        kept = None if self._residuals is None else to_text(self._residuals.to(torch.int32))
+        kept = None if self._residuals is None else to_text(self._residuals)
         return {"begin": self._begin, "residuals": kept}
 
     def load_state(self, state: dict[str, object] | None) -> None:
@@ -324,13 +325,15 @@ class BandedNoise(NoisyMean):
             blocks.launch()
             return list(sums)
         self._begin_step(step)
-        flat = _joined(sums)
+        flat = self._joined("sums", sums)
         units = self._units(sums, scales, noise_multiplier)
         mixed = self._mixed(flat, units, step).split([total.numel() for total in sums])
         shaped = [part.view(total.shape) for part, total in zip(mixed, sums, strict=True)]
         means = self._release_on_host(shaped, scales, step, noise_multiplier)
-        self._keep(flat, _joined(means), units, step)
-        return [mean.to(total) for mean, total in zip(means, sums, strict=True)]
+        self._keep(flat, self._joined("means", means), units, step)
+        for total, mean in zip(sums, means, strict=True):
+            total.copy_(mean)
+        return list(sums)
 
     def in_place(
         self, sums: Sequence[Tensor], scales: Sequence[float], *, step: int, noise_multiplier: float
@@ -370,13 +373,14 @@ class BandedNoise(NoisyMean):
 
     def _mixed(self, flat: Tensor, units: float | Tensor, step: int) -> Tensor:
         """Return c_0 g_t + sum_k c_k e_{t-k} in float64. Private; changes nothing that is kept."""
-        found = torch.empty_like(flat, dtype=torch.float64)
+        found = self._space("mixed", len(flat), torch.float64, flat.device)
         kept = self._kept(len(flat), flat.device)
         lags = (step - 1 - np.arange(self._rows)) % self._rows + 1  # of each row
         weights = torch.from_numpy(self._column[lags]).to(flat.device)
         for here in _chunks(len(flat)):
             past = torch.mv(kept[:, here].double().T, weights, out=found[here])
-            past.mul_(_part(units, here))
+            if kept.dtype == torch.int32:
+                past.mul_(_part(units, here))
             past.add_(flat[here], alpha=self._column[0])
         return found
 
@@ -384,21 +388,41 @@ class BandedNoise(NoisyMean):
         """Keep the residual of a step: its sum less the gradient that was released for it."""
         row = self._kept(len(flat), flat.device)[step % self._rows]
         for here in _chunks(len(flat)):
-            residual = (mean[here] * -self._batch).add_(flat[here])
-            residual.div_(_part(units, here)).trunc_()
-            row[here] = residual.nan_to_num_(0.0).clamp_(-_LIMIT, _LIMIT)
+            residual = torch.add(flat[here], mean[here], alpha=-self._batch).nan_to_num_(0.0)
+            part = _part(units, here)
+            if row.dtype == torch.int32:
+                residual.div_(part).clamp_(-_LIMIT, _LIMIT)  # and rounded toward zero below
+            else:
+                residual.clamp_(-_LIMIT * part, _LIMIT * part)
+            row[here] = residual
+
+    def _joined(self, name: str, tensors: Sequence[Tensor]) -> Tensor:
+        """Return all numbers in one row; of a model on several devices, on the first one."""
+        parts = [tensor.detach().reshape(-1).to(tensors[0].device) for tensor in tensors]
+        if len(parts) == 1:
+            return parts[0]
+        is_double = any(part.dtype == torch.float64 for part in parts)
+        kind = torch.float64 if is_double else torch.float32
+        return torch.cat(parts, out=self._space(name, sum(map(len, parts)), kind, parts[0].device))
+
+    def _space(self, name: str, size: int, kind: torch.dtype, device: torch.device) -> Tensor:
+        """Return memory that is used again in every step: fresh pages cost as much as a pass."""
+        found = self._spaces.get(name)
+        if found is None or (len(found), found.dtype, found.device) != (size, kind, device):
+            found = self._spaces[name] = torch.empty(size, dtype=kind, device=device)
+        return found
 
     def _kept(self, size: int, device: torch.device) -> Tensor:
-        """Return the residuals, on the device of the sums, as whole numbers of units.
+        """Return the residuals on the device of the sums: on a GPU in whole units.
 
-        A GPU reads half as much memory for int32; a CPU computes twice as fast with float64.
+        A GPU reads half as much memory for int32; a CPU is twice as fast with float64.
         """
         kind = torch.int32 if device.type == "cuda" else torch.float64
         if self._residuals is None:
             self._residuals = torch.zeros(self._rows, size, dtype=kind, device=device)
-        if self._residuals.shape != (self._rows, size):
-            raise ValueError("the residuals of the checkpoint are of another model.")
-        self._residuals = self._residuals.to(device, kind)
+        if self._residuals.shape != (self._rows, size) or self._residuals.dtype != kind:
+            raise ValueError("the residuals of the checkpoint are of another model or device.")
+        self._residuals = self._residuals.to(device)
         return self._residuals
 
 
@@ -406,12 +430,6 @@ def residual_step(grid: NoiseGrid) -> float:
     """Return the step to which residuals are rounded for a grid: 2^-24 deviations or less."""
     deviation = float(grid.step) * float(grid.noise_steps)
     return math.ldexp(1.0, math.frexp(deviation)[1] - 1 - _RESIDUAL)
-
-
-def _joined(tensors: Sequence[Tensor]) -> Tensor:
-    device = tensors[0].device  # of a model on several devices, one has the residuals
-    parts = [tensor.detach().reshape(-1).to(device) for tensor in tensors]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _part(units: float | Tensor, here: slice) -> float | Tensor:
