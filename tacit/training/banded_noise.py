@@ -280,6 +280,7 @@ class BandedNoise(NoisyMean):
         self._batch = expected_batch
         self._restart = restart
         self._begin = 0  # there are no residuals of earlier steps
+        self._next = 0  # the step after the newest residual
         self._rows = len(column) - 1
         self._residuals: Tensor | None = None  # (rows, parameters): that of step s in s mod rows
         self._spaces: dict[str, Tensor] = {}
@@ -299,16 +300,16 @@ class BandedNoise(NoisyMean):
     def state(self) -> dict[str, object] | None:
         """Return what is kept between steps, as JSON values. Private, like the key."""
         kept = None if self._residuals is None else to_text(self._residuals)
-        return {"begin": self._begin, "residuals": kept}
+        return {"begin": self._begin, "next": self._next, "residuals": kept}
 
-    def load_state(self, state: dict[str, object] | None) -> None:
+    def load_state(self, state: dict[str, Any] | None) -> None:  # Any: written by `state`
         """Continue from a `state()`."""
         if state is None:
             raise ValueError(
                 "the checkpoint has no residuals of correlated noise. Load one of the same run."
             )
-        self._begin, kept = int(state["begin"]), state["residuals"]  # type: ignore[call-overload]  # written by `state`
-        self._residuals = None if kept is None else from_text(str(kept))
+        self._begin, self._next, kept = (state[name] for name in ("begin", "next", "residuals"))
+        self._residuals = None if kept is None else from_text(kept)
         self._blocks.clear()  # kernels hold the address of the residuals
 
     def release(
@@ -331,6 +332,7 @@ class BandedNoise(NoisyMean):
         shaped = [part.view(total.shape) for part, total in zip(mixed, sums, strict=True)]
         means = self._release_on_host(shaped, scales, step, noise_multiplier)
         self._keep(flat, self._joined("means", means), units, step)
+        self._next = step + 1
         for total, mean in zip(sums, means, strict=True):
             total.copy_(mean)
         return list(sums)
@@ -342,6 +344,7 @@ class BandedNoise(NoisyMean):
         blocks = super().in_place(sums, scales, step=step, noise_multiplier=noise_multiplier)
         if blocks is not None:
             self._begin_step(step)
+            self._next = step + 1
             blocks.set_step(step)  # type: ignore[attr-defined]  # `_block_options` makes BandedBlocks
         return blocks
 
@@ -357,7 +360,11 @@ class BandedNoise(NoisyMean):
         }
 
     def _begin_step(self, step: int) -> None:
-        if self._restart is not None and step % self._restart == 0:
+        """Start the noise anew where that is asked for, or where a residual is missing.
+
+        One is missing if a checkpoint was made, or the process interrupted, amid a release.
+        """
+        if step != self._next or (self._restart is not None and step % self._restart == 0):
             self.start_anew(step)
 
     def _units(

@@ -251,6 +251,26 @@ def test_a_fresh_key_in_overlapping_columns_pays_for_all_that_was_taken(problem)
     assert extra.steps == 8
 
 
+def test_noise_starts_anew_after_a_checkpoint_amid_a_step(problem, monkeypatch):
+    """Its step is counted, so it is not repeated, and its residual is not known."""
+    made, states = small(problem), []
+    compare = type(made.private)._compare_with_first_time
+
+    def save(self, step, released):
+        if step == 12:
+            states.append(self.state_dict())
+        compare(self, step, released)
+
+    monkeypatch.setattr(type(made.private), "_compare_with_first_time", save)
+    gradients(made, stop=13)
+    again = small(problem, loss_fn=zero)
+    again.private.load_state_dict(states[0], lost_steps=0)
+    assert again.private.steps_taken == 13
+    again.private._noise.load_state(states[0]["noise"])  # as a restart that repeats would
+    z = mixed(gradients(again), again.private.event.column) * 8
+    assert chi2.ppf(5e-7, z.size) < (z**2).sum() < chi2.isf(5e-7, z.size)
+
+
 def test_residuals_are_secret_and_belong_to_their_run(problem):
     made = small(problem)
     gradients(made, stop=9)

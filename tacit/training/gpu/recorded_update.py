@@ -99,6 +99,7 @@ class _Launches:
         except BaseException:
             for parameter in self._parameters:
                 parameter.grad = None  # recording puts the sums there without any noise
+            noise.forget()
             self._forget()
             raise
         self._set_gradients(sums)
