@@ -1,4 +1,11 @@
-"""How far one record moves a run of releases that a strategy C mixes over time."""
+"""How far one record moves a run of releases that a strategy C mixes over time.
+
+This decides the price of `tacit.events.BandedGaussian`. If records take turns at a rate, the
+columns of C in which one record can take part do not overlap, so each turn is one Gaussian release
+on a sample, and a turn that has begun counts in full (Choquette-Choo et al. 2023,
+arXiv:2306.08153). Without sampling, the whole run is one Gaussian release of C g, even if g is
+chosen adaptively (Denisov et al. 2022, arXiv:2202.08312).
+"""
 
 import math
 from functools import lru_cache

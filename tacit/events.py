@@ -299,17 +299,12 @@ class TreeAggregation(Event):
 
 @dataclass(frozen=True)
 class BandedGaussian(Event):
-    """A whole run of `steps` Gaussian releases whose noise is correlated over time.
+    """A run of `steps` Gaussian releases C g + z, whose noise is so correlated over time.
 
-    Released is C g + z: g are the sums of the steps, z is independent normal noise of
-    `noise_multiplier` times what one record contributes to a sum, and C is lower triangular with
-    `column` from the diagonal down. A record takes part in at most `participations` steps (None: as
-    many as fit), at least `separation` apart. With a `rate` below 1, `separation` groups of records
-    take turns, and at a turn of its group a record takes part with probability `rate`. Its price is
-    that of `equivalent`, in which a turn that has begun counts in full.
-
-    >>> str(BandedGaussian(2.0, (0.8, 0.6), steps=100, separation=2, rate=0.1).equivalent)
-    '50 x [Poisson sample at rate 0.1 of [Gaussian noise, multiplier 2]]'
+    g are the sums of the steps, z is independent noise of `noise_multiplier` times what one record
+    contributes, and C is lower triangular with `column` from the diagonal down. A record takes part
+    in at most `participations` steps (None: all that fit), `separation` or more apart. With a
+    `rate` below 1, `separation` groups take turns, and at each a record takes part at that rate.
     """
 
     noise_multiplier: float
@@ -319,30 +314,21 @@ class BandedGaussian(Event):
     participations: int | None = None
     rate: float = 1.0
     replace_factor: float = 2.0
-    _text = (
-        "{steps:,} steps of Gaussian noise, multiplier {noise_multiplier:g}, correlated over time; "
-        "records take part at rate {rate:g}, {separation} steps apart"
-    )
+    _text = "{steps:,} steps of correlated Gaussian noise, multiplier {noise_multiplier:g}; records at rate {rate:g}, {separation} steps apart"  # noqa: E501  # a template
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not all(map(math.isfinite, self.column)) or not any(self.column[:1]):
+        if not (all(map(math.isfinite, self.column)) and any(self.column[:1])):
             raise ValueError("column must hold finite numbers, the first of them not zero.")
         if self.rate < 1 and (len(self.column) > self.separation or self.participations):
             raise ValueError("a rate below 1 needs len(column) <= separation, no participations.")
 
     @property
     def equivalent(self) -> Event:
-        """The independent releases that dominate this run, which have its price.
-
-        Sampled: the columns in which one record can take part do not overlap, so each turn is one
-        Gaussian release on a sample (Choquette-Choo et al. 2023, arXiv:2306.08153). Otherwise the
-        run is one Gaussian release of C g, adaptive or not (Denisov et al. 2022, arXiv:2202.08312).
-        """
+        """Independent releases of the same price; `tacit._participation` has the sources."""
         turns = -(-self.steps // self.separation)
         joint = min(turns, self.participations or turns) if self.rate == 1 else 1
         moved = participation_norm(self.column, self.steps, self.separation, joint)
-        # Rounding only raises the price.
         release = Gaussian(self.noise_multiplier / (moved * (1 + 1e-12)), self.replace_factor)
         return release if self.rate == 1 else Repeated(PoissonSampled(self.rate, release), turns)
 
@@ -483,6 +469,30 @@ class OneOf(Event):
     def __str__(self) -> str:
         shown = [f"{100 * w:.3g}% [{e}]" for w, e in zip(self.weights, self.parts, strict=True)]
         return "; ".join(shown if len(shown) <= 6 else [*shown[:4], f"and {len(shown) - 4} more"])
+
+
+@dataclass(frozen=True)
+class ChosenOf(Event):
+    """One of the events `parts`, chosen with any knowledge of what was released before.
+
+    It is priced as if the part that costs most were chosen, whatever was released before: by the
+    largest of the deltas of all parts at each epsilon.
+
+    >>> str(ChosenOf((Gaussian(2.0), PureDP(0.1))))
+    'one, chosen freely, of [Gaussian noise, multiplier 2], [0.1-DP release]'
+    """
+
+    parts: tuple[Event, ...]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.parts:
+            raise ValueError("parts must have at least one event.")
+
+    def __str__(self) -> str:
+        shown = [f"[{part}]" for part in self.parts]
+        kept = shown if len(shown) <= 6 else [*shown[:4], f"and {len(shown) - 4} more"]
+        return f"one, chosen freely, of {', '.join(kept)}"
 
 
 class Trials(StrEnum):

@@ -42,6 +42,7 @@ EXAMPLES = (
     ev.BandedGaussian(4.0, (0.7, 0.5, 0.4), 100, 2, participations=3),
     ev.SampledWithReplacement(20, 400, ev.Gaussian(2.0)),
     ev.OneOf((ev.Gaussian(9.0), ev.Repeated(ev.PureDP(0.1), 3)), (0.25, 0.75)),
+    ev.ChosenOf((ev.Gaussian(9.0), ev.Repeated(ev.PureDP(0.1), 3))),
 )
 
 

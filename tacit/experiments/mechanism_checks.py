@@ -24,8 +24,7 @@ from tacit.experiments import data as data_of
 from tacit.experiments.facts import Facts
 from tacit.experiments.features import Prepared
 from tacit.experiments.recipe import Recipe
-from tacit.experiments.regression_run import estimator_of
-from tacit.experiments.transfer_run import transfer_estimator
+from tacit.experiments.regression_run import estimator_of, transfer_estimator
 from tacit.ledger import Ledger
 from tacit.mechanisms import Rng, Seed, generator
 from tacit.pate import ConfidentGNMax, partition
@@ -135,6 +134,7 @@ def check_transfer(recipe: Recipe, *, confidence: float, rng: Seed = None) -> Me
         options = {
             "random_state": int(random.integers(0, 2**31)),
             "relation": recipe.privacy.relation,
+            "n_records": [_RECORDS] * len(tables),
         }
         model = transfer_estimator(recipe, recipe.privacy.budget.epsilon, **options)
         model.fit(*tables[0], sources=tables[1:])

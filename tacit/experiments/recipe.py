@@ -329,7 +329,8 @@ class RegressionSettings(_Settings, section="regression"):
     """Linear: functional, adassp or gradient. Logistic: gradient, sgd or objective. frank-wolfe is
     for wide tables, and fits a number or two classes."""
     radius: float | None = _setting(None, positive)
-    """Of frank-wolfe: the largest sum of absolute coefficients of scaled features (default 1)."""
+    """Of frank-wolfe: the largest sum of absolute coefficients of scaled features; default by the
+    budget."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -355,9 +356,13 @@ class TransferSettings(_Settings, section="transfer"):
     sources: tuple[str, ...] = ()
     """Files of the related tables, found like `data.path`."""
     h: float | None = _setting(None, non_negative)
-    """Largest distance of coefficients at which a source still helps."""
+    """Declared distance of the coefficients of related tables; default: they must be seen to
+    help."""
     q: int = _setting(2, partial(whole, least=1))
     """Norm of that distance and of the penalty: 1 or 2."""
+    penalty: float | None = _setting(None, non_negative)
+    """lambda: price of coefficients that differ from those of the related tables; default by the
+    noise."""
     overlapping: bool = False
     """Whether a person may be in several files, so that their costs add up."""
 

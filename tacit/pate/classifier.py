@@ -21,6 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 from tacit._arrays import Indices
 from tacit._check import in_open_unit, positive, whole
 from tacit.accounting import GDP, calibrate
+from tacit.accounting import epsilon as epsilon_of
 from tacit.errors import BudgetExceeded
 from tacit.events import Event, Gaussian
 from tacit.ledger import Budget, Ledger
@@ -45,6 +46,9 @@ from tacit.pate.votes import (
     check_finite,
     count_votes,
 )
+
+_STATED = 1e-5
+"""Delta at which a warning states the price of a fit without a budget."""
 
 
 class OverlapWarning(UserWarning):
@@ -86,7 +90,9 @@ class PATEClassifier:
     classes
         All class labels; by default those in `y_private`, which then count as public.
     ledger
-        Pays before each answer. By default a ledger in memory without a budget, see `ledger_`.
+        Pays for the answers: for all of them at once if their number is fixed in advance, so that
+        the price is exact, and else before each answer. By default a ledger in memory, see
+        `ledger_`.
     sanitizer
         If given, also publish the data-dependent cost (`sanitized_cost_`), for a price of its own.
     folder
@@ -139,6 +145,7 @@ class PATEClassifier:
         X_private, labels = checked_records(X_private, labels, n_classes=n_classes)
         X_public = _checked_public(X_public, X_private)
         _warn_of_overlap(X_private, X_public)
+        self._warn_of_defaults(len(X_public))
         self.ledger_ = self._payer()
         self.queries_ = self._choose_queries(X_public, n_classes)
         journal = self._journal(aggregator, X_public)
@@ -223,6 +230,17 @@ class PATEClassifier:
             n_queries=self.n_queries,
         )
 
+    def _warn_of_defaults(self, n_public: int) -> None:
+        """Issue a warning that states the price, if neither budget, noise nor queries are given."""
+        if any(x is not None for x in (self.epsilon, self.aggregator, self.n_queries, self.ledger)):
+            return
+        cost = epsilon_of(self.plan_event(n_public), delta=_STATED)
+        warnings.warn(
+            f"without a budget, the answers will cost epsilon {cost:.1f} at delta {_STATED:g}. "
+            "Pass epsilon and delta, which choose the noise and the number of queries.",
+            stacklevel=3,
+        )
+
     def _payer(self) -> Ledger:
         if self.ledger is not None:
             return self.ledger
@@ -241,8 +259,7 @@ class PATEClassifier:
         one; with `epsilon`, the refusal is raised.
         """
         options = {"ledger": self.ledger_, "rng": random, "journal": journal}
-        is_fixed = not aggregator.has_check and self.max_answers is None
-        if is_fixed and (journal is None or self.epsilon is not None):
+        if not aggregator.has_check and self.max_answers is None:
             try:
                 return aggregator.answer(votes, block=len(votes), **options)
             except BudgetExceeded:

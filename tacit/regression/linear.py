@@ -15,7 +15,7 @@ from tacit.regression.adassp import AdaSSPPlan
 from tacit.regression.bounds import Box
 from tacit.regression.estimator import PrivateRegressor, one_of, public_size, relative_weights
 from tacit.regression.functional import FunctionalPlan
-from tacit.regression.intervals import Ends, Inference, InferenceMixin, infer
+from tacit.regression.intervals import Ends, Inference, InferenceMixin
 from tacit.regression.newton import NewtonFit, NewtonPlan
 from tacit.regression.penalty import Penalty, public_penalty
 from tacit.regression.rows import PrivateRows
@@ -60,6 +60,8 @@ class LinearRegression(InferenceMixin, PrivateRegressor):
 
     Attributes
     ----------
+    method_, reason_
+        The method that was used, and a sentence that says why.
     inference_
         Estimates, standard errors, intervals and p-values (`Inference`); None for `"functional"`,
         for `"adassp"` and with penalties. `summary` prints it.
@@ -87,6 +89,7 @@ class LinearRegression(InferenceMixin, PrivateRegressor):
     l1: float | None = None
     n_records: int | None = None
     method_: str = field(init=False)
+    reason_: str = field(init=False)
     inference_: Inference | None = field(init=False)
 
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
@@ -128,17 +131,10 @@ class LinearRegression(InferenceMixin, PrivateRegressor):
         self.intercept_ = float(intercept)
         self.inference_ = None
         if isinstance(fitted, NewtonFit) and penalty is None:
-            self.inference_ = infer(
-                fitted.unshrunk,
-                fitted.covariance,
-                names=getattr(self, "feature_names_in_", None),
-                box=box,
-                target_box=target_box,
-                residual_std=fitted.residual_std,
-                fit_intercept=is_centered,
-            )
+            self.inference_ = self._infer(fitted, box, target_box, fitted.residual_std)
         self.event_ = plan.event
         self.method_ = plan.method
+        self.reason_ = self._reason(plan)
         return self
 
     def predict_interval(self, X: ArrayLike, confidence: float = 0.95) -> Ends:
@@ -146,6 +142,14 @@ class LinearRegression(InferenceMixin, PrivateRegressor):
         table = self._predict_table(X)
         rows = np.column_stack([np.ones(len(table)), table]) if self.fit_intercept else table
         return self._inference().prediction_interval(rows, confidence)
+
+    def _reason(self, plan: LinearPlan) -> str:
+        """Return why the method was used: as asked for, or the public facts that decided."""
+        if self.method != "auto":
+            return "as asked for"
+        if isinstance(plan, FunctionalPlan):
+            return "chosen by auto, because delta is 0 and no other method is pure"
+        return "chosen by auto, because delta is above 0"
 
     def _plan(self, box: Box, n_records: int) -> LinearPlan:
         n_features, row_norm = len(box.half), box.row_norm

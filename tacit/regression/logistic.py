@@ -24,7 +24,7 @@ from tacit.regression.estimator import (
     relative_weights,
 )
 from tacit.regression.gradient import DescentPlan, WideRows
-from tacit.regression.intervals import Inference, InferenceMixin, infer
+from tacit.regression.intervals import Inference, InferenceMixin
 from tacit.regression.irls import IRLSPlan
 from tacit.regression.objective import ObjectivePlan
 from tacit.regression.penalty import public_penalty
@@ -59,6 +59,8 @@ class LogisticRegression(InferenceMixin, ClassifierMixin, PrivateEstimator):
 
     Attributes
     ----------
+    method_, reason_
+        The method that was used, and a sentence that says why.
     inference_
         Estimates, standard errors, intervals and p-values (`Inference`) for two classes, by
         `"gradient"` without penalties; else None. `summary` prints it.
@@ -87,6 +89,7 @@ class LogisticRegression(InferenceMixin, ClassifierMixin, PrivateEstimator):
     intercept_: Floats = field(init=False)
     classes_: NDArray[Any] = field(init=False)
     method_: str = field(init=False)
+    reason_: str = field(init=False)
     inference_: Inference | None = field(init=False)
 
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
@@ -132,9 +135,7 @@ class LogisticRegression(InferenceMixin, ClassifierMixin, PrivateEstimator):
                 fit_intercept=fit_intercept,
             )
             return self._store(theta, box, classes, plan)
-        rows = PrivateRows(table, box, row_norm=plan.row_norm)
-        if weights is not None:
-            rows.factors *= np.sqrt(weights)
+        rows = PrivateRows(table, box, row_norm=math.inf if is_irls else plan.row_norm)
 
         self._pay(plan.event, plan.method)
         if isinstance(plan, ObjectivePlan):
@@ -154,13 +155,7 @@ class LogisticRegression(InferenceMixin, ClassifierMixin, PrivateEstimator):
             )
             theta = fitted.theta
             if len(classes) == 2 and penalty is None:
-                self.inference_ = infer(
-                    fitted.unshrunk,
-                    fitted.covariance,
-                    names=getattr(self, "feature_names_in_", None),
-                    box=box,
-                    fit_intercept=fit_intercept,
-                )
+                self.inference_ = self._infer(fitted, box)
         return self._store(theta, box, classes, plan)
 
     def _store(self, theta: Floats, box: Box, classes: NDArray[Any], plan: LogisticPlan) -> Self:
@@ -170,7 +165,21 @@ class LogisticRegression(InferenceMixin, ClassifierMixin, PrivateEstimator):
         self.classes_ = classes
         self.event_ = plan.event
         self.method_ = plan.method
+        self.reason_ = self._reason(plan, len(box.half))
         return self
+
+    def _reason(self, plan: LogisticPlan, n_features: int) -> str:
+        """Return why the method was used: as asked for, or the public facts that decided."""
+        if self.method != "auto":
+            return "as asked for"
+        if isinstance(plan, DescentPlan):
+            wide = n_features > MOST_COLUMNS
+            why = f"the table has more than {MOST_COLUMNS} columns" if wide else "it is sparse"
+        elif isinstance(plan, ObjectivePlan):
+            why = "noise hides second moments of so many columns at this budget"
+        else:
+            why = "the table is dense and not too wide for its noise"
+        return f"chosen by auto, because {why}"
 
     def decision_function(self, X: ArrayLike) -> Floats:
         """Return linear scores of the n rows; higher scores mean more probable classes.

@@ -22,7 +22,6 @@ from tacit.experiments import (
     Facts,
     LogitStudy,
     Metric,
-    Point,
     RunFolder,
     Summary,
     Sweep,
@@ -40,6 +39,7 @@ from tacit.report.page import (
     strength,
 )
 from tacit.report.run_certificate import randomness_of, write_certificate
+from tacit.report.transfer_figures import transfer_figures
 
 REPORT, FIGURES = "report.html", "figures"
 STUDY = "study.json"
@@ -61,7 +61,7 @@ def write_page(folder: str | Path) -> Path:
     if (Path(folder) / SWEEP).is_file():
         sweep = Sweep.read(folder)
         figures = sweep_figures(sweep)
-        return _write(RunFolder(folder), figures, _sweep_page(sweep, figures))
+        return write_report(RunFolder(folder), figures, _sweep_page(sweep, figures))
     run = RunFolder(folder)
     facts = run.facts()
     certificate = write_certificate(run)
@@ -69,27 +69,18 @@ def write_page(folder: str | Path) -> Path:
     results = _statistics_sections(facts, run)
     for figure in (figure for section in attacks for figure in section.figures):
         run.write(f"{FIGURES}/{figure.name}.svg", to_svg_file(figure))  # the audit wrote the data
-    return _write(run, figures, page_of(facts, certificate, figures, (*results, *attacks)))
+    return write_report(run, figures, page_of(facts, certificate, figures, (*results, *attacks)))
 
 
 def write_logit_report(study: LogitStudy, folder: str | Path) -> Path:
     """Write study.json, the figures and report.html, and return the page's path."""
     run, figures = RunFolder(folder), logit_figures(study)
     run.write(STUDY, json.dumps(study.to_dict(), indent=2, allow_nan=False) + "\n")
-    return _write(run, figures, _logit_page(study, figures))
+    return write_report(run, figures, _logit_page(study, figures))
 
 
-def write_pate_sweep(setting: str, points: Sequence[Point], folder: str | Path) -> None:
-    """Draw accuracy and epsilon of a PATE sweep against the varied setting, into `folder`."""
-    rows = [point._asdict() | {setting: point.value} for point in points]
-    figures = (
-        _line(rows, "accuracy", setting, title="Accuracy of the student", caption="One run each."),
-        _line(rows, "epsilon", setting, title="Epsilon of each run, if it alone is released"),
-    )
-    _write_figures(RunFolder(folder), figures)
-
-
-def _write(run: RunFolder, figures: Iterable[Figure], page: Page) -> Path:
+def write_report(run: RunFolder, figures: Iterable[Figure], page: Page) -> Path:
+    """Write the figures and the page report.html into the folder `run`; return the page's path."""
     _write_figures(run, figures)
     return run.write(REPORT, render(page))
 
@@ -109,6 +100,8 @@ def run_figures(facts: Facts, run: RunFolder) -> tuple[Figure, ...]:
     private = run.read_lines(facts.metrics_file) if facts.metrics_file else []
     if facts.method == "PATE" and len(private) < 2:
         return ()
+    if facts.method == "transfer":
+        return transfer_figures(read_json(run / facts.model_file))
     if facts.method == "PATE":
         cost = f"Epsilon at delta {facts.delta:g} after each number of answers, for any data."
         taught = "Accuracy on public test records of a student that learns from these answers only."

@@ -37,7 +37,7 @@ from tacit.training.plan import Sampler, Schedule, TrainingPlan, make_plan
 from tacit.training.private import Private
 from tacit.training.program_state import ProgramState
 from tacit.training.records import Records
-from tacit.training.strict_cost import strict_cost
+from tacit.training.strict_cost import print_cost_once
 from tacit.training.tree import Batch
 from tacit.training.withheld_errors import ErrorGuard
 
@@ -260,6 +260,12 @@ def make_private(
     rounding = _arithmetic(arithmetic, plan, ranks, loss_fn, isolation, speed)
     speed = _with_choice_of_compilation(speed, plan, parameters, loss_fn, isolation)
     tested = loss_fn if check and traced is None else None
+    words = "not tested" if traced is None else "by construction"
+    kept_apart = Isolation(words, guard=guard, is_certain=traced is not None)
+    if tested is not None:
+        options = {"views": views, "augment": augment, "steps": plan.steps, "guard": guard}
+        kept_apart = CheckedIsolation(model, tested, records, clip, **options)
+        kept_apart.before_the_first_record(ranks)
     needed = views * (1 if tested is None else guard(_probe, model, tested, records, augment))
     limit = _limit(speed, needed, records.device, plan.expected_batch / ranks.size)
     key = ranks.share(Key.from_seed(seed))
@@ -276,14 +282,9 @@ def make_private(
     workers = 0 if traced else speed.num_workers  # a traced sum reads records by itself
     lots = _lots(records, plan, key, ranks, speed, limit=ranks.least(limit), workers=workers)
     rows = min(lots.limit, usual_lot(plan.expected_batch / ranks.size, deviations=6.0))
-    kept_apart = Isolation("not tested", guard=guard)
     if traced is not None:
-        kept_apart = Isolation("by construction", guard=guard, is_certain=True)
-        print(guard(strict_cost, traced, clip, rows=rows), file=sys.stderr)
-    elif tested is not None:
-        options = {"views": views, "augment": augment, "steps": plan.steps, "guard": guard}
-        kept_apart = CheckedIsolation(model, tested, records, clip, **options)
-        kept_apart.check_first(rows, key, expected=plan.expected_batch / ranks.size)
+        guard(print_cost_once, traced, clip, rows=rows)
+    kept_apart.check_first(rows, key, expected=plan.expected_batch / ranks.size)
     run = Private(
         model,
         optimizer,

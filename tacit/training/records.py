@@ -245,8 +245,9 @@ def as_tensor(values: Any, what: str, dtype: torch.dtype) -> Tensor:  # Any: an 
     array = np.asarray(values)
     if array.dtype.kind not in "biufc" or array.ndim == 0:
         raise TypeError(
-            f"{what} of the data set must hold numbers, one row per record, got {array.dtype} in "
-            f"{array.ndim} axes. Encode text, dates and missing values as numbers first."
+            f"{what} of the data set must hold numbers, one row per record, got "
+            f"{array.dtype.type.__name__} in {array.ndim} axes. Encode text, dates and missing "
+            "values as numbers first."  # the name of a type of text would state the longest one
         )
     if array.dtype.kind == "u" and array.dtype.itemsize > 1:  # torch computes with few of these
         array = array.astype(np.int64)

@@ -23,6 +23,7 @@ _ENOUGH = 1e-4  # relative width at which no slower method is tried
 _CLOSE = 1e-3  # relative width at which a large lattice is not tried
 _FAIR, _FINE = 1e-4, 1e-6
 """Relative widths at which the lattice is not refined further: for many steps, and for few."""
+_TINY = 1e-7  # width of a fair bracket that is not refined for few steps
 _FEW_STEPS = 16  # so few steps that a lattice of moderate size is precise
 _ROUGH = 1e-2  # relative error of delta that suffices to find out which direction is the worse
 _SLACK = 2e-5  # relative error of delta that marked losses may add
@@ -85,6 +86,8 @@ class DirectionPrice:
         curves the rest keeps the bounds it has.
         """
         lower, upper = np.zeros(len(epsilons)), np.ones(len(epsilons))
+        if self.direction.steps == 1 and isinstance(law := self.releases[0][0].law, Sampled):
+            lower, upper = OneRelease.tails(law, epsilons)
         left = _MOST_CURVES if self.direction.steps > 1 else len(epsilons)
         for i in _middle_first(len(epsilons)):
             is_sharp = upper[i] - lower[i] <= _FAIR * upper[i] or upper[i] <= least
@@ -245,6 +248,8 @@ class DirectionPrice:
         return None
 
     def _lattice_epsilon(self, delta: float, floor: float, answer: Bracket) -> Bracket:
+        if self.is_short and answer.width <= min(_ENOUGH * answer.upper, _TINY):
+            return answer
         log_target = math.log(delta) + math.log(self.tolerance)
         moments = coarse_moments(self.direction, log_target - math.log(self.direction.steps))
         if self.is_short and answer.width <= _ENOUGH * answer.upper < math.inf:
@@ -320,10 +325,12 @@ class DirectionPrice:
         """
         total, noise, squared = 0.0, 0.0, 0.0
         for one, count in self.releases:
-            each, divergence = count * one.delta(0.0).upper, _divergence(one.law)
-            total += each if divergence == math.inf else 0.0
-            noise += each if divergence < math.inf else 0.0
-            squared += 0.5 * count * divergence if divergence < math.inf else 0.0
+            divergence = _divergence(one.law)
+            if divergence == math.inf:
+                total += count * one.delta(0.0).upper
+            else:
+                noise += count * _sampled_total_variation(one.law)
+                squared += 0.5 * count * divergence
         return (total + min(noise, math.sqrt(squared))) * (1 + 1e-12)
 
     def _family(self, delta: float) -> Family:
@@ -381,6 +388,13 @@ def _divergence(law: Law) -> float:
     if squared > 500:
         return 0.5 * law.rate * squared
     return min(math.log1p(law.rate**2 * math.expm1(squared)), 0.5 * law.rate * squared)
+
+
+def _sampled_total_variation(law: Law) -> float:
+    """Return the total variation of Gaussian noise on a sample: q (2 Phi(1 / (2 sigma)) - 1)."""
+    assert isinstance(law, Sampled)
+    assert isinstance(law.noise, Normal)
+    return law.rate * math.erf(1 / (math.sqrt(8) * law.noise.sigma)) * (1 + 8 * ROUND)
 
 
 def _sharpest(
