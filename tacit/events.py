@@ -299,12 +299,11 @@ class TreeAggregation(Event):
 
 @dataclass(frozen=True)
 class BandedGaussian(Event):
-    """A run of `steps` Gaussian releases C g + z, whose noise is so correlated over time.
+    """A run of `steps` Gaussian releases C g + z: noise that is correlated over time.
 
-    g are the sums of the steps, z is independent noise of `noise_multiplier` times what one record
-    contributes, and C is lower triangular with `column` from the diagonal down. A record takes part
-    in at most `participations` steps (None: all that fit), `separation` or more apart. With a
-    `rate` below 1, `separation` groups take turns, and at each a record takes part at that rate.
+    z has deviation `noise_multiplier` times what a record contributes to a sum, C is `column` from
+    the diagonal down. A record takes part in at most `participations` steps (None: all that fit),
+    `separation` apart; for a `rate` below 1, at that rate, in turns of `separation` groups.
     """
 
     noise_multiplier: float
@@ -683,7 +682,7 @@ _RULES: dict[str, Callable[[Any], object]] = {  # Any: a field may be given any 
     "steps": lambda value: whole(steps=value, least=1),
     "column": _numbers,
     "separation": lambda value: whole(separation=value, least=1),
-    "participations": lambda value: value and whole(participations=value, least=1),
+    "participations": lambda n: n if n is None else whole(participations=n, least=1),
     "count": lambda value: whole(count=value),
     "mean": lambda value: positive(mean=value),
     "shape": _shape,
