@@ -38,7 +38,7 @@ with a fresh key does so: see `checkpoint`.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -283,7 +283,7 @@ class BandedNoise(NoisyMean):
         self._next = 0  # the step after the newest residual
         self._rows = len(column) - 1
         self._residuals: Tensor | None = None  # (rows, parameters): that of step s in s mod rows
-        self._spaces: dict[str, Tensor] = {}
+        self._space: Tensor | None = None
         self._growth = step_deviations(self._column, _FORGOTTEN)
 
     def deviation(self, step: int) -> float:
@@ -326,12 +326,11 @@ class BandedNoise(NoisyMean):
             blocks.launch()
             return list(sums)
         self._begin_step(step)
-        flat = self._joined("sums", sums)
-        units = self._units(sums, scales, noise_multiplier)
-        mixed = self._mixed(flat, units, step).split([total.numel() for total in sums])
-        shaped = [part.view(total.shape) for part, total in zip(mixed, sums, strict=True)]
-        means = self._release_on_host(shaped, scales, step, noise_multiplier)
-        self._keep(flat, self._joined("means", means), units, step)
+        size = sum(total.numel() for total in sums)
+        units = [residual_step(grid) for grid in self._grids(noise_multiplier, scales, size)]
+        mixed = self._mixed(sums, units, step)
+        means = self._release_on_host(mixed, scales, step, noise_multiplier)
+        self._keep(sums, means, units, step)
         self._next = step + 1
         for total, mean in zip(sums, means, strict=True):
             total.copy_(mean)
@@ -367,57 +366,36 @@ class BandedNoise(NoisyMean):
         if step != self._next or (self._restart is not None and step % self._restart == 0):
             self.start_anew(step)
 
-    def _units(
-        self, sums: Sequence[Tensor], scales: Sequence[float], noise_multiplier: float
-    ) -> float | Tensor:
-        """Return the step to which residuals are rounded: one number, or one for each parameter."""
-        sizes = [total.numel() for total in sums]
-        steps = [residual_step(grid) for grid in self._grids(noise_multiplier, scales, sum(sizes))]
-        if len(set(steps)) == 1:
-            return steps[0]
-        each = torch.tensor(steps, dtype=torch.float64).repeat_interleave(torch.tensor(sizes))
-        return each.to(sums[0].device)
-
-    def _mixed(self, flat: Tensor, units: float | Tensor, step: int) -> Tensor:
+    def _mixed(self, sums: Sequence[Tensor], units: Sequence[float], step: int) -> list[Tensor]:
         """Return c_0 g_t + sum_k c_k e_{t-k} in float64. Private; changes nothing that is kept."""
-        found = self._space("mixed", len(flat), torch.float64, flat.device)
-        kept = self._kept(len(flat), flat.device)
+        kept = self._kept(sum(total.numel() for total in sums), sums[0].device)
+        if self._space is None or self._space.shape != kept[0].shape:
+            # Used again in every step: fresh pages of memory cost as much as a pass.
+            self._space = torch.empty_like(kept[0], dtype=torch.float64)
         lags = (step - 1 - np.arange(self._rows)) % self._rows + 1  # of each row
-        weights = torch.from_numpy(self._column[lags]).to(flat.device)
-        for here in _chunks(len(flat)):
-            past = torch.mv(kept[:, here].double().T, weights, out=found[here])
+        weights = torch.from_numpy(self._column[lags]).to(kept.device)
+        for total, unit, there in _chunks(sums, units):
+            past = torch.mv(kept[:, there].double().T, weights, out=self._space[there])
             if kept.dtype == torch.int32:
-                past.mul_(_part(units, here))
-            past.add_(flat[here], alpha=self._column[0])
-        return found
+                past.mul_(unit)
+            past.add_(total, alpha=self._column[0])
+        parts = self._space.split([total.numel() for total in sums])
+        return [part.view(total.shape) for part, total in zip(parts, sums, strict=True)]
 
-    def _keep(self, flat: Tensor, mean: Tensor, units: float | Tensor, step: int) -> None:
+    def _keep(
+        self, sums: Sequence[Tensor], means: Sequence[Tensor], units: Sequence[float], step: int
+    ) -> None:
         """Keep the residual of a step: its sum less the gradient that was released for it."""
-        row = self._kept(len(flat), flat.device)[step % self._rows]
-        for here in _chunks(len(flat)):
-            residual = torch.add(flat[here], mean[here], alpha=-self._batch).nan_to_num_(0.0)
-            part = _part(units, here)
+        kept = self._kept(sum(total.numel() for total in sums), sums[0].device)
+        row, batch = kept[step % self._rows], self._batch
+        both = zip(_chunks(sums, units), _chunks(means, units), strict=True)
+        for (total, unit, there), (mean, _, _) in both:
             if row.dtype == torch.int32:
-                residual.div_(part).clamp_(-_LIMIT, _LIMIT)  # and rounded toward zero below
+                residual = torch.add(total, mean, alpha=-batch).div_(unit).nan_to_num_(0.0)
+                row[there] = residual.clamp_(-_LIMIT, _LIMIT)  # rounded toward zero
             else:
-                residual.clamp_(-_LIMIT * part, _LIMIT * part)
-            row[here] = residual
-
-    def _joined(self, name: str, tensors: Sequence[Tensor]) -> Tensor:
-        """Return all numbers in one row; of a model on several devices, on the first one."""
-        parts = [tensor.detach().reshape(-1).to(tensors[0].device) for tensor in tensors]
-        if len(parts) == 1:
-            return parts[0]
-        is_double = any(part.dtype == torch.float64 for part in parts)
-        kind = torch.float64 if is_double else torch.float32
-        return torch.cat(parts, out=self._space(name, sum(map(len, parts)), kind, parts[0].device))
-
-    def _space(self, name: str, size: int, kind: torch.dtype, device: torch.device) -> Tensor:
-        """Return memory that is used again in every step: fresh pages cost as much as a pass."""
-        found = self._spaces.get(name)
-        if found is None or (len(found), found.dtype, found.device) != (size, kind, device):
-            found = self._spaces[name] = torch.empty(size, dtype=kind, device=device)
-        return found
+                residual = torch.add(total, mean, alpha=-batch, out=row[there]).nan_to_num_(0.0)
+                residual.clamp_(-_LIMIT * unit, _LIMIT * unit)
 
     def _kept(self, size: int, device: torch.device) -> Tensor:
         """Return the residuals on the device of the sums: on a GPU in whole units.
@@ -439,9 +417,17 @@ def residual_step(grid: NoiseGrid) -> float:
     return math.ldexp(1.0, math.frexp(deviation)[1] - 1 - _RESIDUAL)
 
 
-def _part(units: float | Tensor, here: slice) -> float | Tensor:
-    return units[here] if isinstance(units, Tensor) else units
+def _chunks(
+    tensors: Sequence[Tensor], units: Sequence[float]
+) -> Iterator[tuple[Tensor, float, slice]]:
+    """Yield the numbers of all tensors, some at a time, with their unit and their places.
 
-
-def _chunks(size: int) -> Iterable[slice]:
-    return (slice(start, start + _CHUNK) for start in range(0, size, _CHUNK))
+    Of a model on several devices, all are taken to the first one, which has the residuals.
+    """
+    start, device = 0, tensors[0].device
+    for tensor, unit in zip(tensors, units, strict=True):
+        flat = tensor.detach().reshape(-1)
+        for first in range(0, len(flat), _CHUNK):
+            part = flat[first : first + _CHUNK].to(device)
+            yield part, unit, slice(start + first, start + first + len(part))
+        start += len(flat)

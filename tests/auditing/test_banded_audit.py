@@ -77,8 +77,8 @@ def wrong_lag(patch):
     """Each residual is used one step too late."""
     right = BandedNoise._mixed
 
-    def late(self, flat, units, step):
-        return right(self, flat, units, step - 1)
+    def late(self, sums, units, step):
+        return right(self, sums, units, step - 1)
 
     patch.setattr(BandedNoise, "_mixed", late)
 
