@@ -260,8 +260,7 @@ def make_private(
     rounding = _arithmetic(arithmetic, plan, ranks, loss_fn, isolation, speed)
     speed = _with_choice_of_compilation(speed, plan, parameters, loss_fn, isolation)
     tested = loss_fn if check and traced is None else None
-    words = "not tested" if traced is None else "by construction"
-    kept_apart = Isolation(words, guard=guard, is_certain=traced is not None)
+    kept_apart = _untested(traced, guard)
     if tested is not None:
         options = {"views": views, "augment": augment, "steps": plan.steps, "guard": guard}
         kept_apart = CheckedIsolation(model, tested, records, clip, **options)
@@ -303,6 +302,12 @@ def make_private(
     )
     _claim(run, parameters, optimizer)
     return run
+
+
+def _untested(traced: TracedLotSum | None, guard: ErrorGuard) -> Isolation:
+    """Return how examples are kept apart if that is not tested: by construction, or not at all."""
+    words = "not tested" if traced is None else "by construction"
+    return Isolation(words, guard=guard, is_certain=traced is not None)
 
 
 def _clip_rule(clip_norm: float | Clip, parameters: dict[str, nn.Parameter]) -> Clip:

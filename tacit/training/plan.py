@@ -142,6 +142,11 @@ class TrainingPlan:
             return NonPrivate()
         counts = Counter(noise_multipliers)
         if isinstance(self.sampler, RunSampler):
+            if getattr(self, "records_per_user", 1) > 1:
+                raise ValueError(
+                    "correlated noise and turns of records are priced for one record of each user. "
+                    "Let lots be samples of users, or use Poisson sampling and independent noise."
+                )
             return self.sampler.event(noise_multipliers[0], len(noise_multipliers), self.column)
         if isinstance(self.sampler, EpochSampler):
             if len(counts) > 1:
