@@ -17,20 +17,23 @@ NAMES = {
         UnsupportedEvent
     """,
     "tacit.events": """
-        ApproximateDP BestOf ChosenOf DiscreteGaussian DiscreteLaplace Event Exponential
-        FixedSizeSampled Gaussian GaussianMixture Laplace NonPrivate OneOf PoissonSampled PureDP
-        RandomAllocation RandomizedResponse Relation RenyiCurve Repeated SampledWithReplacement
-        Sequence Shuffled TreeAggregation Trials TruncatedPoissonSampled ZeroConcentratedDP
-        from_dict from_json
+        ApproximateDP BandedGaussian BestOf ChosenOf DiscreteGaussian DiscreteLaplace Event
+        Exponential FixedSizeSampled Gaussian GaussianMixture Laplace NonPrivate OneOf
+        PoissonSampled PureDP RandomAllocation RandomizedResponse Relation RenyiCurve Repeated
+        SampledWithReplacement Sequence Shuffled TreeAggregation Trials TruncatedPoissonSampled
+        ZeroConcentratedDP from_dict from_json
     """,
     "tacit.mechanisms": """
         DiscreteGaussianMechanism DiscreteLaplaceMechanism ExponentialMechanism GaussianMechanism
         GaussianNoisyMax GridGaussianMechanism LaplaceMechanism LaplaceNoisyMax Mechanism
         PermuteAndFlip Rng SecureGenerator Seed Size StatisticalGenerator generator optimal_bands
         participation_sensitivity rounded_normal running_error secure_generator square_root
-        tail_mass
+        step_deviations tail_mass tree_error
     """,
-    "tacit.sampling": "FixedSize Poisson RandomAllocation Shuffle TruncatedPoisson",
+    "tacit.sampling": """
+        CyclicPoisson FixedOrder FixedSize Poisson RandomAllocation Shuffle Stream
+        TruncatedPoisson
+    """,
 }
 
 # Parts that grow: these names must be there, others may be.

@@ -66,6 +66,8 @@ def for_group(event: ev.Event, records: int) -> ev.Event:
             return event
         case ev.Gaussian() | ev.Laplace() | ev.TreeAggregation():
             return replace(event, noise_multiplier=event.noise_multiplier / records)
+        case ev.BandedGaussian(rate=1.0):
+            return for_group(event.equivalent, records)
         case ev.DiscreteGaussian() | ev.DiscreteLaplace():
             return replace(event, sensitivity=event.sensitivity * records)
         case ev.PureDP() | ev.Exponential():

@@ -27,7 +27,7 @@ from tacit import accounting
 from tacit._arrays import Floats
 from tacit._check import whole
 from tacit.auditing.canaries import number_rows, with_table
-from tacit.auditing.draws import draw_findings, random_places
+from tacit.auditing.draws import draw_findings, random_places, turn_findings
 from tacit.auditing.fresh_keys import KEY_PARTS, fixed_entropy, same_start, seen_entropy
 from tacit.auditing.p_values import Finding, MechanismAudit, deterministic
 from tacit.auditing.pure_noise import noise_findings, shared_noise
@@ -40,7 +40,16 @@ from tacit.auditing.sensitivity import (
 )
 from tacit.auditing.simulated_price import SIMULATED_DELTA, price_p
 from tacit.errors import BudgetExceeded
-from tacit.events import Event, Gaussian, NonPrivate, PoissonSampled, Relation, Repeated, Sequence
+from tacit.events import (
+    BandedGaussian,
+    Event,
+    Gaussian,
+    NonPrivate,
+    PoissonSampled,
+    Relation,
+    Repeated,
+    Sequence,
+)
 from tacit.ledger import Budget, Ledger
 from tacit.mechanisms import Rng, Seed, generator
 
@@ -165,14 +174,18 @@ class TrainingSetup:
         return np.repeat(per_name, sizes) / float(public["expected_batch"])
 
     def standardized(self, releases: Releases) -> Floats:
-        """Return releases divided by the standard deviation that their noise is billed with."""
+        """Return releases divided by the standard deviation that their noise is billed with.
+
+        Of a run with correlated noise, these are the releases C g + z of its event, made from the
+        gradients C^-1 (C g + z).
+        """
         factor = releases.run.arithmetic.noise_factor
         names, sizes = releases.names, releases.sizes
         stds = [
             self.scales(public, names, sizes) * public["noise_multiplier"] * factor
             for public in releases.facts
         ]
-        return releases.values / np.array(stds)
+        return _mixed(releases.values / np.array(stds), releases.run.training_event)
 
 
 def audit_training(
@@ -196,8 +209,8 @@ def audit_training(
     >>> len(found.findings) > 20, found.to_dict()["family_wise_error"]
     (True, 0.05)
     """
+    sigma, event, setup = _planned(setup)
     random, length = generator(rng), _whole_epochs(setup, whole(steps=steps, least=4))
-    sigma, event = _planned(setup)
     if sigma == 0:
         is_stated = deterministic(isinstance(event, NonPrivate))
         return MechanismAudit(
@@ -221,20 +234,37 @@ def audit_training(
     return MechanismAudit(findings=findings, not_tested=tuple(skipped), confidence=confidence)
 
 
-def _planned(setup: TrainingSetup) -> tuple[float, Event]:
-    """Return the noise multiplier before any schedule, and the event, of the user's own run."""
+def _planned(setup: TrainingSetup) -> tuple[float, Event, TrainingSetup]:
+    """Return the noise multiplier before any schedule, and the event, of the user's own run.
+
+    The third result is the setup with the number of bands that the run has chosen, if it had to.
+    """
     given = {name: setup.settings[name] for name in _PLANNED if name in setup.settings}
     model = copy.deepcopy(setup.model)
     run = setup.run(model, dataset=setup.dataset, loss_fn=setup.loss_fn, **given)
     schedule = setup.settings.get("noise_schedule")
     first = 1.0 if schedule is None else schedule(0, run.steps)
-    return run.info["noise_multiplier"] / first, run.event
+    if setup.settings.get("noise") is not None:
+        noise = replace(setup.settings["noise"], bands=run.info.get("bands", 1))
+        setup = replace(setup, settings={**setup.settings, "noise": noise})
+    return run.info["noise_multiplier"] / first, run.event, setup
+
+
+def _mixed(values: Floats, event: Event) -> Floats:
+    """Return `values`, of one row for each step, mixed over time by the column of `event`."""
+    if not isinstance(event, BandedGaussian):
+        return values
+    found = np.zeros_like(values)
+    for lag, weight in enumerate(event.column[: len(values)]):
+        found[lag:] += weight * values[: len(values) - lag]
+    return found
 
 
 def _whole_epochs(setup: TrainingSetup, steps: int) -> int:
     """Return `steps`, rounded up to whole epochs if the sampler draws an epoch at once."""
     epoch = getattr(setup.settings.get("sampler"), "steps", 1)
-    return -(-steps // epoch) * epoch
+    turns = getattr(setup.settings.get("noise"), "bands", 1)  # at least four for each record
+    return -(-max(steps, 4 * turns) // epoch) * epoch
 
 
 def _long_noise(setup: TrainingSetup, noise: Releases, sigma: float) -> list[Floats]:
@@ -306,20 +336,24 @@ def _draws(setup: TrainingSetup, steps: int, random: Rng) -> tuple[tuple[Finding
         "dataset": dataset,
         "loss_fn": _canary_loss(setup.loss_fn, unpack, _OVERSHOOT * bound),
     }
-    runs, rate = [], None
+    runs, event = [], None
     for _ in range(2):  # the lots of two runs are compared too
         with same_start():
             found = setup.releases(**changed)
-        rate = _steps_of(found.run.training_event)[0].rate
+        event = found.run.training_event
         table = found.names.index("canaries.weight")
         first = sum(found.sizes[:table]) + 1  # row 0 of the table is for ordinary records
         units = [public["clip_norms"][0] / public["expected_batch"] for public in found.facts]
         runs.append(found.values[:, first : first + len(places)] / np.array(units)[:, None])
-    seen = np.concatenate(runs)
+    # Automatic clipping shortens every gradient a little, so a contribution is just below 1.
+    runs = [np.where((seen > 1 - 2e-2) & (seen < 1), 1.0, seen) for seen in runs]
+    if isinstance(event, BandedGaussian):
+        return turn_findings(runs, places, event), []
+    assert event is not None
+    rate = _steps_of(event)[0].rate
     is_poisson = rate is not None
     skipped = [] if is_poisson else ["the law of the draws: only that of Poisson sampling is known"]
-    # Automatic clipping shortens every gradient a little, so a contribution is just below 1.
-    seen = np.where((seen > 1 - 2e-2) & (seen < 1), 1.0, seen)
+    seen = np.concatenate(runs)
     return draw_findings(seen, places, rate or 0.0, is_poisson=is_poisson), skipped
 
 
@@ -395,10 +429,14 @@ def _noise_on_records(setup: TrainingSetup, one: Neighbors, sigma: float) -> lis
     changing = ("adaptive", "clip_schedule")
     if any(setup.settings.get(name) is not None for name in changing):
         return []
-    options: dict[str, Any] = {"steps": 64, "noise_multiplier": sigma, "seed": None}
+    bands = getattr(setup.settings.get("noise"), "bands", 1)
+    steps = max(64, 2 * bands) + (bands if bands > 1 else 0)
+    options: dict[str, Any] = {"steps": steps, "noise_multiplier": sigma, "seed": None}
     found = _full(setup, one.with_it, one.loss_fn, one.size, **options)
-    values = setup.standardized(found)
-    noise = (values[0::2] - values[1::2]) / np.sqrt(2)
+    # Sums repeat after as many steps as there are bands, each of which is the turn of a group.
+    values = setup.standardized(found)[bands if bands > 1 else 0 :]
+    pairs = values[: len(values) - len(values) % (2 * bands)].reshape(-1, 2, bands, values.shape[1])
+    noise = ((pairs[:, 0] - pairs[:, 1]) / np.sqrt(2)).reshape(-1, values.shape[1])
     listed = noise_findings(noise, found.sizes, part="noise on records")
     # Differences of numbers of limited precision coincide more often than the numbers do.
     return [finding for finding in listed if "twice" not in finding.name]
@@ -483,11 +521,15 @@ def _gradient_noise(event: Any) -> float:  # Any: an event of any type
 
 def _bill(setup: TrainingSetup, noise: Releases, sigma: float, random: Rng) -> list[Finding]:
     """Compare what was charged with the price of what the run did."""
-    billed, run = _steps_of(noise.run.training_event), noise.run
+    run = noise.run
     used = sorted(public["noise_multiplier"] for public in noise.facts)
     tests: dict[str, bool] = {}
-    least = _price(run.training_event, setup)
-    if billed[0].rate is not None:
+    least, event = _price(run.training_event, setup), run.training_event
+    billed = [] if isinstance(event, BandedGaussian) else _steps_of(event)
+    if isinstance(event, BandedGaussian):
+        tests, measured = _banded_bill(setup, noise, event)
+        least = max(least, _price(measured, setup))
+    elif billed[0].rate is not None:
         rate = setup.settings["batch_size"] / run.info["n_records"]
         noises = sorted(step.noise_multiplier for step in billed)
         tests["billed steps are the steps taken"] = len(billed) == len(used)
@@ -504,10 +546,34 @@ def _bill(setup: TrainingSetup, noise: Releases, sigma: float, random: Rng) -> l
     tests["a run beyond its budget is refused"] = _is_refused(setup, sigma, least)
     found = [Finding("bill", name, deterministic(bool(good))) for name, good in tests.items()]
     stated = min(run.epsilon(delta=SIMULATED_DELTA), run.ledger.epsilon(delta=SIMULATED_DELTA))
-    p_value = price_p(run.training_event, stated, random)
+    simulated = event.equivalent if isinstance(event, BandedGaussian) else event
+    p_value = price_p(simulated, stated, random)
     if p_value is not None and run.ledger.relation == Relation.ADD_REMOVE:
         found.append(Finding("bill", "a simulation of the run does not refute its price", p_value))
     return found
+
+
+def _banded_bill(
+    setup: TrainingSetup, noise: Releases, event: BandedGaussian
+) -> tuple[dict[str, bool], Event]:
+    """Return tests of the bill of a run with correlated noise, and the event that it should be.
+
+    What one record adds to all releases is the norm of the column, for each turn of its group.
+    """
+    facts, bands = noise.facts, noise.facts[0].get("bands", 1)
+    used = {public["noise_multiplier"] for public in facts}
+    tests = {
+        "billed steps are the steps taken": event.steps == len(facts),
+        "billed noise is the noise of each step": used == {event.noise_multiplier},
+        "billed bands are those of the noise": len(event.column) == bands,
+    }
+    least, norm = min(used), float(np.linalg.norm(event.column))
+    if setup.settings.get("sampler") is not None:
+        return tests, event
+    rate = min(1.0, bands * setup.settings["batch_size"] / facts[0]["n_records"])
+    tests["billed rate is bands * batch size / records"] = event.rate == rate
+    turn = PoissonSampled(rate, Gaussian(least / norm * (1 - 1e-9)))
+    return tests, Repeated(turn, -(-len(facts) // bands))
 
 
 def _step_release(setup: TrainingSetup, multiplier: float, public: Public) -> Event:

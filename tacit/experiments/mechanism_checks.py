@@ -46,7 +46,7 @@ def check_training(
 ) -> MechanismAudit:
     """Test noise, draws, sensitivity, keys and bill of DP-SGD with the recipe's model."""
     from tacit.experiments import models
-    from tacit.experiments.training_loop import example_losses, steps_of, tensors
+    from tacit.experiments.training_loop import banded, example_losses, steps_of, tensors
     from tacit.training import make_private
 
     training = recipe.training
@@ -57,6 +57,7 @@ def check_training(
         "noise_multiplier": float(facts.hyperparameters["noise_multiplier"]),
         "n_records": facts.n_records,
         "max_microbatch": training.max_microbatch,
+        "noise": banded(training),
     }
     setup = TrainingSetup(
         make_private=make_private,

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from tacit.accounting import GDP, calibrate, gdp_mu_squared
 from tacit.datasets import Dataset
-from tacit.events import Event, Gaussian, Relation, Repeated, Sequence
+from tacit.events import Event, Gaussian, Relation, Sequence
 from tacit.experiments import models
 from tacit.experiments.features import PaidSummary, Prepared, cache_folder, prepare
 from tacit.experiments.recipe import Recipe
@@ -21,11 +21,10 @@ from tacit.experiments.training_loop import (
     TrainingLoop,
     features_events,
     noise_multiplier,
-    steps_of,
     tensors,
+    training_event,
 )
 from tacit.ledger import Ledger
-from tacit.sampling import Poisson
 from tacit.training import Key
 
 _MOST_FEATURES = 0.5  # share of the squared budget that paid features may take
@@ -126,8 +125,7 @@ class RecipeClassifier:
             replace(recipe, privacy=privacy).filled(n_records), n_records
         )
         noise = noise_multiplier(recipe, n_records)
-        sampler = Poisson(recipe.training.lot / n_records)
-        steps = Repeated(sampler.amplify(Gaussian(noise)), steps_of(recipe, n_records))
+        steps = training_event(recipe, n_records, noise, lot=recipe.training.lot)
         paid = features_events(recipe, n_records)
         if self.reference is not None:
             recipe = self._with_rate_for(noise, recipe, n_records)

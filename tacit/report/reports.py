@@ -28,7 +28,16 @@ from tacit.experiments import (
 )
 from tacit.report.certificate import CONTEXT
 from tacit.report.figures import Figure, PictureRow, Role, Series, Surface, files, to_svg_file
-from tacit.report.page import Number, Page, Section, cautions, promise, render, strength
+from tacit.report.page import (
+    Number,
+    Page,
+    Section,
+    cautions,
+    noise_over_time,
+    promise,
+    render,
+    strength,
+)
 from tacit.report.run_certificate import randomness_of, write_certificate
 from tacit.report.transfer_figures import transfer_figures
 
@@ -205,6 +214,7 @@ def _fields(facts: Facts, epsilon: float) -> tuple[tuple[str, str], ...]:
         ("Accounting", "privacy loss distributions with certified error; others for comparison"),
         ("Sampling assumed", facts.sampling_assumed),
         ("Sampling used", facts.sampling_used),
+        *noise_over_time(facts.event, facts.hyperparameters.get("noise_saving")),
         ("What is released", "; ".join(facts.released)),
         ("Assumed public", "; ".join(facts.assumed_public)),
         ("Uses of the data", "; ".join(f"{t.what} ({t.cost}): {t.how}" for t in facts.touches)),

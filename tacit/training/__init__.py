@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tacit.training.adam import AdamBC
     from tacit.training.adaptive_clipping import AdaptiveClip
     from tacit.training.automatic_clipping import Automatic
+    from tacit.training.banded_noise import Banded, choose_bands, price_bands
     from tacit.training.clip import ClippedSum, Flat, PerGroup, PerLayer
     from tacit.training.ema import EMA
     from tacit.training.engines import clipped_sum
@@ -30,6 +31,7 @@ _HOMES = {
     "AdamBC": "adam",
     "AdaptiveClip": "adaptive_clipping",
     "Automatic": "automatic_clipping",
+    "Banded": "banded_noise",
     "ClippedSum": "clip",
     "EMA": "ema",
     "Exponential": "plan",
@@ -42,10 +44,12 @@ _HOMES = {
     "Private": "private",
     "Speed": "make",
     "Stairs": "plan",
+    "choose_bands": "banded_noise",
     "clipped_sum": "engines",
     "count_steps": "plan",
     "fix": "mixing",
     "make_private": "make",
+    "price_bands": "banded_noise",
 }
 
 __all__ = [
@@ -53,6 +57,7 @@ __all__ = [
     "AdamBC",
     "AdaptiveClip",
     "Automatic",
+    "Banded",
     "ClippedSum",
     "Exponential",
     "Flat",
@@ -64,10 +69,12 @@ __all__ = [
     "Private",
     "Speed",
     "Stairs",
+    "choose_bands",
     "clipped_sum",
     "count_steps",
     "fix",
     "make_private",
+    "price_bands",
 ]
 
 __getattr__ = lazy(__name__, _HOMES)

@@ -72,7 +72,9 @@ class NoiseGrid(NamedTuple):
         return self if isinstance(self.step, float) else NoiseGrid(*(field[here] for field in self))  # type: ignore[index]  # both are arrays
 
 
-def make_grids(noise_multiplier: float, scales: Sequence[float], dimension: int) -> list[NoiseGrid]:
+def make_grids(
+    noise_multiplier: float, scales: Sequence[float], dimension: int, *, bands: int = 1
+) -> list[NoiseGrid]:
     """Return a grid for each part of a sum with `dimension` coordinates in all, from its scale.
 
     Guarantee: one example moves the sum, each part divided by its scale, by at most 1 in L2 norm.
@@ -84,12 +86,18 @@ def make_grids(noise_multiplier: float, scales: Sequence[float], dimension: int)
     more, up to 40, as makes r <= 2^-10. A replaced example moves the sum by at most 2, and by less
     than 2 (1 + rho) after rounding.
 
+    With more than one of `bands`, one example moves that many releases, each rounded, and what is
+    kept between steps is rounded to 2^-24 noise deviations; doubles add less than 2^-24 to that
+    (`tacit.training.banded_noise` has the proof). So r is
+    (2^-k sqrt(bands) + 2^-23) noise_multiplier sqrt(d).
+
     >>> make_grids(1.0, [0.5], 10**6)[0].step == 2.0**-29
     True
     """
     spread = noise_multiplier * math.sqrt(max(1, dimension))
-    k = min(_FINEST, max(_COARSEST, math.ceil(math.log2(spread / _USUAL_RATIO))))
-    ratio = spread * 2.0**-k
+    several = math.sqrt(bands)
+    k = min(_FINEST, max(_COARSEST, math.ceil(math.log2(spread * several / _USUAL_RATIO))))
+    ratio = spread * (several * 2.0**-k + (2.0**-23 if bands > 1 else 0.0))
     if ratio > 0.5:
         raise ValueError(
             f"noise_multiplier must be below {2.0 ** (_FINEST - 1):.3g} / sqrt(number of "

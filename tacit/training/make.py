@@ -21,8 +21,10 @@ from tacit.events import Event
 from tacit.ledger import Ledger
 from tacit.training.adaptive_clipping import AdaptiveClip
 from tacit.training.arithmetic import Arithmetic, arithmetic_of, largest_lot
+from tacit.training.banded_noise import Banded, BandedNoise
 from tacit.training.clip import Clip, Flat
 from tacit.training.distributed import Ranks, checksum, gathered, unwrapped
+from tacit.training.ema import TailMean
 from tacit.training.engines import LossFn, LotSum, TracedLotSum, engine_named
 from tacit.training.foreign import own_optimizer
 from tacit.training.isolation import CheckedIsolation, Isolation
@@ -110,6 +112,7 @@ def make_private(
     adaptive: AdaptiveClip | None = None,
     n_records: int | None = None,
     sampler: Sampler | None = None,
+    noise: Banded | None = None,
     ledger: Ledger | None = None,
     also: Event | Sequence[Event] = (),
     seed: int | None = None,
@@ -164,6 +167,9 @@ def make_private(
         Declared size of the data set; default its length, which is then assumed to be public.
     sampler
         None for Poisson; or one of `tacit.sampling`.
+    noise
+        None for independent noise; `Banded()` for noise that partly cancels over time, which pays
+        with few epochs and many steps. See docs/correlated-noise.md.
     ledger
         Where the plan is reserved before the first release; default a new one in memory.
     also
@@ -232,8 +238,7 @@ def make_private(
     # First of all: the processes that it starts must have seen no record.
     traced = guard(_traced_sum, isolation, model, loss_fn, records, views, augment, speed)
     ledger = Ledger() if ledger is None else ledger
-    clip = Flat(clip_norm) if isinstance(clip_norm, int | float) else clip_norm
-    clip.groups(list(parameters))  # raises if the rule does not fit the model
+    clip = _clip_rule(clip_norm, parameters)
     plan = make_plan(
         clip,
         batch_size=batch_size,
@@ -249,13 +254,13 @@ def make_private(
         sampler=sampler,
         also=also,
         relation=ledger.relation,
+        noise=_limited(noise, parameters),
     )
     _require_same_start(ranks, model, plan, records)
     rounding = _arithmetic(arithmetic, plan, ranks, loss_fn, isolation, speed)
     speed = _with_choice_of_compilation(speed, plan, parameters, loss_fn, isolation)
     tested = loss_fn if check and traced is None else None
-    words = "not tested" if traced is None else "by construction"
-    kept_apart = Isolation(words, guard=guard, is_certain=traced is not None)
+    kept_apart = _untested(traced, guard)
     if tested is not None:
         options = {"views": views, "augment": augment, "steps": plan.steps, "guard": guard}
         kept_apart = CheckedIsolation(model, tested, records, clip, **options)
@@ -288,14 +293,57 @@ def make_private(
         lots=lots,
         lot_sum=lot_sum,
         isolation=kept_apart,
-        noise=NoisyMean(key, expected_batch=plan.expected_batch, secure=secure),
+        noise=_noise(plan, noise, key, secure),
         ledger=ledger,
         ranks=ranks,
         arithmetic=rounding,
         is_reproducible=seed is not None,
+        mean=_mean(model, plan, noise),
     )
     _claim(run, parameters, optimizer)
     return run
+
+
+def _untested(traced: TracedLotSum | None, guard: ErrorGuard) -> Isolation:
+    """Return how examples are kept apart if that is not tested: by construction, or not at all."""
+    words = "not tested" if traced is None else "by construction"
+    return Isolation(words, guard=guard, is_certain=traced is not None)
+
+
+def _clip_rule(clip_norm: float | Clip, parameters: dict[str, nn.Parameter]) -> Clip:
+    """Return the clip rule; raise if it does not fit the model."""
+    clip = Flat(clip_norm) if isinstance(clip_norm, int | float) else clip_norm
+    clip.groups(list(parameters))
+    return clip
+
+
+def _limited(noise: object, parameters: dict[str, nn.Parameter]) -> Banded | None:
+    """Return the settings of correlated noise, limited to what its memory allows, or None."""
+    if noise is None:
+        return None
+    if not isinstance(noise, Banded):
+        raise TypeError(f"noise must be tacit.training.Banded(...) or None, got {noise!r:.80}.")
+    return noise.limited_by_memory(sum(p.numel() for p in parameters.values()))
+
+
+def _noise(plan: TrainingPlan, banded: Banded | None, key: Key, secure: bool) -> NoisyMean:
+    """Return the noise of a run: independent, or correlated over time."""
+    if banded is None or len(plan.column) == 1:
+        return NoisyMean(key, expected_batch=plan.expected_batch, secure=secure)
+    return BandedNoise(
+        key,
+        expected_batch=plan.expected_batch,
+        column=plan.column,
+        restart=banded.restart,
+        secure=secure,
+    )
+
+
+def _mean(model: nn.Module, plan: TrainingPlan, banded: Banded | None) -> TailMean | None:
+    """Return the mean of a run's last weights, which correlated noise gains by; None without it."""
+    if banded is None or len(plan.column) == 1 or not banded.average:
+        return None
+    return TailMean(model, steps=plan.steps, share=banded.average)
 
 
 def _require_same_start(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from tacit.training.distributed import like_parameter
-from tacit.training.grid_noise import add_noise, joined, make_grids
+from tacit.training.grid_noise import NoiseGrid, add_noise, joined, make_grids
 from tacit.training.key import Key, NoiseWords
 
 if TYPE_CHECKING:
@@ -40,8 +40,11 @@ class NoisyMean:
     this object in another process would draw the same noise, so it refuses to be copied.
     """
 
-    def __init__(self, key: Key, *, expected_batch: float, secure: bool = False) -> None:
+    def __init__(
+        self, key: Key, *, expected_batch: float, secure: bool = False, bands: int = 1
+    ) -> None:
         self._key = key
+        self._bands = bands
         self._expected_batch = expected_batch
         self._secure = secure
         self._process = os.getpid()
@@ -99,12 +102,13 @@ class NoisyMean:
             return None
         from tacit.training import gpu
 
-        grids = make_grids(noise_multiplier, scales, sum(total.numel() for total in sums))
+        grids = self._grids(noise_multiplier, scales, sum(total.numel() for total in sums))
         key = (*grids, *((t.data_ptr(), t.dtype, t.shape, t.stride()) for t in sums))
         if key not in self._blocks:
             factor = 1.0 / self._expected_batch
             rounds = gpu.chacha_rounds(is_full=self._secure)
-            self._blocks[key] = gpu.noise_blocks(sums, grids, factor, rounds)
+            options = self._block_options(sums, grids)
+            self._blocks[key] = gpu.noise_blocks(sums, grids, factor, rounds, **options)
             if len(self._blocks) > _PLACES:
                 self._blocks.popitem(last=False)
         self._blocks.move_to_end(key)  # the least recently used one is dropped first
@@ -162,7 +166,7 @@ class NoisyMean:
         noisy = self._buffers[place]
         add_noise(
             flat.numpy(),
-            joined(make_grids(noise_multiplier, scales, sum(sizes)), sizes),
+            joined(self._grids(noise_multiplier, scales, sum(sizes)), sizes),
             1.0 / self._expected_batch,
             noisy.numpy(),
             source=self._source("noise", step),
@@ -172,6 +176,31 @@ class NoisyMean:
             part.view(total.shape).to(total)
             for part, total in zip(noisy.split(sizes), sums, strict=True)
         ]
+
+    def deviation(self, _step: int) -> float:
+        """Return the noise's standard deviation on a step's gradient, in units of independent z."""
+        return 1.0
+
+    def start_anew(self, step: int) -> None:
+        """Forget what was kept between the steps before `step`: nothing, for independent noise."""
+
+    def state(self) -> dict[str, object] | None:
+        """Return what is kept between steps, as JSON values: nothing, for independent noise."""
+        return None
+
+    def load_state(self, state: dict[str, object] | None) -> None:
+        """Continue from a `state()`."""
+
+    def _block_options(
+        self, _sums: Sequence[Tensor], _grids: Sequence[NoiseGrid]
+    ) -> dict[str, Any]:  # Any: those of `BandedBlocks`
+        """Return the options of the GPU kernel for correlated noise: none."""
+        return {}
+
+    def _grids(
+        self, noise_multiplier: float, scales: Sequence[float], dimension: int
+    ) -> list[NoiseGrid]:
+        return make_grids(noise_multiplier, scales, dimension, bands=self._bands)
 
     def _source(self, purpose: str, step: int) -> NoiseWords:
         return self._key.noise(purpose, step, is_cryptographic=self._secure)

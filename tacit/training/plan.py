@@ -25,12 +25,14 @@ from tacit.accounting import calibrate
 from tacit.events import Event, Gaussian, NonPrivate, Relation, Repeated
 from tacit.events import Sequence as EventSequence
 from tacit.training.adaptive_clipping import AdaptiveClip
+from tacit.training.banded_noise import Banded, refuse_changes
 from tacit.training.clip import Clip, scaled
 from tacit.training.key import Key
 
 StepSampler = sampling.Poisson | sampling.TruncatedPoisson | sampling.FixedSize
 EpochSampler = sampling.RandomAllocation | sampling.Shuffle
-Sampler = StepSampler | EpochSampler
+RunSampler = sampling.CyclicPoisson | sampling.FixedOrder | sampling.Stream
+Sampler = StepSampler | EpochSampler | RunSampler
 Schedule = Callable[[int, int], float]
 
 
@@ -104,6 +106,9 @@ class TrainingPlan:
         The noise multiplier and the factor on the clip norm, one entry for each step.
     also
         Events of other releases of the same run, which are priced together with the training steps.
+    column
+        The strategy by which noise is correlated over time (`banded_noise`); one entry for
+        independent noise.
     """
 
     sampler: Sampler
@@ -115,6 +120,7 @@ class TrainingPlan:
     clip_factors: tuple[float, ...]
     adaptive: AdaptiveClip | None = None
     also: tuple[Event, ...] = ()
+    column: tuple[float, ...] = (1.0,)
 
     @cached_property
     def event(self) -> Event:
@@ -135,6 +141,13 @@ class TrainingPlan:
         if any(multiplier == 0 for multiplier in noise_multipliers):
             return NonPrivate()
         counts = Counter(noise_multipliers)
+        if isinstance(self.sampler, RunSampler):
+            if getattr(self, "records_per_user", 1) > 1:
+                raise ValueError(
+                    "correlated noise and turns of records are priced for one record of each user. "
+                    "Let lots be samples of users, or use Poisson sampling and independent noise."
+                )
+            return self.sampler.event(noise_multipliers[0], len(noise_multipliers), self.column)
         if isinstance(self.sampler, EpochSampler):
             if len(counts) > 1:
                 raise ValueError(
@@ -147,6 +160,7 @@ class TrainingPlan:
 
     def step_event(self, noise_multiplier: float) -> Event:
         """Return the event of one step; of one epoch for a sampler that draws an epoch at once."""
+        assert not isinstance(self.sampler, RunSampler)  # the run as a whole has an event
         release = Gaussian(noise_multiplier)
         if self.adaptive is not None:  # its counts are released too, from the same sample
             counts = self.adaptive.event(self.expected_batch, len(self.clip.clip_norms))
@@ -156,10 +170,16 @@ class TrainingPlan:
     def drawer(self, key: Key, n: int) -> Callable[[int], NDArray[np.int64]]:
         """Return a function that maps a step to its lot's indices among `n` records. Private."""
         sampler = self.sampler
+        # Who may take part in which step is decided once, by the key alone.
+        of_run = sampler.lots(n, key.numpy("turns", 0)) if isinstance(sampler, RunSampler) else None
 
         @lru_cache(maxsize=1)  # a rank needs the draw for its share and for the size of the lot
         def draw(number: int) -> Any:  # Any: one lot, or all lots of an epoch
-            return sampler.indices(n, key.numpy("lot", number))
+            rng = key.numpy("lot", number)
+            if isinstance(sampler, RunSampler):
+                assert of_run is not None
+                return of_run(number, rng)
+            return sampler.indices(n, rng)
 
         if isinstance(sampler, EpochSampler):
             return lambda step: draw(step // sampler.steps)[step % sampler.steps]
@@ -206,6 +226,7 @@ def make_plan(
     sampler: Sampler | None,
     also: Event | Sequence[Event],
     relation: Relation,
+    noise: Banded | None = None,
 ) -> TrainingPlan:
     """Plan a run from the arguments of `make_private`, which explains them."""
     whole(batch_size=batch_size, least=1)
@@ -216,6 +237,16 @@ def make_plan(
             "a lot cannot be expected to hold more records than there are."
         )
     count = count_steps(epochs=epochs, steps=steps, batch_size=batch_size, n_records=n_records)
+    column = (1.0,)
+    if noise is not None or isinstance(sampler, RunSampler):
+        refuse_changes(
+            clip_schedule=clip_schedule, noise_schedule=noise_schedule, adaptive=adaptive
+        )
+    if noise is not None:
+        budget = {"epsilon": epsilon, "delta": delta, "relation": relation}
+        setting = {"batch_size": batch_size, "n_records": n_records, "steps": count}
+        found = noise.chosen(**setting, **budget, sampler=sampler, also=_other_events(also))
+        sampler, column = found.sampler, found.column
     sampler, expected = choose_sampler(
         sampler, batch_size=batch_size, n_records=n_records, steps=count
     )
@@ -229,6 +260,7 @@ def make_plan(
         clip_factors=factors(clip_schedule, count, name="clip_schedule"),
         adaptive=adaptive,
         also=_other_events(also),
+        column=column,
     )
     multipliers = choose_noise(
         plan,
@@ -283,6 +315,10 @@ def choose_sampler(
                 f"steps must be whole epochs of {sampler.steps} for this sampler, got {steps}."
             )
         return sampler, n_records / sampler.steps
+    if isinstance(sampler, sampling.FixedOrder):
+        return sampler, n_records / sampler.steps
+    if isinstance(sampler, RunSampler):
+        return sampler, float(batch_size)
     raise ValueError(
         f"sampler must be None (Poisson) or a sampler of tacit.sampling, got {sampler!r:.80}. "
         "Shuffled and weighted orders are refused: their amplified price is not known to be sound."

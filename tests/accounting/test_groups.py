@@ -56,6 +56,7 @@ def test_several_releases_on_one_sample_are_one_gaussian():
         ev.DiscreteLaplace(6.0),
         ev.ZeroConcentratedDP(0.01),
         ev.TreeAggregation(5.0, 100),
+        ev.BandedGaussian(5.0, (0.8, 0.6), 100, 50),
         ev.PoissonSampled(0.05, ev.Laplace(2.0)),
         ev.Sequence((ev.Gaussian(4.0), ev.PoissonSampled(0.1, ev.Gaussian(2.0)))),
     ],
