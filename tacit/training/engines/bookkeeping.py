@@ -15,7 +15,7 @@ has a fallback for versions of torch without the name.
 
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
@@ -38,7 +38,15 @@ from tacit.training.clip import (
 from tacit.training.engines.examples import Examples, total_squares
 from tacit.training.engines.trace import CallKey, CallSpec, Label, Trace, trace_calls
 from tacit.training.gradients import RULES, generic
-from tacit.training.gradients.factored import Dense, FactoredGradient, Outer, apart, combine, joined
+from tacit.training.gradients.factored import (
+    Dense,
+    FactoredGradient,
+    Outer,
+    apart,
+    combine,
+    held_bytes,
+    joined,
+)
 from tacit.training.gradients.freivalds import ProductCheck
 from tacit.training.gradients.ghost_norm import multiplied_in
 from tacit.training.gradients.site import UNSEEN, Declined, Layout, Site, Unsupported
@@ -68,13 +76,18 @@ class Stale(Exception):
 
 
 def run(
-    examples: Examples, clip: Clip, *, trace: Trace | None = None, nonfinite: NonFinite = "look"
+    examples: Examples,
+    clip: Clip,
+    *,
+    trace: Trace | None = None,
+    nonfinite: NonFinite | Callable[[int], NonFinite] = "look",
 ) -> ClippedSum:
     """Return the clipped sum of the examples whose mask is True.
 
     A `trace` says which operations use parameters; without one the model is traced first. With a
     trace, and `nonfinite` other than "look", no tensor's value is read on the host, so that the
-    whole function can be compiled.
+    whole function can be compiled. `nonfinite` may be a function of the bytes that a mask would
+    have to pass over.
     """
     for attempt in range(2):
         known = trace or trace_for(examples, fresh=attempt > 0)
@@ -413,9 +426,13 @@ class Tape:
             for held in (self.waiting, self.derived, self.norms, self.measured, self.small):
                 held.clear()
 
-    def clipped_sum(self, mask: Tensor, nonfinite: NonFinite) -> ClippedSum:
+    def clipped_sum(
+        self, mask: Tensor, nonfinite: NonFinite | Callable[[int], NonFinite]
+    ) -> ClippedSum:
         """Return the sum of the clipped gradients of the examples where `mask` is True."""
         self._settle_waiting()
+        if callable(nonfinite):
+            nonfinite = nonfinite(sum(held_bytes(gradient) for _, gradient in self.measured))
         squared = total_squares(self.norms, mask)
         finite = None
         has_nonfinite = nonfinite == "look" and not math.isfinite(float(squared.sum()))
