@@ -23,6 +23,9 @@ from tacit.training import isolation, make
 from tacit.training.gpu import compiled, graph_pair
 
 
+PERIOD = 0.02  # seconds between two samples
+
+
 def main() -> None:
     """Take the first steps of a workload, and print what took how long."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -96,7 +99,7 @@ def watch(owner: Any, name: str, start: float) -> None:
 def sample(samples: Any, alone: Any, is_over: threading.Event) -> None:
     """Count the functions on the main thread's stack, every 20 ms."""
     main_thread = threading.main_thread().ident
-    while not is_over.wait(0.02):
+    while not is_over.wait(PERIOD):
         frame = sys._current_frames().get(main_thread or 0)
         seen, depth = set[str](), itertools.count()
         while frame is not None:

@@ -434,7 +434,7 @@ def timed(step: Callable[[], None], device: Any, rest: float, begin: float) -> M
     run(1)
     first = time.perf_counter() - begin
     if device.type == "cuda":
-        run(29)  # until lots of every size were seen
+        run(150)  # until lots of nearly every size were seen and recorded
     wait_for_turn()
     before = peak_bytes(device) - rest
     if device.type == "cuda":

@@ -9,6 +9,7 @@ itself. In a recorded CUDA graph they cost no Python.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -18,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tacit.training.gradients.factored import Outer
+from tacit.training.gradients.ghost_norm import cudnn_rounds
 from tacit.training.gradients.linear import bias_gradient, linear
 from tacit.training.gradients.site import (
     Declined,
@@ -371,7 +373,7 @@ def _all_steps(
     w_hr: Tensor | None,
 ) -> list[Tensor]:
     """Return what `_recur` returns, each stacked over time: states, kept tensors, raw outputs."""
-    with without_autocast(zx):
+    with without_autocast(zx), _rounded_as_by_cudnn(zx):
         found = _recur(_cell(name, zx), zx, tuple(state), w_hh, b_hh, w_hr)
     states, kept, raw = found
     stacked = [*zip(*states, strict=True), *zip(*kept, strict=True), *([raw] if raw else [])]
@@ -411,23 +413,24 @@ def _all_steps_backward(
     has no projection.
     """
     cell = _cell(name, grad)
-    with without_autocast(grad):
+    with without_autocast(grad), _rounded_as_by_cudnn(grad):
         slopes = cell.slopes(*zip(*((s[:-1], s[1:]) for s in states), strict=True), tuple(kept))
         dzx, dzh, projected = [], [], []
-        for dh, *own in reversed(list(zip(grad, *slopes, strict=True))):
-            dh = dh + state[0]
+        earlier = [None, *grad[:-1]]  # gradients of the outputs one step before
+        dh, rest = grad[-1] + state[0], state[1:]
+        for before, *own in reversed(list(zip(earlier, *slopes, strict=True))):
             if w_hr is not None:
                 projected.append(dh)
                 dh = dh @ w_hr
-            dx, dz, (direct, *rest) = cell.backward(tuple(own), (dh, *state[1:]))
-            through = dz @ w_hh if direct is None else torch.addmm(direct, dz, w_hh)
-            state = [through, *rest]
+            dx, dz, (direct, *rest) = cell.backward(tuple(own), (dh, *rest))
+            others = [d for d in (before, direct) if d is not None]
+            dh = torch.addmm(sum(others[1:], others[0]), dz, w_hh) if others else dz @ w_hh
             dzx.append(dx)
             dzh.append(dz)
     if dzx[0] is dzh[0]:
         dzh = []
     of_steps = (torch.stack(d[::-1]) if d else grad.new_empty(0) for d in (dzx, dzh, projected))
-    return [*of_steps, *state]
+    return [*of_steps, dh, *rest]
 
 
 @_all_steps_backward.register_fake
@@ -445,6 +448,27 @@ def _(
     dzh = torch.empty_like(dzx) if name == "gru" else grad.new_empty(0)
     projected = grad.new_empty(0) if w_hr is None else torch.empty_like(grad)
     return [dzx, dzh, projected, *(torch.empty_like(s) for s in state)]
+
+
+@contextmanager
+def _rounded_as_by_cudnn(like: Tensor) -> Iterator[None]:
+    """Let matrix products on a GPU round float32 as cuDNN does in torch's own recurrent layers.
+
+    That concerns states and their gradients only. Norms and sums are computed from them elsewhere.
+    """
+    matmul = torch.backends.cuda.matmul
+    try:
+        before = matmul.allow_tf32
+    except RuntimeError:  # set by newer names, for which torch refuses to answer
+        before = True
+    if before or not (like.is_cuda and cudnn_rounds()):
+        yield
+        return
+    matmul.allow_tf32 = True
+    try:
+        yield
+    finally:
+        matmul.allow_tf32 = before
 
 
 def _cell(name: str, like: Tensor) -> RecurrentCell:
