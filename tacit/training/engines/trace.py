@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from tacit.training.engines.examples import Examples, losses_of
-from tacit.training.gradients import SPREADS
+from tacit.training.gradients import RAGGED, SPREADS
 from tacit.training.gradients.site import Layout, Unsupported
 from tacit.training.mixing import (
     refuse_batch_norm,
@@ -177,9 +177,11 @@ class _Compare(TorchFunctionMode):
     def _spec(
         self, func: Any, before: _Call, shapes: list[Shape], results: tuple[Tensor, ...]
     ) -> CallSpec:
-        layouts = self._layouts(before.arguments, shapes)
+        layouts: tuple[Layout | None, ...] = (None,) * len(shapes)
+        if func not in RAGGED:
+            layouts = self._layouts(before.arguments, shapes)
         outputs = self._layouts(before.results, [tuple(r.shape) for r in results])
-        if any(layouts) and any(outputs):
+        if any(outputs) and (any(layouts) or func in RAGGED):
             return CallSpec("site", layouts, outputs)
         if any(outputs):
             if func not in SPREADS:
