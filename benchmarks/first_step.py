@@ -22,7 +22,6 @@ import tacit
 from tacit.training import isolation, make
 from tacit.training.gpu import compiled, graph_pair
 
-
 PERIOD = 0.02  # seconds between two samples
 
 

@@ -100,19 +100,21 @@ def make_grids(noise_multiplier: float, scales: Sequence[float], dimension: int)
     return [NoiseGrid(step, std / step) for step, std in zip(steps, stds, strict=True)]
 
 
-class Part(NamedTuple):
+class SumOnGrid(NamedTuple):
     """A flat part of a sum, its grid, and where it is released to: `out` may be `total` itself."""
 
     total: NDArray[Any]  # Any: float32 or float64
     grid: NoiseGrid
     out: NDArray[Any]
 
-    def at(self, here: slice) -> "Part":
+    def at(self, here: slice) -> "SumOnGrid":
         """Return the coordinates in `here` only."""
-        return Part(self.total[here], self.grid, self.out[here])
+        return SumOnGrid(self.total[here], self.grid, self.out[here])
 
 
-def add_noise(parts: Sequence[Part], factor: float, *, source: Source, threads: int = 1) -> None:
+def add_noise(
+    parts: Sequence[SumOnGrid], factor: float, *, source: Source, threads: int = 1
+) -> None:
     """Write factor * step * (round(total / step) + integer noise) to `out` of each part.
 
     Number i of all parts, one after the other, takes its noise from fixed words, so the number of
@@ -133,7 +135,7 @@ def add_noise(parts: Sequence[Part], factor: float, *, source: Source, threads: 
         list(pool.map(work, tiles))
 
 
-def _between(parts: Sequence[Part], first: int, last: int) -> list[Part]:
+def _between(parts: Sequence[SumOnGrid], first: int, last: int) -> list[SumOnGrid]:
     """Return the coordinates from `first` to `last` of all parts, one after the other."""
     found, start = [], 0
     for part in parts:
@@ -144,7 +146,7 @@ def _between(parts: Sequence[Part], first: int, last: int) -> list[Part]:
     return found
 
 
-def _add_to_tile(parts: Sequence[Part], factor: float, *, source: Source, tile: int) -> None:
+def _add_to_tile(parts: Sequence[SumOnGrid], factor: float, *, source: Source, tile: int) -> None:
     """Release one tile, with words of two sequences: one for each number, and further ones.
 
     The few numbers whose first word does not decide are released again at the end.
@@ -175,7 +177,7 @@ def _add_to_tile(parts: Sequence[Part], factor: float, *, source: Source, tile: 
         start += len(places)
 
 
-def _release(part: Part, noise: Floats, scale: float, factor: float) -> None:
+def _release(part: SumOnGrid, noise: Floats, scale: float, factor: float) -> None:
     """Write factor * step * (round(total / step) + round(noise)) to `out`; overwrite `noise`.
 
     The noise comes in units of its standard deviation over `scale`. Division by a power of two is

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from tacit.training.distributed import like_parameter
-from tacit.training.grid_noise import Part, add_noise, make_grids
+from tacit.training.grid_noise import SumOnGrid, add_noise, make_grids
 from tacit.training.key import Key, NoiseWords
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ class NoisyMean:
         (grid,) = make_grids(noise_multiplier, [sensitivity], len(exact))
         noisy = np.empty_like(exact)
         source = self._source("counts", step)
-        add_noise([Part(exact, grid, noisy)], 1.0, source=source)
+        add_noise([SumOnGrid(exact, grid, noisy)], 1.0, source=source)
         return noisy.tolist()
 
     def _release_on_host(
@@ -152,7 +152,7 @@ class NoisyMean:
         grids = make_grids(noise_multiplier, scales, sum(total.numel() for total in sums))
         pairs = zip((f.numpy() for f in flat), grids, strict=True)
         add_noise(
-            [Part(total, grid, total) for total, grid in pairs],
+            [SumOnGrid(total, grid, total) for total, grid in pairs],
             1.0 / self._expected_batch,
             source=self._source("noise", step),
             threads=torch.get_num_threads(),

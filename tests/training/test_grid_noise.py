@@ -9,7 +9,7 @@ from scipy.stats import binom, chi2, norm, poisson
 from tacit.training.grid_noise import (
     TILE,
     NoiseGrid,
-    Part,
+    SumOnGrid,
     _exponential,
     _tail,
     add_noise,
@@ -28,7 +28,7 @@ def noise(count, *, seed=1, kind=None, multiplier=1.0):
     (grid,) = make_grids(multiplier, [1.0], count)
     found = np.empty(count)
     add_noise(
-        [Part(np.zeros(count), grid, found)], 1 / (grid.step * grid.noise_steps), source=source
+        [SumOnGrid(np.zeros(count), grid, found)], 1 / (grid.step * grid.noise_steps), source=source
     )
     return found
 
@@ -106,7 +106,9 @@ def test_neighboring_cells_are_equally_likely():
     (grid,) = make_grids(1.0, [1.0], 10**6)
     found = np.empty(10**6)
     add_noise(
-        [Part(np.zeros(10**6), grid, found)], 1 / grid.step, source=Key.from_seed(4).noise("n", 0)
+        [SumOnGrid(np.zeros(10**6), grid, found)],
+        1 / grid.step,
+        source=Key.from_seed(4).noise("n", 0),
     )
     whole = found.astype(np.int64)
     assert np.array_equal(whole, found)
@@ -126,9 +128,9 @@ def test_noise_is_the_same_integer_whatever_the_sum():
     (grid,) = make_grids(2.0, [1.0], count)
     zero, found = np.empty(count), np.empty(count)
     source = Key.from_seed(4).noise("noise", 0)
-    add_noise([Part(np.zeros(count), grid, zero)], 1 / grid.step, source=source)
+    add_noise([SumOnGrid(np.zeros(count), grid, zero)], 1 / grid.step, source=source)
     for total in (rng.normal(0, 1e-3, count), rng.normal(0, 1e3, count).astype(np.float32)):
-        add_noise([Part(total, grid, found)], 1 / grid.step, source=source)
+        add_noise([SumOnGrid(total, grid, found)], 1 / grid.step, source=source)
         assert np.array_equal(found - np.rint(total.astype(float) / grid.step), zero)
 
 
@@ -137,12 +139,12 @@ def test_parts_with_their_own_grids_are_released_as_if_alone():
     grids = make_grids(1.5, scales, sum(sizes))
     source = Key.from_seed(4).noise("noise", 0)
     together = [np.zeros(size) for size in sizes]
-    parts = [Part(part, grid, part) for part, grid in zip(together, grids, strict=True)]
+    parts = [SumOnGrid(part, grid, part) for part, grid in zip(together, grids, strict=True)]
     add_noise(parts, 1.0, source=source)
     start = 0
     for part, size, own in zip(together, sizes, grids, strict=True):
         alone = np.empty(sum(sizes))
-        add_noise([Part(np.zeros(sum(sizes)), own, alone)], 1.0, source=source)
+        add_noise([SumOnGrid(np.zeros(sum(sizes)), own, alone)], 1.0, source=source)
         here = slice(start, start + size)
         # Scaling layers in place of the noise may move a number across the edge of a cell.
         assert np.abs(part - alone[here]).max() <= own.step
@@ -155,9 +157,9 @@ def test_parts_may_be_released_in_their_own_memory(sizes):
     source = Key.from_seed(4).noise("noise", 0)
     total = rng.normal(0, 10, sum(sizes)).astype(np.float32)
     apart = np.empty_like(total)
-    add_noise([Part(total, grid, apart)], 0.1, source=source)
+    add_noise([SumOnGrid(total, grid, apart)], 0.1, source=source)
     pieces = np.split(total, np.cumsum(sizes)[:-1])
-    add_noise([Part(piece, grid, piece) for piece in pieces], 0.1, source=source, threads=2)
+    add_noise([SumOnGrid(piece, grid, piece) for piece in pieces], 0.1, source=source, threads=2)
     assert np.array_equal(total, apart)
 
 
@@ -168,7 +170,7 @@ def test_threads_do_not_matter():
     for threads, out in zip((1, 3), found, strict=True):
         source = Key.from_seed(4).noise("noise", 0)
         total = np.ones(count, np.float32)
-        add_noise([Part(total, grid, out)], 0.1, source=source, threads=threads)
+        add_noise([SumOnGrid(total, grid, out)], 0.1, source=source, threads=threads)
     assert np.array_equal(*found)
 
 

@@ -49,6 +49,7 @@ from tacit.training.gradients.factored import (
 )
 from tacit.training.gradients.freivalds import ProductCheck
 from tacit.training.gradients.ghost_norm import multiplied_in
+from tacit.training.gradients.recurrent import PackedOrders, is_packed
 from tacit.training.gradients.site import UNSEEN, Declined, Layout, Site, Unsupported
 from tacit.training.tree import (
     LossFn,
@@ -198,6 +199,7 @@ class Intercept(TorchFunctionMode):
         self.is_checkpointed = False
         self.is_recomputing = False
         self.recomputed: list[Tensor] = []  # kept alive, so that no other tensor gets their ids
+        self.packed = PackedOrders()
 
     def backward(self, losses: Tensor, seeds: Tensor) -> None:
         """Run the backward pass of `losses`, weighted by `seeds`.
@@ -238,6 +240,12 @@ class Intercept(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        result = self._computed(func, args, kwargs)
+        self.packed.follow(func, args, result)
+        return result
+
+    def _computed(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Return the result of a call, by a layer rule if it uses a shared tensor."""
         if func not in self.trace.functions or not torch.is_grad_enabled():
             return func(*args, **kwargs)
         labels = self.tape.labels
@@ -288,6 +296,8 @@ class Intercept(TorchFunctionMode):
             self.tape.count(tensors)
             self.is_checkpointed = self.is_checkpointed or _saved_tensors_are_hooked()
         site = self.tape.site(tensors, spec.layouts, output)
+        if is_packed(func, args):
+            site.order = self.packed.order_of(args[0])
         if spec.kind == "spread":
             return generic.spread(site, func, args, kwargs)
         rule = RULES.get(func)

@@ -87,7 +87,7 @@ def embedding_bag(
 
 
 def _places(starts: Tensor, size: int) -> tuple[Tensor, Tensor, int]:
-    """Return for each of `size` entries its bag and its place in the bag, and the longest length."""
+    """Return the bag and the place in it of each of `size` entries, and the longest length."""
     ends = torch.cat([starts[1:], starts.new_tensor([size])])
     lengths = ends - starts
     bag = torch.arange(len(starts), device=starts.device).repeat_interleave(lengths)

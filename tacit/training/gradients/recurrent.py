@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
+from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor
@@ -185,17 +186,126 @@ def layers_rule(
 
     The backward collects per-example gradients.
     """
+    if options and not isinstance(options[0], bool):
+        return packed_rule(cell, site, input, hx, params, *options)
     found = _options(input, options)
     layout = site.layout(input)
     if layout is None or layout.dim != (0 if found.batch_first else 1):
         raise Declined
     layout = layout._replace(dim=1)
 
-    def layer(x: Tensor, state: State, weights: LayerWeights) -> tuple[Tensor, ...]:
+    def layer(x: Tensor, state: State, weights: LayerWeights, **_: Any) -> tuple[Tensor, ...]:
         operation = _Recurrence(site, cell, layout, weights, len(state))
         return operation.apply(x, *state, *weights)
 
     return _layers(layer, input, hx, params, found)
+
+
+def packed_rule(
+    cell: str, site: Site, data: Tensor, sizes: Tensor, hx: Any, params: Any, *options: Any
+) -> tuple[Tensor, ...]:
+    """Compute a recurrent function on a packed sequence, whose examples `site.order` has sorted.
+
+    The sequence is padded, and its examples are put back in the order of the batch.
+    """
+    sequence = _Packed.of(sizes, site.order, data.device)
+    initial = [s.index_select(1, sequence.back) for s in _as_state(hx)]
+    is_taken = sequence.active.index_select(1, sequence.back).unsqueeze(2)
+
+    def layer(
+        x: Tensor, state: State, weights: LayerWeights, *, is_reversed: bool
+    ) -> tuple[Tensor, ...]:
+        taken = is_taken.flip(0) if is_reversed else is_taken
+        operation = _Recurrence(site, cell, Layout(1), weights, len(state), taken)
+        return operation.apply(x, *state, *weights)
+
+    padded = sequence.padded(data)
+    output, *final = _layers(layer, padded, initial, params, LayerOptions(*options))
+    in_order = [s.index_select(1, sequence.order) for s in (output, *final)]
+    return in_order[0][sequence.steps, sequence.places], *in_order[1:]
+
+
+class _Packed(NamedTuple):
+    """How the rows of a packed sequence are arranged."""
+
+    active: Tensor  # (T, rows): whether a row takes the step; rows sorted by length
+    steps: Tensor  # for each row of the packed data, its time step
+    places: Tensor  # and its place among the sorted rows
+    order: Tensor  # the example at each place
+    back: Tensor  # the place of each example
+
+    @staticmethod
+    def of(sizes: Tensor, order: Tensor | None, device: torch.device) -> "_Packed":
+        active = (torch.arange(int(sizes[0])) < sizes.unsqueeze(1)).to(device)
+        order = torch.arange(active.shape[1], device=device) if order is None else order
+        return _Packed(active, *active.nonzero(as_tuple=True), order, order.argsort())
+
+    def padded(self, data: Tensor) -> Tensor:
+        """Return packed data as (T, examples, features), with zeros for the steps not taken."""
+        empty = data.new_zeros(*self.active.shape, *data.shape[1:])
+        return empty.index_put((self.steps, self.places), data).index_select(1, self.back)
+
+
+def arrangements(
+    results: Sequence[Tensor], sizes: Tensor, order: Tensor | None
+) -> dict[int, Callable[[Tensor | None], Tensor | None]]:
+    """Return for each result of a packed call, by id, how to put its examples on the second axis.
+
+    The functions take gradients of the results, or None, in the order of the batch.
+    """
+    sequence = _Packed.of(sizes, order, results[0].device)
+
+    def of_states(gradient: Tensor | None) -> Tensor | None:
+        return None if gradient is None else gradient.index_select(1, sequence.back)
+
+    def of_outputs(gradient: Tensor | None) -> Tensor | None:
+        return None if gradient is None else sequence.padded(gradient)
+
+    return {id(r): of_states if number else of_outputs for number, r in enumerate(results)}
+
+
+def _as_state(hx: Any) -> State:
+    return (hx,) if isinstance(hx, Tensor) else tuple(hx)
+
+
+def is_packed(function: Any, args: Sequence[Any]) -> bool:
+    """Return whether a call is that of a recurrent layer on a packed sequence."""
+    return function in _LAYERS and len(args) > 3 and not isinstance(args[3], bool)
+
+
+# Functions that reorder examples, pack them, or keep the order of packed ones.
+_ON_PACKED = frozenset({"index_select", "_pack_padded_sequence", "dropout", *_CELLS})
+
+
+class PackedOrders:
+    """Follows in which order the examples of packed sequences are.
+
+    `pack_padded_sequence` sorts examples by length, with `index_select`, before it packs them.
+    """
+
+    def __init__(self) -> None:
+        # By the id of a tensor: the tensor, the axis that was reordered, and the order.
+        self._orders: dict[int, tuple[ReferenceType[Tensor], int, Tensor]] = {}
+
+    def follow(self, function: Any, args: Any, result: Any) -> None:
+        """Look at a call and its result."""
+        name = getattr(function, "__name__", "")
+        if name not in _ON_PACKED or len(args) < 2:
+            return
+        axis, order = 0, self.order_of(args[0])
+        if name == "index_select":
+            axis, order = args[1], args[2] if len(args) > 2 else None
+        elif name == "_pack_padded_sequence":
+            order = self.order_of(args[0], axis=0 if args[-1] is True else 1)
+        found = result[0] if isinstance(result, tuple) else result
+        if isinstance(order, Tensor):
+            self._orders[id(found)] = ref(found), axis, order
+
+    def order_of(self, data: Tensor, *, axis: int = 0) -> Tensor | None:
+        """Return the order of examples on an axis, packed ones on the first; None if unchanged."""
+        tensor, at, order = self._orders.get(id(data), (None, 0, None))
+        is_known = tensor is not None and tensor() is data and at % data.dim() == axis
+        return order if is_known else None
 
 
 def cell_rule(cell: str, site: Site, input: Tensor, hx: Any, *weights: Any) -> Any:
@@ -216,7 +326,7 @@ def decomposed(function: Any, input: Tensor, hx: Any, params: Any, *options: Any
     if isinstance(params, Tensor):
         return _cell_step(cell, F.linear, input, hx, params, *options)
 
-    def layer(x: Tensor, state: State, weights: LayerWeights) -> tuple[Tensor, ...]:
+    def layer(x: Tensor, state: State, weights: LayerWeights, **_: Any) -> tuple[Tensor, ...]:
         zx = F.linear(x, weights.w_ih, weights.b_ih)
         states, _, _ = _recur(cell, zx, state, weights.w_hh, weights.b_hh, weights.w_hr)
         return torch.stack([s[0] for s in states[1:]]), *states[-1]
@@ -238,7 +348,7 @@ def _cell_step(
 
     `hx` is the state before the step, and the result is the state after it.
     """
-    state = (hx,) if isinstance(hx, Tensor) else tuple(hx)
+    state = _as_state(hx)
     zx, zh = product(x, w_ih, b_ih), product(state[0], w_hh, b_hh)
     after = cell.forward(zx, zh, state)[0]
     return after[0] if isinstance(hx, Tensor) else after
@@ -251,7 +361,7 @@ def _options(x: Tensor, options: Sequence[Any]) -> LayerOptions:
 
 
 def _layers(
-    layer: Callable[[Tensor, State, LayerWeights], tuple[Tensor, ...]],
+    layer: Callable[..., tuple[Tensor, ...]],
     x: Tensor,
     hx: Any,
     params: Sequence[Tensor],
@@ -259,10 +369,10 @@ def _layers(
 ) -> tuple[Tensor, ...]:
     """Run all layers and directions of a recurrent network; return its output and final states.
 
-    `layer` runs one layer in one direction on an input of shape (time, rows, features). `hx` holds
-    the initial states.
+    `layer(x, state, weights, is_reversed=)` runs one layer in one direction on an input of shape
+    (time, rows, features). `hx` holds the initial states.
     """
-    initial = (hx,) if isinstance(hx, Tensor) else tuple(hx)
+    initial = _as_state(hx)
     steps = x.transpose(0, 1) if options.batch_first else x
     directions = 2 if options.bidirectional else 1
     weights = list(_weights(params, options.has_biases, options.num_layers * directions))
@@ -272,7 +382,8 @@ def _layers(
         for direction in range(directions):
             index = level * directions + direction
             seen = steps.flip(0) if direction else steps
-            output, *final = layer(seen, tuple(s[index] for s in initial), weights[index])
+            first = tuple(s[index] for s in initial)
+            output, *final = layer(seen, first, weights[index], is_reversed=bool(direction))
             outputs.append(output.flip(0) if direction else output)
             finals.append(tuple(final))
         steps = torch.cat(outputs, 2) if directions == 2 else outputs[0]
@@ -299,6 +410,7 @@ class _Recurrence(Operation):
     layout: Layout
     weights: LayerWeights
     count: int  # tensors of the state
+    taken: Tensor | None = None  # (T, rows, 1): the steps that each row takes; None for all
 
     def forward(self, x: Tensor, *tensors: Any) -> tuple[State, list[Any]]:
         weights = LayerWeights(*tensors[self.count :])
@@ -306,7 +418,7 @@ class _Recurrence(Operation):
             x, *state = cast(weights.w_ih.dtype, x, *tensors[: self.count])
             zx = F.linear(x, weights.w_ih, weights.b_ih)
             of_state = weights.w_hh, weights.b_hh, weights.w_hr
-            found = _all_steps(self.cell, zx, state, *of_state)
+            found = _all_steps(self.cell, zx, state, *of_state, self.taken)
         states = found[: self.count]  # each of shape (T + 1, rows, width)
         saved = [x, weights.w_ih, weights.w_hh, weights.w_hr, *found]
         return (states[0][1:], *(s[-1] for s in states)), saved
@@ -317,7 +429,7 @@ class _Recurrence(Operation):
         raw = [] if w_hr is None else [found.pop()]
         kept = found[self.count :]
         dx, dz, projected, *state = _all_steps_backward(
-            self.cell, grads[0], list(grads[1:]), states, kept, w_hh, w_hr
+            self.cell, grads[0], list(grads[1:]), states, kept, w_hh, w_hr, self.taken
         )
         dz = dz if dz.numel() else dx  # the gates of most cells depend on zx + zh only
         of_x = self._sequences(dx)
@@ -346,18 +458,25 @@ def _recur(
     w_hh: Tensor,
     b_hh: Tensor | None,
     w_hr: Tensor | None,
+    taken: Tensor | None = None,
 ) -> tuple[list[State], list[State], list[Tensor]]:
     """Run a cell over the time steps of zx, of shape (time, rows, gates).
 
-    Return three lists: the state before each step and after the last one; the tensors that each
-    step keeps for the backward; and, if the layer has a projection, the outputs before it.
+    A row keeps its state in the steps that are not `taken`. Return three lists: the state before
+    each step and after the last one; the tensors that each step keeps for the backward; and, if the
+    layer has a projection, the outputs before it.
     """
     states, kept, raw = [state], [], []
-    for z in zx:
-        state, own = cell.forward(z, F.linear(state[0], w_hh, b_hh), state)
+    for t, z in enumerate(zx):
+        after, own = cell.forward(z, F.linear(state[0], w_hh, b_hh), state)
         if w_hr is not None:
-            raw.append(state[0])
-            state = (F.linear(state[0], w_hr), *state[1:])
+            raw.append(after[0])
+            after = (F.linear(after[0], w_hr), *after[1:])
+        if taken is not None:
+            after = tuple(
+                torch.where(taken[t], new, old) for new, old in zip(after, state, strict=True)
+            )
+        state = after
         kept.append(own)
         states.append(state)
     return states, kept, raw
@@ -371,10 +490,11 @@ def _all_steps(
     w_hh: Tensor,
     b_hh: Tensor | None,
     w_hr: Tensor | None,
+    taken: Tensor | None,
 ) -> list[Tensor]:
     """Return what `_recur` returns, each stacked over time: states, kept tensors, raw outputs."""
     with without_autocast(zx), _rounded_as_by_cudnn(zx):
-        found = _recur(_cell(name, zx), zx, tuple(state), w_hh, b_hh, w_hr)
+        found = _recur(_cell(name, zx), zx, tuple(state), w_hh, b_hh, w_hr, taken)
     states, kept, raw = found
     stacked = [*zip(*states, strict=True), *zip(*kept, strict=True), *([raw] if raw else [])]
     return [torch.stack(list(tensors)) for tensors in stacked]
@@ -388,6 +508,7 @@ def _(
     w_hh: Tensor,
     b_hh: Tensor | None,  # noqa: ARG001  # the schema's
     w_hr: Tensor | None,
+    taken: Tensor | None,  # noqa: ARG001
 ) -> list[Tensor]:
     cell, (steps, rows, gates) = _cell(name, zx), zx.shape
     hidden = gates // cell.gates
@@ -405,6 +526,7 @@ def _all_steps_backward(
     kept: list[Tensor],
     w_hh: Tensor,
     w_hr: Tensor | None,
+    taken: Tensor | None,
 ) -> list[Tensor]:
     """Return the gradients of zx, of zh, of the projected outputs, and of the first state.
 
@@ -418,12 +540,17 @@ def _all_steps_backward(
         dzx, dzh, projected = [], [], []
         earlier = [None, *grad[:-1]]  # gradients of the outputs one step before
         dh, rest = grad[-1] + state[0], state[1:]
-        for before, *own in reversed(list(zip(earlier, *slopes, strict=True))):
+        for t, (before, *own) in reversed(list(enumerate(zip(earlier, *slopes, strict=True)))):
+            past: list[Tensor] = []  # gradients of rows that do not take this step
+            if taken is not None:
+                past = [torch.where(taken[t], 0.0, g) for g in (dh, *rest)]
+                dh, *rest = (torch.where(taken[t], g, 0.0) for g in (dh, *rest))
             if w_hr is not None:
                 projected.append(dh)
                 dh = dh @ w_hr
             dx, dz, (direct, *rest) = cell.backward(tuple(own), (dh, *rest))
-            others = [d for d in (before, direct) if d is not None]
+            rest = [g + p for g, p in zip(rest, past[1:], strict=True)] if past else rest
+            others = [d for d in (before, direct, *past[:1]) if d is not None]
             dh = torch.addmm(sum(others[1:], others[0]), dz, w_hh) if others else dz @ w_hh
             dzx.append(dx)
             dzh.append(dz)
@@ -442,6 +569,7 @@ def _(
     kept: list[Tensor],  # noqa: ARG001
     w_hh: Tensor,
     w_hr: Tensor | None,
+    taken: Tensor | None,  # noqa: ARG001
 ) -> list[Tensor]:
     steps, rows, _ = grad.shape
     dzx = grad.new_empty(steps, rows, w_hh.shape[0])
