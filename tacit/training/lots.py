@@ -209,6 +209,8 @@ class Lots:
         if padding is None:
             return [_Cut(p, len(p)) for p in np.array_split(indices, self._microbatches(n))]
         sizes = padding.cover(n)
+        if len(sizes) == 1:
+            return [_Cut(indices, sizes[0])]
         parts = np.array_split(indices, len(sizes))
         return [_Cut(*part) for part in zip(parts, sizes, strict=True)]
 

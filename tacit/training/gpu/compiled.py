@@ -94,7 +94,8 @@ class CompiledSum:
         self._device = next(model.parameters()).device
         self._addresses: list[int] = []  # of parameters and buffers, for which the graphs are built
         self._graphs: dict[Any, _StateGraphs] = {}  # by state
-        self._present: _StateGraphs | None = None  # those of this lot
+        self._present: _StateGraphs | None = None  # those of the lot that has begun last
+        self._is_in_lot = False  # whether it has not ended: the state is looked at once for a lot
         self.has_fixed_rows = False  # whether each number of rows takes a compilation
         self._flag = FiniteFlag(self._device) if self._device.type == "cuda" else None
         if self._flag is not None:
@@ -104,12 +105,13 @@ class CompiledSum:
     def begin(self) -> None:
         """Start a new lot: forget whether the gradients of earlier lots were finite."""
         self._all_finite = True
-        self._in_present_state()
+        self._present, self._is_in_lot = self._in_present_state(), True
         if self._flag is not None:
             self._flag.clear()
 
     def all_finite(self) -> bool:
         """Return True if every gradient since `begin` was finite or its example was masked."""
+        self._is_in_lot = False
         return self._all_finite and (self._flag is None or self._flag.all_finite())
 
     @property
@@ -127,7 +129,7 @@ class CompiledSum:
         next call overwrites.
         """
         mask = weights if weights.dtype == torch.bool else weights > 0
-        graphs = self._in_present_state()
+        graphs = self._in_lot()
         runs, traced, tensors = self._graphs_for(graphs, batch, mask)
         if (run := runs.get(mask.shape[0])) is None:
             with undisturbed(self.model):
@@ -152,7 +154,7 @@ class CompiledSum:
         If the tensors are contiguous, the CUDA graph copies these rows from `data`. Otherwise the
         host fetches the microbatch.
         """
-        graphs = self._in_present_state()
+        graphs = self._in_lot()
         if microbatch.rows not in graphs.of_rows:
             batch, mask = _padded(microbatch)
             _, traced, tensors = self._graphs_for(graphs, batch, mask)
@@ -200,6 +202,12 @@ class CompiledSum:
             kind == "cuda" and cudnn_rounds(),
         )
 
+    def _in_lot(self) -> "_StateGraphs":
+        """Return the graphs of this lot; for a call outside of a lot, those of the present."""
+        if self._present is None or not self._is_in_lot:
+            return self._in_present_state()
+        return self._present
+
     def _in_present_state(self) -> "_StateGraphs":
         """Return the graphs for the present state, none if it is new.
 
@@ -212,8 +220,7 @@ class CompiledSum:
         state = self._state()
         if state not in self._graphs:
             self._graphs[state] = _StateGraphs({}, {}, Recordings())
-        self._present = self._graphs[state]
-        return self._present
+        return self._graphs[state]
 
     def _graphs_for(
         self, of_state: "_StateGraphs", batch: Any, mask: Tensor
