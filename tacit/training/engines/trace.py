@@ -144,7 +144,7 @@ class _Compare(TorchFunctionMode):
         self.derived: list[Tensor] = []  # kept alive, so that no other tensor gets their ids
         self.packed = PackedOrders()
         # By id of a result of a packed call: a function that puts its gradient in regular order.
-        self.arranged: dict[int, Callable[[Tensor], Tensor]] = {}
+        self.arranged: dict[int, Callable[[Tensor | None], Any]] = {}
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None

@@ -31,7 +31,7 @@ class FusedLSTM:
 
     def backward(self, slopes: State, grads: State) -> StepGradients:
         dz, dc, _ = self._backward(*grads, *slopes, False)
-        return dz, dz, (None, dc)
+        return dz, dz, None, (dc,)
 
 
 class FusedGRU:
@@ -54,7 +54,7 @@ class FusedGRU:
 
     def backward(self, slopes: State, grads: State) -> StepGradients:
         dzx, dzh, dh, *_ = self._backward(grads[0], slopes[0], False)
-        return dzx, dzh, (dh,)
+        return dzx, dzh, dh, ()
 
 
 def _found() -> dict[str, RecurrentCell]:

@@ -32,7 +32,8 @@ from tacit.training.gradients.site import (
 )
 
 State = tuple[Tensor, ...]
-StepGradients = tuple[Tensor, Tensor, tuple[Tensor | None, ...]]
+StepGradients = tuple[Tensor, Tensor, Tensor | None, State]
+"""Of zx, of zh, of the state's first tensor, and of its other ones, before a step."""
 
 
 class RecurrentCell(Protocol):
@@ -42,8 +43,15 @@ class RecurrentCell(Protocol):
     and from the state. A state is a tuple of tensors.
     """
 
-    gates: int  # width of the gates, in units of the hidden width
-    widths: tuple[int, ...]  # of what `forward` keeps, likewise
+    @property
+    def gates(self) -> int:
+        """Width of the gates, in units of the hidden width."""
+        ...
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Widths of what `forward` keeps, in the same unit."""
+        ...
 
     def forward(self, zx: Tensor, zh: Tensor, state: State) -> tuple[State, State]:
         """Return the next state, and the tensors that the backward needs."""
@@ -60,8 +68,8 @@ class RecurrentCell(Protocol):
     def backward(self, slopes: State, grads: State) -> StepGradients:
         """Return the gradients of `zx`, of `zh` and of the state before a step.
 
-        `grads` are the gradients of the state after the step. The gradient of the state leaves out
-        the path through `zh`: it is None where that path is the only one.
+        `grads` are the gradients of the state after the step. The gradient of the state's first
+        tensor leaves out the path through `zh`: it is None if that path is the only one.
         """
         ...
 
@@ -94,7 +102,7 @@ class LSTM:
         dc = torch.addcmul(dc, dh, of_tanh)
         gates = torch.cat([of_c * dc.unsqueeze(1), (dh * of_h).unsqueeze(1)], 1)
         dz = gates.flatten(1)
-        return dz, dz, (None, dc * f)
+        return dz, dz, None, (dc * f,)
 
 
 class GRU:
@@ -120,7 +128,7 @@ class GRU:
     def backward(self, slopes: State, grads: State) -> StepGradients:
         of_x, of_h, u = slopes
         dh = grads[0].unsqueeze(1)
-        return (of_x * dh).flatten(1), (of_h * dh).flatten(1), (grads[0] * u,)
+        return (of_x * dh).flatten(1), (of_h * dh).flatten(1), grads[0] * u, ()
 
 
 class RNN:
@@ -144,7 +152,7 @@ class RNN:
 
     def backward(self, slopes: State, grads: State) -> StepGradients:
         dz = grads[0] * slopes[0]
-        return dz, dz, (None,)
+        return dz, dz, None, ()
 
 
 class LayerWeights(NamedTuple):
@@ -238,7 +246,8 @@ class _Packed(NamedTuple):
     def of(sizes: Tensor, order: Tensor | None, device: torch.device) -> "_Packed":
         active = (torch.arange(int(sizes[0])) < sizes.unsqueeze(1)).to(device)
         order = torch.arange(active.shape[1], device=device) if order is None else order
-        return _Packed(active, *active.nonzero(as_tuple=True), order, order.argsort())
+        steps, places = active.nonzero(as_tuple=True)
+        return _Packed(active, steps, places, order, order.argsort())
 
     def padded(self, data: Tensor) -> Tensor:
         """Return packed data as (T, examples, features), with zeros for the steps not taken."""
@@ -248,7 +257,7 @@ class _Packed(NamedTuple):
 
 def arrangements(
     results: Sequence[Tensor], sizes: Tensor, order: Tensor | None
-) -> dict[int, Callable[[Tensor | None], Tensor | None]]:
+) -> dict[int, Callable[[Tensor | None], Any]]:
     """Return for each result of a packed call, by id, how to put its examples on the second axis.
 
     The functions take gradients of the results, or None, in the order of the batch.
@@ -323,12 +332,12 @@ def decomposed(function: Any, input: Tensor, hx: Any, params: Any, *options: Any
     vmap cannot map torch's own recurrent functions.
     """
     cell = _CELLS[CELLS[function]]
-    if isinstance(params, Tensor):
+    if function not in _LAYERS:
         return _cell_step(cell, F.linear, input, hx, params, *options)
 
     def layer(x: Tensor, state: State, weights: LayerWeights, **_: Any) -> tuple[Tensor, ...]:
         zx = F.linear(x, weights.w_ih, weights.b_ih)
-        states, _, _ = _recur(cell, zx, state, weights.w_hh, weights.b_hh, weights.w_hr)
+        states = _recur(cell, zx, state, weights.w_hh, weights.b_hh, weights.w_hr)[0]
         return torch.stack([s[0] for s in states[1:]]), *states[-1]
 
     return _layers(layer, input, hx, params, _options(input, options))
@@ -536,22 +545,24 @@ def _all_steps_backward(
     """
     cell = _cell(name, grad)
     with without_autocast(grad), _rounded_as_by_cudnn(grad):
-        slopes = cell.slopes(*zip(*((s[:-1], s[1:]) for s in states), strict=True), tuple(kept))
+        before_and_after = (tuple(s[:-1] for s in states), tuple(s[1:] for s in states))
+        slopes = cell.slopes(*before_and_after, tuple(kept))
         dzx, dzh, projected = [], [], []
         earlier = [None, *grad[:-1]]  # gradients of the outputs one step before
-        dh, rest = grad[-1] + state[0], state[1:]
+        dh, rest = grad[-1] + state[0], tuple(state[1:])
         for t, (before, *own) in reversed(list(enumerate(zip(earlier, *slopes, strict=True)))):
             past: list[Tensor] = []  # gradients of rows that do not take this step
             if taken is not None:
-                past = [torch.where(taken[t], 0.0, g) for g in (dh, *rest)]
-                dh, *rest = (torch.where(taken[t], g, 0.0) for g in (dh, *rest))
+                past = [g.masked_fill(taken[t], 0.0) for g in (dh, *rest)]
+                dh, *others = (g.masked_fill(~taken[t], 0.0) for g in (dh, *rest))
+                rest = tuple(others)
             if w_hr is not None:
                 projected.append(dh)
                 dh = dh @ w_hr
-            dx, dz, (direct, *rest) = cell.backward(tuple(own), (dh, *rest))
-            rest = [g + p for g, p in zip(rest, past[1:], strict=True)] if past else rest
-            others = [d for d in (before, direct, *past[:1]) if d is not None]
-            dh = torch.addmm(sum(others[1:], others[0]), dz, w_hh) if others else dz @ w_hh
+            dx, dz, direct, rest = cell.backward(tuple(own), (dh, *rest))
+            rest = tuple(map(torch.add, rest, past[1:])) if past else rest
+            more = [d for d in (before, direct, *past[:1]) if d is not None]
+            dh = torch.addmm(sum(more[1:], more[0]), dz, w_hh) if more else dz @ w_hh
             dzx.append(dx)
             dzh.append(dz)
     if dzx[0] is dzh[0]:
