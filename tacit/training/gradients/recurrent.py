@@ -34,6 +34,8 @@ from tacit.training.gradients.site import (
 State = tuple[Tensor, ...]
 StepGradients = tuple[Tensor, Tensor, Tensor | None, State]
 """Of zx, of zh, of the state's first tensor, and of its other ones, before a step."""
+# (gradient of the result, result) -> gradient of the argument
+sigmoid_backward, tanh_backward = torch.ops.aten.sigmoid_backward, torch.ops.aten.tanh_backward
 
 
 class RecurrentCell(Protocol):
@@ -92,9 +94,9 @@ class LSTM:
     def slopes(self, before: State, after: State, kept: State) -> State:
         both, g, o = kept
         i, f = both.chunk(2, 2)
-        of_c = [g * i * (1 - i), before[1] * f * (1 - f), i * (1 - g * g)]
+        of_c = [sigmoid_backward(g, i), sigmoid_backward(before[1], f), tanh_backward(i, g)]
         tanh_c = after[1].tanh()
-        return torch.stack(of_c, 2), tanh_c * o * (1 - o), o * (1 - tanh_c * tanh_c), f
+        return torch.stack(of_c, 2), sigmoid_backward(tanh_c, o), tanh_backward(o, tanh_c), f
 
     def backward(self, slopes: State, grads: State) -> StepGradients:
         of_c, of_h, of_tanh, f = slopes
@@ -121,8 +123,8 @@ class GRU:
         del after
         both, n, hn = kept
         r, u = both.chunk(2, 2)
-        of_n = (1 - u) * (1 - n * n)
-        shared = [of_n * hn * r * (1 - r), (before[0] - n) * u * (1 - u)]
+        of_n = tanh_backward(1 - u, n)
+        shared = [sigmoid_backward(of_n * hn, r), sigmoid_backward(before[0] - n, u)]
         return torch.stack([*shared, of_n], 2), torch.stack([*shared, of_n * r], 2), u
 
     def backward(self, slopes: State, grads: State) -> StepGradients:
@@ -148,7 +150,7 @@ class RNN:
     def slopes(self, before: State, after: State, kept: State) -> State:
         del before, kept
         (h,) = after
-        return (1 - h * h if self.is_tanh else (h > 0).to(h.dtype),)
+        return (tanh_backward(torch.ones_like(h), h) if self.is_tanh else (h > 0).to(h.dtype),)
 
     def backward(self, slopes: State, grads: State) -> StepGradients:
         dz = grads[0] * slopes[0]
