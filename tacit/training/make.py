@@ -278,13 +278,7 @@ def make_private(
     elif tested is not None:
         options = {"views": views, "augment": augment, "steps": plan.steps, "guard": guard}
         kept_apart = CheckedIsolation(model, tested, records, clip, **options)
-        expected = plan.expected_batch / ranks.size
-        before = _gpu_bytes(records.device).used
-        kept_apart.check_first(rows, key, expected=expected)
-        if speed.max_microbatch is None and records.device.type == "cuda":
-            most = _largest_lot(speed, expected)
-            limit = ranks.least(_measured_limit(rows, before, records.device, largest_lot=most))
-            lots.use_limit(limit, _padding(speed, plan, ranks, limit))
+        _check_first(kept_apart, lots, key, plan, ranks, speed, rows=rows)
     run = Private(
         model,
         optimizer,
@@ -517,6 +511,26 @@ def _largest_lot(speed: Speed, expected_batch: float) -> int:
     # microbatch.
     deviations = 2.0 if speed.static_shapes and not speed.compile else 6.0
     return usual_lot(expected_batch, deviations=deviations)
+
+
+def _check_first(
+    isolation: CheckedIsolation,
+    lots: Lots,
+    key: Key,
+    plan: TrainingPlan,
+    ranks: Ranks,
+    speed: Speed,
+    *,
+    rows: int,
+) -> None:
+    """Test isolation on lots of up to `rows` rows; on a GPU set the limit by what that needed."""
+    device, expected = lots.records.device, plan.expected_batch / ranks.size
+    before = _gpu_bytes(device).used
+    isolation.check_first(rows, key, expected=expected)
+    if speed.max_microbatch is None and device.type == "cuda":
+        most = _largest_lot(speed, expected)
+        limit = ranks.least(_measured_limit(rows, before, device, largest_lot=most))
+        lots.use_limit(limit, _padding(speed, plan, ranks, limit))
 
 
 class _GPUBytes(NamedTuple):
