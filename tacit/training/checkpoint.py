@@ -168,7 +168,8 @@ class RunState:
         if self._lots.padding is not None:
             saved = state.get("padding") or {}  # of another form before version 3
             own = self._lots.padding.within(state["microbatch"])
-            self._lots.padding = Padding(**saved) if "multiple" in saved else own
+            known = {"is_for_all": own.is_for_all, **saved}  # which older ones lack
+            self._lots.padding = Padding(**known) if "multiple" in saved else own
         self.steps_taken = state["steps_taken"]
         self._clip_moves = tuple(state["clip_moves"])
         if "salt" in state:  # since version 2

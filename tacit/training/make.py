@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -64,10 +64,10 @@ class Speed:
     engine
         "auto" takes the fastest engine that supports the model; see `tacit.training.clipped_sum`.
     compile
-        Compile the clipped sum, and replay it as a CUDA graph on a GPU. Microbatches are padded to
-        a multiple of some rows. The first step takes tens of seconds; later steps are faster than
-        uncompiled ones. "auto" compiles on a GPU if the run has so many steps that it pays, and
-        runs as it is if the program cannot be compiled. See docs/speed.md.
+        Compile the clipped sum of `private.step`, and replay it as a CUDA graph on a GPU.
+        Microbatches are padded to a multiple of some rows. The first step takes tens of seconds;
+        later steps are faster than uncompiled ones. "auto" compiles on a GPU if the run has so many
+        steps that it pays, and runs as it is if the program cannot be compiled. See docs/speed.md.
     """
 
     max_microbatch: int | None = None
@@ -258,7 +258,7 @@ def make_private(
     )
     _require_same_start(ranks, model, plan, records)
     rounding = _arithmetic(arithmetic, plan, ranks, loss_fn, isolation, speed)
-    speed = _with_choice_of_compilation(speed, plan, parameters, loss_fn, isolation)
+    speed, reason = _with_choice_of_compilation(speed, plan, parameters, loss_fn, isolation)
     tested = loss_fn if check and traced is None else None
     kept_apart = _untested(traced, guard)
     if tested is not None:
@@ -276,6 +276,7 @@ def make_private(
         augment=augment,
         engine=speed.engine,
         compile=speed.compile,
+        reason=reason,
         product_error=rounding.product_error,
     )
     workers = 0 if traced else speed.num_workers  # a traced sum reads records by itself
@@ -283,7 +284,8 @@ def make_private(
     rows = min(lots.limit, usual_lot(plan.expected_batch / ranks.size, deviations=6.0))
     if traced is not None:
         guard(print_cost_once, traced, clip, rows=rows)
-    kept_apart.check_first(rows, key, expected=plan.expected_batch / ranks.size)
+    elif tested is not None:
+        _check_first(kept_apart, lots, key, plan, ranks, speed, rows=rows)
     run = Private(
         model,
         optimizer,
@@ -483,17 +485,18 @@ def _with_choice_of_compilation(
     parameters: dict[str, nn.Parameter],
     loss_fn: LossFn | None,
     isolation: str,
-) -> Speed:
+) -> tuple[Speed, str]:
     """Return `speed` with compile="auto" replaced by False if compiling does not pay.
 
-    Compiling takes about 20 s and 0.25 s for each trained tensor, and saves about 1.5 ms a step and
-    0.5 ms for each trained tensor: measured on an H200 (benchmarks/results/training-gpu.md).
+    If it pays, the reason is returned as well, as a sentence. Compiling takes about 20 s and 0.25 s
+    for each trained tensor, and saves about 1.5 ms a step and 0.5 ms for each trained tensor:
+    measured on an H200 (benchmarks/results/training-gpu.md).
     """
     obstacle = _why_not_compiled(plan, parameters)
     if speed.compile is True and obstacle:
         raise ValueError(f"compile cannot {obstacle}.")
     if speed.compile != "auto":
-        return speed
+        return speed, ""
     tensors = len(parameters)
     takes, saves = 20 + 0.25 * tensors, plan.steps * (1.5e-3 + 0.5e-3 * tensors)
     is_possible = (
@@ -504,13 +507,11 @@ def _with_choice_of_compilation(
         and not obstacle
     )
     if not is_possible or saves < takes:
-        return replace(speed, compile=False)
-    print(
+        return replace(speed, compile=False), ""
+    return speed, (
         f"The step is compiled, which takes about {takes:.0f} s and saves about {saves:.0f} s in "
-        f"{plan.steps:,} steps. compile=False runs it as it is.",
-        file=sys.stderr,
+        f"{plan.steps:,} steps. compile=False runs it as it is."
     )
-    return speed
 
 
 def _why_not_compiled(plan: TrainingPlan, parameters: dict[str, nn.Parameter]) -> str:
@@ -550,11 +551,63 @@ def _limit(
     """Return the rows of a microbatch: `max_microbatch` if given, else what fits in memory."""
     if speed.max_microbatch is not None:
         return speed.max_microbatch
+    most = _largest_lot(speed, expected_batch)
+    return starting_limit(bytes_per_example, device, largest_lot=most)
+
+
+def _largest_lot(speed: Speed, expected_batch: float) -> int:
+    """Return the rows above which a lot may come in several microbatches, if memory allows."""
     # Padding to one shape costs as much as records do: two deviations balance it against a second
     # microbatch.
     deviations = 2.0 if speed.static_shapes and not speed.compile else 6.0
-    largest_lot = usual_lot(expected_batch, deviations=deviations)
-    return starting_limit(bytes_per_example, device, largest_lot=largest_lot)
+    return usual_lot(expected_batch, deviations=deviations)
+
+
+def _check_first(
+    isolation: Isolation,
+    lots: Lots,
+    key: Key,
+    plan: TrainingPlan,
+    ranks: Ranks,
+    speed: Speed,
+    *,
+    rows: int,
+) -> None:
+    """Test isolation on lots of up to `rows` rows; on a GPU set the limit by what that needed."""
+    device, expected = lots.records.device, plan.expected_batch / ranks.size
+    before = _gpu_bytes(device).used
+    isolation.check_first(rows, key, expected=expected)
+    if speed.max_microbatch is None and device.type == "cuda":
+        most = _largest_lot(speed, expected)
+        limit = ranks.least(_measured_limit(rows, before, device, largest_lot=most))
+        lots.use_limit(limit, _padding(speed, plan, ranks, limit))
+
+
+class _GPUBytes(NamedTuple):
+    """Bytes of a GPU: in use by tensors, kept by torch, and free."""
+
+    used: int
+    kept: int
+    free: int
+
+
+def _gpu_bytes(device: torch.device) -> _GPUBytes:
+    if device.type != "cuda":
+        return _GPUBytes(0, 0, 0)
+    cuda = torch.cuda
+    used, kept = cuda.memory_allocated(device), cuda.memory_reserved(device)
+    return _GPUBytes(used, kept, cuda.mem_get_info(device)[0])
+
+
+def _measured_limit(rows: int, before: int, device: torch.device, *, largest_lot: int) -> int:
+    """Return the rows that fit, from what tests of `rows` rows have needed.
+
+    `before` is what tensors used before the tests, which run uncompiled steps. torch keeps the
+    memory that they freed, so what it keeps bounds what they needed. A fifth stays free.
+    """
+    now = _gpu_bytes(device)
+    each = max(1, now.kept - before) / rows
+    return max(1, min(largest_lot, int(0.8 * (now.free + now.kept - now.used) / each)))
 
 
 def _padding(speed: Speed, plan: TrainingPlan, ranks: Ranks, limit: int) -> Padding | None:
@@ -562,7 +615,7 @@ def _padding(speed: Speed, plan: TrainingPlan, ranks: Ranks, limit: int) -> Padd
     if not speed.is_padded:
         return None
     if not speed.compile:
-        return Padding(multiple=limit, limit=limit)
+        return Padding(multiple=limit, limit=limit, is_for_all=True)
     expected = plan.expected_batch / ranks.size
     is_fixed = isinstance(plan.sampler, sampling.FixedSize | sampling.Shuffle)
     rate = min(1.0, plan.expected_batch / plan.n_records)

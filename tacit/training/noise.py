@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from tacit.training.distributed import like_parameter
-from tacit.training.grid_noise import NoiseGrid, add_noise, joined, make_grids
+from tacit.training.grid_noise import NoiseGrid, SumOnGrid, add_noise, make_grids
 from tacit.training.key import Key, NoiseWords
 
 if TYPE_CHECKING:
@@ -48,7 +48,6 @@ class NoisyMean:
         self._expected_batch = expected_batch
         self._secure = secure
         self._process = os.getpid()
-        self._buffers: dict[tuple[torch.dtype, int], Tensor] = {}
         self._blocks: OrderedDict[Any, Blocks | None] = OrderedDict()
 
     def __reduce__(self) -> NoReturn:
@@ -145,7 +144,7 @@ class NoisyMean:
         (grid,) = make_grids(noise_multiplier, [sensitivity], len(exact))
         noisy = np.empty_like(exact)
         source = self._source("counts", step)
-        add_noise(exact, grid, 1.0, noisy, source=source)
+        add_noise([SumOnGrid(exact, grid, noisy)], 1.0, source=source)
         return noisy.tolist()
 
     def _release_on_host(
@@ -153,29 +152,16 @@ class NoisyMean:
     ) -> list[Tensor]:
         """Release sums of any device and dtype; the noise is drawn and added on the CPU."""
         self._check_process()
-        sizes = [total.numel() for total in sums]
-        kind = torch.float32
-        if any(total.dtype == torch.float64 for total in sums):
-            kind = torch.float64
-        place = kind, sum(sizes)
-        if place not in self._buffers:
-            # Kept between steps: on a CPU, fresh memory pages cost as much as the draw.
-            self._buffers = {place: torch.empty(sum(sizes), dtype=kind)}
-        parts = [total.detach().to("cpu", kind).reshape(-1) for total in sums]
-        flat = parts[0] if len(parts) == 1 else torch.cat(parts)
-        noisy = self._buffers[place]
+        flat = [_flat_on_host(total) for total in sums]
+        grids = self._grids(noise_multiplier, scales, sum(total.numel() for total in sums))
+        pairs = zip((f.numpy() for f in flat), grids, strict=True)
         add_noise(
-            flat.numpy(),
-            joined(self._grids(noise_multiplier, scales, sum(sizes)), sizes),
+            [SumOnGrid(total, grid, total) for total, grid in pairs],
             1.0 / self._expected_batch,
-            noisy.numpy(),
             source=self._source("noise", step),
             threads=torch.get_num_threads(),
         )
-        return [
-            part.view(total.shape).to(total)
-            for part, total in zip(noisy.split(sizes), sums, strict=True)
-        ]
+        return [f.view(total.shape).to(total) for f, total in zip(flat, sums, strict=True)]
 
     def deviation(self, _step: int) -> float:
         """Return the noise's standard deviation on a step's gradient, in units of independent z."""
@@ -211,6 +197,12 @@ class NoisyMean:
                 "this private run was made in another process, which would draw the same noise. "
                 "Make the run after the fork, or save its state_dict() and load it into a new run."
             )
+
+
+def _flat_on_host(total: Tensor) -> Tensor:
+    """Return a sum as one row of float32 or float64 numbers; in the same memory if it can be."""
+    is_double = total.dtype == torch.float64
+    return total.detach().to("cpu", torch.float64 if is_double else torch.float32).reshape(-1)
 
 
 def replayed_update(

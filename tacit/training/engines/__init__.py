@@ -13,6 +13,7 @@ An engine is a function `(examples, clip) -> ClippedSum`. All give the same valu
 cost and in which models they take. An engine raises `Unsupported` for a model that it cannot take.
 """
 
+import sys
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -160,7 +161,7 @@ class LotSum:
         gradient of an example is the mean over its views.
     compile
         Whether to compile the sum, see `tacit.training.gpu`. With "auto", a program that cannot be
-        compiled runs as it is, after one warning.
+        compiled runs as it is, after one warning. `reason` is printed before the first lot.
     product_error
         Largest error of products in float32, in clip norms, if the rounding of the sum must be
         bounded (`tacit.training.arithmetic`); 0 if it need not.
@@ -176,8 +177,10 @@ class LotSum:
         views: int = 1,
         augment: Callable[[Batch], Batch] | None = None,
         compile: bool | Literal["auto"] = False,
+        reason: str = "",
         product_error: float = 0.0,
     ) -> None:
+        self._reason = reason
         self._bounded = bounded = product_error > 0
         self._product_error = product_error
         self._model = model
@@ -212,6 +215,9 @@ class LotSum:
             check_layers(self._norms)
         compiled = None if masked else self._compiled
         if compiled is not None:
+            if self._reason:
+                print(self._reason, file=sys.stderr)
+                self._reason = ""
             compiled.begin()
             if compiled.has_fixed_rows:
                 lot.source.use_few_sizes()
