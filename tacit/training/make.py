@@ -2,7 +2,6 @@
 
 import math
 import os
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, NamedTuple
