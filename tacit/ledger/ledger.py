@@ -227,6 +227,24 @@ class Ledger:
         self.used.add(rows[0].id)
         return Plan(self._store, entry_of(rows[0]), claim=claim)
 
+    def require_unit(self, *, is_user: bool) -> None:
+        """Raise `ValueError` unless this ledger counts users; records, if `is_user` is False.
+
+        Every unit but "record" is a word for a user. Neither stands for the other: a guarantee for
+        records says little about a user who has many, and costs of both kinds do not add up.
+        """
+        if is_user and self.unit == "record":
+            raise ValueError(
+                "the ledger counts the privacy of one record, but this release protects a user. "
+                "Use a ledger made with unit='user' or another word for whose records they are."
+            )
+        if not is_user and self.unit != "record":
+            raise ValueError(
+                f"the ledger counts the privacy of one {self.unit}, but this release protects one "
+                f"record. Say whose record each one is with users= (range(n) if no {self.unit} has "
+                "two), or use a ledger with unit='record'."
+            )
+
     def history(self, *, head: str | None = None) -> list[Entry]:
         """Return all payments, oldest first; with the hash `head` of a row, those up to it."""
         with self._store.reading():

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tacit.training.noise import NoisyMean
     from tacit.training.plan import Exponential, Linear, Stairs, count_steps
     from tacit.training.private import Private
+    from tacit.training.users import Users
 
 _HOMES = {
     "AdamBC": "adam",
@@ -42,6 +43,7 @@ _HOMES = {
     "Private": "private",
     "Speed": "make",
     "Stairs": "plan",
+    "Users": "users",
     "clipped_sum": "engines",
     "count_steps": "plan",
     "fix": "mixing",
@@ -64,6 +66,7 @@ __all__ = [
     "Private",
     "Speed",
     "Stairs",
+    "Users",
     "clipped_sum",
     "count_steps",
     "fix",

@@ -37,6 +37,7 @@ from tacit.training.program_state import ProgramState
 from tacit.training.records import Records
 from tacit.training.strict_cost import strict_cost
 from tacit.training.tree import Batch
+from tacit.training.users import unit_of
 from tacit.training.withheld_errors import ErrorGuard
 
 _PROBE_ROWS = 3
@@ -109,6 +110,7 @@ def make_private(
     noise_schedule: Schedule | None = None,
     adaptive: AdaptiveClip | None = None,
     n_records: int | None = None,
+    users: Any = None,  # Any: `Users`, a sequence of ids of any library, or the name of a column
     sampler: Sampler | None = None,
     ledger: Ledger | None = None,
     also: Event | Sequence[Event] = (),
@@ -162,6 +164,11 @@ def make_private(
         `AdaptiveClip(...)`: clip norms follow a private quantile, starting from `clip_norm`.
     n_records
         Declared size of the data set; default its length, which is then assumed to be public.
+    users
+        Whose record each one is, if the unit of privacy is a user and not a record: ids, the name
+        of a column, or `tacit.training.Users(...)`. Lots are then samples of users, and what one
+        user adds to a step is clipped once, however many records the user has; `batch_size`,
+        `epochs` and `n_records` count users. See docs/users.md.
     sampler
         None for Poisson; or one of `tacit.sampling`.
     ledger
@@ -226,12 +233,15 @@ def make_private(
     )
     ranks, model, optimizer = Ranks.here(), unwrapped(model), own_optimizer(optimizer)
     parameters = _trained(model, optimizer)
-    guard = ErrorGuard(debug)
+    guard, unit = ErrorGuard(debug), unit_of(users)
+    ledger = unit.ledger(ledger)
+    dataset, ids = unit.column(dataset)
     records = _records(dataset, collate_fn, parameters, guard)
+    records = unit.grouped(records, ids, has_one_shape=isolation == "strict")
     views = whole(augmentations=augmentations, least=1)
+    loss_fn, augment = unit.program(records, loss_fn, augment, views)
     # First of all: the processes that it starts must have seen no record.
     traced = guard(_traced_sum, isolation, model, loss_fn, records, views, augment, speed)
-    ledger = Ledger() if ledger is None else ledger
     clip = Flat(clip_norm) if isinstance(clip_norm, int | float) else clip_norm
     clip.groups(list(parameters))  # raises if the rule does not fit the model
     plan = make_plan(
@@ -249,6 +259,7 @@ def make_private(
         sampler=sampler,
         also=also,
         relation=ledger.relation,
+        records_per_user=unit.records_per_user,
     )
     _require_same_start(ranks, model, plan, records)
     rounding = _arithmetic(arithmetic, plan, ranks, loss_fn, isolation, speed)
@@ -333,7 +344,7 @@ def _arithmetic(
         raise ValueError(f"arithmetic must be 'fast' or 'bounded', got {wanted!r}.")
     # A loop of the user's own gives losses, of which each example's gradient is formed.
     is_formed = loss_fn is None or isolation == "strict" or speed.engine in ("vmap", "loop")
-    largest = largest_lot(plan.sampler, plan.n_records)
+    largest = largest_lot(plan.sampler, plan.n_records + plan.records_per_user - 1)
     return arithmetic_of("formed" if is_formed else wanted, largest_lot=largest, ranks=ranks.size)
 
 
@@ -484,7 +495,7 @@ def _probe(
     rows = np.arange(_PROBE_ROWS) % len(records)
     state, before = ProgramState(model, loss_fn, augment, *records.program), checksum(model)
     with gathered(model):
-        needed = probe(model, loss_fn, records.fetch(rows), records.device)
+        needed = probe(model, loss_fn, records.widest(rows), records.device)
     state.restore()
     if checksum(model) != before:
         raise IncompatibleModel(

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from tacit import sampling
 from tacit._check import positive, whole
-from tacit.accounting import calibrate
+from tacit.accounting import calibrate, for_group
 from tacit.events import Event, Gaussian, NonPrivate, Relation, Repeated
 from tacit.events import Sequence as EventSequence
 from tacit.training.adaptive_clipping import AdaptiveClip
@@ -104,6 +104,8 @@ class TrainingPlan:
         The noise multiplier and the factor on the clip norm, one entry for each step.
     also
         Events of other releases of the same run, which are priced together with the training steps.
+    records_per_user
+        Most examples of one unit of privacy, each of which is clipped by itself (`users`).
     """
 
     sampler: Sampler
@@ -115,6 +117,7 @@ class TrainingPlan:
     clip_factors: tuple[float, ...]
     adaptive: AdaptiveClip | None = None
     also: tuple[Event, ...] = ()
+    records_per_user: int = 1
 
     @cached_property
     def event(self) -> Event:
@@ -151,7 +154,9 @@ class TrainingPlan:
         if self.adaptive is not None:  # its counts are released too, from the same sample
             counts = self.adaptive.event(self.expected_batch, len(self.clip.clip_norms))
             release = EventSequence((release, counts))
-        return self.sampler.amplify(release)
+        sampled = self.sampler.amplify(release)
+        # A user's records move gradient and counts together, as often as they are in the lot.
+        return sampled if self.records_per_user == 1 else for_group(sampled, self.records_per_user)
 
     def drawer(self, key: Key, n: int) -> Callable[[int], NDArray[np.int64]]:
         """Return a function that maps a step to its lot's indices among `n` records. Private."""
@@ -187,6 +192,7 @@ class TrainingPlan:
                 [m, len(list(run))] for m, run in groupby(self.noise_multipliers)
             ],
             "adaptive": repr(self.adaptive),
+            **({"records_per_user": k} if (k := self.records_per_user) > 1 else {}),
         }
 
 
@@ -206,6 +212,7 @@ def make_plan(
     sampler: Sampler | None,
     also: Event | Sequence[Event],
     relation: Relation,
+    records_per_user: int = 1,
 ) -> TrainingPlan:
     """Plan a run from the arguments of `make_private`, which explains them."""
     whole(batch_size=batch_size, least=1)
@@ -229,6 +236,7 @@ def make_plan(
         clip_factors=factors(clip_schedule, count, name="clip_schedule"),
         adaptive=adaptive,
         also=_other_events(also),
+        records_per_user=records_per_user,
     )
     multipliers = choose_noise(
         plan,
