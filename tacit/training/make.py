@@ -37,7 +37,7 @@ from tacit.training.program_state import ProgramState
 from tacit.training.records import Records
 from tacit.training.strict_cost import strict_cost
 from tacit.training.tree import Batch
-from tacit.training.users import unit_of
+from tacit.training.users import Unit, unit_of
 from tacit.training.withheld_errors import ErrorGuard
 
 _PROBE_ROWS = 3
@@ -235,15 +235,12 @@ def make_private(
     parameters = _trained(model, optimizer)
     guard, unit = ErrorGuard(debug), unit_of(users)
     ledger = unit.ledger(ledger)
-    dataset, ids = unit.column(dataset)
-    records = _records(dataset, collate_fn, parameters, guard)
-    records = unit.grouped(records, ids, has_one_shape=isolation == "strict")
+    records = _records(dataset, unit, collate_fn, parameters, guard, isolation)
     views = whole(augmentations=augmentations, least=1)
     loss_fn, augment = unit.program(records, loss_fn, augment, views)
     # First of all: the processes that it starts must have seen no record.
     traced = guard(_traced_sum, isolation, model, loss_fn, records, views, augment, speed)
-    clip = Flat(clip_norm) if isinstance(clip_norm, int | float) else clip_norm
-    clip.groups(list(parameters))  # raises if the rule does not fit the model
+    clip = _clip_rule(clip_norm, parameters)
     plan = make_plan(
         clip,
         batch_size=batch_size,
@@ -308,6 +305,13 @@ def make_private(
     return run
 
 
+def _clip_rule(clip_norm: float | Clip, parameters: dict[str, nn.Parameter]) -> Clip:
+    """Return the clip rule; raise if it does not fit the model."""
+    clip = Flat(clip_norm) if isinstance(clip_norm, int | float) else clip_norm
+    clip.groups(list(parameters))
+    return clip
+
+
 def _require_same_start(
     ranks: Ranks, model: nn.Module, plan: TrainingPlan, records: Records
 ) -> None:
@@ -320,15 +324,19 @@ def _require_same_start(
 
 def _records(
     dataset: Any,
+    unit: Unit,
     collate_fn: Callable[[list[Any]], Batch] | None,
     parameters: dict[str, nn.Parameter],
     guard: ErrorGuard,
+    isolation: str,
 ) -> Records:
-    """Return access to the records, on the model's device and in its precision."""
+    """Return access to the records or users, on the model's device and in its precision."""
+    dataset, ids = unit.column(dataset)
     first = next(iter(parameters.values()))
     dtype = first.dtype if first.dtype in (torch.float32, torch.float64) else torch.float32
     options = {"collate_fn": collate_fn, "device": first.device, "dtype": dtype, "guard": guard}
-    return guard(Records, dataset, **options)
+    records = guard(Records, dataset, **options)
+    return unit.grouped(records, ids, has_one_shape=isolation == "strict")
 
 
 def _arithmetic(
