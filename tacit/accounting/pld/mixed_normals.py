@@ -20,10 +20,9 @@ from tacit._arrays import Floats
 from tacit.accounting.brackets import Bracket, invert
 from tacit.accounting.one_event import ROUND
 from tacit.accounting.pld.contour import Family
-from tacit.accounting.pld.loss_laws import Discrete, MixedNormals, Normal
+from tacit.accounting.pld.loss_laws import Discrete, MixedNormals
 from tacit.accounting.pld.pairs import Direction
 from tacit.accounting.pld.spread import spread
-from tacit.errors import NotCertified
 
 _CELLS = 1200
 _COARSE = 400  # points from which the cells are planned
