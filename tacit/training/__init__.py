@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tacit.training.noise import NoisyMean
     from tacit.training.plan import Exponential, Linear, Stairs, count_steps
     from tacit.training.private import Private
-    from tacit.training.users import Users
+    from tacit.training.users import Users, advise_sampling
 
 _HOMES = {
     "AdamBC": "adam",
@@ -44,6 +44,7 @@ _HOMES = {
     "Speed": "make",
     "Stairs": "plan",
     "Users": "users",
+    "advise_sampling": "users",
     "clipped_sum": "engines",
     "count_steps": "plan",
     "fix": "mixing",
@@ -67,6 +68,7 @@ __all__ = [
     "Speed",
     "Stairs",
     "Users",
+    "advise_sampling",
     "clipped_sum",
     "count_steps",
     "fix",

@@ -23,13 +23,16 @@ from torch import Tensor, nn
 
 from tacit._check import whole
 from tacit._users import RecordsOfUsers
+from tacit.accounting import calibrate, for_group
 from tacit.errors import UnsupportedEvent
-from tacit.events import Relation
+from tacit.events import Event, Gaussian, PoissonSampled, Relation, Repeated
 from tacit.ledger import Ledger
 from tacit.training.records import Indices, Records
 from tacit.training.tree import Batch, LossFn, check_losses, map_rows
 
 Combine = Literal["mean", "sum"]
+_ROWS_OF_A_PART = 64
+"""Rows that a part of a lot must save: a further call of the engine costs about as much."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,5 +259,44 @@ def augment_by_user(augment: Callable[[Batch], Batch], views: int, batch: Batch)
     return map_rows(by_user, augment(map_rows(by_record, records))), counts
 
 
-_ROWS_OF_A_PART = 64
-"""Rows that a part of a lot must save: a further call of the engine costs about as much."""
+class SamplingAdvice(NamedTuple):
+    """Which sampling adds less noise to the mean gradient of a step, and how much each adds."""
+
+    sampled: Literal["users", "records"]
+    noise_by_users: float  # standard deviation in clip norms
+    noise_by_records: float
+
+
+def advise_sampling(
+    *,
+    n_users: int,
+    n_records: int,
+    records_per_user: int,
+    rate: float,
+    steps: int,
+    epsilon: float,
+    delta: float,
+) -> SamplingAdvice:
+    """Compare user and record sampling at the same guarantee for a user, from public facts alone.
+
+    The noise on the mean gradient has standard deviation sigma C / (rate n), where n counts what is
+    sampled and sigma is the noise multiplier that costs (`epsilon`, `delta`) for a user. User
+    sampling needs a smaller sigma and has a smaller n. `n_records` counts at most
+    `records_per_user` records of each user.
+
+    >>> advise_sampling(n_users=2500, n_records=10_000, records_per_user=8, rate=0.01, steps=300,
+    ...                 epsilon=1.0, delta=1e-5).sampled
+    'users'
+    """
+    whole(n_users=n_users, least=1)
+    whole(n_records=n_records, least=n_users)
+
+    def noise(records: int, n: int) -> float:
+        def run(sigma: float) -> Event:
+            step = PoissonSampled(rate, Gaussian(sigma))
+            return Repeated(step if records == 1 else for_group(step, records), steps)
+
+        return calibrate(run, epsilon=epsilon, delta=delta) / (rate * n)
+
+    by_users, by_records = noise(1, n_users), noise(records_per_user, n_records)
+    return SamplingAdvice("users" if by_users <= by_records else "records", by_users, by_records)
