@@ -105,6 +105,7 @@ def _plain_ids(ids: Any) -> list[Any]:
     if getattr(array, "ndim", 1) != 1:
         raise ValueError("users must have one axis: the id of a user for each record.")
     found = array.tolist() if hasattr(array, "tolist") else list(array)
+    found = [one.item() if isinstance(one, np.generic) else one for one in found]
     kinds = {float if isinstance(one, bool | int | float) else type(one) for one in found}
     if len(kinds - {type(None)}) > 1:
         raise TypeError("users must be ids of one type: is the text '1' the person 1, or another?")
