@@ -30,7 +30,7 @@ from tacit.ledger import Ledger
 from tacit.training.records import Indices, Records
 from tacit.training.tree import Batch, LossFn, check_losses, map_rows
 
-Combine = Literal["mean", "sum"]
+Combine = Literal["mean", "sum", "program"]
 _ROWS_OF_A_PART = 64
 """Rows that a part of a lot must save: a further call of the engine costs about as much."""
 
@@ -52,7 +52,9 @@ class Users:
         `n_records` and `epochs` of `make_private` count the same.
     combine
         Whether the gradients of a user's records are averaged ("mean") or added ("sum") before
-        they are clipped; for user sampling.
+        they are clipped; for user sampling. "program": `loss_fn` gives one loss for each user. Its
+        batch is then a pair of the records, tensors of shape (users, slots, ...), and a mask of
+        shape (users, slots) of the slots that count; other slots repeat records of the same user.
     """
 
     ids: Any  # Any: a sequence or a column of any library
@@ -64,8 +66,8 @@ class Users:
         whole(records_per_user=self.records_per_user, least=1)
         if self.sampled not in ("users", "records"):
             raise ValueError(f"sampled must be 'users' or 'records', got {self.sampled!r}.")
-        if self.combine not in ("mean", "sum"):
-            raise ValueError(f"combine must be 'mean' or 'sum', got {self.combine!r}.")
+        if self.combine not in ("mean", "sum", "program"):
+            raise ValueError(f"combine must be 'mean', 'sum' or 'program', got {self.combine!r}.")
 
     def __repr__(self) -> str:
         return (
@@ -106,7 +108,7 @@ class Unit(NamedTuple):
         if self.users is None:
             return records
         found, most = RecordsOfUsers.of(ids, len(records)), self.users.records_per_user
-        if int(found.counts.max(initial=1)) == 1:
+        if int(found.counts.max(initial=1)) == 1 and self.users.combine != "program":
             return records  # a user is a record: nothing to choose and nothing to combine
         if self.users.sampled == "records":
             return KeptRecords(records, found, most)
@@ -124,7 +126,9 @@ class Unit(NamedTuple):
                 "users needs loss_fn with user sampling: the gradients of a user's records are "
                 "combined before they are clipped. Give loss_fn, or Users(sampled='records')."
             )
-        by_user = partial(losses_by_user, loss_fn, self.users.combine)
+        by_user = loss_fn
+        if self.users.combine != "program":
+            by_user = partial(losses_by_user, loss_fn, self.users.combine)
         return by_user, augment and partial(augment_by_user, augment, views)
 
     def ledger(self, given: Ledger | None) -> Ledger:
