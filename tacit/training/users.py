@@ -28,7 +28,7 @@ from tacit.errors import UnsupportedEvent
 from tacit.events import Event, Gaussian, PoissonSampled, Relation, Repeated
 from tacit.ledger import Ledger
 from tacit.training.records import Indices, Records
-from tacit.training.tree import Batch, LossFn, check_losses, map_rows
+from tacit.training.tree import Batch, LossFn, check_losses, map_rows, n_rows
 
 Combine = Literal["mean", "sum", "program"]
 _ROWS_OF_A_PART = 64
@@ -244,6 +244,19 @@ def losses_by_user(loss_fn: LossFn, combine: Combine, model: nn.Module, batch: B
     counts = counts.to(losses.dtype)
     total = (losses.view(counts.shape) * counts).sum(1)
     return total if combine == "sum" else total / counts.sum(1).clamp_min(1)
+
+
+def in_segments(batch: Batch, segments: Tensor, loss_fn: LossFn) -> tuple[Batch, LossFn]:
+    """Return a batch of segments and its loss; rows with the same number are one segment."""
+    found = RecordsOfUsers.of(segments, n_rows(batch))
+    rows, counts = found.slots(np.arange(len(found)), int(found.counts.max(initial=1)))
+
+    def split(tensor: Tensor) -> Tensor:
+        places = torch.from_numpy(rows.ravel()).to(tensor.device)
+        return tensor.index_select(0, places).unflatten(0, rows.shape)
+
+    mask = torch.from_numpy(counts).to(segments.device)
+    return (map_rows(split, batch), mask), partial(losses_by_user, loss_fn, "mean")
 
 
 def augment_by_user(augment: Callable[[Batch], Batch], views: int, batch: Batch) -> Batch:

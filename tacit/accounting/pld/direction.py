@@ -116,7 +116,7 @@ class DirectionPrice:
             return _epsilon_of(self.releases[0][0], delta)
         methods = (self._contour_epsilon, self._lattice_epsilon, self._simple_epsilon)
         enough = _GOOD if self.is_short else _CLOSE if self.is_smooth else _ENOUGH
-        if has_mixtures(self.direction) and not self.is_short:
+        if has_mixtures(self.direction):
             methods, enough = (self._mixture_epsilon, *methods), _CLOSE
         return _sharpest(methods, delta, floor, Bracket(0.0, self.largest_loss), enough)
 
