@@ -1,4 +1,4 @@
-"""The examples of the pages on certificates, ledgers and users run, and print what the pages say."""
+"""The examples of the pages on certificates, ledgers and users run, and print what they say."""
 
 import re
 from pathlib import Path

@@ -4,7 +4,7 @@ A user with several records in a Poisson sample, and sampling with replacement, 
 (`MixedNormals`). Their loss rises with the output x, so cells of x are cells of the loss, and no
 equation has to be solved. Two laws are made of the P- and Q-masses of the cells:
 
-- *above*: the mass of a cell moves to both its ends (`spread`), which never lowers delta;
+- *above*: the mass of a cell moves to both its ends (`spread_masses`), which never lowers delta;
 - *below*: a cell is one outcome. Merging outputs is post-processing, which never raises delta.
 
 Both are off by second order in the width of the cells. They are composed by the contour method.
@@ -20,9 +20,9 @@ from tacit._arrays import Floats
 from tacit.accounting.brackets import Bracket, invert
 from tacit.accounting.one_event import ROUND
 from tacit.accounting.pld.contour import Family
-from tacit.accounting.pld.loss_laws import Discrete, MixedNormals
+from tacit.accounting.pld.loss_laws import Discrete, Law, MixedNormals
 from tacit.accounting.pld.pairs import Direction
-from tacit.accounting.pld.spread import spread
+from tacit.accounting.pld.spread import spread_masses
 
 _CELLS = 1200
 _COARSE = 400  # points from which the cells are planned
@@ -65,7 +65,8 @@ def _epsilon(direction: Direction, delta: float, floor: float) -> Bracket:
 
 def _on_cells(direction: Direction, log_share: float, *, is_above: bool = False) -> Direction:
     """Return the composition with each mixture replaced by a law above or below it."""
-    parts, lost = [], 0.0
+    parts: list[tuple[Law, int]] = []
+    lost = 0.0
     for law, count in direction.parts:
         if isinstance(law, MixedNormals):
             law, beyond = _above(law, log_share) if is_above else (_below(law, log_share), 0.0)
@@ -78,7 +79,7 @@ def _on_cells(direction: Direction, log_share: float, *, is_above: bool = False)
 def _above(law: MixedNormals, log_share: float) -> tuple[Discrete, float]:
     """Return a law above `law`, and the P-mass of losses beyond all of its own."""
     cells = _Cells(law, log_share)
-    mass, beyond = spread(cells, cells.points)
+    mass, beyond = spread_masses(*cells.masses(), cells.points)
     losses = cells.points
     if law.largest_loss < math.inf:
         losses, mass, beyond = np.append(losses, law.largest_loss), np.append(mass, beyond), 0.0
@@ -88,7 +89,7 @@ def _above(law: MixedNormals, log_share: float) -> tuple[Discrete, float]:
 @lru_cache(maxsize=8)
 def _below(law: MixedNormals, log_share: float) -> Discrete:
     """Return a law below `law`; cells that P or Q gives no mass for certain are left out."""
-    p, q = _Cells(law, log_share).cells()
+    p, q = _Cells(law, log_share).masses()
     # A tail is exact to a few roundings, so the mass of a cell errs by as much of it.
     p = p - 16 * ROUND * np.cumsum(p[::-1])[::-1]
     q = q + 16 * ROUND * np.cumsum(q)
@@ -135,6 +136,6 @@ class _Cells:
         self.x = at[rises]
         self.points = points[rises] if law.sign == 1 else -points[rises][::-1]
 
-    def cells(self, _edges: Floats | None = None) -> tuple[Floats, Floats]:
+    def masses(self) -> tuple[Floats, Floats]:
         """Return the P- and Q-mass of each cell of the loss, in increasing order."""
         return self.law.masses(self.x)
