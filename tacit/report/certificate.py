@@ -82,10 +82,12 @@ def price(event: Event, delta: float, relation: Relation) -> float:
 def group_price(event: Event, records: int, delta: float, relation: Relation) -> float | None:
     """Return the epsilon of `event` for a person with `records` records; None if none is known.
 
-    It is priced as what so many records do to each release, where that is known exactly, and not as
-    a multiple of the epsilon of one record.
+    It is priced as what so many records do to each release, not as a multiple of the epsilon of one
+    record. Where that is not known exactly, as for the best of several runs, nothing is stated:
+    `accounting.group_epsilon` gives a bound, which may take minutes.
     """
     try:
+        accounting.for_group(event, records)
         found = accounting.group_epsilon(event, records=records, delta=delta, relation=relation)
     except UnsupportedEvent:
         return None
