@@ -223,6 +223,7 @@ def _price_problems(certificate: Mapping[str, Any]) -> Iterator[Problem]:
     stated = math.inf if claim["epsilon"] is None else claim["epsilon"]
     if not is_close(stated, epsilon):
         yield Problem("claim.epsilon", f"the events cost {epsilon:.6g}, not {stated:.6g}")
+        return  # other prices of these events say no more
     for group in claim.get("groups", ()):
         k, of_group = group["records"], group["epsilon"]
         again_of_group = group_price(event, k, claim["delta"], relation)
