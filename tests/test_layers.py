@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "tacit"
 # other. `tacit` itself (names and version) may be imported by the command line only.
 LAYERS = [
     ["errors", "_check", "_lazy", "_arrays", "_participation", "_untrusted"],
-    ["events"],
+    ["events", "_users"],
     ["accounting", "mechanisms", "sampling"],
     ["ledger"],
     ["summaries"],
@@ -93,7 +93,7 @@ def test_lower_layers_use_the_standard_library_numpy_and_scipy_only(path):
     foreign = {name.split(".")[0] for name in imported(path)} - set(sys.stdlib_module_names)
     foreign -= {"tacit"}
     if level < LEVEL["accounting"]:
-        assert foreign <= ({"numpy"} if part == "_arrays" else set())
+        assert foreign <= ({"numpy"} if part in ("_arrays", "_users") else set())
     elif level <= LEVEL["summaries"]:
         assert foreign <= LIGHT
     if part != "cli":

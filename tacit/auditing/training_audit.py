@@ -27,7 +27,7 @@ from tacit import accounting
 from tacit._arrays import Floats
 from tacit._check import whole
 from tacit.auditing.canaries import number_rows, with_table
-from tacit.auditing.draws import draw_findings, random_places, turn_findings
+from tacit.auditing.draws import draw_findings, turn_findings
 from tacit.auditing.fresh_keys import KEY_PARTS, fixed_entropy, same_start, seen_entropy
 from tacit.auditing.p_values import Finding, MechanismAudit, deterministic
 from tacit.auditing.pure_noise import noise_findings, shared_noise
@@ -39,11 +39,13 @@ from tacit.auditing.sensitivity import (
     extreme_sets,
 )
 from tacit.auditing.simulated_price import SIMULATED_DELTA, price_p
+from tacit.auditing.user_audit import numbers_of_canaries, user_sets
 from tacit.errors import BudgetExceeded
 from tacit.events import (
     BandedGaussian,
     Event,
     Gaussian,
+    GaussianMixture,
     NonPrivate,
     PoissonSampled,
     Relation,
@@ -64,6 +66,7 @@ _MOST_VALUES = 2 * 10**7  # released numbers that a long run may add
 _COUNT_MOVE = 0.5  # what one record adds to a centered count
 _COUNTS = 1200  # noisy counts, enough to see that a tenth of their noise is missing
 _NEAR = (1.02, 1.5, 3.0, 10.0, 100.0)  # norms of gradients, in clip norms
+_USER_LOSSES = {"a user with huge losses": 1e6, "a user as they are": 1.0}
 _OVERSHOOT = 1e3  # gradient of a canary before clipping, in clip norms
 _DELTA = 1e-5  # delta at which two prices are compared
 _SLACK = 1e-6  # relative difference between two computations of one price
@@ -111,15 +114,18 @@ class TrainingSetup:
         left_out = (*_PLANNED, *_OWN)
         kept = {name: value for name, value in self.settings.items() if name not in left_out}
         optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.0)
-        changed = {**kept, "ledger": self.new_ledger(), "check": False, **changes}
+        changed = {**kept, "check": False, **changes}
+        is_user = changed.get("users") is not None
+        changed.setdefault("ledger", self.new_ledger(is_user=is_user))
         dataset, loss_fn = changed.pop("dataset"), changed.pop("loss_fn")
         return self.make_private(model, optimizer, dataset, loss_fn, **changed)
 
-    def new_ledger(self, budget: Budget | None = None) -> Ledger:
-        """Return an empty ledger in memory, under the relation of the user's ledger."""
+    def new_ledger(self, budget: Budget | None = None, *, is_user: bool | None = None) -> Ledger:
+        """Return an empty ledger in memory, under the relation and unit of the user's run."""
         given = self.settings.get("ledger")
         options = {} if given is None else {"relation": given.relation}
-        return Ledger(budget=budget, **options)
+        is_user = self.settings.get("users") is not None if is_user is None else is_user
+        return Ledger(budget=budget, unit="user" if is_user else "record", **options)
 
     def releases(self, **changes: Any) -> Releases:
         """Train a copy of the model, and return every release: what a step leaves in `p.grad`.
@@ -222,6 +228,7 @@ def audit_training(
     values = np.concatenate([setup.standardized(noise), *_long_noise(setup, noise, sigma)])
     drawn, skipped = _draws(setup, length, random)
     findings = (
+        *user_findings(setup),
         *noise_findings(values, noise.sizes),
         *_keys(setup, sigma),
         *drawn,
@@ -319,9 +326,9 @@ def _draws(setup: TrainingSetup, steps: int, random: Rng) -> tuple[tuple[Finding
     if not hasattr(setup.dataset, "__getitem__") or hasattr(setup.dataset, "columns"):
         return (), ["draws: canaries cannot take the place of records in this kind of data set"]
     n = len(setup.dataset) if not isinstance(setup.dataset, tuple) else len(setup.dataset[0])
-    places = random_places(n, _CANARIES, random)
-    numbers = np.zeros(n, np.int64)
-    numbers[places] = np.arange(1, len(places) + 1)
+    numbers, places = numbers_of_canaries(setup.settings.get("users"), n, _CANARIES, random)
+    if not len(places):
+        return (), ["draws: records of users are drawn in a way that canaries do not show"]
     dataset, unpack = number_rows(setup.dataset, numbers)
     rule = setup.settings["clip_norm"]
     # The table of canaries fits no rule with bounds for given layers; draws do not depend on it.
@@ -377,6 +384,36 @@ def _sensitivity(setup: TrainingSetup, sigma: float) -> list[Finding]:
     if is_repeatable:
         findings += _noise_on_records(setup, first, sigma)
     return findings
+
+
+def user_findings(setup: TrainingSetup) -> list[Finding]:
+    """Compare releases with and without all records of one user, at rate 1."""
+    users = setup.settings.get("users")
+    if users is None or hasattr(setup.dataset, "columns"):
+        return []
+    findings = []
+    for name, factor in _USER_LOSSES.items():
+        loss_fn, longest = _times(setup.loss_fn, factor), 0.0
+        for one in user_sets(setup.dataset, users):
+            runs = [
+                _full(setup, data, loss_fn, one.size, users=ids)
+                for data, ids in (one.with_user, one.without)
+            ]
+            scales = setup.scales(runs[0].facts[0], runs[0].names, runs[0].sizes)
+            moved = np.linalg.norm((runs[0].values - runs[1].values)[0] / scales)
+            moved = float(moved) / (runs[0].run.arithmetic.noise_factor * _billed_moves(runs[0]))
+            longest = max(longest, moved if np.isfinite(moved) else np.inf)
+        findings.append(contribution_finding(name, longest))
+    return findings
+
+
+def _billed_moves(releases: Releases) -> float:
+    """Return by how many clip norms a user may move a step of the run, by its event."""
+    event: Any = releases.run.training_event  # Any: an event of any type
+    while not isinstance(event, Gaussian | GaussianMixture):
+        event = event.event
+    most = max(event.shifts) if isinstance(event, GaussianMixture) else 1.0
+    return most * releases.facts[0]["noise_multiplier"] / event.noise_multiplier
 
 
 def _contribution(setup: TrainingSetup, one: Neighbors, *, is_repeatable: bool) -> float:

@@ -132,8 +132,13 @@ class PATEClassifier:
     progress: Progress | None = None
     rng: Seed = None
 
-    def fit(self, X_private: Any, y_private: ArrayLike, X_public: Any) -> Self:
+    def fit(
+        self, X_private: Any, y_private: ArrayLike, X_public: Any, *, users: Any = None
+    ) -> Self:
         """Train teachers on the private records, buy labels for public inputs, train the student.
+
+        With `users`, the id of a user for each private record, all records of a user go to one
+        teacher, so that the price is that of a user; the ledger must count users then.
 
         All arguments are checked before anything is paid. Issues an `OverlapWarning` if some public
         inputs equal private ones; only the caller, who holds the records, receives the warning.
@@ -146,11 +151,11 @@ class PATEClassifier:
         X_public = _checked_public(X_public, X_private)
         _warn_of_overlap(X_private, X_public)
         self._warn_of_defaults(len(X_public))
-        self.ledger_ = self._payer()
+        self.ledger_ = self._payer(is_user=users is not None)
         self.queries_ = self._choose_queries(X_public, n_classes)
         journal = self._journal(aggregator, X_public)
         carried = [] if journal is None else list(journal.labels)
-        teachers = self._train(X_private, labels, n_classes, random)
+        teachers = self._train(X_private, labels, n_classes, random, users)
         votes = count_votes(teachers, X_public[self.queries_], n_classes)
         is_paid = self._pay_for_cost(journal)
         self.labels_ = self._ask(aggregator, votes, random, journal)
@@ -241,13 +246,15 @@ class PATEClassifier:
             stacklevel=3,
         )
 
-    def _payer(self) -> Ledger:
+    def _payer(self, *, is_user: bool) -> Ledger:
         if self.ledger is not None:
+            self.ledger.require_unit(is_user=is_user)
             return self.ledger
+        unit = "user" if is_user else "record"
         if self.epsilon is None:
-            return Ledger()
+            return Ledger(unit=unit)
         budget = Budget(positive(epsilon=self.epsilon), in_open_unit(delta=self.delta))
-        return Ledger(budget=budget)
+        return Ledger(budget=budget, unit=unit)
 
     def _ask(
         self, aggregator: Aggregator, votes: Indices, random: Rng, journal: Journal | None
@@ -299,7 +306,7 @@ class PATEClassifier:
         return Journal(path / "answers.jsonl", settings=settings, ledger=self.ledger_)
 
     def _train(
-        self, X: NDArray[Any], labels: Indices, n_classes: int, random: Rng
+        self, X: NDArray[Any], labels: Indices, n_classes: int, random: Rng, users: Any
     ) -> list[Teacher] | TeacherGroup:
         if self.teacher is None:
             raise ValueError(
@@ -311,7 +318,7 @@ class PATEClassifier:
         else:
             make = _maker(self.teacher)
             train = partial(train_teachers, make, n_jobs=self.n_jobs, progress=self.progress)
-        return train(X, labels, self.n_teachers, n_classes=n_classes, rng=random)
+        return train(X, labels, self.n_teachers, n_classes=n_classes, rng=random, users=users)
 
     def _pay_for_cost(self, journal: Journal | None) -> bool:
         """Pay for publishing the sanitized cost; return False if no payment was needed now.

@@ -15,12 +15,14 @@ if TYPE_CHECKING:
     from tacit.regression.frank_wolfe import FrankWolfe
     from tacit.regression.linear import LinearRegression
     from tacit.regression.logistic import LogisticRegression
+    from tacit.regression.per_user import PerUser
     from tacit.regression.transfer import TransferRegression
 
 _HOMES = {
     "FrankWolfe": "frank_wolfe",
     "LinearRegression": "linear",
     "LogisticRegression": "logistic",
+    "PerUser": "per_user",
     "TransferRegression": "transfer",
 }
 
@@ -29,6 +31,7 @@ __all__ = [
     "FrankWolfe",
     "LinearRegression",
     "LogisticRegression",
+    "PerUser",
     "TransferRegression",
 ]
 

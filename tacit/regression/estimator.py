@@ -134,6 +134,8 @@ class PrivateEstimator(BaseEstimator):
 
     def _pay(self, event: Event, detail: str) -> None:
         """Spend `event` on the ledger, if there is one; call this before any release."""
+        if isinstance(self.ledger, Ledger):
+            self.ledger.require_unit(is_user=False)
         if self.ledger is not None:
             self.ledger.spend(event, note=f"{type(self).__name__}, {detail}")
 

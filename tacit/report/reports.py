@@ -155,7 +155,11 @@ def page_of(
         figures=figures,
         sections=(*sections, _levels(facts, epsilon)),
         prices=tuple(certificate["prices"]),
-        fields=(*_fields(facts, epsilon), *_context_fields(certificate)),
+        fields=(
+            *_fields(facts, epsilon),
+            *_group_fields(certificate),
+            *_context_fields(certificate),
+        ),
         certificate=certificate,
         footer=f"Written by tacit {facts.versions.get('tacit', '')}; run of {facts.created}.",
     )
@@ -224,6 +228,17 @@ def _fields(facts: Facts, epsilon: float) -> tuple[tuple[str, str], ...]:
         ("Hyperparameters", ", ".join(f"{k} {v}" for k, v in facts.hyperparameters.items())),
         ("Software", ", ".join(f"{k} {v}" for k, v in facts.versions.items())),
     )
+
+
+def _group_fields(certificate: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Return a row with epsilon for persons who have several records, if the unit is a record."""
+    groups = certificate["claim"].get("groups", ())
+    shown = [
+        f"{group['records']} records: "
+        + ("not known" if group["epsilon"] is None else f"{group['epsilon']:.4g}")
+        for group in groups
+    ]
+    return (("Epsilon for a person with several records", "; ".join(shown)),) if shown else ()
 
 
 def _context_fields(certificate: dict[str, Any]) -> tuple[tuple[str, str], ...]:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tacit.training.noise import NoisyMean
     from tacit.training.plan import Exponential, Linear, Stairs, count_steps
     from tacit.training.private import Private
+    from tacit.training.users import Users, advise_sampling
 
 _HOMES = {
     "AdamBC": "adam",
@@ -44,6 +45,8 @@ _HOMES = {
     "Private": "private",
     "Speed": "make",
     "Stairs": "plan",
+    "Users": "users",
+    "advise_sampling": "users",
     "choose_bands": "banded_noise",
     "clipped_sum": "engines",
     "count_steps": "plan",
@@ -69,6 +72,8 @@ __all__ = [
     "Private",
     "Speed",
     "Stairs",
+    "Users",
+    "advise_sampling",
     "choose_bands",
     "clipped_sum",
     "count_steps",

@@ -205,6 +205,11 @@ class ForeignLoops(RunState):
                 "isolation='strict' covers private.step(batch) alone: a loop of your own computes "
                 "outside of the traced program. Use isolation='checked'."
             )
+        if self._lots.records.of_users:
+            raise RuntimeError(
+                "users= covers private.step(batch) alone: a user's gradients are combined before "
+                "they are clipped. Use private.step, or Users(ids=..., sampled='records')."
+            )
         # Random numbers that the loop draws, such as dropout, are repeated by a resumed run.
         reseed(self._lots.seed(self.steps_taken) + number, self._lots.records.device)
         mode = self.arithmetic.mode

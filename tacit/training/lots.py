@@ -203,6 +203,9 @@ class Lots:
 
     def cut(self, indices: Indices) -> list[_Cut]:
         """Split a lot's record indices into microbatches that fit in memory."""
+        return [cut for part in self.records.in_parts(indices) for cut in self._cut(part)]
+
+    def _cut(self, indices: Indices) -> list[_Cut]:
         n, padding = len(indices), self.padding
         if not n:
             return []
@@ -226,9 +229,9 @@ class Lots:
     def fetch(self, indices: Indices, seed: int) -> Batch:
         """Return the records at `indices` as one batch; random augmentation follows from `seed`."""
         if self.records.is_stored:
-            return self.records.fetch(indices)
+            return self.records.fetch(indices, seed)
         with randomness(seed, self.records.device):
-            return self.records.fetch(indices)
+            return self.records.fetch(indices, seed)
 
     def _prefetched(self, start: int, stop: int) -> Iterator[Lot]:
         """Yield the lots of steps `start` to `stop` - 1; worker processes read records ahead."""
@@ -273,7 +276,7 @@ class _Requested(Dataset):
 
     def __getitems__(self, request: Sequence[int]) -> Batch:
         reseed(request[0], torch.device("cpu"))  # this process reads records and does nothing else
-        return self._records.fetch_on_host(np.asarray(request[1:], np.int64))
+        return self._records.fetch_on_host(np.asarray(request[1:], np.int64), request[0])
 
 
 def _identity(batch: Batch) -> Batch:

@@ -38,6 +38,7 @@ from tacit.training.program_state import ProgramState
 from tacit.training.records import Records
 from tacit.training.strict_cost import print_cost_once
 from tacit.training.tree import Batch
+from tacit.training.users import Unit, unit_of
 from tacit.training.withheld_errors import ErrorGuard
 
 _PROBE_ROWS = 3
@@ -110,6 +111,7 @@ def make_private(
     noise_schedule: Schedule | None = None,
     adaptive: AdaptiveClip | None = None,
     n_records: int | None = None,
+    users: Any = None,  # Any: `Users`, a sequence of ids of any library, or the name of a column
     sampler: Sampler | None = None,
     noise: Banded | None = None,
     ledger: Ledger | None = None,
@@ -164,6 +166,11 @@ def make_private(
         `AdaptiveClip(...)`: clip norms follow a private quantile, starting from `clip_norm`.
     n_records
         Declared size of the data set; default its length, which is then assumed to be public.
+    users
+        Whose record each one is, if the unit of privacy is a user and not a record: ids, the name
+        of a column, or `tacit.training.Users(...)`. Lots are then samples of users, and what one
+        user adds to a step is clipped once, however many records the user has; `batch_size`,
+        `epochs` and `n_records` count users. See docs/users.md.
     sampler
         None for Poisson; or one of `tacit.sampling`.
     noise
@@ -231,12 +238,13 @@ def make_private(
     )
     ranks, model, optimizer = Ranks.here(), unwrapped(model), own_optimizer(optimizer)
     parameters = _trained(model, optimizer)
-    guard = ErrorGuard(debug)
-    records = _records(dataset, collate_fn, parameters, guard)
+    guard, unit = ErrorGuard(debug), unit_of(users)
+    ledger = unit.ledger(ledger)
+    records = _records(dataset, unit, collate_fn, parameters, guard, isolation)
     views = whole(augmentations=augmentations, least=1)
+    loss_fn, augment = unit.program(records, loss_fn, augment, views)
     # First of all: the processes that it starts must have seen no record.
     traced = guard(_traced_sum, isolation, model, loss_fn, records, views, augment, speed)
-    ledger = Ledger() if ledger is None else ledger
     clip = _clip_rule(clip_norm, parameters)
     plan = make_plan(
         clip,
@@ -254,30 +262,20 @@ def make_private(
         also=also,
         relation=ledger.relation,
         noise=_limited(noise, parameters),
+        records_per_user=unit.records_per_user,
     )
     _require_same_start(ranks, model, plan, records)
     rounding = _arithmetic(arithmetic, plan, ranks, loss_fn, isolation, speed)
     speed, reason = _with_choice_of_compilation(speed, plan, parameters, loss_fn, isolation)
     tested = loss_fn if check and traced is None else None
-    kept_apart = _untested(traced, guard)
-    if tested is not None:
-        options = {"views": views, "augment": augment, "steps": plan.steps, "guard": guard}
-        kept_apart = CheckedIsolation(model, tested, records, clip, **options)
-        kept_apart.before_the_first_record(ranks)
+    options = {"views": views, "augment": augment, "steps": plan.steps, "guard": guard}
+    kept_apart = _isolation(traced, model, tested, records, clip, ranks, options)
     needed = views * (1 if tested is None else guard(_probe, model, tested, records, augment))
     limit = _limit(speed, needed, records.device, plan.expected_batch / ranks.size)
     key = ranks.share(Key.from_seed(seed))
-    lot_sum = traced or LotSum(
-        model,
-        loss_fn,
-        clip,
-        views=views,
-        augment=augment,
-        engine=speed.engine,
-        compile=speed.compile,
-        reason=reason,
-        product_error=rounding.product_error,
-    )
+    how = {"engine": speed.engine, "compile": speed.compile, "reason": reason}
+    how |= {"views": views, "augment": augment, "product_error": rounding.product_error}
+    lot_sum = traced or LotSum(model, loss_fn, clip, **how)
     workers = 0 if traced else speed.num_workers  # a traced sum reads records by itself
     lots = _lots(records, plan, key, ranks, speed, limit=ranks.least(limit), workers=workers)
     rows = min(lots.limit, usual_lot(plan.expected_batch / ranks.size, deviations=6.0))
@@ -305,10 +303,22 @@ def make_private(
     return run
 
 
-def _untested(traced: TracedLotSum | None, guard: ErrorGuard) -> Isolation:
-    """Return how examples are kept apart if that is not tested: by construction, or not at all."""
-    words = "not tested" if traced is None else "by construction"
-    return Isolation(words, guard=guard, is_certain=traced is not None)
+def _isolation(
+    traced: TracedLotSum | None,
+    model: nn.Module,
+    tested: LossFn | None,
+    records: Records,
+    clip: Clip,
+    ranks: Ranks,
+    options: dict[str, Any],  # Any: those of `CheckedIsolation`
+) -> Isolation:
+    """Return how examples are kept apart: by tests, by construction, or not at all."""
+    if tested is None:
+        words = "not tested" if traced is None else "by construction"
+        return Isolation(words, guard=options["guard"], is_certain=traced is not None)
+    checked = CheckedIsolation(model, tested, records, clip, **options)
+    checked.before_the_first_record(ranks)
+    return checked
 
 
 def _clip_rule(clip_norm: float | Clip, parameters: dict[str, nn.Parameter]) -> Clip:
@@ -359,15 +369,19 @@ def _require_same_start(
 
 def _records(
     dataset: Any,
+    unit: Unit,
     collate_fn: Callable[[list[Any]], Batch] | None,
     parameters: dict[str, nn.Parameter],
     guard: ErrorGuard,
+    isolation: str,
 ) -> Records:
-    """Return access to the records, on the model's device and in its precision."""
+    """Return access to the records or users, on the model's device and in its precision."""
+    dataset, ids = unit.column(dataset)
     first = next(iter(parameters.values()))
     dtype = first.dtype if first.dtype in (torch.float32, torch.float64) else torch.float32
     options = {"collate_fn": collate_fn, "device": first.device, "dtype": dtype, "guard": guard}
-    return guard(Records, dataset, **options)
+    records = guard(Records, dataset, **options)
+    return unit.grouped(records, ids, has_one_shape=isolation == "strict")
 
 
 def _arithmetic(
@@ -383,7 +397,7 @@ def _arithmetic(
         raise ValueError(f"arithmetic must be 'fast' or 'bounded', got {wanted!r}.")
     # A loop of the user's own gives losses, of which each example's gradient is formed.
     is_formed = loss_fn is None or isolation == "strict" or speed.engine in ("vmap", "loop")
-    largest = largest_lot(plan.sampler, plan.n_records)
+    largest = largest_lot(plan.sampler, plan.n_records + plan.records_per_user - 1)
     return arithmetic_of("formed" if is_formed else wanted, largest_lot=largest, ranks=ranks.size)
 
 
@@ -533,7 +547,7 @@ def _probe(
     rows = np.arange(_PROBE_ROWS) % len(records)
     state, before = ProgramState(model, loss_fn, augment, *records.program), checksum(model)
     with gathered(model):
-        needed = probe(model, loss_fn, records.fetch(rows), records.device)
+        needed = probe(model, loss_fn, records.widest(rows), records.device)
     state.restore()
     if checksum(model) != before:
         raise IncompatibleModel(

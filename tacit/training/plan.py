@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from tacit import sampling
 from tacit._check import positive, whole
-from tacit.accounting import calibrate
+from tacit.accounting import calibrate, for_group
 from tacit.events import Event, Gaussian, NonPrivate, Relation, Repeated
 from tacit.events import Sequence as EventSequence
 from tacit.training.adaptive_clipping import AdaptiveClip
@@ -109,6 +109,8 @@ class TrainingPlan:
     column
         The strategy by which noise is correlated over time (`banded_noise`); one entry for
         independent noise.
+    records_per_user
+        Most examples of one unit of privacy, each of which is clipped by itself (`users`).
     """
 
     sampler: Sampler
@@ -121,6 +123,7 @@ class TrainingPlan:
     adaptive: AdaptiveClip | None = None
     also: tuple[Event, ...] = ()
     column: tuple[float, ...] = (1.0,)
+    records_per_user: int = 1
 
     @cached_property
     def event(self) -> Event:
@@ -142,7 +145,7 @@ class TrainingPlan:
             return NonPrivate()
         counts = Counter(noise_multipliers)
         if isinstance(self.sampler, RunSampler):
-            if getattr(self, "records_per_user", 1) > 1:
+            if self.records_per_user > 1:
                 raise ValueError(
                     "correlated noise and turns of records are priced for one record of each user. "
                     "Let lots be samples of users, or use Poisson sampling and independent noise."
@@ -165,7 +168,9 @@ class TrainingPlan:
         if self.adaptive is not None:  # its counts are released too, from the same sample
             counts = self.adaptive.event(self.expected_batch, len(self.clip.clip_norms))
             release = EventSequence((release, counts))
-        return self.sampler.amplify(release)
+        sampled = self.sampler.amplify(release)
+        # A user's records move gradient and counts together, as often as they are in the lot.
+        return sampled if self.records_per_user == 1 else for_group(sampled, self.records_per_user)
 
     def drawer(self, key: Key, n: int) -> Callable[[int], NDArray[np.int64]]:
         """Return a function that maps a step to its lot's indices among `n` records. Private."""
@@ -207,6 +212,7 @@ class TrainingPlan:
                 [m, len(list(run))] for m, run in groupby(self.noise_multipliers)
             ],
             "adaptive": repr(self.adaptive),
+            **({"records_per_user": k} if (k := self.records_per_user) > 1 else {}),
         }
 
 
@@ -227,6 +233,7 @@ def make_plan(
     also: Event | Sequence[Event],
     relation: Relation,
     noise: Banded | None = None,
+    records_per_user: int = 1,
 ) -> TrainingPlan:
     """Plan a run from the arguments of `make_private`, which explains them."""
     whole(batch_size=batch_size, least=1)
@@ -261,6 +268,7 @@ def make_plan(
         adaptive=adaptive,
         also=_other_events(also),
         column=column,
+        records_per_user=records_per_user,
     )
     multipliers = choose_noise(
         plan,

@@ -13,6 +13,7 @@ from tacit.accounting.pld.contour import Contours, Family
 from tacit.accounting.pld.large_losses import chernoff_if_added, has_tail, mark_losses
 from tacit.accounting.pld.lattice import Lattice, coarse_moments
 from tacit.accounting.pld.loss_laws import Law, MixedNormals, Normal, OneRelease, Sampled, Shifted
+from tacit.accounting.pld.mixed_normals import has_mixtures, mixture_epsilon
 from tacit.accounting.pld.pairs import Direction
 from tacit.accounting.pld.spread import guess_epsilon
 from tacit.accounting.pld.transforms import Cumulants
@@ -118,6 +119,8 @@ class DirectionPrice:
             return _epsilon_of(self.releases[0][0], delta)
         methods = (self._contour_epsilon, self._lattice_epsilon, self._simple_epsilon)
         enough = _GOOD if self.is_short else _CLOSE if self.is_smooth else _ENOUGH
+        if has_mixtures(self.direction):
+            methods, enough = (self._mixture_epsilon, *methods), _CLOSE
         return _sharpest(methods, delta, floor, Bracket(0.0, self.largest_loss), enough)
 
     def _finite_delta(self, epsilon: float, floor: float, *, quickly: bool = False) -> Bracket:
@@ -158,6 +161,9 @@ class DirectionPrice:
         if answer.width > _ENOUGH * answer.upper and answer.upper > floor:
             return self._smoothed_epsilon(delta, floor, answer)
         return answer
+
+    def _mixture_epsilon(self, delta: float, floor: float, answer: Bracket) -> Bracket:
+        return answer.intersection(mixture_epsilon(self.direction, delta, floor))
 
     def _smoothed_epsilon(self, delta: float, floor: float, answer: Bracket) -> Bracket:
         """Sharpen `answer` by smoothed curves, each centered at a better guess than the last."""

@@ -267,7 +267,11 @@ class MixedNormals:
 
     def cells(self, edges: Floats) -> tuple[Floats, Floats]:
         at = self._where(self.sign * edges)
-        x = np.concatenate(([-math.inf], at if self.sign == 1 else at[::-1], [math.inf]))
+        return self.masses(at if self.sign == 1 else at[::-1])
+
+    def masses(self, ends: Floats) -> tuple[Floats, Floats]:
+        """Return the P- and Q-mass between outputs, in increasing order of the loss."""
+        x = np.concatenate(([-math.inf], ends, [math.inf]))
         unit = Normal(self.sigma)
         plain = unit.between(x[:-1], x[1:])
         mixed = np.zeros(len(plain))
@@ -283,9 +287,14 @@ class MixedNormals:
         safe = np.where(level > least, level, max(least, -1e3) + 1.0)
         near, far = 16 * self.sigma, 1e3 * self.sigma
         far, end = far + 4 * float(s.max()), near + float(s.max())
-        middle = np.linspace(-near, end, 4000)
+        points = min(200 + 4 * len(level), 4000)  # Newton's method needs few for few levels
+        middle = np.linspace(-near, end, points)
         x = np.concatenate(
-            (np.linspace(-far, -near, 500)[:-1], middle, np.linspace(end, far, 500)[1:])
+            (
+                np.linspace(-far, -near, points // 8)[:-1],
+                middle,
+                np.linspace(end, far, points // 8)[1:],
+            )
         )
         known = self.log_ratio(x)
         i = np.clip(np.searchsorted(known, safe), 1, len(x) - 1)

@@ -204,6 +204,9 @@ def _(event: ev.GaussianMixture, relation: Relation) -> tuple[Law, Law]:
         )
     total = math.fsum(event.weights)
     weights = tuple(weight / total for weight in event.weights)
+    if event.shifts == (0.0, 1.0) and 0 < weights[1] < 1:  # one record in a Poisson sample
+        noise = Normal(event.noise_multiplier)
+        return Sampled(noise, weights[1], 1, 0), Sampled(noise, weights[1], 0, 1)
     mixed = partial(MixedNormals, event.noise_multiplier, event.shifts, weights)
     return mixed(1), mixed(-1)
 

@@ -43,6 +43,7 @@ from tacit.training.tree import (
     n_rows,
     with_rows,
 )
+from tacit.training.users import in_segments
 
 if TYPE_CHECKING:
     from tacit.training.gpu import CompiledSum
@@ -84,6 +85,7 @@ def clipped_sum(
     augmentations: int = 1,
     chunk: int | None = None,
     bounded: bool = False,
+    segments: Tensor | None = None,
 ) -> ClippedSum:
     """Return the sum over a batch of each example's clipped gradient. Private.
 
@@ -112,6 +114,9 @@ def clipped_sum(
     bounded
         Add in float64, and clip such that the effect of rounding is bounded, see
         `tacit.training.arithmetic`. Engines other than "bookkeeping" always do.
+    segments
+        A whole number for each row, such as that of a user: the gradients of rows with the same
+        number are averaged and clipped once, so that "example" stands for "segment" above.
 
     Examples
     --------
@@ -127,6 +132,8 @@ def clipped_sum(
     """
     run = engine_named(engine)
     views = whole(augmentations=augmentations, least=1)
+    if segments is not None:
+        batch, loss_fn = in_segments(batch, segments, loss_fn)
     examples = Examples(model, loss_fn, batch, _mask(batch, views, weights), views, bounded)
     step = len(examples) if chunk is None else whole(chunk=chunk, least=1)
     with current_device(examples.mask.device):

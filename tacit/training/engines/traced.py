@@ -91,11 +91,13 @@ class TracedLotSum:
         self.model, self.loss_fn, self.views = model, loss_fn, views
         self._device = records.device
 
-        def read(index: int) -> Batch:
-            return as_views(records.fetch_on_host(np.asarray([index])), views, augment)
+        def read(index: int, seed: int | None = None) -> Batch:
+            seed = torch.initial_seed() if seed is None else seed  # a process per record has it
+            batch = records.fetch_on_host(np.asarray([index]), seed)
+            return as_views(batch, views, augment)
 
         self._read: Callable[[Sequence[tuple[int, int]]], list[Example]]
-        self._read = lambda requests: [_plain_example(read(index)) for index, _ in requests]
+        self._read = lambda requests: [_plain_example(read(*request)) for request in requests]
         self.processes: RecordProcesses | None = None
         if augment is not None or not records.is_plain:
             program = (*records.program, augment)
