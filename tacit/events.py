@@ -478,7 +478,7 @@ class ChosenOf(Event):
     largest of the deltas of all parts at each epsilon.
 
     >>> str(ChosenOf((Gaussian(2.0), PureDP(0.1))))
-    'one, chosen freely, of [Gaussian noise, multiplier 2], [0.1-DP release]'
+    'one, chosen freely, of [Gaussian noise, multiplier 2], [pure DP, epsilon 0.1]'
     """
 
     parts: tuple[Event, ...]
