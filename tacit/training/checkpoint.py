@@ -15,7 +15,7 @@ has the old key, or loads it later, may repeat the steps that were ticked off, a
 So there are never more pairs of key and step with a release than steps that were paid.
 
 A loop may change anything after that, too. So every step after a checkpoint leaves a tag of its
-sum, of the weights and of the optimizer's settings before it is released (`released_sums`), and a
+sum, of what earlier steps add to it (`banded_noise`), of the weights and of the optimizer's settings before it is released (`released_sums`), and a
 repeated step with another tag is refused: the same noise would fall on another sum.
 
 A checkpoint is as secret as the data: anyone who has the key can subtract the noise.
@@ -156,7 +156,8 @@ class RunState:
             raise ValueError(
                 f"the optimizer must be of the checkpoint's kind, {state['optimizer']}, got {kind}."
             )
-        self._ranks.require_equal("the checkpoint", [state["run"], state["steps_taken"]])
+        kept = hashlib.sha256(repr(state.get("noise")).encode()).hexdigest()
+        self._ranks.require_equal("the checkpoint", [state["run"], state["steps_taken"], kept])
         self._loaded = self._sums = None
         self._begin_loop()  # lots that were handed out came from another key
         self._run = state["run"]
@@ -394,6 +395,10 @@ class RunState:
         key = self._key_name()
         # With weights and buffers: a change of these shows whatever the lot holds, even nothing.
         held = [*self._model.parameters(), *self._model.buffers(), *released]
+        if self._plan.noise_at(step):
+            held += self._noise.past(
+                step, released[0].device
+            )  # the noise falls on the sum mixed with these
         parts = [self._settings(), *map(_content, held)]
         tag = self._salt.tag(f"sum {key}", step, parts)
         first = self._sums.get(key, str(step)) or self._sums.add(key, str(step), tag)

@@ -345,7 +345,7 @@ def _noise(plan: TrainingPlan, banded: Banded | None, key: Key, secure: bool) ->
         key,
         expected_batch=plan.expected_batch,
         column=plan.column,
-        restart=banded.restart,
+        restart=plan.restart,
         secure=secure,
     )
 

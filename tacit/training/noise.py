@@ -170,6 +170,10 @@ class NoisyMean:
     def start_anew(self, step: int) -> None:
         """Forget what was kept between the steps before `step`: nothing, for independent noise."""
 
+    def past(self, _step: int, _device: torch.device) -> list[Tensor]:
+        """Return what earlier steps add to this one's sum: nothing, for independent noise."""
+        return []
+
     def state(self) -> dict[str, object] | None:
         """Return what is kept between steps, as JSON values: nothing, for independent noise."""
         return None

@@ -109,6 +109,8 @@ class TrainingPlan:
     column
         The strategy by which noise is correlated over time (`banded_noise`); one entry for
         independent noise.
+    restart
+        Correlated noise is started anew after every so many steps.
     records_per_user
         Most examples of one unit of privacy, each of which is clipped by itself (`users`).
     """
@@ -123,6 +125,7 @@ class TrainingPlan:
     adaptive: AdaptiveClip | None = None
     also: tuple[Event, ...] = ()
     column: tuple[float, ...] = (1.0,)
+    restart: int | None = None
     records_per_user: int = 1
 
     @cached_property
@@ -212,6 +215,7 @@ class TrainingPlan:
                 [m, len(list(run))] for m, run in groupby(self.noise_multipliers)
             ],
             "adaptive": repr(self.adaptive),
+            "restart": self.restart,
             **({"records_per_user": k} if (k := self.records_per_user) > 1 else {}),
         }
 
@@ -268,6 +272,7 @@ def make_plan(
         adaptive=adaptive,
         also=_other_events(also),
         column=column,
+        restart=None if noise is None or len(column) == 1 else noise.restart,
         records_per_user=records_per_user,
     )
     multipliers = choose_noise(

@@ -472,3 +472,58 @@ def test_the_page_says_what_happens(capsys):
         exec(block, names)  # the page's own examples
     printed = re.findall(r"^# (.+)$", "\n".join(blocks), re.MULTILINE)
     assert capsys.readouterr().out.split("\n")[:-1] == printed
+
+
+# The same noise never falls on two sums -----------------------------------------------------------
+
+
+def resumed(problem, made, state, weights, **options):
+    """Return a run that continues from a checkpoint of `made`, with its ledger."""
+    again = small(problem, ledger=made.private.ledger, **options)
+    again.model.load_state_dict(weights)
+    again.private.load_state_dict(state)
+    return again
+
+
+def test_another_restart_of_the_noise_is_refused(problem):
+    options = {"sampler": sampling.FixedOrder(8)}
+    made = small(problem, ledger=tacit.Ledger(), **options)
+    gradients(made, stop=6)
+    state, weights = made.private.state_dict(), copy.deepcopy(made.model.state_dict())
+    changed = options | {"noise": Banded(bands=8, restart=6)}
+    with pytest.raises(ValueError, match="another restart"):
+        resumed(problem, made, state, weights, **changed)
+    other = small(problem, ledger=tacit.Ledger(), **changed)
+    gradients(other, stop=4)
+    with pytest.raises(ValueError, match="another restart"):
+        resumed(problem, other, other.private.state_dict(), weights, **options)
+
+
+def test_a_repeated_step_with_other_residuals_is_refused(problem):
+    made = small(problem, ledger=tacit.Ledger())
+    gradients(made, stop=6)
+    state, weights = made.private.state_dict(), copy.deepcopy(made.model.state_dict())
+    first = gradients(made, stop=8)
+    again = resumed(problem, made, state, weights)
+    again.private._noise._residuals.zero_()
+    with pytest.raises(ValueError, match="taken before"):
+        gradients(again, stop=7)
+    assert (gradients(resumed(problem, made, state, weights), stop=8) == first).all()
+
+
+def test_a_residual_that_was_not_kept_is_not_found_later(problem, monkeypatch):
+    """The step after a failure starts anew, so a restart that has the residual may not take it."""
+    made = small(problem, ledger=tacit.Ledger(), lr=0.0)
+    gradients(made, stop=6)
+    state, weights = made.private.state_dict(), copy.deepcopy(made.model.state_dict())
+
+    def fail(*_):
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(made.private._noise, "_keep", fail)
+        with pytest.raises(MemoryError):
+            gradients(made, stop=7)
+    gradients(made, stop=8)
+    with pytest.raises(ValueError, match="taken before"):
+        gradients(resumed(problem, made, state, weights, lr=0.0), stop=8)
