@@ -32,9 +32,9 @@ deviations)), and the noise is larger by that factor (`make_grids`). How v is ch
 all earlier releases: the total of squares that one record may move is what a Gaussian release can
 bear (Smith & Thakurta 2022, arXiv:2210.17520).
 
-**Restarts.** The same z must never fall on two sums. So the tag by which a repeated step is compared
-with its first time covers the residuals that are mixed in (`past`), and `restart` is part of the
-plan. Dropping the residuals of steps before some step cuts columns of C, which moves no sum
+**Restarts.** The same z must never fall on two sums. So the tag that compares a repeated step with
+its first time covers the residuals that are mixed in (`past`), and `restart` is part of the plan.
+Dropping the residuals of steps before some step cuts columns of C, which moves no sum
 more than before. So noise may be started anew at public times (`Banded.restart`), and a restart
 with a fresh key does so: see `checkpoint`.
 """

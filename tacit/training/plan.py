@@ -175,6 +175,12 @@ class TrainingPlan:
         # A user's records move gradient and counts together, as often as they are in the lot.
         return sampled if self.records_per_user == 1 else for_group(sampled, self.records_per_user)
 
+    def order(self) -> bytes:
+        """Return a hash of the order of records that the sampler was given, if any. Private."""
+        sampler = self.sampler
+        has_order = isinstance(sampler, sampling.FixedOrder | sampling.Stream)
+        return sampler.digest() if has_order else b""
+
     def drawer(self, key: Key, n: int) -> Callable[[int], NDArray[np.int64]]:
         """Return a function that maps a step to its lot's indices among `n` records. Private."""
         sampler = self.sampler

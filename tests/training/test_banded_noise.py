@@ -527,3 +527,38 @@ def test_a_residual_that_was_not_kept_is_not_found_later(problem, monkeypatch):
     gradients(made, stop=8)
     with pytest.raises(ValueError, match="taken before"):
         gradients(resumed(problem, made, state, weights, lr=0.0), stop=8)
+
+
+PLACES = np.arange(200) % 8
+ORDER = [[0, 1, 2, 3]] + [[4, 5, 6]] * 11 + [[10, 11]] * 12
+
+
+@pytest.mark.parametrize(
+    ("given", "other"),
+    [
+        (sampling.FixedOrder(8, places=PLACES), sampling.FixedOrder(8, places=7 - PLACES)),
+        (sampling.FixedOrder(8, places=PLACES), sampling.FixedOrder(8)),
+        (sampling.FixedOrder(8), sampling.FixedOrder(8, places=PLACES)),
+        (sampling.Stream(ORDER, separation=8), sampling.Stream(ORDER[::-1], separation=8)),
+    ],
+)
+@pytest.mark.parametrize("lost", [None, 0])
+def test_another_order_of_records_is_refused(problem, given, other, lost):
+    made = small(problem, ledger=tacit.Ledger(), sampler=given)
+    gradients(made, stop=3)
+    state = made.private.state_dict()
+    again = small(problem, ledger=made.private.ledger, sampler=other)
+    with pytest.raises(ValueError, match="order of records"):
+        again.private.load_state_dict(state, lost_steps=lost)
+    same = small(problem, ledger=made.private.ledger, sampler=given)
+    same.private.load_state_dict(state, lost_steps=lost)
+
+
+def test_an_order_that_is_edited_later_does_not_change():
+    places, order = PLACES.copy(), [list(lot) for lot in ORDER]
+    fixed, stream = sampling.FixedOrder(8, places=places), sampling.Stream(order, separation=8)
+    before = fixed.digest(), stream.digest()
+    places[:], order[0][0] = 0, 9
+    order.reverse()
+    assert (fixed.digest(), stream.digest()) == before
+    assert stream.lots(200)(0, np.random.default_rng()).tolist() == [0, 1, 2, 3]
