@@ -10,10 +10,11 @@ its checkpoint before it draws a lot: the records, the program, the machine, wei
 (`fingerprint` says why these and not the sums). If anything differs, the run goes on with a fresh
 key, for lots and noise, and the steps that may have been lost are paid once more: the ledger holds
 their number. If records take turns, all steps after the checkpoint are paid once more, as a run of
-their own: the fresh key draws other turns. A ledger that does not know the run cannot tell it; then the run is refused until the
-user gives `lost_steps`. The fresh key has the rest of the plan from there on: a process that still
-has the old key, or loads it later, may repeat the steps that were ticked off, and takes no others.
-So there are never more pairs of key and step with a release than steps that were paid.
+their own: the fresh key draws other turns. A ledger that does not know the run cannot tell what was
+lost; then the run is refused until the user gives `lost_steps`. The fresh key has the rest of the
+plan from there on: a process that still has the old key, or loads it later, may repeat the steps
+that were ticked off, and takes no others. So there are never more pairs of key and step with a
+release than steps that were paid.
 
 A loop may change anything after that, too. So every step after a checkpoint leaves a tag of its
 sum, of what earlier steps add to it (`banded_noise`), of the weights and of the optimizer's
@@ -219,7 +220,8 @@ class RunState:
             )
         lost = f"{self._take_fresh_key(0)} steps that may have been taken after the checkpoint"
         if isinstance(self._plan.sampler, RunSampler):
-            lost = f"all {self._plan.steps - self.steps_taken} steps after the checkpoint, as a run of their own,"
+            left = self._plan.steps - self.steps_taken
+            lost = f"all {left} steps after the checkpoint, as a run of their own,"
         warnings.warn(
             f"{reason}: the run continues with fresh noise, and {lost} are paid again.",
             stacklevel=4,
