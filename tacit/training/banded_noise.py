@@ -67,6 +67,7 @@ _MOST_BANDS = 1024
 _RESIDUAL = 24  # residuals are kept in steps of 2^-24 noise deviations, rounded to a power of two
 _LIMIT = 2.0**31 - 1  # of these steps
 _FORGOTTEN = 4096  # entries of 1 / c, later ones being far smaller: they fall like j^-3/2
+_UNKNOWN = -1  # in place of a step: the noise starts anew at the next one
 _CHUNK = 1 << 14  # coordinates mixed at a time: few enough for the processor's caches
 
 
@@ -336,6 +337,7 @@ class BandedNoise(NoisyMean):
         blocks = self.in_place(sums, scales, step=step, noise_multiplier=noise_multiplier)
         if blocks is not None:
             blocks.launch()
+            self.launched(step)
             return list(sums)
         self._begin_step(step)
         size = sum(total.numel() for total in sums)
@@ -351,13 +353,20 @@ class BandedNoise(NoisyMean):
     def in_place(
         self, sums: Sequence[Tensor], scales: Sequence[float], *, step: int, noise_multiplier: float
     ) -> "Blocks | None":
-        """Return a GPU kernel for this step, to be launched once, or None; see the base class."""
+        """Return a GPU kernel for this step, to be launched once, or None; see the base class.
+
+        Until `launched` is called, its residual counts as missing: a launch may fail.
+        """
         blocks = super().in_place(sums, scales, step=step, noise_multiplier=noise_multiplier)
         if blocks is not None:
             self._begin_step(step)
-            self._next = step + 1
+            self._next = _UNKNOWN
             blocks.set_step(step)  # type: ignore[attr-defined]  # `_block_options` makes BandedBlocks
         return blocks
+
+    def launched(self, step: int) -> None:
+        """Count the residual of `step` as kept, because its kernel was launched."""
+        self._next = step + 1
 
     def _block_options(
         self, sums: Sequence[Tensor], grids: Sequence[NoiseGrid]

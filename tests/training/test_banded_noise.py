@@ -6,6 +6,7 @@ import math
 import re
 import warnings
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from tacit.training import AdamBC, AdaptiveClip, Banded, Stairs
 from tacit.training.banded_noise import BandedNoise, choose_bands, price_bands
 from tacit.training.grid_noise import make_grids
 from tacit.training.key import Key
+from tacit.training.noise import NoisyMean
 
 FASHION = {"batch_size": 256, "n_records": 60_000, "steps": 2048, "delta": 1e-5}
 MILLION = {"batch_size": 1000, "n_records": 10**6, "steps": 1000, "delta": 1e-5}
@@ -578,3 +580,27 @@ def test_an_order_that_is_edited_later_does_not_change():
     order.reverse()
     assert (fixed.digest(), stream.digest()) == before
     assert stream.lots(200)(0, np.random.default_rng()).tolist() == [0, 1, 2, 3]
+
+
+def test_a_launch_that_fails_leaves_no_stale_residual(monkeypatch):
+    """The noise starts anew at the next step, whichever way the launch was made."""
+
+    class Failing:
+        is_plain = False
+
+        def set_step(self, step):
+            pass
+
+        def launch(self):
+            raise RuntimeError("launch")
+
+    noise = BandedNoise(Key.from_seed(1), expected_batch=1.0, column=optimal_bands(32, 8))
+    step = partial(noise.release, scales=[1.0], noise_multiplier=1.0)
+    for number in range(3):
+        step([torch.zeros(4, dtype=torch.float64)], step=number)
+    with monkeypatch.context() as patch:
+        patch.setattr(NoisyMean, "in_place", lambda *_, **__: Failing())
+        with pytest.raises(RuntimeError, match="launch"):
+            step([torch.zeros(4, dtype=torch.float64)], step=3)
+    assert noise.past(4, torch.device("cpu")) == []
+    assert not noise._residuals.any()
