@@ -162,6 +162,11 @@ class RunState:
                 f"the optimizer must be of the checkpoint's kind, {state['optimizer']}, got {kind}."
             )
         self._check_order(state)
+        first = (state.get("mean") or {}).get("first")
+        if first != (self._mean and self._mean.first):
+            raise ValueError(
+                "average must be that of the checkpoint: weights before it are not known any more."
+            )
         kept = hashlib.sha256(repr(state.get("noise")).encode()).hexdigest()
         self._ranks.require_equal("the checkpoint", [state["run"], state["steps_taken"], kept])
         self._loaded = self._sums = None
@@ -183,7 +188,7 @@ class RunState:
             self._salt = Key(bytes.fromhex(state["salt"]))
         self._use(Key(bytes.fromhex(state["key"])))
         self._noise.load_state(state.get("noise"))
-        if self._mean is not None and state.get("mean"):
+        if self._mean is not None:
             self._mean.load_state(state["mean"])
         self._loaded = copy.deepcopy(state)
         if lost_steps is not None:
@@ -330,8 +335,10 @@ class RunState:
         """Give the model the mean weights of the last steps so far inside the block.
 
         `noise=Banded(...)` averages them, and the model keeps the mean when the run ends. Without
-        it, or before the last steps, the model stays as it is.
+        it, or before the last steps, the model stays as it is. Call this between steps: after the
+        last one, it sets the model to the mean for good, if leaving the loop has not done so.
         """
+        self._end_run()
         if self._mean is None or not self._mean.updates:
             yield self._model
             return

@@ -336,6 +336,15 @@ def choose_sampler(
         return sampler, n_records / sampler.steps
     if isinstance(sampler, sampling.FixedOrder):
         return sampler, n_records / sampler.steps
+    if isinstance(sampler, sampling.Stream) and steps > len(sampler.order):
+        raise ValueError(f"order must have a lot for each of {steps} steps.")
+    if isinstance(sampler, sampling.CyclicPoisson):
+        rate = min(1.0, sampler.groups * batch_size / n_records)
+        if sampler.rate != rate:
+            raise ValueError(
+                f"sampler has rate {sampler.rate}, but {sampler.groups} groups with the batch_size "
+                f"and n_records of the run need {rate}. Give the matching ones, or noise=Banded()."
+            )
     if isinstance(sampler, RunSampler):
         return sampler, float(batch_size)
     raise ValueError(

@@ -22,6 +22,7 @@ from tacit.events import Sequence as EventSequence
 from tacit.mechanisms import optimal_bands, running_error, step_deviations
 from tacit.training import AdamBC, AdaptiveClip, Banded, Stairs
 from tacit.training.banded_noise import BandedNoise, choose_bands, price_bands
+from tacit.training.ema import TailMean
 from tacit.training.grid_noise import make_grids
 from tacit.training.key import Key
 from tacit.training.noise import NoisyMean
@@ -311,19 +312,28 @@ def test_the_model_ends_with_the_mean_of_its_last_weights(problem):
     last = small(problem, noise=Banded(bands=8, average=0.0))
     gradients(last)
     seen.append(last.model[0].weight.detach())
-    mean = torch.stack(seen[17:]).mean(0)  # after 18 to 24 of 24 steps
+    mean = torch.stack(seen[18:]).mean(0)  # after 19 to 24 of 24 steps: a quarter
     assert torch.allclose(made.model[0].weight, mean, atol=1e-6)
     with last.private.averaged() as model:
         assert torch.equal(model[0].weight, seen[-1])
 
 
-def test_a_loop_of_the_users_own_gets_the_same(problem):
+@pytest.mark.parametrize("end", ["exhausted", "left", "averaged"])
+def test_a_loop_of_the_users_own_gets_the_same(problem, end):
     made, other = small(problem), small(problem)
     gradients(made)
-    for batch in other.private.batches():
+    batches = other.private.batches()
+    for batch in batches:
         other.private.backward(other.loss_fn(other.model, batch))
         other.optimizer.step()
         other.optimizer.zero_grad()
+        if end != "exhausted" and other.private.steps_taken == 24:
+            break
+    if end == "left":
+        del batches
+    elif end == "averaged":
+        with other.private.averaged():
+            pass
     for one, two in zip(made.model.parameters(), other.model.parameters(), strict=True):
         assert torch.allclose(one, two, atol=1e-4)
 
@@ -604,3 +614,48 @@ def test_a_launch_that_fails_leaves_no_stale_residual(monkeypatch):
             step([torch.zeros(4, dtype=torch.float64)], step=3)
     assert noise.past(4, torch.device("cpu")) == []
     assert not noise._residuals.any()
+
+
+def test_a_mean_of_short_floats_keeps_moving():
+    model = torch.nn.Linear(50, 50, bias=False).bfloat16()
+    mean, total = TailMean(model, steps=1024, share=0.5), torch.zeros(50, 50, dtype=torch.float64)
+    for step in range(1, 1025):
+        with torch.no_grad():
+            model.weight.copy_(step / 1024 + 0.3 * torch.randn(50, 50))
+        mean.observe(step)
+        total += model.weight.double() * (step > 512)
+    assert mean.updates == 512
+    assert (mean._means["weight"] - total / 512).abs().max() < 1e-4
+    mean.load_state(json.loads(json.dumps(mean.state())))
+    assert mean._means["weight"].dtype == torch.float32
+
+
+@pytest.mark.parametrize("average", [0.0, 0.5])
+def test_another_average_than_that_of_the_checkpoint_is_refused(problem, average):
+    made, other = small(problem), small(problem, noise=Banded(bands=8, average=average))
+    gradients(made, stop=3)
+    for one, two in ((made, other), (other, made)):
+        with pytest.raises(ValueError, match="average must be that"):
+            two.private.load_state_dict(one.private.state_dict(), lost_steps=0)
+
+
+def test_a_cyclic_sampler_must_fit_the_batch_size(problem):
+    fitting = sampling.CyclicPoisson(2 * 8 / 200, 2)
+    assert small(problem, noise=None, sampler=fitting).private.event.separation == 2
+    with pytest.raises(ValueError, match="2 groups"):
+        small(problem, noise=None, sampler=sampling.CyclicPoisson(1.0, 2))
+
+
+@pytest.mark.parametrize("multiplier", [0.0, 1.0])
+def test_a_stream_that_is_too_short_is_refused(problem, multiplier):
+    short = sampling.Stream([[0]] * 5, separation=2)
+    with pytest.raises(ValueError, match="a lot for each"):
+        small(problem, sampler=short, noise_multiplier=multiplier)
+    with pytest.raises(ValueError, match="a lot for each"):
+        short.lots(3)(5, np.random.default_rng())
+
+
+@pytest.mark.parametrize("column", [(), (1e-200,), (0.0, 1.0), (1.0, 1e200), (1.0, math.nan)])
+def test_a_column_without_a_price_is_refused(column):
+    with pytest.raises(ValueError, match="column"):
+        BandedGaussian(1.0, column, 7, 3)
