@@ -367,7 +367,7 @@ def _coins(n: int, sides: int, rng: Seed) -> Indices:
 
 def _frozen(values: Sequence[int] | Indices) -> Indices:
     """Return a copy of whole numbers that cannot be changed."""
-    found = np.array(values, np.int64)
+    found = np.asarray(values, np.int64).copy()
     found.flags.writeable = False
     return found
 
