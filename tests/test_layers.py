@@ -20,6 +20,7 @@ LAYERS = [
     ["ledger"],
     ["summaries"],
     ["training", "pate", "regression", "local", "tuning", "auditing", "datasets"],
+    ["sources"],
     ["experiments"],
     ["report"],
     ["cli"],

@@ -21,7 +21,9 @@ if TYPE_CHECKING:  # these load scikit-learn, so they are loaded on first use
         as_dataset,
         column_names,
         count_rows,
+        frame_chunks,
         held_out,
+        read_cell_chunks,
         read_chunks,
         read_columns,
         read_features,
@@ -46,9 +48,11 @@ __all__ = [
     "digits",
     "fashion_mnist",
     "find_columns",
+    "frame_chunks",
     "held_out",
     "load",
     "mnist",
+    "read_cell_chunks",
     "read_chunks",
     "read_columns",
     "read_features",
@@ -60,8 +64,8 @@ __all__ = [
 
 _SCHEMA = "Derived EncodedRows FeatureBounds Schema"
 _TABLES = (
-    "as_dataset column_names count_rows held_out read_chunks read_columns read_features read_rows "
-    "read_table take_rows"
+    "as_dataset column_names count_rows frame_chunks held_out read_cell_chunks read_chunks "
+    "read_columns read_features read_rows read_table take_rows"
 )
 _HOMES = {"schema": _SCHEMA, "tables": _TABLES}
 __getattr__ = lazy(

@@ -15,12 +15,14 @@ if TYPE_CHECKING:
     from tacit.regression.frank_wolfe import FrankWolfe
     from tacit.regression.linear import LinearRegression
     from tacit.regression.logistic import LogisticRegression
+    from tacit.regression.rows import SecondMoments
     from tacit.regression.transfer import TransferRegression
 
 _HOMES = {
     "FrankWolfe": "frank_wolfe",
     "LinearRegression": "linear",
     "LogisticRegression": "logistic",
+    "SecondMoments": "rows",
     "TransferRegression": "transfer",
 }
 
@@ -29,6 +31,7 @@ __all__ = [
     "FrankWolfe",
     "LinearRegression",
     "LogisticRegression",
+    "SecondMoments",
     "TransferRegression",
 ]
 

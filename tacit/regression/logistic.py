@@ -23,7 +23,7 @@ from tacit.regression.estimator import (
     public_size,
     relative_weights,
 )
-from tacit.regression.gradient import DescentPlan, WideRows
+from tacit.regression.gradient import DescentPlan, DescentRows, WideRows
 from tacit.regression.intervals import Inference, InferenceMixin, infer
 from tacit.regression.irls import IRLSPlan
 from tacit.regression.objective import ObjectivePlan
@@ -119,12 +119,11 @@ class LogisticRegression(InferenceMixin, ClassifierMixin, PrivateEstimator):
             raise ValueError(f"method {plan.method!r} has none of l1, l2, fit_intercept=False.")
         self.inference_ = None
         if isinstance(plan, DescentPlan):
-            wide = WideRows(table, box)
+            wide = WideRows(table, box, numbers)
             largest_norm = math.sqrt(box.full_norm**2 - 1)
             self._pay(plan.event, plan.method)
             theta = gradient.fit_descent(
                 wide,
-                numbers,
                 plan,
                 largest_norm=largest_norm,
                 n_records=n_records,
@@ -162,6 +161,34 @@ class LogisticRegression(InferenceMixin, ClassifierMixin, PrivateEstimator):
                     fit_intercept=fit_intercept,
                 )
         return self._store(theta, box, classes, plan)
+
+    def fit_rows(
+        self, rows: DescentRows, *, classes: Sequence[Any], n_records: int
+    ) -> Self:  # Any: as `classes` of the estimator
+        """Fit the model to rows that stay where they are, in rounds, by `"descent"`.
+
+        `rows` are scaled by `bounds` with zero at zero, as `tacit.sources` gives them; `classes`
+        are the two labels.
+        """
+        if self.method not in ("auto", "descent"):
+            raise ValueError(f"method {self.method!r} needs the table. Use method='descent'.")
+        if len(classes) != 2:
+            raise ValueError(f"a fit in rounds needs two classes, got {len(classes)}.")
+        if self.l1 is not None or self.l2 is not None:
+            raise ValueError("method 'descent' has none of l1, l2.")
+        box = self._box(rows.n_features, is_centered=False)
+        plan = gradient.plan_descent(n_classes=2, n_records=n_records, **self._terms())
+        self._pay(plan.event, plan.method)
+        theta = gradient.fit_descent(
+            rows,
+            plan,
+            largest_norm=math.sqrt(box.full_norm**2 - 1),
+            n_records=n_records,
+            rng=self._generator(),
+            fit_intercept=boolean(fit_intercept=self.fit_intercept),
+        )
+        self.inference_, self.n_features_in_ = None, rows.n_features
+        return self._store(theta, box, np.asarray(classes), plan)
 
     def _store(self, theta: Floats, box: Box, classes: NDArray[Any], plan: LogisticPlan) -> Self:
         coef, intercept = box.unscale(theta)

@@ -30,8 +30,8 @@ def texts(rows=3000, columns=5000, seed=0):
 def values_released(monkeypatch, X, y, plan, outputs):
     """Return the exact values of a fit; releases return `outputs`, or are stored there if empty."""
     with recorded_releases(monkeypatch, outputs) as seen:
-        rows = WideRows(X, Bounds(0, 1).box(X.shape[1], is_centered=False))
-        gradient.fit_descent(rows, y, plan, largest_norm=20.0, n_records=300, rng=generator(0))
+        rows = WideRows(X, Bounds(0, 1).box(X.shape[1], is_centered=False), y)
+        gradient.fit_descent(rows, plan, largest_norm=20.0, n_records=300, rng=generator(0))
     return seen
 
 

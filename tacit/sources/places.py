@@ -1,0 +1,169 @@
+"""Places of tables: files, addresses of databases, data frames and chunks, opened as one type."""
+
+import contextlib
+from collections.abc import Callable, Generator, Iterable
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from tacit import datasets  # tables load with scikit-learn, when they are first used
+from tacit.datasets import Schema
+from tacit.sources.engine_table import ChunkTable, EngineTable, FrameTable, PostgresTable
+from tacit.sources.grid_encoding import require_engine_schema
+from tacit.sources.operations import BOOLEAN, NUMBER, TEXT, identifier
+
+_DUCKDB, _POSTGRES = "duckdb:", ("postgresql://", "postgres://")
+_PARQUET = (".parquet", ".pq")
+_POSTGRES_KINDS = {  # type codes of the server's catalog, which never change
+    **dict.fromkeys((20, 21, 23, 700, 701), NUMBER),
+    1700: "decimal",
+    16: BOOLEAN,
+    **dict.fromkeys((25, 1042, 1043, 19), TEXT),
+}
+
+
+def is_database(place: object) -> bool:
+    """Return whether `place` is the address of a table in a database."""
+    return isinstance(place, str) and place.startswith((_DUCKDB, *_POSTGRES))
+
+
+def shown_place(place: str) -> str:
+    """Return an address without its password, for pages and errors."""
+    head, sign, rest = place.partition("://")
+    user, at, where = rest.rpartition("@")
+    if not sign or not at:
+        return place
+    return f"{head}://{user.partition(':')[0]}@{where}"
+
+
+@contextlib.contextmanager
+def open_table(place: Any, schema: Schema) -> Generator[EngineTable]:
+    """Open a table where it is; what it computes is private.
+
+    Parameters
+    ----------
+    place
+        * `duckdb:FILE#TABLE` or `postgresql://USER@HOST/DATABASE#TABLE`; TABLE may be SCHEMA.TABLE;
+        * a Parquet file, or a pattern such as `visits/*.parquet`: read by DuckDB if it is
+          installed, and else in chunks;
+        * a CSV file, read in chunks;
+        * a data frame: pandas, polars (also lazy), pyarrow, a relation of DuckDB, Dask, Spark;
+        * several data frames: a list, or a function that returns an iterator over them and can be
+          called again.
+    schema
+        Declares the columns. Any: the types above.
+    """
+    require_engine_schema(schema)
+    with contextlib.ExitStack() as stack:
+        yield _opened(place, schema, stack)
+
+
+def _opened(place: Any, schema: Schema, stack: contextlib.ExitStack) -> EngineTable:
+    if is_database(place):
+        address, _, table = place.partition("#")
+        if not table:
+            raise ValueError(f"{shown_place(place)} names no table. Add #TABLE.")
+        name = ".".join(identifier(part) for part in unquote(table).split("."))
+        if place.startswith(_DUCKDB):
+            return _duckdb(address.removeprefix(_DUCKDB), name, stack)
+        return _postgres(address, name, stack)
+    if isinstance(place, str | Path):
+        return _file(Path(place), schema, stack)
+    if callable(place) or isinstance(place, list | tuple):
+        return _chunks(place, schema)
+    import narwhals.stable.v2 as nw
+
+    frame = nw.from_native(place, pass_through=True)
+    if not isinstance(frame, nw.DataFrame | nw.LazyFrame):
+        raise TypeError(
+            "a table must be a file, an address, a data frame, or a list of data frames, got "
+            f"{type(place).__name__}."
+        )
+    if frame.implementation.is_duckdb() and "PARQUET" in frame.to_native().explain().upper():
+        raise ValueError(
+            "this relation of DuckDB reads Parquet files, in which DuckDB may overlook NaN. Give "
+            "the path of the files, or the address duckdb:FILE#VIEW."
+        )
+    return FrameTable(frame)
+
+
+def _chunks(given: Callable[[], Iterable[Any]] | Iterable[Any], schema: Schema) -> ChunkTable:
+    frames = given if callable(given) else lambda: given
+    return ChunkTable(lambda: datasets.frame_chunks(frames(), schema.needed))
+
+
+def _file(path: Path, schema: Schema, stack: contextlib.ExitStack) -> EngineTable:
+    is_pattern = any(sign in path.name for sign in "*?[")
+    if not is_pattern and not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}.")
+    if path.suffix in _PARQUET and (connection := _duckdb_connection(None, stack)) is not None:
+        # By default DuckDB takes a Parquet file to hold no NaN, and then overlooks those in it.
+        query = "SELECT * FROM read_parquet(?, can_have_nan => true)"
+        return _relation(lambda: connection.sql(query, params=[str(path)]), path.name)
+    if is_pattern:
+        raise ValueError(f"{path.name}: a pattern needs Parquet files, and DuckDB installed.")
+    return ChunkTable(lambda: datasets.read_cell_chunks(path, schema, schema.needed))
+
+
+def _duckdb(file: str, table: str, stack: contextlib.ExitStack) -> EngineTable:
+    if not Path(file).is_file():
+        raise FileNotFoundError(f"there is no DuckDB file {file}.")
+    connection = _duckdb_connection(file, stack)
+    if connection is None:
+        raise ModuleNotFoundError("DuckDB is not installed. Run: pip install 'tacit[engines]'")
+    # For views of Parquet files; see _file. These optimizers prove by statistics that no row is NaN.
+    connection.execute("SET disabled_optimizers = 'statistics_propagation,filter_pushdown'")
+    return _relation(lambda: connection.sql(f"FROM {table}"), f"{Path(file).name}#{table}")
+
+
+def _relation(make: Callable[[], Any], name: str) -> EngineTable:
+    """Return a relation of DuckDB. Any: DuckDB has no types. Its errors may quote values."""
+    import duckdb
+    import narwhals.stable.v2 as nw
+
+    try:
+        return FrameTable(nw.from_native(make()))
+    except duckdb.Error:
+        raise ValueError(f"{name} cannot be read by DuckDB as a table.") from None
+
+
+def _duckdb_connection(file: str | None, stack: contextlib.ExitStack) -> Any:
+    """Return a connection, closed at the end; None if DuckDB is not installed. Any: no types."""
+    try:
+        import duckdb
+    except ModuleNotFoundError:
+        return None
+    try:
+        connection = duckdb.connect(file or ":memory:", read_only=file is not None)
+    except duckdb.Error as error:
+        why = "another program holds it" if "lock" in str(error).lower() else "it is no database"
+        raise ValueError(f"{Path(file or '').name} cannot be opened by DuckDB: {why}.") from None
+    stack.callback(connection.close)
+    connection.execute("SET preserve_insertion_order = false")  # sums have no order
+    return connection
+
+
+def _postgres(address: str, table: str, stack: contextlib.ExitStack) -> EngineTable:
+    try:
+        import psycopg
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError(
+            "PostgreSQL tables need psycopg. Run: pip install 'tacit[engines]'"
+        ) from None
+    try:
+        connection = stack.enter_context(psycopg.connect(address))
+    except psycopg.Error as error:
+        why = str(error).strip().splitlines()[-1]
+        raise ValueError(f"{shown_place(address)} cannot be reached: {why}") from None
+    # All passes of a fit see one state of the table, and none can write.
+    connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+    connection.read_only = True
+    query = f"SELECT * FROM {table}"
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute(f"{query} LIMIT 0")  # type: ignore[arg-type]  # quoted identifiers
+            described = cursor.description or ()
+    except psycopg.Error:
+        raise ValueError(f"{shown_place(address)} has no table {table} that you may read.") from None
+    kinds = {column.name: _POSTGRES_KINDS.get(column.type_code, "") for column in described}
+    return PostgresTable(connection, query, kinds)
