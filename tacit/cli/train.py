@@ -82,6 +82,6 @@ def train(
             raise ValueError(f"{recipe} is of method {chosen.method}, which train does not do.")
         folder = out or Path("runs") / f"{chosen.name}-epsilon-{chosen.privacy.epsilon:g}"
         shared.require_folder(folder)
-    if RunFolder(folder).is_finished:
+    if RunFolder(folder).is_finished and shared.rank() == 0:
         typer.echo(f"{folder} is finished; for a new run, choose another --out.", err=True)
     shared.train_and_print(chosen, folder, root=data, page=page, as_json=as_json)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tacit.training.adaptive_clipping import AdaptiveClip
     from tacit.training.automatic_clipping import Automatic
     from tacit.training.clip import ClippedSum, Flat, PerGroup, PerLayer
+    from tacit.training.distributed import Ranks
     from tacit.training.ema import EMA
     from tacit.training.engines import clipped_sum
     from tacit.training.key import Key
@@ -40,6 +41,7 @@ _HOMES = {
     "PerGroup": "clip",
     "PerLayer": "clip",
     "Private": "private",
+    "Ranks": "distributed",
     "Speed": "make",
     "Stairs": "plan",
     "clipped_sum": "engines",
@@ -62,6 +64,7 @@ __all__ = [
     "PerGroup",
     "PerLayer",
     "Private",
+    "Ranks",
     "Speed",
     "Stairs",
     "clipped_sum",
