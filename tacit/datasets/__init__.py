@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tacit._lazy import lazy
-from tacit.datasets.columns import TYPES, Column
+from tacit.datasets.columns import TYPES, UNKNOWN, Column, Parsed
 from tacit.datasets.csv_lines import FIELDS, Dialect, find_columns
 from tacit.datasets.dataset import Dataset
 from tacit.datasets.images import digits, fashion_mnist, mnist, read_idx
@@ -35,12 +35,14 @@ if TYPE_CHECKING:  # these load scikit-learn, so they are loaded on first use
 __all__ = [
     "FIELDS",
     "TYPES",
+    "UNKNOWN",
     "Column",
     "Dataset",
     "Derived",
     "Dialect",
     "EncodedRows",
     "FeatureBounds",
+    "Parsed",
     "Schema",
     "as_dataset",
     "column_names",

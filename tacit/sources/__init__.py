@@ -1,19 +1,40 @@
 """Statistics where the rows are: DuckDB, PostgreSQL, Dask, Spark, polars, and files in chunks.
 
-`fit_linear`, `fit_logistic`, `moments`, `count_outside` and `count_votes` take the place of a table
+`fit_linear`, `fit_logistic`, `describe`, `count_outside` and `count_votes` take the place of a table
 (`open_table` lists the kinds), let its engine add up integers on a public grid, and add noise once,
 here, after the ledger has been paid. Every engine gives exactly the same sums.
 """
 
 from tacit._lazy import lazy
 
+_COUNTS = ("count_outside", "count_votes", "describe")
 _HOMES = {
     "PartialMoments": "second_moments",
+    "as_place": "places",
     "fit_linear": "second_moments",
     "fit_logistic": "second_moments",
+    "flag_counts": "table_counts",
+    "is_database": "places",
     "moments": "second_moments",
     "open_table": "places",
+    "shown_place": "places",
+    "tallies": "table_counts",
+    **dict.fromkeys(_COUNTS, "table_counts"),
 }
-__all__ = ["PartialMoments", "fit_linear", "fit_logistic", "moments", "open_table"]
+__all__ = [
+    "PartialMoments",
+    "as_place",
+    "count_outside",
+    "count_votes",
+    "describe",
+    "fit_linear",
+    "fit_logistic",
+    "flag_counts",
+    "is_database",
+    "moments",
+    "open_table",
+    "shown_place",
+    "tallies",
+]
 
 __getattr__ = lazy(__name__, _HOMES)

@@ -23,7 +23,6 @@ from tacit.sources.grid_encoding import (
     code_names,
     encode,
     encode_cells,
-    features,
     person_column,
     person_key,
 )
@@ -35,6 +34,7 @@ from tacit.sources.operations import (
     Expression,
     FrameOperations,
     Operations,
+    Sql,
     SqlOperations,
     identifier,
     quoted,
@@ -48,16 +48,20 @@ _MOST_SUMS = 6000  # formulas in one query
 _BLOCK = 2**20  # rows whose products are added as doubles: 2^30 * 2^20 < 2^53, so exactly
 
 
+class RawTable(Protocol):
+    """A table as it was opened."""
+
+    def coded(self, schema: Schema) -> "EngineTable":
+        """Return the table of codes on the grid, with one record of each person."""
+        ...
+
+    def integers(self, names: Sequence[str]) -> "EngineTable":
+        """Return the named columns, which must hold integers."""
+        ...
+
+
 class EngineTable(Protocol):
-    """A table in an engine; see the module."""
-
-    def encoded(self, schema: Schema) -> "EngineTable":
-        """Return the table of features and target on the grid, one record of each person."""
-        ...
-
-    def flagged(self, schema: Schema) -> "EngineTable":
-        """Return the table of flags: 1 where a cell is not as declared, by column."""
-        ...
+    """A table of integers in an engine; see the module."""
 
     def stage(self, formulas: Formulas) -> "EngineTable":
         """Return the table whose columns are the formulas, each an integer."""
@@ -69,6 +73,10 @@ class EngineTable(Protocol):
 
     def gram(self, names: Sequence[str]) -> np.ndarray:
         """Return the sums of all products of two of the named columns. Private."""
+        ...
+
+    def least(self, keys: Sequence[str], value: str) -> "EngineTable":
+        """Return the smallest `value` for each combination of the named columns."""
         ...
 
     def count(self) -> int:
@@ -87,20 +95,15 @@ class FrameTable:
         self._frame = frame.lazy()
         self._ops = FrameOperations()
 
-    def encoded(self, schema: Schema) -> "FrameTable":
-        kinds, person = self._kinds(schema), person_column(schema)
-        if person is None:
-            codes = self._selected(lambda ops: encode(schema, kinds, ops).codes)
-        else:
-            codes = self._one_per_person(schema, kinds)
-        return codes.stage(lambda ops: features(schema, ops))
-
-    def flagged(self, schema: Schema) -> "FrameTable":
+    def coded(self, schema: Schema) -> "FrameTable":
         kinds = self._kinds(schema)
-        return self._selected(lambda ops: _numbered(encode(schema, kinds, ops).flags))
+        if person_column(schema) is None:
+            return self.stage(lambda ops: encode(schema, kinds, ops))
+        return self._one_per_person(schema, kinds)
 
     def stage(self, formulas: Formulas) -> "FrameTable":
-        return self._selected(formulas)
+        named = [value.alias(name) for name, value in formulas(self._ops).items()]
+        return FrameTable(self._frame.select(*named))
 
     def sums(self, formulas: Formulas) -> dict[str, int]:
         import narwhals.stable.v2 as nw
@@ -115,6 +118,21 @@ class FrameTable:
     def gram(self, names: Sequence[str]) -> np.ndarray:
         return _gram_of(names, self.sums)
 
+    def least(self, keys: Sequence[str], value: str) -> "FrameTable":
+        import narwhals.stable.v2 as nw
+
+        return FrameTable(self._frame.group_by(*keys).agg(nw.col(value).min()))
+
+    def integers(self, names: Sequence[str]) -> "FrameTable":
+        import narwhals.stable.v2 as nw
+
+        types = self._frame.collect_schema()
+        find_columns("the table", names, list(types))
+        for name in names:
+            if not types[name].is_integer():
+                raise ValueError(f"column {name!r} must hold integers.")
+        return FrameTable(self._frame.select(*(nw.col(name).cast(nw.Int64) for name in names)))
+
     def count(self) -> int:
         import narwhals.stable.v2 as nw
 
@@ -123,13 +141,9 @@ class FrameTable:
     def tally(self, names: Sequence[str]) -> dict[tuple[int, ...], int]:
         import narwhals.stable.v2 as nw
 
-        counted = self._frame.group_by(*names).agg(nw.len().cast(nw.Int64).alias("n"))
+        counted = self._frame.group_by(*names).agg(nw.len().alias("n"))
         rows = counted.select(*names, "n").collect().rows()
         return {tuple(int(v) for v in values): int(n) for *values, n in rows}
-
-    def _selected(self, formulas: Formulas) -> "FrameTable":
-        named = [value.alias(name) for name, value in formulas(self._ops).items()]
-        return FrameTable(self._frame.select(*named))
 
     def _one_per_person(self, schema: Schema, kinds: Mapping[str, str]) -> "FrameTable":
         """Return the codes of the record of each person that `choice_order` puts first.
@@ -141,7 +155,7 @@ class FrameTable:
         column, names = person_column(schema), code_names(schema)
         assert column is not None  # the caller asked
         key, missing = person_key(schema, column, kinds[column.name], self._ops)
-        codes = encode(schema, kinds, self._ops).codes
+        codes = encode(schema, kinds, self._ops)
         named = [value.alias(name) for name, value in codes.items()]
         rows = self._frame.select(*named, key.alias(PERSON), missing.alias("missing"))
         rows = rows.filter(~nw.col("missing")).drop("missing")
@@ -168,22 +182,16 @@ class PostgresTable:
         self._connection, self._query, self._types = connection, query, kinds
         self._ops = SqlOperations()
 
-    def encoded(self, schema: Schema) -> "PostgresTable":
-        kinds, person = self._kinds(schema), person_column(schema)
+    def coded(self, schema: Schema) -> "PostgresTable":
+        kinds = self._kinds(schema)
         if any(derived.product for derived in schema.derived_features):
             raise ValueError(
                 "PostgreSQL reports products that are too large or too small as errors, which "
                 "would reveal them. Make the product a column of a view."
             )
-        if person is None:
-            codes = self.stage(lambda ops: encode(schema, kinds, ops).codes)
-        else:
-            codes = self._one_per_person(schema, kinds)
-        return codes.stage(lambda ops: features(schema, ops))
-
-    def flagged(self, schema: Schema) -> "PostgresTable":
-        kinds = self._kinds(schema)
-        return self.stage(lambda ops: _numbered(encode(schema, kinds, ops).flags))
+        if person_column(schema) is None:
+            return self.stage(lambda ops: encode(schema, kinds, ops))
+        return self._one_per_person(schema, kinds)
 
     def stage(self, formulas: Formulas) -> "PostgresTable":
         listed = ", ".join(
@@ -206,6 +214,16 @@ class PostgresTable:
     def gram(self, names: Sequence[str]) -> np.ndarray:
         return _gram_of(names, self.sums)
 
+    def least(self, keys: Sequence[str], value: str) -> "PostgresTable":
+        listed, name = ", ".join(map(identifier, keys)), identifier(value)
+        query = f"SELECT {listed}, min({name}) AS {name} FROM {self._rows} GROUP BY {listed}"
+        return PostgresTable(self._connection, query)
+
+    def integers(self, names: Sequence[str]) -> "PostgresTable":
+        assert self._types is not None  # a table as it was opened
+        find_columns("the table", names, list(self._types))
+        return self.stage(lambda ops: {n: Sql(f"{ops.column(n).text}::int8") for n in names})
+
     def count(self) -> int:
         return int(self._fetch(f"SELECT count(*) FROM {self._rows}")[0][0])
 
@@ -223,7 +241,7 @@ class PostgresTable:
         column, names = person_column(schema), code_names(schema)
         assert column is not None  # the caller asked
         key, missing = person_key(schema, column, kinds[column.name], self._ops)
-        codes = encode(schema, kinds, self._ops).codes
+        codes = encode(schema, kinds, self._ops)
         listed = ", ".join(f"{quoted(value)} AS {identifier(name)}" for name, value in codes.items())
         rows = f"SELECT {listed}, {quoted(key)} AS person FROM {self._rows} WHERE NOT {quoted(missing)}"
         order = quoted(choice_order(schema, self._ops))
@@ -253,15 +271,24 @@ class ChunkTable:
     def __init__(self, chunks: Chunks) -> None:
         self._chunks = chunks
 
-    def encoded(self, schema: Schema) -> "_ArrayTable":
+    def coded(self, schema: Schema) -> "ArrayTable":
+        """Return the table of codes on the grid, with one record of each person."""
         if person_column(schema) is None:
-            codes = _ArrayTable(lambda: (encode_cells(schema, c).codes for c in self._chunks()))
-        else:
-            codes = _ArrayTable(lambda: [self._one_per_person(schema)])
-        return codes.stage(lambda ops: features(schema, ops))
+            return ArrayTable(lambda: (encode_cells(schema, cells) for cells in self._chunks()))
+        return ArrayTable(lambda: [self._one_per_person(schema)])
 
-    def flagged(self, schema: Schema) -> "_ArrayTable":
-        return _ArrayTable(lambda: (_numbered(encode_cells(schema, c).flags) for c in self._chunks()))
+    def integers(self, names: Sequence[str]) -> "ArrayTable":
+        """Return the named columns, which must hold integers."""
+
+        def chunks() -> Iterator[Mapping[str, np.ndarray]]:
+            for cells in self._chunks():
+                columns = {name: np.asarray(cells[name], np.float64) for name in names}
+                for name, column in columns.items():
+                    if not (column == np.floor(column)).all():
+                        raise ValueError(f"column {name!r} must hold integers.")
+                yield {name: column.astype(np.int64) for name, column in columns.items()}
+
+        return ArrayTable(chunks)
 
     def _one_per_person(self, schema: Schema) -> dict[str, np.ndarray]:
         """Do what `FrameTable` does, with a dictionary of all persons in memory."""
@@ -269,7 +296,7 @@ class ChunkTable:
         assert column is not None  # the caller asked
         kept: dict[str, tuple[int, ...]] = {}
         for cells in self._chunks():
-            codes = encode_cells(schema, cells).codes
+            codes = encode_cells(schema, cells)
             order = choice_order(schema, ArrayOperations(codes))
             rows = np.column_stack([order, *(codes[name] for name in names)]).tolist()
             for person, row in zip(column.ids(cells[column.name], schema.dialect.rules), rows,
@@ -285,24 +312,19 @@ class ChunkTable:
         return {name: table[:, k + 1] for k, name in enumerate(names)}
 
 
-class _ArrayTable:
+class ArrayTable:
     """Integer columns that come in chunks of arrays."""
 
     def __init__(self, chunks: Callable[[], Iterable[Mapping[str, np.ndarray]]]) -> None:
         self._chunks = chunks
 
-    def encoded(self, schema: Schema) -> "_ArrayTable":
-        raise TypeError(f"already encoded by {schema!r}")
-
-    flagged = encoded
-
-    def stage(self, formulas: Formulas) -> "_ArrayTable":
+    def stage(self, formulas: Formulas) -> "ArrayTable":
         def chunks() -> Iterator[Mapping[str, np.ndarray]]:
             for part in self._chunks():
                 found = dict(formulas(ArrayOperations(dict(part))))
                 yield {name: np.asarray(value, np.int64) for name, value in found.items()}
 
-        return _ArrayTable(chunks)
+        return ArrayTable(chunks)
 
     def sums(self, formulas: Formulas) -> dict[str, int]:
         totals: dict[str, int] = {}
@@ -319,6 +341,17 @@ class _ArrayTable:
                 block = columns[start : start + _BLOCK]
                 total += (block.T @ block).astype(np.int64)  # every partial sum is an exact double
         return total
+
+    def least(self, keys: Sequence[str], value: str) -> "ArrayTable":
+        def reduced() -> list[dict[str, np.ndarray]]:
+            found: dict[tuple[int, ...], int] = {}
+            for *key, number in self.tally([*keys, value]):
+                found[tuple(key)] = min(number, found.get(tuple(key), number))
+            rows = np.array([(*key, n) for key, n in found.items()], np.int64)
+            rows = rows.reshape(len(found), len(keys) + 1)
+            return [{name: rows[:, k] for k, name in enumerate([*keys, value])}]
+
+        return ArrayTable(reduced)
 
     def count(self) -> int:
         return sum(len(next(iter(part.values()))) for part in self._chunks())
@@ -352,11 +385,6 @@ def _gram_of(names: Sequence[str], sums: Callable[[Formulas], dict[str, int]]) -
     matrix[rows, columns] = list(found.values())
     matrix[columns, rows] = matrix[rows, columns]
     return matrix
-
-
-def _numbered(flags: Mapping[str, Expression]) -> dict[str, Expression]:
-    """Return flags by number: a name of a column may be any text."""
-    return {f"f{k}": flag for k, flag in enumerate(flags.values())}
 
 
 def _frame_kind(name: str, dtype: Any) -> str:  # Any: a type of narwhals

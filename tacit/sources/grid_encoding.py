@@ -19,11 +19,11 @@ stand for them, so that engines cannot have rules of their own.
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from tacit.datasets import FIELDS, Column, Derived, Schema
+from tacit.datasets import UNKNOWN, Column, Derived, Parsed, Schema
 from tacit.sources.operations import BOOLEAN, TEXT, Expression, Operations
 
 STEPS = 2**15
@@ -31,16 +31,11 @@ MOST_ROWS = 2**32
 PERSON = "person"
 HASH = "hash"
 _PRIME = 2**31 - 1
-_ELSEWHERE = 1.0471975511965976e187  # a number that is no category
 _UNKNOWN_TEXT = "\x01 no category \x01"
 
 
-class Rounded(NamedTuple):
-    """Codes of the rows before they become features: one integer column per declared column."""
-
-    codes: dict[str, Expression]
-    flags: dict[str, Expression]
-    """1 where a cell is not as declared, by column; what the paid check counts."""
+MISSING, BELOW, ABOVE, NO_CATEGORY = -1, -2, -3, -2
+"""Codes of cells without a value: missing, outside the bounds of a number, or no category."""
 
 
 def require_engine_schema(schema: Schema) -> Schema:
@@ -54,42 +49,45 @@ def require_engine_schema(schema: Schema) -> Schema:
     return schema
 
 
-def encode(schema: Schema, kinds: Mapping[str, str], ops: Operations) -> Rounded:
-    """Return the codes and flags of the rows of an engine; `kinds` are the types of its columns."""
-    codes: dict[str, Expression] = {}
-    flags: dict[str, Expression] = {}  # a table in an engine has no lines
-    for index, column in enumerate(_coded(schema)):
-        kind = kinds[column.name]
-        code, flag = _code(column, kind, ops, schema)
-        codes[f"c{index}"] = code
-        flags[column.name] = flag
-    for index, derived in enumerate(schema.derived_features):
-        codes[f"d{index}"] = _derived_code(derived, kinds, ops)
-    return Rounded(codes, flags)
+def encode(schema: Schema, kinds: Mapping[str, str], ops: Operations) -> dict[str, Expression]:
+    """Return the codes of the rows of an engine, before the rules for cells without a value.
+
+    `kinds` are the types of its columns. A number is its place on the grid, a category its index, a
+    threshold or truth value 0 or 1.
+    """
+    codes = {
+        f"c{k}": _code(column, kinds[column.name], ops, schema)
+        for k, column in enumerate(_coded(schema))
+    }
+    for k, derived in enumerate(schema.derived_features):
+        codes[f"d{k}"] = _derived_code(derived, kinds, ops)
+    return codes
 
 
-def encode_cells(schema: Schema, cells: Mapping[str, Any]) -> Rounded:
-    """Return the codes and flags of cells in Python. Any: see `tacit.datasets.Cells`."""
+def encode_cells(schema: Schema, cells: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Return the codes of cells in Python. Any: see `tacit.datasets.Cells`."""
     rules, codes = schema.dialect.rules, {}
-    wrong = np.isnan(cells[FIELDS]) if FIELDS in cells else np.zeros(_n_rows(cells))
-    flags: dict[str, Expression] = {FIELDS: wrong.astype(np.int64)}
     for index, column in enumerate(_coded(schema)):
         parsed = column.parse(cells[column.name], rules)
-        flags[column.name] = column.flags(parsed).astype(np.int64)
-        values = parsed.values
+        values, outside = parsed.values, np.full(len(parsed.values), NO_CATEGORY)
         if _is_quantity(column):
-            codes[f"c{index}"] = _rounded_array(values, *_grid(column))
+            lower, scale = _grid(column)
+            code = _rounded_array(values, lower, scale)
+            # Where the rule is "missing", both sides become the same value.
+            outside = np.where(code <= STEPS, BELOW, ABOVE)
         elif column.at_least is not None:
-            codes[f"c{index}"] = (values >= column.at_least).astype(np.int64)
+            code = (values >= column.at_least).astype(np.int64)
         else:
-            codes[f"c{index}"] = np.nan_to_num(values, nan=-1.0).astype(np.int64)
+            code = np.nan_to_num(values, nan=-1.0).astype(np.int64)
+        code = np.where(parsed.is_outside, outside, code)
+        codes[f"c{index}"] = np.where(parsed.is_missing, MISSING, code)
     for index, derived in enumerate(schema.derived_features):
         value = derived.values(cells, rules)
         is_indicator = derived.at_least is not None
         codes[f"d{index}"] = (
             value.astype(np.int64) if is_indicator else _rounded_array(value, -1.0, float(STEPS))
         )
-    return Rounded(codes, flags)
+    return codes
 
 
 def features(schema: Schema, ops: Operations) -> dict[str, Expression]:
@@ -101,7 +99,7 @@ def features(schema: Schema, ops: Operations) -> dict[str, Expression]:
     found: list[Expression] = []
     target: dict[str, Expression] = {}
     for index, column in enumerate(_coded(schema)):
-        code = ops.column(f"c{index}")
+        code = _by_rules(column, ops.column(f"c{index}"), ops)
         if column.name == schema.target:
             if column.n_classes is None:
                 target["y"] = _centered(column, code, ops)
@@ -119,6 +117,44 @@ def features(schema: Schema, ops: Operations) -> dict[str, Expression]:
     return {**{f"z{k}": z for k, z in enumerate(found)}, **target}
 
 
+def flags(schema: Schema, ops: Operations) -> dict[str, Expression]:
+    """Return f0, f1, ...: 1 where a cell is not as declared, for each of `flagged_names`."""
+    found: dict[str, Expression] = {}
+    for index, column in enumerate(_coded(schema)):
+        flagged = [int(flag) for flag in column.flags(_special(column))]
+        cases = [(ops.column(f"c{index}") == code, flag) for code, flag in enumerate_special(flagged)]
+        found[f"f{index}"] = ops.where(cases, 0)
+    return found
+
+
+def flagged_names(schema: Schema) -> list[str]:
+    """Return the names of the columns whose cells are checked."""
+    return [column.name for column in _coded(schema)]
+
+
+def enumerate_special(values: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the codes of cells without a value, each with its entry of `values`."""
+    return list(zip((MISSING, BELOW, ABOVE), values, strict=False))
+
+
+def summarized(schema: Schema) -> dict[str, Column]:
+    """Return the columns that can be summarized, by the names of their codes."""
+    return {f"c{k}": column for k, column in enumerate(_coded(schema))}
+
+
+def plain_values(column: Column, codes: Sequence[int]) -> list[Any]:
+    """Return what codes stand for, as `Column.plain` does: numbers, or texts and None."""
+    if not _is_quantity(column):
+        names = dict(enumerate(column.classes)) | {MISSING: None, NO_CATEGORY: UNKNOWN}
+        if column.at_least is not None:
+            low, high = math.nextafter(column.at_least, -math.inf), column.at_least
+            names = {0: low, 1: high, MISSING: math.nan}
+        return [names[code] for code in codes]
+    lower, scale = _grid(column)
+    special = {MISSING: math.nan, BELOW: -math.inf, ABOVE: math.inf}
+    return [special.get(code, lower + code / scale) for code in codes]
+
+
 def choice_order(schema: Schema, ops: Operations) -> Expression:
     """Return a public pseudorandom integer in [0, 2^31) of the codes of a row.
 
@@ -128,8 +164,8 @@ def choice_order(schema: Schema, ops: Operations) -> Expression:
     """
     total: Expression = 1
     for name in code_names(schema):
-        # codes are in [-1, 2^16], so a term is below 2^48, and 2^14 terms below 2^62
-        total = total + (ops.column(name) + 1) * _multiplier(name)
+        # codes are in [-3, 2^16], so a term is below 2^48, and 2^14 terms below 2^62
+        total = total + (ops.column(name) + 3) * _multiplier(name)
     first = total % _PRIME
     return (first * (first + _multiplier("square") % 2**30)) % _PRIME
 
@@ -162,10 +198,6 @@ def _coded(schema: Schema) -> tuple[Column, ...]:
     return tuple(c for c in schema.declared if c.is_feature)
 
 
-def _n_rows(cells: Mapping[str, Any]) -> int:
-    return len(next(iter(cells.values())))
-
-
 def _is_quantity(column: Column) -> bool:
     return column.lower is not None
 
@@ -177,10 +209,8 @@ def _grid(column: Column) -> tuple[float, float]:
     return float(column.lower), 2 * STEPS / (float(column.upper) - float(column.lower))
 
 
-def _code(
-    column: Column, kind: str, ops: Operations, schema: Schema
-) -> tuple[Expression, Expression]:
-    """Return the code of a column of an engine, and whether its cell is not as declared."""
+def _code(column: Column, kind: str, ops: Operations, schema: Schema) -> Expression:
+    """Return the code of a column of an engine."""
     if column.categories or column.type == "boolean":
         return _category_code(column, kind, ops, schema)
     if kind == TEXT:
@@ -189,26 +219,19 @@ def _code(
             "there, in a view for example."
         )
     value = ops.number(column.name, kind)
-    absent = ops.is_absent(value)
-    parsed = column.parse(np.array([math.nan, -math.inf, math.inf]))
-    flags = [int(flag) for flag in column.flags(parsed)]
+    absent = (ops.is_absent(value), MISSING)
     if column.at_least is not None:
-        if_missing = int(parsed.values[0] >= column.at_least)
-        code = ops.where([(absent, if_missing), (value >= float(column.at_least), 1)], 0)
-        return code, ops.where([(absent, flags[0])], 0)
-    assert column.lower is not None  # neither categories nor a threshold, like the next one
-    assert column.upper is not None
-    below, above = value < float(column.lower), value > float(column.upper)
-    nothing, low, high = (float(number) for number in parsed.values)
-    inside = ops.where([(absent, nothing), (below, low), (above, high)], value)
-    outside = ops.where([(absent, flags[0]), (below, flags[1]), (above, flags[2])], 0)
-    return _rounded(inside, *_grid(column), ops), outside
+        return ops.where([absent, (value >= float(column.at_least), 1)], 0)
+    lower, scale = _grid(column)
+    assert column.upper is not None  # neither categories nor a threshold
+    outside = [(value < lower, BELOW), (value > float(column.upper), ABOVE)]
+    inside = ops.where([(absent[0], lower), (value < lower, lower),
+                        (value > float(column.upper), lower)], value)  # fmt: skip
+    return ops.where([absent, *outside], _rounded(inside, lower, scale, ops))
 
 
-def _category_code(
-    column: Column, kind: str, ops: Operations, schema: Schema
-) -> tuple[Expression, Expression]:
-    """Return the index of a category, or 0 or 1 of a truth value; -1 if there is none."""
+def _category_code(column: Column, kind: str, ops: Operations, schema: Schema) -> Expression:
+    """Return the index of a category, or 0 or 1 of a truth value."""
     if kind == TEXT:
         value = ops.text(column.name)
         spelled: list[Any] = list(column.spellings)
@@ -217,27 +240,39 @@ def _category_code(
             absent = absent | (value == mark)
         if column.type == "boolean":
             value = ops.folded(value)
-        parsed = column.parse((*spelled, None, _UNKNOWN_TEXT), schema.dialect.rules)
+        parsed = column.parse(tuple(spelled), schema.dialect.rules)
     else:
         value = ops.number(column.name, kind)
         absent = ops.is_absent(value)
         spelled = [0.0, 1.0] if kind == BOOLEAN else _numbers_in(column.spellings)
-        known = [bool(x) for x in spelled] if kind == BOOLEAN else spelled
-        unknown = _UNKNOWN_TEXT if kind == BOOLEAN else _ELSEWHERE
-        parsed = column.parse([*known, None, unknown])
-    *codes, missing, unknown = np.nan_to_num(parsed.values, nan=-1.0).astype(int).tolist()
+        parsed = column.parse([bool(x) for x in spelled] if kind == BOOLEAN else spelled)
     found: Expression = 0
-    for cell, code in zip(spelled, codes, strict=True):
-        if code >= 0:
-            found = found + ops.where([(value == cell, code + 1)], 0)
-    *_, if_missing, if_unknown = (int(flag) for flag in column.flags(parsed))
+    for cell, code, is_outside in zip(spelled, parsed.values, parsed.is_outside, strict=True):
+        if not is_outside:
+            found = found + ops.where([(value == cell, int(code) + 1)], 0)
     if isinstance(found, int):  # no cell of this type can be a category
-        return (
-            ops.where([(absent, missing)], unknown),
-            ops.where([(absent, if_missing)], if_unknown),
-        )
-    code = ops.where([(absent, missing), (found == 0, unknown)], found - 1)
-    return code, ops.where([(absent, if_missing), (found == 0, if_unknown)], 0)
+        return ops.where([(absent, MISSING)], NO_CATEGORY)
+    return ops.where([(absent, MISSING), (found == 0, NO_CATEGORY)], found - 1)
+
+
+def _special(column: Column) -> Parsed:
+    """Return what the rules make of cells without a value, in the order of `enumerate_special`."""
+    if column.categories or column.type == "boolean":
+        return column.parse((None, _UNKNOWN_TEXT))
+    return column.parse(np.array([math.nan, -math.inf, math.inf]))
+
+
+def _by_rules(column: Column, code: Expression, ops: Operations) -> Expression:
+    """Return a code in which cells without a value are replaced by the rules of the column."""
+    values = _special(column).values
+    if _is_quantity(column):
+        replaced = _rounded_array(values, *_grid(column)).tolist()
+    elif column.at_least is not None:
+        replaced = [int(values[0] >= column.at_least)]
+    else:
+        replaced = np.nan_to_num(values, nan=-1.0).astype(int).tolist()
+    cases = [(code == special, new) for special, new in enumerate_special(replaced)]
+    return ops.where(cases, code)
 
 
 def _numbers_in(texts: Sequence[str]) -> list[float]:

@@ -8,7 +8,7 @@ from urllib.parse import unquote
 
 from tacit import datasets  # tables load with scikit-learn, when they are first used
 from tacit.datasets import Schema
-from tacit.sources.engine_table import ChunkTable, EngineTable, FrameTable, PostgresTable
+from tacit.sources.engine_table import ChunkTable, FrameTable, PostgresTable, RawTable
 from tacit.sources.grid_encoding import require_engine_schema
 from tacit.sources.operations import BOOLEAN, NUMBER, TEXT, identifier
 
@@ -27,6 +27,15 @@ def is_database(place: object) -> bool:
     return isinstance(place, str) and place.startswith((_DUCKDB, *_POSTGRES))
 
 
+def as_place(given: str | Path) -> str | Path:
+    """Return an address that was read as a path, and so lost a slash, as an address again."""
+    text = str(given)
+    for scheme in _POSTGRES:
+        if text.startswith(scheme[:-1]) and not text.startswith(scheme):
+            return scheme + text[len(scheme) - 1 :]
+    return text if is_database(text) else given
+
+
 def shown_place(place: str) -> str:
     """Return an address without its password, for pages and errors."""
     head, sign, rest = place.partition("://")
@@ -37,7 +46,7 @@ def shown_place(place: str) -> str:
 
 
 @contextlib.contextmanager
-def open_table(place: Any, schema: Schema) -> Generator[EngineTable]:
+def open_table(place: Any, schema: Schema) -> Generator[RawTable]:
     """Open a table where it is; what it computes is private.
 
     Parameters
@@ -58,7 +67,7 @@ def open_table(place: Any, schema: Schema) -> Generator[EngineTable]:
         yield _opened(place, schema, stack)
 
 
-def _opened(place: Any, schema: Schema, stack: contextlib.ExitStack) -> EngineTable:
+def _opened(place: Any, schema: Schema, stack: contextlib.ExitStack) -> RawTable:
     if is_database(place):
         address, _, table = place.partition("#")
         if not table:
@@ -92,7 +101,7 @@ def _chunks(given: Callable[[], Iterable[Any]] | Iterable[Any], schema: Schema) 
     return ChunkTable(lambda: datasets.frame_chunks(frames(), schema.needed))
 
 
-def _file(path: Path, schema: Schema, stack: contextlib.ExitStack) -> EngineTable:
+def _file(path: Path, schema: Schema, stack: contextlib.ExitStack) -> RawTable:
     is_pattern = any(sign in path.name for sign in "*?[")
     if not is_pattern and not path.is_file():
         raise FileNotFoundError(f"there is no file {path}.")
@@ -105,7 +114,7 @@ def _file(path: Path, schema: Schema, stack: contextlib.ExitStack) -> EngineTabl
     return ChunkTable(lambda: datasets.read_cell_chunks(path, schema, schema.needed))
 
 
-def _duckdb(file: str, table: str, stack: contextlib.ExitStack) -> EngineTable:
+def _duckdb(file: str, table: str, stack: contextlib.ExitStack) -> RawTable:
     if not Path(file).is_file():
         raise FileNotFoundError(f"there is no DuckDB file {file}.")
     connection = _duckdb_connection(file, stack)
@@ -116,7 +125,7 @@ def _duckdb(file: str, table: str, stack: contextlib.ExitStack) -> EngineTable:
     return _relation(lambda: connection.sql(f"FROM {table}"), f"{Path(file).name}#{table}")
 
 
-def _relation(make: Callable[[], Any], name: str) -> EngineTable:
+def _relation(make: Callable[[], Any], name: str) -> RawTable:
     """Return a relation of DuckDB. Any: DuckDB has no types. Its errors may quote values."""
     import duckdb
     import narwhals.stable.v2 as nw
@@ -143,7 +152,7 @@ def _duckdb_connection(file: str | None, stack: contextlib.ExitStack) -> Any:
     return connection
 
 
-def _postgres(address: str, table: str, stack: contextlib.ExitStack) -> EngineTable:
+def _postgres(address: str, table: str, stack: contextlib.ExitStack) -> RawTable:
     try:
         import psycopg
     except ModuleNotFoundError:
