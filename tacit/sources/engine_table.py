@@ -22,7 +22,9 @@ from tacit.sources.grid_encoding import (
     choice_order,
     code_names,
     encode,
+    encode_by_rules,
     encode_cells,
+    features,
     person_column,
     person_key,
 )
@@ -55,6 +57,10 @@ class RawTable(Protocol):
         """Return the table of codes on the grid, with one record of each person."""
         ...
 
+    def features(self, schema: Schema) -> "EngineTable":
+        """Return the table of features and target on the grid, with one record of each person."""
+        ...
+
     def integers(self, names: Sequence[str]) -> "EngineTable":
         """Return the named columns, which must hold integers."""
         ...
@@ -71,8 +77,11 @@ class EngineTable(Protocol):
         """Return the sum of each formula over all rows. Private."""
         ...
 
-    def gram(self, names: Sequence[str]) -> np.ndarray:
-        """Return the sums of all products of two of the named columns. Private."""
+    def gram(self, names: Sequence[str], *, constant: int = 0) -> np.ndarray:
+        """Return the sums of all products of two of the named columns. Private.
+
+        If a `constant` is given, it is one more column, before the others.
+        """
         ...
 
     def least(self, keys: Sequence[str], value: str) -> "EngineTable":
@@ -101,6 +110,12 @@ class FrameTable:
             return self.stage(lambda ops: encode(schema, kinds, ops))
         return self._one_per_person(schema, kinds)
 
+    def features(self, schema: Schema) -> "FrameTable":
+        if person_column(schema) is not None:
+            return self.coded(schema).stage(lambda ops: features(schema, ops))
+        kinds = self._kinds(schema)
+        return self.stage(lambda ops: encode_by_rules(schema, kinds, ops))
+
     def stage(self, formulas: Formulas) -> "FrameTable":
         named = [value.alias(name) for name, value in formulas(self._ops).items()]
         return FrameTable(self._frame.select(*named))
@@ -115,8 +130,8 @@ class FrameTable:
         )
         return dict(zip(found, values, strict=True))
 
-    def gram(self, names: Sequence[str]) -> np.ndarray:
-        return _gram_of(names, self.sums)
+    def gram(self, names: Sequence[str], *, constant: int = 0) -> np.ndarray:
+        return _gram_of(names, constant, self.sums)
 
     def least(self, keys: Sequence[str], value: str) -> "FrameTable":
         import narwhals.stable.v2 as nw
@@ -193,6 +208,9 @@ class PostgresTable:
             return self.stage(lambda ops: encode(schema, kinds, ops))
         return self._one_per_person(schema, kinds)
 
+    def features(self, schema: Schema) -> "PostgresTable":
+        return self.coded(schema).stage(lambda ops: features(schema, ops))
+
     def stage(self, formulas: Formulas) -> "PostgresTable":
         listed = ", ".join(
             f"{quoted(value)} AS {identifier(name)}"
@@ -211,8 +229,8 @@ class PostgresTable:
             values += [int(value or 0) for value in row]
         return dict(zip(found, values, strict=True))
 
-    def gram(self, names: Sequence[str]) -> np.ndarray:
-        return _gram_of(names, self.sums)
+    def gram(self, names: Sequence[str], *, constant: int = 0) -> np.ndarray:
+        return _gram_of(names, constant, self.sums)
 
     def least(self, keys: Sequence[str], value: str) -> "PostgresTable":
         listed, name = ", ".join(map(identifier, keys)), identifier(value)
@@ -277,6 +295,10 @@ class ChunkTable:
             return ArrayTable(lambda: (encode_cells(schema, cells) for cells in self._chunks()))
         return ArrayTable(lambda: [self._one_per_person(schema)])
 
+    def features(self, schema: Schema) -> "ArrayTable":
+        """Return the table of features and target on the grid, with one record of each person."""
+        return self.coded(schema).stage(lambda ops: features(schema, ops))
+
     def integers(self, names: Sequence[str]) -> "ArrayTable":
         """Return the named columns, which must hold integers."""
 
@@ -333,10 +355,14 @@ class ArrayTable:
                 totals[name] = totals.get(name, 0) + int(values.sum())
         return totals
 
-    def gram(self, names: Sequence[str]) -> np.ndarray:
-        total = np.zeros((len(names), len(names)), np.int64)
+    def gram(self, names: Sequence[str], *, constant: int = 0) -> np.ndarray:
+        size = len(names) + bool(constant)
+        total = np.zeros((size, size), np.int64)
         for part in self._chunks():
-            columns = np.column_stack([part[name] for name in names]).astype(np.float64)
+            found = [part[name] for name in names]
+            if constant:
+                found.insert(0, np.full(len(found[0]), constant))
+            columns = np.column_stack(found).astype(np.float64)
             for start in range(0, len(columns), _BLOCK):
                 block = columns[start : start + _BLOCK]
                 total += (block.T @ block).astype(np.int64)  # every partial sum is an exact double
@@ -373,18 +399,31 @@ def require_few_rows(n_rows: int) -> int:
     return n_rows
 
 
-def _gram_of(names: Sequence[str], sums: Callable[[Formulas], dict[str, int]]) -> np.ndarray:
+def _gram_of(
+    names: Sequence[str], constant: int, sums: Callable[[Formulas], dict[str, int]]
+) -> np.ndarray:
     """Return the matrix of sums of products, each computed once."""
     size = len(names)
     rows, columns = np.triu_indices(size)
     pairs = list(zip(rows.tolist(), columns.tolist(), strict=True))
-    found = sums(lambda ops: {
-        f"s{k}": ops.column(names[i]) * ops.column(names[j]) for k, (i, j) in enumerate(pairs)
-    })  # fmt: skip
+
+    def formulas(ops: Operations) -> dict[str, Expression]:
+        values = [ops.column(name) for name in names]
+        found = {f"s{k}": values[i] * values[j] for k, (i, j) in enumerate(pairs)}
+        if constant:
+            found |= {f"t{k}": value for k, value in enumerate(values)}
+            found["n"] = ops.where([(values[0] < 0, 1)], 1)
+        return found
+
+    found = sums(formulas)
     matrix = np.zeros((size, size), np.int64)
-    matrix[rows, columns] = list(found.values())
+    matrix[rows, columns] = [found[f"s{k}"] for k in range(len(pairs))]
     matrix[columns, rows] = matrix[rows, columns]
-    return matrix
+    if not constant:
+        return matrix
+    first = constant * np.array([found[f"t{k}"] for k in range(size)], np.int64)
+    corner = np.array([[constant**2 * found["n"]]], np.int64)
+    return np.block([[corner, first[None]], [first[:, None], matrix]])
 
 
 def _frame_kind(name: str, dtype: Any) -> str:  # Any: a type of narwhals

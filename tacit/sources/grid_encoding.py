@@ -49,6 +49,38 @@ def require_engine_schema(schema: Schema) -> Schema:
     return schema
 
 
+def encode_by_rules(
+    schema: Schema, kinds: Mapping[str, str], ops: Operations
+) -> dict[str, Expression]:
+    """Return the features of the rows of an engine in one step, where no code is needed itself."""
+    return features(schema, _Direct(schema, kinds, ops))
+
+
+class _Direct:
+    """Operations whose columns are codes with the rules applied, computed when they are used."""
+
+    def __init__(self, schema: Schema, kinds: Mapping[str, str], ops: Operations) -> None:
+        self._schema, self._kinds, self._ops = schema, kinds, ops
+        self._columns = summarized(schema)
+        self._codes: dict[str, Expression] = {}
+
+    def column(self, name: str) -> Expression:
+        """Return a code; a number is clipped without a detour through the special codes."""
+        column, ops = self._columns.get(name), self._ops
+        if column is None:
+            derived = self._schema.derived_features[int(name[1:])]
+            return _derived_code(derived, self._kinds, ops)
+        kind = self._kinds[column.name]
+        if not _is_quantity(column) or kind == TEXT:
+            return _by_rules(column, _code(column, kind, ops, self._schema), ops)
+        absent, low, high = (float(number) for number in _special(column).values)
+        value = ops.within(column.name, kind, _ends(column), (absent, low, high))
+        return _rounded(value, *_grid(column), ops)
+
+    def __getattr__(self, name: str) -> Any:  # Any: the other operations, as they are
+        return getattr(self._ops, name)
+
+
 def encode(schema: Schema, kinds: Mapping[str, str], ops: Operations) -> dict[str, Expression]:
     """Return the codes of the rows of an engine, before the rules for cells without a value.
 
@@ -99,7 +131,9 @@ def features(schema: Schema, ops: Operations) -> dict[str, Expression]:
     found: list[Expression] = []
     target: dict[str, Expression] = {}
     for index, column in enumerate(_coded(schema)):
-        code = _by_rules(column, ops.column(f"c{index}"), ops)
+        code = ops.column(f"c{index}")
+        if not isinstance(ops, _Direct):
+            code = _by_rules(column, code, ops)
         if column.name == schema.target:
             if column.n_classes is None:
                 target["y"] = _centered(column, code, ops)
@@ -202,11 +236,16 @@ def _is_quantity(column: Column) -> bool:
     return column.lower is not None
 
 
-def _grid(column: Column) -> tuple[float, float]:
-    """Return the lower bound of a number, and the steps of the grid per unit."""
+def _ends(column: Column) -> tuple[float, float]:
     assert column.lower is not None  # a quantity, like the next one
     assert column.upper is not None
-    return float(column.lower), 2 * STEPS / (float(column.upper) - float(column.lower))
+    return float(column.lower), float(column.upper)
+
+
+def _grid(column: Column) -> tuple[float, float]:
+    """Return the lower bound of a number, and the steps of the grid per unit."""
+    lower, upper = _ends(column)
+    return lower, 2 * STEPS / (upper - lower)
 
 
 def _code(column: Column, kind: str, ops: Operations, schema: Schema) -> Expression:
@@ -222,12 +261,10 @@ def _code(column: Column, kind: str, ops: Operations, schema: Schema) -> Express
     absent = (ops.is_absent(value), MISSING)
     if column.at_least is not None:
         return ops.where([absent, (value >= float(column.at_least), 1)], 0)
-    lower, scale = _grid(column)
-    assert column.upper is not None  # neither categories nor a threshold
-    outside = [(value < lower, BELOW), (value > float(column.upper), ABOVE)]
-    inside = ops.where([(absent[0], lower), (value < lower, lower),
-                        (value > float(column.upper), lower)], value)  # fmt: skip
-    return ops.where([absent, *outside], _rounded(inside, lower, scale, ops))
+    lower, upper = _ends(column)
+    inside = ops.within(column.name, kind, (lower, upper), (lower, lower, lower))
+    outside = [(value < lower, BELOW), (value > upper, ABOVE)]
+    return ops.where([absent, *outside], _rounded(inside, *_grid(column), ops))
 
 
 def _category_code(column: Column, kind: str, ops: Operations, schema: Schema) -> Expression:
@@ -316,9 +353,7 @@ def _centered(column: Column, code: Expression, ops: Operations) -> Expression:
 
 def _rounded(value: Expression, lower: float, scale: float, ops: Operations) -> Expression:
     """Return the nearest of the points lower, lower + 1 / scale, ..., as its number."""
-    distance = value - lower
-    # PostgreSQL raises an error for a product that is too small for a double.
-    return ops.where([(distance < 0.25 / scale, 0)], ops.floor(distance * scale + 0.5))
+    return ops.floor(ops.product(value - lower, scale) + 0.5)
 
 
 def _rounded_array(values: np.ndarray, lower: float, scale: float) -> np.ndarray:

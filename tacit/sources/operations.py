@@ -20,6 +20,8 @@ BLANKS = " \t\n\r\v\f"  # removed at both ends of a text
 
 Expression: TypeAlias = Any
 """A column or a formula of columns. Any: the type of the engine."""
+Pair: TypeAlias = tuple[float, float]
+Triple: TypeAlias = tuple[float, float, float]
 Case: TypeAlias = tuple[Expression, Expression]
 """A condition, and the value that it selects."""
 
@@ -49,6 +51,17 @@ class Operations(Protocol):
 
     def where(self, cases: Sequence[Case], otherwise: Expression) -> Expression:
         """Return the value of the first case that holds; a condition that is absent does not."""
+        ...
+
+    def within(self, name: str, kind: str, bounds: Pair, instead: Triple) -> Expression:
+        """Return a column as a double within bounds.
+
+        `instead` are the numbers for absent values, values below, and values above the bounds.
+        """
+        ...
+
+    def product(self, value: Expression, factor: float) -> Expression:
+        """Return a double >= 0 times a positive constant; below 1/4 it may be 0 instead."""
         ...
 
     def floor(self, value: Expression) -> Expression:
@@ -91,6 +104,12 @@ class ArrayOperations:
             found = np.where(condition, value, found)
         return found
 
+    def within(self, name: str, kind: str, bounds: Pair, instead: Triple) -> Expression:
+        raise NotImplementedError(f"{kind} column {name}, {bounds}, {instead}: see `number`")
+
+    def product(self, value: Expression, factor: float) -> Expression:
+        return value * factor
+
     def floor(self, value: Expression) -> Expression:
         return np.floor(value).astype(np.int64)
 
@@ -130,6 +149,16 @@ class FrameOperations:
         for condition, value in reversed(cases):
             found = self._nw.when(condition).then(self._literal(value)).otherwise(found)
         return found
+
+    def within(self, name: str, kind: str, bounds: Pair, instead: Triple) -> Expression:  # noqa: ARG002
+        # Most values take the first case; NaN, which may pass for a large number, takes the last.
+        value = self._nw.col(name).cast(self._nw.Float64)
+        (lower, upper), (absent, low, high) = bounds, instead
+        cases = [((value >= lower) & (value <= upper), value), (value < lower, low)]
+        return self.where([*cases, ((value > upper) & ~value.is_nan(), high)], absent)
+
+    def product(self, value: Expression, factor: float) -> Expression:
+        return value * factor
 
     def floor(self, value: Expression) -> Expression:
         return value.floor().cast(self._nw.Int64)
@@ -233,6 +262,15 @@ class SqlOperations:
     def where(self, cases: Sequence[Case], otherwise: Expression) -> Expression:
         parts = " ".join(f"WHEN {when.text} THEN {quoted(then)}" for when, then in cases)
         return Sql(f"(CASE {parts} ELSE {quoted(otherwise)} END)")
+
+    def within(self, name: str, kind: str, bounds: Pair, instead: Triple) -> Expression:
+        value, (lower, upper), (absent, low, high) = self.number(name, kind), bounds, instead
+        cases = [(self.is_absent(value), absent), (value < lower, low), (value > upper, high)]
+        return self.where(cases, value)
+
+    def product(self, value: Expression, factor: float) -> Expression:
+        # A product that is too small for a double is an error of the server.
+        return self.where([(value < 0.25 / factor, 0.0)], value * factor)
 
     def floor(self, value: Expression) -> Expression:
         return Sql(f"floor({value.text})::int8")

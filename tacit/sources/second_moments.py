@@ -13,8 +13,8 @@ import numpy as np
 from tacit._arrays import Floats
 from tacit.datasets import Schema
 from tacit.regression import LinearRegression, LogisticRegression, SecondMoments
-from tacit.sources.engine_table import EngineTable, RawTable, require_few_rows
-from tacit.sources.grid_encoding import STEPS, features, require_engine_schema
+from tacit.sources.engine_table import EngineTable, require_few_rows
+from tacit.sources.grid_encoding import STEPS, require_engine_schema
 from tacit.sources.operations import Expression, Operations
 from tacit.sources.places import open_table
 
@@ -63,23 +63,20 @@ def moments(table: Any, schema: Schema, *, row_norm: float = math.inf) -> GridMo
     [-1.0, 1.0]
     """
     with open_table(table, schema) as opened:
-        return _moments(_features(opened, schema), schema, row_norm)
-
-
-def _features(opened: RawTable, schema: Schema) -> EngineTable:
-    return opened.coded(schema).stage(lambda ops: features(schema, ops))
+        return _moments(opened.features(schema), schema, row_norm)
 
 
 def _moments(rows: EngineTable, schema: Schema, row_norm: float) -> GridMoments:
     names = [f"z{k}" for k in range(len(schema.feature_names))]
     schema.target_column  # noqa: B018  # raises if there is none
 
+    if not math.isfinite(row_norm):
+        return GridMoments(rows.gram([*names, "y"], constant=STEPS))
+
     def shrunk(ops: Operations) -> dict[str, Expression]:
         columns = {name: ops.column(name) for name in (*names, "y")}
         # A constant depends on no column, but every row has one.
         one = ops.where([(columns["y"] < 0, STEPS)], STEPS)
-        if not math.isfinite(row_norm):
-            return {"one": one, **columns}
         square: Expression = one * one
         for name in names:
             square = square + columns[name] * columns[name]
@@ -158,7 +155,7 @@ def fit_linear(
         require_few_rows(n_rows)
         return _from_partial(model, known, n_features, n_rows)
     with open_table(table, schema) as opened:
-        rows = _features(opened, schema)
+        rows = opened.features(schema)
         size = require_few_rows(rows.count() if n_records is None else n_records)
         return model.fit_moments(
             lambda row_norm: _moments(rows, schema, row_norm).scaled(),
@@ -276,7 +273,7 @@ def fit_logistic(
         raise ValueError("the schema declares no features.")
     model = LogisticRegression(bounds=schema.bounds, **options)
     with open_table(table, schema) as opened:
-        rows = _features(opened, schema)
+        rows = opened.features(schema)
         size = require_few_rows(rows.count() if n_records is None else n_records)
         return model.fit_rows(
             GridRows(rows, n_features), classes=schema.classes, n_records=size

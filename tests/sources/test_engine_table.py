@@ -19,7 +19,8 @@ def chunks():
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param([("records", 1.5), ("persons", math.inf)], id="two"),
+        pytest.param([("records", 1.5)], id="one"),
+        pytest.param([("persons", math.inf)], id="persons", marks=pytest.mark.slow),
         pytest.param([(n, r) for n in SCHEMAS for r in (math.inf, 1.5)], id="all",
                      marks=pytest.mark.slow),
     ],
@@ -53,6 +54,7 @@ def test_pandas(reference):
     same_in(as_pandas(TABLE), reference)
 
 
+@pytest.mark.slow
 def test_polars_eager_lazy_and_from_a_file(reference, tmp_path):
     polars = pytest.importorskip("polars")
     pq.write_table(TABLE, tmp_path / "t.parquet")
@@ -70,6 +72,7 @@ def test_a_parquet_file_with_and_without_duckdb(reference, tmp_path, monkeypatch
     same_in(tmp_path / "t.parquet", reference)
 
 
+@pytest.mark.slow
 def test_duckdb_tables_and_views_of_files(reference, tmp_path):
     duckdb = pytest.importorskip("duckdb", reason="duckdb is not installed")
     pq.write_table(TABLE, tmp_path / "t.parquet")
