@@ -8,6 +8,7 @@ import typer
 
 from tacit import events as ev
 from tacit.cli import _shared as shared
+from tacit.sources import as_place, is_database, name_of
 
 if TYPE_CHECKING:
     from tacit.datasets import Schema
@@ -17,7 +18,10 @@ _SCHEMA = typer.Option("--schema", help="TOML file of target, bounds and categor
 MaybeSchema = Annotated[Path | None, _SCHEMA]
 Table = Annotated[
     Path,
-    typer.Argument(help="CSV or Parquet file of private records; or a run folder, to resume."),
+    typer.Argument(
+        help="CSV or Parquet file of private records; duckdb:FILE#TABLE, duckdb:FILE.parquet or "
+        "postgresql://HOST/DB#TABLE; or a run folder, to resume."
+    ),
 ]
 PublicTest = Annotated[
     Path | None,
@@ -56,9 +60,11 @@ def table_settings(
     is the ledger's.
     """
     note_weights(schema)
+    place = str(as_place(table))
+    place = place if is_database(place) else str(table.resolve())
     data: dict[str, Any] = {
         "name": "table",
-        "path": str(table.resolve()),
+        "path": place,
         "schema": schema.to_dict(),
         "evaluation": "paid" if evaluation else "none",
     }
@@ -70,7 +76,8 @@ def table_settings(
         privacy |= {"ledger": str(ledger.resolve()), "relation": str(relation_of(ledger))}
     if relation is not None:
         privacy["relation"] = str(relation)
-    return {"name": table.name.split(".")[0], "data": data, "privacy": privacy}
+    name = name_of(place) if is_database(place) else table.name.split(".")[0]
+    return {"name": name, "data": data, "privacy": privacy}
 
 
 def recipe_and_folder(

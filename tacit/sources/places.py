@@ -36,6 +36,13 @@ def as_place(given: str | Path) -> str | Path:
     return text if is_database(text) else given
 
 
+def name_of(place: str) -> str:
+    """Return the name of a table, for titles and folders."""
+    address, _, table = place.removeprefix(_DUCKDB).partition("#")
+    name = unquote(table).rpartition(".")[2] or Path(address).name.split(".")[0]
+    return name.strip("*?") or "table"
+
+
 def shown_place(place: str) -> str:
     """Return an address without its password, for pages and errors."""
     head, sign, rest = place.partition("://")
@@ -52,7 +59,7 @@ def open_table(place: Any, schema: Schema) -> Generator[RawTable]:
     Parameters
     ----------
     place
-        * `duckdb:FILE#TABLE` or `postgresql://USER@HOST/DATABASE#TABLE`; TABLE may be SCHEMA.TABLE;
+        * `duckdb:FILE.parquet`, which may be a pattern; `duckdb:FILE#TABLE`; or `postgresql://USER@HOST/DATABASE#TABLE`; TABLE may be SCHEMA.TABLE;
         * a Parquet file, or a pattern such as `visits/*.parquet`: read by DuckDB if it is
           installed, and else in chunks;
         * a CSV file, read in chunks;
@@ -70,8 +77,16 @@ def open_table(place: Any, schema: Schema) -> Generator[RawTable]:
 def _opened(place: Any, schema: Schema, stack: contextlib.ExitStack) -> RawTable:
     if is_database(place):
         address, _, table = place.partition("#")
+        if shown_place(place) != place:
+            raise ValueError(
+                f"{shown_place(place)} must not hold a password: addresses are written into run "
+                "folders. Put it into ~/.pgpass or PGPASSWORD."
+            )
+        file = Path(address.removeprefix(_DUCKDB))
+        if not table and place.startswith(_DUCKDB) and file.suffix in _PARQUET:
+            return _file(file, schema, stack)
         if not table:
-            raise ValueError(f"{shown_place(place)} names no table. Add #TABLE.")
+            raise ValueError(f"{place} names no table. Add #TABLE.")
         name = ".".join(identifier(part) for part in unquote(table).split("."))
         if place.startswith(_DUCKDB):
             return _duckdb(address.removeprefix(_DUCKDB), name, stack)
