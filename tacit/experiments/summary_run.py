@@ -11,7 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tacit import datasets, sources, summaries  # tables load with scikit-learn, when they are first used
+from tacit import (
+    datasets,
+    sources,
+    summaries,
+)  # tables load with scikit-learn, when they are first used
 from tacit.events import Event, Relation, Sequence
 from tacit.experiments import data as data_of
 from tacit.experiments.facts import SUMMARY, Facts, Touch, Utility, claim_fields, file_hash
@@ -122,9 +126,7 @@ def _facts(
     how = f"{len(rows)} noisy statistics of {len(columns)} columns: paid before their release"
     size = (f"number of {schema.unit}s",) if is_size_public else ()
     return Facts(
-        **claim_fields(
-            recipe, name, max(1, round(rows[0].value)), ledger, event
-        ),
+        **claim_fields(recipe, name, max(1, round(rows[0].value)), ledger, event),
         assumed_public=(*size, "bounds and categories of the schema"),
         sampling_assumed="none",
         sampling_used="none",

@@ -248,9 +248,7 @@ class _Session:
                 "Use the tacit it was made with."
             )
 
-    def create(
-        self, settings: Settings, key: bytes | None, rows: Sequence[LedgerRow] = ()
-    ) -> bool:
+    def create(self, settings: Settings, key: bytes | None, rows: Sequence[LedgerRow] = ()) -> bool:
         """Create the ledger in one transaction; return False if there was one already."""
         from psycopg import sql
 

@@ -20,6 +20,7 @@ from tacit.report.run_certificate import (
 from tacit.report.signature import Verdict, judge, new_key, sign
 
 if TYPE_CHECKING:
+    from tacit.report.ledger_page import write_ledger_page
     from tacit.report.reports import write_logit_report, write_page, write_pate_sweep
 
 __all__ = [
@@ -42,10 +43,12 @@ __all__ = [
     "verify",
     "verify_run",
     "write_certificate",
+    "write_ledger_page",
     "write_logit_report",
     "write_page",
     "write_pate_sweep",
 ]
 
 _PAGES = ("write_logit_report", "write_page", "write_pate_sweep")
-__getattr__ = lazy(__name__, dict.fromkeys(_PAGES, "reports"))
+_HOMES = {**dict.fromkeys(_PAGES, "reports"), "write_ledger_page": "ledger_page"}
+__getattr__ = lazy(__name__, _HOMES)

@@ -225,7 +225,9 @@ class PostgresTable:
         values: list[int] = []
         texts = [f"sum({quoted(value)})" for value in found.values()]
         for start in range(0, len(texts), 1600):  # a query returns at most 1,664 columns
-            (row,) = self._fetch(f"SELECT {', '.join(texts[start : start + 1600])} FROM {self._rows}")
+            (row,) = self._fetch(
+                f"SELECT {', '.join(texts[start : start + 1600])} FROM {self._rows}"
+            )
             values += [int(value or 0) for value in row]
         return dict(zip(found, values, strict=True))
 
@@ -260,11 +262,15 @@ class PostgresTable:
         assert column is not None  # the caller asked
         key, missing = person_key(schema, column, kinds[column.name], self._ops)
         codes = encode(schema, kinds, self._ops)
-        listed = ", ".join(f"{quoted(value)} AS {identifier(name)}" for name, value in codes.items())
+        listed = ", ".join(
+            f"{quoted(value)} AS {identifier(name)}" for name, value in codes.items()
+        )
         rows = f"SELECT {listed}, {quoted(key)} AS person FROM {self._rows} WHERE NOT {quoted(missing)}"
         order = quoted(choice_order(schema, self._ops))
         hashed = f"SELECT *, {order} AS hash FROM ({rows} OFFSET 0) AS coded"
-        marked = f"SELECT *, min(hash) OVER (PARTITION BY person) AS least FROM ({hashed}) AS hashed"
+        marked = (
+            f"SELECT *, min(hash) OVER (PARTITION BY person) AS least FROM ({hashed}) AS hashed"
+        )
         least = ", ".join(f"min({identifier(name)}) AS {identifier(name)}" for name in names)
         query = f"SELECT {least} FROM ({marked}) AS marked WHERE hash = least GROUP BY person"
         return PostgresTable(self._connection, query)

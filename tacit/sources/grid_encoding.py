@@ -156,7 +156,9 @@ def flags(schema: Schema, ops: Operations) -> dict[str, Expression]:
     found: dict[str, Expression] = {}
     for index, column in enumerate(_coded(schema)):
         flagged = [int(flag) for flag in column.flags(_special(column))]
-        cases = [(ops.column(f"c{index}") == code, flag) for code, flag in enumerate_special(flagged)]
+        cases = [
+            (ops.column(f"c{index}") == code, flag) for code, flag in enumerate_special(flagged)
+        ]
         found[f"f{index}"] = ops.where(cases, 0)
     return found
 

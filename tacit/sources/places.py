@@ -188,6 +188,8 @@ def _postgres(address: str, table: str, stack: contextlib.ExitStack) -> RawTable
             cursor.execute(f"{query} LIMIT 0")  # type: ignore[arg-type]  # quoted identifiers
             described = cursor.description or ()
     except psycopg.Error:
-        raise ValueError(f"{shown_place(address)} has no table {table} that you may read.") from None
+        raise ValueError(
+            f"{shown_place(address)} has no table {table} that you may read."
+        ) from None
     kinds = {column.name: _POSTGRES_KINDS.get(column.type_code, "") for column in described}
     return PostgresTable(connection, query, kinds)

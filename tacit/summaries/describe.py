@@ -61,6 +61,7 @@ from tacit.summaries.statistic import (
     check_about,
 )
 
+
 class Tally(NamedTuple):
     """A private column as the values that occur, with the number of records that have each."""
 
@@ -202,7 +203,9 @@ class _Number:
             range_ = Range(found.lower, found.upper)
             first += 1
         unit = in_unit(values, range_, missing=self.missing, outside=self.outside)
-        block = division.noises[first].release(moment_sums(DEGREE, unit, repeats=repeats), terms.rng)
+        block = division.noises[first].release(
+            moment_sums(DEGREE, unit, repeats=repeats), terms.rng
+        )
         counts = tree.release(unit, division, terms, first + 1, repeats)
         level, sums = terms.confidence, MomentSums.of(block, DEGREE)
         if self.range is None:

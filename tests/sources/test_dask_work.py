@@ -35,7 +35,9 @@ def test_a_sweep(dask, tmp_path):
     between = time.perf_counter()
     with on_dask():
         spread = sweep(recipe, tmp_path / "spread", jobs=2, **options)
-    print(f"sweep: {between - started:.1f} s in process, {time.perf_counter() - between:.1f} on Dask")
+    print(
+        f"sweep: {between - started:.1f} s in process, {time.perf_counter() - between:.1f} on Dask"
+    )
     for one, other in zip(alone.cells, spread.cells, strict=True):
         first, second = (RunFolder(place / one.folder) for place in
                          (tmp_path / "alone", tmp_path / "spread"))  # fmt: skip
@@ -62,7 +64,9 @@ def test_teachers_of_pate(dask):
     spread = PATEClassifier(LogisticRegression(max_iter=200), n_jobs=2, **options)
     with on_dask():
         spread.fit(X[:1200], y[:1200], X[1200:])
-    print(f"PATE: {between - started:.1f} s in process, {time.perf_counter() - between:.1f} on Dask")
+    print(
+        f"PATE: {between - started:.1f} s in process, {time.perf_counter() - between:.1f} on Dask"
+    )
     np.testing.assert_array_equal(alone.labels_, spread.labels_)
     np.testing.assert_array_equal(alone.predict(X[1200:]), spread.predict(X[1200:]))
     assert len(spread.ledger_.history()) == len(alone.ledger_.history())  # paid by the driver

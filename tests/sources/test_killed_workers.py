@@ -97,7 +97,9 @@ def test_spark_with_a_killed_worker(files, expected):
         while not killed and thread.is_alive() and time.monotonic() < deadline:
             stages = [tracker.getStageInfo(s) for s in tracker.getActiveStageIds()]
             if any(stage and stage.numActiveTasks and stage.numCompletedTasks for stage in stages):
-                listed = subprocess.run(["ps", "-eww", "-o", "pid,args"], capture_output=True, text=True)
+                listed = subprocess.run(
+                    ["ps", "-eww", "-o", "pid,args"], capture_output=True, text=True
+                )
                 workers = [int(line.split()[0]) for line in listed.stdout.splitlines()
                            if "CoarseGrainedExecutorBackend" in line
                            and session.sparkContext.applicationId in line]  # fmt: skip
