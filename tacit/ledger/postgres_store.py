@@ -8,13 +8,14 @@ recorded: the caller gets an error and releases nothing, so this can only over-c
 
 `postgresql://USER@HOST/DATABASE#NAME` is the ledger NAME (default `tacit_ledger`), a schema of that
 database. A **pointer file** holds such an address and can be given wherever the file of a ledger
-can; it also gives a place to what a run keeps beside its ledger. Passwords belong in the file or the
-variable that PostgreSQL clients read (`~/.pgpass`, `PGPASSWORD`), and are never stored.
+can; it also gives a place to what a run keeps beside its ledger. Passwords belong in the file or
+the variable that PostgreSQL clients read (`~/.pgpass`, `PGPASSWORD`), and are never stored.
 
 Roles: `grant` lets a role of the server spend, or only read. The role that creates a ledger owns
 its tables, and can forge them unless the chain is keyed, like the owner of a file.
 """
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Sequence
@@ -52,7 +53,7 @@ CREATE TABLE progress (
     steps bigint NOT NULL, taken bigint NOT NULL CHECK (taken BETWEEN 0 AND steps)
 );
 CREATE FUNCTION is_fixed() RETURNS trigger LANGUAGE plpgsql AS
-    $$ BEGIN RAISE EXCEPTION 'entries are append-only and a ledger never changes its budget'; END $$;
+    $$ BEGIN RAISE EXCEPTION 'entries are append-only, a budget never changes'; END $$;
 CREATE TRIGGER entry_is_fixed BEFORE UPDATE OR DELETE OR TRUNCATE ON entry
     EXECUTE FUNCTION is_fixed();
 CREATE TRIGGER ledger_is_fixed BEFORE UPDATE OR DELETE OR TRUNCATE ON ledger
@@ -291,8 +292,6 @@ def _own_pointer(ledger_id: str, address: str) -> Path:
     place = hashlib.sha256(without_password(address).encode()).hexdigest()[:8]
     file = folder / f"{ledger_id}-{place}.ledger"
     if not file.exists():
-        try:
+        with contextlib.suppress(FileExistsError):  # another process was first
             write_pointer(file, address)
-        except FileExistsError:  # another process was first
-            pass
     return file

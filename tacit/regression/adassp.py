@@ -100,8 +100,9 @@ def choose_row_norm(
 def fit_adassp(private: SecondMoments, plan: AdaSSPPlan, *, rng: Rng) -> Floats:
     """Release noisy moments and return the coefficients of ridge regression on them.
 
-    `private` are sums over rows that were shrunk to `plan.row_norm`. The released smallest eigenvalue of the Gram matrix
-    shows how stable the solution is, so that the ridge penalty can be chosen as small as possible.
+    `private` are sums over rows that were shrunk to `plan.row_norm`. The released smallest
+    eigenvalue of the Gram matrix shows how stable the solution is, so that the ridge penalty can be
+    chosen as small as possible.
     """
     size = len(private.cross)
     smallest = plan.eigenvalue.release(np.linalg.eigvalsh(private.gram)[:1], rng)[0]

@@ -68,7 +68,7 @@ def _over_time(ledger: Ledger, history: Sequence[Entry], delta: float) -> Figure
     return Figure(
         name="spent",
         title="Spent over time",
-        caption=f"Epsilon at delta {delta:g} by the odometer, which holds however entries were chosen.",
+        caption=f"Epsilon at delta {delta:g}; it holds however the entries were chosen.",
         x_label="days since the first entry",
         y_label="epsilon",
         series=tuple(series),

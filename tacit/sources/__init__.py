@@ -1,8 +1,8 @@
 """Statistics where the rows are: DuckDB, PostgreSQL, Dask, Spark, polars, and files in chunks.
 
-`fit_linear`, `fit_logistic`, `describe`, `count_outside` and `count_votes` take the place of a table
-(`open_table` lists the kinds), let its engine add up integers on a public grid, and add noise once,
-here, after the ledger has been paid. Every engine gives exactly the same sums.
+`fit_linear`, `fit_logistic`, `describe`, `count_outside` and `count_votes` take the place of a
+table (`open_table` lists the kinds), let its engine add up integers on a public grid, and add noise
+once, here, after the ledger has been paid. Every engine gives exactly the same sums.
 """
 
 from tacit._lazy import lazy

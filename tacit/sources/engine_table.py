@@ -265,7 +265,8 @@ class PostgresTable:
         listed = ", ".join(
             f"{quoted(value)} AS {identifier(name)}" for name, value in codes.items()
         )
-        rows = f"SELECT {listed}, {quoted(key)} AS person FROM {self._rows} WHERE NOT {quoted(missing)}"
+        chosen = f"{self._rows} WHERE NOT {quoted(missing)}"
+        rows = f"SELECT {listed}, {quoted(key)} AS person FROM {chosen}"
         order = quoted(choice_order(schema, self._ops))
         hashed = f"SELECT *, {order} AS hash FROM ({rows} OFFSET 0) AS coded"
         marked = (

@@ -59,7 +59,8 @@ def open_table(place: Any, schema: Schema) -> Generator[RawTable]:
     Parameters
     ----------
     place
-        * `duckdb:FILE.parquet`, which may be a pattern; `duckdb:FILE#TABLE`; or `postgresql://USER@HOST/DATABASE#TABLE`; TABLE may be SCHEMA.TABLE;
+        * `duckdb:FILE.parquet`, which may be a pattern; `duckdb:FILE#TABLE`; or
+          `postgresql://USER@HOST/DATABASE#TABLE`; TABLE may be SCHEMA.TABLE;
         * a Parquet file, or a pattern such as `visits/*.parquet`: read by DuckDB if it is
           installed, and else in chunks;
         * a CSV file, read in chunks;
@@ -135,7 +136,7 @@ def _duckdb(file: str, table: str, stack: contextlib.ExitStack) -> RawTable:
     connection = _duckdb_connection(file, stack)
     if connection is None:
         raise ModuleNotFoundError("DuckDB is not installed. Run: pip install 'tacit[engines]'")
-    # For views of Parquet files; see _file. These optimizers prove by statistics that no row is NaN.
+    # For views of Parquet files; see _file. These optimizers rely on statistics without NaN.
     connection.execute("SET disabled_optimizers = 'statistics_propagation,filter_pushdown'")
     return _relation(lambda: connection.sql(f"FROM {table}"), f"{Path(file).name}#{table}")
 

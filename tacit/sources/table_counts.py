@@ -106,7 +106,8 @@ def count_votes(
     `tacit.pate`, which pays and adds noise.
 
     >>> import pandas as pd
-    >>> votes = pd.DataFrame({"query": [0, 0, 0, 1], "teacher": [0, 1, 1, 0], "label": [1, 1, 0, 2]})
+    >>> votes = pd.DataFrame({"query": [0, 0, 0, 1], "teacher": [0, 1, 1, 0],
+    ...                       "label": [1, 1, 0, 2]})
     >>> count_votes(votes, n_queries=2, n_classes=3).tolist()
     [[1, 1, 0], [0, 0, 1]]
     """

@@ -26,7 +26,7 @@ def people(n=4000, seed=0):
 def test_a_fit_is_that_of_the_rows_in_memory():
     frame = people(20_000)
     options = {"epsilon": 3.0, "delta": 1e-6, "random_state": 0, "method": "adassp"}
-    found = fit_linear(frame, SCHEMA, **options)
+    found = fit_linear([frame], SCHEMA, **options)
     x, y = SCHEMA.encode(frame)
     memory = LinearRegression(bounds=SCHEMA.bounds, target_bounds=(-1, 1), **options).fit(x, y)
     np.testing.assert_allclose(found.coef_, memory.coef_, atol=1e-3)
@@ -34,14 +34,19 @@ def test_a_fit_is_that_of_the_rows_in_memory():
 
 
 def test_one_record_changes_the_moments_by_no_more_than_its_sensitivity():
-    extreme = pd.DataFrame({"a": [math.inf, -math.inf, 10.0, 1e300, math.nan],
-                            "b": ["y", "x", "?", None, "y"], "y": [1e9, -1e9, 15, 0.0, math.nan]})  # fmt: skip
+    extreme = pd.DataFrame(
+        {
+            "a": [math.inf, -math.inf, 10.0, 1e300, math.nan],
+            "b": ["y", "x", "?", None, "y"],
+            "y": [1e9, -1e9, 15, 0.0, math.nan],
+        }
+    )
     base = people(200)
     for norm in (1.2, 1.5, math.sqrt(3)):
-        before = moments(base, SCHEMA, row_norm=norm).scaled()
+        before = moments([base], SCHEMA, row_norm=norm).scaled()
         for k in range(len(extreme)):
             added = pd.concat([base, extreme[k : k + 1]])
-            after = moments(added, SCHEMA, row_norm=norm).scaled()
+            after = moments([added], SCHEMA, row_norm=norm).scaled()
             assert np.linalg.norm(after.gram - before.gram) <= norm**2
             assert np.linalg.norm(after.cross - before.cross) <= norm
 
@@ -56,7 +61,7 @@ def test_one_record_changes_a_gradient_by_no_more_than_its_sensitivity():
                 base,
                 pd.concat([base, pd.DataFrame({"a": [1e9], "b": ["x"], "y": [15.0]})]),
             ):
-                with open_table(frame, schema) as table:
+                with open_table([frame], schema) as table:
                     found.append(GridRows(table.features(schema), 2).gradient(theta, limit, clip))
             change = found[1] - found[0]
             assert np.linalg.norm(change[1:]) <= clip * limit * (1 + 1e-12)
@@ -69,7 +74,7 @@ def test_gradients_are_those_of_the_logistic_loss():
     x, labels = schema.encode(frame)
     rows = np.column_stack([np.ones(len(x)), x])
     residuals = 1 / (1 + np.exp(-rows @ theta[:, 0])) - labels
-    with open_table(frame, schema) as table:
+    with open_table([frame], schema) as table:
         found = GridRows(table.features(schema), 2).gradient(theta, math.sqrt(2), 1.0)
     np.testing.assert_allclose(found[:, 0], rows.T @ residuals, atol=500 * 2**-13)
 
@@ -87,31 +92,31 @@ def test_logistic_rounds_learn():
 
 def test_the_ledger_pays_once_and_first():
     ledger = Ledger(budget=Budget(1.0, 1e-6))
-    fit_linear(people(), SCHEMA, epsilon=0.9, delta=9e-7, ledger=ledger)
+    fit_linear([people()], SCHEMA, epsilon=0.9, delta=9e-7, ledger=ledger)
     assert len(ledger.history()) == 1
     with pytest.raises(BudgetExceeded):
-        fit_linear(people(), SCHEMA, epsilon=0.9, delta=9e-7, ledger=ledger)
+        fit_linear([people()], SCHEMA, epsilon=0.9, delta=9e-7, ledger=ledger)
 
 
 def test_chunks_add_up_to_the_table():
     frame, grown = people(), PartialMoments(SCHEMA)
     for start in range(0, len(frame), 999):
-        grown.partial_fit(frame[start : start + 999])
-    np.testing.assert_array_equal(grown.moments.gram, moments(frame, SCHEMA).gram)
+        grown.partial_fit([frame[start : start + 999]])
+    np.testing.assert_array_equal(grown.moments.gram, moments([frame], SCHEMA).gram)
     model = fit_linear(grown, SCHEMA, epsilon=8.0, delta=1e-6, random_state=0)
     assert model.coef_[0] == pytest.approx(0.5, abs=0.1)
 
 
 def test_sums_at_the_limit_fit_in_64_bits():
     frame = pd.DataFrame({"a": [10.0] * 8, "b": ["x"] * 8, "y": [15.0] * 8})
-    largest = int(moments(frame, SCHEMA).gram.max()) // 8
+    largest = int(moments([frame], SCHEMA).gram.max()) // 8
     assert largest == STEPS**2
     assert largest * 2**32 < 2**63
 
 
 def test_wrong_tables_are_refused_without_quoting_them(tmp_path):
     frame = people(20)
-    with pytest.raises(ValueError, match="lacks|no column|missing"):
+    with pytest.raises(ValueError, match=r"lacks|no column|missing"):
         moments(frame.drop(columns="a"), SCHEMA)
     with pytest.raises(ValueError, match="declared as a number, but is text") as error:
         moments(frame.assign(a="secret"), SCHEMA)
