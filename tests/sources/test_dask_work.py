@@ -56,7 +56,7 @@ def test_teachers_of_pate(dask):
 
     X, y = load_digits(return_X_y=True)
     X = X / 16
-    options = {"n_teachers": 12, "epsilon": 8.0, "delta": 1e-5, "rng": 0}
+    options = {"n_teachers": 40, "n_queries": 60, "epsilon": 8.0, "delta": 1e-5, "rng": 0}
     started = time.perf_counter()
     alone = PATEClassifier(LogisticRegression(max_iter=200), **options)
     alone.fit(X[:1200], y[:1200], X[1200:])
@@ -83,8 +83,8 @@ def test_shadow_models(dask):
     alone = train_shadows(shadow, 50, n_models=8, rng=0)
     with on_dask():
         spread = train_shadows(shadow, 50, n_models=8, rng=0, n_jobs=2)
-    for one, other in zip(alone, spread, strict=True):
-        np.testing.assert_array_equal(one, other)
+    np.testing.assert_array_equal(alone.scores, spread.scores)
+    np.testing.assert_array_equal(alone.is_member, spread.is_member)
 
 
 def test_tuning(dask):
