@@ -19,6 +19,7 @@ import contextlib
 import hashlib
 import os
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -101,9 +102,7 @@ class PostgresStore(Store):
 
     def __init__(self, address: str, pointer: Path | None, **options: Any) -> None:
         """Open the ledger; `options` are those of `Store`. Any: passed on unchanged."""
-        import psycopg
-
-        self.failures = (psycopg.Error,)
+        self.failures = (_psycopg().Error,)
         self.address = address
         self._pointer = pointer
         super().__init__(pointer or Path(without_password(address)), **options)
@@ -143,7 +142,7 @@ class PostgresStore(Store):
 
     def explain(self, error: Exception) -> str:
         """Return what an error of the server means; texts of the server may quote a note."""
-        import psycopg.errors as pg
+        pg = import_module("psycopg.errors")
 
         where = without_password(self.address)
         if isinstance(error, pg.LockNotAvailable):
@@ -163,9 +162,9 @@ class PostgresStore(Store):
 
     def grant(self, role: str, *, spend: bool) -> None:
         """Let a role of the server spend, or only read; raise unless we own the ledger."""
-        from psycopg import sql
+        sql: Any = import_module("psycopg.sql")
 
-        session = self.connection
+        session: Any = self.connection  # Any: a `_Session`
         owned = "SELECT pg_has_role(tableowner, 'MEMBER') FROM pg_tables WHERE schemaname = %s"
         if session.run(owned, [ledger_name(self.address)]).fetchone() != (True,):
             raise LedgerError("only the role that owns a ledger may grant rights on it.")
@@ -185,13 +184,8 @@ class _Session:
     """A connection to a server, with the part of the interface of sqlite3 that `Store` uses."""
 
     def __init__(self, address: str, timeout: float) -> None:
-        try:
-            import psycopg
-        except ModuleNotFoundError:
-            raise LedgerError(
-                "a ledger on a server needs psycopg. Run: pip install 'tacit[engines]'"
-            ) from None
-        from psycopg import sql
+        psycopg = _psycopg()
+        sql: Any = import_module("psycopg.sql")
 
         self._timeout, self._name = timeout, ledger_name(address)
         self._connection = psycopg.connect(
@@ -210,9 +204,8 @@ class _Session:
     @property
     def in_transaction(self) -> bool:
         """Whether a transaction is open."""
-        from psycopg.pq import TransactionStatus
-
-        idle = (TransactionStatus.IDLE, TransactionStatus.UNKNOWN)
+        status: Any = import_module("psycopg.pq").TransactionStatus
+        idle = (status.IDLE, status.UNKNOWN)
         return self._connection.info.transaction_status not in idle
 
     def execute(self, query: str, parameters: Sequence[object] = ()) -> Any:  # Any: a cursor
@@ -251,7 +244,7 @@ class _Session:
 
     def create(self, settings: Settings, key: bytes | None, rows: Sequence[LedgerRow] = ()) -> bool:
         """Create the ledger in one transaction; return False if there was one already."""
-        from psycopg import sql
+        sql: Any = import_module("psycopg.sql")
 
         lock = int.from_bytes(hashlib.sha256(self._name.encode()).digest()[:8], signed=True)
         with self._connection.transaction():
@@ -277,6 +270,15 @@ def create_on_server(
         return session.create(settings, key, rows)
     finally:
         session.close()
+
+
+def _psycopg() -> Any:  # Any: it is installed by an extra, and may be missing
+    try:
+        return import_module("psycopg")
+    except ModuleNotFoundError:
+        raise LedgerError(
+            "a ledger on a server needs psycopg. Run: pip install 'tacit[engines]'"
+        ) from None
 
 
 def ledger_name(address: str) -> str:

@@ -6,7 +6,7 @@ from datetime import datetime
 from pathlib import Path
 
 from tacit import accounting
-from tacit.events import Repeated
+from tacit.events import Event, Repeated
 from tacit.events import Sequence as EventSequence
 from tacit.ledger import Entry, Ledger
 from tacit.report.figures import Figure, Role, Series
@@ -82,10 +82,10 @@ def _by_run(ledger: Ledger, history: Sequence[Entry], delta: float) -> Section:
         runs.setdefault(re.sub(r" \[[^\]]*\]$", "", entry.note) or "(no note)", []).append(entry)
     rows = []
     for name, entries in list(runs.items())[-_MOST_RUNS:]:
-        counts: dict[object, int] = {}
+        counts: dict[Event, int] = {}
         for entry in entries:
             counts[entry.event] = counts.get(entry.event, 0) + 1
-        parts = tuple(Repeated(e, n) if n > 1 else e for e, n in counts.items())  # type: ignore[arg-type]  # events
+        parts = tuple(Repeated(e, n) if n > 1 else e for e, n in counts.items())
         event = parts[0] if len(parts) == 1 else EventSequence(parts)
         epsilon = accounting.epsilon(event, delta=delta, relation=ledger.relation)
         when = entries[-1].time[:16].replace("T", " ")

@@ -2,8 +2,9 @@
 
 import contextlib
 from collections.abc import Callable, Generator, Iterable
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import unquote
 
 from tacit import datasets  # tables load with scikit-learn, when they are first used
@@ -95,7 +96,7 @@ def _opened(place: Any, schema: Schema, stack: contextlib.ExitStack) -> RawTable
     if isinstance(place, str | Path):
         return _file(Path(place), schema, stack)
     if callable(place) or isinstance(place, list | tuple):
-        return _chunks(place, schema)
+        return _chunks(cast("Any", place), schema)
     import narwhals.stable.v2 as nw
 
     frame = nw.from_native(place, pass_through=True)
@@ -143,8 +144,9 @@ def _duckdb(file: str, table: str, stack: contextlib.ExitStack) -> RawTable:
 
 def _relation(make: Callable[[], Any], name: str) -> RawTable:
     """Return a relation of DuckDB. Any: DuckDB has no types. Its errors may quote values."""
-    import duckdb
     import narwhals.stable.v2 as nw
+
+    duckdb: Any = import_module("duckdb")
 
     try:
         return FrameTable(nw.from_native(make()))
@@ -155,7 +157,7 @@ def _relation(make: Callable[[], Any], name: str) -> RawTable:
 def _duckdb_connection(file: str | None, stack: contextlib.ExitStack) -> Any:
     """Return a connection, closed at the end; None if DuckDB is not installed. Any: no types."""
     try:
-        import duckdb
+        duckdb: Any = import_module("duckdb")
     except ModuleNotFoundError:
         return None
     try:
@@ -170,7 +172,7 @@ def _duckdb_connection(file: str | None, stack: contextlib.ExitStack) -> Any:
 
 def _postgres(address: str, table: str, stack: contextlib.ExitStack) -> RawTable:
     try:
-        import psycopg
+        psycopg: Any = import_module("psycopg")
     except ModuleNotFoundError:
         raise ModuleNotFoundError(
             "PostgreSQL tables need psycopg. Run: pip install 'tacit[engines]'"
@@ -186,7 +188,7 @@ def _postgres(address: str, table: str, stack: contextlib.ExitStack) -> RawTable
     query = f"SELECT * FROM {table}"
     try:
         with connection.cursor() as cursor:
-            cursor.execute(f"{query} LIMIT 0")  # type: ignore[arg-type]  # quoted identifiers
+            cursor.execute(f"{query} LIMIT 0")  # identifiers are quoted
             described = cursor.description or ()
     except psycopg.Error:
         raise ValueError(

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from tacit._arrays import Floats
-from tacit.datasets import Schema
-from tacit.regression import LinearRegression, LogisticRegression, SecondMoments
+from tacit.datasets import FeatureBounds, Schema
+from tacit.regression import Bounds, LinearRegression, LogisticRegression, SecondMoments
 from tacit.sources.engine_table import EngineTable, require_few_rows
 from tacit.sources.grid_encoding import STEPS, require_engine_schema
 from tacit.sources.operations import Expression, Operations
@@ -153,7 +153,7 @@ def fit_linear(
         known = table.moments
         n_rows = n_records or known.n_rows
         require_few_rows(n_rows)
-        return _from_partial(model, known, n_features, n_rows)
+        return _from_partial(model, known, schema.bounds, n_rows)
     with open_table(table, schema) as opened:
         rows = opened.features(schema)
         size = require_few_rows(rows.count() if n_records is None else n_records)
@@ -165,15 +165,22 @@ def fit_linear(
 
 
 def _from_partial(
-    model: LinearRegression, known: GridMoments, n_features: int, n_records: int
+    model: LinearRegression, known: GridMoments, bounds: FeatureBounds, n_records: int
 ) -> LinearRegression:
-    from tacit.regression import Bounds
-
+    lower, upper, norm = bounds
+    n_features = len(lower)
     # Rows were not shrunk, so the longest row that the bounds allow must be paid for.
-    lower, upper, norm = model.bounds  # type: ignore[misc]  # those of the schema
-    full = norm if norm is not None else math.sqrt(n_features)
-    model.bounds = Bounds(lower, upper, full)
-    return model.fit_moments(lambda _: known.scaled(), n_features=n_features, n_records=n_records)
+    largest = norm if norm is not None else math.sqrt(n_features)
+    model.bounds = Bounds(lower, upper, largest)
+
+    def unshrunk(row_norm: float) -> SecondMoments:
+        if row_norm < math.hypot(1.0, largest) * (1 - 1e-12):
+            raise ValueError(
+                "these moments are of rows that were not shrunk: use fit_linear(table)."
+            )
+        return known.scaled()
+
+    return model.fit_moments(unshrunk, n_features=n_features, n_records=n_records)
 
 
 class GridRows:
