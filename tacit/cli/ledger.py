@@ -150,6 +150,7 @@ def page(
     file: _File,
     output: Annotated[Path | None, typer.Option(help="The page [FILE.html].")] = None,
     delta: Annotated[float | None, typer.Option(help="State costs at it [the budget's].")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Write a page with the budget, what was spent over time, and by which run."""
     from tacit.report import write_ledger_page
@@ -157,7 +158,7 @@ def page(
     target = output or file.with_name(file.name + ".html")
     with Ledger(file, read_only=True) as ledger:
         write_ledger_page(ledger, target, delta=delta)
-    typer.echo(f"wrote {target}")
+    _tell({"page": str(target)}, f"wrote {target}", as_json)
 
 
 @app.command(
@@ -170,6 +171,7 @@ def move_command(
         str | None,
         typer.Option(help="Move to postgresql://HOST/DB#NAME; TARGET then points there."),
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Move a ledger with its history; nothing can be spent from the old one afterwards."""
     if target.exists():
@@ -177,7 +179,7 @@ def move_command(
     move(file, server or target)
     if server is not None:
         connect(target, server)
-    typer.echo(f"moved {file} to {target}")
+    _tell({"moved": str(file), "to": str(target)}, f"moved {file} to {target}", as_json)
 
 
 @app.command(epilog="Example: tacit ledger grant team.ledger ana --spend")
@@ -187,11 +189,13 @@ def grant(
     spend: Annotated[
         bool, typer.Option("--spend/--read-only", help="Whether it may also spend.")
     ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Let a role of the server read a ledger, or also spend from it. For the ledger's owner."""
     with Ledger(file) as ledger:
         ledger.grant(role, spend=spend)
-    typer.echo(f"{role} may {'spend from' if spend else 'read'} {file}")
+    text = f"{role} may {'spend from' if spend else 'read'} {file}"
+    _tell({"role": role, "may_spend": spend}, text, as_json)
 
 
 @app.command(epilog="Example: tacit ledger witness /srv/witness --host 10.0.0.5 --port 8100")
@@ -204,6 +208,14 @@ def witness(
     server = serve(folder, host=host, port=port)
     typer.echo(f"serving witnesses in {folder} at http://{host}:{server.server_port}/NAME")
     server.serve_forever()
+
+
+def _tell(found: dict[str, object], text: str, as_json: bool) -> None:
+    """Print what a command did, in words or as JSON."""
+    if as_json:
+        print_json(found)
+    else:
+        typer.echo(text)
 
 
 def _three(found: Epsilons) -> str:

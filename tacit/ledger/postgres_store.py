@@ -81,9 +81,9 @@ def write_pointer(file: Path, address: str) -> None:
 
 def without_password(address: str) -> str:
     """Return an address without its password."""
-    scheme, _, rest = address.partition("://")
+    scheme, sign, rest = address.partition("://")
     user, at, where = rest.rpartition("@")
-    return f"{scheme}://{user.partition(':')[0]}{at}{where}"
+    return f"{scheme}{sign}{user.partition(':')[0]}{at}{where}"
 
 
 def has_server_key(address: str) -> bool | None:

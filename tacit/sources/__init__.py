@@ -5,20 +5,33 @@ table (`open_table` lists the kinds), let its engine add up integers on a public
 once, here, after the ledger has been paid. Every engine gives exactly the same sums.
 """
 
+from typing import TYPE_CHECKING
+
 from tacit._lazy import lazy
+
+if TYPE_CHECKING:
+    from tacit.sources.addresses import as_place, is_database, name_of
+    from tacit.sources.places import open_table
+    from tacit.sources.second_moments import PartialMoments, fit_linear, fit_logistic, moments
+    from tacit.sources.table_counts import (
+        count_outside,
+        count_votes,
+        describe,
+        flag_counts,
+        tallies,
+    )
 
 _COUNTS = ("count_outside", "count_votes", "describe")
 _HOMES = {
     "PartialMoments": "second_moments",
-    "as_place": "places",
+    "as_place": "addresses",
     "fit_linear": "second_moments",
     "fit_logistic": "second_moments",
     "flag_counts": "table_counts",
-    "is_database": "places",
+    "is_database": "addresses",
     "moments": "second_moments",
-    "name_of": "places",
+    "name_of": "addresses",
     "open_table": "places",
-    "shown_place": "places",
     "tallies": "table_counts",
     **dict.fromkeys(_COUNTS, "table_counts"),
 }
@@ -35,7 +48,6 @@ __all__ = [
     "moments",
     "name_of",
     "open_table",
-    "shown_place",
     "tallies",
 ]
 

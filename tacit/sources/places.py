@@ -9,11 +9,12 @@ from urllib.parse import unquote
 
 from tacit import datasets  # tables load with scikit-learn, when they are first used
 from tacit.datasets import Schema
+from tacit.ledger import without_password
+from tacit.sources.addresses import DUCKDB, is_database
 from tacit.sources.engine_table import ChunkTable, FrameTable, PostgresTable, RawTable
 from tacit.sources.grid_encoding import require_engine_schema
 from tacit.sources.operations import BOOLEAN, NUMBER, TEXT, identifier
 
-_DUCKDB, _POSTGRES = "duckdb:", ("postgresql://", "postgres://")
 _PARQUET = (".parquet", ".pq")
 _POSTGRES_KINDS = {  # type codes of the server's catalog, which never change
     **dict.fromkeys((20, 21, 23, 700, 701), NUMBER),
@@ -21,36 +22,6 @@ _POSTGRES_KINDS = {  # type codes of the server's catalog, which never change
     16: BOOLEAN,
     **dict.fromkeys((25, 1042, 1043, 19), TEXT),
 }
-
-
-def is_database(place: object) -> bool:
-    """Return whether `place` is the address of a table in a database."""
-    return isinstance(place, str) and place.startswith((_DUCKDB, *_POSTGRES))
-
-
-def as_place(given: str | Path) -> str | Path:
-    """Return an address that was read as a path, and so lost a slash, as an address again."""
-    text = str(given)
-    for scheme in _POSTGRES:
-        if text.startswith(scheme[:-1]) and not text.startswith(scheme):
-            return scheme + text[len(scheme) - 1 :]
-    return text if is_database(text) else given
-
-
-def name_of(place: str) -> str:
-    """Return the name of a table, for titles and folders."""
-    address, _, table = place.removeprefix(_DUCKDB).partition("#")
-    name = unquote(table).rpartition(".")[2] or Path(address).name.split(".")[0]
-    return name.strip("*?") or "table"
-
-
-def shown_place(place: str) -> str:
-    """Return an address without its password, for pages and errors."""
-    head, sign, rest = place.partition("://")
-    user, at, where = rest.rpartition("@")
-    if not sign or not at:
-        return place
-    return f"{head}://{user.partition(':')[0]}@{where}"
 
 
 @contextlib.contextmanager
@@ -79,19 +50,19 @@ def open_table(place: Any, schema: Schema) -> Generator[RawTable]:
 def _opened(place: Any, schema: Schema, stack: contextlib.ExitStack) -> RawTable:
     if is_database(place):
         address, _, table = place.partition("#")
-        if shown_place(place) != place:
+        if without_password(place) != place:
             raise ValueError(
-                f"{shown_place(place)} must not hold a password: addresses are written into run "
+                f"{without_password(place)} must not hold a password: addresses are written into run "
                 "folders. Put it into ~/.pgpass or PGPASSWORD."
             )
-        file = Path(address.removeprefix(_DUCKDB))
-        if not table and place.startswith(_DUCKDB) and file.suffix in _PARQUET:
+        file = Path(address.removeprefix(DUCKDB))
+        if not table and place.startswith(DUCKDB) and file.suffix in _PARQUET:
             return _file(file, schema, stack)
         if not table:
             raise ValueError(f"{place} names no table. Add #TABLE.")
         name = ".".join(identifier(part) for part in unquote(table).split("."))
-        if place.startswith(_DUCKDB):
-            return _duckdb(address.removeprefix(_DUCKDB), name, stack)
+        if place.startswith(DUCKDB):
+            return _duckdb(address.removeprefix(DUCKDB), name, stack)
         return _postgres(address, name, stack)
     if isinstance(place, str | Path):
         return _file(Path(place), schema, stack)
@@ -181,7 +152,7 @@ def _postgres(address: str, table: str, stack: contextlib.ExitStack) -> RawTable
         connection = stack.enter_context(psycopg.connect(address))
     except psycopg.Error as error:
         why = str(error).strip().splitlines()[-1]
-        raise ValueError(f"{shown_place(address)} cannot be reached: {why}") from None
+        raise ValueError(f"{without_password(address)} cannot be reached: {why}") from None
     # All passes of a fit see one state of the table, and none can write.
     connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
     connection.read_only = True
@@ -192,7 +163,7 @@ def _postgres(address: str, table: str, stack: contextlib.ExitStack) -> RawTable
             described = cursor.description or ()
     except psycopg.Error:
         raise ValueError(
-            f"{shown_place(address)} has no table {table} that you may read."
+            f"{without_password(address)} has no table {table} that you may read."
         ) from None
     kinds = {column.name: _POSTGRES_KINDS.get(column.type_code, "") for column in described}
     return PostgresTable(connection, query, kinds)
