@@ -52,8 +52,8 @@ def _opened(place: Any, schema: Schema, stack: contextlib.ExitStack) -> RawTable
         address, _, table = place.partition("#")
         if without_password(place) != place:
             raise ValueError(
-                f"{without_password(place)} must not hold a password: addresses are written into run "
-                "folders. Put it into ~/.pgpass or PGPASSWORD."
+                f"{without_password(place)} must be given without a password: addresses are "
+                "written into run folders. Put it into ~/.pgpass or PGPASSWORD."
             )
         file = Path(address.removeprefix(DUCKDB))
         if not table and place.startswith(DUCKDB) and file.suffix in _PARQUET:
