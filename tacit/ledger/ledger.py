@@ -186,6 +186,11 @@ class Ledger:
         """File of the ledger, or pointer file to a server; None if it is kept in memory."""
         return self._store.path
 
+    @property
+    def store(self) -> Store:
+        """The rows behind this ledger, for the other parts of `tacit.ledger`."""
+        return self._store
+
     def grant(self, role: str, *, spend: bool = False) -> None:
         """Let a role of the server read this ledger, or also spend from it; for its owner only."""
         if not isinstance(self._store, PostgresStore):

@@ -33,7 +33,7 @@ def move(
     if address is None and Path(target).exists():
         raise LedgerError(f"{target} exists already. Give a file that does not exist.")
     with Ledger(source, key=key) as ledger:
-        store = ledger._store
+        store = ledger.store
         if store.version < 2:
             raise LedgerError(f"{source} has version 1 of the format, and cannot be moved.")
         with store.reading():
