@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DOCS := .venv-docs
 
-.PHONY: demo test test-slow test-gpu lint types types-standard types-strict check clean
+.PHONY: demo test test-slow test-gpu docs lint types types-standard types-strict check clean
 
 demo: $(READY)
 	$(BIN)/tacit demo
@@ -17,6 +18,9 @@ test-slow: $(READY)
 
 test-gpu: # with the torch of the GPU machine, not that of .venv
 	$(PYTHON) benchmarks/gpu_tests.py
+
+docs: $(DOCS)/.ready # the site, into site/; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -38,5 +42,10 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
+$(DOCS)/.ready: docs/requirements.txt
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check -r docs/requirements.txt
+	touch $@
+
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(DOCS) site build dist .pytest_cache .ruff_cache

@@ -154,6 +154,18 @@ class LSTMClassifier(nn.Module):
         return self.out(self.lstm(self.embed(ids))[0][:, -1])
 
 
+class BagOfTokens(nn.Module):
+    """A large table: the mean of the rows that a record names, and a linear layer."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(rows, 64)
+        self.out = nn.Linear(64, 2)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.out(self.embed(ids).mean(1))
+
+
 def images(channels: int, size: int) -> Callable[[int, torch.device], tuple[Tensor, Tensor]]:
     def make(n: int, device: torch.device) -> tuple[Tensor, Tensor]:
         x = torch.randn(n, channels, size, size, device=device)
@@ -170,9 +182,12 @@ def tokens(vocabulary: int, length: int) -> Callable[[int, torch.device], tuple[
     return make
 
 
-def documents(n: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    x = torch.randint(0, 10_000, (n, 64), device=device)
-    return x, torch.randint(0, 2, (n,), device=device)
+def documents(vocabulary: int, length: int) -> Callable[[int, torch.device], tuple[Tensor, Tensor]]:
+    def make(n: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        x = torch.randint(0, vocabulary, (n, length), device=device)
+        return x, torch.randint(0, 2, (n,), device=device)
+
+    return make
 
 
 def table(n: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -184,7 +199,11 @@ WORKLOADS = {
     "mlp": Workload(mlp, cross_entropy, images(1, 28), 1_024),
     "cnn-256": Workload(mnist_cnn, cross_entropy, images(1, 28), 256),
     "cnn-2048": Workload(mnist_cnn, cross_entropy, images(1, 28), 2_048),
-    "lstm": Workload(LSTMClassifier, cross_entropy, documents, 256),
+    "lstm": Workload(LSTMClassifier, cross_entropy, documents(10_000, 64), 256),
+    "table-50k": Workload(lambda: BagOfTokens(50_000), cross_entropy, documents(50_000, 32), 256),
+    "table-1m": Workload(
+        lambda: BagOfTokens(1_000_000), cross_entropy, documents(1_000_000, 32), 256
+    ),
     "wrn-16-4": Workload(
         wide_resnet, cross_entropy, images(3, 32), 4_096, True, True, microbatch=1_024
     ),

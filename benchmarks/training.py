@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from _results import table, write
@@ -34,11 +35,17 @@ SIGMA, CLIP = 1.0, 1.0
 
 
 class Measured(NamedTuple):
-    """Median seconds of a step, peak bytes above rest, and seconds until the first step ended."""
+    """Median seconds of a step, peak bytes above rest, seconds until the first step ended.
+
+    `mean` is the mean over all steps, with the tests of isolation among them, and `before` the peak
+    until the timed steps begin, with the tests before the first step.
+    """
 
     seconds: float
     peak: float
     first: float = 0.0
+    mean: float = 0.0
+    before: float = 0.0
 
 
 def main() -> None:
@@ -85,6 +92,10 @@ def main() -> None:
         over_eager(found, chosen, arguments.methods),
         "## Peak MiB above rest (ratio)",
         block(found, chosen, arguments.methods, "peak", 2.0**-20),
+        "## Peak MiB until the timed steps, with the tests of isolation",
+        block(found, chosen, arguments.methods, "before", 2.0**-20),
+        "## Mean milliseconds of all steps, with the tests of isolation among them",
+        block(found, chosen, arguments.methods, "mean", 1e3),
         "## Seconds until the first step ended, all processes of a group compiling at once",
         block(found, chosen, arguments.methods, "first", 1.0),
         "## Failures",
@@ -152,25 +163,32 @@ def in_turn(
         for pair in pairs
     ]
     deadline = time.monotonic() + limit
-    said = [_line_before(child, "READY", deadline) for child in started]
-    for pair, child, ready in zip(pairs, started, said, strict=True):
-        if ready is None:
+    waiting = ThreadPoolExecutor(len(pairs))
+    said = list(waiting.map(lambda child: _is_ready(child, deadline), started))
+    for pair, child, is_ready in zip(pairs, started, said, strict=True):
+        if not is_ready:
             child.kill()
-            lines = [line for line in child.communicate()[1].splitlines() if line.strip()]
-            late = f"no result within {limit:.0f} s"
-            yield pair, lines[-1][:200] if lines and time.monotonic() < deadline else late
+        try:
+            output, errors = child.communicate("now\n" if is_ready else None, timeout=limit)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            output, errors = child.communicate()
+        if "MEASURED " in output:
+            yield pair, Measured(**json.loads(output.split("MEASURED ")[1]))
             continue
-        output, _ = child.communicate("now\n")
-        yield pair, Measured(**json.loads(output.split("MEASURED ")[1]))
+        is_late = not is_ready and time.monotonic() >= deadline
+        lines = [line for line in errors.splitlines() if line.strip()]
+        late = f"no result within {limit:.0f} s"
+        yield pair, late if is_late or not lines else lines[-1][:200]
 
 
-def _line_before(child: "subprocess.Popen[str]", word: str, deadline: float) -> str | None:
-    """Return the child's line that begins with `word`; None if it ends or is too late."""
+def _is_ready(child: "subprocess.Popen[str]", deadline: float) -> bool:
+    """Wait until the child is ready to be timed; return False if it ends or is too late."""
     assert child.stdout is not None
     timer = threading.Timer(max(0.0, deadline - time.monotonic()), child.kill)
     timer.start()
     try:
-        return next((line for line in child.stdout if line.startswith(word)), None)
+        return any(line.startswith("READY") for line in child.stdout)
     finally:
         timer.cancel()
 
@@ -416,15 +434,19 @@ def timed(step: Callable[[], None], device: Any, rest: float, begin: float) -> M
     run(1)
     first = time.perf_counter() - begin
     if device.type == "cuda":
-        run(29)  # until lots of every size were seen
+        run(150)  # until lots of nearly every size were seen and recorded
     wait_for_turn()
+    before = peak_bytes(device) - rest
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
     run(3)
     # As in training, the host does not wait for the device after each step.
     group = max(10 if device.type == "cuda" else 1, round(0.02 / run(3)))
     times: list[float] = []
     while len(times) < 5 or (sum(times) * group < 3 and len(times) < 200):
         times.append(run(group))
-    return Measured(statistics.median(times), peak_bytes(device) - rest, first)
+    peak = peak_bytes(device) - rest
+    return Measured(statistics.median(times), peak, first, statistics.mean(times), before)
 
 
 def wait_for_turn() -> None:

@@ -20,6 +20,7 @@ from numbers import Real
 from typing import Any, ClassVar, cast
 
 from tacit._check import in_closed_unit, non_negative, positive, whole
+from tacit._participation import participation_norm
 
 
 class Relation(StrEnum):
@@ -297,6 +298,41 @@ class TreeAggregation(Event):
 
 
 @dataclass(frozen=True)
+class BandedGaussian(Event):
+    """A run of `steps` Gaussian releases C g + z: noise that is correlated over time.
+
+    z has deviation `noise_multiplier` times what a record contributes to a sum, C is `column` from
+    the diagonal down. A record takes part in at most `participations` steps (None: all that fit),
+    `separation` apart; for a `rate` below 1, at that rate, in turns of `separation` groups.
+    """
+
+    noise_multiplier: float
+    column: tuple[float, ...]
+    steps: int
+    separation: int
+    participations: int | None = None
+    rate: float = 1.0
+    replace_factor: float = 2.0
+    _text = "{steps:,} steps of correlated Gaussian noise, multiplier {noise_multiplier:g}; records at rate {rate:g}, {separation} steps apart"  # noqa: E501  # a template
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (all(map(math.isfinite, self.column)) and any(self.column[:1])):
+            raise ValueError("column must hold finite numbers, the first of them not zero.")
+        if self.rate < 1 and (len(self.column) > self.separation or self.participations):
+            raise ValueError("a rate below 1 needs len(column) <= separation, no participations.")
+
+    @property
+    def equivalent(self) -> Event:
+        """Independent releases of the same price; `tacit._participation` has the sources."""
+        turns = -(-self.steps // self.separation)
+        joint = min(turns, self.participations or turns) if self.rate == 1 else 1
+        moved = participation_norm(self.column, self.steps, self.separation, joint)
+        release = Gaussian(self.noise_multiplier / (moved * (1 + 1e-12)), self.replace_factor)
+        return release if self.rate == 1 else Repeated(PoissonSampled(self.rate, release), turns)
+
+
+@dataclass(frozen=True)
 class PoissonSampled(Event):
     """`event` on a random subset that holds each record independently with probability `rate`."""
 
@@ -432,6 +468,30 @@ class OneOf(Event):
     def __str__(self) -> str:
         shown = [f"{100 * w:.3g}% [{e}]" for w, e in zip(self.weights, self.parts, strict=True)]
         return "; ".join(shown if len(shown) <= 6 else [*shown[:4], f"and {len(shown) - 4} more"])
+
+
+@dataclass(frozen=True)
+class ChosenOf(Event):
+    """One of the events `parts`, chosen with any knowledge of what was released before.
+
+    It is priced as if the part that costs most were chosen, whatever was released before: by the
+    largest of the deltas of all parts at each epsilon.
+
+    >>> str(ChosenOf((Gaussian(2.0), PureDP(0.1))))
+    'one, chosen freely, of [Gaussian noise, multiplier 2], [0.1-DP release]'
+    """
+
+    parts: tuple[Event, ...]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.parts:
+            raise ValueError("parts must have at least one event.")
+
+    def __str__(self) -> str:
+        shown = [f"[{part}]" for part in self.parts]
+        kept = shown if len(shown) <= 6 else [*shown[:4], f"and {len(shown) - 4} more"]
+        return f"one, chosen freely, of {', '.join(kept)}"
 
 
 class Trials(StrEnum):
@@ -620,6 +680,9 @@ _RULES: dict[str, Callable[[Any], object]] = {  # Any: a field may be given any 
     "n_records": lambda value: whole(n_records=value, least=1),
     "n_reports": lambda value: whole(n_reports=value, least=1),
     "steps": lambda value: whole(steps=value, least=1),
+    "column": _numbers,
+    "separation": lambda value: whole(separation=value, least=1),
+    "participations": lambda n: n if n is None else whole(participations=n, least=1),
     "count": lambda value: whole(count=value),
     "mean": lambda value: positive(mean=value),
     "shape": _shape,

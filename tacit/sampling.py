@@ -10,11 +10,22 @@ One object does both, so the code that loads data and the accountant cannot disa
 | `RandomAllocation` | each record independently to one of `steps` batches | one epoch |
 | `Shuffle` | a random order cut into `steps` batches | one epoch, unamplified, or an error |
 
+Three samplers decide for a whole run who may take part in which step: `lots` draws that once and
+returns a function from steps to lots, and `event` returns the event of the run, whose noise may be
+correlated over time.
+
+| sampler | a record takes part |
+|---|---|
+| `CyclicPoisson` | with probability `rate` whenever its group has its turn |
+| `FixedOrder` | once in every `steps` steps, always in the same place |
+| `Stream` | when the user's order says so, if that is seldom enough |
+
 Which records were drawn, and how many, is private: divide by the expected batch size, never by the
 drawn one. `rng` is a numpy Generator, a seed, or None for fresh entropy from the system.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
@@ -24,9 +35,21 @@ from tacit._arrays import Flags, Indices
 from tacit._check import boolean, in_closed_unit, whole
 from tacit.errors import UnsupportedEvent
 
-__all__ = ["FixedSize", "Poisson", "RandomAllocation", "Shuffle", "TruncatedPoisson"]
+__all__ = [
+    "CyclicPoisson",
+    "FixedOrder",
+    "FixedSize",
+    "Poisson",
+    "RandomAllocation",
+    "Shuffle",
+    "Stream",
+    "TruncatedPoisson",
+]
 
 Seed: TypeAlias = np.random.Generator | int | None
+Column: TypeAlias = Sequence[float]
+Draw: TypeAlias = Callable[[int, np.random.Generator], Indices]
+"""Returns the lot of a step, from the step's number and the step's own generator. Private."""
 
 
 @dataclass(frozen=True)
@@ -188,6 +211,139 @@ class Shuffle:
                 "or Shuffle(..., unamplified=True) to pay the full price once an epoch."
             )
         return event
+
+
+@dataclass(frozen=True)
+class CyclicPoisson:
+    """Sampler that draws step t from group t mod `groups`, each record with probability `rate`.
+
+    Each record belongs to one group for the whole run, chosen by a fair coin of its own, so a
+    record that is added or removed moves no other. So two steps of one record are at least `groups`
+    steps apart, as correlated noise with `groups` bands requires (Choquette-Choo et al. 2023,
+    arXiv:2306.08153). The lots have rate / groups * n records on average.
+
+    >>> draw = CyclicPoisson(1.0, groups=2).lots(6, rng=0)
+    >>> generator = np.random.default_rng(1)
+    >>> [draw(step, generator).tolist() for step in range(4)]
+    [[3, 4, 5], [0, 1, 2], [3, 4, 5], [0, 1, 2]]
+    """
+
+    rate: float
+    groups: int
+
+    def __post_init__(self) -> None:
+        in_closed_unit(rate=self.rate)
+        whole(groups=self.groups, least=1)
+
+    def lots(self, n: int, rng: Seed = None) -> Draw:
+        """Assign `n` records to groups; return the function that draws the lot of a step."""
+        members = _batches(_coins(n, self.groups, rng), self.groups)
+        poisson = Poisson(self.rate)
+
+        def draw(step: int, rng: np.random.Generator) -> Indices:
+            group = members[step % self.groups]
+            return group[poisson.indices(len(group), rng)]
+
+        return draw
+
+    def event(
+        self, noise_multiplier: float, steps: int, column: Column = (1.0,)
+    ) -> ev.BandedGaussian:
+        """Return the event of `steps` steps whose noise is correlated by `column`."""
+        return ev.BandedGaussian(
+            noise_multiplier, tuple(column), steps, self.groups, rate=self.rate
+        )
+
+
+@dataclass(frozen=True)
+class FixedOrder:
+    """Sampler without chance: each record takes part once in every `steps` steps.
+
+    `places` states for each record in which of the steps 0 to `steps` - 1 of a pass that is, such
+    as the day on which a record arrived. It is part of the record: adding or removing a record must
+    leave the places of all others as they are. By default places are fair coins, drawn once.
+
+    >>> draw = FixedOrder(2, places=(0, 1, 0)).lots(3)
+    >>> [draw(step, np.random.default_rng()).tolist() for step in range(3)]
+    [[0, 2], [1], [0, 2]]
+    """
+
+    steps: int
+    places: Sequence[int] | Indices | None = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        whole(steps=self.steps, least=1)
+
+    def lots(self, n: int, rng: Seed = None) -> Draw:
+        """Return the function from steps to their lots of `n` records."""
+        if self.places is None:
+            places = _coins(n, self.steps, rng)
+        else:
+            places = np.asarray(self.places, np.int64)
+            if places.shape != (n,):
+                raise ValueError("places must hold one whole number for each record.")
+            # A place outside of the pass is moved into it: which records those are is private.
+            places = places % self.steps
+        members = _batches(places, self.steps)
+        return lambda step, _: members[step % self.steps]
+
+    def event(
+        self, noise_multiplier: float, steps: int, column: Column = (1.0,)
+    ) -> ev.BandedGaussian:
+        """Return the event of `steps` steps whose noise is correlated by `column`."""
+        return ev.BandedGaussian(noise_multiplier, tuple(column), steps, self.steps)
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Sampler that follows an order of the user's, and enforces how often a record takes part.
+
+    `order` holds the indices of the records of each step. A record is left out of a step that comes
+    less than `separation` steps after its last one, and of all steps after its first
+    `participations`. So the price holds for any order in which the steps of a record depend on that
+    record alone; an order that was made by sorting or balancing records has no guarantee.
+
+    >>> draw = Stream([[0, 1], [1, 2], [0, 1]], separation=2, participations=1).lots(3)
+    >>> [draw(step, np.random.default_rng()).tolist() for step in range(3)]
+    [[0, 1], [2], []]
+    """
+
+    order: Sequence[Sequence[int] | Indices] = field(repr=False, compare=False)
+    separation: int
+    participations: int = 1
+
+    def __post_init__(self) -> None:
+        whole(separation=self.separation, least=1)
+        whole(participations=self.participations, least=1)
+
+    def lots(self, n: int, _rng: Seed = None) -> Draw:
+        """Return the function from steps to their lots of `n` records."""
+        last = np.full(n, -self.separation, np.int64)
+        used = np.zeros(n, np.int64)
+        found: list[Indices] = []
+        for step, wanted in enumerate(self.order):
+            indices = np.unique(np.asarray(wanted, np.int64))
+            indices = indices[(indices >= 0) & (indices < n)]
+            is_late = step - last[indices] >= self.separation
+            kept = indices[is_late & (used[indices] < self.participations)]
+            last[kept], used[kept] = step, used[kept] + 1
+            found.append(kept)
+        return lambda step, _: found[step]
+
+    def event(
+        self, noise_multiplier: float, steps: int, column: Column = (1.0,)
+    ) -> ev.BandedGaussian:
+        """Return the event of `steps` steps whose noise is correlated by `column`."""
+        if steps > len(self.order):
+            raise ValueError(f"order must have a lot for each of {steps} steps.")
+        return ev.BandedGaussian(
+            noise_multiplier, tuple(column), steps, self.separation, self.participations
+        )
+
+
+def _coins(n: int, sides: int, rng: Seed) -> Indices:
+    """Return a fair coin of so many sides for each record; later records do not change it."""
+    return np.random.default_rng(rng).integers(0, sides, size=whole(n=n))
 
 
 def _declared(n: int, n_records: int) -> int:

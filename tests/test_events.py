@@ -38,8 +38,11 @@ EXAMPLES = (
     ev.DiscreteLaplace(4.0),
     ev.ZeroConcentratedDP(0.1, 1e-7),
     ev.TreeAggregation(4.0, 100),
+    ev.BandedGaussian(2.0, (0.8, 0.6), 100, 2, rate=0.1),
+    ev.BandedGaussian(4.0, (0.7, 0.5, 0.4), 100, 2, participations=3),
     ev.SampledWithReplacement(20, 400, ev.Gaussian(2.0)),
     ev.OneOf((ev.Gaussian(9.0), ev.Repeated(ev.PureDP(0.1), 3)), (0.25, 0.75)),
+    ev.ChosenOf((ev.Gaussian(9.0), ev.Repeated(ev.PureDP(0.1), 3))),
 )
 
 

@@ -14,8 +14,8 @@ PACKAGE = Path(__file__).resolve().parents[1] / "tacit"
 # Each part may import the parts listed and what those may import; parts of one row do not see each
 # other. `tacit` itself (names and version) may be imported by the command line only.
 LAYERS = [
-    ["errors", "_check", "_lazy", "_arrays", "_untrusted"],
-    ["events"],
+    ["errors", "_check", "_lazy", "_arrays", "_participation", "_untrusted"],
+    ["events", "_users"],
     ["accounting", "mechanisms", "sampling"],
     ["ledger"],
     ["summaries"],
@@ -94,7 +94,7 @@ def test_lower_layers_use_the_standard_library_numpy_and_scipy_only(path):
     foreign = {name.split(".")[0] for name in imported(path)} - set(sys.stdlib_module_names)
     foreign -= {"tacit"}
     if level < LEVEL["accounting"]:
-        assert foreign <= ({"numpy"} if part == "_arrays" else set())
+        assert foreign <= ({"numpy"} if part in ("_arrays", "_users") else set())
     elif level <= LEVEL["summaries"]:
         assert foreign <= LIGHT | ({"psycopg"} if path.name == "postgres_store.py" else set())
     if part != "cli":

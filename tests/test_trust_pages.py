@@ -1,4 +1,4 @@
-"""The examples of the pages on certificates and ledgers run, and print what the pages say."""
+"""The examples of the pages on certificates, ledgers and users run, and print what they say."""
 
 import re
 from pathlib import Path
@@ -9,6 +9,7 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 PRINTED = {
     "certificate.md": ["consistent, not authenticated", "authenticated", "metrics.jsonl is not"],
     "ledger.md": ["2.00 ", "5\n", "0.6 0.0"],
+    "users.md": ["[1.8, 8.9, 27.9]", "user 3.0", "True"],
 }
 
 

@@ -4,7 +4,9 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-_FINE = 1e-13  # relative width to which `invert` closes in
+_FINE, _FAIR = 1e-13, 1e-10
+"""Relative widths to which `invert` closes in: of closed forms, and of curves with a known slope,
+which are not so precise."""
 
 
 class Bracket(NamedTuple):
@@ -71,34 +73,36 @@ def invert(
         upper = curve.delta(epsilon).upper
         return math.inf if math.isnan(upper) else _log(upper) - log_delta
 
-    if excess(0.0) <= 0:
-        return Bracket(0.0, 0.0)
-    upper, slope = _descend(excess, 0.0, ceiling, min(max(guess, 0.0), ceiling), slope)
-    return Bracket(_walk_down(curve, log_delta, upper, slope), upper)
+    fine = _FINE if math.isnan(slope) else _FAIR
+    upper, slope = _descend(excess, ceiling, min(max(guess, 0.0), ceiling), slope, fine)
+    return Bracket(_walk_down(curve, log_delta, upper, slope) if upper > 0 else 0.0, upper)
 
 
 def _descend(
-    f: Callable[[float], float], low: float, high: float, x: float, slope: float
+    f: Callable[[float], float], high: float, x: float, slope: float, fine: float
 ) -> tuple[float, float]:
     """Return a point just above the zero of a falling function f, and how fast f falls there.
 
-    The zero is searched between `low` and `high`, from `x`; f <= 0 at the point, unless it is
-    `high`. Each secant step goes slightly past the zero, so that both ends close in on it.
+    The zero is searched between 0 and `high`, from `x`; f <= 0 at the point, unless it is `high`.
+    If f(0) <= 0, the point is 0. Each secant step goes slightly past the zero, so that both ends
+    close in on it.
     """
-    last_x, last_f = math.nan, math.nan
+    low, last_x, last_f = -math.inf, math.nan, math.nan
     for attempt in range(100):
         value = f(x)
         low, high = (x, high) if value > 0 else (low, x)
-        hair = _FINE * max(high if high < math.inf else x, 1e-6)
-        if high - low <= 2 * hair:
+        hair = fine * max(high if high < math.inf else x, 1e-6)
+        if high - low <= 2 * hair or high <= 0:
             break
         if math.isfinite(last_f) and math.isfinite(value) and x != last_x:
             slope = (last_f - value) / (x - last_x)
         last_x, last_f = x, value
         step = value / slope if slope > 0 else math.copysign(0.05 * max(x, 0.1), value)
         x = x + step + math.copysign(hair, value)
-        if not low < x < high or attempt > 30:
-            x = 0.5 * (low + high) if high < math.inf else 2 * low + 1.0
+        if x <= 0 and low < 0:
+            x = 0.0
+        elif not low < x < high or attempt > 30:
+            x = 0.5 * (max(low, 0.0) + high) if high < math.inf else 2 * max(low, 0.0) + 1.0
     return high, slope
 
 

@@ -43,6 +43,8 @@ def flatten(event: Event) -> dict[Event, int]:
             stack.append((node.event, count * node.count))
         elif isinstance(node, ev.Sequence):
             stack.extend((part, count) for part in reversed(node.parts))
+        elif isinstance(node, ev.BandedGaussian):
+            stack.append((node.equivalent, count))
         elif isinstance(node, ev.TreeAggregation):
             counts[_tree_as_gaussian(node)] += count
         elif isinstance(node, _Sampled):

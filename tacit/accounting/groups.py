@@ -17,7 +17,8 @@ from tacit.errors import UnsupportedEvent
 from tacit.events import Relation
 
 _LARGEST = 700.0  # epsilons beyond this say nothing, and their exponentials overflow
-_GROWTH = 1.25  # between the epsilons tried first
+_GROWTH = 1.5  # between the epsilons tried first
+_HALVINGS = 6  # of the interval between the last two of them
 
 
 def group_epsilon(
@@ -66,6 +67,8 @@ def for_group(event: ev.Event, records: int) -> ev.Event:
             return event
         case ev.Gaussian() | ev.Laplace() | ev.TreeAggregation():
             return replace(event, noise_multiplier=event.noise_multiplier / records)
+        case ev.BandedGaussian(rate=1.0):
+            return for_group(event.equivalent, records)
         case ev.DiscreteGaussian() | ev.DiscreteLaplace():
             return replace(event, sensitivity=event.sensitivity * records)
         case ev.PureDP() | ev.Exponential():
@@ -128,13 +131,13 @@ def _by_chain(event: ev.Event, records: int, delta: float, relation: Relation) -
         one = Tightest().delta(event, epsilon=epsilon, relation=relation)
         return one * steps * (1 + 1e-9) <= delta
 
-    high = 1e-3
+    high = max(Tightest().epsilon(event, delta=delta, relation=relation), 1e-3)
     while not fits(high):
         high *= _GROWTH
         if records * high > _LARGEST:
             return math.inf
     low = high / _GROWTH
-    for _ in range(20):
+    for _ in range(_HALVINGS):  # each query may take a second
         middle = (low + high) / 2
         low, high = (low, middle) if fits(middle) else (middle, high)
     return records * high

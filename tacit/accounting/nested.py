@@ -1,8 +1,9 @@
-"""Prices of events that contain other events: `BestOf`, `OneOf`, and pairs made of profiles.
+"""Prices of events that contain others: `BestOf`, `OneOf`, `ChosenOf`, and pairs of profiles.
 
 The profile delta(t) of an event in both directions of comparison is known where a dominating pair
-is (`pld`). It extends to events made of others: a choice among events has the mean of their
-profiles, and the best of several runs has a profile that follows from that of one run (`best_of`).
+is (`pld`). It extends to events made of others: a random choice among events has the mean of their
+profiles, a choice that may depend on earlier releases at most their maximum, and the best of
+several runs has a profile that follows from that of one run (`best_of`).
 A profile at finitely many t is again that of a pair (`profile`). So such an event composes with
 all others, may be sampled, and has both ends of a bracket.
 """
@@ -16,7 +17,7 @@ import numpy as np
 from tacit import events as ev
 from tacit._arrays import Floats
 from tacit.accounting.best_of import BestProfile
-from tacit.accounting.brackets import Bracket
+from tacit.accounting.brackets import Bracket, invert
 from tacit.accounting.compose import flatten, only_release
 from tacit.accounting.pld.direction import DirectionPrice
 from tacit.accounting.pld.loss_laws import Law
@@ -65,6 +66,8 @@ def curves_of(event: Event, relation: Relation) -> Curves:
         total = math.fsum(only.weights)
         parts = zip(only.weights, only.parts, strict=True)
         return _OneOfCurves([(w / total, curves_of(part, relation)) for w, part in parts if w])
+    if isinstance(only, ev.ChosenOf):
+        return _ChosenOfCurves([curves_of(part, relation) for part in only.parts])
     if all(has_pair(part, relation) for part in flatten(event)):
         return _PairCurves.of(event, relation)
     return _RenyiCurves(event, relation)
@@ -111,13 +114,32 @@ def best_of_delta(event: ev.BestOf, *, epsilon: float, relation: Relation) -> Br
     return worst
 
 
+def one_of_upper(event: ev.OneOf, *, delta: float, relation: Relation) -> float | None:
+    """Return an upper bound of the epsilon of `event` at `delta`; None if a part has no pair.
+
+    The mean of the deltas of all parts is inverted directly, which needs few of its values.
+    """
+    weighted = zip(event.weights, event.parts, strict=True)
+    parts = [(weight, curves_of(part, relation)) for weight, part in weighted if weight]
+    total, worst = math.fsum(event.weights), 0.0
+    for side in (0, -1):
+        prices = [(w / total, one.above[side]) for w, one in parts if isinstance(one, _PairCurves)]
+        if len(prices) < len(parts):
+            return None
+        most = max(price.epsilon(delta).upper for _, price in prices)
+        if most > worst:  # the mean costs at most as much as the dearest part
+            found = invert(_MeanDelta(prices), delta, guess=most, ceiling=most)
+            worst = max(worst, found.upper)
+    return worst
+
+
 def pair_of_nested(event: Event, relation: Relation) -> tuple[Law, Law]:
     """Return laws of the loss of ONE occurrence that bound its price from above.
 
-    `BestOf` and `OneOf` get the pair of their profile, and so does what is sampled if it has no
+    Events made of others get the pair of their profile, and so does what is sampled if it has no
     pair of its own; other events get that of `pair_from_above`.
     """
-    if isinstance(event, ev.BestOf | ev.OneOf):
+    if isinstance(event, ev.BestOf | ev.OneOf | ev.ChosenOf):
         found = _profiles_of(event, relation)
         return found[0].dominating(), found[-1].dominating()
     if _needs_profile(event, relation):
@@ -148,7 +170,7 @@ def has_pair(event: Event, relation: Relation) -> bool:
     """Return whether `pair_of_nested` knows a pair for one occurrence of `event`."""
     if isinstance(event, ev.BestOf):
         return all(has_pair(part, relation) for part in flatten(event.event))
-    if isinstance(event, ev.OneOf):
+    if isinstance(event, ev.OneOf | ev.ChosenOf):
         return all(has_pair(part, relation) for one in event.parts for part in flatten(one))
     return _has_own_pair(event, relation) or _needs_profile(event, relation)
 
@@ -178,9 +200,15 @@ def _needs_profile(event: Event, relation: Relation) -> bool:
 
 
 def with_lower_end(event: Event, relation: Relation) -> Event:
-    """Return the parts of `event` that `pair_below_nested` bounds; the other parts may cost 0."""
+    """Return the parts of `event` that `pair_below_nested` bounds; the other parts may cost 0.
+
+    A free choice is replaced by its first part, which may always be chosen.
+    """
     parts: list[Event] = []
     for part, count in flatten(event).items():
+        if isinstance(part, ev.ChosenOf):
+            parts.append(ev.Repeated(with_lower_end(part.parts[0], relation), count))
+            continue
         try:
             pair_below_nested(part, relation)
         except UnsupportedEvent:
@@ -262,6 +290,39 @@ class _OneOfCurves(NamedTuple):
             return lower * (1 - 1e-13), upper * (1 + 1e-13)
 
         return mean(0), mean(1)
+
+
+class _MeanDelta(NamedTuple):
+    """The mean of the curves delta(epsilon) of several events in one direction of comparison."""
+
+    parts: list[tuple[float, DirectionPrice]]
+
+    def delta(self, epsilon: float) -> Bracket:
+        found = [(weight, price.delta(epsilon)) for weight, price in self.parts]
+        upper = math.fsum(weight * one.upper for weight, one in found) * (1 + 1e-13)
+        return Bracket.of_delta(0.0, upper)
+
+
+class _ChosenOfCurves(NamedTuple):
+    """Profiles of a free choice among events: the largest delta of all parts at each t.
+
+    Let l be the loss of what was released before, and c the choice that follows from it. Together
+    they have delta(t) = E[delta_c(t - l)], which is at most E[max over c of delta_c(t - l)].
+    """
+
+    parts: list[Curves]
+
+    def reach(self, delta: float) -> float:
+        return max(curves.reach(delta) for curves in self.parts)
+
+    def tables(self, t: Floats, least: float) -> tuple[_Table, _Table]:
+        found = [curves.tables(t, least) for curves in self.parts]
+
+        def largest(side: int) -> _Table:
+            lower, upper = zip(*(tables[side] for tables in found), strict=True)
+            return np.max(lower, axis=0), np.max(upper, axis=0)
+
+        return largest(0), largest(1)
 
 
 class _BestOfCurves:

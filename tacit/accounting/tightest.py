@@ -22,6 +22,7 @@ from tacit.accounting.nested import (
     best_of_bracket,
     best_of_delta,
     has_pair,
+    one_of_upper,
     pair_below_nested,
     pair_of_nested,
     with_lower_end,
@@ -44,6 +45,7 @@ _LOOSER = (
     ev.Shuffled,
     ev.BestOf,
     ev.OneOf,
+    ev.ChosenOf,
     ev.TruncatedPoissonSampled,
     ev.FixedSizeSampled,
 )
@@ -77,6 +79,10 @@ class Tightest:
                 return best_of_bracket(
                     single, delta=share * delta, relation=relation, only_upper=True
                 )
+            if isinstance(single, ev.OneOf):
+                upper = one_of_upper(single, delta=share * delta, relation=relation)
+                if upper is not None:
+                    return Bracket(upper, upper)
             return _BY_PAIRS.bracket(part, delta=share * delta, relation=relation)
 
         def by_renyi(part: Event, share: float) -> float:

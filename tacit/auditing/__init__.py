@@ -33,7 +33,9 @@ from tacit.auditing.pure_noise import noise_findings, shared_noise
 from tacit.auditing.release_audit import Result, audit_algorithm, audit_mechanism, recorded
 from tacit.auditing.sequential import SequentialTest
 from tacit.auditing.threshold import gaussian_fit, gaussian_threshold_test, threshold_test
-from tacit.auditing.training_audit import TrainingSetup, audit_training
+from tacit.auditing.training_audit import audit_training, user_findings
+from tacit.auditing.training_setup import TrainingSetup
+from tacit.auditing.user_audit import scores_by_user
 
 __all__ = [
     "ROC",
@@ -78,7 +80,9 @@ __all__ = [
     "refute_event",
     "roc",
     "roc_points",
+    "scores_by_user",
     "shared_noise",
     "threshold_test",
     "train_shadows",
+    "user_findings",
 ]

@@ -6,6 +6,7 @@ part. A table of participation, with one row for each step and one column for ea
 compared with the sampling that was billed.
 """
 
+from collections.abc import Sequence
 from math import comb
 
 import numpy as np
@@ -20,6 +21,7 @@ from tacit.auditing.p_values import (
     smallest,
     two_sided,
 )
+from tacit.events import BandedGaussian
 from tacit.mechanisms import Rng
 
 _EXACT = 1e-3  # a contribution this close to a whole number is that number
@@ -81,6 +83,54 @@ def draw_findings(
             "independence of the place in the data set": _trend(drawn, places, rate),
         }
     return tuple(Finding("draws", name, p_value) for name, p_value in tests.items())
+
+
+def turn_findings(
+    runs: Sequence[Floats], places: Indices, event: BandedGaussian
+) -> tuple[Finding, ...]:
+    """Compare contributions with a billed run in which records take turns.
+
+    `runs` are tables as in `draw_findings`, one for each run: all steps of a record must be far
+    enough apart and few enough. If turns are drawn at a rate, they are a fixed number of steps
+    apart, so that a record has one in every so many steps: each is taken with that chance, and a
+    fair coin decides which step it is.
+
+    >>> event = BandedGaussian(1.0, (0.8, 0.6), steps=64, separation=2, rate=0.5)
+    >>> rng = np.random.default_rng(0)
+    >>> group, is_drawn = rng.integers(0, 2, 200), rng.random((64, 200)) < 0.5
+    >>> table = (is_drawn & (np.arange(64)[:, None] % 2 == group)).astype(float)
+    >>> good = turn_findings([table], np.arange(200), event)
+    >>> min(finding.p_value for finding in good) > 0.001
+    True
+    >>> bad = turn_findings([is_drawn.astype(float)], np.arange(200), event)  # in any step
+    >>> min(finding.p_value for finding in bad)
+    0.0
+    """
+    apart, most = event.separation, event.participations or -(-event.steps // event.separation)
+    is_apart = is_rare = is_cyclic = True
+    folded, firsts = [], []
+    for table in runs:
+        drawn = np.round(table) > 0
+        for column in drawn.T:
+            steps = np.flatnonzero(column)
+            is_apart &= bool((np.diff(steps) >= apart).all())
+            is_rare &= len(steps) <= most
+            is_cyclic &= bool((np.diff(steps) % apart == 0).all())
+            firsts += steps[:1].tolist()
+        whole = len(table) - len(table) % apart
+        folded.append(np.add.reduceat(table[:whole], np.arange(0, whole, apart), axis=0))
+    tests = {
+        "the steps of a record are as far apart as billed": deterministic(is_apart),
+        "a record takes part as seldom as billed": deterministic(is_rare),
+    }
+    found = draw_findings(np.concatenate(folded), places, event.rate, is_poisson=event.rate < 1)
+    if event.rate < 1:
+        counts = np.bincount(np.array(firsts, np.int64) % apart, minlength=apart)
+        tests |= {
+            "a record has its turn at the same places throughout": deterministic(is_cyclic),
+            "turns are given by fair coins": float(stats.chisquare(counts).pvalue),
+        }
+    return (*(Finding("draws", name, p_value) for name, p_value in tests.items()), *found)
 
 
 def binomial_p(count: int, trials: int, rate: float) -> float:

@@ -40,7 +40,8 @@ class Neighbors(NamedTuple):
 def contribution_finding(name: str, longest: float) -> Finding:
     """Return the finding for the largest measured contribution, in units of the billed one."""
     is_bounded = bool(longest <= 1 + _ROUNDING)
-    return Finding("sensitivity", f"contribution of a record: {name}", deterministic(is_bounded))
+    who = "" if name.startswith("a user") else "a record: "
+    return Finding("sensitivity", f"contribution of {who}{name}", deterministic(is_bounded))
 
 
 def extreme_sets(dataset: Any, loss_fn: Loss) -> Iterator[tuple[str, list[Neighbors]]]:

@@ -17,9 +17,9 @@ artificial runs. The audit trains copies of the model and changes neither the mo
 """
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from tacit import accounting
 from tacit._arrays import Floats
 from tacit._check import whole
 from tacit.auditing.canaries import number_rows, with_table
-from tacit.auditing.draws import draw_findings, random_places
+from tacit.auditing.draws import draw_findings, turn_findings
 from tacit.auditing.fresh_keys import KEY_PARTS, fixed_entropy, same_start, seen_entropy
 from tacit.auditing.p_values import Finding, MechanismAudit, deterministic
 from tacit.auditing.pure_noise import noise_findings, shared_noise
@@ -39,15 +39,30 @@ from tacit.auditing.sensitivity import (
     extreme_sets,
 )
 from tacit.auditing.simulated_price import SIMULATED_DELTA, price_p
+from tacit.auditing.training_setup import (
+    PLANNED,
+    Loss,
+    Public,
+    Releases,
+    TrainingSetup,
+    of_first_rank,
+)
+from tacit.auditing.user_audit import numbers_of_canaries, user_sets
 from tacit.errors import BudgetExceeded
-from tacit.events import Event, Gaussian, NonPrivate, PoissonSampled, Relation, Repeated, Sequence
-from tacit.ledger import Budget, Ledger
+from tacit.events import (
+    BandedGaussian,
+    Event,
+    Gaussian,
+    GaussianMixture,
+    NonPrivate,
+    PoissonSampled,
+    Relation,
+    Repeated,
+    Sequence,
+)
+from tacit.ledger import Budget
 from tacit.mechanisms import Rng, Seed, generator
 
-Loss = Callable[..., Any]
-How = Literal["step", "backward", "resumed"]
-Public = dict[str, Any]
-"""The public numbers of a step, `private.info`."""
 _TINY = 1e-9  # noise multiplier of runs that are to be seen through
 _CANARIES = 500
 _LONG = 192  # steps of a run on a few records
@@ -55,124 +70,10 @@ _MOST_VALUES = 2 * 10**7  # released numbers that a long run may add
 _COUNT_MOVE = 0.5  # what one record adds to a centered count
 _COUNTS = 1200  # noisy counts, enough to see that a tenth of their noise is missing
 _NEAR = (1.02, 1.5, 3.0, 10.0, 100.0)  # norms of gradients, in clip norms
+_USER_LOSSES = {"a user with huge losses": 1e6, "a user as they are": 1.0}
 _OVERSHOOT = 1e3  # gradient of a canary before clipping, in clip norms
 _DELTA = 1e-5  # delta at which two prices are compared
 _SLACK = 1e-6  # relative difference between two computations of one price
-_PLANNED = ("epochs", "steps", "epsilon", "delta", "noise_multiplier", "also")
-_OWN = ("ledger", "seed")  # settings that every run of an audit gets anew
-
-
-class Releases(NamedTuple):
-    """A finished run of an audit: each release as a row, the public facts of each, the sizes."""
-
-    run: Any
-    values: Floats  # (steps, coordinates)
-    facts: list[Public]
-    names: list[str]
-    sizes: list[int]
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingSetup:
-    """What is audited: everything that the user passes to `make_private`, and how steps are taken.
-
-    `settings` are the keyword arguments of `make_private` apart from the model, the optimizer, the
-    data set and the loss. `how` names the loop: `private.step`, a loop of the user's own with
-    `private.backward`, or one that is saved and resumed in the middle.
-    """
-
-    make_private: Callable[..., Any]
-    model: Any
-    dataset: Any
-    loss_fn: Loss
-    settings: Mapping[str, Any]
-    how: How = "step"
-
-    def __post_init__(self) -> None:
-        if self.how not in ("step", "backward", "resumed"):
-            raise ValueError(f"how must be 'step', 'backward' or 'resumed', got {self.how!r}.")
-
-    def run(self, model: Any, **changes: Any) -> Any:  # Any: a run of `make_private`
-        """Return a run on `model` with the settings, changed as said. Its parameters do not move.
-
-        The length and the noise of the run have to be given in `changes`.
-        """
-        import torch
-
-        left_out = (*_PLANNED, *_OWN)
-        kept = {name: value for name, value in self.settings.items() if name not in left_out}
-        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.0)
-        changed = {**kept, "ledger": self.new_ledger(), "check": False, **changes}
-        dataset, loss_fn = changed.pop("dataset"), changed.pop("loss_fn")
-        return self.make_private(model, optimizer, dataset, loss_fn, **changed)
-
-    def new_ledger(self, budget: Budget | None = None) -> Ledger:
-        """Return an empty ledger in memory, under the relation of the user's ledger."""
-        given = self.settings.get("ledger")
-        options = {} if given is None else {"relation": given.relation}
-        return Ledger(budget=budget, **options)
-
-    def releases(self, **changes: Any) -> Releases:
-        """Train a copy of the model, and return every release: what a step leaves in `p.grad`.
-
-        `changes` replace `model`, `dataset`, `loss_fn` or settings.
-        """
-        model = copy.deepcopy(changes.pop("model", self.model))
-        changes = {"dataset": self.dataset, "loss_fn": self.loss_fn, **changes}
-        if self.how == "resumed":
-            changes.setdefault("ledger", self.new_ledger())
-        run, seen, facts = self.run(model, **changes), [], []
-        is_halved = self.how == "resumed" and run.steps > 1
-        for stop in (run.steps // 2, run.steps) if is_halved else (run.steps,):
-            if run.steps_taken:
-                saved, model = _of_first_rank(run.state_dict()), copy.deepcopy(model)
-                run = self.run(model, **changes)
-                run.load_state_dict(saved)
-            for public in self._loop(run, model, changes["loss_fn"], stop):
-                seen.append(_gradient(model))
-                facts.append(public)
-        named = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        sizes = [p.numel() for p in named.values()]
-        return Releases(run, np.array(seen), facts, list(named), sizes)
-
-    def _loop(self, run: Any, model: Any, loss_fn: Loss, stop: int) -> Iterator[Public]:
-        """Take the steps of `run` up to `stop`, and yield the public facts of each after it."""
-        public = run.info
-        for batch in run.batches() if self.how == "backward" else run:
-            if self.how == "backward":
-                run.backward(loss_fn(model, batch))
-            else:
-                run.step(batch)
-            if run.steps_taken > public["step"]:
-                yield public
-                public = run.info
-            if run.steps_taken >= stop:
-                return
-
-    def scales(self, public: Public, names: list[str], sizes: list[int]) -> Floats:
-        """Return how far one record may move each coordinate of a release, as billed.
-
-        Divided by these scales, the release moves by at most 1 in L2 norm, and its noise has the
-        billed noise multiplier as standard deviation (`tacit.training.clip` has the proof).
-        """
-        rule, norms = self.settings["clip_norm"], tuple(public["clip_norms"])
-        each: dict[str, float] = dict.fromkeys(names, float(norms[0]))
-        if len(norms) > 1:
-            now = replace(rule, clip_norms=norms)
-            for group, scale in zip(now.groups(names), now.noise_scales, strict=True):
-                each |= dict.fromkeys(group, scale)
-        per_name = [each[name] for name in names]
-        return np.repeat(per_name, sizes) / float(public["expected_batch"])
-
-    def standardized(self, releases: Releases) -> Floats:
-        """Return releases divided by the standard deviation that their noise is billed with."""
-        factor = releases.run.arithmetic.noise_factor
-        names, sizes = releases.names, releases.sizes
-        stds = [
-            self.scales(public, names, sizes) * public["noise_multiplier"] * factor
-            for public in releases.facts
-        ]
-        return releases.values / np.array(stds)
 
 
 def audit_training(
@@ -196,8 +97,8 @@ def audit_training(
     >>> len(found.findings) > 20, found.to_dict()["family_wise_error"]
     (True, 0.05)
     """
+    sigma, event, setup = _planned(setup)
     random, length = generator(rng), _whole_epochs(setup, whole(steps=steps, least=4))
-    sigma, event = _planned(setup)
     if sigma == 0:
         is_stated = deterministic(isinstance(event, NonPrivate))
         return MechanismAudit(
@@ -209,6 +110,7 @@ def audit_training(
     values = np.concatenate([setup.standardized(noise), *_long_noise(setup, noise, sigma)])
     drawn, skipped = _draws(setup, length, random)
     findings = (
+        *user_findings(setup),
         *noise_findings(values, noise.sizes),
         *_keys(setup, sigma),
         *drawn,
@@ -221,20 +123,27 @@ def audit_training(
     return MechanismAudit(findings=findings, not_tested=tuple(skipped), confidence=confidence)
 
 
-def _planned(setup: TrainingSetup) -> tuple[float, Event]:
-    """Return the noise multiplier before any schedule, and the event, of the user's own run."""
-    given = {name: setup.settings[name] for name in _PLANNED if name in setup.settings}
+def _planned(setup: TrainingSetup) -> tuple[float, Event, TrainingSetup]:
+    """Return the noise multiplier before any schedule, and the event, of the user's own run.
+
+    The third result is the setup with the number of bands that the run has chosen, if it had to.
+    """
+    given = {name: setup.settings[name] for name in PLANNED if name in setup.settings}
     model = copy.deepcopy(setup.model)
     run = setup.run(model, dataset=setup.dataset, loss_fn=setup.loss_fn, **given)
     schedule = setup.settings.get("noise_schedule")
     first = 1.0 if schedule is None else schedule(0, run.steps)
-    return run.info["noise_multiplier"] / first, run.event
+    if setup.settings.get("noise") is not None:
+        noise = replace(setup.settings["noise"], bands=run.info.get("bands", 1))
+        setup = replace(setup, settings={**setup.settings, "noise": noise})
+    return run.info["noise_multiplier"] / first, run.event, setup
 
 
 def _whole_epochs(setup: TrainingSetup, steps: int) -> int:
     """Return `steps`, rounded up to whole epochs if the sampler draws an epoch at once."""
     epoch = getattr(setup.settings.get("sampler"), "steps", 1)
-    return -(-steps // epoch) * epoch
+    turns = getattr(setup.settings.get("noise"), "bands", 1)  # at least four for each record
+    return -(-max(steps, 4 * turns) // epoch) * epoch
 
 
 def _long_noise(setup: TrainingSetup, noise: Releases, sigma: float) -> list[Floats]:
@@ -262,7 +171,7 @@ def _keys(setup: TrainingSetup, sigma: float) -> list[Finding]:
         with same_start(), seen_entropy() as entropy:
             found = setup.releases(**zero)
         tables.append(setup.standardized(found))
-        is_fresh &= found.run.state_dict()["key"] in _of_first_rank(entropy)
+        is_fresh &= found.run.state_dict()["key"] in of_first_rank(entropy)
     seeded = [setup.standardized(setup.releases(**zero, seed=seed)) for seed in (1, 2)]
     changed = []
     for part in (None, *range(KEY_PARTS)):
@@ -289,9 +198,9 @@ def _draws(setup: TrainingSetup, steps: int, random: Rng) -> tuple[tuple[Finding
     if not hasattr(setup.dataset, "__getitem__") or hasattr(setup.dataset, "columns"):
         return (), ["draws: canaries cannot take the place of records in this kind of data set"]
     n = len(setup.dataset) if not isinstance(setup.dataset, tuple) else len(setup.dataset[0])
-    places = random_places(n, _CANARIES, random)
-    numbers = np.zeros(n, np.int64)
-    numbers[places] = np.arange(1, len(places) + 1)
+    numbers, places = numbers_of_canaries(setup.settings.get("users"), n, _CANARIES, random)
+    if not len(places):
+        return (), ["draws: records of users are drawn in a way that canaries do not show"]
     dataset, unpack = number_rows(setup.dataset, numbers)
     rule = setup.settings["clip_norm"]
     # The table of canaries fits no rule with bounds for given layers; draws do not depend on it.
@@ -306,20 +215,24 @@ def _draws(setup: TrainingSetup, steps: int, random: Rng) -> tuple[tuple[Finding
         "dataset": dataset,
         "loss_fn": _canary_loss(setup.loss_fn, unpack, _OVERSHOOT * bound),
     }
-    runs, rate = [], None
+    runs, event = [], None
     for _ in range(2):  # the lots of two runs are compared too
         with same_start():
             found = setup.releases(**changed)
-        rate = _steps_of(found.run.training_event)[0].rate
+        event = found.run.training_event
         table = found.names.index("canaries.weight")
         first = sum(found.sizes[:table]) + 1  # row 0 of the table is for ordinary records
         units = [public["clip_norms"][0] / public["expected_batch"] for public in found.facts]
         runs.append(found.values[:, first : first + len(places)] / np.array(units)[:, None])
-    seen = np.concatenate(runs)
+    # Automatic clipping shortens every gradient a little, so a contribution is just below 1.
+    runs = [np.where((seen > 1 - 2e-2) & (seen < 1), 1.0, seen) for seen in runs]
+    if isinstance(event, BandedGaussian):
+        return turn_findings(runs, places, event), []
+    assert event is not None
+    rate = _steps_of(event)[0].rate
     is_poisson = rate is not None
     skipped = [] if is_poisson else ["the law of the draws: only that of Poisson sampling is known"]
-    # Automatic clipping shortens every gradient a little, so a contribution is just below 1.
-    seen = np.where((seen > 1 - 2e-2) & (seen < 1), 1.0, seen)
+    seen = np.concatenate(runs)
     return draw_findings(seen, places, rate or 0.0, is_poisson=is_poisson), skipped
 
 
@@ -343,6 +256,36 @@ def _sensitivity(setup: TrainingSetup, sigma: float) -> list[Finding]:
     if is_repeatable:
         findings += _noise_on_records(setup, first, sigma)
     return findings
+
+
+def user_findings(setup: TrainingSetup) -> list[Finding]:
+    """Compare releases with and without all records of one user, at rate 1."""
+    users = setup.settings.get("users")
+    if users is None or hasattr(setup.dataset, "columns"):
+        return []
+    findings = []
+    for name, factor in _USER_LOSSES.items():
+        loss_fn, longest = _times(setup.loss_fn, factor), 0.0
+        for one in user_sets(setup.dataset, users):
+            runs = [
+                _full(setup, data, loss_fn, one.size, users=ids)
+                for data, ids in (one.with_user, one.without)
+            ]
+            scales = setup.scales(runs[0].facts[0], runs[0].names, runs[0].sizes)
+            moved = np.linalg.norm((runs[0].values - runs[1].values)[0] / scales)
+            moved = float(moved) / (runs[0].run.arithmetic.noise_factor * _billed_moves(runs[0]))
+            longest = max(longest, moved if np.isfinite(moved) else np.inf)
+        findings.append(contribution_finding(name, longest))
+    return findings
+
+
+def _billed_moves(releases: Releases) -> float:
+    """Return by how many clip norms a user may move a step of the run, by its event."""
+    event: Any = releases.run.training_event  # Any: an event of any type
+    while not isinstance(event, Gaussian | GaussianMixture):
+        event = event.event
+    most = max(event.shifts) if isinstance(event, GaussianMixture) else 1.0
+    return most * releases.facts[0]["noise_multiplier"] / event.noise_multiplier
 
 
 def _contribution(setup: TrainingSetup, one: Neighbors, *, is_repeatable: bool) -> float:
@@ -395,10 +338,14 @@ def _noise_on_records(setup: TrainingSetup, one: Neighbors, sigma: float) -> lis
     changing = ("adaptive", "clip_schedule")
     if any(setup.settings.get(name) is not None for name in changing):
         return []
-    options: dict[str, Any] = {"steps": 64, "noise_multiplier": sigma, "seed": None}
+    bands = getattr(setup.settings.get("noise"), "bands", 1)
+    steps = max(64, 2 * bands) + (bands if bands > 1 else 0)
+    options: dict[str, Any] = {"steps": steps, "noise_multiplier": sigma, "seed": None}
     found = _full(setup, one.with_it, one.loss_fn, one.size, **options)
-    values = setup.standardized(found)
-    noise = (values[0::2] - values[1::2]) / np.sqrt(2)
+    # Sums repeat after as many steps as there are bands, each of which is the turn of a group.
+    values = setup.standardized(found)[bands if bands > 1 else 0 :]
+    pairs = values[: len(values) - len(values) % (2 * bands)].reshape(-1, 2, bands, values.shape[1])
+    noise = ((pairs[:, 0] - pairs[:, 1]) / np.sqrt(2)).reshape(-1, values.shape[1])
     listed = noise_findings(noise, found.sizes, part="noise on records")
     # Differences of numbers of limited precision coincide more often than the numbers do.
     return [finding for finding in listed if "twice" not in finding.name]
@@ -483,11 +430,15 @@ def _gradient_noise(event: Any) -> float:  # Any: an event of any type
 
 def _bill(setup: TrainingSetup, noise: Releases, sigma: float, random: Rng) -> list[Finding]:
     """Compare what was charged with the price of what the run did."""
-    billed, run = _steps_of(noise.run.training_event), noise.run
+    run = noise.run
     used = sorted(public["noise_multiplier"] for public in noise.facts)
     tests: dict[str, bool] = {}
-    least = _price(run.training_event, setup)
-    if billed[0].rate is not None:
+    least, event = _price(run.training_event, setup), run.training_event
+    billed = [] if isinstance(event, BandedGaussian) else _steps_of(event)
+    if isinstance(event, BandedGaussian):
+        tests, measured = _banded_bill(setup, noise, event)
+        least = max(least, _price(measured, setup))
+    elif billed[0].rate is not None:
         rate = setup.settings["batch_size"] / run.info["n_records"]
         noises = sorted(step.noise_multiplier for step in billed)
         tests["billed steps are the steps taken"] = len(billed) == len(used)
@@ -504,10 +455,34 @@ def _bill(setup: TrainingSetup, noise: Releases, sigma: float, random: Rng) -> l
     tests["a run beyond its budget is refused"] = _is_refused(setup, sigma, least)
     found = [Finding("bill", name, deterministic(bool(good))) for name, good in tests.items()]
     stated = min(run.epsilon(delta=SIMULATED_DELTA), run.ledger.epsilon(delta=SIMULATED_DELTA))
-    p_value = price_p(run.training_event, stated, random)
+    simulated = event.equivalent if isinstance(event, BandedGaussian) else event
+    p_value = price_p(simulated, stated, random)
     if p_value is not None and run.ledger.relation == Relation.ADD_REMOVE:
         found.append(Finding("bill", "a simulation of the run does not refute its price", p_value))
     return found
+
+
+def _banded_bill(
+    setup: TrainingSetup, noise: Releases, event: BandedGaussian
+) -> tuple[dict[str, bool], Event]:
+    """Return tests of the bill of a run with correlated noise, and the event that it should be.
+
+    What one record adds to all releases is the norm of the column, for each turn of its group.
+    """
+    facts, bands = noise.facts, noise.facts[0].get("bands", 1)
+    used = {public["noise_multiplier"] for public in facts}
+    tests = {
+        "billed steps are the steps taken": event.steps == len(facts),
+        "billed noise is the noise of each step": used == {event.noise_multiplier},
+        "billed bands are those of the noise": len(event.column) == bands,
+    }
+    least, norm = min(used), float(np.linalg.norm(event.column))
+    if setup.settings.get("sampler") is not None:
+        return tests, event
+    rate = min(1.0, bands * setup.settings["batch_size"] / facts[0]["n_records"])
+    tests["billed rate is bands * batch size / records"] = event.rate == rate
+    turn = PoissonSampled(rate, Gaussian(least / norm * (1 - 1e-9)))
+    return tests, Repeated(turn, -(-len(facts) // bands))
 
 
 def _step_release(setup: TrainingSetup, multiplier: float, public: Public) -> Event:
@@ -542,26 +517,6 @@ def _is_refused(setup: TrainingSetup, sigma: float, price: float) -> bool:
     except BudgetExceeded:
         return all(p.grad is None for p in model.parameters())
     return False
-
-
-def _of_first_rank(value: Any) -> Any:
-    """Return `value` as the first rank has it: there is one key and one checkpoint for all."""
-    import torch
-
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return value
-    given = [value]
-    torch.distributed.broadcast_object_list(given)
-    return given[0]
-
-
-def _gradient(model: Any) -> Floats:
-    parts = [
-        p.grad.detach().double().reshape(-1).cpu().numpy()
-        for p in model.parameters()
-        if p.requires_grad
-    ]
-    return np.concatenate(parts)
 
 
 def _times(loss_fn: Loss, factor: float) -> Loss:

@@ -38,6 +38,7 @@ VERBS = {
     "recipes": "List the built-in recipes.",
     "sweep": "Train a recipe at several privacy budgets, in parallel.",
     "tune": "Choose settings of a recipe privately, and pay for the choice.",
+    "experiment": "Draw errors against epsilon, settings or number of tables.",
     "surface": "Draw the likelihood of a logit model and DP-SGD's paths on it.",
     "demo": "Train a private classifier of digits and write its page.",
 }

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _STEERING = re.compile("[\\x7f-\\x9f\\u061c\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u2069\\ufeff]")
 
 
-def _count(text: str) -> int:
+def count(text: str) -> int:
     """Return the whole number in the text of an option; 10_000 and 1e6 are accepted forms."""
     try:
         number = float(text)
@@ -41,10 +41,10 @@ def _count(text: str) -> int:
 
 _RATE = typer.Option("--rate", help="Probability that a given record takes part in one step.")
 _NOISE = typer.Option("--noise-multiplier", help="Noise standard deviation / clipping norm.")
-_STEPS = typer.Option("--steps", parser=_count, metavar="INTEGER", help="Number of steps.")
+_STEPS = typer.Option("--steps", parser=count, metavar="INTEGER", help="Number of steps.")
 DELTA_HELP = "Delta of the guarantee, well below 1 / number of records."
-_RECORDS = typer.Option("--records", parser=_count, metavar="INTEGER", help="Number of records.")
-_BATCH = typer.Option("--batch-size", parser=_count, metavar="INTEGER", help="Records in a step.")
+_RECORDS = typer.Option("--records", parser=count, metavar="INTEGER", help="Number of records.")
+_BATCH = typer.Option("--batch-size", parser=count, metavar="INTEGER", help="Records in a step.")
 MaybeRecords = Annotated[int | None, _RECORDS]
 MaybeBatch = Annotated[int | None, _BATCH]
 MaybeEpochs = Annotated[float | None, typer.Option("--epochs", help="Passes over the records.")]

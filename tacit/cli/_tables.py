@@ -1,6 +1,7 @@
 """Code that the verbs for tables share: options, a recipe from a table, reading, printing."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -35,6 +36,10 @@ Evaluation = Annotated[
     bool,
     typer.Option("--evaluation/--no-evaluation", help="Spend a tenth of epsilon on noisy scores."),
 ]
+Public = Annotated[
+    bool,
+    typer.Option("--public", help="The records are public: measure on them without noise."),
+]
 _ALMOST = 0.99  # a bill below this part of the asked epsilon is explained
 _TABLES = (".csv", ".tsv", ".txt", ".data", ".parquet", ".pq", ".gz", ".xz", ".bz2")
 
@@ -44,100 +49,148 @@ def is_table(name: str | Path) -> bool:
     return Path(name).suffix.lower() in _TABLES
 
 
-def table_settings(
-    table: Path,
-    schema: "Schema",
-    *,
-    public_test: Path | None,
-    public_sample: Path | None,
-    evaluation: bool,
-    ledger: Path | None,
-    relation: ev.Relation | None = None,
-) -> dict[str, Any]:  # Any: values of a recipe
+@dataclass(frozen=True, kw_only=True)
+class TableOptions:
+    """Options of the verbs that make releases of a table."""
+
+    schema: MaybeSchema = None
+    public_sample: PublicSample = None
+    relation: shared.MaybeRelation = None
+    ledger: shared.LedgerFile = None
+    seed: shared.Seed = None
+    out: shared.Out = None
+    page: shared.WithPage = True
+    as_json: shared.AsJson = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitOptions(TableOptions):
+    """Options of the verbs that fit a model to a table and measure it."""
+
+    public_test: PublicTest = None
+    evaluation: Evaluation = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipeOptions(FitOptions):
+    """Options of the verbs that train a recipe, or a model of a table."""
+
+    public: Public = False
+    data: shared.Root = None
+    settings: shared.Settings = None
+    trust_code: shared.TrustCode = None
+
+    def recipe(
+        self, name: str, *, epsilon: float | None = None, delta: float | None = None
+    ) -> "Recipe":
+        """Return the DP-SGD recipe `name`, or that of the table `name`, with these options.
+
+        For a table, `tacit advise` chooses the settings that `--set` does not give. Nothing has
+        been paid yet.
+        """
+        from tacit.experiments import Recipe
+
+        changes: dict[str, Any] = {"run__seed": self.seed, "privacy__epsilon": epsilon}
+        changes["privacy__delta"] = delta
+        if is_table(name) or self.schema is not None:
+            if self.schema is None or epsilon is None:
+                raise ValueError("a table needs --schema FILE and --epsilon NUMBER.")
+            settings = table_settings(Path(name), self)
+            settings["privacy"] |= {"epsilon": epsilon} | (
+                {} if delta is None else {"delta": delta}
+            )
+            chosen = shared.with_settings(
+                advised(Recipe.from_dict(settings)), self.settings, **changes
+            )
+        else:
+            if self.ledger is not None:
+                shared.require_ledger(self.ledger)
+                changes["privacy__ledger"] = str(self.ledger.resolve())
+            changes["privacy__relation"] = None if self.relation is None else str(self.relation)
+            changes["data__is_public"] = self.public or None
+            chosen = shared.recipe_of(name, self.settings, trust_code=self.trust_code, **changes)
+        if chosen.method != "dp-sgd":
+            raise ValueError(f"{name} is of method {chosen.method}, which is not trained.")
+        return chosen
+
+
+def table_settings(table: Path, given: "TableOptions") -> dict[str, Any]:  # Any: values of a recipe
     """Return the sections of a recipe that a table, its schema and the options declare.
 
-    Paths are stored whole, so that a run can be resumed from any folder. The default of `relation`
-    is the ledger's.
+    Paths are stored whole, so that a run can be resumed from any folder. The default relation is
+    the ledger's.
     """
+    from tacit.datasets import Schema
+
+    assert given.schema is not None  # callers have checked
+    schema = Schema.read(given.schema)
     note_weights(schema)
     place = str(as_place(table))
     place = place if is_database(place) else str(table.resolve())
+    is_fit = isinstance(given, FitOptions)
     data: dict[str, Any] = {
         "name": "table",
         "path": place,
         "schema": schema.to_dict(),
-        "evaluation": "paid" if evaluation else "none",
+        "evaluation": "paid" if is_fit and given.evaluation else "none",
     }
-    for name, path in (("public_test", public_test), ("public_sample", public_sample)):
+    if isinstance(given, RecipeOptions) and given.public:
+        data["is_public"] = True
+    public_test = given.public_test if is_fit else None
+    for name, path in (("public_test", public_test), ("public_sample", given.public_sample)):
         if path is not None:
             data[name] = str(path.resolve())
     privacy: dict[str, Any] = {"unit": schema.unit}
-    if ledger is not None:
-        privacy |= {"ledger": str(ledger.resolve()), "relation": str(relation_of(ledger))}
-    if relation is not None:
-        privacy["relation"] = str(relation)
+    if given.ledger is not None:
+        relation = relation_of(given.ledger)
+        privacy |= {"ledger": str(given.ledger.resolve()), "relation": str(relation)}
+    if given.relation is not None:
+        privacy["relation"] = str(given.relation)
     name = name_of(place) if is_database(place) else table.name.split(".")[0]
     return {"name": name, "data": data, "privacy": privacy}
 
 
 def recipe_and_folder(
     table: Path,
-    schema: Path | None,
+    given: TableOptions,
     *,
     method: str,
     epsilon: float | None,
     delta: float,
-    ledger: Path | None,
-    relation: ev.Relation | None,
-    seed: int | None,
-    out: Path | None,
-    evaluation: bool = False,
-    public_test: Path | None = None,
-    public_sample: Path | None = None,
     own: dict[str, Any],  # Any: sections of the method, with values of a recipe
 ) -> "tuple[Recipe, Path]":
     """Return the recipe of a table by its options and the folder to run it in.
 
     If `table` is a run folder, the recipe is the one in it. Nothing has been paid yet.
     """
-    from tacit.datasets import Schema
     from tacit.experiments import RECIPE, Recipe
 
     if (table / RECIPE).is_file():
         recipe = Recipe.read(table / RECIPE)
         if recipe.method != method:
             raise ValueError(f"{table} holds no {method}, but a run of method {recipe.method}.")
-        if schema is not None or epsilon is not None or ledger is not None:
+        if given.schema is not None or epsilon is not None or given.ledger is not None:
             raise ValueError(
                 f"{table} is a run folder, whose recipe has these settings. Leave them out to "
                 "resume it, or give the table for a new run."
             )
         return recipe, table
-    if schema is None or epsilon is None:
+    if given.schema is None or epsilon is None:
         raise ValueError("a table needs --schema FILE and --epsilon NUMBER.")
-    settings = table_settings(
-        table,
-        Schema.read(schema),
-        public_test=public_test,
-        public_sample=public_sample,
-        evaluation=evaluation,
-        ledger=ledger,
-        relation=relation,
-    )
+    settings = table_settings(table, given)
     settings["privacy"] |= {"epsilon": epsilon, "delta": delta}
-    recipe = Recipe.from_dict(
-        settings | own | {"run": {} if seed is None else {"seed": seed}}, method=method
-    )
-    return recipe, run_folder(out, f"{recipe.name}-{method}-epsilon-{epsilon:g}")
+    run = {} if given.seed is None else {"seed": given.seed}
+    recipe = Recipe.from_dict(settings | own | {"run": run}, method=method)
+    return recipe, run_folder(given.out, f"{recipe.name}-{method}-epsilon-{epsilon:g}")
 
 
-def print_fit(facts: "Facts", folder: Path, recipe: "Recipe", *, page: bool, as_json: bool) -> None:
+def print_fit(facts: "Facts", folder: Path, recipe: "Recipe", given: TableOptions) -> None:
     """Write the page of a run that fitted coefficients, and print them with cost and quality."""
-    written = shared.write_page(folder) if page else None
+    written = shared.write_page(folder) if given.page else None
     fitted = json.loads((folder / facts.model_file).read_text(encoding="utf-8"))
     stated = recipe.privacy.delta
-    if as_json:
-        names = ("coefficients", "references", "informative")
+    if given.as_json:
+        names = ("coefficients", "references", "informative", "alone", "weight", "misfits")
         found = {name: fitted[name] for name in names if name in fitted}
         if facts.method == "transfer":
             found["epsilon_per_file"] = recipe.privacy.epsilon
@@ -149,6 +202,10 @@ def print_fit(facts: "Facts", folder: Path, recipe: "Recipe", *, page: bool, as_
     print_coefficients(fitted["coefficients"], fitted["references"])
     if "informative" in fitted:
         typer.echo(f"sources that agree: {', '.join(fitted['informative']) or 'none'}")
+    if "weight" in fitted:
+        typer.echo(
+            f"          {fitted['weight']:.0%} of the way from the target's own fit to that of all"
+        )
     cost = facts.epsilon if stated else recipe.privacy.epsilon  # the facts hold at their delta
     typer.echo(
         f"{fitted['kind']} regression, {fitted['method']}: epsilon = "
@@ -185,13 +242,18 @@ def run_folder(out: Path | None, name: str) -> Path:
     return folder
 
 
-def advised(recipe: "Recipe", schema: "Schema") -> "Recipe":
+def advised(recipe: "Recipe") -> "Recipe":
     """Return a DP-SGD recipe of a table with the settings that `tacit advise` gives for it."""
+    from tacit.datasets import Schema
     from tacit.experiments import advise, count_records
 
-    n = count_records(recipe.data)
+    schema = Schema.from_dict(recipe.data.schema)
+    if schema.n_classes is None:
+        raise ValueError(
+            f"target {schema.target!r} is a number. Use tacit regress, or declare at_least."
+        )
     found = advise(
-        n_records=n,
+        n_records=count_records(recipe.data),
         n_features=max(1, len(schema.feature_names)),
         epsilon=recipe.privacy.epsilon or 1.0,
         delta=recipe.privacy.delta,

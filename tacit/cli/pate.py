@@ -46,7 +46,8 @@ def pate(
         typer.Option("--sanitized", help="Also publish, with noise, the cost for these data."),
     ] = False,
     epsilon: Annotated[
-        float | None, typer.Option(help="Stop asking before epsilon is above this.")
+        float | None,
+        typer.Option(help="Budget: chooses the noise, unless --noise or --threshold do."),
     ] = None,
     delta: shared.MaybeDelta = None,
     seed: shared.Seed = None,
@@ -60,6 +61,7 @@ def pate(
             help="Run once for each value of one setting: teachers, noise or queries.",
         ),
     ] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Runs at each value of --vary.")] = 1,
     out: Annotated[
         Path, typer.Option(help="Run folder. An interrupted run in it is resumed.")
     ] = Path("runs/pate"),
@@ -73,7 +75,7 @@ def pate(
       tacit pate
       tacit pate --dataset mnist --teachers 250 --queries 64 --noise 60 --out runs/pate-mnist
       tacit pate people.csv --schema people.toml --public-test volunteers.csv
-      tacit pate --vary teachers=10,25,50,100
+      tacit pate --epsilon 4 --vary teachers=10,25,50,100 --repeats 5
     """
     from tacit.experiments import run_pate
 
@@ -97,8 +99,10 @@ def pate(
             "run.seed": seed,
         }
     )
+    if epsilon is not None and (vary or "teachers").startswith("teachers"):
+        plan = _calibrated(plan)
     if vary is not None:
-        _sweep(plan, vary, out, data, ledger, as_json=as_json)
+        _sweep(plan, vary, out, repeats, data, ledger, as_json=as_json)
         return
     with shared.progress_bar("training teachers", is_hidden=as_json) as show:
         facts = run_pate(
@@ -132,7 +136,6 @@ def _plan(
     given: Path | None, schema: Path | None, public_test: Path | None, public_sample: Path | None
 ) -> "Recipe":
     """Return the recipe of the argument, or that of a table with its schema and public inputs."""
-    from tacit.datasets import Schema
     from tacit.experiments import Recipe
 
     if given is None:
@@ -141,19 +144,45 @@ def _plan(
         return Recipe.read(given, method="pate")
     if schema is None or public_test is None:
         raise ValueError("a table needs --schema FILE and --public-test FILE, the public inputs.")
-    settings = tables.table_settings(
-        given,
-        Schema.read(schema),
-        public_test=public_test,
-        public_sample=public_sample,
-        evaluation=True,
-        ledger=None,
-    )
+    options = tables.FitOptions(schema=schema, public_test=public_test, public_sample=public_sample)
+    settings = tables.table_settings(given, options)
     return Recipe.from_dict(settings, method="pate")
 
 
+def _calibrated(plan: "Recipe") -> "Recipe":
+    """Return the recipe with the noise at which all of its queries cost its epsilon.
+
+    A recipe that states noise, threshold or Laplace noise is left as it is: its answers end where
+    the budget does.
+    """
+    from tacit.pate import spend_budget
+
+    answers, privacy = plan.answers, plan.privacy
+    is_stated = answers.noise is not None or answers.threshold is not None
+    if is_stated or answers.mechanism != "gaussian":
+        return plan
+    is_checked = plan.data.name == "table" and not plan.data.public_sample
+    share = 1 - (plan.data.check_share if is_checked else 0.0)
+    found = spend_budget(
+        epsilon=share * privacy.budget.epsilon,
+        delta=privacy.budget.delta,
+        n_teachers=plan.teachers.count,
+        n_classes=2,
+        n_public=answers.queries,
+        n_queries=answers.queries,
+    )
+    return plan.with_settings({"answers.noise": found.sigma})
+
+
 def _sweep(
-    plan: "Recipe", vary: str, out: Path, data: Path | None, ledger: Path | None, *, as_json: bool
+    plan: "Recipe",
+    vary: str,
+    out: Path,
+    repeats: int,
+    data: Path | None,
+    ledger: Path | None,
+    *,
+    as_json: bool,
 ) -> None:
     from tacit.experiments import sweep_pate
     from tacit.report import write_pate_sweep
@@ -170,8 +199,11 @@ def _sweep(
         say(f"{point.value:10g}  {accuracy}  {cost:>7}  {point.answered}")
 
     say(f"{setting:>10}  accuracy %  epsilon  answered")
-    points = sweep_pate(plan, setting, values, out, data=data, ledger=ledger, on_point=on_point)
-    write_pate_sweep(setting, points, out)
+    points = sweep_pate(
+        plan, setting, values, out, repeats=repeats, data=data, ledger=ledger, on_point=on_point
+    )
+    page = write_pate_sweep(setting, points, out)
+    say(f"page      {page}")
     say(f"wrote {out}; if you release several of these runs, their costs add up")
     if as_json:
         shared.print_json({"setting": setting, "points": [point._asdict() for point in points]})

@@ -6,12 +6,14 @@ import typer
 
 from tacit.cli import _shared as shared
 from tacit.cli import _tables as tables
+from tacit.cli._options import expanded
 
 
+@expanded
 def regress(
     table: tables.Table,
     *,
-    schema: tables.MaybeSchema = None,
+    given: tables.FitOptions,
     epsilon: shared.MaybeEpsilon = None,
     delta: Annotated[
         float, typer.Option("--delta", help="0 asks for pure differential privacy (linear only).")
@@ -22,15 +24,6 @@ def regress(
             help="auto. Linear: functional, adassp, gradient. Logistic: gradient, sgd, objective."
         ),
     ] = "auto",
-    public_test: tables.PublicTest = None,
-    public_sample: tables.PublicSample = None,
-    evaluation: tables.Evaluation = True,
-    relation: shared.MaybeRelation = None,
-    ledger: shared.LedgerFile = None,
-    seed: shared.Seed = None,
-    out: shared.Out = None,
-    page: shared.WithPage = True,
-    as_json: shared.AsJson = False,
 ) -> None:
     """Fit a linear model if the target is a number, and a logistic model if it has categories.
 
@@ -44,20 +37,8 @@ def regress(
     """
     from tacit.experiments import run_regression
 
+    own = {"regression": {"method": method}}
     recipe, folder = tables.recipe_and_folder(
-        table,
-        schema,
-        method="regression",
-        epsilon=epsilon,
-        delta=delta,
-        ledger=ledger,
-        relation=relation,
-        seed=seed,
-        out=out,
-        evaluation=evaluation,
-        public_test=public_test,
-        public_sample=public_sample,
-        own={"regression": {"method": method}},
+        table, given, method="regression", epsilon=epsilon, delta=delta, own=own
     )
-    facts = run_regression(recipe, folder)
-    tables.print_fit(facts, folder, recipe, page=page, as_json=as_json)
+    tables.print_fit(run_regression(recipe, folder), folder, recipe, given)

@@ -8,12 +8,14 @@ import typer
 from tacit import events as ev
 from tacit.cli import _shared as shared
 from tacit.cli import _tables as tables
+from tacit.cli._options import expanded
 
 
+@expanded
 def summarize(
     table: tables.Table,
     *,
-    schema: tables.MaybeSchema = None,
+    given: tables.TableOptions,
     epsilon: shared.MaybeEpsilon = None,
     delta: Annotated[float, typer.Option(help="0 asks for pure differential privacy.")] = 0.0,
     quantiles: Annotated[
@@ -23,13 +25,6 @@ def summarize(
         str, typer.Option(help="What intervals are about: population or records.")
     ] = "population",
     confidence: Annotated[float, typer.Option(help="Confidence of each interval.")] = 0.95,
-    public_sample: tables.PublicSample = None,
-    relation: shared.MaybeRelation = None,
-    ledger: shared.LedgerFile = None,
-    seed: shared.Seed = None,
-    out: shared.Out = None,
-    page: shared.WithPage = True,
-    as_json: shared.AsJson = False,
 ) -> None:
     """Print counts, means, deviations, quantiles and shares of the declared columns.
 
@@ -43,23 +38,14 @@ def summarize(
     from tacit.experiments import SUMMARY, run_summary
 
     asked = {"about": about, "confidence": confidence}
+    own = {"summary": asked | {"quantiles": shared.numbers(quantiles, "--quantiles")}}
     recipe, folder = tables.recipe_and_folder(
-        table,
-        schema,
-        method="summary",
-        epsilon=epsilon,
-        delta=delta,
-        ledger=ledger,
-        relation=relation,
-        seed=seed,
-        out=out,
-        public_sample=public_sample,
-        own={"summary": asked | {"quantiles": shared.numbers(quantiles, "--quantiles")}},
+        table, given, method="summary", epsilon=epsilon, delta=delta, own=own
     )
     run_summary(recipe, folder)
-    written = shared.write_page(folder) if page else None
+    written = shared.write_page(folder) if given.page else None
     stored = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
-    if as_json:
+    if given.as_json:
         shared.print_json(
             stored | {"run": str(folder), "page": None if written is None else str(written)}
         )

@@ -1,22 +1,25 @@
 """`tacit surface`: the likelihood surface of a logit model, and the paths of DP-SGD on it."""
 
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from tacit.cli import _shared as shared
+from tacit.cli import _tables as tables
+from tacit.cli._options import expanded
 
 
+@expanded
 def surface(
-    recipe: shared.RecipeName = "pums-married",
+    recipe: Annotated[
+        str,
+        typer.Argument(metavar="RECIPE", help="A recipe file, a built-in recipe, or a table."),
+    ] = "pums-married",
     *,
     epsilons: shared.Epsilons = "0.03,0.1,0.3,1",
     repeats: shared.Repeats = 5,
-    data: shared.Root = None,
-    out: shared.Out = None,
-    seed: shared.Seed = None,
-    settings: shared.Settings = None,
-    as_json: shared.AsJson = False,
+    given: tables.RecipeOptions,
 ) -> None:
     """Draw the log-likelihood of a logit model with one attribute, and DP-SGD's paths on it.
 
@@ -27,17 +30,26 @@ def surface(
     \b
     Example:
       tacit surface pums-married --data DATA
+      tacit surface survey.csv --schema one-attribute.toml --public
     """
     from tacit.experiments import study_logit
     from tacit.report import write_logit_report
 
-    chosen = shared.recipe_of(recipe, settings, run__seed=seed)
     wanted = shared.numbers(epsilons, "--epsilons")
     if not wanted:
         raise typer.BadParameter("--epsilons must name at least one budget.")
-    study = study_logit(chosen, epsilons=wanted, repeats=repeats, root=data)
-    page = write_logit_report(study, out or Path("runs") / f"{chosen.name}-surface")
-    if as_json:
+    is_table = given.schema is not None or tables.is_table(recipe)
+    chosen = given.recipe(recipe, epsilon=max(wanted) if is_table else None)
+    with shared.progress_bar("DP-SGD", is_hidden=given.as_json) as show:
+
+        def on_run(done: int, total: int) -> None:
+            show(done, total, "")
+
+        study = study_logit(
+            chosen, epsilons=wanted, repeats=repeats, root=given.data, on_run=on_run
+        )
+    page = write_logit_report(study, given.out or Path("runs") / f"{chosen.name}-surface")
+    if given.as_json:
         shared.print_json(study.to_dict() | {"page": str(page)})
         return
     for ascent in study.private[::repeats]:

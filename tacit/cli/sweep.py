@@ -10,13 +10,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tacit.cli import _shared as shared
+from tacit.cli import _tables as tables
+from tacit.cli._options import expanded
 
 if TYPE_CHECKING:
     from tacit.experiments import Facts, Sweep
 
 
+@expanded
 def sweep(
-    recipe: shared.RecipeName = "digits",
+    recipe: Annotated[
+        str,
+        typer.Argument(metavar="RECIPE", help="A recipe file, a built-in recipe, or a table."),
+    ] = "digits",
     *,
     epsilons: shared.Epsilons = "0.5,1,2,4,8",
     deltas: Annotated[
@@ -24,29 +30,29 @@ def sweep(
     ] = "",
     repeats: shared.Repeats = 1,
     jobs: Annotated[int, typer.Option(min=1, help="Number of runs at the same time.")] = 1,
-    data: shared.Root = None,
-    out: shared.Out = None,
-    seed: shared.Seed = None,
-    settings: shared.Settings = None,
-    trust_code: shared.TrustCode = None,
-    page: shared.WithPage = True,
-    as_json: shared.AsJson = False,
+    given: tables.RecipeOptions,
 ) -> None:
     """Train a recipe at several budgets. The same command resumes an interrupted sweep.
+
+    The figures show accuracy against epsilon, one line for each delta, with the spread over runs.
+    Each run of a private table pays for its own measurement; a --ledger pays for all runs.
 
     \b
     Example:
       tacit sweep mnist --epsilons 0.5,1,3 --repeats 5 --jobs 2 --data DATA
+      tacit sweep people.csv --schema people.toml --epsilons 0.3,1,3 --deltas 1e-5,1e-7 --repeats 5
     """
     from tacit.experiments import sweep as run_sweep
 
-    chosen = shared.recipe_of(recipe, settings, trust_code=trust_code, run__seed=seed)
-    folder = out or Path("runs") / f"{chosen.name}-sweep"
     wanted = shared.numbers(epsilons, "--epsilons")
     at = shared.numbers(deltas, "--deltas")
+    middle = sorted(wanted)[len(wanted) // 2] if wanted else None  # the settings of a table suit it
+    is_table = given.schema is not None or tables.is_table(recipe)
+    chosen = given.recipe(recipe, epsilon=middle if is_table else None)
+    folder = given.out or Path("runs") / f"{chosen.name}-sweep"
     total = len(set(wanted)) * max(1, len(at)) * repeats
     done = count(1)
-    with shared.progress_bar(f"{chosen.name}, {total} runs", is_hidden=as_json) as show:
+    with shared.progress_bar(f"{chosen.name}, {total} runs", is_hidden=given.as_json) as show:
 
         def on_run(facts: "Facts") -> None:
             accuracy = facts.utility.private[0].value
@@ -60,17 +66,17 @@ def sweep(
                 deltas=at,
                 repeats=repeats,
                 jobs=jobs,
-                root=data,
+                root=given.data,
                 on_run=on_run,
             )
         except KeyboardInterrupt:
             typer.echo("\ninterrupted; the same command resumes the sweep.", err=True)
             raise typer.Exit(130) from None
-    written = shared.write_page(folder) if page else None
+    written = shared.write_page(folder) if given.page else None
     if written is not None:
         for cell in result.cells:  # each run may be released alone, with its own certificate
             shared.write_page(folder / cell.folder)
-    if as_json:
+    if given.as_json:
         found = {"folder": str(folder), "page": None if written is None else str(written)}
         shared.print_json(result.to_dict() | found)
         return

@@ -10,8 +10,10 @@ import typer
 
 from tacit.cli import _shared as shared
 from tacit.cli import _tables as tables
+from tacit.cli._options import expanded
 
 
+@expanded
 def train(
     recipe: Annotated[
         str,
@@ -21,20 +23,9 @@ def train(
         ),
     ] = "digits",
     *,
-    schema: tables.MaybeSchema = None,
     epsilon: shared.MaybeEpsilon = None,
     delta: shared.MaybeDelta = None,
-    public_test: tables.PublicTest = None,
-    public_sample: tables.PublicSample = None,
-    evaluation: tables.Evaluation = True,
-    ledger: shared.LedgerFile = None,
-    data: shared.Root = None,
-    out: shared.Out = None,
-    seed: shared.Seed = None,
-    settings: shared.Settings = None,
-    trust_code: shared.TrustCode = None,
-    page: shared.WithPage = True,
-    as_json: shared.AsJson = False,
+    given: tables.RecipeOptions,
 ) -> None:
     """Train a private model from a recipe or of a table. To resume a run, give its folder.
 
@@ -47,41 +38,13 @@ def train(
       tacit train people.csv --schema people.toml --epsilon 1 --ledger people.ledger
       tacit train runs/mnist-epsilon-1          resumes an interrupted run
     """
-    from tacit.datasets import Schema
-    from tacit.experiments import RECIPE, Recipe, RunFolder
+    from tacit.experiments import RECIPE, RunFolder
 
-    changes = {"privacy__epsilon": epsilon, "privacy__delta": delta, "run__seed": seed}
-    if tables.is_table(recipe) or schema is not None:
-        if schema is None or epsilon is None:
-            raise ValueError("a table needs --schema FILE and --epsilon NUMBER.")
-        declared = Schema.read(schema)
-        if declared.n_classes is None:
-            raise ValueError(
-                f"target {declared.target!r} is a number. Use tacit regress, or declare at_least."
-            )
-        given = tables.table_settings(
-            Path(recipe),
-            declared,
-            public_test=public_test,
-            public_sample=public_sample,
-            evaluation=evaluation,
-            ledger=ledger,
-        )
-        given["privacy"] |= {"epsilon": epsilon} | ({} if delta is None else {"delta": delta})
-        folder = tables.run_folder(out, f"{given['name']}-epsilon-{epsilon:g}")
-        chosen = tables.advised(Recipe.from_dict(given), declared)
-        chosen = shared.with_settings(chosen, settings, **changes)
-    else:
-        if (Path(recipe) / RECIPE).is_file():
-            out, recipe = Path(recipe), str(Path(recipe) / RECIPE)
-        if ledger is not None:
-            shared.require_ledger(ledger)
-            changes["privacy__ledger"] = str(ledger.resolve())
-        chosen = shared.recipe_of(recipe, settings, trust_code=trust_code, **changes)
-        if chosen.method != "dp-sgd":
-            raise ValueError(f"{recipe} is of method {chosen.method}, which train does not do.")
-        folder = out or Path("runs") / f"{chosen.name}-epsilon-{chosen.privacy.epsilon:g}"
-        shared.require_folder(folder)
+    out = given.out
+    if (Path(recipe) / RECIPE).is_file():
+        out, recipe = Path(recipe), str(Path(recipe) / RECIPE)
+    chosen = given.recipe(recipe, epsilon=epsilon, delta=delta)
+    folder = tables.run_folder(out, f"{chosen.name}-epsilon-{chosen.privacy.epsilon:g}")
     if RunFolder(folder).is_finished and shared.rank() == 0:
         typer.echo(f"{folder} is finished; for a new run, choose another --out.", err=True)
-    shared.train_and_print(chosen, folder, root=data, page=page, as_json=as_json)
+    shared.train_and_print(chosen, folder, root=given.data, page=given.page, as_json=given.as_json)

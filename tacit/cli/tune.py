@@ -11,8 +11,11 @@ from typing import Annotated, Any
 import typer
 
 from tacit.cli import _shared as shared
+from tacit.cli import _tables as tables
+from tacit.cli._options import expanded
 
 
+@expanded
 def tune(
     recipe: shared.RecipeName = "digits",
     *,
@@ -28,14 +31,7 @@ def tune(
         int | None, typer.Option(min=1, help="Largest number of runs; part of the price.")
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Number of runs at the same time.")] = 1,
-    data: shared.Root = None,
-    ledger: shared.LedgerFile = None,
-    out: shared.Out = None,
-    seed: shared.Seed = None,
-    settings: shared.Settings = None,
-    trust_code: shared.TrustCode = None,
-    page: shared.WithPage = True,
-    as_json: shared.AsJson = False,
+    given: tables.RecipeOptions,
 ) -> None:
     """Train a recipe with several settings, release the best run, and pay for the choice.
 
@@ -52,13 +48,11 @@ def tune(
     if not vary:
         raise ValueError("tune needs --vary SETTING=VALUE,VALUE at least once.")
     space = dict(map(_choices, vary))
-    changes = {"run__seed": seed, "privacy__epsilon": epsilon}
-    changes["privacy__ledger"] = None if ledger is None else str(ledger.resolve())
-    chosen = shared.recipe_of(recipe, settings, trust_code=trust_code, **changes)
-    folder = out or Path("runs") / f"{chosen.name}-tuned"
+    chosen = given.recipe(recipe, epsilon=epsilon)
+    folder = given.out or Path("runs") / f"{chosen.name}-tuned"
 
     def say(line: str) -> None:
-        if not as_json:
+        if not given.as_json:
             typer.echo(line, err=True)
 
     try:
@@ -66,7 +60,7 @@ def tune(
             chosen,
             folder,
             space,
-            root=data,
+            root=given.data,
             holdout=holdout,
             most_runs=most_runs,
             jobs=jobs,
@@ -75,9 +69,9 @@ def tune(
     except KeyboardInterrupt:
         typer.echo("\ninterrupted; the same command resumes the search.", err=True)
         raise typer.Exit(130) from None
-    written = shared.write_page(folder) if page else None
+    written = shared.write_page(folder) if given.page else None
     found = json.loads((folder / SEARCH).read_text(encoding="utf-8"))
-    if as_json:
+    if given.as_json:
         shown = {name: found[name] for name in ("chosen", "score", "runs", "run_epsilon")}
         shared.print_json(shown | shared.outcome(facts, folder, written))
         return

@@ -76,6 +76,10 @@ class FeatureBounds(NamedTuple):
     lower: tuple[float, ...]
     upper: tuple[float, ...]
     norm: float | None
+    labels: tuple[str, ...] = ()
+    """Names of the features."""
+    groups: tuple[tuple[int, ...], ...] = ()
+    """Positions of the features that encode one column of categories, its reference first."""
 
 
 class EncodedRows(NamedTuple):
@@ -301,7 +305,19 @@ class Schema(TransformerMixin, BaseEstimator):
         has_categories = any(c.type == "category" for c in columns)
         if not has_categories:
             lower = [-1.0] * len(lower)
-        return FeatureBounds(tuple(lower), (1.0,) * len(lower), norm if has_categories else None)
+        upper, used = (1.0,) * len(lower), norm if has_categories else None
+        return FeatureBounds(tuple(lower), upper, used, self.feature_names, self._groups)
+
+    @property
+    def _groups(self) -> tuple[tuple[int, ...], ...]:
+        found, start = [], 0
+        for column in self.features:
+            places = list(range(start, start + len(column.outputs)))
+            if column.type == "category":
+                first = column.categories.index(column.reference) if column.reference else 0
+                found.append((places.pop(first), *places))
+            start += len(column.outputs)
+        return tuple(found)
 
     @property
     def unit(self) -> str:

@@ -7,10 +7,10 @@
     load_model("runs/digits").predict(images)
 
 Reading order: `recipe` (every setting), `training_run` and `training_loop` (DP-SGD), `pate_run`,
-`regression_run`, `transfer_run`, `summary_run`, `table_check` and `paid_evaluation` (private
+`regression_run`, `summary_run`, `table_check` and `paid_evaluation` (private
 tables), `prediction`, `advice`, `features` (what is released before training), `recipe_classifier`
 and `tuned_run` (tuning), `facts` and `folder` (what a run leaves behind), `audit`,
-`demonstrations`, `replay`, `sweeps`.
+`demonstrations`, `replay`, `sweeps`, `regression_studies`, `logit`.
 Modules that need torch load when one of their names is first used.
 """
 
@@ -39,10 +39,21 @@ from tacit.experiments.logit import Ascent, LogitStudy, study_logit
 from tacit.experiments.pate_run import run_pate
 from tacit.experiments.prediction import Predictions, predict_table
 from tacit.experiments.recipe import MOST_OUTSIDE, Published, Recipe, shipped
-from tacit.experiments.regression_run import run_regression
+from tacit.experiments.regression_run import run_regression, run_transfer
+from tacit.experiments.regression_studies import (
+    ErrorCurve,
+    Study,
+    StudyTerms,
+    line_data_sets,
+    read_data_sets,
+    read_study_table,
+    read_vertices,
+    study_frank_wolfe,
+    study_functional,
+    study_migration,
+)
 from tacit.experiments.summary_run import run_summary
 from tacit.experiments.sweeps import SWEEP, Point, Summary, Sweep, SweepRun, sweep, sweep_pate
-from tacit.experiments.transfer_run import run_transfer
 
 if TYPE_CHECKING:
     from tacit.experiments.recipe_classifier import RecipeClassifier
@@ -61,6 +72,7 @@ __all__ = [
     "Advice",
     "Ascent",
     "Coefficients",
+    "ErrorCurve",
     "Facts",
     "HopelessTable",
     "LogitStudy",
@@ -76,6 +88,8 @@ __all__ = [
     "RunAudit",
     "RunFolder",
     "SeedValue",
+    "Study",
+    "StudyTerms",
     "Summary",
     "Sweep",
     "SweepRun",
@@ -87,8 +101,12 @@ __all__ = [
     "count_records",
     "file_hash",
     "ledger_state",
+    "line_data_sets",
     "load_model",
     "predict_table",
+    "read_data_sets",
+    "read_study_table",
+    "read_vertices",
     "replay_run",
     "run_pate",
     "run_regression",
@@ -96,7 +114,10 @@ __all__ = [
     "run_transfer",
     "seal_of",
     "shipped",
+    "study_frank_wolfe",
+    "study_functional",
     "study_logit",
+    "study_migration",
     "sweep",
     "sweep_pate",
     "train",

@@ -8,7 +8,7 @@ data that the recipe declares public.
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -74,15 +74,20 @@ def study_logit(
     epsilons: Sequence[float],
     repeats: int = 5,
     root: str | os.PathLike[str] | None = None,
+    on_run: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> LogitStudy:
     """Train the recipe's logit model `repeats` times at each epsilon, and once without privacy.
 
-    The recipe's table must have one attribute with bounds and a target of two classes.
+    The recipe's table must have one attribute with bounds and a target of two classes. `on_run` is
+    called after each run with the number of runs done and their total.
     """
     from tacit.experiments.training_loop import noise_multiplier
 
     if not recipe.data.holds_public_records:
-        raise ValueError("the surface shows all records: it needs data.is_public = true.")
+        raise ValueError(
+            "the surface shows all records: it needs public records. Declare them with "
+            "--public or data.is_public = true."
+        )
     dataset = data.load(recipe.data, None if root is None else Path(root))
     schema = data.schema_of(recipe.data) if recipe.data.schema else None
     if schema is None or len(dataset.feature_names) != 1 or dataset.n_classes != 2:
@@ -99,6 +104,7 @@ def study_logit(
             path = _private_path(at, dataset, noise, seed)
             points = tuple((b, w / half) for b, w in path)
             runs.append(Ascent(epsilon=epsilon, points=points, loss=records.loss(points[-1])))
+            on_run(len(runs), len(set(epsilons)) * repeats)
     ordinary = records.newton()
     grid = _grid([p for run in runs for p in run.points] + list(ordinary))
     return LogitStudy(

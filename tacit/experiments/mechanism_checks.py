@@ -24,8 +24,7 @@ from tacit.experiments import data as data_of
 from tacit.experiments.facts import Facts
 from tacit.experiments.features import Prepared
 from tacit.experiments.recipe import Recipe
-from tacit.experiments.regression_run import estimator_of
-from tacit.experiments.transfer_run import transfer_estimator
+from tacit.experiments.regression_run import estimator_of, transfer_estimator
 from tacit.ledger import Ledger
 from tacit.mechanisms import Rng, Seed, generator
 from tacit.pate import ConfidentGNMax, partition
@@ -47,7 +46,7 @@ def check_training(
 ) -> MechanismAudit:
     """Test noise, draws, sensitivity, keys and bill of DP-SGD with the recipe's model."""
     from tacit.experiments import models
-    from tacit.experiments.training_loop import example_losses, steps_of, tensors
+    from tacit.experiments.training_loop import banded, example_losses, steps_of, tensors
     from tacit.training import make_private
 
     training = recipe.training
@@ -58,6 +57,7 @@ def check_training(
         "noise_multiplier": float(facts.hyperparameters["noise_multiplier"]),
         "n_records": facts.n_records,
         "max_microbatch": training.max_microbatch,
+        "noise": banded(training),
     }
     setup = TrainingSetup(
         make_private=make_private,
@@ -134,6 +134,7 @@ def check_transfer(recipe: Recipe, *, confidence: float, rng: Seed = None) -> Me
         options = {
             "random_state": int(random.integers(0, 2**31)),
             "relation": recipe.privacy.relation,
+            "n_records": [_RECORDS] * len(tables),
         }
         model = transfer_estimator(recipe, recipe.privacy.budget.epsilon, **options)
         model.fit(*tables[0], sources=tables[1:])

@@ -88,6 +88,12 @@ def _one_of(*, allowed: tuple[str, ...], **named: str) -> None:
 _at_least_one: Callable[..., object] = partial(whole, least=1)
 
 
+def _bands(**named: int | str) -> None:
+    """Raise unless the value of the named setting is "auto" or a whole number from 1 on."""
+    if list(named.values()) != ["auto"]:
+        whole(**named, least=1)  # type: ignore[arg-type]  # it raises for text
+
+
 def _setting(default: T, rule: Callable[..., object]) -> T:
     """Declare a dataclass field with its default and the rule that checks its value."""
     return field(default=default, metadata={"rule": rule})
@@ -238,6 +244,10 @@ class TrainingSettings(_Settings, section="training"):
     steps. What a step learns depends on lot / noise, so settings that do well here do well in full
     (Sander, Stock & Sablayrolles 2023, arXiv:2210.03403). The run then costs far more than the
     epsilon of the recipe, and its facts state that price."""
+    bands: int | str | None = _setting(None, _bands)
+    """Steps over which noise is correlated: a number, or "auto" for the one with the least noise of
+    running sums. Default 1, independent noise. With more, `average` is replaced by the mean weights
+    of the last quarter of the steps. See docs/correlated-noise.md."""
     max_microbatch: int | None = _setting(None, _at_least_one)
     """Most rows on the device at once; default chosen from the available memory."""
 
@@ -251,6 +261,12 @@ class TrainingSettings(_Settings, section="training"):
     def lot(self) -> int:
         """Expected number of records in one step, after `shrink`, with defaults filled in."""
         return max(1, self.batch // self.shrink)
+
+    @property
+    def correlated(self) -> int:
+        """Number of bands of a recipe with defaults filled in; 1 for independent noise."""
+        assert self.bands != "auto"  # set by Recipe.filled
+        return 1 if self.bands is None else int(self.bands)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -313,7 +329,8 @@ class RegressionSettings(_Settings, section="regression"):
     """Linear: functional, adassp or gradient. Logistic: gradient, sgd or objective. frank-wolfe is
     for wide tables, and fits a number or two classes."""
     radius: float | None = _setting(None, positive)
-    """Of frank-wolfe: the largest sum of absolute coefficients of scaled features (default 1)."""
+    """Of frank-wolfe: the largest sum of absolute coefficients of scaled features; default by the
+    budget."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -339,9 +356,13 @@ class TransferSettings(_Settings, section="transfer"):
     sources: tuple[str, ...] = ()
     """Files of the related tables, found like `data.path`."""
     h: float | None = _setting(None, non_negative)
-    """Largest distance of coefficients at which a source still helps."""
+    """Declared distance of the coefficients of related tables; default: they must be seen to
+    help."""
     q: int = _setting(2, partial(whole, least=1))
     """Norm of that distance and of the penalty: 1 or 2."""
+    penalty: float | None = _setting(None, non_negative)
+    """lambda: price of coefficients that differ from those of the related tables; default by the
+    noise."""
     overlapping: bool = False
     """Whether a person may be in several files, so that their costs add up."""
 
@@ -567,17 +588,19 @@ class Recipe:
         assert self.privacy.epsilon is not None  # DP-SGD: set in __post_init__
         recipe = self.for_epsilon(self.privacy.epsilon)
         training, privacy = recipe.training, recipe.privacy
-        return replace(
-            recipe,
-            data=replace(recipe.data, is_public=recipe.data.holds_public_records),
-            training=replace(
-                training,
-                batch_size=min(n_records, training.batch_size or -(-n_records // 8)),
-                learning_rate_end=training.learning_rate_end or training.learning_rate,
-                decay_epochs=training.decay_epochs or training.epochs,
-            ),
-            privacy=replace(privacy, delta=privacy.delta or min(1e-5, 0.1 / n_records)),
+        privacy = replace(privacy, delta=privacy.delta or min(1e-5, 0.1 / n_records))
+        training = replace(
+            training,
+            batch_size=min(n_records, training.batch_size or -(-n_records // 8)),
+            learning_rate_end=training.learning_rate_end or training.learning_rate,
+            decay_epochs=training.decay_epochs or training.epochs,
         )
+        if training.bands == "auto":
+            from tacit.experiments.training_loop import best_bands  # needs torch
+
+            training = replace(training, bands=best_bands(training, privacy, n_records))
+        data = replace(recipe.data, is_public=recipe.data.holds_public_records)
+        return replace(recipe, data=data, training=training, privacy=privacy)
 
     def to_dict(self) -> dict[str, Value]:
         """Return plain values by section, without empty values and sections the method ignores."""
@@ -642,7 +665,8 @@ def _cast(hint: Any, value: Value, name: str) -> Value:
     if hasattr(hint, "__dataclass_fields__"):
         return _section(hint, value, name)
     if isinstance(hint, types.UnionType):
-        (hint,) = (part for part in typing.get_args(hint) if part is not type(None))
+        parts = [part for part in typing.get_args(hint) if part is not type(None)]
+        hint = str if str in parts and isinstance(value, str) else parts[0]
     origin = typing.get_origin(hint) or hint
     if origin is tuple and isinstance(value, list | tuple):
         inner = typing.get_args(hint)[0]

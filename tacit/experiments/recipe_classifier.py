@@ -1,6 +1,7 @@
 """A DP-SGD recipe as a scikit-learn classifier, for searches over its settings."""
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -9,8 +10,9 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from tacit.accounting import GDP, calibrate, gdp_mu_squared
 from tacit.datasets import Dataset
-from tacit.events import Event, Gaussian, Repeated, Sequence
+from tacit.events import Event, Gaussian, Relation, Sequence
 from tacit.experiments import models
 from tacit.experiments.features import PaidSummary, Prepared, cache_folder, prepare
 from tacit.experiments.recipe import Recipe
@@ -19,12 +21,13 @@ from tacit.experiments.training_loop import (
     TrainingLoop,
     features_events,
     noise_multiplier,
-    steps_of,
     tensors,
+    training_event,
 )
 from tacit.ledger import Ledger
-from tacit.sampling import Poisson
 from tacit.training import Key
+
+_MOST_FEATURES = 0.5  # share of the squared budget that paid features may take
 
 
 class PlannedRecipe(NamedTuple):
@@ -53,6 +56,10 @@ class RecipeClassifier:
         Public number of records, and the list of all classes.
     cache
         Folder for features that take long to compute; it holds private values.
+    reference
+        (epsilon, delta) of the run for which the learning rate is meant, if this one is a trial
+        with more noise. The learning rate is then lowered so that its product with the noise, which
+        is what a step adds to the weights, stays the same. None: the rate is used as it is.
     """
 
     recipe: Recipe
@@ -65,6 +72,7 @@ class RecipeClassifier:
     ledger: Ledger | None = None
     random_state: int | None = None
     cache: Path | None = None
+    reference: tuple[float, float] | None = None
 
     def fit(self, X: NDArray[Any], y: ArrayLike) -> Self:
         """Train on private records `X` (n, ...) with labels `y`; pay before any release."""
@@ -113,12 +121,29 @@ class RecipeClassifier:
         privacy = replace(
             recipe.privacy, epsilon=self.epsilon, delta=self.delta, relation=str(self.relation)
         )
-        recipe = replace(recipe, privacy=privacy).filled(n_records)
+        recipe = _with_affordable_features(
+            replace(recipe, privacy=privacy).filled(n_records), n_records
+        )
         noise = noise_multiplier(recipe, n_records)
-        sampler = Poisson(recipe.training.lot / n_records)
-        steps = Repeated(sampler.amplify(Gaussian(noise)), steps_of(recipe, n_records))
+        steps = training_event(recipe, n_records, noise, lot=recipe.training.lot)
         paid = features_events(recipe, n_records)
+        if self.reference is not None:
+            recipe = self._with_rate_for(noise, recipe, n_records)
         return PlannedRecipe(recipe, noise, Sequence((*paid, steps)) if paid else steps)
+
+    def _with_rate_for(self, noise: float, recipe: Recipe, n_records: int) -> Recipe:
+        """Return `recipe` with the learning rate that goes with `noise`; see `reference`."""
+        assert self.reference is not None
+        epsilon, delta = self.reference
+        meant = replace(self, epsilon=epsilon, delta=delta, reference=None).planned(n_records)
+        factor, training = meant.noise / noise, recipe.training
+        end = training.learning_rate_end
+        scaled = replace(
+            training,
+            learning_rate=factor * training.learning_rate,
+            learning_rate_end=None if end is None else factor * end,
+        )
+        return replace(recipe, training=scaled)
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:  # noqa: ARG002  # scikit-learn's
         """Return the settings by name, as scikit-learn expects."""
@@ -156,3 +181,22 @@ class RecipeClassifier:
         model = models.build(recipe.model, prepared.shape, len(self.classes_), seed=0)
         model.load_state_dict({n: torch.from_numpy(v) for n, v in self.weights_.items()})
         return Released(recipe, model.eval(), prepared.summaries)
+
+
+def _with_affordable_features(recipe: Recipe, n_records: int) -> Recipe:
+    """Return `recipe`, with more noise in paid features that would take most of a small budget.
+
+    A search makes trials on small budgets. Features may take half of the squared budget, mu squared
+    of a Gaussian release; above that, all of their noise multipliers grow by one factor.
+    """
+    budget, relation = recipe.privacy.budget, Relation(recipe.privacy.relation)
+    paid = sum(gdp_mu_squared(event, relation) for event in features_events(recipe, n_records))
+    noise = calibrate(
+        Gaussian, epsilon=budget.epsilon, delta=budget.delta, relation=relation, accountant=GDP()
+    )
+    factor = math.sqrt(paid / _MOST_FEATURES * noise**2)
+    if factor <= 1:
+        return recipe
+    noises = ("even_noise_multiplier", "noise_multiplier", "mean_noise_multiplier")
+    raised = {name: factor * getattr(recipe.features, name) for name in noises}
+    return replace(recipe, features=replace(recipe.features, **raised))

@@ -1,5 +1,10 @@
 """Regression by recipe: a table and its schema become one run folder with a fitted model.
 
+A transfer fits a linear model with the help of other tables. Each file spends epsilon: a part
+checks it by the schema, and the target's file also pays for the noisy evaluation. The facts state
+what that costs one person, who is in one of the files or, if `transfer.overlapping` says so, in all
+of them. `model.json` names the sources that were used, and also holds the target's own fit.
+
 The target decides: a number is fitted by linear regression, categories by logistic regression. The
 budget is divided in advance: `data.check_share` for the check of the table, `data.evaluation_share`
 for the noisy evaluation, the rest for the fit. A run that was killed after a payment repeats the
@@ -65,29 +70,16 @@ def run_regression(
     root: str | Path | None = None,
     ledger: str | Path | None = None,
 ) -> Facts:
-    """Fit the recipe's regression into `folder`, and return its facts; a finished run is kept.
+    """Fit the recipe's regression or transfer into `folder`, and return its facts.
 
-    `root` is the folder of the data. `ledger` is the ledger file that pays (default: the recipe's,
-    or one in the folder).
+    A finished run is kept. `root` is the folder of the data. `ledger` is the ledger file that pays
+    (default: the recipe's, or one in the folder). Each table of a transfer spends the whole
+    epsilon. Unless no person is in two tables, the costs add up.
     """
-    return run_fit(recipe, folder, _fit, verb="regress", root=root, ledger=ledger)
-
-
-def run_fit(
-    recipe: Recipe,
-    folder: str | Path,
-    fit: Fit,
-    *,
-    verb: str,
-    root: str | Path | None,
-    ledger: str | Path | None,
-    sources: Sequence[str] = (),
-    disjoint: bool = True,
-) -> Facts:
-    """Do what `run_regression` says with another `fit`, and with `sources`, further private tables.
-
-    Each table spends the whole epsilon. Unless the tables are `disjoint`, their costs add up.
-    """
+    verb, fit = _VERBS[recipe.method]
+    sources, disjoint = recipe.transfer.sources, not recipe.transfer.overlapping
+    if recipe.method == "transfer":
+        _require_transfer(recipe)
     run = RunFolder(folder)
     with run.taken(recipe, verb=verb, root=root) as place:
         if run.is_finished:
@@ -140,7 +132,7 @@ def _reserved(recipe: Recipe, dataset: Dataset) -> float:
     return epsilon * (share + (settings.evaluation_share if is_paid else 0.0))
 
 
-def _fit(
+def _fit_one(
     recipe: Recipe, tables: Sequence[Dataset], epsilon: float, ledger: Ledger, rng: Rng
 ) -> FittedModel:
     (dataset,) = tables
@@ -169,6 +161,77 @@ def _fit_in_engine(recipe: Recipe, address: str, options: dict[str, Any]) -> Any
     fit = engines.fit_linear if schema.n_classes is None else engines.fit_logistic
     given = {name: value for name, value in options.items() if name != "bounds"}
     return fit(address, schema, method=recipe.regression.method, **given)
+
+
+def _fit_transfer(
+    recipe: Recipe, tables: Sequence[Dataset], epsilon: float, ledger: Ledger, rng: Rng
+) -> FittedModel:
+    asked = recipe.transfer
+    (x, y), *sources = [(table.x_train, table.y_train) for table in tables]
+    options = {"relation": str(ledger.relation), "ledger": ledger, "random_state": rng}
+    options |= {"n_records": [table.n_records for table in tables]}
+    model = transfer_estimator(recipe, epsilon, **options).fit(x, y, sources=sources)
+    names = [Path(source).name for source in asked.sources]
+    used = [names[k] for k in model.informative_]
+    apart = "each person is in all files" if asked.overlapping else "no person is in two files"
+    alone = coefficients_of(data_of.schema_of(recipe.data), *model.alone_)
+    return FittedModel(
+        model,
+        f"linear regression, transfer from {len(used)} of {len(sources)} tables, if {apart}",
+        {
+            "epsilon_per_file": recipe.privacy.budget.epsilon,
+            "h": asked.h,
+            "q": asked.q,
+            "lambda": asked.penalty,
+            "overlapping": asked.overlapping,
+        },
+        content={
+            "informative": used,
+            "alone": alone.values,
+            "weight": model.weight_,
+            "misfits": [
+                {"source": name, "misfit": misfit if np.isfinite(misfit) else None}
+                for name, misfit in zip(names, model.misfits_, strict=True)
+            ],
+        },
+        released=("which sources agree with the target, and how well", "the target's own fit"),
+    )
+
+
+def _require_transfer(recipe: Recipe) -> None:
+    """Raise if a transfer has no sources, or a target that is no number."""
+    if not recipe.transfer.sources:
+        raise ValueError("transfer needs SOURCES: one or more files of related tables.")
+    if data_of.schema_of(recipe.data).n_classes is not None:
+        raise ValueError("transfer needs a number as target: declare lower and upper for it.")
+
+
+_VERBS: dict[str, tuple[str, Fit]] = {
+    "regression": ("regress", _fit_one),
+    "transfer": ("transfer", _fit_transfer),
+}
+run_transfer = run_regression  # the recipe's method decides
+
+
+def transfer_estimator(recipe: Recipe, epsilon: float, **options: Any) -> Any:
+    """Return the recipe's unfitted `TransferRegression`, with further `options`.
+
+    Any: settings of several types.
+    """
+    from tacit.regression import Bounds, TransferRegression
+
+    asked = recipe.transfer
+    return TransferRegression(
+        epsilon=epsilon,
+        delta=recipe.privacy.budget.delta,
+        bounds=data_of.schema_of(recipe.data).bounds,
+        target_bounds=Bounds(-1, 1),
+        h=asked.h,
+        q=asked.q,
+        penalty=asked.penalty,
+        disjoint=not asked.overlapping,
+        **options,
+    )
 
 
 def estimator_of(recipe: Recipe, n_classes: int | None, **options: Any) -> Any:

@@ -13,8 +13,11 @@ is released. On one private data set the costs of several released runs add up:
 
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +25,7 @@ from tacit import accounting
 from tacit._untrusted import read_json
 from tacit.datasets import Dataset
 from tacit.errors import NotCertified
-from tacit.events import Relation
+from tacit.events import Event, Relation, Repeated
 from tacit.events import Sequence as EventSequence
 from tacit.experiments import data
 from tacit.experiments.facts import BASELINE, Facts, Metric
@@ -31,7 +34,9 @@ from tacit.experiments.folder import RunFolder
 from tacit.experiments.pate_run import refuse_other_recipe, run_pate
 from tacit.experiments.recipe import Published, Recipe
 
-SWEEP, GIVEN = "sweep.json", "sweep.toml"
+SWEEP = "sweep.json"
+"""File of a finished sweep, in its folder."""
+GIVEN = "sweep.toml"
 _MOST_BYTES = 64 * 2**20  # of sweep.json
 VARIED = {"teachers": "teachers.count", "noise": "answers.noise", "queries": "answers.queries"}
 
@@ -106,6 +111,8 @@ class Point(NamedTuple):
     accuracy: float
     epsilon: float
     answered: int
+    run: int = 0
+    """Number of the run among those with this value, from 0."""
 
 
 def sweep(
@@ -169,29 +176,32 @@ def sweep_pate(
     values: Sequence[float],
     folder: str | Path,
     *,
+    repeats: int = 1,
     data: str | Path | None = None,
     ledger: str | Path | None = None,
     on_point: Callable[[Point], None] = lambda _: None,
 ) -> list[Point]:
     """Run a PATE recipe at each of `values` of `setting` ("teachers", "noise" or "queries").
 
-    Writes `sweep.jsonl` and `sweep.csv`. A finished run is not repeated. `ledger` is a ledger file
-    that pays for all runs.
+    Each value has `repeats` runs; if the recipe has a seed, run k uses seed + k. Writes
+    `sweep.jsonl` and `sweep.csv`. A finished run is not repeated. `ledger` is a ledger file that
+    pays for all runs.
     """
     if setting not in VARIED:
         raise ValueError(f"setting must be one of {', '.join(VARIED)}, got {setting!r}.")
     points = []
-    for value in values:
+    for value, k in product(values, range(repeats)):
         number = value if setting == "noise" else int(value)
-        run = RunFolder(Path(folder) / f"{setting}-{number:g}")
-        varied = recipe.with_settings({VARIED[setting]: number})
+        run = RunFolder(Path(folder) / (f"{setting}-{number:g}" + (f"_run-{k}" if k else "")))
+        seed = None if recipe.run.seed is None else recipe.run.seed + k
+        varied = recipe.with_settings({VARIED[setting]: number, "run.seed": seed})
         refuse_other_recipe(varied, run)
         facts = (
             run.facts() if run.is_finished else run_pate(varied, run.path, data=data, ledger=ledger)
         )
         answered = int(facts.utility.others["answered"])
         accuracy = facts.utility.private[0].value
-        points.append(Point(float(number), accuracy, facts.epsilon, answered))
+        points.append(Point(float(number), accuracy, facts.epsilon, answered, k))
         on_point(points[-1])
     written = RunFolder(folder)
     written.write_lines("sweep.jsonl", [{setting: p.value, **p._asdict()} for p in points])
@@ -309,7 +319,11 @@ def _result(recipe: Recipe, facts: dict[str, Facts], baseline: list[Metric]) -> 
         summaries=tuple(summaries),
         baseline=baseline[-1] if baseline else None,
         majority=next(iter(facts.values())).utility.majority,
-        epsilon_of_all=_price_of_all(list(facts.values())),
+        epsilon_of_all=price_of_all(
+            [one.claim for one in facts.values()],
+            delta=min(one.delta for one in facts.values()),
+            relation=Relation(next(iter(facts.values())).relation),
+        ),
         published=recipe.published,
     )
 
@@ -330,12 +344,14 @@ def _cell(name: str, facts: Facts) -> SweepRun:
     )
 
 
-def _price_of_all(facts: list[Facts]) -> float:
-    """Return the epsilon of releasing all runs together, at the smallest delta of any run."""
-    delta, relation = min(one.delta for one in facts), Relation(facts[0].relation)
-    claims = tuple(one.claim for one in facts)
-    event = claims[0] if len(claims) == 1 else EventSequence(claims)
-    try:
-        return accounting.epsilon(event, delta=delta, relation=relation)
-    except NotCertified:  # too many different parts for double precision; RDP always has a bound
-        return accounting.RDP().epsilon(event, delta=delta, relation=relation)
+def price_of_all(
+    events: Sequence[Event], *, delta: float, relation: Relation, is_tight: bool = True
+) -> float:
+    """Return the epsilon of releasing what all `events` produced; unless tight, by RDP alone."""
+    counts = Counter(events)
+    parts = tuple(Repeated(event, n) for event, n in counts.items())
+    event = parts[0] if len(parts) == 1 else EventSequence(parts)
+    if is_tight:
+        with suppress(NotCertified):  # too many different parts for double precision
+            return accounting.epsilon(event, delta=delta, relation=relation)
+    return accounting.RDP().epsilon(event, delta=delta, relation=relation)  # always has a bound

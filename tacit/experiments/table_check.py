@@ -56,9 +56,9 @@ def check_table(
     (parallel composition). Otherwise each table is paid for.
     """
     settings = recipe.data
+    _refuse_other_unit(data_of.schema_of(settings).unit if flags else "record", ledger)
     if not flags:
         return ()
-    _refuse_other_unit(data_of.schema_of(settings).unit, ledger)
     if settings.public_sample:
         data_of.read_public(settings.public_sample, settings, root)
         return ()
@@ -91,9 +91,11 @@ def _refuse_other_unit(unit: str, ledger: Ledger) -> None:
             "the schema has a column of type person, but the ledger counts records. Create a "
             "ledger with --unit person (in a recipe: privacy.unit)."
         )
+    if unit == "person":
+        ledger.declare_one_record_each()  # the first record of each person was kept
     if unit == "record" and ledger.unit != "record":
         raise ValueError(
-            f"the ledger counts the privacy of one {ledger.unit}, but the schema has no column of "
+            f"the ledger counts the privacy of one {ledger.unit}, but the data has no column of "
             "type person. Declare the column that names the person, or create a ledger with "
             "--unit record."
         )

@@ -7,9 +7,10 @@ records without clipping or noise; its result is not private.
 
 import math
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,14 +21,23 @@ from torch.optim import SGD, Adam
 from tacit import accounting
 from tacit.auditing import GradientCanaries, roc
 from tacit.datasets import Dataset
-from tacit.events import Event, Gaussian, Relation, Repeated, Sequence
+from tacit.events import BandedGaussian, Event, Gaussian, Relation, Repeated, Sequence
 from tacit.experiments import models
 from tacit.experiments.facts import Metric
 from tacit.experiments.features import prepare, summaries_of
-from tacit.experiments.recipe import Recipe
+from tacit.experiments.recipe import PrivacySettings, Recipe, TrainingSettings
 from tacit.ledger import Ledger
-from tacit.sampling import Poisson
-from tacit.training import EMA, AdamBC, count_steps, make_private
+from tacit.mechanisms import optimal_bands
+from tacit.sampling import CyclicPoisson, Poisson
+from tacit.training import (
+    EMA,
+    AdamBC,
+    Banded,
+    choose_bands,
+    count_steps,
+    make_private,
+    price_bands,
+)
 
 Records = tuple[Tensor, Tensor]
 """Inputs and classes, one row per record."""
@@ -74,7 +84,10 @@ class TrainingLoop:
         self.n_records = n_records
         self.also = also
         self.model = model
-        self.ema = EMA(model, decay=training.average) if training.average else None
+        is_banded = training.correlated > 1  # then the run averages the weights by itself
+        self.ema = (
+            EMA(model, decay=training.average) if training.average and not is_banded else None
+        )
         trained, rows, losses, declared = model, records, example_losses, n_records
         if canaries is not None:
             trained, rows, losses = canaries.plant(model, records, example_losses)
@@ -99,6 +112,7 @@ class TrainingLoop:
             also=also,
             seed=seed,
             max_microbatch=training.max_microbatch,
+            noise=banded(training),
         )
         self._lots = self.private if canaries is None else canaries.watch(self.private)
 
@@ -117,13 +131,22 @@ class TrainingLoop:
     def event_until(self, steps: int) -> Event:
         """Return the event of a run with these settings that ends after `steps` steps."""
         training = self.private.training_event
-        assert isinstance(training, Repeated)  # all steps have the same noise
-        shorter = Repeated(training.event, steps)
+        shorter = replace(training, steps=steps) if isinstance(training, BandedGaussian) else None
+        if shorter is None:
+            assert isinstance(training, Repeated)  # all steps have the same noise
+            shorter = Repeated(training.event, steps)
         return Sequence((*self.also, shorter)) if self.also else shorter
 
     def released(self) -> AbstractContextManager[nn.Module]:
         """Return a context in which the model holds the weights to release (averaged, if asked)."""
+        if self.recipe.training.correlated > 1:
+            return self._averaged()
         return nullcontext(self.model) if self.ema is None else self.ema.applied()
+
+    @contextmanager
+    def _averaged(self) -> Iterator[nn.Module]:
+        with self.private.averaged():
+            yield self.model  # without the canaries' table, if there is one
 
 
 def example_losses(model: nn.Module, batch: Records) -> Tensor:
@@ -141,6 +164,51 @@ def steps_of(recipe: Recipe, n_records: int) -> int:
     """Return the number of training steps that the recipe's epochs amount to."""
     epochs, batch = recipe.training.epochs, recipe.training.batch
     return count_steps(epochs=epochs, steps=None, batch_size=batch, n_records=n_records)
+
+
+def banded(training: TrainingSettings) -> Banded | None:
+    """Return the correlated noise that filled settings ask for; None for independent noise."""
+    if training.correlated == 1:
+        return None
+    return Banded(bands=training.correlated, average=Banded().average if training.average else 0.0)
+
+
+def best_bands(training: TrainingSettings, privacy: PrivacySettings, n_records: int) -> int:
+    """Return the number of bands with the least noise of running sums at the recipe's price."""
+    return choose_bands(**_priced(training, privacy, n_records)).bands
+
+
+def noise_saving(training: TrainingSettings, privacy: PrivacySettings, n_records: int) -> float:
+    """Return how many times less noise running sums carry than with independent noise."""
+    setting = _priced(training, privacy, n_records)
+    independent, chosen = (price_bands(b, **setting).noise for b in (1, training.correlated))
+    return independent / chosen
+
+
+def _priced(
+    training: TrainingSettings, privacy: PrivacySettings, n_records: int
+) -> dict[str, Any]:  # Any: the options of `price_bands`
+    budget, batch = privacy.budget, training.batch
+    return {
+        "batch_size": batch,
+        "n_records": n_records,
+        "steps": count_steps(
+            epochs=training.epochs, steps=None, batch_size=batch, n_records=n_records
+        ),
+        "epsilon": budget.epsilon,
+        "delta": budget.delta,
+        "relation": Relation(privacy.relation),
+    }
+
+
+def training_event(recipe: Recipe, n_records: int, noise: float, *, lot: int) -> Event:
+    """Return the event of all training steps, at a noise multiplier and an expected lot size."""
+    bands, steps = recipe.training.correlated, steps_of(recipe, n_records)
+    if bands == 1:
+        return Repeated(Poisson(lot / n_records).amplify(Gaussian(noise)), steps)
+    bands = min(bands, steps)
+    sampler = CyclicPoisson(min(1.0, bands * lot / n_records), bands)
+    return sampler.event(noise, steps, optimal_bands(steps, bands).tolist())
 
 
 def learning_rate(recipe: Recipe, n_records: int, step: int) -> float:
@@ -169,11 +237,10 @@ def noise_multiplier(recipe: Recipe, n_records: int, also: tuple[Event, ...] = (
     result.
     """
     training, budget = recipe.training, recipe.privacy.budget
-    paid, steps = (*features_events(recipe, n_records), *also), steps_of(recipe, n_records)
-    sampler = Poisson(replace(training, shrink=1).lot / n_records)
+    paid, lot = (*features_events(recipe, n_records), *also), replace(training, shrink=1).lot
     try:
         noise = accounting.calibrate(
-            lambda noise: Sequence((*paid, Repeated(sampler.amplify(Gaussian(noise)), steps))),
+            lambda noise: Sequence((*paid, training_event(recipe, n_records, noise, lot=lot))),
             epsilon=budget.epsilon,
             delta=budget.delta,
             relation=Relation(recipe.privacy.relation),

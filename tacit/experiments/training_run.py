@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -51,6 +51,7 @@ from tacit.experiments.training_loop import (
     evaluate,
     features_events,
     noise_multiplier,
+    noise_saving,
     tensors,
     train_baseline,
 )
@@ -164,7 +165,9 @@ def _ledger_of(
     assert opened is None  # it can be opened: otherwise every rank has raised
     if ranks.rank == 0:
         return folder.open_ledger(recipe, budget)
-    return Ledger(relation=Relation(recipe.privacy.relation), unit=recipe.privacy.unit)
+    counting = Ledger(relation=Relation(recipe.privacy.relation), unit=recipe.privacy.unit)
+    counting.declare_one_record_each()  # rank 0 checks the unit of what is paid
+    return counting
 
 
 @dataclass
@@ -254,9 +257,13 @@ class Session:
         recipe, dataset, steps = self.recipe, self.dataset, self.private.steps
         paid = self._evaluate() if _evaluation_plan(recipe, dataset) else None
         event = self.private.event if paid is None else Sequence((self.private.event, paid.event))
-        rate = recipe.training.lot / self.n_records
+        training, bands = recipe.training, self.private.info.get("bands", 1)
+        rate = min(1.0, bands * training.lot / self.n_records)
         sampling = f"Poisson, rate {rate:.6g}, drawn anew for each step"
-        done = {"steps": steps, "noise_multiplier": self.noise}
+        done: dict[str, Any] = {"steps": steps, "noise_multiplier": self.noise}
+        if bands > 1:
+            sampling += f", from one of {bands} groups of records in turn"
+            done["noise_saving"] = round(noise_saving(training, recipe.privacy, self.n_records), 4)
         facts = Facts(
             **claim_fields(recipe, dataset.name, dataset.n_records, self.ledger, event),
             assumed_public=(*dataset.public, *_public_tests(recipe, dataset)),

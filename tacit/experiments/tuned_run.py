@@ -12,6 +12,7 @@ shows how many runs it made, which the price assumes to be private: facts do not
 """
 
 import json
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -158,7 +159,7 @@ def _write(
     found = {
         "asked": asked,
         "chosen": search.best_params_,
-        "score": search.best_score_,
+        "score": _score(search),
         "runs": plan.runs.describe(),
         "run_epsilon": plan.run_epsilon,
         "epsilon": plan.epsilon,
@@ -203,10 +204,9 @@ def _touches(
     """Return a description of every use of the data; that of the search says what was tried."""
     tried = "; ".join(f"{name} in {list(values)}" for name, values in space.items())
     chosen = ", ".join(f"{name} = {value}" for name, value in search.best_params_.items())
-    how = (
-        f"{search.plan_.describe()}. Tried: {tried}. Chosen: {chosen}. Its score, with noise, is "
-        f"{search.best_score_:.4f}"
-    )
+    how = f"{search.plan_.describe()}. Tried: {tried}. Chosen: {chosen or 'the recipe as it is'}"
+    if (score := _score(search)) is not None:
+        how += f". Its score, with noise, is {score:.4f}"
     found = [
         Touch(what="size", how="the number of training records is assumed public", cost="public"),
         *table_touches(recipe.data, dataset, checked, None),
@@ -223,14 +223,20 @@ def _utility(
     recipe: Recipe, search: PrivateSearch, dataset: Dataset, measured: Mapping[str, float]
 ) -> Utility:
     """Return the accuracy on public test records, or else the noisy score of the search."""
-    value = measured.get("accuracy", search.best_score_)
+    score = _score(search)
+    value = measured.get("accuracy", score)
     return Utility(
         metric="accuracy",
-        private=(SeedValue(seed=recipe.run.seed, value=value),),
+        private=() if value is None else (SeedValue(seed=recipe.run.seed, value=value),),
         majority=majority_share(dataset.y_test) if measured else None,
         others={
-            "score": search.best_score_,
+            **({} if score is None else {"score": score}),
             **{name: measured[name] for name in ("loss", "auc") if name in measured},
         },
         n_test=dataset.n_held_out if measured else 0,
     )
+
+
+def _score(search: PrivateSearch) -> float | None:
+    """Return the noisy score of the chosen configuration; None if there were no trials."""
+    return None if math.isnan(search.best_score_) else search.best_score_

@@ -138,7 +138,9 @@ class Ledger:
     ) -> None:
         _require_type("a Budget or None", Budget | None, budget=budget)
         address = server_address(path)
-        place = _pointer_of(path) if address or path is None else Path(path).resolve()
+        place = None if path is None else Path(path).resolve()
+        if place and address and not place.is_file():
+            place = None  # an address, and no pointer file with one
         secret, ledger_id = _secret(key, place, address), uuid4().hex
         watcher = witness_at(witness) if isinstance(witness, str | os.PathLike) else witness
         wanted = Settings(
@@ -176,6 +178,7 @@ class Ledger:
         except LedgerError:
             self._store.close()
             raise
+        self._has_one_record_each = False
         self._filter: Filter | None = None
         self._attempt: _Attempt | None = None
         self.used: set[int] = set()
@@ -243,6 +246,32 @@ class Ledger:
             raise LedgerError(f"the ledger has no plan {plan_id}. See history().")
         self.used.add(rows[0].id)
         return Plan(self._store, entry_of(rows[0]), claim=claim)
+
+    def require_unit(self, *, is_user: bool) -> None:
+        """Raise `ValueError` unless this ledger counts users; records, if `is_user` is False.
+
+        Every unit but "record" is a word for a user. Neither stands for the other: a guarantee for
+        records says little about a user who has many, and costs of both kinds do not add up.
+        """
+        if is_user and self.unit == "record":
+            raise ValueError(
+                "the ledger counts the privacy of one record, but this release protects a user. "
+                "Use a ledger made with unit='user' or another word for whose records they are."
+            )
+        if not is_user and self.unit != "record" and not self._has_one_record_each:
+            raise ValueError(
+                f"the ledger counts the privacy of one {self.unit}, but this release protects one "
+                f"record. Say whose record each one is with users=; or, if no {self.unit} has two, "
+                "call ledger.declare_one_record_each(); or use a ledger with unit='record'."
+            )
+
+    def declare_one_record_each(self) -> None:
+        """Declare that no user has two records, so that a record's price is a user's.
+
+        It is a fact about the data sets whose releases this object pays for from now on. It is
+        taken on trust, and it is not stored in the file.
+        """
+        self._has_one_record_each = True
 
     def history(self, *, head: str | None = None) -> list[Entry]:
         """Return all payments, oldest first; with the hash `head` of a row, those up to it."""
@@ -626,11 +655,6 @@ def _label(partition: str | Iterable[str] | None) -> str:
             f"partition must be a non-empty string, several of them, or None, got {partition!r}."
         )
     return SEPARATOR.join(names)
-
-
-def _pointer_of(path: str | os.PathLike[str] | None) -> Path | None:
-    """Return the pointer file that `path` is; None for an address, and for a ledger in memory."""
-    return Path(path).resolve() if path is not None and Path(path).is_file() else None
 
 
 def _secret(

@@ -131,6 +131,6 @@ def steps_of(event: Event) -> int:
         return event.count * steps_of(event.event)
     if isinstance(event, Sequence):
         return sum(steps_of(part) for part in event.parts)
-    if isinstance(event, ev.RandomAllocation):
+    if isinstance(event, ev.RandomAllocation | ev.BandedGaussian):
         return event.steps
     return 1

@@ -15,6 +15,8 @@ from tacit.mechanisms.banded import (
     participation_sensitivity,
     running_error,
     square_root,
+    step_deviations,
+    tree_error,
 )
 from tacit.mechanisms.discrete import DiscreteGaussianMechanism, DiscreteLaplaceMechanism
 from tacit.mechanisms.exponential import ExponentialMechanism, PermuteAndFlip
@@ -69,5 +71,7 @@ __all__ = [
     "running_error",
     "secure_generator",
     "square_root",
+    "step_deviations",
     "tail_mass",
+    "tree_error",
 ]

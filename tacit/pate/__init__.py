@@ -16,7 +16,7 @@ array([ 0, -1])
 """
 
 from tacit.pate.character_features import character_features
-from tacit.pate.classifier import OverlapWarning, PATEClassifier
+from tacit.pate.classifier import OverlapWarning, PATEClassifier, spend_budget
 from tacit.pate.gnmax import ConfidentGNMax, GNMax, InteractiveGNMax
 from tacit.pate.journal import Journal
 from tacit.pate.laplace_max import LaplaceMax
@@ -61,6 +61,7 @@ __all__ = [
     "count_votes",
     "partition",
     "publish_cost",
+    "spend_budget",
     "spread_queries",
     "train_stacked_teachers",
     "train_teachers",

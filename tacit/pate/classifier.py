@@ -21,6 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 from tacit._arrays import Indices
 from tacit._check import in_open_unit, positive, whole
 from tacit.accounting import GDP, calibrate
+from tacit.accounting import epsilon as epsilon_of
 from tacit.errors import BudgetExceeded
 from tacit.events import Event, Gaussian
 from tacit.ledger import Budget, Ledger
@@ -45,6 +46,9 @@ from tacit.pate.votes import (
     check_finite,
     count_votes,
 )
+
+_STATED = 1e-5
+"""Delta at which a warning states the price of a fit without a budget."""
 
 
 class OverlapWarning(UserWarning):
@@ -86,7 +90,9 @@ class PATEClassifier:
     classes
         All class labels; by default those in `y_private`, which then count as public.
     ledger
-        Pays before each answer. By default a ledger in memory without a budget, see `ledger_`.
+        Pays for the answers: for all of them at once if their number is fixed in advance, so that
+        the price is exact, and else before each answer. By default a ledger in memory, see
+        `ledger_`.
     sanitizer
         If given, also publish the data-dependent cost (`sanitized_cost_`), for a price of its own.
     folder
@@ -126,8 +132,13 @@ class PATEClassifier:
     progress: Progress | None = None
     rng: Seed = None
 
-    def fit(self, X_private: Any, y_private: ArrayLike, X_public: Any) -> Self:
+    def fit(
+        self, X_private: Any, y_private: ArrayLike, X_public: Any, *, users: Any = None
+    ) -> Self:
         """Train teachers on the private records, buy labels for public inputs, train the student.
+
+        With `users`, the id of a user for each private record, all records of a user go to one
+        teacher, so that the price is that of a user; the ledger must count users then.
 
         All arguments are checked before anything is paid. Issues an `OverlapWarning` if some public
         inputs equal private ones; only the caller, who holds the records, receives the warning.
@@ -139,11 +150,12 @@ class PATEClassifier:
         X_private, labels = checked_records(X_private, labels, n_classes=n_classes)
         X_public = _checked_public(X_public, X_private)
         _warn_of_overlap(X_private, X_public)
-        self.ledger_ = self._payer()
+        self._warn_of_defaults(len(X_public))
+        self.ledger_ = self._payer(is_user=users is not None)
         self.queries_ = self._choose_queries(X_public, n_classes)
         journal = self._journal(aggregator, X_public)
         carried = [] if journal is None else list(journal.labels)
-        teachers = self._train(X_private, labels, n_classes, random)
+        teachers = self._train(X_private, labels, n_classes, random, users)
         votes = count_votes(teachers, X_public[self.queries_], n_classes)
         is_paid = self._pay_for_cost(journal)
         self.labels_ = self._ask(aggregator, votes, random, journal)
@@ -223,13 +235,26 @@ class PATEClassifier:
             n_queries=self.n_queries,
         )
 
-    def _payer(self) -> Ledger:
+    def _warn_of_defaults(self, n_public: int) -> None:
+        """Issue a warning that states the price, if neither budget, noise nor queries are given."""
+        if any(x is not None for x in (self.epsilon, self.aggregator, self.n_queries, self.ledger)):
+            return
+        cost = epsilon_of(self.plan_event(n_public), delta=_STATED)
+        warnings.warn(
+            f"without a budget, the answers will cost epsilon {cost:.1f} at delta {_STATED:g}. "
+            "Pass epsilon and delta, which choose the noise and the number of queries.",
+            stacklevel=3,
+        )
+
+    def _payer(self, *, is_user: bool) -> Ledger:
         if self.ledger is not None:
+            self.ledger.require_unit(is_user=is_user)
             return self.ledger
+        unit = "user" if is_user else "record"
         if self.epsilon is None:
-            return Ledger()
+            return Ledger(unit=unit)
         budget = Budget(positive(epsilon=self.epsilon), in_open_unit(delta=self.delta))
-        return Ledger(budget=budget)
+        return Ledger(budget=budget, unit=unit)
 
     def _ask(
         self, aggregator: Aggregator, votes: Indices, random: Rng, journal: Journal | None
@@ -241,8 +266,7 @@ class PATEClassifier:
         one; with `epsilon`, the refusal is raised.
         """
         options = {"ledger": self.ledger_, "rng": random, "journal": journal}
-        is_fixed = not aggregator.has_check and self.max_answers is None
-        if is_fixed and (journal is None or self.epsilon is not None):
+        if not aggregator.has_check and self.max_answers is None:
             try:
                 return aggregator.answer(votes, block=len(votes), **options)
             except BudgetExceeded:
@@ -282,7 +306,7 @@ class PATEClassifier:
         return Journal(path / "answers.jsonl", settings=settings, ledger=self.ledger_)
 
     def _train(
-        self, X: NDArray[Any], labels: Indices, n_classes: int, random: Rng
+        self, X: NDArray[Any], labels: Indices, n_classes: int, random: Rng, users: Any
     ) -> list[Teacher] | TeacherGroup:
         if self.teacher is None:
             raise ValueError(
@@ -294,7 +318,7 @@ class PATEClassifier:
         else:
             make = _maker(self.teacher)
             train = partial(train_teachers, make, n_jobs=self.n_jobs, progress=self.progress)
-        return train(X, labels, self.n_teachers, n_classes=n_classes, rng=random)
+        return train(X, labels, self.n_teachers, n_classes=n_classes, rng=random, users=users)
 
     def _pay_for_cost(self, journal: Journal | None) -> bool:
         """Pay for publishing the sanitized cost; return False if no payment was needed now.

@@ -25,6 +25,7 @@ from scipy.linalg import solve
 
 from tacit._arrays import Indices
 from tacit._check import non_negative, positive, whole
+from tacit._users import RecordsOfUsers
 from tacit.errors import IncompatibleModel
 from tacit.mechanisms import Rng, Seed, generator
 from tacit.pate.votes import Teacher, TeacherError, check_finite, is_class_number, teacher_error
@@ -185,8 +186,13 @@ class StackedTeachers:
         return np.where(self._absent[:, None] >= 0, self._absent[:, None], votes)
 
 
-def partition(n_records: int, n_teachers: int, rng: Seed = None) -> list[Indices]:
+def partition(
+    n_records: int, n_teachers: int, rng: Seed = None, users: Any = None
+) -> list[Indices]:
     """Return a random partition of the records: for each teacher, the numbers of its records.
+
+    With `users`, the id of a user for each record, all records of a user go to one teacher: then
+    "record" stands for "user" below, and a user changes one vote, however many records there are.
 
     Every record draws its teacher uniformly and independently, without looking at any value. If the
     records that two neighboring data sets share have the same draws, the data sets differ in the
@@ -204,7 +210,12 @@ def partition(n_records: int, n_teachers: int, rng: Seed = None) -> list[Indices
             f"n_teachers must be <= the number of records, got {n_teachers} teachers "
             f"for {n_records} records. Use fewer teachers."
         )
-    teacher_of = generator(rng).integers(0, n_teachers, size=n_records)
+    if users is None:
+        teacher_of = generator(rng).integers(0, n_teachers, size=n_records)
+    else:
+        grouped = RecordsOfUsers.of(users, n_records)
+        drawn = generator(rng).integers(0, n_teachers, size=len(grouped))
+        teacher_of = drawn[grouped.user_of_record]
     order = np.argsort(teacher_of, kind="stable")
     return np.split(order, np.searchsorted(teacher_of[order], np.arange(1, n_teachers)))
 
@@ -219,6 +230,7 @@ def train_teachers(
     rng: Seed = None,
     n_jobs: int | None = None,
     progress: Progress | None = None,
+    users: Any = None,
 ) -> list[Teacher]:
     """Train teachers on disjoint random parts of (X, y) and return them; they are private.
 
@@ -233,6 +245,8 @@ def train_teachers(
     n_jobs
         As in joblib, whose active backend does the work: `joblib.parallel_config("dask")` around
         this call spreads the work over a cluster.
+    users
+        The id of a user for each record, if a user is to be protected: see `partition`.
     """
     try:
         from joblib import Parallel, delayed
@@ -241,7 +255,7 @@ def train_teachers(
 
     X, labels = checked_records(X, y, n_classes=n_classes)
     random = generator(rng)
-    parts = partition(len(labels), n_teachers, random)
+    parts = partition(len(labels), n_teachers, random, users)
     seeds = random.integers(0, 2**31, size=n_teachers)
     train = delayed(partial(_train_one, make_teacher))
     jobs = (
@@ -269,20 +283,21 @@ def train_stacked_teachers(
     training: TeacherTraining | None = None,
     rng: Seed = None,
     parts: list[Indices] | None = None,
+    users: Any = None,
 ) -> StackedTeachers:
     """Train torch teachers of one architecture at once on disjoint parts of (X, y).
 
     The result is private. `make_module` is called once for each teacher. It must return the same
     architecture each time, without buffers (no BatchNorm: its running averages cannot be stacked).
     `parts` lists the records of each teacher in place of the random `partition`, for instance one
-    part for each hospital.
+    part for each hospital. For `users` see `partition`.
     """
     import torch
 
     training = training or TeacherTraining()
     X, labels = checked_records(X, y, n_classes=n_classes)
     random = generator(rng)
-    parts = partition(len(labels), n_teachers, random) if parts is None else parts
+    parts = partition(len(labels), n_teachers, random, users) if parts is None else parts
     module, parameters = _stack(make_module, len(parts), random)
     inputs, targets, sizes = _padded(X, labels, parts)
     optimizer = _adam(list(parameters.values()), training)

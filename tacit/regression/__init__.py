@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tacit.regression.frank_wolfe import FrankWolfe
     from tacit.regression.linear import LinearRegression
     from tacit.regression.logistic import LogisticRegression
+    from tacit.regression.per_user import PerUser
     from tacit.regression.rows import SecondMoments
     from tacit.regression.transfer import TransferRegression
 
@@ -22,6 +23,7 @@ _HOMES = {
     "FrankWolfe": "frank_wolfe",
     "LinearRegression": "linear",
     "LogisticRegression": "logistic",
+    "PerUser": "per_user",
     "SecondMoments": "rows",
     "TransferRegression": "transfer",
 }
@@ -31,6 +33,7 @@ __all__ = [
     "FrankWolfe",
     "LinearRegression",
     "LogisticRegression",
+    "PerUser",
     "SecondMoments",
     "TransferRegression",
 ]

@@ -36,6 +36,10 @@ class Bounds:
     less weight. For example, twelve one-hot encoded questions have norm sqrt(12), no matter how
     many columns they fill.
 
+    `labels` names the features of a table without column names. `groups` lists the positions of the
+    indicators that encode one column of categories, the reference category first: their sum is 1,
+    so `summary` compares each category with the reference. `tacit.datasets.Schema` sets all three.
+
     >>> Bounds(0, 100)
     Bounds(lower=0.0, upper=100.0, norm=None)
     >>> Bounds([0, -1], [100, 1]).box(2).half.tolist()
@@ -47,6 +51,8 @@ class Bounds:
     lower: Bound | Mapping[str, Sequence[float]]
     upper: Bound | None = None
     norm: float | None = None
+    labels: tuple[str, ...] = field(default=(), repr=False)
+    groups: tuple[tuple[int, ...], ...] = field(default=(), repr=False)
     names: tuple[str, ...] = field(default=(), init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -74,6 +80,10 @@ class Bounds:
             )
         if self.norm is not None:
             object.__setattr__(self, "norm", positive(norm=self.norm))
+        object.__setattr__(self, "groups", tuple(tuple(map(int, group)) for group in self.groups))
+        listed = [place for group in self.groups for place in group]
+        if len(set(listed)) < len(listed) or min(listed, default=0) < 0:
+            raise ValueError("groups must list positions of features, none of them twice.")
 
     def _take_names(self, pairs: Mapping[str, Sequence[float]]) -> None:
         if self.upper is not None or not pairs or any(len(pair) != 2 for pair in pairs.values()):
@@ -95,7 +105,7 @@ class Bounds:
         assert isinstance(self.upper, tuple)
         places = [self.names.index(name) for name in names]
         lower, upper = ([bound[k] for k in places] for bound in (self.lower, self.upper))
-        return Bounds(lower, upper, self.norm)
+        return Bounds(lower, upper, self.norm, groups=self.groups)
 
     def box(
         self, n_features: int, names: Sequence[str] | None = None, *, is_centered: bool = True
@@ -123,7 +133,10 @@ class Bounds:
             full_norm = math.sqrt(1 + n_features)
         else:
             row_norm = full_norm = math.sqrt(1 + min(self.norm**2, n_features))
-        return Box(lower, upper, center, half, row_norm, full_norm)
+        last = max((place for group in self.groups for place in group), default=0)
+        if last >= n_features or len(self.labels) not in (0, n_features):
+            raise ValueError(f"bounds.labels and groups must be those of {n_features} features.")
+        return Box(lower, upper, center, half, row_norm, full_norm, self.groups)
 
 
 DeclaredBounds: TypeAlias = Bounds | tuple[Any, ...] | Mapping[str, Any] | None
@@ -145,11 +158,25 @@ class Box:
     """Largest norm of a scaled record (1, x) that the Gaussian methods leave unchanged."""
     full_norm: float
     """Largest norm that a scaled record (1, x) within the declared bounds can have."""
+    groups: tuple[tuple[int, ...], ...] = ()
+    """Positions of indicators that encode one column of categories, its reference first."""
+
+    def undetermined(self) -> Floats:
+        """Return the models (d + 1, k) that are 0 on every record, one for each of k groups.
+
+        The indicators of a group sum to 1, so a constant can be moved between the group and the
+        intercept.
+        """
+        models = np.zeros((len(self.half) + 1, len(self.groups)))
+        for model, group in zip(models.T, map(list, self.groups), strict=True):
+            model[1:][group] = self.half[group]
+            model[0] = self.center[group].sum() - 1
+        return models
 
     def take(self, features: NDArray[np.intp] | slice) -> "Box":
-        """Return the bounds of the selected features; `row_norm` and `full_norm` are unchanged."""
+        """Return the bounds of the selected features without groups; norms are unchanged."""
         names = ("lower", "upper", "center", "half")
-        return replace(self, **{name: getattr(self, name)[features] for name in names})
+        return replace(self, groups=(), **{name: getattr(self, name)[features] for name in names})
 
     def clip(self, X: Any) -> Any:  # Any: an array, or sparse rows of scipy, as given
         """Return a copy of `X` with every value clipped to the bounds of its feature."""
@@ -198,8 +225,8 @@ class Box:
 def as_bounds(declared: object, *, name: str) -> Bounds:
     """Return the user's argument `declared` as `Bounds`.
 
-    It may be `Bounds`, a pair (lower, upper), a triple (lower, upper, norm) such as the `bounds` of
-    a `tacit.datasets.Schema`, or a dictionary of pairs by name.
+    It may be `Bounds`, a pair (lower, upper), a tuple of its arguments such as the `bounds` of a
+    `tacit.datasets.Schema`, or a dictionary of pairs by name.
     None is an error that says what to pass. `name` is the argument's name in error messages.
     """
     if isinstance(declared, Bounds):
@@ -212,7 +239,7 @@ def as_bounds(declared: object, *, name: str) -> Bounds:
         )
     if isinstance(declared, Mapping):
         return Bounds(declared)
-    if isinstance(declared, tuple | list) and len(declared) in (2, 3):
+    if isinstance(declared, tuple | list) and 2 <= len(declared) <= 5:
         return Bounds(*declared)
     raise TypeError(f"{name} must be tacit.regression.Bounds(lower, upper) or a pair.")
 

@@ -114,7 +114,7 @@ class PrivateEstimator(BaseEstimator):
         delta = 0.0
         is_pure = self.delta is None or (isinstance(self.delta, int | float) and self.delta == 0)
         if not (allow_pure and is_pure):
-            advice = "Choose it well below 1 / number of records."
+            advice = "Choose it well below 1 / number of records, such as 1e-6."
             delta = in_open_unit(delta=self.delta, advice=advice)
         return {"epsilon": epsilon, "delta": delta, "relation": self._relation(self.ledger)}
 
@@ -132,8 +132,13 @@ class PrivateEstimator(BaseEstimator):
             )
         return relation
 
-    def _pay(self, event: Event, detail: str) -> None:
-        """Spend `event` on the ledger, if there is one; call this before any release."""
+    def _pay(self, event: Event, detail: str, *, is_user: bool = False) -> None:
+        """Spend `event` on the ledger, if there is one; call this before any release.
+
+        `is_user` says that one record of each user was kept, so that the event protects a user.
+        """
+        if isinstance(self.ledger, Ledger):
+            self.ledger.require_unit(is_user=is_user)
         if self.ledger is not None:
             self.ledger.spend(event, note=f"{type(self).__name__}, {detail}")
 
@@ -307,6 +312,12 @@ def _validated(
         if "array=" in message:
             rule = message.partition(":\narray=")[0]
             raise ValueError(f"{rule}. Reshape your data to one row per record.") from None
+        if "contains NaN" in message or "contains infinity" in message:
+            what = message.partition("\n")[0].rstrip(".")
+            raise ValueError(
+                f"{what}. Replace missing values by a public constant, or declare the table by a "
+                "tacit.datasets.Schema; an imputer that learns from the table is not private."
+            ) from None
         if "Complex data" in message:
             raise ValueError("Complex data not supported. Pass real numbers.") from None
         raise error from None  # the error that caused it may quote data

@@ -5,15 +5,16 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy.special import ndtr, ndtri
 from sklearn.utils.validation import check_is_fitted
 
 from tacit._arrays import Floats
 from tacit._check import in_open_unit
 from tacit.events import Relation
-from tacit.regression.bounds import Box
-
-_UNKNOWN = 1e100  # standard errors above this are infinite: the direction is hidden by noise
+from tacit.regression.bounds import Box, DeclaredBounds, as_bounds
+from tacit.regression.irls import IRLSFit
+from tacit.regression.newton import NewtonFit, Uncertainty
 
 
 class Ends(NamedTuple):
@@ -31,23 +32,71 @@ class Inference:
     each array is the intercept, if the model has one. Estimates are not shrunk, so they may differ
     from `coef_`, which is: shrinking lowers the error of predictions but would void the intervals.
 
-    Intervals are normal approximations. They assume what classical least squares assumes, errors of
-    one variance that do not depend on the features, and errors with a symmetric distribution if
-    noise is so large that residuals are clipped. A coefficient that noise hides completely has an
-    infinite standard error.
+    Intervals are normal approximations. The variance of errors may depend on the features: it is
+    released (a sandwich estimate). If noise is so large that residuals are clipped, and the clipped
+    parts are larger on one side, intervals are widened by what the release shows of it. A
+    coefficient that noise hides, or that collinear columns leave undetermined, has an infinite
+    standard error; differences of such coefficients may have a finite one (`contrast`).
     """
 
     names: tuple[str, ...]
     estimates: Floats
     covariance: Floats
+    hidden: Floats
+    """The part of the covariance that is assumed, because noise hides these directions."""
     residual_std: float | None = None
     """Estimated standard deviation of a target around its prediction; None for class labels."""
+    groups: tuple[tuple[int, ...], ...] = ()
+    """Positions of coefficients of one column of categories, the reference first."""
+
+    def compared(self) -> "Inference":
+        """Return the same with categories compared to the reference, as `summary` prints them.
+
+        The reference of each group is left out; its coefficient is added to the intercept. The
+        intercept is then that of a record in all reference categories.
+        """
+        if not self.groups:
+            return self
+        matrix = np.eye(len(self.names))
+        for reference, *others in self.groups:
+            matrix[others, reference] = -1
+            matrix[0, reference] = 1
+        kept = np.delete(np.arange(len(matrix)), [group[0] for group in self.groups])
+        matrix = matrix[kept]
+        return Inference(
+            names=tuple(self.names[place] for place in kept),
+            estimates=matrix @ self.estimates,
+            covariance=matrix @ self.covariance @ matrix.T,
+            hidden=matrix @ self.hidden @ matrix.T,
+            residual_std=self.residual_std,
+        )
 
     @property
     def standard_errors(self) -> Floats:
         """Standard error of each estimate."""
-        errors = np.sqrt(np.diag(self.covariance))
-        return np.where(errors < _UNKNOWN, errors, np.inf)
+        return self._deviations(np.eye(len(self.names)))
+
+    def contrast(self, weights: ArrayLike, confidence: float = 0.95) -> Ends:
+        """Return the interval of sums of coefficients: `weights` has one row per sum.
+
+        A difference of two categories may be known even if noise hides each of the two.
+        """
+        rows = np.atleast_2d(np.asarray(weights, np.float64))
+        if rows.shape[1] != len(self.names):
+            raise ValueError(
+                f"weights must have {len(self.names)} columns, one for each of `names`, "
+                f"got {rows.shape[1]}."
+            )
+        half = _quantile(confidence) * self._deviations(rows)
+        return Ends(rows @ self.estimates - half, rows @ self.estimates + half)
+
+    def _deviations(self, rows: Floats, extra: float = 0.0) -> Floats:
+        """Return standard deviations of `rows` @ estimates, with `extra` variance.
+
+        If more than half of a variance is assumed rather than known, it is infinite.
+        """
+        known = _forms(rows, self.covariance) + extra
+        return np.sqrt(np.where(_forms(rows, self.hidden) <= known / 2, known, np.inf))
 
     @property
     def z_values(self) -> Floats:
@@ -61,16 +110,13 @@ class Inference:
 
     def interval(self, confidence: float = 0.95) -> Ends:
         """Return a confidence interval for each coefficient."""
-        half = _quantile(confidence) * self.standard_errors
-        return Ends(self.estimates - half, self.estimates + half)
+        return self.contrast(np.eye(len(self.names)), confidence)
 
     def prediction_interval(self, rows: Floats, confidence: float = 0.95) -> Ends:
         """Return intervals for new targets at `rows`, whose first column is 1 for an intercept."""
         assert self.residual_std is not None
         center = rows @ self.estimates
-        variance = np.einsum("ij,jk,ik->i", rows, self.covariance, rows) + self.residual_std**2
-        deviation = np.sqrt(variance)
-        half = _quantile(confidence) * np.where(deviation < _UNKNOWN, deviation, np.inf)
+        half = _quantile(confidence) * self._deviations(rows, self.residual_std**2)
         return Ends(center - half, center + half)
 
     def table(self, title: str, facts: Sequence[tuple[str, str]], confidence: float = 0.95) -> str:
@@ -88,7 +134,13 @@ class Inference:
         for name, estimate, error, z, p, lower, upper in zip(self.names, *columns, strict=True):
             numbers = f"{estimate:>11.4g} {error:>11.4g} {z:>9.3f} {p:>7.3f}"
             lines.append(f"{name:{width}} {numbers} {lower:>11.4g} {upper:>11.4g}")
-        return "\n".join([*lines, rule])
+        lines.append(rule)
+        if np.isinf(self.standard_errors).any():
+            lines.append(
+                "inf: noise hides this coefficient, or other columns determine this one. More\n"
+                "records, more budget or fewer columns help."
+            )
+        return "\n".join(lines)
 
 
 class InferenceMixin:
@@ -98,17 +150,30 @@ class InferenceMixin:
     epsilon: float
     delta: float | None
     relation: Relation | str
+    bounds: DeclaredBounds
+    fit_intercept: bool
+    method_: str
+    reason_: str
 
     def summary(self, confidence: float = 0.95) -> str:
-        """Return a table of coefficients, standard errors, p-values and intervals, as text."""
+        """Return a table of coefficients, standard errors, p-values and intervals, as text.
+
+        Categories are compared with their reference if `bounds` declares `groups`.
+        """
         inference = self._inference()
-        facts = [("Privacy", f"epsilon {self.epsilon:g}, delta {self.delta:g}, {self.relation}")]
+        facts = [
+            ("Method", f"{self.method_}, {self.reason_}"),
+            ("Privacy", f"epsilon {self.epsilon:g}, delta {self.delta:g}, {self.relation}"),
+        ]
         if inference.residual_std is not None:
             facts.append(("Residual std", f"{inference.residual_std:.4g}"))
         facts.append(("Uncertainty", "sampling and privacy noise"))
+        if inference.groups:
+            names = ", ".join(inference.names[group[0]] for group in inference.groups)
+            facts.append(("Compared with", names))
         is_linear = inference.residual_std is not None
         title = "Private least squares" if is_linear else "Private logistic regression"
-        return inference.table(title, facts, confidence)
+        return inference.compared().table(title, facts, confidence)
 
     def _inference(self) -> Inference:
         check_is_fitted(self)
@@ -119,29 +184,42 @@ class InferenceMixin:
             )
         return self.inference_
 
+    def _infer(
+        self,
+        fitted: NewtonFit | IRLSFit,
+        box: Box,
+        target_box: Box | None = None,
+        residual_std: float | None = None,
+    ) -> Inference:
+        """Return the uncertainty of a fit in the user's units, from that in scaled units.
 
-def infer(
-    estimates: Floats,
-    covariance: Floats,
-    *,
-    names: Sequence[str] | None,
-    box: Box,
-    target_box: Box | None = None,
-    residual_std: float | None = None,
-    fit_intercept: bool = True,
-) -> Inference:
-    """Return the uncertainty of a fit in the user's units, from that in scaled units."""
-    coef, intercept = box.unscale(estimates, target_box)
-    labels = [f"x{k}" for k in range(len(coef))] if names is None else map(str, names)
-    matrix = box.unscaling(target_box)
-    half = 1.0 if target_box is None else float(target_box.half[0])
-    first = 0 if fit_intercept else 1
-    return Inference(
-        names=("intercept", *labels)[first:],
-        estimates=np.append(intercept, coef)[first:],
-        covariance=(matrix @ covariance @ matrix.T)[first:, first:],
-        residual_std=None if residual_std is None else residual_std * half,
-    )
+        Without a released uncertainty, everything is hidden.
+        """
+        coef, intercept = box.unscale(fitted.unshrunk, target_box)
+        labels = getattr(self, "feature_names_in_", None)  # set by scikit-learn for a data frame
+        if labels is None:
+            declared = as_bounds(self.bounds, name="bounds").labels
+            labels = declared or [f"x{k}" for k in range(len(coef))]
+        matrix = box.unscaling(target_box)
+        half = 1.0 if target_box is None else float(target_box.half[0])
+        first = 0 if self.fit_intercept else 1
+        nothing = Uncertainty(np.eye(len(matrix)), np.eye(len(matrix)))
+        covariance, hidden = (
+            (matrix @ part @ matrix.T)[first:, first:] for part in fitted.uncertainty or nothing
+        )
+        return Inference(
+            names=("intercept", *map(str, labels))[first:],
+            estimates=np.append(intercept, coef)[first:],
+            covariance=covariance,
+            hidden=hidden,
+            residual_std=None if residual_std is None else residual_std * half,
+            groups=() if first else tuple(tuple(k + 1 for k in group) for group in box.groups),
+        )
+
+
+def _forms(rows: Floats, matrix: Floats) -> Floats:
+    """Return r' `matrix` r for every row r."""
+    return np.einsum("ij,ij->i", rows @ matrix, rows)
 
 
 def _quantile(confidence: float) -> float:

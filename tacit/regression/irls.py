@@ -3,12 +3,12 @@
 It carries the steps of `newton` over to the logistic loss. A fit makes these releases, all with
 Gaussian noise:
 
-1. the Gram matrix in the scaled units of `Bounds`, which whitens the rows;
-2. a histogram of the norms of whitened rows, from which their largest norm is chosen;
-3. some early gradients, which lead near the solution;
-4. the Hessian of the loss at that point;
-5. some more gradients. After each of them the model is solved for again, from the Hessian and from
-   all of these gradients.
+1. a Gram matrix and a histogram of norms, which whiten the rows (`whitening`);
+2. some early gradients, which lead near the solution;
+3. the Hessian of the loss at that point;
+4. some more gradients. After each of them the model is solved for again, from the Hessian and from
+   all of these gradients;
+5. for intervals, the Hessian at the last model and the sum of r^2 u u' over residuals r and rows u.
 
 The residual of a record is w (p - y), where p is the predicted probability and y the label, 0 or 1.
 The weight w = min(1, c / max(p, 1 - p)) bounds it by c, between 1/2 and 1. This weight does not
@@ -19,7 +19,7 @@ effect.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Unpack
 
 import numpy as np
@@ -27,30 +27,33 @@ from scipy.special import expit, softmax
 
 from tacit._arrays import Floats, Indices
 from tacit.events import Event, Repeated, Sequence
-from tacit.mechanisms import GaussianMechanism, Rng, SecureGenerator
+from tacit.mechanisms import GaussianMechanism, Rng
 from tacit.regression.estimator import BudgetTerms, gaussian_shares
 from tacit.regression.newton import (
-    ROUNDING,
     Solver,
-    release_limit,
-    release_whitening,
-    whitened,
+    Uncertainty,
+    combine_squares,
+    hides_intervals,
+    undetermined,
 )
 from tacit.regression.penalty import Penalty
 from tacit.regression.rows import PrivateRows, from_triangle, triangle, triangle_noise
-from tacit.sampling import Poisson
+from tacit.regression.whitening import ROUNDING, WhitenedRows, draw, whiten
 
 # Chosen on the tables of benchmarks/regression_logistic.py.
 _EARLY_STEPS, _STEPS = 4, 5
-_GRAM_SHARE, _NORMS_SHARE, _EARLY_SHARE, _HESSIAN_SHARE = 0.15, 0.015, 0.05, 0.2
-_GRADIENT_SHARE = 0.585
+_GRAM_SHARE, _NORMS_SHARE, _EARLY_SHARE, _HESSIAN_SHARE = 0.15, 0.015, 0.05, 0.16
+_ERRORS_SHARE, _GRADIENT_SHARE = 0.08, 0.545
 _TOTAL_SHARE = 0.03  # only with weights
-_MATRIX_NOISE, _EARLY_NOISE, _ROWS_PER_COLUMN = 0.02, 0.01, 2000
+_MATRIX_NOISE, _EARLY_NOISE, _ROWS_PER_COLUMN = 0.06, 0.01, 1000
+_FEWEST_ROWS = 50_000
 _TIGHTEST_ROWS = 0.6
-_RESOLVED = 1.0
+_RESOLVED = 0.6
 _HOPELESS = 0.6
 _BEND = 0.3
-_MARGIN = 1.1  # on variances, for what the approximations leave out
+_HESSIAN_DOUBT, _SQUARES_DOUBT = 0.25, 0.2  # as in `newton`
+_SQUARES = 0.7  # weight of residuals in the last release, relative to that of the Hessian
+_MARGIN = 1.05  # on sampling variances, for what the approximations leave out
 _LEAST_CURVATURE = 0.02  # of an early step; the largest is 1 / 4
 _NODES, _NODE_WEIGHTS = np.polynomial.hermite_e.hermegauss(31)
 _NODE_WEIGHTS /= _NODE_WEIGHTS.sum()
@@ -72,7 +75,9 @@ class IRLSPlan:
     * the Hessians of all k outputs, sums of h u u', by at most R^2 |h|, and by sqrt(2) times that
       if the record is replaced, because all h are >= 0 (see `newton.NewtonPlan`). h is at most
       p (1 - p) for each class, so |h| <= 1 / 4 for one output, and for k outputs
-      |h|^2 <= sum p * p (1 - p)^2 <= 4 / 27, as the p sum to 1 and x (1 - x)^2 <= 4 / 27.
+      |h|^2 <= sum p * p (1 - p)^2 <= 4 / 27, as the p sum to 1 and x (1 - x)^2 <= 4 / 27;
+    * the last release, sums of a u u' and b u u' with 0 <= a <= 1 and 0 <= b <= _SQUARES^2, by at
+      most R^2 sqrt(1 + _SQUARES^4), and by sqrt(2) times that if the record is replaced.
     """
 
     total: GaussianMechanism | None
@@ -82,8 +87,10 @@ class IRLSPlan:
     early: GaussianMechanism
     hessian: GaussianMechanism
     gradient: GaussianMechanism
+    errors: GaussianMechanism | None
+    """Noise of the last release, which intervals need; None if there are none."""
     sample_rate: float
-    """Probability with which a record is used for early gradients and for the Hessian. The price
+    """Probability with which a record is used for matrices and for early gradients. The price
     ignores the sampling, which could only lower it."""
     early_steps: int
     steps: int
@@ -98,6 +105,7 @@ class IRLSPlan:
     def event(self) -> Event:
         """Event of one fit, for the accountant."""
         total = () if self.total is None else (self.total.event,)
+        errors = () if self.errors is None else (self.errors.event,)
         return Sequence((
             *total,
             self.first_gram.event,
@@ -105,6 +113,7 @@ class IRLSPlan:
             Repeated(self.early.event, self.early_steps),
             self.hessian.event,
             Repeated(self.gradient.event, self.steps),
+            *errors,
         ))  # fmt: skip
 
 
@@ -113,7 +122,9 @@ class IRLSFit(NamedTuple):
 
     theta: Floats
     unshrunk: Floats
-    covariance: Floats
+    """Coefficients without a penalty, for intervals; of the first output."""
+    uncertainty: Uncertainty | None
+    """Of `unshrunk`; None if noise hides all coefficients, and for more than two classes."""
 
 
 def plan_irls(
@@ -133,21 +144,25 @@ def plan_irls(
     """
     (whole,) = gaussian_shares((1.0,), (1.0,), **budget)
     root = math.sqrt(2.0)
+    has_errors = n_classes == 2 and not hides_intervals(n_features, whole, n_records)
     releases = [  # share of the budget, how much more a replaced record changes, repetitions
-        (_TOTAL_SHARE, 1.0, 1),
+        (_TOTAL_SHARE * is_weighted, 1.0, 1),
         (_GRAM_SHARE, root, 1),
         (_NORMS_SHARE, root, 1),
         (_EARLY_SHARE, 2.0, _EARLY_STEPS),
         (_HESSIAN_SHARE, root, 1),
         (_GRADIENT_SHARE, 2.0, _STEPS),
-    ][0 if is_weighted else 1 :]
-    shares, factors, repeats = zip(*releases, strict=True)
+        (_ERRORS_SHARE * has_errors, root, 1),
+    ]
+    made = [release for release in releases if release[0]]
+    shares, factors, repeats = zip(*made, strict=True)
     noise = gaussian_shares(shares, factors, **budget)
     mechanisms = [
         GaussianMechanism(multiplier * math.sqrt(n), l2_sensitivity=1.0, replace_factor=factor)
         for multiplier, n, factor in zip(noise, repeats, factors, strict=True)
     ]
     total = mechanisms.pop(0) if is_weighted else None
+    errors = mechanisms.pop() if has_errors else None
     least, most = residual_bounds(n_classes)
     size = (n_features + 1) * (1 if n_classes == 2 else n_classes)
     square = math.sqrt(_NOISE_EXCESS / 2) * n_records / (whole * size)
@@ -155,6 +170,7 @@ def plan_irls(
     return IRLSPlan(
         total,
         *mechanisms,
+        errors=errors,
         sample_rate=_rate(
             max(
                 triangle_noise(mechanisms[3].noise_std * (n_features + 1), size) / _MATRIX_NOISE,
@@ -185,9 +201,9 @@ def _rate(enough: float, size: int, n_records: int) -> float:
     """Return the share of records that early releases use: what keeps their noise small.
 
     `enough` is the number of records which that takes. There are at least _ROWS_PER_COLUMN records
-    per column.
+    per column, and _FEWEST_ROWS, because sampling saves nothing on small tables.
     """
-    return min(1.0, max(enough, _ROWS_PER_COLUMN * size) / n_records)
+    return min(1.0, max(enough, _ROWS_PER_COLUMN * size, _FEWEST_ROWS) / n_records)
 
 
 def residual_bounds(n_classes: int) -> tuple[float, float]:
@@ -212,52 +228,71 @@ def fit_irls(
     fit_intercept: bool = True,
     penalty: Penalty | None = None,
 ) -> IRLSFit:
-    """Release what `plan` says and return the model; `rows` must be shrunk to `plan.row_norm`.
+    """Release what `plan` says and return the model.
 
     The model is (d + 1, 1) for d features and two classes, or (d + 1, k) for k > 2 classes.
-    `weights` are as in `newton.fit_newton`.
+    `weights` are in [0, 1], as in `newton.fit_newton`; `rows` have no factors.
     """
     total = float(n_records)
     if weights is not None:
         assert plan.total is not None
         total = release_total(weights, plan.total, n_records, rng)
-    whitening, typical = release_whitening(
-        rows, plan.first_gram, total, rng, fit_intercept=fit_intercept
+    chosen, drawn = _draw(rows, plan, rng)
+    shrunk = PrivateRows(drawn.X, drawn.box, row_norm=plan.row_norm)
+    if weights is not None:
+        shrunk.factors *= np.sqrt(weights[chosen])
+    records = whiten(
+        rows,
+        shrunk,
+        labels,
+        plan.first_gram,
+        plan.norms,
+        weights=weights,
+        widest=plan.whitened_clip,
+        total=total,
+        n_records=n_records,
+        fit_intercept=fit_intercept,
+        rng=rng,
+        rate=plan.sample_rate,
     )
-    norms = rows.norms(whitening)
-    level, mean_factor = release_limit(
-        norms / typical, plan.norms, plan.whitened_clip, n_records, rng
-    )
-    limit = level * typical
-    factors = limit / np.maximum(norms, limit)
-    size, outputs = whitening.shape[1], 1 if plan.n_classes == 2 else plan.n_classes
-    weights = np.ones(1) if weights is None else weights
-    records = _Records(
-        rows, labels, factors * weights, factors * np.sqrt(weights), whitening, limit, total
-    )
-    sample = records.draw(plan.sample_rate, rng)
-    theta = np.zeros((size, outputs))
+    sample = records.take(drawn, chosen, plan.sample_rate)
+    clip, whitening = plan.residual_clip, records.whitening
+    outputs = 1 if plan.n_classes == 2 else plan.n_classes
+    theta = np.zeros((records.size, outputs))
     constant = np.eye(len(whitening))[0] if fit_intercept else np.zeros(len(whitening))
-    mean = whitened(constant, whitening)
+    mean = records.model(constant)
     for _ in range(plan.early_steps):
-        gradient, noise_std = sample.gradient(theta, plan.residual_clip, plan.early, rng)
+        gradient, noise_std = _release_gradient(sample, theta, clip, plan.early, rng)
         least = float(np.clip(2 * noise_std, _LEAST_CURVATURE, 0.25))
-        inverse = np.linalg.inv(_expected_hessian(theta, mean, plan.residual_clip, least))
+        inverse = np.linalg.inv(_expected_hessian(theta, mean, clip, least))
         theta = theta - inverse @ gradient
         # Stein's shrinking takes off the length that noise adds, which would hide the curvature.
         noise = outputs * noise_std**2 * float(np.sum(inverse**2))
         theta = theta * max(0.0, 1 - noise / max(float(np.sum(theta**2)), noise))
-    solvers = _solvers(sample, theta, mean_factor, plan, penalty, rng)
+    solvers = _solvers(sample, theta, plan, penalty, rng)
     for _ in range(plan.steps):
         theta = np.column_stack([solver.theta for solver in solvers])
-        released, noise_std = records.gradient(theta, plan.residual_clip, plan.gradient, rng)
+        released, noise_std = _release_gradient(records, theta, clip, plan.gradient, rng)
         for solver, column in zip(solvers, released.T, strict=True):
             solver.add(column, noise_std)
+    uncertainty = None
+    if plan.errors is not None:
+        meat = _release_errors(sample, solvers[0], clip, plan.errors, rng)
+        free = undetermined(rows, fit_intercept=fit_intercept)
+        uncertainty = solvers[0].uncertainty(_MARGIN * meat / total, free=free, bend=_BEND)
     return IRLSFit(
         whitening @ np.column_stack([solver.theta for solver in solvers]),
         whitening @ solvers[0].unshrunk(),
-        _MARGIN * whitening @ solvers[0].covariance(1 / total, bend=_BEND) @ whitening.T,
+        uncertainty,
     )
+
+
+def _draw(rows: PrivateRows, plan: IRLSPlan, rng: Rng) -> tuple[Indices | slice, PrivateRows]:
+    """Return each row with probability `plan.sample_rate`, and their private places."""
+    if plan.sample_rate == 1:
+        return slice(None), rows
+    chosen = draw(plan.sample_rate, rows.n_rows, rng)
+    return chosen, rows.take(chosen)
 
 
 def release_total(weights: Floats, mechanism: GaussianMechanism, n_records: int, rng: Rng) -> float:
@@ -266,59 +301,21 @@ def release_total(weights: Floats, mechanism: GaussianMechanism, n_records: int,
     return float(np.clip(noisy, max(1.0, 1e-3 * n_records), n_records))
 
 
-@dataclass(frozen=True)
-class _Records:
-    """Private records in whitened coordinates: rows u = z `whitening`, clipped to norm `limit`."""
+def _release_gradient(
+    records: WhitenedRows, theta: Floats, clip: float, mechanism: GaussianMechanism, rng: Rng
+) -> tuple[Floats, float]:
+    """Release the mean gradient at `theta`, and return it with the std of its noise."""
 
-    rows: PrivateRows
-    labels: Floats
-    gradient_factors: Floats
-    """What a row counts in the gradient: the factor that clips it, times its weight."""
-    hessian_factors: Floats
-    """By what a row is multiplied in the Hessian: that factor, times the root of its weight."""
-    whitening: Floats
-    limit: float
-    total: float
-    """Public number of records, or the expected number if they were drawn."""
+    def residuals(span: slice, margins: Floats) -> Floats:
+        return residuals_of(margins, records.targets[span], clip)
 
-    def draw(self, rate: float, rng: Rng) -> "_Records":
-        """Return each record with probability `rate`."""
-        if rate == 1:
-            return self
-        chosen = draw(rate, self.rows.n_rows, rng)
-        return replace(
-            self,
-            rows=self.rows.take(chosen),
-            labels=self.labels[chosen],
-            gradient_factors=self.gradient_factors[chosen],
-            hessian_factors=self.hessian_factors[chosen],
-            total=rate * self.total,
-        )
-
-    def gradient(
-        self, theta: Floats, clip: float, mechanism: GaussianMechanism, rng: Rng
-    ) -> tuple[Floats, float]:
-        """Release the mean gradient at `theta`, and return it with the std of its noise."""
-
-        def residuals(span: slice, margins: Floats) -> Floats:
-            return (
-                residuals_of(margins, self.labels[span], clip) * self.gradient_factors[span, None]
-            )
-
-        exact = self.whitening.T @ self.rows.weighted_sum(self.whitening @ theta, residuals)
-        bound = ROUNDING * self.limit * clip  # of r u' for one record
-        return bound * mechanism.release(exact / bound, rng) / self.total, (
-            bound * mechanism.noise_std / self.total
-        )
+    bound = ROUNDING * records.limit * clip  # of r u' for one record
+    noisy = mechanism.release(records.gradient(theta, residuals) / bound, rng)
+    return bound * noisy / records.total, bound * mechanism.noise_std / records.total
 
 
 def _solvers(
-    records: _Records,
-    theta: Floats,
-    mean_factor: float,
-    plan: IRLSPlan,
-    penalty: Penalty | None,
-    rng: Rng,
+    records: WhitenedRows, theta: Floats, plan: IRLSPlan, penalty: Penalty | None, rng: Rng
 ) -> list[Solver]:
     """Release the Hessian at `theta`, and return a solver for each output.
 
@@ -328,16 +325,15 @@ def _solvers(
     """
     size, outputs = theta.shape
 
-    def curvatures(margins: Floats) -> Floats:
+    def curvatures(_: slice, margins: Floats) -> Floats:
         p, weights = _probabilities(margins, plan.residual_clip)
         return weights * p * (1 - p)
 
-    exact = records.rows.whitened_hessians(
-        records.whitening, records.hessian_factors, theta, curvatures
-    )
+    exact = records.hessians(theta, curvatures)
     bound = ROUNDING * records.limit**2 * (0.25 if outputs == 1 else math.sqrt(4 / 27))
     vector = np.concatenate([triangle(matrix) for matrix in exact])
-    scale = bound / records.total / mean_factor * (outputs / (outputs - 1) if outputs > 1 else 1)
+    scale = bound / records.total / records.mean_factor
+    scale *= outputs / (outputs - 1) if outputs > 1 else 1
     noisy = scale * plan.hessian.release(vector / bound, rng)
     solvers = []
     for part, column in zip(np.split(noisy, outputs), theta.T, strict=True):
@@ -348,11 +344,32 @@ def _solvers(
     return solvers
 
 
-def draw(rate: float, n_rows: int, rng: Rng) -> Indices:
-    """Return private indices of rows, each drawn independently with probability `rate`."""
-    if isinstance(rng, SecureGenerator):
-        return np.flatnonzero(rng.random(n_rows) < rate)
-    return Poisson(rate).indices(n_rows, rng)
+def _release_errors(
+    records: WhitenedRows, solver: Solver, clip: float, mechanism: GaussianMechanism, rng: Rng
+) -> Floats:
+    """Release the Hessian and the mean of r^2 u u' at the last model, for two classes.
+
+    The solver takes the Hessian, which is a better one than the first. The mean is returned.
+    """
+
+    def weigh(span: slice, margins: Floats) -> Floats:
+        p, weights = _probabilities(margins, clip)
+        residuals = residuals_of(margins, records.targets[span], clip)
+        return np.column_stack([4 * weights * p * (1 - p), (_SQUARES * residuals / clip) ** 2])
+
+    matrices = records.hessians(solver.unshrunk()[:, None], weigh)
+    bound = ROUNDING * math.hypot(1.0, _SQUARES**2) * records.limit**2
+    vector = np.concatenate([triangle(matrix) for matrix in matrices]) / bound
+    scale = bound / records.total
+    hessian, squares = (
+        from_triangle(part, records.size)
+        for part in np.split(scale * mechanism.release(vector, rng), 2)
+    )
+    curvature = 0.25 / records.mean_factor
+    noise_std = scale * mechanism.noise_std
+    solver.refine(curvature * hessian, curvature * noise_std, _HESSIAN_DOUBT)
+    square = (clip / _SQUARES) ** 2
+    return combine_squares(solver.hessian, square * squares, square * noise_std, _SQUARES_DOUBT)
 
 
 def _expected_hessian(theta: Floats, mean: Floats, clip: float, least: float) -> Floats:

@@ -16,7 +16,7 @@ from tacit.regression.adassp import AdaSSPPlan
 from tacit.regression.bounds import Box
 from tacit.regression.estimator import PrivateRegressor, one_of, public_size, relative_weights
 from tacit.regression.functional import FunctionalPlan
-from tacit.regression.intervals import Ends, Inference, InferenceMixin, infer
+from tacit.regression.intervals import Ends, Inference, InferenceMixin
 from tacit.regression.newton import NewtonFit, NewtonPlan
 from tacit.regression.penalty import Penalty, public_penalty
 from tacit.regression.rows import PrivateRows, SecondMoments
@@ -61,6 +61,8 @@ class LinearRegression(InferenceMixin, PrivateRegressor):
 
     Attributes
     ----------
+    method_, reason_
+        The method that was used, and a sentence that says why.
     inference_
         Estimates, standard errors, intervals and p-values (`Inference`); None for `"functional"`,
         for `"adassp"` and with penalties. `summary` prints it.
@@ -88,6 +90,7 @@ class LinearRegression(InferenceMixin, PrivateRegressor):
     l1: float | None = None
     n_records: int | None = None
     method_: str = field(init=False)
+    reason_: str = field(init=False)
     inference_: Inference | None = field(init=False)
 
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
@@ -129,27 +132,26 @@ class LinearRegression(InferenceMixin, PrivateRegressor):
         self.intercept_ = float(intercept)
         self.inference_ = None
         if isinstance(fitted, NewtonFit) and penalty is None:
-            self.inference_ = infer(
-                fitted.unshrunk,
-                fitted.covariance,
-                names=getattr(self, "feature_names_in_", None),
-                box=box,
-                target_box=target_box,
-                residual_std=fitted.residual_std,
-                fit_intercept=is_centered,
-            )
+            self.inference_ = self._infer(fitted, box, target_box, fitted.residual_std)
         self.event_ = plan.event
         self.method_ = plan.method
+        self.reason_ = self._reason(plan)
         return self
 
     def fit_moments(
-        self, moments: Callable[[float], SecondMoments], *, n_features: int, n_records: int
+        self,
+        moments: Callable[[float], SecondMoments],
+        *,
+        n_features: int,
+        n_records: int,
+        is_user: bool = False,
     ) -> Self:
         """Fit the model to second moments of rows that stay where they are, and pay for it.
 
         `moments(row_norm)` returns the exact sums over rows that are scaled by `bounds` and
         `target_bounds` and shrunk to `row_norm`, as `tacit.sources` computes them. The methods are
         `"functional"` and `"adassp"`; `"auto"` is the first for delta 0 and else the second.
+        `is_user` says that each user has one row at most, so that a ledger of users can pay.
         """
         method = "adassp" if self.method == "auto" and self.delta else self.method
         if method == "gradient":
@@ -160,11 +162,12 @@ class LinearRegression(InferenceMixin, PrivateRegressor):
         plan = self._plan(box, n_records, method)
         assert not isinstance(plan, NewtonPlan)  # refused above
         private = moments(plan.row_norm)
-        self._pay(plan.event, plan.method)
+        self._pay(plan.event, plan.method, is_user=is_user)
         theta = fit_moments(private, plan, n_records=n_records, rng=self._generator())
         self.coef_, intercept = box.unscale(theta, target_box)
         self.intercept_ = float(intercept)
         self.inference_, self.event_, self.method_ = None, plan.event, plan.method
+        self.reason_ = self._reason(plan)
         self.n_features_in_ = n_features
         return self
 
@@ -173,6 +176,16 @@ class LinearRegression(InferenceMixin, PrivateRegressor):
         table = self._predict_table(X)
         rows = np.column_stack([np.ones(len(table)), table]) if self.fit_intercept else table
         return self._inference().prediction_interval(rows, confidence)
+
+    def _reason(self, plan: LinearPlan) -> str:
+        """Return why the method was used: as asked for, or the public facts that decided."""
+        if self.method != "auto":
+            return "as asked for"
+        if isinstance(plan, FunctionalPlan):
+            return "chosen by auto, because delta is 0 and no other method is pure"
+        if isinstance(plan, AdaSSPPlan):
+            return "chosen by auto, because delta is above 0 and the rows are read once"
+        return "chosen by auto, because delta is above 0"
 
     def _plan(self, box: Box, n_records: int, method: str | None = None) -> LinearPlan:
         n_features, row_norm = len(box.half), box.row_norm

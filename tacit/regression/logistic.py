@@ -24,7 +24,7 @@ from tacit.regression.estimator import (
     relative_weights,
 )
 from tacit.regression.gradient import DescentPlan, DescentRows, WideRows
-from tacit.regression.intervals import Inference, InferenceMixin, infer
+from tacit.regression.intervals import Inference, InferenceMixin
 from tacit.regression.irls import IRLSPlan
 from tacit.regression.objective import ObjectivePlan
 from tacit.regression.penalty import public_penalty
@@ -59,6 +59,8 @@ class LogisticRegression(InferenceMixin, ClassifierMixin, PrivateEstimator):
 
     Attributes
     ----------
+    method_, reason_
+        The method that was used, and a sentence that says why.
     inference_
         Estimates, standard errors, intervals and p-values (`Inference`) for two classes, by
         `"gradient"` without penalties; else None. `summary` prints it.
@@ -87,6 +89,7 @@ class LogisticRegression(InferenceMixin, ClassifierMixin, PrivateEstimator):
     intercept_: Floats = field(init=False)
     classes_: NDArray[Any] = field(init=False)
     method_: str = field(init=False)
+    reason_: str = field(init=False)
     inference_: Inference | None = field(init=False)
 
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
@@ -131,9 +134,7 @@ class LogisticRegression(InferenceMixin, ClassifierMixin, PrivateEstimator):
                 fit_intercept=fit_intercept,
             )
             return self._store(theta, box, classes, plan)
-        rows = PrivateRows(table, box, row_norm=plan.row_norm)
-        if weights is not None:
-            rows.factors *= np.sqrt(weights)
+        rows = PrivateRows(table, box, row_norm=math.inf if is_irls else plan.row_norm)
 
         self._pay(plan.event, plan.method)
         if isinstance(plan, ObjectivePlan):
@@ -153,22 +154,22 @@ class LogisticRegression(InferenceMixin, ClassifierMixin, PrivateEstimator):
             )
             theta = fitted.theta
             if len(classes) == 2 and penalty is None:
-                self.inference_ = infer(
-                    fitted.unshrunk,
-                    fitted.covariance,
-                    names=getattr(self, "feature_names_in_", None),
-                    box=box,
-                    fit_intercept=fit_intercept,
-                )
+                self.inference_ = self._infer(fitted, box)
         return self._store(theta, box, classes, plan)
 
     def fit_rows(
-        self, rows: DescentRows, *, classes: Sequence[Any], n_records: int
-    ) -> Self:  # Any: as `classes` of the estimator
+        self,
+        rows: DescentRows,
+        *,
+        classes: Sequence[Any],  # Any: as `classes` of the estimator
+        n_records: int,
+        is_user: bool = False,
+    ) -> Self:
         """Fit the model to rows that stay where they are, in rounds, by `"descent"`.
 
         `rows` are scaled by `bounds` with zero at zero, as `tacit.sources` gives them; `classes`
-        are the two labels.
+        are the two labels. `is_user` says that each user has one row at most, so that a ledger of
+        users can pay.
         """
         if self.method not in ("auto", "descent"):
             raise ValueError(f"method {self.method!r} needs the table. Use method='descent'.")
@@ -178,7 +179,7 @@ class LogisticRegression(InferenceMixin, ClassifierMixin, PrivateEstimator):
             raise ValueError("method 'descent' has none of l1, l2.")
         box = self._box(rows.n_features, is_centered=False)
         plan = gradient.plan_descent(n_classes=2, n_records=n_records, **self._terms())
-        self._pay(plan.event, plan.method)
+        self._pay(plan.event, plan.method, is_user=is_user)
         theta = gradient.fit_descent(
             rows,
             plan,
@@ -188,7 +189,10 @@ class LogisticRegression(InferenceMixin, ClassifierMixin, PrivateEstimator):
             fit_intercept=boolean(fit_intercept=self.fit_intercept),
         )
         self.inference_, self.n_features_in_ = None, rows.n_features
-        return self._store(theta, box, np.asarray(classes), plan)
+        self._store(theta, box, np.asarray(classes), plan)
+        if self.method == "auto":
+            self.reason_ = "chosen by auto, because the rows stay where they are"
+        return self
 
     def _store(self, theta: Floats, box: Box, classes: NDArray[Any], plan: LogisticPlan) -> Self:
         coef, intercept = box.unscale(theta)
@@ -197,7 +201,21 @@ class LogisticRegression(InferenceMixin, ClassifierMixin, PrivateEstimator):
         self.classes_ = classes
         self.event_ = plan.event
         self.method_ = plan.method
+        self.reason_ = self._reason(plan, len(box.half))
         return self
+
+    def _reason(self, plan: LogisticPlan, n_features: int) -> str:
+        """Return why the method was used: as asked for, or the public facts that decided."""
+        if self.method != "auto":
+            return "as asked for"
+        if isinstance(plan, DescentPlan):
+            wide = n_features > MOST_COLUMNS
+            why = f"the table has more than {MOST_COLUMNS} columns" if wide else "it is sparse"
+        elif isinstance(plan, ObjectivePlan):
+            why = "noise hides second moments of so many columns at this budget"
+        else:
+            why = "the table is dense and not too wide for its noise"
+        return f"chosen by auto, because {why}"
 
     def decision_function(self, X: ArrayLike) -> Floats:
         """Return linear scores of the n rows; higher scores mean more probable classes.

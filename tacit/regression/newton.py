@@ -1,18 +1,17 @@
 """Private least squares by noisy Newton steps in whitened coordinates: the method behind `auto`.
 
-A fit makes five kinds of releases, all with Gaussian noise:
+A fit makes these releases, all with Gaussian noise:
 
 1. the mean of the target, from which the model starts;
-2. the Gram matrix in the scaled units of `Bounds`. Its inverse square root *whitens* the rows: it
-   makes all directions about equally long, so that noise of one size fits all of them. Iterated
-   whitening is due to CoinPress (Biswas et al. 2020, arXiv:2006.06618);
-3. a histogram of the norms of whitened rows, from which the norm is chosen to which longer rows are
-   clipped;
-4. the Gram matrix of the whitened rows, which has a small relative error in every direction;
-5. some gradients. After each of them the model is solved for again, from all of the last gradients
+2. a Gram matrix and a histogram of norms, which whiten the rows (`whitening`);
+3. the Gram matrix of the whitened rows, which has a small relative error in every direction;
+4. some gradients. After each of them the model is solved for again, from all of the last gradients
    and from the second Gram matrix (iterative refinement, as in Lev & Shenfeld 2026,
    arXiv:2601.07545, and in BoostedAdaSSP, Tang et al. 2023, arXiv:2303.03451). So the noise of the
-   Gram matrix multiplies only the distance to the last models, not the coefficients themselves.
+   Gram matrix multiplies only the distance to the last models, not the coefficients themselves;
+5. what intervals need to know of the residuals: the Gram matrix of the rows that are not clipped,
+   the sum of r^2 u u' over residuals r and rows u (a sandwich estimate, White 1980, which holds for
+   errors of any variance), and on which side residuals are clipped.
 
 Long rows and large residuals are clipped. How much is decided by public facts (number of records,
 budget) and by earlier releases: the less noise there is, the less is clipped. The ridge penalty of
@@ -33,26 +32,28 @@ from tacit.mechanisms import GaussianMechanism, Rng
 from tacit.regression.estimator import BudgetTerms, gaussian_shares
 from tacit.regression.penalty import Penalty
 from tacit.regression.rows import PrivateRows, from_triangle, triangle, triangle_noise
+from tacit.regression.whitening import ROUNDING, TIGHTEST_ROWS, WhitenedRows, whiten
 
 # Chosen on the tables of benchmarks/regression_linear.py.
 _STEPS = 8
-_FIRST_GRAM, _SECOND_GRAM = 0.1, 0.2  # shares of the budget
+_FIRST_GRAM, _SECOND_GRAM, _ERRORS = 0.1, 0.15, 0.08  # shares of the budget
 _LEAST_MEAN, _MOST_MEAN, _MEAN_NOISE = 0.03, 0.3, 0.1
 """Share of the budget for the mean: within limits, what makes the noise of the mean 0.1."""
 _NOISE_EXCESS = 3e-4
 """Share of the residual variance that noise may add before rows and residuals are clipped more."""
-_ROW_CLIP, TIGHTEST_ROWS = 0.7, 0.8
+_ROW_CLIP = 0.7
 _RESIDUAL_CLIP, _TIGHTEST_RESIDUALS, _WIDEST_RESIDUALS = 1.7, 1.36, 5.0
 _NORMS_SHARE = 0.015  # share of the budget for the histogram of the norms of rows
-_LONG_ROWS = 2e-4  # share of rows that may be clipped, if noise lets it be known
-_NORM_LEVELS = 2.0 ** np.arange(-1, 6.5, 0.5)  # relative to the root mean square
 _SPREAD_SHARE = 0.45  # norm of the coordinate for the squared residuals, relative to the others
 _LEAST_INSIDE = 0.8  # least share of residuals assumed to be within the clip
 _DROPPED = 0.2  # share of the gradients that is left out of the next solve: the oldest ones
-_RESOLVED = 1.25
+_RESOLVED = 0.9
 _DAMPING = 0.5  # in units of the noise of the Gram matrix
-ROUNDING = 1 + 1e-6
-"""Factor on bounds in whitened units: covers rounding, which whitening may enlarge."""
+_TAILS, _COUNT = 0.5, 0.5  # with _TAILS^2 + _COUNT^2 <= 1 / 2, see `NewtonPlan`
+_ARBITRARY = 0.5  # squared cosine from which a hidden direction is one of undetermined models
+_HIDDEN = 0.6  # largest relative error of second moments with which intervals are tried
+_HESSIAN_DOUBT, _SQUARES_DOUBT = 0.1, 0.3
+"""How far matrices are assumed to be off, relative to them, if residuals depend on features."""
 _PENALTIES = np.append(0.0, 10.0 ** np.arange(-5, 2.1, 0.5))
 
 
@@ -70,7 +71,13 @@ class NewtonPlan:
     * a histogram of norms by 1 in one entry, and by 1 in two entries if it is replaced: sqrt(2);
     * a gradient, the sum of r z with |r| <= c, by at most R c, and the sum of b (r^2 / c - c / 2),
       released with it, by at most b c / 2. With b = R s together at most R c sqrt(1 + s^2 / 4), and
-      twice that if the record is replaced.
+      twice that if the record is replaced;
+    * the last release by sqrt(2) R^2. A record with |r| < c adds u u' to one matrix, and
+      (r / c)^2 u u' to the other one. A clipped record adds nothing to the first matrix, u u' to
+      the second one, and a vector of squared norm at most (_TAILS^2 + _COUNT^2) R^4 <= R^4 / 2.
+      Replaced, matrices change by at most sqrt(2) times as much, because their inner product is
+      not negative; two clipped records change the vector by at most sqrt(2) R^2 and the matrix by
+      at most sqrt(2) R^2: together 2 R^2, which is sqrt(2) times the bound.
     """
 
     mean: GaussianMechanism
@@ -78,6 +85,8 @@ class NewtonPlan:
     norms: GaussianMechanism
     second_gram: GaussianMechanism
     gradient: GaussianMechanism
+    errors: GaussianMechanism | None
+    """Noise of the last release, which intervals need; None if noise hides all coefficients."""
     steps: int
     row_norm: float
     whitened_clip: float
@@ -93,7 +102,40 @@ class NewtonPlan:
         """Event of one fit, for the accountant."""
         single = (self.mean, self.first_gram, self.norms, self.second_gram)
         steps = Repeated(self.gradient.event, self.steps)
-        return Sequence((*(mechanism.event for mechanism in single), steps))
+        errors = () if self.errors is None else (self.errors.event,)
+        return Sequence((*(mechanism.event for mechanism in single), steps, *errors))
+
+
+class Uncertainty(NamedTuple):
+    """Covariance of estimates in scaled units: noise, sampling and what noise hides."""
+
+    covariance: Floats
+    hidden: Floats
+    """The part of it that is assumed rather than known, of directions that noise hides."""
+
+
+class NormalEquations(NamedTuple):
+    """Released equations gram (theta - model) + gradient = 0 of a fit, with their noise.
+
+    In scaled units and per record. They also hold what the data say of directions in which a fit
+    alone is mostly noise, so that the fits of several data sets can be combined.
+    """
+
+    gram: Floats
+    model: Floats
+    """Mean of the models at which gradients were released."""
+    gradient: Floats
+    """Mean of these gradients. Its noise has the covariance `gradient_variance` * `metric`."""
+    metric: Floats
+    gradient_variance: float
+    gram_std: float
+    """Standard deviation of the diagonal of the noise in the Gram matrix, in whitened units."""
+    sampling: float
+    """By sampling, the gradient has the covariance `sampling` * `gram`."""
+    optimism: float
+    """Mallows' estimate of how much lower the loss of the fit seems than it is."""
+    fitted: float
+    """Influence of the data on the fit, relative to that without a penalty: from 0 to 1."""
 
 
 class NewtonFit(NamedTuple):
@@ -103,9 +145,10 @@ class NewtonFit(NamedTuple):
     """Coefficients, shrunk by a ridge penalty where noise asks for it."""
     unshrunk: Floats
     """Coefficients without a penalty, for intervals."""
-    covariance: Floats
-    """Covariance of `unshrunk`: noise and sampling. Infinite if the Gram matrix is mostly noise."""
+    uncertainty: Uncertainty | None
+    """Of `unshrunk`; None if noise hides all coefficients."""
     residual_std: float
+    equations: NormalEquations
 
 
 def plan_newton(
@@ -121,19 +164,22 @@ def plan_newton(
     (whole,) = gaussian_shares((1.0,), (1.0,), **budget)
     mean = float(np.clip((whole / n_records / _MEAN_NOISE) ** 2, _LEAST_MEAN, _MOST_MEAN))
     shares = (mean, _FIRST_GRAM, _NORMS_SHARE, _SECOND_GRAM)
-    factors = (2.0, math.sqrt(2.0), math.sqrt(2.0), math.sqrt(2.0), 2.0)
-    noise = gaussian_shares((*shares, 1 - math.fsum(shares)), factors, **budget)
-    multipliers = (*noise[:4], noise[4] * math.sqrt(_STEPS))
+    has_errors = not hides_intervals(n_features, whole, n_records)
+    last = (1 - math.fsum(shares) - _ERRORS * has_errors, *[_ERRORS] * has_errors)
+    factors = (2.0, *[math.sqrt(2.0)] * 3, 2.0, *[math.sqrt(2.0)] * has_errors)
+    noise = list(gaussian_shares((*shares, *last), factors, **budget))
+    noise[4] *= math.sqrt(_STEPS)
     mechanisms = [
         GaussianMechanism(multiplier, l2_sensitivity=1.0, replace_factor=factor)
-        for multiplier, factor in zip(multipliers, factors, strict=True)
+        for multiplier, factor in zip(noise, factors, strict=True)
     ]
     square = math.sqrt(_NOISE_EXCESS) * n_records / (whole * size)
     residual_clip = float(
         np.clip(_RESIDUAL_CLIP * math.sqrt(square), _TIGHTEST_RESIDUALS, _WIDEST_RESIDUALS)
     )
     return NewtonPlan(
-        *mechanisms,
+        *mechanisms[:5],
+        errors=mechanisms[5] if has_errors else None,
         steps=_STEPS,
         row_norm=row_norm,
         whitened_clip=max(_ROW_CLIP * _RESIDUAL_CLIP * square / residual_clip, TIGHTEST_ROWS),
@@ -160,33 +206,32 @@ def fit_newton(
     `n_records` after its release. `rows.factors` must have been multiplied by their square roots.
     """
     mean, total = _release_mean(y, weights, plan, n_records, rng)
-    whitening, typical = release_whitening(
-        rows, plan.first_gram, total, rng, fit_intercept=fit_intercept
+    records = whiten(
+        rows,
+        rows,
+        y,
+        plan.first_gram,
+        plan.norms,
+        weights=weights,
+        widest=plan.whitened_clip,
+        total=total,
+        n_records=n_records,
+        fit_intercept=fit_intercept,
+        rng=rng,
     )
-    norms = rows.norms(whitening)
-    level, mean_factor = release_limit(
-        norms / typical, plan.norms, plan.whitened_clip, n_records, rng
-    )
-    limit = level * typical
-    factors = limit / np.maximum(norms, limit)
-    roots = factors if weights is None else factors * np.sqrt(weights)
-    gram = rows.whitened_gram(whitening, roots)
+    limit, whitening = records.limit, records.whitening
     bound = ROUNDING * limit**2  # of |u u'| for a whitened row u, clipped to `limit`
-    noisy = bound * plan.second_gram.release(triangle(gram) / bound, rng) / total
+    noisy = bound * plan.second_gram.release(triangle(records.gram()) / bound, rng) / total
     noise_std = bound * plan.second_gram.noise_std / total
-    hessian = from_triangle(noisy, whitening.shape[1])
     constant = np.append(mean if fit_intercept else 0.0, np.zeros(rows.n_features))
-    start = whitened(constant, whitening)
+    start, hessian = records.model(constant), from_triangle(noisy, records.size)
     solver, spread = Solver(hessian, noise_std, whitening, start, penalty), ResidualSpread()
-    clip = clipped_square = 1.0
+    clip = clipped_square = share = 1.0
     for _ in range(plan.steps):
-        private = _gradient(rows, y, factors, weights, whitening @ solver.theta, clip)
+        gradient, squares = _gradient(records, solver.theta, clip)
         # One record adds r u with |r| <= clip and |u| <= limit, and scale (r^2 / clip - clip / 2).
         scale = limit * _SPREAD_SHARE
-        value = np.append(
-            whitening.T @ private.gradient,
-            scale * (private.squares / clip - private.total * clip / 2),
-        )
+        value = np.append(gradient, scale * squares)
         bound = ROUNDING * clip * limit * math.sqrt(1 + _SPREAD_SHARE**2 / 4)
         released = bound * plan.gradient.release(value / bound, rng) / total
         noise_std = bound * plan.gradient.noise_std / total
@@ -195,19 +240,50 @@ def fit_newton(
         )
         # A clipped row has its factor once in the gradient and twice in the Gram matrix, so that
         # the Gram matrix is too small, at least by the mean factor.
-        share = spread.inside(clip) / mean_factor
+        share = spread.inside(clip) / records.mean_factor
         clipped_square = squares / share**2
         solver.add(released[:-1] / share, noise_std / share)
         clip = min(plan.residual_clip * spread.std, plan.widest_clip)
-    # Residuals r that do not depend on the features have gradients of covariance E[r^2] gram / n;
-    # with weights in [0, 1] it is at most that with their sum for n.
-    covariance = solver.covariance(clipped_square / total)
+    uncertainty = None
+    if plan.errors is not None:
+        errors = _release_errors(records, solver.theta, clip, plan.errors, rng)
+        inside = spread.inside(clip)
+        share = inside / records.mean_factor
+        solver.refine(errors.hessian / inside, errors.noise_std / inside, _HESSIAN_DOUBT)
+        # Residuals r that do not depend on the features have gradients of covariance
+        # E[r^2] gram / n.
+        meat = combine_squares(
+            clipped_square * solver.hessian,
+            (clip / share) ** 2 * errors.squares,
+            (clip / share) ** 2 * errors.noise_std,
+            _SQUARES_DOUBT,
+        )
+        bias = (spread.std / share) ** 2 * errors.skewness
+        free = undetermined(rows, fit_intercept=fit_intercept)
+        uncertainty = solver.uncertainty(meat / total + bias, free=free)
     return NewtonFit(
         whitening @ solver.theta,
         whitening @ solver.unshrunk(),
-        whitening @ covariance @ whitening.T,
+        uncertainty,
         spread.pooled(),
+        solver.equations(clipped_square / total),
     )
+
+
+def undetermined(rows: PrivateRows, *, fit_intercept: bool) -> Floats:
+    """Return the models that are 0 on every record because of declared groups of indicators."""
+    found = rows.box.undetermined()
+    return found if fit_intercept else found[:, :0]
+
+
+def hides_intervals(n_features: int, noise: float, n_records: int) -> bool:
+    """Return whether public facts show that noise hides every coefficient from its interval.
+
+    `noise` is the noise multiplier of a release that takes the whole budget. A matrix of second
+    moments, at about a tenth of the budget, then has errors as large as its eigenvalues.
+    """
+    size = n_features + 1
+    return triangle_noise(noise * size, size) / math.sqrt(_ERRORS) > _HIDDEN * n_records
 
 
 def _release_mean(
@@ -227,90 +303,82 @@ def _release_mean(
     return float(np.clip(noisy / total, -1, 1)), total
 
 
-def release_whitening(
-    rows: PrivateRows,
-    mechanism: GaussianMechanism,
-    total: float,
-    rng: Rng,
-    *,
-    fit_intercept: bool = True,
-) -> tuple[Floats, float]:
-    """Return a matrix that whitens the rows, and the root mean square of their norms after that.
+def _gradient(records: WhitenedRows, theta: Floats, clip: float) -> tuple[Floats, float]:
+    """Return the private gradient of Huber's loss, and the sum of r^2 / clip - clip / 2.
 
-    The matrix is the inverse square root of the released Gram matrix, to whose eigenvalues the size
-    of the noise is added. `total` is the public number of records. Without an intercept the first
-    row of the matrix is 0, and it has one column less.
+    Residuals r are clipped, and every record is multiplied by its weight.
     """
-    size, bound = rows.n_features + 1, rows.row_norm**2
-    # One record adds z z' with |z| <= row_norm.
-    noisy = bound * mechanism.release(triangle(rows.gram()) / bound, rng) / total
-    first = 0 if fit_intercept else 1
-    values, vectors = np.linalg.eigh(from_triangle(noisy, size)[first:, first:])
-    values = np.maximum(values, 0.0)
-    noise = triangle_noise(bound * mechanism.noise_std, size) / total
-    # No mean of z z' has an eigenvalue above row_norm^2, so more than half of it would not help.
-    raised = values + min(noise, bound / 2)
-    mean_square = max(float((values / raised).sum()), 1.0)
-    whitening = (vectors / np.sqrt(raised)) @ vectors.T
-    return np.pad(whitening, ((first, 0), (0, 0))), math.sqrt(mean_square)
-
-
-def whitened(theta: Floats, whitening: Floats) -> Floats:
-    """Return the model in whitened units: the inverse of `whitening @ model`."""
-    return np.asarray(np.linalg.pinv(whitening) @ theta, np.float64)
-
-
-def release_limit(
-    norms: Floats, mechanism: GaussianMechanism, widest: float, n_records: int, rng: Rng
-) -> tuple[float, float]:
-    """Return the norm to which rows are clipped, and the mean factor of clipping, from `norms`.
-
-    The norm is the smallest level that few rows exceed, as far as noise shows it, or `widest` if
-    that is smaller.
-    """
-    bins = np.searchsorted(_NORM_LEVELS, norms)
-    counts = np.bincount(bins, minlength=len(_NORM_LEVELS) + 1).astype(np.float64)
-    noisy = mechanism.release(counts, rng)  # one record is counted once
-    above = noisy[::-1].cumsum()[::-1][1:]  # number of rows above each level
-    doubt = 3 * mechanism.noise_std * np.sqrt(np.arange(len(above), 0, -1))
-    few = np.flatnonzero(above <= np.maximum(_LONG_ROWS * n_records, doubt))
-    level = float(_NORM_LEVELS[few[0]]) if len(few) else math.inf
-    limit = min(max(level, TIGHTEST_ROWS), widest)
-    # A norm below the middle of each bin, so that the mean factor is rather too large.
-    inner = np.append(0.0, _NORM_LEVELS * 2**0.12)
-    mean_factor = float(noisy @ (limit / np.maximum(inner, limit)) / max(noisy.sum(), 1.0))
-    return limit, float(np.clip(mean_factor, 0.5, 1.0))
-
-
-class _PrivateGradient(NamedTuple):
-    gradient: Floats
-    squares: float
-    total: float
-
-
-def _gradient(
-    rows: PrivateRows,
-    y: Floats,
-    factors: Floats,
-    weights: Floats | None,
-    theta: Floats,
-    clip: float,
-) -> _PrivateGradient:
-    """Return the private gradient of Huber's loss, the sum of squared residuals, and of weights.
-
-    Residuals are clipped, and every record is multiplied by its weight.
-    """
-    squares = 0.0
+    clipped = np.empty(records.rows.n_rows)
 
     def residuals(span: slice, margins: Floats) -> Floats:
-        nonlocal squares
-        clipped = np.clip(margins - y[span], -clip, clip)
-        weighted = clipped if weights is None else clipped * weights[span]
-        squares += float(clipped @ weighted)
-        return weighted * factors[span]
+        part = clipped[span]
+        return np.clip(margins - records.targets[span], -clip, clip, out=part)
 
-    total = float(rows.n_rows) if weights is None else float(weights.sum())
-    return _PrivateGradient(rows.weighted_sum(theta, residuals), squares, total)
+    gradient = records.gradient(theta, residuals)
+    counted = clipped**2 / clip - clip / 2
+    return gradient, float(counted.sum() if records.weights is None else counted @ records.weights)
+
+
+class _Errors(NamedTuple):
+    """Released facts about the residuals of the last model, in whitened units, as means."""
+
+    hessian: Floats
+    """Mean of u u' over the records whose residual is not clipped."""
+    squares: Floats
+    """Mean of (r / clip)^2 u u'."""
+    noise_std: float
+    skewness: Floats
+    """Squared bias of the gradient that asymmetric clipping causes, for errors of std 1."""
+
+
+def _release_errors(
+    records: WhitenedRows, theta: Floats, clip: float, mechanism: GaussianMechanism, rng: Rng
+) -> _Errors:
+    """Release what the covariance of the estimates needs besides the noise (`NewtonPlan.errors`).
+
+    If clipping cuts off more on one side than on the other, the gradient is biased by the mean
+    excess of the clipped residuals. This excess is taken as one standard deviation (exponential
+    errors have exactly that, normal errors less than half of it).
+    """
+    size, limit, total = records.size, records.limit, records.total
+
+    def weigh(span: slice, margins: Floats) -> Floats:
+        ratio = (margins[:, 0] - records.targets[span]) / clip
+        is_inside = (np.abs(ratio) < 1).astype(np.float64)
+        return np.column_stack([is_inside, np.minimum(ratio**2, 1.0)])
+
+    signs = np.empty(records.rows.n_rows)
+
+    def outside(span: slice, margins: Floats) -> Floats:
+        residuals = margins - records.targets[span]
+        part = signs[span]
+        part[:] = np.sign(residuals) * (np.abs(residuals) >= clip)
+        return part
+
+    matrices = records.hessians(theta[:, None], weigh)
+    tails = records.gradient(theta, outside)
+    count = float(signs.sum() if records.weights is None else signs @ records.weights)
+    parts = [
+        *(triangle(matrix) for matrix in matrices),
+        _TAILS * limit * tails,
+        [_COUNT * limit**2 * count],
+    ]
+    bound = ROUNDING * math.sqrt(2) * limit**2
+    noisy = bound * mechanism.release(np.concatenate(parts) / bound, rng) / total
+    noise_std = bound * mechanism.noise_std / total
+    length = size * (size + 1) // 2
+    hessian, squares = (from_triangle(noisy[k * length : (k + 1) * length], size) for k in range(2))
+    tails, share = noisy[2 * length : -1] / (_TAILS * limit), float(noisy[-1]) / (_COUNT * limit**2)
+    # If errors do not depend on the features, the tails are `share` times the mean row, which the
+    # share alone shows with less noise.
+    mean = records.model(np.eye(len(records.whitening))[0])
+    rest, square = tails - share * mean, noise_std**2 / limit**2
+    noise = (size + 2 * math.sqrt(2 * size)) * square / _TAILS**2  # two deviations above its mean
+    far = max(float(rest @ rest) - noise, 0.0) / max(float(rest @ rest), 1e-300)
+    near = max(share**2 - square / limit**2 / _COUNT**2, 0.0)
+    return _Errors(
+        hessian, squares, noise_std, near * np.outer(mean, mean) + far * np.outer(rest, rest)
+    )
 
 
 class ResidualSpread:
@@ -364,30 +432,50 @@ class Solver:
         penalty: Penalty | None = None,
         resolved: float = _RESOLVED,
     ) -> None:
-        size = len(hessian)
-        values, vectors = np.linalg.eigh(hessian)
-        self._values, self._vectors = np.maximum(values, 0.0), vectors
-        self._hessian = (vectors * self._values) @ vectors.T
-        self._hessian_std = noise_std
-        noise = triangle_noise(noise_std, size)
-        self._resolved = self._values > resolved * noise
-        self._damping = _DAMPING * noise
-        # basis' (hessian + damping) basis = 1, and basis' penalty basis is diagonal.
-        self._penalties, self._basis = eigh(
-            whitening[1:].T @ whitening[1:], self._hessian + self._damping * np.eye(size)
-        )
         self._start, self._penalty, self._whitening = start, penalty, whitening
+        self._least = resolved
         self._models: list[Floats] = []
         self._gradients: list[Floats] = []
         self._variances: list[float] = []
         self.theta: Floats = start
         """Current model; it may be set to a better one before the first gradient."""
+        self._optimism, self._fitted = 0.0, 1.0
+        self._use(hessian, noise_std)
+
+    def _use(self, hessian: Floats, noise_std: float) -> None:
+        """Take a released Hessian, whose entries have noise of `noise_std` (see `triangle`)."""
+        size = len(hessian)
+        values, vectors = np.linalg.eigh(hessian)
+        self._values, self._vectors = np.maximum(values, 0.0), vectors
+        self.hessian: Floats = (vectors * self._values) @ vectors.T
+        self._hessian_std = noise_std
+        noise = triangle_noise(noise_std, size)
+        self._resolved = self._values > self._least * noise
+        self._damping = _DAMPING * noise
+        # basis' (hessian + damping) basis = 1, and basis' penalty basis is diagonal.
+        self._penalties, self._basis = eigh(
+            self._whitening[1:].T @ self._whitening[1:],
+            self.hessian + self._damping * np.eye(size),
+        )
+
+    def refine(self, hessian: Floats, noise_std: float, doubt: float) -> None:
+        """Combine the Hessian with a second one, released at the last model, and solve again.
+
+        `doubt` is the standard deviation of what the first one may be off besides its noise,
+        relative to its mean eigenvalue.
+        """
+        found, std = combine(self.hessian, self._hessian_std, hessian, noise_std, doubt)
+        self._use(found, std)
+        self._solve()
 
     def add(self, gradient: Floats, noise_std: float) -> None:
         """Take one released gradient at `theta`, and solve for the next `theta`."""
         self._models.append(self.theta)
         self._gradients.append(gradient)
         self._variances.append(noise_std**2)
+        self._solve()
+
+    def _solve(self) -> None:
         self.theta = self._shrunk() if self._penalty is None else self._penalized(self._penalty)
 
     def _means(self) -> tuple[Floats, Floats, float]:
@@ -409,7 +497,7 @@ class Solver:
         """
         model, gradient, variance = self._means()
         base = model - self._start
-        cross = self._hessian @ base - gradient
+        cross = self.hessian @ base - gradient
         pull = self._basis.T @ (cross + self._damping * base)
         squares = np.sum(self._basis**2, axis=0)
         best, least = self.theta, math.inf
@@ -418,10 +506,12 @@ class Solver:
             found = self._basis @ (weights * pull)
             total = variance + self._hessian_std**2 * float(np.sum((found - base) ** 2)) / 2
             error = (
-                found @ self._hessian @ found - 2 * cross @ found + 2 * total * (squares @ weights)
+                found @ self.hessian @ found - 2 * cross @ found + 2 * total * (squares @ weights)
             )
             if error < least:
                 best, least = self._start + found, error
+                self._optimism = total * float(squares @ weights)
+                self._fitted = float(squares @ weights / squares.sum())
         return best
 
     def _penalized(self, penalty: Penalty) -> Floats:
@@ -430,40 +520,89 @@ class Solver:
         first = int(not self._whitening[0].any())  # 1 if there is no intercept
         whitening = self._whitening[first:]
         back = np.linalg.inv(whitening)
-        damped = self._hessian + self._damping * np.eye(len(model))
+        damped = self.hessian + self._damping * np.eye(len(model))
         hessian, cross = back.T @ damped @ back, back.T @ (damped @ model - gradient)
         found = penalty.minimize(hessian, cross, 1 - first, whitening @ self.theta)
         return back @ found
+
+    def equations(self, sampling: float) -> NormalEquations:
+        """Return what was released as equations in scaled units; `sampling`: see `covariance`."""
+        model, gradient, variance = self._means()
+        back = np.linalg.pinv(self._whitening)
+        return NormalEquations(
+            gram=back.T @ self.hessian @ back,
+            model=self._whitening @ model,
+            gradient=back.T @ gradient,
+            metric=back.T @ back,
+            gradient_variance=variance,
+            gram_std=self._hessian_std,
+            sampling=sampling,
+            optimism=self._optimism,
+            fitted=self._fitted,
+        )
 
     def unshrunk(self) -> Floats:
         """Return the solution without penalty and damping, in the directions above the noise."""
         model, gradient, _ = self._means()
         return model - self._inverse() @ gradient
 
-    def covariance(self, sampling: float, *, bend: float = 0.0) -> Floats:
-        """Return the covariance of `unshrunk` in whitened units.
+    def uncertainty(self, sampling: Floats, *, free: Floats, bend: float = 0.0) -> Uncertainty:
+        """Return the covariance of `unshrunk` in scaled units, and its hidden part.
 
         The error is inverse(hessian) times the sum of gradient noise, of the noise of the Hessian
-        times the distance to the mean model, and of the sampling error of the gradient. The latter
-        has the covariance `sampling` * hessian. The directions in which the Hessian is not above
-        its noise have an infinite variance. `bend` is the relative change of the Hessian per unit
-        of that distance, which makes the distance uncertain; it is 0 for least squares.
+        times the distance to the mean model, and of the sampling error of the gradient, whose
+        covariance is `sampling`. `bend` is the relative change of the Hessian per unit of that
+        distance, which makes the distance uncertain; it is 0 for least squares. For the distance,
+        the Hessian is lowered by half of its noise: if it is too large, the distance seems short.
+
+        Directions in which the Hessian is not above its noise are hidden. In each of them the
+        model, in scaled units, is assumed not to be longer than in all others together. `free`
+        holds models, as columns, that are 0 on every record. A hidden direction near them is taken
+        to be exactly one of them, so that it does not hide what they leave unchanged.
         """
         _, gradient, variance = self._means()
         inverse = self._inverse()
-        step = inverse @ gradient
+        step = self._inverse(lowered=self._hessian_std / 2) @ gradient
         length = float(np.sum(step**2))
-        noise = variance + self._hessian_std**2 * length / 2
-        middle = noise * np.eye(len(gradient)) + sampling * self._hessian
+        # A symmetric matrix of noise times v has the covariance std^2 (|v|^2 1 + v v') / 2.
+        noise = self._hessian_std**2 / 2
+        middle = (variance + noise * length) * np.eye(len(gradient)) + sampling
+        middle = middle + noise * np.outer(step, step)
         covariance = inverse @ middle @ inverse + bend**2 * length * np.outer(step, step)
-        if not self._resolved.all():
-            lost = self._vectors[:, ~self._resolved]
-            covariance = covariance + 1e300 * (lost @ lost.T)
-        return covariance
+        lost = self._whitening @ self._vectors[:, ~self._resolved]
+        lost /= np.linalg.norm(lost, axis=0)
+        basis, _ = np.linalg.qr(free)
+        projected = basis @ (basis.T @ lost)
+        lost = np.where(np.sum(projected**2, axis=0) < _ARBITRARY, lost, projected)
+        hidden = float(np.sum((self._whitening @ self.unshrunk()) ** 2)) * (lost @ lost.T)
+        return Uncertainty(self._whitening @ covariance @ self._whitening.T + hidden, hidden)
 
-    def _inverse(self) -> Floats:
-        vectors = self._vectors[:, self._resolved]
-        return (vectors / self._values[self._resolved]) @ vectors.T
+    def _inverse(self, *, lowered: float = 0.0) -> Floats:
+        vectors, values = self._vectors[:, self._resolved], self._values[self._resolved]
+        return (vectors / np.maximum(values - lowered, values / 2)) @ vectors.T
+
+
+def combine(
+    first: Floats, first_std: float, second: Floats, second_std: float, doubt: float
+) -> tuple[Floats, float]:
+    """Return the mean of two released matrices by their precision, and the std of its entries.
+
+    The first matrix may differ from what the second one estimates, by a standard deviation of
+    `doubt` times its mean eigenvalue.
+    """
+    variance = first_std**2 + (doubt * float(np.trace(first)) / len(first)) ** 2
+    weight = variance / (variance + second_std**2)
+    return first + weight * (second - first), math.sqrt(weight) * second_std
+
+
+def combine_squares(expected: Floats, found: Floats, noise_std: float, doubt: float) -> Floats:
+    """Return the mean of r^2 u u' from its expectation and from a release, rather too large.
+
+    Half of the standard deviation is added to the eigenvalues, and no eigenvalue is negative.
+    """
+    mean, std = combine(expected, 0.0, found, noise_std, doubt)
+    values, vectors = np.linalg.eigh(mean)
+    return (vectors * np.maximum(values + std / 2, 0.0)) @ vectors.T
 
 
 def _std_before_clipping(mean_square: float, clip: float) -> float:

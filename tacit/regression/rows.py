@@ -90,10 +90,12 @@ class PrivateRows:
         found = np.empty(self.n_rows)
         inner = matrix[1:] / self.box.half[:, None]
         offset = matrix[0] - self.box.center @ inner
+        buffer = np.empty((self._size, len(offset)))
         for span, rows in self._clipped():
-            moved = rows @ inner + offset
-            found[span] = np.sqrt(np.einsum("ij,ij->i", moved, moved))
-        return found
+            moved = np.matmul(rows, inner, out=buffer[: len(rows)])
+            moved += offset
+            np.einsum("ij,ij->i", moved, moved, out=found[span])
+        return np.sqrt(found, out=found)
 
     def whitened_gram(self, matrix: Floats, factors: Floats) -> Floats:
         """Return the private sum of u u' over the rows u = z `matrix`, times their `factors`."""
@@ -105,21 +107,31 @@ class PrivateRows:
         return total
 
     def whitened_hessians(
-        self, matrix: Floats, factors: Floats, theta: Floats, bend: Callable[[Floats], Floats]
+        self,
+        matrix: Floats,
+        factors: Floats,
+        theta: Floats,
+        bend: Callable[[slice, Floats], Floats],
     ) -> list[Floats]:
-        """Return the private sums of h u u', one for each column of `theta`.
+        """Return the private sums of h u u', one for each column of h.
 
-        u are the rows of `whitened_gram`. `bend` maps the products (m, k) of m rows, not multiplied
-        by their factors, with `theta` to the weights h.
+        u are the rows of `whitened_gram`. `bend` takes a slice of m rows and the products (m, k) of
+        these rows, not multiplied by their factors, with `theta`, and returns h, (m, j).
         """
-        size, scaled_theta = self.n_features + 1, matrix @ theta
-        totals = [np.zeros((size, size)) for _ in theta.T]
+        scaled_theta = matrix @ theta
+        columns = bend(slice(0, 0), np.zeros((0, theta.shape[1]))).shape[1]
+        totals = [np.zeros((self.n_features + 1,) * 2) for _ in range(columns)]
+        buffer = np.empty((self._size, self.n_features))
         for span, rows in self.scaled():
-            roots = np.sqrt(bend(rows @ scaled_theta[1:] + scaled_theta[0]))
+            roots = np.sqrt(bend(span, rows @ scaled_theta[1:] + scaled_theta[0]))
             roots *= factors[span, None]
             for total, column in zip(totals, roots.T, strict=True):
-                weighted = np.column_stack([column, rows * column[:, None]])
-                total += weighted.T @ weighted
+                weighted = np.multiply(rows, column[:, None], out=buffer[: len(rows)])
+                total[0, 0] += column @ column
+                total[0, 1:] += column @ weighted
+                total[1:, 1:] += weighted.T @ weighted
+        for total in totals:
+            total[1:, 0] = total[0, 1:]
         return [matrix.T @ total @ matrix for total in totals]
 
     def weighted_sum(self, theta: Floats, weigh: Callable[[slice, Floats], Floats]) -> Floats:
@@ -176,13 +188,12 @@ class PrivateRows:
 
     def _prepare(self) -> None:
         """Find the blocks of rows that need no clipping, and the factor that shrinks each row."""
-        self._inside[:] = True  # so that `scaled` does not clip
-        lower, upper = self._scaled_bounds()
-        for index, (span, rows) in enumerate(self.scaled()):
-            self._inside[index] = rows.min() >= lower.max() and rows.max() <= upper.min()
-            if not self._inside[index]:
-                np.clip(rows, lower, upper, out=rows)
-            if np.isfinite(self.row_norm):
+        least, most = self.box.lower.max(), self.box.upper.min()
+        for index, span in enumerate(self._spans()):
+            rows = self.X[span]
+            self._inside[index] = rows.min() >= least and rows.max() <= most
+        if np.isfinite(self.row_norm):
+            for span, rows in self.scaled():
                 norms = np.sqrt(1.0 + np.einsum("ij,ij->i", rows, rows))
                 self.factors[span] = np.minimum(1.0, self.row_norm / norms)
 

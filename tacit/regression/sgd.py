@@ -15,8 +15,9 @@ from tacit.accounting import calibrate
 from tacit.events import Event, Gaussian, Repeated
 from tacit.mechanisms import GaussianMechanism, Rng
 from tacit.regression.estimator import BudgetTerms
-from tacit.regression.irls import draw, residual_bounds, residuals_of
+from tacit.regression.irls import residual_bounds, residuals_of
 from tacit.regression.rows import PrivateRows
+from tacit.regression.whitening import draw
 from tacit.sampling import Poisson
 
 _SGD_EPOCHS = 10

@@ -1,23 +1,21 @@
 """Private transfer regression: a linear model of one data set with the help of others.
 
-Each data set releases noisy moments once, under its own budget. Which sources are informative, the
-pooled fit and the correction on the target are computed from released values only, so they are
-post-processing and cost nothing more.
+Each data set is fitted once by `LinearRegression(method="auto")` with its own budget. Everything
+else is computed from what these fits release, so it costs nothing more: which sources agree with
+the target, a model of the target and these sources together, and how far the target's own fit moves
+towards that model. So the target spends what it would spend alone, and a target whose sources all
+disagree gets exactly the model that it would have got without them.
 
 The scheme is that of Li, Cai & Li 2022 (Trans-Lasso) and Tian & Feng 2023 (TransGLM): keep the
-sources that do not raise the target's loss, fit the pool of them and the target, and correct the
-fit on the target. Losses are quadratic forms in the released moments, and the size of the noise in
-them is known.
-
-What the target releases does not depend on sources that disagree with it. So a target whose sources
-all disagree gets exactly the model that it would have got without them.
+sources that do not raise the target's loss, combine them, and correct the result on the target. How
+far the target's fit then moves follows James & Stein 1961 from its own released loss.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Self, TypeAlias, Unpack
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Self, TypeAlias, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -28,25 +26,27 @@ from sklearn.utils import check_X_y
 from tacit._arrays import Floats
 from tacit._check import non_negative, positive, whole
 from tacit.accounting import GDP
-from tacit.events import Event, Relation, Sequence
+from tacit.events import Event, Gaussian, Relation, Sequence
 from tacit.ledger import Ledger
 from tacit.mechanisms import GaussianMechanism, Rng, SecureGenerator
+from tacit.regression import linear
 from tacit.regression.bounds import Box
-from tacit.regression.estimator import BudgetTerms, PrivateRegressor, gaussian_shares
-from tacit.regression.rows import (
-    PrivateRows,
-    SecondMoments,
-    from_triangle,
-    solve_moments,
-    triangle,
-    triangle_noise,
+from tacit.regression.estimator import (
+    BudgetTerms,
+    PrivateRegressor,
+    gaussian_shares,
+    public_size,
 )
+from tacit.regression.linear import LinearPlan, LinearRegression
+from tacit.regression.newton import NewtonFit, NormalEquations
+from tacit.regression.penalty import Penalty
+from tacit.regression.rows import PrivateRows
 
 Source: TypeAlias = tuple[ArrayLike, ArrayLike]
 _SCREEN_SHARE = 0.3
 _LIKE_MINDED = 0.5  # cosine of two screens from which a source takes part in the choice of features
-_TRUSTED, _REFUSED = 0.9, 0.99
-"""Quantiles of the misfit of an informative source between which its trust falls from 1 to 0."""
+_REFUSED = 0.99
+"""Quantile of the misfit of an informative source above which a source is refused."""
 _ROUNDS = 4
 _WIDE = 100.0
 """Variance of a prior on scaled coefficients, so wide that it only keeps equations solvable."""
@@ -71,12 +71,21 @@ class TransferRegression(PrivateRegressor):
     bounds, target_bounds
         The same bounds for all data sets.
     h, q
-        A source is informative if its coefficients are within `h` of the target's in the q-norm,
-        1 or 2. None keeps the sources whose difference from the target could be noise. `q` is also
-        the norm of the penalty: 1 gives sparse models, 2 shrinks collinear features together.
+        `h` declares that a source is informative if its coefficients are within `h` of the target's
+        in the q-norm, 1 or 2; the model relies on that where the target itself says little, as
+        beyond the range of its records. None relies on nothing: a source must not differ from the
+        target by more than noise, and must be seen to lower the target's loss.
+    penalty
+        lambda of the correction: the coefficients may differ from those of the sources by d, at a
+        price of `penalty` times the sum of |d_j|^q, beside half of the target's mean squared error
+        in units in which bounds are -1 and 1. q = 1 makes differences sparse. None follows the
+        noise.
     max_features
-        With more features than this, each data set first releases noisy correlations, and only
-        this many features enter the model.
+        For sparse models of many features: each data set first releases noisy correlations, and
+        only this many features enter the model. None keeps all.
+    n_records
+        Public number of records: one for all data sets, or one per data set, the target first. None
+        takes the numbers of rows, which are then assumed to be public.
     disjoint
         True if no person is in two data sets. With a `ledger`, each data set is then one of its
         partitions (parallel composition), and the target's partition pays the costliest event.
@@ -87,12 +96,19 @@ class TransferRegression(PrivateRegressor):
     ----------
     informative_
         Numbers of the sources that were used, from 0.
+    alone_, weight_
+        The target's own fit, coefficients and intercept, which is that of `LinearRegression`; and
+        how far the model moved from it towards the model of all data sets, from 0 to 1. It is 1
+        for a declared `h`.
+    misfits_
+        Disagreement of each source with the target, relative to the most that noise explains.
     events_, event_
         Event of each data set (target first), and of all of them for one person.
 
     Examples
     --------
-    The target covers only values near 0; two other regions show how the line continues.
+    The target covers only values near 0; two other regions, which are declared to follow the same
+    line, show how it continues.
 
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)
@@ -100,7 +116,7 @@ class TransferRegression(PrivateRegressor):
     ...     X = rng.uniform(low, high, (5000, 1))
     ...     return X, 2 * X[:, 0] + 1
     >>> model = TransferRegression(
-    ...     epsilon=1.0, delta=1e-6, bounds=(0, 10), target_bounds=(0, 25), random_state=0
+    ...     epsilon=1.0, delta=1e-6, bounds=(0, 10), target_bounds=(0, 25), h=0, random_state=0
     ... ).fit(*region(0, 1), sources=[region(4, 6), region(9, 10)])
     >>> model.informative_, model.predict([[10.0]]).round(0).tolist()
     ([0, 1], [21.0])
@@ -109,9 +125,14 @@ class TransferRegression(PrivateRegressor):
     source_epsilon: float | Many[float] | None = None
     h: float | None = None
     q: int = 2
-    max_features: int = 32
+    penalty: float | None = None
+    max_features: int | None = None
+    n_records: int | Many[int] | None = None
     disjoint: bool = True
     informative_: list[int] = field(init=False)
+    misfits_: list[float] = field(init=False)
+    alone_: tuple[Floats, float] = field(init=False)
+    weight_: float = field(init=False)
     events_: tuple[Event, ...] = field(init=False)
 
     def fit(
@@ -132,38 +153,57 @@ class TransferRegression(PrivateRegressor):
         tables += [_checked_source(k, source, d, names) for k, source in enumerate(sources)]
         box, target_box = self._box(d), self._target_box()
         data = [(table, target_box.scale_target(targets)) for table, targets in tables]
-        allowance = self._allowance(box, target_box)
+        terms = self._correction_terms(box, target_box)
         rng = self._generator()
-        plans = self._plans(d, len(tables) - 1, box.row_norm)
+        plans = self._plans(box, self._sizes([len(table) for table, _ in tables]))
 
         self._pay_all(plans, source_ledgers)
-        features, released = _release(data, plans, box, rng)
-        fitted = fit_with_sources(released[0], released[1:], q=self.q, allowance=allowance)
-        coef, intercept = box.take(features).unscale(fitted.theta, target_box)
-        self.coef_ = np.zeros(d)
-        self.coef_[features] = coef
-        self.intercept_ = float(intercept)
-        self.informative_ = fitted.informative
+        features, fits = _release(data, plans, box, rng)
+        found = combine(fits[0], fits[1:], **terms)
+
+        def unscaled(theta: Floats) -> tuple[Floats, float]:
+            coef = np.zeros(d)
+            coef[features], intercept = box.take(features).unscale(theta, target_box)
+            return coef, float(intercept)
+
+        self.coef_, self.intercept_ = unscaled(found.theta)
+        self.alone_, self.weight_ = unscaled(fits[0].theta), found.weight
+        self.informative_, self.misfits_ = found.informative, found.misfits
         self.events_ = tuple(plan.event for plan in plans)
         self.event_ = self._whole(self.events_)
         return self
 
-    def _allowance(self, box: Box, target_box: Box) -> float:
-        """Return how far a source's model may be from the target's: a squared L2 distance.
+    def _sizes(self, n_rows: Many[int]) -> list[int]:
+        """Return the public number of records of each data set."""
+        if self.n_records is None:
+            return list(n_rows)
+        given = self.n_records
+        each = list(given) if isinstance(given, Many) else [given] * len(n_rows)
+        if len(each) != len(n_rows):
+            raise ValueError(
+                f"n_records must be one number or one per data set: got {len(each)} "
+                f"for {len(n_rows)} data sets."
+            )
+        return [public_size(n, rows) for n, rows in zip(each, n_rows, strict=True)]
 
-        The user states the distance as `h`, in the q-norm of coefficients in the original units.
-        The result is for features and targets scaled to [-1, 1]. It is 0 if `h` is None.
+    def _correction_terms(self, box: Box, target_box: Box) -> "CorrectionTerms":
+        """Return the checked settings of the correction.
+
+        The user states `h` in the q-norm of coefficients in the original units. The allowance is
+        for features and targets scaled to [-1, 1].
         """
         if self.q not in (1, 2):
             raise ValueError(f"q must be 1 or 2, got {self.q!r}.")
-        if self.h is None:
-            return 0.0
-        # Scaled, w_j becomes w_j half_j / half_y; the 2-norm is at most the q-norm for q <= 2.
-        return float(non_negative(h=self.h) * box.half.max() / target_box.half[0]) ** 2
+        allowance = None
+        if self.h is not None:
+            # Scaled, w_j becomes w_j half_j / half_y; the 2-norm is at most the q-norm for q <= 2.
+            allowance = float(non_negative(h=self.h) * box.half.max() / target_box.half[0])
+        penalty = None if self.penalty is None else non_negative(penalty=self.penalty)
+        return {"q": self.q, "penalty": penalty, "allowance": allowance}
 
-    def _plans(self, n_features: int, n_sources: int, row_norm: float) -> list["DataSetPlan"]:
+    def _plans(self, box: Box, sizes: Many[int]) -> list["DataSetPlan"]:
         terms = self._terms()
-        n_kept = whole(max_features=self.max_features, least=1)
+        n_sources = len(sizes) - 1
         given = terms["epsilon"] if self.source_epsilon is None else self.source_epsilon
         each = list(given) if isinstance(given, Many) else [given] * n_sources
         if len(each) != n_sources:
@@ -172,8 +212,14 @@ class TransferRegression(PrivateRegressor):
                 f"for {n_sources} sources."
             )
         epsilons = (terms["epsilon"], *(positive(epsilon=one) for one in each))
+        n_kept = len(box.half)
+        if self.max_features is not None:
+            n_kept = min(n_kept, whole(max_features=self.max_features, least=1))
         budgets: list[BudgetTerms] = [{**terms, "epsilon": epsilon} for epsilon in epsilons]
-        return [plan_data_set(n_features, row_norm=row_norm, n_kept=n_kept, **b) for b in budgets]
+        return [
+            plan_data_set(box, n_kept=n_kept, n_records=n, **budget)
+            for n, budget in zip(sizes, budgets, strict=True)
+        ]
 
     def _pay_all(
         self, plans: Many["DataSetPlan"], source_ledgers: Many[Ledger | None] | None
@@ -214,97 +260,67 @@ class TransferRegression(PrivateRegressor):
 
 @dataclass(frozen=True)
 class DataSetPlan:
-    """Plan of the releases of one data set: a screen, if there are many features, then moments.
+    """Plan of the releases of one data set: a screen if only some features are kept, then a fit.
 
-    A record is z = (1, x) with target y in [-1, 1], shrunk to a bounded norm.
-
-    * The screen, from which `n_kept` features are chosen, is the sum of y z. One record adds a
-      vector of norm |y| |z|, at most the norm to which rows are shrunk (`screen.l2_sensitivity`).
-      A replaced record changes the sum by at most twice as much.
-    * The moments are the sum of v v' over v = (1, x, scale y), with x the chosen features. One
-      record adds |v|^2 <= row_norm^2 + scale^2 in Frobenius norm. If v is replaced by w, the change
-      is at most sqrt(2) times that, because the inner product of v v' and w w' is >= 0.
+    The screen, from which the features are chosen, is the sum of y z over records z = (1, x) with
+    targets y in [-1, 1], shrunk to a bounded norm. One record adds a vector of norm |y| |z|, at
+    most the norm to which rows are shrunk (`screen.l2_sensitivity`). A replaced record changes the
+    sum by at most twice as much.
     """
 
     screen: GaussianMechanism | None
-    moments: GaussianMechanism
-    row_norm: float
-    scale: float
+    fit: LinearPlan
     n_kept: int
+    n_records: int
 
     @property
     def event(self) -> Event:
         """Event of all releases of the data set, for the accountant."""
-        if self.screen is None:
-            return self.moments.event
-        return Sequence((self.screen.event, self.moments.event))
+        return (
+            self.fit.event if self.screen is None else Sequence((self.screen.event, self.fit.event))
+        )
 
 
-class NoisyMoments(NamedTuple):
-    """Released moments of one data set or of several together, with the size of their noise.
+class CorrectionTerms(TypedDict):
+    """Settings of the correction: keyword arguments of `combine`."""
 
-    `gram_std` and `cross_std` are standard deviations of the noise in the entries.
-    """
-
-    moments: SecondMoments
-    gram_std: float
-    """Of the diagonal of the Gram matrix; entries off the diagonal have 1/sqrt(2) of it."""
-    cross_std: float
-
-    @property
-    def spread(self) -> float:
-        """Largest eigenvalue, approximately, of the noise in the Gram matrix."""
-        return triangle_noise(self.gram_std, len(self.moments.cross))
-
-    def covariance(self, theta: Floats) -> Floats:
-        """Return the covariance of the residual moments cross - gram theta if theta is the truth.
-
-        It comes from the privacy noise in the moments, and from the random errors of the targets.
-        """
-        m, identity = self.moments, np.eye(len(theta))
-        # The noise matrix E has variance s^2 on and s^2 / 2 off the diagonal, so E theta has
-        # covariance s^2 (|theta|^2 I + theta theta') / 2.
-        released = self.gram_std**2 / 2 * (theta @ theta * identity + np.outer(theta, theta))
-        released += self.cross_std**2 * identity
-        rest = m.square - 2 * m.cross @ theta + theta @ m.gram @ theta
-        variance = np.clip(rest / max(m.gram[0, 0], 1.0), 0.0, 4.0)  # |y| <= 1: at most 4
-        return released + variance * _repaired(m.gram, 0.0)
-
-    def misfit(self, theta: Floats) -> float:
-        """Return how badly the model theta fits: r' C^-1 r for r = cross - gram theta.
-
-        C is the covariance of the residuals r. At the true theta the result is chi-square.
-        """
-        rest = self.moments.cross - self.moments.gram @ theta
-        return float(rest @ np.linalg.solve(self.covariance(theta), rest))
+    q: int
+    penalty: float | None
+    allowance: float | None
 
 
-class TransferResult(NamedTuple):
-    """Coefficients `theta` of the target's model, and the indices of the sources that were used."""
+class Combined(NamedTuple):
+    """Coefficients `theta` of the target's model, and how they came about."""
 
     theta: Floats
     informative: list[int]
+    misfits: list[float]
+    weight: float
 
 
 def plan_data_set(
-    n_features: int, *, row_norm: float, n_kept: int, **budget: Unpack[BudgetTerms]
+    box: Box, *, n_kept: int, n_records: int, **budget: Unpack[BudgetTerms]
 ) -> DataSetPlan:
     """Return the plan of one data set's releases, which together cost the budget.
 
-    With more than `n_kept` features, part of the budget pays for a screen that chooses `n_kept`.
+    If fewer features are kept than there are, part of the budget pays for a screen.
     """
-    screen, factor = None, math.sqrt(2.0)
-    if n_features > n_kept:
+    screen, rest = None, {**budget}
+    inner, method = box, "auto"
+    if n_kept < len(box.half):
         shares = (_SCREEN_SHARE, 1 - _SCREEN_SHARE)
-        first, rest = gaussian_shares(shares, (2.0, factor), **budget)
-        screen = GaussianMechanism(first, l2_sensitivity=row_norm)
-    else:
-        (rest,) = gaussian_shares((1.0,), (factor,), **budget)
-    # A row of fewer features is shorter in proportion.
-    inner = math.sqrt(1 + (row_norm**2 - 1) * min(1.0, n_kept / n_features))
-    scale = inner / math.sqrt(2.0)
-    moments = GaussianMechanism(rest, l2_sensitivity=inner**2 + scale**2, replace_factor=factor)
-    return DataSetPlan(screen, moments, inner, scale, n_kept)
+        first, second = gaussian_shares(shares, (2.0, 1.0), **budget)
+        screen = GaussianMechanism(first, l2_sensitivity=box.row_norm)
+        # All releases are Gaussian, so their costs add up as if they were one (`gaussian_shares`).
+        rest["epsilon"] = GDP().epsilon(Gaussian(second), delta=budget["delta"])
+        # A row of fewer features is shorter in proportion.
+        share = n_kept / len(box.half)
+        inner = replace(
+            box.take(slice(n_kept)), row_norm=math.sqrt(1 + (box.row_norm**2 - 1) * share)
+        )
+        method = "gradient"
+    model = LinearRegression(method=method, **rest)
+    return DataSetPlan(screen, model._plan(inner, n_records), n_kept, n_records)
 
 
 def release_screen(rows: PrivateRows, y: Floats, screen: GaussianMechanism, rng: Rng) -> Floats:
@@ -334,151 +350,169 @@ def choose_features(screens: Many[Floats], n_kept: int) -> NDArray[np.intp]:
     return np.sort(np.argsort(-pooled, kind="stable")[:n_kept])
 
 
-def release_moments(rows: PrivateRows, y: Floats, plan: DataSetPlan, rng: Rng) -> NoisyMoments:
-    """Return the sums of z z', y z and y^2 over records z with noise added, as `plan` states.
-
-    `rows` must be shrunk to the norm `plan.row_norm`.
-    """
-    private = rows.moments(y)
-    size = rows.n_features + 1
-    cross = plan.scale * private.cross[:, None]
-    whole = np.block([[private.gram, cross], [cross.T, plan.scale**2 * private.square]])
-    # One record adds v v' with |v|^2 <= row_norm^2 + scale^2, its Frobenius norm.
-    noisy = from_triangle(plan.moments.release(triangle(whole), rng), size + 1)
-    cross, square = noisy[:size, size] / plan.scale, float(noisy[size, size]) / plan.scale**2
-    moments = SecondMoments(noisy[:size, :size], cross, square)
-    std = plan.moments.noise_std
-    return NoisyMoments(moments, std, std / (math.sqrt(2.0) * plan.scale))
-
-
-def pool(parts: Many[NoisyMoments]) -> NoisyMoments:
-    """Return the moments of several data sets together: moments add, and so do noise variances."""
-    return NoisyMoments(
-        SecondMoments(
-            np.sum([part.moments.gram for part in parts], axis=0),
-            np.sum([part.moments.cross for part in parts], axis=0),
-            math.fsum(part.moments.square for part in parts),
-        ),
-        math.hypot(*(part.gram_std for part in parts)),
-        math.hypot(*(part.cross_std for part in parts)),
-    )
-
-
-def fit_with_sources(
-    target: NoisyMoments, sources: Many[NoisyMoments], *, q: int = 2, allowance: float = 0.0
-) -> TransferResult:
+def combine(
+    target: linear.PointFit | NewtonFit,
+    sources: Many[linear.PointFit | NewtonFit],
+    *,
+    q: int = 2,
+    penalty: float | None = None,
+    allowance: float | None = None,
+) -> Combined:
     """Return a model of the target, fitted with the help of those sources that agree with it.
 
-    Sources are selected, pooled with the target and fitted; the fit is then corrected on the
-    target. The result is a weighted mean of this model and the model of the target alone. The
-    weight is the highest trust in a source, so that a source which differs just noticeably is
-    neither used in full nor ignored. If no source agrees, the result is the model of the target
-    alone. `q` is the norm of the penalty. `allowance` is the squared L2 distance by which a
-    source's scaled coefficients may differ from the target's.
+    The result lies between the target's own fit and the mean of all agreeing fits, weighted by
+    their precision and corrected on the target. `q` and `penalty` are those of the correction.
+    `allowance` is the declared L2 distance of the coefficients of informative sources from the
+    target's; if it is None, `step_length` says how far to go.
     """
-    alone = minimize(target, q=q)
-    trusts = select(target, sources, allowance=allowance)
-    if not trusts:
-        return TransferResult(alone, [])
-    pooled = minimize(pool([target, *(sources[k] for k in trusts)]), q=q)
-    helped = pooled + correct(target, pooled, q=q)
-    return TransferResult(alone + max(trusts.values()) * (helped - alone), sorted(trusts))
+    alone = target.theta
+    # Methods other than Newton's release no equations, so their fits cannot be compared.
+    solved = {k: fit for k, fit in enumerate(sources) if isinstance(fit, NewtonFit)}
+    if not isinstance(target, NewtonFit) or not solved:
+        return Combined(alone, [], [math.inf] * len(sources), 0.0)
+    equations = {k: fit.equations for k, fit in solved.items()}
+    informative, found = select(target.equations, equations, allowance=allowance or 0.0)
+    misfits = [found.get(k, math.inf) for k in range(len(sources))]
+    if not informative:
+        return Combined(alone, [], misfits, 0.0)
+    kept = [solved[k] for k in informative]
+    own = precision(target.equations, alone)
+    theirs = [precision(fit.equations, fit.theta) for fit in kept]
+    pooled = np.sum(theirs, axis=0)
+    pull = np.sum([p @ fit.theta for p, fit in zip(theirs, kept, strict=True)], axis=0)
+    inverse = np.linalg.pinv(own + pooled)
+    source = np.linalg.pinv(pooled) @ pull
+    shared = own @ inverse @ pooled  # precision of the difference
+    scale = max(target.equations.sampling, np.finfo(float).tiny)
+    difference = correct(alone - source, shared, scale, q=q, penalty=penalty)
+    helped = inverse @ (own @ alone + pooled @ (source + difference))
+    weight = 1.0
+    if allowance is None:
+        weight = step_length(target, helped, float(np.trace(inverse @ pooled)) / len(alone))
+    return Combined(alone + weight * (helped - alone), informative, misfits, weight)
+
+
+def step_length(target: NewtonFit, helped: Floats, share: float) -> float:
+    """Return how far the target's own fit should move towards the model `helped`, from 0 to 1.
+
+    Along the way the released loss of the target is a parabola, whose minimum is the answer. Three
+    facts about noise enter. The own fit was chosen by this loss, which therefore seems lower there
+    than it is, by `optimism`; only the `share` of it counts that `helped` does not have in common
+    with the own fit. (If the own fit is not shrunk, the rest is the rule of James & Stein.) As far
+    as it is shrunk, the slope at the own fit is noisy, and has to be below 0 by one standard
+    deviation. The curvature is raised by one standard deviation of its noise. So in doubt the step
+    is short: sources must be seen to help.
+    """
+    e = target.equations
+    way = helped - target.theta
+    slope = float(way @ (e.gram @ (target.theta - e.model) + e.gradient))
+    doubt = (1 - e.fitted) * math.sqrt(float(way @ noise_covariance(e, target.theta) @ way))
+    curvature = float(way @ e.gram @ way) + e.gram_std * float(way @ e.metric @ way)
+    if curvature <= 0:
+        return 0.0
+    return float(np.clip((share * e.optimism - slope - doubt) / curvature, 0.0, 1.0))
+
+
+def noise_covariance(e: NormalEquations, theta: Floats) -> Floats:
+    """Return the covariance of the residuals of the equations if `theta` is the truth."""
+    away = theta - e.model
+    # The noise matrix E of the Gram matrix has variance s^2 on and s^2 / 2 off the diagonal, so E u
+    # has covariance s^2 (|u|^2 I + u u') / 2. The second part is left out: it is of rank 1.
+    noise = e.gradient_variance + e.gram_std**2 / 2 * float(away @ e.metric @ away)
+    return noise * e.metric + e.sampling * e.gram
+
+
+def precision(e: NormalEquations, theta: Floats) -> Floats:
+    """Return the inverse covariance of the solution of the equations, near `theta`."""
+    return e.gram @ np.linalg.solve(noise_covariance(e, theta), e.gram)
 
 
 def select(
-    target: NoisyMoments, sources: Many[NoisyMoments], *, allowance: float = 0.0
-) -> dict[int, float]:
-    """Return the trust in each informative source, in (0, 1], by the index of the source.
+    target: NormalEquations, sources: Mapping[int, NormalEquations], *, allowance: float = 0.0
+) -> tuple[list[int], dict[int, float]]:
+    """Return the keys of the informative sources, and the misfit of each source with the target.
 
-    Sources are tested in order of their misfit with the target, smallest first. A source must agree
-    with the target, and also with the pool of the target and the sources accepted so far, which has
-    less noise. Trust falls from 1 to 0 as the larger of both misfits rises from the 0.9 to the 0.99
-    quantile of its distribution for equal models. `allowance`: see `fit_with_sources`.
+    Sources are tested in order of their misfit, smallest first. A source must agree with the
+    target, and also with the target and the sources accepted so far together. Misfits are relative
+    to the largest one that is accepted.
     """
-    least, most = chi2.ppf((_TRUSTED, _REFUSED), len(target.moments.cross)).tolist()
-    misfits = [misfit_of_both(target, source, allowance=allowance) for source in sources]
-    known, trusts = target, {}
-    for k in np.argsort(misfits, kind="stable").tolist():
-        worse = max(misfits[k], misfit_of_both(known, sources[k], allowance=allowance))
-        if worse < most:
-            trusts[k] = min(1.0, (most - worse) / (most - least))
-            known = pool([known, sources[k]])
-    return trusts
+    limit = float(chi2.ppf(_REFUSED, len(target.model)))
+    misfits = {
+        k: misfit([target, source], allowance=allowance) / limit for k, source in sources.items()
+    }
+    known, found = [target], []
+    for k in sorted(misfits, key=misfits.__getitem__):
+        together = [*known, sources[k]]
+        added = misfit(together, allowance=allowance) - misfit(known)
+        if misfits[k] <= 1 and added <= limit:
+            known, found = together, [*found, k]
+    return sorted(found), misfits
 
 
-def misfit_of_both(one: NoisyMoments, other: NoisyMoments, *, allowance: float = 0.0) -> float:
-    """Return how badly one linear model explains two data sets, compared with their noise.
+def misfit(equations: Many[NormalEquations], *, allowance: float = 0.0) -> float:
+    """Return how badly one linear model explains several data sets, compared with their noise.
 
-    At a common true theta, the residual moments r = cross - gram theta of each data set are noise
-    of known covariance C. So J, the sum over both of r' C^-1 r at its minimum over theta, is
-    chi-square with d + 1 degrees of freedom for d features (Hansen's test of overidentifying
-    restrictions, 1982). A difference of the two models by a squared distance of `allowance` is
-    permitted: the most that it can add to J is subtracted.
+    At a common true theta, the residuals r of the equations of each data set are noise of known
+    covariance C. So J, the sum of r' C^-1 r at its minimum over theta, is chi-square (Hansen's test
+    of overidentifying restrictions, 1982), and one data set more adds d + 1 degrees of freedom for
+    d features. A difference of the models by a distance of `allowance` is permitted: J is lowered
+    by as much as that can explain.
     """
-    theta: Floats = np.zeros(len(one.moments.cross))
+    theta: Floats = np.mean([e.model for e in equations], axis=0)
     for _ in range(_ROUNDS):  # the covariance depends on theta
         normal, pull = np.eye(len(theta)) / _WIDE, np.zeros_like(theta)
-        for s in (one, other):
-            weighted = s.moments.gram @ np.linalg.inv(s.covariance(theta))
-            normal += weighted @ s.moments.gram
-            pull += weighted @ s.moments.cross
+        for e in equations:
+            weighted = e.gram @ np.linalg.inv(noise_covariance(e, theta))
+            normal += weighted @ e.gram
+            pull += weighted @ (e.gram @ e.model - e.gradient)
         theta = np.asarray(np.linalg.solve(normal, pull), np.float64)
-    weight = np.linalg.inv(other.covariance(theta))
-    reach = np.linalg.eigvalsh(other.moments.gram @ weight @ other.moments.gram)[-1]
-    return one.misfit(theta) + other.misfit(theta) - float(reach) * allowance
+    total = 0.0
+    for e in equations:
+        rest = e.gram @ (e.model - theta) - e.gradient
+        total += float(rest @ np.linalg.solve(noise_covariance(e, theta), rest))
+    reach = np.linalg.eigvalsh(precision(equations[-1], theta))[-1]
+    return max(0.0, math.sqrt(total) - allowance * math.sqrt(max(float(reach), 0.0))) ** 2
 
 
-def correct(target: NoisyMoments, pooled: Floats, *, q: int = 2) -> Floats:
-    """Return the correction to add to the coefficients `pooled` so that they fit the target better.
+def correct(
+    difference: Floats, precision: Floats, scale: float, *, q: int, penalty: float | None
+) -> Floats:
+    """Return the part of the measured `difference` of two models that is not noise.
 
-    For q = 2 it is the posterior mean of the difference under a normal prior, whose variance is
-    estimated from the misfit of `pooled` on the target. It is large only in directions that the
-    target's moments determine well. For q = 1 it is the lasso on the same equations, weighted by
-    their noise, with a penalty of sqrt(2 log d) standard deviations for d coefficients.
+    It minimizes half of the squared distance to `difference`, weighted by the `precision` of its
+    entries, plus a penalty. A `penalty` that the user gives is multiplied by 1 / `scale`. The
+    default for q = 2 is that of a normal prior, whose variance is estimated from the excess of the
+    difference over its noise; for q = 1 it is sqrt(2 log d) standard deviations of each of the d
+    coefficients.
     """
-    gram = target.moments.gram
-    rest = target.moments.cross - gram @ pooled
-    covariance = target.covariance(pooled)
-    weight = np.linalg.inv(covariance)
-    normal, pull = gram @ weight @ gram, gram @ weight @ rest
-    if q == 1:
-        scale = np.sqrt(np.maximum(np.diag(normal), 1e-12))
-        lam = math.sqrt(2 * math.log(max(len(rest), 2))) * scale
-        return _lasso(normal, pull, lam, start=np.zeros_like(rest))
-    excess = float(rest @ rest) - float(np.trace(covariance))
-    variance = excess / float(np.trace(gram @ gram))
-    if variance <= 0:
-        return np.zeros_like(rest)
-    step = np.linalg.solve(normal + np.eye(len(rest)) / variance, pull)
-    return np.asarray(step, np.float64)
-
-
-def minimize(released: NoisyMoments, *, q: int = 2) -> Floats:
-    """Return the coefficients that minimize the squared loss, by noisy moments, plus a penalty.
-
-    The penalty is lambda times the q-norm of the feature coefficients to the power q. lambda
-    follows from the known noise: for q = 2 it is the ridge of `solve_moments`, for q = 1 it is
-    sqrt(2 log d) standard deviations of a cross moment, for d features.
-    """
-    theta = solve_moments(released.moments, noise=released.spread)
-    if q == 2:
-        return theta
-    lam = released.cross_std * math.sqrt(2 * math.log(max(len(theta) - 1, 2)))
-    penalties = np.append(0.0, np.full(len(theta) - 1, lam))
-    gram = _repaired(released.moments.gram, released.spread)
-    return _lasso(gram, released.moments.cross, penalties, start=theta)
+    d = len(difference)
+    units = np.ones(d)
+    if penalty is not None:
+        chosen = Penalty(l1=penalty / scale) if q == 1 else Penalty(l2=2 * penalty / scale)
+    elif q == 1:
+        units = np.sqrt(np.maximum(np.diag(precision), 1e-12))
+        chosen = Penalty(l1=math.sqrt(2 * math.log(max(d, 2))))
+    else:
+        excess = float(difference @ precision @ difference) - d
+        if excess <= 0:
+            return np.zeros(d)
+        chosen = Penalty(l2=float(np.trace(precision)) / excess)
+    hessian = precision / np.outer(units, units)
+    start = np.zeros(d)
+    return chosen.minimize(hessian, hessian @ (difference * units), 0, start) / units
 
 
 def _release(
     data: Many[tuple[NDArray[np.floating], Floats]], plans: Many[DataSetPlan], box: Box, rng: Rng
-) -> tuple[NDArray[np.intp] | slice, list[NoisyMoments]]:
-    """Screen features if planned, then return the kept features and each data set's noisy moments.
+) -> tuple[NDArray[np.intp] | slice, list[linear.PointFit | NewtonFit]]:
+    """Screen features if planned, then return the kept features and the fit of each data set.
 
-    `data` and `plans` list the target first. Each data set has its own stream of noise, so that the
-    noise of the target does not depend on the number of sources.
+    `data` and `plans` list the target first. Each source has its own stream of noise, so that the
+    noise of the target is that of `LinearRegression`.
     """
-    streams = [rng] * len(data) if isinstance(rng, SecureGenerator) else rng.spawn(len(data))
-    triples = list(zip(data, plans, streams, strict=True))
+    n_sources = len(data) - 1
+    children = [rng] * n_sources if isinstance(rng, SecureGenerator) else rng.spawn(n_sources)
+    triples = list(zip(data, plans, [rng, *children], strict=True))
     screens = [
         release_screen(
             PrivateRows(X, box, row_norm=plan.screen.l2_sensitivity), y, plan.screen, stream
@@ -489,10 +523,11 @@ def _release(
     # Without screening all features are kept, by a slice that does not copy the tables.
     features = choose_features(screens, plans[0].n_kept) if screens else slice(None)
     inner = box.take(features)
-    return features, [
-        release_moments(PrivateRows(X[:, features], inner, row_norm=plan.row_norm), y, plan, stream)
-        for (X, y), plan, stream in triples
-    ]
+    fits = []
+    for (X, y), plan, stream in triples:
+        rows = PrivateRows(X[:, features], inner, row_norm=plan.fit.row_norm)
+        fits.append(linear.fit(rows, y, plan.fit, n_records=plan.n_records, rng=stream))
+    return features, fits
 
 
 def _checked_source(
@@ -517,33 +552,3 @@ def _checked_source(
     if columns is not None and names is not None and list(columns) != list(names):
         raise ValueError(f"source {k} must have the columns of the target, in the same order.")
     return X, y
-
-
-def _repaired(gram: Floats, noise: float) -> Floats:
-    """Return the noisy matrix `gram` made positive definite, so that equations in it are solvable.
-
-    `noise` is the largest eigenvalue of its noise. Eigenvalues are raised as in `solve_moments`.
-    """
-    values, vectors = np.linalg.eigh(gram)
-    bound = max(0.0, float(values[0]) - noise)
-    least = 1e-9 * max(float(values[-1]), 1.0)
-    raised = np.maximum(np.maximum(values, bound) + max(0.0, noise - bound), least)
-    return (vectors * raised) @ vectors.T
-
-
-def _lasso(gram: Floats, cross: Floats, penalties: Floats, *, start: Floats) -> Floats:
-    """Return the theta that minimizes theta' gram theta / 2 - cross' theta + penalties' |theta|.
-
-    This is the lasso with one penalty per coefficient, solved by coordinate descent from `start`.
-    """
-    theta = start.copy()
-    for _ in range(1000):
-        largest = 0.0
-        for j in range(len(theta)):
-            pull = cross[j] - gram[j] @ theta + gram[j, j] * theta[j]
-            new = math.copysign(max(abs(pull) - penalties[j], 0.0), pull) / gram[j, j]
-            largest = max(largest, abs(new - theta[j]))
-            theta[j] = new
-        if largest <= 1e-10:
-            break
-    return theta

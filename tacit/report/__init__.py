@@ -1,9 +1,9 @@
 """Reports: the result and the guarantee of a run, as a page for people and as a certificate.
 
 `certificate` states the claim so that anyone can recompute it, `run_certificate` derives it from a
-run folder, `signature` says who vouches for it, `figures` draws, `page` lays out one HTML page, and
-`reports` fills them from a run folder. The names of `reports` load when they are first used,
-because `reports` imports much more than the others.
+run folder, `signature` says who vouches for it, `figures` draws, `page` lays out one HTML page,
+`reports` fills them from a run folder, and `study_page` from a study of many fits. The names of the
+last two load when they are first used, because they import much more than the others.
 """
 
 from typing import TYPE_CHECKING
@@ -21,7 +21,8 @@ from tacit.report.signature import Verdict, judge, new_key, sign
 
 if TYPE_CHECKING:
     from tacit.report.ledger_page import write_ledger_page
-    from tacit.report.reports import write_logit_report, write_page, write_pate_sweep
+    from tacit.report.reports import write_logit_report, write_page
+    from tacit.report.study_page import cost_in_words, write_pate_sweep, write_study
 
 __all__ = [
     "Figure",
@@ -30,6 +31,7 @@ __all__ = [
     "Series",
     "Verdict",
     "check_run",
+    "cost_in_words",
     "judge",
     "make_certificate",
     "new_key",
@@ -47,8 +49,11 @@ __all__ = [
     "write_logit_report",
     "write_page",
     "write_pate_sweep",
+    "write_study",
 ]
 
-_PAGES = ("write_logit_report", "write_page", "write_pate_sweep")
-_HOMES = {**dict.fromkeys(_PAGES, "reports"), "write_ledger_page": "ledger_page"}
+_PAGES = ("write_logit_report", "write_page")
+_STUDIES = ("cost_in_words", "write_pate_sweep", "write_study")
+_HOMES: dict[str, str] = {**dict.fromkeys(_PAGES, "reports"), "write_ledger_page": "ledger_page"}
+_HOMES |= dict.fromkeys(_STUDIES, "study_page")
 __getattr__ = lazy(__name__, _HOMES)

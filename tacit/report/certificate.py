@@ -14,7 +14,7 @@ Version 2 added `context`. Certificates of version 1 are still read.
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
@@ -26,6 +26,8 @@ from tacit.events import Event, Relation
 from tacit.experiments import file_hash
 
 FORMAT, VERSION = "tacit certificate", 2
+GROUPS = (2, 4, 10)
+"""Numbers of records of one person for which a claim about one record states epsilon too."""
 TOLERANCE = 1e-6  # relative; other versions of numpy and scipy may differ in the last digits
 
 CONTEXT = (
@@ -76,6 +78,22 @@ def price(event: Event, delta: float, relation: Relation) -> float:
     return accounting.epsilon(event, delta=delta, relation=relation)
 
 
+@lru_cache(maxsize=16)
+def group_price(event: Event, records: int, delta: float, relation: Relation) -> float | None:
+    """Return the epsilon of `event` for a person with `records` records; None if none is known.
+
+    It is priced as what so many records do to each release, not as a multiple of the epsilon of one
+    record. Where that is not known exactly, as for the best of several runs, nothing is stated:
+    `accounting.group_epsilon` gives a bound, which may take minutes.
+    """
+    try:
+        accounting.for_group(event, records)
+        found = accounting.group_epsilon(event, records=records, delta=delta, relation=relation)
+    except UnsupportedEvent:
+        return None
+    return found if math.isfinite(found) else None
+
+
 @lru_cache(maxsize=4)
 def _by_accountant(event: Event, delta: float, relation: Relation) -> dict[str, dict[str, float]]:
     found: dict[str, dict[str, float]] = {}
@@ -111,14 +129,20 @@ def make_certificate(
     model: Path | None = None,
     context: Mapping[str, Any] | None = None,
     issuer: str | None = None,
+    groups: Iterable[int] = GROUPS,
 ) -> dict[str, Any]:
     """Return the sealed certificate of a run that did `event` to its records, as JSON values.
 
     Its epsilon is a certified upper bound at `delta`. `context` has the fields of `context` in
     the JSON Schema that are known; the others are null. `issuer` names who vouches for the
-    certificate.
+    certificate. If the unit is a record, the claim also states epsilon for a person with so many
+    records as `groups` lists.
     """
     epsilon = price(event, delta, relation)
+    of_groups = [
+        {"records": k, "epsilon": group_price(event, k, delta, relation)}
+        for k in (groups if unit == "record" else ())
+    ]
     body = {
         "format": FORMAT,
         "version": VERSION,
@@ -129,6 +153,7 @@ def make_certificate(
             "delta": delta,
             "relation": str(relation),
             "unit": unit,
+            "groups": of_groups,
             "n_records_assumed_public": n_records,
             "events": event.to_dict(),
             "sampling": {"assumed": str(event), "used": sampling_used},
@@ -198,6 +223,14 @@ def _price_problems(certificate: Mapping[str, Any]) -> Iterator[Problem]:
     stated = math.inf if claim["epsilon"] is None else claim["epsilon"]
     if not is_close(stated, epsilon):
         yield Problem("claim.epsilon", f"the events cost {epsilon:.6g}, not {stated:.6g}")
+        return  # other prices of these events say no more
+    for group in claim.get("groups", ()):
+        k, of_group = group["records"], group["epsilon"]
+        again_of_group = group_price(event, k, claim["delta"], relation)
+        if not is_close(*(math.inf if e is None else e for e in (of_group, again_of_group))):
+            yield Problem("claim.groups", f"the epsilon for {k} records is another one")
+    if claim["unit"] != "record" and claim.get("groups"):
+        yield Problem("claim.groups", "must be empty unless the unit is a record")
     if certificate["version"] > 1 and set(certificate["context"]) != set(CONTEXT):
         yield Problem("context", f"must have {', '.join(CONTEXT)}")
     if claim["sampling"]["assumed"] != str(event):

@@ -22,15 +22,24 @@ from tacit.experiments import (
     Facts,
     LogitStudy,
     Metric,
-    Point,
     RunFolder,
     Summary,
     Sweep,
 )
 from tacit.report.certificate import CONTEXT
 from tacit.report.figures import Figure, PictureRow, Role, Series, Surface, files, to_svg_file
-from tacit.report.page import Number, Page, Section, cautions, promise, render, strength
+from tacit.report.page import (
+    Number,
+    Page,
+    Section,
+    cautions,
+    noise_over_time,
+    promise,
+    render,
+    strength,
+)
 from tacit.report.run_certificate import randomness_of, write_certificate
+from tacit.report.transfer_figures import transfer_figures
 
 REPORT, FIGURES = "report.html", "figures"
 STUDY = "study.json"
@@ -52,7 +61,7 @@ def write_page(folder: str | Path) -> Path:
     if (Path(folder) / SWEEP).is_file():
         sweep = Sweep.read(folder)
         figures = sweep_figures(sweep)
-        return _write(RunFolder(folder), figures, _sweep_page(sweep, figures))
+        return write_report(RunFolder(folder), figures, _sweep_page(sweep, figures))
     run = RunFolder(folder)
     facts = run.facts()
     certificate = write_certificate(run)
@@ -60,27 +69,18 @@ def write_page(folder: str | Path) -> Path:
     results = _statistics_sections(facts, run)
     for figure in (figure for section in attacks for figure in section.figures):
         run.write(f"{FIGURES}/{figure.name}.svg", to_svg_file(figure))  # the audit wrote the data
-    return _write(run, figures, page_of(facts, certificate, figures, (*results, *attacks)))
+    return write_report(run, figures, page_of(facts, certificate, figures, (*results, *attacks)))
 
 
 def write_logit_report(study: LogitStudy, folder: str | Path) -> Path:
     """Write study.json, the figures and report.html, and return the page's path."""
     run, figures = RunFolder(folder), logit_figures(study)
     run.write(STUDY, json.dumps(study.to_dict(), indent=2, allow_nan=False) + "\n")
-    return _write(run, figures, _logit_page(study, figures))
+    return write_report(run, figures, _logit_page(study, figures))
 
 
-def write_pate_sweep(setting: str, points: Sequence[Point], folder: str | Path) -> None:
-    """Draw accuracy and epsilon of a PATE sweep against the varied setting, into `folder`."""
-    rows = [point._asdict() | {setting: point.value} for point in points]
-    figures = (
-        _line(rows, "accuracy", setting, title="Accuracy of the student", caption="One run each."),
-        _line(rows, "epsilon", setting, title="Epsilon of each run, if it alone is released"),
-    )
-    _write_figures(RunFolder(folder), figures)
-
-
-def _write(run: RunFolder, figures: Iterable[Figure], page: Page) -> Path:
+def write_report(run: RunFolder, figures: Iterable[Figure], page: Page) -> Path:
+    """Write the figures and the page report.html into the folder `run`; return the page's path."""
     _write_figures(run, figures)
     return run.write(REPORT, render(page))
 
@@ -100,6 +100,8 @@ def run_figures(facts: Facts, run: RunFolder) -> tuple[Figure, ...]:
     private = run.read_lines(facts.metrics_file) if facts.metrics_file else []
     if facts.method == "PATE" and len(private) < 2:
         return ()
+    if facts.method == "transfer":
+        return transfer_figures(read_json(run / facts.model_file))
     if facts.method == "PATE":
         cost = f"Epsilon at delta {facts.delta:g} after each number of answers, for any data."
         taught = "Accuracy on public test records of a student that learns from these answers only."
@@ -153,7 +155,11 @@ def page_of(
         figures=figures,
         sections=(*sections, _levels(facts, epsilon)),
         prices=tuple(certificate["prices"]),
-        fields=(*_fields(facts, epsilon), *_context_fields(certificate)),
+        fields=(
+            *_fields(facts, epsilon),
+            *_group_fields(certificate),
+            *_context_fields(certificate),
+        ),
         certificate=certificate,
         footer=f"Written by tacit {facts.versions.get('tacit', '')}; run of {facts.created}.",
     )
@@ -212,6 +218,7 @@ def _fields(facts: Facts, epsilon: float) -> tuple[tuple[str, str], ...]:
         ("Accounting", "privacy loss distributions with certified error; others for comparison"),
         ("Sampling assumed", facts.sampling_assumed),
         ("Sampling used", facts.sampling_used),
+        *noise_over_time(facts.event, facts.hyperparameters.get("noise_saving")),
         ("What is released", "; ".join(facts.released)),
         ("Assumed public", "; ".join(facts.assumed_public)),
         ("Uses of the data", "; ".join(f"{t.what} ({t.cost}): {t.how}" for t in facts.touches)),
@@ -221,6 +228,17 @@ def _fields(facts: Facts, epsilon: float) -> tuple[tuple[str, str], ...]:
         ("Hyperparameters", ", ".join(f"{k} {v}" for k, v in facts.hyperparameters.items())),
         ("Software", ", ".join(f"{k} {v}" for k, v in facts.versions.items())),
     )
+
+
+def _group_fields(certificate: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Return a row with epsilon for persons who have several records, if the unit is a record."""
+    groups = certificate["claim"].get("groups", ())
+    shown = [
+        f"{group['records']} records: "
+        + ("not known" if group["epsilon"] is None else f"{group['epsilon']:.4g}")
+        for group in groups
+    ]
+    return (("Epsilon for a person with several records", "; ".join(shown)),) if shown else ()
 
 
 def _context_fields(certificate: dict[str, Any]) -> tuple[tuple[str, str], ...]:

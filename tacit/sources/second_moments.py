@@ -161,17 +161,17 @@ def fit_linear(
             lambda row_norm: _moments(rows, schema, row_norm).scaled(),
             n_features=n_features,
             n_records=size,
+            is_user=schema.unit == "person",
         )
 
 
 def _from_partial(
     model: LinearRegression, known: GridMoments, bounds: FeatureBounds, n_records: int
 ) -> LinearRegression:
-    lower, upper, norm = bounds
-    n_features = len(lower)
+    n_features = len(bounds.lower)
     # Rows were not shrunk, so the longest row that the bounds allow must be paid for.
-    largest = norm if norm is not None else math.sqrt(n_features)
-    model.bounds = Bounds(lower, upper, largest)
+    largest = bounds.norm if bounds.norm is not None else math.sqrt(n_features)
+    model.bounds = Bounds(*bounds._replace(norm=largest))
 
     def unshrunk(row_norm: float) -> SecondMoments:
         if row_norm < math.hypot(1.0, largest) * (1 - 1e-12):
@@ -283,5 +283,8 @@ def fit_logistic(
         rows = opened.features(schema)
         size = require_few_rows(rows.count() if n_records is None else n_records)
         return model.fit_rows(
-            GridRows(rows, n_features), classes=schema.classes, n_records=size
-        )  # fmt: skip
+            GridRows(rows, n_features),
+            classes=schema.classes,
+            n_records=size,
+            is_user=schema.unit == "person",
+        )

@@ -38,6 +38,7 @@ def describe(
     >>> round(found["age", "mean"].value)
     41
     """
+    terms = _of_persons(schema, terms)
     with open_table(table, schema) as opened:
         rows = opened.coded(schema)
         return summaries.describe(
@@ -64,7 +65,7 @@ def count_outside(
     """
     with open_table(table, schema) as opened:
         found = flag_counts(opened.coded(schema), schema)
-    return summaries.count_outside(found, tolerated=tolerated, **terms)
+    return summaries.count_outside(found, tolerated=tolerated, **_of_persons(schema, terms))
 
 
 def flag_counts(rows: EngineTable, schema: Schema) -> dict[str, FlagCounts]:
@@ -120,6 +121,11 @@ def count_votes(
         if 0 <= asked < n_queries and 0 <= answer < n_classes:
             votes[asked, answer] = n
     return votes
+
+
+def _of_persons(schema: Schema, terms: ReleaseTerms) -> ReleaseTerms:
+    """Return the terms with one record per person if the schema names persons: one is kept."""
+    return {**terms, "records_per_person": 1} if schema.unit == "person" else terms
 
 
 def _column(values: list[Any]) -> Any:  # Any: numbers as an array, texts as a list

@@ -6,6 +6,7 @@ is released has an `event`; with `ledger=` it is paid before anything is release
 """
 
 from tacit.summaries.averages import covariance, mean, variance
+from tacit.summaries.contributions import choose_bound, limit_records
 from tacit.summaries.counts import (
     FlagCounts,
     OutsideCount,
@@ -30,12 +31,14 @@ __all__ = [
     "Tally",
     "accuracy",
     "auc",
+    "choose_bound",
     "contingency_table",
     "count",
     "count_outside",
     "covariance",
     "describe",
     "histogram",
+    "limit_records",
     "log_loss",
     "mean",
     "mean_squared_error",

@@ -362,7 +362,7 @@ def _check_schema(
         relation=terms.relation,
         ledger=terms.ledger,
         rng=terms.rng,
-        records_per_person=terms.records_per_person,
+        **({"records_per_person": terms.records_per_person} if terms.is_of_persons else {}),
     )
     if found.is_hopeless:
         raise ValueError(

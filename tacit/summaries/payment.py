@@ -54,7 +54,8 @@ class ReleaseTerms(TypedDict, total=False):
     which tables are neighbors; `ledger` pays before anything is released (without one, account for
     `event` of the result); `rng` is None for fresh noise, a seed for tests only; `confidence` is
     that of every interval (default 0.95); `records_per_person` is the largest number of records
-    that one person has in the table (default 1). The last is a declared fact: it is not checked.
+    that one person has in the table, and then a ledger must count persons. Without it, the unit is
+    a record. It is a declared fact that is not checked; `limit_records` makes it true.
     """
 
     epsilon: Required[float]
@@ -77,6 +78,7 @@ class Terms:
     rng: Rng
     confidence: float = 0.95
     records_per_person: int = 1
+    is_of_persons: bool = False  # whether `records_per_person` was declared
 
     @classmethod
     def check(cls, terms: ReleaseTerms) -> "Terms":
@@ -95,6 +97,7 @@ class Terms:
             records_per_person=whole(
                 records_per_person=terms.get("records_per_person", 1), least=1
             ),
+            is_of_persons="records_per_person" in terms,
         )
 
     def less(self, share: float) -> "Terms":
@@ -229,6 +232,7 @@ class Division:
 def pay(event: Event, note: str, terms: Terms) -> Event:
     """Spend `event` on the ledger of the terms, if there is one, and return the event."""
     if terms.ledger is not None:
+        terms.ledger.require_unit(is_user=terms.is_of_persons)
         terms.ledger.spend(event, note=note)
     return event
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tacit.training.adam import AdamBC
     from tacit.training.adaptive_clipping import AdaptiveClip
     from tacit.training.automatic_clipping import Automatic
+    from tacit.training.banded_noise import Banded, choose_bands, price_bands
     from tacit.training.clip import ClippedSum, Flat, PerGroup, PerLayer
     from tacit.training.distributed import Ranks
     from tacit.training.ema import EMA
@@ -26,11 +27,13 @@ if TYPE_CHECKING:
     from tacit.training.noise import NoisyMean
     from tacit.training.plan import Exponential, Linear, Stairs, count_steps
     from tacit.training.private import Private
+    from tacit.training.users import Users, advise_sampling
 
 _HOMES = {
     "AdamBC": "adam",
     "AdaptiveClip": "adaptive_clipping",
     "Automatic": "automatic_clipping",
+    "Banded": "banded_noise",
     "ClippedSum": "clip",
     "EMA": "ema",
     "Exponential": "plan",
@@ -44,10 +47,14 @@ _HOMES = {
     "Ranks": "distributed",
     "Speed": "make",
     "Stairs": "plan",
+    "Users": "users",
+    "advise_sampling": "users",
+    "choose_bands": "banded_noise",
     "clipped_sum": "engines",
     "count_steps": "plan",
     "fix": "mixing",
     "make_private": "make",
+    "price_bands": "banded_noise",
 }
 
 __all__ = [
@@ -55,6 +62,7 @@ __all__ = [
     "AdamBC",
     "AdaptiveClip",
     "Automatic",
+    "Banded",
     "ClippedSum",
     "Exponential",
     "Flat",
@@ -67,10 +75,14 @@ __all__ = [
     "Ranks",
     "Speed",
     "Stairs",
+    "Users",
+    "advise_sampling",
+    "choose_bands",
     "clipped_sum",
     "count_steps",
     "fix",
     "make_private",
+    "price_bands",
 ]
 
 __getattr__ = lazy(__name__, _HOMES)

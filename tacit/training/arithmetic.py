@@ -225,6 +225,10 @@ def largest_lot(sampler: object, n_records: int) -> int:
         return -(-sampler.n_records // sampler.steps)
     if isinstance(sampler, sampling.RandomAllocation):
         return _binomial_bound(n_records + 1, 1 / sampler.steps)
+    if isinstance(sampler, sampling.CyclicPoisson):
+        return _binomial_bound(n_records + 1, sampler.rate / sampler.groups)
+    if isinstance(sampler, sampling.FixedOrder) and sampler.places is None:
+        return _binomial_bound(n_records + 1, 1 / sampler.steps)
     if isinstance(sampler, sampling.TruncatedPoisson):
         return min(sampler.max_batch, _binomial_bound(n_records + 1, sampler.rate))
     if isinstance(sampler, sampling.Poisson):

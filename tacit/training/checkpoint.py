@@ -30,7 +30,7 @@ import uuid
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -41,20 +41,21 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from tacit._check import whole
-from tacit.events import Event
+from tacit.events import BandedGaussian, Event
 from tacit.events import Sequence as EventSequence
 from tacit.ledger import Entry, Ledger
 from tacit.ledger import Plan as ReservedPlan
 from tacit.training.arithmetic import Arithmetic
 from tacit.training.clip import Clip
 from tacit.training.distributed import Ranks, is_sharded
+from tacit.training.ema import TailMean
 from tacit.training.fingerprint import program_digest, without_addresses
 from tacit.training.grid_noise import TILE
 from tacit.training.key import Key
 from tacit.training.lots import Lots
 from tacit.training.noise import NoisyMean
 from tacit.training.padding import Padding
-from tacit.training.plan import EpochSampler, TrainingPlan
+from tacit.training.plan import EpochSampler, RunSampler, TrainingPlan
 from tacit.training.program_state import ProgramState
 from tacit.training.released_sums import ReleasedSums
 from tacit.training.tree import LossFn
@@ -81,8 +82,10 @@ class RunState:
     _lot_sum: Any  # a callable: how lots are summed
     arithmetic: Arithmetic
     _clip_moves: tuple[float, ...]
+    _parameters: dict[str, nn.Parameter]
 
-    def __init__(self) -> None:
+    def __init__(self, mean: TailMean | None = None) -> None:
+        self._mean = mean  # of the weights, with correlated noise
         self._run = uuid.uuid4().hex
         self._paid = 0  # steps
         self._reserved: ReservedPlan | None = None
@@ -130,6 +133,8 @@ class RunState:
             "digest": self._digest(),
             "salt": self._salt.secret.hex(),
             "binding": self._binding(),
+            "noise": self._noise.state(),
+            "mean": self._mean and self._mean.state(),
             "tags": self._tags,
         }
 
@@ -178,12 +183,16 @@ class RunState:
         if self._lots.padding is not None:
             saved = state.get("padding") or {}  # of another form before version 3
             own = self._lots.padding.within(state["microbatch"])
-            self._lots.padding = Padding(**saved) if "multiple" in saved else own
+            known = {"is_for_all": own.is_for_all, **saved}  # which older ones lack
+            self._lots.padding = Padding(**known) if "multiple" in saved else own
         self.steps_taken = state["steps_taken"]
         self._clip_moves = tuple(state["clip_moves"])
         if "salt" in state:  # since version 2
             self._salt = Key(bytes.fromhex(state["salt"]))
         self._use(Key(bytes.fromhex(state["key"])))
+        self._noise.load_state(state.get("noise"))
+        if self._mean is not None and state.get("mean"):
+            self._mean.load_state(state["mean"])
         self._loaded = copy.deepcopy(state)
         if lost_steps is not None:
             self._take_fresh_key(lost_steps)
@@ -296,7 +305,7 @@ class RunState:
         taken = self._ranks.share(self._steps_in_ledger()) or 0
         lost = max(lost_steps, taken - self.steps_taken)
         event = _lost_event(self._plan, self.steps_taken, lost)
-        if lost:
+        if event != EventSequence(()):
             note = f"lost steps of run {self._run}"
             self._ranks.on_first(lambda: self.ledger.spend(event, note=note))
         key, sums = self._ranks.share(Key.fresh()), ReleasedSums(self.ledger.path, self._run)
@@ -311,8 +320,41 @@ class RunState:
 
         self._ranks.on_first(take_over)
         self._use(key)
+        self._noise.start_anew(self.steps_taken)
         self._sums, self._loaded, self._loaded_at, self._is_replay = sums, None, None, False
         return lost
+
+    @contextmanager
+    def averaged(self) -> Iterator[nn.Module]:
+        """Give the model the mean weights of the last steps so far inside the block.
+
+        `noise=Banded(...)` averages them, and the model keeps the mean when the run ends. Without
+        it, or before the last steps, the model stays as it is.
+        """
+        if self._mean is None or not self._mean.updates:
+            yield self._model
+            return
+        with self._mean.applied() as model:
+            yield model
+
+    def _observe(self, scales: Sequence[float]) -> None:
+        """Before a step moves them, add the weights to their mean, and state the noise's scale.
+
+        Optimizers that correct for noise, such as `AdamBC`, are given that public number.
+        """
+        if self._mean is not None:
+            self._mean.observe(self.steps_taken)
+        state_noise = getattr(self._optimizer, "state_noise", None)
+        if state_noise is not None:
+            step, plan = self.steps_taken, self._plan
+            factor = plan.noise_at(step) * self._noise.deviation(step) / plan.expected_batch
+            stds = [factor * scale for scale in scales]
+            state_noise(zip(self._parameters.values(), stds, strict=True))
+
+    def _end_run(self) -> None:
+        """Set the model to the mean of its last weights if the run is over and averages them."""
+        if self._mean is not None:
+            self._mean.apply_at_end(self.steps_taken)
 
     def _use(self, key: Key) -> None:
         self._lots.use(key)
@@ -548,6 +590,8 @@ def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
 def _lost_event(plan: TrainingPlan, steps_taken: int, lost_steps: int) -> Event:
     """Return the event of the `lost_steps` taken after the checkpoint, to be paid once more."""
     sampler = plan.sampler
+    if isinstance(sampler, RunSampler) and plan.noise_multipliers[0]:
+        return _lost_turns(plan.training_event, steps_taken, lost_steps)
     if isinstance(sampler, EpochSampler) and steps_taken % sampler.steps:
         raise ValueError(
             "lost_steps can only be given for a checkpoint at the end of an epoch: in the middle "
@@ -555,6 +599,22 @@ def _lost_event(plan: TrainingPlan, steps_taken: int, lost_steps: int) -> Event:
         )
     multipliers = plan.noise_multipliers[steps_taken : steps_taken + lost_steps]
     return plan.event_of(multipliers) if multipliers else EventSequence(())
+
+
+def _lost_turns(event: Event, steps_taken: int, lost_steps: int) -> Event:
+    """Return what a run in which records take turns costs more if it starts anew at a step.
+
+    The lost steps are the end of one run, and those that follow are another run, with new turns and
+    without the residuals of the first (`banded_noise`). One after the other they have as many turns
+    of a record as both together. If columns overlap, the first run is paid on its own.
+    """
+    assert isinstance(event, BandedGaussian)
+    first, second = steps_taken + lost_steps, event.steps - steps_taken
+    turns = [-(-steps // event.separation) for steps in (first, second, event.steps)]
+    extra = turns[0] + turns[1] - turns[2]
+    if len(event.column) > event.separation or event.participations is not None:
+        return replace(event, steps=first) if first else EventSequence(())
+    return replace(event, steps=extra * event.separation) if extra else EventSequence(())
 
 
 def _bytes(value: Any) -> bytes:  # Any: options and state of any optimizer

@@ -1,4 +1,4 @@
-"""Running mean of the weights, which costs no privacy: it only reads released values.
+"""Running means of the weights, which cost no privacy: they only read released values.
 
 De et al. 2022 (arXiv:2204.13650), section 3: averaging the iterates removes much of the noise that
 DP-SGD adds, at no cost in privacy (post-processing).
@@ -6,12 +6,16 @@ DP-SGD adds, at no cost in privacy (post-processing).
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from tacit._check import in_open_unit
 from tacit.training.clip import trainable
+from tacit.training.distributed import like_parameter
+from tacit.training.tensor_text import from_text, to_text
 
 
 class EMA:
@@ -36,12 +40,15 @@ class EMA:
     @torch.no_grad()
     def update(self) -> None:
         """Update the mean with the model's current weights; call this after each training step."""
-        decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
+        decay = self._next_decay()
         current = trainable(self._model)
         means = [self._means[name] for name in current]
         for mean, weight in zip(means, current.values(), strict=True):
             mean.lerp_(weight, 1 - decay)
         self.updates += 1
+
+    def _next_decay(self) -> float:
+        return min(self.decay, (1 + self.updates) / (10 + self.updates))
 
     @contextmanager
     def applied(self) -> Iterator[nn.Module]:
@@ -67,6 +74,54 @@ class EMA:
         self.decay = in_open_unit(decay=state["decay"])
         self.updates = int(state["updates"])  # type: ignore[call-overload]  # written by state_dict
         _copy(means, self._means)
+
+
+class TailMean(EMA):
+    """Mean of a model's parameters over the last `share` of the steps of a run of `steps` steps.
+
+    Correlated noise (`banded_noise`) gains by it: noise that cancels over time is small in sums of
+    steps, and so in the mean of many weights, and large in a single step.
+    """
+
+    def __init__(self, model: nn.Module, *, steps: int, share: float) -> None:
+        super().__init__(model)
+        self._steps = steps
+        self._first = steps - int(share * steps)
+        self._next = self._first  # steps after which the weights are added next
+
+    def observe(self, steps_taken: int) -> None:
+        """Add the weights that the model has after `steps_taken` steps, once, if they count."""
+        if steps_taken >= max(1, self._next):
+            self.update()
+            self._next = steps_taken + 1
+
+    def apply_at_end(self, steps_taken: int) -> None:
+        """Set the model to the mean, for good, if its run is over; weights count once."""
+        if steps_taken == self._steps and self._next <= self._steps:
+            self.observe(steps_taken)
+            _copy(self._means, trainable(self._model))
+
+    def state(self) -> dict[str, object]:
+        """Return the mean as JSON values; of a sharded model the whole of it, on every rank."""
+        means = (
+            {
+                n: to_text(m.full_tensor() if isinstance(m, DTensor) else m)
+                for n, m in self._means.items()
+            }
+            if self.updates
+            else {}
+        )
+        return {"updates": self.updates, "next": self._next, "means": means}
+
+    def load_state(self, state: dict[str, Any]) -> None:  # Any: JSON values
+        """Continue from a `state()`."""
+        self.updates, self._next = state["updates"], state["next"]
+        for name, text in state["means"].items():
+            mean = self._means[name]
+            mean.copy_(like_parameter(from_text(text).to(mean.device), mean))
+
+    def _next_decay(self) -> float:
+        return self.updates / (self.updates + 1)
 
 
 @torch.no_grad()

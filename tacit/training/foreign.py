@@ -20,6 +20,7 @@ from tacit.training.arithmetic import Arithmetic
 from tacit.training.checkpoint import RunState, State
 from tacit.training.clip import Clip, ClippedSum, trainable
 from tacit.training.distributed import gathered, is_sharded
+from tacit.training.ema import TailMean
 from tacit.training.engines.bookkeeping import Intercept, Stale, Tape, trace_for
 from tacit.training.engines.examples import Examples, as_written
 from tacit.training.engines.loop import clipped_sum_of
@@ -65,8 +66,14 @@ class ForeignLoops(RunState):
     _loss_fn: LossFn | None
     _parameters: dict[str, nn.Parameter]
 
-    def __init__(self, model: nn.Module, isolation: "Isolation", arithmetic: Arithmetic) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        model: nn.Module,
+        isolation: "Isolation",
+        arithmetic: Arithmetic,
+        mean: TailMean | None = None,
+    ) -> None:
+        super().__init__(mean)
         self.arithmetic = arithmetic
         self._isolation = isolation
         self._guard = isolation.guard
@@ -100,6 +107,7 @@ class ForeignLoops(RunState):
                 finally:
                     self._end_turn(mine)
                 microbatch = following
+        self._end_run()
 
     def backward(self, losses: Tensor) -> None:
         """Add up the microbatch's clipped gradients; call this in place of `loss.backward()`.
@@ -196,6 +204,11 @@ class ForeignLoops(RunState):
             raise RuntimeError(
                 "isolation='strict' covers private.step(batch) alone: a loop of your own computes "
                 "outside of the traced program. Use isolation='checked'."
+            )
+        if self._lots.records.of_users:
+            raise RuntimeError(
+                "users= covers private.step(batch) alone: a user's gradients are combined before "
+                "they are clipped. Use private.step, or Users(ids=..., sampled='records')."
             )
         # Random numbers that the loop draws, such as dropout, are repeated by a resumed run.
         reseed(self._lots.seed(self.steps_taken) + number, self._lots.records.device)

@@ -58,21 +58,19 @@ class Source(Protocol):
 
 
 class NoiseGrid(NamedTuple):
-    """The public grid of a sum: one number each for all coordinates, or one for each coordinate.
+    """The public grid of a sum.
 
     `step` is the distance of neighboring values, a power of two. `noise_steps` is the standard
     deviation of the noise in steps, 2^28 or more: 2^k to 2^(k + 1) for k of `make_grids`.
     """
 
-    step: float | Floats
-    noise_steps: float | Floats
-
-    def at(self, here: slice | Indices) -> "NoiseGrid":
-        """Return the grid of some of the coordinates."""
-        return self if isinstance(self.step, float) else NoiseGrid(*(field[here] for field in self))  # type: ignore[index]  # both are arrays
+    step: float
+    noise_steps: float
 
 
-def make_grids(noise_multiplier: float, scales: Sequence[float], dimension: int) -> list[NoiseGrid]:
+def make_grids(
+    noise_multiplier: float, scales: Sequence[float], dimension: int, *, bands: int = 1
+) -> list[NoiseGrid]:
     """Return a grid for each part of a sum with `dimension` coordinates in all, from its scale.
 
     Guarantee: one example moves the sum, each part divided by its scale, by at most 1 in L2 norm.
@@ -84,12 +82,18 @@ def make_grids(noise_multiplier: float, scales: Sequence[float], dimension: int)
     more, up to 40, as makes r <= 2^-10. A replaced example moves the sum by at most 2, and by less
     than 2 (1 + rho) after rounding.
 
+    With more than one of `bands`, one example moves that many releases, each rounded, and what is
+    kept between steps is rounded to 2^-24 noise deviations; doubles add less than 2^-24 to that
+    (`tacit.training.banded_noise` has the proof). So r is
+    (2^-k sqrt(bands) + 2^-23) noise_multiplier sqrt(d).
+
     >>> make_grids(1.0, [0.5], 10**6)[0].step == 2.0**-29
     True
     """
     spread = noise_multiplier * math.sqrt(max(1, dimension))
-    k = min(_FINEST, max(_COARSEST, math.ceil(math.log2(spread / _USUAL_RATIO))))
-    ratio = spread * 2.0**-k
+    several = math.sqrt(bands)
+    k = min(_FINEST, max(_COARSEST, math.ceil(math.log2(spread * several / _USUAL_RATIO))))
+    ratio = spread * (several * 2.0**-k + (2.0**-23 if bands > 1 else 0.0))
     if ratio > 0.5:
         raise ValueError(
             f"noise_multiplier must be below {2.0 ** (_FINEST - 1):.3g} / sqrt(number of "
@@ -104,98 +108,103 @@ def make_grids(noise_multiplier: float, scales: Sequence[float], dimension: int)
     return [NoiseGrid(step, std / step) for step, std in zip(steps, stds, strict=True)]
 
 
-def joined(grids: Sequence[NoiseGrid], sizes: Sequence[int]) -> NoiseGrid:
-    """Return one grid for parts of these sizes, one after the other."""
-    if len(set(grids)) == 1:
-        return grids[0]
-    return NoiseGrid(*(np.repeat(field, sizes) for field in zip(*grids, strict=True)))
+class SumOnGrid(NamedTuple):
+    """A flat part of a sum, its grid, and where it is released to: `out` may be `total` itself."""
+
+    total: NDArray[Any]  # Any: float32 or float64
+    grid: NoiseGrid
+    out: NDArray[Any]
+
+    def at(self, here: slice) -> "SumOnGrid":
+        """Return the coordinates in `here` only."""
+        return SumOnGrid(self.total[here], self.grid, self.out[here])
 
 
 def add_noise(
-    total: NDArray[Any],  # Any: float32 or float64
-    grid: NoiseGrid,
-    factor: float,
-    out: NDArray[Any],
-    *,
-    source: Source,
-    threads: int = 1,
+    parts: Sequence[SumOnGrid], factor: float, *, source: Source, threads: int = 1
 ) -> None:
-    """Write factor * step * (round(total / step) + integer noise) to `out`; both are flat.
+    """Write factor * step * (round(total / step) + integer noise) to `out` of each part.
 
-    Number i takes its noise from fixed words, so the number of threads does not matter.
+    Number i of all parts, one after the other, takes its noise from fixed words, so the number of
+    threads does not matter.
     """
 
-    def work(first: int) -> None:
-        here = slice(first, first + TILE)
+    def work(tile: int) -> None:
+        here = _between(parts, tile * TILE, (tile + 1) * TILE)
         with np.errstate(over="ignore"):  # too large a float32 is infinite, whatever the sum was
-            _add_to_tile(
-                total[here], grid.at(here), factor, out[here], source=source, tile=first // TILE
-            )
+            _add_to_tile(here, factor, source=source, tile=tile)
 
-    firsts = range(0, len(total), TILE)
-    if min(threads, len(firsts)) < 2:
-        for first in firsts:
-            work(first)
+    tiles = range(-(-sum(len(part.total) for part in parts) // TILE))
+    if min(threads, len(tiles)) < 2:
+        for tile in tiles:
+            work(tile)
         return
-    with ThreadPoolExecutor(min(threads, len(firsts))) as pool:
-        list(pool.map(work, firsts))
+    with ThreadPoolExecutor(min(threads, len(tiles))) as pool:
+        list(pool.map(work, tiles))
 
 
-def _add_to_tile(
-    total: NDArray[Any],
-    grid: NoiseGrid,
-    factor: float,
-    out: NDArray[Any],
-    *,
-    source: Source,
-    tile: int,
-) -> None:
+def _between(parts: Sequence[SumOnGrid], first: int, last: int) -> list[SumOnGrid]:
+    """Return the coordinates from `first` to `last` of all parts, one after the other."""
+    found, start = [], 0
+    for part in parts:
+        stop = start + len(part.total)
+        if start < last and first < stop:
+            found.append(part.at(slice(max(0, first - start), min(stop, last) - start)))
+        start = stop
+    return found
+
+
+def _add_to_tile(parts: Sequence[SumOnGrid], factor: float, *, source: Source, tile: int) -> None:
     """Release one tile, with words of two sequences: one for each number, and further ones.
 
     The few numbers whose first word does not decide are released again at the end.
     """
     draw, undecided, their_words = source.sequence(2 * tile), [], []
     # With one noise scale, the layers are scaled in its place: one pass less.
-    scale = grid.noise_steps if isinstance(grid.noise_steps, float) else 1.0
-    rest = NoiseGrid(grid.step, grid.noise_steps / scale)
-    layers = ziggurat()
+    grids = {part.grid for part in parts}
+    scale = next(iter(grids)).noise_steps if len(grids) == 1 else 1.0
+    layers, size = ziggurat(), sum(len(part.total) for part in parts)
     unit, inside = layers.unit * scale, layers.inside * scale
-    for i in range(0, len(total), _STRIP):
-        here = slice(i, min(i + _STRIP, len(total)))
-        words = draw(here.stop - i)
+    for first in range(0, size, _STRIP):
+        words = draw(min(_STRIP, size - first))
         noise = _SPACE.noise[: len(words)]
         late = _propose(words, noise, unit, inside)
-        undecided.append(i + late)
         their_words.append(words[late])
-        _release(total[here], noise, rest.at(here), factor, out[here])
-    late = np.concatenate(undecided)
-    if late.size:
-        noise = _finish(np.concatenate(their_words), source.sequence(2 * tile + 1))
-        again = np.empty(late.size, out.dtype)
-        _release(total[late], noise, grid.at(late), factor, again)
-        out[late] = again
+        start = 0
+        for part in _between(parts, first, first + _STRIP):
+            stop = start + len(part.total)
+            places = late[slice(*np.searchsorted(late, (start, stop)))] - start
+            undecided.append((part._replace(total=part.total[places]), places))
+            _release(part, noise[start:stop], scale, factor)
+            start = stop
+    noise, start = _finish(np.concatenate(their_words), source.sequence(2 * tile + 1)), 0
+    for part, places in undecided:
+        again = part._replace(out=np.empty(len(places), part.out.dtype))
+        _release(again, noise[start : start + len(places)], 1.0, factor)
+        part.out[places] = again.out
+        start += len(places)
 
 
-def _release(
-    total: NDArray[Any], noise: Floats, grid: NoiseGrid, factor: float, out: NDArray[Any]
-) -> None:
+def _release(part: SumOnGrid, noise: Floats, scale: float, factor: float) -> None:
     """Write factor * step * (round(total / step) + round(noise)) to `out`; overwrite `noise`.
 
-    Division by a power of two is exact. The sum of two doubles that are integers is the exact
-    integer or, beyond 2^53, the double nearest to it, which is a function of the exact integer. An
-    infinite sum, after an overflow, is limited: that never increases a distance.
+    The noise comes in units of its standard deviation over `scale`. Division by a power of two is
+    exact. The sum of two doubles that are integers is the exact integer or, beyond 2^53, the double
+    nearest to it, which is a function of the exact integer. An infinite sum, after an overflow, is
+    limited: that never increases a distance.
     """
+    total, (step, noise_steps), out = part
     x = _SPACE.floats[: len(total)] if len(total) <= _STRIP else np.empty(len(total))
     np.copyto(x, total)  # casts apart from products: numpy would buffer them
-    np.multiply(x, np.divide(1.0, grid.step), out=x)
+    np.multiply(x, 1.0 / step, out=x)
     np.rint(x, out=x)
     if not math.isfinite(total.dot(total)):
         np.clip(x, -(2.0**1000), 2.0**1000, out=x)
-    if not isinstance(grid.noise_steps, float) or grid.noise_steps != 1.0:
-        np.multiply(noise, grid.noise_steps, out=noise)
+    if noise_steps != scale:
+        np.multiply(noise, noise_steps / scale, out=noise)
     np.rint(noise, out=noise)
     np.add(x, noise, out=x)
-    np.multiply(x, np.multiply(grid.step, factor), out=x)
+    np.multiply(x, step * factor, out=x)
     np.copyto(out, x, casting="same_kind")
 
 

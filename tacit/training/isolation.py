@@ -6,7 +6,8 @@ program (data set, `collate_fn`, `augment`, model, `loss_fn`) on a lot and on al
 - *replaced*: a random half of the rows is replaced by other records, in place;
 - *removed*: a random half of the rows is left out;
 - *alone*: one row is the whole lot;
-- *after*: the same lot follows another one, so that state kept between calls shows.
+- *after*: the same lot follows another one, so that state kept between calls shows;
+- *first*: the same lot follows two different first lots, each in a process of its own.
 
 Rows that were kept must keep their loss and their clipped gradient. No altered copy shows every
 kind of mixing: only *removed* and *alone* show dependence on the size of the lot, and *replaced* is
@@ -24,9 +25,11 @@ nothing about them; by a comparison of laws, it is refused with probability 10^-
 needs a tolerance that rounding cannot reach: it is measured, row by row (`rounding`).
 """
 
-import functools
+import contextlib
+import copy
 import math
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -35,16 +38,17 @@ from torch import Tensor, nn
 
 from tacit._check import in_closed_unit
 from tacit.errors import IncompatibleModel
+from tacit.training.altered_lots import FEW_ROWS, REPETITIONS, AlteredLots
 from tacit.training.clip import Clip
 from tacit.training.distributed import Ranks, gathered
 from tacit.training.engines import clipped_sum
 from tacit.training.engines.examples import as_views, as_written
+from tacit.training.first_lots import FirstLots, can_run_first_lots
 from tacit.training.key import Key, randomness
 from tacit.training.lots import Lot
-from tacit.training.program_state import ProgramState, drawn_so_far
+from tacit.training.program_state import drawn_so_far
 from tacit.training.records import Indices, Records
-from tacit.training.rounding import ROOM, Rounding, distance, rounding_unit, summary_of
-from tacit.training.sequential_test import differ_in_law
+from tacit.training.rounding import as_double
 from tacit.training.tree import Batch, LossFn, check_losses, with_rows
 from tacit.training.withheld_errors import ErrorGuard
 
@@ -86,6 +90,9 @@ class Isolation:
         """Return a bound on the probability that mixing in a share of the lots was not found."""
         return 0.0 if self.is_certain else chance_of_missing(share, 0)
 
+    def check_first(self, rows: int, key: Key, *, expected: float) -> None:
+        """Raise `IncompatibleModel` if a test before the run fails; here there is none."""
+
     def check_lot(self, lot: Lot, key: Key, ranks: Ranks) -> None:
         """Raise `IncompatibleModel` if a test of this lot fails; here there is none."""
 
@@ -112,11 +119,13 @@ class CheckedIsolation(Isolation):
     ) -> None:
         self.guard = ErrorGuard() if guard is None else guard
         self.checks = self.halves = 0
+        self.is_double = False
         self.loss_unit = 0.0  # unit of rounding of the losses, known after a run
         self.model, self.loss_fn, self.records, self.clip = model, loss_fn, records, clip
         self.views, self.augment, self.engine = views, augment, engine
         self.roots = (model, loss_fn, augment, *records.program)
         self._gap = max(1, min(64, steps // 4))  # steps between two tests, on average
+        self.first_lots: FirstLots | None = None
         self._refusal: IncompatibleModel | None = None
 
     @property
@@ -135,6 +144,15 @@ class CheckedIsolation(Isolation):
         """Return a bound on the probability that mixing in a share of the lots was not found."""
         return chance_of_missing(share, self.halves)
 
+    def before_the_first_record(self, ranks: Ranks) -> None:
+        """Keep a copy of this process, in which the program has seen no record, for `check_first`.
+
+        There is none for programs on a GPU or on several ranks: a copy can use neither.
+        """
+        if ranks.size == 1 and can_run_first_lots(self.records.device):
+            with contextlib.suppress(OSError):  # out of memory or of processes
+                self.first_lots = FirstLots(self.losses, self.roots)
+
     def check_first(self, rows: int, key: Key, *, expected: float) -> None:
         """Check lots of random records, hard, before anything is released.
 
@@ -143,7 +161,7 @@ class CheckedIsolation(Isolation):
         """
         rng = key.numpy("isolation", 0)
         lot = rng.choice(len(self.records), max(4, rows), replace=max(4, rows) > len(self.records))
-        usual = rng.poisson(expected, size=_TIMES - 1)
+        usual = rng.poisson(expected, size=REPETITIONS - 1)
         self.guard(self.check, lot, rng, np.clip(usual, min(4, len(lot)), len(lot)))
         self._plan_next(0, key)
 
@@ -168,7 +186,7 @@ class CheckedIsolation(Isolation):
         self._plan_next(lot.step, key)
 
     def _check_once(self, indices: Indices, rng: np.random.Generator) -> None:
-        trial = _Trial(self, self._full(indices, rng), rng)
+        trial = AlteredLots(self, self._full(indices, rng), rng)
         tests = [trial.replace] * 4 + [trial.replace_gradients, trial.follow]
         tests += [trial.remove, trial.isolate]
         try:
@@ -189,14 +207,15 @@ class CheckedIsolation(Isolation):
         data. Repeated tests take the first rows of the lot, as many as `sizes` says.
         """
         with gathered(self.model):
-            whole = self._full(lot, rng)
-            trial = _Trial(self, whole, rng, is_thorough=True)
+            whole, began = self._full(lot, rng), time.monotonic()
+            trial = AlteredLots(self, whole, rng, is_thorough=True)
             try:
                 trial.replace()
                 trial.isolate()
                 trial.follow()
                 trial.remove()
-                for size in sizes:
+                more = np.resize(sizes, _MORE if trial.is_random() else 0)
+                for size in (*sizes, *more):
                     trial.begin(whole[:size])
                     trial.replace()
                     trial.isolate()
@@ -204,8 +223,11 @@ class CheckedIsolation(Isolation):
                 trial.follow_by_gradients()
                 trial.replace_gradients()
                 trial.remove_gradients()
+                trial.begin(whole[:FEW_ROWS])
+                trial.follow_first_lots(seconds=3 + time.monotonic() - began)
             finally:
                 trial.state.restore()
+                self.first_lots = None
 
     def _full(self, lot: Indices, rng: np.random.Generator) -> Indices:
         """Return the lot, filled up to four rows: an empty draw shows nothing."""
@@ -243,410 +265,23 @@ class CheckedIsolation(Isolation):
             )
         return torch.cat([t.flatten().double() for t in total.sums.values()])
 
+    def with_double(self, model: nn.Module) -> "CheckedIsolation":
+        """Return this program with records in float64 and a `model` in float64."""
+        double = copy.copy(self)
+        double.model, double.is_double = model, True
+        double.roots = (model, *self.roots[1:])
+        return double
+
     def batch(self, indices: Indices) -> Batch:
         """Return these records as the model sees them: fetched, collated, augmented. Private."""
         batch = as_views(self.records.fetch(indices), self.views, self.augment)
+        if self.is_double:
+            batch = as_double(batch)
         self.shapes = [t.shape for t in with_rows(batch)[0]]
         return batch
 
 
-class _Trial:
-    """One check: runs of the program on one lot and on altered copies of it, and their comparison.
-
-    Every run starts from the same Python state and the same random numbers.
-    """
-
-    def __init__(
-        self,
-        program: CheckedIsolation,
-        rows: Indices,
-        rng: np.random.Generator,
-        *,
-        is_thorough: bool = False,
-    ) -> None:
-        self.program, self.rng = program, rng
-        self.is_thorough = is_thorough
-        self._earlier = _EARLIER if is_thorough else 1
-        self._has_replaced_in_law = False
-        self.state = ProgramState(*program.roots)
-        self.begin(rows)
-
-    def begin(self, rows: Indices) -> None:
-        """Run a lot with random numbers that were not used before."""
-        self.rows = rows
-        self.seed = int(self.rng.integers(2**31))
-        self.state.restore()
-        with randomness(self.seed, self.program.records.device):
-            global_generators = drawn_so_far(self.program.records.device)
-        self._start = [*global_generators, *self.state.generators()]
-        with rounding_unit() as unit:
-            self.base = self.losses(self.rows)
-        self.draws, self._shapes = self._last_draws, self.program.shapes
-        self.rounding = Rounding(self, unit())
-
-    def warm_up(self) -> None:
-        """Compute a gradient: engines look at a new program closely, and call it more often."""
-        self.gradient(self.rows, np.arange(len(self.rows)))
-
-    def replace(self) -> None:
-        """Replace a random half of the rows by other records, in place.
-
-        Lots padded to another length run other kernels. If these may round coarsely, a small
-        difference says nothing, and another half is replaced.
-        """
-        for _ in range(_TIMES):
-            kept, rows = self._half()
-            after = self.losses(rows)[kept]
-            if self._is_alike() or self._differ(kept, after, is_fine=False):
-                break
-        else:
-            return self._passed()
-        if _are_equal(self.base[kept], after):
-            return self._passed(halves=1)
-        if self.rounding.is_unrepeatable:
-            return self._replace_in_law()
-        if not self._differ(kept, after, is_fine=True):
-            return self._passed(halves=1)
-        # Random programs cannot be run on clones, which tell mixing from coarse rounding.
-        if self._draws_alike() and not (self._is_random() and self.rounding.is_coarse):
-            self._refuse("replaced")
-        return self._replace_in_law()
-
-    def _replace_in_law(self) -> None:
-        """Compare laws of losses: here other rows get other random numbers.
-
-        They do if a record decides how many are drawn, seeds the generators, or if generators
-        cannot be put back. Rows before all replaced ones get the same, as a rule. Unless this check
-        is thorough, they are compared first, which is cheaper. Laws are compared once in a check,
-        since it takes many runs.
-        """
-        if not self.is_thorough:
-            kept = np.arange(len(self.rows) // 2)
-            rows = np.concatenate([self.rows[kept], self._others()[len(kept) :]])
-            after = self.losses(rows)[kept]
-            if _are_equal(self.base[kept], after) or not self._differ(kept, after, is_fine=True):
-                return
-        if not self._has_replaced_in_law:
-            self._has_replaced_in_law = True
-            for first, second, kept in self._filled_lots():
-                self._compare_laws("replaced", (first, kept), (second, kept))
-
-    def _filled_lots(self) -> Iterator[tuple[Indices, Indices, Indices]]:
-        """Yield pairs of lots that share some rows, and the places of these rows.
-
-        One record in place of all others moves a law that averages over the lot the most. The lot
-        itself is paired with one that is filled with the record of the largest loss. Then two lots
-        are paired that keep the other half and are filled with the records of the smallest and of
-        the largest loss. So every row is replaced in one of the pairs.
-        """
-        by_loss = self._by_loss()
-        half, _ = self._half()
-        for kept in (half, np.setdiff1d(np.arange(len(self.rows)), half)):
-            low, high = (np.full_like(self.rows, record) for record in by_loss[[0, -1]])
-            low[kept] = high[kept] = self.rows[kept]
-            yield self.rows if kept is half else low, high, kept
-
-    def _compare_laws(
-        self, how: str, first: tuple[Indices, Indices], second: tuple[Indices, Indices]
-    ) -> None:
-        """Refuse if the losses of the same records in two lots have different laws.
-
-        A lot is given with the places of these records in it. Every run has random numbers of its
-        own, so it takes many runs.
-        """
-        slack = self.rounding.slack(8, is_fine=how == "replaced")[first[1]].cpu()
-        if differ_in_law(
-            lambda: self._random_losses(*first),
-            lambda: self._random_losses(*second),
-            self.rng,
-            slack=slack,
-        ):
-            raise IncompatibleModel(_REASONS[how])
-        self._passed()
-
-    def _compare_laws_of_gradients(self, how: str) -> None:
-        """Refuse if the gradient of a few rows changes in law when others are altered.
-
-        Gradients take longer than losses, so it is done with a small part of the lot.
-        """
-        rows = self.rows[:_FEW]
-        kept = np.arange(-(-len(rows) // 4))
-        altered = rows[kept]
-        if how == "replaced":
-            altered = np.resize(self._others()[:1], len(rows))
-            altered[kept] = rows[kept]
-        if differ_in_law(
-            lambda: self._random_gradient(rows, kept),
-            lambda: self._random_gradient(altered, kept),
-            self.rng,
-            slack=self.rounding.slack_of_gradients(rows, kept, 2, is_fine=how == "replaced"),
-        ):
-            raise IncompatibleModel(_REASONS[how])
-        self._passed()
-
-    def _random_losses(
-        self, rows: Indices, kept: Indices, *, after: Indices | None = None
-    ) -> Tensor:
-        seed = self._reseed()
-        if after is not None:
-            for number in range(self._earlier):
-                self.program.losses(after, seed + 1 + number)
-        return self.program.losses(rows, seed)[0][kept].cpu()
-
-    def _random_gradient(self, rows: Indices, kept: Indices) -> Tensor:
-        return summary_of(self.program.gradient(rows, self._reseed(), kept)).cpu()
-
-    def _reseed(self) -> int:
-        """Put the state back, give all generators new random numbers, and return their seed."""
-        seed = int(self.rng.integers(2**31))
-        self.state.restore()
-        self.state.seed_generators(seed)
-        return seed
-
-    def replace_gradients(self) -> None:
-        """Replace a random half of the rows, and compare the clipped gradients of the others."""
-        kept, rows = self._half()
-        before, after = self.gradient(self.rows, kept), self.gradient(rows, kept)
-        if torch.equal(before, after):
-            return self._passed(halves=1)
-        if not self.rounding.is_unrepeatable:
-            if not self._are_far(before, after, kept, is_fine=self._is_alike()):
-                return self._passed(halves=1)
-            if self._draws_alike():
-                self._refuse("replaced")
-        return self._compare_laws_of_gradients("replaced") if self.is_thorough else None
-
-    def follow(self) -> None:
-        """Run the lot after itself, and after a lot of which half of the rows were replaced."""
-        _, rows = self._half()
-        after_itself = self.losses(self.rows, after=self.rows)
-        after_another = self.losses(self.rows, after=rows)
-        if not _are_equal(after_itself, after_another):
-            if self._has_memory(rows):
-                self._refuse("after")
-            if self.rounding.is_unrepeatable:
-                return self._follow_in_law()
-        return self._passed()
-
-    def _follow_in_law(self) -> None:
-        """Compare laws of the losses after a lot of the record of the largest loss and another lot.
-
-        That is the lot itself, and one filled with the record of the smallest loss.
-        """
-        if not self.is_thorough and self.rng.random() >= _SHARE_OF_LAWS:
-            return
-        low, high = (np.full_like(self.rows, record) for record in self._by_loss()[[0, -1]])
-        every, slack = np.arange(len(self.rows)), self.rounding.slack(8, is_fine=True).cpu()
-        after_high = functools.partial(self._random_losses, self.rows, every, after=high)
-        for other in (low, self.rows):
-            after_other = functools.partial(self._random_losses, self.rows, every, after=other)
-            if differ_in_law(after_high, after_other, self.rng, slack=slack):
-                self._refuse("after")
-            self._passed()
-
-    def _by_loss(self) -> Indices:
-        """Return the records of the lot, that of the smallest loss first."""
-        return self.rows[self.base.nan_to_num().mean(1).argsort().cpu().numpy()]
-
-    def follow_by_gradients(self) -> None:
-        """Compare the clipped gradient after the lot itself and after another: losses may hide it.
-
-        Unless the program draws random numbers that the state before decides on, or that cannot be
-        put back.
-        """
-        every = np.arange(len(self.rows))
-        _, rows = self._half()
-        for _ in range(_PAIRS_OF_GRADIENTS):
-            itself = self.gradient(self.rows, every, after=self.rows)
-            another = self.gradient(self.rows, every, after=rows)
-            if torch.equal(itself, another):
-                return self._passed()
-            if not self._are_far(itself, another, every, is_fine=True):
-                return self._passed()
-        if self.rounding.is_unrepeatable or (self._is_random() and not self._draws_alike()):
-            return None
-        return self._refuse("after")
-
-    def _has_memory(self, rows: Indices) -> bool:
-        """Return whether the lot's losses depend on whether `rows` or the lot itself came before.
-
-        Kernels may round at random, so both are repeated. What earlier records do comes back each
-        time, even if the program keeps them where no state can be put back, as in a file.
-        """
-        pairs = [
-            (self.losses(self.rows, after=rows), self.losses(self.rows, after=self.rows))
-            for _ in range(_PAIRS)
-        ]
-        # The first pairs are left out: some libraries choose their kernels in the first runs, and
-        # averages that cannot be put back still hold what was run before.
-        another, itself = (torch.stack(group) for group in zip(*pairs[3:], strict=True))
-        if bool((another.isfinite().all(0) != itself.isfinite().all(0)).any()):
-            return True
-        between = distance(itself.mean(0), another.mean(0))
-        if not bool(between.any()):
-            return False
-        spreads = [distance(g.mean(0), run) for g in (another, itself) for run in g]
-        within = torch.stack([*spreads, self.rounding.after_itself()]).amax(0)
-        return bool((between > ROOM * within + self.rounding.of_results).any())
-
-    def remove(self) -> None:
-        """Leave a random half of the rows out."""
-        kept, _ = self._half()
-        after = self.losses(self.rows[kept])
-        if _are_equal(self.base[kept], after):
-            return self._passed()
-        if not self.rounding.is_unrepeatable:
-            if not self._differ(kept, after, is_fine=False):
-                return self._passed()
-            if not self._is_random():
-                self._refuse("removed")
-        if self.is_thorough or self.rng.random() < _SHARE_OF_LAWS:
-            self._remove_in_law()
-        return None
-
-    def remove_gradients(self) -> None:
-        """Leave a random half of the rows out, and compare the clipped gradients of the others."""
-        if self._is_random() or self.rounding.is_unrepeatable:
-            return self._compare_laws_of_gradients("removed")
-        kept, _ = self._half()
-        before = self.gradient(self.rows, kept)
-        after = self.gradient(self.rows[kept], np.arange(len(kept)))
-        if self._are_far(before, after, kept, is_fine=False):
-            self._refuse("removed")
-        return self._passed()
-
-    def _remove_in_law(self) -> None:
-        """Leave three rows in four out: laws that depend on the size then differ the most."""
-        kept = np.sort(self.rng.permutation(len(self.rows))[: -(-len(self.rows) // 4)])
-        places = np.arange(len(kept))
-        self._compare_laws("removed", (self.rows, kept), (self.rows[kept], places))
-
-    def isolate(self) -> None:
-        """Run one row alone."""
-        row = self.rng.integers(len(self.rows), size=1)
-        after = self.losses(self.rows[row])
-        if _are_equal(self.base[row], after):
-            self._passed()
-        elif not self._is_random() and not self.rounding.is_unrepeatable:
-            if self._differ(row, after, is_fine=False):
-                self._refuse("alone")
-            self._passed()
-
-    def _is_alike(self) -> bool:
-        """Return whether the last batch had the shapes of the lot's, or rounding is fine anyway."""
-        return self.program.shapes == self._shapes or not self.rounding.is_coarse
-
-    def _is_random(self) -> bool:
-        """Return whether the lot's run drew random numbers; a lot of another size draws others."""
-        return self.draws != self._start
-
-    def _draws_alike(self) -> bool:
-        """Return whether lots of other records draw equally many random numbers as this one."""
-        if not self._is_random():
-            return True
-        for _ in range(_LOTS):
-            self.losses(self._others())
-            if self._last_draws != self.draws:
-                return False
-        return True
-
-    def _half(self) -> tuple[Indices, Indices]:
-        """Return a random half of the rows to keep, and the lot with the others replaced."""
-        kept = np.sort(self.rng.permutation(len(self.rows))[: -(-len(self.rows) // 2)])
-        others = self._others()
-        others[kept] = self.rows[kept]
-        return kept, others
-
-    def _others(self) -> Indices:
-        """Return other records for all rows: different ones, unless there are few records."""
-        records, size = len(self.program.records), len(self.rows)
-        if records < 2 * size:
-            return self.rng.integers(records, size=size)
-        drawn = self.rng.choice(records, 2 * size, replace=False)
-        return drawn[~np.isin(drawn, self.rows)][:size]
-
-    def losses(self, rows: Indices, *, after: Indices | None = None) -> Tensor:
-        self.state.restore()
-        if after is not None:
-            for number in range(self._earlier):
-                self.program.losses(after, self.seed + 1 + number)
-            self.state.restore_generators()  # what they draw later is as random as before
-        found, draws = self.program.losses(rows, self.seed)
-        self._last_draws = [*draws, *self.state.generators()]
-        return found
-
-    def gradient(self, rows: Indices, count: Indices, *, after: Indices | None = None) -> Tensor:
-        self.state.restore()
-        if after is not None:
-            for number in range(self._earlier):
-                self.program.gradient(after, self.seed + 1 + number, np.arange(len(after)))
-            self.state.restore_generators()
-        return self.program.gradient(rows, self.seed, count)
-
-    def _differ(self, kept: Indices, after: Tensor, *, is_fine: bool) -> bool:
-        """Return whether a loss of the rows in `kept` has moved by more than rounding explains.
-
-        Rounding is measured longer before a refusal, and on clones of the rows that moved the most.
-        """
-        base = self.base[kept]
-        if bool((torch.isfinite(base) != torch.isfinite(after)).any()):
-            return True
-        moved = distance(base, after)
-        for times in (1, 8):
-            excess = moved - self.rounding.slack(times, is_fine=is_fine)[kept]
-            if not bool((excess > 0).any()):
-                return False
-        if not is_fine or self._is_random():
-            return True
-        worst = excess.amax(1).argsort(descending=True)[:_SUSPECTS].cpu().numpy()
-        return any(
-            bool((moved[i] > self.rounding.slack_of_clones(int(kept[i]))).any())
-            for i in worst
-            if bool((excess[i] > 0).any())
-        )
-
-    def _are_far(self, a: Tensor, b: Tensor, kept: Indices, *, is_fine: bool) -> bool:
-        """Return whether clipped sums over the rows in `kept` differ by more than rounding."""
-        difference = float((a - b).norm())
-        return bool(difference) and all(
-            difference > self.rounding.slack_of_gradients(self.rows, kept, n, is_fine=is_fine)
-            for n in (1, 8)
-        )
-
-    def _refuse(self, how: str) -> None:
-        raise IncompatibleModel(_REASONS[how])
-
-    def _passed(self, *, halves: int = 0) -> None:
-        self.program.checks += 1
-        self.program.halves += halves
-
-
-def _are_equal(a: Tensor, b: Tensor) -> bool:
-    return torch.equal(a.nan_to_num(torch.inf), b.nan_to_num(torch.inf))
-
-
-_EARLIER = 5  # lots that come before, since a program may keep what it saw for some calls
-_PAIRS_OF_GRADIENTS = 3  # all of which must differ: some kernels round at random
-_TIMES = 4  # repetitions of the tests that can miss by chance, before the first release
-_LOTS = 8  # lots whose numbers of random draws are compared, before a refusal
-_PAIRS = 8  # repetitions of a lot after itself and after another one, if they seem to differ
-_SUSPECTS = 3  # rows whose clones are run before a refusal
-_FEW = 16  # rows of the lots whose gradients are compared in law
-_SHARE_OF_LAWS = 0.25  # of the tests during a run that leave rows out of random programs
-_WHERE = (
-    "so no example can be clipped alone. Look at the data set, collate_fn, augment, the model and "
-    "loss_fn for anything that is computed over several rows (means, norms, sorting, padding to "
-    "the longest record, contrastive losses)"
-)
-_REASONS = {
-    "replaced": "the loss or the gradient of an example changes when other examples of its lot are "
-    f"replaced, {_WHERE}.",
-    "removed": "the loss or the gradient of an example changes when other examples are taken out "
-    f"of its lot, {_WHERE}, or divided by the number of examples.",
-    "alone": f"the loss of an example changes when it is alone in its lot, {_WHERE}.",
-    "after": "the losses of a lot depend on the lot before it: the program keeps records in Python "
-    "objects or buffers between calls, so that their influence is not bounded.",
-}
+_MORE = 12  # repetitions for programs that draw random numbers: they may mix by chance
 
 
 def chance_of_missing(share: float, checks: int) -> float:

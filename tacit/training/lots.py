@@ -67,15 +67,20 @@ class Lot:
     def __repr__(self) -> str:
         return f"Lot(step={self.step})"  # neither its size nor its members
 
-    def pending(self) -> Iterator[PendingMicrobatch]:
-        """Yield the microbatches before their records are read; none for an empty lot. Private."""
+    def pending(self, *, for_step: bool = True) -> Iterator[PendingMicrobatch]:
+        """Yield the microbatches before their records are read; none for an empty lot. Private.
+
+        Unless they are for `Private.step`, they have no padding that only compiled steps need.
+        """
         cut = self.source.cut(self._indices) if self._cut is None else self._cut
+        if not (for_step or self.source.pads_all):
+            cut = [part._replace(rows=len(part.indices)) for part in cut]
         for number, part in enumerate(cut):
             yield PendingMicrobatch(*part, partial(self._fetch, part, number))
 
     def microbatches(self) -> Iterator[Microbatch]:
-        """Yield the microbatches with their records; none for an empty lot. Private."""
-        return (pending.fetch() for pending in self.pending())
+        """Yield microbatches for a loop of the user's; none for an empty lot. Private."""
+        return (pending.fetch() for pending in self.pending(for_step=False))
 
     def whole(self) -> Microbatch:
         """Return the whole lot as one batch; an empty lot as one row of zeros. Private."""
@@ -143,6 +148,15 @@ class Lots:
         self.limit = min(self.limit, limit)
         self.padding = self.padding and self.padding.within(self.limit)
 
+    def use_limit(self, limit: int, padding: Padding | None) -> None:
+        """Make microbatches of at most `limit` rows, padded by `padding`, from now on."""
+        self.limit, self.padding = limit, padding
+
+    @property
+    def pads_all(self) -> bool:
+        """Whether microbatches for loops of the user's are padded too."""
+        return self.padding is not None and self.padding.is_for_all
+
     def use_few_sizes(self) -> None:
         """Pad microbatches to few sizes from now on, because each takes a compilation."""
         self.padding = self.padding and self.padding.with_few_sizes()
@@ -189,12 +203,17 @@ class Lots:
 
     def cut(self, indices: Indices) -> list[_Cut]:
         """Split a lot's record indices into microbatches that fit in memory."""
+        return [cut for part in self.records.in_parts(indices) for cut in self._cut(part)]
+
+    def _cut(self, indices: Indices) -> list[_Cut]:
         n, padding = len(indices), self.padding
         if not n:
             return []
         if padding is None:
             return [_Cut(p, len(p)) for p in np.array_split(indices, self._microbatches(n))]
         sizes = padding.cover(n)
+        if len(sizes) == 1:
+            return [_Cut(indices, sizes[0])]
         parts = np.array_split(indices, len(sizes))
         return [_Cut(*part) for part in zip(parts, sizes, strict=True)]
 
@@ -210,9 +229,9 @@ class Lots:
     def fetch(self, indices: Indices, seed: int) -> Batch:
         """Return the records at `indices` as one batch; random augmentation follows from `seed`."""
         if self.records.is_stored:
-            return self.records.fetch(indices)
+            return self.records.fetch(indices, seed)
         with randomness(seed, self.records.device):
-            return self.records.fetch(indices)
+            return self.records.fetch(indices, seed)
 
     def _prefetched(self, start: int, stop: int) -> Iterator[Lot]:
         """Yield the lots of steps `start` to `stop` - 1; worker processes read records ahead."""
@@ -257,7 +276,7 @@ class _Requested(Dataset):
 
     def __getitems__(self, request: Sequence[int]) -> Batch:
         reseed(request[0], torch.device("cpu"))  # this process reads records and does nothing else
-        return self._records.fetch_on_host(np.asarray(request[1:], np.int64))
+        return self._records.fetch_on_host(np.asarray(request[1:], np.int64), request[0])
 
 
 def _identity(batch: Batch) -> Batch:

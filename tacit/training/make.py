@@ -2,10 +2,9 @@
 
 import math
 import os
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -21,8 +20,10 @@ from tacit.events import Event
 from tacit.ledger import Ledger
 from tacit.training.adaptive_clipping import AdaptiveClip
 from tacit.training.arithmetic import Arithmetic, arithmetic_of, largest_lot
+from tacit.training.banded_noise import Banded, BandedNoise
 from tacit.training.clip import Clip, Flat
 from tacit.training.distributed import Ranks, checksum, gathered, unwrapped
+from tacit.training.ema import TailMean
 from tacit.training.engines import LossFn, LotSum, TracedLotSum, engine_named
 from tacit.training.foreign import own_optimizer
 from tacit.training.isolation import CheckedIsolation, Isolation
@@ -35,8 +36,9 @@ from tacit.training.plan import Sampler, Schedule, TrainingPlan, make_plan
 from tacit.training.private import Private
 from tacit.training.program_state import ProgramState
 from tacit.training.records import Records
-from tacit.training.strict_cost import strict_cost
+from tacit.training.strict_cost import print_cost_once
 from tacit.training.tree import Batch
+from tacit.training.users import Unit, unit_of
 from tacit.training.withheld_errors import ErrorGuard
 
 _PROBE_ROWS = 3
@@ -62,10 +64,10 @@ class Speed:
     engine
         "auto" takes the fastest engine that supports the model; see `tacit.training.clipped_sum`.
     compile
-        Compile the clipped sum, and replay it as a CUDA graph on a GPU. Microbatches are padded to
-        a multiple of some rows. The first step takes tens of seconds; later steps are faster than
-        uncompiled ones. "auto" compiles on a GPU if the run has so many steps that it pays, and
-        runs as it is if the program cannot be compiled. See docs/speed.md.
+        Compile the clipped sum of `private.step`, and replay it as a CUDA graph on a GPU.
+        Microbatches are padded to a multiple of some rows. The first step takes tens of seconds;
+        later steps are faster than uncompiled ones. "auto" compiles on a GPU if the run has so many
+        steps that it pays, and runs as it is if the program cannot be compiled. See docs/speed.md.
     """
 
     max_microbatch: int | None = None
@@ -109,7 +111,9 @@ def make_private(
     noise_schedule: Schedule | None = None,
     adaptive: AdaptiveClip | None = None,
     n_records: int | None = None,
+    users: Any = None,  # Any: `Users`, a sequence of ids of any library, or the name of a column
     sampler: Sampler | None = None,
+    noise: Banded | None = None,
     ledger: Ledger | None = None,
     also: Event | Sequence[Event] = (),
     seed: int | None = None,
@@ -162,8 +166,16 @@ def make_private(
         `AdaptiveClip(...)`: clip norms follow a private quantile, starting from `clip_norm`.
     n_records
         Declared size of the data set; default its length, which is then assumed to be public.
+    users
+        Whose record each one is, if the unit of privacy is a user and not a record: ids, the name
+        of a column, or `tacit.training.Users(...)`. Lots are then samples of users, and what one
+        user adds to a step is clipped once, however many records the user has; `batch_size`,
+        `epochs` and `n_records` count users. See docs/users.md.
     sampler
         None for Poisson; or one of `tacit.sampling`.
+    noise
+        None for independent noise; `Banded()` for noise that partly cancels over time, which pays
+        with few epochs and many steps. See docs/correlated-noise.md.
     ledger
         Where the plan is reserved before the first release; default a new one in memory.
     also
@@ -226,14 +238,14 @@ def make_private(
     )
     ranks, model, optimizer = Ranks.here(), unwrapped(model), own_optimizer(optimizer)
     parameters = _trained(model, optimizer)
-    guard = ErrorGuard(debug)
-    records = _records(dataset, collate_fn, parameters, guard)
+    guard, unit = ErrorGuard(debug), unit_of(users)
+    ledger = unit.ledger(ledger)
+    records = _records(dataset, unit, collate_fn, parameters, guard, isolation)
     views = whole(augmentations=augmentations, least=1)
+    loss_fn, augment = unit.program(records, loss_fn, augment, views)
     # First of all: the processes that it starts must have seen no record.
     traced = guard(_traced_sum, isolation, model, loss_fn, records, views, augment, speed)
-    ledger = Ledger() if ledger is None else ledger
-    clip = Flat(clip_norm) if isinstance(clip_norm, int | float) else clip_norm
-    clip.groups(list(parameters))  # raises if the rule does not fit the model
+    clip = _clip_rule(clip_norm, parameters)
     plan = make_plan(
         clip,
         batch_size=batch_size,
@@ -249,35 +261,28 @@ def make_private(
         sampler=sampler,
         also=also,
         relation=ledger.relation,
+        noise=_limited(noise, parameters),
+        records_per_user=unit.records_per_user,
     )
     _require_same_start(ranks, model, plan, records)
     rounding = _arithmetic(arithmetic, plan, ranks, loss_fn, isolation, speed)
-    speed = _with_choice_of_compilation(speed, plan, parameters, loss_fn, isolation)
+    speed, reason = _with_choice_of_compilation(speed, plan, parameters, loss_fn, isolation)
     tested = loss_fn if check and traced is None else None
+    options = {"views": views, "augment": augment, "steps": plan.steps, "guard": guard}
+    kept_apart = _isolation(traced, model, tested, records, clip, ranks, options)
     needed = views * (1 if tested is None else guard(_probe, model, tested, records, augment))
     limit = _limit(speed, needed, records.device, plan.expected_batch / ranks.size)
     key = ranks.share(Key.from_seed(seed))
-    lot_sum = traced or LotSum(
-        model,
-        loss_fn,
-        clip,
-        views=views,
-        augment=augment,
-        engine=speed.engine,
-        compile=speed.compile,
-        product_error=rounding.product_error,
-    )
+    how = {"engine": speed.engine, "compile": speed.compile, "reason": reason}
+    how |= {"views": views, "augment": augment, "product_error": rounding.product_error}
+    lot_sum = traced or LotSum(model, loss_fn, clip, **how)
     workers = 0 if traced else speed.num_workers  # a traced sum reads records by itself
     lots = _lots(records, plan, key, ranks, speed, limit=ranks.least(limit), workers=workers)
     rows = min(lots.limit, usual_lot(plan.expected_batch / ranks.size, deviations=6.0))
-    kept_apart = Isolation("not tested", guard=guard)
     if traced is not None:
-        kept_apart = Isolation("by construction", guard=guard, is_certain=True)
-        print(guard(strict_cost, traced, clip, rows=rows), file=sys.stderr)
+        guard(print_cost_once, traced, clip, rows=rows)
     elif tested is not None:
-        options = {"views": views, "augment": augment, "steps": plan.steps, "guard": guard}
-        kept_apart = CheckedIsolation(model, tested, records, clip, **options)
-        kept_apart.check_first(rows, key, expected=plan.expected_batch / ranks.size)
+        _check_first(kept_apart, lots, key, plan, ranks, speed, rows=rows)
     run = Private(
         model,
         optimizer,
@@ -287,14 +292,69 @@ def make_private(
         lots=lots,
         lot_sum=lot_sum,
         isolation=kept_apart,
-        noise=NoisyMean(key, expected_batch=plan.expected_batch, secure=secure),
+        noise=_noise(plan, noise, key, secure),
         ledger=ledger,
         ranks=ranks,
         arithmetic=rounding,
         is_reproducible=seed is not None,
+        mean=_mean(model, plan, noise),
     )
     _claim(run, parameters, optimizer)
     return run
+
+
+def _isolation(
+    traced: TracedLotSum | None,
+    model: nn.Module,
+    tested: LossFn | None,
+    records: Records,
+    clip: Clip,
+    ranks: Ranks,
+    options: dict[str, Any],  # Any: those of `CheckedIsolation`
+) -> Isolation:
+    """Return how examples are kept apart: by tests, by construction, or not at all."""
+    if tested is None:
+        words = "not tested" if traced is None else "by construction"
+        return Isolation(words, guard=options["guard"], is_certain=traced is not None)
+    checked = CheckedIsolation(model, tested, records, clip, **options)
+    checked.before_the_first_record(ranks)
+    return checked
+
+
+def _clip_rule(clip_norm: float | Clip, parameters: dict[str, nn.Parameter]) -> Clip:
+    """Return the clip rule; raise if it does not fit the model."""
+    clip = Flat(clip_norm) if isinstance(clip_norm, int | float) else clip_norm
+    clip.groups(list(parameters))
+    return clip
+
+
+def _limited(noise: object, parameters: dict[str, nn.Parameter]) -> Banded | None:
+    """Return the settings of correlated noise, limited to what its memory allows, or None."""
+    if noise is None:
+        return None
+    if not isinstance(noise, Banded):
+        raise TypeError(f"noise must be tacit.training.Banded(...) or None, got {noise!r:.80}.")
+    return noise.limited_by_memory(sum(p.numel() for p in parameters.values()))
+
+
+def _noise(plan: TrainingPlan, banded: Banded | None, key: Key, secure: bool) -> NoisyMean:
+    """Return the noise of a run: independent, or correlated over time."""
+    if banded is None or len(plan.column) == 1:
+        return NoisyMean(key, expected_batch=plan.expected_batch, secure=secure)
+    return BandedNoise(
+        key,
+        expected_batch=plan.expected_batch,
+        column=plan.column,
+        restart=banded.restart,
+        secure=secure,
+    )
+
+
+def _mean(model: nn.Module, plan: TrainingPlan, banded: Banded | None) -> TailMean | None:
+    """Return the mean of a run's last weights, which correlated noise gains by; None without it."""
+    if banded is None or len(plan.column) == 1 or not banded.average:
+        return None
+    return TailMean(model, steps=plan.steps, share=banded.average)
 
 
 def _require_same_start(
@@ -309,15 +369,19 @@ def _require_same_start(
 
 def _records(
     dataset: Any,
+    unit: Unit,
     collate_fn: Callable[[list[Any]], Batch] | None,
     parameters: dict[str, nn.Parameter],
     guard: ErrorGuard,
+    isolation: str,
 ) -> Records:
-    """Return access to the records, on the model's device and in its precision."""
+    """Return access to the records or users, on the model's device and in its precision."""
+    dataset, ids = unit.column(dataset)
     first = next(iter(parameters.values()))
     dtype = first.dtype if first.dtype in (torch.float32, torch.float64) else torch.float32
     options = {"collate_fn": collate_fn, "device": first.device, "dtype": dtype, "guard": guard}
-    return guard(Records, dataset, **options)
+    records = guard(Records, dataset, **options)
+    return unit.grouped(records, ids, has_one_shape=isolation == "strict")
 
 
 def _arithmetic(
@@ -333,7 +397,7 @@ def _arithmetic(
         raise ValueError(f"arithmetic must be 'fast' or 'bounded', got {wanted!r}.")
     # A loop of the user's own gives losses, of which each example's gradient is formed.
     is_formed = loss_fn is None or isolation == "strict" or speed.engine in ("vmap", "loop")
-    largest = largest_lot(plan.sampler, plan.n_records)
+    largest = largest_lot(plan.sampler, plan.n_records + plan.records_per_user - 1)
     return arithmetic_of("formed" if is_formed else wanted, largest_lot=largest, ranks=ranks.size)
 
 
@@ -434,17 +498,18 @@ def _with_choice_of_compilation(
     parameters: dict[str, nn.Parameter],
     loss_fn: LossFn | None,
     isolation: str,
-) -> Speed:
+) -> tuple[Speed, str]:
     """Return `speed` with compile="auto" replaced by False if compiling does not pay.
 
-    Compiling takes about 20 s and 0.25 s for each trained tensor, and saves about 1.5 ms a step and
-    0.5 ms for each trained tensor: measured on an H200 (benchmarks/results/training-gpu.md).
+    If it pays, the reason is returned as well, as a sentence. Compiling takes about 20 s and 0.25 s
+    for each trained tensor, and saves about 1.5 ms a step and 0.5 ms for each trained tensor:
+    measured on an H200 (benchmarks/results/training-gpu.md).
     """
     obstacle = _why_not_compiled(plan, parameters)
     if speed.compile is True and obstacle:
         raise ValueError(f"compile cannot {obstacle}.")
     if speed.compile != "auto":
-        return speed
+        return speed, ""
     tensors = len(parameters)
     takes, saves = 20 + 0.25 * tensors, plan.steps * (1.5e-3 + 0.5e-3 * tensors)
     is_possible = (
@@ -455,13 +520,11 @@ def _with_choice_of_compilation(
         and not obstacle
     )
     if not is_possible or saves < takes:
-        return replace(speed, compile=False)
-    print(
+        return replace(speed, compile=False), ""
+    return speed, (
         f"The step is compiled, which takes about {takes:.0f} s and saves about {saves:.0f} s in "
-        f"{plan.steps:,} steps. compile=False runs it as it is.",
-        file=sys.stderr,
+        f"{plan.steps:,} steps. compile=False runs it as it is."
     )
-    return speed
 
 
 def _why_not_compiled(plan: TrainingPlan, parameters: dict[str, nn.Parameter]) -> str:
@@ -484,7 +547,7 @@ def _probe(
     rows = np.arange(_PROBE_ROWS) % len(records)
     state, before = ProgramState(model, loss_fn, augment, *records.program), checksum(model)
     with gathered(model):
-        needed = probe(model, loss_fn, records.fetch(rows), records.device)
+        needed = probe(model, loss_fn, records.widest(rows), records.device)
     state.restore()
     if checksum(model) != before:
         raise IncompatibleModel(
@@ -501,11 +564,63 @@ def _limit(
     """Return the rows of a microbatch: `max_microbatch` if given, else what fits in memory."""
     if speed.max_microbatch is not None:
         return speed.max_microbatch
+    most = _largest_lot(speed, expected_batch)
+    return starting_limit(bytes_per_example, device, largest_lot=most)
+
+
+def _largest_lot(speed: Speed, expected_batch: float) -> int:
+    """Return the rows above which a lot may come in several microbatches, if memory allows."""
     # Padding to one shape costs as much as records do: two deviations balance it against a second
     # microbatch.
     deviations = 2.0 if speed.static_shapes and not speed.compile else 6.0
-    largest_lot = usual_lot(expected_batch, deviations=deviations)
-    return starting_limit(bytes_per_example, device, largest_lot=largest_lot)
+    return usual_lot(expected_batch, deviations=deviations)
+
+
+def _check_first(
+    isolation: Isolation,
+    lots: Lots,
+    key: Key,
+    plan: TrainingPlan,
+    ranks: Ranks,
+    speed: Speed,
+    *,
+    rows: int,
+) -> None:
+    """Test isolation on lots of up to `rows` rows; on a GPU set the limit by what that needed."""
+    device, expected = lots.records.device, plan.expected_batch / ranks.size
+    before = _gpu_bytes(device).used
+    isolation.check_first(rows, key, expected=expected)
+    if speed.max_microbatch is None and device.type == "cuda":
+        most = _largest_lot(speed, expected)
+        limit = ranks.least(_measured_limit(rows, before, device, largest_lot=most))
+        lots.use_limit(limit, _padding(speed, plan, ranks, limit))
+
+
+class _GPUBytes(NamedTuple):
+    """Bytes of a GPU: in use by tensors, kept by torch, and free."""
+
+    used: int
+    kept: int
+    free: int
+
+
+def _gpu_bytes(device: torch.device) -> _GPUBytes:
+    if device.type != "cuda":
+        return _GPUBytes(0, 0, 0)
+    cuda = torch.cuda
+    used, kept = cuda.memory_allocated(device), cuda.memory_reserved(device)
+    return _GPUBytes(used, kept, cuda.mem_get_info(device)[0])
+
+
+def _measured_limit(rows: int, before: int, device: torch.device, *, largest_lot: int) -> int:
+    """Return the rows that fit, from what tests of `rows` rows have needed.
+
+    `before` is what tensors used before the tests, which run uncompiled steps. torch keeps the
+    memory that they freed, so what it keeps bounds what they needed. A fifth stays free.
+    """
+    now = _gpu_bytes(device)
+    each = max(1, now.kept - before) / rows
+    return max(1, min(largest_lot, int(0.8 * (now.free + now.kept - now.used) / each)))
 
 
 def _padding(speed: Speed, plan: TrainingPlan, ranks: Ranks, limit: int) -> Padding | None:
@@ -513,7 +628,7 @@ def _padding(speed: Speed, plan: TrainingPlan, ranks: Ranks, limit: int) -> Padd
     if not speed.is_padded:
         return None
     if not speed.compile:
-        return Padding(multiple=limit, limit=limit)
+        return Padding(multiple=limit, limit=limit, is_for_all=True)
     expected = plan.expected_batch / ranks.size
     is_fixed = isinstance(plan.sampler, sampling.FixedSize | sampling.Shuffle)
     rate = min(1.0, plan.expected_batch / plan.n_records)

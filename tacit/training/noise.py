@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from tacit.training.distributed import like_parameter
-from tacit.training.grid_noise import add_noise, joined, make_grids
+from tacit.training.grid_noise import NoiseGrid, SumOnGrid, add_noise, make_grids
 from tacit.training.key import Key, NoiseWords
 
 if TYPE_CHECKING:
@@ -40,12 +40,14 @@ class NoisyMean:
     this object in another process would draw the same noise, so it refuses to be copied.
     """
 
-    def __init__(self, key: Key, *, expected_batch: float, secure: bool = False) -> None:
+    def __init__(
+        self, key: Key, *, expected_batch: float, secure: bool = False, bands: int = 1
+    ) -> None:
         self._key = key
+        self._bands = bands
         self._expected_batch = expected_batch
         self._secure = secure
         self._process = os.getpid()
-        self._buffers: dict[tuple[torch.dtype, int], Tensor] = {}
         self._blocks: OrderedDict[Any, Blocks | None] = OrderedDict()
 
     def __reduce__(self) -> NoReturn:
@@ -99,12 +101,13 @@ class NoisyMean:
             return None
         from tacit.training import gpu
 
-        grids = make_grids(noise_multiplier, scales, sum(total.numel() for total in sums))
+        grids = self._grids(noise_multiplier, scales, sum(total.numel() for total in sums))
         key = (*grids, *((t.data_ptr(), t.dtype, t.shape, t.stride()) for t in sums))
         if key not in self._blocks:
             factor = 1.0 / self._expected_batch
             rounds = gpu.chacha_rounds(is_full=self._secure)
-            self._blocks[key] = gpu.noise_blocks(sums, grids, factor, rounds)
+            options = self._block_options(sums, grids)
+            self._blocks[key] = gpu.noise_blocks(sums, grids, factor, rounds, **options)
             if len(self._blocks) > _PLACES:
                 self._blocks.popitem(last=False)
         self._blocks.move_to_end(key)  # the least recently used one is dropped first
@@ -141,7 +144,7 @@ class NoisyMean:
         (grid,) = make_grids(noise_multiplier, [sensitivity], len(exact))
         noisy = np.empty_like(exact)
         source = self._source("counts", step)
-        add_noise(exact, grid, 1.0, noisy, source=source)
+        add_noise([SumOnGrid(exact, grid, noisy)], 1.0, source=source)
         return noisy.tolist()
 
     def _release_on_host(
@@ -149,29 +152,41 @@ class NoisyMean:
     ) -> list[Tensor]:
         """Release sums of any device and dtype; the noise is drawn and added on the CPU."""
         self._check_process()
-        sizes = [total.numel() for total in sums]
-        kind = torch.float32
-        if any(total.dtype == torch.float64 for total in sums):
-            kind = torch.float64
-        place = kind, sum(sizes)
-        if place not in self._buffers:
-            # Kept between steps: on a CPU, fresh memory pages cost as much as the draw.
-            self._buffers = {place: torch.empty(sum(sizes), dtype=kind)}
-        parts = [total.detach().to("cpu", kind).reshape(-1) for total in sums]
-        flat = parts[0] if len(parts) == 1 else torch.cat(parts)
-        noisy = self._buffers[place]
+        flat = [_flat_on_host(total) for total in sums]
+        grids = self._grids(noise_multiplier, scales, sum(total.numel() for total in sums))
+        pairs = zip((f.numpy() for f in flat), grids, strict=True)
         add_noise(
-            flat.numpy(),
-            joined(make_grids(noise_multiplier, scales, sum(sizes)), sizes),
+            [SumOnGrid(total, grid, total) for total, grid in pairs],
             1.0 / self._expected_batch,
-            noisy.numpy(),
             source=self._source("noise", step),
             threads=torch.get_num_threads(),
         )
-        return [
-            part.view(total.shape).to(total)
-            for part, total in zip(noisy.split(sizes), sums, strict=True)
-        ]
+        return [f.view(total.shape).to(total) for f, total in zip(flat, sums, strict=True)]
+
+    def deviation(self, _step: int) -> float:
+        """Return the noise's standard deviation on a step's gradient, in units of independent z."""
+        return 1.0
+
+    def start_anew(self, step: int) -> None:
+        """Forget what was kept between the steps before `step`: nothing, for independent noise."""
+
+    def state(self) -> dict[str, object] | None:
+        """Return what is kept between steps, as JSON values: nothing, for independent noise."""
+        return None
+
+    def load_state(self, state: dict[str, object] | None) -> None:
+        """Continue from a `state()`."""
+
+    def _block_options(
+        self, _sums: Sequence[Tensor], _grids: Sequence[NoiseGrid]
+    ) -> dict[str, Any]:  # Any: those of `BandedBlocks`
+        """Return the options of the GPU kernel for correlated noise: none."""
+        return {}
+
+    def _grids(
+        self, noise_multiplier: float, scales: Sequence[float], dimension: int
+    ) -> list[NoiseGrid]:
+        return make_grids(noise_multiplier, scales, dimension, bands=self._bands)
 
     def _source(self, purpose: str, step: int) -> NoiseWords:
         return self._key.noise(purpose, step, is_cryptographic=self._secure)
@@ -182,6 +197,12 @@ class NoisyMean:
                 "this private run was made in another process, which would draw the same noise. "
                 "Make the run after the fork, or save its state_dict() and load it into a new run."
             )
+
+
+def _flat_on_host(total: Tensor) -> Tensor:
+    """Return a sum as one row of float32 or float64 numbers; in the same memory if it can be."""
+    is_double = total.dtype == torch.float64
+    return total.detach().to("cpu", torch.float64 if is_double else torch.float32).reshape(-1)
 
 
 def replayed_update(

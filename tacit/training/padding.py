@@ -25,6 +25,8 @@ class Padding:
         Most rows of a microbatch, at least `multiple`.
     spread
         A multiple that gives few sizes in all, for programs that are compiled anew for each.
+    is_for_all
+        Whether microbatches are padded for loops of the user's too, not for compiled steps only.
 
     Examples
     --------
@@ -37,6 +39,7 @@ class Padding:
     multiple: int
     limit: int
     spread: int = 1
+    is_for_all: bool = False
 
     def cover(self, n: int) -> list[int]:
         """Return the sizes of the microbatches for `n` records, each record in one of them."""

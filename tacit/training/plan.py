@@ -21,16 +21,18 @@ from numpy.typing import NDArray
 
 from tacit import sampling
 from tacit._check import positive, whole
-from tacit.accounting import calibrate
+from tacit.accounting import calibrate, for_group
 from tacit.events import Event, Gaussian, NonPrivate, Relation, Repeated
 from tacit.events import Sequence as EventSequence
 from tacit.training.adaptive_clipping import AdaptiveClip
+from tacit.training.banded_noise import Banded, refuse_changes
 from tacit.training.clip import Clip, scaled
 from tacit.training.key import Key
 
 StepSampler = sampling.Poisson | sampling.TruncatedPoisson | sampling.FixedSize
 EpochSampler = sampling.RandomAllocation | sampling.Shuffle
-Sampler = StepSampler | EpochSampler
+RunSampler = sampling.CyclicPoisson | sampling.FixedOrder | sampling.Stream
+Sampler = StepSampler | EpochSampler | RunSampler
 Schedule = Callable[[int, int], float]
 
 
@@ -104,6 +106,11 @@ class TrainingPlan:
         The noise multiplier and the factor on the clip norm, one entry for each step.
     also
         Events of other releases of the same run, which are priced together with the training steps.
+    column
+        The strategy by which noise is correlated over time (`banded_noise`); one entry for
+        independent noise.
+    records_per_user
+        Most examples of one unit of privacy, each of which is clipped by itself (`users`).
     """
 
     sampler: Sampler
@@ -115,6 +122,8 @@ class TrainingPlan:
     clip_factors: tuple[float, ...]
     adaptive: AdaptiveClip | None = None
     also: tuple[Event, ...] = ()
+    column: tuple[float, ...] = (1.0,)
+    records_per_user: int = 1
 
     @cached_property
     def event(self) -> Event:
@@ -135,6 +144,13 @@ class TrainingPlan:
         if any(multiplier == 0 for multiplier in noise_multipliers):
             return NonPrivate()
         counts = Counter(noise_multipliers)
+        if isinstance(self.sampler, RunSampler):
+            if self.records_per_user > 1:
+                raise ValueError(
+                    "correlated noise and turns of records are priced for one record of each user. "
+                    "Let lots be samples of users, or use Poisson sampling and independent noise."
+                )
+            return self.sampler.event(noise_multipliers[0], len(noise_multipliers), self.column)
         if isinstance(self.sampler, EpochSampler):
             if len(counts) > 1:
                 raise ValueError(
@@ -147,19 +163,28 @@ class TrainingPlan:
 
     def step_event(self, noise_multiplier: float) -> Event:
         """Return the event of one step; of one epoch for a sampler that draws an epoch at once."""
+        assert not isinstance(self.sampler, RunSampler)  # the run as a whole has an event
         release = Gaussian(noise_multiplier)
         if self.adaptive is not None:  # its counts are released too, from the same sample
             counts = self.adaptive.event(self.expected_batch, len(self.clip.clip_norms))
             release = EventSequence((release, counts))
-        return self.sampler.amplify(release)
+        sampled = self.sampler.amplify(release)
+        # A user's records move gradient and counts together, as often as they are in the lot.
+        return sampled if self.records_per_user == 1 else for_group(sampled, self.records_per_user)
 
     def drawer(self, key: Key, n: int) -> Callable[[int], NDArray[np.int64]]:
         """Return a function that maps a step to its lot's indices among `n` records. Private."""
         sampler = self.sampler
+        # Who may take part in which step is decided once, by the key alone.
+        of_run = sampler.lots(n, key.numpy("turns", 0)) if isinstance(sampler, RunSampler) else None
 
         @lru_cache(maxsize=1)  # a rank needs the draw for its share and for the size of the lot
         def draw(number: int) -> Any:  # Any: one lot, or all lots of an epoch
-            return sampler.indices(n, key.numpy("lot", number))
+            rng = key.numpy("lot", number)
+            if isinstance(sampler, RunSampler):
+                assert of_run is not None
+                return of_run(number, rng)
+            return sampler.indices(n, rng)
 
         if isinstance(sampler, EpochSampler):
             return lambda step: draw(step // sampler.steps)[step % sampler.steps]
@@ -187,6 +212,7 @@ class TrainingPlan:
                 [m, len(list(run))] for m, run in groupby(self.noise_multipliers)
             ],
             "adaptive": repr(self.adaptive),
+            **({"records_per_user": k} if (k := self.records_per_user) > 1 else {}),
         }
 
 
@@ -206,6 +232,8 @@ def make_plan(
     sampler: Sampler | None,
     also: Event | Sequence[Event],
     relation: Relation,
+    noise: Banded | None = None,
+    records_per_user: int = 1,
 ) -> TrainingPlan:
     """Plan a run from the arguments of `make_private`, which explains them."""
     whole(batch_size=batch_size, least=1)
@@ -216,6 +244,16 @@ def make_plan(
             "a lot cannot be expected to hold more records than there are."
         )
     count = count_steps(epochs=epochs, steps=steps, batch_size=batch_size, n_records=n_records)
+    column = (1.0,)
+    if noise is not None or isinstance(sampler, RunSampler):
+        refuse_changes(
+            clip_schedule=clip_schedule, noise_schedule=noise_schedule, adaptive=adaptive
+        )
+    if noise is not None:
+        budget = {"epsilon": epsilon, "delta": delta, "relation": relation}
+        setting = {"batch_size": batch_size, "n_records": n_records, "steps": count}
+        found = noise.chosen(**setting, **budget, sampler=sampler, also=_other_events(also))
+        sampler, column = found.sampler, found.column
     sampler, expected = choose_sampler(
         sampler, batch_size=batch_size, n_records=n_records, steps=count
     )
@@ -229,6 +267,8 @@ def make_plan(
         clip_factors=factors(clip_schedule, count, name="clip_schedule"),
         adaptive=adaptive,
         also=_other_events(also),
+        column=column,
+        records_per_user=records_per_user,
     )
     multipliers = choose_noise(
         plan,
@@ -283,6 +323,10 @@ def choose_sampler(
                 f"steps must be whole epochs of {sampler.steps} for this sampler, got {steps}."
             )
         return sampler, n_records / sampler.steps
+    if isinstance(sampler, sampling.FixedOrder):
+        return sampler, n_records / sampler.steps
+    if isinstance(sampler, RunSampler):
+        return sampler, float(batch_size)
     raise ValueError(
         f"sampler must be None (Poisson) or a sampler of tacit.sampling, got {sampler!r:.80}. "
         "Shuffled and weighted orders are refused: their amplified price is not known to be sound."

@@ -5,7 +5,7 @@ divide by the declared batch size, and let the user's optimizer move the user's 
 is attached to either of them: all that leaves the step is `p.grad`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,7 +23,7 @@ from tacit.training.noise import NoisyMean, replayed_update
 from tacit.training.plan import TrainingPlan
 
 if TYPE_CHECKING:
-    from tacit.training.foreign import Arithmetic, Isolation
+    from tacit.training.foreign import Arithmetic, Isolation, TailMean
 
 
 class Private(ForeignLoops):
@@ -60,8 +60,9 @@ class Private(ForeignLoops):
         ranks: Ranks,
         is_reproducible: bool,
         arithmetic: "Arithmetic",
+        mean: "TailMean | None" = None,
     ) -> None:
-        super().__init__(model, isolation, arithmetic)
+        super().__init__(model, isolation, arithmetic, mean)
         self.ledger = ledger
         self.is_reproducible = is_reproducible
         self.steps_taken = 0
@@ -98,6 +99,7 @@ class Private(ForeignLoops):
                     "the last lot was drawn but not used. Every lot is a step, whatever it holds: "
                     "call private.step(batch), or private.backward(losses), for each."
                 )
+        self._end_run()
 
     def step(self, lot: Lot) -> None:
         """Take one step of DP-SGD on `lot`, including the optimizer's step.
@@ -142,7 +144,7 @@ class Private(ForeignLoops):
         with checkpoint.uninterrupted():
             for parameter in self._frozen:
                 parameter.grad = None  # the optimizer would follow whatever was left there
-            self._state_noise(scales)
+            self._observe(scales)
             # Counted first: this noise is not drawn again if the rest fails, nor by a checkpoint
             # that a signal handler makes from here on. One made earlier has the step's tag.
             self.steps_taken += 1
@@ -158,14 +160,8 @@ class Private(ForeignLoops):
                 if is_own_loop:
                     self._optimizer.step()
             self._adapt(total, drawn, step)
-
-    def _state_noise(self, scales: Sequence[float]) -> None:
-        """Pass the noise's public scale to an optimizer that corrects for it, such as `AdamBC`."""
-        state_noise = getattr(self._optimizer, "state_noise", None)
-        if state_noise is not None:
-            multiplier, expected = self.noise_multiplier, self._plan.expected_batch
-            stds = [multiplier * scale / expected for scale in scales]
-            state_noise(zip(self._parameters.values(), stds, strict=True))
+            if is_own_loop:
+                self._end_run()
 
     def _adapt(self, total: ClippedSum, drawn: float, step: int) -> None:
         """Adjust adaptive clip norms by noisy counts of unclipped examples, paid with the step."""
@@ -219,7 +215,9 @@ class Private(ForeignLoops):
     @property
     def info(self) -> dict[str, Any]:  # Any: numbers and lists of them
         """Public facts on the run, by name. Losses, norms and lot sizes are private: left out."""
+        bands = len(self._plan.column)
         return {
+            **({"bands": bands} if bands > 1 else {}),
             "step": self.steps_taken,
             "steps": self.steps,
             "clip_norms": list(self._clip().clip_norms),

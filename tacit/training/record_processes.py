@@ -17,36 +17,41 @@ of this argument are names of files, sockets, and other processes.
 """
 
 import contextlib
-import ctypes
 import gc
 import marshal
-import mmap
 import os
 import select
 import signal
 import socket
-import stat
 import sys
-import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from os import _exit as leave  # without anything that the program left to be done at exit
-from pathlib import Path
-from typing import IO, Any, NamedTuple
+from io import BufferedIOBase
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from tacit.errors import IncompatibleModel, ProgramError
+from tacit.training.forked_process import (
+    close_connections,
+    copy_shared_memory,
+    finish,
+    forbid_writing_files,
+    fork,
+    leave,
+    receive,
+    send,
+    silence,
+    start,
+)
 from tacit.training.key import reseed
 from tacit.training.program_state import ProgramState
 from tacit.training.tree import Batch
 from tacit.training.withheld_errors import ErrorGuard
 
 Schema = tuple[Any, ...]  # Any: nested tuples of plain values, see `schema_of`
-_MAP_FIXED = 0x10  # of Linux, on every processor; the standard library does not name it
-_DEVICES = ("/dev/nvidia", "/dev/dri", "/dev/kfd")  # memory of a GPU, which children cannot use
 _READ, _QUIT = b"r", b"q"
 _NO_RECORD = -1
 _SECONDS = 5.0  # between two looks at whether the process of the run still exists
@@ -108,7 +113,7 @@ class RecordProcesses:
             )
         here, there = socket.socketpair()
         owner = os.getpid()
-        pid = _fork()
+        pid = fork()
         if pid == 0:
             try:
                 here.close()
@@ -135,7 +140,7 @@ class RecordProcesses:
                 os.close(answer)
             question.write(marshal.dumps([(int(index), int(seed)) for index, seed in requests]))
             question.close()
-            return [_example(_receive(stream)) for _ in requests]
+            return [_example(receive(stream)) for _ in requests]
 
     def start_one(self) -> None:
         """Start a process that reads no record, and wait for its end: to measure the time."""
@@ -217,11 +222,10 @@ class _Parent:
         self._socket, self._processes = requests, processes
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process of the run handles it
         torch.set_num_threads(1)  # threads of the process of the run do not exist here
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, 1)
-        os.dup2(nowhere, 2)
-        _forbid_writing_files()
-        _copy_shared_memory()
+        silence()
+        forbid_writing_files()
+        close_connections(keep=requests.fileno())
+        copy_shared_memory()
         self._state = ProgramState(*program)
         gc.freeze()
 
@@ -241,33 +245,22 @@ class _Parent:
             ):
                 self._answer_all(marshal.loads(question.read()), answers)
 
-    def _answer_all(self, requests: list[tuple[int, int]], answers: IO[bytes]) -> None:
+    def _answer_all(self, requests: list[tuple[int, int]], answers: BufferedIOBase) -> None:
         running: deque[tuple[int, int]] = deque()
         try:
             for index, seed in requests:
                 if len(running) == self._processes:
-                    _send(answers, _finish(*running.popleft()))
+                    send(answers, finish(*running.popleft()))
                 running.append(self._start(index, seed))
             while running:
-                _send(answers, _finish(*running.popleft()))
+                send(answers, finish(*running.popleft()))
         finally:
             for child in running:
-                _finish(*child)
+                finish(*child)
 
     def _start(self, index: int, seed: int) -> tuple[int, int]:
         """Fork a child for one record; return its process and the pipe that it writes into."""
-        source, sink = os.pipe()
-        pid = _fork()
-        if pid == 0:
-            try:
-                os.close(source)
-                _reopen_files()
-                with os.fdopen(sink, "wb") as stream:
-                    stream.write(self._answer(index, seed))
-            finally:
-                leave(0)
-        os.close(sink)
-        return pid, source
+        return start(lambda: self._answer(index, seed))
 
     def _answer(self, index: int, seed: int) -> bytes:
         tensors: list[Tensor] = []
@@ -289,57 +282,6 @@ class _Parent:
             if "re-initialize CUDA" in str(error):
                 raise IncompatibleModel(_ON_GPU) from None
             raise
-
-
-def _forbid_writing_files() -> None:
-    """Make writes into files fail in this process and its children, pipes and sockets apart."""
-    import resource  # POSIX has it, as it has fork
-
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-
-
-def _copy_shared_memory() -> None:
-    """Replace memory that this process shares with others, and may write, by a copy of its own."""
-    table = Path("/proc/self/maps")
-    if not table.exists():
-        return
-    library = ctypes.CDLL(None, use_errno=True)
-    library.mmap.restype = ctypes.c_void_p
-    library.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
-    for line in table.read_text(encoding="utf-8", errors="replace").splitlines():
-        place, rights, _, _, _, *name = line.split(maxsplit=5)
-        if rights[1] != "w" or rights[3] != "s" or "".join(name).startswith(_DEVICES):
-            continue
-        start, end = (int(part, 16) for part in place.split("-"))
-        held = ctypes.string_at(start, end - start)
-        found = library.mmap(start, end - start, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
-        if found != start:
-            raise OSError(ctypes.get_errno(), "shared memory cannot be copied")
-        ctypes.memmove(start, held, end - start)
-
-
-def _reopen_files() -> None:
-    """Give this process its own place in every open file; close files that cannot be reopened."""
-    import fcntl  # POSIX has it, as it has fork
-
-    folder = Path("/proc/self/fd")
-    for entry in os.listdir(folder) if folder.exists() else ():
-        number = int(entry)
-        try:
-            if not stat.S_ISREG(os.fstat(number).st_mode):
-                continue
-        except OSError:  # the folder itself, which is closed by now
-            continue
-        try:
-            how = fcntl.fcntl(number, fcntl.F_GETFL) & (os.O_ACCMODE | os.O_APPEND)
-            again = os.open(folder / entry, how)
-        except OSError:
-            os.close(number)
-            continue
-        os.lseek(again, os.lseek(number, 0, os.SEEK_CUR), os.SEEK_SET)
-        os.dup2(again, number)
-        os.close(again)
 
 
 def _example(answer: bytes) -> Example:
@@ -374,30 +316,6 @@ def _fill(schema: Schema, parts: Iterator[bytes], tensors: list[Tensor]) -> None
 def _bytes(tensor: Tensor) -> bytes:
     plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
     return plain.reshape(-1).view(torch.uint8).numpy().tobytes()
-
-
-def _fork() -> int:
-    with warnings.catch_warnings():
-        # Other threads do not exist in the child, which waits for none of them.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return os.fork()
-
-
-def _finish(pid: int, source: int) -> bytes:
-    with os.fdopen(source, "rb") as stream:
-        answer = stream.read()
-    os.waitpid(pid, 0)
-    return answer
-
-
-def _send(to: IO[bytes], message: bytes) -> None:
-    to.write(len(message).to_bytes(8, "big") + message)
-    to.flush()
-
-
-def _receive(source: IO[bytes]) -> bytes:
-    size = source.read(8)  # empty if the parent has ended
-    return source.read(int.from_bytes(size, "big"))
 
 
 def _end(connection: socket.socket, pid: int, owner: int) -> None:

@@ -92,7 +92,11 @@ class Records:
         Whether records are rows of tensors, fetched all at once.
     is_plain
         Whether none of the user's code runs when a record is fetched.
+    of_users
+        Whether what is fetched at an index is a user with several records (`users`).
     """
+
+    of_users = False
 
     def __init__(
         self,
@@ -126,12 +130,15 @@ class Records:
         tensors = self.dataset.tensors if self.is_stored else ()
         return tensors if tensors and all(t.device == self.device for t in tensors) else None
 
-    def fetch(self, indices: Indices) -> Batch:
+    def fetch(self, indices: Indices, seed: int = 0) -> Batch:
         """Return the records at `indices` as one batch on the model's device."""
-        return self.to_device(self.fetch_on_host(indices))
+        return self.to_device(self.fetch_on_host(indices, seed))
 
-    def fetch_on_host(self, indices: Indices) -> Batch:
-        """Return the records at `indices` as one batch on the device where they are stored."""
+    def fetch_on_host(self, indices: Indices, seed: int = 0) -> Batch:  # noqa: ARG002  # see below
+        """Return the records at `indices` as one batch on the device where they are stored.
+
+        `seed` is for subclasses, which choose some of a user's records (`users`).
+        """
         batch = self.guard(self._fetch, indices)
         if not self.is_stored and n_rows(batch) != len(indices):
             raise ValueError(
@@ -139,6 +146,14 @@ class Records:
                 "did not give one row for each record. Change it."
             )
         return batch
+
+    def widest(self, indices: Indices) -> Batch:
+        """Return records as one batch on the model's device, as large as records can be."""
+        return self.fetch(indices)
+
+    def in_parts(self, indices: Indices) -> list[Indices]:
+        """Return parts of a lot's indices that are best summed apart; here the lot itself."""
+        return [indices]
 
     def to_device(self, batch: Batch) -> Batch:
         """Return `batch` with its tensors on the model's device."""
@@ -245,8 +260,9 @@ def as_tensor(values: Any, what: str, dtype: torch.dtype) -> Tensor:  # Any: an 
     array = np.asarray(values)
     if array.dtype.kind not in "biufc" or array.ndim == 0:
         raise TypeError(
-            f"{what} of the data set must hold numbers, one row per record, got {array.dtype} in "
-            f"{array.ndim} axes. Encode text, dates and missing values as numbers first."
+            f"{what} of the data set must hold numbers, one row per record, got "
+            f"{array.dtype.type.__name__} in {array.ndim} axes. Encode text, dates and missing "
+            "values as numbers first."  # the name of a type of text would state the longest one
         )
     if array.dtype.kind == "u" and array.dtype.itemsize > 1:  # torch computes with few of these
         array = array.astype(np.int64)

@@ -5,6 +5,7 @@ mixing. Rounding is measured on the program itself: by running it again, by movi
 one unit of rounding, and by running clones of a row.
 """
 
+import copy
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +21,7 @@ from tacit.training.clip import Clip
 from tacit.training.gradients.ghost_norm import multiplied_in
 from tacit.training.key import randomness
 from tacit.training.records import Indices
+from tacit.training.tree import Batch, map_rows
 
 ROOM = 32.0
 """Difference, in units of measured rounding, that is taken for mixing."""
@@ -156,6 +158,22 @@ class Rounding:
 def distance(a: Tensor, b: Tensor) -> Tensor:
     """Return the differences of losses, row by row; 0 where one of them is not finite."""
     return (a - b).abs().nan_to_num(0.0, 0.0, 0.0)
+
+
+@contextmanager
+def in_double(model: nn.Module) -> Iterator[nn.Module]:
+    """Give a copy of `model` in float64, which is the default type of torch inside the block."""
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield copy.deepcopy(model).double()
+    finally:
+        torch.set_default_dtype(default)
+
+
+def as_double(batch: Batch) -> Batch:
+    """Return a batch whose floating-point numbers are float64."""
+    return map_rows(lambda t: t.double() if t.is_floating_point() else t, batch)
 
 
 def summary_of(gradient: Tensor) -> Tensor:

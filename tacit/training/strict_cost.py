@@ -1,8 +1,9 @@
 """What `isolation="strict"` costs, measured before a run."""
 
+import sys
 import time
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple
 
 import torch
 
@@ -10,6 +11,9 @@ from tacit.training.clip import Clip
 from tacit.training.engines import TracedLotSum, clipped_sum
 from tacit.training.key import randomness
 from tacit.training.program_state import ProgramState
+
+_ROWS = 64
+_MEASURED: set[Hashable] = set()  # programs whose cost was printed
 
 
 class StrictCost(NamedTuple):
@@ -27,7 +31,7 @@ class StrictCost(NamedTuple):
 
 def strict_cost(strict: TracedLotSum, clip: Clip, *, rows: int) -> StrictCost:
     """Return what a traced program costs, on at most 64 rows."""
-    rows, blank = min(rows, 64), strict.blank()
+    rows, blank = min(rows, _ROWS), strict.blank()
     everyone = strict.batch([t.repeat(rows, *[1] * (t.dim() - 1)) for t in blank])
     device = blank[0].device
 
@@ -44,6 +48,17 @@ def strict_cost(strict: TracedLotSum, clip: Clip, *, rows: int) -> StrictCost:
     reader = strict.processes
     process = 0.0 if reader is None else _seconds(reader.start_one, device)
     return StrictCost(times[0] / times[1], process)
+
+
+def print_cost_once(strict: TracedLotSum, clip: Clip, *, rows: int) -> None:
+    """Measure and print what a traced program costs, unless this process has done so before."""
+    loss_fn: Any = strict.loss_fn
+    name = getattr(loss_fn, "__qualname__", type(loss_fn).__qualname__)
+    shapes = tuple((name, p.shape) for name, p in strict.model.named_parameters())
+    program = (name, getattr(loss_fn, "__module__", ""), shapes, min(rows, _ROWS))
+    if program not in _MEASURED:
+        _MEASURED.add(program)
+        print(strict_cost(strict, clip, rows=rows), file=sys.stderr)
 
 
 def _seconds(run: Callable[[], None], device: torch.device) -> float:

@@ -16,12 +16,14 @@ becomes an exit with status 1.
 """
 
 import dis
+import functools
 import linecache
+import sys
 from asyncio import CancelledError
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
+from types import CodeType, TracebackType
 from typing import ParamSpec, TypeVar
 
 import torch
@@ -51,10 +53,12 @@ _PASSED = (KeyboardInterrupt, GeneratorExit, CancelledError)  # ends of the bloc
 class ErrorGuard:
     """Runs the user's program on private records: `with guard:` or `guard(call, *arguments)`.
 
-    With `debug`, errors pass unchanged: their text may quote records.
+    With `debug`, errors pass unchanged: their text may quote records. Lines are shown of the files
+    that had been read when this was made: others may have a value in their names.
     """
 
     debug: bool = False
+    files: frozenset[str] = field(default_factory=lambda: _files_read(), repr=False)
 
     def __call__(self, call: Callable[P, T], /, *args: P.args, **options: P.kwargs) -> T:
         """Return `call(*args, **options)`; replace an error of the user's program."""
@@ -73,7 +77,7 @@ class ErrorGuard:
         """Replace an error of the block."""
         if self.debug or error is None:
             return
-        shown = _shown(error)
+        shown = _shown(error, self.files)
         shown.__cause__ = None
         del error, frames  # this frame will be part of the new traceback, and keep them alive
         try:
@@ -83,18 +87,18 @@ class ErrorGuard:
             del shown
 
 
-def _shown(error: BaseException) -> BaseException:
+def _shown(error: BaseException, files: frozenset[str]) -> BaseException:
     try:
-        return error if _is_own(error) else described(error)
+        return error if _is_own(error) else described(error, files)
     except Exception:  # an error may define what its attributes and its text do
         return ProgramError(f"the program raised an error that cannot be described. {_WITHHELD}")
 
 
-def described(error: BaseException) -> BaseException:
+def described(error: BaseException, files: frozenset[str]) -> BaseException:
     """Return an error that states the kind and the place of `error`, but not its text.
 
-    It is a `ProgramError`, except that interrupts, exits, and memory which runs out keep their own
-    kinds of error.
+    A place is a function in one of `files`. The error is a `ProgramError`, except that interrupts,
+    exits, and memory which runs out keep their own kinds of error.
     """
     if isinstance(error, SystemExit):
         has_failed = error.code is not None and not (type(error.code) is int and error.code == 0)
@@ -102,7 +106,7 @@ def described(error: BaseException) -> BaseException:
     for kind in _PASSED:
         if isinstance(error, kind):
             return kind()
-    text = f"{_place(error)}. {_WITHHELD}"
+    text = f"{_place(error, files)}. {_WITHHELD}"
     if is_out_of_memory(error):
         kind = MemoryError if isinstance(error, MemoryError) else torch.OutOfMemoryError
         return kind(f"out of memory in {_stage(error)}{text}")
@@ -128,19 +132,38 @@ def _stage(error: BaseException) -> str:
     return next((_STAGES[name] for name in reversed(names) if name in _STAGES), _OTHERWISE)
 
 
-def _place(error: BaseException) -> str:
+def _place(error: BaseException, files: frozenset[str]) -> str:
     """Return the innermost line of the user's own code, as words; empty if there is none."""
     # The traceback begins where the error was caught, so all frames are below tacit's call.
-    # Code that was made at run time has no file to read, and may have a value in its name.
-    entries = [
-        e
-        for e in _entries(error)
-        if not _is_inside(e, _OWN, *LIBRARIES) and linecache.getlines(e.tb_frame.f_code.co_filename)
-    ]
-    if not entries:
-        return ""
-    code = entries[-1].tb_frame.f_code
-    return f" in {code.co_name} ({code.co_filename}:{entries[-1].tb_lineno})"
+    for entry in reversed(list(_entries(error))):
+        code = entry.tb_frame.f_code
+        if code.co_filename not in files or _is_inside(entry, "<", _OWN, *LIBRARIES):
+            continue
+        # Code that was made at run time may have a value in its name or the number of its line.
+        if (code.co_name, code.co_firstlineno) in _functions_of(code.co_filename):
+            return f" in {code.co_name} ({code.co_filename}:{entry.tb_lineno})"
+    return ""
+
+
+def _files_read() -> frozenset[str]:
+    """Return the names of all files whose code was read so far: modules, cells of a notebook."""
+    modules = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
+    return frozenset(name for name in (*modules, *linecache.cache) if isinstance(name, str))
+
+
+@functools.lru_cache
+def _functions_of(file: str) -> frozenset[tuple[str, int]]:
+    """Return the functions that are written in a file, by name and first line."""
+    try:
+        pending = [compile("".join(linecache.getlines(file)), file, "exec")]
+    except (SyntaxError, ValueError):  # commands of a notebook, or no code at all
+        return frozenset()
+    found = set()
+    while pending:
+        code = pending.pop()
+        found.add((code.co_name, code.co_firstlineno))
+        pending.extend(part for part in code.co_consts if isinstance(part, CodeType))
+    return frozenset(found)
 
 
 def _entries(error: BaseException) -> Iterator[TracebackType]:

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING
 
 from tacit._lazy import lazy
 from tacit.tuning.holdout import CoinSplit, FixedSplit
-from tacit.tuning.laws import EveryConfiguration, RandomRuns, choose_runs
+from tacit.tuning.laws import CheapTrials, EveryConfiguration, RandomRuns, choose_runs
 from tacit.tuning.private_run import SearchFailed
-from tacit.tuning.search_plan import SearchPlan, plan_search
+from tacit.tuning.search_plan import SearchPlan, plan_search, plan_trials
 
 if TYPE_CHECKING:
     from tacit.tuning.search import PrivateSearch
 
 __all__ = [
+    "CheapTrials",
     "CoinSplit",
     "EveryConfiguration",
     "FixedSplit",
@@ -27,6 +28,7 @@ __all__ = [
     "SearchPlan",
     "choose_runs",
     "plan_search",
+    "plan_trials",
 ]
 
 __getattr__ = lazy(__name__, {"PrivateSearch": "search"})

@@ -11,7 +11,7 @@ import logging
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, NamedTuple, NoReturn
 
@@ -24,7 +24,7 @@ Configuration = Mapping[str, Any]  # Any: values of settings
 Space = Mapping[str, Sequence[Any]] | Sequence[Configuration]
 _SET_BY_SEARCH = (
     *("epsilon", "delta", "ledger", "random_state", "rng", "n_records", "classes", "relation"),
-    *("target_bounds", "folder"),
+    *("target_bounds", "folder", "reference"),
 )
 
 
@@ -87,13 +87,8 @@ class Candidates:
                 "estimator must not have a folder: it would keep what the search must delete."
             )
         facts = {}
-        if "n_records" in names:
-            facts[names["n_records"]] = max(1, round(n_training))
         if "classes" in names and given["classes"] is None and "target_bounds" not in names:
             facts[names["classes"]] = np.unique(labels)  # assumed public, as by the estimators
-        # A delta of 0 asks for pure DP and stays.
-        if "delta" in names and given["delta"] != 0 and not _has_given_noise(base):
-            facts[names["delta"]] = delta
         base.set_params(**facts)
         own = Relation(given["relation"]) if "relation" in names else None
         if own is not None and relation is not None and own is not relation:
@@ -101,22 +96,59 @@ class Candidates:
                 f"relation of the estimator must be that of the ledger, {relation}, got {own}."
             )
         found = own or relation or Relation.ADD_REMOVE
-        return cls(base, names, configurations_of(space, names), delta, found, public)
+        made = cls(base, names, configurations_of(space, names), delta, found, public)
+        return made.on(n_training, delta)
 
     @property
     def has_budget(self) -> bool:
         """Whether the noise of a run follows from an epsilon."""
         return "epsilon" in self.names and not _has_given_noise(self.estimator)
 
+    def on(self, n_records: float, delta: float) -> "Candidates":
+        """Return the same candidates with other public facts of their training.
+
+        `n_records` is the declared number of records, `delta` that of the epsilon of a run. An
+        estimator with a delta of 0 asks for pure DP and keeps it.
+        """
+        from sklearn.base import clone
+
+        base: Any = clone(self.estimator, safe=False)
+        facts = {"n_records": max(1, round(n_records)), "delta": delta}
+        if self.is_pure or _has_given_noise(base):
+            del facts["delta"]
+        base.set_params(**{self.names[k]: v for k, v in facts.items() if k in self.names})
+        return replace(self, estimator=base)
+
+    @property
+    def run_delta(self) -> float:
+        """The delta that goes with the epsilon of a run."""
+        name = self.names.get("delta")
+        return self.delta if name is None else float(self.estimator.get_params()[name])
+
+    @property
+    def is_pure(self) -> bool:
+        """Whether the estimator asks for pure DP."""
+        name = self.names.get("delta")
+        return name is not None and self.estimator.get_params()[name] == 0
+
     def model(
-        self, index: int, *, epsilon: float | None, ledger: Ledger | None, seed: int | None
+        self,
+        index: int,
+        *,
+        epsilon: float | None,
+        ledger: Ledger | None,
+        seed: int | None,
+        reference: tuple[float, float] | None = None,
     ) -> Any:
-        """Return an unfitted copy of the estimator with configuration `index`."""
+        """Return an unfitted copy of the estimator with configuration `index`.
+
+        `reference` is the (epsilon, delta) of the run for which a trial chooses.
+        """
         from sklearn.base import clone
 
         model: Any = clone(self.estimator, safe=False)
         model.set_params(**self.configurations[index])
-        values = {"ledger": ledger, "random_state": seed, "rng": seed}
+        values = {"ledger": ledger, "random_state": seed, "rng": seed, "reference": reference}
         if epsilon is not None:
             values["epsilon"] = epsilon
         named = {self.names[key]: value for key, value in values.items() if key in self.names}

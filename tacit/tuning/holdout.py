@@ -45,13 +45,16 @@ class CoinSplit:
         """Draw for each record whether it scores."""
         return np.asarray(rng.random(n_rows)) < self.share
 
-    def event(self, runs: Runs, training: tuple[Event, ...], score: Event) -> Event:
+    def event(
+        self, runs: Runs, training: tuple[Event, ...], score: Event, last: Event | None = None
+    ) -> Event:
         """Return the event of the search, given those of training each configuration and a score.
 
-        Given its coin, a record takes part in training only or in scoring only.
+        Given its coin, a record takes part in training only or in scoring only. All records take
+        part in the `last` run, if there is one.
         """
         parts = (runs.event(training), runs.event((score,) * len(training)))
-        return OneOf(parts, (1 - self.share, self.share))
+        return OneOf(tuple(_and_last(part, last) for part in parts), (1 - self.share, self.share))
 
 
 @dataclass(frozen=True)
@@ -73,16 +76,22 @@ class FixedSplit:
         chosen[order[: self.count]] = True
         return chosen
 
-    def event(self, runs: Runs, training: tuple[Event, ...], score: Event) -> Event:
-        """Return the event of the search: each run trains and is scored.
+    def event(
+        self, runs: Runs, training: tuple[Event, ...], score: Event, last: Event | None = None
+    ) -> Event:
+        """Return the event of the search: each run trains and is scored; then comes the `last` run.
 
         Between neighbors, the training part gains or loses one record at most, and at most one
         scoring record is replaced, which changes the sum of values in [0, 1] by at most 1.
         """
-        return runs.event([Sequence((part, score)) for part in training])
+        return _and_last(runs.event([Sequence((part, score)) for part in training]), last)
 
 
 Split = CoinSplit | FixedSplit
+
+
+def _and_last(event: Event, last: Event | None) -> Event:
+    return event if last is None else Sequence((event, last))
 
 
 def split_of(holdout: object) -> Split:

@@ -3,7 +3,9 @@
 `RandomRuns` stops at random: the number of runs is drawn from a public law, the configuration of
 each run uniformly and with replacement, and only the best run is paid for (`events.BestOf`).
 `EveryConfiguration` tries each configuration once and pays for all runs, as if all were released.
-Both draw everything before the first run, independently of the data.
+`CheapTrials` pays for trials on a small share of the budget in the same way, and then for one run
+of the best configuration, on all records and with the rest of the budget. All laws draw everything
+before the first run, independently of the data.
 """
 
 import math
@@ -14,17 +16,26 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tacit._check import whole
+from tacit._check import in_open_unit, positive, whole
 from tacit.accounting import GDP, calibrate, gaussian_epsilon, run_law
 from tacit.accounting import epsilon as price_of
-from tacit.events import BestOf, Event, Gaussian, OneOf, Sequence, Trials
+from tacit.events import BestOf, Event, Gaussian, OneOf, Repeated, Sequence, Trials
 from tacit.mechanisms import Rng
 
 _BLOCK = 1024  # numbers of runs whose probabilities are computed at once
-_HALVING = 0.1
-"""Ranks, as a share of all configurations, that are worth one halving of the budget of a run."""
+_HALVING = 0.01
+"""Accuracy that one halving of the budget costs: one point, as for DP-SGD on Adult or on images."""
+_RANK = 0.1
+"""Accuracy per rank, as a share of all configurations: the mean one is five points below the best
+(Adult, 48 configurations)."""
+_UNTUNED = 0.03  # accuracy that is lost, at a guess, by the settings of the estimator as given
+_SHARE = 0.2
+"""Share of the squared budget for cheap trials. A trial has less budget than the run that follows,
+and each halving of that ratio is taken to cost a fifth of a halving of the run's budget, because
+the order of configurations changes slowly. Then a fifth is the best share."""
 _MEANS = {1.0: (3.0, 10.0, 30.0), 3.0: (10.0, 20.0)}  # mean numbers of runs tried, by shape
 _MOST_COMPOSED = 64
+_TRIALS = (4, 8, 16)  # numbers of cheap trials tried, besides one for each configuration
 
 
 class Runs(Protocol):
@@ -136,38 +147,117 @@ class EveryConfiguration:
         return "every configuration once, all runs paid for"
 
 
+@dataclass(frozen=True, kw_only=True)
+class CheapTrials:
+    """Trials on a small budget, then one run of the best configuration on all records.
+
+    All trials are paid for, and so is the run. There are `count` trials, whose configurations are
+    drawn uniformly with replacement; None tries each configuration once. Without trials (0), the
+    estimator is run with the settings it was given. `share` is the part of the squared budget,
+    mu squared of a Gaussian release, that trials spend.
+
+    >>> CheapTrials(count=8).describe()
+    '8 cheap trials, then one run of the best on all records'
+    """
+
+    count: int | None = None
+    share: float = _SHARE
+
+    def __post_init__(self) -> None:
+        if self.count is not None:
+            whole(count=self.count)
+        in_open_unit(share=self.share)
+
+    def trials(self, n_configurations: int) -> int:
+        """Return the number of trials."""
+        return n_configurations if self.count is None else self.count
+
+    def event(self, parts: SequenceOf[Event]) -> Event:
+        """Return the event of all trials, without the run that follows."""
+        if self.count is None:
+            return Sequence(tuple(parts))
+        return Repeated(_one_of(parts), self.count)
+
+    def draw(self, n_configurations: int, rng: Rng) -> list[int]:
+        """Draw the configuration of every trial."""
+        if self.count is None:
+            return list(range(n_configurations))
+        return [int(i) for i in np.atleast_1d(rng.integers(0, n_configurations, self.count))]
+
+    def describe(self) -> str:
+        """Return the law in words, for reports."""
+        if self.count == 0:
+            return "no trials, for lack of records or runs; one run with the settings as given"
+        trials = (
+            "a cheap trial of each configuration"
+            if self.count is None
+            else (f"{self.count} cheap trials")
+        )
+        return f"{trials}, then one run of the best on all records"
+
+
 def choose_runs(
     n_configurations: int,
     *,
     epsilon: float,
     delta: float,
     most: int | None = None,
+    n_scoring: float = math.inf,
+    holdout: float = 0.0,
+    has_budget: bool = True,
 ) -> Runs:
     """Return the law of runs for a search, from public facts alone.
 
-    Each law is judged by two numbers: the expected share of configurations that are better than the
-    chosen one, and how often the budget has to be halved to leave one run's share of it. One
-    halving counts as much as a tenth of the configurations. Prices are those of Gaussian runs.
-    `most` limits the number of runs.
+    Each law is judged by the accuracy it is expected to lose: for configurations that are better
+    than the chosen one and were not tried, for what is left of the budget in the run that is
+    released, for the share `holdout` of the records on which it is not trained, for cheap trials,
+    and for the noise of a score on `n_scoring` records. If all lose more than a run of the
+    estimator as it was given, there are no trials. Prices are those of Gaussian runs. `most` limits
+    the number of runs. `has_budget` says that the noise of a run follows from an epsilon, so that
+    trials can be cheap.
 
-    >>> choose_runs(3, epsilon=1.0, delta=1e-6)
-    EveryConfiguration()
-    >>> choose_runs(48, epsilon=1.0, delta=1e-6).mean
+    >>> choose_runs(7, epsilon=3.0, delta=1e-5, n_scoring=6_000).describe()
+    'a cheap trial of each configuration, then one run of the best on all records'
+    >>> choose_runs(48, epsilon=0.3, delta=1e-6, n_scoring=4_000).mean
     20.0
     """
     n_configurations = whole(n_configurations=n_configurations, least=1)
-    regrets: list[tuple[float, int, Runs]] = []
-    if n_configurations <= min(_MOST_COMPOSED, math.inf if most is None else most):
-        alone = calibrate(Gaussian, epsilon=epsilon, delta=delta, accountant=GDP(), relative=1e-4)
-        one = gaussian_epsilon(1 / (alone * math.sqrt(n_configurations)), delta=delta)
-        regrets.append((_HALVING * math.log2(epsilon / one), 0, EveryConfiguration()))
+    n_scoring = math.inf if n_scoring == math.inf else positive(n_scoring=n_scoring)
+    limit = math.inf if most is None else most
+    noise = calibrate(Gaussian, epsilon=epsilon, delta=delta, accountant=GDP(), relative=1e-4)
+    held_out = -_HALVING * math.log2(1 - holdout)  # half of the records are worth half the budget
+    losses: list[tuple[float, int, Runs]] = []
+
+    def add(law: Runs, loss: float, score_noise: float) -> None:
+        losses.append((loss + score_noise / n_scoring, len(losses), law))
+
+    if n_configurations <= min(_MOST_COMPOSED, limit):
+        factor = math.sqrt(n_configurations)
+        one = gaussian_epsilon(1 / (noise * factor), delta=delta)
+        loss = _HALVING * math.log2(epsilon / one) + held_out
+        add(EveryConfiguration(), loss, noise * factor)
+    if has_budget:
+        add(CheapTrials(count=0), _UNTUNED, 0.0)
+        for count in (*_TRIALS, None):
+            law = CheapTrials(count=count)
+            trials = law.trials(n_configurations)
+            if trials + 1 <= limit and trials <= _MOST_COMPOSED:
+                missed = 0.0 if count is None else 1 / (count + 1)
+                add(law, _RANK * missed + _loss_of_trials(law, trials),
+                    noise * math.sqrt(trials / law.share))  # fmt: skip
     near = 0.6 * epsilon  # about what a run may cost: ratios of prices hardly depend on it
     run = Gaussian(calibrate(Gaussian, epsilon=near, delta=delta, accountant=GDP(), relative=1e-4))
     for law in _candidates(most):
         ratio = price_of(law.event((run,)), delta=delta) / near
-        regret = law.expected_rank() + _HALVING * math.log2(ratio)
-        regrets.append((regret, len(regrets), law))
-    return min(regrets)[2]
+        loss = _RANK * law.expected_rank() + _HALVING * math.log2(ratio) + held_out
+        add(law, loss, noise * ratio)
+    return min(losses)[2]
+
+
+def _loss_of_trials(law: CheapTrials, trials: int) -> float:
+    """Return the accuracy lost because trials take a share of the budget and are cheap."""
+    rest = 1 - law.share
+    return 0.5 * _HALVING * (law.share * math.log2(rest * trials / law.share) - math.log2(rest))
 
 
 def _candidates(most: int | None) -> list[RandomRuns]:

@@ -29,8 +29,12 @@ class SearchFailed(TacitError, RuntimeError):
 class Outcome(NamedTuple):
     """Score and model of a run; private unless the run is the one that is released."""
 
-    score: float
+    score: float  # -inf if the model is not finite, NaN if it was not scored
     model: Any  # Any: estimators share methods, not a type
+
+    def scored(self, score: float) -> "Outcome":
+        """Return this outcome with the score of its trial, unless the model is not finite."""
+        return Outcome(score if math.isnan(self.score) else self.score, self.model)
 
 
 @dataclass(frozen=True)
@@ -38,11 +42,13 @@ class PrivateRuns:
     """All that the runs of one search have in common."""
 
     candidates: Candidates
-    epsilon: float | None
+    epsilons: tuple[float | None, ...]  # None if its noise was given
     planned: tuple[Event, ...]
     training: PrivateRecords
-    scoring: PrivateRecords
-    score: Score
+    scoring: PrivateRecords | None = None
+    score: Score | None = None
+    references: tuple[tuple[float, float], ...] = ()
+    """The (epsilon, delta) that each configuration would have in a last run, if there is one."""
 
     def run(self, index: int, seeds: tuple[int | None, int | None]) -> Outcome:
         """Train and score configuration `index`, with seeds for training and score, or None.
@@ -65,7 +71,13 @@ class PrivateRuns:
 
     def _run(self, index: int, seed: int | None, score_seed: int | None) -> Outcome:
         candidates, ledger = self.candidates, Ledger(relation=self.candidates.relation)
-        model = candidates.model(index, epsilon=self.epsilon, ledger=ledger, seed=seed)
+        model = candidates.model(
+            index,
+            epsilon=self.epsilons[index],
+            ledger=ledger,
+            seed=seed,
+            reference=self.references[index] if self.references else None,
+        )
         public = () if candidates.public is None else (candidates.public,)
         model.fit(self.training.x, self.training.y, *public)
         if not _covers(self.planned[index], ledger.event):
@@ -74,7 +86,9 @@ class PrivateRuns:
                 "has ended and releases nothing. The estimator must pay once, for an event that "
                 "follows from public settings."
             )
-        score = self.score.release(model, *self.scoring, generator(score_seed))
+        score = math.nan
+        if self.score is not None and self.scoring is not None:
+            score = self.score.release(model, *self.scoring, generator(score_seed))
         candidates.forget_run(model)
         return Outcome(score if _is_finite(model) else -math.inf, model)
 

@@ -2,9 +2,10 @@
 
 import contextlib
 import hashlib
+import math
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import chain
 from typing import Any, Self
 
@@ -18,9 +19,9 @@ from tacit.ledger import Ledger, paid_once
 from tacit.mechanisms import generator
 from tacit.tuning.candidates import Candidates, PrivateRecords, Space
 from tacit.tuning.holdout import Score, Split, score_kind, split_of
-from tacit.tuning.laws import EveryConfiguration, RandomRuns, choose_runs
+from tacit.tuning.laws import CheapTrials, EveryConfiguration, RandomRuns, Runs, choose_runs
 from tacit.tuning.private_run import Outcome, PrivateRuns, SearchFailed
-from tacit.tuning.search_plan import SearchPlan, plan_search
+from tacit.tuning.search_plan import SearchPlan, plan_search, plan_trials
 from tacit.tuning.unfinished import Unfinished
 
 _PARTS = ("train", "score")
@@ -58,7 +59,9 @@ class PrivateSearch(BaseEstimator):
         Error from which on a record counts as entirely wrong; default a quarter of the range that
         the estimator declares for its target.
     runs
-        `RandomRuns`, `EveryConfiguration`, or None: `choose_runs` chooses from public facts.
+        `RandomRuns`, `EveryConfiguration`, `CheapTrials`, or None: `choose_runs` chooses from
+        public facts. If there are too few records for scores to tell configurations apart, it
+        chooses no trials: the estimator is then run once, with the settings it was given.
     most_runs
         Largest number of runs if `runs` is None; the limit is part of the law that is priced.
     n_records
@@ -76,7 +79,8 @@ class PrivateSearch(BaseEstimator):
     Attributes
     ----------
     best_estimator_, best_params_, best_score_
-        What is released. The score includes noise.
+        What is released. The score includes noise. After cheap trials it is that of the trial, and
+        without trials it is NaN and the parameters are empty.
     plan_
         The public plan: law of the runs, cost of one run, cost of the search (`SearchPlan`).
     event_
@@ -103,7 +107,7 @@ class PrivateSearch(BaseEstimator):
     holdout: float = 0.2
     scoring: str | None = None
     largest_error: float | None = None
-    runs: RandomRuns | EveryConfiguration | None = None
+    runs: RandomRuns | EveryConfiguration | CheapTrials | None = None
     most_runs: int | None = None
     n_records: int | None = None
     ledger: Ledger | None = None
@@ -124,27 +128,32 @@ class PrivateSearch(BaseEstimator):
         with self._paid_once(records, candidates) as seed:
             is_scoring = split.is_scoring(len(records.y), generator(_derived(seed, "split")))
             training, scoring = records.rows(~is_scoring), records.rows(is_scoring)
-            plan = self._plan(candidates, split, training)
+            runs = self._runs(candidates, split, len(records.y))
+            candidates, whole_data = self._for_trials(candidates, split, runs, len(records.y))
+            plan = self._plan(candidates, whole_data, split, runs, training, records)
             chosen = plan.runs.draw(
                 len(candidates.configurations), generator(_derived(seed, "runs"))
             )
             ranks = generator(_derived(seed, "ties")).random(len(chosen))
-            runs = PrivateRuns(
-                candidates,
-                plan.run_epsilon,
-                plan.training,
-                training,
-                scoring,
-                self._score(candidates, plan, len(records.y)),
+            score = self._score(candidates, plan, len(records.y))
+            each = plan.run_epsilons or (plan.run_epsilon,) * len(plan.training)
+            meant = tuple((x, whole_data.run_delta) for x in plan.last_epsilons if each)
+            trials = PrivateRuns(
+                candidates, each, plan.training, training, scoring, score, references=meant
             )
+            last = PrivateRuns(whole_data, plan.last_epsilons, plan.last, records)
             if self.ledger is not None:
                 self.ledger.spend(plan.event, note=f"PrivateSearch: {plan.describe()}")
             self._say("paid; the runs are under way")
             kept = Unfinished(None if self.ledger is None else self.ledger.path, seed)
             failure = None
             try:
-                index, best = self._best(runs, chosen, np.atleast_1d(ranks), seed, kept)
-                self._release(index, best, candidates, plan)
+                index, best = 0, Outcome(math.nan, None)
+                if runs != CheapTrials(count=0):
+                    index, best = self._best(trials, chosen, np.atleast_1d(ranks), seed, kept)
+                if plan.last:
+                    best = self._last(last, index, len(chosen), seed, kept).scored(best.score)
+                self._release(index, best, whole_data, plan)
             except SearchFailed as error:
                 failure = error
             kept.delete()
@@ -186,26 +195,81 @@ class PrivateSearch(BaseEstimator):
             public=public,
         )
 
-    def _plan(self, candidates: Candidates, split: Split, training: PrivateRecords) -> SearchPlan:
+    def _runs(self, candidates: Candidates, split: Split, n_rows: int) -> Runs:
+        """Return the law of the runs, chosen from public facts if it is not given."""
+        if self.runs is not None:
+            if isinstance(self.runs, CheapTrials) and not candidates.has_budget:
+                raise ValueError(
+                    "runs must not be CheapTrials: the noise of the estimator is given, so no "
+                    "trial can be cheaper than the last run. Use RandomRuns."
+                )
+            return self.runs
+        n_records = self._n_records(n_rows)
+        n_scoring = min(split.scoring_records(n_records), n_records - 1)
+        return choose_runs(
+            len(candidates.configurations),
+            epsilon=positive(epsilon=self.epsilon),
+            delta=candidates.delta,
+            most=self.most_runs,
+            n_scoring=n_scoring,
+            holdout=n_scoring / n_records,
+            has_budget=candidates.has_budget,
+        )
+
+    def _for_trials(
+        self, candidates: Candidates, split: Split, runs: object, n_rows: int
+    ) -> tuple[Candidates, Candidates]:
+        """Return the candidates of trials and those of a last run on all records, if there is one.
+
+        Deltas of approximate DP add up, so trials and the last run get parts of that of the search.
+        Without trials the only candidate is the estimator with the settings it was given.
+        """
+        if not isinstance(runs, CheapTrials):
+            return candidates, candidates
+        n_records, delta = self._n_records(n_rows), candidates.delta
+        if runs.count == 0:
+            return candidates, replace(candidates.on(n_records, delta), configurations=({},))
+        each = 0.5 * runs.share * delta / runs.trials(len(candidates.configurations))
+        trials = candidates.on(n_records - split.scoring_records(n_records), each)
+        return trials, candidates.on(n_records, (1 - runs.share) * delta)
+
+    def _plan(
+        self,
+        candidates: Candidates,
+        last: Candidates,
+        split: Split,
+        runs: Runs,
+        training: PrivateRecords,
+        records: PrivateRecords,
+    ) -> SearchPlan:
         """Return the plan of the search, from public facts; nothing is paid or released."""
         epsilon, n_configurations = positive(epsilon=self.epsilon), len(candidates.configurations)
-        terms = {"epsilon": epsilon, "delta": candidates.delta}
-        candidates.require_public_plan(epsilon=epsilon / 2, records=training)
+        terms: dict[str, Any] = {
+            "split": split,
+            "epsilon": epsilon,
+            "delta": candidates.delta,
+            "relation": candidates.relation,
+        }
 
-        def events_at(run_epsilon: float, indices: Sequence[int]) -> tuple[Event, ...]:
-            return tuple(
-                candidates.event(index, epsilon=run_epsilon, records=training) for index in indices
+        def events_at(
+            of: Candidates, rows: PrivateRecords
+        ) -> Callable[[float, Sequence[int]], tuple[Event, ...]]:
+            of.require_public_plan(epsilon=epsilon / 2, records=rows)
+            return lambda x, which: tuple(of.event(i, epsilon=x, records=rows) for i in which)
+
+        if isinstance(runs, CheapTrials):
+            trial_at = events_at(candidates, training) if runs.count != 0 else None
+            plan = plan_trials(
+                trial_at, events_at(last, records), n_configurations, runs=runs, **terms
             )
-
-        plan = plan_search(
-            events_at,
-            n_configurations,
-            runs=self.runs or choose_runs(n_configurations, **terms, most=self.most_runs),
-            split=split,
-            **terms,
-            relation=candidates.relation,
-            is_noise_given=not candidates.has_budget,
-        )
+        else:
+            plan = plan_search(
+                events_at(candidates, training),
+                n_configurations,
+                runs=runs,
+                **terms,
+                is_noise_given=not candidates.has_budget,
+            )
         self._say(f"planned: {plan.describe()}")
         return plan
 
@@ -266,6 +330,18 @@ class PrivateSearch(BaseEstimator):
                 "without paying."
             )
         return chosen[best[2]], best[3]
+
+    def _last(
+        self, runs: PrivateRuns, index: int, number: int, seed: int, kept: Unfinished
+    ) -> Outcome:
+        """Make the run that follows cheap trials, on all records, and return its outcome."""
+        if (outcome := kept.read(number)) is None:
+            own = None
+            if self.random_state is not None:
+                own = _derived(seed, f"train {number}") % _MOST_SEED
+            outcome = runs.run(index, (own, None))
+            kept.write(number, outcome)
+        return outcome
 
     def _release(self, index: int, best: Outcome, candidates: Candidates, plan: SearchPlan) -> None:
         self.best_estimator_ = best.model

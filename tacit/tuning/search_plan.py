@@ -9,12 +9,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from tacit.accounting import GDP, calibrate, gaussian_epsilon
 from tacit.accounting import epsilon as price_of
-from tacit.events import Event, Gaussian, Relation
+from tacit.events import ChosenOf, Event, Gaussian, OneOf, Relation, Repeated
 from tacit.tuning.holdout import CoinSplit, Split
-from tacit.tuning.laws import Runs
+from tacit.tuning.laws import CheapTrials, Runs
 
 EventsAt = Callable[[float, Sequence[int]], tuple[Event, ...]]
 """events_at(epsilon, indices): what training costs with each of these configurations, if a run may
@@ -42,10 +43,23 @@ class SearchPlan:
     epsilon: float
     """Price of `event`: the cost of the search."""
     delta: float
+    run_epsilons: tuple[float, ...] = ()
+    """The epsilon of each configuration in a trial, if they are not the same."""
+    last: tuple[Event, ...] = ()
+    """After cheap trials: event of the last run, on all records, with each configuration."""
+    last_epsilons: tuple[float, ...] = ()
+    """The epsilon of the last run with each configuration."""
 
     def describe(self) -> str:
         """Return one sentence: how runs are drawn, and what the search costs against one run."""
         one = "the given noise" if self.run_epsilon is None else f"epsilon {self.run_epsilon:.4g}"
+        if self.last:
+            trial = f"a trial costs {_range(self.run_epsilons)}, " if self.training else ""
+            return (
+                f"{self.runs.describe()} ({len(self.last)} configurations); {trial}the last run "
+                f"{_range(self.last_epsilons)}, the whole search epsilon {self.epsilon:.4g}, at "
+                f"delta {self.delta:g}"
+            )
         return (
             f"{self.runs.describe()}, of {len(self.training)} configurations; one run alone costs "
             f"{one}, the whole search epsilon {self.epsilon:.4g}, at delta {self.delta:g}"
@@ -125,6 +139,108 @@ def plan_search(
     )
 
 
+def plan_trials(
+    events_at: EventsAt | None,
+    last_at: EventsAt,
+    n_configurations: int,
+    *,
+    runs: CheapTrials,
+    split: Split,
+    epsilon: float,
+    delta: float,
+    relation: Relation = Relation.ADD_REMOVE,
+) -> SearchPlan:
+    """Return the plan of cheap trials and one last run, which cost at most (`epsilon`, `delta`).
+
+    `last_at` is like `events_at` for the last run, on all records. Its configuration follows from
+    the scores, so it is priced as a free choice. Without trials there is no `events_at`, and the
+    last run has one configuration.
+
+    Configurations with laws of noise of their own compose differently, so each gets its epsilons: a
+    trial may cost such a part of the budget that the budget would pay for count / share of them.
+    """
+    price = partial(price_of, delta=delta, relation=relation)
+    count = runs.trials(n_configurations)
+    target, noise, training = epsilon, math.inf, _Priced((), ())
+    if events_at is not None:
+        copies = math.ceil(count / runs.share)
+        near = _gaussian_noise(epsilon, delta) * math.sqrt(copies)
+        training = _scaled_each(
+            events_at,
+            n_configurations,
+            lambda event: price(Repeated(event, copies)),
+            start=gaussian_epsilon(1 / near, delta=delta),
+            target=target,
+        )
+        noise = near
+        if not isinstance(split, CoinSplit):
+            noise = max(_composed_noise(x, delta) for x in training.epsilons)
+
+    def event_of(last: Event) -> Event:
+        if events_at is None:
+            return last
+        return split.event(runs, training.events, Gaussian(noise, 1.0), last)
+
+    def dearest(last: Event) -> float:
+        """Return the price of the dearer of the two parts that a coin decides."""
+        event = event_of(last)
+        return max(map(price, event.parts if isinstance(event, OneOf) else (event,)))
+
+    while target > epsilon / 2:
+        last = _scaled_each(
+            last_at,
+            n_configurations if count else 1,
+            dearest,
+            start=epsilon * math.sqrt(1 - runs.share) if count else epsilon,
+            target=target,
+        )
+        different = tuple(dict.fromkeys(last.events))
+        event = event_of(different[0] if len(different) == 1 else ChosenOf(different))
+        cost = price(event)
+        if cost <= epsilon:
+            return SearchPlan(
+                runs=runs,
+                split=split,
+                run_epsilon=max(training.epsilons, default=None),
+                training=training.events,
+                score_noise=noise,
+                event=event,
+                epsilon=cost,
+                delta=delta,
+                run_epsilons=training.epsilons,
+                last=last.events,
+                last_epsilons=last.epsilons,
+            )
+        target *= (1 - _PRECISION / 2) * min(epsilon / cost, 1 - _PRECISION / 2)
+    raise ValueError(f"no last run is cheap enough for a search of epsilon {epsilon:g}.")
+
+
+class _Priced(NamedTuple):
+    """Epsilons given to the configurations, and what each then pays for."""
+
+    epsilons: tuple[float, ...]
+    events: tuple[Event, ...]
+
+
+def _scaled_each(
+    events_at: EventsAt,
+    n_configurations: int,
+    price: Callable[[Event], float],
+    *,
+    start: float,
+    target: float,
+) -> _Priced:
+    """Return for each configuration an epsilon with which `price` of its event meets `target`."""
+    first = events_at(start, range(n_configurations))
+    groups = [first.index(event) for event in first]  # configurations that cost the same
+    found = {
+        i: _scaled(lambda x, i=i: price(events_at(x, [i])[0]), start=start, target=target)
+        for i in sorted(set(groups))
+    }
+    epsilons = tuple(found[group] for group in groups)
+    return _Priced(epsilons, tuple(events_at(x, [i])[0] for i, x in enumerate(epsilons)))
+
+
 def _scaled(price: Callable[[float], float], *, start: float, target: float) -> float:
     """Return an x whose price is at most `target`, and nearly as much if it follows x steadily.
 
@@ -141,6 +257,11 @@ def _scaled(price: Callable[[float], float], *, start: float, target: float) -> 
     if within == 0:
         raise ValueError(f"no run is cheap enough for a search of epsilon {target:g}.")
     return within
+
+
+def _range(epsilons: tuple[float, ...]) -> str:
+    low, high = f"{min(epsilons):.4g}", f"{max(epsilons):.4g}"
+    return f"epsilon {low}" if low == high else f"epsilon {low} to {high}"
 
 
 def _gaussian_noise(epsilon: float, delta: float) -> float:

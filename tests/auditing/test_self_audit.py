@@ -310,7 +310,8 @@ def _parameters(make):
 
 
 def test_every_regression_is_audited():
-    estimators = {name for name in regression.__all__ if name != "Bounds"}
+    # `PerUser` fits another estimator to bounded records of each user: its tests audit it.
+    estimators = set(regression.__all__) - {"Bounds", "PerUser", "SecondMoments"}
     assert estimators == {name for name, _ in ESTIMATORS.values()}
 
 

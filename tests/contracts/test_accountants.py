@@ -12,7 +12,9 @@ from tacit import accounting as acc
 from tacit.errors import UnsupportedEvent
 from tacit.events import (
     ApproximateDP,
+    BandedGaussian,
     BestOf,
+    ChosenOf,
     DiscreteGaussian,
     DiscreteLaplace,
     Event,
@@ -79,7 +81,10 @@ EVENTS: tuple[Event, ...] = (
     DiscreteLaplace(5.0),
     ZeroConcentratedDP(0.02, 1e-9),
     TreeAggregation(6.0, 20),
+    BandedGaussian(2.0, (0.8, 0.6), 19, 2, rate=0.1),
+    BandedGaussian(9.0, (0.7, 0.5, 0.4), 12, 2),
     OneOf((Gaussian(4.0), PureDP(0.3)), (0.5, 0.5)),
+    ChosenOf((Gaussian(4.0), PureDP(0.3))),
     FixedSizeSampled(20, 400, Gaussian(2.0)),
     FixedSizeSampled(20, 400, Laplace(2.0)),
     RandomAllocation(50, Gaussian(1.5)),

@@ -115,3 +115,24 @@ def test_no_choice_of_steps_exceeds_the_sensitivity(column, steps, separation, p
 def test_more_bands_than_steps_are_refused():
     with pytest.raises(ValueError, match="bands must be <= steps"):
         optimal_bands(4, 5)
+
+
+@pytest.mark.parametrize("separation", [1, 2, 3, 5, 9, 40])
+@pytest.mark.parametrize("participations", [1, 2, 4, 50])
+@pytest.mark.parametrize("bands", [1, 3, 7, 30])
+def test_the_sensitivity_is_that_of_the_matrix(separation, participations, bands):
+    steps, column = 30, np.sort(np.random.default_rng(bands).random(bands))[::-1]
+    matrix = sum(np.diag(np.full(steps - k, c), -k) for k, c in enumerate(column))
+    starts = np.arange(0, steps, separation)[:participations]
+    found = participation_sensitivity(
+        column, steps, separation=separation, participations=participations
+    )
+    assert found == pytest.approx(np.linalg.norm(matrix[:, starts].sum(1)))
+
+
+def test_events_of_strangers_are_priced_or_refused_at_once():
+    column = np.array([0.8, 0.6])
+    options = {"separation": 2, "participations": 10**17}
+    assert participation_sensitivity(column, 10**18, **options) == pytest.approx(10**8.5)
+    with pytest.raises(ValueError, match="steps must be at most"):
+        participation_sensitivity(column, 10**18, separation=1, participations=10**17)

@@ -217,7 +217,7 @@ KILLED = """
     public, _ = blobs(200, 1)
     {fault}
     PATEClassifier(
-        GaussianNB(), n_teachers=20, n_queries=30, aggregator=GNMax(3.0),
+        GaussianNB(), n_teachers=20, n_queries=30, aggregator=GNMax(3.0), max_answers=30,
         ledger=Ledger("{folder}/run.ledger"), folder="{folder}",
     ).fit(X, y, public)
 """
@@ -256,14 +256,15 @@ def test_a_killed_run_resumes_without_paying_or_answering_twice(tmp_path, fault,
     assert journal.count('"answers"') == answered
     ledger = Ledger(tmp_path / "run.ledger")
     assert len(list(ledger.history())) == paid
-    model = small(ledger=ledger, folder=tmp_path, rng=None).fit(X, Y, PUBLIC)
+    options = {"ledger": ledger, "folder": tmp_path, "rng": None, "max_answers": 30}
+    model = small(**options).fit(X, Y, PUBLIC)
     # Each of the 30 queries is paid for once; a payment without its answer is lost.
     assert len(list(ledger.history())) == 30 + (paid - answered)
     after = (tmp_path / "answers.jsonl").read_text()
     assert after.startswith(journal)
     assert after.count('"answers"') == 30
     assert np.all(model.labels_ != NO_ANSWER)
-    again = small(ledger=ledger, folder=tmp_path, rng=None).fit(X, Y, PUBLIC)
+    again = small(**options).fit(X, Y, PUBLIC)
     assert again.labels_.tolist() == model.labels_.tolist()
     assert len(list(ledger.history())) == 30 + (paid - answered)
 
@@ -297,7 +298,7 @@ def test_a_resumed_run_with_a_seed_draws_no_noise_twice(tmp_path, kill_at, monke
     for stop in (7, 19, None):
         kill_at(stop)
         with contextlib.suppress(KeyboardInterrupt):
-            small(ledger=ledger, folder=tmp_path).fit(X, Y, PUBLIC)
+            small(ledger=ledger, folder=tmp_path, max_answers=30).fit(X, Y, PUBLIC)
     assert len(drawn) == len(set(drawn)) == 30
 
 
@@ -326,6 +327,7 @@ def test_answers_of_teachers_that_are_gone_enter_at_their_price_for_any_data(tmp
     ledger = Ledger()
     kill_at(12)
     sanitized = {"sanitizer": Sanitizer(), "ledger": ledger, "folder": tmp_path, "rng": None}
+    sanitized |= {"max_answers": 30}  # paid for and answered one by one
     with pytest.raises(KeyboardInterrupt):
         small(**sanitized).fit(X, Y, PUBLIC)
     kill_at(None)
@@ -375,12 +377,20 @@ def test_larger_budgets_buy_more_answers_or_less_noise():
         spend_budget(epsilon=0.1, **options | {"n_teachers": 20})
 
 
-def test_queries_that_are_fixed_in_advance_are_paid_for_at_once():
+def test_defaults_without_a_budget_state_their_price():
+    with pytest.warns(UserWarning, match=r"will cost epsilon \d+\.\d at delta 1e-05"):
+        PATEClassifier(GaussianNB(), n_teachers=20, rng=0).fit(X, Y, PUBLIC)
+
+
+@pytest.mark.parametrize("is_kept", [False, True], ids=["in memory", "in a folder"])
+def test_queries_that_are_fixed_in_advance_are_paid_for_at_once(is_kept, tmp_path):
     """As one event, the price is that of the event; one by one, the filter charges more."""
     public, _ = blobs(60, seed=1)
     ledger = Ledger(budget=Budget(epsilon=30.0, delta=1e-5))
-    model = PATEClassifier(GaussianNB(), n_teachers=20, n_queries=40, ledger=ledger, rng=0)
-    model.fit(X, Y, public)
+    options = {"n_teachers": 20, "n_queries": 40, "ledger": ledger, "rng": 0}
+    options |= {"folder": tmp_path} if is_kept else {}
+    PATEClassifier(GaussianNB(), **options).fit(X, Y, public)
+    assert len(ledger.history()) == 1
     assert [entry.event for entry in ledger.history()] == [GNMax(4.0).event(40).parts[0]]
 
 

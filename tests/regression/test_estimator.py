@@ -253,7 +253,8 @@ def test_only_released_values_are_kept(model):
     learned = {key for key in kept if key.endswith("_")}
     assert learned <= {
         "coef_", "intercept_", "event_", "method_", "classes_", "n_features_in_",
-        "informative_", "events_", "inference_",
+        "informative_", "events_", "inference_", "reason_",
+        "alone_", "weight_", "misfits_",
     }  # fmt: skip
 
 

@@ -370,7 +370,9 @@ def test_the_default_radius_follows_the_budget_and_finds_a_model():
     from tacit.regression.frank_wolfe import choose_radius
 
     terms = {"delta": 1e-6, "relation": Relation.ADD_REMOVE}
-    radii = [choose_radius(10_000, epsilon=e, **terms) for e in (0.01, 0.3, 1.0, 8.0, 1e3)]
+    radii = [
+        choose_radius("logistic", 10_000, epsilon=e, **terms) for e in (0.01, 0.3, 1.0, 8.0, 1e3)
+    ]
     assert radii == sorted(radii)
     assert radii[0] == 2
     assert radii[-1] <= 30

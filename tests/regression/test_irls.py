@@ -9,6 +9,7 @@ from tacit.events import Relation
 from tacit.mechanisms import generator, secure_generator
 from tacit.regression import Bounds, LogisticRegression, irls
 from tacit.regression.rows import PrivateRows
+from tacit.regression.whitening import draw
 
 BUDGET = {"epsilon": 1.0, "delta": 1e-6, "relation": Relation.ADD_REMOVE}
 
@@ -24,9 +25,7 @@ def skewed(rows=400, classes=2, seed=0):
 def values_released(monkeypatch, X, y, plan, outputs, weights, fit_intercept):
     """Return the exact values of a fit; releases return `outputs`, or are stored there if empty."""
     with recorded_releases(monkeypatch, outputs) as seen:
-        rows = PrivateRows(X, Bounds(-2, 5).box(X.shape[1]), row_norm=plan.row_norm)
-        if weights is not None:
-            rows.factors *= np.sqrt(weights)
+        rows = PrivateRows(X, Bounds(-2, 5).box(X.shape[1]))
         irls.fit_irls(
             rows, y, plan, n_records=400, rng=generator(0), weights=weights,
             fit_intercept=fit_intercept,
@@ -53,7 +52,8 @@ def test_one_record_changes_no_release_by_more_than_its_sensitivity(
     outputs = []
     old, more, other = (weights[:400], weights, weights[1:]) if is_weighted else (None, None, None)
     exact = values_released(monkeypatch, X, y, plan, outputs, old, fit_intercept)
-    assert len(exact) == 3 + is_weighted + plan.early_steps + plan.steps
+    has_errors = plan.errors is not None
+    assert len(exact) == 3 + is_weighted + plan.early_steps + plan.steps + has_errors
     for label in (0.0, classes - 1.0):
         added = values_released(
             monkeypatch, np.vstack([X, extreme]), np.append(y, label), plan, outputs, more,
@@ -65,7 +65,7 @@ def test_one_record_changes_no_release_by_more_than_its_sensitivity(
         )  # fmt: skip
         root = np.sqrt(2)
         factors = [*[1.0] * is_weighted, root, root, *[2.0] * plan.early_steps, root]
-        factors += [2.0] * plan.steps
+        factors += [2.0] * plan.steps + [root] * has_errors
         for one, second, third, factor in zip(exact, added, replaced, factors, strict=True):
             assert np.linalg.norm(one - second) <= 1 + 1e-9
             assert np.linalg.norm(one - third) <= factor * (1 + 1e-9)
@@ -114,14 +114,14 @@ def test_more_budget_reaches_the_ordinary_fit_on_rare_classes_and_steep_slopes()
 def test_an_empty_and_a_constant_table_give_a_finite_model():
     for X in (np.zeros((50, 2)), np.full((50, 2), 5.0)):
         plan = irls.plan_irls(2, n_classes=2, row_norm=1.3, n_records=50, **BUDGET)
-        rows = PrivateRows(X, Bounds(-2, 5).box(2), row_norm=plan.row_norm)
+        rows = PrivateRows(X, Bounds(-2, 5).box(2))
         fit = irls.fit_irls(rows, np.zeros(50), plan, n_records=50, rng=generator(0))
         assert np.isfinite(fit.theta).all()
 
 
 def test_a_secure_draw_takes_rows_at_its_rate():
     """Binomial with 20,000 trials at 0.3; six deviations, false alarms below 1e-8."""
-    drawn = irls.draw(0.3, 20_000, secure_generator())
+    drawn = draw(0.3, 20_000, secure_generator())
     assert abs(len(drawn) - 6000) < 6 * np.sqrt(20_000 * 0.3 * 0.7)
     assert (np.diff(drawn) > 0).all()
 
@@ -136,4 +136,4 @@ def test_steep_slopes_are_found_at_small_budgets_too(epsilon):
     inference = model.fit(X, y).inference_
     off = np.abs(inference.estimates - [-4, 1, -0.5])
     assert (off < 4 * inference.standard_errors).all()
-    assert (inference.standard_errors < 0.3).all()
+    assert (inference.standard_errors < 0.5).all()

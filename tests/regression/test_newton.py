@@ -47,14 +47,15 @@ def test_one_record_changes_no_release_by_more_than_its_sensitivity(
     outputs = []
     old, more, other = (weights[:400], weights, weights[1:]) if is_weighted else (None, None, None)
     exact = values_released(monkeypatch, X, y, plan, outputs, old)
-    assert len(exact) == 4 + plan.steps
+    has_errors = plan.errors is not None
+    assert len(exact) == 4 + plan.steps + has_errors
     added = values_released(
         monkeypatch, np.vstack([X, extreme]), np.append(y, target), plan, outputs, more
     )
     replaced = values_released(
         monkeypatch, np.vstack([X[1:], extreme]), np.append(y[1:], target), plan, outputs, other
     )
-    factors = [2.0, *[np.sqrt(2)] * 3, *[2.0] * plan.steps]
+    factors = [2.0, *[np.sqrt(2)] * 3, *[2.0] * plan.steps, *[np.sqrt(2)] * has_errors]
     for one, second, third, factor in zip(exact, added, replaced, factors, strict=True):
         assert np.linalg.norm(one - second) <= 1 + 1e-9
         assert np.linalg.norm(one - third) <= factor * (1 + 1e-9)
@@ -82,7 +83,7 @@ def test_hopeless_budgets_fall_back_to_the_mean(n_records):
         found = newton.fit_newton(rows, y, plan, n_records=n_records, rng=generator(seed))
         assert np.isfinite(found.theta).all()
         assert abs(found.theta[0]) < 30
-        assert not np.isfinite(found.covariance).all() or found.covariance.max() > 1e3
+        assert found.uncertainty is None
 
 
 def test_an_empty_and_a_constant_table_give_a_finite_model():

@@ -8,8 +8,8 @@ import tacit
 from tacit.accounting import GDP
 from tacit.errors import BudgetExceeded
 from tacit.events import Relation, Sequence
-from tacit.mechanisms import generator
-from tacit.regression import Bounds, TransferRegression, transfer
+from tacit.mechanisms import GaussianMechanism
+from tacit.regression import Bounds, LinearRegression, TransferRegression, transfer
 from tacit.regression.rows import PrivateRows
 
 OPTIONS = {"bounds": Bounds(0, 10), "target_bounds": Bounds(-40, 60)}
@@ -94,51 +94,44 @@ def test_a_wide_allowance_lets_a_distant_source_in():
     assert fitted(near, epsilon=20.0, h=3.0).informative_ == [0]
 
 
-def test_one_record_moves_the_moments_by_no_more_than_claimed():
-    plan = transfer.plan_data_set(
-        3, row_norm=1.4, n_kept=9, epsilon=1.0, delta=1e-6, relation=Relation.ADD_REMOVE
+def test_the_target_alone_is_the_fit_of_linear_regression_and_spends_the_same():
+    target = people(2000, 0, 3, seed=90)
+    options = OPTIONS | {"delta": 1e-6, "random_state": 5}
+    alone = LinearRegression(**options).fit(*target)
+    helped = TransferRegression(**options).fit(*target, sources=[people(3000, seed=1)])
+    np.testing.assert_array_equal(helped.alone_[0], alone.coef_)
+    assert helped.alone_[1] == alone.intercept_
+    assert helped.events_[0] == alone.event_
+    assert 0 < helped.weight_ <= 1
+    unlike = TransferRegression(**options).fit(*target, sources=[people(3000, slope=(-3.0, 0.0))])
+    assert (unlike.weight_, unlike.misfits_[0] > 1) == (0.0, True)
+    np.testing.assert_array_equal(unlike.coef_, alone.coef_)
+
+
+def test_the_screen_moves_by_no_more_than_claimed(monkeypatch):
+    box = Bounds(0, 100).box(30)
+    budget = {"epsilon": 1.0, "delta": 1e-6, "relation": Relation.ADD_REMOVE}
+    plan = transfer.plan_data_set(box, n_kept=9, n_records=100, **budget)
+    assert GDP().epsilon(plan.event, delta=1e-6) <= 1.0
+    released = []
+    monkeypatch.setattr(
+        GaussianMechanism, "release", lambda _, value, rng: released.append(value) or value
     )
     rng = np.random.default_rng(0)
-    box = Bounds(0, 100).box(3)
-    moved = []
-    for _ in range(200):
-        X, y = rng.uniform(-50, 150, (1, 3)), rng.choice([-1.0, 1.0], 1)
-        m = PrivateRows(X, box, row_norm=plan.row_norm).moments(y)
-        z = np.append(m.cross / y * 0 + m.gram[0] / np.sqrt(m.gram[0, 0]), 0)
-        z[-1] = plan.scale * y[0] * z[0]
-        whole = np.outer(z, z)
-        moved.append(whole)
-        assert np.linalg.norm(whole) <= plan.moments.l2_sensitivity * (1 + 1e-9)
-    for one, other in zip(moved[::2], moved[1::2], strict=True):
-        bound = plan.moments.replace_factor * plan.moments.l2_sensitivity
-        assert np.linalg.norm(one - other) <= bound * (1 + 1e-9)
+    for _ in range(50):
+        X, y = rng.uniform(-50, 150, (1, 30)), rng.choice([-1.0, 1.0], 1)
+        rows = PrivateRows(X, box, row_norm=plan.screen.l2_sensitivity)
+        transfer.release_screen(rows, y, plan.screen, rng)
+        assert np.linalg.norm(released[-1]) <= plan.screen.l2_sensitivity * (1 + 1e-9)
 
 
-def test_every_released_moment_carries_noise_at_its_scale():
-    """Asymmetric bounds (0, 100); false alarms: 15 coordinates at 6 sigma, below 1e-7."""
-    plan = transfer.plan_data_set(
-        3, row_norm=1.4, n_kept=9, epsilon=1.0, delta=1e-6, relation=Relation.ADD_REMOVE
-    )
-    X = np.random.default_rng(0).uniform(0, 100, (40, 3))
-    y = X[:, 0] / 50 - 1
-    rows = PrivateRows(X, Bounds(0, 100).box(3), row_norm=plan.row_norm)
-    exact, rng, draws = rows.moments(y), generator(0), 2000
-    noise = []
-    for _ in range(draws):
-        released, gram_std, cross_std = transfer.release_moments(rows, y, plan, rng)
-        off = np.full((4, 4), gram_std / np.sqrt(2))
-        np.fill_diagonal(off, gram_std)
-        square = (released.square - exact.square) * plan.scale**2 / gram_std
-        noise.append(
-            np.concatenate(
-                [
-                    ((released.gram - exact.gram) / off)[np.triu_indices(4)],
-                    (released.cross - exact.cross) / cross_std,
-                    [square],
-                ]
-            )
-        )
-    assert (np.abs(np.std(noise, axis=0) - 1) < 6 / np.sqrt(2 * draws)).all()
+@pytest.mark.parametrize("q", [1, 2])
+def test_a_large_penalty_takes_the_model_of_all_and_none_that_of_the_target(q):
+    near = [people(20_000, slope=(2.15, 1.0), seed=1)]
+    free, strict = (fitted(near, epsilon=3.0, q=q, h=5.0, penalty=p) for p in (0.0, 1e6))
+    alone = fitted([], epsilon=3.0)
+    np.testing.assert_allclose(free.coef_, alone.coef_, atol=1e-6)
+    assert np.abs(strict.coef_ - alone.coef_).max() > 10 * np.abs(free.coef_ - alone.coef_).max()
 
 
 def test_many_features_are_screened_first():
@@ -217,6 +210,9 @@ def test_sources_may_pay_from_ledgers_of_their_own():
         ([(np.zeros((5, 3)), np.zeros(5))], {}, "must have the 2 features"),
         ([people(100)], {"q": 3}, "q must be 1 or 2"),
         ([people(100)], {"h": -1.0}, "h must be"),
+        ([people(100)], {"penalty": -1.0}, "penalty must be"),
+        ([people(100)], {"n_records": [2000]}, "one per data set: got 1"),
+        ([people(100)], {"n_records": [2000, 900]}, "within a factor of 2"),
         ([people(100)], {"source_epsilon": [1.0, 1.0]}, "source_epsilon must be one number"),
         ([people(100)], {"delta": 0.0}, "delta must be in"),
     ],

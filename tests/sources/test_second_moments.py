@@ -10,7 +10,16 @@ from tacit import Budget, Ledger
 from tacit.datasets import Schema
 from tacit.errors import BudgetExceeded
 from tacit.regression import LinearRegression
-from tacit.sources import PartialMoments, count_votes, fit_linear, fit_logistic, moments, open_table
+from tacit.sources import (
+    PartialMoments,
+    count_outside,
+    count_votes,
+    describe,
+    fit_linear,
+    fit_logistic,
+    moments,
+    open_table,
+)
 from tacit.sources.grid_encoding import STEPS
 from tacit.sources.second_moments import GridRows
 
@@ -96,6 +105,44 @@ def test_the_ledger_pays_once_and_first():
     assert len(ledger.history()) == 1
     with pytest.raises(BudgetExceeded):
         fit_linear([people()], SCHEMA, epsilon=0.9, delta=9e-7, ledger=ledger)
+
+
+def test_a_ledger_pays_for_its_own_unit():
+    columns = {"who": {"type": "person"}, "a": [0, 10], "b": ["x", "y"], "y": [-5, 15]}
+    frame = people().assign(who=np.arange(4000) // 2)
+    by_person = Schema(columns, target="y")
+    by_class = Schema(columns, target="b")
+    both = {"epsilon": 1.0, "delta": 1e-7}
+    releases = [
+        (SCHEMA, by_person, lambda s, ledger: fit_linear([frame], s, ledger=ledger, **both)),
+        (
+            Schema({k: c for k, c in columns.items() if k != "who"}, target="b"),
+            by_class,
+            lambda s, ledger: fit_logistic([frame], s, ledger=ledger, **both),
+        ),
+        (SCHEMA, by_person, lambda s, ledger: describe([frame], s, epsilon=1.0, ledger=ledger)),
+        (
+            SCHEMA,
+            by_person,
+            lambda s, ledger: count_outside([frame], s, epsilon=1.0, ledger=ledger),
+        ),
+    ]
+    for of_records, of_persons, release in releases:
+        record, person = Ledger(), Ledger(unit="person")
+        release(of_records, record)
+        release(of_persons, person)
+        with pytest.raises(ValueError, match="protects a user"):
+            release(of_persons, record)
+        with pytest.raises(ValueError, match="protects one record"):
+            release(of_records, person)
+
+
+def test_an_automatic_choice_says_why():
+    linear = fit_linear([people()], SCHEMA, epsilon=1.0, delta=1e-6)
+    assert (linear.method_, "read once" in linear.reason_) == ("adassp", True)
+    schema = Schema({"a": [0, 10], "b": ["x", "y"]}, target="b")
+    logistic = fit_logistic([people()], schema, epsilon=1.0, delta=1e-6)
+    assert "rows stay where they are" in logistic.reason_
 
 
 def test_chunks_add_up_to_the_table():

@@ -7,8 +7,10 @@ Each case is found only by comparing laws, or only if both runs get the same num
 import random
 
 import coarse_mixing_cases  # noqa: F401  # registers its cases
+import first_lot_cases  # noqa: F401  # registers its cases
 import numpy as np
 import torch
+import unusual_mixing_cases  # noqa: F401  # registers its cases
 from mixing_cases import CASES, CLASSES, RECORDS, WIDTH, Case, case, ce, data, model
 from torch import nn
 from torch.nn import functional as F

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import tacit
-from tacit.training import AdaptiveClip
+from tacit.training import AdaptiveClip, Banded
 
 
 def loss_fn(model, batch):
@@ -160,6 +160,7 @@ MODES = {
     "tiny": lambda kind, folder: trained(kind, batch_size=1, n_records=640, steps=40),
     "noise": lambda kind, folder: trained(kind, batch_size=1, n_records=10**8, steps=300),
     "adaptive": lambda kind, folder: trained(kind, adaptive=AdaptiveClip()),
+    "banded": lambda kind, folder: trained(kind, noise=Banded(bands=4), steps=12, max_microbatch=5),
     "foreign": lambda kind, folder: foreign(kind),
     "cut": lambda kind, folder: foreign(kind, max_microbatch=2),
     "uneven": lambda kind, folder: foreign(kind, max_microbatch=2 + dist.get_rank()),

@@ -1,38 +1,73 @@
-"""How many bands pay: prices and noise against known numbers, and never above DP-SGD's."""
+"""Correlated noise: prices and noise against known numbers, releases, draws, restarts, averages."""
+
+import copy
+import json
+import math
+import re
+import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from scipy.stats import chi2
 
-from tacit import accounting
-from tacit.training.banded_noise import banded_event, choose_bands, price_bands
+import tacit
+from tacit import accounting, sampling
+from tacit.events import BandedGaussian, Gaussian, PoissonSampled, Repeated
+from tacit.events import Sequence as EventSequence
+from tacit.mechanisms import optimal_bands, running_error, step_deviations
+from tacit.training import AdamBC, AdaptiveClip, Banded, Stairs
+from tacit.training.banded_noise import BandedNoise, choose_bands, price_bands
+from tacit.training.grid_noise import make_grids
+from tacit.training.key import Key
 
 FASHION = {"batch_size": 256, "n_records": 60_000, "steps": 2048, "delta": 1e-5}
+MILLION = {"batch_size": 1000, "n_records": 10**6, "steps": 1000, "delta": 1e-5}
+NOISE_AND_PRICE = {  # by epsilon: 'multiplier / noise' for 1, 4, 8, 16, 32 and 64 bands
+    0.5: "1.5574/49.85 2.8757/46.64 4.0028/46.88 5.6106/48.40 7.8881/51.64 11.0922/57.35",
+    1.0: "1.0139/32.45 1.6685/27.06 2.2517/26.37 3.0985/26.73 4.3082/28.21 6.0093/31.07",
+    3.0: "0.6841/21.90 0.9002/14.60 1.0927/12.80 1.3831/11.93 1.8125/11.87 2.4248/12.54",
+    8.0: "0.5167/16.54 0.6257/10.15 0.7084/8.30 0.8234/7.10 0.9868/6.46 1.2164/6.29",
+}
+ENTRIES = [
+    (epsilon, bands, *map(float, entry.split("/")))
+    for epsilon, row in NOISE_AND_PRICE.items()
+    for bands, entry in zip((1, 4, 8, 16, 32, 64), row.split(), strict=True)
+]
 
 
-@pytest.mark.parametrize(
-    ("epsilon", "bands", "multiplier", "noise"),
-    [
-        (0.5, 4, 2.8757, 46.64),
-        (1.0, 1, 1.0139, 32.45),
-        (1.0, 8, 2.2517, 26.37),
-        (3.0, 32, 1.8125, 11.87),
-        (8.0, 64, 1.2164, 6.29),
-    ],
-)
-def test_noise_and_price(epsilon, bands, multiplier, noise):
-    found = price_bands(bands, epsilon=epsilon, **FASHION)
+def check_entry(epsilon, bands, multiplier, noise, setting):
+    found = price_bands(bands, epsilon=epsilon, **setting)
     assert found.noise_multiplier == pytest.approx(multiplier, abs=6e-5)
     assert found.noise == pytest.approx(noise, abs=6e-3)
 
 
+@pytest.mark.parametrize("entry", [ENTRIES[8], ENTRIES[-1]], ids=str)
+def test_noise_and_price(entry):
+    check_entry(*entry, FASHION)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("entry", ENTRIES, ids=str)
+def test_all_of_the_table_of_noise_and_price(entry):
+    check_entry(*entry, FASHION)
+
+
+@pytest.mark.slow
+def test_one_epoch_of_a_million_records():
+    check_entry(1.0, 1, 0.6409, 14.34, MILLION)
+    check_entry(1.0, 32, 1.1944, 5.865, MILLION)
+    check_entry(8.0, 128, 0.6358, 2.227, MILLION)
+    best = choose_bands(epsilon=1.0, **MILLION)
+    assert best.bands == 32
+    assert price_bands(1, epsilon=1.0, **MILLION).noise / best.noise >= 2.4
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("epsilon", "bands"), [(0.5, 4), (1.0, 8), (3.0, 32), (8.0, 64)])
 def test_the_best_number_of_bands(epsilon, bands):
     assert choose_bands(epsilon=epsilon, **FASHION).bands == bands
-
-
-def test_one_epoch_of_a_million_records_gains_more_than_twofold():
-    setting = {"batch_size": 1000, "n_records": 10**6, "steps": 1000, "epsilon": 1, "delta": 1e-5}
-    assert price_bands(1, **setting).noise / choose_bands(**setting).noise >= 2.4
 
 
 def test_large_batches_take_one_band():
@@ -40,10 +75,10 @@ def test_large_batches_take_one_band():
     assert found.bands == 1
 
 
-@pytest.mark.parametrize("settings", [2, pytest.param(30, marks=pytest.mark.slow)])
-def test_the_choice_is_never_worse_than_independent_noise(settings):
-    rng = np.random.default_rng(settings)
-    for _ in range(settings):
+@pytest.mark.slow
+def test_the_choice_is_never_worse_than_independent_noise():
+    rng = np.random.default_rng(30)
+    for _ in range(30):
         n_records = int(10 ** rng.uniform(2, 6))
         setting = {
             "n_records": n_records,
@@ -54,6 +89,386 @@ def test_the_choice_is_never_worse_than_independent_noise(settings):
         }
         found = choose_bands(most=16, **setting)
         assert found.noise <= price_bands(1, **setting).noise * (1 + 1e-12)
-        shape = {name: setting[name] for name in ("n_records", "batch_size", "steps")}
-        event = banded_event(found.noise_multiplier, bands=found.bands, **shape)
+        rate = min(1.0, found.bands * setting["batch_size"] / n_records)
+        turn = PoissonSampled(rate, Gaussian(found.noise_multiplier))
+        event = Repeated(turn, -(-setting["steps"] // found.bands))
         assert accounting.epsilon(event, delta=1e-6) <= setting["epsilon"] * (1 + 1e-9)
+
+
+# Runs ---------------------------------------------------------------------------------------------
+
+
+def zero(model, batch):
+    return model(batch[0]).sum(1) * 0.0
+
+
+def gradients(made, stop=None):
+    """Take the steps up to `stop`; return what each released, one row for each step."""
+    found = []
+    for lot in made.private:
+        made.private.step(lot)
+        parts = [p.grad.double().flatten() for p in made.model.parameters()]
+        found.append(torch.cat(parts).numpy().copy())
+        if made.private.steps_taken == stop:
+            break
+    return np.array(found)
+
+
+def mixed(values, column):
+    """Return C applied to the rows of `values`."""
+    found = np.zeros_like(values)
+    for lag, weight in enumerate(column[: len(values)]):
+        found[lag:] += weight * values[: len(values) - lag]
+    return found
+
+
+def small(problem, **options):
+    settings = {"n": 200, "batch_size": 8, "steps": 24, "seed": 5, "check": False}
+    return problem(**(settings | {"noise": Banded(bands=8)} | options))
+
+
+def test_the_bill_counts_the_turns_of_a_group(problem):
+    private = small(problem, steps=21).private
+    turn = PoissonSampled(8 * 8 / 200, Gaussian(1.0))
+    assert isinstance(private.event, BandedGaussian)
+    exact = accounting.epsilon(Repeated(turn, 3), delta=1e-5)
+    assert private.epsilon(delta=1e-5) == pytest.approx(exact, rel=1e-6)
+    assert private.epsilon(delta=1e-5) >= exact
+
+
+@pytest.mark.parametrize("steps", [1, 7, 8, 9, 16])
+def test_a_run_that_stops_early_costs_the_turns_begun(problem, steps):
+    plan = small(problem).private._plan
+    turns = plan.event_of(plan.noise_multipliers[:steps]).equivalent
+    assert turns.count == math.ceil(steps / 8)
+
+
+def test_releases_are_white_after_mixing_and_have_the_billed_noise(problem):
+    made = small(problem, loss_fn=zero, steps=160, n=64, batch_size=1)  # many lots are empty
+    values = gradients(made) * made.private.info["expected_batch"]
+    z = mixed(values, made.private.event.column)  # (160, 37)
+    assert chi2.ppf(5e-7, z.size) < (z**2).sum() < chi2.isf(5e-7, z.size)
+    for lag in range(1, 17):  # false-alarm probability 16 * 6e-7
+        assert abs((z[lag:] * z[:-lag]).sum()) < 5.0 * np.sqrt(z[lag:].size)
+    # The noise of each step is larger than that of z, and that of running sums much smaller.
+    step_noise = np.sqrt((values[64:] ** 2).mean())
+    expected = step_deviations(np.array(made.private.event.column), 160)[-1]
+    assert step_noise == pytest.approx(expected, rel=0.1)
+    error = np.sqrt((values.cumsum(0) ** 2).mean())
+    assert error == pytest.approx(running_error(optimal_bands(160, 8), 160), rel=0.25)
+
+
+def test_the_sums_are_those_that_were_drawn(problem):
+    made = small(problem, noise_multiplier=1e-6, clip_norm=0.5)
+    plain = small(problem, noise_multiplier=0.0, clip_norm=0.5)
+    assert np.abs(gradients(made) - gradients(plain)).max() < 1e-5
+
+
+def test_one_band_is_ordinary_training_bit_for_bit(problem):
+    given, chosen = {"noise_multiplier": 1.0}, {"epsilon": 9.0, "delta": 1e-2, "batch_size": 150}
+    for noise, options in ((Banded(bands=1), given), (Banded(), chosen)):
+        made = small(problem, noise=noise, steps=3, **options)
+        plain = small(problem, noise=None, steps=3, **options)
+        assert made.private.event == plain.private.event
+        assert (gradients(made) == gradients(plain)).all()
+        assert all(map(torch.equal, made.model.parameters(), plain.model.parameters()))
+
+
+def test_bands_are_chosen_from_public_facts(problem):
+    made = small(problem, noise=Banded(), epsilon=8.0, delta=1e-3, n=400, batch_size=100, steps=48)
+    setting = {"batch_size": 100, "n_records": 400, "steps": 48, "epsilon": 8.0, "delta": 1e-3}
+    best = choose_bands(**setting)
+    assert made.private.info["bands"] == best.bands > 1
+    assert made.private.noise_multiplier == pytest.approx(best.noise_multiplier)
+    assert 0.99 * 8.0 < made.private.epsilon(delta=1e-3) <= 8.0
+
+
+def test_a_record_is_drawn_at_the_turns_of_its_group_only(problem):
+    lots = small(problem, steps=64, batch_size=20).private._lots
+    steps = {}
+    for step in range(64):
+        for index in lots.indices(step).tolist():
+            steps.setdefault(index, set()).add(step % 8)
+    assert max(map(len, steps.values())) == 1
+    assert len(set.union(*steps.values())) == 8
+
+
+@pytest.mark.parametrize("engine", ["vmap", "loop"])
+@pytest.mark.parametrize("scale", ["one", "each"])
+def test_engines_and_microbatches_release_the_same(problem, engine, scale):
+    from tacit.training import PerLayer
+
+    rule = {"clip_norm": 1.0} if scale == "one" else {"clip_norm": PerLayer((0.5, 2.0))}
+    one = gradients(small(problem, **rule))
+    other = gradients(small(problem, engine=engine, max_microbatch=3, **rule))
+    assert np.allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_a_restart_repeats_exactly(problem, tmp_path):
+    whole = small(problem, momentum=0.9)
+    expected = gradients(whole)
+    ledger = tacit.Ledger(tmp_path / "a.ledger")
+    made = small(problem, ledger=ledger, momentum=0.9)
+    first = gradients(made, stop=21)
+    state = json.loads(json.dumps(made.private.state_dict()))
+    kept = copy.deepcopy([made.model.state_dict(), made.optimizer.state_dict()])
+    gradients(made, stop=23)  # lost
+    again = small(problem, ledger=ledger, momentum=0.9)
+    again.model.load_state_dict(kept[0])
+    again.optimizer.load_state_dict(kept[1])
+    again.private.load_state_dict(state)
+    rest = gradients(again)
+    assert (np.concatenate([first, rest]) == expected).all()
+    assert all(map(torch.equal, again.model.parameters(), whole.model.parameters()))  # the mean too
+    assert len(ledger.history()) == 1
+
+
+@pytest.mark.parametrize(
+    ("taken", "lost", "turns"), [(16, 0, 0), (12, 0, 1), (12, 1, 1), (9, 9, 2)]
+)
+def test_a_restart_with_a_fresh_key_starts_anew_and_pays_for_turns(problem, taken, lost, turns):
+    made = small(problem)
+    gradients(made, stop=taken)
+    state = made.private.state_dict()
+    ledger = tacit.Ledger()
+    again = small(problem, ledger=ledger, loss_fn=zero)
+    again.private.load_state_dict(state, lost_steps=lost)
+    values = gradients(again)
+    z = mixed(values, again.private.event.column) * 8
+    assert chi2.ppf(5e-7, z.size) < (z**2).sum() < chi2.isf(5e-7, z.size)
+    paid = [e.event.equivalent.count for e in ledger.history() if e.kind != "plan"]
+    assert paid == ([turns] if turns else [])
+
+
+def test_a_fresh_key_in_overlapping_columns_pays_for_all_that_was_taken(problem):
+    options = {"sampler": sampling.FixedOrder(4), "noise": Banded(bands=8)}
+    made = small(problem, **options)
+    gradients(made, stop=6)
+    again = small(problem, ledger=tacit.Ledger(), **options)
+    again.private.load_state_dict(made.private.state_dict(), lost_steps=2)
+    gradients(again)
+    extra = next(e.event for e in again.private.ledger.history() if e.kind != "plan")
+    assert extra.steps == 8
+
+
+def test_noise_starts_anew_after_a_checkpoint_amid_a_step(problem, monkeypatch):
+    """Its step is counted, so it is not repeated, and its residual is not known."""
+    made, states = small(problem), []
+    compare = type(made.private)._compare_with_first_time
+
+    def save(self, step, released):
+        if step == 12:
+            states.append(self.state_dict())
+        compare(self, step, released)
+
+    monkeypatch.setattr(type(made.private), "_compare_with_first_time", save)
+    gradients(made, stop=13)
+    again = small(problem, loss_fn=zero)
+    again.private.load_state_dict(states[0], lost_steps=0)
+    assert again.private.steps_taken == 13
+    again.private._noise.load_state(states[0]["noise"])  # as a restart that repeats would
+    z = mixed(gradients(again), again.private.event.column) * 8
+    assert chi2.ppf(5e-7, z.size) < (z**2).sum() < chi2.isf(5e-7, z.size)
+
+
+def test_residuals_are_secret_and_belong_to_their_run(problem):
+    made = small(problem)
+    gradients(made, stop=9)
+    assert "residuals" not in repr(made.private) + repr(made.private._noise)
+    with pytest.raises(TypeError, match="copied or pickled"):
+        copy.deepcopy(made.private._noise)
+    state = made.private.state_dict()
+    with pytest.raises(ValueError, match="another event"):
+        small(problem, noise=Banded(bands=4)).private.load_state_dict(state)
+    with pytest.raises(ValueError, match="no residuals"):
+        small(problem).private.load_state_dict(state | {"noise": None})
+
+
+def test_the_model_ends_with_the_mean_of_its_last_weights(problem):
+    made, seen = small(problem), []
+    for lot in made.private:
+        made.private.step(lot)
+        if made.private.steps_taken < 24:
+            seen.append(made.model[0].weight.detach().clone())
+    last = small(problem, noise=Banded(bands=8, average=0.0))
+    gradients(last)
+    seen.append(last.model[0].weight.detach())
+    mean = torch.stack(seen[17:]).mean(0)  # after 18 to 24 of 24 steps
+    assert torch.allclose(made.model[0].weight, mean, atol=1e-6)
+    with last.private.averaged() as model:
+        assert torch.equal(model[0].weight, seen[-1])
+
+
+def test_a_loop_of_the_users_own_gets_the_same(problem):
+    made, other = small(problem), small(problem)
+    gradients(made)
+    for batch in other.private.batches():
+        other.private.backward(other.loss_fn(other.model, batch))
+        other.optimizer.step()
+        other.optimizer.zero_grad()
+    for one, two in zip(made.model.parameters(), other.model.parameters(), strict=True):
+        assert torch.allclose(one, two, atol=1e-4)
+
+
+def test_the_mean_so_far_can_be_used_during_the_run(problem):
+    made = small(problem)
+    gradients(made, stop=22)
+    before = made.model[0].weight.detach().clone()
+    with made.private.averaged() as model:
+        assert not torch.equal(model[0].weight, before)
+    assert torch.equal(made.model[0].weight, before)
+
+
+def test_an_optimizer_that_corrects_for_noise_is_told_its_size(problem, monkeypatch):
+    told = []
+    monkeypatch.setattr(AdamBC, "state_noise", lambda _, stds: told.append(next(iter(stds))[1]))
+    model = torch.nn.Linear(4, 2)
+    made = small(problem, model=model, optimizer=AdamBC(model.parameters(), lr=0.1))
+    gradients(made)
+    column = np.array(made.private.event.column)
+    assert told == pytest.approx(step_deviations(column, 24) / 8)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"clip_schedule": Stairs((1.0, 0.5))}, "clip_schedule must be None"),
+        ({"noise_schedule": Stairs((1.0, 0.5))}, "noise_schedule must be None"),
+        ({"adaptive": AdaptiveClip()}, "adaptive must be None"),
+        ({"sampler": sampling.Poisson(8 / 200)}, "sampler must be None, FixedOrder or Stream"),
+        ({"noise": Banded()}, "needs epsilon and delta"),
+        ({"noise": Banded(bands=2, restart=4)}, "restart is for a FixedOrder"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_what_has_no_proof_is_refused(problem, options, message):
+    with pytest.raises(ValueError, match=message):
+        small(problem, **options)
+
+
+@pytest.mark.parametrize("bad", [{"bands": 0}, {"bands": 2000}, {"average": 2.0}, {"restart": 0}])
+def test_settings_are_checked(bad):
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        Banded(**bad)
+
+
+# Fixed orders -------------------------------------------------------------------------------------
+
+
+def test_a_fixed_order_is_one_gaussian_release(problem):
+    made = small(problem, noise=Banded(bands=6), sampler=sampling.FixedOrder(6))
+    equivalent = made.private.event.equivalent
+    assert isinstance(equivalent, Gaussian)
+    assert equivalent.noise_multiplier == pytest.approx(1.0 / math.sqrt(4))
+    assert made.private.info["expected_batch"] == pytest.approx(200 / 6)
+    gradients(made)
+
+
+def test_bands_beyond_the_pass_are_priced_with_their_overlap(problem):
+    made = small(problem, noise=Banded(bands=12), sampler=sampling.FixedOrder(6))
+    column = np.array(made.private.event.column)
+    total = np.zeros(24)
+    for start in range(0, 24, 6):
+        part = column[: 24 - start]
+        total[start : start + len(part)] += part
+    norm = np.linalg.norm(total)
+    assert made.private.event.equivalent.noise_multiplier == pytest.approx(1 / norm)
+
+
+def test_the_best_bands_of_a_fixed_order_are_as_long_as_its_pass():
+    """Of 1,024 steps with 4 passes of 256: known noise 6.44414 for 256 bands at unit price."""
+    setting = {"batch_size": 10, "n_records": 2560, "steps": 1024, "epsilon": 1.0, "delta": 1e-5}
+    order = sampling.FixedOrder(256)
+    plain = price_bands(1, sampler=order, **setting)
+    best = price_bands(256, sampler=order, **setting)
+    assert best.noise / plain.noise == pytest.approx(6.44414 / 45.2769, rel=2e-4)
+
+
+def test_restarts_cut_the_noise_into_independent_passes(problem):
+    options = {"loss_fn": zero, "steps": 96, "noise": Banded(bands=8, restart=8)}
+    made = small(problem, sampler=sampling.FixedOrder(8), **options)
+    values = gradients(made) * made.private.info["expected_batch"]
+    passes = values.reshape(12, 8, -1)
+    z = np.concatenate([mixed(one, made.private.event.column) for one in passes])
+    assert chi2.ppf(5e-7, z.size) < (z**2).sum() < chi2.isf(5e-7, z.size)
+    first, second = passes[:-1].sum(1), passes[1:].sum(1)
+    assert abs((first * second).sum()) < 5.0 * np.sqrt((first**2).sum() * (second**2).mean())
+
+
+def test_a_stream_uses_no_record_more_often_than_billed(problem):
+    order = [[0, 1, 2]] * 24  # far too often
+    sampler = sampling.Stream(order, separation=5, participations=3)
+    made = small(problem, sampler=sampler)
+    used = [made.private._lots.indices(step).tolist() for step in range(24)]
+    assert used == [[0, 1, 2] if step in (0, 5, 10) else [] for step in range(24)]
+    assert made.private.event.participations == 3
+    assert isinstance(made.private.event.equivalent, Gaussian)
+
+
+# The noise alone ----------------------------------------------------------------------------------
+
+
+def test_neighbors_move_the_mixed_releases_by_the_norm_of_the_column():
+    """The same key, and a record of norm 1 in one step: C u moves by 1 and the billed rounding."""
+    rng, column = np.random.default_rng(0), optimal_bands(32, 8)
+    size, at = 5000, 11
+    sums = [torch.from_numpy(rng.normal(size=size) * 40) for _ in range(32)]
+    moved = rng.normal(size=size)
+    moved = torch.from_numpy(moved / np.linalg.norm(moved))
+    seen = []
+    for is_in in (True, False):
+        noise = BandedNoise(Key.from_seed(1), expected_batch=1.0, column=column)
+        rows = []
+        for step, total in enumerate(sums):
+            total = total + moved * (is_in and step == at)
+            rows.append(noise.release([total], [1.0], step=step, noise_multiplier=0.8)[0].clone())
+        seen.append(mixed(torch.stack(rows).numpy(), column))
+    # A step of the residuals is 5e-8: what is left in later steps.
+    steps = np.flatnonzero(np.abs(seen[0] - seen[1]).max(1) > 1e-6)
+    assert steps.tolist() == list(range(at, at + 8))
+    assert np.linalg.norm(seen[0] - seen[1]) == pytest.approx(1.0, abs=1e-4)
+
+
+def test_rounding_is_billed_in_the_noise():
+    plain, banded = (make_grids(1.0, [1.0], 10**6, bands=bands)[0] for bands in (1, 64))
+    ratio = banded.step * banded.noise_steps / (plain.step * plain.noise_steps)
+    charge = 1e3 * (2.0**-23 + 8 * 2.0**-28)
+    assert 1 < ratio < 1 + 1.1 * charge
+
+
+def test_events_of_also_are_part_of_the_price(problem):
+    also = Gaussian(1.5)
+    options = {"epsilon": 3.0, "delta": 1e-3, "noise": Banded(bands=4)}
+    made, alone = small(problem, also=also, **options), small(problem, **options)
+    assert made.private.noise_multiplier > alone.private.noise_multiplier
+    assert made.private.event == EventSequence((also, made.private.training_event))
+    assert made.private.epsilon(delta=1e-3) <= 3.0
+
+
+@pytest.mark.slow
+def test_a_changed_data_set_is_noticed_and_turns_are_paid(problem, tmp_path):
+    ledger = tacit.Ledger(tmp_path / "a.ledger")
+    made = small(problem, ledger=ledger)
+    gradients(made, stop=10)
+    state, weights = made.private.state_dict(), copy.deepcopy(made.model.state_dict())
+    gradients(made, stop=12)
+    data = (made.x + 1.0, made.y)
+    again = small(problem, ledger=ledger, data=data)
+    again.model.load_state_dict(weights)
+    again.private.load_state_dict(state)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        gradients(again)
+    assert "fresh noise" in str(seen[0].message)
+    assert len(ledger.history()) == 2
+
+
+@pytest.mark.slow
+def test_the_page_says_what_happens(capsys):
+    page = (Path(__file__).parents[2] / "docs" / "correlated-noise.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names: dict[str, object] = {}
+    for block in blocks:
+        exec(block, names)  # the page's own examples
+    printed = re.findall(r"^# (.+)$", "\n".join(blocks), re.MULTILINE)
+    assert capsys.readouterr().out.split("\n")[:-1] == printed

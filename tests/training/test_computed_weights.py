@@ -167,6 +167,7 @@ CALLS = {
     torch.Tensor.mm: (lambda x, p: x.mm(p.w), weight(4, 3), (5, 4)),
     torch.addmm: (lambda x, p: torch.addmm(p.b, x, p.w), weight(4, 3, bias=3), (5, 4)),
     F.embedding: (lambda x, p: F.embedding(x, p.w), weight(7, 4), (5, 3)),
+    F.embedding_bag: (lambda x, p: F.embedding_bag(x, p.w), weight(7, 4), (5, 3)),
     torch.Tensor.__getitem__: (lambda x, p: p.w[x], weight(7, 4), (5, 3)),
     F.layer_norm: (lambda x, p: F.layer_norm(x, (4,), p.w, p.b), weight(4, bias=4), (5, 3, 4)),
     F.rms_norm: (lambda x, p: F.rms_norm(x, (4,), p.w), weight(4), (5, 3, 4)),

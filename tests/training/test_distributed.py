@@ -30,6 +30,8 @@ QUICK = [
     "sparse:ddp",
     "shuffled:plain",
     "restarted:fsdp",
+    "banded:plain",
+    "banded:fsdp",
 ]
 
 
@@ -57,7 +59,7 @@ def two(tmp_path_factory):
 def alone(tmp_path_factory):
     """The same jobs in one process without torch.distributed."""
     modes = runpy.run_path(str(SCRIPT))["MODES"]
-    chosen = ("trained", "adaptive", "foreign", "cut", "sparse")
+    chosen = ("trained", "adaptive", "foreign", "cut", "sparse", "banded")
     return {f"{mode}:plain": modes[mode]("plain", None) for mode in chosen}
 
 
@@ -140,6 +142,20 @@ def test_ranks_take_equal_steps_though_some_draw_nothing(two):
     """Peers, entry 9: a rank that skips an empty batch leaves the others waiting."""
     assert [rank["tiny:plain"]["steps"] for rank in two] == [40, 40]
     assert two[0]["tiny:plain"] == two[1]["tiny:plain"]
+
+
+@pytest.mark.parametrize("kind", ["plain", "fsdp"])
+def test_correlated_noise_is_one_stream_over_two_ranks(alone, two, kind):
+    assert two[0][f"banded:{kind}"] == two[1][f"banded:{kind}"]
+    agree(alone["banded:plain"], two[0][f"banded:{kind}"])
+
+
+@pytest.mark.slow
+def test_correlated_noise_is_one_stream_over_three_ranks(tmp_path, alone):
+    ranks = launch(tmp_path, 3, "banded:plain", "banded:ddp")
+    for kind in ("plain", "ddp"):
+        assert all(rank[f"banded:{kind}"] == ranks[0][f"banded:{kind}"] for rank in ranks)
+        agree(alone["banded:plain"], ranks[0][f"banded:{kind}"])
 
 
 @pytest.mark.slow

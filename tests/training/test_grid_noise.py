@@ -9,10 +9,10 @@ from scipy.stats import binom, chi2, norm, poisson
 from tacit.training.grid_noise import (
     TILE,
     NoiseGrid,
+    SumOnGrid,
     _exponential,
     _tail,
     add_noise,
-    joined,
     make_grids,
     ziggurat,
 )
@@ -27,7 +27,9 @@ def noise(count, *, seed=1, kind=None, multiplier=1.0):
     source = Key.from_seed(seed).noise("noise", 0) if kind is None else kind(bytes(range(32)))
     (grid,) = make_grids(multiplier, [1.0], count)
     found = np.empty(count)
-    add_noise(np.zeros(count), grid, 1 / (grid.step * grid.noise_steps), found, source=source)
+    add_noise(
+        [SumOnGrid(np.zeros(count), grid, found)], 1 / (grid.step * grid.noise_steps), source=source
+    )
     return found
 
 
@@ -103,7 +105,11 @@ def test_neighboring_cells_are_equally_likely():
     """The lowest bits of the integer noise are even: no holes that would tell sums apart."""
     (grid,) = make_grids(1.0, [1.0], 10**6)
     found = np.empty(10**6)
-    add_noise(np.zeros(10**6), grid, 1 / grid.step, found, source=Key.from_seed(4).noise("n", 0))
+    add_noise(
+        [SumOnGrid(np.zeros(10**6), grid, found)],
+        1 / grid.step,
+        source=Key.from_seed(4).noise("n", 0),
+    )
     whole = found.astype(np.int64)
     assert np.array_equal(whole, found)
     for bits in (1, 4, 8):
@@ -122,27 +128,39 @@ def test_noise_is_the_same_integer_whatever_the_sum():
     (grid,) = make_grids(2.0, [1.0], count)
     zero, found = np.empty(count), np.empty(count)
     source = Key.from_seed(4).noise("noise", 0)
-    add_noise(np.zeros(count), grid, 1 / grid.step, zero, source=source)
+    add_noise([SumOnGrid(np.zeros(count), grid, zero)], 1 / grid.step, source=source)
     for total in (rng.normal(0, 1e-3, count), rng.normal(0, 1e3, count).astype(np.float32)):
-        add_noise(total, grid, 1 / grid.step, found, source=source)
+        add_noise([SumOnGrid(total, grid, found)], 1 / grid.step, source=source)
         assert np.array_equal(found - np.rint(total.astype(float) / grid.step), zero)
 
 
 def test_parts_with_their_own_grids_are_released_as_if_alone():
     sizes, scales = [5, 40_000, 3], [0.25, 3.0, 1e-5]
     grids = make_grids(1.5, scales, sum(sizes))
-    grid = joined(grids, sizes)
-    together, source = np.empty(sum(sizes)), Key.from_seed(4).noise("noise", 0)
-    add_noise(np.zeros(sum(sizes)), grid, 1.0, together, source=source)
+    source = Key.from_seed(4).noise("noise", 0)
+    together = [np.zeros(size) for size in sizes]
+    parts = [SumOnGrid(part, grid, part) for part, grid in zip(together, grids, strict=True)]
+    add_noise(parts, 1.0, source=source)
     start = 0
-    for size, own in zip(sizes, grids, strict=True):
+    for part, size, own in zip(together, sizes, grids, strict=True):
         alone = np.empty(sum(sizes))
-        add_noise(np.zeros(sum(sizes)), own, 1.0, alone, source=source)
+        add_noise([SumOnGrid(np.zeros(sum(sizes)), own, alone)], 1.0, source=source)
         here = slice(start, start + size)
         # Scaling layers in place of the noise may move a number across the edge of a cell.
-        assert np.abs(together[here] - alone[here]).max() <= own.step
+        assert np.abs(part - alone[here]).max() <= own.step
         start += size
-    assert joined([grids[0]] * 3, sizes) == grids[0]
+
+
+@pytest.mark.parametrize("sizes", [[TILE + 40_000], [7, 32_000, TILE, 0, 9_000]])
+def test_parts_may_be_released_in_their_own_memory(sizes):
+    rng, (grid,) = np.random.default_rng(0), make_grids(1.0, [1.0], sum(sizes))
+    source = Key.from_seed(4).noise("noise", 0)
+    total = rng.normal(0, 10, sum(sizes)).astype(np.float32)
+    apart = np.empty_like(total)
+    add_noise([SumOnGrid(total, grid, apart)], 0.1, source=source)
+    pieces = np.split(total, np.cumsum(sizes)[:-1])
+    add_noise([SumOnGrid(piece, grid, piece) for piece in pieces], 0.1, source=source, threads=2)
+    assert np.array_equal(total, apart)
 
 
 def test_threads_do_not_matter():
@@ -152,7 +170,7 @@ def test_threads_do_not_matter():
     for threads, out in zip((1, 3), found, strict=True):
         source = Key.from_seed(4).noise("noise", 0)
         total = np.ones(count, np.float32)
-        add_noise(total, grid, 0.1, out, source=source, threads=threads)
+        add_noise([SumOnGrid(total, grid, out)], 0.1, source=source, threads=threads)
     assert np.array_equal(*found)
 
 

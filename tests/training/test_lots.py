@@ -66,12 +66,20 @@ def test_a_lot_is_cut_into_batches_that_fit_and_cover_it_once():
 
 
 def test_padded_batches_have_one_shape_and_padding_weighs_nothing():
-    lots = lots_of(torch.arange(50) + 1, limit=8, padding=Padding(multiple=8, limit=8))
+    padding = Padding(multiple=8, limit=8, is_for_all=True)
+    lots = lots_of(torch.arange(50) + 1, limit=8, padding=padding)
     for step in range(10):
         for microbatch in lots.lot(step).microbatches():
             (x,) = microbatch.batch
             assert x.shape == (8,)
             assert microbatch.weights.tolist() == (x > 0).float().tolist()
+
+
+def test_padding_for_compiled_steps_is_not_seen_by_loops_of_the_users():
+    padding = Padding(multiple=8, limit=8)
+    lot = lots_of(torch.arange(50) + 1, limit=8, padding=padding).lot(2)
+    assert [len(m.batch[0]) for m in lot.microbatches()] == [len(m.indices) for m in lot.pending()]
+    assert {len(pending.fetch().batch[0]) for pending in lot.pending()} == {8}
 
 
 def test_the_lot_of_a_step_does_not_depend_on_the_steps_before():
@@ -154,7 +162,7 @@ def test_a_lot_can_be_unpacked_indexed_and_passed_as_keywords():
 
 
 def test_microbatches_show_neither_size_nor_members():
-    lot = lots_of(torch.arange(50.0), padding=Padding(multiple=4, limit=4)).lot(0)
+    lot = lots_of(torch.arange(50.0), padding=Padding(multiple=4, limit=4, is_for_all=True)).lot(0)
     pending = next(lot.pending())
     assert repr(pending) == "PendingMicrobatch(private)"
     assert repr(pending.fetch()) == "Microbatch(private)"

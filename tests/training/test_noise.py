@@ -138,8 +138,9 @@ def test_sums_of_any_type_and_layout_are_released_with_their_own_type_and_place(
         torch.arange(4.0, dtype=torch.float64),
         torch.zeros(0),
     ]
+    before = [total.clone() for total in sums]  # they may be overwritten
     released = mean.release(sums, [1e-6] * 4, step=0, noise_multiplier=1.0)
-    for total, noisy in zip(sums, released, strict=True):
+    for total, noisy in zip(before, released, strict=True):
         assert (noisy.dtype, noisy.shape) == (total.dtype, total.shape)
         assert torch.allclose(noisy.double(), total.double() / 2, atol=1e-5)
 

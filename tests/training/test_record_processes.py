@@ -250,7 +250,7 @@ def test_a_call_that_is_interrupted_leaves_no_answers_to_the_next(monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(record_processes, "_receive", interrupt)
+        patch.setattr(record_processes, "receive", interrupt)
         with pytest.raises(KeyboardInterrupt):
             read([(1, 0), (2, 0), (3, 0)])
     assert [int(e.tensors[0]) for e in read([(7, 0), (8, 0)])] == [7, 8]

@@ -212,7 +212,7 @@ def test_a_line_that_cannot_be_read_back_is_an_error(tmp_path, monkeypatch):
         sums.add("key", "1", "aa")
 
 
-@pytest.mark.parametrize("place", ["_state_noise", "_compare_with_first_time", "_adapt"])
+@pytest.mark.parametrize("place", ["_observe", "_compare_with_first_time", "_adapt"])
 def test_a_checkpoint_made_in_the_middle_of_a_step_does_not_repeat_its_noise(
     problem, monkeypatch, place
 ):

@@ -1,9 +1,13 @@
 """isolation="strict": a traced program is a function of one example, or it is refused."""
 
 import itertools
+import os
+import re
 
+import numpy as np
 import pytest
 import torch
+from slow_cases import one_fast
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset, Subset, TensorDataset
@@ -139,6 +143,36 @@ def test_strict_takes_writes_into_tensors_of_the_example_itself():
             run.step(lot)
         released.append(12 * torch.cat([p.grad.flatten() for p in model.parameters()]))
     assert 0 < (released[0] - released[1]).norm() <= 2.0
+
+
+def number_in(text):
+    return float(re.findall(r"-?\d+\.?\d*", text)[0])
+
+
+ROUTES = {
+    "a shared array": lambda _, x: x * float(np.from_dlpack(x.detach()).max()),
+    "text": lambda _, x: x * number_in(repr(x.detach())),
+    "a list of tensors": lambda _, x: x * torch.tensor([x.detach().max()]),
+    "a branch on text": lambda _, x: x * (2 if len(repr(x.detach())) > 24 else 1),
+    "a parameter": lambda m, x: x * torch.tensor([m.layer.weight.detach().max()]),
+    "numpy's random numbers": lambda _, x: x * np.random.rand(),  # noqa: NPY002
+    "numbers of the system": lambda _, x: x * os.urandom(1)[0],
+}
+
+
+@pytest.mark.parametrize("route", one_fast(ROUTES, 3))
+def test_strict_refuses_values_that_python_code_has_read(route):
+    """They would be constants of the trace: the gradients of another program."""
+    with pytest.raises(IncompatibleModel, match="by Python code"):
+        private(ROUTES[route])
+
+
+def test_strict_refuses_results_whose_shapes_depend_on_values():
+    def cut(_, x):
+        return x * torch.bincount(x.detach().abs().long().flatten(), minlength=3).reshape(-1)[:3]
+
+    with pytest.raises(IncompatibleModel, match="shapes depend on values"):
+        private(cut)
 
 
 def test_strict_refuses_records_of_several_shapes():

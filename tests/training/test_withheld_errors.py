@@ -2,7 +2,9 @@
 
 import asyncio
 import sys
+import tempfile
 import traceback
+from pathlib import Path
 
 import pytest
 import torch
@@ -308,6 +310,29 @@ def _names_a_function_by_a_value():
     space[f"label_{SECRET}"]()
 
 
+def _renames_its_code():
+    def fail():
+        raise ValueError
+
+    fail.__code__ = fail.__code__.replace(co_name=f"label_{SECRET}")
+    fail()
+
+
+def _moves_its_code():
+    def fail():
+        raise ValueError
+
+    fail.__code__ = fail.__code__.replace(co_firstlineno=SECRET)
+    fail()
+
+
+def _writes_a_file_named_by_a_value():
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / f"label_{SECRET}.py"
+        file.write_text("raise ValueError")
+        exec(compile(file.read_text(), str(file), "exec"))
+
+
 def _exits_with_a_tensor():
     sys.exit(torch.tensor([SECRET, SECRET]))
 
@@ -325,6 +350,9 @@ FAILURES = {
     _names_a_class_by_a_value: ProgramError,
     _names_a_file_by_a_value: ProgramError,
     _names_a_function_by_a_value: ProgramError,
+    _renames_its_code: ProgramError,
+    _moves_its_code: ProgramError,
+    _writes_a_file_named_by_a_value: ProgramError,
     _exits_with_a_tensor: SystemExit,
     _fails_when_it_is_shown: ProgramError,
     _exits: SystemExit,

@@ -8,7 +8,7 @@ import pytest
 from tacit import events as ev
 from tacit.accounting import run_law
 from tacit.events import Trials
-from tacit.tuning import EveryConfiguration, RandomRuns, choose_runs
+from tacit.tuning import CheapTrials, EveryConfiguration, RandomRuns, choose_runs
 
 LAWS = [
     RandomRuns(mean=10.0),
@@ -68,9 +68,23 @@ def test_equal_configurations_are_one_event_and_others_a_mixture():
     assert EveryConfiguration().draw(3, np.random.default_rng(0)) == [0, 1, 2]
 
 
-def test_few_configurations_are_all_tried_and_many_are_sampled():
-    assert choose_runs(4, epsilon=1.0, delta=1e-6) == EveryConfiguration()
-    many = choose_runs(100, epsilon=1.0, delta=1e-6, most=50)
+def test_the_law_follows_from_public_facts():
+    terms = {"epsilon": 1.0, "delta": 1e-6}
+    assert choose_runs(4, **terms, n_scoring=10_000) == CheapTrials()
+    assert choose_runs(4, **terms, n_scoring=10_000, has_budget=False) == EveryConfiguration()
+    assert choose_runs(4, **terms, n_scoring=50) == CheapTrials(count=0)
+    many = choose_runs(100, **terms, most=50, n_scoring=2_000)
     assert isinstance(many, RandomRuns)
     assert many.most == 50
     assert Trials(many.trials) in (Trials.GEOMETRIC, Trials.NEGATIVE_BINOMIAL)
+
+
+def test_cheap_trials_draw_with_replacement_or_try_all():
+    rng = np.random.default_rng(0)
+    assert CheapTrials().draw(5, rng) == [0, 1, 2, 3, 4]
+    drawn = CheapTrials(count=2000).draw(5, rng)
+    counts = np.bincount(drawn, minlength=5)
+    assert abs(counts / 400 - 1).max() < 0.3  # 6 standard deviations: false alarms below 1e-8
+    a, b = ev.Gaussian(1.0), ev.Gaussian(2.0)
+    assert CheapTrials().event((a, b)) == ev.Sequence((a, b))
+    assert CheapTrials(count=3).event((a, b)) == ev.Repeated(ev.OneOf((a, b), (0.5, 0.5)), 3)

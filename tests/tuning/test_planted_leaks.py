@@ -1,4 +1,4 @@
-"""Seven ways in which a search could leak, each planted on purpose and found by a check.
+"""Ways in which a search could leak, each planted on purpose and found by a check.
 
 Every check passes for the search as it is and fails for a copy with the leak.
 """
@@ -10,24 +10,32 @@ import numpy as np
 import pytest
 import toy_estimator as toy
 
+import tacit
 from tacit import events as ev
+from tacit.mechanisms import generator
 from tacit.tuning import (
+    CheapTrials,
     CoinSplit,
     EveryConfiguration,
     FixedSplit,
     PrivateSearch,
     RandomRuns,
+    SearchFailed,
 )
+from tacit.tuning import search as search_module
+from tacit.tuning.holdout import Score
 from tacit.tuning.private_run import Outcome
+from tacit.tuning.search import _derived
 from tacit.tuning.unfinished import Unfinished
 
 SPACE = {"level": [0.1, 0.3, 0.5, 0.7, 0.9]}
 SEED = 11
+EVERY = EveryConfiguration()
 
 
 def fitted(search_type, X, y, **settings):
     """Return a fitted search whose coins, runs and ties are the same for every data set."""
-    search = search_type(toy.Toy(), SPACE, runs=EveryConfiguration(), **settings)
+    search = search_type(toy.Toy(), SPACE, **{"runs": EveryConfiguration(), **settings})
     fixed = mock.patch.object(PrivateSearch, "_paid_once", return_value=_Fixed())
     toy.RUNS.clear()
     with fixed:
@@ -42,8 +50,8 @@ class _Fixed:
         return False
 
 
-def runs_on(search_type, X, y):
-    fitted(search_type, X, y)
+def runs_on(search_type, X, y, runs=EVERY):
+    fitted(search_type, X, y, runs=runs)
     return list(toy.RUNS)
 
 
@@ -173,8 +181,110 @@ def check_that_a_record_which_can_move_is_paid_twice(split):
 
 
 class FixedPricedAsCoins(FixedSplit):
-    def event(self, runs, training, score):
-        return CoinSplit(0.2).event(runs, training, score)
+    def event(self, runs, training, score, last=None):
+        return CoinSplit(0.2).event(runs, training, score, last)
+
+
+# 8. Ties go to the run that ends first: how long a run takes may depend on the records.
+
+
+def check_that_the_order_of_ends_breaks_no_tie(search_type):
+    found = set()
+    for way in (1, -1):
+
+        def ends(_, work, __, ___, way=way):
+            return [(run, Outcome(0.5, index)) for run, index, _ in list(work)[::way]]
+
+        with mock.patch.object(search_module, "_run_all", ends):
+            search = search_type(toy.Toy(), SPACE)
+            ranks = np.random.default_rng(0).random(5)
+            found.add(search._best(None, list(range(5)), ranks, 0, Unfinished(None, 0))[0])
+    assert len(found) == 1
+
+
+class FirstToEnd(PrivateSearch):
+    def _best(self, runs, chosen, ranks, seed, kept):
+        work = [(run, index, (None, None)) for run, index in enumerate(chosen)]
+        found = search_module._run_all(runs, work, None, kept)
+        run, outcome = max(found, key=lambda one: one[1].score)  # the first of equal scores
+        return chosen[run], outcome
+
+
+# 9. A run that failed is tried again with another seed.
+
+
+def check_that_a_failed_run_is_not_repeated(search_type):
+    X, y = toy.records(200)
+    search = search_type(toy.Toy(fail="raise"), SPACE, runs=EveryConfiguration())
+    toy.RUNS.clear()
+    with pytest.raises(SearchFailed):
+        search.fit(X, y)
+    assert len(toy.RUNS) == 1
+
+
+class TriesAgain(PrivateSearch):
+    def _best(self, *args):
+        try:
+            return super()._best(*args)
+        except SearchFailed:
+            return super()._best(*args)
+
+
+# 10. A search that continues draws other configurations.
+
+
+def check_that_a_seed_fixes_the_runs(search_type):
+    """A killed search is given its old seed; number and configurations of its runs follow."""
+    X, y = toy.records(300)
+    law = CheapTrials(count=8)
+    first, second = (runs_on(search_type, X, y, law)[:8] for _ in range(2))
+    assert first == second  # the trials; the last run follows from their noisy scores
+
+
+class DrawsAgain(PrivateSearch):
+    def _best(self, runs, chosen, ranks, seed, kept):
+        chosen = [int(i) for i in np.random.default_rng().integers(0, 5, 40)]
+        return super()._best(runs, chosen, np.random.default_rng().random(40), seed, kept)
+
+
+# 11. The last run after cheap trials is not paid for.
+
+
+def check_that_the_last_run_is_paid(split):
+    last = ev.Gaussian(1.5)
+    event = split.event(CheapTrials(), (ev.Gaussian(9.0),) * 3, ev.Gaussian(9.0, 1.0), last)
+    assert tacit.epsilon(event, delta=1e-6) > tacit.epsilon(last, delta=1e-6)
+
+
+class TrialsAlone(CoinSplit):
+    def event(self, runs, training, score, last=None):  # the leak: `last` is ignored
+        return super().event(runs, training, score)
+
+
+# 12. The configuration of the last run is taken from its accuracy on all records.
+
+
+def check_that_the_last_run_follows_the_scores(search_type):
+    """Levels score alike on the holdout of this seed, and very differently on other records."""
+    X, y = toy.records(600)
+    chosen = []
+    for level in (0.0, 1.0):
+        is_scoring = CoinSplit(0.2).is_scoring(len(y), generator(_derived(SEED, "split")))
+        moved = np.where(is_scoring[:, None], X, level)
+        noiseless = mock.patch.object(Score, "release", lambda self, m, X, y, _: m.level)
+        with noiseless:
+            search = fitted(search_type, moved, y, runs=CheapTrials())
+        chosen.append(search.best_params_)
+    assert chosen[0] == chosen[1]
+
+
+class LooksAtAllRecords(PrivateSearch):
+    def _last(self, runs, index, *rest):
+        self.best_ = index if runs.training.x[:, 0].mean() < 0.5 else 0
+        return super()._last(runs, self.best_, *rest)
+
+    def _release(self, index, *rest):
+        super()._release(self.best_, *rest)
 
 
 @pytest.mark.parametrize(
@@ -190,6 +300,11 @@ class FixedPricedAsCoins(FixedSplit):
         ),
         (check_that_ties_are_broken_over_runs, PrivateSearch, Plurality),
         (check_that_a_record_which_can_move_is_paid_twice, FixedSplit(10), FixedPricedAsCoins(10)),
+        (check_that_the_order_of_ends_breaks_no_tie, PrivateSearch, FirstToEnd),
+        (check_that_a_failed_run_is_not_repeated, PrivateSearch, TriesAgain),
+        (check_that_a_seed_fixes_the_runs, PrivateSearch, DrawsAgain),
+        (check_that_the_last_run_is_paid, CoinSplit(0.2), TrialsAlone(0.2)),
+        (check_that_the_last_run_follows_the_scores, PrivateSearch, LooksAtAllRecords),
     ],
     ids=lambda value: getattr(value, "__name__", type(value).__name__),
 )

@@ -16,7 +16,7 @@ from tacit import events as ev
 from tacit.errors import BudgetExceeded
 from tacit.pate import GNMax, PATEClassifier
 from tacit.regression import Bounds, LinearRegression, LogisticRegression
-from tacit.tuning import EveryConfiguration, PrivateSearch, RandomRuns, SearchFailed
+from tacit.tuning import CheapTrials, EveryConfiguration, PrivateSearch, RandomRuns, SearchFailed
 from tacit.tuning import search as search_module
 
 LEVELS = {"level": [0.1, 0.5, 0.9]}
@@ -47,6 +47,55 @@ def test_random_stopping_costs_the_budget_and_no_more():
     assert search.event_.weights == (0.8, 0.2)
     assert 1.98 < search.plan_.epsilon <= 2.0
     assert search.plan_.run_epsilon < 2.0
+
+
+def test_cheap_trials_are_followed_by_one_run_on_all_records():
+    X, y = toy.records()
+    ledger = tacit.Ledger(budget=tacit.Budget(epsilon=1.0, delta=1e-6))
+    toy.RUNS.clear()
+    search = toy_search(runs=CheapTrials(), ledger=ledger).fit(X, y)
+    assert toy.RUNS == [0.1, 0.5, 0.9, 0.9]
+    assert search.best_params_ == {"level": 0.9}
+    assert search.best_score_ == pytest.approx(0.9, abs=0.2)
+    assert [entry.event for entry in ledger.history()] == [search.event_]
+    plan = search.plan_
+    assert 0.99 < plan.epsilon <= 1.0
+    assert max(plan.run_epsilons) < 0.3 < 0.8 < min(plan.last_epsilons)
+    # The released model paid for what the plan says, and the last run is part of both cases.
+    last = ev.Gaussian(toy.noise_for(plan.last_epsilons[0], 0.8e-6))
+    assert all(last in part.parts for part in search.event_.parts)
+
+
+def test_few_records_get_no_trials():
+    X, y = toy.records(60)
+    toy.RUNS.clear()
+    search = toy_search(runs=None).fit(X, y)
+    assert toy.RUNS == [0.5]  # the level of the estimator as it is
+    assert search.best_params_ == {}
+    assert np.isnan(search.best_score_)
+    assert search.plan_.last_epsilons == (1.0,)
+    assert "no trials" in search.plan_.describe()
+
+
+@pytest.mark.slow
+def test_configurations_with_other_kinds_of_noise_are_a_free_choice():
+    """A pure release composes differently, so it gets budgets of its own."""
+    X, y = np.random.default_rng(0).random((3000, 2)), np.random.default_rng(1).random(3000)
+    model = LinearRegression(bounds=Bounds(0, 1), target_bounds=Bounds(0, 1))
+    space = {"method": ["gradient", "functional"]}
+    search = PrivateSearch(model, space, runs=CheapTrials(), random_state=0).fit(X, y)
+    (part, _) = search.event_.parts
+    assert isinstance(part.parts[-1], ev.ChosenOf)
+    gaussian, pure = search.plan_.last_epsilons
+    assert pure < gaussian < 1
+    assert 0.98 < search.plan_.epsilon <= 1
+
+
+def test_trials_cannot_be_cheap_if_the_noise_is_given():
+    search = PrivateSearch(PATEClassifier(aggregator=GNMax(40.0)), {"n_teachers": [4]})
+    search.runs = CheapTrials()
+    with pytest.raises(ValueError, match="must not be CheapTrials"):
+        search.fit(np.zeros((40, 2)), np.arange(40) % 2, np.zeros((3, 2)))
 
 
 def test_a_fixed_number_of_scoring_records_is_composed_with_training():

@@ -13,6 +13,7 @@ from tacit.accounting.pld.contour import Contours, Family
 from tacit.accounting.pld.large_losses import chernoff_if_added, has_tail, mark_losses
 from tacit.accounting.pld.lattice import Lattice, coarse_moments
 from tacit.accounting.pld.loss_laws import Law, MixedNormals, Normal, OneRelease, Sampled, Shifted
+from tacit.accounting.pld.mixed_normals import has_mixtures, mixture_epsilon
 from tacit.accounting.pld.pairs import Direction
 from tacit.accounting.pld.spread import guess_epsilon
 from tacit.accounting.pld.transforms import Cumulants
@@ -23,6 +24,7 @@ _ENOUGH = 1e-4  # relative width at which no slower method is tried
 _CLOSE = 1e-3  # relative width at which a large lattice is not tried
 _FAIR, _FINE = 1e-4, 1e-6
 """Relative widths at which the lattice is not refined further: for many steps, and for few."""
+_TINY = 1e-7  # width of a fair bracket that is not refined for few steps
 _FEW_STEPS = 16  # so few steps that a lattice of moderate size is precise
 _ROUGH = 1e-2  # relative error of delta that suffices to find out which direction is the worse
 _SLACK = 2e-5  # relative error of delta that marked losses may add
@@ -85,6 +87,8 @@ class DirectionPrice:
         curves the rest keeps the bounds it has.
         """
         lower, upper = np.zeros(len(epsilons)), np.ones(len(epsilons))
+        if self.direction.steps == 1 and isinstance(law := self.releases[0][0].law, Sampled):
+            lower, upper = OneRelease.tails(law, epsilons)
         left = _MOST_CURVES if self.direction.steps > 1 else len(epsilons)
         for i in _middle_first(len(epsilons)):
             is_sharp = upper[i] - lower[i] <= _FAIR * upper[i] or upper[i] <= least
@@ -115,6 +119,8 @@ class DirectionPrice:
             return _epsilon_of(self.releases[0][0], delta)
         methods = (self._contour_epsilon, self._lattice_epsilon, self._simple_epsilon)
         enough = _GOOD if self.is_short else _CLOSE if self.is_smooth else _ENOUGH
+        if has_mixtures(self.direction):
+            methods, enough = (self._mixture_epsilon, *methods), _CLOSE
         return _sharpest(methods, delta, floor, Bracket(0.0, self.largest_loss), enough)
 
     def _finite_delta(self, epsilon: float, floor: float, *, quickly: bool = False) -> Bracket:
@@ -155,6 +161,9 @@ class DirectionPrice:
         if answer.width > _ENOUGH * answer.upper and answer.upper > floor:
             return self._smoothed_epsilon(delta, floor, answer)
         return answer
+
+    def _mixture_epsilon(self, delta: float, floor: float, answer: Bracket) -> Bracket:
+        return answer.intersection(mixture_epsilon(self.direction, delta, floor))
 
     def _smoothed_epsilon(self, delta: float, floor: float, answer: Bracket) -> Bracket:
         """Sharpen `answer` by smoothed curves, each centered at a better guess than the last."""
@@ -245,6 +254,8 @@ class DirectionPrice:
         return None
 
     def _lattice_epsilon(self, delta: float, floor: float, answer: Bracket) -> Bracket:
+        if self.is_short and answer.width <= min(_ENOUGH * answer.upper, _TINY):
+            return answer
         log_target = math.log(delta) + math.log(self.tolerance)
         moments = coarse_moments(self.direction, log_target - math.log(self.direction.steps))
         if self.is_short and answer.width <= _ENOUGH * answer.upper < math.inf:
@@ -320,10 +331,12 @@ class DirectionPrice:
         """
         total, noise, squared = 0.0, 0.0, 0.0
         for one, count in self.releases:
-            each, divergence = count * one.delta(0.0).upper, _divergence(one.law)
-            total += each if divergence == math.inf else 0.0
-            noise += each if divergence < math.inf else 0.0
-            squared += 0.5 * count * divergence if divergence < math.inf else 0.0
+            divergence = _divergence(one.law)
+            if divergence == math.inf:
+                total += count * one.delta(0.0).upper
+            else:
+                noise += count * _sampled_total_variation(one.law)
+                squared += 0.5 * count * divergence
         return (total + min(noise, math.sqrt(squared))) * (1 + 1e-12)
 
     def _family(self, delta: float) -> Family:
@@ -381,6 +394,13 @@ def _divergence(law: Law) -> float:
     if squared > 500:
         return 0.5 * law.rate * squared
     return min(math.log1p(law.rate**2 * math.expm1(squared)), 0.5 * law.rate * squared)
+
+
+def _sampled_total_variation(law: Law) -> float:
+    """Return the total variation of Gaussian noise on a sample: q (2 Phi(1 / (2 sigma)) - 1)."""
+    assert isinstance(law, Sampled)
+    assert isinstance(law.noise, Normal)
+    return law.rate * math.erf(1 / (math.sqrt(8) * law.noise.sigma)) * (1 + 8 * ROUND)
 
 
 def _sharpest(

@@ -267,7 +267,11 @@ class MixedNormals:
 
     def cells(self, edges: Floats) -> tuple[Floats, Floats]:
         at = self._where(self.sign * edges)
-        x = np.concatenate(([-math.inf], at if self.sign == 1 else at[::-1], [math.inf]))
+        return self.masses(at if self.sign == 1 else at[::-1])
+
+    def masses(self, ends: Floats) -> tuple[Floats, Floats]:
+        """Return the P- and Q-mass between outputs, in increasing order of the loss."""
+        x = np.concatenate(([-math.inf], ends, [math.inf]))
         unit = Normal(self.sigma)
         plain = unit.between(x[:-1], x[1:])
         mixed = np.zeros(len(plain))
@@ -283,9 +287,14 @@ class MixedNormals:
         safe = np.where(level > least, level, max(least, -1e3) + 1.0)
         near, far = 16 * self.sigma, 1e3 * self.sigma
         far, end = far + 4 * float(s.max()), near + float(s.max())
-        middle = np.linspace(-near, end, 4000)
+        points = min(200 + 4 * len(level), 4000)  # Newton's method needs few for few levels
+        middle = np.linspace(-near, end, points)
         x = np.concatenate(
-            (np.linspace(-far, -near, 500)[:-1], middle, np.linspace(end, far, 500)[1:])
+            (
+                np.linspace(-far, -near, points // 8)[:-1],
+                middle,
+                np.linspace(end, far, points // 8)[1:],
+            )
         )
         known = self.log_ratio(x)
         i = np.clip(np.searchsorted(known, safe), 1, len(x) - 1)
@@ -393,7 +402,8 @@ class OneRelease:
         if isinstance(self.law, Discrete):
             return self._discrete(self.law, epsilon)
         if isinstance(self.law, Sampled):
-            return self._tails(self.law, epsilon)
+            lower, upper = self.tails(self.law, np.array([epsilon]))
+            return Bracket(float(lower[0]), float(upper[0]))
         p, q = (float(mass[-1]) for mass in self.law.cells(np.array([epsilon])))
         other = math.exp(min(epsilon, 700.0)) * q
         error = 64 * ROUND * (1 + epsilon) * (p + other)
@@ -408,28 +418,33 @@ class OneRelease:
         return Bracket.of_delta(value - error, value + error)
 
     @staticmethod
-    def _tails(law: Sampled, epsilon: float) -> Bracket:
-        x = float(law.where_loss(np.array(epsilon)))
+    def tails(law: Sampled, epsilon: Floats) -> tuple[Floats, Floats]:
+        """Return lower and upper bounds on delta of additive noise at each of `epsilon`."""
+        x = law.where_loss(epsilon)
         p, q = law.a * law.rate, law.b * law.rate
         # With F(x) the probability that the noise exceeds x,
         #   delta = p F(x - 1) + ((1 - p) - exp(epsilon) (1 - q)) F(x) - exp(epsilon) q F(x + 1).
         # It is largest at this x, so an error of x matters to second order only.
-        middle = (q - p) * math.exp(-epsilon) + math.expm1(-epsilon) * (1 - q)
-        terms: list[tuple[float, float, float]] = []  # sign, log of the size, log of the tail
-        for size, shift, at in (p, 0.0, x - 1), (middle, epsilon, x), (-q, epsilon, x + 1):
-            if size and at < math.inf:
-                log_tail = float(law.noise.log_above(np.array(at)))
-                terms.append((math.copysign(1.0, size), math.log(abs(size)) + shift, log_tail))
-        if not terms:
-            return Bracket(0.0, 0.0)
-        top = max(log_size + log_tail for _, log_size, log_tail in terms)
-        scaled = [(sign * math.exp(a + b - top), abs(a) + abs(b)) for sign, a, b in terms]
-        value = math.fsum(term for term, _ in scaled)
-        error = math.fsum(32 * ROUND * (2 + size + epsilon) * abs(term) for term, size in scaled)
-        scale = math.exp(min(top, 0.0))
+        gain, loss = (q - p) * np.exp(-epsilon), np.expm1(-epsilon) * (1 - q)
+        middle = gain + loss  # they nearly cancel close to the largest loss
+        size = np.stack((np.full(x.shape, p), middle, np.full(x.shape, -q)))
+        tail = law.noise.log_above(np.stack((x - 1, x, x + 1)))
+        with np.errstate(divide="ignore"):
+            log = np.log(np.abs(size))
+        log[1:] += epsilon
+        total = log + tail
+        top = np.maximum(total.max(axis=0), -1e300)  # finite, also if all terms are 0
+        term = np.sign(size) * np.exp(total - top)
+        digits = np.where(term == 0, 0.0, np.abs(log) + np.abs(tail))
+        digits[1] += np.abs(gain - loss) / np.maximum(np.abs(middle), 1e-300)
+        value = term.sum(axis=0)
+        error = (32 * ROUND * (2 + digits + epsilon) * np.abs(term)).sum(axis=0)
+        scale = np.exp(np.minimum(top, 0.0))
         slack = 0.0 if isinstance(law.noise, Normal) else 8 * ROUND * (1 + epsilon)
-        lower, upper = scale * (value - error), scale * (value + error) + slack
-        return Bracket.of_delta(lower, max(upper, 5e-324))
+        upper = scale * (value + error) + slack + 1e-322  # the smallest floats round
+        none = ~np.isfinite(total).any(axis=0)
+        lower = np.clip(np.nan_to_num(scale * (value - error) - 1e-322, nan=0.0), 0.0, 1.0)
+        return lower, np.where(none, 0.0, np.clip(np.nan_to_num(upper, nan=1.0), 0.0, 1.0))
 
 
 def _unmix(rate: float, level: Floats) -> Floats:

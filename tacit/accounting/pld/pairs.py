@@ -204,6 +204,9 @@ def _(event: ev.GaussianMixture, relation: Relation) -> tuple[Law, Law]:
         )
     total = math.fsum(event.weights)
     weights = tuple(weight / total for weight in event.weights)
+    if event.shifts == (0.0, 1.0) and 0 < weights[1] < 1:  # one record in a Poisson sample
+        noise = Normal(event.noise_multiplier)
+        return Sampled(noise, weights[1], 1, 0), Sampled(noise, weights[1], 0, 1)
     mixed = partial(MixedNormals, event.noise_multiplier, event.shifts, weights)
     return mixed(1), mixed(-1)
 
@@ -254,21 +257,35 @@ def _(event: ev.FixedSizeSampled, relation: Relation) -> tuple[Law, Law]:
 
 @pair.register
 def _(event: ev.TruncatedPoissonSampled, relation: Relation) -> tuple[Law, Law]:
-    """Return a pair for a truncated Poisson sample: a mixture over the number of other records.
+    """Return a pair for a truncated Poisson sample: a mixture over whether others fill it.
 
-    If fewer than `max_batch` others are drawn, nothing is cut. Otherwise the record joins with a
-    probability below `rate`, in the place of another one. There are at most `n_records` others.
+    If fewer than `max_batch` others are drawn, nothing is cut. Otherwise a uniformly random subset
+    is kept: the record is in it with a probability r, in the place of another one, and who the
+    others are says nothing about how many were drawn. With m others and B = `max_batch`,
+
+        r = B / (m + 1) * P(Bin(m + 1, rate) > B) / P(Bin(m, rate) >= B)
+
+    (arXiv:2508.15089, as dp-accounting has it). There are n or n - 1 others. Where only n fill
+    the sample, the dearest case is assumed: the record replaces another one whenever it is drawn.
     """
-    full = min(float(special.bdtrc(event.max_batch - 1, event.n_records, event.rate)) * _UP, 1.0)
-    inner, rate = event.event, event.rate
+    inner, rate, n = event.event, event.rate, event.n_records
     if isinstance(inner, ev.Gaussian):
         inner = replace(inner, replace_factor=2.0)  # as for an uncut sample
+    above, below = (
+        float(special.bdtrc(event.max_batch - 1, others, rate))
+        if others >= event.max_batch
+        else 0.0
+        for others in (n, n - 1)
+    )
+    joint = float(special.bdtrc(event.max_batch, n, rate)) if n > event.max_batch else 0.0
+    kept = min(event.max_batch / n * joint / below * _UP, rate) if below > 0 else rate
+    cut = _joins_by_replacing if relation is Relation.ADD_REMOVE else _replaced_in_sample
     whole = pair(ev.PoissonSampled(rate, inner) if rate < 1 else inner, relation)
-    is_added = relation is Relation.ADD_REMOVE
-    cut = _joins_by_replacing(inner, rate) if is_added else _replaced_in_sample(inner, rate)
-    # `full` is rounded up. That cannot lower the price: a record that replaces another one moves
-    # the output at least as far as one that just joins.
-    mixed = [Mixture(laws, (1 - full, full)) for laws in zip(whole, cut, strict=True)]
+    # Rounded so that dearer cases are more likely.
+    above, below = min(above * _UP, 1.0), max(below * (2 - _UP), 0.0)
+    weights = (1 - above, max(above - below, 0.0), below)
+    cases = whole, cut(inner, rate), cut(inner, kept)
+    mixed = [Mixture(laws, weights) for laws in zip(*cases, strict=True)]
     return mixed[0], mixed[1]
 
 

@@ -24,7 +24,11 @@ def spread(law: Law, points: Floats) -> tuple[Floats, float]:
     The points are losses in increasing order. The mass between two of them moves to both, so that
     its P- and Q-mass are kept; losses below all points are raised to the first.
     """
-    p, q = law.cells(points)
+    return spread_masses(*law.cells(points), points)
+
+
+def spread_masses(p: Floats, q: Floats, points: Floats) -> tuple[Floats, float]:
+    """Return what `spread` does, given the P- and Q-mass of each cell between the points."""
     tail = np.cumsum(p[::-1])[::-1]  # P-mass from each cell up
     gap = -np.expm1(-np.diff(points))
     # A tail is exact to a few roundings, so P and exp(g) Q <= P of a cell err by as much of it.

@@ -21,7 +21,7 @@ from tacit.accounting.compose import flatten
 from tacit.accounting.one_event import ADD_REMOVE
 from tacit.accounting.rdp.curves import Charge, log_deltas, price
 from tacit.errors import UnsupportedEvent
-from tacit.events import BestOf, Event, OneOf, RandomAllocation, Relation, RenyiCurve
+from tacit.events import BestOf, ChosenOf, Event, OneOf, RandomAllocation, Relation, RenyiCurve
 
 _NEAR_ONE = 1 + 2.0**-10
 _HIGHEST, _LOWEST = 28.0, -16.0  # the search stops at orders 1 + 2^28 and 1 + 2^-16
@@ -179,7 +179,7 @@ def _knots(parts: dict[Event, int]) -> Floats:
             knots = np.append(knots, part.orders)
         elif isinstance(part, BestOf):
             knots = np.append(knots, _knots(flatten(part.event)))
-        elif isinstance(part, OneOf):
+        elif isinstance(part, OneOf | ChosenOf):
             knots = np.append(knots, [k for one in part.parts for k in _knots(flatten(one))])
         elif isinstance(part, RandomAllocation):
             knots = np.append(knots, np.arange(2.0, 40.0))

@@ -301,6 +301,12 @@ def _(event: ev.OneOf, orders: Floats, relation: Relation) -> Charge:
     return Charge(_log_mean(np.stack(logs), weight) / (orders - 1))
 
 
+@price.register
+def _(event: ev.ChosenOf, orders: Floats, relation: Relation) -> Charge:
+    """Price a free choice among events: a moment is at most the largest of those of all parts."""
+    return Charge(np.max([_total(part, orders, relation) for part in event.parts], axis=0))
+
+
 def _mixed_gaussians(
     shifts: tuple[float, ...], weights: tuple[float, ...], noise: float, orders: Floats
 ) -> Charge:
@@ -389,7 +395,8 @@ def _total(event: Event, orders: Floats, relation: Relation) -> Floats:
         one = price(part, orders, relation)
         if one.delta_mass:
             raise UnsupportedEvent(
-                "approximate DP inside BestOf or OneOf has no Rényi curve. Use tacit.epsilon."
+                "approximate DP inside BestOf, OneOf or ChosenOf has no Rényi curve. "
+                "Use tacit.epsilon."
             )
         total += count * one.values
     return total

@@ -13,6 +13,7 @@ An engine is a function `(examples, clip) -> ClippedSum`. All give the same valu
 cost and in which models they take. An engine raises `Unsupported` for a model that it cannot take.
 """
 
+import sys
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -42,6 +43,7 @@ from tacit.training.tree import (
     n_rows,
     with_rows,
 )
+from tacit.training.users import in_segments
 
 if TYPE_CHECKING:
     from tacit.training.gpu import CompiledSum
@@ -83,6 +85,7 @@ def clipped_sum(
     augmentations: int = 1,
     chunk: int | None = None,
     bounded: bool = False,
+    segments: Tensor | None = None,
 ) -> ClippedSum:
     """Return the sum over a batch of each example's clipped gradient. Private.
 
@@ -111,6 +114,9 @@ def clipped_sum(
     bounded
         Add in float64, and clip such that the effect of rounding is bounded, see
         `tacit.training.arithmetic`. Engines other than "bookkeeping" always do.
+    segments
+        A whole number for each row, such as that of a user: the gradients of rows with the same
+        number are averaged and clipped once, so that "example" stands for "segment" above.
 
     Examples
     --------
@@ -126,6 +132,8 @@ def clipped_sum(
     """
     run = engine_named(engine)
     views = whole(augmentations=augmentations, least=1)
+    if segments is not None:
+        batch, loss_fn = in_segments(batch, segments, loss_fn)
     examples = Examples(model, loss_fn, batch, _mask(batch, views, weights), views, bounded)
     step = len(examples) if chunk is None else whole(chunk=chunk, least=1)
     with current_device(examples.mask.device):
@@ -160,7 +168,7 @@ class LotSum:
         gradient of an example is the mean over its views.
     compile
         Whether to compile the sum, see `tacit.training.gpu`. With "auto", a program that cannot be
-        compiled runs as it is, after one warning.
+        compiled runs as it is, after one warning. `reason` is printed before the first lot.
     product_error
         Largest error of products in float32, in clip norms, if the rounding of the sum must be
         bounded (`tacit.training.arithmetic`); 0 if it need not.
@@ -176,8 +184,10 @@ class LotSum:
         views: int = 1,
         augment: Callable[[Batch], Batch] | None = None,
         compile: bool | Literal["auto"] = False,
+        reason: str = "",
         product_error: float = 0.0,
     ) -> None:
+        self._reason = reason
         self._bounded = bounded = product_error > 0
         self._product_error = product_error
         self._model = model
@@ -212,6 +222,9 @@ class LotSum:
             check_layers(self._norms)
         compiled = None if masked else self._compiled
         if compiled is not None:
+            if self._reason:
+                print(self._reason, file=sys.stderr)
+                self._reason = ""
             compiled.begin()
             if compiled.has_fixed_rows:
                 lot.source.use_few_sizes()

@@ -15,7 +15,7 @@ has a fallback for versions of torch without the name.
 
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
@@ -38,9 +38,18 @@ from tacit.training.clip import (
 from tacit.training.engines.examples import Examples, total_squares
 from tacit.training.engines.trace import CallKey, CallSpec, Label, Trace, trace_calls
 from tacit.training.gradients import RULES, generic
-from tacit.training.gradients.factored import Dense, FactoredGradient, Outer, apart, combine, joined
+from tacit.training.gradients.factored import (
+    Dense,
+    FactoredGradient,
+    Outer,
+    apart,
+    combine,
+    held_bytes,
+    joined,
+)
 from tacit.training.gradients.freivalds import ProductCheck
 from tacit.training.gradients.ghost_norm import multiplied_in
+from tacit.training.gradients.recurrent import PackedOrders, is_packed
 from tacit.training.gradients.site import UNSEEN, Declined, Layout, Site, Unsupported
 from tacit.training.tree import (
     LossFn,
@@ -68,13 +77,18 @@ class Stale(Exception):
 
 
 def run(
-    examples: Examples, clip: Clip, *, trace: Trace | None = None, nonfinite: NonFinite = "look"
+    examples: Examples,
+    clip: Clip,
+    *,
+    trace: Trace | None = None,
+    nonfinite: NonFinite | Callable[[int], NonFinite] = "look",
 ) -> ClippedSum:
     """Return the clipped sum of the examples whose mask is True.
 
     A `trace` says which operations use parameters; without one the model is traced first. With a
     trace, and `nonfinite` other than "look", no tensor's value is read on the host, so that the
-    whole function can be compiled.
+    whole function can be compiled. `nonfinite` may be a function of the bytes that a mask would
+    have to pass over.
     """
     for attempt in range(2):
         known = trace or trace_for(examples, fresh=attempt > 0)
@@ -185,6 +199,7 @@ class Intercept(TorchFunctionMode):
         self.is_checkpointed = False
         self.is_recomputing = False
         self.recomputed: list[Tensor] = []  # kept alive, so that no other tensor gets their ids
+        self.packed = PackedOrders()
 
     def backward(self, losses: Tensor, seeds: Tensor) -> None:
         """Run the backward pass of `losses`, weighted by `seeds`.
@@ -225,6 +240,12 @@ class Intercept(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        result = self._computed(func, args, kwargs)
+        self.packed.follow(func, args, result)
+        return result
+
+    def _computed(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Return the result of a call, by a layer rule if it uses a shared tensor."""
         if func not in self.trace.functions or not torch.is_grad_enabled():
             return func(*args, **kwargs)
         labels = self.tape.labels
@@ -275,6 +296,8 @@ class Intercept(TorchFunctionMode):
             self.tape.count(tensors)
             self.is_checkpointed = self.is_checkpointed or _saved_tensors_are_hooked()
         site = self.tape.site(tensors, spec.layouts, output)
+        if is_packed(func, args):
+            site.order = self.packed.order_of(args[0])
         if spec.kind == "spread":
             return generic.spread(site, func, args, kwargs)
         rule = RULES.get(func)
@@ -413,9 +436,13 @@ class Tape:
             for held in (self.waiting, self.derived, self.norms, self.measured, self.small):
                 held.clear()
 
-    def clipped_sum(self, mask: Tensor, nonfinite: NonFinite) -> ClippedSum:
+    def clipped_sum(
+        self, mask: Tensor, nonfinite: NonFinite | Callable[[int], NonFinite]
+    ) -> ClippedSum:
         """Return the sum of the clipped gradients of the examples where `mask` is True."""
         self._settle_waiting()
+        if callable(nonfinite):
+            nonfinite = nonfinite(sum(held_bytes(gradient) for _, gradient in self.measured))
         squared = total_squares(self.norms, mask)
         finite = None
         has_nonfinite = nonfinite == "look" and not math.isfinite(float(squared.sum()))

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from tacit.training.engines.examples import Examples, losses_of
-from tacit.training.gradients import SPREADS
+from tacit.training.gradients import RAGGED, SPREADS
+from tacit.training.gradients.recurrent import PackedOrders, arrangements, is_packed
 from tacit.training.gradients.site import Layout, Unsupported
 from tacit.training.mixing import (
     refuse_batch_norm,
@@ -141,6 +142,9 @@ class _Compare(TorchFunctionMode):
         self.reference, self.views = iter(calls), views
         self.found: list[tuple[CallKey, CallSpec, tuple[Tensor, ...]]] = []
         self.derived: list[Tensor] = []  # kept alive, so that no other tensor gets their ids
+        self.packed = PackedOrders()
+        # By id of a result of a packed call: a function that puts its gradient in regular order.
+        self.arranged: dict[int, Callable[[Tensor | None], Any]] = {}
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -158,8 +162,14 @@ class _Compare(TorchFunctionMode):
             raise Unsupported("a tensor is computed from parameters in a way that is not followed")
         result = func(*args, **kwargs)
         results = results_in(result)
+        self.packed.follow(func, args, result)
         if shared and any(r.requires_grad for r in results):
-            spec = self._spec(func, before, shapes, results)
+            if is_packed(func, args):
+                arranged = arrangements(results, args[1], self.packed.order_of(args[0]))
+                self.arranged.update(arranged)
+                spec = CallSpec("site", (None,) * len(shapes), (Layout(1),) * len(results))
+            else:
+                spec = self._spec(func, before, shapes, results)
             self.found.append(((func, shared), spec, results))
             if spec.kind == "derived":
                 for index, r in enumerate(results):
@@ -177,9 +187,11 @@ class _Compare(TorchFunctionMode):
     def _spec(
         self, func: Any, before: _Call, shapes: list[Shape], results: tuple[Tensor, ...]
     ) -> CallSpec:
-        layouts = self._layouts(before.arguments, shapes)
+        layouts: tuple[Layout | None, ...] = (None,) * len(shapes)
+        if func not in RAGGED:
+            layouts = self._layouts(before.arguments, shapes)
         outputs = self._layouts(before.results, [tuple(r.shape) for r in results])
-        if any(layouts) and any(outputs):
+        if any(outputs) and (any(layouts) or func in RAGGED):
             return CallSpec("site", layouts, outputs)
         if any(outputs):
             if func not in SPREADS:
@@ -228,13 +240,17 @@ def _checked(run: _Compare, losses: Tensor, views: int) -> dict[CallKey, list[Ca
             raise  # no property of the model: fewer rows may fit
         raise Unsupported("autograd gives no gradient inside the model") from error
     order = {
-        id(r): _order(layout, g, h)
+        id(r): _order(layout, *(run.arranged.get(id(r), _same)(t) for t in (g, h)))
         for (r, layout), g, h in zip(meeting, plain, scaled, strict=True)
     }
     specs: dict[CallKey, list[CallSpec]] = {}
     for key, spec, results in run.found:
         specs.setdefault(key, []).append(_ordered(key, spec, results, order))
     return specs
+
+
+def _same(gradient: Any) -> Any:
+    return gradient
 
 
 def _order(layout: Layout, plain: Tensor | None, scaled: Tensor | None) -> Layout | None:

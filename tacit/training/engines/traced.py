@@ -33,6 +33,7 @@ from tacit.training.engines.examples import as_views, clip_and_sum
 from tacit.training.engines.vmap import Decompose, LossModule, depends_on, examples_at_once
 from tacit.training.gradients.generic import without_fallback_warnings
 from tacit.training.key import randomness
+from tacit.training.program_state import ProgramState
 from tacit.training.record_processes import Example, RecordProcesses, Schema, rebuilt, schema_of
 from tacit.training.tree import Batch, LossFn
 
@@ -58,6 +59,10 @@ _CHANGED = (
 _HELD = (
     "uses a parameter, or a view of one, that it holds outside the model, in a closure or a list; "
     "read it from the model where it is used"
+)
+_CONSTANT = (
+    "reads values out of a record or a parameter by Python code, or draws random numbers that are "
+    "not torch's, in the model or loss_fn; they would be the same for every example and step"
 )
 _TORCHS_OWN = ("aten", "prims")
 _OPERATOR = type(torch.ops.aten.add.Tensor)  # its name is private
@@ -86,11 +91,13 @@ class TracedLotSum:
         self.model, self.loss_fn, self.views = model, loss_fn, views
         self._device = records.device
 
-        def read(index: int) -> Batch:
-            return as_views(records.fetch_on_host(np.asarray([index])), views, augment)
+        def read(index: int, seed: int | None = None) -> Batch:
+            seed = torch.initial_seed() if seed is None else seed  # a process per record has it
+            batch = records.fetch_on_host(np.asarray([index]), seed)
+            return as_views(batch, views, augment)
 
         self._read: Callable[[Sequence[tuple[int, int]]], list[Example]]
-        self._read = lambda requests: [_plain_example(read(index)) for index, _ in requests]
+        self._read = lambda requests: [_plain_example(read(*request)) for request in requests]
         self.processes: RecordProcesses | None = None
         if augment is not None or not records.is_plain:
             program = (*records.program, augment)
@@ -128,7 +135,7 @@ class TracedLotSum:
             chunk = examples[start : start + step]
             rows = [torch.stack(group).to(self._device) for group in zip(*chunk, strict=True)]
             with without_fallback_warnings():
-                found = self._gradients(values, rows)
+                found = _BoundCall.apply(self._gradients, values, rows)
             everyone = torch.ones(len(chunk), dtype=torch.bool, device=self._device)
             total += clip_and_sum(found, clip, everyone)
         return total
@@ -161,7 +168,7 @@ class TracedLotSum:
         values = {name: p.detach().clone() for name, p in parameters.items()}
 
         def gradients(values: dict[str, Tensor], rows: list[Tensor]) -> dict[str, Tensor]:
-            leaves = {f"model.{name}": value.requires_grad_() for name, value in values.items()}
+            leaves = {f"model.{n}": v.detach().requires_grad_() for n, v in values.items()}
             with torch.enable_grad():
                 loss = functional_call(losses, leaves, (self.batch(rows),)).mean()
                 if depends_on(loss, parameters.values()):
@@ -171,29 +178,87 @@ class TracedLotSum:
 
         with _NoReads(), Decompose(), sdpa_kernel(SDPBackend.MATH), randomness(0, self._device):
             try:
-                graph = make_fx(gradients)(values, self.blank())
+                graph = self._same_for_all_values(gradients, values)
                 memory = {_memory(p) for p in parameters.values()}
                 if any(_memory(held) in memory for held in _constants(graph)):
                     raise IncompatibleModel(_REFUSAL.format(_HELD))
                 _copy_constants(graph)
                 mapped = vmap(graph, in_dims=(None, 0), randomness="different")
                 self._inspect(graph, mapped, values)
-            except (RuntimeError, TypeError, ValueError) as error:
+            # SystemError: torch has raised an error and a warning at the same time.
+            except (RuntimeError, TypeError, ValueError, SystemError) as error:
                 raise IncompatibleModel(_REFUSAL.format(_reason(error))) from None
         return mapped
 
+    def _same_for_all_values(self, gradients: Gradients, values: dict[str, Tensor]) -> GraphModule:
+        """Return the trace of the program; raise if it depends on values or on chance.
+
+        A number that Python code reads out of a record or a parameter, or draws at random, is a
+        constant of the trace, and would stay what it was at that moment. So the program is traced
+        again, from the same Python state, on another synthetic record, with other parameters and
+        random numbers, and must give the same graph. The first one may differ, as it fills caches.
+        """
+        state = ProgramState(self.model, self.loss_fn)
+
+        def traced(factor: float, rows: list[Tensor], seed: int) -> GraphModule:
+            state.restore()
+            state.seed_generators(seed)
+            with randomness(seed, self._device):
+                return make_fx(gradients)({n: factor * v for n, v in values.items()}, rows)
+
+        first = traced(1.0, self.blank(), 0)
+        self._rows = self._accepted_rows(lambda rows: gradients(dict(values), rows))
+        graph = traced(1.1, self._rows, 1)
+        if _are_equal(first, graph) or _are_equal(graph, traced(1.0, self.blank(), 2)):
+            return graph
+        raise IncompatibleModel(_REFUSAL.format(_CONSTANT))
+
+    def _accepted_rows(self, run: Callable[[list[Tensor]], Any]) -> list[Tensor]:
+        """Return a synthetic record that differs from zeros wherever the program accepts it."""
+        rows = self.blank()
+        for place, kept in enumerate(rows):
+            for rows[place] in (*_other_values(kept), kept):
+                try:
+                    run(rows)
+                    break
+                except IncompatibleModel:
+                    raise
+                except Exception:  # the user's code decides which values it accepts
+                    continue
+        return rows
+
     def _inspect(self, graph: GraphModule, mapped: Gradients, values: dict[str, Tensor]) -> None:
         """Raise unless the graph and its map leave everything but their results as it was."""
-        rows = [torch.randn_like(t) if t.is_floating_point() else t for t in self.blank()]
+        rows = self._rows
         shared = [*_constants(graph), *values.values()]
         before = [tensor.clone() for tensor in shared]
         _Inspection(graph, [*values.values(), *rows]).run(*values.values(), *rows)
         with without_fallback_warnings():
             # vmap refuses to write an example into a tensor that examples share.
-            mapped(values, [torch.stack([t, t]) for t in rows])
+            # Results must have one shape, whatever the values are.
+            pairs = [torch.stack(pair) for pair in zip(rows, self.blank(), strict=True)]
+            _BoundCall.apply(mapped, values, pairs)
         # Some operators write without saying so in their names or schemas.
         if not all(_is_unchanged(*pair) for pair in zip(before, shared, strict=True)):
             raise IncompatibleModel(_REFUSAL.format(_WRITES))
+
+
+def _other_values(blank: Tensor) -> list[Tensor]:
+    """Return values of the kind of `blank` to try, the most different ones first."""
+    if blank.is_floating_point() or blank.is_complex():
+        normal = torch.randn_like(blank)
+        return [normal * 10.0 ** (3 * torch.rand_like(blank)), normal, torch.rand_like(blank)]
+    # An index that is out of bounds is an error on a CPU; on a GPU, it ends the process.
+    return [torch.ones_like(blank)] if blank.device.type == "cpu" else []
+
+
+def _are_equal(a: GraphModule, b: GraphModule) -> bool:
+    """Return whether two traces are the same program with the same constants."""
+    codes = [[m.code for m in g.modules() if isinstance(m, GraphModule)] for g in (a, b)]
+    return codes[0] == codes[1] and all(
+        x is y or (x.shape == y.shape and x.dtype == y.dtype and _is_unchanged(x, y))
+        for x, y in zip(_constants(a), _constants(b), strict=True)
+    )
 
 
 def _plain_example(batch: Batch) -> Example:
@@ -258,6 +323,14 @@ class _Inspection(Interpreter):
         return super().call_function(target, args, kwargs)
 
 
+class _BoundCall(torch.autograd.Function):
+    """Calls a function inside of torch: only there, warnings of C++ code go through Python's."""
+
+    @staticmethod
+    def forward(_: Any, function: Gradients, *args: Any) -> Any:
+        return function(*args)
+
+
 def _memory(tensor: Tensor) -> int:
     """Return the address of the memory that a tensor shares with its views."""
     return tensor.untyped_storage().data_ptr()
@@ -275,10 +348,13 @@ class _NoReads(TorchFunctionMode):
 
 
 def _reason(error: Exception) -> str:
-    if "data-dependent" in str(error) or "value out of a tracing tensor" in str(error):
+    text = f"{error} {error.__cause__} {error.__context__}"
+    if "data-dependent" in text or "value out of a tracing tensor" in text:
         return "branches on a value, or reads a value out of a tensor"
-    if "more than 1 value per channel" in str(error):
+    if "more than 1 value per channel" in text:
         return "normalizes over the examples of a batch (BatchNorm)"
-    if "inplace" in str(error) or "in place" in str(error):
+    if "to be equal size" in text:
+        return "makes tensors whose shapes depend on values"
+    if "inplace" in text or "in place" in text:
         return _WRITES
     return f"cannot be traced and mapped ({type(error).__name__})"

@@ -2,7 +2,8 @@
 
 - `CompiledSum`: the clipped sum, compiled and replayed as one CUDA graph;
 - `RecordedUpdate`: noise and the optimizer's step, recorded as a CUDA graph;
-- `noise_blocks`: Gaussian noise on many tensors, on a grid, in one launch;
+- `FUSED_CELLS`: LSTM and GRU steps by torch's own kernels;
+- `noise_blocks`: Gaussian noise on many tensors, on a grid, in one launch; also correlated noise;
 - `gram_norms`, `conv2d_norms`, `conv2d_instances`, `weighted_sum`, `row_squares`: fused kernels for
   per-example norms and sums. Each has a plain torch equivalent in `tacit.training.gradients`.
 
@@ -13,7 +14,7 @@ torch without that name.
 import importlib.util
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -24,12 +25,14 @@ if TYPE_CHECKING:
     from tacit.training.gpu import noise
     from tacit.training.gpu.compiled import CompiledSum, NotCompiled
     from tacit.training.gpu.conv_norms import conv2d_instances, conv2d_norms
+    from tacit.training.gpu.fused_cells import FUSED_CELLS
     from tacit.training.gpu.gram import gram_norms
     from tacit.training.gpu.recorded_update import RecordedUpdate
     from tacit.training.gpu.weighted_rows import row_squares, weighted_sum
     from tacit.training.grid_noise import NoiseGrid
 
 _HOMES = {
+    "FUSED_CELLS": "fused_cells",
     "CompiledSum": "compiled",
     "NotCompiled": "compiled",
     "RecordedUpdate": "recorded_update",
@@ -41,6 +44,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "FUSED_CELLS",
     "CompiledSum",
     "NotCompiled",
     "RecordedUpdate",
@@ -99,11 +103,16 @@ def chacha_rounds(*, is_full: bool) -> int:
 
 
 def noise_blocks(
-    tensors: Sequence[Tensor], grids: Sequence["NoiseGrid"], factor: float, rounds: int
+    tensors: Sequence[Tensor],
+    grids: Sequence["NoiseGrid"],
+    factor: float,
+    rounds: int,
+    **banded: Any,  # Any: the options of `BandedBlocks`
 ) -> "noise.Blocks | None":
     """Return `Blocks`, which release all tensors with Gaussian noise on their grids in one launch.
 
-    Return None if the noise kernel does not support these tensors.
+    With the options `banded`, they are `BandedBlocks`. Return None if the noise kernel does not
+    support these tensors.
     """
     if not all(usable(tensor) for tensor in tensors) or len({t.device for t in tensors}) != 1:
         return None
@@ -111,4 +120,8 @@ def noise_blocks(
 
     if not all(noise.takes(t) for t in tensors):
         return None
+    if banded:
+        from tacit.training.gpu.banded_blocks import BandedBlocks
+
+        return BandedBlocks(tensors, grids, factor, rounds, **banded)
     return noise.Blocks(tensors, grids, factor, rounds)

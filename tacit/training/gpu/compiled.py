@@ -93,9 +93,9 @@ class CompiledSum:
         self._tensors = _reader(model, self._modules)
         self._device = next(model.parameters()).device
         self._addresses: list[int] = []  # of parameters and buffers, for which the graphs are built
-        self._layouts: dict[Any, dict[Any, _Graphs]] = {}  # by state, then by layout of the batch
-        self._of_rows: dict[Any, tuple[ReplayedStep | None, Traced]] = {}  # by state and size
-        self._recordings: dict[Any, Recordings] = {}  # by state
+        self._graphs: dict[Any, _StateGraphs] = {}  # by state
+        self._present: _StateGraphs | None = None  # those of the lot that has begun last
+        self._is_in_lot = False  # whether it has not ended: the state is looked at once for a lot
         self.has_fixed_rows = False  # whether each number of rows takes a compilation
         self._flag = FiniteFlag(self._device) if self._device.type == "cuda" else None
         if self._flag is not None:
@@ -105,17 +105,19 @@ class CompiledSum:
     def begin(self) -> None:
         """Start a new lot: forget whether the gradients of earlier lots were finite."""
         self._all_finite = True
+        self._present, self._is_in_lot = self._in_present_state(), True
         if self._flag is not None:
             self._flag.clear()
 
     def all_finite(self) -> bool:
         """Return True if every gradient since `begin` was finite or its example was masked."""
+        self._is_in_lot = False
         return self._all_finite and (self._flag is None or self._flag.all_finite())
 
     @property
     def draws(self) -> bool:
         """Whether the model may draw random numbers (dropout); True until a graph is traced."""
-        graphs = self._layouts.get(self._state(), {}).values()
+        graphs = self._present.layouts.values() if self._present else ()
         return not graphs or any(traced.draws for found in graphs for traced in found.traced)
 
     def __call__(
@@ -127,12 +129,12 @@ class CompiledSum:
         next call overwrites.
         """
         mask = weights if weights.dtype == torch.bool else weights > 0
-        self._forget_if_moved()
-        runs, traced, tensors = self._graphs_for(batch, mask)
+        graphs = self._in_lot()
+        runs, traced, tensors = self._graphs_for(graphs, batch, mask)
         if (run := runs.get(mask.shape[0])) is None:
             with undisturbed(self.model):
                 if mask.is_cuda and traced.is_compiled:
-                    run = ReplayedStep(traced.run, mask, tensors, recordings=self._shared())
+                    run = ReplayedStep(traced.run, mask, tensors, recordings=graphs.recordings)
                 else:
                     run = _plain(traced.run, mask, tensors)
             runs[mask.shape[0]] = run
@@ -152,19 +154,19 @@ class CompiledSum:
         If the tensors are contiguous, the CUDA graph copies these rows from `data`. Otherwise the
         host fetches the microbatch.
         """
-        self._forget_if_moved()
-        key = (self._state(), microbatch.rows)
-        if key not in self._of_rows:
+        graphs = self._in_lot()
+        if microbatch.rows not in graphs.of_rows:
             batch, mask = _padded(microbatch)
-            _, traced, tensors = self._graphs_for(batch, mask)
+            _, traced, tensors = self._graphs_for(graphs, batch, mask)
             run = None
             is_contiguous = all(t.is_contiguous() for t in (*data, *tensors))
             if is_contiguous and traced.is_compiled:
                 with undisturbed(self.model):
-                    run = ReplayedStep(traced.run, mask, tensors, data, recordings=self._shared())
-            self._of_rows[key] = run, traced
+                    shared = graphs.recordings
+                    run = ReplayedStep(traced.run, mask, tensors, data, recordings=shared)
+            graphs.of_rows[microbatch.rows] = run, traced
             self._look_at_rows(traced)
-        run, traced = self._of_rows[key]
+        run, traced = graphs.of_rows[microbatch.rows]
         if run is None:
             return self(*_padded(microbatch), scale, reuse=reuse)
         return self._run(traced, partial(run.of_rows, scale, microbatch.indices), reuse=reuse)
@@ -200,21 +202,28 @@ class CompiledSum:
             kind == "cuda" and cudnn_rounds(),
         )
 
-    def _shared(self) -> Recordings:
-        """Return the memory that recordings in the present state share."""
-        return self._recordings.setdefault(self._state(), Recordings())
+    def _in_lot(self) -> "_StateGraphs":
+        """Return the graphs of this lot; for a call outside of a lot, those of the present."""
+        if self._present is None or not self._is_in_lot:
+            return self._in_present_state()
+        return self._present
 
-    def _forget_if_moved(self) -> None:
-        """Drop all graphs if a parameter or buffer has moved, since graphs read fixed addresses."""
+    def _in_present_state(self) -> "_StateGraphs":
+        """Return the graphs for the present state, none if it is new.
+
+        All graphs are dropped if a parameter or buffer has moved, since they read fixed addresses.
+        """
         addresses = [tensor.data_ptr() for tensor in self._tensors()]
         if addresses != self._addresses:
-            self._layouts.clear()
-            self._of_rows.clear()
-            self._recordings.clear()
+            self._graphs.clear()
             self._addresses = addresses
+        state = self._state()
+        if state not in self._graphs:
+            self._graphs[state] = _StateGraphs({}, {}, Recordings())
+        return self._graphs[state]
 
     def _graphs_for(
-        self, batch: Any, mask: Tensor
+        self, of_state: "_StateGraphs", batch: Any, mask: Tensor
     ) -> tuple[dict[int, ScaledStep], Traced, list[Tensor]]:
         """Return what is compiled for this batch's layout and rows, and the batch's tensors.
 
@@ -223,7 +232,7 @@ class CompiledSum:
         structure, tensors, fixed = _split(batch)
         rows = mask.shape[0]
         key = (structure, *((t.shape[1:], t.stride(), t.dtype, t.device) for t in tensors))
-        graphs = self._layouts.setdefault(self._state(), {}).setdefault(key, _Graphs(fixed, [], {}))
+        graphs = of_state.layouts.setdefault(key, _Graphs(fixed, [], {}))
         _require_equal(graphs.fixed, fixed)
         fits = (t for t in graphs.traced if t.rows is None or t.rows.serve(rows))
         traced = next(fits, None)
@@ -268,9 +277,14 @@ class CompiledSum:
         trace = trace_for(Examples(self.model, self.loss_fn, batch, mask, self.views, self.bounded))
         _, rebuild = take_apart(batch)
 
-        def joint(
-            nonfinite: NonFinite, seed: Tensor, factor: Tensor, mask: Tensor, *given: Tensor
-        ) -> list[Tensor]:
+        chosen: list[NonFinite] = []
+
+        def choose(held: int) -> NonFinite:
+            is_cheap = mask.is_cuda and held < _CHEAP_TO_MASK
+            chosen.append("mask" if is_cheap else "ignore")
+            return chosen[-1]
+
+        def joint(seed: Tensor, factor: Tensor, mask: Tensor, *given: Tensor) -> list[Tensor]:
             total: list[Tensor] = []
 
             def loss_fn(model: nn.Module, batch: Any) -> Tensor:
@@ -278,18 +292,24 @@ class CompiledSum:
                 total.append(losses.detach().sum())
                 return _Seeded.apply(losses, seed)
 
-            clip = _Rescaled(self.clip, factor, self._flag if nonfinite == "ignore" else None)
+            clip = _Rescaled(self.clip, factor, self._flag, chosen)
             given = rebuild(given)
             examples = Examples(self.model, loss_fn, given, mask, self.views, self.bounded)
-            found = bookkeeping.run(examples, clip, trace=trace, nonfinite=nonfinite)
+            found = bookkeeping.run(examples, clip, trace=trace, nonfinite=choose)
             return [total[0], *found.sums.values(), found.within, clip.is_finite]
 
         seed, factor = (torch.ones((), device=mask.device) for _ in range(2))
         example = (seed, factor, mask, *tensors)
-        traced = partition(partial(joint, "ignore"), example)
-        if mask.is_cuda and traced.held < _CHEAP_TO_MASK:
-            traced = partition(partial(joint, "mask"), example)._replace(reports=False)
-        return traced._replace(names=tuple(parameters))
+        traced = partition(joint, example)
+        return traced._replace(names=tuple(parameters), reports=chosen[-1:] != ["mask"])
+
+
+class _StateGraphs(NamedTuple):
+    """What is compiled for one state of the model."""
+
+    layouts: "dict[Any, _Graphs]"  # by layout of the batch
+    of_rows: "dict[int, tuple[ReplayedStep | None, Traced]]"  # by size, for records on the GPU
+    recordings: Recordings  # the memory that recordings share
 
 
 class _Graphs(NamedTuple):
@@ -301,12 +321,19 @@ class _Graphs(NamedTuple):
 
 
 class _Rescaled:
-    """A clip rule with its factors times `factor`; reports to `flag` if all norms are finite."""
+    """A clip rule with its factors times `factor`; reports to `flag` if all norms are finite.
 
-    def __init__(self, rule: Clip, factor: Tensor, flag: FiniteFlag | None) -> None:
+    It does not report if examples whose gradient is not finite are masked, as the last entry of
+    `chosen` says when the factors are computed.
+    """
+
+    def __init__(
+        self, rule: Clip, factor: Tensor, flag: FiniteFlag | None, chosen: list[NonFinite]
+    ) -> None:
         self._rule = rule
         self._factor = factor
         self._flag = flag
+        self._chosen = chosen
         self.is_finite = factor
         self.clip_norms = rule.clip_norms
         self.l2_sensitivity = rule.l2_sensitivity
@@ -317,7 +344,9 @@ class _Rescaled:
         # Padded rows count too, since 0 * inf in one of them would make the sum nan.
         self.is_finite = torch.isfinite(squared_norms).all()
         factors = self._rule.factors(squared_norms, rounding=rounding) * self._factor
-        return factors if self._flag is None else report(factors, self.is_finite, self._flag)
+        if self._flag is None or self._chosen[-1] == "mask":
+            return factors
+        return report(factors, self.is_finite, self._flag)
 
 
 class _Seeded(torch.autograd.Function):

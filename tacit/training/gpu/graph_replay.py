@@ -243,12 +243,13 @@ def _recorded(
 ) -> tuple[torch.cuda.CUDAGraph, list[Tensor]]:
     """Return `run` recorded as a CUDA graph, and the result tensors that each replay fills.
 
-    Before the recording `run` is called twice, because its first calls compile and allocate.
+    Before the recording `run` is called, because its first calls compile and allocate: twice, or
+    once if it was recorded for another number of rows before, which left its memory in `pool`.
     """
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream), warm_up():
-        for _ in range(2):
+        for _ in range(2 if pool is None else 1):
             run()
     torch.cuda.current_stream().wait_stream(stream)
     return captured(run, pool)

@@ -244,6 +244,8 @@ class Blocks:
     replay uses those that were set last.
     """
 
+    is_plain = True  # nothing is kept between launches, so the optimizer's step may be fused
+
     def __init__(
         self, tensors: Sequence[Tensor], grids: Sequence[NoiseGrid], factor: float, rounds: int
     ) -> None:
@@ -286,6 +288,9 @@ class Blocks:
             self._secret = secret
             self.key.copy_(torch.frombuffer(bytearray(secret), dtype=torch.int32))
         self.nonce.fill_(nonce)
+
+    def forget(self) -> None:
+        """Drop what is kept between launches, because one may have failed: nothing here."""
 
     def launch(self) -> None:
         """Release all tensors with the noise of the nonce that was set."""

@@ -99,6 +99,7 @@ class _Launches:
         except BaseException:
             for parameter in self._parameters:
                 parameter.grad = None  # recording puts the sums there without any noise
+            noise.forget()
             self._forget()
             raise
         self._set_gradients(sums)
@@ -189,7 +190,7 @@ def fused_update(
     """Return the `Update` that adds noise and takes the step in one launch, None if unsupported."""
     from tacit.training.gpu import update
 
-    if not update.can_update(sums, parameters, optimizer):
+    if not blocks.is_plain or not update.can_update(sums, parameters, optimizer):
         return None
     return update.Update(blocks, parameters, optimizer)
 

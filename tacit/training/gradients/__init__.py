@@ -34,6 +34,7 @@ RULES: dict[Callable[..., Any], Rule] = {
     Tensor.mm: linear.matmul,
     torch.addmm: linear.addmm,
     F.embedding: embedding.embedding,
+    F.embedding_bag: embedding.embedding_bag,
     Tensor.__getitem__: embedding.getitem,
     F.layer_norm: normalization.layer_norm,
     F.rms_norm: normalization.rms_norm,
@@ -52,6 +53,10 @@ RULES: dict[Callable[..., Any], Rule] = {
         convolution.transposed_convolution,
     ),
 }
+
+# Arguments of these need not hold the examples on one axis: row i of the result says which example
+# it belongs to.
+RAGGED = (F.embedding_bag,)
 
 # These expand a shared tensor over the batch: the result holds examples although no argument does.
 SPREADS = (

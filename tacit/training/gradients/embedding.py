@@ -1,4 +1,4 @@
-"""Table lookups: `embedding`, and indexing a shared table by integers.
+"""Table lookups: `embedding`, `embedding_bag`, and indexing a shared table by integers.
 
 Row k of the table receives the sum of the output gradients at the positions that read it. Neither
 one-hot vectors nor one table per example are formed.
@@ -35,6 +35,64 @@ def embedding(
     if padding_idx is not None and padding_idx < 0:
         padding_idx += weight.shape[0]
     return _Lookup(site, weight, padding_idx).apply(input, weight)
+
+
+def embedding_bag(
+    site: Site,
+    input: Tensor,
+    weight: Tensor,
+    offsets: Tensor | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,  # noqa: ARG001  # used with max_norm only
+    scale_grad_by_freq: bool = False,
+    mode: str = "mean",
+    sparse: bool = False,  # noqa: ARG001  # the sum is dense: every row receives noise
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> Tensor:
+    """Compute `F.embedding_bag`; its backward collects per-example gradients.
+
+    Bags of different lengths are padded to the longest one. Bag i belongs to the example of row i
+    of the result, wherever its row numbers are in `input`.
+    """
+    if max_norm is not None or scale_grad_by_freq:
+        raise Unsupported("an embedding that depends on the whole batch")
+    if any(t is not None and site.is_shared(t) for t in (input, offsets, per_sample_weights)):
+        raise Declined
+    if input.dim() == 2:
+        ids, weights, is_used = input, per_sample_weights, torch.ones_like(input, dtype=torch.bool)
+    else:
+        assert offsets is not None  # torch requires it
+        starts = offsets[:-1] if include_last_offset else offsets
+        bag, place, length = _places(starts, len(input))
+        shape = len(starts), length
+        ids = input.new_zeros(shape).index_put((bag, place), input)
+        is_used = torch.zeros(shape, dtype=torch.bool, device=ids.device)
+        is_used[bag, place] = True
+        weights = per_sample_weights
+        if weights is not None:
+            weights = weights.new_zeros(shape).index_put((bag, place), weights)
+    if padding_idx is not None:
+        is_used = is_used & (ids != padding_idx % weight.shape[0])
+    rows = _Lookup(site, weight, None).apply(ids, weight)  # (bags, length, width)
+    if weights is not None:
+        rows = rows * weights.unsqueeze(-1)
+    is_used = is_used.unsqueeze(-1)
+    if mode == "max":
+        largest = rows.masked_fill(~is_used, -torch.inf).amax(1)
+        return torch.where(is_used.any(1), largest, 0.0)
+    total = rows.masked_fill(~is_used, 0.0).sum(1)
+    return total if mode == "sum" else total / is_used.sum(1).clamp_min(1)
+
+
+def _places(starts: Tensor, size: int) -> tuple[Tensor, Tensor, int]:
+    """Return the bag and the place in it of each of `size` entries, and the longest length."""
+    ends = torch.cat([starts[1:], starts.new_tensor([size])])
+    lengths = ends - starts
+    bag = torch.arange(len(starts), device=starts.device).repeat_interleave(lengths)
+    place = torch.arange(size, device=starts.device) - starts[bag]
+    return bag, place, max(1, int(lengths.max())) if len(starts) else 1
 
 
 def getitem(site: Site, table: Tensor, index: Any) -> Tensor:

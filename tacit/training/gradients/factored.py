@@ -7,7 +7,7 @@ calls use one parameter, their gradients are combined before the norm is taken, 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from tacit.training.gradients.ghost_norm import (
     room,
     squared_factor,
     squared_norm,
+    usual,
     wide,
 )
 from tacit.training.gradients.site import Unsupported
@@ -406,6 +407,15 @@ def apart(total: Tensor, shapes: Sequence[torch.Size]) -> Iterator[Tensor]:
     for shape in shapes:
         yield total[start : start + shape.numel()].view(shape)
         start += shape.numel() + -shape.numel() % ALIGNED
+
+
+def held_bytes(held: Any) -> int:  # Any: a gradient, or what one holds
+    """Return the bytes of the tensors in a factored gradient."""
+    if isinstance(held, Tensor):
+        return usual(held.numel()) * held.itemsize
+    if isinstance(held, tuple):
+        return sum(map(held_bytes, held))
+    return sum(map(held_bytes, vars(held).values())) if hasattr(held, "weighted_sum") else 0
 
 
 def scaled(rows: Tensor, factors: Tensor, keep: Tensor | None) -> Tensor:

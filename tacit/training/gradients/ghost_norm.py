@@ -386,11 +386,20 @@ def product(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
 
 
 def spans(examples: int, size: int, device: torch.device) -> list[tuple[int, int]]:
-    """Return (start, stop) of chunks of examples; an example needs `size` temporary numbers."""
+    """Return (start, stop) of chunks of examples; an example needs `size` temporary numbers.
+
+    If the number of examples is a symbol of the compiler, the number of chunks is fixed, such that
+    batches half as large again as the traced one have chunks of the same bound.
+    """
     step = max(1, CHUNK_ELEMENTS.get(device.type, 2**24) // max(1, size))
-    # The number of examples may be a symbol of the compiler: only the number of chunks is fixed.
-    last = (int(-(-examples // step)) - 1) * step
-    return [*((i, i + step) for i in range(0, last, step)), (last, examples)] if examples else []
+    known = usual(examples)
+    if known is examples:
+        return [(i, min(i + step, examples)) for i in range(0, examples, step)]
+    count = -(-3 * known // (2 * step))
+    if examples > count * step:  # the compiler notes that this was not so
+        raise AssertionError("the traced batch is larger than itself")
+    part = -(-examples // count)
+    return [(i * part, (i + 1) * part if i + 1 < count else examples) for i in range(count)]
 
 
 def chunks(size: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:

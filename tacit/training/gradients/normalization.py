@@ -161,10 +161,10 @@ class _GroupNorm(_Norm):
         format = _memory_format(x)
         x = x.contiguous(memory_format=format)
         rows, channels, size = _sizes(x)
-        shifts = g.flatten(2).sum(2, dtype=accumulator(g.dtype))  # (rows, channels)
+        shifts = g.reshape(rows, channels, -1).sum(2, dtype=accumulator(g.dtype))
         if self.site.is_shared(self.weight):
             # sum g * (x - mean) * rstd, without forming the normalized input
-            products = (g * x).flatten(2).sum(2, dtype=accumulator(g.dtype))
+            products = (g * x).reshape(rows, channels, -1).sum(2, dtype=accumulator(g.dtype))
             spread = (rows, self.groups, channels // self.groups)
             mean_of, rstd_of = (
                 s.view(rows, -1, 1).expand(spread).reshape(rows, channels) for s in (mean, rstd)

@@ -91,6 +91,8 @@ class Site:
     anchor
         A scalar that requires grad. It is an argument of every `Operation`: the shared tensors are
         detached, so without it autograd might skip the backward.
+    order
+        Order of the examples in a packed sequence, None for that of the batch.
     """
 
     examples: int
@@ -100,6 +102,7 @@ class Site:
     is_shared: Callable[[Tensor | None], bool]
     collect: "Callable[[Tensor, FactoredGradient], None]"
     anchor: Tensor
+    order: Tensor | None = None
 
     def layout(self, tensor: Tensor) -> Layout | None:
         """Return the layout of an argument of the call, None if the argument holds no examples."""

@@ -9,6 +9,7 @@ from tacit.accounting.brackets import Bracket
 from tacit.accounting.pld import PLD
 from tacit.accounting.pld import direction as _side
 from tacit.accounting.pld.direction import DirectionPrice as Side
+from tacit.accounting.pld.loss_laws import Normal, OneRelease, Sampled
 from tacit.accounting.pld.pairs import directions
 from tacit.errors import NotCertified
 from tacit.events import Gaussian, PoissonSampled, Relation, Repeated
@@ -71,3 +72,24 @@ def test_thousands_of_random_runs_agree_and_are_monotone(block, monkeypatch):
     for number in range(100):
         relation = Relation.REPLACE_ONE if number % 3 == 0 else Relation.ADD_REMOVE
         check(draw(rng), relation, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("sigma", "rate", "epsilon"),
+    [
+        (0.4266556271978341, 0.00031608927882647187, 0.0003158231063265734),
+        (0.3220593850795688, 1.6997491162176544e-07, 1.6980495114143487e-07),
+        (0.3316398133869982, 7.405582811713953e-06, 7.398204622944547e-06),
+    ],
+)
+def test_one_release_close_to_its_largest_loss_counts_its_cancellation(sigma, rate, epsilon):
+    """Terms of delta nearly cancel there. At any x, the exact sum is a lower bound of delta."""
+    mpmath = pytest.importorskip("mpmath")
+    law = Sampled(Normal(sigma), rate, 0, 1)
+    found = OneRelease(law).delta(epsilon)
+    x = float(law.where_loss(np.array(epsilon)))
+    with mpmath.workdps(50):
+        q, grow = mpmath.mpf(rate), mpmath.exp(mpmath.mpf(epsilon))
+        above = lambda at: mpmath.ncdf(-mpmath.mpf(at) / mpmath.mpf(sigma))  # noqa: E731
+        exact = (1 - grow * (1 - q)) * above(x) - grow * q * above(mpmath.mpf(x) + 1)
+        assert found.lower * (1 - 1e-9) <= exact <= found.upper

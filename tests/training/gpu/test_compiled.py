@@ -9,6 +9,7 @@ from tacit.errors import IncompatibleModel
 from tacit.training import Flat, clipped_sum, make_private
 from tacit.training.gpu.compiled import CompiledSum, NotCompiled
 from tacit.training.gpu.graph_pair import _compiler, _own
+from tacit.training.gradients import ghost_norm
 from tacit.training.padding import Padding
 
 pytestmark = [
@@ -340,6 +341,19 @@ def test_a_step_overwrites_activations_and_nothing_else(kind):
             assert relative(compiled(batch, weights), wanted) < 1e-5
         for now, before in zip((*batch, weights, *model.parameters()), held, strict=True):
             assert torch.equal(now, before)
+
+
+def test_sizes_around_the_edge_of_a_chunk_share_a_trace(monkeypatch):
+    monkeypatch.setitem(ghost_norm.CHUNK_ELEMENTS, "cpu", 8 * 6**2)  # eight examples at a time
+    torch.manual_seed(0)
+    model = Attending()
+    compiled = CompiledSum(model, losses, Flat(0.5))
+    for rows in (20, 15, 17, 24, 30):
+        batch = torch.randint(0, 6, (rows, 6)), torch.randint(0, 7, (rows,))
+        wanted = clipped_sum(model, losses, batch, Flat(0.5))
+        assert relative(compiled(batch, torch.ones(rows)), wanted) < 1e-5
+    (graphs,) = compiled._graphs.values()
+    assert len(next(iter(graphs.layouts.values())).traced) == 1
 
 
 def test_memory_that_two_tensors_share_is_not_given_away():

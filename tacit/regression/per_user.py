@@ -1,0 +1,151 @@
+"""Regression with a user as the unit of privacy: at most k records of each, priced exactly.
+
+An estimator of `tacit.regression` protects one record: it releases sums that one record moves by a
+bounded amount. `PerUser` keeps at most k records of each user, which move every sum by at most k
+times as much (`tacit.accounting.for_group`, which prices that exactly), and gives the estimator the
+largest epsilon for a record at which a user with k records costs the epsilon that was asked for.
+"""
+
+from typing import Any, Self
+
+import numpy as np
+from sklearn.base import BaseEstimator
+
+from tacit._check import positive, whole
+from tacit._users import RecordsOfUsers
+from tacit.accounting import epsilon as price
+from tacit.accounting import for_group
+from tacit.errors import UnsupportedEvent
+from tacit.events import Event, Relation
+from tacit.ledger import Entry, Ledger
+
+_HALVINGS = 12  # of the range of epsilons for a record
+_LEAST = 64  # an epsilon of a record below epsilon / (k times this) is not tried
+
+
+class PerUser(BaseEstimator):
+    """Fits `estimator` such that its epsilon and delta hold for a user, not for a record.
+
+    Parameters
+    ----------
+    estimator
+        An estimator of `tacit.regression`; its `epsilon` and `delta` are those of a user, its
+        `ledger`, if there is one, must count users, and its relation must be "add_remove".
+    records_per_user
+        k: most records of one user that are used; others are left out, chosen at random. A public
+        number; `tacit.summaries.choose_bound` finds one privately.
+
+    Attributes
+    ----------
+    estimator_
+        The fitted estimator.
+    event_
+        What was released, as an event for a user.
+
+    Examples
+    --------
+    >>> from tacit.regression import LinearRegression
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.uniform(-1, 1, (4000, 2))
+    >>> model = LinearRegression(epsilon=2.0, delta=1e-6, bounds=(-1, 1), target_bounds=(-2, 2),
+    ...                          random_state=0)
+    >>> fitted = PerUser(model, records_per_user=2).fit(X, X.sum(1), users=np.arange(4000) // 2)
+    >>> fitted.predict(X[:2]).shape
+    (2,)
+    """
+
+    def __init__(self, estimator: Any = None, records_per_user: int = 4) -> None:
+        self.estimator = estimator
+        self.records_per_user = records_per_user
+
+    def fit(self, X: Any, y: Any, *, users: Any) -> Self:
+        """Fit the estimator to the records of `users`, the id of a user for each record."""
+        most = whole(records_per_user=self.records_per_user, least=1)
+        ledger: Ledger | None = self.estimator.ledger
+        if ledger is not None:
+            ledger.require_unit(is_user=True)
+        if Relation(self.estimator.relation) is not Relation.ADD_REMOVE:
+            raise UnsupportedEvent(
+                "the price of replacing a user with several records is not known. Use "
+                "relation='add_remove'."
+            )
+        kept = RecordsOfUsers.of(users, len(y)).kept(most)
+        table = X.iloc[kept] if hasattr(X, "iloc") else X[kept]
+        targets = y.iloc[kept] if hasattr(y, "iloc") else np.asarray(y)[kept]
+        epsilon = self._epsilon_of_record(table, targets, most)
+        payer = _Payer(ledger, most)
+        self.estimator_ = self._with(epsilon, payer).fit(table, targets)
+        self.estimator_.ledger = None  # its events are those of a record
+        self.event_ = payer.event
+        return self
+
+    def predict(self, X: Any) -> Any:
+        """Return the predictions of the fitted estimator."""
+        return self.estimator_.predict(X)
+
+    def score(self, X: Any, y: Any) -> float:
+        """Return the score of the fitted estimator."""
+        return self.estimator_.score(X, y)
+
+    def _with(self, epsilon: float, ledger: Any) -> Any:
+        """Return an unfitted copy of the estimator at another epsilon, which pays to `ledger`."""
+        plain = {**self.estimator.get_params(deep=False), "epsilon": epsilon, "ledger": ledger}
+        return type(self.estimator)(**plain)
+
+    def _epsilon_of_record(self, X: Any, y: Any, most: int) -> float:
+        """Return the largest epsilon of a record, about, at which a user costs what was asked.
+
+        The event that the estimator pays for depends on public facts alone. It is found by fitting
+        up to the payment, which comes before any release.
+        """
+        wanted, delta = positive(epsilon=self.estimator.epsilon), self.estimator.delta or 0.0
+        if most == 1:
+            return wanted
+
+        def fits(epsilon: float) -> bool:
+            try:
+                self._with(epsilon, _Payer(None, most, is_trial=True)).fit(X, y)
+            except _Found as found:
+                return price(found.event, delta=delta) <= wanted
+            raise UnsupportedEvent("the estimator pays nothing, so its price is not known.")
+
+        low, high = wanted / most, wanted
+        while not fits(low):  # at the same delta, k records may cost more than k times as much
+            low, high = low / 2, low
+            if low < wanted / (_LEAST * most):
+                raise UnsupportedEvent("the price for several records of a user is not known here.")
+        for _ in range(_HALVINGS):
+            middle = (low * high) ** 0.5
+            low, high = (middle, high) if fits(middle) else (low, middle)
+        return low
+
+
+class _Found(Exception):
+    """Raised at the payment of a trial, with the event that would be paid."""
+
+    def __init__(self, event: Event) -> None:
+        super().__init__()
+        self.event = event
+
+
+class _Payer:
+    """What the estimator sees as its ledger: it pays for `records` records in place of one."""
+
+    relation = Relation.ADD_REMOVE
+
+    def __init__(self, ledger: Ledger | None, records: int, *, is_trial: bool = False) -> None:
+        self._ledger, self._records, self._is_trial = ledger, records, is_trial
+        self.event: Event | None = None
+
+    def spend(self, event: Event, *, note: str = "", partition: Any = None) -> Entry | None:
+        """Pay for what `records` records do to the release `event`."""
+        of_user = event if self._records == 1 else for_group(event, self._records)
+        if self._is_trial:
+            raise _Found(of_user)
+        self.event = of_user
+        if self._ledger is None:
+            return None
+        return self._ledger.spend(of_user, note=f"{note}, per user", partition=partition)
+
+    def __sklearn_clone__(self) -> "_Payer":
+        return self

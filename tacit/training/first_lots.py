@@ -1,0 +1,139 @@
+"""What a program sets by the first lots that it sees, and keeps for good.
+
+A program may compute a scale from the first lot and use it ever after. If it keeps the scale where
+Python cannot put it back (an attribute of a `ScriptModule`, a variable of a generator, the
+environment, memory of a C library), all runs in one process use the same scale, and none of them
+shows where it came from. `FirstLots` keeps a copy of the process, made before the program has seen
+a record, and runs the program in copies of that copy: each of them begins with an untouched one.
+"""
+
+import functools
+import os
+import pickle
+import select
+import signal
+import socket
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tacit.training.forked_process import (
+    close_connections,
+    copy_shared_memory,
+    finish,
+    fork,
+    leave,
+    receive,
+    send,
+    shared_memory,
+    silence,
+    start,
+)
+from tacit.training.program_state import ProgramState
+from tacit.training.records import Indices
+
+_MOST_SHARED = 2**30  # bytes of shared memory that are copied
+
+
+Losses = Callable[[Indices, int], tuple[Tensor, Any]]
+"""A program: returns the losses (rows, views) of a lot by a seed, and something else."""
+
+
+class FirstLots:
+    """Runs lots as the first ones of a program, in copies of this process as it is now.
+
+    A copy may write files, as the program does here, but it has no connections, no GPU and one
+    thread. There is no result if the program needs any of them, or takes too long. `roots` are the
+    functions and objects of which the program consists.
+    """
+
+    def __init__(self, losses: Losses, roots: Sequence[Any]) -> None:
+        here, there = socket.socketpair()
+        owner = os.getpid()
+        pid = fork()
+        if pid == 0:
+            try:
+                here.close()
+                _serve(losses, roots, there)
+            finally:
+                leave(0)
+        there.close()
+        self._socket, self._stream = here, here.makefile("rwb")
+        self._end = weakref.finalize(self, _end, here, pid, owner)
+
+    def __call__(self, first: Indices, lot: Indices, seed: int, *, seconds: float) -> Tensor | None:
+        """Return the losses of `lot` after the lots in `first`, or None. Private.
+
+        There are none if they differ when the lot is run again: then the program has other memory,
+        or random numbers that cannot be repeated.
+        """
+        answer = b""
+        try:
+            send(self._stream, pickle.dumps((first, lot, seed)))
+            if select.select([self._socket], [], [], seconds)[0]:
+                answer = receive(self._stream)
+            else:
+                self._end()
+        except OSError:  # it has ended
+            pass
+        if not answer:
+            return None
+        once, again = torch.frombuffer(bytearray(answer), dtype=torch.float64).chunk(2)
+        is_repeatable = torch.equal(once.nan_to_num(torch.inf), again.nan_to_num(torch.inf))
+        return once.view(len(lot), -1) if is_repeatable else None
+
+
+def can_run_first_lots(device: torch.device) -> bool:
+    """Return whether copies of this process can run a program that uses `device`."""
+    if sys.platform != "linux" or device.type != "cpu":  # elsewhere copies cannot be kept apart
+        return False
+    return sum(end - begin for begin, end in shared_memory()) <= _MOST_SHARED
+
+
+def _serve(losses: Losses, roots: Sequence[Any], connection: socket.socket) -> None:
+    """Answer requests until the other process closes its end."""
+    os.setpgid(0, 0)  # so that it can be ended together with its own copies
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other process handles it
+    silence()
+    close_connections(keep=connection.fileno())
+    copy_shared_memory()
+    torch.set_num_threads(1)  # threads of the other process do not exist here
+    with connection.makefile("rwb") as stream:
+        while message := receive(stream):
+            compute = functools.partial(_losses_after, losses, roots, *pickle.loads(message))
+            send(stream, finish(*start(compute)))
+
+
+def _losses_after(
+    losses: Losses, roots: Sequence[Any], first: Indices, lot: Indices, seed: int
+) -> bytes:
+    """Run the lots in `first`, then `lot` twice; return its losses. Private.
+
+    Random generators start anew for `lot`: what was drawn before may depend on records.
+    """
+    before = ProgramState(*roots)
+    for number, indices in enumerate(first):
+        losses(indices, seed + 1 + number)
+    after, found = ProgramState(*roots), []
+    for _ in range(2):
+        after.restore()
+        before.restore_generators()
+        found.append(losses(lot, seed)[0])
+    return torch.stack(found).numpy().tobytes()
+
+
+def _end(connection: socket.socket, pid: int, owner: int) -> None:
+    """End the copies; a process that was forked later does not."""
+    if os.getpid() != owner:
+        return
+    connection.close()
+    for kill in (os.kill, os.killpg):  # it may have no group yet
+        try:
+            kill(pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            continue
+    os.waitpid(pid, 0)

@@ -1,0 +1,151 @@
+"""A process that is a copy of this one, and how the two are kept from influencing each other.
+
+A forked process has its own memory, but it shares files, connections and some memory with the
+process that it was copied from. Most functions here are called in the copy, to end the sharing.
+"""
+
+import ctypes
+import mmap
+import os
+import stat
+import warnings
+from collections.abc import Callable
+from io import BufferedIOBase
+from os import _exit as leave  # without anything that the program left to be done at exit
+from pathlib import Path
+
+__all__ = ["leave"]
+_MAP_FIXED = 0x10  # of Linux, on every processor; the standard library does not name it
+_DEVICES = ("/dev/nvidia", "/dev/dri", "/dev/kfd")  # memory of a GPU, which copies cannot use
+_OPEN_FILES = Path("/proc/self/fd")
+
+
+def fork() -> int:
+    """Copy this process; return 0 in the copy, and its number here."""
+    with warnings.catch_warnings():
+        # Other threads do not exist in the child, which waits for none of them.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
+def start(compute: Callable[[], bytes]) -> tuple[int, int]:
+    """Compute something in a copy of this process; return its number and a pipe for the result."""
+    source, sink = os.pipe()
+    pid = fork()
+    if pid == 0:
+        try:
+            os.close(source)
+            reopen_files()
+            with os.fdopen(sink, "wb") as stream:
+                stream.write(compute())
+        finally:
+            leave(0)
+    os.close(sink)
+    return pid, source
+
+
+def finish(pid: int, source: int) -> bytes:
+    """Return what a process that `start` began has computed; nothing if it ended before."""
+    with os.fdopen(source, "rb") as stream:
+        answer = stream.read()
+    os.waitpid(pid, 0)
+    return answer
+
+
+def send(to: BufferedIOBase, message: bytes) -> None:
+    """Write a message with its length."""
+    to.write(len(message).to_bytes(8, "big") + message)
+    to.flush()
+
+
+def receive(source: BufferedIOBase) -> bytes:
+    """Read one message; it is empty if the sender has ended."""
+    size = source.read(8)
+    return source.read(int.from_bytes(size, "big"))
+
+
+def silence() -> None:
+    """Drop what this process prints."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
+
+
+def forbid_writing_files() -> None:
+    """Make writes into files fail in this process and its children, pipes and sockets apart."""
+    import resource  # POSIX has it, as it has fork
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+
+
+def close_connections(*, keep: int) -> None:
+    """Replace sockets, pipes and the like by one that is always empty; leave the one in `keep`.
+
+    Two processes that read from one connection take each other's messages.
+    """
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for number in _numbers():
+        kind = os.fstat(number).st_mode
+        is_held = stat.S_ISREG(kind) or stat.S_ISDIR(kind) or stat.S_ISCHR(kind)
+        if not is_held and number != keep:
+            os.dup2(nowhere, number)
+
+
+def _numbers() -> list[int]:
+    """Return the numbers of open files and connections, where the system lists them (Linux)."""
+    found = [int(entry) for entry in os.listdir(_OPEN_FILES)] if _OPEN_FILES.exists() else []
+    return [number for number in found if _is_open(number)]  # the list itself was one of them
+
+
+def _is_open(number: int) -> bool:
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
+
+
+def shared_memory() -> list[tuple[int, int]]:
+    """Return where memory begins and ends that this process may write and others see (Linux)."""
+    table = Path("/proc/self/maps")
+    found = []
+    for line in table.read_text(encoding="utf-8", errors="replace").splitlines():
+        place, rights, _, _, _, *name = line.split(maxsplit=5)
+        if rights[1] == "w" and rights[3] == "s" and not "".join(name).startswith(_DEVICES):
+            start, end = (int(part, 16) for part in place.split("-"))
+            found.append((start, end))
+    return found
+
+
+def copy_shared_memory() -> None:
+    """Replace memory that this process shares with others, and may write, by a copy of its own."""
+    if not Path("/proc/self/maps").exists():
+        return
+    library = ctypes.CDLL(None, use_errno=True)
+    library.mmap.restype = ctypes.c_void_p
+    library.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
+    for start, end in shared_memory():
+        held = ctypes.string_at(start, end - start)
+        found = library.mmap(start, end - start, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
+        if found != start:
+            raise OSError(ctypes.get_errno(), "shared memory cannot be copied")
+        ctypes.memmove(start, held, end - start)
+
+
+def reopen_files() -> None:
+    """Give this process its own place in every open file; close files that cannot be reopened."""
+    import fcntl  # POSIX has it, as it has fork
+
+    for number in _numbers():
+        if not stat.S_ISREG(os.fstat(number).st_mode):
+            continue
+        try:
+            how = fcntl.fcntl(number, fcntl.F_GETFL) & (os.O_ACCMODE | os.O_APPEND)
+            again = os.open(_OPEN_FILES / str(number), how)
+        except OSError:
+            os.close(number)
+            continue
+        os.lseek(again, os.lseek(number, 0, os.SEEK_CUR), os.SEEK_SET)
+        os.dup2(again, number)
+        os.close(again)

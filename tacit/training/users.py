@@ -1,0 +1,319 @@
+"""Users as the unit of privacy: a person with many records is one example, or k of them.
+
+Two ways to protect a whole user, whose prices differ:
+
+- *User sampling*: a lot is a Poisson sample of users. The gradients of a user's records (at most k
+  of them, chosen anew at random in every lot) are averaged or summed and then clipped once, so that
+  a user is to DP-SGD what an example is otherwise (McMahan et al. 2018, arXiv:1710.06963, without
+  local steps). Every engine, microbatch, rank and test of isolation treats the user as the example.
+- *Record sampling*: a lot is a Poisson sample of records, each clipped by itself. A user with k
+  records is j times in a lot with the binomial probability of j, and is priced as this mixture of
+  Gaussians, in both directions (Charles et al. 2024, arXiv:2407.07737). Records of a user beyond k
+  are left out.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tacit._check import whole
+from tacit._users import RecordsOfUsers
+from tacit.accounting import calibrate, for_group
+from tacit.errors import UnsupportedEvent
+from tacit.events import Event, Gaussian, PoissonSampled, Relation, Repeated
+from tacit.ledger import Ledger
+from tacit.training.records import Indices, Records
+from tacit.training.tree import Batch, LossFn, check_losses, map_rows, n_rows
+
+Combine = Literal["mean", "sum", "program"]
+_ROWS_OF_A_PART = 64
+"""Rows that a part of a lot must save: a further call of the engine costs about as much."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Users:
+    """Whose records they are, and how a user's records are bounded; `make_private(users=...)`.
+
+    Parameters
+    ----------
+    ids
+        The id of a user for each record, or the name of a column if the data set is a table; the
+        column is then left out of the records.
+    records_per_user
+        k: most records of one user in a lot (user sampling) or in the data set (record sampling).
+        More records are left out, chosen at random.
+    sampled
+        "users" or "records": what the Poisson sample of a lot takes independently. `batch_size`,
+        `n_records` and `epochs` of `make_private` count the same.
+    combine
+        Whether the gradients of a user's records are averaged ("mean") or added ("sum") before
+        they are clipped; for user sampling. "program": `loss_fn` gives one loss for each user. Its
+        batch is then a pair of the records, tensors of shape (users, slots, ...), and a mask of
+        shape (users, slots) of the slots that count; other slots repeat records of the same user.
+    """
+
+    ids: Any  # Any: a sequence or a column of any library
+    records_per_user: int = 8
+    sampled: Literal["users", "records"] = "users"
+    combine: Combine = "mean"
+
+    def __post_init__(self) -> None:
+        whole(records_per_user=self.records_per_user, least=1)
+        if self.sampled not in ("users", "records"):
+            raise ValueError(f"sampled must be 'users' or 'records', got {self.sampled!r}.")
+        if self.combine not in ("mean", "sum", "program"):
+            raise ValueError(f"combine must be 'mean', 'sum' or 'program', got {self.combine!r}.")
+
+    def __repr__(self) -> str:
+        return (
+            f"Users(records_per_user={self.records_per_user}, sampled={self.sampled!r}, "
+            f"combine={self.combine!r})"
+        )
+
+
+class Unit(NamedTuple):
+    """What an example stands for: a record, or a user.
+
+    `users` is None if the unit of privacy is a record.
+    """
+
+    users: Users | None = None
+
+    @property
+    def records_per_user(self) -> int:
+        """Most examples of one unit, each clipped by itself: k for record sampling, else 1."""
+        if self.users is None or self.users.sampled == "users":
+            return 1
+        return self.users.records_per_user
+
+    def column(self, dataset: Any) -> tuple[Any, Any]:  # Any: a data set; ids
+        """Return the data set without the column of ids, and the ids."""
+        ids = None if self.users is None else self.users.ids
+        if not isinstance(ids, str):
+            return dataset, ids
+        if not hasattr(dataset, "columns") or ids not in list(dataset.columns):
+            raise ValueError(
+                f"users must be a column of the table or a sequence of ids, got {ids!r}, which is "
+                "no column of the data set."
+            )
+        return dataset[[name for name in dataset.columns if name != ids]], dataset[ids]
+
+    def grouped(self, records: Records, ids: Any, *, has_one_shape: bool) -> Records:
+        """Return the records as examples of this unit: users, or records of which some are left."""
+        if self.users is None:
+            return records
+        found, most = RecordsOfUsers.of(ids, len(records)), self.users.records_per_user
+        if int(found.counts.max(initial=1)) == 1 and self.users.combine != "program":
+            return records  # a user is a record: nothing to choose and nothing to combine
+        if self.users.sampled == "records":
+            return KeptRecords(records, found, most)
+        return UserRecords(records, found, most, has_one_shape=has_one_shape)
+
+    def program(
+        self, records: Records, loss_fn: LossFn | None, augment: Any, views: int
+    ) -> tuple[LossFn | None, Any]:  # Any: a function of batches, or None
+        """Return loss and augmentation for batches of these records."""
+        if not records.of_users:
+            return loss_fn, augment
+        assert self.users is not None
+        if loss_fn is None:
+            raise ValueError(
+                "users needs loss_fn with user sampling: the gradients of a user's records are "
+                "combined before they are clipped. Give loss_fn, or Users(sampled='records')."
+            )
+        by_user = loss_fn
+        if self.users.combine != "program":
+            by_user = partial(losses_by_user, loss_fn, self.users.combine)
+        return by_user, augment and partial(augment_by_user, augment, views)
+
+    def ledger(self, given: Ledger | None) -> Ledger:
+        """Return the ledger of the run; raise if it counts another unit or relation."""
+        if given is None:
+            return Ledger() if self.users is None else Ledger(unit="user")
+        given.require_unit(is_user=self.users is not None)
+        if self.records_per_user > 1 and given.relation is Relation.REPLACE_ONE:
+            raise UnsupportedEvent(
+                "the price of replacing a user with several records is not proved for record "
+                "sampling. Use a ledger with relation='add_remove', or Users(sampled='users')."
+            )
+        return given
+
+
+def unit_of(users: Any) -> Unit:  # Any: None, Users, ids or the name of a column
+    """Return the unit of privacy that the option `users` of `make_private` asks for."""
+    return Unit(users if users is None or isinstance(users, Users) else Users(ids=users))
+
+
+class _OfUsers(Records):
+    """Base of records that are chosen by whose they are, out of those of `inner`."""
+
+    def __init__(self, inner: Records, users: RecordsOfUsers, most: int) -> None:
+        self._inner, self._users, self._most = inner, users, most
+        self.dataset, self.program = inner.dataset, inner.program
+        self.device, self.guard = inner.device, inner.guard
+        self.is_stored, self.is_plain = inner.is_stored, inner.is_plain
+
+    @property
+    def on_device(self) -> None:
+        """None: a row of the data set's tensors is not what is drawn here."""
+
+    def digest(self) -> bytes:
+        """Return a hash of all records and of whose they are. Private."""
+        return self._inner.digest() + self._users.digest() + str(self._most).encode()
+
+    def forget_digest(self) -> None:
+        """Make the next `digest` read all records again, however they may have been edited."""
+        self._inner.forget_digest()
+
+
+class UserRecords(_OfUsers):
+    """Users in place of records: example i is user i, with the user's records on the second axis.
+
+    A batch is a pair: the records, each tensor of shape (users, slots, ...), and a mask of shape
+    (users, slots) of the slots that count. Others repeat records of the same user. With
+    `has_one_shape` there are always `most` slots, else as few as the users of a batch need.
+    """
+
+    of_users = True
+
+    def __init__(
+        self, inner: Records, users: RecordsOfUsers, most: int, *, has_one_shape: bool = False
+    ) -> None:
+        super().__init__(inner, users, most)
+        self._width = most if has_one_shape else None
+
+    def __len__(self) -> int:
+        return len(self._users)
+
+    def fetch_on_host(self, indices: Indices, seed: int = 0) -> Batch:
+        """Return users as one batch on the device where their records are stored."""
+        return self._batch(indices, seed, self._width)
+
+    def widest(self, indices: Indices) -> Batch:
+        """Return users as one batch with as many slots as a batch may have."""
+        return self.to_device(self._batch(indices, 0, self._most))
+
+    def in_parts(self, indices: Indices) -> list[Indices]:
+        """Split users into parts with about equally many records, where that saves enough rows."""
+        if self._width is not None or not len(indices):
+            return [indices]
+        counts = np.minimum(self._users.counts[indices], self._most)
+        order = np.argsort(counts, kind="stable")
+        widths = 2 ** np.ceil(np.log2(counts[order])).astype(np.int64)
+        ends = np.flatnonzero(np.diff(widths)) + 1
+        parts: list[Indices] = []
+        start = 0
+        for end in ends.tolist():
+            if (end - start) * (widths[end] - widths[end - 1]) >= _ROWS_OF_A_PART:
+                parts.append(np.sort(indices[order[start:end]]))
+                start = end
+        return [*parts, np.sort(indices[order[start:]])]
+
+    def _batch(self, indices: Indices, seed: int, width: int | None) -> Batch:
+        rows, counts = self._users.slots(indices, self._most, width=width, seed=seed)
+        batch = self._inner.fetch_on_host(rows.ravel(), seed)
+        split = map_rows(lambda tensor: tensor.unflatten(0, rows.shape), batch)
+        return split, torch.from_numpy(counts)
+
+
+class KeptRecords(_OfUsers):
+    """The records of a data set, at most `most` of each user; the others are left out."""
+
+    def __init__(self, inner: Records, users: RecordsOfUsers, most: int) -> None:
+        super().__init__(inner, users, most)
+        self._kept = users.kept(most)
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def fetch_on_host(self, indices: Indices, seed: int = 0) -> Batch:
+        """Return records as one batch on the device where they are stored."""
+        return self._inner.fetch_on_host(self._kept[indices], seed)
+
+
+def losses_by_user(loss_fn: LossFn, combine: Combine, model: nn.Module, batch: Batch) -> Tensor:
+    """Return one loss for each user of a batch: the mean or sum over the user's records."""
+    records, counts = batch
+    losses = loss_fn(model, map_rows(lambda tensor: tensor.flatten(0, 1), records))
+    check_losses(losses, counts.numel())
+    counts = counts.to(losses.dtype)
+    total = (losses.view(counts.shape) * counts).sum(1)
+    return total if combine == "sum" else total / counts.sum(1).clamp_min(1)
+
+
+def in_segments(batch: Batch, segments: Tensor, loss_fn: LossFn) -> tuple[Batch, LossFn]:
+    """Return a batch of segments and its loss; rows with the same number are one segment."""
+    found = RecordsOfUsers.of(segments, n_rows(batch))
+    rows, counts = found.slots(np.arange(len(found)), int(found.counts.max(initial=1)))
+
+    def split(tensor: Tensor) -> Tensor:
+        places = torch.from_numpy(rows.ravel()).to(tensor.device)
+        return tensor.index_select(0, places).unflatten(0, rows.shape)
+
+    mask = torch.from_numpy(counts).to(segments.device)
+    return (map_rows(split, batch), mask), partial(losses_by_user, loss_fn, "mean")
+
+
+def augment_by_user(augment: Callable[[Batch], Batch], views: int, batch: Batch) -> Batch:
+    """Apply `augment` to the views of each record, which come in consecutive rows.
+
+    The rows of `batch` are the views of each user: a user's view has a view of each record.
+    """
+    records, counts = batch
+    users, width = counts.shape[0] // views, counts.shape[1]
+
+    def by_record(tensor: Tensor) -> Tensor:
+        return tensor.unflatten(0, (users, views)).transpose(1, 2).flatten(0, 2)
+
+    def by_user(tensor: Tensor) -> Tensor:
+        return tensor.unflatten(0, (users, width, views)).transpose(1, 2).flatten(0, 1)
+
+    return map_rows(by_user, augment(map_rows(by_record, records))), counts
+
+
+class SamplingAdvice(NamedTuple):
+    """Which sampling adds less noise to the mean gradient of a step, and how much each adds."""
+
+    sampled: Literal["users", "records"]
+    noise_by_users: float  # standard deviation in clip norms
+    noise_by_records: float
+
+
+def advise_sampling(
+    *,
+    n_users: int,
+    n_records: int,
+    records_per_user: int,
+    rate: float,
+    steps: int,
+    epsilon: float,
+    delta: float,
+) -> SamplingAdvice:
+    """Compare user and record sampling at the same guarantee for a user, from public facts alone.
+
+    The noise on the mean gradient has standard deviation sigma C / (rate n), where n counts what is
+    sampled and sigma is the noise multiplier that costs (`epsilon`, `delta`) for a user. User
+    sampling needs a smaller sigma and has a smaller n. `n_records` counts at most
+    `records_per_user` records of each user.
+
+    >>> advise_sampling(n_users=2500, n_records=10_000, records_per_user=8, rate=0.01, steps=300,
+    ...                 epsilon=1.0, delta=1e-5).sampled
+    'users'
+    """
+    whole(n_users=n_users, least=1)
+    whole(n_records=n_records, least=n_users)
+
+    def noise(records: int, n: int) -> float:
+        def run(sigma: float) -> Event:
+            step = PoissonSampled(rate, Gaussian(sigma))
+            return Repeated(step if records == 1 else for_group(step, records), steps)
+
+        return calibrate(run, epsilon=epsilon, delta=delta) / (rate * n)
+
+    by_users, by_records = noise(1, n_users), noise(records_per_user, n_records)
+    return SamplingAdvice("users" if by_users <= by_records else "records", by_users, by_records)

@@ -1,0 +1,45 @@
+"""Regression per user: the price of k records, the ledger of users, and refusals."""
+
+import numpy as np
+import pytest
+
+import tacit
+from tacit.errors import UnsupportedEvent
+from tacit.ledger import Ledger
+from tacit.regression import LinearRegression, LogisticRegression, PerUser
+
+RNG = np.random.default_rng(0)
+X = RNG.uniform(-1, 1, (1200, 2))
+IDS = RNG.integers(0, 400, 1200)
+LINEAR = {"epsilon": 2.0, "bounds": (-1, 1), "target_bounds": (-2, 2)}
+
+
+@pytest.mark.parametrize(
+    ("model", "delta"),
+    [
+        (LinearRegression(**LINEAR, delta=1e-6), 1e-6),
+        (LinearRegression(**LINEAR, method="functional"), 0.0),
+        (LogisticRegression(epsilon=2.0, delta=1e-6, bounds=(-1, 1), classes=[0, 1]), 1e-6),
+    ],
+    ids=["newton", "functional", "logistic"],
+)
+def test_a_user_costs_what_was_asked(model, delta):
+    ledger = Ledger(unit="user")
+    y = X.sum(1) if isinstance(model, LinearRegression) else (X.sum(1) > 0) * 1.0
+    fitted = PerUser(model.set_params(ledger=ledger), records_per_user=3).fit(X, y, users=IDS)
+    price = tacit.epsilon(fitted.event_, delta=delta)
+    assert 1.98 < price <= 2.0
+    assert ledger.event == fitted.event_
+    assert fitted.predict(X[:3]).shape == (3,)
+
+
+def test_records_and_users_are_not_mixed():
+    user, record = Ledger(unit="user"), Ledger()
+    with pytest.raises(ValueError, match="one user"):
+        LinearRegression(**LINEAR, delta=1e-6, ledger=user).fit(X, X.sum(1))
+    model = PerUser(LinearRegression(**LINEAR, delta=1e-6, ledger=record))
+    with pytest.raises(ValueError, match="one record"):
+        model.fit(X, X.sum(1), users=IDS)
+    model = PerUser(LinearRegression(**LINEAR, delta=1e-6, relation="replace_one"))
+    with pytest.raises(UnsupportedEvent, match="replacing a user"):
+        model.fit(X, X.sum(1), users=IDS)

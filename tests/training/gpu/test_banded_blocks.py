@@ -1,0 +1,142 @@
+"""Correlated noise on a GPU: the kernel releases what the formulas say, in and out of graphs."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chi2
+from torch import nn
+
+import tacit
+from tacit.mechanisms import optimal_bands
+from tacit.training import Banded
+from tacit.training.banded_noise import BandedNoise, residual_step
+from tacit.training.key import Key
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+FALSE_ALARM = 1e-6
+
+
+def mixed(values, column):
+    found = np.zeros_like(values)
+    for lag, weight in enumerate(column[: len(values)]):
+        found[lag:] += weight * values[: len(values) - lag]
+    return found
+
+
+def is_white(z, lags):
+    inside = chi2.ppf(FALSE_ALARM, z.size) < (z**2).sum() < chi2.isf(FALSE_ALARM, z.size)
+    alike = [abs((z[k:] * z[:-k]).sum()) / np.sqrt(z[k:].size) for k in range(1, lags)]
+    return inside and max(alike) < 6.0
+
+
+@pytest.mark.parametrize("bands", [2, 7, 16])
+def test_the_kernel_releases_mixed_sums_and_keeps_their_residuals(bands):
+    column = optimal_bands(48, bands)
+    noise = BandedNoise(Key.from_seed(1), expected_batch=4.0, column=column)
+    scales, shapes = [0.5, 2.0, 1.0], [(3, 5), (70, 91), (4099,)]
+    generator = torch.Generator().manual_seed(0)
+    sums, means = [], []
+    for step in range(48):
+        total = [30 * torch.randn(shape, generator=generator) for shape in shapes]
+        device = [t.cuda() for t in total]
+        blocks = noise.in_place(device, scales, step=step, noise_multiplier=1.5)
+        assert blocks is not None
+        before = noise._residuals.clone()
+        blocks.launch()
+        flat, mean = (
+            torch.cat([t.double().flatten().cpu() for t in parts]) for parts in (total, device)
+        )
+        units = [residual_step(grid) for grid in noise._grids(1.5, scales, len(flat))]
+        unit = torch.cat([torch.full((t.numel(),), u) for t, u in zip(total, units, strict=True)])
+        row = noise._residuals[step % (bands - 1)].cpu().double()
+        assert torch.equal(row, ((flat - 4.0 * mean) / unit.double()).trunc())
+        others = [i for i in range(bands - 1) if i != step % (bands - 1)]
+        assert torch.equal(noise._residuals[others], before[others])
+        sums.append(flat.numpy())
+        means.append(mean.numpy())
+    sizes = [15, 6370, 4099]
+    z = mixed(4.0 * np.array(means) - np.array(sums), column) / np.repeat(scales, sizes) / 1.5
+    assert is_white(z, bands + 2)
+
+
+def test_the_kernel_and_the_host_can_take_turns():
+    column = optimal_bands(32, 4)
+    noise, seen = BandedNoise(Key.from_seed(2), expected_batch=1.0, column=column), []
+    for step in range(32):
+        kind = torch.float64 if step % 3 == 0 else torch.float32  # the kernel takes float32
+        (mean,) = noise.release(
+            [torch.zeros(5000, device="cuda", dtype=kind)], [1.0], step=step, noise_multiplier=1.0
+        )
+        seen.append(mean.double().cpu().numpy())
+    assert is_white(mixed(np.array(seen), column), 6)
+
+
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize("kind", ["sgd", "adamw"])
+def test_a_run_on_a_gpu_is_white_after_mixing(kind, compile):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 5)).cuda()
+    x, y = torch.randn(300, 20, device="cuda"), torch.randint(0, 5, (300,), device="cuda")
+    optimizer = (
+        torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        if kind == "sgd"
+        else torch.optim.AdamW(model.parameters(), lr=1e-3, capturable=True)
+    )
+    private = tacit.make_private(
+        model,
+        optimizer,
+        (x, y),
+        lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1],
+                                                         reduction="none") * 0.0,
+        batch_size=30, steps=64, clip_norm=1.0, noise_multiplier=1.0, noise=Banded(bands=8),
+        check=False, compile=compile,
+    )  # fmt: skip
+    before, seen = copy.deepcopy(model.state_dict()), []
+    for lot in private:
+        private.step(lot)
+        seen.append(torch.cat([p.grad.double().flatten() for p in model.parameters()]).cpu())
+    z = mixed(30 * torch.stack(seen).numpy(), private.event.column)
+    assert is_white(z, 10)
+    assert not torch.equal(before["0.weight"], model[0].weight)
+
+
+def test_a_restart_on_a_gpu_repeats_exactly():
+    torch.use_deterministic_algorithms(True)
+    try:
+        runs = []
+        for _ in range(2):
+            torch.manual_seed(0)
+            model = nn.Linear(20, 5).cuda()
+            x, y = torch.randn(300, 20, device="cuda"), torch.arange(300, device="cuda") % 5
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            ledger = tacit.Ledger() if not runs else runs[0][0].ledger
+            private = tacit.make_private(
+                model, optimizer, (x, y), _losses, batch_size=30, steps=24, clip_norm=1.0,
+                noise_multiplier=1.0, noise=Banded(bands=8), check=False, seed=3, ledger=ledger,
+            )  # fmt: skip
+            runs.append((private, model, optimizer))
+        (first, model, optimizer), (again, copied, other) = runs
+        seen = []
+        for lot in first:
+            if first.steps_taken == 11:
+                state = first.state_dict()
+                weights = copy.deepcopy([model.state_dict(), optimizer.state_dict()])
+            first.step(lot)
+            seen.append(model.weight.grad.clone())
+        copied.load_state_dict(weights[0])
+        other.load_state_dict(weights[1])
+        again.load_state_dict(state)
+        for lot in again:
+            again.step(lot)
+            assert torch.equal(copied.weight.grad, seen[again.steps_taken - 1])
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def _losses(model, batch):
+    return nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")

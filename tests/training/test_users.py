@@ -1,0 +1,254 @@
+"""Users as the unit of privacy of training: sums, samples, prices and refusals."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import tacit
+from tacit.accounting import group_epsilon
+from tacit.errors import IncompatibleModel, UnsupportedEvent
+from tacit.events import Gaussian, GaussianMixture, PoissonSampled, Repeated
+from tacit.ledger import Ledger
+from tacit.training import AdaptiveClip, Flat, Users, advise_sampling, clipped_sum
+from tacit.training.users import losses_by_user
+
+N = 90
+IDS = [f"person {number}" for number in np.random.default_rng(0).integers(0, 25, N)]
+X = torch.randn(N, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+Y = torch.arange(N) % 3
+
+
+def loss_fn(model, batch):
+    x, y = batch
+    return F.cross_entropy(model(x), y, reduction="none")
+
+
+def make_model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+
+
+def make_run(users, *, model=None, data=(X, Y), loss=loss_fn, **options):
+    model = make_model() if model is None else model
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    settings = {"batch_size": 8, "steps": 2, "clip_norm": 0.2, "noise_multiplier": 1.0}
+    settings |= {"seed": 1, "check": False} | options
+    return tacit.make_private(model, optimizer, data, loss, users=users, **settings)
+
+
+def looped(model, members, combine, clip_norm):
+    """Sum over users of the clipped mean or sum of their records' gradients, one by one."""
+    total = [torch.zeros_like(p) for p in model.parameters()]
+    for rows in members:
+        losses = loss_fn(model, (X[rows], Y[rows]))
+        loss = losses.mean() if combine == "mean" else losses.sum()
+        gradient = torch.autograd.grad(loss, list(model.parameters()))
+        norm = float(sum(g.square().sum() for g in gradient)) ** 0.5
+        for part, g in zip(total, gradient, strict=True):
+            part += min(1.0, clip_norm / norm) * g
+    return torch.cat([part.flatten() for part in total])
+
+
+def members_of(run, step):
+    names = list(dict.fromkeys(IDS))
+    drawn = run._lots.indices(step)
+    return [np.flatnonzero([one == names[user] for one in IDS]) for user in drawn]
+
+
+@pytest.mark.parametrize("combine", ["mean", "sum"])
+@pytest.mark.parametrize("engine", ["loop", "vmap", "bookkeeping", "strict"])
+def test_the_sum_of_users_is_that_of_a_loop(engine, combine, capsys):
+    users = Users(ids=IDS, records_per_user=20, combine=combine)
+    options = {"isolation": "strict"} if engine == "strict" else {"engine": engine}
+    run = make_run(users, max_microbatch=3, **options)
+    for lot in run:
+        sums = run._lot_sum(lot, run._clip())[0].sums
+        found = torch.cat([part.flatten() for part in sums.values()])
+        expected = looped(run._model, members_of(run, lot.step), combine, 0.2)
+        assert float((found - expected).norm()) <= 1e-6 * float(expected.norm())
+        run.step(lot)
+
+
+@pytest.mark.slow
+def test_the_compiled_sum_of_users_is_that_of_a_loop():
+    run = make_run(Users(ids=IDS, records_per_user=20), compile=True)
+    for lot in run:
+        sums = run._lot_sum(lot, run._clip())[0].sums
+        found = torch.cat([part.flatten() for part in sums.values()])
+        expected = looped(run._model, members_of(run, lot.step), "mean", 0.2)
+        assert float((found - expected).norm()) <= 1e-6 * float(expected.norm())
+        run.step(lot)
+
+
+@pytest.mark.parametrize("engine", ["loop", "vmap", "bookkeeping"])
+def test_segments_of_a_clipped_sum_are_clipped_once_each(engine):
+    model, ids = make_model(), torch.tensor([int(one.split()[1]) for one in IDS])
+    found = clipped_sum(model, loss_fn, (X, Y), Flat(0.2), engine=engine, segments=ids)
+    members = [np.flatnonzero(ids.numpy() == user) for user in ids.unique().tolist()]
+    expected = looped(model, members, "mean", 0.2)
+    sums = torch.cat([part.flatten() for part in found.sums.values()])
+    assert float((sums - expected).norm()) <= 1e-6 * float(expected.norm())
+
+
+def test_a_user_with_many_records_moves_a_step_by_one_clip_norm():
+    x, y = torch.ones(40, 4, dtype=torch.float64), torch.zeros(40, dtype=torch.long)
+    ids = ["many"] * 30 + [f"other {i}" for i in range(10)]
+    moved = []
+    for keep in (slice(0, 40), slice(30, 40)):
+        run = make_run(
+            Users(ids=ids[keep], records_per_user=4, combine="sum"), data=(x[keep], y[keep]),
+            n_records=11, batch_size=11, noise_multiplier=1e-9, clip_norm=1e-3, steps=1,
+        )  # fmt: skip
+        run.step(next(iter(run)))
+        moved.append(torch.cat([p.grad.flatten() for p in run._model.parameters()]))
+    assert float((moved[0] - moved[1]).norm()) * 11 <= 1e-3 * (1 + 1e-4)
+
+
+def test_runs_with_users_pay_for_users():
+    run = make_run(IDS)
+    assert run.event == Repeated(PoissonSampled(8 / len(set(IDS)), Gaussian(1.0)), 2)
+    assert run.ledger.unit == "user"
+    assert run.info["n_records"] == len(set(IDS))
+
+
+def test_record_sampling_is_priced_as_a_mixture_of_at_most_k_records():
+    run = make_run(Users(ids=IDS, records_per_user=3, sampled="records"))
+    assert isinstance(run.event.event, GaussianMixture)
+    kept = len(run._lots.records)
+    assert kept == sum(min(3, IDS.count(one)) for one in set(IDS))
+    record = Repeated(PoissonSampled(8 / kept, Gaussian(1.0)), 2)
+    assert run.epsilon(delta=1e-5) == pytest.approx(
+        group_epsilon(record, records=3, delta=1e-5), rel=1e-4
+    )
+
+
+def test_adaptive_counts_of_record_sampling_have_sensitivity_k():
+    rule = AdaptiveClip(count_noise_std=2.0)
+    run = make_run(Users(ids=IDS, records_per_user=3, sampled="records"), adaptive=rule)
+    # Gradient and counts move together: 1 / sigma^2 adds up, with counts of noise 2 / 0.5 = 4.
+    assert run.event.event.noise_multiplier == pytest.approx((1 + 1 / 16) ** -0.5)
+
+
+def test_the_bill_does_not_depend_on_how_many_records_users_have():
+    users = Users(ids=range(N), records_per_user=3, sampled="records")
+    assert isinstance(make_run(users).event.event, GaussianMixture)
+
+
+def test_users_may_be_a_column_of_a_table():
+    table = pd.DataFrame({"a": X[:, 0].numpy(), "y": Y.numpy(), "who": IDS})
+
+    def loss(model, batch):
+        assert set(batch) == {"a", "y"}
+        return F.cross_entropy(model(batch["a"][:, None]), batch["y"], reduction="none")
+
+    run = make_run("who", data=table, loss=loss, model=nn.Linear(1, 3).double())
+    run.step(next(iter(run)))
+
+
+def test_programs_that_mix_users_are_refused():
+    def centered(model, batch):
+        x, y = batch
+        return F.cross_entropy(model(x - x.mean(0)), y, reduction="none")
+
+    with pytest.raises(IncompatibleModel):
+        make_run(IDS, loss=centered, check=True)
+
+
+def test_augmentation_sees_the_views_of_a_record_side_by_side():
+    seen = []
+
+    def augment(batch):
+        x, y = batch
+        seen.append(bool((x[0::2] == x[1::2]).all()))
+        return x, y
+
+    run = make_run(Users(ids=IDS, records_per_user=4), augmentations=2, augment=augment)
+    plain = make_run(Users(ids=IDS, records_per_user=4))
+    for one in (run, plain):
+        one.step(next(iter(one)))
+    pairs = zip(run._model.parameters(), plain._model.parameters(), strict=True)
+    assert all(seen)
+    assert all(torch.allclose(a, b, atol=1e-9) for a, b in pairs)
+
+
+def test_a_resumed_run_repeats_its_steps(tmp_path):
+    def steps(run, last):
+        for lot in run:
+            run.step(lot)
+            if run.steps_taken == last:
+                return [p.detach().clone() for p in run._model.parameters()]
+        raise AssertionError
+
+    ledger = Ledger(tmp_path / "users.ledger", unit="user")
+    first = make_run(IDS, steps=4, ledger=ledger)
+    steps(first, 2)
+    state, model = first.state_dict(), make_model()
+    model.load_state_dict(first._model.state_dict())
+    expected = steps(first, 4)
+    again = make_run(IDS, steps=4, ledger=ledger, model=model)
+    again.load_state_dict(state)
+    assert all(map(torch.equal, steps(again, 4), expected))
+
+
+@pytest.mark.parametrize(
+    ("users", "what"),
+    [
+        ([None] * N, "missing id"),
+        (np.r_[np.nan, np.arange(N - 1)], "missing id"),
+        (["", *IDS[1:]], "missing id"),
+        (pd.array([pd.NA] * N), "missing id"),
+        (IDS[1:], "one id for each record"),
+        ("who", "column"),
+    ],
+)
+def test_ids_that_do_not_fit_are_refused(users, what):
+    with pytest.raises(ValueError, match=what):
+        make_run(users)
+
+
+@pytest.mark.parametrize("users", [[object()] * N, [1] * 45 + ["1"] * 45, 7])
+def test_ids_of_other_types_are_refused(users):
+    with pytest.raises(TypeError, match="users"):
+        make_run(users)
+
+
+def test_units_are_not_mixed():
+    with pytest.raises(ValueError, match="one record"):
+        make_run(IDS, ledger=Ledger())
+    with pytest.raises(ValueError, match="one person"):
+        make_run(None, ledger=Ledger(unit="person"))
+    declared = Ledger(unit="person")
+    declared.declare_one_record_each()
+    assert make_run(None, ledger=declared).ledger.unit == "person"
+
+
+def test_replacing_a_user_is_refused_for_record_sampling():
+    ledger = Ledger(unit="user", relation="replace_one")
+    with pytest.raises(UnsupportedEvent, match="replacing a user"):
+        make_run(Users(ids=IDS, sampled="records"), ledger=ledger)
+    assert make_run(IDS, ledger=ledger).epsilon(delta=1e-5) > make_run(IDS).epsilon(delta=1e-5)
+
+
+def test_loops_of_others_are_refused():
+    run = make_run(IDS)
+    with pytest.raises(RuntimeError, match=r"private\.step"):
+        next(run.batches())
+
+
+def test_slots_that_do_not_count_change_nothing():
+    model, mask = make_model(), torch.tensor([[True, False], [True, True]])
+    rows = (X[[0, 0, 1, 2]].view(2, 2, 4), Y[[0, 0, 1, 2]].view(2, 2))
+    losses = losses_by_user(loss_fn, "mean", model, (rows, mask))
+    alone = loss_fn(model, (X[:3], Y[:3]))
+    assert torch.allclose(losses, torch.stack([alone[0], alone[1:].mean()]))
+
+
+def test_advice_follows_the_noise():
+    facts = {"n_users": 2500, "n_records": 10_000, "records_per_user": 8, "delta": 1e-5}
+    few = advise_sampling(**facts, rate=0.01, steps=300, epsilon=0.5)
+    assert few.sampled == "users"
+    assert few.noise_by_users < few.noise_by_records
+    assert advise_sampling(**facts, rate=0.01, steps=300, epsilon=8.0).sampled == "records"
