@@ -3,6 +3,7 @@
 A release is a line in OUT, written after `spend` has returned.
 """
 
+import itertools
 import os
 import sys
 
@@ -10,15 +11,18 @@ from tacit import Ledger
 from tacit.errors import BudgetExceeded
 from tacit.events import PureDP
 
-address, out, name = sys.argv[1:]
-handle = os.open(out, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-ledger = Ledger(address)
-number = 0
-while True:
-    number += 1
-    note = f"{name}.{number}"
-    try:
-        ledger.spend(PureDP(0.001), note=note)
-    except BudgetExceeded:
-        break
-    os.write(handle, f"{note}\n".encode())
+
+def spend_all(address: str, out: str, name: str) -> None:
+    handle = os.open(out, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    ledger = Ledger(address)
+    for number in itertools.count(1):
+        note = f"{name}.{number}"
+        try:
+            ledger.spend(PureDP(0.001), note=note)
+        except BudgetExceeded:
+            return
+        os.write(handle, f"{note}\n".encode())
+
+
+if __name__ == "__main__":
+    spend_all(*sys.argv[1:])
