@@ -4,5 +4,5 @@ import importlib.util
 
 collect_ignore = []
 if importlib.util.find_spec("triton") is None:
-    kernels = ("conv_norms", "gram", "noise", "update", "weighted_rows")
+    kernels = ("banded_blocks", "conv_norms", "gram", "noise", "update", "weighted_rows")
     collect_ignore = [f"tacit/training/gpu/{name}.py" for name in kernels]

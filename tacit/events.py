@@ -317,8 +317,8 @@ class BandedGaussian(Event):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (all(map(math.isfinite, self.column)) and any(self.column[:1])):
-            raise ValueError("column must hold finite numbers, the first of them not zero.")
+        if not (all(abs(c) < 1e100 for c in self.column) and abs([*self.column, 0][0]) > 1e-100):
+            raise ValueError("column must hold numbers below 1e100, the first above 1e-100.")
         if self.rate < 1 and (len(self.column) > self.separation or self.participations):
             raise ValueError("a rate below 1 needs len(column) <= separation, no participations.")
 
@@ -478,7 +478,7 @@ class ChosenOf(Event):
     largest of the deltas of all parts at each epsilon.
 
     >>> str(ChosenOf((Gaussian(2.0), PureDP(0.1))))
-    'one, chosen freely, of [Gaussian noise, multiplier 2], [0.1-DP release]'
+    'one, chosen freely, of [Gaussian noise, multiplier 2], [pure DP, epsilon 0.1]'
     """
 
     parts: tuple[Event, ...]

@@ -24,6 +24,7 @@ Which records were drawn, and how many, is private: divide by the expected batch
 drawn one. `rng` is a numpy Generator, a seed, or None for fresh entropy from the system.
 """
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -273,13 +274,19 @@ class FixedOrder:
 
     def __post_init__(self) -> None:
         whole(steps=self.steps, least=1)
+        if self.places is not None:  # a copy: the order of a run does not change
+            object.__setattr__(self, "places", _frozen(self.places))
+
+    def digest(self) -> bytes:
+        """Return a hash of the places, as which records are in which steps. Private."""
+        return b"" if self.places is None else _hashed([np.asarray(self.places)])
 
     def lots(self, n: int, rng: Seed = None) -> Draw:
         """Return the function from steps to their lots of `n` records."""
         if self.places is None:
             places = _coins(n, self.steps, rng)
         else:
-            places = np.asarray(self.places, np.int64)
+            places = np.asarray(self.places)
             if places.shape != (n,):
                 raise ValueError("places must hold one whole number for each record.")
             # A place outside of the pass is moved into it: which records those are is private.
@@ -315,6 +322,12 @@ class Stream:
     def __post_init__(self) -> None:
         whole(separation=self.separation, least=1)
         whole(participations=self.participations, least=1)
+        # A copy: the order of a run does not change.
+        object.__setattr__(self, "order", tuple(map(_frozen, self.order)))
+
+    def digest(self) -> bytes:
+        """Return a hash of the order, as which records are in which steps. Private."""
+        return _hashed([np.asarray(lot) for lot in self.order])
 
     def lots(self, n: int, _rng: Seed = None) -> Draw:
         """Return the function from steps to their lots of `n` records."""
@@ -322,13 +335,19 @@ class Stream:
         used = np.zeros(n, np.int64)
         found: list[Indices] = []
         for step, wanted in enumerate(self.order):
-            indices = np.unique(np.asarray(wanted, np.int64))
+            indices = np.unique(np.asarray(wanted))
             indices = indices[(indices >= 0) & (indices < n)]
             is_late = step - last[indices] >= self.separation
             kept = indices[is_late & (used[indices] < self.participations)]
             last[kept], used[kept] = step, used[kept] + 1
             found.append(kept)
-        return lambda step, _: found[step]
+
+        def draw(step: int, _: np.random.Generator) -> Indices:
+            if step >= len(found):
+                raise ValueError(f"order must have a lot for each step, got {len(found)} lots.")
+            return found[step]
+
+        return draw
 
     def event(
         self, noise_multiplier: float, steps: int, column: Column = (1.0,)
@@ -344,6 +363,21 @@ class Stream:
 def _coins(n: int, sides: int, rng: Seed) -> Indices:
     """Return a fair coin of so many sides for each record; later records do not change it."""
     return np.random.default_rng(rng).integers(0, sides, size=whole(n=n))
+
+
+def _frozen(values: Sequence[int] | Indices) -> Indices:
+    """Return a copy of whole numbers that cannot be changed."""
+    found = np.asarray(values, np.int64).copy()
+    found.flags.writeable = False
+    return found
+
+
+def _hashed(parts: Sequence[Indices]) -> bytes:
+    """Return a hash of arrays, one after the other, with their sizes."""
+    found = hashlib.sha256()
+    for part in parts:
+        found.update(b"%d;" % part.size + part.tobytes())
+    return found.digest()
 
 
 def _declared(n: int, n_records: int) -> int:

@@ -2,6 +2,7 @@
 
 import doctest
 import re
+import textwrap
 import tomllib
 from pathlib import Path
 
@@ -14,7 +15,10 @@ MARKDOWN = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 
 
 def blocks(page: Path, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text("utf-8"), re.DOTALL | re.M)
+    found = rf"^ *```{language}\n(.*?)^ *```"
+    return [
+        textwrap.dedent(code) for code in re.findall(found, page.read_text("utf-8"), re.S | re.M)
+    ]
 
 
 @pytest.mark.filterwarnings("default")  # an example may show a warning

@@ -10,6 +10,7 @@ import numpy as np
 from tacit._arrays import Floats
 from tacit.events import BandedGaussian, Event
 from tacit.ledger import Budget, Ledger
+from tacit.sampling import Stream
 
 Loss = Callable[..., Any]
 How = Literal["step", "backward", "resumed"]
@@ -60,6 +61,9 @@ class TrainingSetup:
         kept = {name: value for name, value in self.settings.items() if name not in left_out}
         optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.0)
         changed = {**kept, "check": False, **changes}
+        if isinstance(stream := changed.get("sampler"), Stream):  # as long as the runs of an audit
+            passes = -(-(changed.get("steps") or 1) // max(1, len(stream.order)))
+            changed["sampler"] = replace(stream, order=[*stream.order] * passes)
         is_user = changed.get("users") is not None
         changed.setdefault("ledger", self.new_ledger(is_user=is_user))
         dataset, loss_fn = changed.pop("dataset"), changed.pop("loss_fn")

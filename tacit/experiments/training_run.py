@@ -496,7 +496,10 @@ def _touches(recipe: Recipe, dataset: Dataset, *, has_baseline: bool) -> Iterato
 
 
 def _releases(recipe: Recipe, dataset: Dataset) -> tuple[str, ...]:
-    weights = "running mean of the weights" if recipe.training.average else "final weights"
+    training, weights = recipe.training, "final weights"
+    if training.average:
+        is_tail = training.correlated > 1  # then the run averages the weights by itself
+        weights = f"{'mean of the last' if is_tail else 'running mean of the'} weights"
     taken = [_SUMMARIES[name] for name in summaries_of(recipe.features, 1)]
     held = recipe.data.validation_share
     measured = "records held out of the training set" if held else "the test split"

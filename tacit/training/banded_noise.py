@@ -32,7 +32,9 @@ deviations)), and the noise is larger by that factor (`make_grids`). How v is ch
 all earlier releases: the total of squares that one record may move is what a Gaussian release can
 bear (Smith & Thakurta 2022, arXiv:2210.17520).
 
-**Restarts.** Dropping the residuals of steps before some step cuts columns of C, which moves no sum
+**Restarts.** The same z must never fall on two sums. So the tag that compares a repeated step with
+its first time covers the residuals that are mixed in (`past`), and `restart` is part of the plan.
+Dropping the residuals of steps before some step cuts columns of C, which moves no sum
 more than before. So noise may be started anew at public times (`Banded.restart`), and a restart
 with a fresh key does so: see `checkpoint`.
 """
@@ -65,6 +67,7 @@ _MOST_BANDS = 1024
 _RESIDUAL = 24  # residuals are kept in steps of 2^-24 noise deviations, rounded to a power of two
 _LIMIT = 2.0**31 - 1  # of these steps
 _FORGOTTEN = 4096  # entries of 1 / c, later ones being far smaller: they fall like j^-3/2
+_UNKNOWN = -1  # in place of a step: the noise starts anew at the next one
 _CHUNK = 1 << 14  # coordinates mixed at a time: few enough for the processor's caches
 
 
@@ -284,6 +287,7 @@ class BandedNoise(NoisyMean):
         self._rows = len(column) - 1
         self._residuals: Tensor | None = None  # (rows, parameters): that of step s in s mod rows
         self._space: Tensor | None = None
+        self._past_of: int | None = None  # the step whose earlier residuals are mixed in _space
         self._growth = step_deviations(self._column, _FORGOTTEN)
 
     def deviation(self, step: int) -> float:
@@ -293,7 +297,7 @@ class BandedNoise(NoisyMean):
 
     def start_anew(self, step: int) -> None:
         """Drop the residuals of steps before `step`: the columns of the strategy are cut there."""
-        self._begin = step
+        self._begin, self._past_of = step, None
         if self._residuals is not None:
             self._residuals.zero_()
 
@@ -310,7 +314,16 @@ class BandedNoise(NoisyMean):
             )
         self._begin, self._next, kept = (state[name] for name in ("begin", "next", "residuals"))
         self._residuals = None if kept is None else from_text(kept)
+        self._past_of = None
         self._blocks.clear()  # kernels hold the address of the residuals
+
+    def past(self, step: int, device: torch.device) -> list[Tensor]:
+        """Return sum_k c_k e_{t-k}, which the release of `step` adds to its sum. Private."""
+        self._begin_step(step)
+        if self._residuals is None or self._begin == step:
+            return []
+        self._residuals = self._residuals.to(device)
+        return [self._past(step)]
 
     def release(
         self, sums: Sequence[Tensor], scales: Sequence[float], *, step: int, noise_multiplier: float
@@ -324,6 +337,7 @@ class BandedNoise(NoisyMean):
         blocks = self.in_place(sums, scales, step=step, noise_multiplier=noise_multiplier)
         if blocks is not None:
             blocks.launch()
+            self.launched(step)
             return list(sums)
         self._begin_step(step)
         size = sum(total.numel() for total in sums)
@@ -339,13 +353,20 @@ class BandedNoise(NoisyMean):
     def in_place(
         self, sums: Sequence[Tensor], scales: Sequence[float], *, step: int, noise_multiplier: float
     ) -> "Blocks | None":
-        """Return a GPU kernel for this step, to be launched once, or None; see the base class."""
+        """Return a GPU kernel for this step, to be launched once, or None; see the base class.
+
+        Until `launched` is called, its residual counts as missing: a launch may fail.
+        """
         blocks = super().in_place(sums, scales, step=step, noise_multiplier=noise_multiplier)
         if blocks is not None:
             self._begin_step(step)
-            self._next = step + 1
+            self._next = _UNKNOWN
             blocks.set_step(step)  # type: ignore[attr-defined]  # `_block_options` makes BandedBlocks
         return blocks
+
+    def launched(self, step: int) -> None:
+        """Count the residual of `step` as kept, because its kernel was launched."""
+        self._next = step + 1
 
     def _block_options(
         self, sums: Sequence[Tensor], grids: Sequence[NoiseGrid]
@@ -369,18 +390,35 @@ class BandedNoise(NoisyMean):
     def _mixed(self, sums: Sequence[Tensor], units: Sequence[float], step: int) -> list[Tensor]:
         """Return c_0 g_t + sum_k c_k e_{t-k} in float64. Private; changes nothing that is kept."""
         kept = self._kept(sum(total.numel() for total in sums), sums[0].device)
-        if self._space is None or self._space.shape != kept[0].shape:
-            # Used again in every step: fresh pages of memory cost as much as a pass.
-            self._space = torch.empty_like(kept[0], dtype=torch.float64)
-        lags = (step - 1 - np.arange(self._rows)) % self._rows + 1  # of each row
-        weights = torch.from_numpy(self._column[lags]).to(kept.device)
+        space = self._past(step)
+        self._past_of = None  # it is overwritten
         for total, unit, there in _chunks(sums, units):
-            past = torch.mv(kept[:, there].double().T, weights, out=self._space[there])
+            past = space[there]
             if kept.dtype == torch.int32:
                 past.mul_(unit)
             past.add_(total, alpha=self._column[0])
-        parts = self._space.split([total.numel() for total in sums])
+        parts = space.split([total.numel() for total in sums])
         return [part.view(total.shape) for part, total in zip(parts, sums, strict=True)]
+
+    def _past(self, step: int) -> Tensor:
+        """Return sum_k c_k e_{t-k} in float64: in units on a GPU. Computed once for each step."""
+        kept = self._residuals
+        assert kept is not None
+        if self._space is None or (self._space.shape, self._space.device) != (
+            kept[0].shape,
+            kept.device,
+        ):
+            # Used again in every step: fresh pages of memory cost as much as a pass.
+            self._space = torch.empty_like(kept[0], dtype=torch.float64)
+            self._past_of = None
+        if self._past_of != step:
+            lags = (step - 1 - np.arange(self._rows)) % self._rows + 1  # of each row
+            weights = torch.from_numpy(self._column[lags]).to(kept.device)
+            for start in range(0, len(self._space), _CHUNK):
+                there = slice(start, start + _CHUNK)
+                torch.mv(kept[:, there].double().T, weights, out=self._space[there])
+            self._past_of = step
+        return self._space
 
     def _keep(
         self, sums: Sequence[Tensor], means: Sequence[Tensor], units: Sequence[float], step: int

@@ -9,14 +9,17 @@ The same noise on another sum would cancel out of the difference, so a resumed r
 its checkpoint before it draws a lot: the records, the program, the machine, weights and optimizer
 (`fingerprint` says why these and not the sums). If anything differs, the run goes on with a fresh
 key, for lots and noise, and the steps that may have been lost are paid once more: the ledger holds
-their number. A ledger that does not know the run cannot tell it; then the run is refused until the
-user gives `lost_steps`. The fresh key has the rest of the plan from there on: a process that still
-has the old key, or loads it later, may repeat the steps that were ticked off, and takes no others.
-So there are never more pairs of key and step with a release than steps that were paid.
+their number. If records take turns, all steps after the checkpoint are paid once more, as a run of
+their own: the fresh key draws other turns. A ledger that does not know the run cannot tell what was
+lost; then the run is refused until the user gives `lost_steps`. The fresh key has the rest of the
+plan from there on: a process that still has the old key, or loads it later, may repeat the steps
+that were ticked off, and takes no others. So there are never more pairs of key and step with a
+release than steps that were paid.
 
 A loop may change anything after that, too. So every step after a checkpoint leaves a tag of its
-sum, of the weights and of the optimizer's settings before it is released (`released_sums`), and a
-repeated step with another tag is refused: the same noise would fall on another sum.
+sum, of what earlier steps add to it (`banded_noise`), of the weights and of the optimizer's
+settings before it is released (`released_sums`), and a repeated step with another tag is refused:
+the same noise would fall on another sum.
 
 A checkpoint is as secret as the data: anyone who has the key can subtract the noise.
 """
@@ -30,7 +33,7 @@ import uuid
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -41,7 +44,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from tacit._check import whole
-from tacit.events import BandedGaussian, Event
+from tacit.events import Event
 from tacit.events import Sequence as EventSequence
 from tacit.ledger import Entry, Ledger
 from tacit.ledger import Plan as ReservedPlan
@@ -63,6 +66,7 @@ from tacit.training.tree import LossFn
 VERSION = 3
 State = dict[str, Any]  # Any: JSON values
 _MACHINE = "machine or number of ranks"
+_ORDER = "order of records"
 _BLOCK = 64  # steps written at a time: a durable write for each would cost more than a small step
 
 
@@ -153,7 +157,8 @@ class RunState:
         machine, model or optimizer are not those of the checkpoint, it takes a fresh key and pays
         for those steps again, or is refused, when its next loop begins. Otherwise `lost_steps` is
         an upper bound on the number of those steps: they are paid on top of the plan, and the run
-        continues with a fresh key. If the ledger has ticked off more steps, these are paid.
+        continues with a fresh key. If the ledger has ticked off more steps, these are paid. A run
+        in which records take turns pays for all steps after the checkpoint, as a run of its own.
 
         `is_replay` is for checking a run that is over: its steps are computed again wherever their
         sums are not known. Nothing that a replay computes may be released.
@@ -170,7 +175,14 @@ class RunState:
             raise ValueError(
                 f"the optimizer must be of the checkpoint's kind, {state['optimizer']}, got {kind}."
             )
-        self._ranks.require_equal("the checkpoint", [state["run"], state["steps_taken"]])
+        self._check_order(state)
+        first = (state.get("mean") or {}).get("first")
+        if first != (self._mean and self._mean.first):
+            raise ValueError(
+                "average must be that of the checkpoint: weights before it are not known any more."
+            )
+        kept = hashlib.sha256(repr(state.get("noise")).encode()).hexdigest()
+        self._ranks.require_equal("the checkpoint", [state["run"], state["steps_taken"], kept])
         self._loaded = self._sums = None
         self._begin_loop()  # lots that were handed out came from another key
         self._run = state["run"]
@@ -191,7 +203,7 @@ class RunState:
             self._salt = Key(bytes.fromhex(state["salt"]))
         self._use(Key(bytes.fromhex(state["key"])))
         self._noise.load_state(state.get("noise"))
-        if self._mean is not None and state.get("mean"):
+        if self._mean is not None:
             self._mean.load_state(state["mean"])
         self._loaded = copy.deepcopy(state)
         if lost_steps is not None:
@@ -232,10 +244,12 @@ class RunState:
                 "difference. Load what was saved together, or give lost_steps= to load_state_dict "
                 "(0 if no step was taken after the checkpoint) to continue with fresh noise."
             )
-        lost = self._take_fresh_key(0)
+        lost = f"{self._take_fresh_key(0)} steps that may have been taken after the checkpoint"
+        if isinstance(self._plan.sampler, RunSampler):
+            left = self._plan.steps - self.steps_taken
+            lost = f"all {left} steps after the checkpoint, as a run of their own,"
         warnings.warn(
-            f"{reason}: the run continues with fresh noise, and {lost} steps that may have been "
-            "taken after the checkpoint are paid again.",
+            f"{reason}: the run continues with fresh noise, and {lost} are paid again.",
             stacklevel=4,
         )
 
@@ -284,11 +298,24 @@ class RunState:
         ]
         augment = getattr(self._lot_sum, "_augment", None)
         program = program_digest(self._model, self._optimizer, self._loss_fn, records, [augment])
+        order = self._plan.order()
         return {
             "data set": self.data_fingerprint,
             "program": salt.bind("program", program),
             _MACHINE: salt.bind("machine", repr(machine).encode()),
+            **({_ORDER: salt.bind(_ORDER, order)} if order else {}),
         }
+
+    def _check_order(self, state: State) -> None:
+        """Raise `ValueError` unless records take part in the steps that the checkpoint states."""
+        order, salt = self._plan.order(), Key(bytes.fromhex(state.get("salt", "")))
+        saved = state.get("binding", {}).get(_ORDER)
+        if saved != (salt.bind(_ORDER, order) if order else None):
+            raise ValueError(
+                f"the {_ORDER} (places of FixedOrder, order of Stream) is not that of the "
+                "checkpoint, so a record may take part more often than is paid: give the same one, "
+                "or make a new run."
+            )
 
     def _steps_in_ledger(self) -> int | None:
         """Return the steps of this run that the ledger has ticked off; None if it has none."""
@@ -329,8 +356,10 @@ class RunState:
         """Give the model the mean weights of the last steps so far inside the block.
 
         `noise=Banded(...)` averages them, and the model keeps the mean when the run ends. Without
-        it, or before the last steps, the model stays as it is.
+        it, or before the last steps, the model stays as it is. Call this between steps: after the
+        last one, it sets the model to the mean for good, if leaving the loop has not done so.
         """
+        self._end_run()
         if self._mean is None or not self._mean.updates:
             yield self._model
             return
@@ -416,6 +445,8 @@ class RunState:
         key = self._tag_name()
         # With weights and buffers: a change of these shows whatever the lot holds, even nothing.
         held = [*self._model.parameters(), *self._model.buffers(), *released]
+        if self._plan.noise_at(step):
+            held += self._noise.past(step, released[0].device)  # it is added to the sum
         parts = [self._settings(), *map(_content, held)]
         tag = self._salt.tag(f"sum {key}", step, parts)
         first = self._sums.get(key, str(step)) or self._sums.add(key, str(step), tag)
@@ -588,10 +619,15 @@ def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
 
 
 def _lost_event(plan: TrainingPlan, steps_taken: int, lost_steps: int) -> Event:
-    """Return the event of the `lost_steps` taken after the checkpoint, to be paid once more."""
+    """Return what a fresh key costs: the event of the `lost_steps` taken after the checkpoint.
+
+    If records take turns, it is that of all steps that remain after the checkpoint.
+    """
     sampler = plan.sampler
-    if isinstance(sampler, RunSampler) and plan.noise_multipliers[0]:
-        return _lost_turns(plan.training_event, steps_taken, lost_steps)
+    if isinstance(sampler, RunSampler):
+        # With a fresh key other records may have their turns next, and the noise starts anew: what
+        # follows is a run of its own, and the reserved plan pays for what the old key has released.
+        lost_steps = plan.steps - steps_taken
     if isinstance(sampler, EpochSampler) and steps_taken % sampler.steps:
         raise ValueError(
             "lost_steps can only be given for a checkpoint at the end of an epoch: in the middle "
@@ -599,22 +635,6 @@ def _lost_event(plan: TrainingPlan, steps_taken: int, lost_steps: int) -> Event:
         )
     multipliers = plan.noise_multipliers[steps_taken : steps_taken + lost_steps]
     return plan.event_of(multipliers) if multipliers else EventSequence(())
-
-
-def _lost_turns(event: Event, steps_taken: int, lost_steps: int) -> Event:
-    """Return what a run in which records take turns costs more if it starts anew at a step.
-
-    The lost steps are the end of one run, and those that follow are another run, with new turns and
-    without the residuals of the first (`banded_noise`). One after the other they have as many turns
-    of a record as both together. If columns overlap, the first run is paid on its own.
-    """
-    assert isinstance(event, BandedGaussian)
-    first, second = steps_taken + lost_steps, event.steps - steps_taken
-    turns = [-(-steps // event.separation) for steps in (first, second, event.steps)]
-    extra = turns[0] + turns[1] - turns[2]
-    if len(event.column) > event.separation or event.participations is not None:
-        return replace(event, steps=first) if first else EventSequence(())
-    return replace(event, steps=extra * event.separation) if extra else EventSequence(())
 
 
 def _bytes(value: Any) -> bytes:  # Any: options and state of any optimizer

@@ -35,7 +35,11 @@ class EMA:
         self.decay = in_open_unit(decay=decay)
         self.updates = 0
         self._model = model
-        self._means = {name: p.detach().clone() for name, p in trainable(model).items()}
+        # In float32 or better: in a shorter type a mean of many weights would stop moving.
+        self._means = {
+            name: p.detach().to(torch.promote_types(p.dtype, torch.float32), copy=True)
+            for name, p in trainable(model).items()
+        }
 
     @torch.no_grad()
     def update(self) -> None:
@@ -44,7 +48,7 @@ class EMA:
         current = trainable(self._model)
         means = [self._means[name] for name in current]
         for mean, weight in zip(means, current.values(), strict=True):
-            mean.lerp_(weight, 1 - decay)
+            mean.lerp_(weight.to(mean.dtype), 1 - decay)
         self.updates += 1
 
     def _next_decay(self) -> float:
@@ -86,12 +90,12 @@ class TailMean(EMA):
     def __init__(self, model: nn.Module, *, steps: int, share: float) -> None:
         super().__init__(model)
         self._steps = steps
-        self._first = steps - int(share * steps)
-        self._next = self._first  # steps after which the weights are added next
+        self.first = steps - int(share * steps) + 1  # steps after which weights are added first
+        self._next = self.first  # and next
 
     def observe(self, steps_taken: int) -> None:
         """Add the weights that the model has after `steps_taken` steps, once, if they count."""
-        if steps_taken >= max(1, self._next):
+        if steps_taken >= self._next:
             self.update()
             self._next = steps_taken + 1
 
@@ -111,7 +115,7 @@ class TailMean(EMA):
             if self.updates
             else {}
         )
-        return {"updates": self.updates, "next": self._next, "means": means}
+        return {"first": self.first, "updates": self.updates, "next": self._next, "means": means}
 
     def load_state(self, state: dict[str, Any]) -> None:  # Any: JSON values
         """Continue from a `state()`."""

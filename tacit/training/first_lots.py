@@ -25,13 +25,12 @@ from tacit.training.forked_process import (
     close_connections,
     copy_shared_memory,
     finish,
-    fork,
-    leave,
     receive,
     send,
     shared_memory,
     silence,
     start,
+    start_server,
 )
 from tacit.training.program_state import ProgramState
 from tacit.training.records import Indices
@@ -52,18 +51,9 @@ class FirstLots:
     """
 
     def __init__(self, losses: Losses, roots: Sequence[Any]) -> None:
-        here, there = socket.socketpair()
-        owner = os.getpid()
-        pid = fork()
-        if pid == 0:
-            try:
-                here.close()
-                _serve(losses, roots, there)
-            finally:
-                leave(0)
-        there.close()
+        pid, here = start_server(lambda there: _serve(losses, roots, there))
         self._socket, self._stream = here, here.makefile("rwb")
-        self._end = weakref.finalize(self, _end, here, pid, owner)
+        self._end = weakref.finalize(self, _end, here, pid, os.getpid())
 
     def __call__(self, first: Indices, lot: Indices, seed: int, *, seconds: float) -> Tensor | None:
         """Return the losses of `lot` after the lots in `first`, or None. Private.

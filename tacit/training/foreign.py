@@ -186,6 +186,7 @@ class ForeignLoops(RunState):
     def _end_turn(self, loop: int) -> None:
         if loop == self._loop:  # an older loop holds nothing
             self._take_back()
+            self._end_run()  # the loop goes on or is left, so the optimizer has taken its step
 
     def _take_back(self) -> None:
         """Stop intercepting the operations of the user's loop, until the next microbatch."""

@@ -7,6 +7,7 @@ process that it was copied from. Most functions here are called in the copy, to 
 import ctypes
 import mmap
 import os
+import socket
 import stat
 import warnings
 from collections.abc import Callable
@@ -42,6 +43,20 @@ def start(compute: Callable[[], bytes]) -> tuple[int, int]:
             leave(0)
     os.close(sink)
     return pid, source
+
+
+def start_server(serve: Callable[[socket.socket], None]) -> tuple[int, socket.socket]:
+    """Run `serve` in a copy of this process; return its number and a connection to it."""
+    here, there = socket.socketpair()
+    pid = fork()
+    if pid == 0:
+        try:
+            here.close()
+            serve(there)
+        finally:
+            leave(0)
+    there.close()
+    return pid, here
 
 
 def finish(pid: int, source: int) -> bytes:

@@ -345,7 +345,7 @@ def _noise(plan: TrainingPlan, banded: Banded | None, key: Key, secure: bool) ->
         key,
         expected_batch=plan.expected_batch,
         column=plan.column,
-        restart=banded.restart,
+        restart=plan.restart,
         secure=secure,
     )
 
@@ -363,6 +363,7 @@ def _require_same_start(
     """Raise on all ranks unless they start with the same weights, plan and records."""
     ranks.require_equal("the model at the start", checksum(model))
     ranks.require_equal("the plan", plan.fingerprint())
+    ranks.require_equal("the order of records", plan.order())
     if ranks.size > 1:
         ranks.require_equal("the data set", records.digest())
 

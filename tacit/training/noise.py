@@ -91,6 +91,8 @@ class NoisyMean:
     ) -> "Blocks | None":
         """Return a GPU kernel, to be launched once, that adds this step's noise to the sums.
 
+        Call `launched` after its launch.
+
         None without a GPU, without a kernel for these tensors, for zero noise, and for noise so
         small that one record may move a sum beyond the reach of the kernel's noise.
         """
@@ -169,6 +171,13 @@ class NoisyMean:
 
     def start_anew(self, step: int) -> None:
         """Forget what was kept between the steps before `step`: nothing, for independent noise."""
+
+    def launched(self, _step: int) -> None:
+        """Note that the kernel of `in_place` was launched: of no use for independent noise."""
+
+    def past(self, _step: int, _device: torch.device) -> list[Tensor]:
+        """Return what earlier steps add to this one's sum: nothing, for independent noise."""
+        return []
 
     def state(self) -> dict[str, object] | None:
         """Return what is kept between steps, as JSON values: nothing, for independent noise."""

@@ -109,6 +109,8 @@ class TrainingPlan:
     column
         The strategy by which noise is correlated over time (`banded_noise`); one entry for
         independent noise.
+    restart
+        Correlated noise is started anew after every so many steps.
     records_per_user
         Most examples of one unit of privacy, each of which is clipped by itself (`users`).
     """
@@ -123,6 +125,7 @@ class TrainingPlan:
     adaptive: AdaptiveClip | None = None
     also: tuple[Event, ...] = ()
     column: tuple[float, ...] = (1.0,)
+    restart: int | None = None
     records_per_user: int = 1
 
     @cached_property
@@ -172,6 +175,12 @@ class TrainingPlan:
         # A user's records move gradient and counts together, as often as they are in the lot.
         return sampled if self.records_per_user == 1 else for_group(sampled, self.records_per_user)
 
+    def order(self) -> bytes:
+        """Return a hash of the order of records that the sampler was given, if any. Private."""
+        sampler = self.sampler
+        has_order = isinstance(sampler, sampling.FixedOrder | sampling.Stream)
+        return sampler.digest() if has_order else b""
+
     def drawer(self, key: Key, n: int) -> Callable[[int], NDArray[np.int64]]:
         """Return a function that maps a step to its lot's indices among `n` records. Private."""
         sampler = self.sampler
@@ -212,6 +221,7 @@ class TrainingPlan:
                 [m, len(list(run))] for m, run in groupby(self.noise_multipliers)
             ],
             "adaptive": repr(self.adaptive),
+            "restart": self.restart,
             **({"records_per_user": k} if (k := self.records_per_user) > 1 else {}),
         }
 
@@ -268,6 +278,7 @@ def make_plan(
         adaptive=adaptive,
         also=_other_events(also),
         column=column,
+        restart=None if noise is None or len(column) == 1 else noise.restart,
         records_per_user=records_per_user,
     )
     multipliers = choose_noise(
@@ -325,6 +336,15 @@ def choose_sampler(
         return sampler, n_records / sampler.steps
     if isinstance(sampler, sampling.FixedOrder):
         return sampler, n_records / sampler.steps
+    if isinstance(sampler, sampling.Stream) and steps > len(sampler.order):
+        raise ValueError(f"order must have a lot for each of {steps} steps.")
+    if isinstance(sampler, sampling.CyclicPoisson):
+        rate = min(1.0, sampler.groups * batch_size / n_records)
+        if sampler.rate != rate:
+            raise ValueError(
+                f"sampler has rate {sampler.rate}, but {sampler.groups} groups with the batch_size "
+                f"and n_records of the run need {rate}. Give the matching ones, or noise=Banded()."
+            )
     if isinstance(sampler, RunSampler):
         return sampler, float(batch_size)
     raise ValueError(

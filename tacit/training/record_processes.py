@@ -39,12 +39,11 @@ from tacit.training.forked_process import (
     copy_shared_memory,
     finish,
     forbid_writing_files,
-    fork,
-    leave,
     receive,
     send,
     silence,
     start,
+    start_server,
 )
 from tacit.training.key import reseed
 from tacit.training.program_state import ProgramState
@@ -111,18 +110,13 @@ class RecordProcesses:
                 "not have. Give a tensor or arrays without collate_fn and augment, or use "
                 "isolation='checked'."
             )
-        here, there = socket.socketpair()
         owner = os.getpid()
-        pid = fork()
-        if pid == 0:
-            try:
-                here.close()
-                _Parent(read, program, guard, there, max(1, processes)).serve(owner)
-            finally:
-                leave(0)
-        there.close()
-        self._socket = here
-        self._end = weakref.finalize(self, _end, here, pid, owner)
+
+        def serve(there: socket.socket) -> None:
+            _Parent(read, program, guard, there, max(1, processes)).serve(owner)
+
+        pid, self._socket = start_server(serve)
+        self._end = weakref.finalize(self, _end, self._socket, pid, owner)
 
     def __call__(self, requests: Sequence[tuple[int, int]]) -> list[Example]:
         """Return the examples of records, each given by its number and a seed. Private."""

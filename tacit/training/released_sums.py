@@ -3,7 +3,8 @@
 A resumed run repeats the noise of its lost steps. `fingerprint` compares what decides the sums
 before the first lot is drawn, but a loop can change anything at any later step: a dropout rate, a
 buffer, a constant of the loss. So each step also leaves a tag here, before its release, of its
-clipped sum, the weights and the optimizer's settings. A repeated step with another tag is refused.
+clipped sum, what earlier steps add to it (`banded_noise`), the weights and the optimizer's
+settings. A repeated step with another tag is refused.
 Equal sums with equal noise are the same release.
 
 A refusal of a step is visible. If weights or settings were changed, it depends on these alone. If

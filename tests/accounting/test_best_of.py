@@ -1,8 +1,6 @@
 """The best of several runs: exact enumeration, golden numbers, and laws of the number of runs."""
 
 import math
-import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -243,14 +241,6 @@ def test_runs_that_may_fail_entirely_are_priced():
     found = acc.bracket(BestOf(ApproximateDP(0.3, 1e-8), 10.0, Trials.GEOMETRIC), delta=1e-5)
     assert 0.75 < found.lower <= found.upper < 0.9  # at most three times epsilon, and some delta
     assert acc.epsilon(BestOf(ApproximateDP(0.3, 1e-5), 10.0), delta=1e-5) == math.inf
-
-
-def test_the_examples_of_the_page_run():
-    page = Path(__file__).resolve().parents[2] / "docs" / "tuning-price.md"
-    code = "\n".join(
-        re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
-    )
-    exec(compile(code, page.name, "exec"), {})
 
 
 def test_one_run_costs_one_run():

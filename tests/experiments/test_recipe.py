@@ -12,8 +12,9 @@ def test_a_shipped_recipe_reads_back_from_its_written_form(name):
     recipe = Recipe.read(name)
     assert recipe.name == name
     assert Recipe.parse(recipe.to_toml()) == recipe
-    filled = recipe.filled(50_000)
-    assert Recipe.parse(filled.to_toml()) == filled == filled.filled(50_000)
+    if recipe.method == "dp-sgd":  # the others have no settings that follow from the records
+        filled = recipe.filled(50_000)
+        assert Recipe.parse(filled.to_toml()) == filled == filled.filled(50_000)
 
 
 def test_the_expected_recipes_are_shipped():

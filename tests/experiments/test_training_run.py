@@ -3,7 +3,9 @@
 import hashlib
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,7 +13,8 @@ from tacit import accounting, datasets
 from tacit.events import Gaussian, Relation, Repeated
 from tacit.experiments import Facts, Recipe, RunFolder, load_model, train
 from tacit.experiments import training_loop as plan
-from tacit.experiments.training_run import Session
+from tacit.experiments.recipe import TrainingSettings
+from tacit.experiments.training_run import Session, _releases
 from tacit.ledger import Budget, Ledger
 from tacit.sampling import Poisson
 
@@ -350,3 +353,19 @@ def test_payments_without_a_checkpoint_are_not_built_upon(tmp_path):
     (tmp_path / "run" / "facts.json").unlink()
     with pytest.raises(ValueError, match="no checkpoint to resume it from"):
         train(recipe, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("settings", "released"),
+    [
+        ({}, "running mean of the weights"),
+        ({"average": 0.0}, "final weights"),
+        ({"bands": 4}, "mean of the last weights"),
+        ({"bands": 4, "average": 0.0}, "final weights"),
+    ],
+    ids=str,
+)
+def test_the_facts_list_the_mean_that_is_released(settings, released):
+    recipe = replace(Recipe(), training=TrainingSettings(**settings))
+    dataset = SimpleNamespace(is_test_public=False, flags=())
+    assert _releases(recipe, dataset)[0] == released

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from scipy.linalg import toeplitz
 
 from tacit.mechanisms import (
+    banded,
     optimal_bands,
     participation_sensitivity,
     running_error,
@@ -136,3 +137,22 @@ def test_events_of_strangers_are_priced_or_refused_at_once():
     assert participation_sensitivity(column, 10**18, **options) == pytest.approx(10**8.5)
     with pytest.raises(ValueError, match="steps must be at most"):
         participation_sensitivity(column, 10**18, separation=1, participations=10**17)
+
+
+def test_the_column_does_not_depend_on_the_order_of_additions(monkeypatch):
+    """As with another machine's linear algebra, which differs in the last bits."""
+    sizes = [(40, 8), (200, 30), (300, 50), (101, 100)]
+    expected = [optimal_bands(*size).tobytes() for size in sizes]
+    exact, rng = banded._error_and_slope, np.random.default_rng(0)
+
+    def rough(column, steps):
+        error, slope = exact(column, steps)
+        return error * (1 + 1e-16 * rng.integers(-3, 4)), slope * (
+            1 + 2e-16 * rng.integers(-2, 3, len(slope))
+        )
+
+    monkeypatch.setattr(banded, "_error_and_slope", rough)
+    for _ in range(3):
+        banded._optimal.cache_clear()
+        assert [optimal_bands(*size).tobytes() for size in sizes] == expected
+    banded._optimal.cache_clear()

@@ -6,8 +6,6 @@ ones, in orders chosen to hurt, and random changes of them that are kept if they
 """
 
 import math
-import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -631,13 +629,6 @@ def test_more_records_than_declared_are_refused_when_a_lot_exceeds_the_bound(pro
     assert run.steps_taken == 0
     fast = problem(**options).private  # says that nothing is bounded
     fast.step(next(iter(fast)))
-
-
-def test_the_page_on_arithmetic_runs(capsys):
-    page = (Path(__file__).parents[2] / "docs" / "arithmetic.md").read_text(encoding="utf-8")
-    code = "\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL))
-    exec(compile(code, "docs/arithmetic.md", "exec"), {})
-    assert "rounding bounded" in capsys.readouterr().out
 
 
 def test_a_sum_without_a_proof_leaves_the_noise_as_it_is():

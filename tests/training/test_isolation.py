@@ -3,7 +3,6 @@
 import functools
 import re
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -325,10 +324,3 @@ def test_ranks_of_one_key_check_at_the_same_steps():
     case = PROGRAMS["plain"]()
     steps = {private(case, seed=7, steps=300)._isolation.next_check for _ in range(2)}
     assert len(steps) == 1
-
-
-def test_the_example_of_the_page_runs(capsys):
-    page = (Path(__file__).parents[2] / "docs" / "isolation.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
-    exec(compile(code, "docs/isolation.md", "exec"), {})
-    assert "by construction" in capsys.readouterr().out

@@ -105,10 +105,6 @@ class BandedBlocks(Blocks):
         """Set the number of the step, on which the places of residuals depend."""
         self._phase.fill_(step % len(self._residuals))
 
-    def forget(self) -> None:
-        """Drop the residuals, because a launch that should have written one may have failed."""
-        self._residuals.zero_()
-
     def launch(self) -> None:
         """Release all tensors with the noise of the nonce, and keep their residuals."""
         rows, size = self._residuals.shape

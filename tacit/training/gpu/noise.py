@@ -289,9 +289,6 @@ class Blocks:
             self.key.copy_(torch.frombuffer(bytearray(secret), dtype=torch.int32))
         self.nonce.fill_(nonce)
 
-    def forget(self) -> None:
-        """Drop what is kept between launches, because one may have failed: nothing here."""
-
     def launch(self) -> None:
         """Release all tensors with the noise of the nonce that was set."""
         _noise_kernel[(len(self.places),)](  # pyright: ignore[reportIndexIssue]  # a Triton kernel

@@ -70,6 +70,7 @@ class RecordedUpdate:
         # each address. Other ranks, and a run that is repeated, must get exactly the same bits.
         may_fuse = self._is_alone and not torch.are_deterministic_algorithms_enabled()
         self._launches[noise].run(noise, sums, may_fuse=may_fuse)
+        self._noise.launched(step)
         self._optimizer._opt_called = True  # pyright: ignore[reportAttributeAccessIssue]  # schedulers read it
 
 
@@ -99,7 +100,6 @@ class _Launches:
         except BaseException:
             for parameter in self._parameters:
                 parameter.grad = None  # recording puts the sums there without any noise
-            noise.forget()
             self._forget()
             raise
         self._set_gradients(sums)

@@ -48,6 +48,7 @@ def test_the_kernel_releases_mixed_sums_and_keeps_their_residuals(bands):
         assert blocks is not None
         before = noise._residuals.clone()
         blocks.launch()
+        noise.launched(step)
         flat, mean = (
             torch.cat([t.double().flatten().cpu() for t in parts]) for parts in (total, device)
         )

@@ -198,7 +198,7 @@ def test_only_a_run_alone_that_need_not_be_repeated_has_our_own_update(recorded,
     made = []
     monkeypatch.setattr(recorded_update, "can_be_recorded", lambda *_: True)
     monkeypatch.setattr(recorded_update, "fused_update", lambda *_: made.append(1))
-    source = SimpleNamespace(in_place=lambda *_, **__: recorded.noise)
+    source = SimpleNamespace(in_place=lambda *_, **__: recorded.noise, launched=lambda _: None)
     parameters = [recorded.parameter]
     for is_alone, is_deterministic in ((True, False), (False, False), (True, True)):
         made.clear()
