@@ -19,10 +19,10 @@ from tacit.sources.grid_encoding import (
     HASH,
     MOST_ROWS,
     PERSON,
+    apply_rules,
     choice_order,
     code_names,
     encode,
-    encode_by_rules,
     encode_cells,
     features,
     person_column,
@@ -70,7 +70,11 @@ class EngineTable(Protocol):
     """A table of integers in an engine; see the module."""
 
     def stage(self, formulas: Formulas) -> "EngineTable":
-        """Return the table whose columns are the formulas, each an integer."""
+        """Return the table whose columns are the formulas."""
+        ...
+
+    def extend(self, formulas: Formulas) -> "EngineTable":
+        """Return the table with the formulas as further columns, each computed once."""
         ...
 
     def sums(self, formulas: Formulas) -> dict[str, int]:
@@ -112,13 +116,20 @@ class FrameTable:
 
     def features(self, schema: Schema) -> "FrameTable":
         if person_column(schema) is not None:
-            return self.coded(schema).stage(lambda ops: features(schema, ops))
-        kinds = self._kinds(schema)
-        return self.stage(lambda ops: encode_by_rules(schema, kinds, ops))
+            codes = self.coded(schema).stage(lambda ops: apply_rules(schema, ops))
+        else:
+            kinds = self._kinds(schema)
+            codes = self.stage(lambda ops: encode(schema, kinds, ops, with_rules=True))
+        # A stage of its own: several features are made of one code, which is computed once.
+        return codes.stage(lambda ops: features(schema, ops))
 
     def stage(self, formulas: Formulas) -> "FrameTable":
         named = [value.alias(name) for name, value in formulas(self._ops).items()]
         return FrameTable(self._frame.select(*named))
+
+    def extend(self, formulas: Formulas) -> "FrameTable":
+        named = [value.alias(name) for name, value in formulas(self._ops).items()]
+        return FrameTable(self._frame.with_columns(*named))
 
     def sums(self, formulas: Formulas) -> dict[str, int]:
         import narwhals.stable.v2 as nw
@@ -209,15 +220,14 @@ class PostgresTable:
         return self._one_per_person(schema, kinds)
 
     def features(self, schema: Schema) -> "PostgresTable":
-        return self.coded(schema).stage(lambda ops: features(schema, ops))
+        codes = self.coded(schema).stage(lambda ops: apply_rules(schema, ops))
+        return codes.stage(lambda ops: features(schema, ops))
 
     def stage(self, formulas: Formulas) -> "PostgresTable":
-        listed = ", ".join(
-            f"{quoted(value)} AS {identifier(name)}"
-            for name, value in formulas(self._ops).items()
-        )  # fmt: skip
-        # OFFSET 0 keeps the server from computing a formula again wherever its name is used.
-        return PostgresTable(self._connection, f"SELECT {listed} FROM {self._rows} OFFSET 0")
+        return self._select(_listed(formulas(self._ops)))
+
+    def extend(self, formulas: Formulas) -> "PostgresTable":
+        return self._select(f"*, {_listed(formulas(self._ops))}")
 
     def sums(self, formulas: Formulas) -> dict[str, int]:
         found = formulas(self._ops)
@@ -256,17 +266,18 @@ class PostgresTable:
     def _rows(self) -> str:
         return f"({self._query}) AS rows"
 
+    def _select(self, columns: str) -> "PostgresTable":
+        # OFFSET 0 keeps the server from computing a formula again wherever its name is used.
+        return PostgresTable(self._connection, f"SELECT {columns} FROM {self._rows} OFFSET 0")
+
     def _one_per_person(self, schema: Schema, kinds: Mapping[str, str]) -> "PostgresTable":
         """Do what `FrameTable` does, with a query."""
         column, names = person_column(schema), code_names(schema)
         assert column is not None  # the caller asked
         key, missing = person_key(schema, column, kinds[column.name], self._ops)
         codes = encode(schema, kinds, self._ops)
-        listed = ", ".join(
-            f"{quoted(value)} AS {identifier(name)}" for name, value in codes.items()
-        )
         chosen = f"{self._rows} WHERE NOT {quoted(missing)}"
-        rows = f"SELECT {listed}, {quoted(key)} AS person FROM {chosen}"
+        rows = f"SELECT {_listed(codes)}, {quoted(key)} AS person FROM {chosen}"
         order = quoted(choice_order(schema, self._ops))
         hashed = f"SELECT *, {order} AS hash FROM ({rows} OFFSET 0) AS coded"
         marked = (
@@ -304,7 +315,8 @@ class ChunkTable:
 
     def features(self, schema: Schema) -> "ArrayTable":
         """Return the table of features and target on the grid, with one record of each person."""
-        return self.coded(schema).stage(lambda ops: features(schema, ops))
+        codes = self.coded(schema).stage(lambda ops: apply_rules(schema, ops))
+        return codes.stage(lambda ops: features(schema, ops))
 
     def integers(self, names: Sequence[str]) -> "ArrayTable":
         """Return the named columns, which must hold integers."""
@@ -350,8 +362,14 @@ class ArrayTable:
     def stage(self, formulas: Formulas) -> "ArrayTable":
         def chunks() -> Iterator[Mapping[str, np.ndarray]]:
             for part in self._chunks():
-                found = dict(formulas(ArrayOperations(dict(part))))
-                yield {name: np.asarray(value, np.int64) for name, value in found.items()}
+                yield formulas(ArrayOperations(dict(part)))
+
+        return ArrayTable(chunks)
+
+    def extend(self, formulas: Formulas) -> "ArrayTable":
+        def chunks() -> Iterator[Mapping[str, np.ndarray]]:
+            for part in self._chunks():
+                yield {**part, **formulas(ArrayOperations(dict(part)))}
 
         return ArrayTable(chunks)
 
@@ -431,6 +449,12 @@ def _gram_of(
     first = constant * np.array([found[f"t{k}"] for k in range(size)], np.int64)
     corner = np.array([[constant**2 * found["n"]]], np.int64)
     return np.block([[corner, first[None]], [first[:, None], matrix]])
+
+
+def _listed(formulas: Mapping[str, Expression]) -> str:
+    """Return named formulas as the columns of a query."""
+    named = ((quoted(value), identifier(name)) for name, value in formulas.items())
+    return ", ".join(f"{text} AS {name}" for text, name in named)
 
 
 def _frame_kind(name: str, dtype: Any) -> str:  # Any: a type of narwhals

@@ -49,47 +49,17 @@ def require_engine_schema(schema: Schema) -> Schema:
     return schema
 
 
-def encode_by_rules(
-    schema: Schema, kinds: Mapping[str, str], ops: Operations
+def encode(
+    schema: Schema, kinds: Mapping[str, str], ops: Operations, *, with_rules: bool = False
 ) -> dict[str, Expression]:
-    """Return the features of the rows of an engine in one step, where no code is needed itself."""
-    direct: Any = _Direct(schema, kinds, ops)  # Any: it passes on all operations but `column`
-    return features(schema, direct)
+    """Return the codes of the rows of an engine, whose columns have the types `kinds`.
 
-
-class _Direct:
-    """Operations whose columns are codes with the rules applied, computed when they are used."""
-
-    def __init__(self, schema: Schema, kinds: Mapping[str, str], ops: Operations) -> None:
-        self._schema, self._kinds, self._ops = schema, kinds, ops
-        self._columns = summarized(schema)
-        self._codes: dict[str, Expression] = {}
-
-    def column(self, name: str) -> Expression:
-        """Return a code; a number is clipped without a detour through the special codes."""
-        column, ops = self._columns.get(name), self._ops
-        if column is None:
-            derived = self._schema.derived_features[int(name[1:])]
-            return _derived_code(derived, self._kinds, ops)
-        kind = self._kinds[column.name]
-        if not _is_quantity(column) or kind == TEXT:
-            return _by_rules(column, _code(column, kind, ops, self._schema), ops)
-        absent, low, high = (float(number) for number in _special(column).values)
-        value = ops.within(column.name, kind, _ends(column), (absent, low, high))
-        return _rounded(value, *_grid(column), ops)
-
-    def __getattr__(self, name: str) -> Any:  # Any: the other operations, as they are
-        return getattr(self._ops, name)
-
-
-def encode(schema: Schema, kinds: Mapping[str, str], ops: Operations) -> dict[str, Expression]:
-    """Return the codes of the rows of an engine, before the rules for cells without a value.
-
-    `kinds` are the types of its columns. A number is its place on the grid, a category its index, a
-    threshold or truth value 0 or 1.
+    A number is its place on the grid, a category its index, a threshold or truth value 0 or 1.
+    Cells without a value have the codes below 0 that the module defines, or, `with_rules`, the
+    codes that the rules of their column give them.
     """
     codes = {
-        f"c{k}": _code(column, kinds[column.name], ops, schema)
+        f"c{k}": _code(column, kinds[column.name], ops, schema, with_rules=with_rules)
         for k, column in enumerate(_coded(schema))
     }
     for k, derived in enumerate(schema.derived_features):
@@ -123,8 +93,18 @@ def encode_cells(schema: Schema, cells: Mapping[str, Any]) -> dict[str, np.ndarr
     return codes
 
 
+def apply_rules(schema: Schema, ops: Operations) -> dict[str, Expression]:
+    """Return the codes of rows with the rules of their columns for cells without a value."""
+    codes: dict[str, Expression] = {name: ops.column(name) for name in code_names(schema)}
+    for index, column in enumerate(_coded(schema)):
+        code = codes[f"c{index}"]
+        cases = [(code == special, new) for special, new in enumerate_special(_ruled(column))]
+        codes[f"c{index}"] = ops.where(cases, code)
+    return codes
+
+
 def features(schema: Schema, ops: Operations) -> dict[str, Expression]:
-    """Return the features z0, z1, ... and, if declared, the target y, from the codes of rows.
+    """Return the features z0, z1, ... and, if declared, the target y, from codes with rules.
 
     A numeric target is on the grid like a feature; a target with classes is its class number, and
     0 without a usable class.
@@ -133,8 +113,6 @@ def features(schema: Schema, ops: Operations) -> dict[str, Expression]:
     target: dict[str, Expression] = {}
     for index, column in enumerate(_coded(schema)):
         code = ops.column(f"c{index}")
-        if not isinstance(ops, _Direct):
-            code = _by_rules(column, code, ops)
         if column.name == schema.target:
             if column.n_classes is None:
                 target["y"] = _centered(column, code, ops)
@@ -251,27 +229,40 @@ def _grid(column: Column) -> tuple[float, float]:
     return lower, 2 * STEPS / (upper - lower)
 
 
-def _code(column: Column, kind: str, ops: Operations, schema: Schema) -> Expression:
+def _code(
+    column: Column, kind: str, ops: Operations, schema: Schema, *, with_rules: bool
+) -> Expression:
     """Return the code of a column of an engine."""
+    instead = _ruled(column) if with_rules else [MISSING, BELOW, ABOVE]
     if column.categories or column.type == "boolean":
-        return _category_code(column, kind, ops, schema)
+        return _category_code(column, kind, ops, schema, instead)
     if kind == TEXT:
         raise ValueError(
             f"column {column.name!r} is declared as a number, but is text in this table. Cast it "
             "there, in a view for example."
         )
     value = ops.number(column.name, kind)
-    absent = (ops.is_absent(value), MISSING)
+    absent = (ops.is_absent(value), instead[0])
     if column.at_least is not None:
         return ops.where([absent, (value >= float(column.at_least), 1)], 0)
     lower, upper = _ends(column)
+    if with_rules:  # without a detour through the codes of cells without a value
+        unknown, low, high = (float(number) for number in _special(column).values)
+        value = ops.within(column.name, kind, (lower, upper), (unknown, low, high))
+        return _rounded(value, *_grid(column), ops)
     inside = ops.within(column.name, kind, (lower, upper), (lower, lower, lower))
-    outside = [(value < lower, BELOW), (value > upper, ABOVE)]
+    outside = [(value < lower, instead[1]), (value > upper, instead[2])]
     return ops.where([absent, *outside], _rounded(inside, *_grid(column), ops))
 
 
-def _category_code(column: Column, kind: str, ops: Operations, schema: Schema) -> Expression:
-    """Return the index of a category, or 0 or 1 of a truth value."""
+def _category_code(
+    column: Column, kind: str, ops: Operations, schema: Schema, instead: Sequence[int]
+) -> Expression:
+    """Return the index of a category, or 0 or 1 of a truth value.
+
+    `instead` are the codes of a missing cell, and of a cell that is no category.
+    """
+    missing, unknown = instead[:2]
     if kind == TEXT:
         value = ops.text(column.name)
         spelled: list[Any] = list(column.spellings)
@@ -291,8 +282,8 @@ def _category_code(column: Column, kind: str, ops: Operations, schema: Schema) -
         if not is_outside:
             found = found + ops.where([(value == cell, int(code) + 1)], 0)
     if isinstance(found, int):  # no cell of this type can be a category
-        return ops.where([(absent, MISSING)], NO_CATEGORY)
-    return ops.where([(absent, MISSING), (found == 0, NO_CATEGORY)], found - 1)
+        return ops.where([(absent, missing)], unknown)
+    return ops.where([(absent, missing), (found == 0, unknown)], found - 1)
 
 
 def _special(column: Column) -> Parsed:
@@ -302,17 +293,14 @@ def _special(column: Column) -> Parsed:
     return column.parse(np.array([math.nan, -math.inf, math.inf]))
 
 
-def _by_rules(column: Column, code: Expression, ops: Operations) -> Expression:
-    """Return a code in which cells without a value are replaced by the rules of the column."""
+def _ruled(column: Column) -> list[int]:
+    """Return the codes that the rules give to `_special` cells, in the same order."""
     values = _special(column).values
     if _is_quantity(column):
-        replaced = _rounded_array(values, *_grid(column)).tolist()
-    elif column.at_least is not None:
-        replaced = [int(values[0] >= column.at_least)]
-    else:
-        replaced = np.nan_to_num(values, nan=-1.0).astype(int).tolist()
-    cases = [(code == special, new) for special, new in enumerate_special(replaced)]
-    return ops.where(cases, code)
+        return _rounded_array(values, *_grid(column)).tolist()
+    if column.at_least is not None:
+        return [int(values[0] >= column.at_least)]
+    return np.nan_to_num(values, nan=-1.0).astype(int).tolist()
 
 
 def _numbers_in(texts: Sequence[str]) -> list[float]:

@@ -6,6 +6,7 @@ once, on the driver, by the mechanisms of `tacit.regression`, after the ledger h
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -24,7 +25,6 @@ bits of a double. So the sums of two neighbors, of norm at most 2^32 S for a sen
 by at most 2 * 2^-53 * 2^32 S = 2^-20 S more than their exact values: less than the factor removes.
 Coefficients do not change, because the factor cancels."""
 _SMALLEST = 1e-30  # coefficients below this are 0, so that no product underflows
-_SQUARINGS = 6
 _FARTHEST = 16.0  # of a margin: the sigmoid differs from 0 or 1 by 1e-7 there
 
 
@@ -73,22 +73,32 @@ def _moments(rows: EngineTable, schema: Schema, row_norm: float) -> GridMoments:
     if not math.isfinite(row_norm):
         return GridMoments(rows.gram([*names, "y"], constant=STEPS))
 
-    def shrunk(ops: Operations) -> dict[str, Expression]:
-        columns = {name: ops.column(name) for name in (*names, "y")}
-        # A constant depends on no column, but every row has one.
-        one = ops.where([(columns["y"] < 0, STEPS)], STEPS)
-        square: Expression = one * one
-        for name in names:
-            square = square + columns[name] * columns[name]
-        limit = row_norm * STEPS
-        norm = ops.root(ops.real(square))
-        factor = ops.where([(norm > limit, limit / norm)], 1.0)
-        return {
-            name: _towards_zero(ops.real(value) * factor, ops)
-            for name, value in {"one": one, **columns}.items()
-        }
+    limit = row_norm * STEPS
+    # A constant depends on no column, but every row has one.
+    rows = rows.extend(lambda ops: {"one": ops.where([(ops.column("y") < 0, STEPS)], STEPS)})
+    rows = rows.extend(lambda ops: {"square": _square(["one", *names], ops)})
+    rows = rows.extend(lambda ops: {"factor": _shrinking(ops, limit)})
+    shrunk = ["one", *names, "y"]
+    rows = rows.stage(lambda ops: {
+        name: _towards_zero(ops.real(ops.column(name)) * ops.column("factor"), ops)
+        for name in shrunk
+    })  # fmt: skip
+    return GridMoments(rows.gram(shrunk))
 
-    return GridMoments(rows.stage(shrunk).gram(["one", *names, "y"]))
+
+def _square(names: Sequence[str], ops: Operations) -> Expression:
+    """Return the sum of the squares of columns."""
+    first, *others = (ops.column(name) for name in names)
+    total: Expression = first * first
+    for column in others:
+        total = total + column * column
+    return total
+
+
+def _shrinking(ops: Operations, limit: float) -> Expression:
+    """Return the factor that shortens a row, whose squared norm is a column, to `limit`."""
+    norm = ops.root(ops.real(ops.column("square")))
+    return ops.where([(norm > limit, limit / norm)], 1.0)
 
 
 def _towards_zero(value: Expression, ops: Operations) -> Expression:
@@ -198,7 +208,7 @@ class GridRows:
     def norm_counts(self, levels: Floats) -> Floats:
         """Return how many norms of features are at most each level. Private."""
         limits = [math.floor((level * STEPS) ** 2 * (1 + 1e-12)) for level in levels.tolist()]
-        rows = self._rows.stage(lambda ops: {"square": self._square(ops)})
+        rows = self._rows.stage(lambda ops: {"square": _square(self._names, ops)})
         found = rows.sums(lambda ops: {
             f"n{k}": ops.where([(ops.column("square") <= limit, 1)], 0)
             for k, limit in enumerate(limits)
@@ -207,57 +217,75 @@ class GridRows:
 
     def gradient(self, theta: Floats, limit: float, clip: float) -> Floats:
         """Return the sum of factor * residual * (1, x) over all rows, (d + 1, 1). Private."""
-        units = STEPS / clip
+        units, names = STEPS / clip, self._names
+        coefficients = dict(zip(names, (theta[1:, 0] / STEPS).tolist(), strict=True))
 
-        def weighted(ops: Operations) -> dict[str, Expression]:
-            margin: Expression = float(theta[0, 0])
-            for name, coefficient in zip(self._names, (theta[1:, 0] / STEPS).tolist(), strict=True):
+        def margin(ops: Operations) -> Expression:
+            total = ops.real(ops.column("y")) * 0.0 + float(theta[0, 0])
+            for name, coefficient in coefficients.items():
                 if abs(coefficient) > _SMALLEST:
-                    margin = margin + ops.real(ops.column(name)) * coefficient
-            if isinstance(margin, float):
-                margin = ops.real(ops.column("y")) * 0.0 + margin
-            residual = _residual(margin, ops.column("y"), clip, ops)
-            norm = ops.root(ops.real(self._square(ops)))
-            factor = ops.where([(norm > limit * STEPS, limit * STEPS / norm)], 1.0)
-            weight = _towards_zero(residual * factor * units, ops)
-            return {"w": weight, **{name: ops.column(name) for name in self._names}}
+                    total = total + ops.real(ops.column(name)) * coefficient
+            return total
 
-        found = self._rows.stage(weighted).sums(lambda ops: {
+        rows = self._rows.extend(lambda ops: {"margin": margin(ops), "square": _square(names, ops)})
+        rows = rows.extend(lambda ops: {"factor": _shrinking(ops, limit * STEPS)})
+        rows = _with_residuals(rows, clip).extend(lambda ops: {
+            "w": _towards_zero(ops.column("residual") * ops.column("factor") * units, ops)
+        })  # fmt: skip
+        found = rows.sums(lambda ops: {
             "w": ops.column("w"),
-            **{name: ops.column("w") * ops.column(name) for name in self._names},
+            **{name: ops.column("w") * ops.column(name) for name in names},
         })  # fmt: skip
         total = np.array(list(found.values()), np.float64) / units
         total[1:] /= STEPS
         return (_SHRINK * total)[:, None]
 
-    def _square(self, ops: Operations) -> Expression:
-        columns = [ops.column(name) for name in self._names]
-        total: Expression = columns[0] * columns[0]
-        for column in columns[1:]:
-            total = total + column * column
-        return total
 
-
-def _residual(margin: Expression, label: Expression, clip: float, ops: Operations) -> Expression:
-    """Return w (p - y) for the log-odds `margin`, as in `tacit.regression.irls`.
+def _with_residuals(rows: EngineTable, clip: float) -> EngineTable:
+    """Add the column w (p - y) for the log-odds `margin`, as in `tacit.regression.irls`.
 
     p = 1 / (1 + e^-|m|) is computed from e^-x = (e^(-x / 64))^64 and six terms of Taylor's series,
     with a relative error below 1e-6: engines round their exponentials differently. The larger of p
-    and 1 - p, which the weight needs, is p of |m|.
+    and 1 - p, which the weight needs, is p of |m|. Whatever is used more than once becomes a
+    column, because a formula that repeats its parts grows with every use of them.
     """
-    size = ops.where([(margin < 0.0, 0.0 - margin)], margin)
-    step = ops.where([(size > _FARTHEST, _FARTHEST)], size) / 2.0**_SQUARINGS
-    power: Expression = 1.0
-    for k in range(6, 0, -1):
-        power = 1.0 - step * power / float(k)
-    for _ in range(_SQUARINGS):
-        power = power * power
-    larger = 1.0 / (1.0 + power)
-    probability = ops.where([(margin < 0.0, 1.0 - larger)], larger)
-    weight = ops.where([(larger > clip, clip / larger)], 1.0)
-    residual = weight * (probability - ops.real(label))
-    # Rounding of the quotient may pass the clip in the last bit.
-    return ops.where([(residual > clip, clip), (residual < -clip, -clip)], residual)
+
+    def size(ops: Operations) -> Expression:
+        margin = ops.column("margin")
+        return ops.where([(margin < 0.0, 0.0 - margin)], margin)
+
+    def taylor(ops: Operations) -> Expression:
+        size, power = ops.column("size"), 1.0
+        step = ops.where([(size > _FARTHEST, _FARTHEST)], size) / 64.0
+        for k in range(6, 0, -1):
+            power = 1.0 - step * power / float(k)
+        return power
+
+    def eighth_power(ops: Operations, name: str) -> Expression:
+        square = ops.column(name) * ops.column(name)
+        return square * square * (square * square)
+
+    def residual(ops: Operations) -> Expression:
+        larger, margin = ops.column("larger"), ops.column("margin")
+        probability = ops.where([(margin < 0.0, 1.0 - larger)], larger)
+        weight = ops.where([(larger > clip, clip / larger)], 1.0)
+        return weight * (probability - ops.real(ops.column("y")))
+
+    def clipped(ops: Operations) -> Expression:
+        # Rounding of the quotient may pass the clip in the last bit.
+        value = ops.column("quotient")
+        return ops.where([(value > clip, clip), (value < -clip, -clip)], value)
+
+    for name, formula in (
+        ("size", size),
+        ("power", taylor),
+        ("power8", lambda ops: eighth_power(ops, "power")),
+        ("larger", lambda ops: 1.0 / (1.0 + eighth_power(ops, "power8"))),
+        ("quotient", residual),
+        ("residual", clipped),
+    ):
+        rows = rows.extend(lambda ops, name=name, formula=formula: {name: formula(ops)})
+    return rows
 
 
 def fit_logistic(
