@@ -9,7 +9,7 @@ import typer
 
 from tacit import events as ev
 from tacit.cli import _shared as shared
-from tacit.sources import as_place, is_database, name_of
+from tacit.sources import as_place, is_database, name_of, require_rows
 
 if TYPE_CHECKING:
     from tacit.datasets import Schema
@@ -45,8 +45,8 @@ _TABLES = (".csv", ".tsv", ".txt", ".data", ".parquet", ".pq", ".gz", ".xz", ".b
 
 
 def is_table(name: str | Path) -> bool:
-    """Return whether an argument names the file of a table, and no recipe or run folder."""
-    return Path(name).suffix.lower() in _TABLES
+    """Return whether an argument names a table, and no recipe or run folder."""
+    return is_database(as_place(name)) or Path(name).suffix.lower() in _TABLES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +92,7 @@ class RecipeOptions(FitOptions):
 
         changes: dict[str, Any] = {"run__seed": self.seed, "privacy__epsilon": epsilon}
         changes["privacy__delta"] = delta
+        require_rows(as_place(name))
         if is_table(name) or self.schema is not None:
             if self.schema is None or epsilon is None:
                 raise ValueError("a table needs --schema FILE and --epsilon NUMBER.")

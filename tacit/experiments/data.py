@@ -24,7 +24,11 @@ class HopelessTable(TacitError):
 
 
 def load(
-    settings: DataSettings, root: str | Path | None = None, *, needs_classes: bool = True
+    settings: DataSettings,
+    root: str | Path | None = None,
+    *,
+    needs_classes: bool = True,
+    needs_rows: bool = True,
 ) -> datasets.Dataset:
     """Load the training records (private) and the records that measure the model.
 
@@ -32,8 +36,10 @@ def load(
     data set, of a table declared public, and of the file `public_test` are public. Those held out
     of a private table are private: `Dataset.is_test_public` is False. If the settings name a
     validation share, that fraction of the training records is held out and used in place of the
-    test split.
+    test split. Without `needs_rows`, the data may be a table in a database, whose rows stay there.
     """
+    if needs_rows:
+        sources.require_rows(settings.path)
     if settings.name == "table":
         dataset = _table(settings, root)
     else:

@@ -78,13 +78,13 @@ def run_regression(
     """
     verb, fit = _VERBS[recipe.method]
     sources, disjoint = recipe.transfer.sources, not recipe.transfer.overlapping
-    if recipe.method == "transfer":
+    if is_transfer := recipe.method == "transfer":
         _require_transfer(recipe)
     run = RunFolder(folder)
     with run.taken(recipe, verb=verb, root=root) as place:
         if run.is_finished:
             return run.facts()
-        tables = [data_of.load(recipe.data, place, needs_classes=False)]
+        tables = [data_of.load(recipe.data, place, needs_classes=False, needs_rows=is_transfer)]
         schema, files = data_of.schema_of(recipe.data), [data_of.locate(s, place) for s in sources]
         tables += [datasets.read_table(file, schema, test_share=0.0) for file in files]
         with run.paying(recipe, place, ledger) as paying:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tacit._lazy import lazy
 
 if TYPE_CHECKING:
-    from tacit.sources.addresses import as_place, is_database, name_of
+    from tacit.sources.addresses import as_place, is_database, name_of, require_rows
     from tacit.sources.places import open_table
     from tacit.sources.second_moments import PartialMoments, fit_linear, fit_logistic, moments
     from tacit.sources.table_counts import (
@@ -32,6 +32,7 @@ _HOMES = {
     "moments": "second_moments",
     "name_of": "addresses",
     "open_table": "places",
+    "require_rows": "addresses",
     "tallies": "table_counts",
     **dict.fromkeys(_COUNTS, "table_counts"),
 }
@@ -48,6 +49,7 @@ __all__ = [
     "moments",
     "name_of",
     "open_table",
+    "require_rows",
     "tallies",
 ]
 

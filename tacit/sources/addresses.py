@@ -25,3 +25,12 @@ def name_of(place: str) -> str:
     address, _, table = place.removeprefix(DUCKDB).partition("#")
     name = unquote(table).rpartition(".")[2] or Path(address).name.split(".")[0]
     return name.strip("*?") or "table"
+
+
+def require_rows(place: object) -> None:
+    """Raise if the records are in a database, from which they are not read one by one."""
+    if is_database(place):
+        raise ValueError(
+            "this method reads single records, and those of a database stay there: write the table "
+            "to a Parquet file, or use tacit regress or tacit summarize, which need only sums."
+        )
