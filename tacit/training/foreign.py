@@ -8,6 +8,7 @@ what `Private.step` costs. Without `loss_fn`, example i's gradient is the backwa
 right for any model, but each example's backward runs over the whole microbatch.
 """
 
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,6 +28,7 @@ from tacit.training.engines.loop import clipped_sum_of
 from tacit.training.gradients.site import Unsupported
 from tacit.training.key import reseed
 from tacit.training.mixing import check_layers, norm_layers
+from tacit.training.noisy_loss import with_loss
 from tacit.training.records import Microbatch
 from tacit.training.tree import (
     Batch,
@@ -90,8 +92,13 @@ class ForeignLoops(RunState):
         one row of zeros with weight 0. A rank with fewer microbatches than other ranks gets such
         rows too, because a wrapped model may wait for all ranks in every forward pass.
         """
+        return self.batches_until(self._plan.steps)
+
+    def batches_until(self, end: int) -> Iterator[Batch]:
+        """Yield the microbatches of `batches` for the steps that remain before step `end`."""
         mine = self._begin_loop()
-        for lot in self._lots.from_step(self.steps_taken, self._plan.steps):
+        self._note_end(end)
+        for lot in self._lots.from_step(self.steps_taken, end):
             self._sum_so_far = None
             microbatches, most = lot.microbatches(), self._lots.most_batches(lot.step)
             microbatch, number = next(microbatches, None), 0
@@ -125,6 +132,7 @@ class ForeignLoops(RunState):
             require_gradient(losses)
             with current_device(losses.device):
                 total = self._guard(handed.forward.clipped_sum, losses)  # private
+                total = with_loss(total, self._plan.noisy_loss, losses, handed.forward.mask)
                 drawn = handed.microbatch.size  # private
                 if so_far is not None:
                     total, drawn = so_far[0] + total, so_far[1] + drawn
@@ -178,6 +186,18 @@ class ForeignLoops(RunState):
         self._check_resumed()
         self._loop += 1
         return self._loop
+
+    def _note_end(self, end: int) -> None:
+        """Warn if all steps before step `end` were taken, so that a loop over them has no lots."""
+        if self.steps_taken < end:
+            return
+        what = "this run" if end == self._plan.steps else "this epoch"
+        warnings.warn(
+            f"{what} is over: all of its steps were taken, so this loop gets no lots. One loop "
+            "over private is the whole run; private.epochs() yields it epoch by epoch.",
+            RuntimeWarning,
+            stacklevel=4,
+        )
 
     def _check_loop(self, loop: int) -> None:
         if loop != self._loop:
@@ -264,7 +284,7 @@ class ForeignForward:
         self._device = next(iter(parameters.values())).device
         everything = torch.ones(n_rows(microbatch.batch), dtype=torch.bool)
         mask = everything if microbatch.weights is None else microbatch.weights > 0
-        self._mask = mask.to(self._device)
+        self.mask = mask.to(self._device)
         self._intercept: Intercept | None = None
         self._stack = ExitStack()
         with ExitStack() as stack:  # leaves what was entered, should anything below fail
@@ -278,7 +298,7 @@ class ForeignForward:
 
     def _follow(self, stack: ExitStack, loss_fn: LossFn, batch: Batch) -> None:
         batch = map_tensors(lambda tensor: tensor.to(self._device), batch)
-        examples = Examples(self._model, loss_fn, batch, self._mask)
+        examples = Examples(self._model, loss_fn, batch, self.mask)
         try:
             trace = trace_for(examples)
         except Unsupported:
@@ -297,7 +317,7 @@ class ForeignForward:
         # A loop may call backward inside its autocast, where norms and factors would be bf16.
         with whole, as_written(), torch.autocast(self._device.type, enabled=False):
             if self._intercept is None:
-                return clipped_sum_of(losses, self._parameters, self.clip, self._mask)
+                return clipped_sum_of(losses, self._parameters, self.clip, self.mask)
             tape = self._intercept.tape
             with tape.emptied():
                 try:
@@ -309,7 +329,7 @@ class ForeignForward:
                         f"{error.reason}. Give no loss_fn to make_private."
                     ) from None
                 with torch.no_grad():
-                    return tape.clipped_sum(self._mask, "look")
+                    return tape.clipped_sum(self.mask, "look")
 
 
 class _HandedOut(NamedTuple):
