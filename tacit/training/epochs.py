@@ -9,7 +9,7 @@ never: an epoch is a way to count steps, and nothing else.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tacit import accounting
 from tacit.events import Sequence as EventSequence
@@ -110,6 +110,26 @@ class EpochLoops(ForeignLoops):
         examples were seen to influence each other: the releases of such a run have no guarantee.
         """
         return self.epsilon_at(self._plan.steps, delta=delta)
+
+    @property
+    def info(self) -> dict[str, Any]:  # Any: numbers and lists of them
+        """Public facts on the run, by name. Losses, norms and lot sizes are private: left out.
+
+        If `noisy_loss` is released, `gradient_factor` times the noise multiplier and the clip norm
+        is the noise of the gradient's sum.
+        """
+        bands = len(self._plan.column)
+        return {
+            **({"bands": bands} if bands > 1 else {}),
+            **({"gradient_factor": factor} if (factor := self._plan.gradient_factor) > 1 else {}),
+            "step": self.steps_taken,
+            "steps": self._plan.steps,
+            "clip_norms": list(self._clip().clip_norms),
+            "noise_multiplier": self._plan.noise_at(self.steps_taken),
+            "expected_batch": self._plan.expected_batch,
+            "n_records": self._plan.n_records,
+            "is_reproducible": self.is_reproducible,
+        }
 
     @property
     def noisy_losses(self) -> list[float]:

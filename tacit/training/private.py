@@ -6,7 +6,7 @@ is attached to either of them: all that leaves the step is `p.grad`.
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -222,21 +222,6 @@ class Private(EpochLoops):
     def microbatch(self) -> int:
         """Largest number of rows on the device at once; it is lowered when memory runs out."""
         return self._lots.limit
-
-    @property
-    def info(self) -> dict[str, Any]:  # Any: numbers and lists of them
-        """Public facts on the run, by name. Losses, norms and lot sizes are private: left out."""
-        bands = len(self._plan.column)
-        return {
-            **({"bands": bands} if bands > 1 else {}),
-            "step": self.steps_taken,
-            "steps": self.steps,
-            "clip_norms": list(self._clip().clip_norms),
-            "noise_multiplier": self.noise_multiplier,
-            "expected_batch": self._plan.expected_batch,
-            "n_records": self._plan.n_records,
-            "is_reproducible": self.is_reproducible,
-        }
 
     def __len__(self) -> int:
         """Return the planned number of steps, including those before a restart.
