@@ -1,8 +1,8 @@
 """The page that compares several runs: what differs, what they share, epsilon against quality."""
 
 import math
-from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 from typing import NamedTuple
@@ -98,22 +98,27 @@ def read_runs(folders: Sequence[str | Path]) -> list[Compared]:
 def comparison_figures(runs: Sequence[Compared]) -> tuple[Figure, ...]:
     """Return epsilon against quality, and quality by epoch, for runs that were measured alike.
 
-    Metrics that only one run has are in the table alone.
+    These are runs of the same data and metric. A run that has no companion is in the table alone.
     """
-    figures = []
-    metrics = Counter(c.facts.utility.metric for c in runs if c.quality is not None)
-    for metric in (name for name, count in metrics.items() if count > 1):
-        measured = [c for c in runs if c.quality is not None and c.facts.utility.metric == metric]
-        figures += [_by_epsilon(metric, measured), *_by_epoch(metric, measured)]
+    figures: list[Figure] = []
+    alike: dict[tuple[str, str], list[Compared]] = {}
+    for compared in runs:
+        if compared.quality is not None:
+            key = compared.facts.utility.metric, compared.facts.data
+            alike.setdefault(key, []).append(compared)
+    for number, ((metric, data), group) in enumerate(alike.items()):
+        if len(group) > 1:
+            drawn = [_by_epsilon(metric, data, group), *_by_epoch(metric, data, group)]
+            figures += [replace(f, name=f"{f.name}-{number}" if number else f.name) for f in drawn]
     return tuple(figures)
 
 
-def _by_epsilon(metric: str, runs: Sequence[Compared]) -> Figure:
+def _by_epsilon(metric: str, data: str, runs: Sequence[Compared]) -> Figure:
     series = tuple(_point(c, role) for c, role in zip(runs, cycle(_ROLES)))
     whiskers = "Whiskers are 95 % intervals." if any(s.low for s in series) else ""
     return Figure(
         name=f"{metric}-by-epsilon",
-        title=f"{metric.capitalize()} against epsilon",
+        title=f"{metric.capitalize()} against epsilon on {data}",
         caption=f"One dot for each run. {whiskers}".strip(),
         x_label="epsilon",
         y_label=metric,
@@ -134,7 +139,7 @@ def _point(compared: Compared, role: Role) -> Series:
     )  # fmt: skip
 
 
-def _by_epoch(metric: str, runs: Sequence[Compared]) -> list[Figure]:
+def _by_epoch(metric: str, data: str, runs: Sequence[Compared]) -> list[Figure]:
     lines = []
     for compared, role in zip(runs, cycle(_ROLES)):
         facts = compared.facts
@@ -146,7 +151,7 @@ def _by_epoch(metric: str, runs: Sequence[Compared]) -> list[Figure]:
         return []
     figure = Figure(
         name=f"{metric}-by-epoch",
-        title=f"{metric.capitalize()} after each epoch",
+        title=f"{metric.capitalize()} after each epoch on {data}",
         caption="One line for each run that was measured on the way.",
         x_label="epoch",
         y_label=metric,
@@ -187,10 +192,11 @@ def _numbers(runs: Sequence[Compared]) -> tuple[Number, ...]:
     if (together := _price_of_all(runs)) is not None:
         note = f"epsilon of releasing every run, at delta {max(c.facts.delta for c in runs):g}"
         numbers.append(Number("all of them", f"{together:.3f}", note))
-    metrics = {c.facts.utility.metric for c in runs if c.quality is not None}
-    if len(metrics) == 1:
-        (metric,), best = metrics, max(runs, key=lambda c: c.quality or -math.inf)
-        assert best.quality is not None  # one of them was measured
+    measured = [c for c in runs if c.quality is not None]
+    metrics = {c.facts.utility.metric for c in measured}
+    if len(metrics) == 1 and len({c.facts.data for c in measured}) == 1:
+        (metric,), best = metrics, max(measured, key=lambda c: c.quality or 0.0)
+        assert best.quality is not None  # it was measured
         note = f"{best.name}, epsilon {best.facts.epsilon:.3g}"
         numbers.append(Number(f"best {metric}", metric_in_words(metric, best.quality), note))
     return tuple(numbers)
@@ -221,7 +227,7 @@ def _warnings(runs: Sequence[Compared]) -> tuple[str, ...]:
                 f"The runs have different {what} ({listed}): their epsilons mean different things."
             )
     if len({c.facts.data for c in runs}) > 1:
-        found.append("The runs are of different data, so their quality cannot be compared.")
+        found.append("The runs are of different data: quality is compared on the same data alone.")
     if len({c.facts.utility.metric for c in runs if c.quality is not None}) > 1:
         found.append("The runs were measured by different metrics: figures show those in common.")
     if len({c.facts.delta for c in runs}) > 1:

@@ -83,7 +83,7 @@ for (const form of document.querySelectorAll("form.what-if")) {
   const say = () => {
     const row = steps ? Number(steps.value) : 0;
     const at = Number(slider.value);
-    const words = `noise multiplier ${data.multipliers[at]}, ${data.steps[row]}`;
+    const words = `${data.label} ${data.noise[at]}, ${data.steps[row]}`;
     form.querySelector("output").textContent =
       `${words}: epsilon ${data.epsilons[row][at]} at delta ${data.delta}`;
     slider.setAttribute("aria-valuetext", words);

@@ -173,10 +173,14 @@ def page_of(
         sections=(*sections, _levels(facts, epsilon)),
         what_if=what_if(facts),
         prices=tuple(certificate["prices"]),
-        fields=(
-            *_fields(facts, epsilon),
-            *_group_fields(certificate),
-            *_context_fields(certificate),
+        fields=tuple(  # a name that comes twice has one row
+            dict(
+                (
+                    *_fields(facts, epsilon),
+                    *_group_fields(certificate),
+                    *_context_fields(certificate),
+                )
+            ).items()
         ),
         certificate=certificate,
         footer=f"Written by tacit {facts.versions.get('tacit', '')}; run of {facts.created}.",
@@ -211,7 +215,7 @@ def _numbers(facts: Facts, epsilon: float) -> tuple[Number, ...]:
 
 def metric_in_words(name: str, value: float) -> str:
     """Return a metric as text: an accuracy in percent, others with four digits."""
-    return f"{100 * value:.2f} %" if name == "accuracy" else f"{value:.4f}"
+    return f"{100 * value:.2f}\N{NO-BREAK SPACE}%" if name == "accuracy" else f"{value:.4f}"
 
 
 def interval_of(facts: Facts) -> tuple[float, float] | None:

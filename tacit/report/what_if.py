@@ -23,13 +23,15 @@ _COUNTS = {"Repeated": "count", "BandedGaussian": "steps"}  # fields that count 
 
 @dataclass(frozen=True, kw_only=True)
 class WhatIf:
-    """Prices of a run with other noise multipliers, and with other numbers of steps if it has any.
+    """Prices of a run with other noise, and with other numbers of steps if it has any.
 
-    `epsilons` has a row for each of `steps`, and in it an epsilon for each of `multipliers`.
-    `start` is the place of the run itself in `multipliers`.
+    `epsilons` has a row for each of `steps`, and in it an epsilon for each entry of `noise`, which
+    holds noise multipliers, or factors on all of them if the run has several; `label` says which.
+    `start` is the place of the run itself in `noise`.
     """
 
-    multipliers: tuple[float, ...]
+    label: str
+    noise: tuple[float, ...]
     steps: tuple[str, ...]
     epsilons: tuple[tuple[float, ...], ...]
     delta: float
@@ -43,21 +45,22 @@ class WhatIf:
             name="what-if",
             title="Epsilon at other noise",
             caption=f"Price, at delta {self.delta:g}, of runs like this one that were planned so.",
-            x_label="noise multiplier",
+            x_label=self.label,
             y_label="epsilon",
             x_log=True,
             y_log=True,
             series=tuple(
-                Series(name=name, x=self.multipliers, y=row, role=roles[name])
+                Series(name=name, x=self.noise, y=row, role=roles[name])
                 for name, row in zip(self.steps, self.epsilons, strict=True)
             ),
         )
 
     @property
     def data(self) -> dict[str, Any]:  # Any: JSON values
-        """What the script of the page needs: texts of the multipliers and epsilons."""
+        """What the script of the page needs: texts of the noise and of the epsilons."""
         return {
-            "multipliers": [f"{value:.3g}" for value in self.multipliers],
+            "label": self.label,
+            "noise": [f"{value:.3g}" for value in self.noise],
             "steps": list(self.steps),
             "epsilons": [[_rounded_up(value) for value in row] for row in self.epsilons],
             "delta": f"{self.delta:g}",
@@ -68,23 +71,25 @@ class WhatIf:
         """What the control says before it is moved."""
         row = self.steps.index(STEPS[1.0])
         epsilon, data = self.data["epsilons"][row][self.start], self.data
-        where = f"noise multiplier {data['multipliers'][self.start]}"
+        where = f"{self.label} {data['noise'][self.start]}"
         return f"{where}, {STEPS[1.0]}: epsilon {epsilon} at delta {data['delta']}"
 
 
 def what_if(facts: Facts) -> WhatIf | None:
     """Return the prices of a run like the one with these facts, with other noise.
 
-    None if the run has no noise multiplier, as with pure prices, or if a price is not certified.
-    Only releases with the run's noise multiplier change; others, such as a paid evaluation, stay as
-    they are.
+    None if the run has no noise multiplier, as with pure prices, or if a price is not certified. Of
+    DP-SGD, only the noise of the training steps changes; a paid evaluation stays as it is. Of a run
+    with several noise multipliers and no main one, all of them change together.
     """
-    multiplier = facts.hyperparameters.get("noise_multiplier")
-    multiplier = _multiplier(facts.event) if multiplier is None else multiplier
-    if not isinstance(multiplier, int | float) or not 0 < multiplier < math.inf:
+    main = facts.hyperparameters.get("noise_multiplier")
+    every = _multipliers(facts.event)
+    if main is None and len(every) == 1:
+        (main,) = every
+    if not every or not all(0 < value < math.inf for value in every):
         return None
-    changed = _Changed(float(multiplier))
-    has_steps = changed(facts.event, 1.0, 2.0) != facts.event
+    changed = _Changed(main)
+    has_steps = main is not None and changed(facts.event, 1.0, 2.0) != facts.event
     factors = [f for f in STEPS if has_steps or f == 1.0]
     try:
         rows = [
@@ -96,7 +101,8 @@ def what_if(facts: Facts) -> WhatIf | None:
     if len(set(rows[0])) == 1 or not all(0 < value < math.inf for row in rows for value in row):
         return None
     return WhatIf(
-        multipliers=tuple(multiplier * noise for noise in NOISE),
+        label="noise, times that of this run" if main is None else "noise multiplier",
+        noise=tuple((1.0 if main is None else float(main)) * noise for noise in NOISE),
         steps=tuple(STEPS[factor] for factor in factors),
         epsilons=tuple(rows),
         delta=facts.delta,
@@ -106,9 +112,9 @@ def what_if(facts: Facts) -> WhatIf | None:
 
 @dataclass(frozen=True)
 class _Changed:
-    """Changes the releases of an event whose noise multiplier is `multiplier`."""
+    """Changes the releases of an event whose noise multiplier is `multiplier`; None means all."""
 
-    multiplier: float
+    multiplier: float | None
 
     def __call__(self, event: Any, noise: float, steps: float) -> Any:  # Any: JSON values
         """Return an event's JSON with noise and number of steps multiplied by these factors."""
@@ -125,7 +131,9 @@ class _Changed:
         return found
 
     def _is_meant(self, value: object) -> bool:
-        return isinstance(value, int | float) and math.isclose(value, self.multiplier)
+        if not isinstance(value, int | float):
+            return False
+        return self.multiplier is None or math.isclose(value, self.multiplier)
 
     def _is_inside(self, event: Any) -> bool:  # Any: JSON values
         if isinstance(event, list):
@@ -136,15 +144,15 @@ class _Changed:
         return self._is_meant(event.get("noise_multiplier")) or inside
 
 
-def _multiplier(event: Any) -> float | None:  # Any: JSON values
-    """Return the noise multiplier of an event's JSON if it has one alone; else None."""
-    if isinstance(event, Mapping) and isinstance(event.get("noise_multiplier"), int | float):
-        return event["noise_multiplier"]
-    parts = event.values() if isinstance(event, Mapping) else event
-    if not isinstance(event, Mapping | list):
-        return None
-    found = {m for part in parts if (m := _multiplier(part)) is not None}
-    return found.pop() if len(found) == 1 else None
+def _multipliers(event: Any) -> set[float]:  # Any: JSON values
+    """Return the noise multipliers in an event's JSON."""
+    if isinstance(event, list):
+        return {value for part in event for value in _multipliers(part)}
+    if not isinstance(event, Mapping):
+        return set()
+    own = event.get("noise_multiplier")
+    inside = {value for part in event.values() for value in _multipliers(part)}
+    return inside | ({own} if isinstance(own, int | float) else set())
 
 
 def _price(facts: Facts, event: Mapping[str, Any]) -> float:  # Any: JSON values

@@ -7,6 +7,7 @@ never: an epoch is a way to count steps, and nothing else.
 """
 
 import math
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 from tacit import accounting
 from tacit.events import Sequence as EventSequence
 from tacit.training.callbacks import Callback, Released
-from tacit.training.foreign import ForeignLoops
+from tacit.training.checkpoint import RunState
 from tacit.training.lots import Lot
 from tacit.training.noise import NoisyMean
 from tacit.training.plan import TrainingPlan
 from tacit.training.tree import Batch
 
 if TYPE_CHECKING:
+    from tacit.training.isolation import Isolation
     from tacit.training.private import Private
 
 
@@ -57,11 +59,12 @@ class Epoch:
         return f"Epoch({self.number} of {self.total}, until step {self.end})"
 
 
-class EpochLoops(ForeignLoops):
+class EpochLoops(RunState):
     """The methods of a private run that follow its epochs and its price. Base of `Private`."""
 
     _reports: "StepReports | None"
     _priced: dict[tuple[int, float], float]
+    _isolation: "Isolation"
 
     def epochs(self) -> Iterator[Epoch]:
         """Yield the epochs of the run, each of which yields its lots.
@@ -135,6 +138,18 @@ class EpochLoops(ForeignLoops):
     def noisy_losses(self) -> list[float]:
         """The noisy training losses of the steps that this process has taken, oldest first."""
         return [] if self._reports is None else list(self._reports.losses)
+
+    def _note_end(self, end: int) -> None:
+        """Warn if all steps before step `end` were taken, so that a loop over them has no lots."""
+        if self.steps_taken < end:
+            return
+        what = "this run" if end == self._plan.steps else "this epoch"
+        warnings.warn(
+            f"{what} is over: all of its steps were taken, so this loop gets no lots. One loop "
+            "over private is the whole run; private.epochs() yields it epoch by epoch.",
+            RuntimeWarning,
+            stacklevel=4,
+        )
 
     def _report(self, step: int) -> None:
         """Call the callbacks with what the run has released up to and including `step`."""

@@ -8,7 +8,6 @@ what `Private.step` costs. Without `loss_fn`, example i's gradient is the backwa
 right for any model, but each example's backward runs over the whole microbatch.
 """
 
-import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,13 +17,14 @@ from torch import Tensor, nn
 
 from tacit.errors import IncompatibleModel
 from tacit.training.arithmetic import Arithmetic
-from tacit.training.checkpoint import RunState, State
+from tacit.training.checkpoint import State
 from tacit.training.clip import Clip, ClippedSum, trainable
 from tacit.training.distributed import gathered, is_sharded
 from tacit.training.ema import TailMean
 from tacit.training.engines.bookkeeping import Intercept, Stale, Tape, trace_for
 from tacit.training.engines.examples import Examples, as_written
 from tacit.training.engines.loop import clipped_sum_of
+from tacit.training.epochs import EpochLoops
 from tacit.training.gradients.site import Unsupported
 from tacit.training.key import reseed
 from tacit.training.mixing import check_layers, norm_layers
@@ -58,7 +58,7 @@ def own_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     return optimizer
 
 
-class ForeignLoops(RunState):
+class ForeignLoops(EpochLoops):
     """The methods of a private run for training loops of other libraries. Base of `Private`.
 
     It keeps track of the loop that is running, the microbatch that the loop holds, and the clipped
@@ -186,18 +186,6 @@ class ForeignLoops(RunState):
         self._check_resumed()
         self._loop += 1
         return self._loop
-
-    def _note_end(self, end: int) -> None:
-        """Warn if all steps before step `end` were taken, so that a loop over them has no lots."""
-        if self.steps_taken < end:
-            return
-        what = "this run" if end == self._plan.steps else "this epoch"
-        warnings.warn(
-            f"{what} is over: all of its steps were taken, so this loop gets no lots. One loop "
-            "over private is the whole run; private.epochs() yields it epoch by epoch.",
-            RuntimeWarning,
-            stacklevel=4,
-        )
 
     def _check_loop(self, loop: int) -> None:
         if loop != self._loop:

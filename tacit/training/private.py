@@ -16,16 +16,17 @@ from tacit.ledger import Ledger
 from tacit.training import checkpoint
 from tacit.training.distributed import Ranks
 from tacit.training.engines import Clip, ClippedSum, LossFn, LotSum, TracedLotSum
-from tacit.training.epochs import EpochLoops, StepReports
+from tacit.training.foreign import ForeignLoops
 from tacit.training.lots import Lot, Lots
 from tacit.training.noise import NoisyMean, replayed_update
 from tacit.training.plan import TrainingPlan
 
 if TYPE_CHECKING:
+    from tacit.training.epochs import StepReports
     from tacit.training.foreign import Arithmetic, Isolation, TailMean
 
 
-class Private(EpochLoops):
+class Private(ForeignLoops):
     """A private run: iterate over it for lots and pass each to `step`. Made by `make_private`.
 
     `batches` and `backward` serve loops of other libraries (`foreign`); `state_dict` and
@@ -60,7 +61,7 @@ class Private(EpochLoops):
         is_reproducible: bool,
         arithmetic: "Arithmetic",
         mean: "TailMean | None" = None,
-        reports: StepReports | None = None,
+        reports: "StepReports | None" = None,
     ) -> None:
         super().__init__(model, isolation, arithmetic, mean)
         self.ledger = ledger
