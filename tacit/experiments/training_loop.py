@@ -34,7 +34,7 @@ from tacit.training import (
     AdamBC,
     Banded,
     NoisyLoss,
-    Released,
+    ReleasedStep,
     choose_bands,
     count_steps,
     make_private,
@@ -118,7 +118,7 @@ class TrainingLoop:
             noisy_loss=None if upper is None else NoisyLoss(upper=upper),
             callbacks=() if upper is None else (self._note,),
         )
-        self.latest: Released | None = None  # of a run that releases its loss
+        self.latest: ReleasedStep | None = None  # of a run that releases its loss
         self._lots = self.private if canaries is None else canaries.watch(self.private)
 
     def steps(self) -> Iterator[int]:
@@ -135,7 +135,7 @@ class TrainingLoop:
                 self.ema.update()
             yield private.steps_taken
 
-    def _note(self, released: Released) -> None:
+    def _note(self, released: ReleasedStep) -> None:
         self.latest = released
 
     def released(self) -> AbstractContextManager[nn.Module]:

@@ -1,24 +1,23 @@
 """Callbacks: what a run has released, after each step, for progress bars and experiment trackers.
 
-A callback is any function of one `Released`. That record is frozen and holds numbers that are
+A callback is any function of one `ReleasedStep`. That record is frozen and holds numbers that are
 public: the plan, what it costs, and the training loss if the run pays for it (`noisy_loss`). Lots,
 losses and gradients of examples, norms and drawn sizes are in none of its fields.
 
 `TensorBoard`, `MLflow`, `WandB` and `RichProgress` are callbacks that pass the numbers on to the
-libraries of these names, which are imported when they are made.
+libraries of these names. A library is imported when its callback is made, if at all.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from os import PathLike
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 from tacit._check import whole
 
 
 @dataclass(frozen=True, kw_only=True)
-class Released:
+class ReleasedStep:
     """What a run has released when a step is over. Every field is public.
 
     Attributes
@@ -60,8 +59,8 @@ class Released:
     def metrics(self) -> dict[str, float]:
         """Return the numbers to plot by name, without those that are None.
 
-        >>> Released(step=3, steps=9, epoch=1, epochs=2, is_epoch_end=False, noise_multiplier=1.1,
-        ...          clip_norms=(0.5,), loss=0.7, loss_std=0.1).metrics()
+        >>> ReleasedStep(step=3, steps=9, epoch=1, epochs=2, is_epoch_end=False,
+        ...              noise_multiplier=1.1, clip_norms=(0.5,), loss=0.7, loss_std=0.1).metrics()
         {'epoch': 1.0, 'noise_multiplier': 1.1, 'loss': 0.7, 'loss_std': 0.1, 'clip_norm': 0.5}
         """
         names = ("epoch", "noise_multiplier", "epsilon", "loss", "loss_std", "epoch_loss")
@@ -72,9 +71,9 @@ class Released:
 
 
 class Callback(Protocol):
-    """A function that is called with a `Released` after each step."""
+    """A function that is called with a `ReleasedStep` after each step."""
 
-    def __call__(self, released: Released, /) -> None:
+    def __call__(self, released: ReleasedStep, /) -> None:
         """Use what was released."""
         ...
 
@@ -89,7 +88,7 @@ class _Tracker:
         self._log = log
         self._every = whole(every=every, least=1)
 
-    def __call__(self, released: Released, /) -> None:
+    def __call__(self, released: ReleasedStep, /) -> None:
         if released.is_epoch_end or released.step % self._every == 0:
             self._log(released.metrics(), released.step)
 
@@ -127,7 +126,7 @@ class TensorBoard(_Tracker):
         for name, value in metrics.items():
             self._writer.add_scalar(f"tacit/{name}", value, step)
 
-    def __call__(self, released: Released, /) -> None:
+    def __call__(self, released: ReleasedStep, /) -> None:
         super().__call__(released)
         if released.is_epoch_end:
             self._writer.flush()
@@ -153,24 +152,19 @@ class WandB(_Tracker):
 
 
 class RichProgress:
-    """Shows a progress bar with the epoch, the loss if it is paid for, and epsilon so far.
+    """Shows the run on a `rich.progress.Progress`: epoch, epsilon so far, and the paid loss.
 
-    The bar ends with the run. Use the object in a `with` block if the loop may be left early.
+    with rich.progress.Progress() as progress:
+        private = tacit.make_private(..., callbacks=[RichProgress(progress)])
     """
 
-    def __init__(self, progress: Any = None) -> None:  # Any: a rich.progress.Progress
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-        from rich.progress import TimeRemainingColumn as Remaining
-
-        text = TextColumn("{task.description}")
-        made = Progress(text, BarColumn(), MofNCompleteColumn(), Remaining())
-        self._progress = made if progress is None else progress
+    def __init__(self, progress: Any) -> None:  # Any: a rich.progress.Progress
+        self._progress = progress
         self._task: Any = None  # Any: a rich TaskID
         self._epsilon = ""
 
-    def __call__(self, released: Released, /) -> None:
+    def __call__(self, released: ReleasedStep, /) -> None:
         if self._task is None:
-            self._progress.start()
             self._task = self._progress.add_task("private steps", total=released.steps)
         if released.epsilon is not None:
             self._epsilon = f", epsilon so far {released.epsilon:.3g}"
@@ -178,17 +172,3 @@ class RichProgress:
         if released.epoch_loss is not None:
             words += f", noisy loss {released.epoch_loss:.3f} ± {released.epoch_loss_std:.3f}"
         self._progress.update(self._task, completed=released.step, description=words)
-        if released.step == released.steps:
-            self.close()
-
-    def close(self) -> None:
-        """Stop drawing the bar."""
-        self._progress.stop()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, _kind: type[BaseException] | None, _e: BaseException | None, _t: TracebackType | None
-    ) -> None:
-        self.close()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tacit import accounting
 from tacit.events import Sequence as EventSequence
-from tacit.training.callbacks import Callback, Released
+from tacit.training.callbacks import Callback, ReleasedStep
 from tacit.training.checkpoint import RunState
 from tacit.training.lots import Lot
 from tacit.training.noise import NoisyMean
@@ -176,7 +176,7 @@ class StepReports:
         for callback in callbacks:
             if not callable(callback):
                 raise TypeError(
-                    "callbacks must be functions of one tacit.training.Released, got "
+                    "callbacks must be functions of one tacit.training.ReleasedStep, got "
                     f"{type(callback).__name__}."
                 )
         self.plan = plan
@@ -201,12 +201,14 @@ class StepReports:
             self._of_epoch.clear()
         self._of_epoch.append((loss, plan.noisy_loss.noise_std(**setting)))
 
-    def released(self, step: int, clip_norms: tuple[float, ...], epsilon: float | None) -> Released:
+    def released(
+        self, step: int, clip_norms: tuple[float, ...], epsilon: float | None
+    ) -> ReleasedStep:
         """Return the record of `step`, made of the plan and of released numbers."""
         plan, number = self.plan, int(step // self.plan.steps_per_epoch)
         of_epoch, n = self._of_epoch, max(1, len(self._of_epoch))
         last = of_epoch[-1] if of_epoch else (None, None)
-        return Released(
+        return ReleasedStep(
             step=step + 1,
             steps=plan.steps,
             epoch=number + 1,

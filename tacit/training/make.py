@@ -183,8 +183,8 @@ def make_private(
         `NoisyLoss(upper=...)`: release the mean training loss of each step too, with noise. It is
         paid by more noise on the gradient, so no price changes. See docs/callbacks.md.
     callbacks
-        Functions that are called after each step with a `Released`, the record of what the run has
-        released so far; on rank 0 alone. `TensorBoard`, `MLflow`, `WandB` and `RichProgress` of
+        Functions that are called after each step with a `ReleasedStep`, the record of what the run
+        has released so far; on rank 0 alone. `TensorBoard`, `MLflow`, `WandB` and `RichProgress` of
         `tacit.training` are such functions.
     ledger
         Where the plan is reserved before the first release; default a new one in memory.

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 import tacit
-from tacit.training import MLflow, NoisyLoss, Released, RichProgress, TensorBoard, WandB
+from tacit.training import MLflow, NoisyLoss, ReleasedStep, RichProgress, TensorBoard, WandB
 
 LOSS = NoisyLoss(upper=2.0)
 
@@ -61,7 +61,7 @@ def test_a_record_is_frozen_and_made_of_plain_numbers(problem):
     records = []
     followed(problem, records.append)
     for record in records:
-        for field in dataclasses.fields(Released):
+        for field in dataclasses.fields(ReleasedStep):
             value = getattr(record, field.name)
             values = value if type(value) is tuple else (value,)
             assert all(type(v) in (int, float, bool, type(None)) for v in values), field.name
@@ -71,7 +71,9 @@ def test_a_record_is_frozen_and_made_of_plain_numbers(problem):
 
 def test_records_follow_from_the_plan_and_the_noisy_losses_alone(problem):
     """Other records and other labels give the same record, as far as noise is not concerned."""
-    fields = [f.name for f in dataclasses.fields(Released) if f.name not in ("loss", "epoch_loss")]
+    fields = [
+        f.name for f in dataclasses.fields(ReleasedStep) if f.name not in ("loss", "epoch_loss")
+    ]
     seen = []
     for factor in (1.0, -3.0):
         records = []
@@ -150,8 +152,8 @@ def test_rich_shows_epoch_epsilon_and_loss(problem):
     out = io.StringIO()
     console = Console(file=out, width=120)
     columns = TextColumn("{task.description}"), MofNCompleteColumn()
-    with RichProgress(Progress(*columns, console=console)) as bar:
-        private = followed(problem, bar)
+    with Progress(*columns, console=console) as progress:
+        private = followed(problem, RichProgress(progress))
     epsilon = private.epsilon(delta=1e-5)
     assert f"epoch 2/2, epsilon so far {epsilon:.3g}, noisy loss" in out.getvalue()
     assert "6/6" in out.getvalue()
