@@ -248,6 +248,8 @@ class TrainingSettings(_Settings, section="training"):
     """Steps over which noise is correlated: a number, or "auto" for the one with the least noise of
     running sums. Default 1, independent noise. With more, `average` is replaced by the mean weights
     of the last quarter of the steps. See docs/correlated-noise.md."""
+    loss_upper: float | None = _setting(None, positive)
+    """Release a noisy training loss, clipped to this value; see docs/callbacks.md. Default none."""
     max_microbatch: int | None = _setting(None, _at_least_one)
     """Most rows on the device at once; default chosen from the available memory."""
 

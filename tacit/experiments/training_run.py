@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from tacit import accounting
 from tacit.datasets import Dataset
 from tacit.events import Event, PureDP, Relation, Sequence
 from tacit.experiments import data, models
@@ -317,11 +316,11 @@ class Session:
         if self.dataset.is_test_public and len(self.prepared.x_test):
             with self.loop.released() as model:
                 found = evaluate(model, *tensors(self.prepared.x_test, self.prepared.y_test))
-        epsilon = accounting.epsilon(
-            self.loop.event_until(step),
-            delta=self.recipe.privacy.budget.delta,
-            relation=self.ledger.relation,
-        )
+        delta, released = self.recipe.privacy.budget.delta, self.loop.latest
+        if released is not None and released.epoch_loss is not None:
+            found["training_loss"] = released.epoch_loss
+            found["training_loss_std"] = released.epoch_loss_std or 0.0
+        epsilon = self.private.epsilon_at(step, delta=delta)
         epoch = round(step * self.recipe.training.batch / self.n_records, 4)
         return {"step": step, "epoch": epoch, "epsilon": epsilon, **found}
 
@@ -504,6 +503,8 @@ def _releases(recipe: Recipe, dataset: Dataset) -> tuple[str, ...]:
     held = recipe.data.validation_share
     measured = "records held out of the training set" if held else "the test split"
     metrics = [f"metrics on {measured} after each epoch"] if dataset.is_test_public else []
+    if training.loss_upper is not None:
+        metrics.append(f"the mean training loss of each step, clipped to {training.loss_upper:g}")
     return (weights, *taken, *metrics, *table_releases(recipe.data, dataset))
 
 

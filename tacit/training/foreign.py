@@ -17,16 +17,18 @@ from torch import Tensor, nn
 
 from tacit.errors import IncompatibleModel
 from tacit.training.arithmetic import Arithmetic
-from tacit.training.checkpoint import RunState, State
+from tacit.training.checkpoint import State
 from tacit.training.clip import Clip, ClippedSum, trainable
 from tacit.training.distributed import gathered, is_sharded
 from tacit.training.ema import TailMean
 from tacit.training.engines.bookkeeping import Intercept, Stale, Tape, trace_for
 from tacit.training.engines.examples import Examples, as_written
 from tacit.training.engines.loop import clipped_sum_of
+from tacit.training.epochs import EpochLoops
 from tacit.training.gradients.site import Unsupported
 from tacit.training.key import reseed
 from tacit.training.mixing import check_layers, norm_layers
+from tacit.training.noisy_loss import with_loss
 from tacit.training.records import Microbatch
 from tacit.training.tree import (
     Batch,
@@ -56,7 +58,7 @@ def own_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     return optimizer
 
 
-class ForeignLoops(RunState):
+class ForeignLoops(EpochLoops):
     """The methods of a private run for training loops of other libraries. Base of `Private`.
 
     It keeps track of the loop that is running, the microbatch that the loop holds, and the clipped
@@ -90,8 +92,13 @@ class ForeignLoops(RunState):
         one row of zeros with weight 0. A rank with fewer microbatches than other ranks gets such
         rows too, because a wrapped model may wait for all ranks in every forward pass.
         """
+        return self.batches_until(self._plan.steps)
+
+    def batches_until(self, end: int) -> Iterator[Batch]:
+        """Yield the microbatches of `batches` for the steps that remain before step `end`."""
         mine = self._begin_loop()
-        for lot in self._lots.from_step(self.steps_taken, self._plan.steps):
+        self._note_end(end)
+        for lot in self._lots.from_step(self.steps_taken, end):
             self._sum_so_far = None
             microbatches, most = lot.microbatches(), self._lots.most_batches(lot.step)
             microbatch, number = next(microbatches, None), 0
@@ -125,6 +132,7 @@ class ForeignLoops(RunState):
             require_gradient(losses)
             with current_device(losses.device):
                 total = self._guard(handed.forward.clipped_sum, losses)  # private
+                total = with_loss(total, self._plan.noisy_loss, losses, handed.forward.mask)
                 drawn = handed.microbatch.size  # private
                 if so_far is not None:
                     total, drawn = so_far[0] + total, so_far[1] + drawn
@@ -264,7 +272,7 @@ class ForeignForward:
         self._device = next(iter(parameters.values())).device
         everything = torch.ones(n_rows(microbatch.batch), dtype=torch.bool)
         mask = everything if microbatch.weights is None else microbatch.weights > 0
-        self._mask = mask.to(self._device)
+        self.mask = mask.to(self._device)
         self._intercept: Intercept | None = None
         self._stack = ExitStack()
         with ExitStack() as stack:  # leaves what was entered, should anything below fail
@@ -278,7 +286,7 @@ class ForeignForward:
 
     def _follow(self, stack: ExitStack, loss_fn: LossFn, batch: Batch) -> None:
         batch = map_tensors(lambda tensor: tensor.to(self._device), batch)
-        examples = Examples(self._model, loss_fn, batch, self._mask)
+        examples = Examples(self._model, loss_fn, batch, self.mask)
         try:
             trace = trace_for(examples)
         except Unsupported:
@@ -297,7 +305,7 @@ class ForeignForward:
         # A loop may call backward inside its autocast, where norms and factors would be bf16.
         with whole, as_written(), torch.autocast(self._device.type, enabled=False):
             if self._intercept is None:
-                return clipped_sum_of(losses, self._parameters, self.clip, self._mask)
+                return clipped_sum_of(losses, self._parameters, self.clip, self.mask)
             tape = self._intercept.tape
             with tape.emptied():
                 try:
@@ -309,7 +317,7 @@ class ForeignForward:
                         f"{error.reason}. Give no loss_fn to make_private."
                     ) from None
                 with torch.no_grad():
-                    return tape.clipped_sum(self._mask, "look")
+                    return tape.clipped_sum(self.mask, "look")
 
 
 class _HandedOut(NamedTuple):
