@@ -232,10 +232,36 @@ def test_replacing_a_user_is_refused_for_record_sampling():
     assert make_run(IDS, ledger=ledger).epsilon(delta=1e-5) > make_run(IDS).epsilon(delta=1e-5)
 
 
-def test_loops_of_others_are_refused():
-    run = make_run(IDS)
-    with pytest.raises(RuntimeError, match=r"private\.step"):
-        next(run.batches())
+def by_program(model, batch):
+    records, counts = batch
+    return losses_by_user(loss_fn, "mean", model, (records, counts))
+
+
+@pytest.mark.parametrize("combine", ["mean", "sum", "program"])
+@pytest.mark.parametrize("has_loss_fn", [True, False])
+@pytest.mark.parametrize("rows", [64, 3])
+def test_loops_of_others_take_the_same_steps(combine, has_loss_fn, rows):
+    users = Users(ids=IDS, records_per_user=20, combine=combine)
+    loss = by_program if combine == "program" else loss_fn
+    expected = make_run(users, loss=loss)
+    run = make_run(users, loss=loss if has_loss_fn else None, max_microbatch=rows)
+    for lot in expected:
+        expected.step(lot)
+    for batch in run.batches() if rows == 3 else run:
+        run._optimizer.zero_grad()
+        run.backward(loss(run._model, batch))
+        run._optimizer.step()
+    pairs = zip(run._model.parameters(), expected._model.parameters(), strict=True)
+    assert all(torch.allclose(a, b, atol=1e-9) for a, b in pairs)
+    assert run.steps_taken == 2
+
+
+def test_a_loop_that_gives_a_loss_for_each_user_is_told_so():
+    run = make_run(Users(ids=IDS, records_per_user=5))
+    batches = run.batches()
+    batch = next(batches)
+    with pytest.raises(ValueError, match="one loss"):
+        run.backward(loss_fn(run._model, batch)[:8])
 
 
 def test_slots_that_do_not_count_change_nothing():
