@@ -10,10 +10,8 @@ features and the label, plus as much normal noise again, and cut into runs whose
 geometric with mean 4: the records of one person are alike. A person has at most 8 records; others
 are left out at random. Tables: Adult income, and income in the upper half (ACS), 16,000 training
 records each; texts: Reuters, word presence hashed to 2,048 columns. The model is logistic
-regression by DP-SGD, with the same rate, steps and clip norm for all methods, and two step sizes:
-the table shows each method at its better one (by the mean over seeds, as if tuning were free), and
-says whether user-level training is above group privacy at each step size by itself. Every method
-but "record level" is (epsilon, delta)-DP for a person; "record level" is that for one record only,
+regression by DP-SGD, with the same rate, steps, clip norm and step size for all methods. Every
+method but "record level" is (epsilon, delta)-DP for a person; "record level" is that for one record only,
 and is shown for comparison. "advised" is the sampling that `advise_sampling` names from public
 facts: numbers of users and records, rate, steps, epsilon and delta.
 
@@ -38,7 +36,7 @@ import numpy as np
 EPSILONS, DELTA = (0.25, 0.5, 1.0, 2.0, 4.0), 1e-5
 MEAN, MOST = 4.0, 8  # records per person
 RATE, STEPS, CLIP = 0.02, 150, 0.5
-STEP_SIZES = (4.0, 16.0)
+STEP_SIZE = 8.0
 METHODS = ("record level", "user sampling", "record sampling", "group privacy")
 DATA = ("adult", "acs", "reuters")
 RECORDS = 16_000  # of the tables, for training
@@ -99,7 +97,7 @@ def group_noise(epsilon: float, n_steps: int) -> float:
     return tacit.calibrate(step, epsilon=one, delta=delta)
 
 
-def accuracy(task: tuple[str, str, float, float, int]) -> float:
+def accuracy(task: tuple[str, str, float, int]) -> float:
     """Return the accuracy on test records of one private run."""
     import torch
 
@@ -107,7 +105,7 @@ def accuracy(task: tuple[str, str, float, float, int]) -> float:
     from tacit.training import Users
 
     torch.set_num_threads(1)
-    name, method, epsilon, step_size, seed = task
+    name, method, epsilon, seed = task
     X, y, X_test, y_test = load(name)
     ids = persons(X, y, seed)
     users = {
@@ -124,7 +122,7 @@ def accuracy(task: tuple[str, str, float, float, int]) -> float:
     torch.manual_seed(seed)
     model = torch.nn.Linear(X.shape[1], 1)
     torch.nn.init.zeros_(model.weight)
-    optimizer = torch.optim.SGD(model.parameters(), lr=step_size)
+    optimizer = torch.optim.SGD(model.parameters(), lr=STEP_SIZE)
 
     def loss_fn(model, batch):
         x, t = batch
@@ -268,29 +266,27 @@ def all_runs(tasks, processes: int, kept: Path | None) -> dict[tuple, float]:
 
 
 def summarized(found: dict[tuple, float], data, epsilons, seeds: int):
-    """Return the rows of the table, the best means, and for each step size where users are above.
+    """Return the rows of the table and the mean accuracies.
 
-    User-level training is the sampling that public facts advise.
+    The last column is how far the sampling that public facts advise is above group privacy, with
+    the standard error of the mean of the differences over seeds.
     """
-    rows, best, above = [], {}, {size: [0, 0] for size in STEP_SIZES}
+    rows, means = [], {}
     for name in data:
         for epsilon in epsilons:
-            means = {
-                (method, size): 100 * statistics.mean(
-                    found[name, method, epsilon, size, seed] for seed in range(seeds)
-                )
-                for method in METHODS for size in STEP_SIZES
-            }  # fmt: skip
+            runs = {
+                method: [100 * found[name, method, epsilon, seed] for seed in range(seeds)]
+                for method in METHODS
+            }
             for method in METHODS:
-                best[name, method, epsilon] = max(means[method, size] for size in STEP_SIZES)
+                means[name, method, epsilon] = statistics.mean(runs[method])
             chosen = advised(name, epsilon)
-            for size in STEP_SIZES:
-                above[size][0] += means[chosen, size] > means["group privacy", size]
-                above[size][1] += 1
-            gain = best[name, chosen, epsilon] - best[name, "group privacy", epsilon]
-            shown = [f"{best[name, method, epsilon]:.2f}" for method in METHODS]
-            rows.append([name, f"{epsilon:g}", *shown, chosen, f"{gain:+.2f}"])
-    return rows, best, above
+            gains = np.subtract(runs[chosen], runs["group privacy"])
+            error = gains.std(ddof=1) / math.sqrt(seeds) if seeds > 1 else math.nan
+            shown = [f"{means[name, method, epsilon]:.2f}" for method in METHODS]
+            gain = f"{gains.mean():+.2f} ± {error:.2f}"
+            rows.append([name, f"{epsilon:g}", *shown, chosen, gain])
+    return rows, means
 
 
 def main() -> None:
@@ -304,26 +300,23 @@ def main() -> None:
     epsilons = (1.0, 4.0) if given.quick else EPSILONS
     seeds = 1 if given.quick else given.seeds
     tasks = [
-        (name, method, epsilon, size, seed)
+        (name, method, epsilon, seed)
         for name in data for seed in range(seeds) for method in METHODS for epsilon in epsilons
-        for size in STEP_SIZES
     ]  # fmt: skip
     found = all_runs(tasks, given.processes, given.runs)
     times, priced = step_times(), prices()
-    rows, best, above = summarized(found, data, epsilons, seeds)
-    is_above = all(float(row[-1]) > 0 for row in rows)
-    counts = "; ".join(f"{a} of {n} at step size {size:g}" for size, (a, n) in above.items())
-    picture = "" if given.quick else figure(best)
+    rows, means = summarized(found, data, epsilons, seeds)
+    is_above = all(float(row[-1].split()[0]) > 0 for row in rows)
+    picture = "" if given.quick else figure(means)
     results.write(
         "users",
         "Users as the unit of privacy",
         ["torch", "numpy", "scipy"],
         f"Test accuracy in percent, means of {seeds} seeds; delta {DELTA:g}, at most {MOST} "
-        f"records a person, rate {RATE:g}, {STEPS} steps, clip norm {CLIP:g}, the better of step "
-        f"sizes {STEP_SIZES[0]:g} and {STEP_SIZES[1]:g} for each method. The advised sampling is "
-        f"above group privacy everywhere: {'yes' if is_above else 'no'} ({counts}). Group privacy "
-        "is a chain of 8 neighbors at the best division of delta; it has the lots of record "
-        "sampling and more noise.",
+        f"records a person, rate {RATE:g}, {STEPS} steps, clip norm {CLIP:g}, step size "
+        f"{STEP_SIZE:g}. The advised sampling is above group privacy everywhere: "
+        f"{'yes' if is_above else 'no'}. Group privacy is a chain of {MOST} neighbors; it has the "
+        "lots of record sampling and more noise.",
         results.table(["data", "epsilon", *METHODS, "advised", "above group"], rows),
         picture,
         "Price of k records of one person: rate 0.01, 1,000 steps, noise multiplier 1, delta 1e-5. "
@@ -338,7 +331,7 @@ def main() -> None:
     )
 
 
-def figure(best: dict[tuple[str, str, float], float]) -> str:
+def figure(means: dict[tuple[str, str, float], float]) -> str:
     """Draw results/users.svg, a panel for each data set; return the Markdown that shows it."""
     import matplotlib
 
@@ -350,7 +343,7 @@ def figure(best: dict[tuple[str, str, float], float]) -> str:
         axes = drawing.add_subplot(1, len(DATA), number)
         for method in METHODS:
             axes.plot(
-                EPSILONS, [best[name, method, e] for e in EPSILONS], marker="o", markersize=3,
+                EPSILONS, [means[name, method, e] for e in EPSILONS], marker="o", markersize=3,
                 label=method,
             )  # fmt: skip
         axes.set(title=name, xscale="log", xlabel="epsilon of a person", ylabel="accuracy, %")
