@@ -11,9 +11,9 @@ geometric with mean 4: the records of one person are alike. A person has at most
 are left out at random. Tables: Adult income, and income in the upper half (ACS), 16,000 training
 records each; texts: Reuters, word presence hashed to 2,048 columns. The model is logistic
 regression by DP-SGD, with the same rate, steps, clip norm and step size for all methods. Every
-method but "record level" is (epsilon, delta)-DP for a person; "record level" is that for one record only,
-and is shown for comparison. "advised" is the sampling that `advise_sampling` names from public
-facts: numbers of users and records, rate, steps, epsilon and delta.
+method but "record level" is (epsilon, delta)-DP for a person; "record level" is that for one record
+only, and is shown for comparison. "advised" is the sampling that `advise_sampling` names from
+public facts: numbers of users and records, rate, steps, epsilon and delta.
 
 Also: the price of a mixture against dp_accounting's (if it is installed), and the time of a step.
 """
