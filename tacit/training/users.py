@@ -232,8 +232,13 @@ class UserRecords(_OfUsers):
 
     def _batch(self, indices: Indices, seed: int, width: int | None) -> Batch:
         rows, counts = self._users.slots(indices, self._most, width=width, seed=seed)
-        batch = self._inner.fetch_on_host(rows.ravel(), seed)
-        split = map_rows(lambda tensor: tensor.unflatten(0, rows.shape), batch)
+        if self.is_stored:
+            batch = self._inner.fetch_on_host(rows.ravel(), seed)
+            split = map_rows(lambda tensor: tensor.unflatten(0, rows.shape), batch)
+        else:  # the data set reads each record once, however many slots it fills
+            once, places = np.unique(rows, return_inverse=True)
+            batch = self._inner.fetch_on_host(once, seed)
+            split = _at_places(batch, places.reshape(rows.shape))
         return split, torch.from_numpy(counts)
 
 
@@ -275,13 +280,18 @@ def in_segments(batch: Batch, segments: Tensor, loss_fn: LossFn) -> tuple[Batch,
     """Return a batch of segments and its loss; rows with the same number are one segment."""
     found = RecordsOfUsers.of(segments, n_rows(batch))
     rows, counts = found.slots(np.arange(len(found)), int(found.counts.max(initial=1)))
-
-    def split(tensor: Tensor) -> Tensor:
-        places = torch.from_numpy(rows.ravel()).to(tensor.device)
-        return tensor.index_select(0, places).unflatten(0, rows.shape)
-
     mask = torch.from_numpy(counts).to(segments.device)
-    return (map_rows(split, batch), mask), partial(losses_by_user, loss_fn, "mean")
+    return (_at_places(batch, rows), mask), partial(losses_by_user, loss_fn, "mean")
+
+
+def _at_places(batch: Batch, rows: Indices) -> Batch:
+    """Return the rows of a batch whose numbers are in `rows`, in the shape of `rows`."""
+    numbers = torch.from_numpy(rows.ravel())
+
+    def taken(tensor: Tensor) -> Tensor:
+        return tensor.index_select(0, numbers.to(tensor.device)).unflatten(0, rows.shape)
+
+    return map_rows(taken, batch)
 
 
 def augment_by_user(augment: Callable[[Batch], Batch], views: int, batch: Batch) -> Batch:
