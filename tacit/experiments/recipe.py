@@ -151,6 +151,10 @@ class DataSettings(_Settings, section="data"):
     """For tuning: measure on this share of the training records instead of the test split."""
     schema: dict[str, Value] = field(default_factory=dict)
     """Declared columns of a table; see `tacit.datasets.Schema`."""
+    records_per_person: int = _setting(1, _at_least_one)
+    """Most records of each person that DP-SGD uses, if the schema has a column of type person."""
+    sampled: str = _choice("persons", "records")
+    """What lots are random samples of, if persons have several records; see docs/users.md."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -400,8 +404,7 @@ class RunSettings(_Settings, section="run"):
     """
 
     seed: int | None = _setting(None, whole)
-    """Makes sampling and noise reproducible, so the noise can be removed; default entropy of the
-    operating system."""
+    """Makes sampling and noise reproducible, so the noise can be removed; default OS entropy."""
     checkpoint_seconds: float = _setting(20.0, non_negative)
     """Most seconds of work that an interruption may lose."""
     baseline_steps: int = _setting(3000, whole)

@@ -33,7 +33,6 @@ from tacit.training.records import Microbatch
 from tacit.training.tree import (
     Batch,
     LossFn,
-    check_losses,
     current_device,
     map_tensors,
     n_rows,
@@ -108,7 +107,7 @@ class ForeignLoops(EpochLoops):
                 is_last = following is None and number >= most
                 self._hand_out(microbatch, is_last=is_last, number=number)
                 try:
-                    yield microbatch.batch
+                    yield self._lots.records.for_loop(microbatch.batch)
                     self._check_loop(mine)
                     self._check_used(lot.step, is_last=is_last)
                 finally:
@@ -119,8 +118,9 @@ class ForeignLoops(EpochLoops):
     def backward(self, losses: Tensor) -> None:
         """Add up the microbatch's clipped gradients; call this in place of `loss.backward()`.
 
-        `losses` holds one loss per example of the microbatch that was yielded last. Afterwards
-        `p.grad` is the noisy gradient, or None while microbatches of the lot are still to come.
+        `losses` holds one loss per row of the microbatch that was yielded last: per example, or per
+        record of each user. Afterwards `p.grad` is the noisy gradient, or None while microbatches
+        of the lot are still to come.
         """
         with self._one_step:
             if (handed := self._handed_out) is None:
@@ -128,7 +128,7 @@ class ForeignLoops(EpochLoops):
             self._take_back()
             so_far, self._sum_so_far = self._sum_so_far, None  # lost if anything below fails
             check_layers(self._norms)
-            check_losses(losses, n_rows(handed.microbatch.batch))
+            losses = self._lots.records.losses_of_examples(losses, handed.microbatch.batch)
             require_gradient(losses)
             with current_device(losses.device):
                 total = self._guard(handed.forward.clipped_sum, losses)  # private
@@ -213,11 +213,6 @@ class ForeignLoops(EpochLoops):
             raise RuntimeError(
                 "isolation='strict' covers private.step(batch) alone: a loop of your own computes "
                 "outside of the traced program. Use isolation='checked'."
-            )
-        if self._lots.records.of_users:
-            raise RuntimeError(
-                "users= covers private.step(batch) alone: a user's gradients are combined before "
-                "they are clipped. Use private.step, or Users(ids=..., sampled='records')."
             )
         # Random numbers that the loop draws, such as dropout, are repeated by a resumed run.
         reseed(self._lots.seed(self.steps_taken) + number, self._lots.records.device)
