@@ -12,7 +12,15 @@ from tacit.accounting.one_event import ROUND
 from tacit.accounting.pld.contour import Contours, Family
 from tacit.accounting.pld.large_losses import chernoff_if_added, has_tail, mark_losses
 from tacit.accounting.pld.lattice import Lattice, coarse_moments
-from tacit.accounting.pld.loss_laws import Law, MixedNormals, Normal, OneRelease, Sampled, Shifted
+from tacit.accounting.pld.loss_laws import (
+    Law,
+    MixedNormals,
+    Mixture,
+    Normal,
+    OneRelease,
+    Sampled,
+    Shifted,
+)
 from tacit.accounting.pld.mixed_normals import has_mixtures, mixture_epsilon
 from tacit.accounting.pld.pairs import Direction
 from tacit.accounting.pld.spread import guess_epsilon
@@ -23,7 +31,8 @@ _GOOD = 1e-5  # relative width at which a bracket is returned without trying ano
 _ENOUGH = 1e-4  # relative width at which no slower method is tried
 _CLOSE = 1e-3  # relative width at which a large lattice is not tried
 _FAIR, _FINE = 1e-4, 1e-6
-"""Relative widths at which the lattice is not refined further: for many steps, and for few."""
+"""Relative widths at which the lattice is not refined further: for many steps, and for few steps
+or laws that no other method serves."""
 _TINY = 1e-7  # width of a fair bracket that is not refined for few steps
 _FEW_STEPS = 16  # so few steps that a lattice of moderate size is precise
 _ROUGH = 1e-2  # relative error of delta that suffices to find out which direction is the worse
@@ -56,6 +65,7 @@ class DirectionPrice:
             for law, _ in direction.parts
         )
         self.is_short = direction.steps <= _FEW_STEPS
+        self.needs_lattice = any(isinstance(law, Mixture) for law, _ in direction.parts)
         self.curves: list[Contours | Lattice] = []
         self.family: Family | None = None
 
@@ -312,7 +322,8 @@ class DirectionPrice:
 
     def _is_resolved(self, answer: Bracket, points: int) -> bool:
         """Return whether no larger lattice than one of `points` needs to be tried."""
-        wanted = _FINE if self.is_short and points == _COARSE else _FAIR
+        is_fine = self.needs_lattice or (self.is_short and points == _COARSE)
+        wanted = _FINE if is_fine else _FAIR
         return answer.width <= wanted * answer.upper
 
     def _simple_epsilon(self, delta: float, _floor: float, answer: Bracket) -> Bracket:
