@@ -13,6 +13,7 @@ from tacit.accounting.pld.contour import Contours, Family
 from tacit.accounting.pld.large_losses import chernoff_if_added, has_tail, mark_losses
 from tacit.accounting.pld.lattice import Lattice, coarse_moments
 from tacit.accounting.pld.loss_laws import (
+    DoubleExponential,
     Law,
     MixedNormals,
     Mixture,
@@ -62,6 +63,10 @@ class DirectionPrice:
         # The contour method serves such laws better than a lattice.
         self.is_smooth = all(
             isinstance(law, Shifted) or (isinstance(law, Sampled) and isinstance(law.noise, Normal))
+            for law, _ in direction.parts
+        )
+        self.is_laplace = all(
+            isinstance(law, Sampled) and isinstance(law.noise, DoubleExponential)
             for law, _ in direction.parts
         )
         self.is_short = direction.steps <= _FEW_STEPS
@@ -128,6 +133,8 @@ class DirectionPrice:
         if self.direction.steps == 1:
             return _epsilon_of(self.releases[0][0], delta)
         methods = (self._contour_epsilon, self._lattice_epsilon, self._simple_epsilon)
+        if self.is_short and self.is_laplace:  # few atoms: the transform does not decay
+            methods = (self._lattice_epsilon, self._contour_epsilon, self._simple_epsilon)
         enough = _GOOD if self.is_short else _CLOSE if self.is_smooth else _ENOUGH
         if has_mixtures(self.direction):
             methods, enough = (self._mixture_epsilon, *methods), _CLOSE
@@ -200,9 +207,12 @@ class DirectionPrice:
             here, next_to = (curve.delta(x).upper for x in (guess, 0.99 * guess))
             slope = max(math.log(next_to / here) / (0.01 * guess), 1e-3 * curve.order)
             step = math.log(here / delta) / slope
+            last = guess, precision
             if slope * abs(step) < 0.2:  # in the right place, and not precise enough
                 precision *= min(max(0.5 * _ENOUGH * answer.upper / answer.width, 0.02), 0.5)
             guess = min(max(guess + step, 0.5 * guess, answer.lower), 2 * guess, answer.upper)
+            if (guess, precision) == last:
+                break
         return answer
 
     def _smoothed(self, epsilon: float, delta: float, precision: float = 1.0) -> Contours:
