@@ -137,9 +137,10 @@ def pair_from_below(event: Event, relation: Relation) -> tuple[Law, Law]:
 
     They belong to a mechanism that `event` describes. If none is known, raise `UnsupportedEvent`.
     """
-    is_sampled = isinstance(event, ev.PoissonSampled | ev.TruncatedPoissonSampled)
-    inner = event.event if is_sampled else event
-    if isinstance(inner, ev.Exponential) and not isinstance(event, ev.TruncatedPoissonSampled):
+    sampled = ev.PoissonSampled | ev.TruncatedPoissonSampled | ev.RandomAllocation
+    inner = event.event if isinstance(event, sampled) else event
+    cut = ev.TruncatedPoissonSampled | ev.RandomAllocation
+    if isinstance(inner, ev.Exponential) and not isinstance(event, cut):
         # Two options, whose utilities move by the sensitivity in opposite directions: the log odds
         # change by epsilon, from -epsilon / 2 to epsilon / 2.
         half = ev.PureDP(0.5 * float(pure_epsilon(inner, relation)) * (1 - 1e-14), 1.0)
@@ -153,6 +154,10 @@ def pair_from_below(event: Event, relation: Relation) -> tuple[Law, Law]:
         full, kept = _truncation(event, relation)
         rate = (event.rate * (1 - full) + kept * full) * (2 - _UP)
         return pair_from_below(ev.PoissonSampled(rate, inner), relation)
+    elif isinstance(event, ev.RandomAllocation) and isinstance(inner, ev.Gaussian):
+        # The sum of all releases of an epoch moves by one contribution, whichever step has it.
+        shift = gaussian_shift(inner, relation) / math.sqrt(event.steps)
+        return _same(Shifted(shift * (1 - 1e-14)))
     elif isinstance(event, ev.FixedSizeSampled) and relation is not Relation.ADD_REMOVE:
         rate = event.batch_size / event.n_records * (1 - 1e-12)
         return pair_from_below(ev.PoissonSampled(rate, event.event), relation)
