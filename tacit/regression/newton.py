@@ -468,7 +468,8 @@ class Solver:
         `doubt` is the standard deviation of what the first one may be off besides its noise,
         relative to its mean eigenvalue.
         """
-        self._use(*shrink(*combine(self.hessian, self._hessian_std, hessian, noise_std, doubt)))
+        found, std = combine(self.hessian, self._hessian_std, hessian, noise_std, doubt)
+        self._use(*shrink(found, std))
         self._solve()
 
     def add(self, gradient: Floats, noise_std: float) -> None:
@@ -602,13 +603,15 @@ def shrink(matrix: Floats, noise_std: float) -> tuple[Floats, float]:
     """Return a released matrix with its eigenvalues moved towards their mean, and its new std.
 
     Noise spreads eigenvalues, so that the smallest ones are too small and their inverses too large.
-    The rule of James & Stein 1961 takes off the share of the spread that noise explains. A matrix
-    released by `triangle` has size (size + 1) / 2 noisy entries, one of which is the trace.
+    The rule of James & Stein 1961 takes off the share of the spread that noise explains. Half of
+    this is taken off, because an interval is rather too long than too short. A matrix released by
+    `triangle` has size (size + 1) / 2 noisy entries, one of which is the trace.
     """
     size = len(matrix)
     mean = float(np.trace(matrix)) / size * np.eye(size)
     spread = float(np.sum((matrix - mean) ** 2))
-    kept = max(1 - noise_std**2 * (size * (size + 1) // 2 - 1) / max(spread, 1e-300), 0.0)
+    noise = noise_std**2 * (size * (size + 1) // 2 - 1)
+    kept = 1 - min(noise / max(spread, 1e-300), 1.0) / 2
     return mean + kept * (matrix - mean), math.sqrt(kept) * noise_std
 
 
