@@ -26,6 +26,7 @@ docs: $(DOCS)/.ready # the site, into site/; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict
 
 build/notebooks/%.ipynb: docs/tutorials/%.py $(CODE)
+	@mkdir -p $(@D)
 	OMP_NUM_THREADS=1 $(DOCS)/bin/jupytext --quiet --to ipynb --set-kernel python3 --execute --output $@ $<
 
 lint: $(READY)
