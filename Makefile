@@ -22,7 +22,7 @@ test-gpu: # with the torch of the GPU machine, not that of .venv
 	$(PYTHON) benchmarks/gpu_tests.py
 
 docs: $(DOCS)/.ready # the site, into site/; a warning is an error
-	$(MAKE) --no-print-directory -j2 $(NOTEBOOKS)
+	@$(MAKE) --no-print-directory -j2 $(NOTEBOOKS)
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict
 
 build/notebooks/%.ipynb: docs/tutorials/%.py $(CODE)

@@ -20,6 +20,7 @@ from tacit.errors import TacitError
 from tacit.events import Relation, Sequence
 from tacit.experiments import (
     AUDIT,
+    FACTS,
     RECIPE,
     Facts,
     Recipe,
@@ -165,7 +166,7 @@ def check_run(run: RunFolder) -> list[Problem]:
     if facts.ledger_head or facts.version > 1:
         try:
             with run.reopen_ledger(facts, read_only=True) as ledger:
-                problems += _ledger_problems(ledger, facts)
+                problems += _ledger_problems(ledger, facts, seal_of(read_json(run / FACTS)))
         except (TacitError, OSError) as wrong:
             problems.append(Problem(facts.ledger_file, _shown(wrong)))
         except _MALFORMED:
@@ -291,7 +292,9 @@ def _recipe_in(model: Path) -> str | None:
     return json.loads(header["__metadata__"]["tacit"])["recipe"]
 
 
-def _ledger_problems(ledger: Ledger, facts: Facts) -> Iterator[Problem]:
+def _ledger_problems(
+    ledger: Ledger, facts: Facts, expected: Mapping[str, Any]
+) -> Iterator[Problem]:  # Any: JSON values
     name = Path(facts.ledger_file).name
     ledger.verify(head=facts.ledger_head, ask_witness=False)  # its address is a stranger's
     if (ledger.unit, str(ledger.relation)) != (facts.unit, facts.relation):
@@ -299,7 +302,7 @@ def _ledger_problems(ledger: Ledger, facts: Facts) -> Iterator[Problem]:
     sealed = [json.loads(note) for _, row, note in ledger.seals() if row == facts.ledger_head]
     if facts.version == 1 and not sealed:
         return
-    if sealed != [seal_of(facts)]:
+    if sealed != [expected]:
         yield Problem(name, "its row for this run does not hold the hashes of these files")
         return
     own = set(facts.ledger_state["entries_of_run"])
