@@ -43,7 +43,8 @@ def shown_cell(cell: Any, script: Path) -> list[str]:
     """Return the Markdown of one cell and of what it printed."""
     if cell.cell_type == "markdown":
         return [cell.source]
-    return [fenced(cell.source, ".python"), *(shown_output(one, script) for one in cell.outputs)]
+    code = cell.source.replace("  # fmt: skip", "")  # for the formatter, not for readers
+    return [fenced(code, ".python"), *(shown_output(one, script) for one in cell.outputs)]
 
 
 def shown_output(output: Any, script: Path) -> str:

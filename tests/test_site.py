@@ -1,17 +1,20 @@
 """The site of the documentation: complete, and without a request to another host."""
 
 import re
+import time
 from html.parser import HTMLParser
 from importlib import import_module
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from browser import Browser, find_browser
 
 import tacit
 from tacit.cli import VERBS
 
 ROOT = Path(__file__).resolve().parents[1]
+PROGRAM = find_browser()
 SITE = ROOT / "site"
 
 
@@ -108,3 +111,24 @@ def test_every_tutorial_shows_what_its_cells_printed(site):
 def test_every_verb_of_the_command_line_is_used_on_a_page():
     pages = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs").glob("*.md"))
     assert [verb for verb in VERBS if not re.search(rf"`?tacit {verb}\b", pages)] == []
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(PROGRAM is None, reason="needs chromium or chrome, or TACIT_BROWSER")
+def test_search_finds_a_page_without_a_server(site, tmp_path):
+    found = "[...document.querySelectorAll('.md-search-result__item a')].map(a => a.href)"
+    with Browser(str(PROGRAM), tmp_path) as browser:
+        browser.open(site / "index.html", scheme="light", width=1280)
+        browser.run(
+            "document.querySelector('[data-md-toggle=search]').click();"
+            "const box = document.querySelector('.md-search__input');"
+            "box.focus(); box.value = 'banded noise';"
+            "box.dispatchEvent(new KeyboardEvent('keyup', {bubbles: true})); 0"
+        )
+        end = time.monotonic() + 30
+        while not (links := browser.run(found)) and time.monotonic() < end:
+            time.sleep(0.1)
+        assert any("correlated-noise" in str(link) or "banded" in str(link) for link in links)
+        loaded = browser.run("performance.getEntriesByType('resource').map(e => e.name)")
+        assert all(str(url).startswith(("file:", "blob:", "data:")) for url in loaded)
+        assert browser.complaints == []
