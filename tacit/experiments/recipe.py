@@ -44,15 +44,12 @@ T = TypeVar("T")
 Value = Any  # Any: TOML values
 
 SHIPPED = resources.files("tacit.experiments") / "recipes"
-_OF_DP_SGD = ("features", "model", "training", "at", "published")
-_OF_PATE = ("teachers", "answers")
-_UNUSED = {
-    "dp-sgd": (*_OF_PATE, "regression", "summary", "transfer"),
-    "pate": (*_OF_DP_SGD, "regression", "summary", "transfer"),
-    "regression": (*_OF_DP_SGD, *_OF_PATE, "summary", "transfer"),
-    "summary": (*_OF_DP_SGD, *_OF_PATE, "regression", "transfer"),
-    "transfer": (*_OF_DP_SGD, *_OF_PATE, "regression", "summary"),
+_SECTIONS = {  # that no other method reads
+    "dp-sgd": ("features", "model", "training", "at", "published"),
+    "pate": ("teachers", "answers"),
+    **{name: (name,) for name in ("regression", "summary", "transfer")},
 }
+_UNUSED = {m: [s for other in _SECTIONS if other != m for s in _SECTIONS[other]] for m in _SECTIONS}
 _DEFAULTS = {  # of [privacy]
     "dp-sgd": {"epsilon": 3.0},
     "pate": {"delta": 1e-5},
