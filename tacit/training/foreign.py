@@ -11,9 +11,11 @@ right for any model, but each example's backward runs over the whole microbatch.
 from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakMethod
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from tacit.errors import IncompatibleModel
 from tacit.training.arithmetic import Arithmetic
@@ -82,6 +84,7 @@ class ForeignLoops(EpochLoops):
         self._loop = 0  # number of the newest loop
         self._handed_out: _HandedOut | None = None
         self._sum_so_far: tuple[ClippedSum, int] | None = None
+        self._at_end: RemovableHandle | None = None
 
     def batches(self) -> Iterator[Batch]:
         """Yield microbatches for a loop that calls `backward` on each and then the optimizer.
@@ -142,6 +145,7 @@ class ForeignLoops(EpochLoops):
                     if self.steps_taken >= self._isolation.next_check:
                         self._check_isolation()
                     self._pay_and_release(total, drawn, handed.forward.clip)
+                    self._end_with_the_optimizer()
                 else:
                     self._sum_so_far = total, drawn
 
@@ -195,6 +199,23 @@ class ForeignLoops(EpochLoops):
         if loop == self._loop:  # an older loop holds nothing
             self._take_back()
             self._end_run()  # the loop goes on or is left, so the optimizer has taken its step
+            if self._at_end is not None:
+                self._at_end.remove()
+
+    def _end_with_the_optimizer(self) -> None:
+        """After the last release, end the run when the optimizer has taken its step.
+
+        A loop of another library may stop then, and keep its iterator of batches.
+        """
+        if self._mean is None or self.steps_taken < self._plan.steps:
+            return
+        end = WeakMethod(self._end_run)  # the optimizer must not keep the run alive
+
+        def after_step(*_: object) -> None:
+            if (end_run := end()) is not None:
+                end_run()
+
+        self._at_end = self._optimizer.register_step_post_hook(after_step)
 
     def _take_back(self) -> None:
         """Stop intercepting the operations of the user's loop, until the next microbatch."""
