@@ -36,11 +36,14 @@ CORRELATED = RECIPE.replace("epochs = 3", "epochs = 3\nbands = 4")
 def start(folder: Path, ranks: int, text: str = RECIPE) -> subprocess.Popen:
     recipe = folder.parent / "recipe.toml"
     recipe.write_text(text)
+    return launch(ranks, "-m", "tacit", "train", str(recipe), "--out", str(folder))
+
+
+def launch(ranks: int, *program: str) -> subprocess.Popen:
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", "0"]
     launcher += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
     return subprocess.Popen(
-        [sys.executable, *(launcher if ranks > 1 else []), "-m", "tacit", "train", str(recipe),
-         "--out", str(folder)],
+        [sys.executable, *(launcher if ranks > 1 else []), *program],
         env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
@@ -143,3 +146,11 @@ def test_a_rank_that_dies_ends_the_run_and_it_resumes(tmp_path, alone):
     assert not any(Path(f"/proc/{pid}").exists() for pid in workers), error
     run(tmp_path / "run", 2)
     check_same_run(tmp_path / "run", alone)
+
+
+@pytest.mark.parametrize("options", [[], ["--shard"]], ids=["DDP", "FSDP2"])
+def test_the_example_of_data_parallel_training_runs(options):
+    process = launch(2, str(ROOT / "examples" / "data_parallel.py"), *options)
+    out, error = process.communicate(timeout=280)
+    assert process.returncode == 0, error
+    assert out.count("epsilon 3.000 on 2 ranks") == 1
