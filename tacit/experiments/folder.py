@@ -94,17 +94,17 @@ class RunFolder:
         )
 
     @contextlib.contextmanager
-    def locked(self) -> Generator[None]:
+    def locked(self, *, patience: float = 0.0) -> Generator[None]:
         """Hold the folder, so that no other process or thread works in it during the block.
 
         The operating system releases the lock when the process ends, also if it is killed. Raises
-        `BlockingIOError` at once if someone else holds the folder.
+        `BlockingIOError` if someone else still holds the folder after `patience` seconds.
         """
         new = [p for p in (self.path, *self.path.parents) if not p.exists()]
         self.path.mkdir(parents=True, exist_ok=True)
         handle = os.open(self / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            _lock(handle)
+            _wait_for_lock(handle, time.monotonic() + patience)
             if not os.path.samestat(os.fstat(handle), os.stat(self / _LOCK)):
                 raise BlockingIOError  # its last holder removed it together with an unused folder
         except OSError:
@@ -298,6 +298,17 @@ def write_whole(path: Path, content: str | bytes, *, mode: int = 0o644) -> Path:
         Path(part).unlink(missing_ok=True)
         raise
     return path
+
+
+def _wait_for_lock(handle: int, deadline: float) -> None:
+    """Lock the open file; raise `OSError` if someone else has locked it until the deadline."""
+    while True:
+        try:
+            return _lock(handle)
+        except OSError:
+            if time.monotonic() >= deadline:
+                raise
+        time.sleep(0.05)
 
 
 def _lock(handle: int) -> None:

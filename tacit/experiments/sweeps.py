@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tacit import accounting
 from tacit._untrusted import read_json
@@ -33,6 +33,9 @@ from tacit.experiments.features import cache_folder
 from tacit.experiments.folder import RunFolder
 from tacit.experiments.pate_run import refuse_other_recipe, run_pate
 from tacit.experiments.recipe import Published, Recipe
+
+if TYPE_CHECKING:
+    from tacit.experiments.training_run import PaidRun
 
 SWEEP = "sweep.json"
 """File of a finished sweep, in its folder."""
@@ -251,28 +254,36 @@ _Work = tuple[Recipe, Path, str | Path | None, Path, list[Metric]]
 
 
 def _train_all(work: list[_Work], jobs: int) -> Iterator[Facts]:
-    """Train all runs, `jobs` at a time, and yield the facts of each run when it has finished."""
+    """Train all runs, `jobs` at a time, and yield the facts of each run when it has finished.
+
+    Several at a time: this process pays for all of them before any begins, workers take the steps,
+    and this process finishes each run. So no worker uses a ledger.
+    """
+    from tacit.experiments import training_run as runs
+
     if jobs == 1:
-        yield from map(_train_one, work)
+        for recipe, path, root, cache, twin in work:
+            yield runs.train(recipe, path, root=root, cache=cache, baseline=twin)
         return
     from joblib import Parallel, delayed
 
+    paid = [runs.pay_for_run(recipe, path, root=root, cache=cache)
+            for recipe, path, root, cache, _ in work]  # fmt: skip
     threads = max(1, (os.cpu_count() or 1) // jobs)
     pool = Parallel(n_jobs=jobs, return_as="generator_unordered")
-    for found in pool(delayed(_train_one)(item, threads) for item in work):
-        assert found is not None  # joblib's types allow for tasks without a result
-        yield found
+    for number in pool(delayed(_take_steps)(run, k, threads) for k, run in enumerate(paid)):
+        assert number is not None  # joblib's types allow for tasks without a result
+        yield runs.finish_run(paid[number], work[number][-1])
 
 
-def _train_one(item: _Work, threads: int | None = None) -> Facts:
+def _take_steps(paid: "PaidRun", number: int, threads: int) -> int:
     import torch
 
-    from tacit.experiments.training_run import train
+    from tacit.experiments.training_run import take_steps
 
-    if threads is not None:
-        torch.set_num_threads(threads)
-    recipe, path, root, cache, baseline = item
-    return train(recipe, path, root=root, cache=cache, baseline=baseline)
+    torch.set_num_threads(threads)
+    take_steps(paid)
+    return number
 
 
 def _with_siblings(folder: RunFolder, facts: dict[str, Facts]) -> dict[str, Facts]:

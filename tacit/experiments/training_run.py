@@ -59,6 +59,7 @@ from tacit.training import Key, Ranks
 
 FEATURES_KEY = "features.key"
 _CHECKPOINT = "checkpoint.pt"
+_PATIENCE = 60.0  # seconds: a process that another thread has just forked holds copies of locks
 _SUMMARIES = {
     "directions": "principal directions of the records",
     "mean": "the mean record",
@@ -123,8 +124,38 @@ def _train(
     baseline: SequenceOf[Metric] | None,
     on_progress: OnProgress | None,
     cache: Path | None,
+    *,
+    is_handed_over: bool = False,
 ) -> Facts:
     """Do what `train` says, while rank 0 holds the folder. The other ranks write no file."""
+    with _begun(recipe, folder, ranks, root, cache, is_handed_over=is_handed_over) as session:
+        if isinstance(session, Facts):
+            return session
+        session.go(on_progress or (lambda _: None))
+
+        def finish() -> Facts:
+            twin = baseline
+            if twin is None or not recipe.data.holds_public_records:
+                # Empty if the records are private.
+                twin = train_baseline(
+                    session.recipe, session.dataset, session.cache, seed=session.init
+                )
+            return session.finish(twin)
+
+        return ranks.on_first(finish)
+
+
+@contextlib.contextmanager
+def _begun(
+    recipe: Recipe,
+    folder: RunFolder,
+    ranks: Ranks,
+    root: str | Path | None,
+    cache: Path | None,
+    *,
+    is_handed_over: bool,
+) -> Iterator["Session | Facts"]:
+    """Open the ledger, check the table, and yield the session; the facts of a finished run."""
     dataset = data.load(recipe.data, root, takes_persons=True)
     recipe = recipe.filled(dataset.n_records)
     if dataset.persons is not None and summaries_of(recipe.features, 1):
@@ -142,23 +173,70 @@ def _train(
         return None
 
     if (finished := ranks.on_first(begin)) is not None:
-        return finished
+        yield finished
+        return
     budget, epsilon = _budget(recipe, dataset), recipe.privacy.budget.epsilon
     with _ledger_of(folder, recipe, budget, ranks) as ledger:
         checked = ranks.on_first(
             lambda: check_table(recipe, dataset.flags, folder, ledger, epsilon=epsilon, root=root)
         )
-        session = Session(recipe, folder, dataset, ledger, cache or cache_folder(), checked, ranks)
-        session.go(on_progress or (lambda _: None))
+        yield Session(recipe, folder, dataset, ledger, cache or cache_folder(), checked, ranks,
+                      is_handed_over=is_handed_over)  # fmt: skip
 
-        def finish() -> Facts:
-            twin = baseline
-            if twin is None or not recipe.data.holds_public_records:
-                # Empty if the records are private.
-                twin = train_baseline(recipe, dataset, session.cache, seed=session.init)
-            return session.finish(twin)
 
-        return ranks.on_first(finish)
+class PaidRun(NamedTuple):
+    """A run that is paid, so that its steps can be taken by any process that sees its folder.
+
+    `pay_for_run` and `finish_run` use the ledger; `take_steps`, which comes between them, does not.
+    """
+
+    recipe: Recipe
+    path: Path
+    root: str | Path | None
+    cache: Path
+    checked: tuple[Event, ...] = ()
+
+
+def pay_for_run(
+    recipe: Recipe, path: str | Path, *, root: str | Path | None, cache: Path
+) -> PaidRun:
+    """Prepare a run in folder `path`, and pay for all of its steps; a finished run is kept."""
+    folder = RunFolder(path)
+    with folder.locked():
+        place = folder.data_root(root) if root is None else root
+        paid = PaidRun(recipe, Path(path), place, cache)
+        with _begun(recipe, folder, Ranks(), place, cache, is_handed_over=False) as session:
+            if isinstance(session, Facts):
+                return paid
+            session.pay_whole()
+            return paid._replace(checked=session.checked)
+
+
+def take_steps(paid: PaidRun) -> None:
+    """Take the steps of a paid run; after an interruption, those after its last checkpoint."""
+    folder = RunFolder(paid.path)
+    with folder.locked(patience=_PATIENCE):
+        if folder.is_finished:
+            return
+        if not (folder / SECRET / _CHECKPOINT).is_file():
+            raise FileNotFoundError(
+                f"there is no prepared run at {paid.path} here: every worker needs the file system "
+                "of the process that started the runs."
+            )
+        dataset = data.load(paid.recipe.data, paid.root)
+        recipe = paid.recipe.filled(dataset.n_records)
+        with _counting(recipe) as ledger:
+            session = Session(recipe, folder, dataset, ledger, paid.cache, paid.checked,
+                              is_handed_over=True)  # fmt: skip
+            session.go(lambda _: None)
+
+
+def finish_run(paid: PaidRun, baseline: SequenceOf[Metric]) -> Facts:
+    """Write the model and the facts of a run whose steps were taken, and return the facts."""
+    folder = RunFolder(paid.path)
+    with folder.locked(patience=_PATIENCE):
+        return _train(paid.recipe, folder, Ranks(), paid.root, baseline, None, paid.cache,
+                      is_handed_over=True)  # fmt: skip
 
 
 def _ledger_of(
@@ -167,10 +245,13 @@ def _ledger_of(
     """Return the ledger that pays: on rank 0. The others count their steps in memory."""
     opened = ranks.on_first(lambda: folder.open_ledger(recipe, budget).close())
     assert opened is None  # it can be opened: otherwise every rank has raised
-    if ranks.rank == 0:
-        return folder.open_ledger(recipe, budget)
+    return folder.open_ledger(recipe, budget) if ranks.rank == 0 else _counting(recipe)
+
+
+def _counting(recipe: Recipe) -> Ledger:
+    """Return a ledger in memory that counts steps which another process pays for."""
     counting = Ledger(relation=Relation(recipe.privacy.relation), unit=recipe.privacy.unit)
-    counting.declare_one_record_each()  # rank 0 checks the unit of what is paid
+    counting.declare_one_record_each()  # whoever pays has checked the unit
     return counting
 
 
@@ -190,6 +271,8 @@ class Session:
     metrics: list[Metric] = field(default_factory=list)
     resumed: int = 0
     seconds: float = 0.0
+    is_handed_over: bool = False
+    """Another process has prepared the run for this one: that is no interruption."""
 
     def __post_init__(self) -> None:
         recipe, seed = self.recipe, self.recipe.run.seed
@@ -221,6 +304,11 @@ class Session:
             self._load(state)
         else:
             ranks.on_first(self._save)  # before the first payment, so that a restart has the key
+
+    def pay_whole(self) -> None:
+        """Pay for all steps at once, and save the state for the process that takes them."""
+        self.private.pay_whole()
+        self._save()
 
     def go(self, on_progress: OnProgress) -> None:
         """Take all remaining steps, and measure the model at the end of each epoch."""
@@ -422,7 +510,7 @@ class Session:
             self.loop.ema.load_state_dict(state["ema"])
         self.metrics = list(state["metrics"])
         self.seconds = state["seconds"]
-        self.resumed = state["resumed"] + 1
+        self.resumed = state["resumed"] + (not self.is_handed_over)
 
 
 def _take(folder: RunFolder, recipe: Recipe) -> None:

@@ -476,18 +476,34 @@ class RunState:
         """Return the value of each rank of a sharded model; this rank's if it is not sharded."""
         return self._ranks.gather(value) if is_sharded(self._model) else [value]
 
+    def pay_whole(self) -> None:
+        """Pay for all steps of the plan at once, such as for steps that another process takes."""
+        if ReleasedSums(self.ledger.path, self._run).turn(self._key_name()).end is not None:
+            raise ValueError(
+                "a changed restart of this run went on with fresh noise and has the rest of the "
+                "plan. Load a checkpoint of that restart."
+            )
+        reserved = self._reserve()
+        while self._paid < self._plan.steps:
+            self._paid = reserved.step()
+
     def _pay(self) -> None:
         """Pay for the next step out of the reserved plan; raise `BudgetExceeded` if that fails."""
+        reserved = self._reserve()
+        while self._paid <= self.steps_taken:
+            self._require_turn()  # before, so that no step is ticked off in vain
+            self._paid = reserved.step()
+        self._require_turn()  # and after: see `_take_fresh_key`
+
+    def _reserve(self) -> ReservedPlan:
+        """Return the plan of this run in the ledger, reserved at the first call."""
         if self._reserved is None:
             plan = self._plan
             self._reserved = reserve(
                 self.ledger, plan.training_event, steps=plan.steps, run=self._run
             )
             self._paid = self._reserved.taken
-        while self._paid <= self.steps_taken:
-            self._require_turn()  # before, so that no step is ticked off in vain
-            self._paid = self._reserved.step()
-        self._require_turn()  # and after: see `_take_fresh_key`
+        return self._reserved
 
     def _require_turn(self) -> None:
         """Raise `ValueError` if the next step belongs to another key of this run."""

@@ -30,21 +30,27 @@ checkpoint_seconds = 0.0
 """
 
 
-def start(folder: Path, ranks: int) -> subprocess.Popen:
+CORRELATED = RECIPE.replace("epochs = 3", "epochs = 3\nbands = 4")
+
+
+def start(folder: Path, ranks: int, text: str = RECIPE) -> subprocess.Popen:
     recipe = folder.parent / "recipe.toml"
-    recipe.write_text(RECIPE)
+    recipe.write_text(text)
+    return launch(ranks, "-m", "tacit", "train", str(recipe), "--out", str(folder))
+
+
+def launch(ranks: int, *program: str) -> subprocess.Popen:
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", "0"]
     launcher += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
     return subprocess.Popen(
-        [sys.executable, *(launcher if ranks > 1 else []), "-m", "tacit", "train", str(recipe),
-         "--out", str(folder)],
+        [sys.executable, *(launcher if ranks > 1 else []), *program],
         env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
 
 
-def run(folder: Path, ranks: int) -> str:
-    process = start(folder, ranks)
+def run(folder: Path, ranks: int, text: str = RECIPE) -> str:
+    process = start(folder, ranks, text)
     out, error = process.communicate(timeout=280)
     assert process.returncode == 0, error
     return out
@@ -107,14 +113,24 @@ def test_ranks_make_one_run_that_equals_that_of_one_process(tmp_path, alone, ran
 
 @pytest.mark.parametrize("numbers", [(2, 3), (3, 2), (1, 2), (3, 1)])
 def test_a_killed_run_resumes_on_another_number_of_ranks(tmp_path, alone, numbers):
-    first, second = numbers
-    process = start(tmp_path / "run", first)
-    wait_for_steps(tmp_path / "run", process, 1)
-    kill_all(process)
-    assert not RunFolder(tmp_path / "run").is_finished
-    run(tmp_path / "run", second)
-    assert RunFolder(tmp_path / "run").facts().resumed == 1
+    kill_and_resume(tmp_path / "run", *numbers)
     check_same_run(tmp_path / "run", alone)
+
+
+def test_correlated_noise_goes_on_where_a_killed_run_ended(tmp_path):
+    (tmp_path / "alone").mkdir()
+    run(tmp_path / "alone" / "run", 1, CORRELATED)
+    kill_and_resume(tmp_path / "run", 2, 3, CORRELATED)
+    check_same_run(tmp_path / "run", tmp_path / "alone" / "run")
+
+
+def kill_and_resume(folder: Path, first: int, second: int, text: str = RECIPE) -> None:
+    process = start(folder, first, text)
+    wait_for_steps(folder, process, 1)
+    kill_all(process)
+    assert not RunFolder(folder).is_finished
+    run(folder, second, text)
+    assert RunFolder(folder).facts().resumed == 1
 
 
 def test_a_rank_that_dies_ends_the_run_and_it_resumes(tmp_path, alone):
@@ -130,3 +146,11 @@ def test_a_rank_that_dies_ends_the_run_and_it_resumes(tmp_path, alone):
     assert not any(Path(f"/proc/{pid}").exists() for pid in workers), error
     run(tmp_path / "run", 2)
     check_same_run(tmp_path / "run", alone)
+
+
+@pytest.mark.parametrize("options", [[], ["--shard"]], ids=["DDP", "FSDP2"])
+def test_the_example_of_data_parallel_training_runs(options):
+    process = launch(2, str(ROOT / "examples" / "data_parallel.py"), *options)
+    out, error = process.communicate(timeout=280)
+    assert process.returncode == 0, error
+    assert out.count("epsilon 3.000 on 2 ranks") == 1

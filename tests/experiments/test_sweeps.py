@@ -1,11 +1,18 @@
 """Sweeps: every cell once, resumable, with the price of releasing all."""
 
+import functools
+import threading
+
+import joblib
 import pytest
 
-from tacit import accounting
+from tacit import Ledger, accounting
 from tacit.events import Sequence
 from tacit.experiments import Recipe, RunFolder, Sweep, sweep, train
 from tacit.experiments import training_loop as module
+from tacit.experiments.training_run import PaidRun, take_steps
+from tacit.ledger.store import Store
+from tacit.training import Private
 
 RECIPE = Recipe.parse(
     """
@@ -81,6 +88,41 @@ def test_parallel_runs_equal_serial_ones(swept, tmp_path):
     for one, other in zip(result.cells, parallel.cells, strict=True):
         assert one.accuracy == pytest.approx(other.accuracy, abs=0.01)
         assert one.spent == other.spent
+
+
+def test_the_starting_process_pays_before_workers_take_steps(swept, tmp_path, monkeypatch):
+    result, folder = swept
+    first, payers, steps = RunFolder(folder / result.cells[1].folder), set(), set()
+    monkeypatch.setattr(Store, "transaction", noting(payers, Store.transaction))
+    monkeypatch.setattr(Private, "step", noting(steps, Private.step))
+    path = tmp_path / "digits"
+    with joblib.parallel_config("threading"):
+        again = sweep(RECIPE, path, epsilons=[1], deltas=[1e-5], repeats=2, jobs=2)
+    assert payers == {threading.main_thread()}
+    assert steps
+    assert threading.main_thread() not in steps
+    found = RunFolder(path / again.cells[1].folder)
+    assert found.facts().claim == first.facts().claim
+    assert found.facts().resumed == 0
+    with Ledger(found / "run.ledger") as ledger:
+        assert [entry.kind for entry in ledger.history()] == ["plan"]
+        assert ledger.resume(1).taken == found.facts().steps
+
+
+def noting(threads, method):
+    @functools.wraps(method)
+    def noted(self, *given, **options):
+        if getattr(self, "path", "") is not None:  # not the ledger in the memory of a worker
+            threads.add(threading.current_thread())
+        return method(self, *given, **options)
+
+    return noted
+
+
+def test_a_worker_without_the_folder_of_the_run_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match="file system"):
+        take_steps(PaidRun(RECIPE, tmp_path / "nowhere", None, tmp_path))
+    assert not (tmp_path / "nowhere").exists()
 
 
 def test_an_empty_grid_is_refused(tmp_path):

@@ -128,12 +128,14 @@ def test_postgresql(reference, postgres):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_dask(reference):
     dataframe = pytest.importorskip("dask.dataframe", reason="dask is not installed")
     same_in(dataframe.from_pandas(as_pandas(TABLE), npartitions=3), reference)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_spark(reference, spark, tmp_path):
     pq.write_table(TABLE, tmp_path / "t.parquet")
     same_in(spark.read.parquet(str(tmp_path / "t.parquet")), reference)
