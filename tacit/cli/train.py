@@ -56,7 +56,7 @@ def train(
     chosen = given.recipe(recipe, epsilon=epsilon, delta=delta)
     chosen = shared.with_settings(chosen, None, training__loss_upper=loss_upper)
     folder = tables.run_folder(out, f"{chosen.name}-epsilon-{chosen.privacy.epsilon:g}")
-    if RunFolder(folder).is_finished:
+    if RunFolder(folder).is_finished and shared.rank() == 0:
         typer.echo(f"{folder} is finished; for a new run, choose another --out.", err=True)
     shared.train_and_print(
         chosen, folder, root=given.data, page=given.page, as_json=given.as_json, progress=progress

@@ -22,6 +22,7 @@ from tacit.report.signature import Verdict, judge, new_key, sign
 
 if TYPE_CHECKING:
     from tacit.report.comparison_page import write_comparison
+    from tacit.report.ledger_page import write_ledger_page
     from tacit.report.logit_page import write_logit_report
     from tacit.report.reports import write_page
     from tacit.report.study_page import cost_in_words, write_pate_sweep, write_study
@@ -48,6 +49,7 @@ __all__ = [
     "verify_run",
     "write_certificate",
     "write_comparison",
+    "write_ledger_page",
     "write_logit_report",
     "write_page",
     "write_pate_sweep",
@@ -57,6 +59,7 @@ __all__ = [
 _STUDIES = ("cost_in_words", "write_pate_sweep", "write_study")
 _HOMES: dict[str, str] = dict.fromkeys(_STUDIES, "study_page") | {
     "write_comparison": "comparison_page",
+    "write_ledger_page": "ledger_page",
     "write_logit_report": "logit_page",
     "write_page": "reports",
 }

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         WandB,
     )
     from tacit.training.clip import ClippedSum, Flat, PerGroup, PerLayer
+    from tacit.training.distributed import Ranks
     from tacit.training.ema import EMA
     from tacit.training.engines import clipped_sum
     from tacit.training.epochs import Epoch
@@ -57,6 +58,7 @@ _HOMES = {
     "PerGroup": "clip",
     "PerLayer": "clip",
     "Private": "private",
+    "Ranks": "distributed",
     "ReleasedStep": "callbacks",
     "RichProgress": "callbacks",
     "Speed": "make",
@@ -92,6 +94,7 @@ __all__ = [
     "PerGroup",
     "PerLayer",
     "Private",
+    "Ranks",
     "ReleasedStep",
     "RichProgress",
     "Speed",
