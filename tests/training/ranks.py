@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import tacit
-from tacit.training import AdaptiveClip, Banded
+from tacit.training import AdaptiveClip, Banded, NoisyLoss
 
 
 def loss_fn(model, batch):
@@ -49,13 +49,17 @@ def full(tensor):
 
 def trained(kind, **options):
     """Final weights, and every gradient that was released."""
-    private, model, _ = make(kind, **options)
+    seen = []
+    private, model, _ = make(
+        kind, noisy_loss=NoisyLoss(upper=2.0), callbacks=[seen.append], **options
+    )
     gradients = []
     for lot in private:
         private.step(lot)
         gradients.append(torch.cat([full(p.grad).flatten() for p in model.parameters()]).tolist())
     weights = torch.cat([full(p).flatten() for p in model.parameters()]).tolist()
-    return {"weights": weights, "gradients": gradients, "steps": private.steps_taken}
+    found = {"weights": weights, "gradients": gradients, "steps": private.steps_taken}
+    return found | {"losses": private.noisy_losses, "reports": len(seen)}
 
 
 def foreign(kind, **options):

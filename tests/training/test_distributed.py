@@ -70,8 +70,18 @@ def agree(one, other):
 
 
 def test_two_processes_release_what_one_does(alone, two):
-    assert two[0]["trained:plain"] == two[1]["trained:plain"]
-    agree(alone["trained:plain"], two[0]["trained:plain"])
+    first, second = (rank["trained:plain"] for rank in two)
+    assert first | {"reports": 0} == second  # callbacks are called on rank 0 alone
+    assert first["reports"] == first["steps"]
+    agree(alone["trained:plain"], first)
+
+
+@pytest.mark.parametrize("job", ["trained:plain", "trained:ddp", "trained:fsdp", "banded:plain"])
+def test_ranks_release_one_noisy_loss(alone, two, job):
+    expected = alone[f"{job.partition(':')[0]}:plain"]["losses"]
+    assert len(expected) in (5, 12)
+    for rank in two:
+        assert rank[job]["losses"] == pytest.approx(expected, rel=1e-5)
 
 
 def test_data_parallel_and_sharded_models_get_the_same_release(two):
@@ -106,7 +116,7 @@ def test_sums_are_laid_out_alike_on_every_rank(problem, monkeypatch):
     for name, value in total.sums.items():
         total.sums[name] = torch.randn(value.t().shape).t()
     before = {name: value.clone() for name, value in total.sums.items()}
-    assert ranks.pay_and_add(total, 3, private._pay, private.ledger) == 3
+    assert ranks.pay_and_add(total, 3, private._pay, private.ledger)[1] == 3
     for name, value in total.sums.items():
         assert value.is_contiguous()
         assert torch.equal(value, before[name])
