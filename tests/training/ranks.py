@@ -16,6 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 import tacit
 from tacit.training import AdaptiveClip, Banded, NoisyLoss
 
+LOSS = NoisyLoss(upper=2.0)
+
 
 def loss_fn(model, batch):
     x, y = batch
@@ -50,9 +52,7 @@ def full(tensor):
 def trained(kind, **options):
     """Final weights, and every gradient that was released."""
     seen = []
-    private, model, _ = make(
-        kind, noisy_loss=NoisyLoss(upper=2.0), callbacks=[seen.append], **options
-    )
+    private, model, _ = make(kind, callbacks=[seen.append], **options)
     gradients = []
     for lot in private:
         private.step(lot)
@@ -159,12 +159,14 @@ def shuffled_data(kind):
 
 
 MODES = {
-    "trained": lambda kind, folder: trained(kind, max_microbatch=5),
+    "trained": lambda kind, folder: trained(kind, max_microbatch=5, noisy_loss=LOSS),
     "fresh": lambda kind, folder: trained(kind, seed=None),
     "tiny": lambda kind, folder: trained(kind, batch_size=1, n_records=640, steps=40),
     "noise": lambda kind, folder: trained(kind, batch_size=1, n_records=10**8, steps=300),
     "adaptive": lambda kind, folder: trained(kind, adaptive=AdaptiveClip()),
-    "banded": lambda kind, folder: trained(kind, noise=Banded(bands=4), steps=12, max_microbatch=5),
+    "banded": lambda kind, folder: trained(
+        kind, noise=Banded(bands=4), steps=12, max_microbatch=5, noisy_loss=LOSS
+    ),
     "foreign": lambda kind, folder: foreign(kind),
     "cut": lambda kind, folder: foreign(kind, max_microbatch=2),
     "uneven": lambda kind, folder: foreign(kind, max_microbatch=2 + dist.get_rank()),
