@@ -5,6 +5,7 @@ computation in the browser. All prices are those of the run's own event with num
 """
 
 import math
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from tacit.report.figures import Figure, Role, Series
 NOISE = tuple(2 ** (k / 4) for k in range(-4, 9))  # factors on the noise: from a half to four
 STEPS = {0.5: "half the steps", 1.0: "the steps of this run", 2.0: "twice the steps"}
 _ROLES = {0.5: Role.OTHER, 1.0: Role.PRIVATE, 2.0: Role.FOURTH}
+_MOST_SECONDS = 0.5  # for one price; the page has a few dozen
 _COUNTS = {"Repeated": "count", "BandedGaussian": "steps"}  # fields that count steps, by event
 
 
@@ -78,9 +80,10 @@ class WhatIf:
 def what_if(facts: Facts) -> WhatIf | None:
     """Return the prices of a run like the one with these facts, with other noise.
 
-    None if the run has no noise multiplier, as with pure prices, or if a price is not certified. Of
-    DP-SGD, only the noise of the training steps changes; a paid evaluation stays as it is. Of a run
-    with several noise multipliers and no main one, all of them change together.
+    None if the run has no noise multiplier, as with pure prices, if a price is not certified, or if
+    one price takes more than half a second. Of DP-SGD, only the noise of the training steps
+    changes; a paid evaluation stays as it is. Of a run with several noise multipliers and no main
+    one, all of them change together.
     """
     main = facts.hyperparameters.get("noise_multiplier")
     every = _multipliers(facts.event)
@@ -92,6 +95,10 @@ def what_if(facts: Facts) -> WhatIf | None:
     has_steps = main is not None and changed(facts.event, 1.0, 2.0) != facts.event
     factors = [f for f in STEPS if has_steps or f == 1.0]
     try:
+        began = time.process_time()
+        _price(facts, changed(facts.event, NOISE[0], 1.0))
+        if time.process_time() - began > _MOST_SECONDS:
+            return None
         rows = [
             tuple(_price(facts, changed(facts.event, noise, steps)) for noise in NOISE)
             for steps in factors

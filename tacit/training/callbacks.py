@@ -10,6 +10,7 @@ libraries of these names. A library is imported when its callback is made, if at
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from os import PathLike
 from typing import Any, Protocol
 
@@ -136,8 +137,7 @@ class MLflow(_Tracker):
     """Logs the numbers of every step to MLflow's active run, or to the run with `run_id`."""
 
     def __init__(self, *, run_id: str | None = None, every: int = 1) -> None:
-        import mlflow
-
+        mlflow = import_module("mlflow")  # not a dependency of tacit
         options = {} if run_id is None else {"run_id": run_id}
         super().__init__(
             lambda metrics, step: mlflow.log_metrics(dict(metrics), step=step, **options), every

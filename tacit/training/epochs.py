@@ -10,7 +10,7 @@ import math
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tacit import accounting
 from tacit.events import Sequence as EventSequence
@@ -173,17 +173,15 @@ class StepReports:
     def __init__(
         self, plan: TrainingPlan, callbacks: Sequence[Callback], *, delta: float | None
     ) -> None:
-        for callback in callbacks:
-            if not callable(callback):
-                raise TypeError(
-                    "callbacks must be functions of one tacit.training.ReleasedStep, got "
-                    f"{type(callback).__name__}."
-                )
+        if callable(callbacks) or not all(map(callable, callbacks)):
+            raise TypeError(
+                "callbacks must be a list of functions of one tacit.training.ReleasedStep."
+            )
         self.plan = plan
         self.callbacks = tuple(callbacks)
         self.delta = delta
         self.losses: list[float] = []
-        self._of_epoch: list[tuple[float, float]] = []  # losses and deviations, since it began
+        self._of_epoch = _EpochLoss(0, 0, 0.0, 0.0)
 
     def release_loss(self, total: int, *, noise: NoisyMean, step: int) -> None:
         """Release the noisy mean loss of `step`, which is paid together with its gradient."""
@@ -197,17 +195,16 @@ class StepReports:
         }
         loss = plan.noisy_loss.release(total, noise=noise, step=step, **setting)
         self.losses.append(loss)
-        if step == epoch_bounds(plan, step)[0]:
-            self._of_epoch.clear()
-        self._of_epoch.append((loss, plan.noisy_loss.noise_std(**setting)))
+        is_new = step == epoch_bounds(plan, step)[0] or step != self._of_epoch.next_step
+        before = _EpochLoss(step, 0, 0.0, 0.0) if is_new else self._of_epoch
+        self._of_epoch = before.with_loss(loss, plan.noisy_loss.noise_std(**setting))
 
     def released(
         self, step: int, clip_norms: tuple[float, ...], epsilon: float | None
     ) -> ReleasedStep:
         """Return the record of `step`, made of the plan and of released numbers."""
         plan, number = self.plan, int(step // self.plan.steps_per_epoch)
-        of_epoch, n = self._of_epoch, max(1, len(self._of_epoch))
-        last = of_epoch[-1] if of_epoch else (None, None)
+        so_far, has_loss = self._of_epoch, plan.noisy_loss is not None
         return ReleasedStep(
             step=step + 1,
             steps=plan.steps,
@@ -218,11 +215,26 @@ class StepReports:
             clip_norms=clip_norms,
             delta=self.delta,
             epsilon=epsilon,
-            loss=last[0],
-            loss_std=last[1],
-            epoch_loss=sum(loss for loss, _ in of_epoch) / n if of_epoch else None,
-            epoch_loss_std=math.hypot(*(std for _, std in of_epoch)) / n if of_epoch else None,
+            loss=self.losses[-1] if has_loss else None,
+            loss_std=so_far.last_std if has_loss else None,
+            epoch_loss=so_far.total / so_far.count if has_loss else None,
+            epoch_loss_std=math.sqrt(so_far.variance) / so_far.count if has_loss else None,
         )
+
+
+class _EpochLoss(NamedTuple):
+    """The noisy losses of consecutive steps of one epoch, added up."""
+
+    next_step: int
+    count: int
+    total: float
+    variance: float
+    last_std: float = 0.0
+
+    def with_loss(self, loss: float, std: float) -> "_EpochLoss":
+        """Return the sums with one more loss, whose noise has the standard deviation `std`."""
+        added = self.total + loss, self.variance + std**2
+        return _EpochLoss(self.next_step + 1, self.count + 1, *added, std)
 
 
 def epoch_at(run: "Private", step: int) -> Epoch:

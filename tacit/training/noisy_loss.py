@@ -62,10 +62,10 @@ class NoisyLoss:
 
     def __post_init__(self) -> None:
         in_open_unit(share=self.share)
-        if not (math.isfinite(self.lower) and math.isfinite(self.upper)):
-            raise ValueError(f"upper and lower must be finite, got {self.upper} and {self.lower}.")
-        if not self.lower < self.upper:
-            raise ValueError(f"upper must be above lower, got {self.upper} and {self.lower}.")
+        if not 0 < self.upper - self.lower < math.inf:  # also refuses NaN
+            raise ValueError(
+                f"upper must be above lower, by a finite number, got {self.upper} and {self.lower}."
+            )
 
     @property
     def gradient_factor(self) -> float:

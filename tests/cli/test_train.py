@@ -31,9 +31,15 @@ def test_json_is_one_object_and_a_finished_run_is_only_reported(recipe):
 
 def test_settings_are_changed_from_the_command_line(recipe, tmp_path):
     arguments = ("--set", "training.epochs=2", "--set", "data.name=digits", "--seed", "4")
+    arguments += ("--loss-upper", "4.6", "--no-progress")
     result = run("train", recipe, "--out", "here", "--no-page", "--json", *arguments)
     assert json.loads(result.stdout)["steps"] == 8
     assert "seed = 4" in (tmp_path / "here" / "recipe.toml").read_text()
+    lines = (tmp_path / "here" / "metrics.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    assert [0 < row["training_loss_std"] < 1 for row in rows] == [True, True]
+    released = json.loads((tmp_path / "here" / "facts.json").read_text())["released"]
+    assert "the mean training loss of each step, clipped to 4.6" in released
 
 
 def test_a_run_folder_can_be_named_to_go_on(recipe):

@@ -35,7 +35,7 @@ def test_figures_are_drawn_and_the_console_stays_empty(browser, page, scheme, wi
     lengths = browser.run(
         f"{FIGURES}.map(f => [...f.querySelectorAll('polyline')].map(p => p.getTotalLength()))"
     )
-    assert [len(lines) for lines in lengths] == [2, 1]
+    assert [len(lines) for lines in lengths] == [2, 1, 3]
     assert all(length > 100 for lines in lengths for length in lines)
     for box in browser.run(f"{FIGURES}.map(f => f.getBoundingClientRect().toJSON())"):
         assert box["width"] > 0.7 * min(width, 900)
@@ -72,7 +72,7 @@ def test_every_figure_link_and_table_is_reached_by_the_keyboard(browser, page):
         ".map((e, i) => (e.dataset.n = i, i))"
     )
     reached = []
-    for _ in range(len(wanted) + 2):
+    for _ in range(len(wanted) + 4):  # with the two controls of prices
         browser.press("Tab")
         reached.append(browser.run("document.activeElement.dataset.n"))
     assert [int(n) for n in reached if n is not None][: len(wanted)] == wanted, "in reading order"
@@ -149,4 +149,20 @@ def test_a_surface_is_drawn_with_its_paths(browser, tmp_path):
         "private: (0.1, 0.2)",
         "ordinary: (0, 0)",
     ]
+    assert browser.complaints == []
+
+
+def test_the_control_of_prices_says_the_price_of_other_noise(browser, page):
+    browser.open(page, scheme="light", width=PHONE)
+    said = "document.querySelector('form.what-if output').textContent"
+    before = browser.run(said)
+    assert before.startswith("noise multiplier 1.3, the steps of this run: epsilon")
+    browser.run("document.querySelector('form.what-if input').focus()")
+    browser.press("ArrowRight")
+    assert browser.run(said).startswith("noise multiplier 1.55, the steps of this run: epsilon")
+    browser.run(
+        "s = document.querySelector('form.what-if select'); s.value = '2';"
+        "s.dispatchEvent(new Event('input', {bubbles: true}))"
+    )
+    assert "twice the steps: epsilon" in browser.run(said)
     assert browser.complaints == []

@@ -14,8 +14,9 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import tacit
-from tacit.training import AdaptiveClip, Banded, Users
+from tacit.training import AdaptiveClip, Banded, NoisyLoss, Users
 
+LOSS = NoisyLoss(upper=2.0)
 USERS = {"users": Users(ids=[i * i % 23 for i in range(64)]), "batch_size": 5}
 
 
@@ -51,13 +52,17 @@ def full(tensor):
 
 def trained(kind, **options):
     """Final weights, and every gradient that was released."""
-    private, model, _ = make(kind, **options)
+    seen = []
+    private, model, _ = make(kind, callbacks=[seen.append], **options)
     gradients = []
     for lot in private:
         private.step(lot)
         gradients.append(torch.cat([full(p.grad).flatten() for p in model.parameters()]).tolist())
     weights = torch.cat([full(p).flatten() for p in model.parameters()]).tolist()
-    return {"weights": weights, "gradients": gradients, "steps": private.steps_taken}
+    found = {"weights": weights, "gradients": gradients, "steps": private.steps_taken}
+    is_first = not dist.is_initialized() or dist.get_rank() == 0  # it alone calls callbacks
+    is_reported = len(seen) == (private.steps_taken if is_first else 0)
+    return found | {"losses": private.noisy_losses, "is_reported": is_reported}
 
 
 def foreign(kind, **options):
@@ -167,12 +172,14 @@ def other_users(kind):
 
 
 MODES = {
-    "trained": lambda kind, folder: trained(kind, max_microbatch=5),
+    "trained": lambda kind, folder: trained(kind, max_microbatch=5, noisy_loss=LOSS),
     "fresh": lambda kind, folder: trained(kind, seed=None),
     "tiny": lambda kind, folder: trained(kind, batch_size=1, n_records=640, steps=40),
     "noise": lambda kind, folder: trained(kind, batch_size=1, n_records=10**8, steps=300),
     "adaptive": lambda kind, folder: trained(kind, adaptive=AdaptiveClip()),
-    "banded": lambda kind, folder: trained(kind, noise=Banded(bands=4), steps=12, max_microbatch=5),
+    "banded": lambda kind, folder: trained(
+        kind, noise=Banded(bands=4), steps=12, max_microbatch=5, noisy_loss=LOSS
+    ),
     "foreign": lambda kind, folder: foreign(kind),
     "cut": lambda kind, folder: foreign(kind, max_microbatch=2),
     "users": lambda kind, folder: trained(kind, **USERS, max_microbatch=2),

@@ -97,8 +97,9 @@ def test_an_error_of_a_callback_leaves_the_run_as_it_is_after_the_step(problem):
 
 
 def test_what_is_no_function_is_refused(problem):
-    with pytest.raises(TypeError, match="callbacks must be functions"):
-        problem(callbacks=["tensorboard"], check=False)
+    for wrong in (["tensorboard"], print):
+        with pytest.raises(TypeError, match="callbacks must be a list of functions"):
+            problem(callbacks=wrong, check=False)
 
 
 def test_a_callback_cannot_take_a_step(problem):

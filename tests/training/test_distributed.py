@@ -78,6 +78,15 @@ def test_two_processes_release_what_one_does(alone, two):
     agree(alone["trained:plain"], two[0]["trained:plain"])
 
 
+@pytest.mark.parametrize("job", ["trained:plain", "trained:ddp", "trained:fsdp", "banded:plain"])
+def test_ranks_release_one_noisy_loss(alone, two, job):
+    expected = alone[f"{job.partition(':')[0]}:plain"]["losses"]
+    assert len(expected) in (5, 12)
+    for rank in two:
+        assert rank[job]["losses"] == pytest.approx(expected, rel=1e-5)
+        assert rank[job]["is_reported"]
+
+
 def test_data_parallel_and_sharded_models_get_the_same_release(two):
     agree(two[0]["trained:plain"], two[0]["trained:ddp"])
     agree(two[0]["trained:ddp"], two[1]["trained:fsdp"])
@@ -120,7 +129,7 @@ def test_sums_are_laid_out_alike_on_every_rank(problem, monkeypatch):
     for name, value in total.sums.items():
         total.sums[name] = torch.randn(value.t().shape).t()
     before = {name: value.clone() for name, value in total.sums.items()}
-    assert ranks.pay_and_add(total, 3, private._pay, private.ledger) == 3
+    assert ranks.pay_and_add(total, 3, private._pay, private.ledger)[1] == 3
     for name, value in total.sums.items():
         assert value.is_contiguous()
         assert torch.equal(value, before[name])

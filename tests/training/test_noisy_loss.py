@@ -212,6 +212,7 @@ def test_a_repeated_step_releases_the_same_loss_or_is_refused(problem, tmp_path)
         ({"upper": 0.0}, ValueError),
         ({"upper": math.inf}, ValueError),
         ({"upper": math.nan}, ValueError),
+        ({"upper": 1e308, "lower": -1e308}, ValueError),
         ({"upper": 1.0, "share": 1.0}, ValueError),
         ({"upper": 1.0, "share": 0.0}, ValueError),
     ],
