@@ -301,7 +301,7 @@ def main() -> None:
     seeds = 1 if given.quick else given.seeds
     tasks = [
         (name, method, epsilon, seed)
-        for name in data for seed in range(seeds) for method in METHODS for epsilon in epsilons
+        for seed in range(seeds) for name in data for method in METHODS for epsilon in epsilons
     ]  # fmt: skip
     found = all_runs(tasks, given.processes, given.runs)
     times, priced = step_times(), prices()
