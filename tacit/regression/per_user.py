@@ -6,7 +6,7 @@ times as much (`tacit.accounting.for_group`, which prices that exactly), and giv
 largest epsilon for a record at which a user with k records costs the epsilon that was asked for.
 """
 
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator
@@ -16,10 +16,12 @@ from tacit._users import RecordsOfUsers
 from tacit.accounting import epsilon as price
 from tacit.accounting import for_group
 from tacit.errors import UnsupportedEvent
-from tacit.events import Event, Relation
+from tacit.events import Event, PureDP, Relation, Sequence
 from tacit.ledger import Entry, Ledger
+from tacit.summaries import choose_bound
 
 _HALVINGS = 12  # of the range of epsilons for a record
+_FOR_BOUND = 0.1  # share of epsilon that choosing the bound costs
 _LEAST = 64  # an epsilon of a record below epsilon / (k times this) is not tried
 
 
@@ -33,10 +35,13 @@ class PerUser(BaseEstimator):
         `ledger`, if there is one, must count users, and its relation must be "add_remove".
     records_per_user
         k: most records of one user that are used; others are left out, chosen at random. A public
-        number; `tacit.summaries.choose_bound` finds one privately.
+        number, or "private": then a tenth of epsilon goes to `tacit.summaries.choose_bound`, which
+        finds a k that about nine in ten users do not exceed.
 
     Attributes
     ----------
+    records_per_user_
+        k, as given or as chosen.
     estimator_
         The fitted estimator.
     event_
@@ -54,13 +59,14 @@ class PerUser(BaseEstimator):
     (2,)
     """
 
-    def __init__(self, estimator: Any = None, records_per_user: int = 4) -> None:
+    def __init__(
+        self, estimator: Any = None, records_per_user: int | Literal["private"] = 4
+    ) -> None:
         self.estimator = estimator
         self.records_per_user = records_per_user
 
     def fit(self, X: Any, y: Any, *, users: Any) -> Self:
         """Fit the estimator to the records of `users`, the id of a user for each record."""
-        most = whole(records_per_user=self.records_per_user, least=1)
         ledger: Ledger | None = self.estimator.ledger
         if ledger is not None:
             ledger.require_unit(is_user=True)
@@ -69,14 +75,22 @@ class PerUser(BaseEstimator):
                 "the price of replacing a user with several records is not known. Use "
                 "relation='add_remove'."
             )
+        wanted = positive(epsilon=self.estimator.epsilon)
+        most, spent = self.records_per_user, 0.0
+        if most == "private":
+            spent = _FOR_BOUND * wanted
+            most = choose_bound(users, epsilon=spent, ledger=ledger, rng=self._seed())
+        most = whole(records_per_user=most, least=1)
         kept = RecordsOfUsers.of(users, len(y)).kept(most)
         table = X.iloc[kept] if hasattr(X, "iloc") else X[kept]
         targets = y.iloc[kept] if hasattr(y, "iloc") else np.asarray(y)[kept]
-        epsilon = self._epsilon_of_record(table, targets, most)
+        epsilon = self._epsilon_of_record(table, targets, most, wanted - spent)
         payer = _Payer(ledger, most)
         self.estimator_ = self._with(epsilon, payer).fit(table, targets)
         self.estimator_.ledger = None  # its events are those of a record
-        self.event_ = payer.event
+        assert payer.event is not None  # every estimator pays before it releases
+        self.event_ = Sequence((PureDP(spent), payer.event)) if spent else payer.event
+        self.records_per_user_ = most
         return self
 
     def predict(self, X: Any) -> Any:
@@ -87,18 +101,24 @@ class PerUser(BaseEstimator):
         """Return the score of the fitted estimator."""
         return self.estimator_.score(X, y)
 
+    def _seed(self) -> int | None:
+        """Return a seed for the choice of the bound that the estimator does not use itself."""
+        if self.estimator.random_state is None:
+            return None
+        return int(self.estimator._generator().integers(2**31))
+
     def _with(self, epsilon: float, ledger: Any) -> Any:
         """Return an unfitted copy of the estimator at another epsilon, which pays to `ledger`."""
         plain = {**self.estimator.get_params(deep=False), "epsilon": epsilon, "ledger": ledger}
         return type(self.estimator)(**plain)
 
-    def _epsilon_of_record(self, X: Any, y: Any, most: int) -> float:
-        """Return the largest epsilon of a record, about, at which a user costs what was asked.
+    def _epsilon_of_record(self, X: Any, y: Any, most: int, wanted: float) -> float:
+        """Return the largest epsilon of a record, about, at which a user costs `wanted`.
 
         The event that the estimator pays for depends on public facts alone. It is found by fitting
         up to the payment, which comes before any release.
         """
-        wanted, delta = positive(epsilon=self.estimator.epsilon), self.estimator.delta or 0.0
+        delta = self.estimator.delta or 0.0
         if most == 1:
             return wanted
 
